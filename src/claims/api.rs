@@ -1,4 +1,4 @@
-//! The requests to the API server (kubelet: `ResourceClaims().Get`, `ResourceSlices().DeleteCollection`).
+//! The requests to the API server (Go: `ResourceClaims().Get`, `ResourceSlices().DeleteCollection`).
 
 use std::time::Duration;
 

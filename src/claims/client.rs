@@ -1,13 +1,13 @@
-//! Calls to one instance of a driver (kubelet: pkg/kubelet/cm/dra/plugin/dra_plugin.go).
+//! Calls to one instance of a driver (Go: pkg/kubelet/cm/dra/plugin/dra_plugin.go).
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use super::answer::{self, Prepared, Unprepared};
 use super::drivers::Service;
 use super::health::{self, Health, Report};
 use super::info::{ClaimRef, Device};
 use super::manager::Driver;
+use super::response::{self, PrepareResults, UnprepareResults};
 use crate::model::metrics;
 use crate::transport::generated::{dra, drahealth, from_bytes, methods};
 use crate::transport::grpc::{CallError, Channel, Incoming, Unary};
@@ -62,10 +62,10 @@ impl Client {
         claims: &[ClaimRef],
         stop: &StopToken,
     ) -> Result<Resp, String> {
-        let claim = |one: &ClaimRef| dra::ClaimId {
-            namespace: one.key.namespace.clone(),
-            uid: one.uid.clone(),
-            name: one.key.name.clone(),
+        let claim = |claim: &ClaimRef| dra::ClaimId {
+            namespace: claim.key.namespace.clone(),
+            uid: claim.uid.clone(),
+            name: claim.key.name.clone(),
             ..Default::default()
         };
         let request = dra::ClaimsRequest { claims: claims.iter().map(claim).collect(), ..Default::default() };
@@ -89,29 +89,29 @@ impl Client {
 }
 
 impl Driver for Client {
-    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Prepared, String> {
+    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<PrepareResults, String> {
         let method = match self.service {
             Service::V1 => &methods::NODE_PREPARE_RESOURCES,
             Service::V1beta1 => &*PREPARE_V1BETA1,
         };
         let found = self.call(method, claims, stop)?;
-        let result = |one: dra::PrepareResult| match one.error.is_empty() {
-            true => devices(&one.devices),
-            false => Err(one.error),
+        let result = |result: dra::PrepareResult| match result.error.is_empty() {
+            true => devices(&result.devices),
+            false => Err(result.error),
         };
-        // One more than was requested is enough to see that the answer is wrong.
+        // One more than was requested is enough to see that the response is wrong.
         let found = found.claims.into_iter().take(claims.len() + 1);
-        Ok(found.map(|(uid, one)| (uid, result(one))).collect())
+        Ok(found.map(|(uid, outcome)| (uid, result(outcome))).collect())
     }
 
-    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Unprepared, String> {
+    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<UnprepareResults, String> {
         let method = match self.service {
             Service::V1 => &methods::NODE_UNPREPARE_RESOURCES,
             Service::V1beta1 => &*UNPREPARE_V1BETA1,
         };
         let found = self.call(method, claims, stop)?.claims.into_iter().take(claims.len() + 1);
         let result = |error: String| if error.is_empty() { Ok(()) } else { Err(error) };
-        Ok(found.map(|(uid, one)| (uid, result(one.error))).collect())
+        Ok(found.map(|(uid, outcome)| (uid, result(outcome.error))).collect())
     }
 
     fn is_connected(&self) -> bool {
@@ -121,16 +121,16 @@ impl Driver for Client {
 
 fn devices(messages: &[Vec<u8>]) -> Result<Vec<Device>, String> {
     let device = |bytes: &Vec<u8>| {
-        let one: dra::PreparedDevice = from_bytes(bytes)?;
+        let device: dra::PreparedDevice = from_bytes(bytes)?;
         Some(Device {
-            pool: one.pool_name,
-            name: one.device_name,
-            share_id: one.share_id,
-            requests: one.request_names,
-            cdi_ids: one.cdi_device_ids,
+            pool: device.pool_name,
+            name: device.device_name,
+            share_id: device.share_id,
+            requests: device.request_names,
+            cdi_ids: device.cdi_device_ids,
         })
     };
-    let found = messages.iter().take(answer::MOST_DEVICES + 1).map(device);
+    let found = messages.iter().take(response::MOST_DEVICES + 1).map(device);
     found.collect::<Option<_>>().ok_or_else(|| "a device of the answer cannot be read".to_owned())
 }
 
@@ -152,17 +152,17 @@ impl Reports {
     }
 }
 
-fn report(one: drahealth::DeviceReport) -> Report {
-    let device = one.device.into_option().unwrap_or_default();
+fn report(report: drahealth::DeviceReport) -> Report {
+    let device = report.device.into_option().unwrap_or_default();
     Report {
         pool: device.pool_name,
         device: device.device_name,
-        health: match one.health.enum_value_or_default() {
+        health: match report.health.enum_value_or_default() {
             drahealth::HealthStatus::HEALTHY => Health::Healthy,
             drahealth::HealthStatus::UNHEALTHY => Health::Unhealthy,
             drahealth::HealthStatus::UNKNOWN => Health::Unknown,
         },
-        limit_seconds: one.health_check_timeout_seconds,
-        message: one.message,
+        limit_seconds: report.health_check_timeout_seconds,
+        message: report.message,
     }
 }

@@ -1,4 +1,4 @@
-//! The registered drivers and their instances (pure; kubelet:
+//! The registered drivers and their instances (pure; Go:
 //! pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go).
 //!
 //! A driver may have several instances for a while, during an update. The newest one that is
@@ -40,11 +40,12 @@ impl Service {
 /// # Errors
 /// The text for the driver, which is upstream's.
 pub(super) fn choose(driver: &str, endpoint: &str, offered: &[String]) -> Result<Service, String> {
-    let why = if offered.is_empty() {
+    let reason = if offered.is_empty() {
         "empty list of supported gRPC services (aka supported versions)".to_owned()
     } else {
         // DIFFERS: the newest one, where upstream takes the first that the driver names.
-        let known = Service::ALL.into_iter().find(|one| offered.iter().any(|name| name == one.as_str()));
+        let known =
+            Service::ALL.into_iter().find(|service| offered.iter().any(|name| name == service.as_str()));
         if let Some(service) = known {
             return Ok(service);
         }
@@ -55,7 +56,7 @@ pub(super) fn choose(driver: &str, endpoint: &str, offered: &[String]) -> Result
         )
     };
     Err(format!(
-        "invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: {why}"
+        "invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: {reason}"
     ))
 }
 
@@ -111,7 +112,7 @@ impl<C: Clone> Drivers<C> {
         client: impl FnOnce() -> Result<C, String>,
     ) -> Result<(), String> {
         let known = self.by_name.get(driver).map(Vec::as_slice).unwrap_or_default();
-        if known.iter().any(|one| one.endpoint == endpoint) {
+        if known.iter().any(|instance| instance.endpoint == endpoint) {
             return Err(format!("endpoint {endpoint} already registered for DRA driver plugin {driver}"));
         }
         let too_many_names = self.names.len() >= MOST_NAMES && !self.names.contains(driver);
@@ -128,8 +129,8 @@ impl<C: Clone> Drivers<C> {
     /// Removes an instance, and returns its client.
     pub fn remove(&mut self, driver: &str, endpoint: &str) -> Option<C> {
         let known = self.by_name.get_mut(driver)?;
-        let place = known.iter().position(|one| one.endpoint == endpoint)?;
-        let instance = known.remove(place);
+        let position = known.iter().position(|instance| instance.endpoint == endpoint)?;
+        let instance = known.remove(position);
         if known.is_empty() {
             self.by_name.remove(driver);
         }
@@ -138,7 +139,7 @@ impl<C: Clone> Drivers<C> {
 
     /// Whether an instance of the driver is connected.
     pub fn is_usable(&self, driver: &str, is_connected: impl Fn(&C) -> bool) -> bool {
-        self.by_name.get(driver).into_iter().flatten().any(|one| is_connected(&one.client))
+        self.by_name.get(driver).into_iter().flatten().any(|instance| is_connected(&instance.client))
     }
 
     /// The client of the instance to call.
@@ -150,8 +151,10 @@ impl<C: Clone> Drivers<C> {
             return Err("DRA driver name is empty".to_owned());
         }
         let known = self.by_name.get(driver).map(Vec::as_slice).unwrap_or_default();
-        let newest = known.iter().rev().find(|one| is_connected(&one.client)).or(known.last());
-        newest.map(|one| one.client.clone()).ok_or_else(|| format!("DRA driver {driver} is not registered"))
+        let newest = known.iter().rev().find(|instance| is_connected(&instance.client)).or(known.last());
+        newest
+            .map(|instance| instance.client.clone())
+            .ok_or_else(|| format!("DRA driver {driver} is not registered"))
     }
 
     /// The registered drivers, with the endpoints and clients of their instances.
@@ -159,7 +162,7 @@ impl<C: Clone> Drivers<C> {
     fn list(&self) -> impl Iterator<Item = (&str, &str, &C)> {
         let all = self.by_name.iter();
         all.flat_map(|(name, known)| {
-            known.iter().map(move |one| (name.as_str(), one.endpoint.as_str(), &one.client))
+            known.iter().map(move |instance| (name.as_str(), instance.endpoint.as_str(), &instance.client))
         })
     }
 }
@@ -213,7 +216,7 @@ mod tests {
             Err("endpoint /1 already registered for DRA driver plugin d".to_owned())
         );
         assert_eq!((drivers.get("d", none), drivers.is_usable("d", none)), (Ok(2), false));
-        let old = |one: &i32| *one == 1;
+        let old = |client: &i32| *client == 1;
         assert_eq!((drivers.get("d", old), drivers.is_usable("d", old)), (Ok(1), true));
         assert_eq!(drivers.get("d", |_| true), Ok(2));
         assert_eq!(drivers.list().collect::<Vec<_>>(), [("d", "/1", &1), ("d", "/2", &2)]);

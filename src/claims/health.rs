@@ -1,4 +1,4 @@
-//! What drivers say about the health of their devices (pure; kubelet:
+//! What drivers say about the health of their devices (pure; Go:
 //! pkg/kubelet/cm/dra/healthinfo.go), and its text in `dra_health_state`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::books::Books;
 use super::info::{ClaimKey, Device};
 use super::names;
+use super::state::ClaimState;
 use crate::model::api::{Container, ResourceHealth, ResourceStatus};
 use crate::model::pod::Pod;
 
@@ -65,18 +65,18 @@ pub struct Report {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Known {
+struct KnownHealth {
     health: Health,
     message: String,
     limit: Duration,
     /// When it was reported, on both clocks: one for the age, one for the file.
-    at: Instant,
+    reported_at: Instant,
     on: Timestamp,
 }
 
-impl Known {
+impl KnownHealth {
     fn is_fresh(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.at) <= self.limit
+        now.saturating_duration_since(self.reported_at) <= self.limit
     }
 }
 
@@ -86,7 +86,7 @@ type DeviceKey = (String, String);
 /// The reports of all drivers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct HealthCache {
-    drivers: BTreeMap<String, BTreeMap<DeviceKey, Known>>,
+    drivers: BTreeMap<String, BTreeMap<DeviceKey, KnownHealth>>,
     /// The instance of each driver that reported last.
     reporters: BTreeMap<String, String>,
 }
@@ -119,19 +119,19 @@ impl HealthCache {
     /// When the text is not in this format.
     pub fn read(text: &str, now: Instant, on: Timestamp) -> serde_json::Result<HealthCache> {
         let stored: BTreeMap<String, StoredDriver> = serde_json::from_str(text)?;
-        let device = |one: StoredDevice| {
+        let device = |stored: StoredDevice| {
             // A report from the future is of an unknown age.
-            let age = Duration::try_from(on.duration_since(one.last_updated)).ok()?;
-            let nanos = u64::try_from(one.health_check_timeout).unwrap_or(0);
+            let age = Duration::try_from(on.duration_since(stored.last_updated)).ok()?;
+            let nanos = u64::try_from(stored.health_check_timeout).unwrap_or(0);
             let limit = limit_of(Duration::from_nanos(nanos));
-            let known = Known {
-                health: one.health,
-                message: cut(&one.message),
+            let known = KnownHealth {
+                health: stored.health,
+                message: cut(&stored.message),
                 limit,
-                at: now.checked_sub(age).filter(|_| age <= limit)?,
-                on: one.last_updated,
+                reported_at: now.checked_sub(age).filter(|_| age <= limit)?,
+                on: stored.last_updated,
             };
-            Some(((one.pool_name, one.device_name), known))
+            Some(((stored.pool_name, stored.device_name), known))
         };
         let driver = |(name, driver): (String, StoredDriver)| {
             let devices = driver.devices.unwrap_or_default().into_values().take(MOST_DEVICES);
@@ -143,7 +143,7 @@ impl HealthCache {
     /// The text of the file.
     #[must_use]
     pub fn write(&self) -> String {
-        let device = |((pool, device), known): (&DeviceKey, &Known)| {
+        let device = |((pool, device), known): (&DeviceKey, &KnownHealth)| {
             let stored = StoredDevice {
                 pool_name: pool.clone(),
                 device_name: device.clone(),
@@ -154,7 +154,7 @@ impl HealthCache {
             };
             (format!("{pool}/{device}"), stored)
         };
-        let driver = |devices: &BTreeMap<DeviceKey, Known>| StoredDriver {
+        let driver = |devices: &BTreeMap<DeviceKey, KnownHealth>| StoredDriver {
             devices: Some(devices.iter().map(device).collect()),
         };
         let stored: BTreeMap<&String, StoredDriver> =
@@ -183,7 +183,7 @@ impl HealthCache {
             }
             let limit = limit_of(Duration::from_secs(u64::try_from(report.limit_seconds).unwrap_or(0)));
             let message = cut(&report.message);
-            let new = Known { health: report.health, message, limit, at: now, on };
+            let new = KnownHealth { health: report.health, message, limit, reported_at: now, on };
             let same = known.get(&key).is_some_and(|old| {
                 (old.health, &old.message, old.limit) == (new.health, &new.message, new.limit)
                     && old.is_fresh(now)
@@ -233,7 +233,7 @@ impl HealthCache {
         &self,
         pod: &Pod,
         container: &Container,
-        books: &Books,
+        state: &ClaimState,
         now: Instant,
     ) -> Vec<ResourceStatus> {
         let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
@@ -243,7 +243,7 @@ impl HealthCache {
             let entry = entries.into_iter().find(|entry| entry.name == used.name);
             let Some(Ok(Some(reference))) = entry.map(|entry| names::reference(pod, entry)) else { continue };
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
-            let Some(claim) = books.get(&key) else { continue };
+            let Some(claim) = state.get(&key) else { continue };
             let request = used.request.as_deref().unwrap_or_default();
             let name = match request {
                 "" => format!("claim:{}", used.name),
@@ -254,7 +254,7 @@ impl HealthCache {
             for (driver, device) in claim
                 .drivers
                 .iter()
-                .flat_map(|(driver, devices)| devices.iter().map(move |one| (driver, one)))
+                .flat_map(|(driver, devices)| devices.iter().map(move |device| (driver, device)))
             {
                 if !device.is_for(names::base_request(request)) {
                     continue;
@@ -311,22 +311,22 @@ mod tests {
     #[test]
     fn changes_are_reported_once_and_old_reports_become_unknown() {
         let (start, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
-        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
         let mut cache = HealthCache::default();
         let both = || vec![report("a", Health::Healthy, 0, ""), report("b", Health::Unhealthy, 60, "hot")];
-        assert_eq!(cache.update(("d", "/e"), both(), at(0), on), keys(&["a", "b"]));
-        assert!(cache.update(("d", "/e"), both(), at(20), on).is_empty());
-        assert_eq!(cache.get("d", &device("a", &[]), at(50)), (Health::Healthy, ""));
-        assert_eq!(cache.get("d", &device("a", &[]), at(51)), (Health::Unknown, ""));
-        assert_eq!(cache.get("d", &device("b", &[]), at(51)), (Health::Unhealthy, "hot"));
-        assert_eq!(cache.get("e", &device("b", &[]), at(51)), (Health::Unknown, ""));
+        assert_eq!(cache.update(("d", "/e"), both(), after(0), on), keys(&["a", "b"]));
+        assert!(cache.update(("d", "/e"), both(), after(20), on).is_empty());
+        assert_eq!(cache.get("d", &device("a", &[]), after(50)), (Health::Healthy, ""));
+        assert_eq!(cache.get("d", &device("a", &[]), after(51)), (Health::Unknown, ""));
+        assert_eq!(cache.get("d", &device("b", &[]), after(51)), (Health::Unhealthy, "hot"));
+        assert_eq!(cache.get("e", &device("b", &[]), after(51)), (Health::Unknown, ""));
         // A device that is healthy again after its report was too old is a change.
         assert_eq!(
-            cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], at(60), on),
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], after(60), on),
             keys(&["a"])
         );
         assert_eq!(
-            cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], at(81), on),
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], after(81), on),
             keys(&["b"])
         );
         assert!(cache.clear("d", "/older").is_empty());
@@ -390,13 +390,13 @@ mod tests {
         let bare = Device { cdi_ids: vec![], ..device("bare", &["other"]) };
         claim.drivers.insert("x".into(), vec![device("one", &["r"]), device("one", &["r"]), bare]);
         claim.drivers.insert("y".into(), vec![device("all", &[])]);
-        let books = Books::new(vec![claim]);
+        let state = ClaimState::new(vec![claim]);
         let pod = pod(
             json!({"resourceClaims": [{"name": "a", "resourceClaimName": "c"}, {"name": "gone", "resourceClaimName": "z"}],
                 "containers": [{"name": "m", "resources": {"claims": [{"name": "a", "request": "r/sub"}, {"name": "a"}, {"name": "gone"}]}}]}),
             json!({}),
         );
-        let shown = cache.statuses(&pod, &pod.containers()[0], &books, now);
+        let shown = cache.statuses(&pod, &pod.containers()[0], &state, now);
         let shown = serde_json::to_value(shown).unwrap();
         assert_eq!(
             shown,

@@ -1,4 +1,4 @@
-//! What the node knows about a claim (pure; kubelet: pkg/kubelet/cm/dra/claiminfo.go).
+//! What the node knows about a claim (pure; Go: pkg/kubelet/cm/dra/claiminfo.go).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -47,7 +47,7 @@ pub struct Device {
 impl Device {
     /// Whether the device belongs to a request; an empty request means all devices.
     pub fn is_for(&self, request: &str) -> bool {
-        request.is_empty() || self.requests.is_empty() || self.requests.iter().any(|one| one == request)
+        request.is_empty() || self.requests.is_empty() || self.requests.iter().any(|name| name == request)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Preparing and unpreparing the claims of pods: the books, the state file, and the calls.
+//! Preparing and unpreparing the claims of pods: the state, the state file, and the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
 
-use super::answer::{AnswerError, Prepared, Unprepared};
 use super::api::ClaimApi;
-use super::books::{Begun, BookError, Books, Work};
 use super::drivers::Drivers;
 use super::health::{self, HealthCache};
 use super::info::{ClaimInfo, ClaimKey, ClaimRef};
 use super::names::{self, NameError};
 use super::object::UseError;
+use super::response::{PrepareResults, ResponseError, UnprepareResults};
+use super::state::{ClaimState, ClaimStateError, OperationStart, Work};
 use super::state_file;
 use super::wipes::Wipes;
 use crate::model::api::{Container, ResourceStatus};
@@ -36,13 +36,13 @@ pub(super) trait Driver: Send + Sync {
     ///
     /// # Errors
     /// The call's error, as a text for users.
-    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Prepared, String>;
+    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<PrepareResults, String>;
 
     /// Reverts [`Driver::prepare`].
     ///
     /// # Errors
     /// The call's error, as a text for users.
-    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<Unprepared, String>;
+    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<UnprepareResults, String>;
 
     /// Whether the driver can be called now.
     fn is_connected(&self) -> bool;
@@ -59,9 +59,9 @@ pub enum Failure {
     #[error(transparent)]
     Use(#[from] UseError),
     #[error(transparent)]
-    Book(#[from] BookError),
+    State(#[from] ClaimStateError),
     #[error(transparent)]
-    Answer(#[from] AnswerError),
+    Response(#[from] ResponseError),
     /// A driver is not registered.
     #[error("{0}")]
     Driver(String),
@@ -114,10 +114,10 @@ pub(super) struct Shared {
     pub(super) api: Option<Box<dyn ClaimApi>>,
     pub(super) changed: Changed,
     file: CheckpointFile,
-    /// The version of the books that the file shows. Locked while the file is written.
+    /// The version of the state that the file shows. Locked while the file is written.
     written: Mutex<u64>,
     /// Locked for short reads and updates only, as all below.
-    pub(super) books: Mutex<Books>,
+    pub(super) state: Mutex<ClaimState>,
     pub(super) drivers: Mutex<Drivers<Arc<dyn Driver>>>,
     pub(super) health: Mutex<HealthCache>,
     /// Locked while it is written.
@@ -125,7 +125,7 @@ pub(super) struct Shared {
     pub(super) wipes: Mutex<Wipes>,
     /// The threads of health streams, by driver and endpoint.
     pub(super) streams: Mutex<BTreeMap<(String, String), Running>>,
-    /// Rung when `wipes` or `books` changed.
+    /// Rung when `wipes` or `state` changed.
     pub(super) bell: Sender<()>,
     problems: Vec<String>,
 }
@@ -138,7 +138,7 @@ struct Operation<'a> {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        self.shared.books.locked().finish(std::mem::take(&mut self.work));
+        self.shared.state.locked().finish(std::mem::take(&mut self.work));
     }
 }
 
@@ -155,9 +155,9 @@ impl Claims {
         let file = CheckpointFile::new(&settings.root_dir, state_file::NAME);
         let health_file = CheckpointFile::new(&settings.root_dir, health::NAME);
         let mut problems = Vec::new();
-        let books = match read_or_put_aside(&file, &mut problems, state_file::read) {
-            Some(claims) => Books::new(claims),
-            None => Books::default(),
+        let state = match read_or_put_aside(&file, &mut problems, state_file::read) {
+            Some(claims) => ClaimState::new(claims),
+            None => ClaimState::default(),
         };
         let (now, on) = (Instant::now(), jiff::Timestamp::now());
         let health = read_or_put_aside(&health_file, &mut problems, |text| HealthCache::read(text, now, on));
@@ -168,7 +168,7 @@ impl Claims {
             changed,
             file,
             written: Mutex::new(0),
-            books: Mutex::new(books),
+            state: Mutex::new(state),
             drivers: Mutex::default(),
             health: Mutex::new(health.unwrap_or_default()),
             health_file: Mutex::new(health_file),
@@ -203,20 +203,20 @@ impl Claims {
         if !names::has_claims(pod) {
             return Ok(());
         }
-        let wanted = self.wanted(pod)?;
+        let wanted = self.resolve_claims(pod)?;
         // All drivers must be there before anything is entered: a pod that fails here can be deleted
         // without them.
         for driver in wanted.iter().flat_map(|claim| claim.drivers.keys()) {
             self.driver(driver)?;
         }
-        let mut operation = self.begin(stop, |books| Ok(books.begin_prepare(pod.uid(), &wanted)?))?;
+        let mut operation = self.begin(stop, |state| Ok(state.begin_prepare(pod.uid(), &wanted)?))?;
         self.write("cache")?;
         for (driver, batch) in operation.work.batches.clone() {
             let client = self.driver(&driver)?;
-            let answer = client
+            let response = client
                 .prepare(&batch, stop)
                 .map_err(|text| Failure::Call { method: "NodePrepareResources", text })?;
-            self.shared.books.locked().driver_prepared(&mut operation.work, &driver, answer)?;
+            self.shared.state.locked().driver_prepared(&mut operation.work, &driver, response)?;
         }
         // The file has the devices before a container uses them.
         self.write("state")?;
@@ -226,7 +226,7 @@ impl Claims {
     }
 
     /// What the API server says about the pod's claims.
-    fn wanted(&self, pod: &Pod) -> Result<Vec<ClaimInfo>, Failure> {
+    fn resolve_claims(&self, pod: &Pod) -> Result<Vec<ClaimInfo>, Failure> {
         let mut wanted = Vec::new();
         for reference in names::references(pod)? {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
@@ -239,8 +239,8 @@ impl Claims {
                 // DIFFERS: upstream cannot start a pod again without the API server. An allocation
                 // does not change while the claim is reserved for the pod.
                 Err(error) if error.unavailable => {
-                    let books = self.shared.books.locked();
-                    let known = books.get(&key).filter(|claim| claim.pods.contains(pod.uid()));
+                    let state = self.shared.state.locked();
+                    let known = state.get(&key).filter(|claim| claim.pods.contains(pod.uid()));
                     wanted.push(known.cloned().ok_or_else(|| fetch(error.text))?);
                 }
                 Err(error) => return Err(fetch(error.text)),
@@ -250,22 +250,22 @@ impl Claims {
     }
 
     fn driver(&self, name: &str) -> Result<Arc<dyn Driver>, Failure> {
-        self.shared.drivers.locked().get(name, |one| one.is_connected()).map_err(Failure::Driver)
+        self.shared.drivers.locked().get(name, |client| client.is_connected()).map_err(Failure::Driver)
     }
 
     /// Begins an operation when no other one uses its claims.
     fn begin(
         &self,
         stop: &StopToken,
-        mut begin: impl FnMut(&mut Books) -> Result<Begun, Failure>,
+        mut begin: impl FnMut(&mut ClaimState) -> Result<OperationStart, Failure>,
     ) -> Result<Operation<'_>, Failure> {
         let until = Instant::now() + WAIT;
         loop {
             // The lock ends with this statement.
-            let begun = begin(&mut self.shared.books.locked())?;
+            let begun = begin(&mut self.shared.state.locked())?;
             let ended = match begun {
-                Begun::Work(work) => return Ok(Operation { shared: &self.shared, work }),
-                Begun::Wait(ended) => ended,
+                OperationStart::Work(work) => return Ok(Operation { shared: &self.shared, work }),
+                OperationStart::Wait(ended) => ended,
             };
             let _waiting = threads::waiting("another pod's resource claim");
             select_biased! {
@@ -283,7 +283,7 @@ impl Claims {
     /// The first problem; the claims of other drivers are unprepared. The caller retries.
     pub fn unprepare(&self, pod: &PodUid, stop: &StopToken) -> Result<(), ClaimError> {
         let begun = Instant::now();
-        let result = self.end(stop, |books| books.begin_unprepare(pod));
+        let result = self.end(stop, |state| state.begin_unprepare(pod));
         let is_error = if result.is_err() { "true" } else { "false" };
         metrics::CLAIM_OPERATIONS.took(["UnprepareResources", is_error], begun.elapsed());
         result.map_err(|failure| ClaimError { operation: "unprepare", failure })
@@ -293,32 +293,36 @@ impl Claims {
     pub(super) fn clean(&self, active: &BTreeSet<PodUid>, stop: &StopToken, limit: Duration) {
         let until = Instant::now() + limit;
         let (departed, unused) = {
-            let books = self.shared.books.locked();
-            (books.departed(active), books.has_unused())
+            let state = self.shared.state.locked();
+            (state.departed(active), state.has_unused())
         };
-        if unused && let Err(failure) = self.end(stop, Books::begin_unprepare_unused) {
+        if unused && let Err(failure) = self.end(stop, ClaimState::begin_unprepare_unused) {
             log::info!("resource claims without pods could not be unprepared: {failure}");
         }
         for pod in departed {
             if stop.is_stopped() || Instant::now() > until {
                 return;
             }
-            if let Err(failure) = self.end(stop, |books| books.begin_unprepare(&pod)) {
+            if let Err(failure) = self.end(stop, |state| state.begin_unprepare(&pod)) {
                 log::info!("the resource claims of the former pod {pod} could not be unprepared: {failure}");
             }
         }
     }
 
-    fn end(&self, stop: &StopToken, mut begin: impl FnMut(&mut Books) -> Begun) -> Result<(), Failure> {
-        let mut operation = self.begin(stop, |books| Ok(begin(books)))?;
+    fn end(
+        &self,
+        stop: &StopToken,
+        mut begin: impl FnMut(&mut ClaimState) -> OperationStart,
+    ) -> Result<(), Failure> {
+        let mut operation = self.begin(stop, |state| Ok(begin(state)))?;
         let mut first = Ok(());
         for (driver, batch) in operation.work.batches.clone() {
             let outcome = self.driver(&driver).and_then(|client| {
-                let answer = client
+                let response = client
                     .unprepare(&batch, stop)
                     .map_err(|text| Failure::Call { method: "NodeUnprepareResources", text })?;
-                let mut books = self.shared.books.locked();
-                Ok(books.driver_unprepared(&mut operation.work, &driver, &answer)?)
+                let mut state = self.shared.state.locked();
+                Ok(state.driver_unprepared(&mut operation.work, &driver, &response)?)
             });
             first = first.and(outcome);
         }
@@ -326,15 +330,15 @@ impl Claims {
         first.and(self.write("state"))
     }
 
-    /// Writes the state file if it does not show the books.
+    /// Writes the state file if it does not show the state.
     fn write(&self, what: &'static str) -> Result<(), Failure> {
         let mut written = self.shared.written.locked();
         let (version, text) = {
-            let books = self.shared.books.locked();
-            if books.version() == *written {
+            let state = self.shared.state.locked();
+            if state.version() == *written {
                 return Ok(());
             }
-            (books.version(), state_file::write(books.claims()))
+            (state.version(), state_file::write(state.claims()))
         };
         let failed = |error: std::io::Error| Failure::File { what, text: error.to_string() };
         self.shared.file.write(&text).map_err(failed)?;
@@ -345,18 +349,18 @@ impl Claims {
     /// Whether the pod still uses a claim: then it must not be reported as ended.
     #[must_use]
     pub fn uses_any(&self, pod: &PodUid) -> bool {
-        self.shared.books.locked().uses_any(pod)
+        self.shared.state.locked().uses_any(pod)
     }
 
-    /// Whether the books have all claims of the pod. If not (the state file was not usable), the
+    /// Whether the state has all claims of the pod. If not (the state file was not usable), the
     /// pod must be prepared before its next container is created.
     #[must_use]
     pub fn knows(&self, pod: &Pod) -> bool {
         let Ok(references) = names::references(pod) else { return false };
-        let books = self.shared.books.locked();
-        references.iter().all(|one| {
-            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: one.claim.to_owned() };
-            books.get(&key).is_some_and(|claim| claim.pods.contains(pod.uid()))
+        let state = self.shared.state.locked();
+        references.iter().all(|reference| {
+            let key = ClaimKey { namespace: pod.namespace().to_owned(), name: reference.claim.to_owned() };
+            state.get(&key).is_some_and(|claim| claim.pods.contains(pod.uid()))
         })
     }
 
@@ -367,10 +371,10 @@ impl Claims {
     pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Failure> {
         let claims = names::of_container(pod, container)?;
         let mut found = Vec::new();
-        let books = self.shared.books.locked();
+        let state = self.shared.state.locked();
         for (claim, requests) in claims {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: claim.to_owned() };
-            for id in books.cdi_devices(&key, &requests)? {
+            for id in state.cdi_devices(&key, &requests)? {
                 if !found.contains(&id) {
                     found.push(id);
                 }
@@ -386,10 +390,10 @@ impl Claims {
         if claims.is_empty() {
             return Vec::new();
         }
-        let books = self.shared.books.locked();
+        let state = self.shared.state.locked();
         let known = claims.into_keys().filter_map(|name| {
             let key = ClaimKey { namespace: pod.namespace().to_owned(), name: name.to_owned() };
-            books.get(&key).cloned()
+            state.get(&key).cloned()
         });
         known.collect()
     }
@@ -402,19 +406,19 @@ impl Claims {
             return Vec::new();
         }
         let health = self.shared.health.locked();
-        health.statuses(pod, container, &self.shared.books.locked(), Instant::now())
+        health.statuses(pod, container, &self.shared.state.locked(), Instant::now())
     }
 
     /// The number of prepared claims per driver, and of all: `dra_resource_claims_in_use`.
     #[must_use]
     pub fn in_use(&self) -> Vec<(String, u64)> {
-        self.shared.books.locked().in_use().into_iter().collect()
+        self.shared.state.locked().in_use().into_iter().collect()
     }
 
     /// A copy of all claims, for views.
     #[must_use]
     pub fn list(&self) -> Vec<ClaimInfo> {
-        self.shared.books.locked().claims().cloned().collect()
+        self.shared.state.locked().claims().cloned().collect()
     }
 }
 
@@ -423,7 +427,7 @@ fn read_or_put_aside<T, E: fmt::Display>(
     problems: &mut Vec<String>,
     read: impl FnOnce(&str) -> Result<T, E>,
 ) -> Option<T> {
-    let why = match file.read() {
+    let reason = match file.read() {
         Ok(None) => return None,
         Ok(Some(text)) => match read(&text) {
             Ok(value) => return Some(value),
@@ -431,11 +435,11 @@ fn read_or_put_aside<T, E: fmt::Display>(
         },
         Err(error) => error.to_string(),
     };
-    let place = match file.put_aside(&why) {
+    let outcome = match file.put_aside(&reason) {
         Ok(aside) => format!("renamed to {}", aside.display()),
         Err(error) => format!("and cannot be renamed: {error}"),
     };
-    let problem = format!("the state file {} cannot be used ({why}), {place}", file.path().display());
+    let problem = format!("the state file {} cannot be used ({reason}), {outcome}", file.path().display());
     log::warn!("{problem}");
     problems.push(problem);
     None

@@ -8,9 +8,7 @@
 //! of a driver, reads its health reports. Calls run on the threads of pods.
 //! Absent on purpose: the choice of devices (the scheduler's), and ResourceSlices (the drivers').
 
-pub mod answer;
 pub mod api;
-pub mod books;
 pub mod client;
 pub mod drivers;
 pub mod health;
@@ -19,6 +17,8 @@ pub mod manager;
 pub mod names;
 pub mod object;
 mod registration;
+pub mod response;
+pub mod state;
 pub mod state_file;
 #[cfg(test)]
 pub(crate) mod testing;

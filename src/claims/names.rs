@@ -1,4 +1,4 @@
-//! Which ResourceClaims a pod and its containers refer to (pure; kubelet:
+//! Which ResourceClaims a pod and its containers refer to (pure; Go:
 //! k8s.io/dynamic-resource-allocation/resourceclaim, pkg/kubelet/cm/dra).
 
 use std::collections::BTreeMap;
@@ -76,13 +76,13 @@ pub fn references(pod: &Pod) -> Result<Vec<Reference<'_>>, NameError> {
         all.extend(reference(pod, entry)?);
     }
     all.extend(extended(pod).map(|claim| Reference { entry: "", claim, generated: false }));
-    for one in all {
-        match places.get(one.claim).and_then(|place| found.get_mut(*place)) {
+    for reference in all {
+        match places.get(reference.claim).and_then(|place| found.get_mut(*place)) {
             // If one of the entries was made for this pod, the claim must be.
-            Some(known) => known.generated |= one.generated,
+            Some(known) => known.generated |= reference.generated,
             None => {
-                places.insert(one.claim, found.len());
-                found.push(one);
+                places.insert(reference.claim, found.len());
+                found.push(reference);
             }
         }
     }
@@ -102,13 +102,13 @@ pub fn of_container<'a>(
     let resources = container.resources.as_ref();
     for entry in pod.spec().resource_claims.iter().flatten() {
         let uses = resources.and_then(|resources| resources.claims.as_ref()).into_iter().flatten();
-        let mut uses = uses.filter(|one| one.name == entry.name).peekable();
+        let mut uses = uses.filter(|claim| claim.name == entry.name).peekable();
         if uses.peek().is_none() {
             continue;
         }
-        if let Some(one) = reference(pod, entry)? {
-            let requests = uses.map(|one| one.request.as_deref().unwrap_or_default());
-            found.entry(one.claim).or_default().extend(requests);
+        if let Some(resolved) = reference(pod, entry)? {
+            let requests = uses.map(|claim| claim.request.as_deref().unwrap_or_default());
+            found.entry(resolved.claim).or_default().extend(requests);
         }
     }
     let status = pod.object().status.as_ref();
@@ -160,8 +160,11 @@ mod tests {
             json!({"resourceClaimStatuses": [{"name": "c"}, {"name": "b", "resourceClaimName": "p-b-x"}],
                 "extendedResourceClaimStatus": {"resourceClaimName": "ext", "requestMappings": []}}),
         );
-        let found: Vec<_> =
-            references(&named).unwrap().iter().map(|one| (one.entry, one.claim, one.generated)).collect();
+        let found: Vec<_> = references(&named)
+            .unwrap()
+            .iter()
+            .map(|reference| (reference.entry, reference.claim, reference.generated))
+            .collect();
         assert_eq!(found, [("a", "shared", false), ("b", "p-b-x", true), ("", "ext", false)]);
         assert!(has_claims(&named));
         assert!(!has_claims(&pod(json!({"resourceClaims": []}), json!({}))));
@@ -193,14 +196,14 @@ mod tests {
                 {"containerName": "c", "resourceName": "deviceclass.resource.kubernetes.io/x", "requestName": "container-0-request-3"},
                 {"containerName": "d", "resourceName": "example.com/gpu", "requestName": "container-1-request-0"}]}}),
         );
-        let of = |index: usize| of_container(&pod, &pod.containers()[index]).unwrap();
+        let requests = |index: usize| of_container(&pod, &pod.containers()[index]).unwrap();
         let first = BTreeMap::from([
             ("one", vec!["r1", "r2"]),
             ("ext", vec!["container-0-request-0", "container-0-request-3"]),
         ]);
-        assert_eq!(of(0), first);
-        assert_eq!(of(1), BTreeMap::from([("two", vec![""])]));
-        assert!(of(2).is_empty());
+        assert_eq!(requests(0), first);
+        assert_eq!(requests(1), BTreeMap::from([("two", vec![""])]));
+        assert!(requests(2).is_empty());
     }
 
     #[test]

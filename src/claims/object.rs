@@ -1,4 +1,4 @@
-//! What the node reads of a ResourceClaim, and whether a pod may use it (pure; kubelet:
+//! What the node reads of a ResourceClaim, and whether a pod may use it (pure; Go:
 //! k8s.io/dynamic-resource-allocation/resourceclaim `IsForPod` and `IsReservedForPod`).
 
 use std::collections::BTreeMap;
@@ -124,7 +124,7 @@ impl ResourceClaim {
         if self.status.as_ref().is_none_or(|status| status.allocation.is_none()) {
             return Err(UseError::NotAllocated { claim: self.name().to_owned() });
         }
-        let drivers = self.allocated().map(|one| (one.driver.clone(), Vec::new())).collect();
+        let drivers = self.allocated().map(|result| (result.driver.clone(), Vec::new())).collect();
         Ok(ClaimInfo { drivers, ..ClaimInfo::new(identity) })
     }
 
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(info.drivers.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!((info.id.uid.as_str(), info.id.key.to_string().as_str()), ("u1", "n/c"));
         let parts: Vec<_> =
-            claim.allocated().map(|one| (one.admin_access, one.share_id.as_deref())).collect();
+            claim.allocated().map(|result| (result.admin_access, result.share_id.as_deref())).collect();
         assert_eq!(parts, [(Some(true), None), (None, Some("s")), (None, None)]);
         let second = claim.allocated().nth(1).unwrap();
         assert_eq!(second.consumed_capacity.as_ref().unwrap()["memory"].0, "1Gi");

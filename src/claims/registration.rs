@@ -1,4 +1,4 @@
-//! Drivers that come and go, and the reports about their devices (kubelet:
+//! Drivers that come and go, and the reports about their devices (Go:
 //! pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go).
 
 use std::collections::BTreeSet;
@@ -95,7 +95,7 @@ impl Claims {
 impl Shared {
     /// Whether the driver can be called.
     pub(super) fn is_usable(&self, driver: &str) -> bool {
-        self.drivers.locked().is_usable(driver, |one| one.is_connected())
+        self.drivers.locked().is_usable(driver, |client| client.is_connected())
     }
 
     /// The driver may be gone, or back: if it is gone later, too, its slices are deleted.
@@ -177,7 +177,7 @@ impl Instance {
                 log::warn!("{} cannot be written: {error}", file.path().display());
             }
         }
-        let pods = self.shared.books.locked().users_of(&self.driver, &changed);
+        let pods = self.shared.state.locked().users_of(&self.driver, &changed);
         pods.iter().for_each(|uid| (self.shared.changed)(uid));
     }
 }

@@ -1,5 +1,5 @@
 //! The text of `dra_manager_state`: the claims in use and their devices, in the Go kubelet's format
-//! (pure; kubelet: pkg/kubelet/cm/dra/state).
+//! (pure; Go: pkg/kubelet/cm/dra/state).
 //!
 //! `{"Data": "<JSON>", "Checksum": <CRC-32 of Data>}`. What is prepared is not in the file: after a
 //! start each claim counts as not prepared, and drivers accept the repetition.
@@ -59,22 +59,22 @@ struct Claim<'a> {
     claim_name: Cow<'a, str>,
     namespace: Cow<'a, str>,
     #[serde(rename = "PodUIDs")]
-    pods: Option<BTreeMap<PodUid, Nothing>>,
+    pods: Option<BTreeMap<PodUid, EmptyObject>>,
     driver_state: Option<BTreeMap<Cow<'a, str>, Driver<'a>>>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Nothing {}
+struct EmptyObject {}
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Driver<'a> {
-    devices: Option<Vec<Prepared<'a>>>,
+    devices: Option<Vec<PreparedDevice<'a>>>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Prepared<'a> {
+struct PreparedDevice<'a> {
     pool_name: Cow<'a, str>,
     device_name: Cow<'a, str>,
     #[serde(rename = "ShareID", default)]
@@ -89,12 +89,12 @@ struct Prepared<'a> {
 pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
     // Go writes an empty slice that was never filled as null.
     let list = |items: &[String]| (!items.is_empty()).then(|| items.to_vec());
-    let device = |one: &'a Device| Prepared {
-        pool_name: one.pool.as_str().into(),
-        device_name: one.name.as_str().into(),
-        share_id: one.share_id.as_deref().map(Cow::Borrowed),
-        request_names: list(&one.requests),
-        cdi_ids: list(&one.cdi_ids),
+    let device = |device: &'a Device| PreparedDevice {
+        pool_name: device.pool.as_str().into(),
+        device_name: device.name.as_str().into(),
+        share_id: device.share_id.as_deref().map(Cow::Borrowed),
+        request_names: list(&device.requests),
+        cdi_ids: list(&device.cdi_ids),
     };
     let driver = |devices: &'a Vec<Device>| Driver {
         devices: (!devices.is_empty()).then(|| devices.iter().map(device).collect()),
@@ -103,7 +103,7 @@ pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
         uid: info.id.uid.as_str().into(),
         claim_name: info.id.key.name.as_str().into(),
         namespace: info.id.key.namespace.as_str().into(),
-        pods: Some(info.pods.iter().map(|uid| (uid.clone(), Nothing {})).collect()),
+        pods: Some(info.pods.iter().map(|uid| (uid.clone(), EmptyObject {})).collect()),
         driver_state: Some(
             info.drivers.iter().map(|(name, devices)| (name.as_str().into(), driver(devices))).collect(),
         ),
@@ -131,23 +131,23 @@ pub fn read(text: &str) -> Result<Vec<ClaimInfo>, StateError> {
         return Err(StateError::Checksum { found, written: envelope.checksum });
     }
     let data: Data<'_> = serde_json::from_str(&envelope.data).map_err(form)?;
-    let device = |one: Prepared<'_>| Device {
-        pool: one.pool_name.into_owned(),
-        name: one.device_name.into_owned(),
-        share_id: one.share_id.map(Cow::into_owned),
-        requests: one.request_names.unwrap_or_default(),
-        cdi_ids: one.cdi_ids.unwrap_or_default(),
+    let device = |device: PreparedDevice<'_>| Device {
+        pool: device.pool_name.into_owned(),
+        name: device.device_name.into_owned(),
+        share_id: device.share_id.map(Cow::into_owned),
+        requests: device.request_names.unwrap_or_default(),
+        cdi_ids: device.cdi_ids.unwrap_or_default(),
     };
     let driver = |(name, driver): (Cow<'_, str>, Driver<'_>)| {
         let devices = driver.devices.unwrap_or_default();
         (name.into_owned(), devices.into_iter().map(device).collect())
     };
-    let claim = |one: Claim<'_>| {
-        let key = ClaimKey { namespace: one.namespace.into_owned(), name: one.claim_name.into_owned() };
+    let claim = |claim: Claim<'_>| {
+        let key = ClaimKey { namespace: claim.namespace.into_owned(), name: claim.claim_name.into_owned() };
         ClaimInfo {
-            id: ClaimRef { key, uid: one.uid.into_owned() },
-            pods: one.pods.unwrap_or_default().into_keys().collect::<BTreeSet<PodUid>>(),
-            drivers: one.driver_state.unwrap_or_default().into_iter().map(driver).collect(),
+            id: ClaimRef { key, uid: claim.uid.into_owned() },
+            pods: claim.pods.unwrap_or_default().into_keys().collect::<BTreeSet<PodUid>>(),
+            drivers: claim.driver_state.unwrap_or_default().into_iter().map(driver).collect(),
             prepared: false,
         }
     };

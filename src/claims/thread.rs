@@ -37,13 +37,13 @@ impl Claims {
         while !stop.is_stopped() {
             self.wipe();
             let now = Instant::now();
-            if next_clean <= now && !self.shared.books.locked().is_empty() {
+            if next_clean <= now && !self.shared.state.locked().is_empty() {
                 if let Some(active) = active() {
                     self.clean(&active, stop, CLEAN);
                 }
                 next_clean = Instant::now() + CLEAN;
             }
-            let clean = (!self.shared.books.locked().is_empty()).then_some(next_clean);
+            let clean = (!self.shared.state.locked().is_empty()).then_some(next_clean);
             let until = self.shared.wipes.locked().next().into_iter().chain(clean).min();
             let _waiting = threads::waiting("resource claims");
             match until {
@@ -68,8 +68,8 @@ impl Claims {
             let mut wipes = self.shared.wipes.locked();
             match outcome {
                 Ok(()) => wipes.done(&slices),
-                Err(why) => {
-                    log::info!("the ResourceSlices of {} cannot be deleted: {why}", shown(&slices));
+                Err(error) => {
+                    log::info!("the ResourceSlices of {} cannot be deleted: {error}", shown(&slices));
                     wipes.failed(&slices, Instant::now(), random_unit());
                 }
             }

@@ -1,5 +1,5 @@
 //! When the node's ResourceSlices are deleted, so that the scheduler places no pods that would wait
-//! for a driver that is gone (pure; kubelet: pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go).
+//! for a driver that is gone (pure; Go: pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -99,25 +99,25 @@ fn escaped(value: &str) -> String {
 mod tests {
     use super::*;
 
-    fn one(driver: &str) -> Slices {
+    fn slices(driver: &str) -> Slices {
         Some(driver.to_owned())
     }
 
     #[test]
     fn slices_are_deleted_at_the_start_and_30_s_after_a_loss() {
         let start = Instant::now();
-        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
         let mut wipes = Wipes::at_start(start);
         assert_eq!(wipes.due(start), [None]);
         wipes.done(&None);
         assert_eq!(wipes.next(), None);
-        wipes.lost("a", at(0));
-        wipes.lost("a", at(20));
-        wipes.lost("b", at(5));
-        assert_eq!(wipes.next(), Some(at(30)));
+        wipes.lost("a", after(0));
+        wipes.lost("a", after(20));
+        wipes.lost("b", after(5));
+        assert_eq!(wipes.next(), Some(after(30)));
         wipes.usable("b");
-        assert!(wipes.due(at(29)).is_empty());
-        assert_eq!(wipes.due(at(60)), [one("a")]);
+        assert!(wipes.due(after(29)).is_empty());
+        assert_eq!(wipes.due(after(60)), [slices("a")]);
     }
 
     #[test]
@@ -139,7 +139,10 @@ mod tests {
     #[test]
     fn the_selector_names_node_and_driver() {
         assert_eq!(selector("n1", &None), "spec.nodeName=n1");
-        assert_eq!(selector("n1", &one("gpu.example.com")), "spec.driver=gpu.example.com,spec.nodeName=n1");
-        assert_eq!(selector("n1", &one("a,b=c")), "spec.driver=a\\,b\\=c,spec.nodeName=n1");
+        assert_eq!(
+            selector("n1", &slices("gpu.example.com")),
+            "spec.driver=gpu.example.com,spec.nodeName=n1"
+        );
+        assert_eq!(selector("n1", &slices("a,b=c")), "spec.driver=a\\,b\\=c,spec.nodeName=n1");
     }
 }

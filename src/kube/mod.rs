@@ -8,7 +8,7 @@
 //! Invariants: memory is bounded by the objects that pods of this node name, the services of the
 //! cluster, and `events::KEPT` distinct events; an unavailable server delays only the callers that
 //! need it; secrets and tokens are not in logs, events or `Debug` output.
-//! Deliberately absent: protobuf; lists of resources that a node may not list.
+//! Absent on purpose: protobuf; lists of resources that a node may not list.
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
 //! certificate,events}.
 

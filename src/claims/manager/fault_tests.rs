@@ -5,7 +5,7 @@ use crate::util::lock::LockExt;
 
 use std::sync::atomic::Ordering;
 
-use super::tests::{Fake, Node, p, prepare, q, unprepare};
+use super::tests::{FakeDriver, Node, p, prepare, q, unprepare};
 use super::*;
 
 /// What happens to one call.
@@ -54,7 +54,7 @@ fn prepared_after(steps: usize) -> &'static [&'static str] {
     }
 }
 
-fn check(driver: &Fake, claims: &Claims, wanted: &[&str], what: &str) {
+fn check(driver: &FakeDriver, claims: &Claims, wanted: &[&str], what: &str) {
     assert_eq!(driver.prepared.locked().iter().map(String::as_str).collect::<Vec<_>>(), wanted, "{what}");
     assert_eq!(claims.list().len(), wanted.len(), "{what}");
 }
@@ -63,13 +63,13 @@ fn check(driver: &Fake, claims: &Claims, wanted: &[&str], what: &str) {
 fn each_call_may_fail_and_the_agent_may_be_killed_during_it() {
     let mut count = 0;
     for fault in FAULTS {
-        for at in 0..LIFE.len() {
+        for failing in 0..LIFE.len() {
             for is_given_up in [false, true] {
-                let what = format!("{fault:?} at step {at}, given up: {is_given_up}");
+                let what = format!("{fault:?} at step {failing}, given up: {is_given_up}");
                 let node = Node::new();
                 let mut claims = node.start();
                 for (number, step) in LIFE.into_iter().enumerate() {
-                    if number != at {
+                    if number != failing {
                         assert!(run(&claims, step), "{what}");
                         check(&node.driver, &claims, prepared_after(number + 1), &what);
                         continue;

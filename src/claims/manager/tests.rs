@@ -37,7 +37,7 @@ impl ClaimApi for Server {
 
 /// A driver in memory: which claims it has prepared, its calls, and its next failures.
 #[derive(Default)]
-pub(super) struct Fake {
+pub(super) struct FakeDriver {
     pub(super) prepared: Mutex<BTreeSet<String>>,
     calls: Mutex<Vec<String>>,
     pub(super) fail: Mutex<Option<&'static str>>,
@@ -50,7 +50,7 @@ pub(super) struct Fake {
     gate: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
-impl Fake {
+impl FakeDriver {
     fn call(
         &self,
         method: &str,
@@ -80,16 +80,16 @@ impl Fake {
     }
 }
 
-impl Driver for Fake {
-    fn prepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<Prepared, String> {
+impl Driver for FakeDriver {
+    fn prepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<PrepareResults, String> {
         self.call("prepare", claims, |prepared, uid| {
             prepared.insert(uid.to_owned());
         })?;
-        let devices = |one: &ClaimRef| vec![device(&one.key.name, &[])];
-        Ok(claims.iter().map(|one| (one.uid.clone(), Ok(devices(one)))).collect())
+        let devices = |claim: &ClaimRef| vec![device(&claim.key.name, &[])];
+        Ok(claims.iter().map(|claim| (claim.uid.clone(), Ok(devices(claim)))).collect())
     }
 
-    fn unprepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<Unprepared, String> {
+    fn unprepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<UnprepareResults, String> {
         self.call("unprepare", claims, |prepared, uid| {
             prepared.remove(uid);
         })?;
@@ -104,7 +104,7 @@ impl Driver for Fake {
 pub(super) struct Node {
     dir: tempfile::TempDir,
     server: Server,
-    pub(super) driver: Arc<Fake>,
+    pub(super) driver: Arc<FakeDriver>,
 }
 
 impl Node {
@@ -114,7 +114,7 @@ impl Node {
         for (name, uid) in [("one", "u1"), ("two", "u2")] {
             server.claims.locked().insert(name.to_owned(), claim(name, uid, &["d"]));
         }
-        Node { dir: tempfile::tempdir().unwrap(), server, driver: Arc::new(Fake::default()) }
+        Node { dir: tempfile::tempdir().unwrap(), server, driver: Arc::new(FakeDriver::default()) }
     }
 
     /// Starts the agent; the driver is registered.
@@ -214,7 +214,7 @@ fn errors_have_the_texts_of_the_go_kubelet() {
 }
 
 #[test]
-fn an_answer_that_was_lost_is_repeated() {
+fn a_call_whose_response_was_lost_is_repeated() {
     let node = Node::new();
     let claims = node.start();
     node.driver.lost.store(true, Ordering::SeqCst);
@@ -290,7 +290,7 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     let (go, go_rx) = bounded::<()>(1);
     *node.driver.gate.locked() = Some((reached_tx, go_rx));
     let (first, second) = (claims.clone(), claims.clone());
-    let one =
+    let first_call =
         spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
     reached.recv_timeout(Duration::from_secs(20)).unwrap();
     // The call for `one` hangs; a pod with `two` is prepared, and a stop ends a wait.
@@ -306,7 +306,7 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     assert!(ended.try_recv().is_err());
     drop(go);
     assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
-    drop((one, two));
+    drop((first_call, two));
     assert_eq!(node.driver.calls(), ["prepare one", "prepare two"]);
 }
 
@@ -323,7 +323,7 @@ fn without_the_api_server_a_pod_that_was_prepared_before_is_prepared_again() {
 }
 
 #[test]
-fn a_damaged_state_file_is_put_aside_and_the_books_are_rebuilt() {
+fn a_damaged_state_file_is_put_aside_and_the_claims_are_entered_again() {
     let node = Node::new();
     prepare(&node.start(), &p()).unwrap();
     let text = std::fs::read_to_string(node.file()).unwrap();

@@ -31,19 +31,19 @@ enum Fault {
     None,
     /// An error, and nothing is done.
     Refuse,
-    /// No answer.
+    /// No response.
     Hang,
-    /// A late answer.
+    /// A late response.
     Slow,
-    /// Everything is done, and the answer is lost.
-    LoseAnswer,
+    /// Everything is done, and the response is lost.
+    LoseResponse,
     /// Megabytes.
     Huge,
     /// A message that is none.
     Unreadable,
-    /// An answer for another claim.
+    /// A response for another claim.
     UnknownClaim,
-    /// No answer for a claim.
+    /// No response for a claim.
     NoClaims,
     /// An error for each claim.
     ClaimError,
@@ -53,7 +53,7 @@ const FAULTS: [Fault; 9] = [
     Fault::Refuse,
     Fault::Hang,
     Fault::Slow,
-    Fault::LoseAnswer,
+    Fault::LoseResponse,
     Fault::Huge,
     Fault::Unreadable,
     Fault::UnknownClaim,
@@ -77,7 +77,7 @@ impl FakeDriver {
         *self.fault.locked() = fault;
     }
 
-    /// The claims of the answer, with the text of their error.
+    /// The claims of the response, with the text of their error.
     fn handle(
         &self,
         request: &dra::ClaimsRequest,
@@ -95,7 +95,7 @@ impl FakeDriver {
         };
         match fault {
             Fault::Refuse => Err(Refusal::internal("broken")),
-            Fault::LoseAnswer => Err(Refusal::unavailable("the answer is lost")),
+            Fault::LoseResponse => Err(Refusal::unavailable("the answer is lost")),
             Fault::Hang => {
                 let _ = stop.wait(Duration::from_secs(600));
                 Err(Refusal::unavailable("stopped"))
@@ -107,9 +107,9 @@ impl FakeDriver {
             Fault::None | Fault::Unreadable => Ok(of_claims("")),
             Fault::Huge => Ok(of_claims(&"x".repeat(5 << 20))),
             Fault::UnknownClaim => {
-                let mut answers = of_claims("");
-                answers.push(("other".to_owned(), String::new()));
-                Ok(answers)
+                let mut respond = of_claims("");
+                respond.push(("other".to_owned(), String::new()));
+                Ok(respond)
             }
             Fault::NoClaims => Ok(Vec::new()),
             Fault::ClaimError => Ok(of_claims("no power")),
@@ -121,7 +121,7 @@ impl FakeDriver {
         request: &dra::ClaimsRequest,
         stop: &StopToken,
     ) -> Result<dra::PrepareResponse, Refusal> {
-        let answers = self.handle(request, stop, |prepared, uid| {
+        let respond = self.handle(request, stop, |prepared, uid| {
             prepared.insert(uid.to_owned());
         })?;
         let is_unreadable = *self.fault.locked() == Fault::Unreadable;
@@ -134,7 +134,7 @@ impl FakeDriver {
         let bytes = if is_unreadable { vec![0xff, 0xff] } else { to_bytes(&device) };
         let result =
             |error: String| dra::PrepareResult { devices: vec![bytes.clone()], error, ..Default::default() };
-        let claims = answers.into_iter().map(|(uid, error)| (uid, result(error))).collect();
+        let claims = respond.into_iter().map(|(uid, error)| (uid, result(error))).collect();
         Ok(dra::PrepareResponse { claims, ..Default::default() })
     }
 
@@ -143,11 +143,11 @@ impl FakeDriver {
         request: &dra::ClaimsRequest,
         stop: &StopToken,
     ) -> Result<dra::UnprepareResponse, Refusal> {
-        let answers = self.handle(request, stop, |prepared, uid| {
+        let respond = self.handle(request, stop, |prepared, uid| {
             prepared.remove(uid);
         })?;
         let result = |error: String| dra::UnprepareResult { error, ..Default::default() };
-        let claims = answers.into_iter().map(|(uid, error)| (uid, result(error))).collect();
+        let claims = respond.into_iter().map(|(uid, error)| (uid, result(error))).collect();
         Ok(dra::UnprepareResponse { claims, ..Default::default() })
     }
 
@@ -257,7 +257,7 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
                 "{fault:?} took {:?}",
                 begun.elapsed()
             );
-            // An answer to the end of a claim has no devices that could be unreadable.
+            // A response to the end of a claim has no devices that could be unreadable.
             let harmless = fault == Fault::Slow || fault == Fault::Unreadable && number == 1;
             assert_eq!(outcome.is_ok(), harmless, "{fault:?} in step {number}: {outcome:?}");
             if let Err(text) = &outcome {
@@ -324,8 +324,8 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
     let (lists, source) = bounded::<Vec<Vec<u8>>>(4);
     let service = driver.methods(Service::V1).stream(&methods::NODE_WATCH_RESOURCES, move |_, out, stop| {
         while let Ok(devices) = source.recv() {
-            let answer = drahealth::HealthResponse { devices, ..Default::default() };
-            if out.send(answer, stop).is_err() {
+            let results = drahealth::HealthResponse { devices, ..Default::default() };
+            if out.send(results, stop).is_err() {
                 break;
             }
         }
@@ -336,12 +336,12 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
     node.until_ok(Node::prepare);
     let shown =
         || -> Value { serde_json::to_value(node.claims.statuses(&user(), &user().containers()[0])).unwrap() };
-    let of = |health: Value| {
+    let status = |health: Value| {
         let mut resource = json!({"resourceID": "example.com/dev=0"});
         resource.as_object_mut().unwrap().extend(health.as_object().unwrap().clone());
         json!([{"name": "claim:a", "resources": [resource]}])
     };
-    assert_eq!(shown(), of(json!({"health": "Unknown"})));
+    assert_eq!(shown(), status(json!({"health": "Unknown"})));
     let report = drahealth::DeviceReport {
         device: Some(drahealth::DeviceId {
             pool_name: "pool".to_owned(),
@@ -356,12 +356,12 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
     };
     lists.send(vec![vec![0xff], to_bytes(&report)]).unwrap();
     assert_eq!(node.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
-    assert_eq!(shown(), of(json!({"health": "Unhealthy", "message": "too hot"})));
+    assert_eq!(shown(), status(json!({"health": "Unhealthy", "message": "too hot"})));
     let file = || std::fs::read_to_string(node.dir.path().join("dra_health_state")).unwrap();
     assert!(file().contains("\"pool/dev\""));
     drop(lists);
     assert_eq!(node.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
-    assert_eq!(shown(), of(json!({"health": "Unknown"})));
+    assert_eq!(shown(), status(json!({"health": "Unknown"})));
     assert_eq!(file(), "{}");
 }
 

@@ -1,4 +1,4 @@
-//! The rate of requests (pure; kubelet: pkg/kubelet/apis/grpc/ratelimit.go).
+//! The rate of requests (pure; Go: pkg/kubelet/apis/grpc/ratelimit.go).
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The responses, from what containers have (pure; kubelet: pkg/kubelet/apis/podresources).
+//! The responses, from what containers have (pure; Go: pkg/kubelet/apis/podresources).
 
 use super::{Given, Listed};
 use crate::claims::info::{ClaimInfo, Device};

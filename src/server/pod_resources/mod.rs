@@ -1,5 +1,5 @@
 //! The pod-resources API, v1 and v1alpha1: which container has which devices, CPUs, memory and claims
-//! (kubelet: pkg/kubelet/apis/podresources).
+//! (Go: pkg/kubelet/apis/podresources).
 //!
 //! Monitoring agents call it over a socket below the root directory, which only root can open. A call
 //! has a thread while it lasts (`rpc-call`).

@@ -1,4 +1,4 @@
-//! The answers of drivers (pure). A driver may answer anything: what it sends is limited, and
+//! The responses of drivers (pure). A driver may send anything: what it sends is limited, and
 //! checked against what was requested.
 
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ const MOST_NAME_BYTES: usize = 4_096;
 const MOST_TEXT: usize = 1_024;
 
 /// By the UID of the claim: its devices, or why it could not be prepared.
-pub(super) type Prepared = BTreeMap<String, Result<Vec<Device>, String>>;
+pub(super) type PrepareResults = BTreeMap<String, Result<Vec<Device>, String>>;
 /// By the UID of the claim: why it could not be unprepared.
-pub(super) type Unprepared = BTreeMap<String, Result<(), String>>;
+pub(super) type UnprepareResults = BTreeMap<String, Result<(), String>>;
 
 /// What was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +40,10 @@ impl Method {
     }
 }
 
-/// What is wrong with an answer.
+/// What is wrong with a response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
-pub enum AnswerError {
+pub enum ResponseError {
     #[error("{} failed for ResourceClaim {claim}: {text}", method.as_str())]
     Claim { method: Method, claim: String, text: String },
     #[error("{} returned result for unknown claim UID {uid}", method.as_str())]
@@ -58,41 +58,47 @@ pub enum AnswerError {
 pub type ClaimDevices = Vec<(ClaimKey, Vec<Device>)>;
 
 /// The devices of the claims that were prepared, and the first error.
-pub fn prepared(batch: &[ClaimRef], mut answer: Prepared) -> (ClaimDevices, Result<(), AnswerError>) {
+pub fn prepared(
+    batch: &[ClaimRef],
+    mut response: PrepareResults,
+) -> (ClaimDevices, Result<(), ResponseError>) {
     let mut good = Vec::new();
     let outcome = check(batch, |claim| {
-        let Some(result) = answer.remove(&claim.uid) else { return Ok(None) };
+        let Some(result) = response.remove(&claim.uid) else { return Ok(None) };
         let devices = result.map_err(|text| failed(Method::Prepare, claim, &text))?;
         within_limits(claim, &devices)?;
         good.push((claim.key.clone(), devices));
         Ok(Some(()))
     });
-    (good, outcome.and_then(|skipped| rest(Method::Prepare, skipped, answer.keys().next())))
+    (good, outcome.and_then(|skipped| check_complete(Method::Prepare, skipped, response.keys().next())))
 }
 
 /// The claims that were unprepared, and the first error.
-pub fn unprepared(batch: &[ClaimRef], answer: &Unprepared) -> (Vec<ClaimKey>, Result<(), AnswerError>) {
+pub fn unprepared(
+    batch: &[ClaimRef],
+    response: &UnprepareResults,
+) -> (Vec<ClaimKey>, Result<(), ResponseError>) {
     let mut good = Vec::new();
     let outcome = check(batch, |claim| {
-        let Some(result) = answer.get(&claim.uid) else { return Ok(None) };
+        let Some(result) = response.get(&claim.uid) else { return Ok(None) };
         result.as_ref().map_err(|text| failed(Method::Unprepare, claim, text))?;
         good.push(claim.key.clone());
         Ok(Some(()))
     });
-    let unknown = answer.keys().find(|uid| batch.iter().all(|claim| claim.uid != **uid));
-    (good, outcome.and_then(|skipped| rest(Method::Unprepare, skipped, unknown)))
+    let unknown = response.keys().find(|uid| batch.iter().all(|claim| claim.uid != **uid));
+    (good, outcome.and_then(|skipped| check_complete(Method::Unprepare, skipped, unknown)))
 }
 
-/// Checks all claims of the batch, and returns the number of those without an answer, or the first
+/// Checks all claims of the batch, and returns the number of those without a response, or the first
 /// error.
 fn check(
     batch: &[ClaimRef],
-    mut one: impl FnMut(&ClaimRef) -> Result<Option<()>, AnswerError>,
-) -> Result<usize, AnswerError> {
+    mut check_claim: impl FnMut(&ClaimRef) -> Result<Option<()>, ResponseError>,
+) -> Result<usize, ResponseError> {
     let mut first = None;
     let mut skipped = 0;
     for claim in batch {
-        match one(claim) {
+        match check_claim(claim) {
             Ok(Some(())) => {}
             Ok(None) => skipped += 1,
             Err(error) => first = first.or(Some(error)),
@@ -101,18 +107,18 @@ fn check(
     first.map_or(Ok(skipped), Err)
 }
 
-fn rest(method: Method, skipped: usize, unknown: Option<&String>) -> Result<(), AnswerError> {
+fn check_complete(method: Method, skipped: usize, unknown: Option<&String>) -> Result<(), ResponseError> {
     if let Some(uid) = unknown {
-        return Err(AnswerError::UnknownUid { method, uid: shown(uid) });
+        return Err(ResponseError::UnknownUid { method, uid: shown(uid) });
     }
     if skipped > 0 {
-        return Err(AnswerError::Skipped { method, number: skipped });
+        return Err(ResponseError::Skipped { method, number: skipped });
     }
     Ok(())
 }
 
-fn failed(method: Method, claim: &ClaimRef, text: &str) -> AnswerError {
-    AnswerError::Claim { method, claim: claim.key.name.clone(), text: shown(text) }
+fn failed(method: Method, claim: &ClaimRef, text: &str) -> ResponseError {
+    ResponseError::Claim { method, claim: claim.key.name.clone(), text: shown(text) }
 }
 
 /// A driver's text in messages for users.
@@ -120,8 +126,8 @@ fn shown(text: &str) -> String {
     clip::beginning(text, MOST_TEXT).to_owned()
 }
 
-fn within_limits(claim: &ClaimRef, devices: &[Device]) -> Result<(), AnswerError> {
-    let too_much = |what| Err(AnswerError::TooMuch { claim: claim.key.name.clone(), what });
+fn within_limits(claim: &ClaimRef, devices: &[Device]) -> Result<(), ResponseError> {
+    let too_much = |what| Err(ResponseError::TooMuch { claim: claim.key.name.clone(), what });
     if devices.len() > MOST_DEVICES {
         return too_much("more than 1024 devices");
     }
@@ -146,17 +152,17 @@ mod tests {
         ["a", "b"].iter().map(|name| info(name, &format!("{name}-uid"), &[]).id).collect()
     }
 
-    fn answers(list: &[(&str, Result<Vec<Device>, &str>)]) -> Prepared {
-        let one = |(uid, result): &(&str, Result<Vec<Device>, &str>)| {
+    fn results(list: &[(&str, Result<Vec<Device>, &str>)]) -> PrepareResults {
+        let entry = |(uid, result): &(&str, Result<Vec<Device>, &str>)| {
             ((*uid).to_owned(), result.clone().map_err(str::to_owned))
         };
-        list.iter().map(one).collect()
+        list.iter().map(entry).collect()
     }
 
     #[test]
-    fn each_claim_needs_an_answer_and_no_other_may_have_one() {
+    fn each_claim_needs_a_result_and_no_other_may_have_one() {
         let fails = |list: &[(&str, Result<Vec<Device>, &str>)]| {
-            let (good, outcome) = prepared(&batch(), answers(list));
+            let (good, outcome) = prepared(&batch(), results(list));
             (good.len(), outcome.unwrap_err().to_string())
         };
         assert_eq!(
@@ -172,33 +178,33 @@ mod tests {
             (1, "NodePrepareResources failed for ResourceClaim a: no such GPU".to_owned())
         );
         let (good, outcome) =
-            prepared(&batch(), answers(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]));
+            prepared(&batch(), results(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]));
         assert_eq!((good.len(), good[0].1.len(), outcome), (2, 1, Ok(())));
     }
 
     #[test]
     fn unpreparing_is_checked_in_the_same_way() {
-        let of = |list: &[(&str, Result<(), &str>)]| {
-            let answer: Unprepared =
+        let run = |list: &[(&str, Result<(), &str>)]| {
+            let response: UnprepareResults =
                 list.iter().map(|(uid, result)| ((*uid).to_owned(), result.map_err(str::to_owned))).collect();
-            let (good, outcome) = unprepared(&batch(), &answer);
+            let (good, outcome) = unprepared(&batch(), &response);
             (good.len(), outcome.map_err(|error| error.to_string()))
         };
-        assert_eq!(of(&[("a-uid", Ok(())), ("b-uid", Ok(()))]), (2, Ok(())));
+        assert_eq!(run(&[("a-uid", Ok(())), ("b-uid", Ok(()))]), (2, Ok(())));
         let fails = |number, text: &str| (number, Err(text.to_owned()));
-        assert_eq!(of(&[]), fails(0, "NodeUnprepareResources skipped 2 ResourceClaims"));
+        assert_eq!(run(&[]), fails(0, "NodeUnprepareResources skipped 2 ResourceClaims"));
         assert_eq!(
-            of(&[("a-uid", Ok(())), ("b-uid", Err("busy"))]),
+            run(&[("a-uid", Ok(())), ("b-uid", Err("busy"))]),
             fails(1, "NodeUnprepareResources failed for ResourceClaim b: busy")
         );
         assert_eq!(
-            of(&[("a-uid", Ok(())), ("c", Ok(()))]),
+            run(&[("a-uid", Ok(())), ("c", Ok(()))]),
             fails(1, "NodeUnprepareResources returned result for unknown claim UID c")
         );
     }
 
     #[test]
-    fn answers_beyond_the_limits_are_refused() {
+    fn responses_beyond_the_limits_are_refused() {
         let long = "x".repeat(MOST_NAME_BYTES + 1);
         let many = vec![String::new(); MOST_NAMES + 1];
         for devices in [
@@ -209,12 +215,12 @@ mod tests {
             vec![Device { share_id: Some(long.clone()), ..Device::default() }],
         ] {
             let (good, outcome) =
-                prepared(&batch(), answers(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
+                prepared(&batch(), results(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
             assert_eq!(good.len(), 1);
-            assert!(matches!(outcome, Err(AnswerError::TooMuch { .. })));
+            assert!(matches!(outcome, Err(ResponseError::TooMuch { .. })));
         }
         let text = "y".repeat(1_000_000);
-        let (_, outcome) = prepared(&batch(), answers(&[("a-uid", Err(&text)), ("b-uid", Ok(vec![]))]));
+        let (_, outcome) = prepared(&batch(), results(&[("a-uid", Err(&text)), ("b-uid", Ok(vec![]))]));
         assert!(outcome.unwrap_err().to_string().len() < 2_000);
     }
 }

@@ -1,17 +1,17 @@
-//! The claims in use on this node, and the steps of preparing and unpreparing them (pure; kubelet:
+//! The claims in use on this node, and the steps of preparing and unpreparing them (pure; Go:
 //! pkg/kubelet/cm/dra/manager.go).
 //!
-//! An operation begins with [`Books::begin_prepare`] or [`Books::begin_unprepare`], which say which
+//! An operation begins with [`ClaimState::begin_prepare`] or [`ClaimState::begin_unprepare`], which say which
 //! driver is to be called for which claims, and mark these claims. Another operation on one of them
 //! waits for the end of the first. The results of drivers are entered one by one, and
-//! [`Books::finish`] ends the operation, whether it succeeded or not.
+//! [`ClaimState::finish`] ends the operation, whether it succeeded or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::answer::{self, AnswerError, Prepared, Unprepared};
 use super::info::{ClaimInfo, ClaimKey, ClaimRef};
+use super::response::{self, PrepareResults, ResponseError, UnprepareResults};
 use crate::model::ids::PodUid;
 
 /// The label of the metric for all drivers together.
@@ -19,7 +19,7 @@ pub const ANY_DRIVER: &str = "<any>";
 
 /// Why an operation cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BookError {
+pub enum ClaimStateError {
     /// Another claim of this name is still in use.
     #[error(
         "old ResourceClaim with same name {name} and different UID {uid} still exists (previous pod force-deleted?!)"
@@ -42,7 +42,7 @@ pub enum BookError {
 
 /// The result of a begin.
 #[derive(Debug)]
-pub enum Begun {
+pub enum OperationStart {
     /// Another operation uses one of the claims: begin again when this channel is disconnected.
     Wait(Receiver<()>),
     /// The drivers to call.
@@ -75,9 +75,9 @@ impl Work {
     }
 }
 
-/// The books.
+/// The claims in use and the operations on them.
 #[derive(Debug, Default)]
-pub struct Books {
+pub struct ClaimState {
     claims: BTreeMap<ClaimKey, ClaimInfo>,
     /// The claims of operations that have begun. Dropped to wake those who wait.
     marked: BTreeMap<ClaimKey, Mark>,
@@ -91,12 +91,12 @@ struct Mark {
     ended: Receiver<()>,
 }
 
-impl Books {
+impl ClaimState {
     /// The claims of a state file.
     #[must_use]
-    pub fn new(claims: Vec<ClaimInfo>) -> Books {
+    pub fn new(claims: Vec<ClaimInfo>) -> ClaimState {
         let claims = claims.into_iter().map(|claim| (claim.id.key.clone(), claim)).collect();
-        Books { claims, ..Books::default() }
+        ClaimState { claims, ..ClaimState::default() }
     }
 
     /// All claims.
@@ -127,17 +127,21 @@ impl Books {
     ///
     /// # Errors
     /// When a claim's name is still used by another claim.
-    pub fn begin_prepare(&mut self, pod: &PodUid, wanted: &[ClaimInfo]) -> Result<Begun, BookError> {
+    pub fn begin_prepare(
+        &mut self,
+        pod: &PodUid,
+        wanted: &[ClaimInfo],
+    ) -> Result<OperationStart, ClaimStateError> {
         for claim in wanted {
             if let Some(known) = self.claims.get(&claim.id.key)
                 && known.id.uid != claim.id.uid
             {
                 let (name, uid) = (known.id.key.name.clone(), known.id.uid.clone());
-                return Err(BookError::OtherUid { name, uid });
+                return Err(ClaimStateError::OtherUid { name, uid });
             }
         }
         if let Some(wait) = self.wait_for(wanted.iter().map(|claim| &claim.id.key)) {
-            return Ok(Begun::Wait(wait));
+            return Ok(OperationStart::Wait(wait));
         }
         let mut work = Work::default();
         for claim in wanted {
@@ -161,14 +165,14 @@ impl Books {
             }
         }
         self.mark(&work);
-        Ok(Begun::Work(work))
+        Ok(OperationStart::Work(work))
     }
 
     /// Removes the pod as a user of all its claims, and returns those that no other pod uses, for
     /// their drivers. The pod remains a user of these until their drivers have succeeded.
     ///
     /// DIFFERS: upstream unprepares a claim with one user also if that user is another pod.
-    pub fn begin_unprepare(&mut self, pod: &PodUid) -> Begun {
+    pub fn begin_unprepare(&mut self, pod: &PodUid) -> OperationStart {
         let last = |claim: &&ClaimInfo| claim.pods.len() <= 1;
         let of_pod = |claim: &&ClaimInfo| claim.pods.contains(pod);
         let ending: Vec<ClaimRef> =
@@ -176,8 +180,8 @@ impl Books {
         self.begin_end(pod, ending)
     }
 
-    /// As [`Books::begin_unprepare`], for claims that no pod uses. Only a damaged file has some.
-    pub fn begin_unprepare_unused(&mut self) -> Begun {
+    /// As [`ClaimState::begin_unprepare`], for claims that no pod uses. Only a damaged file has some.
+    pub fn begin_unprepare_unused(&mut self) -> OperationStart {
         let ending: Vec<ClaimRef> = self
             .claims
             .values()
@@ -187,9 +191,9 @@ impl Books {
         self.begin_end(&PodUid::default(), ending)
     }
 
-    fn begin_end(&mut self, pod: &PodUid, ending: Vec<ClaimRef>) -> Begun {
+    fn begin_end(&mut self, pod: &PodUid, ending: Vec<ClaimRef>) -> OperationStart {
         if let Some(wait) = self.wait_for(ending.iter().map(|id| &id.key)) {
-            return Begun::Wait(wait);
+            return OperationStart::Wait(wait);
         }
         for claim in self.claims.values_mut().filter(|claim| claim.pods.len() > 1) {
             if claim.pods.remove(pod) {
@@ -205,10 +209,10 @@ impl Books {
             }
         }
         self.mark(&work);
-        Begun::Work(work)
+        OperationStart::Work(work)
     }
 
-    /// Enters the answer of a driver that has prepared its batch.
+    /// Enters the response of a driver that has prepared its batch.
     ///
     /// # Errors
     /// The first claim that failed; the devices of all others are entered.
@@ -216,13 +220,13 @@ impl Books {
         &mut self,
         work: &mut Work,
         driver: &str,
-        answer: Prepared,
-    ) -> Result<(), AnswerError> {
+        response: PrepareResults,
+    ) -> Result<(), ResponseError> {
         let batch = work.batches.get(driver).cloned().unwrap_or_default();
-        let (good, outcome) = answer::prepared(&batch, answer);
+        let (good, outcome) = response::prepared(&batch, response);
         for (key, devices) in good {
             if let Some(claim) = self.claims.get_mut(&key) {
-                // DIFFERS: upstream adds them to those of an earlier answer, so that a claim that is
+                // DIFFERS: upstream adds them to those of an earlier response, so that a claim that is
                 // prepared again has each device twice.
                 let known = claim.drivers.insert(driver.to_owned(), devices);
                 if known.as_ref() != claim.drivers.get(driver) {
@@ -234,7 +238,7 @@ impl Books {
         outcome
     }
 
-    /// Enters the answer of a driver that has unprepared its batch.
+    /// Enters the response of a driver that has unprepared its batch.
     ///
     /// # Errors
     /// The first claim that failed; all others count as unprepared by this driver.
@@ -242,10 +246,10 @@ impl Books {
         &mut self,
         work: &mut Work,
         driver: &str,
-        answer: &Unprepared,
-    ) -> Result<(), AnswerError> {
+        response: &UnprepareResults,
+    ) -> Result<(), ResponseError> {
         let batch = work.batches.get(driver).cloned().unwrap_or_default();
-        let (good, outcome) = answer::unprepared(&batch, answer);
+        let (good, outcome) = response::unprepared(&batch, response);
         for key in good {
             work.done(&key, driver);
         }
@@ -291,8 +295,9 @@ impl Books {
     ///
     /// # Errors
     /// When the claim is not known.
-    pub fn cdi_devices(&self, key: &ClaimKey, requests: &[&str]) -> Result<Vec<String>, BookError> {
-        let unknown = || BookError::Unknown { name: key.name.clone(), namespace: key.namespace.clone() };
+    pub fn cdi_devices(&self, key: &ClaimKey, requests: &[&str]) -> Result<Vec<String>, ClaimStateError> {
+        let unknown =
+            || ClaimStateError::Unknown { name: key.name.clone(), namespace: key.namespace.clone() };
         let claim = self.claims.get(key).ok_or_else(unknown)?;
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
