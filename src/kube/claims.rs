@@ -115,11 +115,11 @@ pub struct Claims {
 struct Shared {
     api: Box<dyn ClaimApi>,
     /// Not locked during a request.
-    known: Mutex<Known>,
+    known: Mutex<KnownObjects>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownObjects {
     claims: HashMap<(String, String), Claim>,
     volumes: HashMap<String, PersistentVolume>,
     drivers: HashMap<String, Option<CsiDriver>>,
@@ -134,8 +134,8 @@ impl fmt::Debug for Claims {
 impl Default for Claims {
     /// No claim can be read.
     fn default() -> Claims {
-        struct Nothing;
-        impl ClaimApi for Nothing {
+        struct NoServer;
+        impl ClaimApi for NoServer {
             fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
                 Err(unavailable())
             }
@@ -146,7 +146,7 @@ impl Default for Claims {
                 Err(unavailable())
             }
         }
-        Claims::new(Box::new(Nothing))
+        Claims::new(Box::new(NoServer))
     }
 }
 
@@ -251,7 +251,7 @@ impl Claims {
         self.shared.api.write_size(namespace, name, size)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownObjects> {
         self.shared.known.locked()
     }
 }
@@ -312,7 +312,7 @@ impl Claims {
         }
         let key = |claim: &Claim| (claim.metadata.namespace.clone(), claim.metadata.name.clone());
         let claims = claims.into_iter().map(|claim| (key(&claim), claim)).collect();
-        let volumes = volumes.into_iter().map(|one| (one.metadata.name.clone(), one)).collect();
+        let volumes = volumes.into_iter().map(|volume| (volume.metadata.name.clone(), volume)).collect();
         Claims::new(Box::new(Store((claims, volumes))))
     }
 }

@@ -56,8 +56,8 @@ pub struct Credentials {
 pub struct CredentialError(String);
 
 impl From<String> for CredentialError {
-    fn from(why: String) -> CredentialError {
-        CredentialError(why)
+    fn from(message: String) -> CredentialError {
+        CredentialError(message)
     }
 }
 
@@ -428,7 +428,7 @@ impl Client {
                 Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
                 None => Issued::default(),
             };
-            let outcome = self.ask(&session, call, issued.token.as_ref(), deadline);
+            let outcome = self.attempt_call(&session, call, issued.token.as_ref(), deadline);
             // A stream that was opened while the credentials changed may not be among those that were
             // ended. INVARIANT: these are listed under the lock under which the session is replaced,
             // so a stream that passes here was opened before that, or uses the new session.
@@ -470,7 +470,7 @@ impl Client {
             let mut body = Vec::new();
             let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
             self.took(call.method, &response.body);
-            return Err(ApiError::from_answer(call.attempt(), status, &body, after));
+            return Err(ApiError::from_response(call.attempt(), status, &body, after));
         }
     }
 
@@ -503,7 +503,7 @@ impl Client {
         Ok(issued)
     }
 
-    fn ask(
+    fn attempt_call(
         &self,
         session: &Session,
         call: &Call<'_>,
@@ -523,7 +523,7 @@ impl Client {
         let begin = Instant::now();
         let outcome = session.connections.send(&request, &self.breaker);
         metrics::CLIENT_DURATION.took([call.method.into(), session.host()], begin.elapsed());
-        let code = outcome.as_ref().map_or("<error>".into(), |answer| answer.status.to_string().into());
+        let code = outcome.as_ref().map_or("<error>".into(), |response| response.status.to_string().into());
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
         let outcome = outcome.map_err(|error| {
             // Other idle connections are probably broken, too.

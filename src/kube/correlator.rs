@@ -99,7 +99,7 @@ impl Correlator {
 
     /// Counts an event and returns its report; `None`: its object has used up its budget.
     pub(super) fn take(&mut self, event: &Event) -> Option<Report> {
-        let object = Object::of(&event.regarding);
+        let object = Object::from_regarding(&event.regarding);
         let group = self.hasher.hash_one((&object, event.kind, event.reason));
         let (key, message) = match self.is_one_of_many(group, event) {
             // From here on it is a separate event, whatever its message is.
@@ -156,7 +156,7 @@ enum Object<'a> {
 }
 
 impl Object<'_> {
-    fn of(regarding: &Regarding) -> Object<'_> {
+    fn from_regarding(regarding: &Regarding) -> Object<'_> {
         match regarding {
             Regarding::Pod { namespace, name, uid, .. } => Object::Pod(namespace, name, uid.as_str()),
             Regarding::Node => Object::Node,

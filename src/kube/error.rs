@@ -53,7 +53,7 @@ struct Details {
 
 impl ApiError {
     /// A response with an error status.
-    pub(super) fn from_answer(
+    pub(super) fn from_response(
         attempt: String,
         code: u16,
         body: &[u8],
@@ -68,15 +68,17 @@ impl ApiError {
             let is_proxy = code == 404 && kind != Some("Status");
             if is_proxy { "Unknown" } else { reason_of(code) }.to_owned()
         });
-        let told = status.as_ref().and_then(|status| status.message.clone());
-        let message = told.filter(|message| !message.is_empty()).unwrap_or_else(|| match text() {
+        let sent_message = status.as_ref().and_then(|status| status.message.clone());
+        let message = sent_message.filter(|message| !message.is_empty()).unwrap_or_else(|| match text() {
             text if text.is_empty() || status.is_some() => {
                 format!("the server responded with {code} ({reason})")
             }
             text => format!("the server responded with {code}: {text}"),
         });
-        let asked = status.and_then(|status| status.details).and_then(|details| details.retry_after_seconds);
-        let retry_after = retry_after.or(asked.filter(|seconds| *seconds > 0).map(Duration::from_secs));
+        let seconds_of_details =
+            status.and_then(|status| status.details).and_then(|details| details.retry_after_seconds);
+        let retry_after =
+            retry_after.or(seconds_of_details.filter(|seconds| *seconds > 0).map(Duration::from_secs));
         ApiError { attempt, cause: Cause::Status { code, reason, message, retry_after } }
     }
 
@@ -255,32 +257,35 @@ fn reason_of(code: u16) -> &'static str {
 mod tests {
     use super::*;
 
-    fn answered(code: u16, body: &str) -> ApiError {
-        ApiError::from_answer("get pods \"ns/p\"".to_owned(), code, body.as_bytes(), None)
+    fn error_for(code: u16, body: &str) -> ApiError {
+        ApiError::from_response("get pods \"ns/p\"".to_owned(), code, body.as_bytes(), None)
     }
 
     #[test]
     fn error_responses_determine_the_kind_of_error() {
-        let error = answered(
+        let error = error_for(
             404,
             r#"{"kind":"Status","status":"Failure","message":"pods \"p\" not found","reason":"NotFound","code":404}"#,
         );
         assert!(error.is_not_found() && !error.is_conflict() && !error.is_transport());
         assert_eq!((error.to_string().as_str(), error.status()), ("pods \"p\" not found", Some(404)));
-        let error = answered(409, r#"{"reason":"AlreadyExists","message":"m"}"#);
+        let error = error_for(409, r#"{"reason":"AlreadyExists","message":"m"}"#);
         assert!(error.is_already_exists() && !error.is_conflict());
-        let error = answered(502, "<html>bad gateway</html>\n");
+        let error = error_for(502, "<html>bad gateway</html>\n");
         assert_eq!(error.to_string(), "the server responded with 502: <html>bad gateway</html>");
         assert_eq!(error.reason(), "InternalError");
         // A 404 of a proxy does not mean that the object is missing: nothing is removed because of it.
         for body in ["404 page not found\n", "", "<html>", "[]", "null", r#"{"error":"no route"}"#] {
-            let error = answered(404, body);
+            let error = error_for(404, body);
             assert!(!error.is_not_found() && error.status() == Some(404), "{body:?}");
         }
-        assert!(answered(404, r#"{"kind":"Status","code":404}"#).is_not_found(), "a Status without a reason");
-        assert_eq!(answered(401, "").to_string(), "the server responded with 401 (Unauthorized)");
-        assert!(answered(401, "").reason() == "Unauthorized" && answered(410, "[]").is_gone());
-        let error = answered(429, r#"{"details":{"retryAfterSeconds":3}}"#);
+        assert!(
+            error_for(404, r#"{"kind":"Status","code":404}"#).is_not_found(),
+            "a Status without a reason"
+        );
+        assert_eq!(error_for(401, "").to_string(), "the server responded with 401 (Unauthorized)");
+        assert!(error_for(401, "").reason() == "Unauthorized" && error_for(410, "[]").is_gone());
+        let error = error_for(429, r#"{"details":{"retryAfterSeconds":3}}"#);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
     }
 

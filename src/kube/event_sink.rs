@@ -26,7 +26,7 @@ use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// Events that may wait for the API server; equal to the capacity of the log.
-pub const WAITING: usize = super::events::KEPT;
+pub const WAITING: usize = super::events::MAX_EVENTS;
 
 /// The pause between two attempts while there is no response; the first is a random part of it.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -211,8 +211,8 @@ impl EventApi for Client {
 }
 
 /// The outcome for an event. The client has already obeyed `Retry-After`.
-fn outcome(answer: Result<IgnoredAny, ApiError>) -> Outcome {
-    let Err(error) = answer else { return Outcome::Done };
+fn outcome(result: Result<IgnoredAny, ApiError>) -> Outcome {
+    let Err(error) = result else { return Outcome::Done };
     match error.status() {
         _ if error.is_already_exists() => Outcome::Exists,
         _ if error.is_not_found() => Outcome::Missing,
@@ -263,9 +263,9 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             let mut queue = outbox.queue.locked();
             queue.finish(ticket, &entry);
             match &outcome {
-                Outcome::Refused(why) | Outcome::Odd(why) => {
+                Outcome::Refused(reason) | Outcome::Odd(reason) => {
                     queue.counts.refused += 1;
-                    log_rejection(queue.counts.refused, &entry.event, why);
+                    log_rejection(queue.counts.refused, &entry.event, reason);
                 }
                 _ => queue.counts.sent += 1,
             }
@@ -282,9 +282,9 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
 }
 
 /// Logs a refusal at doubling counts.
-fn log_rejection(refused: u64, event: &RecordedEvent, why: &str) {
+fn log_rejection(refused: u64, event: &RecordedEvent, reason: &str) {
     // As upstream, it is no problem that a namespace takes no events while it is deleted.
-    let level = if why.contains("because it is being terminated") || !refused.is_power_of_two() {
+    let level = if reason.contains("because it is being terminated") || !refused.is_power_of_two() {
         log::Level::Debug
     } else {
         log::Level::Warn
@@ -292,7 +292,7 @@ fn log_rejection(refused: u64, event: &RecordedEvent, why: &str) {
     let again = if refused > 1 { format!(" ({refused} so far)") } else { String::new() };
     log::log!(
         level,
-        "the API server refuses event {} {} of {}{again}: {why}",
+        "the API server refuses event {} {} of {}{again}: {reason}",
         event.name,
         event.reason,
         event.object()

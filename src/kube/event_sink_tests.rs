@@ -49,18 +49,18 @@ struct FakeApi {
 }
 
 impl FakeApi {
-    fn answering(fates: impl IntoIterator<Item = Outcome>) -> FakeApi {
+    fn with_outcomes(fates: impl IntoIterator<Item = Outcome>) -> FakeApi {
         FakeApi {
             inner: Arc::new(Mutex::new((fates.into_iter().collect(), Vec::new()))),
             request_sender: None,
         }
     }
 
-    fn asked(&self) -> Vec<String> {
+    fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.inner.lock().unwrap().1)
     }
 
-    fn answer(&self, request: String) -> Outcome {
+    fn respond(&self, request: String) -> Outcome {
         let mut inner = self.inner.lock().unwrap();
         inner.1.push(request.clone());
         let outcome = inner.0.pop_front().unwrap_or(Outcome::Done);
@@ -74,11 +74,11 @@ impl FakeApi {
 impl EventApi for FakeApi {
     fn create(&self, namespace: &str, event: &api::Event) -> Outcome {
         let object = event.involved_object.name.clone().unwrap();
-        self.answer(format!("POST {namespace}/{object} {}", event.count.unwrap()))
+        self.respond(format!("POST {namespace}/{object} {}", event.count.unwrap()))
     }
     fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome {
         let object = name.split('.').next().unwrap();
-        self.answer(format!("PATCH {namespace}/{object} {}", change["count"]))
+        self.respond(format!("PATCH {namespace}/{object} {}", change["count"]))
     }
     fn era(&self) -> u64 {
         0
@@ -171,10 +171,10 @@ fn a_bad_manifest_is_reported_on_the_node() {
 #[test]
 fn a_new_event_is_posted_and_a_repeat_patched() {
     let check = |times: usize, new: bool, fates: &[Outcome], requests: &[&str], expected: Outcome| {
-        let client = FakeApi::answering(fates.iter().cloned());
+        let client = FakeApi::with_outcomes(fates.iter().cloned());
         let entry = Entry { event: recorded(event("web", 0), times), new };
         assert_eq!(deliver(&client, &entry, &unknown()), expected);
-        assert_eq!(client.asked(), requests);
+        assert_eq!(client.take_requests(), requests);
     };
     let refused = || Outcome::Refused("no".into());
     check(1, true, &[], &["POST default/web 1"], Outcome::Done);
@@ -252,9 +252,9 @@ fn the_queue_is_bounded_and_a_repeat_replaces_its_entry() {
     queue.finish(ticket, &entry);
     assert!(queue.first().is_none() && queue.by_name.is_empty());
     for number in 0..WAITING + 7 {
-        let mut one = RecordedEvent::clone(&web);
-        one.name = format!("web.{number}");
-        queue.put(Arc::new(one), true);
+        let mut renamed = RecordedEvent::clone(&web);
+        renamed.name = format!("web.{number}");
+        queue.put(Arc::new(renamed), true);
     }
     assert_eq!((queue.entries.len(), queue.by_name.len(), queue.counts.lost), (WAITING, WAITING, 7));
     assert_eq!(queue.first().unwrap().1.event.name, "web.7");
@@ -281,7 +281,7 @@ fn the_thread_sends_old_and_new_events_and_survives_rejections() {
     let (request_sender, requests) = bounded(16);
     let client = FakeApi {
         request_sender: Some(request_sender),
-        ..FakeApi::answering([Outcome::Done, Outcome::Refused("no".into())])
+        ..FakeApi::with_outcomes([Outcome::Done, Outcome::Refused("no".into())])
     };
     let running = start(&log, client, unknown(), OnDeath::Unsupervised).unwrap();
     let next = || requests.recv_timeout(Duration::from_secs(30)).unwrap();
@@ -313,7 +313,7 @@ fn a_stop_does_not_wait_for_an_unavailable_api_server() {
     drop(sink);
     let (request_sender, requests) = bounded(16);
     let client =
-        FakeApi { request_sender: Some(request_sender), ..FakeApi::answering(vec![Outcome::Away; 100]) };
+        FakeApi { request_sender: Some(request_sender), ..FakeApi::with_outcomes(vec![Outcome::Away; 100]) };
     let running = start(&log, client, unknown(), OnDeath::Unsupervised).unwrap();
     log.record(event("web", 0));
     requests.recv_timeout(Duration::from_secs(30)).unwrap();

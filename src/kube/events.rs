@@ -1,4 +1,4 @@
-//! The event recorder: equal events become one with a count, and the newest [`KEPT`] are stored.
+//! The event recorder: equal events become one with a count, and the newest [`MAX_EVENTS`] are stored.
 //! The pure parts are `Correlator` and `EventTable`; the thread moves events from the queue through
 //! them.
 
@@ -22,7 +22,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
 /// Distinct events that are stored; with long messages this stays below 1 MiB.
-pub const KEPT: usize = 1000;
+pub const MAX_EVENTS: usize = 1000;
 
 /// Longer messages are cut: events are for people, and memory is bounded.
 const MESSAGE_BYTES: usize = 1024;
@@ -251,10 +251,10 @@ impl EventTable {
         if let Some(outbox) = &self.outbox {
             outbox.put(Arc::clone(&recorded), report.count == 1);
         }
-        if self.by_seq.len() > KEPT
+        if self.by_seq.len() > MAX_EVENTS
             && let Some((oldest, _)) = self.by_seq.pop_first()
         {
-            // When the table is full, each event costs one pass over the map of KEPT entries.
+            // When the table is full, each event costs one pass over the map of MAX_EVENTS entries.
             self.by_key.retain(|_, seq| *seq != oldest);
         }
         for waiter in self.waiters.drain(..) {
@@ -270,8 +270,9 @@ impl EventTable {
 }
 
 /// Cut as messages are: a pod has any number of containers.
-fn annotations(of: BTreeMap<&'static str, String>) -> BTreeMap<String, String> {
-    of.into_iter()
+fn annotations(values: BTreeMap<&'static str, String>) -> BTreeMap<String, String> {
+    values
+        .into_iter()
         .map(|(name, mut value)| {
             cut(&mut value);
             (name.to_owned(), value)
@@ -279,13 +280,13 @@ fn annotations(of: BTreeMap<&'static str, String>) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn name_of(regarding: &Regarding, host: &str, at: Timestamp) -> String {
+fn name_of(regarding: &Regarding, host: &str, time: Timestamp) -> String {
     let object = match regarding {
         Regarding::Pod { name, .. } => name.as_str(),
         Regarding::Node => host,
         Regarding::Manifest { .. } => "manifest",
     };
-    let name = format!("{object}.{:x}", at.as_nanosecond());
+    let name = format!("{object}.{:x}", time.as_nanosecond());
     if is_dns_subdomain(&name) { name } else { uuid_of(&name) }
 }
 
@@ -468,10 +469,10 @@ mod tests {
     #[test]
     fn the_log_is_bounded_and_drops_the_oldest() {
         let mut table = EventTable::new("node");
-        for index in 0..KEPT + 50 {
+        for index in 0..MAX_EVENTS + 50 {
             table.record(event(&format!("pod{index}"), "again", 0));
         }
-        assert_eq!((table.by_seq.len(), table.by_key.len()), (KEPT, KEPT));
+        assert_eq!((table.by_seq.len(), table.by_key.len()), (MAX_EVENTS, MAX_EVENTS));
         assert_eq!(table.since(0)[0].object(), "pod/pod50");
         // Events that the table has dropped are still counted by the correlator.
         table.record(event("pod0", "again", 1));
@@ -524,8 +525,8 @@ mod tests {
 
     #[test]
     fn an_invalid_name_becomes_a_uuid() {
-        let at = Timestamp::from_second(1_700_000_000).unwrap();
-        let name = |host: &str| name_of(&Regarding::Node, host, at);
+        let time = Timestamp::from_second(1_700_000_000).unwrap();
+        let name = |host: &str| name_of(&Regarding::Node, host, time);
         assert_eq!(name("node1"), "node1.17979cfe362a0000");
         for odd in ["Node_1", "-a", "", &"a".repeat(250)] {
             let uuid = name(odd);

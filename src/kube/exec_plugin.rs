@@ -139,8 +139,8 @@ impl ExecPlugin {
 
     fn last(&self, now: Timestamp) -> Option<Issued> {
         let last = self.last.locked();
-        let fresh = last.as_ref().filter(|answer| answer.expires.is_none_or(|expires| now < expires));
-        fresh.map(|answer| answer.issued.clone())
+        let fresh = last.as_ref().filter(|response| response.expires.is_none_or(|expires| now < expires));
+        fresh.map(|response| response.issued.clone())
     }
 
     fn run(&self, breaker: &Breaker) -> Result<Response, String> {
@@ -213,16 +213,16 @@ impl CredentialSource for ExecPlugin {
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);
         }
-        let answer = self.run(breaker)?;
-        let issued = answer.issued.clone();
-        *self.last.locked() = Some(answer);
+        let response = self.run(breaker)?;
+        let issued = response.issued.clone();
+        *self.last.locked() = Some(response);
         Ok(issued)
     }
 
     fn refused(&self, issued: &Issued) -> bool {
         let mut last = self.last.locked();
         // Another thread may have run the plugin meanwhile.
-        if last.as_ref().is_some_and(|answer| answer.issued == *issued) {
+        if last.as_ref().is_some_and(|response| response.issued == *issued) {
             *last = None;
         }
         true

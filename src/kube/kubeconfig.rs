@@ -65,20 +65,22 @@ fn credentials_in(
     environment: &Environment,
 ) -> Result<Credentials, KubeconfigError> {
     let context_name = config.current_context.as_deref().unwrap_or_default();
-    let contexts = config.contexts.iter().flatten().map(|one| (one.name.as_str(), one.context.as_ref()));
+    let contexts =
+        config.contexts.iter().flatten().map(|entry| (entry.name.as_str(), entry.context.as_ref()));
     let context = match find("context", contexts, context_name) {
         // As upstream, an entry without a name is that of a configuration that names none.
         Err(KubeconfigError::Missing { .. }) if context_name.is_empty() => Context::default(),
         found => found?.cloned().unwrap_or_default(),
     };
-    let clusters = config.clusters.iter().flatten().map(|one| (one.name.as_str(), one.cluster.as_ref()));
+    let clusters =
+        config.clusters.iter().flatten().map(|entry| (entry.name.as_str(), entry.cluster.as_ref()));
     let cluster = match find("cluster", clusters, &context.cluster) {
         Err(KubeconfigError::Missing { .. }) if context_name.is_empty() && context.cluster.is_empty() => {
             return Err(KubeconfigError::Empty);
         }
         found => found?.cloned().unwrap_or_default(),
     };
-    let users = config.users.iter().flatten().map(|one| (one.name.as_str(), one.user.as_ref()));
+    let users = config.users.iter().flatten().map(|entry| (entry.name.as_str(), entry.user.as_ref()));
     let user = match find("user", users, &context.user) {
         // A context without a user.
         // DIFFERS: upstream also sends no credentials if the user does not exist.
@@ -133,7 +135,7 @@ fn find<'a, T>(
     all: impl Iterator<Item = (&'a str, Option<&'a T>)>,
     name: &str,
 ) -> Result<Option<&'a T>, KubeconfigError> {
-    let mut fits = all.filter(|(one, _)| *one == name).map(|(_, value)| value);
+    let mut fits = all.filter(|(candidate, _)| *candidate == name).map(|(_, value)| value);
     let found = fits.next().ok_or_else(|| KubeconfigError::Missing { kind, name: name.to_owned() })?;
     match fits.next() {
         Some(_) => Err(KubeconfigError::Duplicate { kind, name: name.to_owned() }),
@@ -383,8 +385,8 @@ impl TokenFile {
 
     fn token(&self, now: Instant) -> Result<Secret<String>, String> {
         let mut last = self.last.locked();
-        if let Some((at, token)) = &*last
-            && now.saturating_duration_since(*at) < TOKEN_PERIOD
+        if let Some((read_at, token)) = &*last
+            && now.saturating_duration_since(*read_at) < TOKEN_PERIOD
         {
             return Ok(token.clone());
         }

@@ -6,7 +6,7 @@
 //! Threads: `events` (always), `events-api`, `certs`, `watch/<kind>` (with an API server only).
 //! Each waits in one place; [`client::Client::shut_down`] ends a request that waits for the server.
 //! Invariants: memory is bounded by the objects that pods of this node name, the services of the
-//! cluster, and `events::KEPT` distinct events; an unavailable server delays only the callers that
+//! cluster, and `events::MAX_EVENTS` distinct events; an unavailable server delays only the callers that
 //! need it; secrets and tokens are not in logs, events or `Debug` output.
 //! Absent on purpose: protobuf; lists of resources that a node may not list.
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,

@@ -46,15 +46,15 @@ pub struct Trust {
 }
 
 /// An API server that does not exist.
-struct Nowhere;
+struct NoServer;
 
-impl BundleApi for Nowhere {
+impl BundleApi for NoServer {
     fn read_bundles(&self, _: &Query) -> Result<Vec<Bundle>, ApiError> {
         Err(ApiError::no_server())
     }
 }
 
-impl CertificateApi for Nowhere {
+impl CertificateApi for NoServer {
     fn account_uid(&self, _: &str, _: &str) -> Result<String, ApiError> {
         Err(ApiError::no_server())
     }
@@ -75,8 +75,8 @@ impl CertificateApi for Nowhere {
 impl Default for Trust {
     fn default() -> Trust {
         Trust {
-            bundles: TrustBundles::new(Box::new(Nowhere)),
-            certificates: PodCertificates::new(Box::new(Nowhere)),
+            bundles: TrustBundles::new(Box::new(NoServer)),
+            certificates: PodCertificates::new(Box::new(NoServer)),
         }
     }
 }

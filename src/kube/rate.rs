@@ -18,7 +18,7 @@ pub struct Bucket {
 #[derive(Debug)]
 struct State {
     tokens: f64,
-    at: Instant,
+    updated: Instant,
 }
 
 impl Bucket {
@@ -27,14 +27,14 @@ impl Bucket {
     pub fn new(qps: f64, burst: u32, now: Instant) -> Bucket {
         let (qps, burst) = if qps > 0.0 && qps.is_finite() { (qps, burst.max(1)) } else { (5.0, 10) };
         let burst = f64::from(burst);
-        Bucket { qps, burst, state: Mutex::new(State { tokens: burst, at: now }) }
+        Bucket { qps, burst, state: Mutex::new(State { tokens: burst, updated: now }) }
     }
 
     /// Takes a token and returns the time until it is valid.
     fn reserve(&self, now: Instant) -> Duration {
         let mut state = self.state.locked();
-        let passed = now.saturating_duration_since(state.at).as_secs_f64();
-        state.at = state.at.max(now);
+        let passed = now.saturating_duration_since(state.updated).as_secs_f64();
+        state.updated = state.updated.max(now);
         state.tokens = (state.tokens + passed * self.qps).min(self.burst) - 1.0;
         if state.tokens >= 0.0 {
             return Duration::ZERO;

@@ -66,7 +66,7 @@ pub enum ReviewError {
     Api { what: &'static str, source: ApiError },
     /// The API server could not decide.
     #[error("{0}")]
-    Said(String),
+    Undecided(String),
     /// Too many reviews are in progress.
     #[error("too many reviews at once")]
     Busy,
@@ -105,12 +105,12 @@ impl Reviewer {
             "spec": {"token": token},
             "status": {"user": {}},
         });
-        let answer = self.ask("review a token", &Target::token_reviews(), &body)?;
-        let status = answer.get("status").unwrap_or(&Value::Null);
+        let review = self.create_review("review a token", &Target::token_reviews(), &body)?;
+        let status = review.get("status").unwrap_or(&Value::Null);
         if status.get("authenticated") != Some(&Value::Bool(true)) {
             return match text(status, "error") {
                 "" => Ok(None),
-                why => Err(ReviewError::Said(why.to_owned())),
+                message => Err(ReviewError::Undecided(message.to_owned())),
             };
         }
         let user = status.get("user").unwrap_or(&Value::Null);
@@ -133,14 +133,14 @@ impl Reviewer {
     /// When authorization cannot be decided.
     pub fn access(&self, user: &User, attributes: &Attributes<'_>) -> Result<bool, ReviewError> {
         let mut spec = Map::new();
-        let asked = json!({
+        let resource_attributes = json!({
             "verb": attributes.verb,
             "version": "v1",
             "resource": "nodes",
             "subresource": attributes.subresource,
             "name": attributes.node,
         });
-        spec.insert("resourceAttributes".to_owned(), asked);
+        spec.insert("resourceAttributes".to_owned(), resource_attributes);
         spec.insert("user".to_owned(), user.name.clone().into());
         if !user.groups.is_empty() {
             spec.insert("groups".to_owned(), user.groups.clone().into());
@@ -158,20 +158,20 @@ impl Reviewer {
             "spec": spec,
             "status": {"allowed": false},
         });
-        let answer = self.ask("review an access", &Target::subject_access_reviews(), &body)?;
-        let status = answer.get("status").unwrap_or(&Value::Null);
+        let review = self.create_review("review an access", &Target::subject_access_reviews(), &body)?;
+        let status = review.get("status").unwrap_or(&Value::Null);
         let is = |field: &str| status.get(field) == Some(&Value::Bool(true));
         Ok(is("allowed") && !is("denied"))
     }
 
-    fn ask(&self, what: &'static str, target: &Target, body: &Value) -> Result<Value, ReviewError> {
+    fn create_review(&self, what: &'static str, target: &Target, body: &Value) -> Result<Value, ReviewError> {
         let deadline = Instant::now() + LIMIT;
         let _permit = self.permit(deadline)?;
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
             let error = match self.client.create(target, body) {
-                Ok(answer) => return Ok(answer),
+                Ok(review) => return Ok(review),
                 Err(error) => error,
             };
             if error.is_stopping() {

@@ -28,12 +28,12 @@ pub enum ClassError {
     #[error("runtimeclass.node.k8s.io {0:?} not found")]
     NotFound(String),
     /// The API server did not respond, or with an error.
-    #[error("failed to lookup RuntimeClass {name}: {why}")]
+    #[error("failed to lookup RuntimeClass {name}: {reason}")]
     Unavailable {
         /// The name of the class.
         name: String,
         /// The error of the request.
-        why: String,
+        reason: String,
     },
 }
 
@@ -101,8 +101,8 @@ impl RuntimeClasses {
                 self.known().insert(name.to_owned(), (class.handler.clone(), now));
                 Ok(class.handler)
             }
-            (Err(ClassError::Unavailable { why, .. }), Some((handler, _))) => {
-                log::debug!("RuntimeClass {name}: {why}; its last known handler is used");
+            (Err(ClassError::Unavailable { reason, .. }), Some((handler, _))) => {
+                log::debug!("RuntimeClass {name}: {reason}; its last known handler is used");
                 Ok(handler)
             }
             (Err(error), _) => {
@@ -121,13 +121,13 @@ impl RuntimeClasses {
 impl RuntimeClasses {
     /// No class exists.
     pub(crate) fn none() -> RuntimeClasses {
-        struct None;
-        impl ClassApi for None {
+        struct NoClasses;
+        impl ClassApi for NoClasses {
             fn read_class(&self, name: &str) -> Result<Class, ClassError> {
                 Err(ClassError::NotFound(name.to_owned()))
             }
         }
-        RuntimeClasses::new(Box::new(None))
+        RuntimeClasses::new(Box::new(NoClasses))
     }
 }
 
@@ -147,7 +147,7 @@ mod tests {
                 Err(true) => Err(ClassError::NotFound(name.to_owned())),
                 Err(false) => Err(ClassError::Unavailable {
                     name: name.to_owned(),
-                    why: "connection refused".to_owned(),
+                    reason: "connection refused".to_owned(),
                 }),
             }
         }

@@ -131,7 +131,10 @@ fn insert(table: &mut Table, service: api::Service) {
             let port = |port: api::ServicePort| Port {
                 name: port.name.unwrap_or_default(),
                 number: port.port,
-                protocol: port.protocol.filter(|it| !it.is_empty()).unwrap_or_else(|| "TCP".to_owned()),
+                protocol: port
+                    .protocol
+                    .filter(|protocol| !protocol.is_empty())
+                    .unwrap_or_else(|| "TCP".to_owned()),
             };
             let ports = spec.ports.unwrap_or_default().into_iter().map(port).collect();
             services.insert(name, Service { address, ports });

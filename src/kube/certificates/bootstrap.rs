@@ -36,18 +36,20 @@ impl Cluster {
     #[must_use]
     pub fn of_kubeconfig(config: &Kubeconfig, file: &Path) -> Option<Cluster> {
         let wanted = config.current_context.as_deref()?;
-        let context = config.contexts.iter().flatten().find(|one| one.name == wanted)?.context.as_ref()?;
-        let named = config.clusters.iter().flatten().find(|one| one.name == context.cluster)?;
+        let context =
+            config.contexts.iter().flatten().find(|context| context.name == wanted)?.context.as_ref()?;
+        let named = config.clusters.iter().flatten().find(|cluster| cluster.name == context.cluster)?;
         let cluster = named.cluster.as_ref()?;
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        let beside = |path: String| file.parent().map_or_else(|| PathBuf::from(&path), |dir| dir.join(&path));
+        let relative_to_file =
+            |path: String| file.parent().map_or_else(|| PathBuf::from(&path), |dir| dir.join(&path));
         let data = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
         // The conversion to JSON encodes the bytes in base64.
         let data = data.and_then(|data| serde_json::to_value(data).ok());
         Some(Cluster {
             server: set(&cluster.server)?,
-            ca_file: set(&cluster.certificate_authority).map(beside),
+            ca_file: set(&cluster.certificate_authority).map(relative_to_file),
             ca_data: data.and_then(|data| data.as_str().map(str::to_owned)),
             insecure: cluster.insecure_skip_tls_verify.unwrap_or_default(),
             tls_server_name: set(&cluster.tls_server_name),
@@ -62,8 +64,10 @@ impl Cluster {
 pub fn why_needed(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&'static str> {
     let Some(text) = client_certificate else { return Some("it has no client certificate") };
     match facts_of_pem(text) {
-        Err(why) => Some(why),
-        Ok(facts) if facts.iter().any(|one| one.is_expired(now)) => Some("a client certificate has expired"),
+        Err(reason) => Some(reason),
+        Ok(facts) if facts.iter().any(|facts| facts.is_expired(now)) => {
+            Some("a client certificate has expired")
+        }
         Ok(_) => None,
     }
 }
@@ -122,7 +126,9 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
 #[must_use]
 pub fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
-        Ok(identity) => identity.filter(|one| !one.facts.is_expired(now) && template.is_met_by(&one.facts)),
+        Ok(identity) => {
+            identity.filter(|identity| !identity.facts.is_expired(now) && template.is_met_by(&identity.facts))
+        }
         Err(error) => {
             log::warn!("{}", chain(&error));
             None
@@ -221,11 +227,11 @@ users:
         let from = Timestamp::from_second(1_700_000_000).unwrap();
         let day = std::time::Duration::from_secs(86400);
         let pem = Template::self_signed("n", &ServingNames::default(), &key, from, day).unwrap();
-        let at = |second| from + SignedDuration::from_secs(second);
-        assert_eq!(why_needed(Some(pem.as_bytes()), at(0)), None);
-        assert_eq!(why_needed(Some(pem.as_bytes()), at(86400)), None);
-        assert_eq!(why_needed(Some(pem.as_bytes()), at(86401)), Some("a client certificate has expired"));
-        assert_eq!(why_needed(Some(b"x"), at(0)), Some("there is no certificate"));
-        assert_eq!(why_needed(None, at(0)), Some("it has no client certificate"));
+        let after = |second| from + SignedDuration::from_secs(second);
+        assert_eq!(why_needed(Some(pem.as_bytes()), after(0)), None);
+        assert_eq!(why_needed(Some(pem.as_bytes()), after(86400)), None);
+        assert_eq!(why_needed(Some(pem.as_bytes()), after(86401)), Some("a client certificate has expired"));
+        assert_eq!(why_needed(Some(b"x"), after(0)), Some("there is no certificate"));
+        assert_eq!(why_needed(None, after(0)), Some("it has no client certificate"));
     }
 }

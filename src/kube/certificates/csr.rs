@@ -68,18 +68,18 @@ impl fmt::Display for Purpose {
 pub struct PrivateKey(Secret<KeyPair>);
 
 impl PrivateKey {
-    fn of(pair: KeyPair) -> Self {
+    fn from_pair(pair: KeyPair) -> Self {
         PrivateKey(Secret::new(pair))
     }
 
     /// A new key on the curve P-256.
     pub(super) fn generate() -> Result<Self, Error> {
-        KeyPair::generate().map(PrivateKey::of).map_err(|source| Error::Key { source })
+        KeyPair::generate().map(PrivateKey::from_pair).map_err(|source| Error::Key { source })
     }
 
     /// Reads a key as [`PrivateKey::pem`] writes it.
     pub(super) fn from_pem(pem: &str) -> Result<Self, Error> {
-        KeyPair::from_pem(pem).map(PrivateKey::of).map_err(|source| Error::Key { source })
+        KeyPair::from_pem(pem).map(PrivateKey::from_pair).map_err(|source| Error::Key { source })
     }
 
     /// The key in PEM (PKCS #8).
@@ -120,16 +120,16 @@ impl ServingNames {
     #[must_use]
     pub fn of_addresses(addresses: &[api::NodeAddress]) -> ServingNames {
         let mut names = ServingNames::default();
-        for one in addresses {
-            match one.address.parse::<IpAddr>() {
+        for address in addresses {
+            match address.address.parse::<IpAddr>() {
                 Ok(ip) => {
-                    if matches!(one.type_.as_str(), "Hostname" | "InternalIP" | "ExternalIP") {
+                    if matches!(address.type_.as_str(), "Hostname" | "InternalIP" | "ExternalIP") {
                         names.ips.insert(ip);
                     }
                 }
-                Err(_) if matches!(one.type_.as_str(), "Hostname" | "InternalDNS" | "ExternalDNS") => {
-                    if !one.address.is_empty() && one.address.is_ascii() {
-                        names.dns_names.insert(one.address.clone());
+                Err(_) if matches!(address.type_.as_str(), "Hostname" | "InternalDNS" | "ExternalDNS") => {
+                    if !address.address.is_empty() && address.address.is_ascii() {
+                        names.dns_names.insert(address.address.clone());
                     }
                 }
                 Err(_) => {}
@@ -158,7 +158,7 @@ impl Template {
     pub fn is_met_by(&self, facts: &Facts) -> bool {
         let named = |subject: &Subject| {
             subject.common_name == self.common_name()
-                && subject.organizations.iter().any(|one| one == NODES_GROUP)
+                && subject.organizations.iter().any(|organization| organization == NODES_GROUP)
         };
         facts.subject.as_ref().is_some_and(named)
             && self.names.dns_names.iter().all(|name| facts.dns_names.contains(name))
@@ -366,8 +366,8 @@ mod tests {
     #[test]
     fn a_certificate_meets_the_template_with_every_name() {
         let names = |dns: &[&str], ips: &[&str]| ServingNames {
-            dns_names: dns.iter().map(|one| (*one).to_owned()).collect(),
-            ips: ips.iter().map(|one| one.parse().unwrap()).collect(),
+            dns_names: dns.iter().map(|name| (*name).to_owned()).collect(),
+            ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         };
         let facts = Facts {
             not_before: jiff::Timestamp::UNIX_EPOCH,

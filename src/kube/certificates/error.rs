@@ -19,8 +19,8 @@ pub enum Error {
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
     /// The content of a file is invalid.
-    #[error("{} cannot be used: {why}", path.display())]
-    Content { path: PathBuf, why: &'static str },
+    #[error("{} cannot be used: {reason}", path.display())]
+    Content { path: PathBuf, reason: &'static str },
     /// The request to the API server failed.
     #[error("cannot {verb} the certificate signing request {name} for the {purpose}: {detail}")]
     Api {
@@ -54,10 +54,10 @@ pub enum Error {
     #[error("certificate signing request {name} for the {purpose} is gone")]
     Gone { purpose: Purpose, name: String },
     /// Another request with this name exists.
-    #[error("there is a certificate signing request {name} already, and {why}")]
-    Foreign { name: String, why: &'static str },
-    #[error("the certificate issued for request {name} cannot be used: {why}")]
-    Issued { name: String, why: &'static str },
+    #[error("there is a certificate signing request {name} already, and {reason}")]
+    Foreign { name: String, reason: &'static str },
+    #[error("the certificate issued for request {name} cannot be used: {reason}")]
+    Issued { name: String, reason: &'static str },
     /// The bootstrap credentials cannot be used.
     #[error("cannot use the bootstrap credentials: {0}")]
     Bootstrap(String),

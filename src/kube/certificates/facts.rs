@@ -175,10 +175,10 @@ mod tests {
             assert_eq!(Facts::of_der(&der[..length]), None, "cut at {length}");
         }
         // Each byte is replaced by several values: the parser must return, with any result.
-        for at in 0..der.len() {
+        for offset in 0..der.len() {
             for value in [0x00, 0x30, 0x7f, 0x80, 0x84, 0xff] {
                 let mut bad = der.clone();
-                bad[at] = value;
+                bad[offset] = value;
                 let _ = Facts::of_der(&bad);
             }
         }
@@ -214,7 +214,7 @@ mod tests {
         ] {
             assert_eq!(read(tag, text.as_bytes()).as_deref(), Some(text), "{tag:#x}");
         }
-        for (tag, text, why) in [
+        for (tag, text, case) in [
             (0x14, &b"jane"[..], "T61String"),
             (0x1e, b"\0j\0a", "BMPString"),
             (0x1c, b"\0\0\0j", "UniversalString"),
@@ -235,11 +235,11 @@ mod tests {
             (0x13, b"a\0", "a zero"),
             (0x13, "j\u{e4}".as_bytes(), "not ASCII"),
         ] {
-            assert_eq!(read(tag, text), None, "{why}");
+            assert_eq!(read(tag, text), None, "{case}");
             // An invalid string in an unused field makes the whole name invalid.
             let other =
                 name(&[attribute(&[0x55, 0x04, 0x0b], tag, text), attribute(COMMON_NAME, 0x0c, b"jane")]);
-            assert_eq!(Subject::of_der(&other), None, "{why}");
+            assert_eq!(Subject::of_der(&other), None, "{case}");
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let text = |kind: &[u8], text: &str| attribute(kind, 0x0c, text.as_bytes());
         let read = |content: &[u8]| {
             Subject::of_der(content)
-                .map(|one| (one.common_name, one.organizations.join(","), one.uids.join(",")))
+                .map(|subject| (subject.common_name, subject.organizations.join(","), subject.uids.join(",")))
         };
         let is = |name: &str, groups: &str, uids: &str| {
             Some((name.to_owned(), groups.to_owned(), uids.to_owned()))
@@ -269,7 +269,7 @@ mod tests {
         let both = value(0x31, &[text(cn, "a"), text(o, "g"), text(cn, "b")].concat());
         assert_eq!(read(&both), is("b", "g", ""));
         assert_eq!(read(&value(0x31, &[])), is("", "", ""));
-        for (content, why) in [
+        for (content, case) in [
             (value(0x30, &text(cn, "a")), "no set"),
             (value(0x31, &value(0x31, &value(0x06, cn))), "no sequence in the set"),
             (value(0x31, &value(0x30, &value(0x06, cn))), "no value"),
@@ -282,7 +282,7 @@ mod tests {
             (value(0x31, &[0x30, 0x81, 0x08, 6, 3, 0x55, 4, 3, 0x0c, 1, b'a']), "a long length"),
             ([name(&[text(cn, "a")]), vec![0]].concat(), "something after it"),
         ] {
-            assert_eq!(read(&content), None, "{why}");
+            assert_eq!(read(&content), None, "{case}");
         }
     }
 }

@@ -156,7 +156,7 @@ impl Rotation {
     fn follow_clock(&mut self, now: Timestamp) {
         let back = self.seen.duration_since(now);
         if back.is_positive() && self.seen != Timestamp::MIN {
-            let earlier = |at: Timestamp| at.checked_sub(back).unwrap_or(now);
+            let earlier = |time: Timestamp| time.checked_sub(back).unwrap_or(now);
             self.paused = earlier(self.paused);
             if let Some(pending) = &mut self.pending {
                 (pending.due, pending.until) = (earlier(pending.due), earlier(pending.until));
@@ -183,7 +183,7 @@ impl Rotation {
             _ => None,
         };
         let own = self.own.as_deref().map(|own| own as &dyn Signer);
-        let Some(signer) = through.as_deref().map(|one| one as &dyn Signer).or(own) else {
+        let Some(signer) = through.as_deref().map(|signer| signer as &dyn Signer).or(own) else {
             return Err(Error::Bootstrap("there are none, and the node has no certificate".to_owned()));
         };
         let bootstrap = through.is_some();
@@ -205,8 +205,8 @@ impl Rotation {
         let made = match (signer.create(&request), &name) {
             (Err(Refusal::AlreadyExists), Some(name)) => {
                 let old = signer.get(name).map_err(|refusal| api("get", refusal))?;
-                if let Some(why) = csr::mismatch(&old, template, &key) {
-                    return Err(Error::Foreign { name: name.clone(), why });
+                if let Some(reason) = csr::mismatch(&old, template, &key) {
+                    return Err(Error::Foreign { name: name.clone(), reason });
                 }
                 old
             }
@@ -232,7 +232,7 @@ impl Rotation {
     fn poll(&mut self, mut pending: Pending, now: Timestamp, unit: f64) -> Result<Outcome, Error> {
         let (purpose, name) = (pending.template.purpose, pending.name.clone());
         let own = self.own.as_deref().map(|own| own as &dyn Signer);
-        let signer = pending.bootstrap.as_deref().map(|one| one as &dyn Signer).or(own);
+        let signer = pending.bootstrap.as_deref().map(|signer| signer as &dyn Signer).or(own);
         let seen = signer.map(|signer| signer.get(&name));
         let verdict = match seen {
             Some(Ok(seen)) if seen.metadata.uid.clone().unwrap_or_default() != pending.uid => {
@@ -262,9 +262,9 @@ impl Rotation {
             Verdict::Failed { reason, message } => Err(Error::Failed { purpose, name, reason, message }),
             Verdict::Issued(pem) => {
                 let identity = Identity::join(&pem, &pending.key)
-                    .map_err(|why| Error::Issued { name: name.clone(), why })?;
+                    .map_err(|reason| Error::Issued { name: name.clone(), reason })?;
                 if identity.facts.is_expired(now) {
-                    return Err(Error::Issued { name, why: "it has expired" });
+                    return Err(Error::Issued { name, reason: "it has expired" });
                 }
                 let stored = self.store.update(&identity, now).err();
                 if pending.bootstrap.is_some() && stored.is_none() {

@@ -17,7 +17,7 @@ pub(in super::super) struct FakeSigner {
 
 struct Inner {
     requests: BTreeMap<String, CertificateSigningRequest>,
-    answer: Behaviour,
+    behaviour: Behaviour,
     lifetime: Duration,
     now: Timestamp,
     created: usize,
@@ -39,14 +39,14 @@ enum Behaviour {
 
 impl FakeSigner {
     pub(in super::super) fn approving() -> FakeSigner {
-        FakeSigner::answering(Behaviour::Approve, Timestamp::now())
+        FakeSigner::with_behaviour(Behaviour::Approve, Timestamp::now())
     }
 
-    fn answering(answer: Behaviour, now: Timestamp) -> FakeSigner {
+    fn with_behaviour(behaviour: Behaviour, now: Timestamp) -> FakeSigner {
         FakeSigner {
             inner: Arc::new(Mutex::new(Inner {
                 requests: BTreeMap::new(),
-                answer,
+                behaviour,
                 lifetime: Duration::from_secs(1000),
                 now,
                 created: 0,
@@ -64,9 +64,9 @@ impl FakeSigner {
         Box::new(move || Ok(signer.boxed()))
     }
 
-    fn set(&self, answer: Behaviour, now: Timestamp) {
+    fn set(&self, behaviour: Behaviour, now: Timestamp) {
         let mut inner = self.inner.lock().unwrap();
-        (inner.answer, inner.now) = (answer, now);
+        (inner.behaviour, inner.now) = (behaviour, now);
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -86,7 +86,7 @@ impl FakeSigner {
 impl Signer for FakeSigner {
     fn create(&self, request: &CertificateSigningRequest) -> Result<CertificateSigningRequest, Refusal> {
         let mut inner = self.inner.lock().unwrap();
-        if inner.answer == Behaviour::Away {
+        if inner.behaviour == Behaviour::Away {
             return Err(Refusal::Other("connection refused".into()));
         }
         inner.created += 1;
@@ -122,7 +122,7 @@ impl Signer for FakeSigner {
                 certificate: chain.map(|text| ByteString(text.into_bytes())),
             })
         };
-        seen.status = match inner.answer {
+        seen.status = match inner.behaviour {
             Behaviour::Away => return Err(Refusal::Other("connection refused".into())),
             Behaviour::Wait => None,
             Behaviour::Deny => status("Denied", None),
@@ -159,8 +159,8 @@ fn sign(request: &CertificateSigningRequest, from: Timestamp, lifetime: Duration
     let der = pem::parse(&request.spec.request.0).unwrap();
     // SubjectPublicKeyInfo of P-256: a bit string of 66 bytes after the curve's identifier.
     let curve = [0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00];
-    let at = der.contents().windows(curve.len()).position(|part| part == curve).unwrap() + curve.len();
-    let mut point = der.contents()[at..at + 65].to_vec();
+    let offset = der.contents().windows(curve.len()).position(|part| part == curve).unwrap() + curve.len();
+    let mut point = der.contents()[offset..offset + 65].to_vec();
     if !its_key {
         point[64] ^= 1;
     }
@@ -183,24 +183,24 @@ fn sign(request: &CertificateSigningRequest, from: Timestamp, lifetime: Duration
     params.signed_by(&RequestKey(point), &ca).unwrap().pem()
 }
 
-fn at(second: i64) -> Timestamp {
+fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
 }
 
-struct Bench {
+struct Fixture {
     _dir: tempfile::TempDir,
     store: Store,
     signer: FakeSigner,
     template: Template,
 }
 
-impl Bench {
-    fn new(answer: Behaviour) -> Bench {
+impl Fixture {
+    fn new(behaviour: Behaviour) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        Bench {
+        Fixture {
             store: Store::new(dir.path(), Purpose::Client),
             _dir: dir,
-            signer: FakeSigner::answering(answer, at(0)),
+            signer: FakeSigner::with_behaviour(behaviour, timestamp(0)),
             template: Template::client("node1"),
         }
     }
@@ -216,13 +216,13 @@ impl Bench {
     /// Runs each due turn, starting at `second`, until an outcome other than `Quiet`.
     fn next(&self, rotation: &mut Rotation, second: &mut i64) -> Outcome {
         for _ in 0..10_000 {
-            let due = rotation.due(Some(&self.template), at(*second));
+            let due = rotation.due(Some(&self.template), timestamp(*second));
             if due == Timestamp::MAX {
                 panic!("nothing is due");
             }
-            let wait = due.duration_since(at(*second)).max(SignedDuration::ZERO);
+            let wait = due.duration_since(timestamp(*second)).max(SignedDuration::ZERO);
             *second += wait.as_secs() + i64::from(wait.subsec_nanos() > 0);
-            match rotation.turn(Some(&self.template), at(*second), 0.5) {
+            match rotation.turn(Some(&self.template), timestamp(*second), 0.5) {
                 Outcome::Quiet => {}
                 outcome => return outcome,
             }
@@ -253,40 +253,40 @@ impl Bench {
 
 #[test]
 fn a_node_bootstraps_and_keeps_the_name_over_restarts() {
-    let bench = Bench::new(Behaviour::Wait);
-    let mut rotation = bench.bootstrapping();
+    let fixture = Fixture::new(Behaviour::Wait);
+    let mut rotation = fixture.bootstrapping();
     let mut second = 0;
-    let Outcome::Requested { name, bootstrap: true } = bench.next(&mut rotation, &mut second) else {
+    let Outcome::Requested { name, bootstrap: true } = fixture.next(&mut rotation, &mut second) else {
         panic!("no request")
     };
     assert!(name.starts_with("node-csr-"), "{name}");
     // The agent restarts before the request is approved.
-    let mut rotation = bench.bootstrapping();
-    let Outcome::Requested { name: again, .. } = bench.next(&mut rotation, &mut second) else {
+    let mut rotation = fixture.bootstrapping();
+    let Outcome::Requested { name: again, .. } = fixture.next(&mut rotation, &mut second) else {
         panic!("no request")
     };
-    assert_eq!((name, bench.signer.counts().0), (again, 1));
-    bench.signer.set(Behaviour::Approve, at(second));
-    let identity = bench.issued(&mut rotation, &mut second);
-    assert_eq!(bench.store.load().unwrap().unwrap(), identity);
-    assert!(!bench.store.pending_key_path().exists());
-    assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
+    assert_eq!((name, fixture.signer.counts().0), (again, 1));
+    fixture.signer.set(Behaviour::Approve, timestamp(second));
+    let identity = fixture.issued(&mut rotation, &mut second);
+    assert_eq!(fixture.store.load().unwrap().unwrap(), identity);
+    assert!(!fixture.store.pending_key_path().exists());
+    assert!(rotation.due(Some(&fixture.template), timestamp(second)) > timestamp(second + 600));
 }
 
 #[test]
 fn a_denial_is_an_error() {
-    let bench = Bench::new(Behaviour::Deny);
-    let (mut rotation, mut second) = (bench.bootstrapping(), 0);
-    assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { .. }));
-    let denied = bench.next(&mut rotation, &mut second);
+    let fixture = Fixture::new(Behaviour::Deny);
+    let (mut rotation, mut second) = (fixture.bootstrapping(), 0);
+    assert!(matches!(fixture.next(&mut rotation, &mut second), Outcome::Requested { .. }));
+    let denied = fixture.next(&mut rotation, &mut second);
     assert!(matches!(denied, Outcome::Failed(Error::Denied { .. })), "{denied:?}");
 }
 
 #[test]
 fn renewal_is_due_between_70_and_90_percent_of_the_life() {
-    let bench = Bench::new(Behaviour::Approve);
+    let fixture = Fixture::new(Behaviour::Approve);
     let mut second = 0;
-    let identity = bench.issued(&mut bench.own(None), &mut second);
+    let identity = fixture.issued(&mut fixture.own(None), &mut second);
     let start = identity.facts.not_before;
     let due = |unit| renew_at(&identity, unit).duration_since(start).as_secs();
     assert_eq!((due(0.0), due(0.5), due(1.0)), (700, 800, 900));
@@ -298,31 +298,31 @@ fn renewal_is_due_between_70_and_90_percent_of_the_life() {
 
 #[test]
 fn a_renewal_uses_the_nodes_credentials_and_a_new_key() {
-    let bench = Bench::new(Behaviour::Approve);
-    let mut rotation = bench.own(None);
+    let fixture = Fixture::new(Behaviour::Approve);
+    let mut rotation = fixture.own(None);
     let mut second = 0;
-    let first = bench.issued(&mut rotation, &mut second);
-    bench.signer.set(Behaviour::Approve, at(second + 800));
-    let renewed = bench.issued(&mut rotation, &mut second);
+    let first = fixture.issued(&mut rotation, &mut second);
+    fixture.signer.set(Behaviour::Approve, timestamp(second + 800));
+    let renewed = fixture.issued(&mut rotation, &mut second);
     assert!((800..900).contains(&second), "{second}");
     assert_ne!(first.facts.public_key, renewed.facts.public_key);
-    assert_eq!(bench.signer.names(), ["csr-1", "csr-2"]);
-    assert_eq!(bench.store.load().unwrap().unwrap(), renewed);
+    assert_eq!(fixture.signer.names(), ["csr-1", "csr-2"]);
+    assert_eq!(fixture.store.load().unwrap().unwrap(), renewed);
 }
 
 #[test]
 fn failures_are_reported_and_retried() {
-    let check = |answer, words: &str, pause: i64| {
-        let bench = Bench::new(answer);
-        let mut rotation = bench.own(None);
+    let check = |behaviour, words: &str, pause: i64| {
+        let fixture = Fixture::new(behaviour);
+        let mut rotation = fixture.own(None);
         let mut second = 0;
-        let text = bench.failure(&mut rotation, &mut second);
+        let text = fixture.failure(&mut rotation, &mut second);
         assert!(text.contains(words), "{text}");
-        let due = rotation.due(Some(&bench.template), at(second));
-        assert_eq!(due.duration_since(at(second)).as_secs(), pause, "{text}");
+        let due = rotation.due(Some(&fixture.template), timestamp(second));
+        assert_eq!(due.duration_since(timestamp(second)).as_secs(), pause, "{text}");
         // In the end it succeeds.
-        bench.signer.set(Behaviour::Approve, at(second));
-        bench.issued(&mut rotation, &mut second);
+        fixture.signer.set(Behaviour::Approve, timestamp(second));
+        fixture.issued(&mut rotation, &mut second);
         assert_eq!(rotation.failures(), 0);
     };
     check(Behaviour::Deny, "is denied, reason: \"Because\", message: \"of that\"", 600);
@@ -335,164 +335,172 @@ fn failures_are_reported_and_retried() {
 
 #[test]
 fn pauses_double_and_polls_of_a_long_wait_are_rare() {
-    let bench = Bench::new(Behaviour::Away);
-    let mut rotation = bench.own(None);
+    let fixture = Fixture::new(Behaviour::Away);
+    let mut rotation = fixture.own(None);
     let (mut second, mut pauses) = (0, Vec::new());
     for _ in 0..6 {
-        bench.failure(&mut rotation, &mut second);
-        pauses.push(rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs());
+        fixture.failure(&mut rotation, &mut second);
+        pauses.push(
+            rotation
+                .due(Some(&fixture.template), timestamp(second))
+                .duration_since(timestamp(second))
+                .as_secs(),
+        );
     }
     assert_eq!(pauses, [2, 4, 8, 16, 32, 32]);
-    let bench = Bench::new(Behaviour::Wait);
-    let mut rotation = bench.bootstrapping();
+    let fixture = Fixture::new(Behaviour::Wait);
+    let mut rotation = fixture.bootstrapping();
     let mut second = 0;
-    assert!(bench.failure(&mut rotation, &mut second).contains("within 60 min"));
+    assert!(fixture.failure(&mut rotation, &mut second).contains("within 60 min"));
     assert!((3600..3620).contains(&second), "{second}");
-    assert!((230..260).contains(&bench.signer.counts().1), "{:?}", bench.signer.counts());
+    assert!((230..260).contains(&fixture.signer.counts().1), "{:?}", fixture.signer.counts());
 }
 
 #[test]
 fn a_clock_that_is_set_back_delays_no_request() {
     let day = 86_400;
-    let turn = |bench: &Bench, rotation: &mut Rotation, second| {
-        rotation.turn(Some(&bench.template), at(second), 0.5);
-        rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs()
+    let turn = |fixture: &Fixture, rotation: &mut Rotation, second| {
+        rotation.turn(Some(&fixture.template), timestamp(second), 0.5);
+        rotation.due(Some(&fixture.template), timestamp(second)).duration_since(timestamp(second)).as_secs()
     };
     // A pause after a failure.
-    let bench = Bench::new(Behaviour::Away);
-    let mut rotation = bench.own(None);
-    assert_eq!(turn(&bench, &mut rotation, day), 2);
-    assert!(turn(&bench, &mut rotation, 0) <= 2, "not a day and two seconds");
+    let fixture = Fixture::new(Behaviour::Away);
+    let mut rotation = fixture.own(None);
+    assert_eq!(turn(&fixture, &mut rotation, day), 2);
+    assert!(turn(&fixture, &mut rotation, 0) <= 2, "not a day and two seconds");
     // A request in progress.
-    let bench = Bench::new(Behaviour::Wait);
-    let mut rotation = bench.own(None);
-    turn(&bench, &mut rotation, day);
-    assert!(turn(&bench, &mut rotation, 0) <= 1);
-    bench.signer.set(Behaviour::Approve, at(0));
+    let fixture = Fixture::new(Behaviour::Wait);
+    let mut rotation = fixture.own(None);
+    turn(&fixture, &mut rotation, day);
+    assert!(turn(&fixture, &mut rotation, 0) <= 1);
+    fixture.signer.set(Behaviour::Approve, timestamp(0));
     let mut second = 1;
-    let issued = bench.issued(&mut rotation, &mut second);
-    assert!(second < 20 && issued.facts.not_after == at(1000), "{second} {issued:?}");
+    let issued = fixture.issued(&mut rotation, &mut second);
+    assert!(second < 20 && issued.facts.not_after == timestamp(1000), "{second} {issued:?}");
     // The time of the renewal follows from the certificate and does not change.
-    assert_eq!(turn(&bench, &mut rotation, -day), day + 800);
-    assert_eq!(bench.signer.counts().0, 1);
+    assert_eq!(turn(&fixture, &mut rotation, -day), day + 800);
+    assert_eq!(fixture.signer.counts().0, 1);
 }
 
 #[test]
 fn an_unavailable_api_server_does_not_end_the_wait() {
-    let bench = Bench::new(Behaviour::Wait);
-    let mut rotation = bench.own(None);
+    let fixture = Fixture::new(Behaviour::Wait);
+    let mut rotation = fixture.own(None);
     let mut second = 0;
-    assert!(matches!(bench.next(&mut rotation, &mut second), Outcome::Requested { bootstrap: false, .. }));
-    bench.signer.set(Behaviour::Away, at(0));
-    assert!(matches!(rotation.turn(Some(&bench.template), at(60), 0.5), Outcome::Quiet));
-    bench.signer.set(Behaviour::Approve, at(100));
+    assert!(matches!(fixture.next(&mut rotation, &mut second), Outcome::Requested { bootstrap: false, .. }));
+    fixture.signer.set(Behaviour::Away, timestamp(0));
+    assert!(matches!(rotation.turn(Some(&fixture.template), timestamp(60), 0.5), Outcome::Quiet));
+    fixture.signer.set(Behaviour::Approve, timestamp(100));
     second = 100;
-    bench.issued(&mut rotation, &mut second);
-    assert_eq!(bench.signer.counts().0, 1);
+    fixture.issued(&mut rotation, &mut second);
+    assert_eq!(fixture.signer.counts().0, 1);
 }
 
 #[test]
 fn a_request_that_was_deleted_is_made_again() {
-    let bench = Bench::new(Behaviour::Wait);
-    let mut rotation = bench.own(None);
+    let fixture = Fixture::new(Behaviour::Wait);
+    let mut rotation = fixture.own(None);
     let mut second = 0;
-    bench.next(&mut rotation, &mut second);
-    bench.signer.delete_all();
-    assert!(bench.failure(&mut rotation, &mut second).contains("csr-1 for the client certificate is gone"));
-    bench.signer.set(Behaviour::Approve, at(second));
-    bench.issued(&mut rotation, &mut second);
+    fixture.next(&mut rotation, &mut second);
+    fixture.signer.delete_all();
+    assert!(fixture.failure(&mut rotation, &mut second).contains("csr-1 for the client certificate is gone"));
+    fixture.signer.set(Behaviour::Approve, timestamp(second));
+    fixture.issued(&mut rotation, &mut second);
 }
 
 #[test]
 fn an_expired_certificate_is_renewed_with_the_bootstrap_credentials() {
-    let bench = Bench::new(Behaviour::Approve);
+    let fixture = Fixture::new(Behaviour::Approve);
     let mut second = 0;
-    let old = bench.issued(&mut bench.own(None), &mut second);
-    let away = FakeSigner::answering(Behaviour::Away, at(0));
+    let old = fixture.issued(&mut fixture.own(None), &mut second);
+    let away = FakeSigner::with_behaviour(Behaviour::Away, timestamp(0));
     let mut rotation = Rotation::new(
-        bench.store.clone(),
+        fixture.store.clone(),
         Some(old.clone()),
         Some(away.boxed()),
-        Some(bench.signer.opener()),
+        Some(fixture.signer.opener()),
         0.5,
     );
     // While the certificate is valid, the node's own credentials are used.
     second = 850;
-    assert!(bench.failure(&mut rotation, &mut second).contains("connection refused"));
+    assert!(fixture.failure(&mut rotation, &mut second).contains("connection refused"));
     second = 2000;
-    bench.signer.set(Behaviour::Approve, at(second));
-    let new = bench.issued(&mut rotation, &mut second);
+    fixture.signer.set(Behaviour::Approve, timestamp(second));
+    let new = fixture.issued(&mut rotation, &mut second);
     assert!(new.facts.not_after > old.facts.not_after);
-    assert!(bench.signer.names().iter().any(|name| name.starts_with("node-csr-")));
+    assert!(fixture.signer.names().iter().any(|name| name.starts_with("node-csr-")));
 }
 
 #[test]
 fn addresses_that_change_make_a_new_request() {
-    let mut bench = Bench::new(Behaviour::Wait);
+    let mut fixture = Fixture::new(Behaviour::Wait);
     let serving = |ip: &str| {
         let names = ServingNames { ips: [ip.parse().unwrap()].into(), ..ServingNames::default() };
         Template::serving("node1", names)
     };
-    bench.template = serving("10.0.0.7");
-    let mut rotation = bench.own(None);
-    assert_eq!(rotation.due(None, at(0)), Timestamp::MAX);
+    fixture.template = serving("10.0.0.7");
+    let mut rotation = fixture.own(None);
+    assert_eq!(rotation.due(None, timestamp(0)), Timestamp::MAX);
     let mut second = 0;
-    bench.next(&mut rotation, &mut second);
+    fixture.next(&mut rotation, &mut second);
     // Another address, while the first request waits.
-    bench.template = serving("10.0.0.8");
-    assert_eq!(rotation.due(Some(&bench.template), at(second)), at(second));
-    bench.next(&mut rotation, &mut second);
-    bench.signer.set(Behaviour::Approve, at(second));
-    let identity = bench.issued(&mut rotation, &mut second);
+    fixture.template = serving("10.0.0.8");
+    assert_eq!(rotation.due(Some(&fixture.template), timestamp(second)), timestamp(second));
+    fixture.next(&mut rotation, &mut second);
+    fixture.signer.set(Behaviour::Approve, timestamp(second));
+    let identity = fixture.issued(&mut rotation, &mut second);
     assert_eq!(identity.facts.ips, ["10.0.0.8".parse::<std::net::IpAddr>().unwrap()]);
-    assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
+    assert!(rotation.due(Some(&fixture.template), timestamp(second)) > timestamp(second + 600));
     // Another address again, while the certificate is valid.
-    bench.template = serving("10.0.0.7");
-    assert!(rotation.due(Some(&bench.template), at(second)) <= at(second));
-    assert_eq!(bench.signer.counts().0, 2);
+    fixture.template = serving("10.0.0.7");
+    assert!(rotation.due(Some(&fixture.template), timestamp(second)) <= timestamp(second));
+    assert_eq!(fixture.signer.counts().0, 2);
     // The wait includes the age of the other certificate.
     let before = SERVING_CERTIFICATE_AGE.count();
-    bench.issued(&mut rotation, &mut second);
+    fixture.issued(&mut rotation, &mut second);
     assert!(SERVING_CERTIFICATE_AGE.count() > before);
 }
 
 #[test]
 fn short_lived_certificates_cause_no_request_loop() {
-    let bench = Bench::new(Behaviour::Old);
-    let mut rotation = bench.own(None);
+    let fixture = Fixture::new(Behaviour::Old);
+    let mut rotation = fixture.own(None);
     let mut second = 0;
-    let identity = bench.issued(&mut rotation, &mut second);
-    assert!(renew_at(&identity, 0.5) < at(second));
-    let due = rotation.due(Some(&bench.template), at(second)).duration_since(at(second)).as_secs_f64();
+    let identity = fixture.issued(&mut rotation, &mut second);
+    assert!(renew_at(&identity, 0.5) < timestamp(second));
+    let due = rotation
+        .due(Some(&fixture.template), timestamp(second))
+        .duration_since(timestamp(second))
+        .as_secs_f64();
     assert!((4.0..=5.0).contains(&due), "{due}");
 }
 
 #[test]
 fn names_that_the_signer_omits_are_requested_at_the_renewal() {
-    let mut bench = Bench::new(Behaviour::Approve);
+    let mut fixture = Fixture::new(Behaviour::Approve);
     let names = ServingNames { ips: ["10.9.9.9".parse().unwrap()].into(), ..ServingNames::default() };
-    bench.template = Template::serving("node1", names);
-    let mut rotation = bench.own(None);
+    fixture.template = Template::serving("node1", names);
+    let mut rotation = fixture.own(None);
     let mut second = 0;
-    let identity = bench.issued(&mut rotation, &mut second);
+    let identity = fixture.issued(&mut rotation, &mut second);
     assert!(identity.facts.ips.is_empty(), "the signer knows two addresses only");
-    assert!(rotation.due(Some(&bench.template), at(second)) > at(second + 600));
+    assert!(rotation.due(Some(&fixture.template), timestamp(second)) > timestamp(second + 600));
 }
 
 #[test]
 fn a_foreign_request_of_the_same_name_is_reported() {
-    let bench = Bench::new(Behaviour::Wait);
-    let key = bench.store.pending_key().unwrap();
-    let name = bench.template.request_name(&key);
-    let other = bench.template.request(&PrivateKey::generate().unwrap(), Some(&name)).unwrap();
-    bench.signer.create(&other).unwrap();
-    let text = bench.failure(&mut bench.bootstrapping(), &mut 0);
+    let fixture = Fixture::new(Behaviour::Wait);
+    let key = fixture.store.pending_key().unwrap();
+    let name = fixture.template.request_name(&key);
+    let other = fixture.template.request(&PrivateKey::generate().unwrap(), Some(&name)).unwrap();
+    fixture.signer.create(&other).unwrap();
+    let text = fixture.failure(&mut fixture.bootstrapping(), &mut 0);
     assert!(text.contains("its key is another"), "{text}");
 }
 
 #[test]
 fn missing_credentials_are_reported() {
-    let bench = Bench::new(Behaviour::Approve);
-    let mut rotation = Rotation::new(bench.store.clone(), None, None, None, 0.5);
-    assert!(bench.failure(&mut rotation, &mut 0).contains("bootstrap credentials: there are none"));
+    let fixture = Fixture::new(Behaviour::Approve);
+    let mut rotation = Rotation::new(fixture.store.clone(), None, None, None, 0.5);
+    assert!(fixture.failure(&mut rotation, &mut 0).contains("bootstrap credentials: there are none"));
 }

@@ -149,12 +149,12 @@ fn changed(path: &Path) -> Option<SystemTime> {
 fn read_pair(certificate: &Path, key: &Path) -> Result<Identity, Error> {
     let text = |path: &Path| {
         store::read(path)?
-            .ok_or_else(|| Error::Content { path: path.to_owned(), why: "there is no such file" })
+            .ok_or_else(|| Error::Content { path: path.to_owned(), reason: "there is no such file" })
     };
     let chain = text(certificate)?;
-    Identity::of_pem(&format!("{}\n{}", chain.trim_end(), text(key)?)).map_err(|why| {
-        let path = if why.contains("key") { key } else { certificate };
-        Error::Content { path: path.to_owned(), why }
+    Identity::of_pem(&format!("{}\n{}", chain.trim_end(), text(key)?)).map_err(|reason| {
+        let path = if reason.contains("key") { key } else { certificate };
+        Error::Content { path: path.to_owned(), reason }
     })
 }
 
@@ -180,7 +180,7 @@ fn self_signed(dir: &Path, host: &str, ips: &[std::net::IpAddr], now: Timestamp)
     store::write(&key, &private.pem())?;
     atomic_file::write(&certificate, pem.as_bytes(), 0o644)
         .map_err(|source| Error::Write { path: certificate.clone(), source })?;
-    Identity::join(pem.as_bytes(), &private).map_err(|why| Error::Content { path: certificate, why })
+    Identity::join(pem.as_bytes(), &private).map_err(|reason| Error::Content { path: certificate, reason })
 }
 
 #[cfg(test)]
@@ -188,14 +188,14 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn at(day: i64) -> Timestamp {
+    fn day_time(day: i64) -> Timestamp {
         Timestamp::from_second(1_700_000_000 + day * 86_400).unwrap()
     }
 
     fn self_signed_in(dir: &Path, day: i64) -> Arc<ServingCertificate> {
         let ips = vec!["10.0.0.7".parse().unwrap()];
         let source = Source::SelfSigned { dir: dir.to_owned(), host: "node1".into(), ips };
-        Serving::open(&source, at(day)).unwrap().current().unwrap()
+        Serving::open(&source, day_time(day)).unwrap().current().unwrap()
     }
 
     #[test]
@@ -208,7 +208,11 @@ mod tests {
             (facts.dns_names, facts.ips),
             (vec!["node1".to_owned()], vec!["10.0.0.7".parse().unwrap()])
         );
-        assert!(facts.not_before < at(0) && facts.not_after > at(365) && facts.not_after < at(367));
+        assert!(
+            facts.not_before < day_time(0)
+                && facts.not_after > day_time(365)
+                && facts.not_after < day_time(367)
+        );
         let mode = |name: &str| std::fs::metadata(pki.join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("kubelet.key"), mode("kubelet.crt")), (0o600, 0o644));
         assert_eq!(self_signed_in(&pki, 300), first);
@@ -227,7 +231,7 @@ mod tests {
             certificate: dir.path().join("kubelet.crt"),
             key: dir.path().join("kubelet.key"),
         };
-        let serving = Serving::open(&source, at(0)).unwrap();
+        let serving = Serving::open(&source, day_time(0)).unwrap();
         let first = serving.current().unwrap();
         let reload = |later: u64| serving.inner.locked().reload(Instant::now() + Duration::from_secs(later));
         reload(60);
@@ -253,7 +257,7 @@ mod tests {
         reload(180);
         assert_eq!(serving.inner.locked().current.clone().unwrap().generation, 2);
         assert!(
-            Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, at(0))
+            Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, day_time(0))
                 .is_err()
         );
     }
@@ -262,12 +266,12 @@ mod tests {
     fn requested_certificate_is_served_once_issued() {
         let dir = tempfile::tempdir().unwrap();
         let source = Source::Requested { dir: dir.path().to_owned() };
-        assert!(Serving::open(&source, at(0)).unwrap().current().is_none());
+        assert!(Serving::open(&source, day_time(0)).unwrap().current().is_none());
         let key = PrivateKey::generate().unwrap();
-        let pem = Template::self_signed("n", &ServingNames::default(), &key, at(0), LIFETIME).unwrap();
+        let pem = Template::self_signed("n", &ServingNames::default(), &key, day_time(0), LIFETIME).unwrap();
         let identity = Identity::join(pem.as_bytes(), &key).unwrap();
-        Store::new(dir.path(), Purpose::Serving).update(&identity, at(0)).unwrap();
-        assert!(Serving::open(&source, at(1)).unwrap().current().is_some());
-        assert!(Serving::open(&source, at(400)).unwrap().current().is_none());
+        Store::new(dir.path(), Purpose::Serving).update(&identity, day_time(0)).unwrap();
+        assert!(Serving::open(&source, day_time(1)).unwrap().current().is_some());
+        assert!(Serving::open(&source, day_time(400)).unwrap().current().is_none());
     }
 }

@@ -46,9 +46,9 @@ impl Identity {
                     if facts.is_none() {
                         facts = Some(Facts::of_der(block.contents()).ok_or("its certificate is damaged")?);
                     }
-                    let one = encode(block);
-                    if !chain_pem.contains(&one) {
-                        chain_pem.push_str(&one);
+                    let block_pem = encode(block);
+                    if !chain_pem.contains(&block_pem) {
+                        chain_pem.push_str(&block_pem);
                     }
                 }
                 // PKCS #8, SEC 1, PKCS #1.
@@ -151,7 +151,7 @@ impl Store {
     pub fn load(&self) -> Result<Option<Identity>, Error> {
         let path = self.current_path();
         let Some(text) = read(&path)? else { return Ok(None) };
-        Identity::of_pem(&text).map(Some).map_err(|why| Error::Content { path, why })
+        Identity::of_pem(&text).map(Some).map_err(|reason| Error::Content { path, reason })
     }
 
     /// Writes a new file and makes it the current one. A reader of the current file gets the old or
@@ -163,15 +163,15 @@ impl Store {
         let path = self.dir.join(&name);
         write(&path, &identity.file_text())?;
         // A relative link also works where the directory is mounted elsewhere.
-        let beside = self.dir.join(format!("{}-updated.pem", self.purpose.file_prefix()));
+        let new_link = self.dir.join(format!("{}-updated.pem", self.purpose.file_prefix()));
         let current = self.current_path();
         let failed = |source| Error::Write { path: current.clone(), source };
-        match fs::remove_file(&beside) {
+        match fs::remove_file(&new_link) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        disk_writes::created(std::os::unix::fs::symlink(&name, &beside)).map_err(failed)?;
-        fs::rename(&beside, &current).map_err(failed)?;
+        disk_writes::created(std::os::unix::fs::symlink(&name, &new_link)).map_err(failed)?;
+        fs::rename(&new_link, &current).map_err(failed)?;
         // If this fails, a crash may restore the old link, as if the renewal had not happened.
         let _ = atomic_file::sync_directory(&self.dir);
         Ok(path)
@@ -216,7 +216,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, Error> {
     match fs::metadata(path) {
         // Opening a pipe would block until a process writes to it.
         Ok(metadata) if !metadata.is_file() => {
-            return Err(Error::Content { path: path.to_owned(), why: "it is no regular file" });
+            return Err(Error::Content { path: path.to_owned(), reason: "it is no regular file" });
         }
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -226,7 +226,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, Error> {
     let mut text = String::new();
     file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(Error::Content { path: path.to_owned(), why: "it is larger than 1 MiB" });
+        return Err(Error::Content { path: path.to_owned(), reason: "it is larger than 1 MiB" });
     }
     Ok(Some(text))
 }
@@ -245,13 +245,13 @@ mod tests {
     use super::*;
     use crate::kube::certificates::csr::{ServingNames, Template};
 
-    fn at(second: i64) -> Timestamp {
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(1_700_000_000 + second).unwrap()
     }
 
     fn issue(key: &PrivateKey, second: i64) -> String {
         let day = Duration::from_secs(86400);
-        Template::self_signed("node1", &ServingNames::default(), key, at(second), day).unwrap()
+        Template::self_signed("node1", &ServingNames::default(), key, timestamp(second), day).unwrap()
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
             [(0, "kubelet-client-2023-11-14-22-13-20.pem"), (5, "kubelet-client-2023-11-14-22-13-25.pem")]
         {
             let identity = Identity::join(issue(&key, second).as_bytes(), &key).unwrap();
-            let path = store.update(&identity, at(second)).unwrap();
+            let path = store.update(&identity, timestamp(second)).unwrap();
             assert_eq!(path.file_name().unwrap(), name);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
             assert_eq!(fs::read_link(store.current_path()).unwrap(), Path::new(name));
@@ -334,7 +334,7 @@ mod tests {
         // The client receives exactly the text that it later reads from the file.
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), Purpose::Client);
-        store.update(&identity, at(0)).unwrap();
+        store.update(&identity, timestamp(0)).unwrap();
         assert_eq!(&fs::read(store.current_path()).unwrap(), identity.for_client().key.reveal());
     }
 }

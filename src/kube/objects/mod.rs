@@ -166,7 +166,7 @@ struct Entry {
     /// Prevents that a watch of an earlier entry with this key changes this one.
     id: u64,
     pods: usize,
-    known: Known,
+    known: KnownObject,
     /// When the object was read, without a watch; `None`: its age does not matter.
     read: Option<Instant>,
     /// The number of the read or the update of the watch that `known` is from.
@@ -178,8 +178,8 @@ struct Entry {
     missed: bool,
 }
 
-enum Known {
-    Nothing,
+enum KnownObject {
+    Unread,
     Absent,
     Present(Arc<Object>),
 }
@@ -204,7 +204,7 @@ impl Entry {
         Entry {
             id,
             pods: 0,
-            known: Known::Nothing,
+            known: KnownObject::Unread,
             read: None,
             number: 0,
             watch: Watch::No,
@@ -213,11 +213,11 @@ impl Entry {
         }
     }
 
-    fn answer(&self, key: &Key) -> Option<Result<Arc<Object>, ObjectError>> {
+    fn cached_result(&self, key: &Key) -> Option<Result<Arc<Object>, ObjectError>> {
         match &self.known {
-            Known::Nothing => None,
-            Known::Absent => Some(Err(not_found(key))),
-            Known::Present(object) => Some(Ok(Arc::clone(object))),
+            KnownObject::Unread => None,
+            KnownObject::Absent => Some(Err(not_found(key))),
+            KnownObject::Present(object) => Some(Ok(Arc::clone(object))),
         }
     }
 }
@@ -312,7 +312,7 @@ impl Objects {
         let until = Instant::now() + wait;
         loop {
             match self.shared.step(key) {
-                Step::Done(answer) => return answer,
+                Step::Done(result) => return result,
                 Step::Read(id) => return self.shared.read(key, id),
                 Step::Wait(word) => {
                     let _waiting = threads::waiting("first read of an object");
@@ -386,10 +386,10 @@ impl Objects {
 
     fn start_watch(&self, key: Key, id: u64) {
         let shared = Arc::downgrade(&self.shared);
-        let of = key.clone();
+        let watched_key = key.clone();
         let sink: Sink = Box::new(move |object| {
             if let Some(shared) = shared.upgrade() {
-                shared.seen(&of, id, object);
+                shared.seen(&watched_key, id, object);
             }
         });
         let started = self.shared.api.watch(&key, sink);
@@ -488,7 +488,7 @@ impl Shared {
         };
         let fresh = match &entry.watch {
             Watch::No => {
-                let immutable = matches!(&entry.known, Known::Present(object) if object.immutable);
+                let immutable = matches!(&entry.known, KnownObject::Present(object) if object.immutable);
                 immutable || entry.read.is_some_and(|read| read.elapsed() < age)
             }
             Watch::Starting | Watch::On(_) | Watch::Over => true,
@@ -496,8 +496,8 @@ impl Shared {
         if !fresh {
             return Step::Read(entry.id);
         }
-        match entry.answer(key) {
-            Some(answer) => Step::Done(answer),
+        match entry.cached_result(key) {
+            Some(result) => Step::Done(result),
             None => Step::Wait(entry.waiters.get_or_insert_with(|| bounded(0)).1.clone()),
         }
     }
@@ -512,20 +512,20 @@ impl Shared {
     /// that began later, or a watch, has a newer one already.
     fn read(&self, key: &Key, id: u64) -> Result<Arc<Object>, ObjectError> {
         let number = self.table().next_number();
-        let answer = self.api.read(key).map(Arc::new);
+        let result = self.api.read(key).map(Arc::new);
         let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return answer };
+        let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return result };
         if number < entry.number {
-            return entry.answer(key).unwrap_or(answer);
+            return entry.cached_result(key).unwrap_or(result);
         }
-        if answer.as_ref().err().is_none_or(ObjectError::is_not_found) {
+        if result.as_ref().err().is_none_or(ObjectError::is_not_found) {
             entry.number = number;
         }
-        match &answer {
-            Ok(object) => entry.known = Known::Present(Arc::clone(object)),
-            Err(error) if error.is_not_found() => entry.known = Known::Absent,
+        match &result {
+            Ok(object) => entry.known = KnownObject::Present(Arc::clone(object)),
+            Err(error) if error.is_not_found() => entry.known = KnownObject::Absent,
             Err(error) => {
-                let Known::Present(object) = &entry.known else { return answer };
+                let KnownObject::Present(object) = &entry.known else { return result };
                 log::debug!(
                     "{} {}/{}: the cached copy is used: {error}",
                     key.kind.word(),
@@ -536,7 +536,7 @@ impl Shared {
             }
         }
         entry.read = Some(Instant::now());
-        answer
+        result
     }
 
     /// Handles an update of a watch.
@@ -548,17 +548,17 @@ impl Shared {
             let number = table.next_number();
             let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return };
             entry.number = number;
-            let first = matches!(entry.known, Known::Nothing);
+            let first = matches!(entry.known, KnownObject::Unread);
             let changed = match (&entry.known, &object) {
-                (Known::Absent, None) => false,
-                (Known::Present(before), Some(now)) => !before.is_version(now),
+                (KnownObject::Absent, None) => false,
+                (KnownObject::Present(before), Some(now)) => !before.is_version(now),
                 _ => true,
             };
             if !changed {
                 return;
             }
             let immutable = object.as_ref().is_some_and(|object| object.immutable);
-            entry.known = object.map_or(Known::Absent, |object| Known::Present(Arc::new(object)));
+            entry.known = object.map_or(KnownObject::Absent, |object| KnownObject::Present(Arc::new(object)));
             entry.waiters = None;
             // Waiting callers get the response; pods whose wait timed out must be synced again.
             let notify = !first || std::mem::take(&mut entry.missed);
@@ -589,8 +589,8 @@ impl Shared {
 impl Objects {
     /// A cache of fixed objects for the tests of other rooms: all of them are registered.
     pub(crate) fn fixed(objects: Vec<(Key, Object)>) -> Objects {
-        struct Nowhere;
-        impl ObjectApi for Nowhere {
+        struct NoServer;
+        impl ObjectApi for NoServer {
             fn read(&self, key: &Key) -> Result<Object, ObjectError> {
                 Err(not_found(key))
             }
@@ -598,7 +598,7 @@ impl Objects {
                 Err(io::ErrorKind::Unsupported.into())
             }
         }
-        let fixed = Objects::new(Strategy::Watch, Arc::new(Nowhere), Box::new(|| None), Box::new(|_| {}));
+        let fixed = Objects::new(Strategy::Watch, Arc::new(NoServer), Box::new(|| None), Box::new(|_| {}));
         for (key, object) in objects {
             fixed.set(&key, Some(object));
         }

@@ -35,14 +35,14 @@ impl ObjectApi for Server {
 }
 
 impl Server {
-    fn say(&self, key: &Key, object: Option<Object>) {
+    fn send_event(&self, key: &Key, object: Option<Object>) {
         let mut sink = self.sinks.lock().unwrap().remove(key).unwrap();
         sink(object);
         self.sinks.lock().unwrap().insert(key.clone(), sink);
     }
 
-    fn set(&self, key: &Key, answer: Result<Object, ObjectError>) {
-        self.objects.lock().unwrap().insert(key.clone(), answer);
+    fn set(&self, key: &Key, result: Result<Object, ObjectError>) {
+        self.objects.lock().unwrap().insert(key.clone(), result);
     }
 
     fn reads(&self) -> usize {
@@ -98,17 +98,17 @@ fn a_watch_follows_an_object_for_all_pods() {
         Err("failed to sync configmap cache: timed out waiting for the condition".into())
     );
     // A caller whose wait timed out is notified of the first response.
-    server.say(&key("a"), None);
+    server.send_event(&key("a"), None);
     assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
     assert_eq!(changed_pods.try_iter().count(), 2);
-    server.say(&key("a"), Some(object(1)));
+    server.send_event(&key("a"), Some(object(1)));
     assert_eq!(changed_pods.try_iter().count(), 2);
     assert_eq!(get(&objects, "a"), Ok("1".into()));
     let before = objects.changes(&PodUid::from("1"));
     // The same object after a lost connection is no change.
-    server.say(&key("a"), Some(object(1)));
+    server.send_event(&key("a"), Some(object(1)));
     assert!(changed_pods.is_empty());
-    server.say(&key("a"), Some(object(2)));
+    server.send_event(&key("a"), Some(object(2)));
     assert_eq!(changed_pods.try_iter().count(), 2);
     assert_eq!(objects.changes(&PodUid::from("1")), before + 1);
     assert_eq!(server.reads(), 0);
@@ -118,7 +118,7 @@ fn a_watch_follows_an_object_for_all_pods() {
     assert_eq!(server.running.load(Ordering::SeqCst), 0);
     assert!(get(&objects, "a").unwrap_err().contains("not registered"));
     // A late event of a closed watch is ignored.
-    server.say(&key("a"), Some(object(3)));
+    server.send_event(&key("a"), Some(object(3)));
     assert!(changed_pods.is_empty());
     let table = objects.shared.table();
     assert_eq!((table.entries.len(), table.pods.len(), table.watches), (0, 0, 0));
@@ -127,7 +127,7 @@ fn a_watch_follows_an_object_for_all_pods() {
 #[test]
 fn a_new_version_of_a_pod_releases_unused_objects() {
     let server = Arc::new(Server::default());
-    let (objects, _told) = cache(Strategy::Watch, &server);
+    let (objects, _changed_pods) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a", "b"]));
     objects.register(&pod("1", &["b", "c"]));
     let keys: BTreeSet<String> = objects.shared.table().entries.keys().map(|key| key.name.clone()).collect();
@@ -146,7 +146,7 @@ fn waiting_readers_get_the_first_response_at_once() {
     let (objects, changed_pods) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));
     let reader = objects.clone();
-    let (sender, answer) = bounded(1);
+    let (sender, result) = bounded(1);
     let running = spawn("t/reader", Stack::Small, OnDeath::Unsupervised, move |stop| {
         let _ =
             sender.send(reader.get(&key("a"), Duration::from_secs(60), &stop).map(|found| found.uid.clone()));
@@ -155,8 +155,8 @@ fn waiting_readers_get_the_first_response_at_once() {
     while objects.shared.table().entries[&key("a")].waiters.is_none() {
         let _ = StopToken::never().wait(Duration::from_millis(1));
     }
-    server.say(&key("a"), Some(object(1)));
-    assert_eq!(answer.recv_timeout(Duration::from_secs(10)).unwrap(), Ok("u".into()));
+    server.send_event(&key("a"), Some(object(1)));
+    assert_eq!(result.recv_timeout(Duration::from_secs(10)).unwrap(), Ok("u".into()));
     drop(running);
     assert!(changed_pods.is_empty());
 }
@@ -164,9 +164,9 @@ fn waiting_readers_get_the_first_response_at_once() {
 #[test]
 fn an_immutable_object_needs_no_watch() {
     let server = Arc::new(Server::default());
-    let (objects, _told) = cache(Strategy::Watch, &server);
+    let (objects, _changed_pods) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));
-    server.say(&key("a"), Some(Object { immutable: true, ..object(1) }));
+    server.send_event(&key("a"), Some(Object { immutable: true, ..object(1) }));
     while server.running.load(Ordering::SeqCst) > 0 {
         let _ = StopToken::never().wait(Duration::from_millis(1));
     }
@@ -182,7 +182,7 @@ fn without_a_watch_objects_are_read_when_they_are_old() {
         [(Strategy::Get, false, 3), (Strategy::Cache, false, 1), (Strategy::Watch, true, 1)]
     {
         let server = Arc::new(Server { no_threads, ..Server::default() });
-        let (objects, _told) = cache(strategy, &server);
+        let (objects, _changed_pods) = cache(strategy, &server);
         objects.register(&pod("1", &["a"]));
         server.set(&key("a"), Ok(object(1)));
         for _ in 0..3 {
@@ -196,7 +196,7 @@ fn without_a_watch_objects_are_read_when_they_are_old() {
 #[test]
 fn a_new_pod_reads_the_current_object() {
     let server = Arc::new(Server::default());
-    let (objects, _told) = cache(Strategy::Cache, &server);
+    let (objects, _changed_pods) = cache(Strategy::Cache, &server);
     objects.register(&pod("1", &["a"]));
     assert_eq!(get(&objects, "a"), Err("configmap \"a\" not found".into()));
     server.set(&key("a"), Ok(object(1)));
@@ -210,7 +210,7 @@ fn a_new_pod_reads_the_current_object() {
 #[test]
 fn cached_objects_are_used_while_the_server_is_unavailable() {
     let server = Arc::new(Server::default());
-    let (objects, _told) = cache(Strategy::Get, &server);
+    let (objects, _changed_pods) = cache(Strategy::Get, &server);
     objects.register(&pod("1", &["a", "b"]));
     server.set(&key("a"), Ok(object(1)));
     assert_eq!(get(&objects, "a"), Ok("1".into()));
@@ -230,7 +230,7 @@ fn cached_objects_are_used_while_the_server_is_unavailable() {
 #[test]
 fn the_number_of_watches_is_bounded() {
     let server = Arc::new(Server::default());
-    let (objects, _told) = cache(Strategy::Watch, &server);
+    let (objects, _changed_pods) = cache(Strategy::Watch, &server);
     let names: Vec<String> = (0..MAX_WATCHES + 2).map(|n| format!("m{n:03}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     objects.register(&pod("1", &names[..1]));
@@ -251,7 +251,7 @@ fn the_number_of_watches_is_bounded() {
 #[test]
 fn stop_of_a_pod_ends_its_wait_for_an_object() {
     let server = Arc::new(Server::default());
-    let (objects, _told) = cache(Strategy::Watch, &server);
+    let (objects, _changed_pods) = cache(Strategy::Watch, &server);
     objects.register(&pod("1", &["a"]));
     let (source, stop) = crate::util::stop::pair();
     drop(source);

@@ -146,7 +146,7 @@ impl ClassApi for Requests {
     fn read_class(&self, name: &str) -> Result<Class, ClassError> {
         self.client.get(&Target::runtime_classes().name(name)).map_err(|error| match error.is_not_found() {
             true => ClassError::NotFound(name.to_owned()),
-            false => ClassError::Unavailable { name: name.to_owned(), why: error.to_string() },
+            false => ClassError::Unavailable { name: name.to_owned(), reason: error.to_string() },
         })
     }
 }
@@ -210,14 +210,14 @@ fn growth_patch(step: &GrowthStep, now: Timestamp) -> Value {
     if let Some(state) = state {
         status["allocatedResourceStatuses"] = json!({"storage": state});
     }
-    if let GrowthStep::Failed(why) | GrowthStep::Infeasible(why) = step {
+    if let GrowthStep::Failed(reason) | GrowthStep::Infeasible(reason) = step {
         // The API stores whole seconds only.
         let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
         status["conditions"] = json!([{
             "type": "NodeResizeError",
             "status": "True",
             "lastTransitionTime": now.to_string(),
-            "message": format!("failed to expand pvc with {why}"),
+            "message": format!("failed to expand pvc with {reason}"),
         }]);
     }
     json!({ "status": status })

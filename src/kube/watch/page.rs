@@ -70,7 +70,7 @@ pub(super) fn decode<T: DeserializeOwned>(mut object: Value) -> Result<T, String
     if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
         metadata.remove("managedFields");
     }
-    typed::decode(&object).map_err(|misfit| misfit.to_string())
+    typed::decode(&object).map_err(|error| error.to_string())
 }
 
 /// Appends the elements of a list to a vector; null is an empty list.

@@ -38,7 +38,7 @@ impl Fake {
     fn request(&self, what: String) -> Result<(), ReviewError> {
         self.requests.lock().unwrap().push(what);
         match *self.unavailable.lock().unwrap() {
-            true => Err(ReviewError::Said("connection refused".to_owned())),
+            true => Err(ReviewError::Undecided("connection refused".to_owned())),
             false => Ok(()),
         }
     }

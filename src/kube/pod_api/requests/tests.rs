@@ -125,7 +125,7 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
             let _ = reader.read_line(&mut request);
             return;
         }
-        let answer = if lags {
+        let response = if lags {
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
                 "message": "pod \"config\" not found"})
         } else if method == "POST" {
@@ -136,8 +136,8 @@ fn serve(state: &Mutex<State>, mut stream: TcpStream) {
         } else {
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "no"})
         };
-        let status = if answer["code"] == 404 { "404 Not Found" } else { "200 OK" };
-        let text = answer.to_string();
+        let status = if response["code"] == 404 { "404 Not Found" } else { "200 OK" };
+        let text = response.to_string();
         let _ = write!(
             stream,
             "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{text}",
@@ -183,7 +183,7 @@ impl Server {
     }
 
     /// Sends the secret's new version to its watch.
-    fn say(&self, kind: &str, version: u32) {
+    fn send_event(&self, kind: &str, version: u32) {
         for _ in 0..2000 {
             if let Some(stream) = lock(&self.state).streams.last_mut() {
                 chunk(stream, &json!({"type": kind, "object": secret(version)}));
@@ -229,10 +229,10 @@ fn a_pods_needs_become_the_right_requests() {
     assert_eq!(read(), Ok("one".to_owned()));
     let missing = api.objects.get(&key(Kind::ConfigMap, "nope"), LONG, &never).unwrap_err();
     assert_eq!(missing.to_string(), "configmap \"nope\" not found");
-    server.say("MODIFIED", 6);
+    server.send_event("MODIFIED", 6);
     assert_eq!(changed_pods.recv_timeout(LONG), Ok(PodUid::from("u1")));
     assert_eq!(read(), Ok("two".to_owned()));
-    server.say("DELETED", 7);
+    server.send_event("DELETED", 7);
     assert_eq!(changed_pods.recv_timeout(LONG), Ok(PodUid::from("u1")));
     assert_eq!(read().unwrap_err().to_string(), "secret \"s1\" not found");
 
