@@ -197,8 +197,8 @@ impl BackendError {
 }
 
 impl From<String> for BackendError {
-    fn from(why: String) -> BackendError {
-        BackendError::Failed(why)
+    fn from(message: String) -> BackendError {
+        BackendError::Failed(message)
     }
 }
 

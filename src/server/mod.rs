@@ -119,7 +119,9 @@ fn bind(settings: &Settings, node: &dyn NodeBackend) -> Result<Vec<Port>, Server
             .as_ref()
             .map(|registry| Port::registry(registry.address, Publication::new(registry, node.image_set()))),
     );
-    ports.extend(settings.healthz.map(|at| Port::tcp_or_later(Listener::Healthz, "healthz port", at)));
+    ports.extend(
+        settings.healthz.map(|address| Port::tcp_or_later(Listener::Healthz, "healthz port", address)),
+    );
     Ok(ports)
 }
 

@@ -124,8 +124,8 @@ fn each_listener_serves_its_own_paths() {
 #[test]
 fn summary_is_served_whole_and_in_short() {
     let fixture = Fixture::new();
-    for answer in [fixture.read_only("/stats/summary"), fixture.local("/stats/summary/")] {
-        assert_eq!(answer, (200, "{\"node\":{}}".into()));
+    for response in [fixture.read_only("/stats/summary"), fixture.local("/stats/summary/")] {
+        assert_eq!(response, (200, "{\"node\":{}}".into()));
     }
     assert_eq!(fixture.post("/stats/summary").0, 200);
     assert_eq!(fixture.read_only("/stats/summary?only_cpu_and_memory=false").0, 200);

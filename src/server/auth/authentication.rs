@@ -61,8 +61,8 @@ impl Authentication {
         clock: Clock,
     ) -> Result<Self, String> {
         let authorities = settings.client_ca_file.as_ref().map(|path| AuthorityFile::open(path, clock));
-        let authorities = authorities.transpose().map_err(|why| {
-            format!("authentication.x509.clientCAFile: unable to load client CA file {why}")
+        let authorities = authorities.transpose().map_err(|error| {
+            format!("authentication.x509.clientCAFile: unable to load client CA file {error}")
         })?;
         let tokens = match (settings.tokens, reviews) {
             (Some(time), Some(reviews)) => {
@@ -93,10 +93,10 @@ impl Authentication {
             Ok(Some(user)) => Ok(Some(user)),
             Ok(None) => self.by_token(head, caller),
             // A valid token is enough.
-            Err(why) => match self.by_token(head, caller) {
+            Err(error) => match self.by_token(head, caller) {
                 Ok(Some(user)) => Ok(Some(user)),
-                Ok(None) => Err(why),
-                Err(other) => Err(format!("[{why}, {other}]")),
+                Ok(None) => Err(error),
+                Err(other) => Err(format!("[{error}, {other}]")),
             },
         };
         match outcome {
@@ -107,7 +107,7 @@ impl Authentication {
                 ..User::default()
             }),
             Ok(None) => Err(Unauthenticated::NoCredentials),
-            Err(why) => Err(Unauthenticated::Failed(why)),
+            Err(error) => Err(Unauthenticated::Failed(error)),
         }
     }
 

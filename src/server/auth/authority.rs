@@ -62,7 +62,7 @@ impl AuthorityFile {
                         inner.generation += 1;
                     }
                     // The file may be being replaced; the next check reads the new one.
-                    Err(why) => log::warn!("cannot reload the authorities of clients: {why}"),
+                    Err(error) => log::warn!("cannot reload the authorities of clients: {error}"),
                 }
             }
         }
@@ -76,7 +76,7 @@ fn file_stamp(path: &Path) -> Option<Stamp> {
 }
 
 fn read(path: &Path) -> Result<Arc<Authorities>, String> {
-    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+    let named = |reason: &dyn std::fmt::Display| format!("{}: {reason}", path.display());
     if !fs::metadata(path).map_err(|error| named(&error))?.is_file() {
         return Err(named(&"it is not a regular file"));
     }

@@ -39,7 +39,7 @@ pub(super) enum Denied {
     /// The API server denied it; the string is the text of the response.
     Forbidden(String),
     /// There is no decision: the text of the response, and the reason for the log.
-    Failed { text: String, why: String },
+    Failed { text: String, reason: String },
 }
 
 pub(super) struct Authorization {
@@ -85,12 +85,12 @@ impl Authorization {
             match webhook.allows(user, &attributes, path, caller) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(why) => {
+                Err(reason) => {
                     let text = format!(
                         "Authorization error (user={}, verb={verb}, resource=nodes, subresource={subresource})",
                         user.name
                     );
-                    return Err(Denied::Failed { text, why });
+                    return Err(Denied::Failed { text, reason });
                 }
             }
         }

@@ -287,7 +287,7 @@ mod tests {
         let cache = Arc::new(Cache::new(1000, Instant::now));
         let (go, gate) = bounded::<()>(0);
         let (begins, begun) = bounded(100);
-        let from = |ip: &str| Caller::at(ip, None);
+        let from = |ip: &str| Caller::from_ip(ip, None);
         let review = |n: usize, caller: Caller| {
             let (cache, gate, begins) = (Arc::clone(&cache), gate.clone(), begins.clone());
             threads::spawn("reviewer", threads::Stack::Small, threads::OnDeath::Unsupervised, move |_| {

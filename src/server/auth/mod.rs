@@ -105,17 +105,17 @@ impl Auth {
         head.fields.remove("authorization");
         client.authenticated(outcome.is_ok());
         let user = outcome.map_err(|unauthenticated| {
-            if let Unauthenticated::Failed(why) = unauthenticated {
+            if let Unauthenticated::Failed(reason) = unauthenticated {
                 let level = if self.may_log() { log::Level::Info } else { log::Level::Debug };
-                log::log!(level, "a request from {peer:?} is not authenticated: {why}");
+                log::log!(level, "a request from {peer:?} is not authenticated: {reason}");
             }
             Rejection { status: 401, text: "Unauthorized".to_owned() }
         })?;
         self.authorization.allow(&user, head, &caller).map_err(|denied| match denied {
             Denied::Forbidden(text) => Rejection { status: 403, text },
-            Denied::Failed { text, why } => {
+            Denied::Failed { text, reason } => {
                 let level = if self.may_log() { log::Level::Warn } else { log::Level::Debug };
-                log::log!(level, "{text}: {why}");
+                log::log!(level, "{text}: {reason}");
                 Rejection { status: 500, text }
             }
         })?;

@@ -201,17 +201,18 @@ fn decisions_on_long_attributes_are_not_cached() {
 
 #[test]
 fn settings_that_need_an_api_server_are_rejected_without_one() {
-    let why = |settings| Auth::new(settings, None).err().map(|error| error.to_string()).unwrap_or_default();
-    assert!(why(settings()).contains("no client provided, cannot use webhook authentication"));
-    let authorization = why(Settings { tokens: None, ..settings() });
+    let error_of =
+        |settings| Auth::new(settings, None).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error_of(settings()).contains("no client provided, cannot use webhook authentication"));
+    let authorization = error_of(Settings { tokens: None, ..settings() });
     assert!(
         authorization.contains("no client provided, cannot use webhook authorization"),
         "{authorization}"
     );
-    assert_eq!(why(Settings { tokens: None, mode: Mode::AlwaysAllow, ..settings() }), "");
+    assert_eq!(error_of(Settings { tokens: None, mode: Mode::AlwaysAllow, ..settings() }), "");
     let file = Some(PathBuf::from("/does/not/exist"));
-    let why = why(Settings { client_ca_file: file, tokens: None, ..settings() });
-    assert!(why.contains("unable to load client CA file /does/not/exist"), "{why}");
+    let error = error_of(Settings { client_ca_file: file, tokens: None, ..settings() });
+    assert!(error.contains("unable to load client CA file /does/not/exist"), "{error}");
 }
 
 /// The authorities "clients" and "others", and a certificate of "jane" in the group "readers" by

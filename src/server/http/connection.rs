@@ -363,7 +363,7 @@ impl Connection {
             }
             self.try_flush()?;
             match self.try_append() {
-                Err(why) if is_passing(&why) => {}
+                Err(error) if is_passing(&error) => {}
                 outcome => return outcome,
             }
         }
@@ -398,7 +398,7 @@ impl Connection {
         }
         match outcome {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(why) => return Err(why.into()),
+            Err(errno) => return Err(errno.into()),
         }
         if !stopped.is_empty() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -409,7 +409,7 @@ impl Connection {
         }
         if events.contains(PollFlags::IN) {
             match self.try_append() {
-                Err(why) if !is_passing(&why) => return Err(why),
+                Err(error) if !is_passing(&error) => return Err(error),
                 _ if self.input().len() > AHEAD_BYTES => {
                     return Err(io::Error::other("the client sends and does not read"));
                 }
@@ -442,7 +442,7 @@ impl Connection {
             match self.try_read(&mut chunk) {
                 Ok(0) => return,
                 Ok(count) => bytes = bytes.saturating_sub(count),
-                Err(why) if is_passing(&why) => {
+                Err(error) if is_passing(&error) => {
                     if !more || self.wait(true, false, deadline) != Ready::Yes {
                         return;
                     }
@@ -484,8 +484,8 @@ impl Write for Connection {
                     }
                     return Ok(count);
                 }
-                Err(why) if is_passing(&why) => self.wait_writable()?,
-                Err(why) => return Err(why),
+                Err(error) if is_passing(&error) => self.wait_writable()?,
+                Err(error) => return Err(error),
             }
         }
     }
@@ -518,8 +518,8 @@ pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, shutdown: &UnixStream, dea
 }
 
 /// Errors after which a call is repeated later.
-pub fn is_passing(why: &io::Error) -> bool {
-    matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+pub fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// A limit for poll; a limit that poll cannot express means no limit.

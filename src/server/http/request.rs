@@ -51,7 +51,7 @@ pub enum Method {
 }
 
 impl Method {
-    pub fn of(name: &str) -> Method {
+    pub fn from_name(name: &str) -> Method {
         match name {
             "GET" => Method::Get,
             "HEAD" => Method::Head,

@@ -81,7 +81,7 @@ impl Response {
     pub fn written(json: serde_json::Result<Vec<u8>>) -> Self {
         match json {
             Ok(body) => Response::new(200, "application/json", body),
-            Err(why) => Response::text(500, format!("cannot write the response as JSON: {why}\n")),
+            Err(error) => Response::text(500, format!("cannot write the response as JSON: {error}\n")),
         }
     }
 
@@ -148,8 +148,8 @@ impl Reply {
 /// Escapes text for HTML.
 pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for one in text.chars() {
-        match one {
+    for character in text.chars() {
+        match character {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),

@@ -102,7 +102,7 @@ fn listen_on_both(port: u16) -> io::Result<TcpListener> {
 fn is_in_use(path: &Path) -> bool {
     match connect_local(path) {
         Ok(_) => true,
-        Err(why) => why.kind() == io::ErrorKind::WouldBlock,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -120,7 +120,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
@@ -144,8 +144,8 @@ pub struct Unlink(pub PathBuf);
 
 impl Drop for Unlink {
     fn drop(&mut self) {
-        if let Err(why) = remove(&self.0) {
-            log::debug!("cannot remove {}: {why}", self.0.display());
+        if let Err(error) = remove(&self.0) {
+            log::debug!("cannot remove {}: {error}", self.0.display());
         }
     }
 }
@@ -172,10 +172,10 @@ mod tests {
     fn socket_that_a_killed_agent_left_open_is_replaced_when_it_is_closed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("coracle.sock");
-        let lingering = UnixListener::bind(&path).unwrap();
+        let old_listener = UnixListener::bind(&path).unwrap();
         let closing = threads::spawn("closing", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ = stop.wait(LINGER / 10);
-            drop(lingering);
+            drop(old_listener);
         });
         assert!(Bound::local(&path).is_ok());
         drop(closing);

@@ -44,8 +44,8 @@ impl Hangups {
         let watched = self.begin();
         // Reported once; a level-triggered event would repeat.
         let flags = EventFlags::RDHUP | EventFlags::ONESHOT;
-        if let Err(why) = epoll::add(&self.epoll, socket, EventData::new_u64(watched.id), flags) {
-            log::debug!("a disconnect of this client is noticed at the next write only: {why}");
+        if let Err(error) = epoll::add(&self.epoll, socket, EventData::new_u64(watched.id), flags) {
+            log::debug!("a disconnect of this client is noticed at the next write only: {error}");
         }
         watched
     }

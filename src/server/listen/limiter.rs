@@ -88,13 +88,13 @@ impl ConnectionLimiter {
         let theirs = |entry: &Entry| entry.peer == peer;
         let new = |entry: &Entry| entry.state == State::Unauthenticated;
         let idle = |entry: &Entry| entry.state == State::Idle;
-        if entries.count(|one| new(one) && theirs(one)) >= UNAUTHENTICATED_PER_PEER {
-            entries.evict(|one| new(one) && theirs(one));
+        if entries.count(|entry| new(entry) && theirs(entry)) >= UNAUTHENTICATED_PER_PEER {
+            entries.evict(|entry| new(entry) && theirs(entry));
         }
         if entries.count(new) >= UNAUTHENTICATED {
             entries.evict_unauthenticated();
         }
-        let fits = (entries.count(theirs) < PER_PEER || entries.evict(|one| idle(one) && theirs(one)))
+        let fits = (entries.count(theirs) < PER_PEER || entries.evict(|entry| idle(entry) && theirs(entry)))
             && (entries.all.len() < ALL || entries.evict(idle) || entries.evict_unauthenticated());
         if !fits {
             return None;
@@ -109,31 +109,35 @@ impl ConnectionLimiter {
 
 impl Entries {
     fn count(&self, which: impl Fn(&Entry) -> bool) -> usize {
-        self.all.iter().filter(|one| which(one)).count()
+        self.all.iter().filter(|entry| which(entry)).count()
     }
 
     /// Evicts the slowest unauthenticated connection of the address that has most of them: a client
     /// with one or two of them gets the time that it needs, however fast others connect.
     fn evict_unauthenticated(&mut self) -> bool {
         let mut by_peer: HashMap<Peer, (usize, Reverse<Instant>)> = HashMap::new();
-        for one in self.all.iter().filter(|one| one.state == State::Unauthenticated) {
-            let (count, oldest) = by_peer.entry(one.peer).or_insert((0, Reverse(one.since)));
+        for entry in self.all.iter().filter(|entry| entry.state == State::Unauthenticated) {
+            let (count, oldest) = by_peer.entry(entry.peer).or_insert((0, Reverse(entry.since)));
             *count += 1;
             // The earliest has the greatest reverse.
-            *oldest = (*oldest).max(Reverse(one.since));
+            *oldest = (*oldest).max(Reverse(entry.since));
         }
         let most = by_peer.into_iter().max_by_key(|(_, most)| *most);
         most.is_some_and(|(peer, _)| {
-            self.evict(|one| one.state == State::Unauthenticated && one.peer == peer)
+            self.evict(|entry| entry.state == State::Unauthenticated && entry.peer == peer)
         })
     }
 
     /// Evicts the connection that has been in its state for longest; false if there is none.
     fn evict(&mut self, which: impl Fn(&Entry) -> bool) -> bool {
-        let found =
-            self.all.iter().enumerate().filter(|(_, one)| which(one)).min_by_key(|(_, one)| one.since);
-        let Some(at) = found.map(|(at, _)| at) else { return false };
-        let gone = self.all.swap_remove(at);
+        let found = self
+            .all
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| which(entry))
+            .min_by_key(|(_, entry)| entry.since);
+        let Some(index) = found.map(|(index, _)| index) else { return false };
+        let gone = self.all.swap_remove(index);
         if let Some(socket) = gone.socket.upgrade() {
             // `shutdown` fails if the socket is closed already.
             let _ = socket.shutdown(Shutdown::Both);
@@ -158,7 +162,7 @@ impl Admission {
     }
 
     fn change(&self, change: impl FnOnce(&mut Entry)) {
-        if let Some(own) = self.limiter.entries.locked().all.iter_mut().find(|one| one.id == self.id) {
+        if let Some(own) = self.limiter.entries.locked().all.iter_mut().find(|entry| entry.id == self.id) {
             change(own);
         }
     }
@@ -166,7 +170,7 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.limiter.entries.locked().all.retain(|one| one.id != self.id);
+        self.limiter.entries.locked().all.retain(|entry| entry.id != self.id);
     }
 }
 
@@ -190,19 +194,19 @@ mod tests {
             Fixture { limiter: Arc::default(), sockets: Vec::new(), begun: Instant::now(), socket }
         }
 
-        fn at(&self, second: u64) -> Instant {
+        fn time_at(&self, second: u64) -> Instant {
             self.begun + Duration::from_secs(second)
         }
 
         fn admit(&mut self, ip: &str, second: u64) -> Option<Admission> {
             let socket = Arc::new(self.socket.try_clone().unwrap());
-            let admission = self.limiter.admit(ip.parse().unwrap(), &socket, self.at(second));
+            let admission = self.limiter.admit(ip.parse().unwrap(), &socket, self.time_at(second));
             self.sockets.push(socket);
             admission
         }
 
         fn has(&self, admission: &Admission) -> bool {
-            self.limiter.entries.locked().all.iter().any(|one| one.id == admission.id)
+            self.limiter.entries.locked().all.iter().any(|entry| entry.id == admission.id)
         }
 
         fn len(&self) -> usize {
@@ -215,8 +219,8 @@ mod tests {
         let mut fixture = Fixture::new();
         let slow = fixture.admit("10.0.0.1", 0).unwrap();
         let authorized = fixture.admit("10.0.0.1", 1).unwrap();
-        authorized.busy(fixture.at(1));
-        slow.idle(fixture.at(1));
+        authorized.busy(fixture.time_at(1));
+        slow.idle(fixture.time_at(1));
         let mut others: Vec<_> = (0..31).map(|n| fixture.admit("10.0.0.1", 2 + n).unwrap()).collect();
         assert!(fixture.has(&slow));
         // The same address, mapped to IPv6.
@@ -265,20 +269,20 @@ mod tests {
         let mut admissions = Vec::new();
         for n in 0..PER_PEER as u64 {
             let admission = fixture.admit("10.0.0.1", n).unwrap();
-            admission.busy(fixture.at(n));
+            admission.busy(fixture.time_at(n));
             if n == 7 {
-                admission.idle(fixture.at(n));
+                admission.idle(fixture.time_at(n));
             }
             admissions.push(admission);
         }
         let last = fixture.admit("10.0.0.1", 999).unwrap();
         assert!(!fixture.has(&admissions[7]) && fixture.has(&last));
-        last.busy(fixture.at(999));
+        last.busy(fixture.time_at(999));
         assert!(fixture.admit("10.0.0.1", 1000).is_none());
         let others: Vec<_> = (0..ALL - PER_PEER)
             .map(|n| {
                 let admission = fixture.admit(&format!("10.1.0.{}", n % 8), 1001).unwrap();
-                admission.busy(fixture.at(1001));
+                admission.busy(fixture.time_at(1001));
                 admission
             })
             .collect();

@@ -17,18 +17,18 @@ const NOT_HERE: &str = "this socket answers processes of the agent's own mount a
 
 /// Why a peer is rejected.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Rejected {
+pub struct RejectedPeer {
     /// The text of the response.
     pub response: &'static str,
     /// For the log.
-    pub why: String,
+    pub reason: String,
 }
 
 /// Checks the peer of a connection. `any_namespace`: accepts root of every namespace that has a
 /// number in the agent's PID namespace. The kernel reports others as process 0, for which rustix
 /// has no value; they are rejected.
-pub fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), Rejected> {
-    let rejected = |response, why| Err(Rejected { response, why });
+pub fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), RejectedPeer> {
+    let rejected = |response, reason| Err(RejectedPeer { response, reason });
     let peer = match sockopt::socket_peercred(stream) {
         Ok(peer) => peer,
         Err(errno) => return rejected(NOT_ROOT, format!("its credentials cannot be read: {errno}")),

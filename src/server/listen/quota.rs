@@ -46,7 +46,7 @@ impl Caller {
 
 #[cfg(test)]
 impl Caller {
-    pub fn at(ip: &str, user: Option<&str>) -> Self {
+    pub fn from_ip(ip: &str, user: Option<&str>) -> Self {
         Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
     }
 }
@@ -162,9 +162,9 @@ impl Drop for Permit {
             state.release(&self.limits);
             let mut next = Vec::new();
             // One returned permit may end two waits: one for the address, one for the user.
-            while let Some(at) =
+            while let Some(index) =
                 state.waiting.iter().position(|waiter| state.fits(&waiter.limits, self.quota.all))
-                && let Some(waiter) = state.waiting.remove(at)
+                && let Some(waiter) = state.waiting.remove(index)
             {
                 state.take(&waiter.limits);
                 next.push(waiter);
@@ -208,15 +208,15 @@ mod tests {
     #[test]
     fn owner_gets_at_most_its_limit() {
         let quota = Quota::new(10);
-        let take = |ip: &str, user| quota.take(Caller::at(ip, user).limits(6, 3));
-        let one: Vec<_> = (0..9).filter_map(|_| take("10.0.0.1", None)).collect();
-        assert_eq!(one.len(), 6);
+        let take = |ip: &str, user| quota.take(Caller::from_ip(ip, user).limits(6, 3));
+        let of_address: Vec<_> = (0..9).filter_map(|_| take("10.0.0.1", None)).collect();
+        assert_eq!(of_address.len(), 6);
         // A user with many addresses, and another user.
-        let two: Vec<_> = (2..9).filter_map(|n| take(&format!("10.0.0.{n}"), Some("a"))).collect();
-        assert_eq!(two.len(), 3);
+        let of_user: Vec<_> = (2..9).filter_map(|n| take(&format!("10.0.0.{n}"), Some("a"))).collect();
+        assert_eq!(of_user.len(), 3);
         let last = take("10.0.0.2", Some("b")).unwrap();
         assert!(take("10.0.0.9", None).is_none(), "there are ten");
-        drop((one, two, last));
+        drop((of_address, of_user, last));
         assert!(is_unused(&quota));
         assert!(take("10.0.0.1", None).is_some());
     }
@@ -224,9 +224,9 @@ mod tests {
     #[test]
     fn next_waiter_within_its_limit_gets_the_permit() {
         let quota = Quota::new(2);
-        let wait = |ip, limit| waiter(&quota, Caller::at(ip, None).limits(1, 1), limit);
+        let wait = |ip, limit| waiter(&quota, Caller::from_ip(ip, None).limits(1, 1), limit);
         let long = Duration::from_secs(60);
-        let (a, b) = (quota.take(Caller::at("10.0.0.1", None).limits(1, 1)), wait("10.0.0.2", long));
+        let (a, b) = (quota.take(Caller::from_ip("10.0.0.1", None).limits(1, 1)), wait("10.0.0.2", long));
         let b_has = b.1.recv().unwrap().unwrap();
         let first = wait("10.0.0.1", long);
         await_waiters(&quota, 1);
@@ -251,9 +251,9 @@ mod tests {
     #[test]
     fn one_returned_permit_can_serve_two_waiters() {
         let quota = Quota::new(10);
-        let has = quota.take(Caller::at("10.0.0.1", Some("u")).limits(1, 1));
+        let has = quota.take(Caller::from_ip("10.0.0.1", Some("u")).limits(1, 1));
         let long = Duration::from_secs(60);
-        let wait = |ip, user| waiter(&quota, Caller::at(ip, Some(user)).limits(1, 1), long);
+        let wait = |ip, user| waiter(&quota, Caller::from_ip(ip, Some(user)).limits(1, 1), long);
         // The first request waits for the address, the second one for the user.
         let (address, user) = (wait("10.0.0.1", "v"), wait("10.0.0.2", "u"));
         await_waiters(&quota, 2);

@@ -38,7 +38,7 @@ pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Resp
         container: container.name.clone(),
     };
     node.add_ephemeral(&PodUid::from(view.uid()), container)
-        .map_err(|why| Response::text(422, format!("{why}\n")))?;
+        .map_err(|error| Response::text(422, format!("{error}\n")))?;
     Ok(Response::json(&reply))
 }
 
@@ -48,8 +48,8 @@ fn random_name() -> String {
     let mut rest = random_u64();
     let mut name = String::from("debugger-");
     for _ in 0..5 {
-        let at = usize::try_from(rest % LETTERS.len() as u64).unwrap_or(0);
-        name.push(LETTERS.get(at).copied().map_or('b', char::from));
+        let index = usize::try_from(rest % LETTERS.len() as u64).unwrap_or(0);
+        name.push(LETTERS.get(index).copied().map_or('b', char::from));
         rest /= LETTERS.len() as u64;
     }
     name

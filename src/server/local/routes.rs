@@ -33,7 +33,7 @@ pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Repl
         }
         "/v1/images" => match node.images() {
             Ok(images) => Response::json(&images),
-            Err(why) => Response::text(502, format!("{why}\n")),
+            Err(error) => Response::text(502, format!("{error}\n")),
         },
         "/v1/images/manifest" => {
             return registry::named(target.get("image").unwrap_or_default(), &*node.image_set());
@@ -61,7 +61,9 @@ fn describe(target: &Target, node: &dyn NodeBackend) -> Result<Response, Respons
     let view = find(target, node)?;
     let uid = PodUid::from(view.uid());
     let mut events = node.events().recent(0);
-    events.retain(|event| matches!(&event.regarding, Regarding::Pod { uid: of, .. } if *of == uid));
+    events.retain(
+        |event| matches!(&event.regarding, Regarding::Pod { uid: event_uid, .. } if *event_uid == uid),
+    );
     let cgroup = node.pod_cgroup(&uid);
     let volumes = node.volumes(Some(&uid)).volumes;
     let DevicesReply { devices, claims, .. } = node.devices(Some(&uid));
@@ -99,9 +101,9 @@ fn logs(target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {
     };
     let source = node
         .container_log(&PodUid::from(view.uid()), container, previous)
-        .map_err(|why| Response::text(404, format!("{why}\n")))?;
-    let (container, of) = (container.to_owned(), names.len());
+        .map_err(|error| Response::text(404, format!("{error}\n")))?;
+    let (container, container_count) = (container.to_owned(), names.len());
     Ok(Reply::stream(move |out, node, stop| {
-        streams::logs(&source, &options, (&container, of), out, node, stop)
+        streams::logs(&source, &options, (&container, container_count), out, node, stop)
     }))
 }

@@ -27,26 +27,27 @@ const QUIET: Duration = Duration::from_secs(600);
 pub(super) fn logs(
     source: &LogSource,
     options: &ReadOptions,
-    (container, of): (&str, usize),
+    (container, container_count): (&str, usize),
     out: &mut ResponseWriter<'_>,
     node: &dyn NodeBackend,
     stop: &StopToken,
 ) -> io::Result<()> {
     // Names come from manifests and must not end the line.
     let container: String = container.chars().filter(char::is_ascii_graphic).collect();
-    let of = of.to_string();
-    let fields = [TEXT, ("Coracle-Container", container.as_str()), ("Coracle-Containers", of.as_str())];
+    let container_count = container_count.to_string();
+    let fields =
+        [TEXT, ("Coracle-Container", container.as_str()), ("Coracle-Containers", container_count.as_str())];
     let mut deferred = DeferredHead { out, fields: &fields };
     if options.follow {
         // The client sees that it is connected.
         deferred.flush()?;
     }
     match node.read_log(source, options, &mut deferred, stop) {
-        Err(why) if !deferred.out.has_started() => {
-            Response::text(400, format!("{why}\n")).write(deferred.out)
+        Err(error) if !deferred.out.has_started() => {
+            Response::text(400, format!("{error}\n")).write(deferred.out)
         }
-        Err(why) => {
-            log::debug!("reading {} ended early: {why}", source.path.display());
+        Err(error) => {
+            log::debug!("reading {} ended early: {error}", source.path.display());
             Ok(())
         }
         Ok(()) => deferred.flush(),

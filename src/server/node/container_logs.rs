@@ -47,7 +47,7 @@ pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply
     let stream = query.stream(split_streams)?;
     let options = ReadOptions { stream, ..query.options };
     let id = instance(pod.status.as_ref(), name, container, query.previous)
-        .map_err(|why| Response::text(400, why))?;
+        .map_err(|error| Response::text(400, error))?;
     let uid = PodUid::from(pod.metadata.uid.unwrap_or_default());
     Ok(Reply::stream(move |out, node, stop| show(&uid, &id, &options, out, node, stop)))
 }
@@ -66,13 +66,13 @@ fn show(
     let bare = id.split_once("://").map_or(id, |(_, id)| id);
     let outcome = match node.instance_log(uid, bare) {
         Ok(source) => node.read_log(&source, options, out, stop),
-        Err(why) => {
-            log::debug!("cannot find the log of container {id}: {why}");
+        Err(error) => {
+            log::debug!("cannot find the log of container {id}: {error}");
             Err(format!("unable to retrieve container logs for {id}").into())
         }
     };
     match outcome {
-        Err(why) if !stop.is_stopped() => write!(out, "{why}"),
+        Err(error) if !stop.is_stopped() => write!(out, "{error}"),
         _ => Ok(()),
     }
 }

@@ -137,8 +137,8 @@ pub(super) fn read(found: &OwnedFd) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(handle(found), flags, Mode::empty())?))
 }
 
-fn rejection(why: io::Error) -> Response {
-    match why.kind() {
+fn rejection(error: io::Error) -> Response {
+    match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Response::not_found(),
         ErrorKind::PermissionDenied => Response::text(403, "403 Forbidden\n"),
         _ => Response::text(500, "500 Internal Server Error\n"),
@@ -164,8 +164,8 @@ fn file(found: OwnedFd, metadata: &Metadata, name: &str) -> Result<Reply, Respon
             match rest.read(&mut block) {
                 Ok(0) => break,
                 Ok(count) => out.write_all(block.get(..count).unwrap_or_default())?,
-                Err(why) if why.kind() == ErrorKind::Interrupted => {}
-                Err(why) => return Err(why),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())

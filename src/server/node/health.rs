@@ -61,7 +61,7 @@ pub fn respond(checks: &[Check], node: &dyn NodeBackend, target: &Target) -> Res
         Some(name) => match checks.iter().find(|check| check.name() == name) {
             Some(check) => match check.run(node) {
                 Ok(()) => Response::text(200, "ok"),
-                Err(why) => Response::text(500, format!("internal server error: {why}\n")),
+                Err(error) => Response::text(500, format!("internal server error: {error}\n")),
             },
             None => Response::not_found(),
         },
@@ -81,10 +81,10 @@ fn all(checks: &[Check], node: &dyn NodeBackend, target: &Target) -> Response {
         }
         match check.run(node) {
             Ok(()) => lines.push_str(&format!("[+]{name} ok\n")),
-            Err(why) => {
+            Err(error) => {
                 failed = true;
                 // DIFFERS: the Go kubelet withholds the reason.
-                lines.push_str(&format!("[-]{name} failed: {why}\n"));
+                lines.push_str(&format!("[-]{name} failed: {error}\n"));
             }
         }
     }

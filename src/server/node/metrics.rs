@@ -107,8 +107,8 @@ pub fn respond(request: &Request, node: &dyn NodeBackend) -> Option<Response> {
         "/cadvisor" => node.write_metrics(MetricsPage::Cadvisor, &mut page),
         "/slis" => {
             checks(node, &mut page);
-            let at = node.started().as_millisecond() as f64 / 1e3;
-            page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
+            let start_time = node.started().as_millisecond() as f64 / 1e3;
+            page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", start_time);
         }
         _ => return None,
     }

@@ -41,11 +41,11 @@ impl Query {
         let mut problems = Vec::new();
         let mut query = Query::default();
         let queries: Vec<&str> = target.all("query").collect();
-        for one in &queries {
-            if one.contains(['/', '\\']) {
-                query.files.push((*one).to_owned());
-            } else if !one.trim().is_empty() {
-                query.services.push((*one).to_owned());
+        for text in &queries {
+            if text.contains(['/', '\\']) {
+                query.files.push((*text).to_owned());
+            } else if !text.trim().is_empty() {
+                query.services.push((*text).to_owned());
             }
         }
         if !queries.is_empty() && query.files.is_empty() && query.services.is_empty() {
@@ -64,8 +64,8 @@ impl Query {
                 None => {}
                 Some((_, Ok(number))) => *value = Some(number),
                 Some((text, Err(_))) => {
-                    let why = format!("strconv.Atoi: parsing {}: invalid syntax", json(&text));
-                    problems.push(invalid(key, &json(&text), &why));
+                    let reason = format!("strconv.Atoi: parsing {}: invalid syntax", json(&text));
+                    problems.push(invalid(key, &json(&text), &reason));
                 }
             }
         }
@@ -105,8 +105,8 @@ impl Query {
                 problems.push(invalid("query", &json(&[file]), "no such file or directory"));
             }
             [file] => {
-                if let Err(why) = files::open(root, file.trim_start_matches('/')) {
-                    problems.push(invalid("query", &json(&[file]), &words(&why)));
+                if let Err(error) = files::open(root, file.trim_start_matches('/')) {
+                    problems.push(invalid("query", &json(&[file]), &words(&error)));
                 }
             }
             files => problems.push(invalid("query", &json(&files), "cannot specify more than one file")),
@@ -120,8 +120,8 @@ impl Query {
             problems.push(invalid("boot", &boot.to_string(), "must be less than 1"));
         }
         if let Some(tail) = self.tail.filter(|tail| !(0..=MAX_TAIL).contains(tail)) {
-            let why = format!("must be between 0 and {MAX_TAIL}, inclusive");
-            problems.push(invalid("tailLines", &tail.to_string(), &why));
+            let reason = format!("must be between 0 and {MAX_TAIL}, inclusive");
+            problems.push(invalid("tailLines", &tail.to_string(), &reason));
         }
         reject(406, &problems)
     }
@@ -144,9 +144,10 @@ impl Query {
         let mut arguments =
             vec!["--utc".to_owned(), "--no-pager".to_owned(), "--output=short-precise".to_owned()];
         // Without a zone journalctl would use the node's zone.
-        let at = |time: Timestamp| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
-        arguments.extend(self.since.map(|since| format!("--since={}", at(since))));
-        arguments.extend(self.until.map(|until| format!("--until={}", at(until))));
+        let utc_text =
+            |time: Timestamp| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+        arguments.extend(self.since.map(|since| format!("--since={}", utc_text(since))));
+        arguments.extend(self.until.map(|until| format!("--until={}", utc_text(until))));
         if let Some(tail) = self.tail {
             arguments.extend(["--pager-end".to_owned(), format!("--lines={tail}")]);
         }
@@ -178,15 +179,15 @@ impl Query {
             command.args(self.arguments(&native));
             let mut broken = None;
             let outcome = child::stream(&mut command, left(), stop, &mut |bytes| {
-                out.write_all(bytes).inspect_err(|why| broken = Some(why.kind()))
+                out.write_all(bytes).inspect_err(|error| broken = Some(error.kind()))
             });
             if let Some(kind) = broken {
                 return Err(kind.into());
             }
-            if let Err(why) = outcome
+            if let Err(error) = outcome
                 && self.boot.is_none_or(|boot| boot == 0)
             {
-                log::debug!("{why}");
+                log::debug!("{error}");
                 out.write_all(b"\nerror: journal output not available\n")?;
             }
         }
@@ -205,13 +206,13 @@ impl Query {
                 return out.write_all(b"\ncontext error: context deadline exceeded\n");
             }
             match copy(root, service, out, deadline, stop) {
-                Err(CopyError::Read(why)) if why.kind() == ErrorKind::NotFound => {
+                Err(CopyError::Read(error)) if error.kind() == ErrorKind::NotFound => {
                     write!(out, "\nlog not found for {service}\n")?;
                 }
-                Err(CopyError::Read(why)) => {
-                    write!(out, "\nerror getting log for {service}: {}\n", words(&why))?
+                Err(CopyError::Read(error)) => {
+                    write!(out, "\nerror getting log for {service}: {}\n", words(&error))?
                 }
-                Err(CopyError::Write(why)) => return Err(why),
+                Err(CopyError::Write(error)) => return Err(error),
                 Ok(()) => {}
             }
         }
@@ -241,12 +242,12 @@ fn units(journalctl: &str, limit: Duration, stop: &StopToken) -> String {
     match child::run(Command::new(journalctl).args(["--field", "_SYSTEMD_UNIT"]), b"", limits, stop) {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).into_owned(),
         Ok(_) => String::new(),
-        Err(why @ ChildError::Start { .. }) => {
-            log::debug!("no journal: {why}");
+        Err(error @ ChildError::Start { .. }) => {
+            log::debug!("no journal: {error}");
             String::new()
         }
-        Err(why) => {
-            log::warn!("cannot list the journal's units: {why}");
+        Err(error) => {
+            log::warn!("cannot list the journal's units: {error}");
             String::new()
         }
     }
@@ -282,14 +283,16 @@ fn copy(
                             out.write_all(block.get(..count).unwrap_or_default())
                                 .map_err(CopyError::Write)?;
                         }
-                        Err(why) if why.kind() == ErrorKind::Interrupted => {}
-                        Err(why) => return Err(CopyError::Read(why)),
+                        Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                        Err(error) => return Err(CopyError::Read(error)),
                     }
                 }
             }
             Ok(_) => {}
-            Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => missing = why,
-            Err(why) => return Err(CopyError::Read(why)),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                missing = error
+            }
+            Err(error) => return Err(CopyError::Read(error)),
         }
     }
     Err(CopyError::Read(match missing.kind() {
@@ -298,12 +301,12 @@ fn copy(
     }))
 }
 
-fn words(why: &io::Error) -> String {
-    match why.kind() {
+fn words(error: &io::Error) -> String {
+    match error.kind() {
         ErrorKind::NotFound => "no such file or directory".to_owned(),
         ErrorKind::PermissionDenied => "permission denied".to_owned(),
         ErrorKind::TimedOut => "context deadline exceeded".to_owned(),
-        _ => why.to_string(),
+        _ => error.to_string(),
     }
 }
 
@@ -311,8 +314,8 @@ fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-fn invalid(field: &str, value: &str, why: &str) -> String {
-    format!("{field}: Invalid value: {value}: {why}")
+fn invalid(field: &str, value: &str, reason: &str) -> String {
+    format!("{field}: Invalid value: {value}: {reason}")
 }
 
 /// Rejects a query with all problems in one text, as Go joins errors.
@@ -320,7 +323,7 @@ fn reject(status: u16, problems: &[String]) -> Result<(), Response> {
     let mut text = String::new();
     match problems {
         [] => return Ok(()),
-        [one] => text.push_str(one),
+        [problem] => text.push_str(problem),
         several => {
             let _ = write!(text, "[{}]", several.join(", "));
         }

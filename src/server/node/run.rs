@@ -23,7 +23,7 @@ pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply
         let response = match node.run(&uid, &container, command, stop) {
             // As upstream: JSON, whatever the command prints.
             Ok(body) => Response::new(200, "application/json", body),
-            Err(why) => Response::text(500, why.to_string()),
+            Err(error) => Response::text(500, error.to_string()),
         };
         response.write(out)
     }))
@@ -50,7 +50,7 @@ pub(super) fn checkpoint(request: &Request, node: &dyn NodeBackend) -> Result<Re
     Ok(Reply::stream(move |out, node, stop| {
         let response = match node.checkpoint(&pod, &container, seconds, stop) {
             Ok(path) => Response::json(&serde_json::json!({"items": [path.to_string_lossy()]})),
-            Err(why) => Response::text(500, format!("{failed} ({why})")),
+            Err(error) => Response::text(500, format!("{failed} ({error})")),
         };
         response.write(out)
     }))

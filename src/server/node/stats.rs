@@ -17,6 +17,6 @@ pub fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Respo
     let detail = if only { Detail::CpuAndMemory } else { Detail::Whole };
     match node.summary(detail) {
         Ok(body) => Ok(Reply::Whole(Response::written(Ok(body)))),
-        Err(why) => Err(Response::text(500, format!("Internal Error: {why}\n"))),
+        Err(error) => Err(Response::text(500, format!("Internal Error: {error}\n"))),
     }
 }

@@ -99,8 +99,8 @@ fn verbosity(request: &Request) -> Response {
                 (200, format!("successfully set klog.logging.verbosity to {given}\n"))
             }
             Err(_) => {
-                let why = format!("strconv.ParseInt: parsing {given:?}: invalid syntax");
-                (400, format!("failed set klog.logging.verbosity {given}: {why}\n"))
+                let reason = format!("strconv.ParseInt: parsing {given:?}: invalid syntax");
+                (400, format!("failed set klog.logging.verbosity {given}: {reason}\n"))
             }
         }
     };
@@ -149,8 +149,8 @@ fn negotiate(request: &Request, kind: &str) -> Result<Form, Response> {
     if request.accept.trim().is_empty() {
         return Ok(Form::Text);
     }
-    for one in request.accept.split(',') {
-        let mut parts = one.split(';').map(str::trim);
+    for media_range in request.accept.split(',') {
+        let mut parts = media_range.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default();
         let parameters: Vec<(&str, &str)> = parts
             .filter_map(|part| part.split_once('='))

@@ -39,13 +39,13 @@ mod tests {
     fn ten_requests_at_once_then_one_every_ten_milliseconds() {
         let start = Instant::now();
         let mut bucket = Bucket::new(start);
-        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
-        assert_eq!((0..15).filter(|_| bucket.take(at(0))).count(), 10);
-        assert!(!bucket.take(at(9)));
-        assert!(bucket.take(at(10)));
-        assert!(!bucket.take(at(19)));
-        assert_eq!((0..15).filter(|_| bucket.take(at(60))).count(), 5);
-        assert_eq!((0..15).filter(|_| bucket.take(at(60_000))).count(), 10);
+        let after = |milliseconds: u64| start + Duration::from_millis(milliseconds);
+        assert_eq!((0..15).filter(|_| bucket.take(after(0))).count(), 10);
+        assert!(!bucket.take(after(9)));
+        assert!(bucket.take(after(10)));
+        assert!(!bucket.take(after(19)));
+        assert_eq!((0..15).filter(|_| bucket.take(after(60))).count(), 5);
+        assert_eq!((0..15).filter(|_| bucket.take(after(60_000))).count(), 10);
     }
 
     proptest! {
@@ -61,7 +61,7 @@ mod tests {
                 }
             }
             for (index, first) in taken.iter().enumerate() {
-                let within = taken[index..].iter().filter(|at| **at - *first < Duration::from_secs(1));
+                let within = taken[index..].iter().filter(|time| **time - *first < Duration::from_secs(1));
                 prop_assert!(within.count() <= 110);
             }
         }

@@ -15,15 +15,15 @@ pub(super) type Lookup<'a> = &'a dyn Fn(&Pod, &Container) -> Given;
 /// All pods that use resources: sidecars first, then the other containers that last. Init containers
 /// that end, and ephemeral containers, are not shown.
 pub(super) fn list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
-    let active = pods.iter().filter(|one| one.is_active);
-    let pod_resources = active.map(|one| pod_resources(&one.pod, given)).collect();
+    let active = pods.iter().filter(|listed| listed.is_active);
+    let pod_resources = active.map(|listed| pod_resources(&listed.pod, given)).collect();
     pb::ListPodResourcesResponse { pod_resources, ..Default::default() }
 }
 
 /// All pods as v1alpha1 shows them: containers with devices, without NUMA nodes, also those of pods
 /// that have ended.
 pub(super) fn old_list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
-    let one = |listed: &Listed| {
+    let old_pod_resources = |listed: &Listed| {
         let containers = listed.pod.containers().iter().map(|container| {
             // What a pod that has ended had may be that of another pod now.
             let devices = if listed.is_active { given(&listed.pod, container).devices } else { Vec::new() };
@@ -33,7 +33,10 @@ pub(super) fn old_list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourc
         });
         named(&listed.pod, containers.collect())
     };
-    pb::ListPodResourcesResponse { pod_resources: pods.iter().map(one).collect(), ..Default::default() }
+    pb::ListPodResourcesResponse {
+        pod_resources: pods.iter().map(old_pod_resources).collect(),
+        ..Default::default()
+    }
 }
 
 /// One pod; `None`: no pod of this name uses resources.
@@ -42,8 +45,8 @@ pub(super) fn get(
     (namespace, name): (&str, &str),
     given: Lookup<'_>,
 ) -> Option<pb::PodResources> {
-    let is_wanted = |one: &&Listed| one.pod.name() == name && one.pod.namespace() == namespace;
-    let found = pods.iter().filter(|one| one.is_active).find(is_wanted)?;
+    let is_wanted = |listed: &&Listed| listed.pod.name() == name && listed.pod.namespace() == namespace;
+    let found = pods.iter().filter(|listed| listed.is_active).find(is_wanted)?;
     Some(pod_resources(&found.pod, given))
 }
 
@@ -67,8 +70,8 @@ fn named(pod: &Pod, containers: Vec<pb::ContainerResources>) -> pb::PodResources
 }
 
 fn pod_resources(pod: &Pod, given: Lookup<'_>) -> pb::PodResources {
-    let sidecars = pod.init_containers().iter().filter(|one| is_sidecar(one));
-    let one = |container: &Container| {
+    let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
+    let container_resources = |container: &Container| {
         let given = given(pod, container);
         pb::ContainerResources {
             name: container.name.clone(),
@@ -79,7 +82,7 @@ fn pod_resources(pod: &Pod, given: Lookup<'_>) -> pb::PodResources {
             ..Default::default()
         }
     };
-    named(pod, sidecars.chain(pod.containers()).map(one).collect())
+    named(pod, sidecars.chain(pod.containers()).map(container_resources).collect())
 }
 
 fn topology(nodes: NumaMask) -> pb::TopologyInfo {

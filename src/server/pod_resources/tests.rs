@@ -54,22 +54,22 @@ fn topology_json(topology: &pb::TopologyInfo) -> Value {
 }
 
 fn devices_json(devices: &[pb::ContainerDevices]) -> Vec<Value> {
-    let one = |device: &pb::ContainerDevices| {
+    let device_json = |device: &pb::ContainerDevices| {
         let mut shown = json!({"device_ids": device.device_ids, "resource_name": device.resource_name});
         if let Some(topology) = device.topology.as_ref() {
             shown["topology"] = topology_json(topology);
         }
         shown
     };
-    devices.iter().map(one).collect()
+    devices.iter().map(device_json).collect()
 }
 
 fn memory_json(memory: &[pb::ContainerMemory]) -> Vec<Value> {
-    let one = |block: &pb::ContainerMemory| {
+    let block_json = |block: &pb::ContainerMemory| {
         let topology = topology_json(block.topology.as_ref().unwrap());
         json!({"memory_type": block.memory_type, "size": block.size.to_string(), "topology": topology})
     };
-    memory.iter().map(one).collect()
+    memory.iter().map(block_json).collect()
 }
 
 fn cpus_json(cpus: &[i64]) -> Vec<Value> {
@@ -77,11 +77,11 @@ fn cpus_json(cpus: &[i64]) -> Vec<Value> {
 }
 
 fn pod_json(pod: &pb::PodResources) -> Value {
-    let container = |one: &pb::ContainerResources| {
-        let mut shown = Map::from_iter([("name".to_owned(), json!(one.name))]);
-        fill(&mut shown, "devices", devices_json(&one.devices));
-        fill(&mut shown, "cpu_ids", cpus_json(&one.cpu_ids));
-        fill(&mut shown, "memory", memory_json(&one.memory));
+    let container = |resources: &pb::ContainerResources| {
+        let mut shown = Map::from_iter([("name".to_owned(), json!(resources.name))]);
+        fill(&mut shown, "devices", devices_json(&resources.devices));
+        fill(&mut shown, "cpu_ids", cpus_json(&resources.cpu_ids));
+        fill(&mut shown, "memory", memory_json(&resources.memory));
         Value::Object(shown)
     };
     let containers: Vec<Value> = pod.containers.iter().map(container).collect();
@@ -106,21 +106,21 @@ fn pod(object: Value) -> Pod {
 }
 
 #[test]
-fn answers_equal_those_of_the_go_kubelet() {
+fn responses_equal_those_of_the_go_kubelet() {
     let scenarios: Vec<Value> = serde_json::from_str(RECORDED).unwrap();
     assert_eq!(scenarios.len(), 3);
     for state in scenarios {
         let listed =
-            |one: &Value| Listed { pod: pod(one["pod"].clone()), is_active: one["phase"] != "Failed" };
+            |entry: &Value| Listed { pod: pod(entry["pod"].clone()), is_active: entry["phase"] != "Failed" };
         let pods: Vec<Listed> = state["pods"].as_array().unwrap().iter().map(listed).collect();
         let given = |pod: &Pod, container: &Container| recorded(&state, pod, container);
-        for (request, answer) in state["answers"].as_object().unwrap() {
+        for (request, response) in state["answers"].as_object().unwrap() {
             let what = format!("{}: {request}", state["scenario"]);
             match request.split_once(' ') {
                 None if request == "List" => {
                     let own = list(&pods, &given);
                     let own: Vec<Value> = own.pod_resources.iter().map(pod_json).collect();
-                    let theirs = answer["pod_resources"].as_array().unwrap();
+                    let theirs = response["pod_resources"].as_array().unwrap();
                     assert_eq!(by_name(&own), by_name(theirs), "{what}");
                 }
                 None => {
@@ -133,12 +133,12 @@ fn answers_equal_those_of_the_go_kubelet() {
                         })
                     });
                     let own = allocatable(Given { devices: devices.collect(), ..Given::default() });
-                    assert_eq!(json!(devices_json(&own.devices)), answer["devices"], "{what}");
+                    assert_eq!(json!(devices_json(&own.devices)), response["devices"], "{what}");
                 }
                 Some((_, name)) => {
                     let name = name.trim_start_matches('=');
                     let own = get(&pods, ("golden", name), &given).as_ref().map(pod_json);
-                    assert_eq!(by_name(&own), by_name(answer.get("pod_resources")), "{what}");
+                    assert_eq!(by_name(&own), by_name(response.get("pod_resources")), "{what}");
                 }
             }
         }
@@ -172,20 +172,23 @@ fn a_device_has_an_entry_for_each_of_its_nodes() {
     };
     let found = list(&listed(true), &given);
     let containers = &found.pod_resources[0].containers;
-    assert_eq!(containers.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["s", "c"]);
+    assert_eq!(containers.iter().map(|container| container.name.as_str()).collect::<Vec<_>>(), ["s", "c"]);
     let shown = json!(devices_json(&containers[0].devices));
-    let of = |id: &str| json!({"device_ids": [id], "resource_name": "example.com/gpu"});
+    let device_json = |id: &str| json!({"device_ids": [id], "resource_name": "example.com/gpu"});
     let near = |node: &str| {
-        let mut shown = of("b");
+        let mut shown = device_json("b");
         shown["topology"] = json!({"nodes": [{"id": node}]});
         shown
     };
-    assert_eq!(shown, json!([of("a"), near("1"), near("3")]));
+    assert_eq!(shown, json!([device_json("a"), near("1"), near("3")]));
     // The older version has neither nodes nor sidecars.
     let old = old_list(&listed(true), &given);
     let containers = &old.pod_resources[0].containers;
     assert_eq!(containers.len(), 1);
-    assert_eq!(json!(devices_json(&containers[0].devices)), json!([of("a"), of("b"), of("b")]));
+    assert_eq!(
+        json!(devices_json(&containers[0].devices)),
+        json!([device_json("a"), device_json("b"), device_json("b")])
+    );
 }
 
 #[test]
@@ -210,16 +213,16 @@ fn a_claim_has_its_devices_by_driver_with_their_own_cdi_devices() {
     };
     let key = crate::claims::info::ClaimKey { namespace: "n".into(), name: "c".into() };
     let mut info = ClaimInfo::new(crate::claims::info::ClaimRef { key, uid: "u".into() });
-    let one = claim_device("one", &["d/c=1"], None);
-    info.drivers.insert("d".into(), vec![one, claim_device("two", &["d/c=2", "d/c=3"], Some("s"))]);
+    let first = claim_device("one", &["d/c=1"], None);
+    info.drivers.insert("d".into(), vec![first, claim_device("two", &["d/c=2", "d/c=3"], Some("s"))]);
     let shown = claim(info);
     assert_eq!((shown.claim_namespace.as_str(), shown.claim_name.as_str()), ("n", "c"));
-    let of = |one: &pb::ClaimResource| {
-        let cdi: Vec<&str> = one.cdi_devices.iter().map(|device| device.name.as_str()).collect();
-        json!([one.driver_name, one.pool_name, one.device_name, one.share_id, cdi])
+    let resource_json = |resource: &pb::ClaimResource| {
+        let cdi: Vec<&str> = resource.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+        json!([resource.driver_name, resource.pool_name, resource.device_name, resource.share_id, cdi])
     };
     assert_eq!(
-        json!(shown.claim_resources.iter().map(of).collect::<Vec<_>>()),
+        json!(shown.claim_resources.iter().map(resource_json).collect::<Vec<_>>()),
         json!([["d", "pool", "one", null, ["d/c=1"]], ["d", "pool", "two", "s", ["d/c=2", "d/c=3"]]])
     );
 }

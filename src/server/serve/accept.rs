@@ -79,8 +79,8 @@ impl Port {
     pub fn tcp_or_later(listener: Listener, what: &'static str, address: SocketAddr) -> Port {
         match Bound::tcp(address) {
             Ok(bound) => Port::new(listener, Some(bound)),
-            Err(why) => {
-                log::warn!("cannot listen on {address} ({what}), retrying every {REBIND:?}: {why}");
+            Err(error) => {
+                log::warn!("cannot listen on {address} ({what}), retrying every {REBIND:?}: {error}");
                 let paused = Some(Instant::now() + REBIND);
                 Port { later: Some(address), paused, ..Port::new(listener, None) }
             }
@@ -141,8 +141,8 @@ impl Port {
     fn watch(&mut self, index: usize, context: &Context, now: Instant) {
         let Some(bound) = &self.bound else { return };
         let event = EventData::new_u64(FIRST_PORT - index as u64);
-        if let Err(why) = epoll::add(&*context.hangups, bound, event, EventFlags::IN) {
-            log::warn!("cannot wait for connections: {why}");
+        if let Err(error) = epoll::add(&*context.hangups, bound, event, EventFlags::IN) {
+            log::warn!("cannot wait for connections: {error}");
             self.paused = Some(now + ACCEPT_PAUSE);
         }
     }
@@ -151,9 +151,9 @@ impl Port {
         let Some(bound) = &self.bound else { return };
         match bound.accept() {
             Ok(socket) => self.admit(socket, context),
-            Err(why) if is_passing(&why) || why.kind() == io::ErrorKind::ConnectionAborted => {}
-            Err(why) => {
-                log::warn!("cannot accept a connection: {why}");
+            Err(error) if is_passing(&error) || error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                log::warn!("cannot accept a connection: {error}");
                 // `delete` fails only for a descriptor that is not polled.
                 let _ = epoll::delete(&*context.hangups, bound);
                 self.paused = Some(Instant::now() + ACCEPT_PAUSE);
@@ -163,15 +163,15 @@ impl Port {
 
     fn admit(&mut self, socket: Socket, context: &Arc<Context>) {
         self.open.retain(|connection| !connection.is_finished());
-        if let Err(why) = socket.set_nonblocking() {
-            log::debug!("dropping a connection: {why}");
+        if let Err(error) = socket.set_nonblocking() {
+            log::debug!("dropping a connection: {error}");
             return;
         }
         if let Socket::Unix(stream) = &socket
             && let Err(rejected) = peer::check(stream, context.any_namespace)
         {
             if self.rejected.count() {
-                log::warn!("rejected at the local socket ({} so far): {}", self.rejected, rejected.why);
+                log::warn!("rejected at the local socket ({} so far): {}", self.rejected, rejected.reason);
             }
             return requests::reject_socket(socket, 403, rejected.response);
         }
@@ -194,7 +194,7 @@ impl Port {
         };
         match requests::spawn(self.listener, socket, admission, context) {
             Ok(running) => self.open.push(running),
-            Err(why) => log::warn!("cannot spawn a connection thread: {why}"),
+            Err(error) => log::warn!("cannot spawn a connection thread: {error}"),
         }
     }
 }
@@ -230,8 +230,9 @@ impl Listening {
     fn run(&mut self, stop: &StopToken) {
         let context = Arc::clone(&self.context);
         let hangups = &*context.hangups;
-        if let Err(why) = epoll::add(hangups, &*context.shutdown, EventData::new_u64(STOP), EventFlags::IN) {
-            log::error!("cannot wait for connections: {why}");
+        if let Err(error) = epoll::add(hangups, &*context.shutdown, EventData::new_u64(STOP), EventFlags::IN)
+        {
+            log::error!("cannot wait for connections: {error}");
             return;
         }
         let begun = Instant::now();
@@ -245,8 +246,8 @@ impl Listening {
                 port.resume(index, &context, now);
             }
             events.clear();
-            if let Err(why) = self.wait(now, &mut events) {
-                log::error!("cannot wait for connections: {why}");
+            if let Err(error) = self.wait(now, &mut events) {
+                log::error!("cannot wait for connections: {error}");
                 return;
             }
             for event in &events {
@@ -270,7 +271,7 @@ impl Listening {
         });
         match epoll::wait(&*self.context.hangups, rustix::buffer::spare_capacity(events), limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(why) => Err(why.into()),
+            Err(errno) => Err(errno.into()),
         }
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn exchange(
         Ok(true) => return Some(connection),
         Ok(false) => connection.close(false),
         // The response has no end, so the client sees that it is incomplete.
-        Err(why) => log::debug!("a response was not sent: {why}"),
+        Err(error) => log::debug!("a response was not sent: {error}"),
     }
     None
 }

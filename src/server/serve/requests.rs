@@ -144,7 +144,7 @@ fn serve_one(connection: Connection, listener: Listener, head: RequestHead, cont
     if is_local && is_upgrade(&head) {
         return upgrade::serve(connection, head, context);
     }
-    let method = match Method::of(&head.method) {
+    let method = match Method::from_name(&head.method) {
         Method::Get => Method::Get,
         Method::Head if !is_local => Method::Head,
         // The parameters are in the target.
@@ -224,8 +224,8 @@ fn shake_hands(mut connection: Connection, main: &MainPort) -> Option<Connection
         match connection.handshake() {
             Ok(true) => return Some(connection),
             Ok(false) => {}
-            Err(why) => {
-                log::debug!("TLS handshake with {:?} failed: {why}", connection.peer());
+            Err(error) => {
+                log::debug!("TLS handshake with {:?} failed: {error}", connection.peer());
                 return None;
             }
         }
@@ -282,10 +282,10 @@ fn read_head(
         match connection.read_more() {
             Ok(0) => return Err(NoRequest::Ended),
             Ok(_) => {}
-            Err(why) if why.kind() == io::ErrorKind::TimedOut && searched == 0 => {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && searched == 0 => {
                 return Err(NoRequest::Ended);
             }
-            Err(why) => return Err(why.into()),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -328,7 +328,7 @@ fn serve_next(
     };
     let caller = Caller::new(connection.peer(), auth::named_by_token(user));
     let form = form(&head);
-    let request = request(Method::of(&head.method), head, body);
+    let request = request(Method::from_name(&head.method), head, body);
     exchange(connection, Listener::Main, &request, &caller, form, context)
 }
 

@@ -53,10 +53,10 @@ pub(super) struct StreamUrl<'a> {
 impl<'a> StreamUrl<'a> {
     pub(super) fn parse(url: &'a str) -> Result<Self, Rejection> {
         // The text leaves out the URL, which is a secret that opens the stream.
-        let bad = |why: &str| Rejection::closing(500, format!("the runtime's streaming URL {why}\n"));
+        let bad = |reason: &str| Rejection::closing(500, format!("the runtime's streaming URL {reason}\n"));
         let rest = url.strip_prefix("http://").ok_or_else(|| bad("is not http://"))?;
-        let at = rest.find(['/', '?']).unwrap_or(rest.len());
-        let (authority, target) = rest.split_at(at);
+        let authority_end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, target) = rest.split_at(authority_end);
         let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
         let port = port.parse::<u16>().map_err(|_| bad("has no port"))?;
         let address = match host.trim_start_matches('[').trim_end_matches(']') {
@@ -139,8 +139,8 @@ pub(super) struct Runtime(TcpStream);
 impl Runtime {
     pub(super) fn dial(url: &StreamUrl<'_>, wake: &UnixStream) -> Result<Runtime, Rejection> {
         let address = url.address;
-        connect(address, wake).map_err(|why| {
-            Rejection::closing(500, format!("error dialing backend: dial tcp {address}: connect: {why}\n"))
+        connect(address, wake).map_err(|error| {
+            Rejection::closing(500, format!("error dialing backend: dial tcp {address}: connect: {error}\n"))
         })
     }
 
@@ -150,14 +150,15 @@ impl Runtime {
         request: &[u8],
         wake: &UnixStream,
     ) -> Result<RuntimeResponse, Rejection> {
-        let lost = |why: String| Rejection::closing(500, format!("the runtime's streaming server: {why}\n"));
+        let lost =
+            |reason: String| Rejection::closing(500, format!("the runtime's streaming server: {reason}\n"));
         let deadline = Instant::now() + HEAD_LIMIT;
         let mut rest = request;
         while !rest.is_empty() {
             match self.write(rest) {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(why) if is_passing(&why) => self.wait(PollFlags::OUT, wake, deadline)?,
-                Err(why) => return Err(lost(why.to_string())),
+                Err(error) if is_passing(&error) => self.wait(PollFlags::OUT, wake, deadline)?,
+                Err(error) => return Err(lost(error.to_string())),
             }
         }
         let mut raw = Vec::with_capacity(1024);
@@ -186,7 +187,7 @@ impl Runtime {
                     into.extend_from_slice(chunk.get(..count).unwrap_or_default());
                     return Ok(count);
                 }
-                Err(why) if is_passing(&why) => self.wait(PollFlags::IN, wake, deadline)?,
+                Err(error) if is_passing(&error) => self.wait(PollFlags::IN, wake, deadline)?,
                 Err(_) => return Ok(0),
             }
         }
@@ -215,7 +216,7 @@ fn connect(address: SocketAddr, wake: &UnixStream) -> io::Result<Runtime> {
             }
             sockopt::socket_error(&fd).and_then(|outcome| outcome)?;
         }
-        Err(why) => return Err(why.into()),
+        Err(errno) => return Err(errno.into()),
     }
     tune(fd.as_fd());
     Ok(Runtime(TcpStream::from(fd)))

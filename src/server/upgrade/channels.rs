@@ -103,9 +103,9 @@ impl Channels {
     }
 
     /// The channels when the runtime cannot be reached: send the client the reason and end.
-    pub(super) fn failed(why: &str, client: &mut Vec<u8>) -> Channels {
+    pub(super) fn failed(reason: &str, client: &mut Vec<u8>) -> Channels {
         let mut channels = Channels::new();
-        channels.status = internal_error(why);
+        channels.status = internal_error(reason);
         channels.finish(client);
         channels
     }
@@ -139,8 +139,8 @@ impl Channels {
                 }
                 Ok(None) => return true,
                 Ok(Some(Event::Close)) => false,
-                Err(why) => {
-                    log::debug!("a client's channels: {why}");
+                Err(error) => {
+                    log::debug!("a client's channels: {error}");
                     false
                 }
             };
@@ -195,8 +195,8 @@ impl Channels {
             match self.from_runtime.next(&mut bytes) {
                 Ok(None) => return !self.over,
                 Ok(Some(event)) => self.event(event, client, runtime),
-                Err(why) => {
-                    self.fail(&why.to_string());
+                Err(error) => {
+                    self.fail(&error.to_string());
                     self.finish(client);
                 }
             }
@@ -265,9 +265,9 @@ impl Channels {
     }
 
     /// Sets a failure as the status, unless the runtime has sent one.
-    fn fail(&mut self, why: &str) {
+    fn fail(&mut self, reason: &str) {
         if self.status.is_empty() {
-            self.status = internal_error(why);
+            self.status = internal_error(reason);
         }
     }
 
@@ -291,13 +291,13 @@ fn message(out: &mut Vec<u8>, channel: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-fn internal_error(why: &str) -> Vec<u8> {
+fn internal_error(reason: &str) -> Vec<u8> {
     let status = json!({
         "metadata": {},
         "status": "Failure",
-        "message": format!("Internal error occurred: {why}"),
+        "message": format!("Internal error occurred: {reason}"),
         "reason": "InternalError",
-        "details": {"causes": [{"message": why}]},
+        "details": {"causes": [{"message": reason}]},
         "code": 500,
     });
     status.to_string().into_bytes()

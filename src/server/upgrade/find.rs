@@ -62,7 +62,10 @@ fn container(
     stop: &StopToken,
 ) -> Result<ContainerId, Rejection> {
     let known = node.containers(pod.uid()).and_then(|known| {
-        known.running().find(|one| one.name == request.container).map(|one| one.id.clone())
+        known
+            .running()
+            .find(|container| container.name == request.container)
+            .map(|container| container.id.clone())
     });
     if let Some(id) = known {
         return Ok(id);
@@ -70,8 +73,8 @@ fn container(
     let instances = list(pod, node, stop)?.map(|pod| pod.containers).unwrap_or_default();
     let found = instances
         .into_iter()
-        .find(|one| one.name == request.container && one.state == ContainerState::Running);
-    found.map(|one| one.id).ok_or_else(|| no_container(request))
+        .find(|instance| instance.name == request.container && instance.state == ContainerState::Running);
+    found.map(|instance| instance.id).ok_or_else(|| no_container(request))
 }
 
 fn sandbox(pod: &Pod, node: &dyn NodeBackend, stop: &StopToken) -> Result<SandboxId, Rejection> {
@@ -94,6 +97,9 @@ fn list(pod: &Pod, node: &dyn NodeBackend, stop: &StopToken) -> Result<Option<Li
 }
 
 fn has_tty(pod: &Pod, container: &str) -> bool {
-    pod.all_containers().any(|one| one.name == container && one.tty == Some(true))
-        || pod.ephemeral_containers().iter().any(|one| one.name == container && one.tty == Some(true))
+    pod.all_containers().any(|candidate| candidate.name == container && candidate.tty == Some(true))
+        || pod
+            .ephemeral_containers()
+            .iter()
+            .any(|candidate| candidate.name == container && candidate.tty == Some(true))
 }

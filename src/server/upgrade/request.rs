@@ -122,7 +122,7 @@ fn ports(head: &RequestHead) -> Result<Vec<u16>, Rejection> {
         if text.is_empty() {
             return rejected("query parameter \"port\" cannot be empty".to_owned());
         }
-        let why = match text.parse::<u64>().map(u16::try_from) {
+        let reason = match text.parse::<u64>().map(u16::try_from) {
             Ok(Ok(0)) => return rejected(format!("port {text:?} must be > 0")),
             Ok(Ok(port)) => {
                 ports.push(port);
@@ -132,7 +132,7 @@ fn ports(head: &RequestHead) -> Result<Vec<u16>, Rejection> {
             Err(_) => "invalid syntax",
         };
         return rejected(format!(
-            "unable to parse {text:?} as a port: strconv.ParseUint: parsing {text:?}: {why}"
+            "unable to parse {text:?} as a port: strconv.ParseUint: parsing {text:?}: {reason}"
         ));
     }
     if ports.is_empty() {

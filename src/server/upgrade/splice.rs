@@ -244,7 +244,7 @@ impl Splice {
                     return Next::Continue;
                 }
                 Ok(count) => count,
-                Err(why) if is_passing(&why) => return Next::Continue,
+                Err(error) if is_passing(&error) => return Next::Continue,
                 Err(_) => return Next::Break,
             };
             let bytes = self.scratch.get_mut(..count).unwrap_or_default();
@@ -283,7 +283,7 @@ impl Splice {
             self.scratch.resize(CHUNK, 0);
             let count = match self.runtime.read(&mut self.scratch) {
                 Ok(count) if count > 0 => count,
-                Err(why) if is_passing(&why) => return Next::Continue,
+                Err(error) if is_passing(&error) => return Next::Continue,
                 // The end or an error: earlier bytes are still sent to the client.
                 Ok(_) | Err(_) => {
                     translation.runtime_ended(&mut self.out);
@@ -295,7 +295,7 @@ impl Splice {
             if matches!(translation, Translation::Raw) {
                 sent = match self.client.try_write(bytes) {
                     Ok(sent) => sent,
-                    Err(why) if is_passing(&why) => 0,
+                    Err(error) if is_passing(&error) => 0,
                     Err(_) => return Next::Break,
                 };
             }
@@ -323,8 +323,8 @@ impl Splice {
         };
         match outcome {
             Ok(()) => true,
-            Err(why) => {
-                log::debug!("a stream's client has disconnected: {why}");
+            Err(error) => {
+                log::debug!("a stream's client has disconnected: {error}");
                 false
             }
         }
@@ -350,8 +350,8 @@ fn write_all(out: &mut Vec<u8>, mut write: impl FnMut(&[u8]) -> io::Result<usize
         match write(rest) {
             Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => sent += count,
-            Err(why) if is_passing(&why) => break Ok(()),
-            Err(why) => break Err(why),
+            Err(error) if is_passing(&error) => break Ok(()),
+            Err(error) => break Err(error),
         }
     };
     if sent >= out.len() {

@@ -77,7 +77,8 @@ fn protocols_decide_the_translation() {
 fn websocket_ports_are_read_from_the_query() {
     let ports = |query: &str| {
         let line = format!("GET /portForward/a/b?{query}");
-        read(&line, "Upgrade: websocket\r\nSec-WebSocket-Protocol: v4.channel.k8s.io").map(|one| one.ports)
+        read(&line, "Upgrade: websocket\r\nSec-WebSocket-Protocol: v4.channel.k8s.io")
+            .map(|request| request.ports)
     };
     assert_eq!(ports("port=80,443&port=1"), Ok(vec![80, 443, 1]));
     for (query, text) in [

@@ -24,8 +24,8 @@ impl Tunnel {
                 Ok(Some(Event::Ping(content))) => websocket::pong(client, &content),
                 Ok(None) => return true,
                 Ok(Some(Event::Close)) => break,
-                Err(why) => {
-                    log::debug!("a client's tunnel: {why}");
+                Err(error) => {
+                    log::debug!("a client's tunnel: {error}");
                     break;
                 }
             }

@@ -403,9 +403,9 @@ pub fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
 pub fn running_list(pods: &[ListedPod]) -> serde_json::Result<Vec<u8>> {
     let mut list = PodList::new();
     for pod in pods.iter().filter(|pod| pod.is_running()) {
-        let running = pod.containers.iter().filter(|one| one.state == ContainerState::Running);
+        let running = pod.containers.iter().filter(|container| container.state == ContainerState::Running);
         let containers: Vec<_> = running
-            .map(|one| json!({"name": one.name, "image": one.image_ref.as_str(), "resources": {}}))
+            .map(|container| json!({"name": container.name, "image": container.image_ref.as_str(), "resources": {}}))
             .collect();
         list.add(&json!({
             "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid.as_str()},

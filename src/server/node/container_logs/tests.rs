@@ -148,7 +148,7 @@ fn pod_status_determines_the_instance_whose_log_is_sent() {
     let running = || json!({"running": {}});
     let which = "container \"a\" in pod \"p\"";
     let no_previous = || Err(format!("previous terminated {which} not found"));
-    let error = |why: &str| Err(format!("{which} is {why}"));
+    let error = |problem: &str| Err(format!("{which} is {problem}"));
     let id = |id: &str| Ok(id.to_owned());
     for (state, last, previous, expected) in [
         (running(), none(), false, id("now")),
@@ -187,27 +187,27 @@ fn pod_status_determines_the_instance_whose_log_is_sent() {
 #[test]
 fn errors_of_log_files_are_sent_as_text_with_200() {
     let dir = logs();
-    let at = |id: &str| {
+    let response_for = |id: &str| {
         let mut status = status();
         status["containerStatuses"][0]["containerID"] = id.into();
         served(dir.path(), status).get("/containerLogs/default/web/a").brief()
     };
     assert_eq!(
-        at("containerd://9"),
+        response_for("containerd://9"),
         (200, "unable to retrieve container logs for containerd://9".to_owned())
     );
-    let (status, text) = at("containerd://3");
+    let (status, text) = response_for("containerd://3");
     assert!(status == 200 && text.contains("does not exist"), "{text}");
     // No line of a file that is not a log is sent.
     std::fs::write(dir.path().join("4.log"), "root:secret:0:0\n").unwrap();
     assert_eq!(
-        at("containerd://4"),
+        response_for("containerd://4"),
         (200, "failed to get parse function: unsupported log format".to_owned())
     );
     // Links and devices are not opened.
     for (id, target) in [("5", "/etc/passwd"), ("6", "/dev/zero")] {
         std::os::unix::fs::symlink(target, dir.path().join(format!("{id}.log"))).unwrap();
-        let (_, text) = at(&format!("containerd://{id}"));
+        let (_, text) = response_for(&format!("containerd://{id}"));
         assert!(text.ends_with(&format!("{id}.log is no regular file")), "{text}");
     }
 }

@@ -155,12 +155,12 @@ fn incomplete_copy_of_a_file_is_an_error() {
     let dir = tree();
     let copied = |deadline: Instant| {
         let mut out = Vec::new();
-        let why = match copy(dir.path(), "plain", &mut out, deadline, &StopToken::never()) {
-            Err(CopyError::Read(why)) => words(&why),
-            Err(CopyError::Write(why)) => panic!("{why}"),
+        let problem = match copy(dir.path(), "plain", &mut out, deadline, &StopToken::never()) {
+            Err(CopyError::Read(error)) => words(&error),
+            Err(CopyError::Write(error)) => panic!("{error}"),
             Ok(()) => String::new(),
         };
-        (String::from_utf8(out).unwrap(), why)
+        (String::from_utf8(out).unwrap(), problem)
     };
     assert_eq!(copied(Instant::now()), (String::new(), "context deadline exceeded".to_owned()));
     assert_eq!(copied(Instant::now() + LIMIT), ("plain\n".to_owned(), String::new()));

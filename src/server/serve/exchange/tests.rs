@@ -100,25 +100,25 @@ fn callers_have_separate_limits_for_responses_and_streams() {
         };
         (status, permitted._permit)
     };
-    let one = Caller::at("10.0.0.1", None);
-    let held: Vec<_> = (0..RESPONSES_PER_PEER).map(|_| ask("/pods", &one)).collect();
+    let client = Caller::from_ip("10.0.0.1", None);
+    let held: Vec<_> = (0..RESPONSES_PER_PEER).map(|_| ask("/pods", &client)).collect();
     assert!(held.iter().all(|(status, permit)| *status == 200 && permit.is_some()));
     for path in ["/pods", "/metrics/cadvisor", "/stats/summary", "/runningpods/"] {
-        assert_eq!(ask(path, &one).0, 429, "{path}");
+        assert_eq!(ask(path, &client).0, 429, "{path}");
     }
     for path in ["/healthz", "/configz", "/logs/syslog"] {
-        assert_eq!(ask(path, &one).0, 200, "{path}");
+        assert_eq!(ask(path, &client).0, 200, "{path}");
     }
-    assert_eq!(ask("/pods", &Caller::at("10.0.0.2", None)).0, 200);
+    assert_eq!(ask("/pods", &Caller::from_ip("10.0.0.2", None)).0, 200);
     drop(held);
-    assert_eq!(ask("/pods", &one).0, 200);
+    assert_eq!(ask("/pods", &client).0, 200);
 
-    let tenant = |n: usize| Caller::at(&format!("10.0.1.{n}"), Some("tenant"));
+    let tenant = |n: usize| Caller::from_ip(&format!("10.0.1.{n}"), Some("tenant"));
     let held: Vec<_> = (0..STREAMS_PER_TOKEN).map(|n| ask("/logs/syslog", &tenant(n))).collect();
     assert_eq!(ask("/logs/syslog", &tenant(200)).0, 429);
-    assert_eq!(ask("/logs/syslog", &Caller::at("10.0.1.1", Some("other"))).0, 200);
-    let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| ask("/logs/syslog", &one)).collect();
+    assert_eq!(ask("/logs/syslog", &Caller::from_ip("10.0.1.1", Some("other"))).0, 200);
+    let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| ask("/logs/syslog", &client)).collect();
     assert!(all.iter().chain(&held).all(|(status, permit)| *status == 200 && permit.is_some()));
-    assert_eq!(ask("/logs/syslog", &one).0, 429);
-    assert_eq!(ask("/logs/syslog", &Caller::at("10.0.0.2", Some("other"))).0, 200);
+    assert_eq!(ask("/logs/syslog", &client).0, 429);
+    assert_eq!(ask("/logs/syslog", &Caller::from_ip("10.0.0.2", Some("other"))).0, 200);
 }

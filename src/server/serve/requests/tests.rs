@@ -38,9 +38,9 @@ fn doubled_slashes_never_leave_the_reader() {
             Ok(head) => format!("{} is served", head.raw_target),
             Err(NoRequest::Moved(location)) => {
                 redirect(connection, &location);
-                let mut answer = String::new();
-                client.read_to_string(&mut answer).unwrap();
-                answer
+                let mut response = String::new();
+                client.read_to_string(&mut response).unwrap();
+                response
             }
             Err(NoRequest::Rejected(RequestError(status, _))) => status.to_string(),
             Err(_) => "lost".to_owned(),
@@ -53,10 +53,10 @@ fn doubled_slashes_never_leave_the_reader() {
     ] {
         for listener in [Listener::Healthz, Listener::ReadOnly, Listener::Main] {
             for method in ["GET", "POST", "PUT"] {
-                let answer = read(listener, method, target);
-                assert!(answer.starts_with("HTTP/1.1 307 Temporary Redirect\r\n"), "{answer}");
-                assert!(answer.contains(&format!("\r\nLocation: {expected}\r\n")), "{answer}");
-                assert!(answer.contains("\r\nConnection: close\r\n"), "{answer}");
+                let response = read(listener, method, target);
+                assert!(response.starts_with("HTTP/1.1 307 Temporary Redirect\r\n"), "{response}");
+                assert!(response.contains(&format!("\r\nLocation: {expected}\r\n")), "{response}");
+                assert!(response.contains("\r\nConnection: close\r\n"), "{response}");
             }
         }
     }
