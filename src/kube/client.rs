@@ -266,7 +266,7 @@ impl Client {
     fn discard(&self, call: &Call<'_>) -> Result<(), ApiError> {
         let mut response = self.send(call)?;
         drain(&mut response.body);
-        self.took(call.method, &response.body);
+        self.observe_size(call.method, &response.body);
         Ok(())
     }
 
@@ -315,12 +315,12 @@ impl Client {
 
     fn replace(&self, change: impl FnOnce(&Credentials) -> Credentials) -> Result<(), ApiError> {
         let (old, streams) = {
-            let mut place = self.shared.session.locked();
-            let session = Session::new(place.generation + 1, change(&place.credentials))?;
+            let mut current = self.shared.session.locked();
+            let session = Session::new(current.generation + 1, change(&current.credentials))?;
             // Other threads do not see the new session yet, so `streams` has none of its streams. A
             // stream that the old session opens after this point is ended in `send`.
             let streams = self.shared.breaker.streams();
-            (std::mem::replace(&mut *place, Arc::new(session)), streams)
+            (std::mem::replace(&mut *current, Arc::new(session)), streams)
         };
         old.current.locked().take();
         old.connections.retire();
@@ -383,19 +383,19 @@ impl Client {
     fn value(&self, call: &Call<'_>) -> Result<Value, ApiError> {
         let mut response = self.send(call)?;
         let value = parse(&mut response.body);
-        self.took(call.method, &response.body);
-        value.map_err(|wrong| self.unreadable(call.verb, call.target, wrong))
+        self.observe_size(call.method, &response.body);
+        value.map_err(|cause| self.unreadable(call.verb, call.target, cause))
     }
 
     /// Records the size of a response that was read.
-    pub(super) fn took(&self, method: &'static str, body: &Body) {
+    pub(super) fn observe_size(&self, method: &'static str, body: &Body) {
         metrics::CLIENT_RESPONSE_SIZE.observe([method.into(), self.session().host()], body.bytes() as f64);
     }
 
     /// The error for a body that cannot be read.
-    pub(super) fn unreadable(&self, verb: &str, target: &Target, wrong: Unreadable) -> ApiError {
+    pub(super) fn unreadable(&self, verb: &str, target: &Target, cause: Unreadable) -> ApiError {
         let attempt = format!("{verb} {target}");
-        match wrong {
+        match cause {
             Unreadable::Broken(error) => {
                 ApiError::transport(attempt, format!("{}{}", self.session().origin, target.path()), error)
             }
@@ -469,7 +469,7 @@ impl Client {
             }
             let mut body = Vec::new();
             let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
-            self.took(call.method, &response.body);
+            self.observe_size(call.method, &response.body);
             return Err(ApiError::from_response(call.attempt(), status, &body, after));
         }
     }

@@ -48,7 +48,7 @@ enum Outcome {
     /// There was no response, or one from a proxy in front of the API server.
     Away,
     /// An unexpected response; it may be temporary.
-    Odd(String),
+    Unexpected(String),
     /// The API server refuses the event, for this reason.
     Refused(String),
 }
@@ -59,9 +59,9 @@ trait EventApi {
     /// PATCH, a strategic merge.
     fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome;
     /// The number of changes of credentials.
-    fn era(&self) -> u64;
-    /// Waits, but only while the credentials of `era` last: with others it may succeed immediately.
-    fn pause(&self, era: u64, limit: Duration, stop: &StopToken) -> Waited;
+    fn credential_generation(&self) -> u64;
+    /// Waits, but only while the credentials of `generation` last: with others it may succeed immediately.
+    fn pause(&self, generation: u64, limit: Duration, stop: &StopToken) -> Waited;
 }
 
 /// Counters of the delivery.
@@ -200,13 +200,13 @@ impl EventApi for Client {
         outcome(Client::patch::<IgnoredAny>(self, &target, change))
     }
 
-    fn era(&self) -> u64 {
+    fn credential_generation(&self) -> u64 {
         self.generation()
     }
 
-    fn pause(&self, era: u64, limit: Duration, _: &StopToken) -> Waited {
+    fn pause(&self, generation: u64, limit: Duration, _: &StopToken) -> Waited {
         // Stopping the thread also trips the client's breaker.
-        self.pause_with(era, limit)
+        self.pause_with(generation, limit)
     }
 }
 
@@ -222,7 +222,7 @@ fn outcome(result: Result<IgnoredAny, ApiError>) -> Outcome {
         Some(_) => Outcome::Refused(error.to_string()),
         // No event is sent before the first certificate of the node is approved.
         None if error.is_transport() || error.is_stopping() || error.is_unauthenticated() => Outcome::Away,
-        None => Outcome::Odd(error.to_string()),
+        None => Outcome::Unexpected(error.to_string()),
     }
 }
 
@@ -253,7 +253,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
                 recv(bell) -> _ => continue,
             }
         };
-        let era = client.era();
+        let generation = client.credential_generation();
         let outcome = deliver(client, &entry, node_uid);
         if stop.is_stopped() {
             return;
@@ -263,7 +263,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             let mut queue = outbox.queue.locked();
             queue.finish(ticket, &entry);
             match &outcome {
-                Outcome::Refused(reason) | Outcome::Odd(reason) => {
+                Outcome::Refused(reason) | Outcome::Unexpected(reason) => {
                     queue.counts.refused += 1;
                     log_rejection(queue.counts.refused, &entry.event, reason);
                 }
@@ -271,7 +271,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             }
         }
         if let Some(pause) = pause
-            && client.pause(era, pause, stop) == Waited::Stopped
+            && client.pause(generation, pause, stop) == Waited::Stopped
         {
             return;
         }
@@ -308,7 +308,7 @@ impl Tries {
     fn after(&mut self, outcome: &Outcome) -> Option<Duration> {
         let again = match outcome {
             Outcome::Away => true,
-            Outcome::Odd(_) => self.0 + 1 < TRIES,
+            Outcome::Unexpected(_) => self.0 + 1 < TRIES,
             _ => false,
         };
         if !again {

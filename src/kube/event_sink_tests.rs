@@ -80,7 +80,7 @@ impl EventApi for FakeApi {
         let object = name.split('.').next().unwrap();
         self.respond(format!("PATCH {namespace}/{object} {}", change["count"]))
     }
-    fn era(&self) -> u64 {
+    fn credential_generation(&self) -> u64 {
         0
     }
     fn pause(&self, _: u64, limit: Duration, stop: &StopToken) -> Waited {
@@ -205,7 +205,7 @@ fn pauses_are_ten_seconds_and_refusals_end_an_event() {
     assert_eq!(tries.after(&Outcome::Done), None);
     assert!(tries.after(&Outcome::Away).unwrap() < PAUSE, "starts over");
     assert_eq!(tries.after(&Outcome::Refused(String::new())), None);
-    let odd = Outcome::Odd("no JSON".into());
+    let odd = Outcome::Unexpected("no JSON".into());
     for _ in 1..TRIES {
         assert!(tries.after(&odd).is_some());
     }

@@ -47,7 +47,7 @@ struct Response {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Printed {
+struct PluginOutput {
     #[serde(default)]
     kind: String,
     #[serde(default)]
@@ -170,7 +170,7 @@ impl ExecPlugin {
 
     fn read(&self, stdout: &[u8]) -> Result<Response, String> {
         // The decoder's message may quote the output, and with it a token.
-        let printed: Printed = typed::from_json(stdout).map_err(|error| {
+        let printed: PluginOutput = typed::from_json(stdout).map_err(|error| {
             format!("decoding stdout: no ExecCredential (line {}, column {})", error.line(), error.column())
         })?;
         if printed.kind != "ExecCredential" {

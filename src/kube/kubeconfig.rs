@@ -89,15 +89,15 @@ fn credentials_in(
     };
     let directory = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let directory = directory.parent().map_or_else(PathBuf::new, Path::to_owned);
-    let place = |path: &str| resolve(&directory, path);
-    let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &place, environment)?;
+    let resolve_path = |path: &str| resolve(&directory, path);
+    let (mut credentials, roots_pem) = endpoint(&cluster, &context.cluster, &resolve_path, environment)?;
     let user_error = |what: &str| KubeconfigError::User { user: context.user.clone(), what: what.to_owned() };
     reject(&user).map_err(user_error)?;
     let https = credentials.endpoint.https;
-    let identity = identity(&user, &place, https, &user_error)?;
+    let identity = identity(&user, &resolve_path, https, &user_error)?;
     let fixed = set(&user.token).map(|token| Secret::new(token.to_owned()));
     let token = match set(&user.token_file) {
-        Some(path) => Some(Token::File(TokenFile::new(place(path), fixed))),
+        Some(path) => Some(Token::File(TokenFile::new(resolve_path(path), fixed))),
         None => fixed.map(Token::Fixed),
     };
     if !https {
@@ -111,20 +111,20 @@ fn credentials_in(
     if let Some(plugin) = plugin
         && token.is_none()
     {
-        credentials.endpoint.identity = identity.map(|certificate| certificate.now);
+        credentials.endpoint.identity = identity.map(|certificate| certificate.current);
         credentials.token = Some(Arc::new(plugin));
         return Ok(credentials);
     }
     let certificate_files = match &identity {
-        Some(Certificate { now, files }) => {
-            credentials.endpoint.identity = Some(now.clone());
+        Some(Certificate { current, files }) => {
+            credentials.endpoint.identity = Some(current.clone());
             files.clone()
         }
         None => None,
     };
     if token.is_some() || certificate_files.is_some() {
-        let now = credentials.endpoint.identity.clone();
-        let identity = certificate_files.map(|paths| IdentityFiles::new(paths, now));
+        let current = credentials.endpoint.identity.clone();
+        let identity = certificate_files.map(|paths| IdentityFiles::new(paths, current));
         credentials.token = Some(Arc::new(Files { token, identity }));
     }
     Ok(credentials)
@@ -166,30 +166,30 @@ type Resolve<'a> = &'a dyn Fn(&str) -> PathBuf;
 fn endpoint(
     cluster: &Cluster,
     name: &str,
-    place: Resolve<'_>,
+    resolve_path: Resolve<'_>,
     environment: &Environment,
 ) -> Result<(Credentials, Option<Vec<u8>>), KubeconfigError> {
-    let wrong = |what: String| KubeconfigError::Cluster { cluster: name.to_owned(), what };
-    let server = set(&cluster.server).ok_or_else(|| wrong("no server found".to_owned()))?;
-    let in_place = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
+    let invalid = |what: String| KubeconfigError::Cluster { cluster: name.to_owned(), what };
+    let server = set(&cluster.server).ok_or_else(|| invalid("no server found".to_owned()))?;
+    let embedded = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
     let file = set(&cluster.certificate_authority);
     let insecure = cluster.insecure_skip_tls_verify.unwrap_or_default();
-    if in_place.is_some() && file.is_some() {
-        return Err(wrong(
+    if embedded.is_some() && file.is_some() {
+        return Err(invalid(
             "certificate-authority-data and certificate-authority are both specified".to_owned(),
         ));
     }
-    let secure = in_place.is_some() || file.is_some() || insecure;
+    let secure = embedded.is_some() || file.is_some() || insecure;
     let Server { https, host, port, path } =
-        server_of(server, secure).ok_or_else(|| wrong(format!("server {server:?} is no URL")))?;
-    let pem = match (in_place, file) {
+        server_of(server, secure).ok_or_else(|| invalid(format!("server {server:?} is no URL")))?;
+    let pem = match (embedded, file) {
         (Some(data), _) => Some(data.0.clone()),
-        (None, Some(path)) => Some(read("certificate-authority", &place(path), https)?),
+        (None, Some(path)) => Some(read("certificate-authority", &resolve_path(path), https)?),
         (None, None) => None,
     };
     let roots = match pem.clone() {
         Some(_) if insecure && https => {
-            return Err(wrong(
+            return Err(invalid(
                 "specifying a root certificates file with the insecure flag is not allowed".to_owned(),
             ));
         }
@@ -199,7 +199,7 @@ fn endpoint(
     };
     let server_name = set(&cluster.tls_server_name).map(str::to_owned);
     let proxy = match set(&cluster.proxy_url) {
-        Some(text) => Some(Proxy::parse(text).map_err(|error| wrong(format!("proxy-url: {error}")))?),
+        Some(text) => Some(Proxy::parse(text).map_err(|error| invalid(format!("proxy-url: {error}")))?),
         None => environment.proxy_for(https, &host, port).cloned(),
     };
     let endpoint = Endpoint { https, host, port, roots, server_name, identity: None, proxy };
@@ -279,7 +279,7 @@ fn reject(user: &User) -> Result<(), &'static str> {
 }
 
 struct Certificate {
-    now: Identity,
+    current: Identity,
     files: Option<CertificatePaths>,
 }
 
@@ -292,47 +292,48 @@ struct CertificatePaths {
 
 fn identity(
     user: &User,
-    place: Resolve<'_>,
+    resolve_path: Resolve<'_>,
     https: bool,
-    wrong: &dyn Fn(&str) -> KubeconfigError,
+    invalid: &dyn Fn(&str) -> KubeconfigError,
 ) -> Result<Option<Certificate>, KubeconfigError> {
-    let in_place = |data: &Option<k8s_openapi::ByteString>| {
+    let embedded = |data: &Option<k8s_openapi::ByteString>| {
         data.as_ref().map(|data| data.0.clone()).filter(|data| !data.is_empty())
     };
     let (certificate_data, key_data) =
-        (in_place(&user.client_certificate_data), in_place(&user.client_key_data));
+        (embedded(&user.client_certificate_data), embedded(&user.client_key_data));
     let (certificate_file, key_file) = (set(&user.client_certificate), set(&user.client_key));
     if certificate_data.is_some() && certificate_file.is_some() {
-        return Err(wrong("client-certificate-data and client-certificate are both specified"));
+        return Err(invalid("client-certificate-data and client-certificate are both specified"));
     }
     let has_certificate = certificate_data.is_some() || certificate_file.is_some();
     let has_key = key_data.is_some() || key_file.is_some();
     match (has_certificate, has_key) {
         (false, false) => return Ok(None),
         (true, false) => {
-            return Err(wrong(
+            return Err(invalid(
                 "client-key-data or client-key must be specified to use the clientCert authentication method",
             ));
         }
         // DIFFERS: upstream ignores the key.
-        (false, true) => return Err(wrong("a client key without a client certificate is of no use")),
+        (false, true) => return Err(invalid("a client key without a client certificate is of no use")),
         (true, true) => {}
     }
     if key_data.is_some() && key_file.is_some() {
-        return Err(wrong("client-key-data and client-key are both specified"));
+        return Err(invalid("client-key-data and client-key are both specified"));
     }
     let get = |data: Option<Vec<u8>>, field, file: Option<&str>| match (data, file) {
         (Some(data), _) => Ok(data),
-        (None, file) => read(field, &place(file.unwrap_or_default()), https),
+        (None, file) => read(field, &resolve_path(file.unwrap_or_default()), https),
     };
-    let now = Identity {
+    let current = Identity {
         certificate: get(certificate_data, "client-certificate", certificate_file)?.into(),
         key: get(key_data, "client-key", key_file)?.into(),
     };
-    let files = certificate_file
-        .zip(key_file)
-        .map(|(certificate, key)| CertificatePaths { certificate: place(certificate), key: place(key) });
-    Ok(Some(Certificate { now, files }))
+    let files = certificate_file.zip(key_file).map(|(certificate, key)| CertificatePaths {
+        certificate: resolve_path(certificate),
+        key: resolve_path(key),
+    });
+    Ok(Some(Certificate { current, files }))
 }
 
 /// Credentials in files that may change.
@@ -434,8 +435,8 @@ struct IdentityFiles {
 }
 
 impl IdentityFiles {
-    fn new(paths: CertificatePaths, now: Option<Identity>) -> IdentityFiles {
-        IdentityFiles { paths, last: Mutex::new((Instant::now(), now)) }
+    fn new(paths: CertificatePaths, current: Option<Identity>) -> IdentityFiles {
+        IdentityFiles { paths, last: Mutex::new((Instant::now(), current)) }
     }
 
     /// The identity, if the files have changed since the last call.

@@ -43,14 +43,14 @@ struct Table {
     objects: Option<ObjectMap>,
     /// The current problems of the files, as text.
     problems: Vec<String>,
-    pods: HashMap<PodUid, Named>,
+    pods: HashMap<PodUid, References>,
     /// Dropped to wake the callers that wait for the first read.
     waiters: Option<(Sender<()>, Receiver<()>)>,
 }
 
 /// The objects that a pod names.
 #[derive(Default)]
-struct Named {
+struct References {
     keys: BTreeSet<Key>,
     /// The number of changes of these objects.
     changes: u64,

@@ -65,7 +65,7 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
                 Err(error) if error.is_stopping() => break,
                 // The change of credentials ended the request.
                 Err(_) if client.generation() != generation => {}
-                Err(error) => reflector.note(&error),
+                Err(error) => reflector.count_failure(&error),
             }
             // After a change of credentials, retry immediately.
             if client.generation() == generation

@@ -124,7 +124,7 @@ fn kubeconfig(cluster: &Cluster, certificate: &Path) -> String {
 
 /// A certificate in `store` that is valid for this node now.
 #[must_use]
-pub fn good(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
+pub fn valid_identity(store: &Store, template: &Template, now: Timestamp) -> Option<Identity> {
     match store.load() {
         Ok(identity) => {
             identity.filter(|identity| !identity.facts.is_expired(now) && template.is_met_by(&identity.facts))

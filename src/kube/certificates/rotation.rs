@@ -24,7 +24,7 @@ const DENIED_RETRY: Duration = Duration::from_secs(600);
 /// First and longest pause between two polls of a request: most approvers take a second.
 const POLL: Pauses = Pauses { first: Duration::from_millis(500), longest: Duration::from_secs(15) };
 /// However short a certificate's lifetime is, this part of the remaining time passes before a renewal.
-const AT_LEAST: f64 = 0.1;
+const MIN_WAIT_PART: f64 = 0.1;
 /// The part of its life after which a certificate is renewed, and the random part that is added, so
 /// that nodes that were created together do not renew at the same time.
 const RENEW_AT: (f64, f64) = (0.7, 0.2);
@@ -200,7 +200,7 @@ impl Rotation {
             purpose,
             verb,
             name: shown.clone(),
-            detail: words(refusal),
+            detail: refusal_text(refusal),
         };
         let made = match (signer.create(&request), &name) {
             (Err(Refusal::AlreadyExists), Some(name)) => {
@@ -242,7 +242,7 @@ impl Rotation {
             Some(Err(Refusal::NotFound)) => return Err(Error::Gone { purpose, name }),
             // An unavailable API server does not end the wait; only the time limit does.
             Some(Err(refusal)) => {
-                log::debug!("cannot read certificate signing request {name}: {}", words(refusal));
+                log::debug!("cannot read certificate signing request {name}: {}", refusal_text(refusal));
                 Verdict::Waiting
             }
             None => Verdict::Waiting,
@@ -275,7 +275,7 @@ impl Rotation {
                 if !pending.template.is_met_by(&identity.facts) {
                     log::warn!("the {purpose} of request {name} lacks names that were requested");
                 }
-                let left = seconds_between(now, identity.facts.not_after) * AT_LEAST;
+                let left = seconds_between(now, identity.facts.not_after) * MIN_WAIT_PART;
                 self.renew = renew_at(&identity, unit).max(later(now, Duration::from_secs_f64(left)));
                 self.issued_for = Some(pending.template);
                 let old = self.current.replace(identity.clone());
@@ -288,11 +288,11 @@ impl Rotation {
     }
 }
 
-fn words(refusal: Refusal) -> String {
+fn refusal_text(refusal: Refusal) -> String {
     match refusal {
         Refusal::AlreadyExists => "it already exists".to_owned(),
         Refusal::NotFound => "it does not exist".to_owned(),
-        Refusal::Other(words) => words,
+        Refusal::Other(text) => text,
     }
 }
 

@@ -20,7 +20,7 @@ const LIFETIME: Duration = Duration::from_secs(366 * 86_400);
 /// A self-signed certificate is valid from this time ago, for clients whose clock is behind.
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 /// The shortest time between two checks of the operator's files.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const CHECK_PERIOD: Duration = Duration::from_secs(10);
 
 /// Where a serving certificate comes from.
 #[derive(Debug, Clone)]
@@ -58,7 +58,7 @@ struct Inner {
 struct Files {
     certificate: PathBuf,
     key: PathBuf,
-    looked: Instant,
+    checked: Instant,
     changed: [Option<SystemTime>; 2],
 }
 
@@ -77,7 +77,7 @@ impl Serving {
                 inner.files = Some(Files {
                     certificate: certificate.clone(),
                     key: key.clone(),
-                    looked: Instant::now(),
+                    checked: Instant::now(),
                     changed: [changed(certificate), changed(key)],
                 });
                 inner.put(&identity);
@@ -120,10 +120,10 @@ impl Inner {
 
     fn reload(&mut self, now: Instant) {
         let Some(files) = &mut self.files else { return };
-        if now.saturating_duration_since(files.looked) < LOOK_AGAIN {
+        if now.saturating_duration_since(files.checked) < CHECK_PERIOD {
             return;
         }
-        files.looked = now;
+        files.checked = now;
         let seen = [changed(&files.certificate), changed(&files.key)];
         if seen == files.changed {
             return;

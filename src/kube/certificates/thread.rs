@@ -191,10 +191,11 @@ impl State {
         let client = client.map(|client| {
             let store = Store::new(&cert_dir, Purpose::Client);
             let ClientParts { current, own, bootstrap, kubeconfig, install } = client;
-            let good = bootstrap::good(&store, &Template::client(&node_name), Timestamp::now()).is_some();
+            let is_valid =
+                bootstrap::valid_identity(&store, &Template::client(&node_name), Timestamp::now()).is_some();
             let rotation = Rotation::new(store.clone(), current, Some(own), bootstrap, random_unit());
             let mut client = ClientState { rotation, store, kubeconfig, install };
-            if good {
+            if is_valid {
                 client.publish_kubeconfig();
             }
             client
@@ -281,7 +282,7 @@ mod tests {
     fn the_thread_requests_installs_and_serves() {
         let dir = tempfile::tempdir().unwrap();
         let signer = FakeSigner::approving();
-        let (installed, news) = bounded(4);
+        let (installed, installs) = bounded(4);
         let serving = Serving::default();
         let limit = Duration::from_secs(30);
         // Waits for the certificate of this generation.
@@ -308,7 +309,7 @@ mod tests {
             serving: Some((serving.clone(), signer.boxed())),
         };
         let (running, certificates) = start(parts, OnDeath::Unsupervised).unwrap();
-        assert_eq!(news.recv_timeout(limit).unwrap(), "system:node:node1");
+        assert_eq!(installs.recv_timeout(limit).unwrap(), "system:node:node1");
         assert!(serving.current().is_none(), "there is no address yet");
         let address = |ip: &str| api::NodeAddress { type_: "InternalIP".into(), address: ip.into() };
         certificates.set_addresses(&[address("10.0.0.7")]);

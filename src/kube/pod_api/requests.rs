@@ -261,18 +261,18 @@ fn is_unserved(error: &ApiError) -> bool {
 
 /// The metadata of any object.
 #[derive(Deserialize)]
-struct Named {
-    metadata: NamedMetadata,
+struct ObjectWithUid {
+    metadata: MetadataWithUid,
 }
 
 #[derive(Deserialize)]
-struct NamedMetadata {
+struct MetadataWithUid {
     uid: String,
 }
 
 impl Requests {
     fn uid(&self, target: &Target) -> Result<String, ApiError> {
-        self.client.get::<Named>(target).map(|named| named.metadata.uid)
+        self.client.get::<ObjectWithUid>(target).map(|object| object.metadata.uid)
     }
 }
 

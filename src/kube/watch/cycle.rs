@@ -84,7 +84,7 @@ impl<'a, S> Reflector<'a, S> {
     }
 
     /// Counts a failure.
-    pub(super) fn note(&mut self, error: &ApiError) {
+    pub(super) fn count_failure(&mut self, error: &ApiError) {
         if self.failures.count() {
             log::warn!("watch of {}, failure {}: {error}", self.watched.target, self.failures);
         }
@@ -119,7 +119,7 @@ impl<'a, S> Reflector<'a, S> {
             let mut stream = match self.open(&version, true) {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
-                    self.note(&error);
+                    self.count_failure(&error);
                     self.step(generation, waits)?;
                     continue;
                 }
@@ -253,10 +253,10 @@ impl<'a, S> Reflector<'a, S> {
         let target = &self.watched.target;
         let mut body = self.client.stream("list", target, &query, Use::Call)?;
         let page = serde_json::from_reader(body.by_ref().take(MAX_BODY_BYTES));
-        self.client.took("GET", &body);
+        self.client.observe_size("GET", &body);
         page.map_err(|error| {
-            let wrong = Unreadable::new(&mut body, error);
-            self.client.unreadable("list", target, wrong)
+            let cause = Unreadable::new(&mut body, error);
+            self.client.unreadable("list", target, cause)
         })
     }
 
@@ -279,7 +279,7 @@ impl<'a, S> Reflector<'a, S> {
             let mut stream = match stream {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
-                    self.note(&error);
+                    self.count_failure(&error);
                     self.step(generation, waits)?;
                     continue;
                 }
@@ -295,7 +295,7 @@ impl<'a, S> Reflector<'a, S> {
             short = if soon { short + 1 } else { 0 };
             match end {
                 End::Failed(error) if error.status() == Some(429) => {
-                    self.note(&error);
+                    self.count_failure(&error);
                     self.step(stream.generation, waits)?;
                 }
                 End::Failed(error) => return Err(error),
@@ -332,7 +332,7 @@ impl<'a, S> Reflector<'a, S> {
                 Event::Bookmark(object) => {
                     let Some(version) = version_of(&object) else { continue };
                     if ordered && is_older(&version, &self.version) {
-                        return self.went_back(&version);
+                        return self.version_went_back(&version);
                     }
                     self.version = version;
                     self.failures.end();
@@ -346,7 +346,7 @@ impl<'a, S> Reflector<'a, S> {
             if let Some(version) =
                 version.as_deref().filter(|version| ordered && is_older(version, &self.version))
             {
-                return self.went_back(version);
+                return self.version_went_back(version);
             }
             match decode(object) {
                 Ok(object) if removed => self.deliver(Change::Removed(object)),
@@ -368,7 +368,7 @@ impl<'a, S> Reflector<'a, S> {
     ///
     /// DIFFERS: upstream continues. Until a watch expires it misses the changes between the version
     /// of the backup and its own version.
-    fn went_back(&mut self, version: &str) -> End {
+    fn version_went_back(&mut self, version: &str) -> End {
         let what = format!("the server is at version {version}, but was at {} before", self.version);
         self.version_unavailable = true;
         End::Failed(self.form("watch", &what))
@@ -404,10 +404,10 @@ impl<'a, S> Reflector<'a, S> {
                 return Ok(None);
             }
         };
-        let wrong = |what: &str| self.form("watch", &format!("unable to decode an event: {what}"));
-        let mut event: Value = serde_json::from_slice(line).map_err(|error| wrong(&error.to_string()))?;
+        let invalid = |what: &str| self.form("watch", &format!("unable to decode an event: {what}"));
+        let mut event: Value = serde_json::from_slice(line).map_err(|error| invalid(&error.to_string()))?;
         let object = event.get_mut("object").map(Value::take).unwrap_or_default();
-        let kind = event.get("type").and_then(Value::as_str).ok_or_else(|| wrong("no type"))?;
+        let kind = event.get("type").and_then(Value::as_str).ok_or_else(|| invalid("no type"))?;
         Ok(Some(match kind {
             "ADDED" | "MODIFIED" => Event::Set(object),
             "DELETED" => Event::Removed(object),

@@ -113,7 +113,7 @@ impl Webhook {
         let review = || self.reviews.access(user, attributes).map_err(|error| error.to_string());
         let sizes = [path.len(), attributes.verb.len(), attributes.node.len(), attributes.subresource.len()];
         if sizes.iter().sum::<usize>() > ATTRIBUTE_BYTES {
-            let _turn = self.cache.turn(caller)?;
+            let _permit = self.cache.review_permit(caller)?;
             return review();
         }
         self.cache.get_or(key(user, attributes), caller, || {

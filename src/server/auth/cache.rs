@@ -116,7 +116,7 @@ impl<V: Clone> Cache<V> {
             state.pending.insert(key, Arc::clone(&pending));
             (Active { cache: self, key, _done: sender }, pending)
         };
-        let outcome = self.turn(caller).and_then(|_permit| review()).map(|(value, time)| {
+        let outcome = self.review_permit(caller).and_then(|_permit| review()).map(|(value, time)| {
             if !time.is_zero() {
                 let now = (self.clock)();
                 self.state.locked().put(key, value.clone(), now, time, self.capacity);
@@ -136,7 +136,7 @@ fn too_many() -> String {
 
 impl<V> Cache<V> {
     /// Waits until the caller's address has fewer reviews in progress.
-    pub(super) fn turn(&self, caller: &Caller) -> Result<Permit, String> {
+    pub(super) fn review_permit(&self, caller: &Caller) -> Result<Permit, String> {
         let limits = caller.limits(ACTIVE_PER_PEER, ACTIVE_PER_PEER);
         if let Some(permit) = self.active.take(limits.clone()) {
             return Ok(permit);
@@ -313,13 +313,14 @@ mod tests {
         assert_eq!(begun.len(), 20 - ACTIVE_PER_PEER);
 
         // The queue is limited per address.
-        let held: Vec<_> = (0..ACTIVE_PER_PEER).map(|_| cache.turn(&from("10.0.0.1")).unwrap()).collect();
+        let held: Vec<_> =
+            (0..ACTIVE_PER_PEER).map(|_| cache.review_permit(&from("10.0.0.1")).unwrap()).collect();
         let queued: Vec<_> = (0..MAX_QUEUE)
             .filter_map(|_| cache.queue.take(from("10.0.0.1").limits(QUEUE_PER_PEER, QUEUE_PER_PEER)))
             .collect();
         assert_eq!(queued.len(), QUEUE_PER_PEER);
-        assert_eq!(cache.turn(&from("10.0.0.1")).map(drop), Err(too_many()), "at once");
-        assert!(cache.turn(&from("10.0.0.2")).is_ok());
+        assert_eq!(cache.review_permit(&from("10.0.0.1")).map(drop), Err(too_many()), "at once");
+        assert!(cache.review_permit(&from("10.0.0.2")).is_ok());
         drop((held, queued));
 
         // Connections that wait for another connection's review are limited, too.

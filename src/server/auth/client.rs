@@ -30,7 +30,7 @@ impl ClientAuth {
     }
 
     /// Whether the client may send another request on this connection.
-    pub fn may_go_on(&self) -> bool {
+    pub fn may_continue(&self) -> bool {
         self.unauthenticated < MAX_UNAUTHENTICATED
     }
 }
@@ -61,7 +61,7 @@ mod tests {
         let mut client = ClientAuth::default();
         let mut after = |outcome| {
             client.authenticated(outcome);
-            client.may_go_on()
+            client.may_continue()
         };
         assert_eq!(
             [false, false, true, false, false, false, false].map(&mut after),

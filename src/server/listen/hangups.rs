@@ -107,7 +107,7 @@ impl Drop for RunningRequest {
 #[cfg(test)]
 impl Hangups {
     /// Handles the present events and returns their number.
-    pub fn turn(&self) -> usize {
+    pub fn handle_events(&self) -> usize {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         epoll::wait(self, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap();
@@ -133,14 +133,14 @@ mod tests {
         let _other = hangups.watch(other_server.as_fd());
         use std::io::Write;
         (&client).write_all(b"the next request").unwrap();
-        assert_eq!((hangups.turn(), watched.stop.is_stopped()), (0, false));
+        assert_eq!((hangups.handle_events(), watched.stop.is_stopped()), (0, false));
         // The end of its direction is enough, also after unread bytes.
         client.shutdown(Shutdown::Write).unwrap();
-        assert_eq!((hangups.turn(), watched.stop.is_stopped()), (1, true));
-        assert_eq!(hangups.turn(), 0, "once");
+        assert_eq!((hangups.handle_events(), watched.stop.is_stopped()), (1, true));
+        assert_eq!(hangups.handle_events(), 0, "once");
         assert!(!_other.stop.is_stopped());
         drop(other);
-        assert_eq!(hangups.turn(), 1);
+        assert_eq!(hangups.handle_events(), 1);
         assert!(_other.stop.is_stopped());
     }
 
@@ -154,7 +154,7 @@ mod tests {
         }
         let watched = hangups.watch(server.as_fd());
         drop(client);
-        assert_eq!((hangups.turn(), watched.stop.is_stopped()), (1, true));
+        assert_eq!((hangups.handle_events(), watched.stop.is_stopped()), (1, true));
         drop(watched);
         assert!(hangups.requests.locked().running.is_empty());
     }

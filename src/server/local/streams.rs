@@ -118,8 +118,8 @@ pub(super) fn verify_image(
     out.flush()?;
     let mut sent = Ok(());
     let mut progress = |done, layers| {
-        let news = VerifyLine { done, layers, ..VerifyLine::default() };
-        sent = line(out, &news).and_then(|()| out.flush());
+        let update = VerifyLine { done, layers, ..VerifyLine::default() };
+        sent = line(out, &update).and_then(|()| out.flush());
     };
     let end = match node.verify_image(image, options, &mut progress, stop) {
         Ok(report) => VerifyLine { report: Some(report), ..VerifyLine::default() },

@@ -91,11 +91,11 @@ struct Query {
 
 impl Query {
     fn read(target: &Target, now: Timestamp) -> Result<Query, Response> {
-        let number = |key: &str| target.get(key).map(whole).transpose();
+        let number = |key: &str| target.get(key).map(integer).transpose();
         // `tail` is the old name of `tailLines`, and takes precedence.
         let tail = match target.get("tail").filter(|tail| !tail.is_empty()) {
             Some("all") => None,
-            Some(tail) => Some(whole(tail)?),
+            Some(tail) => Some(integer(tail)?),
             None => number("tailLines")?,
         };
         let (limit, since_seconds) = (number("limitBytes")?, number("sinceSeconds")?);
@@ -109,15 +109,15 @@ impl Query {
             .map(|ago| now.checked_sub(jiff::SignedDuration::from_secs(ago)).unwrap_or(Timestamp::MIN));
         Ok(Query {
             options: ReadOptions {
-                follow: switch(target, "follow"),
+                follow: bool_parameter(target, "follow"),
                 // `check` rejects negative values.
                 tail_lines: tail.and_then(|lines| u64::try_from(lines).ok()),
                 since: ago.or(since_time),
                 stream: None,
-                timestamps: switch(target, "timestamps"),
+                timestamps: bool_parameter(target, "timestamps"),
                 limit_bytes: limit.and_then(|bytes| u64::try_from(bytes).ok()),
             },
-            previous: switch(target, "previous"),
+            previous: bool_parameter(target, "previous"),
             since_seconds,
             has_since_time: since_time.is_some(),
             tail,
@@ -157,12 +157,12 @@ fn undecodable() -> Response {
     Response::text(400, r#"{"message": "Unable to decode query."}"#)
 }
 
-fn whole(text: &str) -> Result<i64, Response> {
+fn integer(text: &str) -> Result<i64, Response> {
     text.parse().map_err(|_| undecodable())
 }
 
 /// A boolean as in the API machinery: any value except `0` and `false` is true.
-fn switch(target: &Target, key: &str) -> bool {
+fn bool_parameter(target: &Target, key: &str) -> bool {
     target.get(key).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 

@@ -106,7 +106,7 @@ impl Query {
             }
             [file] => {
                 if let Err(error) = files::open(root, file.trim_start_matches('/')) {
-                    problems.push(invalid("query", &json(&[file]), &words(&error)));
+                    problems.push(invalid("query", &json(&[file]), &error_text(&error)));
                 }
             }
             files => problems.push(invalid("query", &json(&files), "cannot specify more than one file")),
@@ -210,7 +210,7 @@ impl Query {
                     write!(out, "\nlog not found for {service}\n")?;
                 }
                 Err(CopyError::Read(error)) => {
-                    write!(out, "\nerror getting log for {service}: {}\n", words(&error))?
+                    write!(out, "\nerror getting log for {service}: {}\n", error_text(&error))?
                 }
                 Err(CopyError::Write(error)) => return Err(error),
                 Ok(()) => {}
@@ -301,7 +301,7 @@ fn copy(
     }))
 }
 
-fn words(error: &io::Error) -> String {
+fn error_text(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "no such file or directory".to_owned(),
         ErrorKind::PermissionDenied => "permission denied".to_owned(),

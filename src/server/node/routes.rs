@@ -13,14 +13,16 @@ pub fn route(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Respons
     let reads = matches!(request.method, Method::Get | Method::Head);
     match first {
         "healthz" | "metrics" if path.ends_with('/') => return Err(Response::not_found()),
-        "healthz" => return whole(health::respond(&health::NODE_API, node, &request.target)),
+        "healthz" => return whole_reply(health::respond(&health::NODE_API, node, &request.target)),
         "metrics" if reads => {
-            return whole(metrics::respond(request, node).unwrap_or_else(Response::not_found));
+            return whole_reply(metrics::respond(request, node).unwrap_or_else(Response::not_found));
         }
         "stats" if path == "/stats" => return Err(Response::with_slash(&request.target)),
         "stats" => return stats::respond(request, node),
         "pods" if !matches!(path, "/pods" | "/pods/") => return Err(Response::no_route()),
-        "pods" if reads => return whole(Response::written(views::pod_list(&|visit| node.each_pod(visit)))),
+        "pods" if reads => {
+            return whole_reply(Response::written(views::pod_list(&|visit| node.each_pod(visit))));
+        }
         "metrics" | "pods" => return Err(Response::not_allowed("GET")),
         _ => {}
     }
@@ -42,21 +44,21 @@ pub fn route(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Respons
             Err(Response::not_found())
         }
         "runningpods" if path != "/runningpods/" => Err(Response::no_route()),
-        "runningpods" if reads => whole(Response::written(views::running_list(&node.running_pods()))),
+        "runningpods" if reads => whole_reply(Response::written(views::running_list(&node.running_pods()))),
         "runningpods" => Err(Response::not_allowed("GET")),
         "containerLogs" => container_logs::respond(request, node),
         "logs" => files::respond(request, node),
         "run" => run::respond(request, node),
         "checkpoint" if switches.checkpoint => run::checkpoint(request, node),
-        "configz" => whole(zpages::configz(node)),
+        "configz" => whole_reply(zpages::configz(node)),
         "flagz" if switches.flagz => zpages::flagz(request, node).map(Reply::Whole),
         "statusz" if switches.statusz => zpages::statusz(request, node).map(Reply::Whole),
-        "debug" => whole(zpages::debug(request, node)),
+        "debug" => whole_reply(zpages::debug(request, node)),
         _ => Err(Response::not_found()),
     }
 }
 
-fn whole(response: Response) -> Result<Reply, Response> {
+fn whole_reply(response: Response) -> Result<Reply, Response> {
     Ok(Reply::Whole(response))
 }
 

@@ -46,7 +46,7 @@ pub struct Port {
     listener: Listener,
     bound: Option<Bound>,
     /// The address of a port that could not be bound yet.
-    later: Option<SocketAddr>,
+    retry_address: Option<SocketAddr>,
     /// The end of a pause in which no connection is accepted.
     paused: Option<Instant>,
     open: Vec<Running>,
@@ -61,7 +61,7 @@ impl Port {
         Port {
             listener,
             bound,
-            later: None,
+            retry_address: None,
             paused: None,
             open: Vec::new(),
             rejected,
@@ -82,7 +82,7 @@ impl Port {
             Err(error) => {
                 log::warn!("cannot listen on {address} ({what}), retrying every {REBIND:?}: {error}");
                 let paused = Some(Instant::now() + REBIND);
-                Port { later: Some(address), paused, ..Port::new(listener, None) }
+                Port { retry_address: Some(address), paused, ..Port::new(listener, None) }
             }
         }
     }
@@ -97,7 +97,7 @@ impl Port {
 
     fn publish(&mut self) {
         let Some(publication) = &mut self.publication else { return };
-        match (self.bound.as_ref().and_then(Bound::address), self.later) {
+        match (self.bound.as_ref().and_then(Bound::address), self.retry_address) {
             (Some(address), _) => publication.publish(address),
             (None, Some(address)) => publication.withhold(address),
             (None, None) => {}
@@ -122,11 +122,11 @@ impl Port {
             return;
         }
         self.paused = None;
-        if let Some(address) = self.later {
+        if let Some(address) = self.retry_address {
             match Bound::tcp(address) {
                 Ok(bound) => {
                     log::info!("listening on {address} now");
-                    (self.bound, self.later) = (Some(bound), None);
+                    (self.bound, self.retry_address) = (Some(bound), None);
                     self.publish();
                 }
                 Err(_) => {
@@ -208,25 +208,25 @@ pub fn spawn(
 ) -> io::Result<Running> {
     let stopper = Arc::new(stopper);
     let waker = Arc::clone(&stopper);
-    let mut listening = Listening { ports, context, stopper };
-    let running = threads::spawn("listen", Stack::Small, on_death, move |stop| listening.run(&stop))?;
-    Ok(running.with_waker(Box::new(move || shut(&waker))))
+    let mut listeners = Listeners { ports, context, stopper };
+    let running = threads::spawn("listen", Stack::Small, on_death, move |stop| listeners.run(&stop))?;
+    Ok(running.with_waker(Box::new(move || shut_down(&waker))))
 }
 
 /// Makes the other end readable, which stops all waits for clients.
-fn shut(stopper: &UnixStream) {
+fn shut_down(stopper: &UnixStream) {
     // `shutdown` fails if the socket is shut down already.
     let _ = stopper.shutdown(Shutdown::Both);
 }
 
 /// The listeners. Dropping this ends them and all connections.
-struct Listening {
+struct Listeners {
     ports: Vec<Port>,
     context: Arc<Context>,
     stopper: Arc<UnixStream>,
 }
 
-impl Listening {
+impl Listeners {
     fn run(&mut self, stop: &StopToken) {
         let context = Arc::clone(&self.context);
         let hangups = &*context.hangups;
@@ -276,9 +276,9 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for Listeners {
     fn drop(&mut self) {
-        shut(&self.stopper);
+        shut_down(&self.stopper);
         self.context.hangups.stop_all();
         let mut open: Vec<Running> = Vec::new();
         // First close the listeners.

@@ -111,7 +111,7 @@ fn begin(
         |text: String| PermittedReply { reply: Reply::Whole(Response::too_many(text)), _permit: None };
     let mut permit = None;
     // The other listeners have few connections.
-    if is_main && grows(request) {
+    if is_main && grows_with_pods(request) {
         let limits = caller.limits(RESPONSES_PER_PEER, RESPONSES_PER_PEER);
         permit = context.responses.wait(limits, PERMIT_LIMIT, "a permit to respond", stop);
         if permit.is_none() {
@@ -137,7 +137,7 @@ fn begin(
 }
 
 /// Whether a response grows with the number of pods. Health checks are never limited.
-fn grows(request: &Request) -> bool {
+fn grows_with_pods(request: &Request) -> bool {
     matches!(request.first_element(), "metrics" | "pods" | "runningpods" | "stats")
 }
 

@@ -52,7 +52,7 @@ const TLS_HANDSHAKE: u8 = 22;
 
 const TLS_CLIENT: RequestError = RequestError(400, "Client sent an HTTPS request to an HTTP server.\n");
 const GET_ONLY: RequestError = RequestError(405, "GET only\n");
-const LATE: RequestError = RequestError(408, "the request took too long\n");
+const REQUEST_TIMEOUT: RequestError = RequestError(408, "the request took too long\n");
 const LARGE_BODY: RequestError = RequestError(413, "the request's body is too large\n");
 const LARGE_HEAD: RequestError = RequestError(431, "the request's head is too large\n");
 const DOUBLED_SLASH: RequestError = RequestError(400, "malformed target\n");
@@ -77,7 +77,7 @@ impl From<RequestError> for NoRequest {
 impl From<io::Error> for NoRequest {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::TimedOut => LATE.into(),
+            io::ErrorKind::TimedOut => REQUEST_TIMEOUT.into(),
             _ if Malformed::is(&error) => RequestError(400, "malformed chunk\n").into(),
             _ => NoRequest::Lost,
         }
@@ -186,7 +186,7 @@ fn request(method: Method, head: RequestHead, body: Vec<u8>) -> Request {
 
 /// Serves the requests of one connection of the node API.
 fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, context: &Context) {
-    let Some(mut connection) = shake_hands(connection, main) else { return };
+    let Some(mut connection) = complete_handshake(connection, main) else { return };
     let mut client = ClientAuth::default();
     // A client that vanishes must not keep its connection.
     upgrade::tune(connection.as_fd());
@@ -210,7 +210,7 @@ fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, co
     }
 }
 
-fn shake_hands(mut connection: Connection, main: &MainPort) -> Option<Connection> {
+fn complete_handshake(mut connection: Connection, main: &MainPort) -> Option<Connection> {
     let deadline = Instant::now() + HANDSHAKE_LIMIT;
     if connection.wait(true, false, deadline) != Ready::Yes {
         return None;
@@ -307,7 +307,7 @@ fn serve_next(
     };
     let user = match admitted {
         Ok(user) => user,
-        Err(rejected) => return deny(connection, &head, &rejected, no_body && client.may_go_on()),
+        Err(rejected) => return deny(connection, &head, &rejected, no_body && client.may_continue()),
     };
     admission.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);

@@ -156,7 +156,7 @@ fn incomplete_copy_of_a_file_is_an_error() {
     let copied = |deadline: Instant| {
         let mut out = Vec::new();
         let problem = match copy(dir.path(), "plain", &mut out, deadline, &StopToken::never()) {
-            Err(CopyError::Read(error)) => words(&error),
+            Err(CopyError::Read(error)) => error_text(&error),
             Err(CopyError::Write(error)) => panic!("{error}"),
             Ok(()) => String::new(),
         };

@@ -69,7 +69,7 @@ fn client_that_leaves_stops_its_request() {
         crate::util::threads::OnDeath::Unsupervised,
         move |stop| {
             while !stop.is_stopped() {
-                handled.hangups.turn();
+                handled.hangups.handle_events();
                 std::thread::yield_now();
             }
         },
