@@ -11,7 +11,6 @@ use crate::util::clip;
 pub(super) const MOST_DEVICES: usize = 1_024;
 /// Requests or CDI devices of one device.
 const MOST_NAMES: usize = 1_024;
-/// Bytes of a name.
 const MOST_NAME_BYTES: usize = 4_096;
 /// Characters of an error that are shown.
 const MOST_TEXT: usize = 1_024;

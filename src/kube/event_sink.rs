@@ -43,7 +43,6 @@ enum Outcome {
     Done,
     /// The event does not exist: it was never sent, or has expired.
     Missing,
-    /// The event exists already.
     Exists,
     /// There was no response, or one from a proxy in front of the API server.
     Away,

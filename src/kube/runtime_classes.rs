@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_read_when_needed_and_kept_a_minute() {
+    fn a_class_is_read_when_needed_and_cached_for_a_minute() {
         let state = Arc::new(Mutex::new((Err(true), 0)));
         let classes = RuntimeClasses::new(Box::new(Server(Arc::clone(&state))));
         let start = Instant::now();

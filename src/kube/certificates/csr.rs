@@ -254,7 +254,6 @@ pub(super) enum Verdict {
         reason: String,
         message: String,
     },
-    /// The signer failed.
     Failed {
         reason: String,
         message: String,

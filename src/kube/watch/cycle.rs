@@ -83,7 +83,6 @@ impl<'a, S> Reflector<'a, S> {
         }
     }
 
-    /// Counts a failure.
     pub(super) fn count_failure(&mut self, error: &ApiError) {
         if self.failures.count() {
             log::warn!("watch of {}, failure {}: {error}", self.watched.target, self.failures);

@@ -54,7 +54,6 @@ pub(super) struct Cache<V> {
 struct State<V> {
     entries: HashMap<Key, Entry<V>>,
     pending: HashMap<Key, Arc<Pending<V>>>,
-    /// Counts uses.
     uses: u64,
 }
 

@@ -15,7 +15,6 @@ use crate::server::views::containers::container_names;
 use crate::transport::http1::{ResponseWriter, Target};
 use crate::util::stop::StopToken;
 
-/// Responds to one request.
 pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let target = &request.target;
     let elements: Vec<&str> = target.path.trim_start_matches('/').split('/').collect();

@@ -17,7 +17,6 @@ use crate::util::encoding::escape_percent;
 /// The number of bytes between two checks of the stop token.
 const BLOCK: usize = 64 * 1024;
 
-/// Responds to one request.
 pub(super) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let switches = node.switches();
     if !switches.system_logs {

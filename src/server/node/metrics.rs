@@ -92,7 +92,6 @@ static CHECKS: CounterVec<3> = CounterVec::new(
     ["name", "type", "status"],
 );
 
-/// Counts a health check.
 pub(super) fn count_check(name: &'static str, passes: bool) {
     CHECKS.inc([name, "healthz", if passes { "success" } else { "error" }]);
 }

@@ -74,7 +74,6 @@ impl Query {
         Ok((query != Query::default()).then_some(query))
     }
 
-    /// Validates the query.
     pub(super) fn check(&self, root: &Path) -> Result<(), Response> {
         let mut problems = Vec::new();
         for service in &self.services {

@@ -7,9 +7,7 @@ use crate::cri::Streams;
 use crate::transport::spdy;
 use crate::transport::websocket::{self, Event};
 
-/// The client's protocol.
 pub(super) const CLIENT_PROTOCOL: &str = "v5.channel.k8s.io";
-/// The runtime's protocol.
 pub(super) const RUNTIME_PROTOCOL: &str = "v4.channel.k8s.io";
 
 const STDIN: u8 = 0;
