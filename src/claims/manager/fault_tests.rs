@@ -5,7 +5,7 @@ use crate::util::lock::LockExt;
 
 use std::sync::atomic::Ordering;
 
-use super::tests::{FakeDriver, Node, p, prepare, q, unprepare};
+use super::tests::{FakeDriver, Fixture, p, prepare, q, unprepare};
 use super::*;
 
 /// What happens to one call.
@@ -66,39 +66,40 @@ fn each_call_may_fail_and_the_agent_may_be_killed_during_it() {
         for failing in 0..LIFE.len() {
             for is_given_up in [false, true] {
                 let what = format!("{fault:?} at step {failing}, given up: {is_given_up}");
-                let node = Node::new();
-                let mut claims = node.start();
+                let fixture = Fixture::new();
+                let mut claims = fixture.start();
                 for (number, step) in LIFE.into_iter().enumerate() {
                     if number != failing {
                         assert!(run(&claims, step), "{what}");
-                        check(&node.driver, &claims, prepared_after(number + 1), &what);
+                        check(&fixture.driver, &claims, prepared_after(number + 1), &what);
                         continue;
                     }
-                    node.driver.calls();
-                    node.driver
+                    fixture.driver.calls();
+                    fixture
+                        .driver
                         .lost
                         .store(matches!(fault, Fault::LosesResponse | Fault::KilledAfter), Ordering::SeqCst);
                     match fault {
                         Fault::Dies => drop(claims.shared.drivers.locked().remove("d", "/d.sock")),
-                        _ => *node.driver.fail.locked() = Some("made to fail"),
+                        _ => *fixture.driver.fail.locked() = Some("made to fail"),
                     }
-                    *node.driver.file.locked() = Some(node.file());
+                    *fixture.driver.file.locked() = Some(fixture.file());
                     let is_done = run(&claims, step);
-                    *node.driver.fail.locked() = None;
-                    *node.driver.file.locked() = None;
-                    let at_call = node.driver.at_call.locked().take();
+                    *fixture.driver.fail.locked() = None;
+                    *fixture.driver.file.locked() = None;
+                    let at_call = fixture.driver.at_call.locked().take();
                     let is_called = at_call.is_some();
                     match fault {
                         Fault::Dies => {
                             drop(claims);
-                            claims = node.start();
+                            claims = fixture.start();
                         }
                         Fault::KilledBefore | Fault::KilledAfter => {
                             // What the agent did after the call never happened.
                             if let Some(file) = at_call {
-                                std::fs::write(node.file(), file).unwrap();
+                                std::fs::write(fixture.file(), file).unwrap();
                                 drop(claims);
-                                claims = node.start();
+                                claims = fixture.start();
                             }
                         }
                         Fault::Fails | Fault::LosesResponse => {}
@@ -107,12 +108,12 @@ fn each_call_may_fail_and_the_agent_may_be_killed_during_it() {
                     count += usize::from(is_called || !is_done);
                     if is_given_up && let (false, Step::Up(pod)) = (is_done, step) {
                         assert!(run(&claims, Step::Down(pod)), "{what}");
-                        check(&node.driver, &claims, prepared_after(number), &what);
+                        check(&fixture.driver, &claims, prepared_after(number), &what);
                     }
                     assert!(run(&claims, step), "{what}");
-                    check(&node.driver, &claims, prepared_after(number + 1), &what);
+                    check(&fixture.driver, &claims, prepared_after(number + 1), &what);
                 }
-                let rest = std::fs::read_to_string(node.file()).unwrap();
+                let rest = std::fs::read_to_string(fixture.file()).unwrap();
                 assert_eq!(state_file::read(&rest), Ok(vec![]), "{what}");
             }
         }

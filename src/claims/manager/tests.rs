@@ -101,20 +101,20 @@ impl Driver for FakeDriver {
     }
 }
 
-pub(super) struct Node {
+pub(super) struct Fixture {
     dir: tempfile::TempDir,
     server: Server,
     pub(super) driver: Arc<FakeDriver>,
 }
 
-impl Node {
+impl Fixture {
     /// The claims `one` and `two` of the driver `d` exist.
-    pub(super) fn new() -> Node {
+    pub(super) fn new() -> Fixture {
         let server = Server::default();
         for (name, uid) in [("one", "u1"), ("two", "u2")] {
             server.claims.locked().insert(name.to_owned(), claim(name, uid, &["d"]));
         }
-        Node { dir: tempfile::tempdir().unwrap(), server, driver: Arc::new(FakeDriver::default()) }
+        Fixture { dir: tempfile::tempdir().unwrap(), server, driver: Arc::new(FakeDriver::default()) }
     }
 
     /// Starts the agent; the driver is registered.
@@ -170,32 +170,32 @@ pub(super) fn unprepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
 
 #[test]
 fn claims_are_prepared_once_and_unprepared_after_the_last_pod() {
-    let node = Node::new();
-    let claims = node.start();
+    let fixture = Fixture::new();
+    let claims = fixture.start();
     prepare(&claims, &p()).unwrap();
     prepare(&claims, &p()).unwrap();
     prepare(&claims, &q()).unwrap();
-    assert_eq!(node.driver.calls(), ["prepare one,two"]);
+    assert_eq!(fixture.driver.calls(), ["prepare one,two"]);
     assert_eq!(devices(&claims, &p()), ["example.com/dev=one", "example.com/dev=two"]);
     assert_eq!(devices(&claims, &q()), ["example.com/dev=one"]);
     assert_eq!(claims.in_use(), [("<any>".to_owned(), 2), ("d".to_owned(), 2)]);
     assert!(claims.knows(&p()) && claims.uses_any(p().uid()));
     unprepare(&claims, &p()).unwrap();
-    assert_eq!(node.driver.calls(), ["unprepare two"]);
+    assert_eq!(fixture.driver.calls(), ["unprepare two"]);
     assert!(!claims.uses_any(p().uid()));
     unprepare(&claims, &q()).unwrap();
-    assert_eq!(node.driver.calls(), ["unprepare one"]);
-    assert_eq!(state_file::read(&std::fs::read_to_string(node.file()).unwrap()), Ok(vec![]));
+    assert_eq!(fixture.driver.calls(), ["unprepare one"]);
+    assert_eq!(state_file::read(&std::fs::read_to_string(fixture.file()).unwrap()), Ok(vec![]));
     assert_eq!(prepare(&claims, &pod("r", "r", &[])), Ok(()));
 }
 
 #[test]
 fn errors_have_the_texts_of_the_go_kubelet() {
-    let node = Node::new();
-    let claims = node.start_without_driver();
+    let fixture = Fixture::new();
+    let claims = fixture.start_without_driver();
     let text = |pod: &Pod| prepare(&claims, pod).unwrap_err();
     assert_eq!(text(&p()), "prepare dynamic resources: DRA driver d is not registered");
-    assert!(!node.file().exists() && !claims.uses_any(p().uid()), "the pod can be deleted");
+    assert!(!fixture.file().exists() && !claims.uses_any(p().uid()), "the pod can be deleted");
     assert_eq!(unprepare(&claims, &p()), Ok(()));
     assert_eq!(
         text(&pod("p", "pod-uid", &["three"])),
@@ -205,8 +205,8 @@ fn errors_have_the_texts_of_the_go_kubelet() {
         text(&pod("s", "s", &["one"])),
         "prepare dynamic resources: pod s (s) is not allowed to use ResourceClaim one (u1)"
     );
-    let claims = node.start();
-    *node.driver.fail.locked() = Some("rpc error: code = Unavailable desc = gone");
+    let claims = fixture.start();
+    *fixture.driver.fail.locked() = Some("rpc error: code = Unavailable desc = gone");
     let prefix = "prepare dynamic resources: NodePrepareResources: rpc error:";
     assert!(prepare(&claims, &p()).unwrap_err().starts_with(prefix));
     let prefix = "unprepare dynamic resources: NodeUnprepareResources: rpc error:";
@@ -215,80 +215,80 @@ fn errors_have_the_texts_of_the_go_kubelet() {
 
 #[test]
 fn a_call_whose_response_was_lost_is_repeated() {
-    let node = Node::new();
-    let claims = node.start();
-    node.driver.lost.store(true, Ordering::SeqCst);
-    *node.driver.fail.locked() = Some("lost");
+    let fixture = Fixture::new();
+    let claims = fixture.start();
+    fixture.driver.lost.store(true, Ordering::SeqCst);
+    *fixture.driver.fail.locked() = Some("lost");
     prepare(&claims, &p()).unwrap_err();
     // The driver has the claims, so they must be unprepared even if the pod never starts.
-    assert!(claims.uses_any(p().uid()) && node.driver.prepared.locked().len() == 2);
+    assert!(claims.uses_any(p().uid()) && fixture.driver.prepared.locked().len() == 2);
     unprepare(&claims, &p()).unwrap_err();
-    *node.driver.fail.locked() = None;
+    *fixture.driver.fail.locked() = None;
     unprepare(&claims, &p()).unwrap();
-    assert!(node.driver.prepared.locked().is_empty() && claims.list().is_empty());
-    assert_eq!(node.driver.calls(), ["prepare one,two", "unprepare one,two", "unprepare one,two"]);
+    assert!(fixture.driver.prepared.locked().is_empty() && claims.list().is_empty());
+    assert_eq!(fixture.driver.calls(), ["prepare one,two", "unprepare one,two", "unprepare one,two"]);
 }
 
 #[test]
 fn after_a_restart_containers_have_their_devices_and_a_new_sandbox_is_prepared_again() {
-    let node = Node::new();
-    prepare(&node.start(), &p()).unwrap();
-    let claims = node.start();
+    let fixture = Fixture::new();
+    prepare(&fixture.start(), &p()).unwrap();
+    let claims = fixture.start();
     assert_eq!(devices(&claims, &p()).len(), 2);
     assert!(claims.knows(&p()));
     prepare(&claims, &p()).unwrap();
-    assert_eq!(node.driver.calls(), ["prepare one,two", "prepare one,two"]);
+    assert_eq!(fixture.driver.calls(), ["prepare one,two", "prepare one,two"]);
     assert_eq!(devices(&claims, &p()).len(), 2);
 }
 
 #[test]
 fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
-    let node = Node::new();
-    let killed = node.start();
+    let fixture = Fixture::new();
+    let killed = fixture.start();
     // The call succeeds, and its result is never written: the next start has the earlier file.
     let (reached_tx, reached) = bounded(1);
     let (go, go_rx) = bounded::<()>(1);
-    *node.driver.gate.locked() = Some((reached_tx, go_rx));
+    *fixture.driver.gate.locked() = Some((reached_tx, go_rx));
     let running = spawn("t/killed", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = prepare(&killed, &p());
     })
     .unwrap();
     reached.recv_timeout(Duration::from_secs(20)).unwrap();
-    let file = std::fs::read(node.file()).unwrap();
+    let file = std::fs::read(fixture.file()).unwrap();
     drop(go);
     drop(running);
-    std::fs::write(node.file(), file).unwrap();
-    let claims = node.start();
+    std::fs::write(fixture.file(), file).unwrap();
+    let claims = fixture.start();
     assert!(claims.uses_any(p().uid()));
     assert!(devices(&claims, &p()).is_empty(), "containers start only after the pod is prepared");
-    node.driver.calls();
+    fixture.driver.calls();
     claims.clean(&BTreeSet::new(), &StopToken::never(), Duration::from_secs(60));
-    assert_eq!(node.driver.calls(), ["unprepare one,two"]);
-    assert!(node.driver.prepared.locked().is_empty() && claims.list().is_empty());
+    assert_eq!(fixture.driver.calls(), ["unprepare one,two"]);
+    assert!(fixture.driver.prepared.locked().is_empty() && claims.list().is_empty());
 }
 
 #[test]
 fn clean_up_ends_the_claims_of_pods_that_are_gone_only() {
-    let node = Node::new();
-    let claims = node.start();
+    let fixture = Fixture::new();
+    let claims = fixture.start();
     prepare(&claims, &p()).unwrap();
     prepare(&claims, &q()).unwrap();
-    node.driver.calls();
+    fixture.driver.calls();
     let active = BTreeSet::from([q().uid().clone()]);
     claims.clean(&active, &StopToken::never(), Duration::from_secs(60));
-    assert_eq!(node.driver.calls(), ["unprepare two"]);
+    assert_eq!(fixture.driver.calls(), ["unprepare two"]);
     claims.clean(&active, &StopToken::never(), Duration::from_secs(60));
-    assert!(node.driver.calls().is_empty());
+    assert!(fixture.driver.calls().is_empty());
     assert_eq!(devices(&claims, &q()).len(), 1);
 }
 
 #[test]
 fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
-    let node = Node::new();
-    let claims = node.start();
+    let fixture = Fixture::new();
+    let claims = fixture.start();
     let (reached_tx, reached) = bounded(1);
     let (go, go_rx) = bounded::<()>(1);
-    *node.driver.gate.locked() = Some((reached_tx, go_rx));
+    *fixture.driver.gate.locked() = Some((reached_tx, go_rx));
     let (first, second) = (claims.clone(), claims.clone());
     let first_call =
         spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
@@ -307,54 +307,54 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     drop(go);
     assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
     drop((first_call, two));
-    assert_eq!(node.driver.calls(), ["prepare one", "prepare two"]);
+    assert_eq!(fixture.driver.calls(), ["prepare one", "prepare two"]);
 }
 
 #[test]
 fn without_the_api_server_a_pod_that_was_prepared_before_is_prepared_again() {
-    let node = Node::new();
-    prepare(&node.start(), &p()).unwrap();
-    node.server.away.store(true, Ordering::SeqCst);
-    let claims = node.start();
+    let fixture = Fixture::new();
+    prepare(&fixture.start(), &p()).unwrap();
+    fixture.server.away.store(true, Ordering::SeqCst);
+    let claims = fixture.start();
     prepare(&claims, &p()).unwrap();
-    assert_eq!(node.driver.calls().len(), 2);
+    assert_eq!(fixture.driver.calls().len(), 2);
     let text = prepare(&claims, &q()).unwrap_err();
     assert_eq!(text, "prepare dynamic resources: fetch ResourceClaim one: connection refused");
 }
 
 #[test]
 fn a_damaged_state_file_is_put_aside_and_the_claims_are_entered_again() {
-    let node = Node::new();
-    prepare(&node.start(), &p()).unwrap();
-    let text = std::fs::read_to_string(node.file()).unwrap();
-    std::fs::write(node.file(), &text[..text.len() - 4]).unwrap();
-    std::fs::write(node.dir.path().join("dra_health_state"), "[").unwrap();
-    let claims = node.start();
+    let fixture = Fixture::new();
+    prepare(&fixture.start(), &p()).unwrap();
+    let text = std::fs::read_to_string(fixture.file()).unwrap();
+    std::fs::write(fixture.file(), &text[..text.len() - 4]).unwrap();
+    std::fs::write(fixture.dir.path().join("dra_health_state"), "[").unwrap();
+    let claims = fixture.start();
     assert_eq!(claims.problems().len(), 2);
-    assert!(node.dir.path().join("dra_manager_state.unusable").exists());
+    assert!(fixture.dir.path().join("dra_manager_state.unusable").exists());
     assert!(!claims.knows(&p()) && claims.cdi_devices(&p(), &p().containers()[0]).is_err());
     prepare(&claims, &p()).unwrap();
     assert!(claims.knows(&p()) && claims.problems().len() == 2);
     unprepare(&claims, &p()).unwrap();
-    assert!(node.driver.prepared.locked().is_empty());
+    assert!(fixture.driver.prepared.locked().is_empty());
 }
 
 #[test]
 fn a_state_file_that_cannot_be_written_keeps_the_pod_from_starting() {
-    let node = Node::new();
-    let claims = node.start();
-    std::fs::create_dir(node.file()).unwrap();
+    let fixture = Fixture::new();
+    let claims = fixture.start();
+    std::fs::create_dir(fixture.file()).unwrap();
     let text = prepare(&claims, &p()).unwrap_err();
     assert!(text.starts_with("prepare dynamic resources: checkpoint ResourceClaim cache: "), "{text}");
-    assert!(node.driver.calls().is_empty());
-    std::fs::remove_dir(node.file()).unwrap();
+    assert!(fixture.driver.calls().is_empty());
+    std::fs::remove_dir(fixture.file()).unwrap();
     prepare(&claims, &p()).unwrap();
-    assert_eq!(node.driver.calls(), ["prepare one,two"]);
-    std::fs::remove_file(node.file()).unwrap();
-    std::fs::create_dir(node.file()).unwrap();
+    assert_eq!(fixture.driver.calls(), ["prepare one,two"]);
+    std::fs::remove_file(fixture.file()).unwrap();
+    std::fs::create_dir(fixture.file()).unwrap();
     let text = unprepare(&claims, &p()).unwrap_err();
     assert!(text.starts_with("unprepare dynamic resources: checkpoint ResourceClaim state: "), "{text}");
-    std::fs::remove_dir(node.file()).unwrap();
+    std::fs::remove_dir(fixture.file()).unwrap();
     unprepare(&claims, &p()).unwrap();
-    assert_eq!(node.driver.calls(), ["unprepare one,two"]);
+    assert_eq!(fixture.driver.calls(), ["unprepare one,two"]);
 }

@@ -176,7 +176,7 @@ impl ClaimApi for Api {
     }
 }
 
-struct Node {
+struct Fixture {
     dir: tempfile::TempDir,
     claims: Claims,
     changed: Receiver<PodUid>,
@@ -184,8 +184,8 @@ struct Node {
     rings: Receiver<()>,
 }
 
-impl Node {
-    fn new() -> Node {
+impl Fixture {
+    fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings { root_dir: dir.path().to_owned(), node: "n1".to_owned() };
         let (changed_tx, changed) = bounded(64);
@@ -193,7 +193,7 @@ impl Node {
         let (bell, rings) = bounded(1);
         let changed_fn = Box::new(move |uid: &PodUid| changed_tx.send(uid.clone()).unwrap());
         let claims = Claims::open(settings, Some(Box::new(Api(wiped_tx))), changed_fn, bell);
-        Node { dir, claims, changed, wiped, rings }
+        Fixture { dir, claims, changed, wiped, rings }
     }
 
     fn socket(&self) -> PathBuf {
@@ -218,7 +218,7 @@ impl Node {
     }
 
     /// Repeats a step until it succeeds, as the agent does.
-    fn until_ok(&self, step: impl Fn(&Node) -> Result<(), String>) {
+    fn until_ok(&self, step: impl Fn(&Fixture) -> Result<(), String>) {
         let begun = Instant::now();
         while let Err(text) = step(self) {
             assert!(begun.elapsed() < PATIENCE, "{text}");
@@ -227,7 +227,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.claims.shut_down();
     }
@@ -244,14 +244,15 @@ fn user() -> Pod {
 #[test]
 fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
     for fault in FAULTS {
-        let (node, driver) = (Node::new(), FakeDriver::new());
-        let _server = node.serve(&driver);
-        node.register("v1.DRAPlugin");
-        let step = |node: &Node, number| if number == 0 { node.prepare() } else { node.unprepare() };
+        let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+        let _server = fixture.serve(&driver);
+        fixture.register("v1.DRAPlugin");
+        let step =
+            |fixture: &Fixture, number| if number == 0 { fixture.prepare() } else { fixture.unprepare() };
         for number in 0..2 {
             driver.set(fault);
             let begun = Instant::now();
-            let outcome = step(&node, number);
+            let outcome = step(&fixture, number);
             assert!(
                 begun.elapsed() < LIMIT + Duration::from_secs(10),
                 "{fault:?} took {:?}",
@@ -264,25 +265,25 @@ fn each_fault_of_a_driver_is_an_error_in_time_and_the_next_attempt_succeeds() {
                 assert!(text.len() < 2_000, "{fault:?}");
             }
             driver.set(Fault::None);
-            node.until_ok(|node| step(node, number));
-            let devices = node.claims.cdi_devices(&user(), &user().containers()[0]);
+            fixture.until_ok(|fixture| step(fixture, number));
+            let devices = fixture.claims.cdi_devices(&user(), &user().containers()[0]);
             assert_eq!(
                 devices.ok(),
                 (number == 0).then(|| vec!["example.com/dev=0".to_owned()]),
                 "{fault:?}"
             );
         }
-        assert!(driver.prepared.locked().is_empty() && node.claims.list().is_empty(), "{fault:?}");
+        assert!(driver.prepared.locked().is_empty() && fixture.claims.list().is_empty(), "{fault:?}");
     }
 }
 
 #[test]
 fn a_driver_that_dies_during_a_call_is_called_again_when_it_is_back() {
-    let (node, driver) = (Node::new(), FakeDriver::new());
-    let server = node.serve(&driver);
-    node.register("v1.DRAPlugin");
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let server = fixture.serve(&driver);
+    fixture.register("v1.DRAPlugin");
     driver.set(Fault::Hang);
-    let claims = node.claims.clone();
+    let claims = fixture.claims.clone();
     let (done, ended) = bounded(1);
     let caller = threads::spawn("t/caller", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = done.send(claims.prepare(&user(), &StopToken::never()).is_ok());
@@ -293,34 +294,34 @@ fn a_driver_that_dies_during_a_call_is_called_again_when_it_is_back() {
     assert_eq!(ended.recv_timeout(PATIENCE), Ok(false));
     drop(caller);
     driver.set(Fault::None);
-    let _server = node.serve(&driver);
-    node.until_ok(Node::prepare);
-    node.until_ok(Node::unprepare);
+    let _server = fixture.serve(&driver);
+    fixture.until_ok(Fixture::prepare);
+    fixture.until_ok(Fixture::unprepare);
     assert!(driver.prepared.locked().is_empty());
 }
 
 #[test]
 fn a_driver_with_the_older_service_is_called_by_it() {
-    let (node, driver) = (Node::new(), FakeDriver::new());
-    let _server = Server::start(&node.socket(), [driver.methods(Service::V1beta1)]).unwrap();
-    node.register("v1.DRAPlugin");
-    assert!(node.prepare().unwrap_err().contains("code = Unimplemented"));
-    node.claims.deregister(DRIVER, &node.socket().display().to_string());
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let _server = Server::start(&fixture.socket(), [driver.methods(Service::V1beta1)]).unwrap();
+    fixture.register("v1.DRAPlugin");
+    assert!(fixture.prepare().unwrap_err().contains("code = Unimplemented"));
+    fixture.claims.deregister(DRIVER, &fixture.socket().display().to_string());
     assert_eq!(
-        node.unprepare().unwrap_err(),
+        fixture.unprepare().unwrap_err(),
         format!("unprepare dynamic resources: DRA driver {DRIVER} is not registered")
     );
-    node.register("v1beta1.DRAPlugin");
-    node.until_ok(Node::prepare);
-    node.until_ok(Node::unprepare);
+    fixture.register("v1beta1.DRAPlugin");
+    fixture.until_ok(Fixture::prepare);
+    fixture.until_ok(Fixture::unprepare);
     let offered = ["v2.DRAPlugin".to_owned()];
-    assert!(node.claims.validate(DRIVER, "/x", &offered).is_err());
-    assert!(node.claims.register("Not A Name", "/x", &["v1.DRAPlugin".to_owned()]).is_err());
+    assert!(fixture.claims.validate(DRIVER, "/x", &offered).is_err());
+    assert!(fixture.claims.register("Not A Name", "/x", &["v1.DRAPlugin".to_owned()]).is_err());
 }
 
 #[test]
 fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
-    let (node, driver) = (Node::new(), FakeDriver::new());
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
     let (lists, source) = bounded::<Vec<Vec<u8>>>(4);
     let service = driver.methods(Service::V1).stream(&methods::NODE_WATCH_RESOURCES, move |_, out, stop| {
         while let Ok(devices) = source.recv() {
@@ -331,11 +332,12 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
         }
         Ok(())
     });
-    let _server = Server::start(&node.socket(), [service]).unwrap();
-    node.register("v1.DRAPlugin");
-    node.until_ok(Node::prepare);
-    let shown =
-        || -> Value { serde_json::to_value(node.claims.statuses(&user(), &user().containers()[0])).unwrap() };
+    let _server = Server::start(&fixture.socket(), [service]).unwrap();
+    fixture.register("v1.DRAPlugin");
+    fixture.until_ok(Fixture::prepare);
+    let shown = || -> Value {
+        serde_json::to_value(fixture.claims.statuses(&user(), &user().containers()[0])).unwrap()
+    };
     let status = |health: Value| {
         let mut resource = json!({"resourceID": "example.com/dev=0"});
         resource.as_object_mut().unwrap().extend(health.as_object().unwrap().clone());
@@ -355,31 +357,31 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
         ..Default::default()
     };
     lists.send(vec![vec![0xff], to_bytes(&report)]).unwrap();
-    assert_eq!(node.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
+    assert_eq!(fixture.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
     assert_eq!(shown(), status(json!({"health": "Unhealthy", "message": "too hot"})));
-    let file = || std::fs::read_to_string(node.dir.path().join("dra_health_state")).unwrap();
+    let file = || std::fs::read_to_string(fixture.dir.path().join("dra_health_state")).unwrap();
     assert!(file().contains("\"pool/dev\""));
     drop(lists);
-    assert_eq!(node.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
+    assert_eq!(fixture.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
     assert_eq!(shown(), status(json!({"health": "Unknown"})));
     assert_eq!(file(), "{}");
 }
 
 #[test]
 fn the_start_deletes_the_slices_of_the_node_and_cleans_up() {
-    let (node, driver) = (Node::new(), FakeDriver::new());
-    let _server = node.serve(&driver);
-    node.register("v1.DRAPlugin");
-    node.until_ok(Node::prepare);
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let _server = fixture.serve(&driver);
+    fixture.register("v1.DRAPlugin");
+    fixture.until_ok(Fixture::prepare);
     let active = Box::new(|| Some(BTreeSet::<PodUid>::new()));
-    let running = node.claims.start(active, node.rings.clone(), OnDeath::Unsupervised).unwrap();
-    assert_eq!(node.wiped.recv_timeout(PATIENCE), Ok("spec.nodeName=n1".to_owned()));
+    let running = fixture.claims.start(active, fixture.rings.clone(), OnDeath::Unsupervised).unwrap();
+    assert_eq!(fixture.wiped.recv_timeout(PATIENCE), Ok("spec.nodeName=n1".to_owned()));
     let begun = Instant::now();
-    while node.claims.uses_any(user().uid()) {
+    while fixture.claims.uses_any(user().uid()) {
         assert!(begun.elapsed() < PATIENCE);
         let _ = StopToken::never().wait(Duration::from_millis(20));
     }
     drop(running);
     assert!(driver.prepared.locked().is_empty());
-    assert!(node.wiped.try_recv().is_err(), "the driver is connected");
+    assert!(fixture.wiped.try_recv().is_err(), "the driver is connected");
 }

@@ -11,7 +11,7 @@ use crate::transport::http1::{Form, ResponseHead, ResponseWriter, Target};
 use crate::util::stop::StopToken;
 
 /// A node, and requests to it without a connection.
-pub struct Served {
+pub struct Fixture {
     pub node: Arc<FakeNode>,
 }
 
@@ -37,14 +37,14 @@ impl ClientResponse {
     }
 }
 
-impl Served {
+impl Fixture {
     pub fn new(change: impl FnOnce(&mut FakeNode)) -> Self {
         let mut node = FakeNode::new();
         change(&mut node);
-        Served { node: Arc::new(node) }
+        Fixture { node: Arc::new(node) }
     }
 
-    pub fn ask(&self, request: &Request) -> ClientResponse {
+    pub fn send(&self, request: &Request) -> ClientResponse {
         let mut raw = Vec::new();
         let form = Form { is_1_1: false, keep_alive: false, head_only: false };
         let mut out = ResponseWriter::new(&mut raw, form, jiff::Timestamp::UNIX_EPOCH);
@@ -61,11 +61,11 @@ impl Served {
     }
 
     pub fn get(&self, target: &str) -> ClientResponse {
-        self.ask(&request(Method::Get, target))
+        self.send(&request(Method::Get, target))
     }
 
     pub fn post(&self, target: &str) -> ClientResponse {
-        self.ask(&request(Method::Post, target))
+        self.send(&request(Method::Post, target))
     }
 }
 
@@ -75,8 +75,8 @@ pub fn request(method: Method, target: &str) -> Request {
 
 #[test]
 fn method_and_path_determine_the_status() {
-    let served = Served::new(|_| {});
-    let pods = served.get("/pods");
+    let fixture = Fixture::new(|_| {});
+    let pods = fixture.get("/pods");
     assert_eq!((pods.status, pods.header("Content-Type")), (200, "application/json"));
     for (method, path, status) in [
         (Method::Get, "/healthz", 200),
@@ -112,7 +112,7 @@ fn method_and_path_determine_the_status() {
         (Method::Get, "/", 404),
         (Method::Get, "/v1/pods", 404),
     ] {
-        let response = served.ask(&request(method, path));
+        let response = fixture.send(&request(method, path));
         assert_eq!(response.status, status, "{method:?} {path}: {}", response.text());
         if status == 405 {
             assert!(!response.header("Allow").is_empty(), "{path}");
@@ -122,15 +122,15 @@ fn method_and_path_determine_the_status() {
 
 #[test]
 fn missing_slash_is_redirected() {
-    let served = Served::new(|_| {});
-    let response = served.get("/logs?query=a&boot=<0>");
+    let fixture = Fixture::new(|_| {});
+    let response = fixture.get("/logs?query=a&boot=<0>");
     assert_eq!(response.header("Location"), "/logs/?query=a&boot=<0>");
     assert_eq!(response.text(), "<a href=\"/logs/?query=a&amp;boot=&lt;0&gt;\">Temporary Redirect</a>.\n\n");
 }
 
 #[test]
 fn debug_paths_return_405_when_debugging_is_off() {
-    let served = Served::new(|node| node.switches.debugging = false);
+    let fixture = Fixture::new(|node| node.switches.debugging = false);
     for path in [
         "/run/default/web/a",
         "/exec/default/web/a",
@@ -141,19 +141,19 @@ fn debug_paths_return_405_when_debugging_is_off() {
         "/runningpods/",
         "/debug/pprof/",
     ] {
-        assert_eq!(served.get(path).brief(), (405, "Debug endpoints are disabled.\n".to_owned()), "{path}");
+        assert_eq!(fixture.get(path).brief(), (405, "Debug endpoints are disabled.\n".to_owned()), "{path}");
     }
     for path in ["/configz", "/checkpoint/default/web/a", "/debug/flags/v", "/flagz", "/statusz"] {
-        assert_eq!(served.get(path).status, 404, "{path}");
+        assert_eq!(fixture.get(path).status, 404, "{path}");
     }
     for path in ["/healthz", "/pods", "/metrics"] {
-        assert_eq!(served.get(path).status, 200, "{path}");
+        assert_eq!(fixture.get(path).status, 200, "{path}");
     }
 }
 
 #[test]
 fn each_switched_off_endpoint_is_rejected() {
-    let served = Served::new(|node| {
+    let fixture = Fixture::new(|node| {
         node.switches.system_logs = false;
         node.switches.debug_flags = false;
         node.switches.profiling = false;
@@ -169,25 +169,25 @@ fn each_switched_off_endpoint_is_rejected() {
         ("/flagz", 404, "404 page not found\n"),
         ("/statusz", 404, "404 page not found\n"),
     ] {
-        assert_eq!(served.get(path).brief(), (status, text.to_owned()), "{path}");
+        assert_eq!(fixture.get(path).brief(), (status, text.to_owned()), "{path}");
     }
-    assert_eq!(served.post("/checkpoint/default/web/a").status, 404);
+    assert_eq!(fixture.post("/checkpoint/default/web/a").status, 404);
 }
 
 #[test]
 fn commands_run_and_checkpoints_are_made() {
-    let served = Served::new(|_| {});
-    let run = served.post("/run/default/web/a?cmd=echo+a++b");
+    let fixture = Fixture::new(|_| {});
+    let run = fixture.post("/run/default/web/a?cmd=echo+a++b");
     assert_eq!(run.brief(), (200, r#"uid1 a ["echo", "a", "", "b"]"#.to_owned()));
     assert_eq!(run.header("Content-Type"), "application/json");
     assert_eq!(run.header("Content-Length"), run.body.len().to_string());
-    assert_eq!(served.post("/run/default/web/any-uid/a?cmd=x").text(), r#"uid1 a ["x"]"#);
+    assert_eq!(fixture.post("/run/default/web/any-uid/a?cmd=x").text(), r#"uid1 a ["x"]"#);
     assert_eq!(
-        served.post("/run/default/web/a?cmd=fail").brief(),
+        fixture.post("/run/default/web/a?cmd=fail").brief(),
         (500, "command 'fail' exited with 1: ".to_owned())
     );
-    assert_eq!(served.post("/run/default/absent/a?cmd=x").brief(), (404, "pod does not exist".to_owned()));
-    assert_eq!(served.post("/run/default/web").status, 404);
+    assert_eq!(fixture.post("/run/default/absent/a?cmd=x").brief(), (404, "pod does not exist".to_owned()));
+    assert_eq!(fixture.post("/run/default/web").status, 404);
 
     for (target, status, text) in [
         ("/checkpoint/default/web/a", 200, r#"{"items":["/ck/Some(\"web\")-a-0.tar"]}"#),
@@ -197,7 +197,7 @@ fn commands_run_and_checkpoints_are_made() {
         ("/checkpoint/default/web/none", 404, "container none does not exist"),
         ("/checkpoint/default/absent/a", 404, "pod does not exist"),
     ] {
-        let response = served.post(target);
+        let response = fixture.post(target);
         assert_eq!(response.status, status, "{target}");
         let path = response.text().replace("\\\"", "\"");
         assert_eq!(path, text.replace("\\\"", "\""), "{target}");

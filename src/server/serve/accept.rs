@@ -299,8 +299,8 @@ mod tests {
 
     #[test]
     fn port_in_use_is_tried_again() {
-        let served = crate::server::node::tests::Served::new(|_| {});
-        let (context, _end) = Context::alone(served.node.clone());
+        let fixture = crate::server::node::tests::Fixture::new(|_| {});
+        let (context, _end) = Context::alone(fixture.node.clone());
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         assert!(Port::tcp(Listener::Healthz, "test", address).is_err());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::node::tests::Served;
+use crate::server::node::tests::Fixture;
 
 const T: &str = "2026-01-01T00:00:0";
 
@@ -17,7 +17,7 @@ fn status() -> Value {
     ]})
 }
 
-fn served(dir: &Path, status: Value) -> Served {
+fn fixture(dir: &Path, status: Value) -> Fixture {
     let pod = json!({
         "metadata": {"namespace": "default", "name": "web", "uid": "uid1"},
         "spec": {
@@ -28,7 +28,7 @@ fn served(dir: &Path, status: Value) -> Served {
         "status": status,
     });
     let pod: crate::model::api::Pod = serde_json::from_value(pod).unwrap();
-    Served::new(|node| {
+    Fixture::new(|node| {
         node.named = vec![pod.into()];
         node.instance_logs = Some(dir.to_owned());
     })
@@ -49,7 +49,7 @@ fn parameters_are_validated_and_applied() {
     const INVALID: &str = r#"{"message": "Invalid request."}"#;
     const ALL: &str = "one\ntwo\nthree\n";
     let dir = logs();
-    let served = served(dir.path(), status());
+    let fixture = fixture(dir.path(), status());
     for (query, status, text) in [
         ("", 200, ALL),
         ("follow=true", 200, ALL),
@@ -102,7 +102,7 @@ fn parameters_are_validated_and_applied() {
             "unable to return the given log stream: \"Stdout\". Please enable PodLogsQuerySplitStreams feature gate in kubelet",
         ),
     ] {
-        let response = served.get(&format!("/containerLogs/default/web/a?{query}"));
+        let response = fixture.get(&format!("/containerLogs/default/web/a?{query}"));
         assert_eq!(response.brief(), (status, text.to_owned()), "{query}");
         assert_eq!(response.header("Content-Type"), "text/plain; charset=utf-8");
     }
@@ -119,15 +119,15 @@ fn parameters_are_validated_and_applied() {
         ("/containerLogs/default/none/a?limitBytes=0", 422, INVALID),
         ("/containerLogs/default/web/b", 400, "container \"b\" in pod \"web\" is not available"),
     ] {
-        assert_eq!(served.get(path).brief(), (status, text.to_owned()), "{path}");
+        assert_eq!(fixture.get(path).brief(), (status, text.to_owned()), "{path}");
     }
 }
 
 #[test]
 fn one_stream_can_be_selected_with_the_gate() {
     let dir = logs();
-    let mut served = served(dir.path(), status());
-    Arc::get_mut(&mut served.node).unwrap().switches.split_streams = true;
+    let mut fixture = fixture(dir.path(), status());
+    Arc::get_mut(&mut fixture.node).unwrap().switches.split_streams = true;
     for (query, status, text) in [
         ("stream=Stdout", 200, "one\nthree\n"),
         ("stream=Stderr", 200, "two\n"),
@@ -135,7 +135,7 @@ fn one_stream_can_be_selected_with_the_gate() {
         ("stream=Stderr&tailLines=1", 422, r#"{"message": "Invalid request."}"#),
         ("stream=stdout", 422, r#"{"message": "Invalid request."}"#),
     ] {
-        let response = served.get(&format!("/containerLogs/default/web/a?{query}"));
+        let response = fixture.get(&format!("/containerLogs/default/web/a?{query}"));
         assert_eq!(response.brief(), (status, text.to_owned()), "{query}");
     }
 }
@@ -190,7 +190,7 @@ fn errors_of_log_files_are_sent_as_text_with_200() {
     let response_for = |id: &str| {
         let mut status = status();
         status["containerStatuses"][0]["containerID"] = id.into();
-        served(dir.path(), status).get("/containerLogs/default/web/a").brief()
+        fixture(dir.path(), status).get("/containerLogs/default/web/a").brief()
     };
     assert_eq!(
         response_for("containerd://9"),

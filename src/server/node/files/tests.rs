@@ -1,7 +1,7 @@
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::server::node::tests::{Served, request};
+use crate::server::node::tests::{Fixture, request};
 
 fn tree() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -39,9 +39,9 @@ fn tree() -> tempfile::TempDir {
     dir
 }
 
-fn served(dir: &tempfile::TempDir) -> Served {
+fn fixture(dir: &tempfile::TempDir) -> Fixture {
     let root = dir.path().join("log");
-    Served::new(|node| node.log_dir = root)
+    Fixture::new(|node| node.log_dir = root)
 }
 
 #[test]
@@ -59,8 +59,8 @@ fn list_of_a_very_large_directory_is_cut() {
 #[test]
 fn log_files_and_directory_lists_are_served() {
     let dir = tree();
-    let served = served(&dir);
-    let response = served.get("/logs/syslog");
+    let fixture = fixture(&dir);
+    let response = fixture.get("/logs/syslog");
     assert_eq!(response.brief(), (200, "line 1\nline 2\n".to_owned()));
     assert_eq!(
         (response.header("Content-Length"), response.header("Content-Type")),
@@ -73,15 +73,15 @@ fn log_files_and_directory_lists_are_served() {
         ("site/", "text/html; charset=utf-8"),
         ("empty/", "text/html; charset=utf-8"),
     ] {
-        let response = served.get(&format!("/logs/{path}"));
+        let response = fixture.get(&format!("/logs/{path}"));
         assert_eq!((response.status, response.header("Content-Type")), (200, content_type), "{path}");
     }
-    assert_eq!(served.get("/logs/site/").text(), "<p>");
+    assert_eq!(fixture.get("/logs/site/").text(), "<p>");
     assert_eq!(
-        served.get("/logs/pods/p/c/").text(),
+        fixture.get("/logs/pods/p/c/").text(),
         "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n<a href=\"0.log\">0.log</a>\n</pre>\n"
     );
-    let list = served.get("/logs/").text();
+    let list = fixture.get("/logs/").text();
     for line in [
         "<a href=\"pods/\">pods/</a>",
         "<a href=\"a%20b%3C%26%3E.log\">a b&lt;&amp;&gt;.log</a>",
@@ -90,13 +90,13 @@ fn log_files_and_directory_lists_are_served() {
     ] {
         assert!(list.contains(line), "{line}: {list}");
     }
-    assert_eq!(served.get("/logs/a%20b%3C%26%3E.log").text(), "odd\n");
+    assert_eq!(fixture.get("/logs/a%20b%3C%26%3E.log").text(), "odd\n");
 }
 
 #[test]
 fn paths_with_wrong_slashes_or_index_html_are_redirected() {
     let dir = tree();
-    let served = served(&dir);
+    let fixture = fixture(&dir);
     for (path, location) in [
         ("/logs/pods", "pods/"),
         ("/logs/pods/p", "p/"),
@@ -105,18 +105,18 @@ fn paths_with_wrong_slashes_or_index_html_are_redirected() {
         ("/logs/site/index.html", "./"),
         ("/logs/inside", "inside/"),
     ] {
-        let response = served.get(path);
+        let response = fixture.get(path);
         assert_eq!((response.status, response.header("Location")), (301, location), "{path}");
     }
-    assert_eq!(served.ask(&request(Method::Put, "/logs/syslog")).status, 405);
+    assert_eq!(fixture.send(&request(Method::Put, "/logs/syslog")).status, 405);
 }
 
 #[test]
 fn links_and_paths_out_of_the_log_directory_are_rejected() {
     let dir = tree();
-    let served = served(&dir);
-    assert_eq!(served.get("/logs/container.log").text(), "container\n");
-    assert_eq!(served.get("/logs/inside/c/0.log").text(), "container\n");
+    let fixture = fixture(&dir);
+    assert_eq!(fixture.get("/logs/container.log").text(), "container\n");
+    assert_eq!(fixture.get("/logs/inside/c/0.log").text(), "container\n");
     for path in [
         "outside",
         "above",
@@ -135,19 +135,19 @@ fn links_and_paths_out_of_the_log_directory_are_rejected() {
         "%2fetc%2fpasswd",
         &format!("{}x", "x/".repeat(300)),
     ] {
-        let response = served.get(&format!("/logs/{path}"));
+        let response = fixture.get(&format!("/logs/{path}"));
         assert_eq!(response.brief(), (404, "404 page not found\n".to_owned()), "{path}");
     }
     for path in ["../secret", "pods/../../secret", "%2e%2e/secret", "pods/..", "..", "..%5csecret", "a%00b"] {
-        let response = served.get(&format!("/logs/{path}"));
+        let response = fixture.get(&format!("/logs/{path}"));
         assert_eq!(response.brief(), (400, "invalid URL path\n".to_owned()), "{path}");
     }
     // Pipes and devices are not opened.
-    assert_eq!(served.get("/logs/pipe").status, 403);
-    assert_eq!(served.get("/logs/zero").status, 404);
-    assert_eq!(served.get("/logs/loop").status, 404);
+    assert_eq!(fixture.get("/logs/pipe").status, 403);
+    assert_eq!(fixture.get("/logs/zero").status, 404);
+    assert_eq!(fixture.get("/logs/loop").status, 404);
     // No list shows a directory outside.
-    assert!(!served.get("/logs/parent").text().contains("secret"));
+    assert!(!fixture.get("/logs/parent").text().contains("secret"));
 }
 
 /// The path of a file that is found through such a link seems to be below the root, whichever mount
@@ -155,7 +155,7 @@ fn links_and_paths_out_of_the_log_directory_are_rejected() {
 #[test]
 fn links_of_processes_are_not_followed() {
     let dir = tree();
-    let served = served(&dir);
+    let fixture = fixture(&dir);
     let root = dir.path().join("log");
     let (directory, file) = (File::open(&root).unwrap(), File::open(root.join("syslog")).unwrap());
     let fd = |file: &File| format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -166,7 +166,7 @@ fn links_of_processes_are_not_followed() {
     ] {
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "line 1\nline 2\n");
         symlink(target, root.join(name)).unwrap();
-        assert_eq!(served.get(&format!("/logs/{name}")).brief(), (404, "404 page not found\n".to_owned()));
+        assert_eq!(fixture.get(&format!("/logs/{name}")).brief(), (404, "404 page not found\n".to_owned()));
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::server::http::request::Method;
-use crate::server::node::tests::{Served, request};
+use crate::server::node::tests::{Fixture, request};
 use crate::server::tests::gunzip;
 
 fn tree() -> tempfile::TempDir {
@@ -15,9 +15,9 @@ fn tree() -> tempfile::TempDir {
     dir
 }
 
-fn served(dir: &tempfile::TempDir) -> Served {
+fn fixture(dir: &tempfile::TempDir) -> Fixture {
     let root = dir.path().to_owned();
-    Served::new(|node| {
+    Fixture::new(|node| {
         node.log_dir = root;
         node.switches.system_log_query = true;
     })
@@ -26,7 +26,7 @@ fn served(dir: &tempfile::TempDir) -> Served {
 #[test]
 fn parameters_are_validated() {
     let dir = tree();
-    let served = served(&dir);
+    let fixture = fixture(&dir);
     let long = "x".repeat(257);
     for (query, status, text) in [
         ("query=", 400, "query: Invalid value: [\"\"]: query cannot be empty\n".to_owned()),
@@ -82,24 +82,24 @@ fn parameters_are_validated() {
         ("query=/../secret", 406, "query: Invalid value: [\"/../secret\"]: no such file or directory\n".to_owned()),
         ("query=/link.log", 406, "query: Invalid value: [\"/link.log\"]: no such file or directory\n".to_owned()),
     ] {
-        let response = served.get(&format!("/logs/?{query}"));
+        let response = fixture.get(&format!("/logs/?{query}"));
         assert_eq!(response.brief(), (status, text), "{query}");
     }
-    let response = served.get("/logs/plain?query=a");
+    let response = fixture.get("/logs/plain?query=a");
     assert_eq!(response.brief(), (406, "path not allowed in query mode\n".to_owned()));
     // Without a parameter of a query files are served.
-    assert_eq!(served.get("/logs/plain").text(), "plain\n");
-    assert_eq!(served.get("/logs/?query=/plain").text(), "plain\n");
-    assert_eq!(served.get("/logs/?query=/nested").header("Location"), "nested/");
-    assert!(served.get("/logs/?other=x").text().contains("dotted.log"));
+    assert_eq!(fixture.get("/logs/plain").text(), "plain\n");
+    assert_eq!(fixture.get("/logs/?query=/plain").text(), "plain\n");
+    assert_eq!(fixture.get("/logs/?query=/nested").header("Location"), "nested/");
+    assert!(fixture.get("/logs/?other=x").text().contains("dotted.log"));
 }
 
 #[test]
 fn queries_are_ignored_without_the_switch() {
     let dir = tree();
-    let mut served = served(&dir);
-    Arc::get_mut(&mut served.node).unwrap().switches.system_log_query = false;
-    assert!(served.get("/logs/?query=a;b").text().contains("dotted.log"));
+    let mut fixture = fixture(&dir);
+    Arc::get_mut(&mut fixture.node).unwrap().switches.system_log_query = false;
+    assert!(fixture.get("/logs/?query=a;b").text().contains("dotted.log"));
 }
 
 /// A journalctl of one unit, which prints its arguments.
@@ -169,10 +169,10 @@ fn incomplete_copy_of_a_file_is_an_error() {
 #[test]
 fn query_response_is_compressed_on_request() {
     let dir = tree();
-    let served = served(&dir);
+    let fixture = fixture(&dir);
     let mut request = request(Method::Get, "/logs/?query=plain");
     request.gzip = true;
-    let response = served.ask(&request);
+    let response = fixture.send(&request);
     assert_eq!((response.status, response.header("Content-Encoding")), (200, "gzip"));
     assert_eq!(response.header("Content-Type"), "text/plain;charset=UTF-8");
     assert_eq!(gunzip(&response.body), "plain\n");

@@ -1,21 +1,21 @@
 use super::*;
-use crate::server::node::tests::{ClientResponse, Served, request};
+use crate::server::node::tests::{ClientResponse, Fixture, request};
 
-fn get(served: &Served, path: &str, accept: &str) -> ClientResponse {
+fn get(fixture: &Fixture, path: &str, accept: &str) -> ClientResponse {
     let mut request = request(Method::Get, path);
     request.accept = accept.to_owned();
-    served.ask(&request)
+    fixture.send(&request)
 }
 
 #[test]
 fn configz_is_the_configuration() {
-    let served = Served::new(|_| {});
-    assert_eq!(served.get("/configz").brief(), (200, r#"{"kubeletconfig":{"maxPods":110}}"#.to_owned()));
+    let fixture = Fixture::new(|_| {});
+    assert_eq!(fixture.get("/configz").brief(), (200, r#"{"kubeletconfig":{"maxPods":110}}"#.to_owned()));
 }
 
 #[test]
 fn pages_have_the_requested_format() {
-    let served = Served::new(|_| {});
+    let fixture = Fixture::new(|_| {});
     for (accept, status, form) in [
         ("", 200, "text/plain; charset=utf-8"),
         ("*/*", 200, "text/plain; charset=utf-8"),
@@ -33,7 +33,7 @@ fn pages_have_the_requested_format() {
     ] {
         for (path, kind) in [("/flagz", "Flagz"), ("/statusz", "Statusz")] {
             let accept = accept.replace("KIND", kind);
-            let response = get(&served, path, &accept);
+            let response = get(&fixture, path, &accept);
             assert_eq!((response.status, response.header("Content-Type")), (status, form), "{path} {accept}");
             if form.starts_with("application/") {
                 let object: Value = serde_json::from_slice(&response.body).unwrap();
@@ -50,24 +50,24 @@ fn pages_have_the_requested_format() {
 
 #[test]
 fn pages_show_flags_and_status() {
-    let served = Served::new(|_| {});
-    let text = served.get("/flagz").text();
+    let fixture = Fixture::new(|_| {});
+    let text = fixture.get("/flagz").text();
     assert!(
         text.starts_with("\nkubelet flagz\nWarning: ")
             && text.ends_with("purposes only.\nconfig=/etc/x\nv=2\n"),
         "{text}"
     );
-    let flags = get(&served, "/flagz", "application/json;g=config.k8s.io;v=v1beta1;as=Flagz");
+    let flags = get(&fixture, "/flagz", "application/json;g=config.k8s.io;v=v1beta1;as=Flagz");
     let flags: Value = serde_json::from_slice(&flags.body).unwrap();
     assert_eq!(flags["flags"], json!({"config": "/etc/x", "v": "2"}));
 
-    let text = served.get("/statusz").text();
+    let text = fixture.get("/statusz").text();
     assert!(text.contains("\nStarted: Thu Jan  1 00:00:00 UTC 1970\nUp: "), "{text}");
     assert!(
         text.contains("\nBinary version: 1.36.3\nEmulation version: 1.36\nPaths: /attach /checkpoint "),
         "{text}"
     );
-    let status = get(&served, "/statusz", "application/json;g=config.k8s.io;v=v1beta1;as=Statusz");
+    let status = get(&fixture, "/statusz", "application/json;g=config.k8s.io;v=v1beta1;as=Statusz");
     let status: Value = serde_json::from_slice(&status.body).unwrap();
     assert_eq!(status["startTime"], "1970-01-01T00:00:00Z");
     assert!(status["uptimeSeconds"].as_i64().unwrap() > 1_000_000_000);
@@ -76,11 +76,11 @@ fn pages_show_flags_and_status() {
 
 #[test]
 fn put_sets_the_log_level() {
-    let served = Served::new(|_| {});
+    let fixture = Fixture::new(|_| {});
     let put = |body: &str| {
         let mut request = request(Method::Put, "/debug/flags/v");
         request.body = body.as_bytes().to_vec();
-        served.ask(&request)
+        fixture.send(&request)
     };
     let before = log::max_level();
     let response = put("4");
@@ -95,7 +95,7 @@ fn put_sets_the_log_level() {
         assert_eq!(response.status, 400, "{bad}");
         assert!(response.text().starts_with("failed set klog.logging.verbosity "), "{}", response.text());
     }
-    let response = served.get("/debug/flags/v");
+    let response = fixture.get("/debug/flags/v");
     assert_eq!(response.brief(), (406, "unsupported http method\n".to_owned()));
     assert_eq!(log::max_level(), before);
 }

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use super::*;
 use crate::server::http::connection::Socket;
 use crate::server::http::request::Method;
-use crate::server::node::tests::{Served, request};
+use crate::server::node::tests::{Fixture, request};
 
 /// What a client receives of this reply, and whether the connection may be used again.
 fn sent(context: &Context, reply: Reply, form: Form) -> (String, bool) {
@@ -23,8 +23,8 @@ const FORM: Form = Form { is_1_1: true, keep_alive: true, head_only: false };
 
 #[test]
 fn only_complete_streams_have_an_end() {
-    let served = Served::new(|_| {});
-    let (context, _end) = Context::alone(served.node.clone());
+    let fixture = Fixture::new(|_| {});
+    let (context, _end) = Context::alone(fixture.node.clone());
     let after = |outcome: fn() -> io::Result<()>| {
         let stream = Reply::stream(move |out, _, _| {
             out.start(200, &[], None)?;
@@ -48,16 +48,16 @@ fn only_complete_streams_have_an_end() {
 
 #[test]
 fn panic_before_the_head_is_a_500() {
-    let served = Served::new(|_| {});
-    let (context, _end) = Context::alone(served.node.clone());
+    let fixture = Fixture::new(|_| {});
+    let (context, _end) = Context::alone(fixture.node.clone());
     let (text, again) = sent(&context, Reply::stream(|_, _, _| panic!("of the test")), FORM);
     assert!(text.starts_with("HTTP/1.1 500 Internal Server Error\r\n") && again, "{text}");
 }
 
 #[test]
 fn client_that_leaves_stops_its_request() {
-    let served = Served::new(|node| node.run_waits = true);
-    let (context, _end) = Context::alone(served.node.clone());
+    let fixture = Fixture::new(|node| node.run_waits = true);
+    let (context, _end) = Context::alone(fixture.node.clone());
     let (mut client, server) = UnixStream::pair().unwrap();
     let connection = Connection::new(Socket::Unix(server), context.shutdown.clone());
     // The other direction stays open, so that the test receives the response.
@@ -87,12 +87,12 @@ fn client_that_leaves_stops_its_request() {
 fn callers_have_separate_limits_for_responses_and_streams() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("syslog"), "line\n").unwrap();
-    let served = Served::new(|node| node.log_dir = dir.path().to_owned());
-    let (context, _end) = Context::alone(served.node.clone());
+    let fixture = Fixture::new(|node| node.log_dir = dir.path().to_owned());
+    let (context, _end) = Context::alone(fixture.node.clone());
     // No request waits for a permit.
     let (source, stop) = crate::util::stop::pair();
     drop(source);
-    let ask = |path: &str, caller: &Caller| {
+    let respond_to = |path: &str, caller: &Caller| {
         let permitted = begin(Listener::Main, &request(Method::Get, path), caller, &context, &stop);
         let status = match &permitted.reply {
             Reply::Whole(response) => response.status(),
@@ -101,24 +101,24 @@ fn callers_have_separate_limits_for_responses_and_streams() {
         (status, permitted._permit)
     };
     let client = Caller::from_ip("10.0.0.1", None);
-    let held: Vec<_> = (0..RESPONSES_PER_PEER).map(|_| ask("/pods", &client)).collect();
+    let held: Vec<_> = (0..RESPONSES_PER_PEER).map(|_| respond_to("/pods", &client)).collect();
     assert!(held.iter().all(|(status, permit)| *status == 200 && permit.is_some()));
     for path in ["/pods", "/metrics/cadvisor", "/stats/summary", "/runningpods/"] {
-        assert_eq!(ask(path, &client).0, 429, "{path}");
+        assert_eq!(respond_to(path, &client).0, 429, "{path}");
     }
     for path in ["/healthz", "/configz", "/logs/syslog"] {
-        assert_eq!(ask(path, &client).0, 200, "{path}");
+        assert_eq!(respond_to(path, &client).0, 200, "{path}");
     }
-    assert_eq!(ask("/pods", &Caller::from_ip("10.0.0.2", None)).0, 200);
+    assert_eq!(respond_to("/pods", &Caller::from_ip("10.0.0.2", None)).0, 200);
     drop(held);
-    assert_eq!(ask("/pods", &client).0, 200);
+    assert_eq!(respond_to("/pods", &client).0, 200);
 
     let tenant = |n: usize| Caller::from_ip(&format!("10.0.1.{n}"), Some("tenant"));
-    let held: Vec<_> = (0..STREAMS_PER_TOKEN).map(|n| ask("/logs/syslog", &tenant(n))).collect();
-    assert_eq!(ask("/logs/syslog", &tenant(200)).0, 429);
-    assert_eq!(ask("/logs/syslog", &Caller::from_ip("10.0.1.1", Some("other"))).0, 200);
-    let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| ask("/logs/syslog", &client)).collect();
+    let held: Vec<_> = (0..STREAMS_PER_TOKEN).map(|n| respond_to("/logs/syslog", &tenant(n))).collect();
+    assert_eq!(respond_to("/logs/syslog", &tenant(200)).0, 429);
+    assert_eq!(respond_to("/logs/syslog", &Caller::from_ip("10.0.1.1", Some("other"))).0, 200);
+    let all: Vec<_> = (0..STREAMS_PER_PEER).map(|_| respond_to("/logs/syslog", &client)).collect();
     assert!(all.iter().chain(&held).all(|(status, permit)| *status == 200 && permit.is_some()));
-    assert_eq!(ask("/logs/syslog", &client).0, 429);
-    assert_eq!(ask("/logs/syslog", &Caller::from_ip("10.0.0.2", Some("other"))).0, 200);
+    assert_eq!(respond_to("/logs/syslog", &client).0, 429);
+    assert_eq!(respond_to("/logs/syslog", &Caller::from_ip("10.0.0.2", Some("other"))).0, 200);
 }

@@ -3,7 +3,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::server::node::tests::Served;
+use crate::server::node::tests::Fixture;
 
 /// Reads a body that arrives in one piece, at the end of which the client sends nothing more.
 fn body(head: &str, raw: &[u8]) -> (Result<Vec<u8>, u16>, String) {
@@ -102,9 +102,9 @@ fn client_that_waits_for_it_gets_a_100_once() {
 }
 
 /// What a client of the read-only port receives for these bytes.
-fn served(raw: &[u8]) -> String {
-    let served = Served::new(|_| {});
-    let (context, _end) = Context::alone(served.node.clone());
+fn response_to(raw: &[u8]) -> String {
+    let fixture = Fixture::new(|_| {});
+    let (context, _end) = Context::alone(fixture.node.clone());
     let (mut client, server) = UnixStream::pair().unwrap();
     server.set_nonblocking(true).unwrap();
     client.write_all(raw).unwrap();
@@ -131,7 +131,7 @@ fn connection_without_tls_serves_one_request() {
         ("GET /healthz HTTP/2.0\r\n\r\n", "HTTP/1.1 505 HTTP Version Not Supported\r\n"),
         ("GET /healthz HTTP/1.0\n\n", "HTTP/1.1 400 Bad Request\r\n"),
     ] {
-        let text = served(raw.as_bytes());
+        let text = response_to(raw.as_bytes());
         assert!(text.starts_with(start), "{raw:?}: {text}");
         assert_eq!(text.matches("Server: coracle\r\n").count(), 1, "{text}");
         assert_eq!(text.ends_with("\r\n\r\n"), raw.starts_with("HEAD"), "{text}");
@@ -142,19 +142,19 @@ fn connection_without_tls_serves_one_request() {
         );
     }
     let long = format!("GET / HTTP/1.0\r\nX: {}\r\n\r\n", "x".repeat(SHORT_HEAD_BYTES));
-    assert!(served(long.as_bytes()).starts_with("HTTP/1.1 431 "));
-    assert_eq!(served(b"GET / HT"), "", "half a head is no request");
+    assert!(response_to(long.as_bytes()).starts_with("HTTP/1.1 431 "));
+    assert_eq!(response_to(b"GET / HT"), "", "half a head is no request");
 }
 
 #[test]
 fn tls_handshake_without_tls_is_rejected_at_once() {
     // The head of a record that says nothing yet, without a line feed.
-    let text = served(b"\x16\x03\x01\x02\x00");
+    let text = response_to(b"\x16\x03\x01\x02\x00");
     assert!(text.starts_with("HTTP/1.1 400 ") && text.contains("HTTPS request"), "{text}");
 }
 
 #[test]
 fn rejected_method_names_the_allowed_one() {
-    let text = served(b"PUT /healthz HTTP/1.0\r\n\r\n");
+    let text = response_to(b"PUT /healthz HTTP/1.0\r\n\r\n");
     assert!(text.contains("\r\nAllow: GET\r\n") && text.ends_with("\r\n\r\nGET only\n"), "{text}");
 }
