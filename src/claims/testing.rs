@@ -48,7 +48,7 @@ pub(crate) fn device(name: &str, requests: &[&str]) -> Device {
         pool: "pool".to_owned(),
         name: name.to_owned(),
         share_id: None,
-        requests: requests.iter().map(|name| (*name).to_owned()).collect(),
+        requests: requests.iter().map(|request| (*request).to_owned()).collect(),
         cdi_ids: vec![format!("example.com/dev={name}")],
     }
 }
