@@ -11,8 +11,8 @@ use super::dir::{Dir, text};
 use super::error::CgroupError;
 use super::files::{self, PERIOD, QUOTA, Write};
 use super::names::{Driver, Layout, Name};
-use super::reap::{self, Doomed};
-use super::sent::Sent;
+use super::reap::{self, Removal};
+use super::sent::SentValues;
 use super::systemd::Systemd;
 use super::units;
 use super::values::Values;
@@ -33,7 +33,7 @@ pub struct Cgroups {
     page_sizes: Vec<u64>,
     /// D-Bus address of the system's bus; used with the driver of systemd only.
     bus: String,
-    sent: Sent,
+    sent: SentValues,
 }
 
 /// What an operation wrote.
@@ -104,12 +104,12 @@ impl Cgroups {
     ) -> Result<Cgroups, CgroupError> {
         let mounts = Mounts::parse(mountinfo, root)?;
         mounts.check()?;
-        Ok(Cgroups { layout, mounts, page_sizes, bus: bus.to_owned(), sent: Sent::default() })
+        Ok(Cgroups { layout, mounts, page_sizes, bus: bus.to_owned(), sent: SentValues::default() })
     }
 
     #[cfg(test)]
     pub(super) fn with_mounts(layout: Layout, mounts: Mounts, page_sizes: Vec<u64>, bus: &str) -> Cgroups {
-        Cgroups { layout, mounts, page_sizes, bus: bus.to_owned(), sent: Sent::default() }
+        Cgroups { layout, mounts, page_sizes, bus: bus.to_owned(), sent: SentValues::default() }
     }
 
     #[cfg(test)]
@@ -175,7 +175,7 @@ impl Cgroups {
     /// # Errors
     /// When it cannot be made.
     pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
-        self.own(name)?;
+        self.check_own(name)?;
         let _timer = Timer::start("create");
         let mut systemd = self.systemd(stop)?;
         if let Some(systemd) = &mut systemd {
@@ -199,7 +199,7 @@ impl Cgroups {
     /// # Errors
     /// When the cgroup is not one of this agent's, or systemd refuses.
     pub fn update(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
-        self.own(name)?;
+        self.check_own(name)?;
         let _timer = Timer::start("update");
         self.change(name, values, stop)
     }
@@ -221,7 +221,7 @@ impl Cgroups {
     pub fn read(&self, name: &Name) -> Values {
         let directories = name.directories(self.layout.driver());
         files::read(self.mounts.version, |controller, file| {
-            self.open(self.mounts.of(controller)?, &directories).ok()??.read(file).ok()?
+            self.open(self.mounts.hierarchy(controller)?, &directories).ok()??.read(file).ok()?
         })
     }
 
@@ -229,7 +229,7 @@ impl Cgroups {
     #[must_use]
     pub fn read_file(&self, name: &Name, controller: &str, file: &str) -> Option<String> {
         let directories = name.directories(self.layout.driver());
-        self.open(self.mounts.of(controller)?, &directories).ok()??.read(file).ok()?
+        self.open(self.mounts.hierarchy(controller)?, &directories).ok()??.read(file).ok()?
     }
 
     /// The bytes of memory that a cgroup uses.
@@ -248,7 +248,7 @@ impl Cgroups {
                 None => Ok(None),
             }
         };
-        let text = self.mounts.of("memory").map_or(Ok(None), read);
+        let text = self.mounts.hierarchy("memory").map_or(Ok(None), read);
         let text = text.map_err(|source| CgroupError::io("read", &path, source))?;
         text.and_then(|text| text.trim().parse().ok())
             .ok_or_else(|| CgroupError::io("read", path, io::ErrorKind::NotFound))
@@ -309,13 +309,13 @@ impl Cgroups {
     ) -> Result<(), CgroupError> {
         let Some((name, above)) = directories.split_last() else { return Ok(()) };
         let _timer = Timer::start("destroy");
-        let mut doomed = Vec::new();
+        let mut removals = Vec::new();
         for hierarchy in &self.mounts.hierarchies {
             let path = format!("{}/{}", hierarchy.mount.display(), directories.join("/"));
             let failed = |source| CgroupError::io("remove", &path, source);
             if let Some(parent) = self.open(hierarchy, above).map_err(failed)? {
                 let name = text(name).map_err(failed)?;
-                doomed.push(Doomed { parent, name, path });
+                removals.push(Removal { parent, name, path });
             }
         }
         // DIFFERS: the Go kubelet kills the processes and then tells systemd to stop the slice, and
@@ -327,7 +327,7 @@ impl Cgroups {
             }
             None => Ok(()),
         };
-        reap::destroy(&doomed, stop)?;
+        reap::destroy(&removals, stop)?;
         stopped
     }
 
@@ -359,12 +359,12 @@ impl Cgroups {
     }
 
     /// The cgroup of all pods, and those below it, are this agent's.
-    fn own(&self, name: &Name) -> Result<(), CgroupError> {
+    fn check_own(&self, name: &Name) -> Result<(), CgroupError> {
         if name.is_within(self.layout.pods()) { Ok(()) } else { Err(CgroupError::Foreign(name.to_string())) }
     }
 
     fn mount(&self) -> Result<&PathBuf, CgroupError> {
-        let first = self.mounts.hierarchies.first().map(|one| &one.mount);
+        let first = self.mounts.hierarchies.first().map(|hierarchy| &hierarchy.mount);
         first.ok_or_else(|| MountError("no cgroups are mounted".to_owned()).into())
     }
 
@@ -382,7 +382,7 @@ impl Cgroups {
 
     /// Sets values of a cgroup that exists. No request is sent if nothing has changed.
     fn change(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
-        if self.layout.driver() == Driver::Systemd && self.has(name, values) {
+        if self.layout.driver() == Driver::Systemd && self.has_values(name, values) {
             return Ok(Outcome::default());
         }
         self.set(name, values, self.systemd(stop)?.as_mut())
@@ -390,12 +390,12 @@ impl Cgroups {
 
     /// Whether systemd has received these values, and the files have them. If a file has another
     /// one, systemd may have lost the unit.
-    fn has(&self, name: &Name, values: &Values) -> bool {
+    fn has_values(&self, name: &Name, values: &Values) -> bool {
         let Some(rounded) = self.sent.rounded(&name.slice(), values) else { return false };
         let directories = name.directories(self.layout.driver());
-        let is_written = |one: &Write| match self.find_file(&directories, one) {
+        let is_written = |write: &Write| match self.find_file(&directories, write) {
             Ok(found) => found.is_same,
-            Err(error) => one.optional && error.is_missing(),
+            Err(error) => write.optional && error.is_missing(),
         };
         files::writes(&rounded, self.mounts.version, self.page_sizes()).iter().all(is_written)
     }
@@ -421,22 +421,22 @@ impl Cgroups {
         let directories = name.directories(self.layout.driver());
         let mut outcome = Outcome::default();
         let mut later: Option<Write> = None;
-        for one in files::writes(values, self.mounts.version, self.page_sizes()) {
-            match self.write_file(&directories, &one) {
-                Ok(true) => outcome.written.push(one.file.clone()),
+        for write in files::writes(values, self.mounts.version, self.page_sizes()) {
+            match self.write_file(&directories, &write) {
+                Ok(true) => outcome.written.push(write.file.clone()),
                 Ok(false) => {}
                 // The kernel refuses a period with which the old quota is too large: the quota is
                 // written first then.
                 Err(CgroupError::Io { source, .. })
-                    if one.file == PERIOD && source.kind() == io::ErrorKind::InvalidInput =>
+                    if write.file == PERIOD && source.kind() == io::ErrorKind::InvalidInput =>
                 {
-                    later = Some(one);
+                    later = Some(write);
                     continue;
                 }
-                Err(error) if one.optional && error.is_missing() => {}
+                Err(error) if write.optional && error.is_missing() => {}
                 Err(error) => outcome.failed.push(error),
             }
-            if one.file == QUOTA
+            if write.file == QUOTA
                 && let Some(period) = later.take()
             {
                 match self.write_file(&directories, &period) {
@@ -460,23 +460,23 @@ impl Cgroups {
             root.read("cgroup.controllers").ok()?
         };
         match self.mounts.version {
-            Version::V1 => self.mounts.of("hugetlb").is_some(),
+            Version::V1 => self.mounts.hierarchy("hugetlb").is_some(),
             Version::V2 => v2().is_some_and(|all| all.split_whitespace().any(|name| name == "hugetlb")),
         }
     }
 
     /// Writes a file unless it has the value. Returns whether it was written.
-    fn write_file(&self, directories: &[String], one: &Write) -> Result<bool, CgroupError> {
-        let Found { dir, path, is_same } = self.find_file(directories, one)?;
+    fn write_file(&self, directories: &[String], write: &Write) -> Result<bool, CgroupError> {
+        let CgroupFile { dir, path, is_same } = self.find_file(directories, write)?;
         if !is_same {
-            dir.write(&one.file, &one.text).map_err(|source| CgroupError::io("write", path, source))?;
+            dir.write(&write.file, &write.text).map_err(|source| CgroupError::io("write", path, source))?;
         }
         Ok(!is_same)
     }
 
-    fn find_file(&self, directories: &[String], one: &Write) -> Result<Found, CgroupError> {
-        let Write { controller, file, text, .. } = one;
-        let Some(hierarchy) = self.mounts.of(controller) else {
+    fn find_file(&self, directories: &[String], write: &Write) -> Result<CgroupFile, CgroupError> {
+        let Write { controller, file, text, .. } = write;
+        let Some(hierarchy) = self.mounts.hierarchy(controller) else {
             return Err(CgroupError::Controller { controller, file: file.clone() });
         };
         let path = format!("{}/{}/{file}", hierarchy.mount.display(), directories.join("/"));
@@ -491,7 +491,7 @@ impl Cgroups {
             }
             current => current.unwrap_or_default(),
         };
-        Ok(Found { is_same: files::is_same(file, &current, text, page_bytes()), dir, path })
+        Ok(CgroupFile { is_same: files::is_same(file, &current, text, page_bytes()), dir, path })
     }
 }
 
@@ -501,7 +501,7 @@ fn page_bytes() -> u64 {
 }
 
 /// A file of a cgroup.
-struct Found {
+struct CgroupFile {
     dir: Dir,
     path: String,
     /// Whether it has the value.

@@ -140,7 +140,7 @@ impl Dir {
     }
 
     /// A second descriptor of it.
-    pub(super) fn again(&self) -> io::Result<Dir> {
+    pub(super) fn try_clone(&self) -> io::Result<Dir> {
         Ok(Dir(self.0.try_clone()?))
     }
 

@@ -107,8 +107,8 @@ pub(super) fn v2(mount: &Path, controllers: &str) -> Mounts {
     std::fs::create_dir_all(mount).unwrap();
     std::fs::write(mount.join("cgroup.controllers"), controllers).unwrap();
     std::fs::write(mount.join("cgroup.subtree_control"), "").unwrap();
-    let one = Hierarchy { controllers: Vec::new(), mount: mount.to_owned() };
-    Mounts { version: Version::V2, hierarchies: vec![one] }
+    let hierarchy = Hierarchy { controllers: Vec::new(), mount: mount.to_owned() };
+    Mounts { version: Version::V2, hierarchies: vec![hierarchy] }
 }
 
 /// All paths of directories below one, sorted.

@@ -215,7 +215,7 @@ mod tests {
     fn check(values: &Values, version: Version, expected: &[&str]) {
         let found: Vec<String> = writes(values, version, &[2 << 20, 1 << 30])
             .iter()
-            .map(|one| format!("{}={}{}", one.file, one.text, if one.optional { " ?" } else { "" }))
+            .map(|write| format!("{}={}{}", write.file, write.text, if write.optional { " ?" } else { "" }))
             .collect();
         assert_eq!(found, expected);
     }
@@ -309,8 +309,8 @@ mod tests {
         for version in [Version::V1, Version::V2] {
             let all = writes(&values(), version, &[]);
             let get = |controller: &str, file: &str| {
-                let one = all.iter().find(|one| one.controller == controller && one.file == file)?;
-                Some(format!("{}\n", one.text))
+                let write = all.iter().find(|write| write.controller == controller && write.file == file)?;
+                Some(format!("{}\n", write.text))
             };
             let found = read(version, get);
             let mut expected = Values { huge_pages: HugePages::Unchanged, ..values() };

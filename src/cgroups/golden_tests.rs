@@ -153,7 +153,7 @@ impl Config {
 }
 
 /// A scenario in the middle of its steps.
-struct Play {
+struct Fixture {
     name: String,
     root: PathBuf,
     all: Cgroups,
@@ -166,11 +166,11 @@ struct Play {
     compared: usize,
 }
 
-impl Play {
-    fn new(name: &str, recording: &Value, root: &Path) -> Play {
+impl Fixture {
+    fn new(name: &str, recording: &Value, root: &Path) -> Fixture {
         let machine = &recording["machine"];
         let mut controllers: Vec<String> = serde_json::from_value(machine["controllers"].clone()).unwrap();
-        controllers.retain(|one| one != "unified");
+        controllers.retain(|name| name != "unified");
         let controllers: Vec<&str> = controllers.iter().map(String::as_str).collect();
         let capacity = Capacity {
             cpu_milli: machine["cpus"].as_i64().unwrap() * 1000,
@@ -179,7 +179,7 @@ impl Play {
             ..Capacity::default()
         };
         let layout = Layout::new("", Driver::Cgroupfs).unwrap();
-        Play {
+        Fixture {
             name: name.to_owned(),
             root: root.to_owned(),
             all: Cgroups::with_mounts(layout, fake::v1(root, &controllers), vec![2 << 20, 1 << 30], ""),
@@ -214,7 +214,7 @@ impl Play {
             return;
         }
         // Refused by the validation of the configuration.
-        let is_named = |word: &str| words.iter().any(|one| one.starts_with(word));
+        let is_named = |word: &str| words.iter().any(|name| name.starts_with(word));
         if is_named("system-reserved") && self.config.text("systemReservedCgroup").is_empty() {
             return;
         }
@@ -235,13 +235,13 @@ impl Play {
             Some("0-1"),
         );
         let mut limited =
-            daemons.iter().map(|one| self.all.limit_daemons(&one.cgroup, &one.values, &never()));
+            daemons.iter().map(|daemon| self.all.limit_daemons(&daemon.cgroup, &daemon.values, &never()));
         assert_eq!(limited.all(|limited| limited.is_ok()), self.running, "{}", self.name);
     }
 
     /// What happens when a pod starts or ends, and each minute.
     fn tiers(&self, make: bool) {
-        let is_there = |pod: &&Pod| self.all.exists(&self.place(pod));
+        let is_there = |pod: &&Pod| self.all.exists(&self.name_of(pod));
         let tiers = tier_values(self.pods.values().filter(is_there), &self.config.tiers(&self.capacity));
         for (class, values) in
             [(QosClass::Burstable, &tiers.burstable), (QosClass::BestEffort, &tiers.best_effort)]
@@ -255,13 +255,13 @@ impl Play {
         }
     }
 
-    fn place(&self, pod: &Pod) -> Name {
+    fn name_of(&self, pod: &Pod) -> Name {
         self.all.layout().pod(pod.uid(), pod.qos()).unwrap()
     }
 
     /// A pod's path in the recordings.
     fn recorded_path(&self, pod: &Pod) -> String {
-        let path = self.all.layout().path(&self.place(pod));
+        let path = self.all.layout().path(&self.name_of(pod));
         match path.split_once("uid:") {
             Some((before, name)) => format!("{before}<uid:{name}>"),
             None => path,
@@ -290,21 +290,21 @@ impl Play {
         for (name, manifest) in added {
             let new = pod(&name, &manifest);
             let Some(old) = self.pods.insert(name, new.clone()) else { continue };
-            if self.place(&old) == self.place(&new) && self.name == "a-edit-same-uid" {
+            if self.name_of(&old) == self.name_of(&new) && self.name == "a-edit-same-uid" {
                 self.resize(&new);
             } else {
-                self.all.remove_pod(&self.place(&old), &never()).unwrap();
+                self.all.remove_pod(&self.name_of(&old), &never()).unwrap();
             }
         }
     }
 
     /// A resize in place. The requests to the runtime are compared by another test.
     fn resize(&self, new: &Pod) {
-        let place = self.place(new);
+        let cgroup = self.name_of(new);
         let wanted = pod_values(new, false, &self.config.pods());
-        for step in resize::steps(&self.all.read(&place), &wanted, &[Resource::Memory, Resource::Cpu]) {
+        for step in resize::steps(&self.all.read(&cgroup), &wanted, &[Resource::Memory, Resource::Cpu]) {
             if let Step::Pod(step) = step {
-                self.all.update(&place, &step.write, &never()).unwrap().complete().unwrap();
+                self.all.update(&cgroup, &step.write, &never()).unwrap().complete().unwrap();
             }
         }
     }
@@ -316,7 +316,7 @@ impl Play {
         };
         for name in names {
             if let Some(pod) = self.pods.remove(&name) {
-                self.all.remove_pod(&self.place(&pod), &never()).unwrap();
+                self.all.remove_pod(&self.name_of(&pod), &never()).unwrap();
             }
         }
     }
@@ -326,7 +326,7 @@ impl Play {
         let path = step["path"].as_str().unwrap();
         let only: Option<Vec<String>> = serde_json::from_value(step["controllers"].clone()).ok();
         for hierarchy in self.all.clone_mounts().hierarchies {
-            let named = |one: &String| only.as_ref().is_none_or(|only| only.contains(one));
+            let named = |controller: &String| only.as_ref().is_none_or(|only| only.contains(controller));
             if !hierarchy.controllers.iter().any(named) {
                 continue;
             }
@@ -357,16 +357,16 @@ impl Play {
             return;
         }
         for pod in self.pods.values() {
-            let place = self.place(pod);
+            let cgroup = self.name_of(pod);
             if !recorded.contains_key(&self.recorded_path(pod)) {
-                self.all.remove_pod(&place, &never()).unwrap();
-            } else if !self.all.exists(&place) {
+                self.all.remove_pod(&cgroup, &never()).unwrap();
+            } else if !self.all.exists(&cgroup) {
                 let values = pod_values(pod, false, &self.config.pods());
-                self.all.make(&place, &values, &never()).unwrap().complete().unwrap();
+                self.all.make(&cgroup, &values, &never()).unwrap().complete().unwrap();
             }
         }
         let known: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid().as_str()).collect();
-        for orphan in self.all.pods().unwrap().iter().filter(|one| !known.contains(one.uid.as_str())) {
+        for orphan in self.all.pods().unwrap().iter().filter(|orphan| !known.contains(orphan.uid.as_str())) {
             self.all.remove_found(orphan, &never()).unwrap();
         }
         self.tiers(false);
@@ -375,7 +375,7 @@ impl Play {
     fn dump(&mut self, dump: &str, step: &Value) {
         let recorded = step["cgroups"].as_object().unwrap();
         let is_other = |list: &[(&str, &str, &str)]| {
-            list.iter().any(|(name, at, _)| *name == self.name && (*at == dump || *at == "*"))
+            list.iter().any(|(name, recorded_dump, _)| *name == self.name && (*recorded_dump == dump || *recorded_dump == "*"))
         };
         if is_other(OTHER) {
             return;
@@ -387,7 +387,7 @@ impl Play {
             for path in fake::directories(&hierarchy.mount) {
                 let path = format!("/{path}");
                 let name = Name::parse(&path).unwrap();
-                let of_pod = self.pods.values().find(|pod| self.place(pod) == name);
+                let of_pod = self.pods.values().find(|pod| self.name_of(pod) == name);
                 let path = of_pod.map_or(path, |pod| self.recorded_path(pod));
                 found.insert(path, self.all.read(&name));
             }
@@ -431,8 +431,8 @@ impl Play {
         let is_there = |mount: &Path| mount.join(&path[1..]).exists();
         let found: BTreeSet<String> = hierarchies
             .iter()
-            .filter(|one| is_there(&one.mount))
-            .flat_map(|one| one.controllers.iter().cloned())
+            .filter(|hierarchy| is_there(&hierarchy.mount))
+            .flat_map(|hierarchy| hierarchy.controllers.iter().cloned())
             .collect();
         if found != expected {
             self.problems.push(format!("{} {path}: in {found:?}, recorded {expected:?}", self.name));
@@ -471,7 +471,7 @@ fn cgroups_and_values_are_those_of_the_go_kubelet() {
     files.sort();
     for file in files {
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
-        if !name.starts_with(|one| ('a'..='f').contains(&one))
+        if !name.starts_with(|letter| ('a'..='f').contains(&letter))
             || name.starts_with("dp-")
             || name.starts_with("ev-")
         {
@@ -479,24 +479,24 @@ fn cgroups_and_values_are_those_of_the_go_kubelet() {
         }
         let recording = load(&file);
         let dir = tempfile::tempdir().unwrap();
-        let mut play = Play::new(&name, &recording, dir.path());
+        let mut fixture = Fixture::new(&name, &recording, dir.path());
         for step in recording["steps"].as_array().unwrap() {
             for (what, value) in step.as_object().unwrap() {
                 match what.as_str() {
-                    "start" => play.start(step),
-                    "stop" => play.running = false,
-                    "add" => play.add(value),
-                    "remove" => play.remove(value),
-                    "mkcgroup" => play.make_by_hand(value),
-                    "set" => play.set_by_hand(value),
-                    "dump" => play.dump(value.as_str().unwrap(), step),
+                    "start" => fixture.start(step),
+                    "stop" => fixture.running = false,
+                    "add" => fixture.add(value),
+                    "remove" => fixture.remove(value),
+                    "mkcgroup" => fixture.make_by_hand(value),
+                    "set" => fixture.set_by_hand(value),
+                    "dump" => fixture.dump(value.as_str().unwrap(), step),
                     _ => {}
                 }
             }
         }
         recordings += 1;
-        compared += play.compared;
-        problems.extend(play.problems);
+        compared += fixture.compared;
+        problems.extend(fixture.problems);
     }
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
     assert!(recordings >= 33 && compared > 370, "{recordings} recordings, {compared} cgroups");
@@ -585,11 +585,11 @@ fn resizes_send_the_requests_of_the_go_kubelet() {
 
 #[test]
 fn exceptions_name_recordings() {
-    for (name, dump, why) in OTHER_BURSTABLE.iter().chain(OTHER) {
+    for (name, dump, reason) in OTHER_BURSTABLE.iter().chain(OTHER) {
         let recording = load(&data(&format!("resources/expected/{name}.json")));
         let dumps = recording["steps"].as_array().unwrap().iter().filter_map(|step| step["dump"].as_str());
         assert!(
-            !why.is_empty() && (*dump == "*" || dumps.into_iter().any(|one| one == *dump)),
+            !reason.is_empty() && (*dump == "*" || dumps.into_iter().any(|recorded_dump| recorded_dump == *dump)),
             "{name} {dump}"
         );
     }

@@ -86,7 +86,7 @@ impl Name {
     }
 
     fn with(&self, part: &str) -> Result<Name, NameError> {
-        let bad = |one: char| one == '/' || one.is_control();
+        let bad = |character: char| character == '/' || character.is_control();
         if matches!(part, "" | "." | "..") || part.contains(bad) {
             return Err(NameError::Part(part.to_owned()));
         }
@@ -218,7 +218,7 @@ impl Layout {
     /// DIFFERS: the Go kubelet panics for a UID with `/` or `_`, and lets the kernel or systemd
     /// refuse other ones.
     pub fn pod(&self, uid: &PodUid, class: QosClass) -> Result<Name, NameError> {
-        let allowed = |one: char| one.is_ascii_alphanumeric() || matches!(one, '-' | '.' | ':');
+        let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.' | ':');
         if uid.is_empty() || !uid.as_str().chars().all(allowed) {
             return Err(NameError::Uid(uid.as_str().chars().take(MAX_NAME).collect()));
         }
@@ -349,7 +349,7 @@ mod tests {
     /// The names of the recording `a-orphans`, and what systemd makes of them.
     #[test]
     fn orphans_are_recognised_by_upstreams_rule() {
-        let of = |directory: &str, driver| layout("", driver).pod_of(directory).map(|uid| uid.to_string());
+        let uid_of = |directory: &str, driver| layout("", driver).pod_of(directory).map(|uid| uid.to_string());
         for (directory, expected) in [
             ("pod11111111-1111-1111-1111-111111111111", Some("11111111-1111-1111-1111-111111111111")),
             ("xpod44444444-4444-4444-4444-444444444444", Some("44444444-4444-4444-4444-444444444444")),
@@ -358,7 +358,7 @@ mod tests {
             ("other", None),
             ("podpod5", None),
         ] {
-            assert_eq!(of(directory, Driver::Cgroupfs).as_deref(), expected, "{directory}");
+            assert_eq!(uid_of(directory, Driver::Cgroupfs).as_deref(), expected, "{directory}");
         }
         for (directory, expected) in [
             ("kubepods-burstable-pod1_2.slice", Some("1-2")),
@@ -367,13 +367,13 @@ mod tests {
             ("kubepods-podpod5.slice", None),
             ("cri-containerd-0123.scope", None),
         ] {
-            assert_eq!(of(directory, Driver::Systemd).as_deref(), expected, "{directory}");
+            assert_eq!(uid_of(directory, Driver::Systemd).as_deref(), expected, "{directory}");
         }
     }
 
     proptest! {
         #[test]
-        fn different_uids_have_different_cgroups(one in "[aA0._:/\\\\-]{0,5}", other in "[aA0._:/\\\\-]{0,5}") {
+        fn different_uids_have_different_cgroups(uid in "[aA0._:/\\\\-]{0,5}", other in "[aA0._:/\\\\-]{0,5}") {
             for driver in [Driver::Cgroupfs, Driver::Systemd] {
                 let layout = layout("/root", driver);
                 let path = |uid: &str| {
@@ -381,10 +381,10 @@ mod tests {
                     let path = layout.path(&name);
                     Some((path.rsplit('/').next().unwrap().to_owned(), path))
                 };
-                if let (Some(first), Some(second)) = (path(&one), path(&other)) {
-                    prop_assert_eq!(first == second, one == other);
+                if let (Some(first), Some(second)) = (path(&uid), path(&other)) {
+                    prop_assert_eq!(first == second, uid == other);
                     let found = layout.pod_of(&first.0).unwrap();
-                    prop_assert_eq!(found.as_str(), one.as_str());
+                    prop_assert_eq!(found.as_str(), uid.as_str());
                 }
             }
         }

@@ -51,12 +51,12 @@ impl Reserved {
     /// From the configuration, which was validated: invalid quantities count as none.
     #[must_use]
     pub fn parse(map: &BTreeMap<String, String>) -> Reserved {
-        let of = |resource: &str| Amount::parse(map.get(resource)?).ok();
+        let amount = |resource: &str| Amount::parse(map.get(resource)?).ok();
         Reserved {
-            cpu_milli: of("cpu").map(Amount::milli),
-            memory_bytes: of("memory").map(Amount::units),
-            pids: of("pid").map(Amount::units),
-            ephemeral_bytes: of("ephemeral-storage").map(Amount::units),
+            cpu_milli: amount("cpu").map(Amount::milli),
+            memory_bytes: amount("memory").map(Amount::units),
+            pids: amount("pid").map(Amount::units),
+            ephemeral_bytes: amount("ephemeral-storage").map(Amount::units),
         }
     }
 }
@@ -87,10 +87,10 @@ impl Reservations {
         all
     }
 
-    fn sum(&self, of: impl Fn(&Reserved) -> Option<i64>) -> i64 {
+    fn sum(&self, amount: impl Fn(&Reserved) -> Option<i64>) -> i64 {
         [&self.system, &self.kube]
             .into_iter()
-            .filter_map(of)
+            .filter_map(amount)
             .fold(0, |sum: i64, more| sum.saturating_add(more.max(0)))
     }
 }
@@ -106,13 +106,13 @@ pub fn pods_values(
     enforced: bool,
     all_cpus: Option<&str>,
 ) -> Values {
-    let left = |all: i64, of: fn(&Reserved) -> Option<i64>| {
-        if enforced { all.saturating_sub(reserved.sum(of)).max(0) } else { all }
+    let left = |all: i64, amount: fn(&Reserved) -> Option<i64>| {
+        if enforced { all.saturating_sub(reserved.sum(amount)).max(0) } else { all }
     };
     Values {
-        cpu_shares: Some(shares(left(capacity.cpu_milli, |one| one.cpu_milli))),
-        memory_bytes: Some(left(capacity.memory_bytes, |one| one.memory_bytes)),
-        pids: capacity.pids.map(|pids| left(pids, |one| one.pids)),
+        cpu_shares: Some(shares(left(capacity.cpu_milli, |reservation| reservation.cpu_milli))),
+        memory_bytes: Some(left(capacity.memory_bytes, |reservation| reservation.memory_bytes)),
+        pids: capacity.pids.map(|pids| left(pids, |reservation| reservation.pids)),
         huge_pages: HugePages::Limits(capacity.huge_pages.clone()),
         cpus: all_cpus.map(str::to_owned),
         ..Values::default()
@@ -227,18 +227,18 @@ pub fn check_reservations(
     let milli: fn(i64) -> String = |value| format!("{value}m");
     let bytes: fn(i64) -> String = |value| value.to_string();
     let rows = [
-        ("cpu", Some(capacity.cpu_milli), reserved.sum(|one| one.cpu_milli), 0, milli),
+        ("cpu", Some(capacity.cpu_milli), reserved.sum(|reservation| reservation.cpu_milli), 0, milli),
         (
             "memory",
             Some(capacity.memory_bytes),
-            reserved.sum(|one| one.memory_bytes),
+            reserved.sum(|reservation| reservation.memory_bytes),
             thresholds.memory_bytes,
             bytes,
         ),
         (
             "ephemeral-storage",
             capacity.ephemeral_bytes,
-            reserved.sum(|one| one.ephemeral_bytes),
+            reserved.sum(|reservation| reservation.ephemeral_bytes),
             thresholds.disk_bytes,
             bytes,
         ),
@@ -311,12 +311,12 @@ mod tests {
             &map(&[("memory", "300Mi")]),
             None,
         );
-        let of = |words: &[&str], qos| {
+        let daemons = |words: &[&str], qos| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             limited_daemons(&words, &reserved, "/sys", "/kube", qos, None)
         };
-        let both = of(&["pods", "kube-reserved", "system-reserved-compressible", "system-reserved"], true);
-        let names: Vec<&str> = both.iter().map(|one| one.what).collect();
+        let both = daemons(&["pods", "kube-reserved", "system-reserved-compressible", "system-reserved"], true);
+        let names: Vec<&str> = both.iter().map(|daemon| daemon.what).collect();
         assert_eq!(names, ["System Reserved", "Kube Reserved", "System Reserved Compressible"]);
         let expected = Values {
             cpu_shares: Some(102),
@@ -329,8 +329,8 @@ mod tests {
         assert_eq!(both[0].values, expected);
         assert_eq!((both[1].values.cpu_shares, both[1].values.memory_bytes), (None, Some(300 << 20)));
         assert_eq!(both[2].values, Values { cpu_shares: Some(102), ..Values::default() });
-        assert_eq!(of(&["system-reserved"], false)[0].values.memory_min, None);
-        assert!(of(&["pods", "none"], true).is_empty());
+        assert_eq!(daemons(&["system-reserved"], false)[0].values.memory_min, None);
+        assert!(daemons(&["pods", "none"], true).is_empty());
         assert_eq!(both[1].enforced(), "Updated limits on kube reserved cgroup /kube");
         let text = "Failed to enforce System Reserved Cgroup Limits on \"/sys\": no";
         assert_eq!(both[0].failed(&"no"), text);

@@ -32,9 +32,9 @@ pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Va
     let requests = pod_requests(pod, Overhead::Included);
     let limits = pod_limits(pod, Overhead::Included);
     let class = pod.qos();
-    let of = |amounts: &Amounts, resource: &str| amounts.get(resource).copied().unwrap_or_default();
+    let amount = |amounts: &Amounts, resource: &str| amounts.get(resource).copied().unwrap_or_default();
     let cpu_quota = Quota {
-        microseconds: quota(of(&limits, "cpu").milli(), settings.cfs_period)
+        microseconds: quota(amount(&limits, "cpu").milli(), settings.cfs_period)
             .filter(|_| settings.cfs_quota && !exclusive_cpus),
         period: settings.cfs_period,
     };
@@ -43,14 +43,14 @@ pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Va
         QosClass::Burstable => every_container_is_limited(pod, resource),
         QosClass::BestEffort => false,
     };
-    let memory = of(&limits, "memory").units();
-    let protected = Some(of(&requests, "memory").units())
+    let memory = amount(&limits, "memory").units();
+    let protected = Some(amount(&requests, "memory").units())
         .filter(|bytes| settings.memory_qos == Some(Reservation::Tiered) && *bytes > 0);
     let guaranteed = class == QosClass::Guaranteed;
     Values {
         cpu_shares: Some(match class {
             QosClass::BestEffort => MIN_SHARES,
-            _ => shares(of(&requests, "cpu").milli()),
+            _ => shares(amount(&requests, "cpu").milli()),
         }),
         cpu_quota: limited("cpu").then_some(cpu_quota),
         memory_bytes: Some(memory).filter(|bytes| *bytes > 0 && limited("memory")),
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_runtime_receives_values_without_overhead() {
-        let of = |time, memory, milli| Values {
+        let values = |time, memory, milli| Values {
             cpu_shares: Some(shares(milli)),
             cpu_quota: Some(Quota { microseconds: time, period: 100_000 }),
             memory_bytes: Some(memory),
@@ -204,29 +204,29 @@ mod tests {
         };
         let with = |overhead: Value| pod(json!({"containers": [{"name": "c"}], "overhead": overhead}));
         let some = with(json!({"cpu": "100m", "memory": "10Mi"}));
-        let all = of(Some(70_000), 210 << 20, 400);
-        assert_eq!(without_overhead(&all, &some), of(Some(60_000), 200 << 20, 300));
-        assert_eq!(without_overhead(&of(None, -1, 400), &some), of(None, -1, 300));
+        let all = values(Some(70_000), 210 << 20, 400);
+        assert_eq!(without_overhead(&all, &some), values(Some(60_000), 200 << 20, 300));
+        assert_eq!(without_overhead(&values(None, -1, 400), &some), values(None, -1, 300));
         assert_eq!(without_overhead(&all, &with(json!({}))), all);
         let most = with(json!({"cpu": "9223372036854775807", "memory": "9223372036854775807"}));
-        assert_eq!(without_overhead(&all, &most), of(Some(0), 0, 0));
+        assert_eq!(without_overhead(&all, &most), values(Some(0), 0, 0));
     }
 
     #[test]
     fn settings_and_exclusive_cpus_change_the_quota() {
         let limits = json!({"cpu": "500m", "memory": "100Mi"});
         let pod = pod(json!({"containers": [with("c", limits.clone(), limits)]}));
-        let of = |exclusive, settings: PodSettings| pod_values(&pod, exclusive, &settings);
+        let values_with = |exclusive, settings: PodSettings| pod_values(&pod, exclusive, &settings);
         let unlimited = Some(Quota { microseconds: None, period: 100_000 });
-        assert_eq!(of(true, settings()).cpu_quota, unlimited);
-        assert_eq!(of(false, PodSettings { cfs_quota: false, ..settings() }).cpu_quota, unlimited);
-        let short = of(false, PodSettings { cfs_period: 20_000, pids_limit: 128, ..settings() });
+        assert_eq!(values_with(true, settings()).cpu_quota, unlimited);
+        assert_eq!(values_with(false, PodSettings { cfs_quota: false, ..settings() }).cpu_quota, unlimited);
+        let short = values_with(false, PodSettings { cfs_period: 20_000, pids_limit: 128, ..settings() });
         assert_eq!(short.cpu_quota, Some(Quota { microseconds: Some(10_000), period: 20_000 }));
-        assert_eq!((short.pids, of(false, settings()).pids), (Some(128), None));
+        assert_eq!((short.pids, values_with(false, settings()).pids), (Some(128), None));
         for (policy, min) in
             [(None, None), (Some(Reservation::Nothing), None), (Some(Reservation::Tiered), Some(100 << 20))]
         {
-            let values = of(false, PodSettings { memory_qos: policy, ..settings() });
+            let values = values_with(false, PodSettings { memory_qos: policy, ..settings() });
             assert_eq!((values.memory_min, values.memory_low), (min, None));
         }
     }

@@ -98,7 +98,7 @@ fn move_all(mounts: &Mounts, directories: &[String], pids: &[u32]) -> Result<(),
 
 /// The processes in the root of the hierarchy of memory.
 fn without_cgroup(mounts: &Mounts, proc: &Path) -> Result<Vec<u32>, CgroupError> {
-    let Some(hierarchy) = mounts.of("memory") else { return Ok(Vec::new()) };
+    let Some(hierarchy) = mounts.hierarchy("memory") else { return Ok(Vec::new()) };
     let read = || -> io::Result<String> {
         Ok(Dir::open(&hierarchy.mount)?.read("cgroup.procs")?.unwrap_or_default())
     };
@@ -128,10 +128,10 @@ mod tests {
         std::fs::create_dir_all(&root).unwrap();
         std::fs::write(root.join("cgroup.procs"), "1\n2\n30\n0\n").unwrap();
         for (pid, program) in [(1, true), (2, false), (30, true)] {
-            let of = proc.join(pid.to_string());
-            std::fs::create_dir_all(&of).unwrap();
+            let process_dir = proc.join(pid.to_string());
+            std::fs::create_dir_all(&process_dir).unwrap();
             if program {
-                std::os::unix::fs::symlink("/bin/daemon", of.join("exe")).unwrap();
+                std::os::unix::fs::symlink("/bin/daemon", process_dir.join("exe")).unwrap();
             }
         }
         assert_eq!(without_cgroup(&Mounts::parse(&mountinfo(&root), &root).unwrap(), &proc).unwrap(), [30]);

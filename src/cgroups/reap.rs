@@ -22,10 +22,10 @@ const MAX_STEPS: usize = 50_000;
 const TRIES: u32 = 11;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// Processes that are signaled at once: each needs a descriptor.
-const AT_ONCE: usize = 64;
+const BATCH: usize = 64;
 
 /// A directory to remove: its parent, and its name in it.
-pub(super) struct Doomed {
+pub(super) struct Removal {
     pub(super) parent: Dir,
     pub(super) name: CString,
     /// For messages.
@@ -37,23 +37,23 @@ pub(super) struct Doomed {
 ///
 /// DIFFERS: the Go kubelet lists the processes once, and sends the signal up to five times only if
 /// sending fails. A process that starts others faster than that is not killed.
-pub(super) fn destroy(doomed: &[Doomed], stop: &StopToken) -> Result<(), CgroupError> {
+pub(super) fn destroy(removals: &[Removal], stop: &StopToken) -> Result<(), CgroupError> {
     let mut pause = FIRST_PAUSE;
     for tried in 1.. {
         let mut failed = None;
-        for one in doomed {
-            if let Err(source) = remove(one) {
-                failed = Some((one, source));
+        for removal in removals {
+            if let Err(source) = remove(removal) {
+                failed = Some((removal, source));
             }
         }
         let Some((last, source)) = failed else { return Ok(()) };
         if tried == TRIES {
-            let left = doomed.iter().map(|one| processes(one).map_or(0, |all| all.len())).max().unwrap_or(0);
+            let left = removals.iter().map(|removal| processes(removal).map_or(0, |all| all.len())).max().unwrap_or(0);
             return Err(CgroupError::Busy { path: last.path.clone(), left, source });
         }
-        for one in doomed {
-            if let Err(error) = kill(one) {
-                log::debug!("cannot list the processes of cgroup {}: {error}", one.path);
+        for removal in removals {
+            if let Err(error) = kill(removal) {
+                log::debug!("cannot list the processes of cgroup {}: {error}", removal.path);
             }
         }
         if stop.wait(pause) == Waited::Stopped {
@@ -66,13 +66,13 @@ pub(super) fn destroy(doomed: &[Doomed], stop: &StopToken) -> Result<(), CgroupE
 
 /// Removes a cgroup and those in it, the deepest first. Returns the first error; what can be
 /// removed is removed.
-fn remove(doomed: &Doomed) -> io::Result<()> {
-    match doomed.parent.remove(&doomed.name) {
+fn remove(removal: &Removal) -> io::Result<()> {
+    match removal.parent.remove(&removal.name) {
         Ok(()) => return Ok(()),
         Err(error) if !is_busy(&error) => return Err(error),
         Err(_) => {}
     }
-    let Some(top) = doomed.parent.child(&doomed.name)? else { return Ok(()) };
+    let Some(top) = removal.parent.child(&removal.name)? else { return Ok(()) };
     let mut first = None;
     let complete = walk(
         &top,
@@ -86,7 +86,7 @@ fn remove(doomed: &Doomed) -> io::Result<()> {
     match first {
         Some(error) => Err(error),
         None if !complete => Err(io::Error::other("too many cgroups in it")),
-        None => doomed.parent.remove(&doomed.name),
+        None => removal.parent.remove(&removal.name),
     }
 }
 
@@ -102,7 +102,7 @@ fn walk(
     mut enter: impl FnMut(&Dir) -> io::Result<()>,
     mut leave: impl FnMut(&Dir, &CStr),
 ) -> io::Result<bool> {
-    let mut here = top.again()?;
+    let mut here = top.try_clone()?;
     enter(&here)?;
     // For each level: its name, and the names that are still to be visited in it.
     let mut levels: Vec<(CString, Vec<CString>)> = vec![(CString::default(), here.children()?)];
@@ -135,9 +135,9 @@ fn walk(
 }
 
 /// The processes of a cgroup and of those in it.
-fn processes(doomed: &Doomed) -> io::Result<BTreeSet<i32>> {
+fn processes(removal: &Removal) -> io::Result<BTreeSet<i32>> {
     let mut all = BTreeSet::new();
-    if let Some(top) = doomed.parent.child(&doomed.name)? {
+    if let Some(top) = removal.parent.child(&removal.name)? {
         let add = |dir: &Dir| {
             all.extend(own_processes(dir)?);
             Ok(())
@@ -167,8 +167,8 @@ fn own_processes(dir: &Dir) -> io::Result<BTreeSet<i32>> {
 
 /// Sends SIGKILL to all processes in a cgroup. Version 2 kills all at once, also those that are just
 /// being started (Linux 5.14).
-fn kill(doomed: &Doomed) -> io::Result<()> {
-    let Some(top) = doomed.parent.child(&doomed.name)? else { return Ok(()) };
+fn kill(removal: &Removal) -> io::Result<()> {
+    let Some(top) = removal.parent.child(&removal.name)? else { return Ok(()) };
     if top.write("cgroup.kill", "1").is_ok() {
         return Ok(());
     }
@@ -185,12 +185,12 @@ fn kill_own(dir: &Dir) -> io::Result<()> {
         // the file.
         let _ = dir.write("freezer.state", "THAWED");
     }
-    for some in listed.chunks(AT_ONCE) {
+    for batch in listed.chunks(BATCH) {
         let open = |pid: &i32| {
             let pid = Pid::from_raw(*pid)?;
             Some((pid, pidfd_open(pid, PidfdFlags::empty())))
         };
-        let opened: Vec<_> = some.iter().filter_map(open).collect();
+        let opened: Vec<_> = batch.iter().filter_map(open).collect();
         let still = own_processes(dir)?;
         for (pid, opened) in opened {
             if !still.contains(&pid.as_raw_nonzero().get()) {

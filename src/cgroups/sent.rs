@@ -13,16 +13,16 @@ const MOST: usize = 4096;
 
 /// The last values of each slice of which systemd has accepted the properties. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sent(Arc<Mutex<BTreeMap<String, Last>>>);
+pub(super) struct SentValues(Arc<Mutex<BTreeMap<String, UnitValues>>>);
 
 #[derive(Debug)]
-struct Last {
+struct UnitValues {
     wanted: Values,
     /// The values of the files, which are rounded for this version of systemd.
     rounded: Values,
 }
 
-impl Sent {
+impl SentValues {
     /// The rounded values, if systemd has received `wanted` for this unit, and nothing else since.
     pub(super) fn rounded(&self, unit: &str, wanted: &Values) -> Option<Values> {
         self.0.locked().get(unit).filter(|last| last.wanted == *wanted).map(|last| last.rounded.clone())
@@ -34,7 +34,7 @@ impl Sent {
         if all.len() >= MOST && !all.contains_key(&unit) {
             all.clear();
         }
-        all.insert(unit, Last { wanted: wanted.clone(), rounded: rounded.clone() });
+        all.insert(unit, UnitValues { wanted: wanted.clone(), rounded: rounded.clone() });
     }
 
     /// The unit is started or stopped: what systemd has of it is unknown.
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn only_the_last_values_of_a_unit_are_known() {
         let values = |shares| Values { cpu_shares: Some(shares), ..Values::default() };
-        let sent = Sent::default();
+        let sent = SentValues::default();
         assert_eq!(sent.rounded("a.slice", &values(2)), None);
         sent.accepted("a.slice".to_owned(), &values(2), &values(3));
         assert_eq!(sent.clone().rounded("a.slice", &values(2)), Some(values(3)));

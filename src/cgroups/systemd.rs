@@ -121,11 +121,11 @@ impl Systemd {
 
     /// Signals about the ends of jobs are received from now on; those of systemd only.
     fn watch_jobs(&mut self) -> Result<(), CgroupError> {
-        let reply = self.bus.call(of_bus("GetNameOwner"), vec![text(SYSTEMD)])?;
+        let reply = self.bus.call(bus("GetNameOwner"), vec![text(SYSTEMD)])?;
         let owner = reply.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
         self.bus.listen_to(&[&owner]);
         let rule = format!("type='signal',sender='{SYSTEMD}',interface='{MANAGER}',member='JobRemoved'");
-        self.bus.call(of_bus("AddMatch"), vec![Value::Text(rule)])?;
+        self.bus.call(bus("AddMatch"), vec![Value::Text(rule)])?;
         Ok(())
     }
 
@@ -168,6 +168,6 @@ fn manager(member: &'static str) -> Call {
     Call { destination: SYSTEMD, path: SYSTEMD_PATH, interface: MANAGER, member }
 }
 
-fn of_bus(member: &'static str) -> Call {
+fn bus(member: &'static str) -> Call {
     Call { destination: BUS, path: "/org/freedesktop/DBus", interface: BUS, member }
 }

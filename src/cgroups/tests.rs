@@ -270,7 +270,7 @@ fn orphans_are_found_in_any_hierarchy_and_removed() {
         std::fs::create_dir_all(dir.path().join(path)).unwrap();
     }
     let found = all.pods().unwrap();
-    let uids: Vec<(&str, QosClass)> = found.iter().map(|one| (one.uid.as_str(), one.class)).collect();
+    let uids: Vec<(&str, QosClass)> = found.iter().map(|cgroup| (cgroup.uid.as_str(), cgroup.class)).collect();
     let expected = [
         ("", QosClass::Burstable),
         ("11111111-1111-1111-1111-111111111111", QosClass::Burstable),
@@ -281,7 +281,7 @@ fn orphans_are_found_in_any_hierarchy_and_removed() {
         ("not-a-uuid", QosClass::Guaranteed),
     ];
     assert_eq!(uids, expected);
-    for orphan in found.iter().filter(|one| one.uid.as_str() != "known") {
+    for orphan in found.iter().filter(|cgroup| cgroup.uid.as_str() != "known") {
         all.remove_found(orphan, &never()).unwrap();
     }
     let left: Vec<String> = fake::directories(&dir.path().join("cpu"));
@@ -399,8 +399,8 @@ fn v2_cgroup_in_another_mode_is_an_error_and_nothing_is_left() {
 fn the_kernel_accepts_every_value_and_removal_kills_what_is_left() {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let root = format!("/coracle-test-{}", std::process::id());
-    let of = || Cgroups::new(layout(&root), &mountinfo, Path::new("/sys/fs/cgroup"), vec![2 << 20], "");
-    let (Ok(all), true) = (of(), rustix::process::geteuid().is_root()) else { return };
+    let open = || Cgroups::new(layout(&root), &mountinfo, Path::new("/sys/fs/cgroup"), vec![2 << 20], "");
+    let (Ok(all), true) = (open(), rustix::process::geteuid().is_root()) else { return };
     if all.version() != Version::V1 || all.make(all.layout().pods(), &Values::default(), &never()).is_err() {
         return;
     }

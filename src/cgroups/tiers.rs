@@ -52,13 +52,13 @@ pub fn tier_values<'a>(pods: impl Iterator<Item = &'a Pod>, settings: &TierSetti
             continue;
         }
         let requests = pod_requests(pod, Overhead::Included);
-        let of = |resource: &str| requests.get(resource).copied().unwrap_or_default();
-        let memory = of("memory").units().max(0);
+        let amount = |resource: &str| requests.get(resource).copied().unwrap_or_default();
+        let memory = amount("memory").units().max(0);
         if class == QosClass::Guaranteed {
             guaranteed = guaranteed.saturating_add(memory);
         } else {
             burstable = burstable.saturating_add(memory);
-            cpu_milli = cpu_milli.saturating_add(of("cpu").milli().max(0));
+            cpu_milli = cpu_milli.saturating_add(amount("cpu").milli().max(0));
         }
     }
     let tiered = settings.memory_qos == Some(Reservation::Tiered);
@@ -149,10 +149,10 @@ mod tests {
 
     #[test]
     fn memory_is_protected_with_the_tiered_policy() {
-        let of = |policy| {
+        let tiers_with = |policy| {
             tier_values(some().iter(), &TierSettings { memory_qos: policy, ..TierSettings::default() })
         };
-        let tiers = of(Some(Reservation::Tiered));
+        let tiers = tiers_with(Some(Reservation::Tiered));
         // A limit of memory alone is also a request.
         let burstable = (200 << 20) + (1 << 30);
         assert_eq!(tiers.pods.memory_min, Some((100 << 20) + burstable));
@@ -161,7 +161,7 @@ mod tests {
             (tiers.best_effort.memory_low, tiers.protected),
             (None, ProtectedMemory { guaranteed: 100 << 20, burstable })
         );
-        let tiers = of(Some(Reservation::Nothing));
+        let tiers = tiers_with(Some(Reservation::Nothing));
         assert_eq!((tiers.pods.memory_min, tiers.burstable.memory_low), (Some(0), Some(0)));
         assert_eq!(tiers.protected, ProtectedMemory::default());
     }

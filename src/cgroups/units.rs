@@ -30,7 +30,7 @@ fn property(name: &'static str, value: Value) -> Property {
 #[must_use]
 pub fn systemd_version(text: &str) -> u32 {
     let text = text.trim_start_matches(['"', 'v']);
-    let digits = text.find(|one: char| !one.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     text.get(..digits).and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
@@ -110,8 +110,8 @@ fn bits(cpus: &[u16]) -> Vec<u8> {
 
 /// Properties as an argument of a call: `a(sv)`.
 pub(super) fn argument(properties: &[Property]) -> Value {
-    let pair = |one: &Property| {
-        Value::Struct(vec![Value::Text(one.name.to_owned()), Value::Variant(Box::new(one.value.clone()))])
+    let pair = |property: &Property| {
+        Value::Struct(vec![Value::Text(property.name.to_owned()), Value::Variant(Box::new(property.value.clone()))])
     };
     Value::Array("(sv)", properties.iter().map(pair).collect())
 }
@@ -136,9 +136,9 @@ mod tests {
         let (found, files) = properties(values, version, systemd);
         let numbers: Vec<(&str, u64)> = found
             .iter()
-            .map(|one| match &one.value {
-                Value::Long(number) => (one.name, *number),
-                Value::Array("y", bytes) => (one.name, bytes.len() as u64),
+            .map(|property| match &property.value {
+                Value::Long(number) => (property.name, *number),
+                Value::Array("y", bytes) => (property.name, bytes.len() as u64),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -199,7 +199,7 @@ mod tests {
         let found = new_slice(&name, Version::V2);
         assert_eq!(found[0].value, Value::Text("cgroup /kubepods/burstable of Kubernetes pods".to_owned()));
         assert_eq!(found[1].value, Value::Array("s", vec![Value::Text("kubepods.slice".to_owned())]));
-        let names: Vec<&str> = found.iter().map(|one| one.name).collect();
+        let names: Vec<&str> = found.iter().map(|property| property.name).collect();
         assert_eq!(
             names,
             [

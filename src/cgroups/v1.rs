@@ -28,16 +28,16 @@ const MADE: [&str; 15] = [
     UNIFIED,
 ];
 
-fn has_one_of(hierarchy: &Hierarchy, names: &[&str]) -> bool {
+fn has_any_of(hierarchy: &Hierarchy, names: &[&str]) -> bool {
     hierarchy.controllers.iter().any(|own| names.contains(&own.as_str()))
 }
 
 /// The hierarchies in which the cgroup is missing, of those in which it has to be.
 pub(super) fn missing(mounts: &Mounts, directories: &[String]) -> Result<Vec<String>, CgroupError> {
     let mut missing = Vec::new();
-    for one in mounts.hierarchies.iter().filter(|one| has_one_of(one, &NEEDED)) {
-        let path = || format!("{}/{}", one.mount.display(), directories.join("/"));
-        let found = Dir::open(&one.mount).and_then(|root| root.find(directories));
+    for hierarchy in mounts.hierarchies.iter().filter(|hierarchy| has_any_of(hierarchy, &NEEDED)) {
+        let path = || format!("{}/{}", hierarchy.mount.display(), directories.join("/"));
+        let found = Dir::open(&hierarchy.mount).and_then(|root| root.find(directories));
         if found.map_err(|source| CgroupError::io("open", path(), source))?.is_none() {
             missing.push(path());
         }
@@ -48,10 +48,10 @@ pub(super) fn missing(mounts: &Mounts, directories: &[String]) -> Result<Vec<Str
 /// Makes the cgroup and those above it where they are missing. Returns whether any was made.
 pub(super) fn make(mounts: &Mounts, directories: &[String]) -> Result<bool, CgroupError> {
     let mut any = false;
-    for one in mounts.hierarchies.iter().filter(|one| has_one_of(one, &MADE)) {
-        let is_cpuset = has_one_of(one, &["cpuset"]);
-        let mut path = one.mount.display().to_string();
-        let mut dir = Dir::open(&one.mount).map_err(|source| CgroupError::io("open", &path, source))?;
+    for hierarchy in mounts.hierarchies.iter().filter(|hierarchy| has_any_of(hierarchy, &MADE)) {
+        let is_cpuset = has_any_of(hierarchy, &["cpuset"]);
+        let mut path = hierarchy.mount.display().to_string();
+        let mut dir = Dir::open(&hierarchy.mount).map_err(|source| CgroupError::io("open", &path, source))?;
         for name in directories {
             path = format!("{path}/{name}");
             let (child, made) = dir.make(name).map_err(|source| CgroupError::io("make", &path, source))?;

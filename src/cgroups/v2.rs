@@ -89,9 +89,9 @@ fn enable(dir: &Dir, path: &str) -> Result<(), CgroupError> {
     if more.is_empty() || dir.write(ENABLED, &more.join(" ")).is_ok() {
         return Ok(());
     }
-    for one in more {
-        if let Err(error) = dir.write(ENABLED, &one) {
-            log::debug!("cannot write {one} to {path}/{ENABLED}: {error}");
+    for controller in more {
+        if let Err(error) = dir.write(ENABLED, &controller) {
+            log::debug!("cannot write {controller} to {path}/{ENABLED}: {error}");
         }
     }
     Ok(())

@@ -81,21 +81,21 @@ impl Mounts {
         let mounts: Vec<Mount> = mountinfo.lines().filter_map(Mount::parse).take(MAX_MOUNTS).collect();
         // A later mount hides an earlier one at the same place.
         if mounts.iter().rev().find(|mount| mount.point == root).is_some_and(|mount| mount.unified) {
-            let one = Hierarchy { controllers: Vec::new(), mount: root.to_owned() };
-            return Ok(Mounts { version: Version::V2, hierarchies: vec![one] });
+            let hierarchy = Hierarchy { controllers: Vec::new(), mount: root.to_owned() };
+            return Ok(Mounts { version: Version::V2, hierarchies: vec![hierarchy] });
         }
         let mut hierarchies: Vec<Hierarchy> = Vec::new();
         let mut by_length: Vec<&Mount> = mounts.iter().collect();
         by_length.sort_by_key(|mount| mount.point.as_os_str().len());
         for mount in by_length {
-            let is_known = |one: &&String| hierarchies.iter().any(|known| known.controllers.contains(one));
+            let is_known = |controller: &&String| hierarchies.iter().any(|known| known.controllers.contains(controller));
             let controllers: Vec<String> =
-                mount.controllers.iter().filter(|one| !is_known(one)).cloned().collect();
+                mount.controllers.iter().filter(|controller| !is_known(controller)).cloned().collect();
             if !controllers.is_empty() {
                 hierarchies.push(Hierarchy { controllers, mount: mount.point.clone() });
             }
         }
-        if hierarchies.iter().all(|one| one.controllers == [UNIFIED]) {
+        if hierarchies.iter().all(|hierarchy| hierarchy.controllers == [UNIFIED]) {
             return Err(MountError(format!(
                 "no controllers of cgroups are mounted below {}",
                 root.display()
@@ -106,10 +106,10 @@ impl Mounts {
 
     /// The hierarchy with a controller; with version 2 the only one.
     #[must_use]
-    pub fn of(&self, controller: &str) -> Option<&Hierarchy> {
+    pub fn hierarchy(&self, controller: &str) -> Option<&Hierarchy> {
         match self.version {
             Version::V1 => {
-                self.hierarchies.iter().find(|one| one.controllers.iter().any(|own| own == controller))
+                self.hierarchies.iter().find(|hierarchy| hierarchy.controllers.iter().any(|name| name == controller))
             }
             Version::V2 => self.hierarchies.first(),
         }
@@ -119,7 +119,7 @@ impl Mounts {
     /// Controllers of version 2 are in its files.
     pub fn controllers(&self) -> impl Iterator<Item = (&str, &Path)> {
         let all =
-            self.hierarchies.iter().flat_map(|one| one.controllers.iter().map(|name| (name, &one.mount)));
+            self.hierarchies.iter().flat_map(|hierarchy| hierarchy.controllers.iter().map(|name| (name, &hierarchy.mount)));
         all.filter(|(name, _)| CONTROLLERS.contains(&name.as_str()))
             .map(|(name, mount)| (name.as_str(), mount.as_path()))
     }
@@ -129,7 +129,7 @@ impl Mounts {
     /// # Errors
     /// When controllers are missing.
     pub fn check(&self) -> Result<(), MountError> {
-        let missing: Vec<&str> = NEEDED.into_iter().filter(|name| self.of(name).is_none()).collect();
+        let missing: Vec<&str> = NEEDED.into_iter().filter(|name| self.hierarchy(name).is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -212,10 +212,10 @@ mod tests {
         let found: Vec<(String, String)> = mounts
             .hierarchies
             .iter()
-            .map(|one| (one.mount.display().to_string(), one.controllers.join(",")))
+            .map(|hierarchy| (hierarchy.mount.display().to_string(), hierarchy.controllers.join(",")))
             .collect();
         let expected: Vec<(String, String)> =
-            expected.iter().map(|(at, what)| ((*at).to_owned(), (*what).to_owned())).collect();
+            expected.iter().map(|(mount, what)| ((*mount).to_owned(), (*what).to_owned())).collect();
         assert_eq!((mounts.version, found), (version, expected));
     }
 
@@ -285,7 +285,7 @@ mod tests {
         ] {
             let mounts = Mounts::parse(table, Path::new("/sys/fs/cgroup")).unwrap();
             let mut found: Vec<String> =
-                mounts.controllers().map(|(name, at)| format!("{name} {}", at.display())).collect();
+                mounts.controllers().map(|(name, mount)| format!("{name} {}", mount.display())).collect();
             found.sort();
             assert_eq!(found.join("; "), expected);
             assert!(mounts.check().is_ok());
