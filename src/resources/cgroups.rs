@@ -64,11 +64,11 @@ impl CgroupHierarchies {
             return CgroupHierarchies::second(root);
         }
         let mut found = CgroupHierarchies { root, version: Version::V1, controllers: BTreeMap::new() };
-        if let Some(unified) = mounts.of(UNIFIED) {
+        if let Some(unified) = mounts.hierarchy(UNIFIED) {
             found.version = Version::Hybrid;
             found.add(&unified.mount)?;
         }
-        let first = mounts.controllers().map(|(name, at)| (name.to_owned(), at.to_owned()));
+        let first = mounts.controllers().map(|(name, mount)| (name.to_owned(), mount.to_owned()));
         found.controllers.extend(first);
         Ok(found)
     }
@@ -79,13 +79,13 @@ impl CgroupHierarchies {
         }
         let mut found = CgroupHierarchies { root, version: Version::V1, controllers: BTreeMap::new() };
         for dir in list(&found.root)? {
-            let at = found.root.join(&dir);
-            if at.join(CONTROLLERS).exists() {
+            let path = found.root.join(&dir);
+            if path.join(CONTROLLERS).exists() {
                 found.version = Version::Hybrid;
-                found.add(&at)?;
-            } else if at.join("cgroup.procs").exists() && dir != "systemd" {
+                found.add(&path)?;
+            } else if path.join("cgroup.procs").exists() && dir != "systemd" {
                 // `cpu,cpuacct` is one tree with two controllers.
-                found.controllers.extend(dir.split(',').map(|name| (name.to_owned(), at.clone())));
+                found.controllers.extend(dir.split(',').map(|name| (name.to_owned(), path.clone())));
             }
         }
         if found.controllers.is_empty() {
@@ -156,8 +156,8 @@ mod tests {
     /// The names of directories are those of no distribution: only the table knows the controllers.
     #[test]
     fn mounted_hierarchies_are_found_at_any_place() {
-        let line = |at: &str, kind: &str, options: &str| {
-            format!("30 23 0:26 / {at} rw,nosuid shared:9 - {kind} {kind} rw,{options}\n")
+        let line = |mount: &str, kind: &str, options: &str| {
+            format!("30 23 0:26 / {mount} rw,nosuid shared:9 - {kind} {kind} rw,{options}\n")
         };
         let dir = tempfile::tempdir().unwrap();
         let first = [
@@ -171,8 +171,8 @@ mod tests {
         let names: Vec<&str> = found.controllers.keys().map(String::as_str).collect();
         assert_eq!(names, ["cpu", "cpuacct", "memory", "pids"]);
         assert_eq!(found.dir("memory"), Path::new("/dev/groups"));
-        let at = dir.path().join("sys/fs/cgroup/a");
-        assert_eq!([found.dir("cpu"), found.dir("cpuacct")], [at.clone(), at]);
+        let mount = dir.path().join("sys/fs/cgroup/a");
+        assert_eq!([found.dir("cpu"), found.dir("cpuacct")], [mount.clone(), mount]);
         assert_eq!(found.dir("blkio"), found.root.join("blkio"), "it is not mounted");
 
         let hybrid = format!("{}{}", first.concat(), line("SYS/fs/cgroup/u", "cgroup2", "nsdelegate"));

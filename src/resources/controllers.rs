@@ -26,7 +26,7 @@ pub(super) fn fix(missing: &[&str], cgroups: &CgroupHierarchies, roots: &Roots) 
     let mut causes: Vec<(Cause, &str)> =
         missing.iter().map(|name| (cause(name, &table, cgroups.version), *name)).collect();
     causes.sort();
-    for of_cause in causes.chunk_by(|one, other| one.0 == other.0) {
+    for of_cause in causes.chunk_by(|first, second| first.0 == second.0) {
         let names: Vec<&str> = of_cause.iter().map(|(_, name)| *name).collect();
         let Some((cause, _)) = of_cause.first() else { continue };
         fixes.push(match cause {

@@ -50,11 +50,11 @@ const LOCALNET: [&str; 16] = [
 
 /// Why the chains of a family cannot be made.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+enum ProgramError {
     #[error("{0}")]
     Child(#[from] ChildError),
-    #[error("{program} {args}: {said}")]
-    Said { program: String, args: String, said: String },
+    #[error("{program} {args}: {message}")]
+    Failed { program: String, args: String, message: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,11 +145,11 @@ fn is_program(path: &Path) -> bool {
 }
 
 impl Program {
-    fn lost(&self, stop: &StopToken) -> Result<bool, Refused> {
-        self.ask(&["-S", CANARY, "-t", "mangle"], stop).map(|there| !there)
+    fn lost(&self, stop: &StopToken) -> Result<bool, ProgramError> {
+        self.run(&["-S", CANARY, "-t", "mangle"], stop).map(|there| !there)
     }
 
-    fn install(&self, stop: &StopToken) -> Result<(), Refused> {
+    fn install(&self, stop: &StopToken) -> Result<(), ProgramError> {
         self.chain("mangle", HINT, stop)?;
         if self.family == Family::Ipv4 {
             self.chain("filter", FIREWALL, stop)?;
@@ -162,40 +162,40 @@ impl Program {
         self.chain("mangle", CANARY, stop)
     }
 
-    fn chain(&self, table: &str, chain: &str, stop: &StopToken) -> Result<(), Refused> {
+    fn chain(&self, table: &str, chain: &str, stop: &StopToken) -> Result<(), ProgramError> {
         // Exit code 1: the chain exists.
-        self.ask(&["-N", chain, "-t", table], stop).map(drop)
+        self.run(&["-N", chain, "-t", table], stop).map(drop)
     }
 
     /// Adds a rule of the table `filter` unless it is there.
-    fn rule(&self, how: &str, chain: &str, rule: &[&str], stop: &StopToken) -> Result<(), Refused> {
+    fn rule(&self, how: &str, chain: &str, rule: &[&str], stop: &StopToken) -> Result<(), ProgramError> {
         let command = |verb| [&[verb, chain, "-t", "filter"], rule].concat();
-        if self.ask(&command("-C"), stop)? {
+        if self.run(&command("-C"), stop)? {
             return Ok(());
         }
-        if self.ask(&command(how), stop)? {
+        if self.run(&command(how), stop)? {
             return Ok(());
         }
         Err(self.refused(&command(how), "no"))
     }
 
     /// Runs the program; `false` for exit code 1.
-    fn ask(&self, args: &[&str], stop: &StopToken) -> Result<bool, Refused> {
+    fn run(&self, args: &[&str], stop: &StopToken) -> Result<bool, ProgramError> {
         let output = child::run(Command::new(&self.path).args(WAIT).args(args), b"", LIMITS, stop)?;
         match output.status.code() {
             Some(0) => Ok(true),
             Some(1) => Ok(false),
             _ => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                let said = said.trim().lines().next().unwrap_or_default();
-                Err(self.refused(args, if said.is_empty() { "it failed" } else { said }))
+                let message = String::from_utf8_lossy(&output.stderr);
+                let message = message.trim().lines().next().unwrap_or_default();
+                Err(self.refused(args, if message.is_empty() { "it failed" } else { message }))
             }
         }
     }
 
-    fn refused(&self, args: &[&str], said: &str) -> Refused {
+    fn refused(&self, args: &[&str], message: &str) -> ProgramError {
         let program = self.path.display().to_string();
-        Refused::Said { program, args: args.join(" "), said: said.to_owned() }
+        ProgramError::Failed { program, args: args.join(" "), message: message.to_owned() }
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     /// Programs that record their input in files named like it.
-    fn bench(names: &[&str], script: &str) -> (tempfile::TempDir, Chains) {
+    fn fixture(names: &[&str], script: &str) -> (tempfile::TempDir, Chains) {
         let dir = tempfile::tempdir().unwrap();
         for name in names {
             let path = dir.path().join(name);
@@ -233,7 +233,7 @@ esac
 
     #[test]
     fn chains_are_made_and_made_again() {
-        let (dir, mut chains) = bench(&["iptables", "ip6tables"], FAKE);
+        let (dir, mut chains) = fixture(&["iptables", "ip6tables"], FAKE);
         let never = StopToken::never();
         chains.keep(&never);
         let state = lines(&dir, "iptables.state");
@@ -263,11 +263,11 @@ esac
     }
 
     #[test]
-    fn without_programs_or_rights_it_is_left_alone() {
-        let (_dir, chains) = bench(&[], "");
+    fn family_without_program_or_rights_is_left_out() {
+        let (_dir, chains) = fixture(&[], "");
         assert!(chains.is_empty());
         let (dir, mut chains) =
-            bench(&["iptables"], "echo x >> $DIR/log; echo 'you must be root' >&2; exit 4");
+            fixture(&["iptables"], "echo x >> $DIR/log; echo 'you must be root' >&2; exit 4");
         assert!(!chains.is_empty());
         let never = StopToken::never();
         for _ in 1..MOST_REFUSALS {

@@ -141,12 +141,12 @@ pub fn dimms(roots: &Roots) -> Vec<Dimms> {
             let text = |file: &str| Some(read(&dir.join(module).join(file)).ok()?.trim().to_owned());
             let size = text("size").and_then(|size| size.parse::<u64>().ok());
             if let (Some(kind), Some(mebibytes)) = (text("dimm_mem_type"), size) {
-                let at = found.iter().position(|known| known.kind == kind).unwrap_or_else(|| {
+                let index = found.iter().position(|known| known.kind == kind).unwrap_or_else(|| {
                     found.push(Dimms { kind, ..Dimms::default() });
                     found.len() - 1
                 });
                 // The index is valid.
-                let of_kind = &mut found[at];
+                let of_kind = &mut found[index];
                 of_kind.count += 1;
                 of_kind.bytes = of_kind.bytes.saturating_add(mebibytes.saturating_mul(1 << 20));
             }

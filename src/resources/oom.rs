@@ -30,7 +30,7 @@ const REPORTED: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record<'a> {
     /// Microseconds since the boot, without the time in which the machine slept.
-    pub at: u64,
+    pub time: u64,
     /// The first line, with escaped bytes as they were written.
     pub message: Cow<'a, str>,
 }
@@ -48,9 +48,9 @@ pub fn record(bytes: &[u8]) -> Option<Record<'_>> {
     let mut fields = head.split(|byte| *byte == b',');
     let priority: u32 = number(fields.next()?)?;
     let _sequence: u64 = number(fields.next()?)?;
-    let at = number(fields.next()?)?;
+    let time = number(fields.next()?)?;
     let line = rest.get(1..)?.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    (priority < 8).then(|| Record { at, message: unescaped(String::from_utf8_lossy(line)) })
+    (priority < 8).then(|| Record { time, message: unescaped(String::from_utf8_lossy(line)) })
 }
 
 fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
@@ -87,8 +87,8 @@ pub enum Scope {
 /// A killed process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kill {
-    /// When, as in [`Record::at`].
-    pub at: u64,
+    /// When, as in [`Record::time`].
+    pub time: u64,
     /// The name of the process.
     pub process: String,
     /// Its process id.
@@ -125,7 +125,7 @@ const INTENDED: &str = ": Kill process ";
 
 /// An invocation whose victim is not known yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Open {
+struct Invocation {
     since: u64,
     scope: Scope,
     cgroup: Option<String>,
@@ -134,7 +134,7 @@ struct Open {
 /// Finds kills in the records, in their order. Its memory is a few strings.
 #[derive(Debug, Clone, Default)]
 pub struct Parser {
-    open: Option<Open>,
+    open: Option<Invocation>,
     /// The last kills: each has several records, and on version 2 a group of processes is killed
     /// together.
     reported: VecDeque<(u32, u64)>,
@@ -143,61 +143,61 @@ pub struct Parser {
 impl Parser {
     /// Reads one record.
     pub fn read(&mut self, bytes: &[u8]) -> Option<Kill> {
-        let Record { at, message } = record(bytes)?;
-        if self.open.as_ref().is_some_and(|open| at.saturating_sub(open.since) > SPAN) {
+        let Record { time, message } = record(bytes)?;
+        if self.open.as_ref().is_some_and(|open| time.saturating_sub(open.since) > SPAN) {
             self.open = None;
         }
         if is_invocation(&message) {
-            self.open = Some(Open { since: at, scope: Scope::System, cgroup: None });
+            self.open = Some(Invocation { since: time, scope: Scope::System, cgroup: None });
             return None;
         }
-        if let Some(kill) = summary(&message, at) {
+        if let Some(kill) = summary(&message, time) {
             self.open = None;
-            return self.once(kill);
+            return self.report_once(kill);
         }
         if let Some((cgroup, limited)) = legacy(&message) {
-            self.open = Some(Open { since: at, scope: Scope::Cgroup(Some(limited)), cgroup: Some(cgroup) });
+            self.open = Some(Invocation { since: time, scope: Scope::Cgroup(Some(limited)), cgroup: Some(cgroup) });
             return None;
         }
         let (scope, rest) = scope_of(&message);
         // DIFFERS: the kernel limits how often it prints the other records, and upstream finds no
         // kill without them.
         let (scope, cgroup) = match (&self.open, scope) {
-            (Some(Open { scope: Scope::System, .. }) | None, Some(scope)) => (scope, None),
+            (Some(Invocation { scope: Scope::System, .. }) | None, Some(scope)) => (scope, None),
             (Some(open), _) => (open.scope.clone(), open.cgroup.clone()),
             (None, None) => return None,
         };
         if rest.starts_with(INTENDED) {
-            self.open = Some(Open { since: at, scope, cgroup });
+            self.open = Some(Invocation { since: time, scope, cgroup });
             return None;
         }
         let (pid, process) = killed(rest.strip_prefix(": ").unwrap_or(rest))?;
         self.open = None;
-        self.once(Kill { at, process, pid, scope, cgroup })
+        self.report_once(Kill { time, process, pid, scope, cgroup })
     }
 
-    fn once(&mut self, kill: Kill) -> Option<Kill> {
-        self.reported.retain(|(_, at)| kill.at.saturating_sub(*at) <= SPAN);
+    fn report_once(&mut self, kill: Kill) -> Option<Kill> {
+        self.reported.retain(|(_, time)| kill.time.saturating_sub(*time) <= SPAN);
         if self.reported.iter().any(|(pid, _)| *pid == kill.pid) {
             return None;
         }
         if self.reported.len() >= REPORTED {
             self.reported.pop_front();
         }
-        self.reported.push_back((kill.pid, kill.at));
+        self.reported.push_back((kill.pid, kill.time));
         Some(kill)
     }
 }
 
 /// `NAME invoked oom-killer: gfp_mask=…`
 fn is_invocation(message: &str) -> bool {
-    let at = message.find(" invoked oom-killer:");
-    at.is_some_and(|at| at <= NAME_LIMIT)
+    let position = message.find(" invoked oom-killer:");
+    position.is_some_and(|position| position <= NAME_LIMIT)
 }
 
 /// `oom-kill:constraint=C,nodemask=…,cpuset=NAME,mems_allowed=…[,global_oom|,oom_memcg=A],task_memcg=B,task=NAME,pid=N,uid=N`
 /// (kernel: mm/oom_kill.c `dump_oom_summary`, mm/memcontrol.c `mem_cgroup_print_oom_context`).
-fn summary(message: &str, at: u64) -> Option<Kill> {
+fn summary(message: &str, time: u64) -> Option<Kill> {
     let rest = message.strip_prefix("oom-kill:constraint=")?;
     let (constraint, rest) = rest.split_once(',')?;
     let (rest, uid) = rest.rsplit_once(",uid=")?;
@@ -206,7 +206,7 @@ fn summary(message: &str, at: u64) -> Option<Kill> {
     let pid = pid.parse().ok()?;
     // The name may contain anything, but it is short.
     const TASK: &str = ",task=";
-    let (at_task, _) = rest.match_indices(TASK).find(|(at, _)| rest.len() - at - TASK.len() <= NAME_LIMIT)?;
+    let (at_task, _) = rest.match_indices(TASK).find(|(offset, _)| rest.len() - offset - TASK.len() <= NAME_LIMIT)?;
     let (rest, process) = rest.split_at(at_task);
     let process = process.get(TASK.len()..)?.to_owned();
     // DIFFERS: upstream decides by the field `oom_memcg`, which a nested cgroup can contain in its
@@ -215,21 +215,21 @@ fn summary(message: &str, at: u64) -> Option<Kill> {
         let (limited, cgroup) = limited(rest)?;
         (Scope::Cgroup(Some(limited.to_owned())), cgroup)
     } else {
-        (Scope::System, after(rest, ",global_oom,task_memcg=")?)
+        (Scope::System, path_after(rest, ",global_oom,task_memcg=")?)
     };
-    Some(Kill { at, process, pid, scope, cgroup: Some(cgroup.to_owned()) })
+    Some(Kill { time, process, pid, scope, cgroup: Some(cgroup.to_owned()) })
 }
 
 /// The path behind a field. Before the first path is only the name of one cgroup, which contains no
 /// slash, so the first occurrence is the kernel's.
-fn after<'a>(text: &'a str, field: &str) -> Option<&'a str> {
-    let mut found = text.match_indices(field).filter_map(|(at, _)| text.get(at + field.len()..));
+fn path_after<'a>(text: &'a str, field: &str) -> Option<&'a str> {
+    let mut found = text.match_indices(field).filter_map(|(offset, _)| text.get(offset + field.len()..));
     found.find(|path| path.starts_with('/'))
 }
 
 /// The cgroup whose limit was reached and the cgroup of the process, which is the same or below.
 fn limited(rest: &str) -> Option<(&str, &str)> {
-    split_below(after(rest, ",oom_memcg=")?, ",task_memcg=", |limited, task| is_below(task, limited))
+    split_below(path_after(rest, ",oom_memcg=")?, ",task_memcg=", |limited, task| is_below(task, limited))
 }
 
 /// `Task in B killed as a result of limit of A`, before kernel 5.0.
@@ -245,8 +245,8 @@ fn split_below<'a>(
     separator: &str,
     fit: impl Fn(&str, &str) -> bool,
 ) -> Option<(&'a str, &'a str)> {
-    let mut splits = text.match_indices(separator).filter_map(|(at, _)| {
-        let (left, right) = text.split_at(at);
+    let mut splits = text.match_indices(separator).filter_map(|(offset, _)| {
+        let (left, right) = text.split_at(offset);
         Some((left, right.get(separator.len()..)?))
     });
     splits.find(|(left, right)| fit(left, right))

@@ -63,11 +63,11 @@ pub fn network_bytes(roots: &Roots) -> Option<NetworkBytes> {
 fn octets(netstat: &str) -> Option<NetworkBytes> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
     let (names, numbers) = (lines.next()?, lines.next()?);
-    let of = |name: &str| {
-        let at = names.split_whitespace().position(|one| one == name)?;
-        numbers.split_whitespace().nth(at)?.parse().ok()
+    let octets_of = |name: &str| {
+        let column = names.split_whitespace().position(|column_name| column_name == name)?;
+        numbers.split_whitespace().nth(column)?.parse().ok()
     };
-    Some(NetworkBytes { received: of("InOctets")?, sent: of("OutOctets")? })
+    Some(NetworkBytes { received: octets_of("InOctets")?, sent: octets_of("OutOctets")? })
 }
 
 /// The sum over all threads; one that ends meanwhile is left out.

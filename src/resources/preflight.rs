@@ -85,14 +85,14 @@ const PLAUSIBLE_SECOND: i64 = 1_704_067_200;
 
 /// Kernel settings: name, value wanted, and why it matters. The last six are those that the
 /// Go kubelet sets, or with `protectKernelDefaults` wants to find; it takes no other value.
-const SYSCTLS: [(&str, Want, &str); 7] = [
-    ("net.ipv4.ip_forward", Want::Exactly(1), "pods cannot reach beyond the node"),
-    ("vm.overcommit_memory", Want::Exactly(1), "the kernel may refuse memory that is free"),
-    ("vm.panic_on_oom", Want::Exactly(0), "one pod out of memory stops the machine"),
-    ("kernel.panic", Want::Exactly(10), "seconds from a kernel panic to the restart; 0 is never"),
-    ("kernel.panic_on_oops", Want::Exactly(1), "the kernel goes on after an internal error"),
-    ("kernel.keys.root_maxkeys", Want::AtLeast(1_000_000), "many containers run out of kernel keys"),
-    ("kernel.keys.root_maxbytes", Want::AtLeast(25_000_000), "many containers run out of kernel keys"),
+const SYSCTLS: [(&str, Expected, &str); 7] = [
+    ("net.ipv4.ip_forward", Expected::Exactly(1), "pods cannot reach beyond the node"),
+    ("vm.overcommit_memory", Expected::Exactly(1), "the kernel may refuse memory that is free"),
+    ("vm.panic_on_oom", Expected::Exactly(0), "one pod out of memory stops the machine"),
+    ("kernel.panic", Expected::Exactly(10), "seconds from a kernel panic to the restart; 0 is never"),
+    ("kernel.panic_on_oops", Expected::Exactly(1), "the kernel goes on after an internal error"),
+    ("kernel.keys.root_maxkeys", Expected::AtLeast(1_000_000), "many containers run out of kernel keys"),
+    ("kernel.keys.root_maxbytes", Expected::AtLeast(25_000_000), "many containers run out of kernel keys"),
 ];
 
 /// What root in a container may lack: number and name (capabilities(7)), and what does not work then.
@@ -108,22 +108,22 @@ const CAPABILITIES: [(u32, &str, &str); 3] = [
 ];
 
 #[derive(Clone, Copy)]
-enum Want {
+enum Expected {
     Exactly(i64),
     AtLeast(i64),
 }
 
-impl Want {
+impl Expected {
     fn is_met(self, value: i64) -> bool {
         match self {
-            Want::Exactly(wanted) => value == wanted,
-            Want::AtLeast(wanted) => value >= wanted,
+            Expected::Exactly(wanted) => value == wanted,
+            Expected::AtLeast(wanted) => value >= wanted,
         }
     }
 
     fn value(self) -> i64 {
         match self {
-            Want::Exactly(wanted) | Want::AtLeast(wanted) => wanted,
+            Expected::Exactly(wanted) | Expected::AtLeast(wanted) => wanted,
         }
     }
 }
@@ -261,21 +261,21 @@ fn network_plugins(settings: &Settings) -> CheckLine {
 
 fn disk_space(root_dir: &Path) -> CheckLine {
     let name = "disk";
-    let at = disk::nearest_existing(root_dir);
-    let space = match disk::space(&at) {
+    let existing = disk::nearest_existing(root_dir);
+    let space = match disk::space(&existing) {
         Ok(space) => space,
         Err(error) => {
             return line(name, Standing::Fail, error.to_string(), "make the root directory reachable");
         }
     };
     let mib = space.available_bytes >> 20;
-    let message = format!("{mib} MiB ({} %) free at {}", space.available_percent(), at.display());
+    let message = format!("{mib} MiB ({} %) free at {}", space.available_percent(), existing.display());
     let fix = "make room: the node evicts pods when less than 10 % is free";
     if space.available_bytes < LOW_BYTES || space.available_percent() < LOW_PERCENT {
         return line(name, Standing::Warn, message, fix);
     }
     if space.inodes_free_percent() < LOW_PERCENT / 2 {
-        let message = format!("only {} inodes free at {}", space.inodes_free, at.display());
+        let message = format!("only {} inodes free at {}", space.inodes_free, existing.display());
         return line(name, Standing::Warn, message, fix);
     }
     ok(name, message)
@@ -284,12 +284,12 @@ fn disk_space(root_dir: &Path) -> CheckLine {
 fn sysctls(settings: &Settings) -> Vec<CheckLine> {
     let mut lines = Vec::new();
     let mut fine = Vec::new();
-    for (name, want, why) in SYSCTLS {
+    for (name, expected, effect) in SYSCTLS {
         let path = settings.roots.proc.join("sys").join(name.replace('.', "/"));
         let value = read(&path).ok().and_then(|text| text.trim().parse::<i64>().ok());
-        let fix = format!("sysctl -w {name}={}, and the same in /etc/sysctl.d", want.value());
+        let fix = format!("sysctl -w {name}={}, and the same in /etc/sysctl.d", expected.value());
         match value {
-            Some(value) if want.is_met(value) => fine.push(name),
+            Some(value) if expected.is_met(value) => fine.push(name),
             Some(value) => {
                 let message = match (name, value) {
                     ("kernel.panic", 0) => {
@@ -299,9 +299,9 @@ fn sysctls(settings: &Settings) -> Vec<CheckLine> {
                         format!("{name} is {value}: after a kernel panic there is no time to read it")
                     }
                     ("kernel.panic", _) => {
-                        format!("{name} is {value}: {why}; Kubernetes nodes have {}", want.value())
+                        format!("{name} is {value}: {effect}; Kubernetes nodes have {}", expected.value())
                     }
-                    _ => format!("{name} is {value}: {why}"),
+                    _ => format!("{name} is {value}: {effect}"),
                 };
                 lines.push(line("sysctl", Standing::Warn, message, fix));
             }
@@ -324,7 +324,7 @@ fn protected(settings: &Settings) -> Option<CheckLine> {
     };
     let names: Vec<String> = found.iter().map(ToString::to_string).collect();
     let set: Vec<String> =
-        found.iter().map(|one| format!("{}={}", one.tunable.name, one.tunable.value)).collect();
+        found.iter().map(|difference| format!("{}={}", difference.tunable.name, difference.tunable.value)).collect();
     (!found.is_empty()).then(|| {
         let message = format!("protectKernelDefaults is set, and {}", names.join(", "));
         let fix = format!("sysctl -w {}, and the same in /etc/sysctl.d", set.join(" "));

@@ -28,7 +28,7 @@ fn check(lines: &[&str], process: &str, pid: u32, scope: Scope, cgroup: Option<&
     assert_eq!((&kill.scope, kill.cgroup.as_deref()), (&scope, cgroup));
 }
 
-fn of(path: &str) -> Scope {
+fn cgroup_scope(path: &str) -> Scope {
     Scope::Cgroup(Some(path.to_owned()))
 }
 
@@ -60,7 +60,7 @@ fn limit_of_a_pod_on_version_2_with_a_new_kernel() {
         ],
         "stress",
         41231,
-        of(&pod),
+        cgroup_scope(&pod),
         Some(&container),
     );
     let owner = owner(&container).unwrap();
@@ -92,7 +92,7 @@ fn limit_of_a_container_on_version_1_with_an_old_kernel() {
             .into_iter()
             .map(|line| if line == "LEGACY" { legacy.as_str() } else { line })
             .collect();
-        check(&lines, "python3", 991, of(&container), Some(&container));
+        check(&lines, "python3", 991, cgroup_scope(&container), Some(&container));
     }
 }
 
@@ -116,7 +116,7 @@ fn the_machine_runs_out_of_memory_with_a_new_kernel() {
         "System OOM encountered, victim process: tail, pid: 2718, pod: default/web"
     );
     assert!(kill.owner().unwrap().is(&PodUid::from(UID)));
-    assert_eq!(kill.at, 5_002_000);
+    assert_eq!(kill.time, 5_002_000);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn escapes_and_values_of_a_record_are_understood() {
     let found =
         record(b"6,339,5140900,c,caller=T1;a\\x09b\\x5cx\\xzz\\x4\n SUBSYSTEM=acpi\n DEVICE=+acpi:PNP\n")
             .unwrap();
-    assert_eq!((found.at, found.message.as_ref()), (5_140_900, "a\tb\\x\\xzz\\x4"));
+    assert_eq!((found.time, found.message.as_ref()), (5_140_900, "a\tb\\x\\xzz\\x4"));
     let long = [b"6,1,2,-;".as_slice(), &b"x".repeat(100_000)].concat();
     assert_eq!(record(&long).unwrap().message.len(), RECORD_LIMIT - 8);
 }
@@ -239,7 +239,7 @@ fn names_of_processes_can_not_invent_kills() {
         )
     };
     for name in ["a,pid=1,uid=2", ",task=x", "a,task_memcg=/", "", "Killed process ", ")(", "a,uid=0"] {
-        check(&[&summary(name)], name, 7, of(&pod), Some(&format!("{pod}/{ID}")));
+        check(&[&summary(name)], name, 7, cgroup_scope(&pod), Some(&format!("{pod}/{ID}")));
     }
     for name in ["a) total-vm:1", "x (y)", "(", ")"] {
         let line = format!("Out of memory: Killed process 7 ({name}) total-vm:1kB, anon-rss:1kB");
@@ -286,7 +286,7 @@ fn names_of_nested_cgroups_do_not_lead_to_another_pod() {
         let pod = format!("/kubepods/besteffort/pod{UID}");
         let legacy = format!("Task in {nested} killed as a result of limit of {pod}");
         let found = kills(&[&legacy, "Killed process 7 (x) total-vm:1kB"]);
-        assert_eq!(found[0].scope, of(&pod));
+        assert_eq!(found[0].scope, cgroup_scope(&pod));
     }
 }
 

@@ -42,11 +42,11 @@ impl Subject<'_> {
     }
 }
 
-type Of = fn(&Numbers) -> Option<f64>;
-type Row = (&'static str, &'static str, Type, Of);
+type Select = fn(&Numbers) -> Option<f64>;
+type Row = (&'static str, &'static str, Type, Select);
 
-fn detail(numbers: &Numbers, of: fn(&Details) -> Option<u64>) -> Option<f64> {
-    number(of(numbers.details.as_ref()?))
+fn detail(numbers: &Numbers, select: fn(&Details) -> Option<u64>) -> Option<f64> {
+    number(select(numbers.details.as_ref()?))
 }
 
 /// Periods are counted only with a limit.
@@ -180,9 +180,9 @@ const LIMITS: [Row; 6] = [
 const STATES: [&str; 5] = ["iowaiting", "running", "sleeping", "stopped", "uninterruptible"];
 
 /// Selects one number of an interface.
-type Carried = fn(&Interface) -> u64;
+type SelectTraffic = fn(&Interface) -> u64;
 
-const TRAFFIC: [(&str, &str, Carried); 8] = [
+const TRAFFIC: [(&str, &str, SelectTraffic); 8] = [
     ("container_network_receive_bytes_total", "Bytes received.", |i| i.received.bytes),
     ("container_network_receive_packets_total", "Packets received.", |i| i.received.packets),
     ("container_network_receive_packets_dropped_total", "Packets dropped on receipt.", |i| {
@@ -199,7 +199,7 @@ const TRAFFIC: [(&str, &str, Carried); 8] = [
 pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
     machine(roots, page);
     let subjects = subjects(snapshot);
-    for &(name, help, kind, of) in &ROWS {
+    for &(name, help, kind, select) in &ROWS {
         let mut family = page.family(name, help, kind);
         for subject in &subjects {
             let more: &[(&str, &str)] = match name {
@@ -208,13 +208,13 @@ pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
                 "container_ulimits_soft" => continue,
                 _ => &[],
             };
-            subject.put(&mut family, more, of(subject.numbers));
+            subject.put(&mut family, more, select(subject.numbers));
         }
     }
-    for &(name, help, kind, of) in &LIMITS {
+    for &(name, help, kind, select) in &LIMITS {
         let mut family = page.family(name, help, kind);
         for subject in &subjects {
-            if let Some(value) = of(subject.numbers) {
+            if let Some(value) = select(subject.numbers) {
                 family.under(&subject.labels, &[], value, None);
             }
         }
@@ -235,13 +235,13 @@ pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
     }
     drop(family);
     faults(&subjects, page);
-    for &(name, help, of) in &TRAFFIC {
+    for &(name, help, select) in &TRAFFIC {
         let mut family = page.family(name, help, Type::Counter);
-        for (subject, network) in subjects.iter().filter_map(|one| Some((one, one.network?))) {
-            let at = Some(network.at.as_millisecond());
+        for (subject, network) in subjects.iter().filter_map(|subject| Some((subject, subject.network?))) {
+            let time = Some(network.at.as_millisecond());
             for interface in &network.interfaces {
                 let more = [("interface", &*interface.name)];
-                family.under(&subject.labels, &more, of(interface) as f64, at);
+                family.under(&subject.labels, &more, select(interface) as f64, time);
             }
         }
     }
@@ -273,15 +273,15 @@ fn spaces(subjects: &[Subject<'_>], page: &mut Page) {
         ("container_fs_inodes_free", "Free inodes.", |fs| fs.inodes_free, false),
         ("container_fs_inodes_total", "All inodes.", |fs| fs.inodes, false),
     ];
-    for (name, help, of, of_containers) in columns {
+    for (name, help, select, of_containers) in columns {
         let mut family = page.family(name, help, Type::Gauge);
         for subject in subjects {
             for disk in subject.file_systems {
-                subject.put(&mut family, &[("device", &*disk.device)], number(of(&disk.space)));
+                subject.put(&mut family, &[("device", &*disk.device)], number(select(&disk.space)));
             }
             let layer = subject.container.and_then(|container| container.rootfs.as_ref());
             if let Some(layer) = layer.filter(|_| of_containers) {
-                subject.put(&mut family, &[("device", "")], number(of(layer)));
+                subject.put(&mut family, &[("device", "")], number(select(layer)));
             }
         }
     }
@@ -432,10 +432,10 @@ fn disks(subjects: &[Subject<'_>], roots: &Roots, page: &mut Page) {
                     }
                 }
             }
-            if let Some(of) = of_machine {
+            if let Some(select) = of_machine {
                 for disk in subject.file_systems.iter().filter(|disk| !shown.contains(&disk.device.as_str()))
                 {
-                    subject.put(&mut family, &[("device", &*disk.device)], Some(of(&disk.traffic)));
+                    subject.put(&mut family, &[("device", &*disk.device)], Some(select(&disk.traffic)));
                 }
             }
         }
@@ -445,7 +445,7 @@ fn disks(subjects: &[Subject<'_>], roots: &Roots, page: &mut Page) {
     for subject in subjects {
         for disk in subject.details().into_iter().flat_map(|details| &details.disks) {
             let (major, minor) = disk.device.split_once(':').unwrap_or((&disk.device, ""));
-            for (_, operation, value) in disk.counts.iter().filter(|(one, ..)| *one == Counted::Bytes) {
+            for (_, operation, value) in disk.counts.iter().filter(|(counted, ..)| *counted == Counted::Bytes) {
                 let more = [
                     ("device", name_of(disk)),
                     ("major", major),
@@ -497,27 +497,27 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
     }];
     let parts = node.system.iter().chain(&node.classes);
     for part in parts.filter(|part| part.numbers.details.is_some()) {
-        let of = subject(&part.numbers, [path(&part.numbers), "", "", "", "", ""]);
-        all.push(Subject { started: part.started, ..of });
+        let base = subject(&part.numbers, [path(&part.numbers), "", "", "", "", ""]);
+        all.push(Subject { started: part.started, ..base });
     }
     for pod in &snapshot.pods {
         // The cgroup around the pod, where it has one.
         if pod.numbers.details.is_some() {
-            let of = subject(&pod.numbers, [path(&pod.numbers), "", "", "", &pod.name, &pod.namespace]);
-            all.push(Subject { started: pod.started, ..of });
+            let base = subject(&pod.numbers, [path(&pod.numbers), "", "", "", &pod.name, &pod.namespace]);
+            all.push(Subject { started: pod.started, ..base });
         }
         if let Some(sandbox) = &pod.sandbox {
             let (numbers, network) = (&sandbox.numbers, pod.network.as_ref());
             let (id, name, image) = (path(numbers), &*sandbox.id, &*sandbox.image);
-            let of = subject(numbers, [id, name, image, "", &pod.name, &pod.namespace]);
-            all.push(Subject { started: pod.started, network, has_limits: true, ..of });
+            let base = subject(numbers, [id, name, image, "", &pod.name, &pod.namespace]);
+            all.push(Subject { started: pod.started, network, has_limits: true, ..base });
         }
         for container in &pod.containers {
             let numbers = &container.numbers;
             let (id, name, image) = (path(numbers), &*container.id, &*container.image);
-            let of = subject(numbers, [id, name, image, &container.name, &pod.name, &pod.namespace]);
+            let base = subject(numbers, [id, name, image, &container.name, &pod.name, &pod.namespace]);
             let (started, container) = (container.started, Some(container));
-            all.push(Subject { started, container, has_limits: true, ..of });
+            all.push(Subject { started, container, has_limits: true, ..base });
         }
     }
     all
@@ -545,19 +545,19 @@ fn machine(roots: &Roots, page: &mut Page) {
         ("system_uuid", &*facts.system_uuid),
     ]);
     let topology = Topology::read(roots);
-    let mut one = |name, help, value: f64| {
+    let mut gauge = |name, help, value: f64| {
         page.family(name, help, Type::Gauge).under(&labels, &[], value, None);
     };
-    one("machine_cpu_cores", "Processors.", f64::from(machine.cpus));
-    one("machine_cpu_physical_cores", "Cores, of one or more processors each.", topology.cores as f64);
-    one("machine_cpu_sockets", "Packages of cores.", topology.sockets as f64);
+    gauge("machine_cpu_cores", "Processors.", f64::from(machine.cpus));
+    gauge("machine_cpu_physical_cores", "Cores, of one or more processors each.", topology.cores as f64);
+    gauge("machine_cpu_sockets", "Packages of cores.", topology.sockets as f64);
     // Parts of mainframes.
-    one("machine_cpu_books", "Always 0 on this architecture.", 0.0);
-    one("machine_cpu_drawers", "Always 0 on this architecture.", 0.0);
-    one("machine_memory_bytes", "Memory.", machine.memory_bytes as f64);
-    one("machine_swap_bytes", "Swap space.", facts.swap_bytes as f64);
+    gauge("machine_cpu_books", "Always 0 on this architecture.", 0.0);
+    gauge("machine_cpu_drawers", "Always 0 on this architecture.", 0.0);
+    gauge("machine_memory_bytes", "Memory.", machine.memory_bytes as f64);
+    gauge("machine_swap_bytes", "Swap space.", facts.swap_bytes as f64);
     // The Go kubelet is built without the library that reads it.
-    one("machine_nvm_avg_power_budget_watts", "Always 0: not measured.", 0.0);
+    gauge("machine_nvm_avg_power_budget_watts", "Always 0: not measured.", 0.0);
     let mut family = page.family("machine_nvm_capacity", "Always 0: not measured.", Type::Gauge);
     for mode in ["memory_mode", "app_direct_mode"] {
         family.under(&labels, &[("mode", mode)], 0.0, None);

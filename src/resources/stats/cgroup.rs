@@ -66,8 +66,8 @@ impl Tree {
     pub(super) fn processes(&self, path: &str) -> Option<Processes> {
         // As the Go kubelet. In version 1 the root cgroups of two controllers can have different
         // processes.
-        let of = |controller| Processes::read(&self.dir(controller, path).join("cgroup.procs"));
-        of("cpu").or_else(|| of("memory"))
+        let processes_of = |controller| Processes::read(&self.dir(controller, path).join("cgroup.procs"));
+        processes_of("cpu").or_else(|| processes_of("memory"))
     }
 
     /// When the cgroup was made: the earlier modification time of its directory and of a file that
@@ -169,10 +169,10 @@ impl Tree {
     fn first_disks(&self, path: &str) -> Vec<DiskTraffic> {
         for files in disks::FILES {
             let mut found = Vec::new();
-            for (at, (file, counted)) in files.iter().enumerate() {
+            for (index, (file, counted)) in files.iter().enumerate() {
                 let text = self.read("blkio", path, file).unwrap_or_default();
                 disks::first(&mut found, &text, *counted);
-                if at == 0 && found.is_empty() {
+                if index == 0 && found.is_empty() {
                     break;
                 }
             }
@@ -314,10 +314,10 @@ pub(super) fn own(proc: &Path, v2: bool) -> Option<String> {
 /// Lines such as `4:cpu,cpuacct:/system.slice/x` and `0::/system.slice/x`.
 fn own_path(text: &str, v2: bool) -> Option<String> {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    let of = |controller: &str| {
-        lines().find(|(all, _)| all.split(',').any(|one| one == controller)).map(|(_, path)| path)
+    let path_of = |controller: &str| {
+        lines().find(|(all, _)| all.split(',').any(|name| name == controller)).map(|(_, path)| path)
     };
-    let path = if v2 { of("")? } else { of("memory").filter(|path| of("cpuacct") == Some(path))? };
+    let path = if v2 { path_of("")? } else { path_of("memory").filter(|path| path_of("cpuacct") == Some(path))? };
     // The numbers of the root cgroup include all processes.
     (path != "/").then(|| path.to_owned())
 }

@@ -36,13 +36,13 @@ impl CgroupPaths {
 
     /// Searches the unknown ones of `ids`, which have one parent, in the cgroup that the agent made
     /// for them. `parent` is called if there are any.
-    pub(super) fn look_in(&mut self, top: &Path, ids: &[&str], parent: impl FnOnce() -> Option<String>) {
+    pub(super) fn search_in(&mut self, top: &Path, ids: &[&str], parent: impl FnOnce() -> Option<String>) {
         let mut open: BTreeSet<&str> =
             ids.iter().copied().filter(|id| !self.found.contains_key(*id)).collect();
         let Some(parent) = Some(&open).filter(|open| !open.is_empty()).and_then(|_| parent()) else { return };
         let parent = parent.trim_matches('/');
         let entries = std::fs::read_dir(top.join(parent)).into_iter().flatten().flatten();
-        for entry in entries.take(DIRECTORIES).filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())) {
+        for entry in entries.take(DIRECTORIES).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
             if let Some(id) = open.take(id_in(name)) {
@@ -52,7 +52,7 @@ impl CgroupPaths {
     }
 
     /// Searches the unknown ones of `wanted`, and forgets all others.
-    pub(super) fn look(&mut self, top: &Path, wanted: &BTreeSet<&str>, now: Instant) {
+    pub(super) fn search(&mut self, top: &Path, wanted: &BTreeSet<&str>, now: Instant) {
         self.found.retain(|id, _| wanted.contains(id.as_str()));
         self.missing.retain(|id| wanted.contains(id.as_str()));
         let recently = self.walked.is_some_and(|walked| now.duration_since(walked) < PATIENCE);
@@ -137,7 +137,7 @@ mod tests {
         let mut cgroup_paths = CgroupPaths::default();
         let now = Instant::now();
         let wanted: BTreeSet<&str> = ["aaa", "bbb", "ccc", "ddd", "none"].into();
-        cgroup_paths.look(dir.path(), &wanted, now);
+        cgroup_paths.search(dir.path(), &wanted, now);
         assert_eq!(cgroup_paths.get("aaa"), Some("k8s.io/aaa"));
         assert_eq!(
             cgroup_paths.get("bbb"),
@@ -149,11 +149,11 @@ mod tests {
 
         // An id missing a moment ago is not searched again, except together with a new one.
         fs::create_dir_all(dir.path().join("k8s.io/none")).unwrap();
-        cgroup_paths.look(dir.path(), &wanted, now + Duration::from_secs(1));
+        cgroup_paths.search(dir.path(), &wanted, now + Duration::from_secs(1));
         assert_eq!(cgroup_paths.get("none"), None);
-        cgroup_paths.look(dir.path(), &wanted, now + PATIENCE);
+        cgroup_paths.search(dir.path(), &wanted, now + PATIENCE);
         assert_eq!(cgroup_paths.get("none"), Some("k8s.io/none"));
-        cgroup_paths.look(dir.path(), &["aaa"].into(), now + PATIENCE);
+        cgroup_paths.search(dir.path(), &["aaa"].into(), now + PATIENCE);
         assert_eq!((cgroup_paths.get("aaa").is_some(), cgroup_paths.get("bbb")), (true, None));
         cgroup_paths.forget("aaa");
         assert_eq!(cgroup_paths.get("aaa"), None);
@@ -165,7 +165,7 @@ mod tests {
         let (mut cgroup_paths, now) = (CgroupPaths::default(), Instant::now());
         fs::create_dir_all(dir.path().join("k8s.io/aaa/inner/cri-containerd-bbb.scope")).unwrap();
         for wanted in [&["aaa"][..], &["aaa", "bbb"]] {
-            cgroup_paths.look(dir.path(), &wanted.iter().copied().collect(), now);
+            cgroup_paths.search(dir.path(), &wanted.iter().copied().collect(), now);
             assert_eq!((cgroup_paths.get("aaa"), cgroup_paths.get("bbb")), (Some("k8s.io/aaa"), None));
         }
     }
@@ -178,17 +178,17 @@ mod tests {
             fs::create_dir_all(dir.path().join(path)).unwrap();
         }
         let (mut cgroup_paths, now) = (CgroupPaths::default(), Instant::now());
-        cgroup_paths.look_in(dir.path(), &["aaa", "bbb"], || Some("/kubepods/podx".to_owned()));
+        cgroup_paths.search_in(dir.path(), &["aaa", "bbb"], || Some("/kubepods/podx".to_owned()));
         assert_eq!(cgroup_paths.get("bbb"), Some("kubepods/podx/crio-bbb.scope"));
-        cgroup_paths.look(dir.path(), &["aaa", "bbb"].into(), now);
+        cgroup_paths.search(dir.path(), &["aaa", "bbb"].into(), now);
         assert_eq!((cgroup_paths.get("aaa"), cgroup_paths.walked), (Some("kubepods/podx/aaa"), None));
         // Known ones are not searched.
-        cgroup_paths.look_in(dir.path(), &["aaa"], || panic!("not needed"));
+        cgroup_paths.search_in(dir.path(), &["aaa"], || panic!("not needed"));
         // One that the runtime put elsewhere, and one without a cgroup of its pod.
         cgroup_paths.forget("aaa");
-        cgroup_paths.look_in(dir.path(), &["aaa"], || Some("/kubepods/pody".to_owned()));
-        cgroup_paths.look_in(dir.path(), &["aaa"], || None);
-        cgroup_paths.look(dir.path(), &["aaa", "bbb"].into(), now);
+        cgroup_paths.search_in(dir.path(), &["aaa"], || Some("/kubepods/pody".to_owned()));
+        cgroup_paths.search_in(dir.path(), &["aaa"], || None);
+        cgroup_paths.search(dir.path(), &["aaa", "bbb"].into(), now);
         assert!(cgroup_paths.get("aaa").is_some() && cgroup_paths.walked.is_some());
     }
 

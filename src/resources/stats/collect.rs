@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::collector::{Shared, StatsError, Walked, Work};
-use super::guarded::Measured;
+use super::collector::{Shared, StatsError, PodWalk, Work};
+use super::guarded::MeasuredSize;
 use super::processes::{self, Budget, Processes};
 use super::request::{Depth, Wanted};
 use super::runtime_stats::{self, Disks, Part, Query, Responses};
@@ -54,8 +54,8 @@ type Listed = BTreeMap<PodUid, ListedPod>;
 impl Shared {
     /// Reads the counters of processor time alone, so that the collection after it has rates.
     pub(super) fn first_samples(&self, work: &mut Work, pods: &Listed) {
-        let live: Vec<Running<'_>> = pods_shown(pods).collect();
-        let ids = self.look(work, &live);
+        let live: Vec<RunningPod<'_>> = pods_shown(pods).collect();
+        let ids = self.find_cgroups(work, &live);
         for id in ids {
             if let Some(counted) = work.cgroup_paths.get(id).and_then(|path| self.tree.cpu(path)) {
                 let _ = work.rates.rate(id, counted, Instant::now());
@@ -65,7 +65,7 @@ impl Shared {
         let of_pods: Vec<String> = (self.cgroups.together)()
             .into_iter()
             .map(|[all, ..]| all)
-            .chain(live.iter().filter_map(|one| (self.cgroups.pod)(&one.pod.uid)))
+            .chain(live.iter().filter_map(|running| (self.cgroups.pod)(&running.pod.uid)))
             .collect();
         let system = parts.iter().map(|(_, path)| path.as_deref());
         for path in system.chain(of_pods.iter().map(|path| Some(path.as_str()))).chain([Some(ROOT)]) {
@@ -77,27 +77,27 @@ impl Shared {
                 let _ = work.rates.rate(path.unwrap_or(OWN), counted, Instant::now());
             }
         }
-        work.rates.turn();
+        work.rates.end_collection();
     }
 
     /// Searches the cgroups of all containers and sandboxes whose ids it returns: in the cgroup of
     /// the pod, and everywhere for those that the runtime has put elsewhere.
-    fn look<'a>(&self, work: &mut Work, live: &[Running<'a>]) -> BTreeSet<&'a str> {
+    fn find_cgroups<'a>(&self, work: &mut Work, live: &[RunningPod<'a>]) -> BTreeSet<&'a str> {
         let top = self.tree.top();
         let mut all = BTreeSet::new();
         for running in live {
             let ids: Vec<&str> = ids(running.clone()).collect();
-            work.cgroup_paths.look_in(&top, &ids, || (self.cgroups.pod)(&running.pod.uid));
+            work.cgroup_paths.search_in(&top, &ids, || (self.cgroups.pod)(&running.pod.uid));
             all.extend(ids);
         }
-        work.cgroup_paths.look(&top, &all, Instant::now());
+        work.cgroup_paths.search(&top, &all, Instant::now());
         all
     }
 
     /// The numbers to request from the runtime.
-    pub(super) fn need(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Query {
-        let live: Vec<Running<'_>> = pods_shown(listed).collect();
-        let ids = self.look(work, &live);
+    pub(super) fn query_for(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Query {
+        let live: Vec<RunningPod<'_>> = pods_shown(listed).collect();
+        let ids = self.find_cgroups(work, &live);
         let full = wanted.depth == Depth::Full;
         let pods = match ids.iter().any(|id| work.cgroup_paths.get(id).is_none()) {
             true => Some(Part::All),
@@ -117,8 +117,8 @@ impl Shared {
         responses: &Responses,
         wanted: Wanted,
     ) -> Result<Snapshot, StatsError> {
-        let live: Vec<Running<'_>> = pods.values().filter_map(running).collect();
-        self.look(work, &live);
+        let live: Vec<RunningPod<'_>> = pods.values().filter_map(running).collect();
+        self.find_cgroups(work, &live);
         let until = Instant::now() + WALKS;
         if wanted.depth == Depth::Full {
             // The sizes of logs, of which there are few, are read after them.
@@ -126,21 +126,21 @@ impl Shared {
             // Evictions need only what is on the node's own disks, and must not wait.
             let servers = if wanted == Wanted::EVICTION { Duration::ZERO } else { SERVERS };
             let servers_until = Instant::now() + servers;
-            let due = live.iter().map(|one| &one.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
+            let due = live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
             share(due.collect(), volumes_until, Instant::now, |uid, deadline| {
                 self.walk_volumes(work, uid, deadline, servers_until)
             });
             guarded::forget(|uid| pods.contains_key(uid));
         }
-        let mut once = Once { disks: Disks::default(), responses, until };
+        let mut data = CollectionData { disks: Disks::default(), responses, until };
         work.budget = if wanted.details { Budget::new() } else { Budget::none() };
         let mut found = Vec::with_capacity(live.len());
         for pod in &live {
-            found.extend(self.pod(work, &mut once, pod, wanted));
+            found.extend(self.pod(work, &mut data, pod, wanted));
         }
         let node = self.node(work, &found, wanted)?;
         work.volumes.retain(|uid, _| pods.contains_key(uid));
-        work.rates.turn();
+        work.rates.end_collection();
         Ok(Snapshot { node, pods: found, incomplete: false })
     }
 
@@ -177,8 +177,8 @@ impl Shared {
         }
         let node = &mut snapshot.node;
         match &responses.images {
-            Some(Ok(answer)) => {
-                (node.image_fs, node.container_fs) = runtime_stats::image_file_systems(answer, &mut disks);
+            Some(Ok(response)) => {
+                (node.image_fs, node.container_fs) = runtime_stats::image_file_systems(response, &mut disks);
             }
             // The summary fails as upstream's does; the page of metrics has the rest.
             Some(Err(error)) if !wanted.details => return Err(StatsError::ImageFs(error.clone())),
@@ -203,7 +203,7 @@ impl Shared {
     }
 
     /// The numbers of a container or sandbox, if its cgroup exists.
-    fn placed(&self, work: &mut Work, id: &str, wanted: Wanted) -> Option<Numbers> {
+    fn container_numbers(&self, work: &mut Work, id: &str, wanted: Wanted) -> Option<Numbers> {
         let path = work.cgroup_paths.get(id)?.to_owned();
         let numbers = self.numbers(work, id, &path, wanted);
         if numbers.is_none() {
@@ -215,11 +215,11 @@ impl Shared {
     fn pod(
         &self,
         work: &mut Work,
-        once: &mut Once<'_>,
-        running: &Running<'_>,
+        data: &mut CollectionData<'_>,
+        running: &RunningPod<'_>,
         wanted: Wanted,
     ) -> Option<PodUse> {
-        let Running { pod, sandbox } = running;
+        let RunningPod { pod, sandbox } = running;
         let full = wanted.depth == Depth::Full;
         let seen = wanted.details.then(|| (self.pod)(&pod.uid)).flatten();
         let logs_dir = logs_dir(&self.settings, pod);
@@ -232,12 +232,12 @@ impl Shared {
         };
         for listed in containers(pod) {
             let id = listed.id.as_str();
-            let stats = once.responses.stats.as_ref().and_then(|stats| stats.containers.get(id));
-            let numbers = self.placed(work, id, wanted).or_else(|| {
+            let stats = data.responses.stats.as_ref().and_then(|stats| stats.containers.get(id));
+            let numbers = self.container_numbers(work, id, wanted).or_else(|| {
                 let mut numbers = stats?.numbers.clone();
-                let at =
-                    once.responses.stats.as_ref().and_then(|stats| stats.at).unwrap_or_else(Instant::now);
-                let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, at));
+                let received =
+                    data.responses.stats.as_ref().and_then(|stats| stats.received).unwrap_or_else(Instant::now);
+                let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, received));
                 numbers.rate = rate.or(numbers.rate);
                 Some(numbers)
             });
@@ -245,8 +245,8 @@ impl Shared {
             let Some(numbers) = numbers else { continue };
             let image = seen.iter().flat_map(|pod| &pod.containers).find(|seen| seen.id == listed.id);
             let logs = logs_dir.as_ref().filter(|_| full).and_then(|dir| {
-                let content = space::content(&dir.join(&listed.name), once.until)?;
-                Some(once.disks.part(&self.settings.root_dir, Some(content.bytes), Some(content.inodes)))
+                let content = space::content(&dir.join(&listed.name), data.until)?;
+                Some(data.disks.part(&self.settings.root_dir, Some(content.bytes), Some(content.inodes)))
             });
             found.containers.push(ContainerUse {
                 name: listed.name.clone(),
@@ -259,10 +259,10 @@ impl Shared {
             });
         }
         let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
-        let stats = sandbox_id.and_then(|id| once.responses.stats.as_ref()?.pods.get(id));
+        let stats = sandbox_id.and_then(|id| data.responses.stats.as_ref()?.pods.get(id));
         let path = sandbox_id.and_then(|id| work.cgroup_paths.get(id)).map(str::to_owned);
         found.sandbox = sandbox_id.and_then(|id| {
-            let numbers = self.placed(work, id, wanted)?;
+            let numbers = self.container_numbers(work, id, wanted)?;
             Some(SandboxUse { id: id.to_owned(), image: String::new(), numbers })
         });
         let made = (self.cgroups.pod)(&pod.uid);
@@ -294,18 +294,18 @@ impl Shared {
             let process = processes.and_then(|processes| processes.ids.first().copied());
             let of_process = process.and_then(|process| proc::network(&self.settings.roots.proc, process));
             found.network = of_process.or_else(|| stats?.network.clone());
-            self.storage(work, once, &mut found);
+            self.storage(work, data, &mut found);
         }
         Some(found)
     }
 
     /// Volumes and local storage of a pod, without the writable layers.
-    fn storage(&self, work: &mut Work, once: &mut Once<'_>, pod: &mut PodUse) {
+    fn storage(&self, work: &mut Work, data: &mut CollectionData<'_>, pod: &mut PodUse) {
         pod.volumes = work.volumes.get(&pod.uid).map(|walked| walked.volumes.clone()).unwrap_or_default();
-        let sum = |of: fn(&FileSystem) -> Option<u64>| {
-            let containers = pod.containers.iter().filter_map(|one| one.logs.as_ref());
+        let sum = |select: fn(&FileSystem) -> Option<u64>| {
+            let containers = pod.containers.iter().filter_map(|container| container.logs.as_ref());
             let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
-            containers.chain(volumes).filter_map(of).fold(0_u64, u64::saturating_add)
+            containers.chain(volumes).filter_map(select).fold(0_u64, u64::saturating_add)
         };
         let (mut bytes, mut inodes) = (sum(|space| space.used), sum(|space| space.inodes_used));
         let hosts = self.settings.root_dir.join("pods").join(pod.uid.as_str()).join("etc-hosts");
@@ -313,7 +313,7 @@ impl Shared {
             bytes = bytes.saturating_add(std::os::unix::fs::MetadataExt::blocks(&hosts).saturating_mul(512));
             inodes += 1;
         }
-        pod.local_storage = Some(once.disks.part(&self.settings.root_dir, Some(bytes), Some(inodes)));
+        pod.local_storage = Some(data.disks.part(&self.settings.root_dir, Some(bytes), Some(inodes)));
     }
 
     /// Whether the volumes of a pod are to be measured: a period after the last time, or later if
@@ -342,12 +342,12 @@ impl Shared {
             let old = last.volumes.iter().find(|old| old.name == volume.name);
             let walk = last.walks.remove(&volume.name);
             let (mut now, walk) = match volume_use(uid, &volume, walk, deadline, servers_until) {
-                Used::Known(now, walk) => (*now, walk),
-                Used::Pending => {
+                VolumeReading::Known(now, walk) => (*now, walk),
+                VolumeReading::Pending => {
                     volumes.extend(old.cloned());
                     continue;
                 }
-                Used::Gone => continue,
+                VolumeReading::Gone => continue,
             };
             if let (Some(_), Some(old)) = (&walk, old) {
                 let (used, inodes_used) = (now.space.used, now.space.inodes_used);
@@ -369,7 +369,7 @@ impl Shared {
         while walks.len() > INTERRUPTED {
             walks.pop_last();
         }
-        work.volumes.insert(uid.clone(), Walked { due: now + pause, took, volumes, walks });
+        work.volumes.insert(uid.clone(), PodWalk { due: now + pause, took, volumes, walks });
         is_complete
     }
 
@@ -485,7 +485,7 @@ impl Shared {
 }
 
 /// The data that is read once per collection.
-struct Once<'a> {
+struct CollectionData<'a> {
     disks: Disks,
     responses: &'a Responses,
     until: Instant,
@@ -493,29 +493,29 @@ struct Once<'a> {
 
 /// A pod to report: its newest sandbox, or the newest that is ready.
 #[derive(Clone)]
-struct Running<'a> {
+struct RunningPod<'a> {
     pod: &'a ListedPod,
     sandbox: Option<&'a ListedSandbox>,
 }
 
-fn pods_shown(listed: &Listed) -> impl Iterator<Item = Running<'_>> {
+fn pods_shown(listed: &Listed) -> impl Iterator<Item = RunningPod<'_>> {
     listed.values().filter_map(running)
 }
 
 /// A pod without a running sandbox or container has no numbers.
-fn running(pod: &ListedPod) -> Option<Running<'_>> {
+fn running(pod: &ListedPod) -> Option<RunningPod<'_>> {
     let ready = pod.sandboxes.iter().find(|sandbox| sandbox.state == SandboxState::Ready);
     let sandbox = ready.or(pod.sandboxes.first());
-    pod.is_running().then_some(Running { pod, sandbox })
+    pod.is_running().then_some(RunningPod { pod, sandbox })
 }
 
 fn containers(pod: &ListedPod) -> impl Iterator<Item = &crate::model::runtime::ListedContainer> {
     pod.containers.iter().filter(|container| container.state == ContainerState::Running)
 }
 
-fn ids(running: Running<'_>) -> impl Iterator<Item = &str> {
+fn ids(running: RunningPod<'_>) -> impl Iterator<Item = &str> {
     let ready = running.sandbox.filter(|sandbox| sandbox.state == SandboxState::Ready);
-    containers(running.pod).map(|one| one.id.as_str()).chain(ready.map(|sandbox| sandbox.id.as_str()))
+    containers(running.pod).map(|container| container.id.as_str()).chain(ready.map(|sandbox| sandbox.id.as_str()))
 }
 
 /// `<namespace>_<name>_<uid>`, unless it is not a single path element.
@@ -532,7 +532,7 @@ pub(super) fn pause(took: Duration, before: Duration) -> Duration {
 }
 
 /// The use of a volume.
-pub(super) enum Used {
+pub(super) enum VolumeReading {
     /// With the walk that goes on later: until then it uses at least this much.
     Known(Box<VolumeUse>, Option<Walk>),
     /// Its server has not responded yet.
@@ -549,7 +549,7 @@ pub(super) fn volume_use(
     walk: Option<Walk>,
     until: Instant,
     servers_until: Instant,
-) -> Used {
+) -> VolumeReading {
     let begun = Instant::now();
     let found = |space: FileSystem| VolumeUse {
         name: volume.name.clone(),
@@ -559,22 +559,22 @@ pub(super) fn volume_use(
         abnormal: volume.driver.as_ref().and_then(|driver| driver.abnormal),
     };
     if let Some(space) = volume.driver.as_ref().and_then(|driver| driver.space.clone()) {
-        return Used::Known(Box::new(found(space)), None);
+        return VolumeReading::Known(Box::new(found(space)), None);
     }
     // The server of a file system may not respond. A container may also mount one over a directory.
     let measured = match volume.walk && !space::is_mount(&volume.path) {
-        true => space::file_system(&volume.path).map_or(Measured::Failed, Measured::Size),
+        true => space::file_system(&volume.path).map_or(MeasuredSize::Failed, MeasuredSize::Size),
         false => guarded::file_system(pod, &volume.path, servers_until),
     };
     let mut space = match measured {
-        Measured::Size(space) => space,
-        Measured::Pending => return Used::Pending,
-        Measured::Failed => return Used::Gone,
+        MeasuredSize::Size(space) => space,
+        MeasuredSize::Pending => return VolumeReading::Pending,
+        MeasuredSize::Failed => return VolumeReading::Gone,
     };
     let mut rest = None;
     if volume.walk {
         let Some((content, unfinished)) = space::continue_walk(&volume.path, walk, until) else {
-            return Used::Gone;
+            return VolumeReading::Gone;
         };
         if content.left_out {
             // The pod must not hide what it uses: all that is used of the file system may be its own.
@@ -591,5 +591,5 @@ pub(super) fn volume_use(
         rest = unfinished;
     }
     metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
-    Used::Known(Box::new(found(space)), rest)
+    VolumeReading::Known(Box::new(found(space)), rest)
 }

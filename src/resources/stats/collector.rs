@@ -16,14 +16,14 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::cgroup::Tree;
 use super::cgroup_paths::CgroupPaths;
-use super::collect::Used;
+use super::collect::VolumeReading;
 use super::glance::Places;
 use super::processes::Budget;
 use super::rates::Rates;
 use super::request::{FRESH, Wanted};
 use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
 use super::sample::{NodeUse, Snapshot, VolumeUse};
-use super::settings::{Deps, LimitOfPod, ListPods, ListVolumes, LookAtPod, PodCgroupPaths, Settings};
+use super::settings::{Deps, PodMemoryLimit, ListPods, ListVolumes, FindInspection, PodCgroupPaths, Settings};
 use super::space::Walk;
 use super::{collect, glance, space};
 
@@ -55,13 +55,13 @@ pub enum StatsError {
 pub(super) struct Work {
     pub(super) rates: Rates,
     pub(super) cgroup_paths: CgroupPaths,
-    pub(super) volumes: HashMap<PodUid, Walked>,
+    pub(super) volumes: HashMap<PodUid, PodWalk>,
     /// The remaining budget for reading processes.
     pub(super) budget: Budget,
 }
 
 /// The last walk through the volumes of a pod.
-pub(super) struct Walked {
+pub(super) struct PodWalk {
     /// When the next one is due.
     pub(super) due: Instant,
     pub(super) took: Duration,
@@ -70,9 +70,9 @@ pub(super) struct Walked {
     pub(super) walks: BTreeMap<String, Walk>,
 }
 
-impl Default for Walked {
+impl Default for PodWalk {
     fn default() -> Self {
-        Walked { due: Instant::now(), took: Duration::ZERO, volumes: Vec::new(), walks: BTreeMap::new() }
+        PodWalk { due: Instant::now(), took: Duration::ZERO, volumes: Vec::new(), walks: BTreeMap::new() }
     }
 }
 
@@ -88,8 +88,8 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) cgroups: PodCgroupPaths,
     pub(super) pods: Box<ListPods>,
-    pub(super) pod: Box<LookAtPod>,
-    pub(super) memory_limit: Box<LimitOfPod>,
+    pub(super) pod: Box<FindInspection>,
+    pub(super) memory_limit: Box<PodMemoryLimit>,
     pub(super) volumes: Box<ListVolumes>,
     pub(super) queries: RuntimeQueries,
     pub(super) tree: Tree,
@@ -104,20 +104,20 @@ pub struct Collector {
 }
 
 /// The borrowed work. Dropping it returns the work, also when the collection panics.
-struct Borrowed<'a> {
+struct BorrowedWork<'a> {
     shared: &'a Shared,
     work: Box<Work>,
 }
 
-impl<'a> Borrowed<'a> {
+impl<'a> BorrowedWork<'a> {
     /// Returns the work before the collection has ended: callers with the same request wait for it.
-    fn finish_later(self, wanted: Wanted) -> Finishing<'a> {
+    fn finish_later(self, wanted: Wanted) -> PendingCollection<'a> {
         self.shared.state.locked().finishing.push(wanted);
-        Finishing { shared: self.shared, wanted, result: None }
+        PendingCollection { shared: self.shared, wanted, result: None }
     }
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for BorrowedWork<'_> {
     fn drop(&mut self) {
         self.shared.state.locked().work = Some(std::mem::take(&mut self.work));
         self.shared.done.notify_all();
@@ -125,17 +125,17 @@ impl Drop for Borrowed<'_> {
 }
 
 /// A collection that waits for the runtime. Ends also when that fails or panics.
-struct Finishing<'a> {
+struct PendingCollection<'a> {
     shared: &'a Shared,
     wanted: Wanted,
     result: Option<Arc<Snapshot>>,
 }
 
-impl Drop for Finishing<'_> {
+impl Drop for PendingCollection<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state.locked();
-        if let Some(at) = state.finishing.iter().position(|one| *one == self.wanted) {
-            state.finishing.swap_remove(at);
+        if let Some(index) = state.finishing.iter().position(|request| *request == self.wanted) {
+            state.finishing.swap_remove(index);
         }
         if let Some(result) = self.result.take() {
             state.last = Some((self.wanted, Instant::now(), result));
@@ -153,27 +153,27 @@ fn wait(responses: &Receiver<Responses>) -> Responses {
 }
 
 /// The start of a request.
-enum Turn<'a> {
+enum Start<'a> {
     /// Another caller has just collected.
-    Known(Arc<Snapshot>),
+    Snapshot(Arc<Snapshot>),
     /// The caller that has the work collects.
-    Ours(Borrowed<'a>),
+    Work(BorrowedWork<'a>),
 }
 
 impl Shared {
     /// Borrows the work, unless the numbers are known already.
-    fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Turn<'_>, StatsError> {
+    fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Start<'_>, StatsError> {
         let mut state = self.state.locked();
         loop {
-            if let Some((had, at, snapshot)) = &state.last
-                && wanted.is_met_by(*had)
-                && at.elapsed() < FRESH
+            if let Some((last_request, time, snapshot)) = &state.last
+                && wanted.is_met_by(*last_request)
+                && time.elapsed() < FRESH
             {
-                return Ok(Turn::Known(Arc::clone(snapshot)));
+                return Ok(Start::Snapshot(Arc::clone(snapshot)));
             }
-            let soon = state.finishing.iter().any(|had| wanted.is_met_by(*had));
+            let soon = state.finishing.iter().any(|pending| wanted.is_met_by(*pending));
             if !soon && let Some(work) = state.work.take() {
-                return Ok(Turn::Ours(Borrowed { shared: self, work }));
+                return Ok(Start::Work(BorrowedWork { shared: self, work }));
             }
             let _waiting = threads::waiting("another collection of statistics");
             let left = until.saturating_duration_since(Instant::now());
@@ -213,18 +213,18 @@ impl Collector {
         let mut stats: Option<Responses> = None;
         loop {
             let mut borrowed = match shared.borrow(wanted, until)? {
-                Turn::Known(snapshot) => return Ok(snapshot),
-                Turn::Ours(borrowed) => borrowed,
+                Start::Snapshot(snapshot) => return Ok(snapshot),
+                Start::Work(borrowed) => borrowed,
             };
             let pods = (shared.pods)();
-            let need = shared.need(&mut borrowed.work, &pods, wanted);
-            if stats.is_none() && need.pods == Some(Part::All) {
+            let query = shared.query_for(&mut borrowed.work, &pods, wanted);
+            if stats.is_none() && query.pods == Some(Part::All) {
                 // Returned before the wait, as the runtime may be slow.
                 drop(borrowed);
-                stats = Some(shared.queries.ask(&need));
+                stats = Some(shared.queries.send(&query));
                 continue;
             }
-            let asking = (stats.is_none() && need.is_any()).then(|| self.ask(need.clone()));
+            let pending = (stats.is_none() && query.is_any()).then(|| self.send_in_thread(query.clone()));
             // It is not needed any more; two would take memory.
             let old = shared.state.locked().last.take();
             drop(old);
@@ -235,9 +235,9 @@ impl Collector {
             let known = stats.unwrap_or_default();
             let mut snapshot = shared.collect(&mut borrowed.work, &pods, &known, wanted)?;
             let mut finishing = borrowed.finish_later(wanted);
-            let responses = asking.map_or(Ok(known), |asking| asking.map(|responses| wait(&responses)));
+            let responses = pending.map_or(Ok(known), |pending| pending.map(|responses| wait(&responses)));
             // If no thread could be started.
-            let responses = responses.unwrap_or_else(|_| shared.queries.ask(&need));
+            let responses = responses.unwrap_or_else(|_| shared.queries.send(&query));
             shared.complete(&mut snapshot, &responses, wanted)?;
             let snapshot = Arc::new(snapshot);
             finishing.result = Some(Arc::clone(&snapshot));
@@ -246,12 +246,12 @@ impl Collector {
     }
 
     /// Sends the query to the runtime in a thread, parallel to the caller.
-    fn ask(&self, need: Query) -> std::io::Result<Receiver<Responses>> {
-        let (answer, responses) = bounded(1);
+    fn send_in_thread(&self, query: Query) -> std::io::Result<Receiver<Responses>> {
+        let (sender, responses) = bounded(1);
         let shared = Arc::clone(&self.shared);
         let thread = threads::spawn("stats", Stack::Small, OnDeath::Unsupervised, move |_| {
             // The caller may have failed meanwhile.
-            let _ = answer.send(shared.queries.ask(&need));
+            let _ = sender.send(shared.queries.send(&query));
         })?;
         // The thread ends with the call.
         thread.leave();
@@ -271,8 +271,8 @@ impl Collector {
         volumes.retain(|volume| volume.claim.is_some());
         let until = Instant::now() + collect::WALKS;
         let used = |volume| match collect::volume_use(uid, volume, None, until, until) {
-            Used::Known(used, _) => Some(*used),
-            Used::Pending | Used::Gone => None,
+            VolumeReading::Known(used, _) => Some(*used),
+            VolumeReading::Pending | VolumeReading::Gone => None,
         };
         volumes.iter().filter_map(used).collect()
     }

@@ -37,7 +37,7 @@ pub(super) fn first(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) 
             continue;
         };
         use Operation::{Async, Discard, Read, Sync, Total, Write};
-        let known = [Read, Write, Sync, Async, Discard, Total].into_iter().find(|one| one.as_str() == name);
+        let known = [Read, Write, Sync, Async, Discard, Total].into_iter().find(|operation| operation.as_str() == name);
         if let Some(operation) = known {
             disk(disks, device).counts.push((counted, operation, value));
         }
@@ -70,12 +70,12 @@ pub(super) fn second(text: &str) -> Vec<DiskTraffic> {
 }
 
 fn disk<'a>(disks: &'a mut Vec<DiskTraffic>, device: &str) -> &'a mut DiskTraffic {
-    let at = disks.iter().position(|disk| disk.device == device).unwrap_or_else(|| {
+    let index = disks.iter().position(|disk| disk.device == device).unwrap_or_else(|| {
         disks.push(DiskTraffic { device: device.to_owned(), ..DiskTraffic::default() });
         disks.len() - 1
     });
     // The index is valid.
-    &mut disks[at]
+    &mut disks[index]
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ const MAX_OF_POD: usize = 8;
 
 /// What is known of a file system.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Measured<T> {
+pub(super) enum MeasuredSize<T> {
     /// Its size.
     Size(T),
     /// It is not measured yet; the last numbers are the newest.
@@ -46,7 +46,7 @@ struct Measurements<T>(Mutex<BTreeMap<PathBuf, Measurement<T>>>);
 static SIZES: Measurements<FileSystem> = Measurements(Mutex::new(BTreeMap::new()));
 
 /// The file system of a pod's volume. Waits for it until `until`.
-pub(super) fn file_system(pod: &PodUid, path: &Path, until: Instant) -> Measured<FileSystem> {
+pub(super) fn file_system(pod: &PodUid, path: &Path, until: Instant) -> MeasuredSize<FileSystem> {
     let measured = path.to_owned();
     SIZES.within(pod, path, until, move || space::file_system(&measured))
 }
@@ -58,7 +58,7 @@ pub(super) fn forget(is_known: impl Fn(&PodUid) -> bool) {
 
 impl<T: Send + 'static> Measurements<T> {
     fn forget(&self, is_known: impl Fn(&PodUid) -> bool) {
-        self.0.locked().retain(|_, one| one.result.is_none() || is_known(&one.pod));
+        self.0.locked().retain(|_, measurement| measurement.result.is_none() || is_known(&measurement.pod));
     }
 
     fn within(
@@ -67,58 +67,58 @@ impl<T: Send + 'static> Measurements<T> {
         path: &Path,
         until: Instant,
         measure: impl FnOnce() -> Option<T> + Send + 'static,
-    ) -> Measured<T> {
+    ) -> MeasuredSize<T> {
         {
             let mut all = self.0.locked();
-            match all.get(path).map(|one| one.result.is_some()) {
+            match all.get(path).map(|measurement| measurement.result.is_some()) {
                 Some(true) => {
-                    let done = all.remove(path).and_then(|one| one.result).flatten();
-                    return done.map_or(Measured::Failed, Measured::Size);
+                    let done = all.remove(path).and_then(|measurement| measurement.result).flatten();
+                    return done.map_or(MeasuredSize::Failed, MeasuredSize::Size);
                 }
-                Some(false) => return Measured::Pending,
+                Some(false) => return MeasuredSize::Pending,
                 None => {}
             }
-            let under_way = |one: &&Measurement<T>| one.result.is_none();
+            let under_way = |measurement: &&Measurement<T>| measurement.result.is_none();
             let count = all.values().filter(under_way).count();
-            let of_pod = all.values().filter(under_way).filter(|one| one.pod == *pod).count();
+            let of_pod = all.values().filter(under_way).filter(|measurement| measurement.pod == *pod).count();
             if count >= MAX_UNDER_WAY || of_pod >= MAX_OF_POD {
-                return Measured::Pending;
+                return MeasuredSize::Pending;
             }
             all.insert(path.to_owned(), Measurement { pod: pod.clone(), result: None });
         }
         let (report, reported) = bounded::<()>(1);
-        let place = Place { all: self, path: path.to_owned(), result: None };
+        let guard = MeasurementGuard { all: self, path: path.to_owned(), result: None };
         let spawned = threads::spawn("vol/stat", Stack::Small, OnDeath::Unsupervised, move |_| {
-            let mut place = place;
+            let mut guard = guard;
             let _waiting = threads::waiting("size of a volume's file system");
-            place.result = measure();
-            drop(place);
+            guard.result = measure();
+            drop(guard);
             // The caller may have stopped waiting.
             let _ = report.send(());
         });
-        let Ok(running) = spawned else { return Measured::Pending };
+        let Ok(running) = spawned else { return MeasuredSize::Pending };
         if reported.recv_deadline(until).is_err() {
             running.leave();
-            return Measured::Pending;
+            return MeasuredSize::Pending;
         }
         drop(running);
-        let done = self.0.locked().remove(path).and_then(|one| one.result).flatten();
-        done.map_or(Measured::Failed, Measured::Size)
+        let done = self.0.locked().remove(path).and_then(|measurement| measurement.result).flatten();
+        done.map_or(MeasuredSize::Failed, MeasuredSize::Size)
     }
 }
 
 /// The entry of a measurement that is under way. Dropping it stores the result, also after a panic.
-struct Place<T: Send + 'static> {
+struct MeasurementGuard<T: Send + 'static> {
     all: &'static Measurements<T>,
     path: PathBuf,
     result: Option<T>,
 }
 
-impl<T: Send + 'static> Drop for Place<T> {
+impl<T: Send + 'static> Drop for MeasurementGuard<T> {
     fn drop(&mut self) {
         let result = self.result.take();
-        if let Some(one) = self.all.0.locked().get_mut(&self.path) {
-            one.result = Some(result);
+        if let Some(measurement) = self.all.0.locked().get_mut(&self.path) {
+            measurement.result = Some(result);
         }
     }
 }
@@ -143,20 +143,20 @@ mod tests {
             let _ = hold.recv();
             Some(1)
         };
-        assert_eq!(NUMBERS.within(&pod, path, Instant::now(), hang), Measured::Pending);
-        assert_eq!(NUMBERS.within(&pod, path, late(), || Some(2)), Measured::Pending, "still under way");
-        assert_eq!(NUMBERS.within(&pod, Path::new("/t/other"), late(), || Some(3)), Measured::Size(3));
+        assert_eq!(NUMBERS.within(&pod, path, Instant::now(), hang), MeasuredSize::Pending);
+        assert_eq!(NUMBERS.within(&pod, path, late(), || Some(2)), MeasuredSize::Pending, "still under way");
+        assert_eq!(NUMBERS.within(&pod, Path::new("/t/other"), late(), || Some(3)), MeasuredSize::Size(3));
         drop(release);
         let until = late();
-        let mut found = Measured::Pending;
-        while found == Measured::Pending && Instant::now() < until {
+        let mut found = MeasuredSize::Pending;
+        while found == MeasuredSize::Pending && Instant::now() < until {
             found = NUMBERS.within(&pod, path, late(), || Some(4));
             std::thread::yield_now();
         }
-        assert_eq!(found, Measured::Size(1), "the late result");
-        assert_eq!(NUMBERS.within(&pod, path, late(), || Some(5)), Measured::Size(5));
-        assert_eq!(NUMBERS.within(&pod, path, late(), || None), Measured::Failed);
-        assert!(matches!(file_system(&pod, Path::new("/"), late()), Measured::Size(_)));
+        assert_eq!(found, MeasuredSize::Size(1), "the late result");
+        assert_eq!(NUMBERS.within(&pod, path, late(), || Some(5)), MeasuredSize::Size(5));
+        assert_eq!(NUMBERS.within(&pod, path, late(), || None), MeasuredSize::Failed);
+        assert!(matches!(file_system(&pod, Path::new("/"), late()), MeasuredSize::Size(_)));
     }
 
     #[test]
@@ -171,13 +171,13 @@ mod tests {
                 let _ = hold.recv();
                 Some(0)
             };
-            assert_eq!(ALL.within(&hostile, &path, Instant::now(), hang), Measured::Pending);
+            assert_eq!(ALL.within(&hostile, &path, Instant::now(), hang), MeasuredSize::Pending);
         }
         assert_eq!(ALL.0.locked().len(), MAX_OF_POD);
-        assert_eq!(ALL.within(&other, Path::new("/t/one"), late(), || Some(1)), Measured::Size(1));
+        assert_eq!(ALL.within(&other, Path::new("/t/one"), late(), || Some(1)), MeasuredSize::Size(1));
         drop(release);
         let until = late();
-        while ALL.0.locked().values().any(|one| one.result.is_none()) && Instant::now() < until {
+        while ALL.0.locked().values().any(|measurement| measurement.result.is_none()) && Instant::now() < until {
             std::thread::yield_now();
         }
         ALL.forget(|pod| *pod != hostile);

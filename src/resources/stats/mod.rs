@@ -18,7 +18,7 @@ mod cgroup_paths;
 mod collect;
 mod collector;
 mod disks;
-mod flight;
+mod single_flight;
 mod glance;
 mod guarded;
 mod mounted;

@@ -89,7 +89,7 @@ fn mounts(table: &str, pods: &Path) -> Vec<Mount> {
         match found.iter().position(|known| known.device == mount.device) {
             // Of several tmpfs on one path the last hides the others. The other mounts of a device
             // show parts of it.
-            Some(at) if root || kind == "tmpfs" => found[at] = mount,
+            Some(index) if root || kind == "tmpfs" => found[index] = mount,
             Some(_) => {}
             None if found.len() < MOST => found.push(mount),
             None => {}
@@ -114,7 +114,7 @@ fn disks(table: &str) -> Vec<(String, DiskCounters)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (major, minor) = (words.first()?, words.get(1)?);
-        let number = |at: usize| words.get(3 + at)?.parse::<u64>().ok();
+        let number = |column: usize| words.get(3 + column)?.parse::<u64>().ok();
         let counters = DiskCounters {
             reads: number(0)?,
             reads_merged: number(1)?,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 
-use super::tests::{Fake, listed, no_cgroups, write};
+use super::tests::{FakeRuntime, listed, no_cgroups, write};
 use super::*;
 use crate::model::runtime::ContainerState;
 use crate::resources::cgroups::CgroupHierarchies;
@@ -168,13 +168,13 @@ const MACHINE: &[(&str, &str)] = &[
     ("sys/dev/block/254:0/uevent", "MAJOR=254\nMINOR=0\nDEVNAME=vda\nDEVTYPE=disk\n"),
 ];
 
-struct Recorded {
+struct Fixture {
     _dir: tempfile::TempDir,
-    fake: Fake,
+    fake: FakeRuntime,
     collector: Collector,
 }
 
-fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
+fn fixture(version: Version, cgroups: &[(&str, &str)]) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().to_owned();
     write(&root, MACHINE);
@@ -184,7 +184,7 @@ fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
     {
         let fd = root.join(format!("proc/{process}/fd"));
         std::fs::create_dir_all(&fd).unwrap();
-        links.iter().enumerate().for_each(|(at, link)| symlink(link, fd.join(at.to_string())).unwrap());
+        links.iter().enumerate().for_each(|(number, link)| symlink(link, fd.join(number.to_string())).unwrap());
     }
     let settings = Settings {
         node: "n1".into(),
@@ -199,7 +199,7 @@ fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
     };
     let pod = listed("u1", "web", "s1", &[("c1", "a", ContainerState::Running)]);
     let pods = Arc::new(BTreeMap::from([(pod.uid.clone(), pod)]));
-    let fake = Fake::default();
+    let fake = FakeRuntime::default();
     let deps = Deps {
         cgroups: no_cgroups(),
         pods: Box::new(move || Arc::clone(&pods)),
@@ -208,10 +208,10 @@ fn recorded(version: Version, cgroups: &[(&str, &str)]) -> Recorded {
         volumes: Box::new(|_| Vec::new()),
         runtime: Box::new(fake.clone()),
     };
-    Recorded { _dir: dir, fake, collector: Collector::new(settings, deps) }
+    Fixture { _dir: dir, fake, collector: Collector::new(settings, deps) }
 }
 
-impl Recorded {
+impl Fixture {
     fn page(&self) -> String {
         let snapshot = self.collector.snapshot(Wanted::CADVISOR).unwrap();
         let mut page = Page::new();
@@ -326,8 +326,8 @@ const ROOT: &[Expected<'_>] = &[
 
 #[test]
 fn version_1_has_the_series_of_the_go_kubelet() {
-    let recorded = recorded(Version::V1, FIRST);
-    let page = recorded.page();
+    let fixture = fixture(Version::V1, FIRST);
+    let page = fixture.page();
     check(&page, "/k8s.io/c1", CONTAINER);
     check(
         &page,
@@ -379,7 +379,7 @@ fn version_1_has_the_series_of_the_go_kubelet() {
     for line in
         ["machine_cpu_cores{boot_id=\"\",machine_id=\"", "machine_scrape_error 0", "machine_nvm_capacity{"]
     {
-        assert!(page.lines().any(|one| one.starts_with(line)), "{line} in\n{page}");
+        assert!(page.lines().any(|shown| shown.starts_with(line)), "{line} in\n{page}");
     }
     for (name, value) in [
         ("machine_cpu_physical_cores", 1.0),
@@ -407,14 +407,14 @@ fn version_1_has_the_series_of_the_go_kubelet() {
         assert_eq!(rest.split(' ').count(), if untimed { 1 } else { 2 }, "{line}");
     }
     // The image of a sandbox never changes.
-    recorded.collector.shared.state.locked().last = None;
-    assert!(recorded.page().contains("image=\"pause:1\""));
-    assert_eq!(*recorded.fake.images_asked.lock().unwrap(), ["s1"]);
+    fixture.collector.shared.state.locked().last = None;
+    assert!(fixture.page().contains("image=\"pause:1\""));
+    assert_eq!(*fixture.fake.requested_images.lock().unwrap(), ["s1"]);
 }
 
 #[test]
 fn version_2_has_the_series_of_the_go_kubelet() {
-    let page = recorded(Version::V2, SECOND).page();
+    let page = fixture(Version::V2, SECOND).page();
     check(&page, "/k8s.io/c1", CONTAINER);
     let disk: &[(&str, &str)] = &[("device", "/dev/loop0")];
     check(
@@ -450,27 +450,27 @@ fn version_2_has_the_series_of_the_go_kubelet() {
 
 #[test]
 fn descriptors_are_read_for_the_cadvisor_page_only() {
-    let recorded = recorded(Version::V1, FIRST);
+    let fixture = fixture(Version::V1, FIRST);
     let open = |wanted| {
-        recorded.collector.shared.state.locked().last = None;
-        let snapshot = recorded.collector.snapshot(wanted).unwrap();
+        fixture.collector.shared.state.locked().last = None;
+        let snapshot = fixture.collector.snapshot(wanted).unwrap();
         let numbers = &snapshot.pods[0].containers[0].numbers;
         (numbers.processes, numbers.details.as_ref().map(|details| details.open.is_some()))
     };
     assert_eq!(open(Wanted::SUMMARY), (Some(2), None));
     assert_eq!(open(Wanted::RESOURCE), (Some(2), None));
-    assert!(recorded.fake.images_asked.lock().unwrap().is_empty());
+    assert!(fixture.fake.requested_images.lock().unwrap().is_empty());
     assert_eq!(open(Wanted::CADVISOR), (Some(2), Some(true)));
 }
 
 #[test]
 fn an_agent_without_a_cgroup_of_its_own_shows_its_process() {
-    let recorded = recorded(Version::V1, FIRST);
+    let fixture = fixture(Version::V1, FIRST);
     let status = "Name: coracle\nVmRSS:     9000 kB\nRssAnon:   4000 kB\nVmSwap: 0 kB\n";
     let stat = "7 (coracle) S 1 7 7 0 -1 4194304 100 20 3 40 250 50 0 0 20 0 1 0 100 1 1\n";
-    let proc = recorded.collector.roots().proc.clone();
+    let proc = fixture.collector.roots().proc.clone();
     write(&proc, &[("self/status", status), ("self/stat", stat)]);
-    let summary = json(&recorded.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
     let part = &summary["node"]["systemContainers"][0];
     assert_eq!(part["name"], "kubelet");
     assert_eq!(part["startTime"], "2026-11-22T14:50:00Z");
@@ -485,5 +485,5 @@ fn an_agent_without_a_cgroup_of_its_own_shows_its_process() {
         (&(103.into()), &(3.into()))
     );
     // It has no series: there is no cgroup to name.
-    assert!(!recorded.page().contains("coracle"));
+    assert!(!fixture.page().contains("coracle"));
 }

@@ -19,18 +19,18 @@ pub(super) fn number(value: Option<u64>) -> Option<f64> {
     Some(value? as f64)
 }
 
-pub(super) fn start(at: Option<Timestamp>) -> Option<f64> {
-    Some(at?.as_millisecond() as f64 / 1e3)
+pub(super) fn start(time: Option<Timestamp>) -> Option<f64> {
+    Some(time?.as_millisecond() as f64 / 1e3)
 }
 
-fn sample(family: &mut Family<'_>, labels: &Labels<'_>, value: Option<f64>, at: Timestamp) {
+fn sample(family: &mut Family<'_>, labels: &Labels<'_>, value: Option<f64>, time: Timestamp) {
     if let Some(value) = value {
-        family.sample(labels, value, at.as_millisecond());
+        family.sample(labels, value, time.as_millisecond());
     }
 }
 
-type Of = fn(&Numbers) -> Option<f64>;
-type Row = (&'static str, &'static str, Type, Of);
+type Select = fn(&Numbers) -> Option<f64>;
+type Row = (&'static str, &'static str, Type, Select);
 
 const NODE: [Row; 3] = [
     ("node_cpu_usage_seconds_total", "Processor time of the node.", Type::Counter, |n| seconds(n.cpu)),
@@ -63,21 +63,21 @@ pub fn resource(snapshot: Option<&Snapshot>, page: &mut Page) {
     let help = "Whether something could not be found out.";
     page.gauge("resource_scrape_error", help, if failed { 1.0 } else { 0.0 });
     let Some(snapshot) = snapshot else { return };
-    for (name, help, kind, of) in NODE {
+    for (name, help, kind, select) in NODE {
         let numbers = &snapshot.node.numbers;
-        sample(&mut page.family(name, help, kind), &[], of(numbers), numbers.at);
+        sample(&mut page.family(name, help, kind), &[], select(numbers), numbers.at);
     }
-    for (name, help, kind, of) in PODS {
+    for (name, help, kind, select) in PODS {
         let mut family = page.family(name, help, kind);
         for pod in &snapshot.pods {
             let labels = [("namespace", &*pod.namespace), ("pod", &*pod.name)];
-            sample(&mut family, &labels, of(&pod.numbers), pod.numbers.at);
+            sample(&mut family, &labels, select(&pod.numbers), pod.numbers.at);
         }
     }
-    for (name, help, kind, of) in CONTAINERS {
+    for (name, help, kind, select) in CONTAINERS {
         let mut family = page.family(name, help, kind);
         for (pod, container) in containers(snapshot) {
-            sample(&mut family, &labels(pod, container), of(&container.numbers), container.numbers.at);
+            sample(&mut family, &labels(pod, container), select(&container.numbers), container.numbers.at);
         }
     }
     let help = "When a container was made, in Unix time.";
@@ -117,10 +117,10 @@ pub fn volumes<'a>(all: impl Iterator<Item = (&'a str, &'a VolumeUse)>, page: &m
             v.abnormal.map(u64::from)
         }),
     ];
-    for (name, help, of) in columns {
+    for (name, help, select) in columns {
         let mut family = page.family(name, help, Type::Gauge);
         for ((namespace, claim), volume) in &claims {
-            if let Some(value) = of(volume) {
+            if let Some(value) = select(volume) {
                 family.series(&[("namespace", namespace), ("persistentvolumeclaim", claim)], value as f64);
             }
         }

@@ -41,7 +41,7 @@ fn interfaces(text: &str) -> Vec<Interface> {
         }
         let numbers: Vec<&str> = numbers.split_whitespace().take(16).collect();
         let traffic = |from: usize| {
-            let number = |at: usize| numbers.get(from + at)?.parse().ok();
+            let number = |column: usize| numbers.get(from + column)?.parse().ok();
             Some(Traffic { bytes: number(0)?, packets: number(1)?, errors: number(2)?, dropped: number(3)? })
         };
         Some(Interface { name: name.to_owned(), received: traffic(0)?, sent: traffic(8)? })
@@ -150,7 +150,7 @@ vethab:     100       1    0    0    0     0          0         0      100      
     #[test]
     fn a_container_with_thousands_of_interfaces_shows_the_first() {
         let all: String =
-            (0..5000).map(|at| format!("dummy{at}: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n")).collect();
+            (0..5000).map(|number| format!("dummy{number}: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n")).collect();
         assert_eq!(interfaces(&all).len(), INTERFACES);
     }
 

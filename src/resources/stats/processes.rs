@@ -200,8 +200,8 @@ fn earliest(proc: &Path, ids: &[u32], until: Instant) -> Option<u32> {
         let started = read(&proc.join(id.to_string()).join("stat")).and_then(|stat| started_in(&stat));
         // A process without a start time has ended.
         if let Some(started) = started {
-            let one = (started, *id);
-            earliest = Some(earliest.map_or(one, |known: (u64, u32)| known.min(one)));
+            let process = (started, *id);
+            earliest = Some(earliest.map_or(process, |known: (u64, u32)| known.min(process)));
         }
     }
     earliest.map(|(_, id)| id)
@@ -237,8 +237,8 @@ mod tests {
     fn process(proc: &Path, id: u32, started: u64, links: &[&str]) {
         let dir = proc.join(id.to_string());
         std::fs::create_dir_all(dir.join("fd")).unwrap();
-        for (at, link) in links.iter().enumerate() {
-            symlink(link, dir.join("fd").join(at.to_string())).unwrap();
+        for (number, link) in links.iter().enumerate() {
+            symlink(link, dir.join("fd").join(number.to_string())).unwrap();
         }
         let stat = format!(
             "{id} (a) b) c) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 1 0 {started} 1 1 18446744073709551615\n"
@@ -276,18 +276,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         process(dir.path(), 70, 1, &["a", "b", "c"]);
         process(dir.path(), 71, 1, &["a"]);
-        let of = |processes: &Processes, budget: &mut Budget| open_files(dir.path(), processes, budget);
+        let open_files_within = |processes: &Processes, budget: &mut Budget| open_files(dir.path(), processes, budget);
         let whole = Budget::new;
         let mut budget = Budget { descriptors: 4, ..whole() };
-        assert_eq!(of(&listed(&[70]), &mut budget), Some(OpenFiles { descriptors: 3, sockets: 0 }));
-        assert_eq!(of(&listed(&[70]), &mut budget), None, "budget for one of three");
-        assert_eq!(of(&listed(&[71]), &mut Budget { processes: 0, ..whole() }), None);
-        assert_eq!(of(&listed(&[71]), &mut Budget { time: Duration::ZERO, ..whole() }), None);
-        assert_eq!(of(&listed(&[71]), &mut Budget::none()), None);
+        assert_eq!(open_files_within(&listed(&[70]), &mut budget), Some(OpenFiles { descriptors: 3, sockets: 0 }));
+        assert_eq!(open_files_within(&listed(&[70]), &mut budget), None, "budget for one of three");
+        assert_eq!(open_files_within(&listed(&[71]), &mut Budget { processes: 0, ..whole() }), None);
+        assert_eq!(open_files_within(&listed(&[71]), &mut Budget { time: Duration::ZERO, ..whole() }), None);
+        assert_eq!(open_files_within(&listed(&[71]), &mut Budget::none()), None);
         // Too many processes: the descriptors of none are read.
         let too_many = Processes { count: PROCESSES as u64 + 1, ids: vec![71; PROCESSES] };
         let mut budget = whole();
-        assert_eq!(of(&too_many, &mut budget), None);
+        assert_eq!(open_files_within(&too_many, &mut budget), None);
         assert_eq!(budget.descriptors, ALL_DESCRIPTORS);
     }
 
@@ -313,12 +313,12 @@ mod tests {
         for (id, started) in [(70, 500), (71, 400), (72, 600)] {
             process(dir.path(), id, started, &[]);
         }
-        let of = |ids: &[u32]| files_limit(dir.path(), &listed(ids), &mut Budget::new());
-        assert_eq!(of(&[70, 71, 72]), Some(1071));
-        assert_eq!(of(&[72]), Some(1072));
-        assert_eq!(of(&[73, 70]), Some(1070), "process 73 has ended");
-        assert_eq!(of(&[73]), None);
-        assert_eq!(of(&[]), None);
+        let limit_of = |ids: &[u32]| files_limit(dir.path(), &listed(ids), &mut Budget::new());
+        assert_eq!(limit_of(&[70, 71, 72]), Some(1071));
+        assert_eq!(limit_of(&[72]), Some(1072));
+        assert_eq!(limit_of(&[73, 70]), Some(1070), "process 73 has ended");
+        assert_eq!(limit_of(&[73]), None);
+        assert_eq!(limit_of(&[]), None);
     }
 
     #[test]
@@ -327,13 +327,13 @@ mod tests {
         for (id, started) in [(70, 500), (71, 400)] {
             process(dir.path(), id, started, &[]);
         }
-        let of = |ids: &[u32], budget: &mut Budget| files_limit(dir.path(), &listed(ids), budget);
+        let limit_within = |ids: &[u32], budget: &mut Budget| files_limit(dir.path(), &listed(ids), budget);
         let mut budget = Budget { starts: 3, ..Budget::new() };
-        assert_eq!(of(&[70, 71], &mut budget), Some(1071));
-        assert_eq!(of(&[70, 71], &mut budget), None, "budget for one of two");
-        assert_eq!(of(&[70, 71], &mut Budget { time: Duration::ZERO, ..Budget::new() }), None);
-        assert_eq!(of(&[70, 71], &mut Budget::none()), None);
-        assert_eq!(of(&[70], &mut Budget::none()), Some(1070), "a single process needs no search");
+        assert_eq!(limit_within(&[70, 71], &mut budget), Some(1071));
+        assert_eq!(limit_within(&[70, 71], &mut budget), None, "budget for one of two");
+        assert_eq!(limit_within(&[70, 71], &mut Budget { time: Duration::ZERO, ..Budget::new() }), None);
+        assert_eq!(limit_within(&[70, 71], &mut Budget::none()), None);
+        assert_eq!(limit_within(&[70], &mut Budget::none()), Some(1070), "a single process needs no search");
     }
 
     #[test]

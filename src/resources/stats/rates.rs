@@ -10,38 +10,38 @@ const CLOSEST: Duration = Duration::from_millis(100);
 pub(super) const STALE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
-struct Point {
+struct Sample {
     nanoseconds: u64,
-    at: Instant,
+    time: Instant,
     rate: Option<u64>,
 }
 
 /// The last sample of every counter of the last collection, and of the present one.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    last: HashMap<String, Point>,
-    next: HashMap<String, Point>,
+    last: HashMap<String, Sample>,
+    next: HashMap<String, Sample>,
 }
 
 impl Rates {
     /// Adds a sample and returns the rate since the previous one, if there was one.
-    pub(super) fn rate(&mut self, key: &str, nanoseconds: u64, at: Instant) -> Option<u64> {
+    pub(super) fn rate(&mut self, key: &str, nanoseconds: u64, time: Instant) -> Option<u64> {
         let point = match self.last.get(key) {
             // The same sample, or an older one that arrived later.
-            Some(before) if at <= before.at => *before,
+            Some(before) if time <= before.time => *before,
             // A smaller value means a new counter, such as that of a new cgroup.
-            Some(before) if before.nanoseconds > nanoseconds => Point { nanoseconds, at, rate: None },
+            Some(before) if before.nanoseconds > nanoseconds => Sample { nanoseconds, time, rate: None },
             Some(before) => {
-                let elapsed = at.saturating_duration_since(before.at);
+                let elapsed = time.saturating_duration_since(before.time);
                 if elapsed < CLOSEST {
                     *before
                 } else {
                     let grown = u128::from(nanoseconds - before.nanoseconds) * 1_000_000_000;
                     let rate = u64::try_from(grown / elapsed.as_nanos().max(1)).ok();
-                    Point { nanoseconds, at, rate }
+                    Sample { nanoseconds, time, rate }
                 }
             }
-            None => Point { nanoseconds, at, rate: None },
+            None => Sample { nanoseconds, time, rate: None },
         };
         self.next.insert(key.to_owned(), point);
         point.rate
@@ -51,13 +51,13 @@ impl Rates {
     /// rate.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         !self.last.values().any(|point| {
-            let age = now.saturating_duration_since(point.at);
+            let age = now.saturating_duration_since(point.time);
             age < STALE && (point.rate.is_some() || age >= CLOSEST)
         })
     }
 
     /// Ends a collection: counters that had no sample in it are forgotten.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn end_collection(&mut self) {
         self.last = std::mem::take(&mut self.next);
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     fn a_rate_needs_two_samples_that_are_apart() {
         let mut rates = Rates::default();
         let start = Instant::now();
-        let at = |millis| start + Duration::from_millis(millis);
+        let time_after = |millis| start + Duration::from_millis(millis);
         assert!(rates.is_stale(start));
         for (nanoseconds, millis, expected) in [
             (1_000_000_000, 0, None),
@@ -85,17 +85,17 @@ mod tests {
             (5, 4_000, None),
             (5, 5_000, Some(0)),
         ] {
-            assert_eq!(rates.rate("a", nanoseconds, at(millis)), expected, "{millis}");
-            rates.turn();
+            assert_eq!(rates.rate("a", nanoseconds, time_after(millis)), expected, "{millis}");
+            rates.end_collection();
         }
-        assert!(!rates.is_stale(at(6_000)));
+        assert!(!rates.is_stale(time_after(6_000)));
         // A single recent sample gives no rate.
         let mut first = Rates::default();
-        assert_eq!(first.rate("a", 1, at(0)), None);
-        first.turn();
-        assert!(first.is_stale(at(50)) && !first.is_stale(at(150)));
-        assert!(rates.is_stale(at(5_000) + STALE));
-        rates.turn();
-        assert_eq!(rates.rate("a", 10, at(7_000)), None);
+        assert_eq!(first.rate("a", 1, time_after(0)), None);
+        first.end_collection();
+        assert!(first.is_stale(time_after(50)) && !first.is_stale(time_after(150)));
+        assert!(rates.is_stale(time_after(5_000) + STALE));
+        rates.end_collection();
+        assert_eq!(rates.rate("a", 10, time_after(7_000)), None);
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::flight::Flight;
+use super::single_flight::SingleFlight;
 use super::proc::INTERFACES;
 use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
 use super::space;
@@ -22,7 +22,7 @@ use crate::util::lock::LockExt;
 #[derive(Debug, Default)]
 pub(super) struct RuntimeStats {
     /// The time of the response.
-    pub(super) at: Option<Instant>,
+    pub(super) received: Option<Instant>,
     pub(super) pods: BTreeMap<String, PodStats>,
     pub(super) containers: BTreeMap<String, ContainerStats>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Layer {
     pub(super) place: PathBuf,
     pub(super) bytes: Option<u64>,
     pub(super) inodes: Option<u64>,
-    pub(super) at: Option<Timestamp>,
+    pub(super) time: Option<Timestamp>,
 }
 
 /// The limit of all calls of one collection, shorter than the scrape timeout of Prometheus.
@@ -124,9 +124,9 @@ impl Runtime for (RuntimeClient, ImageClient) {
 /// Queries to the runtime, shared by all callers with the same query.
 pub(super) struct RuntimeQueries {
     runtime: Box<dyn Runtime>,
-    pods: Flight<RuntimeStats>,
-    containers: Flight<RuntimeStats>,
-    images: Flight<runtime::ImageFsInfoResponse>,
+    pods: SingleFlight<RuntimeStats>,
+    containers: SingleFlight<RuntimeStats>,
+    images: SingleFlight<runtime::ImageFsInfoResponse>,
     /// The runtime does not support statistics by pod.
     pods_refused: AtomicBool,
     /// The images of sandboxes that were requested, empty if not reported; they never change.
@@ -135,16 +135,16 @@ pub(super) struct RuntimeQueries {
 
 impl RuntimeQueries {
     pub(super) fn new(runtime: Box<dyn Runtime>) -> RuntimeQueries {
-        let (pods, containers, images) = (Flight::default(), Flight::default(), Flight::default());
+        let (pods, containers, images) = (SingleFlight::default(), SingleFlight::default(), SingleFlight::default());
         let (pods_refused, sandbox_images) = (AtomicBool::new(false), Mutex::default());
         RuntimeQueries { runtime, pods, containers, images, pods_refused, sandbox_images }
     }
 
     /// Sends the query. Holds no lock of the collector, as a runtime may hang.
-    pub(super) fn ask(&self, need: &Query) -> Responses {
+    pub(super) fn send(&self, need: &Query) -> Responses {
         let until = Instant::now() + LIMIT;
         let images = need.images.then(|| {
-            self.images.ask(methods::IMAGE_FS_INFO.name, until, |left| self.runtime.image_fs_info(left))
+            self.images.call(methods::IMAGE_FS_INFO.name, until, |left| self.runtime.image_fs_info(left))
         });
         let until = until.max(Instant::now() + LEAST);
         let stats = need.pods.map(|part| self.stats(part, until));
@@ -188,22 +188,22 @@ impl RuntimeQueries {
 
     fn stats(&self, part: Part, until: Instant) -> Result<Arc<RuntimeStats>, CriError> {
         if part == Part::All && !self.pods_refused.load(Ordering::Relaxed) {
-            let answer = self.pods.ask(methods::LIST_POD_SANDBOX_STATS.name, until, |left| {
+            let response = self.pods.call(methods::LIST_POD_SANDBOX_STATS.name, until, |left| {
                 let all = self.runtime.pod_stats(left)?;
-                let mut stats = RuntimeStats { at: Some(Instant::now()), ..RuntimeStats::default() };
+                let mut stats = RuntimeStats { received: Some(Instant::now()), ..RuntimeStats::default() };
                 all.into_iter().for_each(|pod| take_pod(&mut stats, pod));
                 Ok(stats)
             });
-            match answer {
+            match response {
                 Err(error) if error.class() == Class::Unsupported => {
                     self.pods_refused.store(true, Ordering::Relaxed);
                 }
                 other => return other,
             }
         }
-        self.containers.ask(methods::LIST_CONTAINER_STATS.name, until, |left| {
+        self.containers.call(methods::LIST_CONTAINER_STATS.name, until, |left| {
             let all = self.runtime.container_stats(left)?;
-            let mut stats = RuntimeStats { at: Some(Instant::now()), ..RuntimeStats::default() };
+            let mut stats = RuntimeStats { received: Some(Instant::now()), ..RuntimeStats::default() };
             all.into_iter().for_each(|container| take_container(&mut stats, container));
             Ok(stats)
         })
@@ -229,7 +229,7 @@ fn take_container(stats: &mut RuntimeStats, container: runtime::ContainerStats) 
         place: PathBuf::from(&layer.fs_id.mountpoint),
         bytes: value(&layer.used_bytes),
         inodes: value(&layer.inodes_used),
-        at: time(layer.timestamp),
+        time: time(layer.timestamp),
     });
     stats.containers.insert(container.attributes.id.clone(), ContainerStats { numbers, layer });
 }
@@ -302,27 +302,27 @@ impl Disks {
 
     pub(super) fn layer(&mut self, layer: &Layer) -> FileSystem {
         let mut part = self.part(&layer.place, layer.bytes, layer.inodes);
-        part.at = layer.at.unwrap_or(part.at);
+        part.at = layer.time.unwrap_or(part.at);
         part
     }
 }
 
 /// The file systems of images and, if it differs, of writable layers.
 pub(super) fn image_file_systems(
-    answer: &runtime::ImageFsInfoResponse,
+    response: &runtime::ImageFsInfoResponse,
     disks: &mut Disks,
 ) -> (Option<FileSystem>, Option<FileSystem>) {
-    let mut of = |usage: &runtime::FilesystemUsage| {
+    let mut layer_of = |usage: &runtime::FilesystemUsage| {
         disks.layer(&Layer {
             place: PathBuf::from(&usage.fs_id.mountpoint),
             bytes: value(&usage.used_bytes),
             inodes: value(&usage.inodes_used),
-            at: time(usage.timestamp),
+            time: time(usage.timestamp),
         })
     };
-    let images = answer.image_filesystems.first();
-    let containers = answer.container_filesystems.first().filter(|containers| {
+    let images = response.image_filesystems.first();
+    let containers = response.container_filesystems.first().filter(|containers| {
         images.is_none_or(|images| images.fs_id.mountpoint != containers.fs_id.mountpoint)
     });
-    (images.map(&mut of), containers.map(&mut of))
+    (images.map(&mut layer_of), containers.map(&mut layer_of))
 }

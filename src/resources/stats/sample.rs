@@ -204,9 +204,9 @@ impl DiskTraffic {
     /// A number; absent when the kernel has no such counter, 0 when it counts other operations
     /// only.
     pub fn get(&self, what: Counted, operation: Operation) -> Option<u64> {
-        let mut counted = self.counts.iter().filter(|(one, ..)| *one == what).peekable();
+        let mut counted = self.counts.iter().filter(|(counted_kind, ..)| *counted_kind == what).peekable();
         counted.peek()?;
-        Some(counted.find(|(_, one, _)| *one == operation).map_or(0, |(.., value)| *value))
+        Some(counted.find(|(_, counted_operation, _)| *counted_operation == operation).map_or(0, |(.., value)| *value))
     }
 }
 

@@ -54,29 +54,29 @@ pub struct Settings {
 
 pub type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
 /// Returns the last inspection of a pod.
-pub type LookAtPod = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+pub type FindInspection = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
 /// Returns the sum of a pod's memory limits in bytes, if all of its containers have one.
-pub type LimitOfPod = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
+pub type PodMemoryLimit = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
 /// Returns the mounted volumes of a pod.
 pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
 
 /// Returns the paths of the cgroups of all pods, of Burstable and of BestEffort ones.
-pub type PathsOfAll = dyn Fn() -> Option<[String; 3]> + Send + Sync;
+pub type CommonCgroupPaths = dyn Fn() -> Option<[String; 3]> + Send + Sync;
 /// Returns the path of a pod's cgroup.
-pub type PathOfPod = dyn Fn(&PodUid) -> Option<String> + Send + Sync;
+pub type PodCgroupPath = dyn Fn(&PodUid) -> Option<String> + Send + Sync;
 
 /// The cgroups that the agent makes, as paths from the roots of the hierarchies; `None`: it makes
 /// none, or has not made them yet.
 pub struct PodCgroupPaths {
-    pub together: Box<PathsOfAll>,
-    pub pod: Box<PathOfPod>,
+    pub together: Box<CommonCgroupPaths>,
+    pub pod: Box<PodCgroupPath>,
 }
 
 pub struct Deps {
     pub cgroups: PodCgroupPaths,
     pub pods: Box<ListPods>,
-    pub pod: Box<LookAtPod>,
-    pub memory_limit: Box<LimitOfPod>,
+    pub pod: Box<FindInspection>,
+    pub memory_limit: Box<PodMemoryLimit>,
     pub volumes: Box<ListVolumes>,
     pub runtime: Box<dyn Runtime>,
 }

@@ -154,14 +154,14 @@ impl Walk {
         // Not a copy of the descriptor, which would share its place in the directory.
         let mut current = fs::openat(top, c".", DIRECTORY, Mode::empty()).ok()?;
         let closed = self.levels.len().saturating_sub(OPEN);
-        for (at, level) in self.levels.iter_mut().enumerate() {
-            if at > 0 {
+        for (depth, level) in self.levels.iter_mut().enumerate() {
+            if depth > 0 {
                 current = fs::openat(&current, level.name.as_c_str(), DIRECTORY, Mode::empty()).ok()?;
             }
-            if !is_same(current.as_fd(), self.device, level.inode) || (at == 0 && own.inode != level.inode) {
+            if !is_same(current.as_fd(), self.device, level.inode) || (depth == 0 && own.inode != level.inode) {
                 return None;
             }
-            if at >= closed {
+            if depth >= closed {
                 level.dir = Some(opened_at(current.try_clone().ok()?, level.offset)?);
             }
         }

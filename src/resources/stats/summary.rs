@@ -26,19 +26,19 @@ fn put<T: Into<Value>>(object: &mut Object, name: &str, value: Option<T>) {
 }
 
 /// Formats a time as the API does: in whole seconds.
-fn time(at: Timestamp) -> String {
-    Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
+fn time(timestamp: Timestamp) -> String {
+    Timestamp::from_second(timestamp.as_second()).unwrap_or(timestamp).to_string()
 }
 
 /// Sets `startTime`, which clients expect: an unknown time is `null`, like Go's zero time.
-fn since(object: &mut Object, at: Option<Timestamp>) {
-    set(object, "startTime", at.map_or(Value::Null, |at| time(at).into()));
+fn since(object: &mut Object, started: Option<Timestamp>) {
+    set(object, "startTime", started.map_or(Value::Null, |started| time(started).into()));
 }
 
 /// A new object with the time of its values.
-fn timed(at: Timestamp) -> Object {
+fn timed(timestamp: Timestamp) -> Object {
     let mut object = Object::new();
-    set(&mut object, "time", time(at));
+    set(&mut object, "time", time(timestamp));
     object
 }
 
@@ -79,13 +79,13 @@ fn pod(pod: &PodUse) -> Value {
     numbers(&mut object, &pod.numbers);
     put(&mut object, "network", pod.network.as_ref().map(network));
     if !pod.volumes.is_empty() {
-        let volumes = pod.volumes.iter().map(|one| volume(one, &pod.namespace));
+        let volumes = pod.volumes.iter().map(|mounted| volume(mounted, &pod.namespace));
         set(&mut object, "volume", volumes.collect::<Vec<Value>>());
     }
     put(&mut object, "ephemeral-storage", pod.local_storage.as_ref().map(space));
     // The pod's own cgroup has no processes. Without containers' numbers, those of the runtime.
-    let containers = pod.containers.iter().map(|one| &one.numbers);
-    let parts = containers.chain(pod.sandbox.iter().map(|one| &one.numbers));
+    let containers = pod.containers.iter().map(|container| &container.numbers);
+    let parts = containers.chain(pod.sandbox.iter().map(|sandbox| &sandbox.numbers));
     let count = parts.filter_map(|part| part.processes).reduce(u64::saturating_add).or(pod.numbers.processes);
     let processes = count.map(|count| json!({"process_count": count}));
     put(&mut object, "process_stats", processes);

@@ -30,13 +30,13 @@ type Pods = Arc<Mutex<Arc<BTreeMap<PodUid, ListedPod>>>>;
 
 /// A runtime with two containers, of which `by-runtime` has no cgroup.
 #[derive(Clone, Default)]
-pub(super) struct Fake {
+pub(super) struct FakeRuntime {
     layers: usize,
     by_pod: bool,
     fails: bool,
-    asked: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
     /// The sandboxes whose images were asked for.
-    pub(super) images_asked: Arc<Mutex<Vec<String>>>,
+    pub(super) requested_images: Arc<Mutex<Vec<String>>>,
     /// Where the calls by container begin, and what they wait for.
     hangs: Option<(Sender<()>, Receiver<()>)>,
 }
@@ -49,7 +49,7 @@ fn number(value: u64) -> MessageField<runtime::UInt64Value> {
     MessageField::some(runtime::UInt64Value { value, ..Default::default() })
 }
 
-impl Fake {
+impl FakeRuntime {
     fn container(&self, id: &str) -> runtime::ContainerStats {
         runtime::ContainerStats {
             attributes: MessageField::some(runtime::ContainerAttributes {
@@ -83,9 +83,9 @@ impl Fake {
     }
 }
 
-impl Runtime for Fake {
+impl Runtime for FakeRuntime {
     fn pod_stats(&self, _within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         if !self.by_pod {
             return Err(error());
         }
@@ -121,7 +121,7 @@ impl Runtime for Fake {
 
     fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError> {
         assert!(within <= Duration::from_secs(8), "{within:?}");
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         if let Some((began, go_on)) = &self.hangs {
             began.send(()).unwrap();
             let _ = go_on.recv();
@@ -130,12 +130,12 @@ impl Runtime for Fake {
             return Err(error());
         }
         let mut all = vec![self.container("c1"), self.container("by-runtime")];
-        all.extend((0..self.layers).map(|at| self.container(&format!("c{at}"))));
+        all.extend((0..self.layers).map(|number| self.container(&format!("c{number}"))));
         Ok(all)
     }
 
     fn image_of_sandbox(&self, id: &SandboxId, _within: Duration) -> Result<Option<String>, CriError> {
-        self.images_asked.lock().unwrap().push(id.to_string());
+        self.requested_images.lock().unwrap().push(id.to_string());
         if self.fails {
             return Err(error());
         }
@@ -203,11 +203,11 @@ fn at_paths(made: MadeCgroups) -> PodCgroupPaths {
     }
 }
 
-struct Machine {
+struct Fixture {
     dir: tempfile::TempDir,
     cgroups: MadeCgroups,
     pods: Pods,
-    fake: Fake,
+    fake: FakeRuntime,
     collector: Collector,
 }
 
@@ -246,7 +246,7 @@ fn cgroup(root: &Path, path: &str, process: &str) {
     }
 }
 
-fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine {
+fn fixture(fake: FakeRuntime, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     cgroup(root, "", "1\n");
@@ -293,9 +293,9 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         ..ContainerStatus::blank("c1", "a", ContainerState::Running)
     };
     let cgroups = MadeCgroups::default();
-    let at = Arc::clone(&cgroups);
+    let made = Arc::clone(&cgroups);
     let deps = Deps {
-        cgroups: at_paths(at),
+        cgroups: at_paths(made),
         pods: Box::new(move || Arc::clone(&shown.lock().unwrap())),
         pod: Box::new(move |uid| {
             Some(Arc::new(PodRuntime { containers: vec![seen.clone()], ..PodRuntime::absent(uid.clone()) }))
@@ -304,7 +304,7 @@ fn machine(fake: Fake, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Machine 
         volumes: Box::new(move |_| volumes.clone()),
         runtime: Box::new(fake.clone()),
     };
-    Machine { dir, cgroups, pods, fake, collector: Collector::new(settings, deps) }
+    Fixture { dir, cgroups, pods, fake, collector: Collector::new(settings, deps) }
 }
 
 fn one_pod() -> Vec<ListedPod> {
@@ -312,19 +312,19 @@ fn one_pod() -> Vec<ListedPod> {
     vec![listed("u1", "web", "s1", &[("c1", "a", Running), ("c0", "a", Exited)])]
 }
 
-fn with_cgroups(fake: Fake) -> Machine {
-    let machine = machine(fake, one_pod(), Vec::new());
-    cgroup(machine.dir.path(), "k8s.io/c1", "78\n79\n");
-    cgroup(machine.dir.path(), "k8s.io/s1", "77\n");
-    machine
+fn with_cgroups(fake: FakeRuntime) -> Fixture {
+    let fixture = fixture(fake, one_pod(), Vec::new());
+    cgroup(fixture.dir.path(), "k8s.io/c1", "78\n79\n");
+    cgroup(fixture.dir.path(), "k8s.io/s1", "77\n");
+    fixture
 }
 
 #[test]
 fn pods_and_classes_have_the_numbers_of_their_cgroups() {
-    let machine = machine(Fake::default(), one_pod(), Vec::new());
-    let root = machine.dir.path();
+    let fixture = fixture(FakeRuntime::default(), one_pod(), Vec::new());
+    let root = fixture.dir.path();
     let all = ["/own/kubepods", "/own/kubepods/burstable", "/own/kubepods/besteffort"];
-    machine.cgroups.set((all, all[1])).unwrap();
+    fixture.cgroups.set((all, all[1])).unwrap();
     // A cgroup of another agent.
     for path in ["kubepods", &all[0][1..], &all[1][1..], &all[2][1..]] {
         cgroup(root, path, "");
@@ -337,7 +337,7 @@ fn pods_and_classes_have_the_numbers_of_their_cgroups() {
         &[("cg/own/kubepods/memory.current", "30000000\n"), ("cg/own/kubepods/memory.max", "90000000\n")],
     );
     write(root, &[("cg/own/kubepods/burstable/podu1/memory.current", "15000000\n")]);
-    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
     let pods = summary["node"]["systemContainers"].as_array().unwrap().last().unwrap();
     assert_eq!((&pods["name"], &pods["memory"]["usageBytes"]), (&json!("pods"), &json!(30_000_000)));
     assert_eq!(pods["memory"]["availableBytes"], 90_000_000 - 29_000_000);
@@ -348,9 +348,9 @@ fn pods_and_classes_have_the_numbers_of_their_cgroups() {
     assert_eq!(pod["process_stats"]["process_count"], 3);
     // No walk was needed, and no number of the runtime.
     assert_eq!(pod["containers"][0]["memory"]["usageBytes"], 10_000_000);
-    let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
     let mut page = Page::new();
-    cadvisor(&snapshot, machine.collector.roots(), &mut page);
+    cadvisor(&snapshot, fixture.collector.roots(), &mut page);
     let page = page.into_text();
     let series: Vec<&str> =
         page.lines().filter(|line| line.starts_with("container_memory_usage_bytes{")).collect();
@@ -360,8 +360,8 @@ fn pods_and_classes_have_the_numbers_of_their_cgroups() {
         (all[2], "", "10000000"),
         ("/own/kubepods/burstable/podu1", "web", "15000000"),
     ] {
-        let of = |line: &&&str| line.contains(&format!("id=\"{id}\"")) && line.contains("container=\"\"");
-        let found: Vec<_> = series.iter().filter(of).collect();
+        let is_of_cgroup = |line: &&&str| line.contains(&format!("id=\"{id}\"")) && line.contains("container=\"\"");
+        let found: Vec<_> = series.iter().filter(is_of_cgroup).collect();
         assert_eq!(found.len(), 1, "{id} in {page}");
         assert!(found[0].contains(&format!("pod=\"{pod}\"")) && found[0].contains(usage), "{found:?}");
     }
@@ -424,10 +424,10 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
         claim: Some("c".into()),
         driver: None,
     };
-    let machine = machine(Fake::default(), one_pod(), vec![volume]);
-    cgroup(machine.dir.path(), "k8s.io/c1", "78\n79\n");
-    cgroup(machine.dir.path(), "k8s.io/s1", "77\n");
-    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume]);
+    cgroup(fixture.dir.path(), "k8s.io/c1", "78\n79\n");
+    cgroup(fixture.dir.path(), "k8s.io/s1", "77\n");
+    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
     let mut found = BTreeSet::new();
     shape(&summary, "", &mut found);
     let mut expected = BTreeSet::new();
@@ -498,10 +498,10 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
 }
 
 #[test]
-fn processors_and_memory_alone_ask_the_runtime_nothing() {
-    let machine = with_cgroups(Fake::default());
-    let summary = json(&machine.collector.snapshot(Wanted::BRIEF).unwrap());
-    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 0);
+fn processors_and_memory_alone_need_no_call_to_the_runtime() {
+    let fixture = with_cgroups(FakeRuntime::default());
+    let summary = json(&fixture.collector.snapshot(Wanted::BRIEF).unwrap());
+    assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), 0);
     let pod = &summary["pods"][0];
     assert!(pod.get("network").is_none() && summary["node"].get("fs").is_none());
     assert_eq!(pod["cpu"]["usageCoreNanoSeconds"], 4_000_000_000_u64);
@@ -509,87 +509,87 @@ fn processors_and_memory_alone_ask_the_runtime_nothing() {
     assert_eq!(pod["cpu"]["usageNanoCores"], 0);
 
     // Nor is there one for a request right after the first sample.
-    let machine = with_cgroups(Fake::default());
-    machine.collector.snapshot(Wanted::RESOURCE).unwrap();
-    let summary = json(&machine.collector.snapshot(Wanted::BRIEF).unwrap());
+    let fixture = with_cgroups(FakeRuntime::default());
+    fixture.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let summary = json(&fixture.collector.snapshot(Wanted::BRIEF).unwrap());
     assert_eq!(summary["pods"][0]["cpu"]["usageNanoCores"], 0);
     assert_eq!(summary["node"]["cpu"]["usageNanoCores"], 0);
 }
 
 #[test]
-fn who_asks_within_a_second_shares_a_collection() {
-    let machine = with_cgroups(Fake::default());
-    let first = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+fn requests_within_a_second_share_a_collection() {
+    let fixture = with_cgroups(FakeRuntime::default());
+    let first = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
     // To a test that is held up it has just been collected.
-    machine.collector.shared.state.locked().last.as_mut().unwrap().1 += Duration::from_secs(3600);
-    let again = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+    fixture.collector.shared.state.locked().last.as_mut().unwrap().1 += Duration::from_secs(3600);
+    let again = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
     assert!(Arc::ptr_eq(&first, &again));
-    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1);
+    assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), 1);
     // What has more would show it to those who asked for less.
-    let brief = machine.collector.snapshot(Wanted::BRIEF).unwrap();
+    let brief = fixture.collector.snapshot(Wanted::BRIEF).unwrap();
     assert!(!Arc::ptr_eq(&first, &brief) && json(&brief)["node"].get("fs").is_none());
-    let more = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let more = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
     assert!(!Arc::ptr_eq(&first, &more));
 
     // Many at once: one collects, the others wait for it.
-    let machine = with_cgroups(Fake::default());
-    let (answers, collected) = crossbeam_channel::bounded(8);
-    let asking: Vec<_> = (0..8)
+    let fixture = with_cgroups(FakeRuntime::default());
+    let (sender, collected) = crossbeam_channel::bounded(8);
+    let callers: Vec<_> = (0..8)
         .map(|_| {
-            let (collector, answers) = (machine.collector.clone(), answers.clone());
+            let (collector, sender) = (fixture.collector.clone(), sender.clone());
             threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
-                answers.send(collector.snapshot(Wanted::SUMMARY).unwrap()).unwrap();
+                sender.send(collector.snapshot(Wanted::SUMMARY).unwrap()).unwrap();
             })
             .unwrap()
         })
         .collect();
     let collected: Vec<Arc<Snapshot>> = collected.iter().take(8).collect();
-    drop(asking);
+    drop(callers);
     // A caller that was delayed for a second has another one, which was collected once as well.
     let different: BTreeSet<_> = collected.iter().map(Arc::as_ptr).collect();
     assert!(different.len() < collected.len(), "no caller waited for another");
-    let asked = machine.fake.asked.load(Ordering::Relaxed);
-    assert!((1..=different.len()).contains(&asked), "{asked} calls for {}", different.len());
+    let calls = fixture.fake.calls.load(Ordering::Relaxed);
+    assert!((1..=different.len()).contains(&calls), "{calls} calls for {}", different.len());
 }
 
 #[test]
-fn a_runtime_that_hangs_keeps_only_those_waiting_who_need_it() {
+fn hanging_runtime_delays_only_requests_that_need_it() {
     let (began, begun) = bounded(1);
     let (let_go, go_on) = bounded::<()>(0);
-    let machine = with_cgroups(Fake { hangs: Some((began, go_on)), ..Fake::default() });
-    let (answers, answered) = bounded(2);
-    let ask = |wanted| {
-        let (collector, answers) = (machine.collector.clone(), answers.clone());
+    let fixture = with_cgroups(FakeRuntime { hangs: Some((began, go_on)), ..FakeRuntime::default() });
+    let (sender, received) = bounded(2);
+    let request = |wanted| {
+        let (collector, sender) = (fixture.collector.clone(), sender.clone());
         threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
-            answers.send(collector.snapshot(wanted).unwrap()).unwrap();
+            sender.send(collector.snapshot(wanted).unwrap()).unwrap();
         })
         .unwrap()
     };
-    let _first = ask(Wanted::SUMMARY);
+    let _first = request(Wanted::SUMMARY);
     begun.recv().unwrap();
     // Another question with the same call.
-    let _second = ask(Wanted::CADVISOR);
-    while machine.collector.shared.queries.waiting() == 0 {
+    let _second = request(Wanted::CADVISOR);
+    while fixture.collector.shared.queries.waiting() == 0 {
         std::thread::yield_now();
     }
     // What is read from files is returned meanwhile, as often as it is asked for.
     for wanted in [Wanted::RESOURCE, Wanted::BRIEF, Wanted::RESOURCE] {
-        let snapshot = machine.collector.snapshot(wanted).unwrap();
+        let snapshot = fixture.collector.snapshot(wanted).unwrap();
         assert_eq!(snapshot.pods[0].containers[0].numbers.working_set, Some(9_000_000));
-        assert!(!snapshot.incomplete && answered.is_empty());
+        assert!(!snapshot.incomplete && received.is_empty());
     }
     drop(let_go);
-    for snapshot in answered.iter().take(2) {
+    for snapshot in received.iter().take(2) {
         assert!(snapshot.pods[0].containers[0].rootfs.is_some());
     }
-    assert_eq!(machine.fake.asked.load(Ordering::Relaxed), 1, "both have the same answer");
+    assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), 1, "both have the same answer");
 }
 
 #[test]
-fn what_has_no_cgroup_is_asked_of_the_runtime() {
+fn containers_without_a_cgroup_have_the_numbers_of_the_runtime() {
     let pods = || vec![listed("u2", "vm", "s2", &[("by-runtime", "a", ContainerState::Running)])];
-    let machine = machine(Fake { by_pod: true, ..Fake::default() }, pods(), Vec::new());
-    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let fixture = fixture(FakeRuntime { by_pod: true, ..FakeRuntime::default() }, pods(), Vec::new());
+    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
     let pod = &summary["pods"][0];
     assert_eq!((&pod["cpu"]["usageCoreNanoSeconds"], &pod["network"]["rxBytes"]), (&json!(5), &json!(11)));
     assert_eq!(pod["process_stats"]["process_count"], 4);
@@ -602,44 +602,44 @@ fn what_has_no_cgroup_is_asked_of_the_runtime() {
     assert!(container["memory"].get("availableBytes").is_none());
 
     // A runtime that does not know the call by pod is asked by container, from then on only so.
-    let machine = self::machine(Fake::default(), pods(), Vec::new());
-    for asked in [2, 3] {
-        let summary = json(&machine.collector.snapshot(Wanted::CADVISOR).unwrap());
+    let fixture = self::fixture(FakeRuntime::default(), pods(), Vec::new());
+    for calls in [2, 3] {
+        let summary = json(&fixture.collector.snapshot(Wanted::CADVISOR).unwrap());
         assert_eq!(summary["pods"][0]["memory"]["workingSetBytes"], 77);
-        assert_eq!(machine.fake.asked.load(Ordering::Relaxed), asked);
-        machine.collector.shared.state.locked().last = None;
+        assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), calls);
+        fixture.collector.shared.state.locked().last = None;
     }
 
     // And one that does not answer leaves its pods out.
-    let machine = self::machine(Fake { fails: true, ..Fake::default() }, pods(), Vec::new());
-    let snapshot = machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let fixture = self::fixture(FakeRuntime { fails: true, ..FakeRuntime::default() }, pods(), Vec::new());
+    let snapshot = fixture.collector.snapshot(Wanted::RESOURCE).unwrap();
     assert!(snapshot.pods.is_empty() && snapshot.incomplete);
-    assert!(matches!(machine.collector.snapshot(Wanted::SUMMARY), Err(StatsError::ImageFs(_))));
+    assert!(matches!(fixture.collector.snapshot(Wanted::SUMMARY), Err(StatsError::ImageFs(_))));
     // The failure has not kept the work.
-    assert!(machine.collector.snapshot(Wanted::RESOURCE).is_ok());
+    assert!(fixture.collector.snapshot(Wanted::RESOURCE).is_ok());
 }
 
 #[test]
 fn a_pod_that_has_ended_is_gone_and_forgotten() {
-    let machine = with_cgroups(Fake::default());
-    assert_eq!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.len(), 1);
-    std::fs::remove_dir_all(machine.dir.path().join("cg/k8s.io")).unwrap();
-    machine.collector.shared.state.locked().last = None;
-    let left = machine.collector.snapshot(Wanted { details: true, ..Wanted::RESOURCE }).unwrap();
+    let fixture = with_cgroups(FakeRuntime::default());
+    assert_eq!(fixture.collector.snapshot(Wanted::SUMMARY).unwrap().pods.len(), 1);
+    std::fs::remove_dir_all(fixture.dir.path().join("cg/k8s.io")).unwrap();
+    fixture.collector.shared.state.locked().last = None;
+    let left = fixture.collector.snapshot(Wanted { details: true, ..Wanted::RESOURCE }).unwrap();
     assert!(left.pods.is_empty(), "the runtime is not asked for a cgroup that is gone: {left:?}");
-    *machine.pods.lock().unwrap() = Arc::default();
-    machine.collector.shared.state.locked().last = None;
-    assert!(machine.collector.snapshot(Wanted::SUMMARY).unwrap().pods.is_empty());
-    let state = machine.collector.shared.state.locked();
+    *fixture.pods.lock().unwrap() = Arc::default();
+    fixture.collector.shared.state.locked().last = None;
+    assert!(fixture.collector.snapshot(Wanted::SUMMARY).unwrap().pods.is_empty());
+    let state = fixture.collector.shared.state.locked();
     let work = state.work.as_ref().unwrap();
     assert!(work.volumes.is_empty() && work.cgroup_paths.get("c1").is_none());
 }
 
 #[test]
 fn a_machine_without_cgroups_is_an_error() {
-    let machine = with_cgroups(Fake::default());
-    std::fs::remove_file(machine.dir.path().join("cg/memory.stat")).unwrap();
-    let error = machine.collector.snapshot(Wanted::BRIEF).unwrap_err();
+    let fixture = with_cgroups(FakeRuntime::default());
+    std::fs::remove_file(fixture.dir.path().join("cg/memory.stat")).unwrap();
+    let error = fixture.collector.snapshot(Wanted::BRIEF).unwrap_err();
     assert!(error.to_string().starts_with("failed to get root cgroup stats: "), "{error}");
     let mut page = Page::new();
     resource(None, &mut page);
@@ -648,25 +648,25 @@ fn a_machine_without_cgroups_is_an_error() {
 
 #[test]
 fn the_resource_page_carries_the_moments_of_its_samples() {
-    let machine = with_cgroups(Fake::default());
-    let snapshot = machine.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let fixture = with_cgroups(FakeRuntime::default());
+    let snapshot = fixture.collector.snapshot(Wanted::RESOURCE).unwrap();
     let mut page = Page::new();
     resource(Some(&snapshot), &mut page);
     let text = page.into_text();
-    let at = snapshot.pods[0].containers[0].numbers.at.as_millisecond();
+    let milliseconds = snapshot.pods[0].containers[0].numbers.at.as_millisecond();
     for line in [
         "resource_scrape_error 0".to_owned(),
         format!(
-            "container_cpu_usage_seconds_total{{container=\"a\",namespace=\"default\",pod=\"web\"}} 2 {at}"
+            "container_cpu_usage_seconds_total{{container=\"a\",namespace=\"default\",pod=\"web\"}} 2 {milliseconds}"
         ),
         format!(
-            "container_memory_working_set_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 9000000 {at}"
+            "container_memory_working_set_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 9000000 {milliseconds}"
         ),
-        format!("container_swap_usage_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 100 {at}"),
+        format!("container_swap_usage_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 100 {milliseconds}"),
         "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"web\"} 1600000001"
             .to_owned(),
     ] {
-        assert!(text.lines().any(|one| one == line), "{line} in\n{text}");
+        assert!(text.lines().any(|shown| shown == line), "{line} in\n{text}");
     }
     for name in [
         "node_cpu_usage_seconds_total 2 ",
@@ -683,11 +683,11 @@ fn the_resource_page_carries_the_moments_of_its_samples() {
 
 #[test]
 fn the_long_page_has_the_labels_that_dashboards_use() {
-    let machine = with_cgroups(Fake::default());
-    write(machine.dir.path(), &[("sys/dev/block/8:0/uevent", "MAJOR=8\nMINOR=0\nDEVNAME=sda\n")]);
-    let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let fixture = with_cgroups(FakeRuntime::default());
+    write(fixture.dir.path(), &[("sys/dev/block/8:0/uevent", "MAJOR=8\nMINOR=0\nDEVNAME=sda\n")]);
+    let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
     let mut page = Page::new();
-    cadvisor(&snapshot, machine.collector.roots(), &mut page);
+    cadvisor(&snapshot, fixture.collector.roots(), &mut page);
     let text = page.into_text();
     let of_container = "id=\"/k8s.io/c1\",image=\"docker.io/library/web:1\",name=\"c1\"";
     for start in [
@@ -711,13 +711,13 @@ fn the_long_page_has_the_labels_that_dashboards_use() {
 
 #[test]
 fn volumes_below_a_linked_root_directory_are_no_file_systems_of_the_machine() {
-    let machine = with_cgroups(Fake::default());
-    let root = std::fs::canonicalize(machine.dir.path()).unwrap();
+    let fixture = with_cgroups(FakeRuntime::default());
+    let root = std::fs::canonicalize(fixture.dir.path()).unwrap();
     let line = |path: &str| format!("1 0 0:9 / {} rw - tmpfs tmpfs rw\n", root.join(path).display());
     let table = line("root/pods") + &line("logs");
     write(&root, &[("proc/self/mountinfo", &table)]);
-    let snapshot = machine.collector.snapshot(Wanted::CADVISOR).unwrap();
-    let shown: Vec<&str> = snapshot.node.file_systems.iter().map(|one| one.device.as_str()).collect();
+    let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let shown: Vec<&str> = snapshot.node.file_systems.iter().map(|disk| disk.device.as_str()).collect();
     assert_eq!(shown, [root.join("logs").to_str().unwrap()]);
 }
 
@@ -733,12 +733,12 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
         claim: None,
         driver: None,
     };
-    let machine = machine(Fake::default(), one_pod(), vec![volume]);
-    cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
-    let snapshot = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+    let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume]);
+    cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
+    let snapshot = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
     let volumes = &snapshot.pods[0].volumes;
     assert!(volumes[0].space.used.unwrap() >= 100_000);
-    let shared = &machine.collector.shared;
+    let shared = &fixture.collector.shared;
     let mut state = shared.state.locked();
     let work = state.work.as_mut().unwrap();
     let uid = &snapshot.pods[0].uid;
@@ -755,7 +755,7 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
 #[test]
 fn volumes_are_walked_once_a_period() {
     let place = tempfile::tempdir().unwrap();
-    let at = |name: &str, walk| VolumeAt {
+    let volume = |name: &str, walk| VolumeAt {
         name: name.into(),
         path: place.path().to_owned(),
         walk,
@@ -763,11 +763,11 @@ fn volumes_are_walked_once_a_period() {
         claim: None,
         driver: None,
     };
-    let machine = machine(Fake::default(), one_pod(), vec![at("walked", true), at("statfs", false)]);
-    cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
+    let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume("walked", true), volume("statfs", false)]);
+    cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
     let used = |name: &str| {
-        machine.collector.shared.state.locked().last = None;
-        let snapshot = machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+        fixture.collector.shared.state.locked().last = None;
+        let snapshot = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
         let volume = snapshot.pods[0].volumes.iter().find(|volume| volume.name == name).unwrap().clone();
         (volume.space.used.unwrap(), snapshot.pods[0].local_storage.as_ref().unwrap().used.unwrap())
     };
@@ -775,7 +775,7 @@ fn volumes_are_walked_once_a_period() {
     assert!(used("statfs").0 > before && all >= before + 4096);
     std::fs::write(place.path().join("new"), vec![1; 100_000]).unwrap();
     assert_eq!(used("walked").0, before, "the period is not over");
-    for walked in machine.collector.shared.state.locked().work.as_mut().unwrap().volumes.values_mut() {
+    for walked in fixture.collector.shared.state.locked().work.as_mut().unwrap().volumes.values_mut() {
         walked.due -= Duration::from_secs(60);
     }
     assert!(used("walked").0 >= before + 100_000);
@@ -804,9 +804,9 @@ fn numbers_of_a_driver_replace_those_of_the_file_system() {
         driver: Some(DriverNumbers { space, abnormal: Some(false) }),
     };
     let sizes = FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() };
-    let machine = machine(Fake::default(), one_pod(), vec![volume("a", Some(sizes)), volume("b", None)]);
-    cgroup(machine.dir.path(), "k8s.io/c1", "78\n");
-    let summary = json(&machine.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume("a", Some(sizes)), volume("b", None)]);
+    cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
+    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
     let volumes = summary.pointer("/pods/0/volume").unwrap();
     let expected = serde_json::json!({"time": volumes[0]["time"], "name": "a", "capacityBytes": 10,
         "usedBytes": 3, "volumeHealthStats": {"abnormal": false}});
@@ -845,23 +845,23 @@ fn claims_are_shown_once() {
 #[test]
 fn the_cost_of_a_hundred_pods() {
     let pods = (0..100)
-        .map(|at| {
-            let (sandbox, container) = (format!("s{at}"), format!("c{at}"));
+        .map(|number| {
+            let (sandbox, container) = (format!("s{number}"), format!("c{number}"));
             listed(
-                &format!("u{at}"),
-                &format!("web-{at}"),
+                &format!("u{number}"),
+                &format!("web-{number}"),
                 &sandbox,
                 &[(&container, "a", ContainerState::Running)],
             )
         })
         .collect();
-    let machine = machine(Fake { layers: 100, ..Fake::default() }, pods, Vec::new());
+    let fixture = fixture(FakeRuntime { layers: 100, ..FakeRuntime::default() }, pods, Vec::new());
     // Files that are linked cost a slow disk less than files that are written.
-    let first = machine.dir.path().join("cg/k8s.io/c0");
-    cgroup(machine.dir.path(), "k8s.io/c0", "77\n");
-    for at in 0..100 {
+    let first = fixture.dir.path().join("cg/k8s.io/c0");
+    cgroup(fixture.dir.path(), "k8s.io/c0", "77\n");
+    for number in 0..100 {
         for kind in ["c", "s"] {
-            let to = machine.dir.path().join(format!("cg/k8s.io/{kind}{at}"));
+            let to = fixture.dir.path().join(format!("cg/k8s.io/{kind}{number}"));
             if to == first {
                 continue;
             }
@@ -872,16 +872,16 @@ fn the_cost_of_a_hundred_pods() {
         }
     }
     // Two samples, so that no question waits.
-    machine.collector.snapshot(Wanted::SUMMARY).unwrap();
+    fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
     for (what, wanted) in [
         ("summary", Wanted::SUMMARY),
         ("brief", Wanted::BRIEF),
         ("resource", Wanted::RESOURCE),
         ("cadvisor", Wanted::CADVISOR),
     ] {
-        machine.collector.shared.state.locked().last = None;
+        fixture.collector.shared.state.locked().last = None;
         let begun = Instant::now();
-        let snapshot = machine.collector.snapshot(wanted).unwrap();
+        let snapshot = fixture.collector.snapshot(wanted).unwrap();
         let collected = begun.elapsed();
         let mut page = Page::new();
         let bytes = match what {
@@ -890,7 +890,7 @@ fn the_cost_of_a_hundred_pods() {
                 page.into_text().len()
             }
             "cadvisor" => {
-                cadvisor(&snapshot, machine.collector.roots(), &mut page);
+                cadvisor(&snapshot, fixture.collector.roots(), &mut page);
                 page.into_text().len()
             }
             _ => serde_json::to_vec(&json(&snapshot)).unwrap().len(),
