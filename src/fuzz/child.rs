@@ -31,10 +31,10 @@ fn runs_one_target() {
     limit(Resource::As, ADDRESS_SPACE);
     limit(Resource::Core, 0);
     let mut report = File::create(report).unwrap();
-    let (tell, done) = crossbeam_channel::bounded(1);
+    let (sender, done) = crossbeam_channel::bounded(1);
     let stack = target.stack;
     let thread = spawn("fuzz", stack, OnDeath::Unsupervised, move |_| {
-        let _ = tell.send(run_all(&target, &mut report));
+        let _ = sender.send(run_all(&target, &mut report));
     })
     .unwrap();
     // If the thread panics, it drops the sender, and `recv` returns an error.
@@ -127,7 +127,7 @@ fn limit(resource: Resource, most: u64) {
 pub(super) fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after = text.rsplit(") ").next().unwrap_or_default();
-    let ticks: u64 = after.split(' ').skip(11).take(2).map(|one| one.parse::<u64>().unwrap()).sum();
+    let ticks: u64 = after.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
 }
 

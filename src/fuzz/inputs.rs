@@ -29,38 +29,38 @@ pub(super) fn mutated(seeds: &[&[u8]], max_bytes: usize, random: &mut Random) ->
     let max_bytes = max_bytes.min(MAX_BYTES);
     let mut bytes = seeds.get(random.below(seeds.len())).copied().unwrap_or_default().to_vec();
     for _ in 0..=random.below(8) {
-        let at = random.below(bytes.len() + 1);
-        let length = random.below((bytes.len() - at).min(64) + 1);
+        let offset = random.below(bytes.len() + 1);
+        let length = random.below((bytes.len() - offset).min(64) + 1);
         let special = SPECIAL.get(random.below(SPECIAL.len())).copied().unwrap_or_default();
         match random.below(8) {
-            0 => bytes.insert(at, special),
-            1 => bytes.insert(at, random.below(256) as u8),
+            0 => bytes.insert(offset, special),
+            1 => bytes.insert(offset, random.below(256) as u8),
             2 => {
-                if let Some(byte) = bytes.get_mut(at) {
+                if let Some(byte) = bytes.get_mut(offset) {
                     *byte ^= 1 << random.below(8);
                 }
             }
             3 => {
-                if let Some(byte) = bytes.get_mut(at) {
+                if let Some(byte) = bytes.get_mut(offset) {
                     *byte = special;
                 }
             }
             4 => {
-                bytes.drain(at..at + length);
+                bytes.drain(offset..offset + length);
             }
-            5 => bytes.truncate(at),
+            5 => bytes.truncate(offset),
             6 => {
                 // Repeats a piece, which makes deep nesting, long lists or long words.
-                let piece = bytes.get(at..at + length).unwrap_or_default().to_vec();
+                let piece = bytes.get(offset..offset + length).unwrap_or_default().to_vec();
                 let times = 1 << random.below(12);
                 let room = max_bytes.saturating_sub(bytes.len());
                 let copies = piece.repeat(times.min(room / piece.len().max(1)));
-                bytes.splice(at..at, copies);
+                bytes.splice(offset..offset, copies);
             }
             _ => {
                 let other = seeds.get(random.below(seeds.len())).copied().unwrap_or_default();
                 let from = random.below(other.len() + 1);
-                bytes.splice(at.., other.get(from..).unwrap_or_default().iter().copied());
+                bytes.splice(offset.., other.get(from..).unwrap_or_default().iter().copied());
             }
         }
     }

@@ -79,8 +79,8 @@ fn every_target_keeps_its_budget() {
             running.push(Running::start(name, dir.path()));
         }
         let mut index = 0;
-        while let Some(one) = running.get_mut(index) {
-            match one.outcome() {
+        while let Some(process) = running.get_mut(index) {
+            match process.outcome() {
                 None => index += 1,
                 Some(Ok(count)) => {
                     cases += count;

@@ -121,12 +121,12 @@ mod tests {
         Struct(Vec<(&'static str, &'static str, &'static str, Kind)>),
     }
 
-    fn map(of: Kind) -> Kind {
-        Kind::Map(Box::new(of))
+    fn map(element: Kind) -> Kind {
+        Kind::Map(Box::new(element))
     }
 
-    fn list(of: Kind) -> Kind {
-        Kind::List(Box::new(of))
+    fn list(element: Kind) -> Kind {
+        Kind::List(Box::new(element))
     }
 
     fn checkpoint(more: Vec<(&'static str, &'static str, &'static str, Kind)>) -> Kind {
@@ -207,15 +207,15 @@ mod tests {
             (Kind::Bytes, Json::String(text)) => {
                 Value::List(from_base64(text).unwrap().into_iter().map(Value::number).collect())
             }
-            (Kind::Map(of), Json::Object(entries)) => Value::Map(
-                entries.iter().map(|(key, json)| (Cow::Owned(key.clone()), value(of, json))).collect(),
+            (Kind::Map(element), Json::Object(entries)) => Value::Map(
+                entries.iter().map(|(key, json)| (Cow::Owned(key.clone()), value(element, json))).collect(),
             ),
-            (Kind::List(of), Json::Array(items)) => {
-                Value::List(items.iter().map(|json| value(of, json)).collect())
+            (Kind::List(element), Json::Array(items)) => {
+                Value::List(items.iter().map(|json| value(element, json)).collect())
             }
-            (Kind::Pointer(of), json) => Value::Pointer(Box::new(value(of, json))),
+            (Kind::Pointer(element), json) => Value::Pointer(Box::new(value(element, json))),
             (Kind::Struct(fields), json) => Value::Struct(
-                fields.iter().map(|(go, kind, name, of)| (*go, *kind, value(of, &json[name]))).collect(),
+                fields.iter().map(|(go, kind, name, element)| (*go, *kind, value(element, &json[name]))).collect(),
             ),
             (_, other) => panic!("{other}"),
         }

@@ -138,10 +138,10 @@ pub fn memory_protection(
 /// Request and limit of memory; a request that is missing is zero, as in the object.
 fn memory(container: &Container) -> (Amount, Amount) {
     let Some(resources) = &container.resources else { return (Amount::ZERO, Amount::ZERO) };
-    let of = |map: &Option<BTreeMap<String, crate::model::Quantity>>| {
+    let memory_of = |map: &Option<BTreeMap<String, crate::model::Quantity>>| {
         map.as_ref().and_then(|map| map.get("memory")).map(amount).unwrap_or_default()
     };
-    (of(&resources.requests), of(&resources.limits))
+    (memory_of(&resources.requests), memory_of(&resources.limits))
 }
 
 #[cfg(test)]

@@ -86,8 +86,8 @@ pub fn expand<'a>(
     let mut rest = text;
     // Without this, each unterminated reference would search the whole rest of the text.
     let mut may_end = true;
-    while let Some(at) = rest.find('$') {
-        let (before, tail) = rest.split_at(at);
+    while let Some(offset) = rest.find('$') {
+        let (before, tail) = rest.split_at(offset);
         out.push(before)?;
         rest = tail.get(1..).unwrap_or_default();
         if let Some(after) = rest.strip_prefix('$') {

@@ -102,8 +102,8 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
 fn quote_into(out: &mut String, text: &str) {
     use std::fmt::Write;
     out.push('"');
-    for one in text.chars() {
-        let short = match one {
+    for character in text.chars() {
+        let short = match character {
             '"' => Some('"'),
             '\\' => Some('\\'),
             '\u{7}' => Some('a'),
@@ -116,11 +116,11 @@ fn quote_into(out: &mut String, text: &str) {
             _ => None,
         };
         // Writing to a String cannot fail.
-        let _ = match (short, u32::from(one)) {
+        let _ = match (short, u32::from(character)) {
             (Some(letter), _) => write!(out, "\\{letter}"),
             (None, code) if code < 0x20 || code == 0x7f => write!(out, "\\x{code:02x}"),
-            (None, _) if is_printable(one) => {
-                out.push(one);
+            (None, _) if is_printable(character) => {
+                out.push(character);
                 Ok(())
             }
             (None, code) if code < 0x10000 => write!(out, "\\u{code:04x}"),
@@ -132,12 +132,12 @@ fn quote_into(out: &mut String, text: &str) {
 
 /// Letters, marks, numbers, punctuation, symbols and the plain blank: characters that the standard
 /// library does not escape after another character.
-fn is_printable(one: char) -> bool {
-    if one.is_ascii() {
-        return !one.is_ascii_control();
+fn is_printable(character: char) -> bool {
+    if character.is_ascii() {
+        return !character.is_ascii_control();
     }
-    let behind = String::from_iter(['a', one]);
-    behind.escape_debug().nth(1) == Some(one)
+    let behind = String::from_iter(['a', character]);
+    behind.escape_debug().nth(1) == Some(character)
 }
 
 /// The value of a `resourceFieldRef`. `own` is the container of the environment variable; a file of

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::api;
-use super::expand::{self, Budget as Room};
+use super::expand::{self, Budget as ExpandBudget};
 use super::pod::Pod;
 use super::quantity::Amount;
 use super::{fields, log_line, typed};
@@ -99,9 +99,9 @@ pub(crate) fn targets() -> Vec<Target> {
                     "E" => Some(Cow::from("")),
                     _ => None,
                 };
-                let mut room = Room::default();
+                let mut expand_budget = ExpandBudget::default();
                 for _ in 0..3 {
-                    if let Ok(text) = room.expand(&text, value) {
+                    if let Ok(text) = expand_budget.expand(&text, value) {
                         assert!(text.len() <= expand::LIMIT);
                     }
                 }

@@ -46,7 +46,7 @@ pub struct LogLine<'a> {
 
 /// Why a line is not a CRI log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotALogLine {
+pub enum LogLineError {
     /// The first field is missing or not an RFC 3339 time.
     #[error("the line does not start with an RFC 3339 time")]
     Time,
@@ -62,25 +62,25 @@ pub enum NotALogLine {
 ///
 /// # Errors
 /// When the line does not have the format in the module's documentation.
-pub fn parse(line: &[u8]) -> Result<LogLine<'_>, NotALogLine> {
+pub fn parse(line: &[u8]) -> Result<LogLine<'_>, LogLineError> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
-    let (time, rest) = word(line).ok_or(NotALogLine::Time)?;
-    let time_text = std::str::from_utf8(time).map_err(|_| NotALogLine::Time)?;
+    let (time, rest) = word(line).ok_or(LogLineError::Time)?;
+    let time_text = std::str::from_utf8(time).map_err(|_| LogLineError::Time)?;
     // A long field is not a time; the parser need not read it.
     if time_text.len() > 40 {
-        return Err(NotALogLine::Time);
+        return Err(LogLineError::Time);
     }
-    let at = instant(time_text).ok_or(NotALogLine::Time)?;
-    let (stream, rest) = word(rest).ok_or(NotALogLine::Stream)?;
+    let at = instant(time_text).ok_or(LogLineError::Time)?;
+    let (stream, rest) = word(rest).ok_or(LogLineError::Stream)?;
     let stream = match stream {
         b"stdout" => Stream::Stdout,
         b"stderr" => Stream::Stderr,
-        _ => return Err(NotALogLine::Stream),
+        _ => return Err(LogLineError::Stream),
     };
     // A line without text may lack the blank after its tag.
     let (tags, message) = word(rest).unwrap_or((rest, b""));
     if tags.is_empty() {
-        return Err(NotALogLine::Tag);
+        return Err(LogLineError::Tag);
     }
     let partial = tags.split(|byte| *byte == b':').next() == Some(b"P");
     Ok(LogLine { at, time_text, stream, partial, message })
@@ -156,7 +156,7 @@ fn two(tens: u8, ones: u8) -> Option<i64> {
 /// Appends the line's time with all nine digits of the fraction, which runtimes shorten: for
 /// `--timestamps`, where the columns should line up. UTC is written `Z`.
 pub fn push_full_time(out: &mut Vec<u8>, time_text: &str) {
-    let seconds_end = time_text.char_indices().nth(19).map_or(time_text.len(), |(at, _)| at);
+    let seconds_end = time_text.char_indices().nth(19).map_or(time_text.len(), |(offset, _)| offset);
     let (seconds, rest) = time_text.split_at(seconds_end);
     let (fraction, zone) = match rest.strip_prefix('.') {
         Some(digits) => digits.split_at(digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())),
@@ -246,14 +246,14 @@ mod tests {
     #[test]
     fn malformed_log_lines_are_refused() {
         let check = |line: &[u8], expected| assert_eq!(parse(line).unwrap_err(), expected);
-        check(b"", NotALogLine::Time);
-        check(b"hello", NotALogLine::Time);
-        check(b"hello world", NotALogLine::Time);
-        check(b"\xff\xfe stdout F x", NotALogLine::Time);
-        check(b"2016-10-06T00:17:09Z", NotALogLine::Time);
-        check(b"2016-10-06T00:17:09Z stdin F x", NotALogLine::Stream);
-        check(b"2016-10-06T00:17:09Z stdout ", NotALogLine::Tag);
-        check(b"2016-10-06T00:17:09Z stdout  x", NotALogLine::Tag);
+        check(b"", LogLineError::Time);
+        check(b"hello", LogLineError::Time);
+        check(b"hello world", LogLineError::Time);
+        check(b"\xff\xfe stdout F x", LogLineError::Time);
+        check(b"2016-10-06T00:17:09Z", LogLineError::Time);
+        check(b"2016-10-06T00:17:09Z stdin F x", LogLineError::Stream);
+        check(b"2016-10-06T00:17:09Z stdout ", LogLineError::Tag);
+        check(b"2016-10-06T00:17:09Z stdout  x", LogLineError::Tag);
     }
 
     #[test]

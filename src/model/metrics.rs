@@ -36,7 +36,7 @@ const CALL: &[f64] = &[
     745.0580596923828,
 ];
 /// Seconds until the API server has a change.
-const TELL: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+const STATUS_DELAY: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 /// Seconds of requests to the API server.
 const REQUEST: &[f64] = &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 /// Bytes of requests to the API server and of its responses.
@@ -161,7 +161,7 @@ metrics! { ALL;
     POD_WORKER_START: Histogram = "kubelet_pod_worker_start_duration_seconds",
         "From the first sight of a pod to the first pass of its worker.", SHORT;
     POD_STATUS_SYNC: Histogram = "kubelet_pod_status_sync_duration_seconds",
-        "From a new status of a pod to the API server's having it.", TELL;
+        "From a new status of a pod to the API server's having it.", STATUS_DELAY;
     CONTAINERS_PER_POD: Histogram = "kubelet_containers_per_pod_count",
         "Containers in the specifications of the pods that were taken on.", FEW;
     STARTED_PODS: Counter = "kubelet_started_pods_total", "Sandboxes that were requested.";

@@ -364,7 +364,7 @@ pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<ClaimName> {
 /// The first problem, in upstream's order.
 pub fn check_claim<'a>(pod: &Pod, wanted: &ClaimName, claim: &'a Claim) -> Result<&'a str, ClaimProblem> {
     let meta = &claim.metadata;
-    if meta.deletion_timestamp.is_some() && !meta.finalizers.iter().any(|one| one == PROTECTION) {
+    if meta.deletion_timestamp.is_some() && !meta.finalizers.iter().any(|finalizer| finalizer == PROTECTION) {
         return Err(ClaimProblem::Deleting);
     }
     if claim.status.phase != "Bound" {
@@ -546,7 +546,7 @@ fn migrated_nodes(
 ) -> Option<NodeSelector> {
     let has = |key: &str| {
         let terms = selector.iter().flat_map(|selector| &selector.node_selector_terms);
-        terms.flat_map(|term| term.match_expressions.iter().flatten()).any(|one| one.key == key)
+        terms.flat_map(|term| term.match_expressions.iter().flatten()).any(|requirement| requirement.key == key)
     };
     let labels = &volume.metadata.labels;
     let is_new = has(ZONE) || !has(OLD_ZONE) && (labels.contains_key(ZONE) || !labels.contains_key(OLD_ZONE));
@@ -584,11 +584,11 @@ fn rename(nodes: &mut NodeSelector, from: &str, to: &str) -> bool {
     let terms = nodes.node_selector_terms.iter_mut();
     let all: Vec<&mut NodeSelectorRequirement> = terms
         .flat_map(|term| term.match_expressions.iter_mut().flatten())
-        .filter(|one| one.key == from)
+        .filter(|requirement| requirement.key == from)
         .collect();
-    let has_values = all.iter().any(|one| one.values.as_ref().is_some_and(|values| !values.is_empty()));
+    let has_values = all.iter().any(|requirement| requirement.values.as_ref().is_some_and(|values| !values.is_empty()));
     if has_values {
-        all.into_iter().for_each(|one| to.clone_into(&mut one.key));
+        all.into_iter().for_each(|requirement| to.clone_into(&mut requirement.key));
     }
     has_values
 }
@@ -597,7 +597,7 @@ fn rename(nodes: &mut NodeSelector, from: &str, to: &str) -> bool {
 fn mount_options(volume: &PersistentVolume, source: &Source) -> Vec<String> {
     let is_csi = matches!(source, Source::Csi(_));
     match volume.metadata.annotations.get(MOUNT_OPTIONS).filter(|_| !is_csi) {
-        Some(text) => text.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect(),
+        Some(text) => text.split(',').filter(|option| !option.is_empty()).map(str::to_owned).collect(),
         None => volume.spec.mount_options.clone(),
     }
 }

@@ -40,7 +40,7 @@ impl SourceName {
     /// The source of this text in the annotation.
     #[must_use]
     pub fn parse(text: &str) -> Option<SourceName> {
-        [SourceName::File, SourceName::Http, SourceName::Api].into_iter().find(|one| one.as_str() == text)
+        [SourceName::File, SourceName::Http, SourceName::Api].into_iter().find(|source| source.as_str() == text)
     }
 }
 
@@ -186,7 +186,7 @@ impl Pod {
         let claim = status.and_then(|status| status.extended_resource_claim_status.as_ref());
         claim.is_some_and(|claim| {
             let mut mappings = claim.request_mappings.iter();
-            mappings.any(|one| one.container_name == container && one.resource_name == resource)
+            mappings.any(|mapping| mapping.container_name == container && mapping.resource_name == resource)
         })
     }
 
@@ -247,25 +247,25 @@ pub fn is_sidecar(init_container: &Container) -> bool {
 
 /// An ephemeral container converted to a regular one, with the fields that both types have.
 fn plain_container(ephemeral: &EphemeralContainer) -> Container {
-    let one = ephemeral.clone();
+    let fields = ephemeral.clone();
     Container {
-        name: one.name,
-        image: one.image,
-        image_pull_policy: one.image_pull_policy,
-        command: one.command,
-        args: one.args,
-        working_dir: one.working_dir,
-        env: one.env,
-        env_from: one.env_from,
-        resources: one.resources,
-        volume_mounts: one.volume_mounts,
-        volume_devices: one.volume_devices,
-        security_context: one.security_context,
-        stdin: one.stdin,
-        stdin_once: one.stdin_once,
-        tty: one.tty,
-        termination_message_path: one.termination_message_path,
-        termination_message_policy: one.termination_message_policy,
+        name: fields.name,
+        image: fields.image,
+        image_pull_policy: fields.image_pull_policy,
+        command: fields.command,
+        args: fields.args,
+        working_dir: fields.working_dir,
+        env: fields.env,
+        env_from: fields.env_from,
+        resources: fields.resources,
+        volume_mounts: fields.volume_mounts,
+        volume_devices: fields.volume_devices,
+        security_context: fields.security_context,
+        stdin: fields.stdin,
+        stdin_once: fields.stdin_once,
+        tty: fields.tty,
+        termination_message_path: fields.termination_message_path,
+        termination_message_policy: fields.termination_message_policy,
         restart_policy: Some("Never".to_owned()),
         ..Container::default()
     }

@@ -74,7 +74,7 @@ mod tests {
     fn check(spec: Value, expected: Option<(&str, usize)>) {
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
         let found = excess(&spec);
-        assert_eq!(found.as_ref().map(|one| (one.field.as_str(), one.count)), expected);
+        assert_eq!(found.as_ref().map(|excess| (excess.field.as_str(), excess.count)), expected);
     }
 
     fn named(count: usize) -> Value {

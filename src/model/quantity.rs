@@ -259,10 +259,10 @@ impl Wide {
 fn scale(suffix: &str) -> Option<Scale> {
     const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
     const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    if let Some((_, power)) = DECIMAL.iter().zip((-9..).step_by(3)).find(|(one, _)| **one == suffix) {
+    if let Some((_, power)) = DECIMAL.iter().zip((-9..).step_by(3)).find(|(unit, _)| **unit == suffix) {
         return Some(Scale::Decimal(power));
     }
-    if let Some((_, power)) = BINARY.iter().zip((10..).step_by(10)).find(|(one, _)| **one == suffix) {
+    if let Some((_, power)) = BINARY.iter().zip((10..).step_by(10)).find(|(unit, _)| **unit == suffix) {
         return Some(Scale::Binary(power));
     }
     let digits = suffix.strip_prefix(['e', 'E'])?;
@@ -298,14 +298,14 @@ impl Form {
 #[must_use]
 pub fn canonical(text: &str) -> String {
     match Amount::parse(text) {
-        Ok(amount) if !is_kept(text) => amount.write(Form::of(text)),
+        Ok(amount) if !is_unchanged(text) => amount.write(Form::of(text)),
         _ => text.to_owned(),
     }
 }
 
 /// Whether Go keeps this text of a quantity: where a fast path of its parser treats the text as
 /// canonical. It is not always canonical, such as `0590m` (apimachinery: `ParseQuantity`).
-fn is_kept(text: &str) -> bool {
+fn is_unchanged(text: &str) -> bool {
     let Some(Split { whole, fraction, scale, .. }) = split(text) else { return false };
     let whole = if whole.is_empty() { "0" } else { whole };
     let digits = [whole, fraction].concat();

@@ -181,9 +181,9 @@ pub fn intern(reason: &str) -> &'static str {
     if short_of.len() >= SHORT_OF_MAX {
         return UNEXPECTED_ADMISSION_ERROR;
     }
-    let kept: &'static str = Box::leak(reason.to_owned().into_boxed_str());
-    short_of.push(kept);
-    kept
+    let interned: &'static str = Box::leak(reason.to_owned().into_boxed_str());
+    short_of.push(interned);
+    interned
 }
 
 #[cfg(test)]

@@ -85,16 +85,16 @@ fn overhead_of(pod: &Pod) -> Amounts {
 
 /// Regular containers and sidecars run together; an ordinary init container runs alone
 /// with the sidecars before it. The larger of the two counts.
-fn aggregate(pod: &Pod, of: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
-    let of = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
+fn aggregate(pod: &Pod, select: impl Fn(&ResourceRequirements) -> Amounts) -> Amounts {
+    let amounts_of = |container: &Container| container.resources.as_ref().map(&select).unwrap_or_default();
     let mut together = Amounts::new();
     for container in pod.containers() {
-        add(&mut together, &of(container));
+        add(&mut together, &amounts_of(container));
     }
     let mut sidecars = Amounts::new();
     let mut peak = Amounts::new();
     for container in pod.init_containers() {
-        let own = of(container);
+        let own = amounts_of(container);
         if is_sidecar(container) {
             add(&mut together, &own);
             add(&mut sidecars, &own);

@@ -53,8 +53,8 @@ pub fn should_start(pod: &Pod, container: &Container, status: Option<&ContainerS
 /// that all containers have to be restarted.
 #[must_use]
 pub fn runs_again(pod: &Pod, name: &str, exit_code: i32) -> bool {
-    let Some(found) = pod.all_containers().find(|one| one.name == name) else { return false };
-    let runs_once = |one: &Container| one.name == name && !is_sidecar(one);
+    let Some(found) = pod.all_containers().find(|container| container.name == name) else { return false };
+    let runs_once = |container: &Container| container.name == name && !is_sidecar(container);
     let has_initialized = exit_code == 0 && pod.init_containers().iter().any(runs_once);
     let restarts_all = rule_action(found, exit_code) == Some(RuleAction::RestartAllContainers);
     let is_over = pod.is_over() || pod.is_deleting();
@@ -298,7 +298,7 @@ mod tests {
         let under = |rules: bool, restart_all: bool| {
             let pod = RuleGates { rules, restart_all }.applied_to(pod.clone());
             let policies: Vec<String> =
-                pod.all_containers().map(|one| policy(&pod, one).to_owned()).collect();
+                pod.all_containers().map(|container| policy(&pod, container).to_owned()).collect();
             (policies.join(" "), may_restart(&pod, &pod.containers()[1], 42), may_restart_all(&pod))
         };
         assert_eq!(under(true, true), ("Always OnFailure Always Never".to_owned(), true, true));

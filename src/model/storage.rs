@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(spec.attach_required, Some(false));
         assert_eq!(spec.fs_group_policy, Some(FsGroupPolicy::File));
         assert_eq!(spec.volume_lifecycle_modes, ["Ephemeral"]);
-        assert_eq!(spec.token_requests.first().map(|it| it.audience.as_str()), Some("a"));
+        assert_eq!(spec.token_requests.first().map(|request| request.audience.as_str()), Some("a"));
         assert_eq!((spec.selinux_mount, spec.requires_republish), (Some(true), None));
         let attachment: VolumeAttachment = serde_json::from_str(
             r#"{"metadata":{"name":"csi-1"},"status":{"attached":true,"attachmentMetadata":{"p":"/dev/x"}}}"#,

@@ -51,28 +51,28 @@ pub struct Typed<T> {
 
 /// Reads `value` as a `T`, or returns every fault.
 pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
-    let mut misfits = Vec::new();
+    let mut wrong_values = Vec::new();
     let mut blanked: Option<Value> = None;
     loop {
         let trace = RefCell::new(Trace::default());
         let place = Cursor { value: blanked.as_ref().unwrap_or(value), trace: &trace };
         let error = match T::deserialize(place) {
-            Ok(object) if misfits.is_empty() => {
+            Ok(object) if wrong_values.is_empty() => {
                 return Ok(Typed { object, unknown: trace.into_inner().unknown });
             }
-            Ok(_) => return Err(misfits),
+            Ok(_) => return Err(wrong_values),
             Err(error) => error,
         };
         let steps = trace.into_inner().failed.unwrap_or_default();
-        let misfit = Misfit { path: render(&steps), message: error.0 };
+        let wrong_value = Misfit { path: render(&steps), message: error.0 };
         // The value is null already and is still reported as wrong: stop here.
-        let stuck = misfits.iter().any(|known: &Misfit| known.path == misfit.path);
+        let stuck = wrong_values.iter().any(|known: &Misfit| known.path == wrong_value.path);
         if !stuck {
-            misfits.push(misfit);
+            wrong_values.push(wrong_value);
         }
         let next = blanked.get_or_insert_with(|| value.clone());
-        if stuck || misfits.len() >= MAX_FAULTS || !blank(next, &steps) {
-            return Err(misfits);
+        if stuck || wrong_values.len() >= MAX_FAULTS || !blank(next, &steps) {
+            return Err(wrong_values);
         }
     }
 }
@@ -83,7 +83,7 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
 /// # Errors
 /// The first fault.
 pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, Misfit> {
-    read(value).map(|typed| typed.object).map_err(|misfits| misfits.into_iter().next().unwrap_or_default())
+    read(value).map(|typed| typed.object).map_err(|wrong_values| wrong_values.into_iter().next().unwrap_or_default())
 }
 
 /// Reads JSON as a `T` as Go does: null counts as absent, and of equal keys the last one counts.
@@ -145,18 +145,18 @@ fn blank(value: &mut Value, steps: &[Step]) -> bool {
     if steps.is_empty() {
         return false;
     }
-    let mut at = value;
+    let mut current = value;
     for step in steps {
         let next = match step {
-            Step::Field(key) | Step::Key(key) => at.get_mut(key.as_str()),
-            Step::Index(index) => at.get_mut(*index),
+            Step::Field(key) | Step::Key(key) => current.get_mut(key.as_str()),
+            Step::Index(index) => current.get_mut(*index),
         };
         match next {
-            Some(next) => at = next,
+            Some(next) => current = next,
             None => return false,
         }
     }
-    *at = Value::Null;
+    *current = Value::Null;
     true
 }
 
@@ -510,8 +510,8 @@ mod tests {
                 {"name": "c", "resources": {"limits": {"cpu": [1]}}},
             ], "hostNetwork": "yes"},
         });
-        let misfits = read::<Pod>(&value).unwrap_err();
-        let paths: Vec<&str> = misfits.iter().map(|misfit| misfit.path.as_str()).collect();
+        let wrong_values = read::<Pod>(&value).unwrap_err();
+        let paths: Vec<&str> = wrong_values.iter().map(|wrong_value| wrong_value.path.as_str()).collect();
         assert_eq!(
             paths,
             [
@@ -523,11 +523,11 @@ mod tests {
                 "spec.hostNetwork",
             ]
         );
-        assert_eq!(misfits[1].message, "want a string, found integer `7`");
+        assert_eq!(wrong_values[1].message, "want a string, found integer `7`");
     }
 
     #[test]
-    fn words_of_enumerations_are_read_and_unknown_ones_are_misfits() {
+    fn words_of_enumerations_are_read_and_unknown_ones_are_wrong_values() {
         use crate::model::persistent::{Mode, PersistentVolume};
         use crate::model::storage::{CsiDriver, FsGroupPolicy};
         let value = json!({"metadata": {"name": "pv"}, "spec": {"volumeMode": "Block",

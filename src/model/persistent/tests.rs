@@ -189,7 +189,7 @@ fn inline_sources_carry_their_own_read_only_field() {
         {"name": "e", "emptyDir": {}},
         {"name": "c", "csi": {"driver": "d", "volumeAttributes": {"a": "b"},
             "nodePublishSecretRef": {"name": "s"}}}]}));
-    let specs: Vec<_> = pod.spec().volumes.iter().flatten().map(|one| Spec::inline(&pod, one)).collect();
+    let specs: Vec<_> = pod.spec().volumes.iter().flatten().map(|volume| Spec::inline(&pod, volume)).collect();
     assert!(specs[0].as_ref().unwrap().read_only);
     assert!(matches!(&specs[1].as_ref().unwrap().source,
         Source::Iscsi(iscsi) if iscsi.secret_ref.as_ref().unwrap().namespace == "n"));
@@ -221,7 +221,7 @@ fn volume_grows_to_the_size_that_the_controller_has_allocated() {
         "capacity": {"storage": "3Gi"}, "accessModes": ["ReadWriteMany"]}}))
     .unwrap();
     let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
-    let of = |status: serde_json::Value, annotations: serde_json::Value| {
+    let spec_with = |status: serde_json::Value, annotations: serde_json::Value| {
         let claim: Claim = serde_json::from_value(json!({"metadata": {"annotations": annotations},
             "spec": {"resources": {"requests": {"storage": "2Gi"}}}, "status": status}))
         .unwrap();
@@ -231,7 +231,7 @@ fn volume_grows_to_the_size_that_the_controller_has_allocated() {
         json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
             "allocatedResourceStatuses": {"storage": state}})
     };
-    let older = of(json!({"capacity": {"storage": "1Gi"}}), json!({}));
+    let older = spec_with(json!({"capacity": {"storage": "1Gi"}}), json!({}));
     assert_eq!((older.grow_to(), older.growth.is_shown), (Some(3 << 30), false));
     assert!(older.growth.is_superseded);
     for (state, expected) in [
@@ -241,22 +241,22 @@ fn volume_grows_to_the_size_that_the_controller_has_allocated() {
         ("ControllerResizeInProgress", None),
         ("ControllerResizeInfeasible", None),
     ] {
-        let spec = of(status(state), json!({}));
+        let spec = spec_with(status(state), json!({}));
         assert_eq!(spec.grow_to(), expected, "{state}");
         assert!(spec.growth.is_shown && !spec.growth.is_superseded && !spec.growth.is_for_each_node);
     }
-    let done = of(json!({"capacity": {"storage": "3Gi"}}), json!({}));
+    let done = spec_with(json!({"capacity": {"storage": "3Gi"}}), json!({}));
     assert_eq!((done.grow_to(), done.growth.claim_bytes), (None, 3 << 30));
     assert!(done.growth.is_for_each_node);
     let alone = json!({"volume.kubernetes.io/node-expansion-not-required": "true"});
-    assert!(!of(json!({"capacity": {"storage": "3Gi"}}), alone).growth.is_for_each_node);
+    assert!(!spec_with(json!({"capacity": {"storage": "3Gi"}}), alone).growth.is_for_each_node);
 }
 
 /// Nodes have the labels of the drivers, so no node had the volume.
 #[test]
 fn nodes_of_a_migrated_disk_are_those_of_its_driver() {
     let terms = |list: Value| json!({"nodeAffinity": {"required": {"nodeSelectorTerms": list}}});
-    let one = |key: &str, values: Value| json!({"key": key, "operator": "In", "values": values});
+    let requirement = |key: &str, values: Value| json!({"key": key, "operator": "In", "values": values});
     let ebs = json!({"awsElasticBlockStore": {"volumeID": "v"}});
     let cinder = json!({"cinder": {"volumeID": "v"}});
     let vsphere = json!({"vsphereVolume": {"volumePath": "v"}});
@@ -275,7 +275,7 @@ fn nodes_of_a_migrated_disk_are_those_of_its_driver() {
         (&vsphere, "topology.csi.vmware.com/zone"),
     ] {
         for given in [ZONE, OLD_ZONE] {
-            let with = |key: &str| json!([{"matchExpressions": [one(key, json!(["z"]))]}]);
+            let with = |key: &str| json!([{"matchExpressions": [requirement(key, json!(["z"]))]}]);
             check(source, terms(with(given)), json!({ZONE: "other"}), with(key));
             check(source, json!({}), json!({given: "z"}), with(key));
         }
@@ -283,19 +283,19 @@ fn nodes_of_a_migrated_disk_are_those_of_its_driver() {
     }
     // The region of the old label, and several zones in a label.
     let ebs_zone = "topology.ebs.csi.aws.com/zone";
-    let old = json!([{"matchExpressions": [one(OLD_REGION, json!(["r"])), one(OLD_ZONE, json!(["z"]))]}]);
-    let new = json!([{"matchExpressions": [one(REGION, json!(["r"])), one(ebs_zone, json!(["z"]))]}]);
+    let old = json!([{"matchExpressions": [requirement(OLD_REGION, json!(["r"])), requirement(OLD_ZONE, json!(["z"]))]}]);
+    let new = json!([{"matchExpressions": [requirement(REGION, json!(["r"])), requirement(ebs_zone, json!(["z"]))]}]);
     check(&ebs, terms(old), json!({}), new);
-    let both = json!([{"matchExpressions": [one(ebs_zone, json!(["a", "b"]))]}]);
+    let both = json!([{"matchExpressions": [requirement(ebs_zone, json!(["a", "b"]))]}]);
     check(&ebs, json!({}), json!({ZONE: "b__a"}), both);
-    let added = json!([{"matchExpressions": [one("disk", json!(["x"])), one(ebs_zone, json!(["z"]))]}]);
-    let disk = json!([{"matchExpressions": [one("disk", json!(["x"]))]}]);
+    let added = json!([{"matchExpressions": [requirement("disk", json!(["x"])), requirement(ebs_zone, json!(["z"]))]}]);
+    let disk = json!([{"matchExpressions": [requirement("disk", json!(["x"]))]}]);
     check(&ebs, terms(disk.clone()), json!({ZONE: "z"}), added);
-    let place = json!([{"matchExpressions": [one("topology.csi.vmware.com/zone", json!(["z__y"])),
-        one("topology.csi.vmware.com/region", json!(["r"]))]}]);
+    let place = json!([{"matchExpressions": [requirement("topology.csi.vmware.com/zone", json!(["z__y"])),
+        requirement("topology.csi.vmware.com/region", json!(["r"]))]}]);
     check(&vsphere, json!({}), json!({ZONE: "z__y", REGION: "r"}), place);
     // A driver's own volume, and a disk whose driver has other labels.
-    let zone = json!([{"matchExpressions": [one(ZONE, json!(["z"]))]}]);
+    let zone = json!([{"matchExpressions": [requirement(ZONE, json!(["z"]))]}]);
     for source in
         [json!({"csi": {"driver": "d", "volumeHandle": "h"}}), json!({"azureDisk": {"diskURI": "u"}})]
     {

@@ -4,7 +4,7 @@
 //! during a statistics request to the runtime. The first caller collects on its own thread; callers
 //! that arrive during a collection wait for it and share its result. Nothing is read unless a
 //! caller requests it. Calls: the runtime's statistics are requested in parallel (first, if all
-//! numbers come from it), once for all callers (`flight`), with a deadline of a few seconds. A
+//! numbers come from it), once for all callers (`single_flight`), with a deadline of a few seconds. A
 //! caller that needs only files does not wait for that call. Sources: cgroup files where a
 //! container's cgroup is found (`cgroup_paths`), else the runtime (`runtime_stats`); `/proc`,
 //! statfs, and walks through volumes, at most once per period. Invariants: a lock is held for
