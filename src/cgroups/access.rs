@@ -134,7 +134,7 @@ impl Cgroups {
         self.mounts.version
     }
 
-    /// Checks that `cgroupRoot` exists. It is a path of directories with both drivers (kubelet:
+    /// Checks that `cgroupRoot` exists. It is a path of directories with both drivers (Go:
     /// `NewContainerManager`).
     ///
     /// # Errors

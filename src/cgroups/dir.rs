@@ -18,7 +18,6 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_CHILDREN: usize = 20_000;
 const MODE: u32 = 0o755;
 
-/// An open directory.
 #[derive(Debug)]
 pub(super) struct Dir(OwnedFd);
 
@@ -144,7 +143,6 @@ impl Dir {
         Ok(Dir(self.0.try_clone()?))
     }
 
-    /// Its descriptor.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

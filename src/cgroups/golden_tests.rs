@@ -375,7 +375,9 @@ impl Fixture {
     fn dump(&mut self, dump: &str, step: &Value) {
         let recorded = step["cgroups"].as_object().unwrap();
         let is_other = |list: &[(&str, &str, &str)]| {
-            list.iter().any(|(name, recorded_dump, _)| *name == self.name && (*recorded_dump == dump || *recorded_dump == "*"))
+            list.iter().any(|(name, recorded_dump, _)| {
+                *name == self.name && (*recorded_dump == dump || *recorded_dump == "*")
+            })
         };
         if is_other(OTHER) {
             return;
@@ -589,7 +591,8 @@ fn exceptions_name_recordings() {
         let recording = load(&data(&format!("resources/expected/{name}.json")));
         let dumps = recording["steps"].as_array().unwrap().iter().filter_map(|step| step["dump"].as_str());
         assert!(
-            !reason.is_empty() && (*dump == "*" || dumps.into_iter().any(|recorded_dump| recorded_dump == *dump)),
+            !reason.is_empty()
+                && (*dump == "*" || dumps.into_iter().any(|recorded_dump| recorded_dump == *dump)),
             "{name} {dump}"
         );
     }

@@ -14,7 +14,7 @@ pub enum Driver {
     Systemd,
 }
 
-/// The cgroup of all pods, below `cgroupRoot` (kubelet: pkg/kubelet/cm node_container_manager).
+/// The cgroup of all pods, below `cgroupRoot` (Go: pkg/kubelet/cm node_container_manager).
 const PODS: &str = "kubepods";
 const BURSTABLE: &str = "burstable";
 const BEST_EFFORT: &str = "besteffort";
@@ -62,7 +62,7 @@ impl Name {
     }
 
     /// A configured path (`systemReservedCgroup`) that the driver may have written: with systemd
-    /// its last part is the name of a slice (kubelet: `ParseSystemdToCgroupName`).
+    /// its last part is the name of a slice (Go: `ParseSystemdToCgroupName`).
     ///
     /// # Errors
     /// As [`Name::parse`].
@@ -77,7 +77,7 @@ impl Name {
     }
 
     /// The cgroup `part` in this one. Parts with `_` are refused, because systemd's form has it in
-    /// the place of `-` (kubelet: `NewCgroupName` panics).
+    /// the place of `-` (Go: `NewCgroupName` panics).
     ///
     /// # Errors
     /// When `part` is not a name.
@@ -218,7 +218,8 @@ impl Layout {
     /// DIFFERS: the Go kubelet panics for a UID with `/` or `_`, and lets the kernel or systemd
     /// refuse other ones.
     pub fn pod(&self, uid: &PodUid, class: QosClass) -> Result<Name, NameError> {
-        let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.' | ':');
+        let allowed =
+            |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.' | ':');
         if uid.is_empty() || !uid.as_str().chars().all(allowed) {
             return Err(NameError::Uid(uid.as_str().chars().take(MAX_NAME).collect()));
         }
@@ -233,7 +234,7 @@ impl Layout {
         name.path(self.driver)
     }
 
-    /// The pod of a directory in one of the tiers; `None` if it is not a pod's (kubelet:
+    /// The pod of a directory in one of the tiers; `None` if it is not a pod's (Go:
     /// `GetAllPodsFromCgroups`): any name that has `pod` once is a pod's, and what follows is the
     /// UID, which may be empty.
     #[must_use]
@@ -349,7 +350,8 @@ mod tests {
     /// The names of the recording `a-orphans`, and what systemd makes of them.
     #[test]
     fn orphans_are_recognised_by_upstreams_rule() {
-        let uid_of = |directory: &str, driver| layout("", driver).pod_of(directory).map(|uid| uid.to_string());
+        let uid_of =
+            |directory: &str, driver| layout("", driver).pod_of(directory).map(|uid| uid.to_string());
         for (directory, expected) in [
             ("pod11111111-1111-1111-1111-111111111111", Some("11111111-1111-1111-1111-111111111111")),
             ("xpod44444444-4444-4444-4444-444444444444", Some("44444444-4444-4444-4444-444444444444")),

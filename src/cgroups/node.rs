@@ -26,7 +26,7 @@ pub struct Capacity {
     pub ephemeral_bytes: Option<i64>,
 }
 
-/// How many processes and threads the kernel allows (kubelet: pkg/kubelet/stats/pidlimit), from the
+/// How many processes and threads the kernel allows (Go: pkg/kubelet/stats/pidlimit), from the
 /// texts of `/proc/sys/kernel/pid_max` and `/proc/sys/kernel/threads-max`.
 #[must_use]
 pub fn max_pids(pid_max: Option<&str>, threads_max: Option<&str>) -> Option<i64> {
@@ -72,7 +72,7 @@ pub struct Reservations {
 
 impl Reservations {
     /// From the configuration. `reserved_cpus`: the number of `reservedSystemCPUs`, which replaces
-    /// the CPU of both (kubelet: cmd/kubelet/app/server.go).
+    /// the CPU of both (Go: cmd/kubelet/app/server.go).
     #[must_use]
     pub fn new(
         system: &BTreeMap<String, String>,
@@ -95,7 +95,7 @@ impl Reservations {
     }
 }
 
-/// The values of the cgroup of all pods (kubelet: `getCgroupConfig`). `enforced`:
+/// The values of the cgroup of all pods (Go: `getCgroupConfig`). `enforced`:
 /// `enforceNodeAllocatable` has `pods`; else the values are the machine's. Thresholds of eviction
 /// are not subtracted. `all_cpus`: the machine's CPUs if the CPU manager's policy is `none`: systemd
 /// removes the controller from cgroups without such a value.
@@ -128,7 +128,7 @@ pub enum Enforced {
     Compressible,
 }
 
-/// The values of a cgroup of daemons (kubelet: `enforceExistingCgroup`). `memory_qos`: the gate
+/// The values of a cgroup of daemons (Go: `enforceExistingCgroup`). `memory_qos`: the gate
 /// `MemoryQoS` is on, and the machine has version 2.
 ///
 /// DIFFERS: the Go kubelet also limits huge pages to 0 if only compressible resources are enforced.
@@ -184,7 +184,7 @@ impl Limited {
 }
 
 /// The cgroups of daemons to limit, in upstream's order, for the words of
-/// `enforceNodeAllocatable`. The first one that fails ends the agent (kubelet:
+/// `enforceNodeAllocatable`. The first one that fails ends the agent (Go:
 /// `enforceNodeAllocatableCgroups`).
 #[must_use]
 pub fn limited_daemons(
@@ -213,7 +213,7 @@ pub fn limited_daemons(
         .collect()
 }
 
-/// Checks that no more is reserved than the machine has (kubelet: `validateNodeAllocatable`).
+/// Checks that no more is reserved than the machine has (Go: `validateNodeAllocatable`).
 ///
 /// # Errors
 /// [`CgroupError::Reservations`], which ends the agent.
@@ -315,7 +315,8 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             limited_daemons(&words, &reserved, "/sys", "/kube", qos, None)
         };
-        let both = daemons(&["pods", "kube-reserved", "system-reserved-compressible", "system-reserved"], true);
+        let both =
+            daemons(&["pods", "kube-reserved", "system-reserved-compressible", "system-reserved"], true);
         let names: Vec<&str> = both.iter().map(|daemon| daemon.what).collect();
         assert_eq!(names, ["System Reserved", "Kube Reserved", "System Reserved Compressible"]);
         let expected = Values {

@@ -24,7 +24,7 @@ pub struct PodSettings {
     pub memory_qos: Option<Reservation>,
 }
 
-/// The values with which a pod's cgroup is made (kubelet: pkg/kubelet/cm `ResourceConfigForPod`).
+/// The values with which a pod's cgroup is made (Go: pkg/kubelet/cm `ResourceConfigForPod`).
 /// The pod has the resources that it was granted. `exclusive_cpus`: at least one of its containers
 /// has CPUs of its own, and then no quota slows them down.
 #[must_use]
@@ -63,7 +63,7 @@ pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Va
 }
 
 /// A pod's values without its overhead, as the runtime receives them when the pod is resized: it
-/// receives the overhead beside them (kubelet: kuberuntime `subtractOverheadFromResourceConfig`).
+/// receives the overhead beside them (Go: kuberuntime `subtractOverheadFromResourceConfig`).
 /// Values without a limit have none.
 #[must_use]
 pub fn without_overhead(values: &Values, pod: &Pod) -> Values {

@@ -1,4 +1,4 @@
-//! Moves processes of the host into cgroups that the configuration names (kubelet: pkg/kubelet/cm
+//! Moves processes of the host into cgroups that the configuration names (Go: pkg/kubelet/cm
 //! `ensureSystemCgroups`, `ensureProcessInContainerWithOOMScore`). No value is written there.
 
 use std::io;

@@ -33,7 +33,7 @@ pub(super) struct Removal {
 }
 
 /// Removes all of them, which are one cgroup in several hierarchies. Processes are only killed if
-/// removal fails, and again before each try (kubelet: pod_container_manager `Destroy`).
+/// removal fails, and again before each try (Go: pod_container_manager `Destroy`).
 ///
 /// DIFFERS: the Go kubelet lists the processes once, and sends the signal up to five times only if
 /// sending fails. A process that starts others faster than that is not killed.
@@ -48,7 +48,11 @@ pub(super) fn destroy(removals: &[Removal], stop: &StopToken) -> Result<(), Cgro
         }
         let Some((last, source)) = failed else { return Ok(()) };
         if tried == TRIES {
-            let left = removals.iter().map(|removal| processes(removal).map_or(0, |all| all.len())).max().unwrap_or(0);
+            let left = removals
+                .iter()
+                .map(|removal| processes(removal).map_or(0, |all| all.len()))
+                .max()
+                .unwrap_or(0);
             return Err(CgroupError::Busy { path: last.path.clone(), left, source });
         }
         for removal in removals {

@@ -48,7 +48,9 @@ pub struct PodStep {
 #[must_use]
 pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<Step> {
     let mut plan = Plan { now: wanted.merged(current), steps: Vec::new() };
-    for resource in [Resource::Memory, Resource::Cpu].into_iter().filter(|resource| resources.contains(resource)) {
+    for resource in
+        [Resource::Memory, Resource::Cpu].into_iter().filter(|resource| resources.contains(resource))
+    {
         let (limit, request) = match resource {
             Resource::Memory => (
                 Values { memory_bytes: wanted.memory_bytes, ..Values::default() },
@@ -85,7 +87,7 @@ pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<S
     plan.steps
 }
 
-/// Checks that a pod does not use more memory than its new limit (kubelet:
+/// Checks that a pod does not use more memory than its new limit (Go:
 /// `validateMemoryResizeAction`; containers are checked in the same way).
 ///
 /// # Errors
@@ -241,7 +243,8 @@ mod tests {
 
     #[test]
     fn protected_memory_changes_with_the_request() {
-        let protected_values = |memory, low: i64| Values { memory_low: Some(low), ..values(memory, 1000, 10) };
+        let protected_values =
+            |memory, low: i64| Values { memory_low: Some(low), ..values(memory, 1000, 10) };
         let written = |current: &Values, wanted: &Values| -> Vec<_> {
             let writes = steps(current, wanted, &[Resource::Memory]).into_iter().map(|step| match step {
                 Step::Containers(_) => (None, None),
@@ -250,9 +253,18 @@ mod tests {
             writes.collect()
         };
         let containers = (None, None);
-        assert_eq!(written(&protected_values(100, 50), &protected_values(200, 80)), [(Some(200), None), (None, Some(80)), containers]);
-        assert_eq!(written(&protected_values(200, 80), &protected_values(100, 50)), [containers, (None, Some(50)), (Some(100), None)]);
-        assert_eq!(written(&protected_values(100, 50), &protected_values(100, 80)), [(None, Some(80)), containers]);
+        assert_eq!(
+            written(&protected_values(100, 50), &protected_values(200, 80)),
+            [(Some(200), None), (None, Some(80)), containers]
+        );
+        assert_eq!(
+            written(&protected_values(200, 80), &protected_values(100, 50)),
+            [containers, (None, Some(50)), (Some(100), None)]
+        );
+        assert_eq!(
+            written(&protected_values(100, 50), &protected_values(100, 80)),
+            [(None, Some(80)), containers]
+        );
         // Without the gate nothing is protected.
         assert_eq!(written(&protected_values(100, 50), &values(100, 1000, 10)), [containers]);
         let guaranteed = Values { memory_min: Some(100), ..values(100, 1000, 10) };

@@ -27,7 +27,6 @@ pub(super) struct Systemd {
 }
 
 impl Systemd {
-    /// Connects to a bus.
     pub(super) fn connect(address: &str, stop: &StopToken) -> Result<Systemd, CgroupError> {
         let wake = Wake::new().map_err(DbusError::Lost)?;
         Ok(Systemd { bus: Bus::open(address, &wake, stop)? })

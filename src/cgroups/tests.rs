@@ -270,7 +270,8 @@ fn orphans_are_found_in_any_hierarchy_and_removed() {
         std::fs::create_dir_all(dir.path().join(path)).unwrap();
     }
     let found = all.pods().unwrap();
-    let uids: Vec<(&str, QosClass)> = found.iter().map(|cgroup| (cgroup.uid.as_str(), cgroup.class)).collect();
+    let uids: Vec<(&str, QosClass)> =
+        found.iter().map(|cgroup| (cgroup.uid.as_str(), cgroup.class)).collect();
     let expected = [
         ("", QosClass::Burstable),
         ("11111111-1111-1111-1111-111111111111", QosClass::Burstable),

@@ -40,7 +40,7 @@ pub struct Tiers {
     pub protected: ProtectedMemory,
 }
 
-/// The values for the active pods, with the resources that they were granted (kubelet: pkg/kubelet/cm
+/// The values for the active pods, with the resources that they were granted (Go: pkg/kubelet/cm
 /// qos_container_manager `UpdateCgroups`).
 #[must_use]
 pub fn tier_values<'a>(pods: impl Iterator<Item = &'a Pod>, settings: &TierSettings) -> Tiers {
@@ -105,7 +105,7 @@ fn memory_limits(settings: &TierSettings, guaranteed: i64, burstable: i64) -> Op
 }
 
 /// The values of a tier after they could not be set: a limit below the usage becomes the usage, so
-/// that the tier at least grows no more (kubelet: `retrySetMemoryReserve`).
+/// that the tier at least grows no more (Go: `retrySetMemoryReserve`).
 #[must_use]
 pub fn raised_to_usage(values: &Values, usage_bytes: i64) -> Values {
     let memory_bytes = values.memory_bytes.map(|limit| limit.max(usage_bytes));

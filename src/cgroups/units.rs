@@ -111,7 +111,10 @@ fn bits(cpus: &[u16]) -> Vec<u8> {
 /// Properties as an argument of a call: `a(sv)`.
 pub(super) fn argument(properties: &[Property]) -> Value {
     let pair = |property: &Property| {
-        Value::Struct(vec![Value::Text(property.name.to_owned()), Value::Variant(Box::new(property.value.clone()))])
+        Value::Struct(vec![
+            Value::Text(property.name.to_owned()),
+            Value::Variant(Box::new(property.value.clone())),
+        ])
     };
     Value::Array("(sv)", properties.iter().map(pair).collect())
 }

@@ -6,7 +6,7 @@ use super::dir::Dir;
 use super::error::CgroupError;
 use crate::util::cgroup_mounts::{Hierarchy, Mounts, UNIFIED};
 
-/// A cgroup exists if it does in the hierarchies of these (kubelet: cgroup_v1_manager `Validate`).
+/// A cgroup exists if it does in the hierarchies of these (Go: cgroup_v1_manager `Validate`).
 const NEEDED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "systemd", "pids", "hugetlb"];
 /// Hierarchies in which cgroups are made (github.com/opencontainers/cgroups fs). In `devices` the
 /// runtime makes them.

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::dir::{Dir, text};
 use super::error::CgroupError;
 
-/// The controllers that a cgroup must have to exist, if the root has them (kubelet:
+/// The controllers that a cgroup must have to exist, if the root has them (Go:
 /// cgroup_v2_manager `getSupportedUnifiedControllers`).
 const NEEDED: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 const CONTROLLERS: &str = "cgroup.controllers";

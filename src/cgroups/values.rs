@@ -12,7 +12,7 @@ const MIN_QUOTA: i64 = 1000;
 const MAX_QUOTA: i64 = (1 << 44) - 1;
 /// A limit of memory from this one on is none: version 1 prints the largest number of pages, in bytes.
 pub const UNLIMITED_BYTES: u64 = (i64::MAX as u64) / (1 << 16) * (1 << 16);
-/// The limit of huge pages that has no effect (kubelet: pkg/kubelet/cm qos_container_manager).
+/// The limit of huge pages that has no effect (Go: pkg/kubelet/cm qos_container_manager).
 pub const UNLIMITED_HUGE_PAGES: u64 = 1 << 62;
 
 /// A limit of CPU time.
@@ -44,7 +44,7 @@ pub enum HugePages {
     Unlimited,
 }
 
-/// The values of one cgroup; `None`: not written (kubelet: pkg/kubelet/cm `ResourceConfig`).
+/// The values of one cgroup; `None`: not written (Go: pkg/kubelet/cm `ResourceConfig`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Values {
     /// CPU weight in the scale of version 1, which has 1,024 per core.
@@ -66,7 +66,7 @@ pub struct Values {
 }
 
 impl Values {
-    /// These values, with those that `update` has (kubelet: kuberuntime `mergeResourceConfig`).
+    /// These values, with those that `update` has (Go: kuberuntime `mergeResourceConfig`).
     #[must_use]
     pub fn merged(&self, update: &Values) -> Values {
         Values {
@@ -84,7 +84,7 @@ impl Values {
         }
     }
 
-    /// The least weight, for a cgroup whose pod has ended but which cannot be removed yet (kubelet:
+    /// The least weight, for a cgroup whose pod has ended but which cannot be removed yet (Go:
     /// `ReduceCPULimits`).
     ///
     /// DIFFERS: the Go kubelet also sets the limits of huge pages to 0.

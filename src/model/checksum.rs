@@ -1,5 +1,5 @@
 //! Checksums of the state files of the Go kubelet: FNV-1a of a text with names and types of Go
-//! (kubelet: pkg/kubelet/checkpointmanager/checksum, k8s.io/utils/dump).
+//! (Go: pkg/kubelet/checkpointmanager/checksum, k8s.io/utils/dump).
 //!
 //! A state file is read by both agents only if both compute the same checksum, so the names of
 //! Go's types and fields are part of the format of the file.
@@ -215,7 +215,10 @@ mod tests {
             }
             (Kind::Pointer(element), json) => Value::Pointer(Box::new(value(element, json))),
             (Kind::Struct(fields), json) => Value::Struct(
-                fields.iter().map(|(go, kind, name, element)| (*go, *kind, value(element, &json[name]))).collect(),
+                fields
+                    .iter()
+                    .map(|(go, kind, name, element)| (*go, *kind, value(element, &json[name])))
+                    .collect(),
             ),
             (_, other) => panic!("{other}"),
         }

@@ -55,7 +55,7 @@ pub enum SwapLimit {
     Bytes(i64),
 }
 
-/// The limit of a container's swap (kubelet: kuberuntime `configureContainerSwapResources`).
+/// The limit of a container's swap (Go: kuberuntime `configureContainerSwapResources`).
 #[must_use]
 pub fn swap_limit(pod: &Pod, container: &Container, settings: &SwapSettings) -> SwapLimit {
     if !settings.controller {
@@ -69,7 +69,7 @@ pub fn swap_limit(pod: &Pod, container: &Container, settings: &SwapSettings) -> 
     SwapLimit::Bytes(if gets_some { share_of_swap(request.units(), settings) } else { 0 })
 }
 
-/// Whether a container has a share of the machine's swap (kubelet: kuberuntime
+/// Whether a container has a share of the machine's swap (Go: kuberuntime
 /// `GetContainerSwapBehavior`).
 #[must_use]
 pub fn has_swap(pod: &Pod, container: &Container, settings: &SwapSettings) -> bool {
@@ -107,7 +107,7 @@ pub struct ProtectionSettings {
 }
 
 /// The files of version 2 that protect and throttle a container's memory, for `unified` of the
-/// request to the runtime (kubelet: kuberuntime `generateLinuxContainerResources`).
+/// request to the runtime (Go: kuberuntime `generateLinuxContainerResources`).
 #[must_use]
 pub fn memory_protection(
     pod: &Pod,

@@ -5,7 +5,7 @@ pub const MIN_SHARES: u64 = 2;
 /// The most CPU shares of the kernel.
 pub const MAX_SHARES: u64 = 262_144;
 
-/// CPU shares of a request in millicores (kubelet: pkg/kubelet/cm `MilliCPUToShares`).
+/// CPU shares of a request in millicores (Go: pkg/kubelet/cm `MilliCPUToShares`).
 #[must_use]
 pub fn shares(millicores: i64) -> u64 {
     let shares = u64::try_from(millicores).unwrap_or(0).saturating_mul(1024) / 1000;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What a container needs to use its devices (kubelet: `ContainerAllocateResponse`).
+/// What a container needs to use its devices (Go: `ContainerAllocateResponse`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Setup {
     /// Environment variables.

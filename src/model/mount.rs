@@ -57,7 +57,7 @@ pub trait SubPaths: Sync {
 }
 
 /// The path at which a container has its termination log: absolute, without empty, `.` and `..`
-/// segments (kubelet: `filepath.Clean` and `volumeutil.MakeAbsolutePath` for
+/// segments (Go: `filepath.Clean` and `volumeutil.MakeAbsolutePath` for
 /// `terminationMessagePath`, which may be relative).
 #[must_use]
 pub fn termination_log_path(path: &str) -> String {

@@ -41,7 +41,7 @@ impl NumaMask {
     }
 }
 
-/// Where a resource can be taken from (kubelet: pkg/kubelet/cm/topologymanager, `TopologyHint`).
+/// Where a resource can be taken from (Go: pkg/kubelet/cm/topologymanager, `TopologyHint`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Hint {
     /// `None`: any nodes.

@@ -546,7 +546,9 @@ fn migrated_nodes(
 ) -> Option<NodeSelector> {
     let has = |key: &str| {
         let terms = selector.iter().flat_map(|selector| &selector.node_selector_terms);
-        terms.flat_map(|term| term.match_expressions.iter().flatten()).any(|requirement| requirement.key == key)
+        terms
+            .flat_map(|term| term.match_expressions.iter().flatten())
+            .any(|requirement| requirement.key == key)
     };
     let labels = &volume.metadata.labels;
     let is_new = has(ZONE) || !has(OLD_ZONE) && (labels.contains_key(ZONE) || !labels.contains_key(OLD_ZONE));
@@ -586,7 +588,8 @@ fn rename(nodes: &mut NodeSelector, from: &str, to: &str) -> bool {
         .flat_map(|term| term.match_expressions.iter_mut().flatten())
         .filter(|requirement| requirement.key == from)
         .collect();
-    let has_values = all.iter().any(|requirement| requirement.values.as_ref().is_some_and(|values| !values.is_empty()));
+    let has_values =
+        all.iter().any(|requirement| requirement.values.as_ref().is_some_and(|values| !values.is_empty()));
     if has_values {
         all.into_iter().for_each(|requirement| to.clone_into(&mut requirement.key));
     }

@@ -40,7 +40,9 @@ impl SourceName {
     /// The source of this text in the annotation.
     #[must_use]
     pub fn parse(text: &str) -> Option<SourceName> {
-        [SourceName::File, SourceName::Http, SourceName::Api].into_iter().find(|source| source.as_str() == text)
+        [SourceName::File, SourceName::Http, SourceName::Api]
+            .into_iter()
+            .find(|source| source.as_str() == text)
     }
 }
 
@@ -287,7 +289,7 @@ pub fn limit(container: &Container, resource: &str) -> Option<Amount> {
     container.resources.as_ref()?.limits.as_ref()?.get(resource).map(amount)
 }
 
-/// The hash that shows whether a running container has the current image and name (kubelet:
+/// The hash that shows whether a running container has the current image and name (Go:
 /// pkg/kubelet/container HashContainer). It is the same value as upstream's, so that containers
 /// that a Go kubelet started are not restarted.
 #[must_use]

@@ -83,7 +83,9 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
 /// # Errors
 /// The first fault.
 pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, Misfit> {
-    read(value).map(|typed| typed.object).map_err(|wrong_values| wrong_values.into_iter().next().unwrap_or_default())
+    read(value)
+        .map(|typed| typed.object)
+        .map_err(|wrong_values| wrong_values.into_iter().next().unwrap_or_default())
 }
 
 /// Reads JSON as a `T` as Go does: null counts as absent, and of equal keys the last one counts.

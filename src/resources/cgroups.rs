@@ -61,7 +61,7 @@ impl CgroupHierarchies {
 
     fn mounted(root: PathBuf, mounts: &Mounts) -> Result<Self, ResourceError> {
         if mounts.version == cgroup_mounts::Version::V2 {
-            return CgroupHierarchies::second(root);
+            return CgroupHierarchies::version_2(root);
         }
         let mut found = CgroupHierarchies { root, version: Version::V1, controllers: BTreeMap::new() };
         if let Some(unified) = mounts.hierarchy(UNIFIED) {
@@ -75,7 +75,7 @@ impl CgroupHierarchies {
 
     fn named(root: PathBuf) -> Result<Self, ResourceError> {
         if root.join(CONTROLLERS).exists() {
-            return CgroupHierarchies::second(root);
+            return CgroupHierarchies::version_2(root);
         }
         let mut found = CgroupHierarchies { root, version: Version::V1, controllers: BTreeMap::new() };
         for dir in list(&found.root)? {
@@ -94,7 +94,7 @@ impl CgroupHierarchies {
         Ok(found)
     }
 
-    fn second(root: PathBuf) -> Result<Self, ResourceError> {
+    fn version_2(root: PathBuf) -> Result<Self, ResourceError> {
         let mut found =
             CgroupHierarchies { root: root.clone(), version: Version::V2, controllers: BTreeMap::new() };
         found.add(&root)?;

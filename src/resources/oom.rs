@@ -156,7 +156,8 @@ impl Parser {
             return self.report_once(kill);
         }
         if let Some((cgroup, limited)) = legacy(&message) {
-            self.open = Some(Invocation { since: time, scope: Scope::Cgroup(Some(limited)), cgroup: Some(cgroup) });
+            self.open =
+                Some(Invocation { since: time, scope: Scope::Cgroup(Some(limited)), cgroup: Some(cgroup) });
             return None;
         }
         let (scope, rest) = scope_of(&message);
@@ -206,7 +207,8 @@ fn summary(message: &str, time: u64) -> Option<Kill> {
     let pid = pid.parse().ok()?;
     // The name may contain anything, but it is short.
     const TASK: &str = ",task=";
-    let (at_task, _) = rest.match_indices(TASK).find(|(offset, _)| rest.len() - offset - TASK.len() <= NAME_LIMIT)?;
+    let (at_task, _) =
+        rest.match_indices(TASK).find(|(offset, _)| rest.len() - offset - TASK.len() <= NAME_LIMIT)?;
     let (rest, process) = rest.split_at(at_task);
     let process = process.get(TASK.len()..)?.to_owned();
     // DIFFERS: upstream decides by the field `oom_memcg`, which a nested cgroup can contain in its

@@ -323,8 +323,10 @@ fn protected(settings: &Settings) -> Option<CheckLine> {
         Vec::new()
     };
     let names: Vec<String> = found.iter().map(ToString::to_string).collect();
-    let set: Vec<String> =
-        found.iter().map(|difference| format!("{}={}", difference.tunable.name, difference.tunable.value)).collect();
+    let set: Vec<String> = found
+        .iter()
+        .map(|difference| format!("{}={}", difference.tunable.name, difference.tunable.value))
+        .collect();
     (!found.is_empty()).then(|| {
         let message = format!("protectKernelDefaults is set, and {}", names.join(", "));
         let fix = format!("sysctl -w {}, and the same in /etc/sysctl.d", set.join(" "));

@@ -1,4 +1,4 @@
-//! Parameters of the kernel that a node needs (kubelet: pkg/kubelet/cm `setupKernelTunables`).
+//! Parameters of the kernel that a node needs (Go: pkg/kubelet/cm `setupKernelTunables`).
 
 use std::path::Path;
 

@@ -163,7 +163,7 @@ pub fn random_u64() -> u64 {
 mod tests {
     use super::*;
 
-    fn at(second: i64) -> Timestamp {
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -171,22 +171,22 @@ mod tests {
     fn wait_doubles_to_maximum_and_resets_after_a_long_run() {
         let mut backoff =
             KeyedBackoff::new(Duration::from_secs(10), Duration::from_secs(300), Duration::from_secs(600));
-        assert_eq!(backoff.blocked_until(&"c", at(0), at(0)), None);
+        assert_eq!(backoff.blocked_until(&"c", timestamp(0), timestamp(0)), None);
         let mut seen = Vec::new();
         let mut now = 0;
         for _ in 0..7 {
-            backoff.advance("c", at(now), at(now));
+            backoff.advance("c", timestamp(now), timestamp(now));
             seen.push(backoff.delay(&"c").as_secs());
             now += 1;
         }
         assert_eq!(seen, [10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!(backoff.blocked_until(&"c", at(now), at(now)), Some(at(now + 300)));
-        assert_eq!(backoff.blocked_until(&"c", at(now), at(now + 300)), None);
+        assert_eq!(backoff.blocked_until(&"c", timestamp(now), timestamp(now)), Some(timestamp(now + 300)));
+        assert_eq!(backoff.blocked_until(&"c", timestamp(now), timestamp(now + 300)), None);
         // Exited 601 s after the last start: the next restart is immediate and counts from 10 s.
-        assert_eq!(backoff.blocked_until(&"c", at(now + 601), at(now + 601)), None);
-        backoff.advance("c", at(now + 601), at(now + 601));
+        assert_eq!(backoff.blocked_until(&"c", timestamp(now + 601), timestamp(now + 601)), None);
+        backoff.advance("c", timestamp(now + 601), timestamp(now + 601));
         assert_eq!(backoff.delay(&"c"), Duration::from_secs(10));
-        backoff.collect_garbage(at(now + 1300));
+        backoff.collect_garbage(timestamp(now + 1300));
         assert_eq!(backoff.delay(&"c"), Duration::ZERO);
     }
 
@@ -211,19 +211,22 @@ mod tests {
         let mut backoff =
             KeyedBackoff::new(Duration::from_secs(10), Duration::from_secs(300), Duration::from_secs(600));
         let day = 86_400;
-        backoff.advance("c", at(day), at(day));
-        assert_eq!(backoff.blocked_until(&"c", at(day), at(day + 3)), Some(at(day + 10)));
+        backoff.advance("c", timestamp(day), timestamp(day));
+        assert_eq!(
+            backoff.blocked_until(&"c", timestamp(day), timestamp(day + 3)),
+            Some(timestamp(day + 10))
+        );
         // The clock is set back by a day: ten seconds from the first call, however many calls follow.
-        assert_eq!(backoff.blocked_until(&"c", at(day), at(5)), Some(at(15)));
-        assert_eq!(backoff.blocked_until(&"c", at(day), at(14)), Some(at(15)));
-        assert_eq!(backoff.blocked_until(&"c", at(day), at(15)), None);
+        assert_eq!(backoff.blocked_until(&"c", timestamp(day), timestamp(5)), Some(timestamp(15)));
+        assert_eq!(backoff.blocked_until(&"c", timestamp(day), timestamp(14)), Some(timestamp(15)));
+        assert_eq!(backoff.blocked_until(&"c", timestamp(day), timestamp(15)), None);
         // And set back once more.
-        assert_eq!(backoff.blocked_until(&"c", at(day), at(1)), Some(at(11)));
+        assert_eq!(backoff.blocked_until(&"c", timestamp(day), timestamp(1)), Some(timestamp(11)));
         // A start and an end by the new clock continue the count.
-        backoff.advance("c", at(11), at(11));
-        assert_eq!(backoff.blocked_until(&"c", at(12), at(12)), Some(at(32)));
+        backoff.advance("c", timestamp(11), timestamp(11));
+        assert_eq!(backoff.blocked_until(&"c", timestamp(12), timestamp(12)), Some(timestamp(32)));
         // The clock is set forward: waits end.
-        assert_eq!(backoff.blocked_until(&"c", at(12), at(day)), None);
+        assert_eq!(backoff.blocked_until(&"c", timestamp(12), timestamp(day)), None);
     }
 
     #[test]

@@ -73,7 +73,7 @@ const MAX_MOUNTS: usize = 64;
 impl Mounts {
     /// Reads the text of `/proc/self/mountinfo`. `root` is usually `/sys/fs/cgroup`; if version 2
     /// is mounted there, it limits containers. A controller that is mounted more than once is used
-    /// at the shortest path (kubelet: `getCgroupSubsystemsV1`).
+    /// at the shortest path (Go: `getCgroupSubsystemsV1`).
     ///
     /// # Errors
     /// When no hierarchy is mounted.
@@ -88,7 +88,8 @@ impl Mounts {
         let mut by_length: Vec<&Mount> = mounts.iter().collect();
         by_length.sort_by_key(|mount| mount.point.as_os_str().len());
         for mount in by_length {
-            let is_known = |controller: &&String| hierarchies.iter().any(|known| known.controllers.contains(controller));
+            let is_known =
+                |controller: &&String| hierarchies.iter().any(|known| known.controllers.contains(controller));
             let controllers: Vec<String> =
                 mount.controllers.iter().filter(|controller| !is_known(controller)).cloned().collect();
             if !controllers.is_empty() {
@@ -108,9 +109,10 @@ impl Mounts {
     #[must_use]
     pub fn hierarchy(&self, controller: &str) -> Option<&Hierarchy> {
         match self.version {
-            Version::V1 => {
-                self.hierarchies.iter().find(|hierarchy| hierarchy.controllers.iter().any(|name| name == controller))
-            }
+            Version::V1 => self
+                .hierarchies
+                .iter()
+                .find(|hierarchy| hierarchy.controllers.iter().any(|name| name == controller)),
             Version::V2 => self.hierarchies.first(),
         }
     }
@@ -118,8 +120,10 @@ impl Mounts {
     /// The controllers of version 1, each with the directory in which its hierarchy is mounted.
     /// Controllers of version 2 are in its files.
     pub fn controllers(&self) -> impl Iterator<Item = (&str, &Path)> {
-        let all =
-            self.hierarchies.iter().flat_map(|hierarchy| hierarchy.controllers.iter().map(|name| (name, &hierarchy.mount)));
+        let all = self
+            .hierarchies
+            .iter()
+            .flat_map(|hierarchy| hierarchy.controllers.iter().map(|name| (name, &hierarchy.mount)));
         all.filter(|(name, _)| CONTROLLERS.contains(&name.as_str()))
             .map(|(name, mount)| (name.as_str(), mount.as_path()))
     }

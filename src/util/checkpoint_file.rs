@@ -60,12 +60,12 @@ impl CheckpointFile {
     ///
     /// # Errors
     /// When it cannot be renamed.
-    pub fn put_aside(&self, why: &str) -> io::Result<PathBuf> {
+    pub fn put_aside(&self, reason: &str) -> io::Result<PathBuf> {
         let aside = self.aside();
         match disk_writes::created(std::fs::rename(&self.path, &aside)) {
-            Ok(()) => state_files::put_aside(&self.path, &aside, why),
+            Ok(()) => state_files::put_aside(&self.path, &aside, reason),
             Err(error) => {
-                state_files::damaged(&self.path, &format!("{why}; it cannot be renamed: {error}"));
+                state_files::damaged(&self.path, &format!("{reason}; it cannot be renamed: {error}"));
                 return Err(error);
             }
         }

@@ -93,7 +93,7 @@ pub fn run(
         .spawn()
         .map_err(|error| ChildError::Start { program: program.clone(), error })?;
     let _waiting = threads::waiting("helper program");
-    let result = talk(&mut child, &program, input, limits, stop);
+    let result = exchange(&mut child, &program, input, limits, stop);
     if result.is_err() {
         end(&mut child);
     }
@@ -113,7 +113,7 @@ pub fn stream(
 ) -> Result<ExitStatus, ChildError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let start = |error| ChildError::Start { program: program.clone(), error };
-    let (mut said, both) = std::io::pipe().map_err(start)?;
+    let (mut output, both) = std::io::pipe().map_err(start)?;
     let child = command
         .stdin(Stdio::null())
         .stdout(both.try_clone().map_err(start)?)
@@ -122,7 +122,7 @@ pub fn stream(
         .spawn();
     // `command` holds our ends of the pipe, which would keep the pipe open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let limited = Limited(Arc::new(Mutex::new(Some(child.map_err(start)?))));
+    let limited = LimitedChild(Arc::new(Mutex::new(Some(child.map_err(start)?))));
     let watched = limited.clone();
     let watch = threads::spawn("child-limit", Stack::Small, OnDeath::Unsupervised, move |stop| {
         if stop.wait(limit) == Waited::TimedOut {
@@ -131,7 +131,7 @@ pub fn stream(
     });
     let _waiting = threads::waiting("helper program");
     let result = match &watch {
-        Ok(_) => hear(&limited, &program, &mut said, limit, stop, each),
+        Ok(_) => forward_output(&limited, &program, &mut output, limit, stop, each),
         Err(error) => Err(start(std::io::Error::new(error.kind(), error.to_string()))),
     };
     if result.is_err() {
@@ -142,9 +142,9 @@ pub fn stream(
 
 /// A program that another thread may end at any time; `None`: it was killed, or has ended.
 #[derive(Clone)]
-struct Limited(Arc<Mutex<Option<Child>>>);
+struct LimitedChild(Arc<Mutex<Option<Child>>>);
 
-impl Limited {
+impl LimitedChild {
     /// The program's exit status if it has ended; then the value is removed, because the process id
     /// may be reused. `None`: the deadline has passed, and the program was killed.
     fn try_wait(&self) -> Option<std::io::Result<Option<ExitStatus>>> {
@@ -164,17 +164,17 @@ impl Limited {
     }
 }
 
-fn hear(
-    limited: &Limited,
+fn forward_output(
+    limited: &LimitedChild,
     program: &str,
-    said: &mut std::io::PipeReader,
+    output: &mut std::io::PipeReader,
     limit: Duration,
     stop: &StopToken,
     each: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<ExitStatus, ChildError> {
     let failed = |error| ChildError::Io { program: program.to_owned(), error };
     let overdue = || ChildError::Overdue { program: program.to_owned(), limit };
-    rustix::io::ioctl_fionbio(&*said, true).map_err(|errno| failed(errno.into()))?;
+    rustix::io::ioctl_fionbio(&*output, true).map_err(|errno| failed(errno.into()))?;
     let deadline = Instant::now() + limit;
     let mut chunk = vec![0; 8 * CHUNK];
     loop {
@@ -182,7 +182,7 @@ fn hear(
         let status = limited.try_wait().ok_or_else(overdue)?.map_err(failed)?;
         let mut open = true;
         loop {
-            match said.read(&mut chunk) {
+            match output.read(&mut chunk) {
                 Ok(0) => {
                     open = false;
                     break;
@@ -208,7 +208,7 @@ fn hear(
         }
         if open {
             let wait = Timespec::try_from(left.min(SLICE)).ok();
-            match poll(&mut [PollFd::new(&*said, PollFlags::IN)], wait.as_ref()) {
+            match poll(&mut [PollFd::new(&*output, PollFlags::IN)], wait.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(failed(errno.into())),
             }
@@ -252,7 +252,7 @@ impl<P: Read + AsFd> Reader<P> {
     }
 }
 
-fn talk(
+fn exchange(
     child: &mut Child,
     program: &str,
     input: &[u8],
@@ -378,14 +378,14 @@ mod tests {
     #[test]
     fn output_is_streamed_until_program_ends_or_reader_fails() {
         let never = StopToken::never();
-        let mut heard = Vec::new();
+        let mut streamed = Vec::new();
         let mut keep = |bytes: &[u8]| {
-            heard.extend_from_slice(bytes);
+            streamed.extend_from_slice(bytes);
             Ok(())
         };
         let long = Duration::from_secs(60);
         let status = stream(&mut sh("echo a; echo b >&2; exit 3"), long, &never, &mut keep).unwrap();
-        assert_eq!((status.code(), heard.as_slice()), (Some(3), &b"a\nb\n"[..]));
+        assert_eq!((status.code(), streamed.as_slice()), (Some(3), &b"a\nb\n"[..]));
         let short = Duration::from_millis(150);
         let error = stream(&mut sh("while :; do echo x; done"), short, &never, &mut |_| Ok(())).unwrap_err();
         assert!(matches!(error, ChildError::Overdue { .. }), "{error}");
@@ -400,7 +400,7 @@ mod tests {
     /// ended.
     #[test]
     fn a_program_that_has_ended_is_not_killed() {
-        let limited = Limited(Arc::new(Mutex::new(Some(sh("exit 3").spawn().unwrap()))));
+        let limited = LimitedChild(Arc::new(Mutex::new(Some(sh("exit 3").spawn().unwrap()))));
         let status = loop {
             if let Some(status) = limited.try_wait().unwrap().unwrap() {
                 break status;

@@ -52,10 +52,10 @@ impl Counts {
 
     fn add(&mut self, more: Written, minute: u64) {
         self.total.add(more);
-        if let Some((of, written)) = self.slots.get_mut(minute as usize % MINUTES) {
-            if *of != minute {
+        if let Some((slot_minute, written)) = self.slots.get_mut(minute as usize % MINUTES) {
+            if *slot_minute != minute {
                 *written = Written::NONE;
-                *of = minute;
+                *slot_minute = minute;
             }
             written.add(more);
         }
@@ -63,8 +63,8 @@ impl Counts {
 
     fn last_hour(&self, minute: u64) -> Written {
         let mut sum = Written::NONE;
-        for (of, written) in &self.slots {
-            if minute.saturating_sub(*of) < MINUTES as u64 {
+        for (slot_minute, written) in &self.slots {
+            if minute.saturating_sub(*slot_minute) < MINUTES as u64 {
                 sum.add(*written);
             }
         }
@@ -120,7 +120,10 @@ pub fn written_last_hour() -> Written {
 /// When one of them cannot be created.
 pub fn make_directories(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    let missing = path.ancestors().take_while(|one| !one.as_os_str().is_empty() && !one.exists()).count();
+    let missing = path
+        .ancestors()
+        .take_while(|directory| !directory.as_os_str().is_empty() && !directory.exists())
+        .count();
     std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)?;
     if missing > 0 {
         count(Written { files: missing as u64, bytes: 0, syncs: 0 });
@@ -134,22 +137,22 @@ mod tests {
 
     #[test]
     fn writes_leave_the_last_hour_without_further_writes() {
-        let one = Written { files: 1, bytes: 10, syncs: 1 };
+        let single = Written { files: 1, bytes: 10, syncs: 1 };
         let mut counts = Counts::new();
         // The first minutes after the start of the machine.
         assert_eq!(counts.last_hour(0), Written::default());
-        counts.add(one, 0);
-        counts.add(one, 59);
+        counts.add(single, 0);
+        counts.add(single, 59);
         assert_eq!(counts.last_hour(59), Written { files: 2, bytes: 20, syncs: 2 });
-        assert_eq!(counts.last_hour(60), one);
-        assert_eq!(counts.last_hour(118), one);
+        assert_eq!(counts.last_hour(60), single);
+        assert_eq!(counts.last_hour(118), single);
         assert_eq!(counts.last_hour(119), Written::default());
         // The slot of minute 59 is used again, and has nothing of the first hour.
-        counts.add(one, 119);
-        assert_eq!(counts.last_hour(119), one);
+        counts.add(single, 119);
+        assert_eq!(counts.last_hour(119), single);
         assert_eq!(counts.total, Written { files: 3, bytes: 30, syncs: 3 });
         // Counters do not wrap.
-        counts.add(Written { bytes: u64::MAX, ..one }, 120);
+        counts.add(Written { bytes: u64::MAX, ..single }, 120);
         assert_eq!(counts.total.bytes, u64::MAX);
     }
 

@@ -54,8 +54,9 @@ pub fn from_percent(text: &str) -> Option<Vec<u8>> {
             continue;
         }
         let (digits, after) = rest.split_at_checked(2)?;
-        let digits =
-            std::str::from_utf8(digits).ok().filter(|two| two.bytes().all(|one| one.is_ascii_hexdigit()))?;
+        let digits = std::str::from_utf8(digits)
+            .ok()
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
         bytes.push(u8::from_str_radix(digits, 16).ok()?);
         rest = after;
     }

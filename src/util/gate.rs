@@ -39,8 +39,8 @@ pub struct Pass<'a> {
 impl State {
     /// Whether a user (or with `closes`, one who closes) has one of these names.
     fn has(&self, names: &[&str], closes: bool) -> bool {
-        let mut others = self.passes.values().filter(|one| one.closes == closes);
-        others.any(|one| one.names.iter().any(|name| names.contains(&name.as_str())))
+        let mut others = self.passes.values().filter(|pass| pass.closes == closes);
+        others.any(|pass| pass.names.iter().any(|name| names.contains(&name.as_str())))
     }
 }
 
@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn gate_is_closed_when_its_users_have_left_and_opens_if_they_do_not() {
         let (gate, never) = (Gate::default(), StopToken::never());
-        let (one, other) = (gate.enter(&["a", "c"], &never), gate.enter(&["a"], &never));
+        let (first, second) = (gate.enter(&["a", "c"], &never), gate.enter(&["a"], &never));
         assert!(gate.close(&["b"], Duration::ZERO, &never).is_some());
         assert!(gate.close(&["b", "a"], Duration::ZERO, &never).is_none());
         let third = gate.enter(&["a"], &never);
         assert!(third.is_some(), "the gate is open again");
-        drop((one, third));
+        drop((first, third));
         assert!(gate.close(&["a"], 2 * PAUSE, &never).is_none());
-        drop(other);
+        drop(second);
         assert!(gate.close(&["a"], Duration::ZERO, &never).is_some());
     }
 }

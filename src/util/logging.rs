@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn the_variable_overrides_the_verbosity() {
-        let says = |filter: Option<&str>, target: &str, level: Level| {
+        let is_enabled = |filter: Option<&str>, target: &str, level: Level| {
             let metadata = Metadata::builder().target(target).level(level).build();
             filtered(filter).build().enabled(&metadata)
         };
@@ -74,7 +74,7 @@ mod tests {
             (Some("trace"), "ureq::run", Level::Info, false),
             (Some("debug,ureq_proto=trace"), "ureq_proto::util", Level::Trace, false),
         ] {
-            assert_eq!(says(filter, target, level), expected, "{filter:?} {target} {level}");
+            assert_eq!(is_enabled(filter, target, level), expected, "{filter:?} {target} {level}");
         }
     }
 }

@@ -96,7 +96,7 @@ pub fn give_back_stack() {
 /// The start and length of each read-only mapping of `program` that has code, and of the one with
 /// the start of the file, which has constants.
 fn code_of(maps: &str, program: &str) -> Vec<(usize, usize)> {
-    let one = |line: &str| {
+    let mapping = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let (_, permissions, offset) = (words.next()?, words.next()?, words.next()?);
         let is_start = permissions == "r--p" && offset.bytes().all(|digit| digit == b'0');
@@ -106,7 +106,7 @@ fn code_of(maps: &str, program: &str) -> Vec<(usize, usize)> {
         let (start, end) = range(line)?;
         Some((start, end.checked_sub(start)?))
     };
-    maps.lines().filter_map(one).collect()
+    maps.lines().filter_map(mapping).collect()
 }
 
 #[cfg(test)]
@@ -144,10 +144,10 @@ mod tests {
     fn a_thread_continues_after_the_release() {
         let (sum_sender, sum_receiver) = crossbeam_channel::bounded(1);
         let body = move |_| {
-            let kept = [7_u64; 64];
+            let values = [7_u64; 64];
             let first = deep(12);
             give_back_stack();
-            let _ = sum_sender.send((first, deep(12), std::hint::black_box(kept).iter().sum::<u64>()));
+            let _ = sum_sender.send((first, deep(12), std::hint::black_box(values).iter().sum::<u64>()));
         };
         let _running = crate::util::threads::spawn(
             "t/stack",

@@ -129,9 +129,9 @@ impl Family<'_> {
         self
     }
 
-    /// One series with the common labels and `more`. `at` is the time as in [`Family::sample`];
+    /// One series with the common labels and `more`. `milliseconds` is the time as in [`Family::sample`];
     /// `None`: the time of the scrape.
-    pub fn under(&mut self, common: &Common, more: &[(&str, &str)], value: f64, at: Option<i64>) {
+    pub fn under(&mut self, common: &Common, more: &[(&str, &str)], value: f64, milliseconds: Option<i64>) {
         self.text.push_str(&self.name);
         self.text.push('{');
         self.text.push_str(&common.0);
@@ -143,15 +143,15 @@ impl Family<'_> {
         }
         self.text.push_str("} ");
         number(&mut self.text, value);
-        if let Some(at) = at {
-            let _ = write!(self.text, " {at}");
+        if let Some(milliseconds) = milliseconds {
+            let _ = write!(self.text, " {milliseconds}");
         }
         self.text.push('\n');
     }
 
     /// One series whose value was measured at another time, in milliseconds since 1970.
-    pub fn sample(&mut self, labels: &[(&str, &str)], value: f64, at: i64) -> &mut Self {
-        self.line("", labels, None, value, Some(at));
+    pub fn sample(&mut self, labels: &[(&str, &str)], value: f64, milliseconds: i64) -> &mut Self {
+        self.line("", labels, None, value, Some(milliseconds));
         self
     }
 
@@ -175,7 +175,14 @@ impl Family<'_> {
         self.line("_count", labels, None, total as f64, None);
     }
 
-    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], le: Option<f64>, value: f64, at: Option<i64>) {
+    fn line(
+        &mut self,
+        suffix: &str,
+        labels: &[(&str, &str)],
+        le: Option<f64>,
+        value: f64,
+        milliseconds: Option<i64>,
+    ) {
         self.text.push_str(&self.name);
         self.text.push_str(suffix);
         let mut open = '{';
@@ -196,8 +203,8 @@ impl Family<'_> {
         }
         self.text.push(' ');
         number(&mut self.text, value);
-        if let Some(at) = at {
-            let _ = write!(self.text, " {at}");
+        if let Some(milliseconds) = milliseconds {
+            let _ = write!(self.text, " {milliseconds}");
         }
         self.text.push('\n');
     }
@@ -217,8 +224,8 @@ impl Drop for Family<'_> {
 }
 
 fn escape(out: &mut String, text: &str, quotes: bool) {
-    for one in text.chars() {
-        match one {
+    for character in text.chars() {
+        match character {
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
             '"' if quotes => out.push_str("\\\""),

@@ -129,14 +129,14 @@ mod tests {
 
     #[test]
     fn watchdog_of_another_process_and_wrong_times_are_ignored() {
-        let of = |time: &str, pid: Option<&str>| watchdog(Some(time.into()), pid.map(str::to_owned), 7);
-        assert_eq!(of("2000000", None), Some(Duration::from_secs(2)));
-        assert_eq!(of("2000000", Some("7")), Some(Duration::from_secs(2)));
-        assert_eq!(of("2000000", Some("8")), None);
-        assert_eq!(of("2000000", Some("x")), None);
-        assert_eq!(of("0", None), None);
-        assert_eq!(of("-1", None), None);
-        assert_eq!(of("many", None), None);
+        let period = |time: &str, pid: Option<&str>| watchdog(Some(time.into()), pid.map(str::to_owned), 7);
+        assert_eq!(period("2000000", None), Some(Duration::from_secs(2)));
+        assert_eq!(period("2000000", Some("7")), Some(Duration::from_secs(2)));
+        assert_eq!(period("2000000", Some("8")), None);
+        assert_eq!(period("2000000", Some("x")), None);
+        assert_eq!(period("0", None), None);
+        assert_eq!(period("-1", None), None);
+        assert_eq!(period("many", None), None);
         assert_eq!(watchdog(None, None, 7), None);
     }
 }

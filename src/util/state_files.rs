@@ -17,12 +17,12 @@ struct Reports {
     /// The text for each file: the damaged one, or its copy.
     found: BTreeMap<PathBuf, String>,
     /// Reports that were not passed on yet.
-    untold: Vec<String>,
+    pending: Vec<String>,
     on_report: Option<OnReport>,
 }
 
 static REPORTS: Mutex<Reports> =
-    Mutex::new(Reports { found: BTreeMap::new(), untold: Vec::new(), on_report: None });
+    Mutex::new(Reports { found: BTreeMap::new(), pending: Vec::new(), on_report: None });
 
 fn reports() -> MutexGuard<'static, Reports> {
     REPORTS.locked()
@@ -30,24 +30,24 @@ fn reports() -> MutexGuard<'static, Reports> {
 
 /// Calls `pass_on` with each report, also with earlier ones, for an event.
 pub fn pass_on(pass_on: OnReport) {
-    let untold = {
+    let pending = {
         let mut reports = reports();
         reports.on_report = Some(Arc::clone(&pass_on));
-        std::mem::take(&mut reports.untold)
+        std::mem::take(&mut reports.pending)
     };
-    untold.iter().for_each(|text| pass_on(text));
+    pending.iter().for_each(|text| pass_on(text));
 }
 
 /// A state file cannot be used, and stays where it is. It is logged and passed on at the first report with
 /// this reason.
-pub fn damaged(path: &Path, why: &str) {
-    let text = format!("the state file {} cannot be used: {why}", path.display());
+pub fn damaged(path: &Path, reason: &str) {
+    let text = format!("the state file {} cannot be used: {reason}", path.display());
     if remember(path, &text) {
         log::warn!("{text}");
         let on_report = {
             let mut reports = reports();
-            if reports.on_report.is_none() && reports.untold.len() < MOST {
-                reports.untold.push(text.clone());
+            if reports.on_report.is_none() && reports.pending.len() < MOST {
+                reports.pending.push(text.clone());
             }
             reports.on_report.clone()
         };
@@ -66,9 +66,9 @@ pub fn usable(path: &Path) {
 }
 
 /// A state file was renamed to `aside`, because it cannot be used. The caller logs it and raises an event.
-pub(super) fn put_aside(path: &Path, aside: &Path, why: &str) {
+pub(super) fn put_aside(path: &Path, aside: &Path, reason: &str) {
     let (path, shown) = (path.display(), aside.display());
-    remember(aside, &format!("the state file {path} could not be used: {why}; it is now {shown}"));
+    remember(aside, &format!("the state file {path} could not be used: {reason}; it is now {shown}"));
 }
 
 /// There is a copy of a state file that an earlier run of the agent has put aside.
@@ -144,18 +144,21 @@ mod tests {
         let path = dir.path().join("record");
         std::fs::write(&path, "damaged").unwrap();
         damaged(&path, "one");
-        let told: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (all, own) = (Arc::clone(&told), path.display().to_string());
+        let received: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (all, own) = (Arc::clone(&received), path.display().to_string());
         pass_on(Arc::new(move |text| {
             if text.contains(&own) {
                 all.lock().unwrap().push(text.to_owned());
             }
         }));
-        for why in ["one", "two", "two"] {
-            damaged(&path, why);
+        for reason in ["one", "two", "two"] {
+            damaged(&path, reason);
         }
-        let told = told.lock().unwrap();
-        assert!(matches!(&told[..], [one, two] if one.ends_with("one") && two.ends_with("two")), "{told:?}");
+        let received = received.lock().unwrap();
+        assert!(
+            matches!(&received[..], [first, second] if first.ends_with("one") && second.ends_with("two")),
+            "{received:?}"
+        );
     }
 
     #[test]

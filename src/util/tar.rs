@@ -94,7 +94,7 @@ pub struct Entry {
 /// A stream of entries. [`Read`] returns the data of the entry that [`Archive::next_entry`] returned last.
 pub struct Archive<'a> {
     input: &'a mut dyn Input,
-    at: u64,
+    position: u64,
     /// Bytes of the current entry that are not read yet.
     left: u64,
     /// Bytes after its data, up to the next block.
@@ -122,13 +122,13 @@ fn invalid(text: impl Into<String>) -> io::Error {
 impl<'a> Archive<'a> {
     /// Reads an archive from its start. After the end, bytes that follow the end mark are not read yet.
     pub fn new(input: &'a mut dyn Input) -> Archive<'a> {
-        Archive { input, at: 0, left: 0, padding: 0, ended: false }
+        Archive { input, position: 0, left: 0, padding: 0, ended: false }
     }
 
     /// The position in the archive.
     #[must_use]
     pub fn at(&self) -> u64 {
-        self.at
+        self.position
     }
 
     /// Whether the end mark was read. Some writers leave it out.
@@ -149,7 +149,7 @@ impl<'a> Archive<'a> {
             if rest > 0 {
                 self.input.skip(rest)?;
             }
-            self.at += rest;
+            self.position += rest;
             (self.left, self.padding) = (0, 0);
             let Some(block) = self.header()? else { return Ok(None) };
             let size = number(&block[124..136])?;
@@ -208,7 +208,7 @@ impl<'a> Archive<'a> {
         Ok(Entry {
             kind,
             size: self.left,
-            offset: self.at,
+            offset: self.position,
             mode: (number(&block[100..108])? & 0o7777) as u32,
             uid: id(extended.uid, &block[108..116])?,
             gid: id(extended.gid, &block[116..124])?,
@@ -272,7 +272,7 @@ impl<'a> Archive<'a> {
 
     /// Data of this size follow.
     fn expect(&mut self, size: u64) -> io::Result<()> {
-        if self.at.checked_add(size).is_none_or(|end| end > i64::MAX as u64) {
+        if self.position.checked_add(size).is_none_or(|end| end > i64::MAX as u64) {
             return Err(invalid("an entry is larger than a file can be"));
         }
         self.left = size;
@@ -287,7 +287,7 @@ impl<'a> Archive<'a> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => {
                     let count = result?;
-                    self.at += count as u64;
+                    self.position += count as u64;
                     return Ok(count);
                 }
             }
@@ -399,7 +399,8 @@ pub(crate) mod tests {
 
     fn raw(name: &[u8], kind: u8, link: &[u8], size: &[u8], data: &[u8]) -> Vec<u8> {
         let mut block = vec![0; BLOCK];
-        let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
+        let mut put =
+            |offset: usize, bytes: &[u8]| block[offset..offset + bytes.len()].copy_from_slice(bytes);
         put(0, name);
         put(100, if kind == b'5' { b"0000755\0" } else { b"0000754\0" });
         // The owner of the tests may be any user.
@@ -449,10 +450,10 @@ pub(crate) mod tests {
     impl Input for &[u8] {}
 
     /// An entry with its data.
-    type Found = (Entry, Vec<u8>);
+    type EntryWithData = (Entry, Vec<u8>);
 
     /// All entries, and whether the end is marked.
-    fn all(mut bytes: &[u8]) -> io::Result<(Vec<Found>, bool)> {
+    fn all(mut bytes: &[u8]) -> io::Result<(Vec<EntryWithData>, bool)> {
         let mut archive = Archive::new(&mut bytes);
         let mut entries = Vec::new();
         while let Some(entry) = archive.next_entry()? {
@@ -465,7 +466,7 @@ pub(crate) mod tests {
         Ok((entries, archive.ended()))
     }
 
-    fn first(bytes: &[u8]) -> Found {
+    fn first(bytes: &[u8]) -> EntryWithData {
         all(bytes).unwrap().0.remove(0)
     }
 

@@ -30,7 +30,6 @@ pub(crate) fn zstd(data: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(data, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// Creates a named pipe.
 pub(crate) fn fifo(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
 }

@@ -260,15 +260,15 @@ fn spawn_boxed(
             let outcome = catch_unwind(AssertUnwindSafe(|| body(token)));
             OWN.with(|own| own.borrow_mut().take());
             let panic = outcome.err().map(|payload| panic_message(payload.as_ref()));
-            let asked = stop.is_stopped();
+            let stop_requested = stop.is_stopped();
             match on_death {
-                _ if asked && panic.is_none() => {}
-                OnDeath::Supervisor(tell) => {
+                _ if stop_requested && panic.is_none() => {}
+                OnDeath::Supervisor(sender) => {
                     // The supervisor ends the process at the first report: later ones may find a full
                     // channel, or no supervisor.
-                    let _ = tell.try_send(Died { thread: thread_name, panic });
+                    let _ = sender.try_send(Died { thread: thread_name, panic });
                 }
-                OnDeath::Unit(tell) => tell(Died { thread: thread_name, panic }),
+                OnDeath::Unit(notify) => notify(Died { thread: thread_name, panic }),
                 OnDeath::Unsupervised => {}
             }
         })?;

@@ -49,7 +49,7 @@ impl<K: Eq + Hash + Ord + Clone> Deadlines<K> {
     /// Removes and returns every key that is due at `now`, earliest first.
     pub fn take_due(&mut self, now: Instant) -> Vec<K> {
         let mut due = Vec::new();
-        while self.ordered.first().is_some_and(|(at, _)| *at <= now) {
+        while self.ordered.first().is_some_and(|(deadline, _)| *deadline <= now) {
             if let Some((_, key)) = self.ordered.pop_first() {
                 self.by_key.remove(&key);
                 due.push(key);

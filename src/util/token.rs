@@ -49,11 +49,13 @@ mod tests {
 
     #[test]
     fn each_token_is_new_and_equals_only_itself() {
-        let (one, other) = (new().unwrap(), new().unwrap());
-        assert!(is_token(&one) && is_token(&other) && one != other);
-        assert!(equal(&one, &one) && !equal(&one, &other));
-        for wrong in ["", one.get(1..).unwrap(), &format!("{one}0"), &one.to_uppercase().replace('0', "A")] {
-            assert!(!equal(wrong, &one), "{wrong}");
+        let (first, second) = (new().unwrap(), new().unwrap());
+        assert!(is_token(&first) && is_token(&second) && first != second);
+        assert!(equal(&first, &first) && !equal(&first, &second));
+        for wrong in
+            ["", first.get(1..).unwrap(), &format!("{first}0"), &first.to_uppercase().replace('0', "A")]
+        {
+            assert!(!equal(wrong, &first), "{wrong}");
         }
         // An empty file is no token.
         assert!(!equal("", "") && !is_token("0123456789ABCDEF0123456789ABCDEF"));

@@ -259,10 +259,10 @@ mod tests {
     #[test]
     fn deep_tree_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let mut at = open(dir.path()).unwrap();
+        let mut current = open(dir.path()).unwrap();
         for _ in 0..300 {
-            at = make_at(at.as_fd(), c"d", 0o755).unwrap().0;
-            make_at(at.as_fd(), c"side", 0o755).unwrap();
+            current = make_at(current.as_fd(), c"d", 0o755).unwrap().0;
+            make_at(current.as_fd(), c"side", 0o755).unwrap();
         }
         let top = open(dir.path()).unwrap();
         assert_eq!(remove_contents(top.as_fd(), &StopToken::never()), Ok(()));

@@ -212,53 +212,53 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     /// A directory with a regular file, and with entries of all other types.
-    fn zoo() -> (tempfile::TempDir, [&'static str; 5]) {
+    fn fixture() -> (tempfile::TempDir, [&'static str; 5]) {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::write(at("file"), "text").unwrap();
-        symlink(at("file"), at("link")).unwrap();
-        symlink("/dev/zero", at("device")).unwrap();
-        fifo(&at("pipe"));
-        std::fs::create_dir(at("directory")).unwrap();
-        drop(UnixListener::bind(at("socket")).unwrap());
+        let path_of = |name: &str| dir.path().join(name);
+        std::fs::write(path_of("file"), "text").unwrap();
+        symlink(path_of("file"), path_of("link")).unwrap();
+        symlink("/dev/zero", path_of("device")).unwrap();
+        fifo(&path_of("pipe"));
+        std::fs::create_dir(path_of("directory")).unwrap();
+        drop(UnixListener::bind(path_of("socket")).unwrap());
         (dir, ["link", "device", "pipe", "directory", "socket"])
     }
 
     #[test]
     fn only_regular_files_are_opened() {
         unblocked(|| {
-            let (dir, others) = zoo();
-            let at = |name: &str| dir.path().join(name);
-            assert_eq!(io::read_to_string(open(&at("file")).unwrap()).unwrap(), "text");
-            assert_eq!(open(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
-            let place = |name: &str| Place::find(&at(name), 1).unwrap();
+            let (dir, others) = fixture();
+            let path_of = |name: &str| dir.path().join(name);
+            assert_eq!(io::read_to_string(open(&path_of("file")).unwrap()).unwrap(), "text");
+            assert_eq!(open(&path_of("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+            let place = |name: &str| Place::find(&path_of(name), 1).unwrap();
             assert!(is_file(&place("file").stat().unwrap().unwrap()));
             assert_eq!(io::read_to_string(place("file").open().unwrap()).unwrap(), "text");
             assert!(place("none").stat().unwrap().is_none());
             for name in others {
-                assert_eq!(open(&at(name)).unwrap_err().to_string(), "not a regular file", "{name}");
+                assert_eq!(open(&path_of(name)).unwrap_err().to_string(), "not a regular file", "{name}");
                 assert!(open_or_create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
                 assert!(create_at(place("x").dir(), Path::new(name), 0o600).is_err(), "{name}");
                 assert!(!is_file(&place(name).stat().unwrap().unwrap()), "{name}");
             }
             assert!(create_at(place("x").dir(), Path::new("file"), 0o600).is_err());
             drop(create_at(place("x").dir(), Path::new("new"), 0o640).unwrap());
-            assert_eq!(std::fs::metadata(at("new")).unwrap().permissions().mode() & 0o777, 0o640);
+            assert_eq!(std::fs::metadata(path_of("new")).unwrap().permissions().mode() & 0o777, 0o640);
             drop(open_or_create_at(place("x").dir(), Path::new("newer"), 0o600).unwrap());
-            assert!(at("newer").exists());
-            assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "text");
+            assert!(path_of("newer").exists());
+            assert_eq!(std::fs::read_to_string(path_of("file")).unwrap(), "text");
         });
     }
 
     #[test]
     fn links_are_followed_in_the_operators_part_of_a_path_only() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::create_dir_all(at("real/a/b")).unwrap();
-        std::fs::write(at("real/a/b/file"), "text").unwrap();
-        symlink(at("real"), at("base")).unwrap();
-        symlink("a", at("real/other")).unwrap();
-        symlink("b", at("real/a/c")).unwrap();
+        let path_of = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(path_of("real/a/b")).unwrap();
+        std::fs::write(path_of("real/a/b/file"), "text").unwrap();
+        symlink(path_of("real"), path_of("base")).unwrap();
+        symlink("a", path_of("real/other")).unwrap();
+        symlink("b", path_of("real/a/c")).unwrap();
         for (path, levels, found) in [
             ("base/a/b/file", 2, true),
             ("base/a/b/file", 3, false),
@@ -268,19 +268,19 @@ mod tests {
             ("base/a/c/file", 1, false),
             ("real/a/b/file", 3, true),
         ] {
-            let opened = Place::find(&at(path), levels).and_then(|place| place.open());
+            let opened = Place::find(&path_of(path), levels).and_then(|place| place.open());
             assert_eq!(opened.is_ok(), found, "{path} {levels}");
         }
         assert!(Place::find(Path::new("/"), 2).is_err());
-        let place = Place::find(&at("real/a/b/file"), 2).unwrap();
-        std::fs::rename(at("real/a"), at("real/moved")).unwrap();
+        let place = Place::find(&path_of("real/a/b/file"), 2).unwrap();
+        std::fs::rename(path_of("real/a"), path_of("real/moved")).unwrap();
         assert!(place.open().is_ok() && place.dir_path().join("file").exists());
     }
 
     #[test]
     fn own_files_are_read_up_to_a_limit_and_without_blocking() {
         unblocked(|| {
-            let (dir, _) = zoo();
+            let (dir, _) = fixture();
             let read = |name: &str, limit| read_own(&dir.path().join(name), limit);
             assert_eq!(read("link", 4).unwrap(), b"text");
             assert_eq!(read("file", 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);

@@ -208,8 +208,8 @@ impl<'a> Certificate<'a> {
         let public_key = key.take(tag::BIT_STRING)?.get(1..)?;
         let mut extensions = Vec::new();
         while !body.0.is_empty() {
-            let (one, content) = body.any()?;
-            if one == tag::constructed(3) {
+            let (kind, content) = body.any()?;
+            if kind == tag::constructed(3) {
                 extensions = extensions_of(content)?;
             }
         }
@@ -230,14 +230,14 @@ impl<'a> Certificate<'a> {
     /// The extension of this identifier.
     #[must_use]
     pub fn extension(&self, id: &[u8]) -> Option<Extension<'a>> {
-        self.extensions.iter().find(|one| one.id == id).copied()
+        self.extensions.iter().find(|extension| extension.id == id).copied()
     }
 }
 
 fn extensions_of(content: &[u8]) -> Option<Vec<Extension<'_>>> {
     let mut extensions: Vec<Extension<'_>> = Vec::new();
-    for one in Reader(Reader(content).only(tag::SEQUENCE)?).all(tag::SEQUENCE)? {
-        let mut parts = Reader(one);
+    for extension in Reader(Reader(content).only(tag::SEQUENCE)?).all(tag::SEQUENCE)? {
+        let mut parts = Reader(extension);
         let id = parts.take(tag::OBJECT_IDENTIFIER)?;
         let critical = parts.flag()?;
         let value = parts.take(tag::OCTET_STRING)?;
@@ -274,10 +274,10 @@ fn time((kind, content): (u8, &[u8])) -> Option<Timestamp> {
     if rest.len() != 10 {
         return None;
     }
-    let field = |at: usize| rest.get(at..at + 2).and_then(|two| two.parse::<i8>().ok());
-    let at = DateTime::new(year, field(0)?, field(2)?, field(4)?, field(6)?, field(8)?, 0).ok()?;
+    let field = |start: usize| rest.get(start..start + 2).and_then(|two| two.parse::<i8>().ok());
+    let date = DateTime::new(year, field(0)?, field(2)?, field(4)?, field(6)?, field(8)?, 0).ok()?;
     // RFC 5280 encodes "never" as the last second of 9999, which is beyond our last one.
-    Some(at.to_zoned(TimeZone::UTC).map_or(Timestamp::MAX, |zoned| zoned.timestamp()))
+    Some(date.to_zoned(TimeZone::UTC).map_or(Timestamp::MAX, |zoned| zoned.timestamp()))
 }
 
 #[cfg(test)]
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(any(&[0x04, 2, 7, 7, 9]), Some((0x04, 2, 1)));
         let long = [&[0x04, 0x81, 0x80][..], &[7; 0x80]].concat();
         assert_eq!(any(&long), Some((0x04, 0x80, 0)));
-        for (bytes, why) in [
+        for (bytes, reason) in [
             (&[][..], "nothing"),
             (&[0x04], "no length"),
             (&[0x04, 2, 7], "cut"),
@@ -304,7 +304,7 @@ mod tests {
             (&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff], "four gigabytes"),
             (&[0x30, 0x85, 1, 0, 0, 0, 0], "more"),
         ] {
-            assert_eq!(any(bytes), None, "{why}");
+            assert_eq!(any(bytes), None, "{reason}");
         }
         let flag = |bytes: &[u8]| Reader(bytes).flag();
         assert_eq!(flag(&[]), Some(false));
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn two_digit_years_map_to_1950_to_2049() {
         let check = |kind, text: &str, expected: Option<&str>| {
-            let read = time((kind, text.as_bytes())).map(|at| at.to_string());
+            let read = time((kind, text.as_bytes())).map(|time| time.to_string());
             assert_eq!(read.as_deref(), expected, "{text}");
         };
         check(tag::UTC_TIME, "491231235959Z", Some("2049-12-31T23:59:59Z"));

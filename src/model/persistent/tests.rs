@@ -189,7 +189,8 @@ fn inline_sources_carry_their_own_read_only_field() {
         {"name": "e", "emptyDir": {}},
         {"name": "c", "csi": {"driver": "d", "volumeAttributes": {"a": "b"},
             "nodePublishSecretRef": {"name": "s"}}}]}));
-    let specs: Vec<_> = pod.spec().volumes.iter().flatten().map(|volume| Spec::inline(&pod, volume)).collect();
+    let specs: Vec<_> =
+        pod.spec().volumes.iter().flatten().map(|volume| Spec::inline(&pod, volume)).collect();
     assert!(specs[0].as_ref().unwrap().read_only);
     assert!(matches!(&specs[1].as_ref().unwrap().source,
         Source::Iscsi(iscsi) if iscsi.secret_ref.as_ref().unwrap().namespace == "n"));

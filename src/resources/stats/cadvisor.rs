@@ -445,7 +445,8 @@ fn disks(subjects: &[Subject<'_>], roots: &Roots, page: &mut Page) {
     for subject in subjects {
         for disk in subject.details().into_iter().flat_map(|details| &details.disks) {
             let (major, minor) = disk.device.split_once(':').unwrap_or((&disk.device, ""));
-            for (_, operation, value) in disk.counts.iter().filter(|(counted, ..)| *counted == Counted::Bytes) {
+            for (_, operation, value) in disk.counts.iter().filter(|(counted, ..)| *counted == Counted::Bytes)
+            {
                 let more = [
                     ("device", name_of(disk)),
                     ("major", major),

@@ -81,14 +81,15 @@ impl Tree {
 
     /// All numbers of a cgroup, without its processes; `None` when there is no such cgroup.
     pub(super) fn numbers(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
-        let mut numbers = if self.v2 { self.second(path, depth, whole)? } else { self.first(path, whole)? };
+        let mut numbers =
+            if self.v2 { self.numbers_v2(path, depth, whole)? } else { self.numbers_v1(path, whole)? };
         if let Some(details) = &mut numbers.details {
             details.path = format!("/{}", path.trim_matches('/'));
         }
         Some(numbers)
     }
 
-    fn first(&self, path: &str, whole: bool) -> Option<Numbers> {
+    fn numbers_v1(&self, path: &str, whole: bool) -> Option<Numbers> {
         let stat = self.read("memory", path, "memory.stat")?;
         let usage = self.number("memory", path, "memory.usage_in_bytes");
         let memory_limit = self.number("memory", path, "memory.limit_in_bytes");
@@ -100,11 +101,11 @@ impl Tree {
             swap: field(&stat, "total_swap"),
             ..memory(usage, &stat, ["total_inactive_file", "total_rss"])
         };
-        numbers.details = whole.then(|| Box::new(self.first_details(path, &stat)));
+        numbers.details = whole.then(|| Box::new(self.details_v1(path, &stat)));
         Some(limited(numbers, memory_limit, swap_limit))
     }
 
-    fn second(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
+    fn numbers_v2(&self, path: &str, depth: Depth, whole: bool) -> Option<Numbers> {
         let stat = self.read("", path, "memory.stat")?;
         let cpu = self.read("", path, "cpu.stat").unwrap_or_default();
         // The root cgroup has no file `memory.current`.
@@ -123,7 +124,7 @@ impl Tree {
             io_pressure: if depth == Depth::Full { pressure("io.pressure") } else { None },
             ..memory(usage, &stat, ["inactive_file", "anon"])
         };
-        numbers.details = whole.then(|| Box::new(self.second_details(path, &stat, &cpu)));
+        numbers.details = whole.then(|| Box::new(self.details_v2(path, &stat, &cpu)));
         Some(limited(numbers, memory_limit, swap_limit))
     }
 
@@ -134,7 +135,7 @@ impl Tree {
         if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
     }
 
-    fn first_details(&self, path: &str, stat: &str) -> Details {
+    fn details_v1(&self, path: &str, stat: &str) -> Details {
         let text = |controller, file| self.read(controller, path, file).unwrap_or_default();
         let (cpu, times) = (text("cpu", "cpu.stat"), text("cpuacct", "cpuacct.stat"));
         let ticks = |name| field(&times, name).map(|ticks| ticks.saturating_mul(TICK_NANOSECONDS));
@@ -161,17 +162,17 @@ impl Tree {
             oom_kills: field(&text("memory", "memory.oom_control"), "oom_kill"),
             threads: self.number("pids", path, "pids.current"),
             threads_max: most(&text("pids", "pids.max")),
-            disks: self.first_disks(path),
+            disks: self.disks_v1(path),
             ..Details::default()
         }
     }
 
-    fn first_disks(&self, path: &str) -> Vec<DiskTraffic> {
+    fn disks_v1(&self, path: &str) -> Vec<DiskTraffic> {
         for files in disks::FILES {
             let mut found = Vec::new();
             for (index, (file, counted)) in files.iter().enumerate() {
                 let text = self.read("blkio", path, file).unwrap_or_default();
-                disks::first(&mut found, &text, *counted);
+                disks::read_v1(&mut found, &text, *counted);
                 if index == 0 && found.is_empty() {
                     break;
                 }
@@ -183,7 +184,7 @@ impl Tree {
         Vec::new()
     }
 
-    fn second_details(&self, path: &str, stat: &str, cpu: &str) -> Details {
+    fn details_v2(&self, path: &str, stat: &str, cpu: &str) -> Details {
         let text = |file| self.read("", path, file).unwrap_or_default();
         let events = text("memory.events");
         let max = text("cpu.max");
@@ -212,7 +213,7 @@ impl Tree {
             oom_kills: field(&events, "oom_kill"),
             threads: self.number("", path, "pids.current"),
             threads_max: most(&text("pids.max")),
-            disks: disks::second(&text("io.stat")),
+            disks: disks::read_v2(&text("io.stat")),
             ..Details::default()
         }
     }
@@ -317,7 +318,8 @@ fn own_path(text: &str, v2: bool) -> Option<String> {
     let path_of = |controller: &str| {
         lines().find(|(all, _)| all.split(',').any(|name| name == controller)).map(|(_, path)| path)
     };
-    let path = if v2 { path_of("")? } else { path_of("memory").filter(|path| path_of("cpuacct") == Some(path))? };
+    let path =
+        if v2 { path_of("")? } else { path_of("memory").filter(|path| path_of("cpuacct") == Some(path))? };
     // The numbers of the root cgroup include all processes.
     (path != "/").then(|| path.to_owned())
 }

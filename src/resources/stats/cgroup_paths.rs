@@ -42,7 +42,9 @@ impl CgroupPaths {
         let Some(parent) = Some(&open).filter(|open| !open.is_empty()).and_then(|_| parent()) else { return };
         let parent = parent.trim_matches('/');
         let entries = std::fs::read_dir(top.join(parent)).into_iter().flatten().flatten();
-        for entry in entries.take(DIRECTORIES).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        for entry in
+            entries.take(DIRECTORIES).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        {
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
             if let Some(id) = open.take(id_in(name)) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::collector::{Shared, StatsError, PodWalk, Work};
+use super::collector::{PodWalk, Shared, StatsError, Work};
 use super::guarded::MeasuredSize;
 use super::processes::{self, Budget, Processes};
 use super::request::{Depth, Wanted};
@@ -126,7 +126,8 @@ impl Shared {
             // Evictions need only what is on the node's own disks, and must not wait.
             let servers = if wanted == Wanted::EVICTION { Duration::ZERO } else { SERVERS };
             let servers_until = Instant::now() + servers;
-            let due = live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
+            let due =
+                live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
             share(due.collect(), volumes_until, Instant::now, |uid, deadline| {
                 self.walk_volumes(work, uid, deadline, servers_until)
             });
@@ -235,8 +236,12 @@ impl Shared {
             let stats = data.responses.stats.as_ref().and_then(|stats| stats.containers.get(id));
             let numbers = self.container_numbers(work, id, wanted).or_else(|| {
                 let mut numbers = stats?.numbers.clone();
-                let received =
-                    data.responses.stats.as_ref().and_then(|stats| stats.received).unwrap_or_else(Instant::now);
+                let received = data
+                    .responses
+                    .stats
+                    .as_ref()
+                    .and_then(|stats| stats.received)
+                    .unwrap_or_else(Instant::now);
                 let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, received));
                 numbers.rate = rate.or(numbers.rate);
                 Some(numbers)
@@ -515,7 +520,9 @@ fn containers(pod: &ListedPod) -> impl Iterator<Item = &crate::model::runtime::L
 
 fn ids(running: RunningPod<'_>) -> impl Iterator<Item = &str> {
     let ready = running.sandbox.filter(|sandbox| sandbox.state == SandboxState::Ready);
-    containers(running.pod).map(|container| container.id.as_str()).chain(ready.map(|sandbox| sandbox.id.as_str()))
+    containers(running.pod)
+        .map(|container| container.id.as_str())
+        .chain(ready.map(|sandbox| sandbox.id.as_str()))
 }
 
 /// `<namespace>_<name>_<uid>`, unless it is not a single path element.

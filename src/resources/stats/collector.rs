@@ -23,7 +23,9 @@ use super::rates::Rates;
 use super::request::{FRESH, Wanted};
 use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
 use super::sample::{NodeUse, Snapshot, VolumeUse};
-use super::settings::{Deps, PodMemoryLimit, ListPods, ListVolumes, FindInspection, PodCgroupPaths, Settings};
+use super::settings::{
+    Deps, FindInspection, ListPods, ListVolumes, PodCgroupPaths, PodMemoryLimit, Settings,
+};
 use super::space::Walk;
 use super::{collect, glance, space};
 

@@ -28,7 +28,7 @@ pub(super) const FILES: [&[(&str, Counted)]; 4] = [
 ];
 
 /// Lines of version 1 such as `8:0 Read 4096`.
-pub(super) fn first(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) {
+pub(super) fn read_v1(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) {
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let (Some(device), Some(name), Some(Ok(value))) =
@@ -37,7 +37,9 @@ pub(super) fn first(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) 
             continue;
         };
         use Operation::{Async, Discard, Read, Sync, Total, Write};
-        let known = [Read, Write, Sync, Async, Discard, Total].into_iter().find(|operation| operation.as_str() == name);
+        let known = [Read, Write, Sync, Async, Discard, Total]
+            .into_iter()
+            .find(|operation| operation.as_str() == name);
         if let Some(operation) = known {
             disk(disks, device).counts.push((counted, operation, value));
         }
@@ -45,7 +47,7 @@ pub(super) fn first(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) 
 }
 
 /// Lines of version 2 such as `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
-pub(super) fn second(text: &str) -> Vec<DiskTraffic> {
+pub(super) fn read_v2(text: &str) -> Vec<DiskTraffic> {
     let mut disks = Vec::new();
     for line in text.lines() {
         let Some((device, rest)) = line.split_once(' ') else { continue };
@@ -88,8 +90,8 @@ mod tests {
         let mut disks = Vec::new();
         let bytes = "8:0 Read 4096\n8:0 Write 0\n8:0 Sync 1\n8:0 Async 2\n8:0 Discard 3\n8:0 Total 4096\n\
                      259:1 Read 7\nTotal 4103\n8:16 6792\n8:0 Other 5\n8:0 Read many\n";
-        first(&mut disks, bytes, Counted::Bytes);
-        first(&mut disks, "8:0 Read 2\n8:0 Total 2\nTotal 2\n", Counted::Served);
+        read_v1(&mut disks, bytes, Counted::Bytes);
+        read_v1(&mut disks, "8:0 Read 2\n8:0 Total 2\nTotal 2\n", Counted::Served);
         let names: Vec<&str> = disks.iter().map(|disk| disk.device.as_str()).collect();
         assert_eq!(names, ["8:0", "259:1"]);
         let get = |counted, operation| disks[0].get(counted, operation);
@@ -105,7 +107,7 @@ mod tests {
     /// As a kernel 6.1 wrote it with the cost model switched on.
     #[test]
     fn version_2_has_one_line_per_disk() {
-        let disks = second(
+        let disks = read_v2(
             "8:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=5 dios=6 cost.vrate=100.00 cost.usage=11 cost.wait=12 cost.indebt=13 cost.indelay=14\n259:1 \n7:0 rbytes=x\n",
         );
         assert_eq!(disks.len(), 1, "{disks:?}");
@@ -127,8 +129,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text: String) {
-            let _ = second(&text);
-            first(&mut Vec::new(), &text, Counted::Bytes);
+            let _ = read_v2(&text);
+            read_v1(&mut Vec::new(), &text, Counted::Bytes);
         }
     }
 }

@@ -25,11 +25,9 @@ const MAX_OF_POD: usize = 8;
 /// What is known of a file system.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MeasuredSize<T> {
-    /// Its size.
     Size(T),
     /// It is not measured yet; the last numbers are the newest.
     Pending,
-    /// It cannot be measured.
     Failed,
 }
 
@@ -40,7 +38,6 @@ struct Measurement<T> {
     result: Option<Option<T>>,
 }
 
-/// The measurements by path.
 struct Measurements<T>(Mutex<BTreeMap<PathBuf, Measurement<T>>>);
 
 static SIZES: Measurements<FileSystem> = Measurements(Mutex::new(BTreeMap::new()));
@@ -177,7 +174,9 @@ mod tests {
         assert_eq!(ALL.within(&other, Path::new("/t/one"), late(), || Some(1)), MeasuredSize::Size(1));
         drop(release);
         let until = late();
-        while ALL.0.locked().values().any(|measurement| measurement.result.is_none()) && Instant::now() < until {
+        while ALL.0.locked().values().any(|measurement| measurement.result.is_none())
+            && Instant::now() < until
+        {
             std::thread::yield_now();
         }
         ALL.forget(|pod| *pod != hostile);

@@ -18,7 +18,6 @@ mod cgroup_paths;
 mod collect;
 mod collector;
 mod disks;
-mod single_flight;
 mod glance;
 mod guarded;
 mod mounted;
@@ -31,6 +30,7 @@ mod runtime_stats;
 pub mod sample;
 mod settings;
 mod shares;
+mod single_flight;
 mod space;
 mod summary;
 

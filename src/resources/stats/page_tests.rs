@@ -184,7 +184,10 @@ fn fixture(version: Version, cgroups: &[(&str, &str)]) -> Fixture {
     {
         let fd = root.join(format!("proc/{process}/fd"));
         std::fs::create_dir_all(&fd).unwrap();
-        links.iter().enumerate().for_each(|(number, link)| symlink(link, fd.join(number.to_string())).unwrap());
+        links
+            .iter()
+            .enumerate()
+            .for_each(|(number, link)| symlink(link, fd.join(number.to_string())).unwrap());
     }
     let settings = Settings {
         node: "n1".into(),

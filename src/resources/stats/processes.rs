@@ -276,10 +276,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         process(dir.path(), 70, 1, &["a", "b", "c"]);
         process(dir.path(), 71, 1, &["a"]);
-        let open_files_within = |processes: &Processes, budget: &mut Budget| open_files(dir.path(), processes, budget);
+        let open_files_within =
+            |processes: &Processes, budget: &mut Budget| open_files(dir.path(), processes, budget);
         let whole = Budget::new;
         let mut budget = Budget { descriptors: 4, ..whole() };
-        assert_eq!(open_files_within(&listed(&[70]), &mut budget), Some(OpenFiles { descriptors: 3, sockets: 0 }));
+        assert_eq!(
+            open_files_within(&listed(&[70]), &mut budget),
+            Some(OpenFiles { descriptors: 3, sockets: 0 })
+        );
         assert_eq!(open_files_within(&listed(&[70]), &mut budget), None, "budget for one of three");
         assert_eq!(open_files_within(&listed(&[71]), &mut Budget { processes: 0, ..whole() }), None);
         assert_eq!(open_files_within(&listed(&[71]), &mut Budget { time: Duration::ZERO, ..whole() }), None);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::single_flight::SingleFlight;
 use super::proc::INTERFACES;
 use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
+use super::single_flight::SingleFlight;
 use super::space;
 use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
 use crate::model::ids::SandboxId;
@@ -135,7 +135,8 @@ pub(super) struct RuntimeQueries {
 
 impl RuntimeQueries {
     pub(super) fn new(runtime: Box<dyn Runtime>) -> RuntimeQueries {
-        let (pods, containers, images) = (SingleFlight::default(), SingleFlight::default(), SingleFlight::default());
+        let (pods, containers, images) =
+            (SingleFlight::default(), SingleFlight::default(), SingleFlight::default());
         let (pods_refused, sandbox_images) = (AtomicBool::new(false), Mutex::default());
         RuntimeQueries { runtime, pods, containers, images, pods_refused, sandbox_images }
     }

@@ -206,7 +206,11 @@ impl DiskTraffic {
     pub fn get(&self, what: Counted, operation: Operation) -> Option<u64> {
         let mut counted = self.counts.iter().filter(|(counted_kind, ..)| *counted_kind == what).peekable();
         counted.peek()?;
-        Some(counted.find(|(_, counted_operation, _)| *counted_operation == operation).map_or(0, |(.., value)| *value))
+        Some(
+            counted
+                .find(|(_, counted_operation, _)| *counted_operation == operation)
+                .map_or(0, |(.., value)| *value),
+        )
     }
 }
 

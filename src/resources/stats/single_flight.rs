@@ -21,7 +21,6 @@ pub(super) struct SingleFlight<T> {
 
 struct State<T> {
     under_way: bool,
-    /// Calls that have ended.
     ended_calls: u64,
     last: Option<(Instant, Result<Weak<T>, CriError>)>,
     waiting: usize,
@@ -31,7 +30,8 @@ struct State<T> {
 
 impl<T> Default for SingleFlight<T> {
     fn default() -> Self {
-        let state = Mutex::new(State { under_way: false, ended_calls: 0, last: None, waiting: 0, response: None });
+        let state =
+            Mutex::new(State { under_way: false, ended_calls: 0, last: None, waiting: 0, response: None });
         SingleFlight { state, call_ended: Condvar::new() }
     }
 }
@@ -45,7 +45,8 @@ impl<T> SingleFlight<T> {
         send: impl FnOnce(Duration) -> Result<T, CriError>,
     ) -> Result<Arc<T>, CriError> {
         let mut state = self.state.locked();
-        if let Some(known) = state.last.as_ref().and_then(|(time, outcome)| still_counts(time.elapsed(), outcome))
+        if let Some(known) =
+            state.last.as_ref().and_then(|(time, outcome)| still_counts(time.elapsed(), outcome))
         {
             return known;
         }
@@ -103,8 +104,11 @@ impl<T> Drop for CallGuard<'_, T> {
         state.under_way = false;
         state.ended_calls += 1;
         let outcome = self.outcome.take();
-        state.response =
-            outcome.as_ref().filter(|_| state.waiting > 0).and_then(|response| response.as_ref().ok()).cloned();
+        state.response = outcome
+            .as_ref()
+            .filter(|_| state.waiting > 0)
+            .and_then(|response| response.as_ref().ok())
+            .cloned();
         let weak = outcome.map(|outcome| outcome.map(|response| Arc::downgrade(&response)));
         state.last = weak.map(|outcome| (Instant::now(), outcome));
         drop(state);

@@ -158,7 +158,8 @@ impl Walk {
             if depth > 0 {
                 current = fs::openat(&current, level.name.as_c_str(), DIRECTORY, Mode::empty()).ok()?;
             }
-            if !is_same(current.as_fd(), self.device, level.inode) || (depth == 0 && own.inode != level.inode) {
+            if !is_same(current.as_fd(), self.device, level.inode) || (depth == 0 && own.inode != level.inode)
+            {
                 return None;
             }
             if depth >= closed {

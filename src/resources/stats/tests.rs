@@ -360,7 +360,8 @@ fn pods_and_classes_have_the_numbers_of_their_cgroups() {
         (all[2], "", "10000000"),
         ("/own/kubepods/burstable/podu1", "web", "15000000"),
     ] {
-        let is_of_cgroup = |line: &&&str| line.contains(&format!("id=\"{id}\"")) && line.contains("container=\"\"");
+        let is_of_cgroup =
+            |line: &&&str| line.contains(&format!("id=\"{id}\"")) && line.contains("container=\"\"");
         let found: Vec<_> = series.iter().filter(is_of_cgroup).collect();
         assert_eq!(found.len(), 1, "{id} in {page}");
         assert!(found[0].contains(&format!("pod=\"{pod}\"")) && found[0].contains(usage), "{found:?}");
@@ -662,7 +663,9 @@ fn the_resource_page_carries_the_moments_of_its_samples() {
         format!(
             "container_memory_working_set_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 9000000 {milliseconds}"
         ),
-        format!("container_swap_usage_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 100 {milliseconds}"),
+        format!(
+            "container_swap_usage_bytes{{container=\"a\",namespace=\"default\",pod=\"web\"}} 100 {milliseconds}"
+        ),
         "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"web\"} 1600000001"
             .to_owned(),
     ] {
@@ -763,7 +766,8 @@ fn volumes_are_walked_once_a_period() {
         claim: None,
         driver: None,
     };
-    let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume("walked", true), volume("statfs", false)]);
+    let fixture =
+        fixture(FakeRuntime::default(), one_pod(), vec![volume("walked", true), volume("statfs", false)]);
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
     let used = |name: &str| {
         fixture.collector.shared.state.locked().last = None;
@@ -804,7 +808,8 @@ fn numbers_of_a_driver_replace_those_of_the_file_system() {
         driver: Some(DriverNumbers { space, abnormal: Some(false) }),
     };
     let sizes = FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() };
-    let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume("a", Some(sizes)), volume("b", None)]);
+    let fixture =
+        fixture(FakeRuntime::default(), one_pod(), vec![volume("a", Some(sizes)), volume("b", None)]);
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
     let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
     let volumes = summary.pointer("/pods/0/volume").unwrap();
