@@ -38,7 +38,7 @@ pub struct Cgroups {
 
 /// What an operation wrote.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct CgroupChanges {
     /// Whether the cgroup was made, in at least one hierarchy.
     pub made: bool,
     /// Files that were written; those that had their value already are not.
@@ -47,16 +47,16 @@ pub struct Outcome {
     pub failed: Vec<CgroupError>,
 }
 
-impl Outcome {
+impl CgroupChanges {
     /// The first failure, as an error.
     ///
     /// # Errors
     /// When a file could not be written.
-    pub fn complete(self) -> Result<Outcome, CgroupError> {
-        let Outcome { made, written, failed } = self;
+    pub fn complete(self) -> Result<CgroupChanges, CgroupError> {
+        let CgroupChanges { made, written, failed } = self;
         match failed.into_iter().next() {
             Some(error) => Err(error),
-            None => Ok(Outcome { made, written, failed: Vec::new() }),
+            None => Ok(CgroupChanges { made, written, failed: Vec::new() }),
         }
     }
 }
@@ -170,11 +170,11 @@ impl Cgroups {
 
     /// Makes a cgroup of this agent and sets its values. One that exists, also in a part of the
     /// hierarchies only, is completed and gets the values. As upstream, it is made even if a value
-    /// cannot be set ([`Outcome::failed`]).
+    /// cannot be set ([`CgroupChanges::failed`]).
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
+    pub fn make(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<CgroupChanges, CgroupError> {
         self.check_own(name)?;
         let _timer = Timer::start("create");
         let mut systemd = self.systemd(stop)?;
@@ -189,16 +189,21 @@ impl Cgroups {
         };
         let set = match self.set(name, values, systemd.as_mut()) {
             Ok(set) => set,
-            Err(error) => Outcome { failed: vec![error], ..Outcome::default() },
+            Err(error) => CgroupChanges { failed: vec![error], ..CgroupChanges::default() },
         };
-        Ok(Outcome { made, ..set })
+        Ok(CgroupChanges { made, ..set })
     }
 
     /// Changes values of a cgroup of this agent.
     ///
     /// # Errors
     /// When the cgroup is not one of this agent's, or systemd refuses.
-    pub fn update(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
+    pub fn update(
+        &self,
+        name: &Name,
+        values: &Values,
+        stop: &StopToken,
+    ) -> Result<CgroupChanges, CgroupError> {
         self.check_own(name)?;
         let _timer = Timer::start("update");
         self.change(name, values, stop)
@@ -381,9 +386,9 @@ impl Cgroups {
     }
 
     /// Sets values of a cgroup that exists. No request is sent if nothing has changed.
-    fn change(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<Outcome, CgroupError> {
+    fn change(&self, name: &Name, values: &Values, stop: &StopToken) -> Result<CgroupChanges, CgroupError> {
         if self.layout.driver() == Driver::Systemd && self.has_values(name, values) {
-            return Ok(Outcome::default());
+            return Ok(CgroupChanges::default());
         }
         self.set(name, values, self.systemd(stop)?.as_mut())
     }
@@ -406,7 +411,7 @@ impl Cgroups {
         name: &Name,
         values: &Values,
         systemd: Option<&mut Systemd>,
-    ) -> Result<Outcome, CgroupError> {
+    ) -> Result<CgroupChanges, CgroupError> {
         let Some(systemd) = systemd else { return Ok(self.write(name, values)) };
         let version = systemd.version()?;
         let (properties, rounded) = units::properties(values, self.mounts.version, version);
@@ -417,13 +422,13 @@ impl Cgroups {
     }
 
     /// Writes the files that have another value.
-    fn write(&self, name: &Name, values: &Values) -> Outcome {
+    fn write(&self, name: &Name, values: &Values) -> CgroupChanges {
         let directories = name.directories(self.layout.driver());
-        let mut outcome = Outcome::default();
+        let mut changes = CgroupChanges::default();
         let mut later: Option<Write> = None;
         for write in files::writes(values, self.mounts.version, self.page_sizes()) {
             match self.write_file(&directories, &write) {
-                Ok(true) => outcome.written.push(write.file.clone()),
+                Ok(true) => changes.written.push(write.file.clone()),
                 Ok(false) => {}
                 // The kernel refuses a period with which the old quota is too large: the quota is
                 // written first then.
@@ -434,18 +439,18 @@ impl Cgroups {
                     continue;
                 }
                 Err(error) if write.optional && error.is_missing() => {}
-                Err(error) => outcome.failed.push(error),
+                Err(error) => changes.failed.push(error),
             }
             if write.file == QUOTA
                 && let Some(period) = later.take()
             {
                 match self.write_file(&directories, &period) {
-                    Ok(_) => outcome.written.push(period.file),
-                    Err(error) => outcome.failed.push(error),
+                    Ok(_) => changes.written.push(period.file),
+                    Err(error) => changes.failed.push(error),
                 }
             }
         }
-        outcome
+        changes
     }
 
     /// The sizes that the kernel limits.

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_both_versions() {
+    fn values_are_written_to_the_files_of_both_versions() {
         check(
             &values(),
             Version::V1,

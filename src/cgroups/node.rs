@@ -121,7 +121,7 @@ pub fn pods_values(
 
 /// Which of a reservation's resources are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Enforced {
+pub enum EnforcedResources {
     /// `system-reserved`, `kube-reserved`.
     All,
     /// `system-reserved-compressible`, `kube-reserved-compressible`: CPU only.
@@ -135,7 +135,7 @@ pub enum Enforced {
 #[must_use]
 pub fn reserved_values(
     reserved: &Reserved,
-    enforced: Enforced,
+    enforced: EnforcedResources,
     memory_qos: bool,
     all_cpus: Option<&str>,
 ) -> Values {
@@ -145,8 +145,8 @@ pub fn reserved_values(
         ..Values::default()
     };
     match enforced {
-        Enforced::Compressible => cpu,
-        Enforced::All => Values {
+        EnforcedResources::Compressible => cpu,
+        EnforcedResources::All => Values {
             memory_bytes: reserved.memory_bytes,
             pids: reserved.pids,
             huge_pages: HugePages::Limits(BTreeMap::new()),
@@ -197,10 +197,15 @@ pub fn limited_daemons(
 ) -> Vec<Limited> {
     let (system, kube) = ((&reserved.system, "system", system_cgroup), (&reserved.kube, "kube", kube_cgroup));
     let all = [
-        ("system-reserved", "System Reserved", Enforced::All, system),
-        ("kube-reserved", "Kube Reserved", Enforced::All, kube),
-        ("system-reserved-compressible", "System Reserved Compressible", Enforced::Compressible, system),
-        ("kube-reserved-compressible", "Kube Reserved Compressible", Enforced::Compressible, kube),
+        ("system-reserved", "System Reserved", EnforcedResources::All, system),
+        ("kube-reserved", "Kube Reserved", EnforcedResources::All, kube),
+        (
+            "system-reserved-compressible",
+            "System Reserved Compressible",
+            EnforcedResources::Compressible,
+            system,
+        ),
+        ("kube-reserved-compressible", "Kube Reserved Compressible", EnforcedResources::Compressible, kube),
     ];
     all.into_iter()
         .filter(|(word, ..)| words.iter().any(|other| other == word))

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_bits() {
+    fn cpus_are_written_as_a_bit_mask() {
         assert_eq!(bits(&[0, 1, 9]), [3, 2]);
         assert_eq!(bits(&[]), [0_u8; 0]);
         assert_eq!(bits(&[u16::MAX]).len(), 8192);

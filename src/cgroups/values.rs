@@ -154,7 +154,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn quotas() {
+    fn quotas_follow_the_period_and_the_limits_of_the_kernel() {
         for (milli, period, expected) in [
             (0, 100_000, None),
             (-1, 100_000, None),

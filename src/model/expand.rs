@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_the_rules_for_dollars() {
+    fn dollar_signs_escape_themselves_and_begin_references() {
         for (text, expected) in [
             ("", ""),
             ("plain", "plain"),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_one_for_all_texts() {
+    fn all_texts_share_one_budget() {
         let mut budget = Budget::default();
         let half = LIMIT / 2 - OVERHEAD;
         assert_eq!(budget.left(), LIMIT - OVERHEAD);

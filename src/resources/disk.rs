@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn percentages() {
+    fn percentages_are_rounded_down() {
         let disk = DiskSpace {
             capacity_bytes: 1000,
             available_bytes: 149,

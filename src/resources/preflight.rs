@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_machine() {
+    fn fit_machine_passes_every_check() {
         let dir = tempfile::tempdir().unwrap();
         write(
             dir.path(),

@@ -101,7 +101,7 @@ struct Source {
 }
 
 impl Source {
-    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+    fn record_error<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
             let copy = match error.raw_os_error() {
                 Some(code) => io::Error::from_raw_os_error(code),
@@ -126,7 +126,7 @@ impl Source {
 impl Read for Source {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let result = self.inner.read(out);
-        let length = self.note(result)?;
+        let length = self.record_error(result)?;
         self.ended |= length == 0 && !out.is_empty();
         Ok(length)
     }
@@ -135,7 +135,7 @@ impl Read for Source {
 impl BufRead for Source {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let result = self.inner.fill_buf().map(<[u8]>::is_empty);
-        self.ended |= self.note(result)?;
+        self.ended |= self.record_error(result)?;
         // This returns the same bytes without reading.
         self.inner.fill_buf()
     }

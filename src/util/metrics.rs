@@ -90,9 +90,9 @@ impl Page {
 
 /// Labels that many series have in common, formatted once.
 #[derive(Debug, Clone, Default)]
-pub struct Common(String);
+pub struct CommonLabels(String);
 
-impl Common {
+impl CommonLabels {
     /// Pairs of label and value.
     #[must_use]
     pub fn new(labels: &[(&str, &str)]) -> Self {
@@ -103,7 +103,7 @@ impl Common {
             }
             pair(&mut text, label, value);
         }
-        Common(text)
+        CommonLabels(text)
     }
 }
 
@@ -131,7 +131,13 @@ impl Family<'_> {
 
     /// One series with the common labels and `more`. `milliseconds` is the time as in [`Family::sample`];
     /// `None`: the time of the scrape.
-    pub fn under(&mut self, common: &Common, more: &[(&str, &str)], value: f64, milliseconds: Option<i64>) {
+    pub fn under(
+        &mut self,
+        common: &CommonLabels,
+        more: &[(&str, &str)],
+        value: f64,
+        milliseconds: Option<i64>,
+    ) {
         self.text.push_str(&self.name);
         self.text.push('{');
         self.text.push_str(&common.0);
@@ -598,9 +604,9 @@ mod tests {
             .series(&[("k", "w")], 1e9);
         page.family("d", "x", Type::Gauge).sample(&[], 1.5, 1_700_000_000_123);
         let mut family = page.family("e", "x", Type::Gauge);
-        family.under(&Common::new(&[("a", "x\"y"), ("b", "")]), &[], 1.0, None);
-        family.under(&Common::new(&[("a", "1")]), &[("c", "\n"), ("d", "2")], 2.5, Some(7));
-        family.under(&Common::default(), &[("c", "3")], 3.0, None);
+        family.under(&CommonLabels::new(&[("a", "x\"y"), ("b", "")]), &[], 1.0, None);
+        family.under(&CommonLabels::new(&[("a", "1")]), &[("c", "\n"), ("d", "2")], 2.5, Some(7));
+        family.under(&CommonLabels::default(), &[("c", "3")], 3.0, None);
         drop(family);
         let text = page.into_text();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

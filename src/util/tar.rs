@@ -250,7 +250,7 @@ impl<'a> Archive<'a> {
         let mut block = [0; BLOCK];
         let mut filled = 0;
         while filled < BLOCK {
-            match self.some(&mut block[filled..])? {
+            match self.read_input(&mut block[filled..])? {
                 0 if filled == 0 => return Ok(None),
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 count => filled += count,
@@ -281,7 +281,7 @@ impl<'a> Archive<'a> {
     }
 
     /// Reads some bytes of the input.
-    fn some(&mut self, out: &mut [u8]) -> io::Result<usize> {
+    fn read_input(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.input.read(out) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -301,7 +301,7 @@ impl Read for Archive<'_> {
         if most == 0 {
             return Ok(0);
         }
-        let count = self.some(&mut buffer[..most])?;
+        let count = self.read_input(&mut buffer[..most])?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -110,7 +110,7 @@ pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Left
             Some(Ok(entry)) if is_dot(entry.file_name()) => continue,
             Some(Ok(entry)) => entry,
             Some(Err(errno)) => {
-                note(&mut first, &levels, c".", errno);
+                add_leftover(&mut first, &levels, c".", errno);
                 levels.pop();
                 continue;
             }
@@ -127,7 +127,7 @@ pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Left
                         fd(&parent.dir).and_then(|fd| fs::unlinkat(fd, &*done.name, AtFlags::REMOVEDIR))
                     && errno != Errno::NOENT
                 {
-                    note(&mut first, &levels, &done.name, errno);
+                    add_leftover(&mut first, &levels, &done.name, errno);
                 }
                 continue;
             }
@@ -143,10 +143,10 @@ pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Left
                     move_up(top, levels.last(), name, moved_up)
                 };
                 if let Err(errno) = outcome {
-                    note(&mut first, &levels, name, errno);
+                    add_leftover(&mut first, &levels, name, errno);
                 }
             }
-            Err(errno) => note(&mut first, &levels, name, errno),
+            Err(errno) => add_leftover(&mut first, &levels, name, errno),
         }
     }
     first.map_or(Ok(()), Err)
@@ -209,7 +209,7 @@ fn fd(dir: &Dir) -> io::Result<BorrowedFd<'_>> {
     dir.fd()
 }
 
-fn note(first: &mut Option<Leftover>, levels: &[Level], name: &CStr, errno: Errno) {
+fn add_leftover(first: &mut Option<Leftover>, levels: &[Level], name: &CStr, errno: Errno) {
     if first.is_none() {
         let mut path = String::new();
         for above in levels.iter().skip(1) {

@@ -15,12 +15,12 @@ use super::sample::{
 use crate::resources::Roots;
 use crate::resources::machine::{Dimms, Machine, Topology, dimms};
 use crate::resources::system::SystemFacts;
-use crate::util::metrics::{Common, Family, Page, Type};
+use crate::util::metrics::{CommonLabels, Family, Page, Type};
 
 /// Something with a cgroup.
 struct Subject<'a> {
     /// The labels that every series of it has.
-    labels: Common,
+    labels: CommonLabels,
     numbers: &'a Numbers,
     started: Option<Timestamp>,
     network: Option<&'a Network>,
@@ -59,7 +59,7 @@ fn always(numbers: &Numbers, value: f64) -> Option<f64> {
     numbers.details.is_some().then_some(value)
 }
 
-fn wait(pressure: Option<Pressure>, full: bool) -> Option<f64> {
+fn waiting_seconds(pressure: Option<Pressure>, full: bool) -> Option<f64> {
     let pressure = pressure?;
     let share = if full { pressure.full } else { pressure.some };
     Some(share.total as f64 / 1e6)
@@ -130,22 +130,22 @@ const ROWS: [Row; 36] = [
         detail(n, |d| d.threads_max.or(Some(0)))
     }),
     ("container_pressure_cpu_waiting_seconds_total", "Some task waited for a CPU.", Type::Counter, |n| {
-        wait(n.cpu_pressure, false)
+        waiting_seconds(n.cpu_pressure, false)
     }),
     ("container_pressure_cpu_stalled_seconds_total", "All tasks waited for a CPU.", Type::Counter, |n| {
-        wait(n.cpu_pressure, true)
+        waiting_seconds(n.cpu_pressure, true)
     }),
     ("container_pressure_memory_waiting_seconds_total", "Some task waited for memory.", Type::Counter, |n| {
-        wait(n.memory_pressure, false)
+        waiting_seconds(n.memory_pressure, false)
     }),
     ("container_pressure_memory_stalled_seconds_total", "All tasks waited for memory.", Type::Counter, |n| {
-        wait(n.memory_pressure, true)
+        waiting_seconds(n.memory_pressure, true)
     }),
     ("container_pressure_io_waiting_seconds_total", "Some task waited for a disk.", Type::Counter, |n| {
-        wait(n.io_pressure, false)
+        waiting_seconds(n.io_pressure, false)
     }),
     ("container_pressure_io_stalled_seconds_total", "All tasks waited for a disk.", Type::Counter, |n| {
-        wait(n.io_pressure, true)
+        waiting_seconds(n.io_pressure, true)
     }),
     // With one more label.
     ("container_cpu_usage_seconds_total", "Processor time.", Type::Counter, |n| seconds(n.cpu)),
@@ -473,7 +473,7 @@ fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
         numbers.details.as_ref().map_or("", |details| &details.path)
     }
     let subject = |numbers, [id, name, image, container, pod, namespace]: [_; 6]| Subject {
-        labels: Common::new(&[
+        labels: CommonLabels::new(&[
             ("container", container),
             ("id", id),
             ("image", image),
@@ -540,7 +540,7 @@ fn machine(roots: &Roots, page: &mut Page) {
     let help = "Whether something of the machine could not be found out.";
     page.gauge("machine_scrape_error", help, if machine.is_err() { 1.0 } else { 0.0 });
     let Ok(machine) = machine else { return };
-    let labels = Common::new(&[
+    let labels = CommonLabels::new(&[
         ("boot_id", &*facts.boot_id),
         ("machine_id", &*facts.machine_id),
         ("system_uuid", &*facts.system_uuid),

@@ -308,7 +308,7 @@ fn share(line: &str) -> Share {
 
 /// The cgroup of this process; `None` if it is the root cgroup, or if in version 1 it differs
 /// between the controllers `memory` and `cpuacct` (Go: pkg/kubelet/cm, getContainer).
-pub(super) fn own(proc: &Path, v2: bool) -> Option<String> {
+pub(super) fn own_cgroup(proc: &Path, v2: bool) -> Option<String> {
     own_path(&std::fs::read_to_string(proc.join("self/cgroup")).ok()?, v2)
 }
 

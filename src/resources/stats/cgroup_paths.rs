@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// A cgroup that was not found is searched again after this time: such containers have no cgroup
 /// here (a runtime in a virtual machine), and the walk takes time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The depth of the walk; no runtime nests the slices of a container deeper.
 const DEPTH: usize = 8;
@@ -57,7 +57,7 @@ impl CgroupPaths {
     pub(super) fn search(&mut self, top: &Path, wanted: &BTreeSet<&str>, now: Instant) {
         self.found.retain(|id, _| wanted.contains(id.as_str()));
         self.missing.retain(|id| wanted.contains(id.as_str()));
-        let recently = self.walked.is_some_and(|walked| now.duration_since(walked) < PATIENCE);
+        let recently = self.walked.is_some_and(|walked| now.duration_since(walked) < SEARCH_INTERVAL);
         let new =
             wanted.iter().any(|id| !(self.found.contains_key(*id) || recently && self.missing.contains(*id)));
         if !new {
@@ -153,9 +153,9 @@ mod tests {
         fs::create_dir_all(dir.path().join("k8s.io/none")).unwrap();
         cgroup_paths.search(dir.path(), &wanted, now + Duration::from_secs(1));
         assert_eq!(cgroup_paths.get("none"), None);
-        cgroup_paths.search(dir.path(), &wanted, now + PATIENCE);
+        cgroup_paths.search(dir.path(), &wanted, now + SEARCH_INTERVAL);
         assert_eq!(cgroup_paths.get("none"), Some("k8s.io/none"));
-        cgroup_paths.search(dir.path(), &["aaa"].into(), now + PATIENCE);
+        cgroup_paths.search(dir.path(), &["aaa"].into(), now + SEARCH_INTERVAL);
         assert_eq!((cgroup_paths.get("aaa").is_some(), cgroup_paths.get("bbb")), (true, None));
         cgroup_paths.forget("aaa");
         assert_eq!(cgroup_paths.get("aaa"), None);

@@ -187,7 +187,7 @@ fn version_1_has_a_tree_per_controller() {
 }
 
 #[test]
-fn the_scheduler_that_counts_most_is_believed() {
+fn counters_of_bfq_are_preferred_to_those_of_throttling() {
     let lines = |read: u64| format!("8:0 Read {read}\n8:0 Write 1\n8:0 Total {}\nTotal 9\n", read + 1);
     let texts: Vec<String> = (1..=8).map(lines).collect();
     let names = [
@@ -233,7 +233,7 @@ fn limits() {
 }
 
 #[test]
-fn this_process_is_somewhere() {
+fn own_cgroup_is_that_of_memory_and_cpuacct() {
     for (first, expected) in [
         ("5:cpu,cpuacct:/x\n4:memory:/x\n0::/\n", Some("/x")),
         // Memory alone is counted there.
@@ -247,7 +247,7 @@ fn this_process_is_somewhere() {
     let second = "0::/system.slice/coracle.service\n";
     assert_eq!(own_path(second, true).as_deref(), Some("/system.slice/coracle.service"));
     assert_eq!(own_path("", true), None);
-    let _ = own(Path::new("/proc"), false);
+    let _ = own_cgroup(Path::new("/proc"), false);
 }
 
 proptest! {

@@ -431,7 +431,7 @@ impl Shared {
     /// of its own.
     fn system_paths(&self) -> Vec<(&'static str, Option<String>)> {
         let configured = self.settings.system.iter().filter_map(|(name, path)| {
-            let own = || cgroup::own(&self.settings.roots.proc, self.settings.cgroups.version.is_v2());
+            let own = || cgroup::own_cgroup(&self.settings.roots.proc, self.settings.cgroups.version.is_v2());
             let path = match (*name, path.as_str()) {
                 ("kubelet", "") => own(),
                 (_, "") => return None,
@@ -465,7 +465,7 @@ impl Shared {
             let numbers = match &path {
                 Some(path) => self.numbers(work, path, path, wanted),
                 // DIFFERS: the Go kubelet shows the machine's numbers then.
-                None => proc::own(&settings.roots.proc).map(|mut numbers| {
+                None => proc::own_numbers(&settings.roots.proc).map(|mut numbers| {
                     numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(OWN, cpu, Instant::now()));
                     numbers
                 }),

@@ -33,7 +33,7 @@ use super::{collect, glance, space};
 const FIRST_GAP: Duration = Duration::from_millis(200);
 
 /// The longest wait for another caller's collection.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Why there are no numbers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum StatsError {
     #[error("failed to get imageFs stats: {0}")]
     ImageFs(CriError),
     /// Another caller's collection takes too long.
-    #[error("another collection has not ended after {PATIENCE:?}")]
+    #[error("another collection has not ended after {MAX_WAIT:?}")]
     Busy,
 }
 
@@ -210,7 +210,7 @@ impl Collector {
     /// When the machine itself cannot be read. A pod that cannot is left out.
     pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
         let shared = &*self.shared;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + MAX_WAIT;
         // If the numbers of pods come from the runtime.
         let mut stats: Option<Responses> = None;
         loop {

@@ -63,7 +63,7 @@ pub(super) fn own_cpu() -> u64 {
 }
 
 /// The numbers of this process, instead of those of its cgroup.
-pub(super) fn own(proc: &Path) -> Option<Numbers> {
+pub(super) fn own_numbers(proc: &Path) -> Option<Numbers> {
     let status = read(&proc.join("self/status"))?;
     let resident = memory_field(&status, "VmRSS");
     let (minor, major) = faults(&read(&proc.join("self/stat"))?)?;
@@ -156,7 +156,7 @@ vethab:     100       1    0    0    0     0          0         0      100      
 
     #[test]
     fn this_process_has_numbers_without_a_cgroup() {
-        let own = own(Path::new("/proc")).unwrap();
+        let own = own_numbers(Path::new("/proc")).unwrap();
         assert!(own.cpu > Some(0) && own.rss > Some(0) && own.faults > Some(0), "{own:?}");
         assert!(own.working_set >= own.rss);
         assert_eq!(faults("7 (a (b) c) S 1 7 7 0 -1 4194304 100 20 3 40 250 50"), Some((100, 3)));

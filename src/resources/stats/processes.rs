@@ -174,13 +174,13 @@ fn open_files_of(
 /// The soft limit of open descriptors of the first process of a cgroup; -1: no limit. `None` if
 /// the budget is too small to find this process, or if it has ended.
 pub(super) fn files_limit(proc: &Path, processes: &Processes, budget: &mut Budget) -> Option<i64> {
-    let first = first(proc, &processes.ids, budget)?;
+    let first = first_started(proc, &processes.ids, budget)?;
     files_limit_in(&read(&proc.join(first.to_string()).join("limits"))?)
 }
 
 /// The process that was started first: the container's main process, and not one of a later exec.
 /// If there is only one process, no budget is used.
-fn first(proc: &Path, ids: &[u32], budget: &mut Budget) -> Option<u32> {
+fn first_started(proc: &Path, ids: &[u32], budget: &mut Budget) -> Option<u32> {
     if let [only] = ids {
         return Some(*only);
     }

@@ -46,7 +46,7 @@ impl<T> SingleFlight<T> {
     ) -> Result<Arc<T>, CriError> {
         let mut state = self.state.locked();
         if let Some(known) =
-            state.last.as_ref().and_then(|(time, outcome)| still_counts(time.elapsed(), outcome))
+            state.last.as_ref().and_then(|(time, outcome)| reusable_result(time.elapsed(), outcome))
         {
             return known;
         }
@@ -54,7 +54,7 @@ impl<T> SingleFlight<T> {
             let number = state.ended_calls;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(late(method));
+                return Err(deadline_exceeded(method));
             }
             let _waiting = crate::util::threads::waiting("another call for statistics");
             state.waiting += 1;
@@ -117,7 +117,10 @@ impl<T> Drop for CallGuard<'_, T> {
 }
 
 /// The result of an ended call for later callers.
-fn still_counts<T>(age: Duration, outcome: &Result<Weak<T>, CriError>) -> Option<Result<Arc<T>, CriError>> {
+fn reusable_result<T>(
+    age: Duration,
+    outcome: &Result<Weak<T>, CriError>,
+) -> Option<Result<Arc<T>, CriError>> {
     match outcome {
         Ok(response) if age < FRESH => response.upgrade().map(Ok),
         Err(error) if error.kind() == Some(Kind::DeadlineExceeded) && age < PAUSE => Some(Err(error.clone())),
@@ -125,7 +128,7 @@ fn still_counts<T>(age: Duration, outcome: &Result<Weak<T>, CriError>) -> Option
     }
 }
 
-fn late(method: &'static str) -> CriError {
+fn deadline_exceeded(method: &'static str) -> CriError {
     let message = "context deadline exceeded".to_owned();
     let error = CallError { method, kind: Kind::DeadlineExceeded, message };
     CriError::Call { object: String::new(), error }
@@ -178,8 +181,8 @@ mod tests {
     #[test]
     fn runtime_that_exceeded_the_deadline_is_not_called_again_for_a_time() {
         let flight: SingleFlight<usize> = SingleFlight::default();
-        assert_eq!(flight.call("X", soon(), |_| Err(late("X"))), Err(late("X")));
-        assert_eq!(flight.call("X", soon(), |_| Ok(1)), Err(late("X")));
+        assert_eq!(flight.call("X", soon(), |_| Err(deadline_exceeded("X"))), Err(deadline_exceeded("X")));
+        assert_eq!(flight.call("X", soon(), |_| Ok(1)), Err(deadline_exceeded("X")));
         flight.state.locked().last.as_mut().unwrap().0 -= PAUSE;
         let response = flight.call("X", Instant::now(), |left| {
             assert!(left.is_zero());
@@ -212,7 +215,7 @@ mod tests {
         };
         begun.recv().unwrap();
         let error = flight.call("X", Instant::now() + Duration::from_millis(10), |_| Ok(2)).unwrap_err();
-        assert_eq!(error, late("X"));
+        assert_eq!(error, deadline_exceeded("X"));
         assert_eq!(error.to_string(), "rpc error: code = DeadlineExceeded desc = context deadline exceeded");
         drop(release);
     }

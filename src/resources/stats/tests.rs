@@ -685,7 +685,7 @@ fn the_resource_page_carries_the_moments_of_its_samples() {
 }
 
 #[test]
-fn the_long_page_has_the_labels_that_dashboards_use() {
+fn the_cadvisor_page_has_the_labels_that_dashboards_use() {
     let fixture = with_cgroups(FakeRuntime::default());
     write(fixture.dir.path(), &[("sys/dev/block/8:0/uevent", "MAJOR=8\nMINOR=0\nDEVNAME=sda\n")]);
     let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
@@ -848,7 +848,7 @@ fn claims_are_shown_once() {
 
 /// Printed, not judged: machines differ.
 #[test]
-fn the_cost_of_a_hundred_pods() {
+fn collection_of_a_hundred_pods_is_timed() {
     let pods = (0..100)
         .map(|number| {
             let (sandbox, container) = (format!("s{number}"), format!("c{number}"));
