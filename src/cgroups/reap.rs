@@ -106,10 +106,10 @@ fn walk(
     mut enter: impl FnMut(&Dir) -> io::Result<()>,
     mut leave: impl FnMut(&Dir, &CStr),
 ) -> io::Result<bool> {
-    let mut here = top.try_clone()?;
-    enter(&here)?;
+    let mut current = top.try_clone()?;
+    enter(&current)?;
     // For each level: its name, and the names that are still to be visited in it.
-    let mut levels: Vec<(CString, Vec<CString>)> = vec![(CString::default(), here.children()?)];
+    let mut levels: Vec<(CString, Vec<CString>)> = vec![(CString::default(), current.children()?)];
     let mut steps = 0;
     let mut names = levels.iter().map(|(_, names)| names.len()).sum::<usize>();
     while let Some((_, open)) = levels.last_mut() {
@@ -118,22 +118,22 @@ fn walk(
             if levels.is_empty() {
                 break;
             }
-            here = here.parent()?;
-            if levels.len() == 1 && !here.is_same(top)? {
+            current = current.parent()?;
+            if levels.len() == 1 && !current.is_same(top)? {
                 return Err(io::Error::other("the directory was moved"));
             }
-            leave(&here, &name);
+            leave(&current, &name);
             continue;
         };
         names = names.saturating_sub(1);
-        let Some(child) = here.child(&name)? else { continue };
+        let Some(child) = current.child(&name)? else { continue };
         enter(&child)?;
         steps += 1;
         // Beyond the limit, what was entered is still left, so that something is removed.
         let children = if steps + names < MAX_STEPS { child.children()? } else { Vec::new() };
         names += children.len();
         levels.push((name, children));
-        here = child;
+        current = child;
     }
     Ok(steps < MAX_STEPS)
 }
@@ -195,9 +195,9 @@ fn kill_own(dir: &Dir) -> io::Result<()> {
             Some((pid, pidfd_open(pid, PidfdFlags::empty())))
         };
         let opened: Vec<_> = batch.iter().filter_map(open).collect();
-        let still = own_processes(dir)?;
+        let still_listed = own_processes(dir)?;
         for (pid, opened) in opened {
-            if !still.contains(&pid.as_raw_nonzero().get()) {
+            if !still_listed.contains(&pid.as_raw_nonzero().get()) {
                 continue;
             }
             let sent = match opened {

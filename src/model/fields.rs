@@ -136,8 +136,8 @@ fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return !character.is_ascii_control();
     }
-    let behind = String::from_iter(['a', character]);
-    behind.escape_debug().nth(1) == Some(character)
+    let after_letter = String::from_iter(['a', character]);
+    after_letter.escape_debug().nth(1) == Some(character)
 }
 
 /// The value of a `resourceFieldRef`. `own` is the container of the environment variable; a file of

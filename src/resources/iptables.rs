@@ -114,9 +114,9 @@ impl Chains {
     /// DIFFERS: one canary per family is checked, that of the table `mangle`; upstream has
     /// them in `nat` and `filter`, too, and starts a program for each.
     pub fn keep(&mut self, stop: &StopToken) {
-        let again = std::mem::replace(&mut self.installed, true);
+        let was_installed = std::mem::replace(&mut self.installed, true);
         self.programs.retain_mut(|program| {
-            let result = match again {
+            let result = match was_installed {
                 true => program.lost(stop).and_then(|lost| if lost { program.install(stop) } else { Ok(()) }),
                 false => program.install(stop),
             };
@@ -128,11 +128,11 @@ impl Chains {
                 Err(_) if stop.is_stopped() => true,
                 Err(error) => {
                     program.refusals += 1;
-                    let again = program.refusals < MOST_REFUSALS;
-                    if program.refusals == 1 || !again {
+                    let may_retry = program.refusals < MOST_REFUSALS;
+                    if program.refusals == 1 || !may_retry {
                         log::info!("the chains {HINT} and {FIREWALL} are not kept: {error}");
                     }
-                    again
+                    may_retry
                 }
             }
         });
@@ -146,7 +146,7 @@ fn is_program(path: &Path) -> bool {
 
 impl Program {
     fn lost(&self, stop: &StopToken) -> Result<bool, ProgramError> {
-        self.run(&["-S", CANARY, "-t", "mangle"], stop).map(|there| !there)
+        self.run(&["-S", CANARY, "-t", "mangle"], stop).map(|exists| !exists)
     }
 
     fn install(&self, stop: &StopToken) -> Result<(), ProgramError> {

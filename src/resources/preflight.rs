@@ -283,13 +283,13 @@ fn disk_space(root_dir: &Path) -> CheckLine {
 
 fn sysctls(settings: &Settings) -> Vec<CheckLine> {
     let mut lines = Vec::new();
-    let mut fine = Vec::new();
+    let mut satisfied = Vec::new();
     for (name, expected, effect) in SYSCTLS {
         let path = settings.roots.proc.join("sys").join(name.replace('.', "/"));
         let value = read(&path).ok().and_then(|text| text.trim().parse::<i64>().ok());
         let fix = format!("sysctl -w {name}={}, and the same in /etc/sysctl.d", expected.value());
         match value {
-            Some(value) if expected.is_met(value) => fine.push(name),
+            Some(value) if expected.is_met(value) => satisfied.push(name),
             Some(value) => {
                 let message = match (name, value) {
                     ("kernel.panic", 0) => {
@@ -310,7 +310,7 @@ fn sysctls(settings: &Settings) -> Vec<CheckLine> {
         }
     }
     if lines.is_empty() {
-        lines.push(ok("sysctl", format!("{} settings as they should be", fine.len())));
+        lines.push(ok("sysctl", format!("{} settings as they should be", satisfied.len())));
     }
     lines
 }

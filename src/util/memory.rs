@@ -49,10 +49,12 @@ thread_local! {
 /// less than a quarter. The first call verifies this: both are the same in every thread.
 pub(super) fn note_stack(bytes: usize) {
     static VERIFIED: OnceLock<bool> = OnceLock::new();
-    let here = 0_u8;
-    let here = std::ptr::from_ref(&here).expose_provenance();
-    let low = here.saturating_sub(bytes / 4 * 3).next_multiple_of(page_size());
-    let inside = || mapping_start(here).is_some_and(|start| here.saturating_sub(start) >= bytes / 4 * 3);
+    let local = 0_u8;
+    let stack_address = std::ptr::from_ref(&local).expose_provenance();
+    let low = stack_address.saturating_sub(bytes / 4 * 3).next_multiple_of(page_size());
+    let inside = || {
+        mapping_start(stack_address).is_some_and(|start| stack_address.saturating_sub(start) >= bytes / 4 * 3)
+    };
     if *VERIFIED.get_or_init(inside) {
         LOW.set(low);
     }
@@ -81,8 +83,8 @@ fn range(line: &str) -> Option<(usize, usize)> {
 #[inline(never)]
 pub fn give_back_stack() {
     let low = LOW.get();
-    let here = 0_u8;
-    let top = (std::ptr::from_ref(&here).expose_provenance() - STACK_ROOM) & !(page_size() - 1);
+    let local = 0_u8;
+    let top = (std::ptr::from_ref(&local).expose_provenance() - STACK_ROOM) & !(page_size() - 1);
     if low == 0 || low >= top {
         return;
     }
@@ -180,14 +182,14 @@ mod tests {
         let (address_tx, address) = crossbeam_channel::bounded(0);
         let (next_tx, next) = crossbeam_channel::bounded::<()>(0);
         let body = move |_| {
-            let here = 0_u8;
-            let here = std::ptr::from_ref(&here).addr();
+            let local = 0_u8;
+            let stack_address = std::ptr::from_ref(&local).addr();
             for release in [false, true] {
                 std::hint::black_box(deep(32));
                 if release {
                     give_back_stack();
                 }
-                let _ = (address_tx.send(here), next.recv());
+                let _ = (address_tx.send(stack_address), next.recv());
             }
         };
         use crate::util::threads::{OnDeath, Stack, spawn};

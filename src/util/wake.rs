@@ -80,17 +80,17 @@ mod tests {
     #[test]
     fn ringing_bell_ends_waits_until_silenced() {
         let wake = Wake::new().unwrap();
-        let (mut here, there) = UnixStream::pair().unwrap();
-        let soon = || Some(Instant::now() + Duration::from_millis(1));
-        let other = || Some((there.as_fd(), PollFlags::IN));
-        assert!(!wake.wait(other(), soon()).unwrap() && !wake.is_ringing());
+        let (mut writer, reader) = UnixStream::pair().unwrap();
+        let deadline = || Some(Instant::now() + Duration::from_millis(1));
+        let other = || Some((reader.as_fd(), PollFlags::IN));
+        assert!(!wake.wait(other(), deadline()).unwrap() && !wake.is_ringing());
         wake.ring();
         wake.ring();
         assert!(wake.is_ringing());
         assert!(!wake.wait(other(), None).unwrap());
         assert!(!wake.wait(None, None).unwrap());
         wake.silence();
-        here.write_all(b"x").unwrap();
+        writer.write_all(b"x").unwrap();
         assert!(wake.wait(other(), None).unwrap());
     }
 }

@@ -173,8 +173,8 @@ impl Shared {
             {
                 return Ok(Start::Snapshot(Arc::clone(snapshot)));
             }
-            let soon = state.finishing.iter().any(|pending| wanted.is_met_by(*pending));
-            if !soon && let Some(work) = state.work.take() {
+            let is_pending = state.finishing.iter().any(|pending| wanted.is_met_by(*pending));
+            if !is_pending && let Some(work) = state.work.take() {
                 return Ok(Start::Work(BorrowedWork { shared: self, work }));
             }
             let _waiting = threads::waiting("another collection of statistics");

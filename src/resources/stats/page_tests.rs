@@ -230,8 +230,8 @@ fn value<'a>(page: &'a str, name: &str, id: &str, more: &[(&str, &str)]) -> Opti
         let rest = line.strip_prefix(name)?.strip_prefix('{')?;
         let (labels, rest) = rest.split_once("} ")?;
         let fits = labels.contains(&format!("id=\"{id}\"")) && labels.ends_with(&format!("\"{more}"));
-        let alone = !more.is_empty() || labels.split(',').count() == 6;
-        (fits && alone).then(|| rest.split(' ').next()).flatten()
+        let is_exact = !more.is_empty() || labels.split(',').count() == 6;
+        (fits && is_exact).then(|| rest.split(' ').next()).flatten()
     })
 }
 

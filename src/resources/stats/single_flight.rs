@@ -140,7 +140,7 @@ mod tests {
     use crate::util::threads::{self, OnDeath, Stack};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn soon() -> Instant {
+    fn far_deadline() -> Instant {
         Instant::now() + Duration::from_secs(60)
     }
 
@@ -155,7 +155,7 @@ mod tests {
                 let (flight, calls) = (Arc::clone(&flight), Arc::clone(&calls));
                 let (responses, released) = (responses.clone(), released.clone());
                 threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
-                    let response = flight.call("X", soon(), |_| {
+                    let response = flight.call("X", far_deadline(), |_| {
                         released.recv().unwrap();
                         Ok(calls.fetch_add(1, Ordering::Relaxed))
                     });
@@ -173,16 +173,19 @@ mod tests {
         assert!(flight.state.locked().response.is_none());
         // As long as a caller uses it, for a while; to a test that is held up it has just come.
         flight.state.locked().last.as_mut().unwrap().0 += PAUSE;
-        assert_eq!(flight.call("X", soon(), |_| Ok(7)), Ok(Arc::new(0)));
+        assert_eq!(flight.call("X", far_deadline(), |_| Ok(7)), Ok(Arc::new(0)));
         drop(all);
-        assert_eq!(flight.call("X", soon(), |_| Ok(7)), Ok(Arc::new(7)));
+        assert_eq!(flight.call("X", far_deadline(), |_| Ok(7)), Ok(Arc::new(7)));
     }
 
     #[test]
     fn runtime_that_exceeded_the_deadline_is_not_called_again_for_a_time() {
         let flight: SingleFlight<usize> = SingleFlight::default();
-        assert_eq!(flight.call("X", soon(), |_| Err(deadline_exceeded("X"))), Err(deadline_exceeded("X")));
-        assert_eq!(flight.call("X", soon(), |_| Ok(1)), Err(deadline_exceeded("X")));
+        assert_eq!(
+            flight.call("X", far_deadline(), |_| Err(deadline_exceeded("X"))),
+            Err(deadline_exceeded("X"))
+        );
+        assert_eq!(flight.call("X", far_deadline(), |_| Ok(1)), Err(deadline_exceeded("X")));
         flight.state.locked().last.as_mut().unwrap().0 -= PAUSE;
         let response = flight.call("X", Instant::now(), |left| {
             assert!(left.is_zero());
@@ -192,8 +195,8 @@ mod tests {
         // Other failures are reported only to callers that waited.
         let refused = CriError::Stopped { method: "X", object: String::new() };
         drop(response);
-        assert_eq!(flight.call("X", soon(), |_| Err(refused.clone())), Err(refused));
-        assert_eq!(flight.call("X", soon(), |_| Ok(2)).as_deref(), Ok(&2));
+        assert_eq!(flight.call("X", far_deadline(), |_| Err(refused.clone())), Err(refused));
+        assert_eq!(flight.call("X", far_deadline(), |_| Ok(2)).as_deref(), Ok(&2));
     }
 
     #[test]
@@ -204,7 +207,7 @@ mod tests {
         let _first = {
             let flight = Arc::clone(&flight);
             threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
-                let _ = flight.call("X", soon(), |_| {
+                let _ = flight.call("X", far_deadline(), |_| {
                     began.send(()).unwrap();
                     // Ends with the test.
                     let _ = released.recv();

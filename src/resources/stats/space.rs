@@ -302,15 +302,15 @@ mod tests {
         std::fs::write(top.join("a/b/file"), vec![1; 10_000]).unwrap();
         std::fs::hard_link(top.join("a/b/file"), top.join("same")).unwrap();
         symlink(&outside, top.join("link")).unwrap();
-        let soon = Instant::now() + Duration::from_secs(60);
-        let found = content(&top, soon).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let found = content(&top, deadline).unwrap();
         // top, a, b, the file, the link.
         assert_eq!(found.inodes, 5);
         assert!((10_000..200_000).contains(&found.bytes), "{found:?}");
-        assert_eq!(content(&top.join("link"), soon), None);
+        assert_eq!(content(&top.join("link"), deadline), None);
         symlink(&top, dir.path().join("swapped")).unwrap();
-        assert_eq!(content(&dir.path().join("swapped/a"), soon), None);
-        assert_eq!(content(&dir.path().join("none"), soon), None);
+        assert_eq!(content(&dir.path().join("swapped/a"), deadline), None);
+        assert_eq!(content(&dir.path().join("none"), deadline), None);
         let cut = content(&top, Instant::now()).unwrap();
         assert_eq!((cut.inodes, cut.complete, found.complete), (1, false, true));
     }
@@ -383,8 +383,8 @@ mod tests {
         let found = loop {
             rounds += 1;
             assert!(rounds < 100_000, "the walk does not end");
-            let soon = Instant::now() + Duration::from_micros(50);
-            match continue_walk(&top, walk.take(), soon).unwrap() {
+            let deadline = Instant::now() + Duration::from_micros(50);
+            match continue_walk(&top, walk.take(), deadline).unwrap() {
                 (found, None) => break found,
                 (_, unfinished) => walk = unfinished,
             }
@@ -430,8 +430,8 @@ mod tests {
         let mut walk = Walk::new(opened, &own).unwrap();
         walk.levels.push(Level { name: c"a".to_owned(), inode: 1, offset: 0, dir: None });
         walk.levels[0].dir = None;
-        let soon = Instant::now() + Duration::from_secs(60);
-        let (found, rest) = continue_walk(&top, Some(walk), soon).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (found, rest) = continue_walk(&top, Some(walk), deadline).unwrap();
         assert_eq!((found.inodes, found.complete, rest.is_none()), (3, true, true));
     }
 

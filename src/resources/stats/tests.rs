@@ -523,8 +523,8 @@ fn requests_within_a_second_share_a_collection() {
     let first = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
     // To a test that is held up it has just been collected.
     fixture.collector.shared.state.locked().last.as_mut().unwrap().1 += Duration::from_secs(3600);
-    let again = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
-    assert!(Arc::ptr_eq(&first, &again));
+    let second = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
+    assert!(Arc::ptr_eq(&first, &second));
     assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), 1);
     // What has more would show it to those who asked for less.
     let brief = fixture.collector.snapshot(Wanted::BRIEF).unwrap();
