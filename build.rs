@@ -133,7 +133,7 @@ fn main() {
                         .nested_type
                         .iter()
                         .any(|nested| nested.name() == last(field.type_name()) && nested.options.map_entry());
-                let one = |value: &str| match kind {
+                let item_json = |value: &str| match kind {
                     TYPE_MESSAGE => format!("{value}.to_json()"),
                     TYPE_ENUM => format!("enum_json({value})"),
                     TYPE_BYTES => format!("bytes_json({value})"),
@@ -146,18 +146,18 @@ fn main() {
                     format!(
                         "if !self.{rust}.is_empty() {{ map.insert({name:?}.into(), \
                          Value::Array(self.{rust}.iter().map(|item| {}).collect())); }}",
-                        one("item")
+                        item_json("item")
                     )
                 } else if kind == TYPE_MESSAGE {
                     format!(
                         "if let Some(item) = self.{rust}.as_ref() {{ map.insert({name:?}.into(), {}); }}",
-                        one("item")
+                        item_json("item")
                     )
                 } else {
                     format!(
                         "if filled(&self.{rust}) {{ let item = &self.{rust}; \
                          map.insert({name:?}.into(), {}); }}",
-                        one("item")
+                        item_json("item")
                     )
                 };
                 writeln!(body, "        {line}").expect("a String grows");
@@ -185,8 +185,8 @@ fn last(path: &str) -> &str {
 /// `StopPodSandbox` becomes `stop_pod_sandbox`.
 fn snake(name: &str) -> String {
     let mut text = String::new();
-    for (at, c) in name.chars().enumerate() {
-        if c.is_ascii_uppercase() && at > 0 {
+    for (index, c) in name.chars().enumerate() {
+        if c.is_ascii_uppercase() && index > 0 {
             text.push('_');
         }
         text.push(c.to_ascii_lowercase());

@@ -582,7 +582,7 @@ impl Options {
         let mut words = self.arguments.into_iter();
         let word = words.next();
         let mut rest: Vec<String> = words.collect();
-        let one = |rest: &mut Vec<String>, what: &str| match rest.get(1) {
+        let only_argument = |rest: &mut Vec<String>, what: &str| match rest.get(1) {
             Some(extra) => Err(format!("unexpected argument {extra:?}")),
             None => rest.pop().ok_or_else(|| format!("name {what}")),
         };
@@ -594,9 +594,9 @@ impl Options {
                 let files = rest.drain(..).map(PathBuf::from).collect();
                 ImagesCommand::Import { files, directories: self.images_dirs, wait: !self.no_wait }
             }
-            Some("rm") => ImagesCommand::Remove { name: one(&mut rest, "an image or an archive")? },
+            Some("rm") => ImagesCommand::Remove { name: only_argument(&mut rest, "an image or an archive")? },
             Some("export") => ImagesCommand::Export {
-                name: one(&mut rest, "an image")?,
+                name: only_argument(&mut rest, "an image")?,
                 file: self.file.ok_or_else(|| "-o: name the file to write".to_owned())?,
             },
             Some(other) => {

@@ -307,7 +307,7 @@ fn zsh() -> String {
         let rest = match command {
             "validate" => "'*:manifest:_files'",
             _ if words.is_some() => words.as_deref().unwrap_or_default(),
-            _ if FOR_PODS.split('|').any(|one| one == command) => {
+            _ if FOR_PODS.split('|').any(|name| name == command) => {
                 "'2:pod:_coracle_pods' '*::argument:_default'"
             }
             _ => "'*::'",

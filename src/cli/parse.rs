@@ -502,7 +502,7 @@ fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
         .collect::<Result<Vec<_>, _>>()?;
     match ips.as_slice() {
         [] | [_] => Ok(ips),
-        [one, other] if one.is_ipv4() != other.is_ipv4() => Ok(ips),
+        [first, second] if first.is_ipv4() != second.is_ipv4() => Ok(ips),
         _ => Err("must be one address, or an IPv4 and an IPv6 address".to_owned()),
     }
 }

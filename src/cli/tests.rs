@@ -257,8 +257,9 @@ fn help_version_and_checks_do_not_run_the_agent() {
 
 #[test]
 fn local_commands_are_parsed() {
-    let at = |socket: &str, subcommand| Command::Local(LocalCommand { socket: socket.into(), subcommand });
-    let default = |subcommand| at("/run/coracle/coracle.sock", subcommand);
+    let on_socket =
+        |socket: &str, subcommand| Command::Local(LocalCommand { socket: socket.into(), subcommand });
+    let default = |subcommand| on_socket("/run/coracle/coracle.sock", subcommand);
     let check = |root: &str| Subcommand::Check { output: Output::Table, root_dir: root.into(), config: None };
     let pods = |output, watch, namespace: Option<&str>| {
         Subcommand::Pods(PodsOptions { output, watch, namespace: namespace.map(str::to_owned) })
@@ -276,8 +277,8 @@ fn local_commands_are_parsed() {
         ("pods", default(pods(Output::Table, false, None))),
         ("pods -o wide -w -n kube-system", default(pods(Output::Wide, true, Some("kube-system")))),
         ("pods -ojson", default(pods(Output::Json, false, None))),
-        ("pods --output=yaml --local-socket=/r.sock", at("/r.sock", pods(Output::Yaml, false, None))),
-        ("--local-socket /r.sock pods", at("/r.sock", pods(Output::Table, false, None))),
+        ("pods --output=yaml --local-socket=/r.sock", on_socket("/r.sock", pods(Output::Yaml, false, None))),
+        ("--local-socket /r.sock pods", on_socket("/r.sock", pods(Output::Table, false, None))),
         ("describe web", default(Subcommand::Describe { pod: "web".into() })),
         ("describe web -n ns", default(Subcommand::Describe { pod: "ns/web".into() })),
         ("describe a/web -n ns", default(Subcommand::Describe { pod: "a/web".into() })),
@@ -379,7 +380,7 @@ fn local_commands_are_parsed() {
         ("devices -o yaml", default(Subcommand::Devices { output: Output::Yaml })),
         ("check", default(check("/var/lib/kubelet"))),
         ("check --root-dir=/r", default(check("/r"))),
-        ("--root-dir /r --local-socket=/r.sock check", at("/r.sock", check("/r"))),
+        ("--root-dir /r --local-socket=/r.sock check", on_socket("/r.sock", check("/r"))),
         (
             "validate a.yaml /m -o json",
             default(Subcommand::Validate { files: vec!["a.yaml".into(), "/m".into()], output: Output::Json }),

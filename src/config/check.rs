@@ -84,15 +84,15 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
 }
 
 /// The edit distance of two words; long ones count as different.
-fn distance(one: &str, other: &str) -> usize {
-    if one.len() > 64 || one.len().abs_diff(other.len()) > 2 {
+fn distance(left: &str, right: &str) -> usize {
+    if left.len() > 64 || left.len().abs_diff(right.len()) > 2 {
         return usize::MAX;
     }
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (i, a) in left.chars().enumerate() {
         let mut next = vec![i + 1];
-        for (j, b) in other.iter().enumerate() {
+        for (j, b) in right.iter().enumerate() {
             let swap = row.get(j).copied().unwrap_or(usize::MAX) + usize::from(a != *b);
             let drop = row.get(j + 1).copied().unwrap_or(usize::MAX) + 1;
             let add = next.last().copied().unwrap_or(usize::MAX) + 1;
@@ -103,32 +103,32 @@ fn distance(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or(usize::MAX)
 }
 
-type Misfit = (String, String);
+type WrongType = (String, String);
 
-fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> {
-    let misfit = |value: &Value, wanted: &str| {
+fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType> {
+    let wrong_type = |value: &Value, wanted: &str| {
         Err((path.to_owned(), format!("must be {wanted}, not {}", word(value))))
     };
     match kind {
         Kind::Bool if value.is_boolean() => Ok(()),
-        Kind::Bool => misfit(value, "true or false"),
+        Kind::Bool => wrong_type(value, "true or false"),
         Kind::Int32 => match value.as_i64() {
             Some(number) if i32::try_from(number).is_ok() => Ok(()),
-            _ if value.is_number() => misfit(value, "a whole number of 32 bits"),
-            _ => misfit(value, "a whole number"),
+            _ if value.is_number() => wrong_type(value, "a whole number of 32 bits"),
+            _ => wrong_type(value, "a whole number"),
         },
         Kind::Int64 if value.is_i64() => Ok(()),
-        Kind::Int64 => misfit(value, "a whole number"),
+        Kind::Int64 => wrong_type(value, "a whole number"),
         Kind::Float if value.is_number() => Ok(()),
-        Kind::Float => misfit(value, "a number"),
+        Kind::Float => wrong_type(value, "a number"),
         Kind::Text if value.is_string() => Ok(()),
-        Kind::Text => misfit(value, "a string"),
+        Kind::Text => wrong_type(value, "a string"),
         Kind::Duration => match value.as_str() {
             Some(text) => match GoDuration::parse(text) {
                 Ok(_) => Ok(()),
                 Err(error) => Err((path.to_owned(), error.to_string())),
             },
-            None => misfit(value, "a duration string such as 20s or 1m30s"),
+            None => wrong_type(value, "a duration string such as 20s or 1m30s"),
         },
         Kind::Quantity => match value {
             Value::Number(number) => {
@@ -139,7 +139,7 @@ fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> 
                 Ok(_) => Ok(()),
                 Err(error) => Err((path.to_owned(), error.to_string())),
             },
-            other => misfit(other, "a quantity such as 64Mi"),
+            other => wrong_type(other, "a quantity such as 64Mi"),
         },
         Kind::TextList => check_list(value, Kind::Text, path),
         Kind::IntList => check_list(value, Kind::Int32, path),
@@ -148,7 +148,7 @@ fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> 
         Kind::ListMap => check_map(value, Kind::TextList, path),
         Kind::BoolMap => check_map(value, Kind::Bool, path),
         Kind::Items(shape) => {
-            let Value::Array(items) = value else { return misfit(value, "a list") };
+            let Value::Array(items) = value else { return wrong_type(value, "a list") };
             for (index, item) in items.iter_mut().enumerate() {
                 check_item(item, shape, &format!("{path}[{index}]"))?;
             }
@@ -157,7 +157,7 @@ fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> 
     }
 }
 
-fn check_list(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> {
+fn check_list(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType> {
     let Value::Array(items) = value else {
         return Err((path.to_owned(), format!("must be a list, not {}", word(value))));
     };
@@ -167,7 +167,7 @@ fn check_list(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> {
     Ok(())
 }
 
-fn check_map(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> {
+fn check_map(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType> {
     let Value::Object(entries) = value else {
         return Err((path.to_owned(), format!("must be a map, not {}", word(value))));
     };
@@ -177,7 +177,7 @@ fn check_map(value: &mut Value, kind: Kind, path: &str) -> Result<(), Misfit> {
     Ok(())
 }
 
-fn check_item(item: &mut Value, shape: &[(&str, Kind)], path: &str) -> Result<(), Misfit> {
+fn check_item(item: &mut Value, shape: &[(&str, Kind)], path: &str) -> Result<(), WrongType> {
     let Value::Object(fields) = item else {
         return Err((path.to_owned(), format!("must be an object, not {}", word(item))));
     };

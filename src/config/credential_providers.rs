@@ -193,23 +193,23 @@ impl Reader {
     }
 
     fn take(&mut self, file: &str, document: &Document) {
-        let at = |path: &str| match document.line_of(path) {
+        let location = |path: &str| match document.line_of(path) {
             Some(line) => format!("{file}:{line}"),
             None => file.to_owned(),
         };
         let text = |field: &str| document.value.get(field).and_then(Value::as_str).unwrap_or_default();
         if text("kind") != KIND {
             let message = format!("failed to decode {:?} (wrong Kind)", text("kind"));
-            return self.fail(at("kind"), "kind", message);
+            return self.fail(location("kind"), "kind", message);
         }
         let versions = ["v1", "v1beta1", "v1alpha1"].map(|version| format!("{GROUP}/{version}"));
         if !versions.contains(&text("apiVersion").to_owned()) {
             let message = format!("want one of {}, not {:?}", versions.join(", "), text("apiVersion"));
-            return self.fail(at("apiVersion"), "apiVersion", message);
+            return self.fail(location("apiVersion"), "apiVersion", message);
         }
         for field in document.value.as_object().into_iter().flat_map(serde_json::Map::keys) {
             if !["kind", "apiVersion", "providers"].contains(&field.as_str()) {
-                self.fail(at(field), field, "unknown field");
+                self.fail(location(field), field, "unknown field");
             }
         }
         let items = match document.value.get("providers") {
@@ -217,7 +217,7 @@ impl Reader {
             Some(Value::Array(items)) => items,
             Some(other) => {
                 let message = format!("must be a list, not {}", word(other));
-                return self.fail(at("providers"), "providers", message);
+                return self.fail(location("providers"), "providers", message);
             }
         };
         for (index, item) in items.iter().enumerate() {
@@ -226,11 +226,11 @@ impl Reader {
                 Ok(provider) => {
                     for (field, message) in self.check(&provider) {
                         let field = format!("{path}.{field}");
-                        self.fail(at(&field), &field, message);
+                        self.fail(location(&field), &field, message);
                     }
-                    self.providers.push((provider, at(&path)));
+                    self.providers.push((provider, location(&path)));
                 }
-                Err(error) => self.fail(at(&path), &path, error.to_string()),
+                Err(error) => self.fail(location(&path), &path, error.to_string()),
             }
         }
     }
@@ -369,9 +369,9 @@ mod tests {
         let loaded = load(dir.path(), bin.path()).unwrap();
         let names: Vec<&str> = loaded.providers.iter().map(|provider| provider.name.as_str()).collect();
         assert_eq!(names, ["one", "two"]);
-        let one = load(&dir.path().join("a.yml"), bin.path()).unwrap().providers.remove(0);
-        assert_eq!(one.default_cache_duration.map(|it| it.to_std().as_secs()), Some(600));
-        assert_eq!(one.env.unwrap()[0].value, "b");
+        let provider = load(&dir.path().join("a.yml"), bin.path()).unwrap().providers.remove(0);
+        assert_eq!(provider.default_cache_duration.map(|duration| duration.to_std().as_secs()), Some(600));
+        assert_eq!(provider.env.unwrap()[0].value, "b");
         std::fs::write(dir.path().join("c.json"), text(GOOD)).unwrap();
         let problems = load(dir.path(), bin.path()).unwrap_err();
         assert!(problems[0].message.contains("duplicate provider name \"one\""), "{problems:?}");

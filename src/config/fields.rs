@@ -125,7 +125,7 @@ pub struct Field {
 }
 
 impl Field {
-    const fn of(path: &'static str, kind: Kind, preset: Preset, help: &'static str) -> Self {
+    const fn new(path: &'static str, kind: Kind, preset: Preset, help: &'static str) -> Self {
         Field {
             path,
             kind,
@@ -184,31 +184,31 @@ pub fn field(path: &str) -> Option<&'static Field> {
 }
 
 const fn flag(path: &'static str, preset: bool, help: &'static str) -> Field {
-    Field::of(path, Kind::Bool, Preset::Bool(preset), help)
+    Field::new(path, Kind::Bool, Preset::Bool(preset), help)
 }
 
 const fn int(path: &'static str, preset: i64, help: &'static str) -> Field {
-    Field::of(path, Kind::Int32, Preset::Int(preset), help)
+    Field::new(path, Kind::Int32, Preset::Int(preset), help)
 }
 
 const fn long(path: &'static str, preset: i64, help: &'static str) -> Field {
-    Field::of(path, Kind::Int64, Preset::Int(preset), help)
+    Field::new(path, Kind::Int64, Preset::Int(preset), help)
 }
 
 const fn text(path: &'static str, preset: &'static str, help: &'static str) -> Field {
-    Field::of(path, Kind::Text, Preset::Text(preset), help)
+    Field::new(path, Kind::Text, Preset::Text(preset), help)
 }
 
 const fn time(path: &'static str, preset: &'static str, help: &'static str) -> Field {
-    Field::of(path, Kind::Duration, Preset::Text(preset), help)
+    Field::new(path, Kind::Duration, Preset::Text(preset), help)
 }
 
 const fn list(path: &'static str, help: &'static str) -> Field {
-    Field::of(path, Kind::TextList, Preset::Empty, help)
+    Field::new(path, Kind::TextList, Preset::Empty, help)
 }
 
 const fn map(path: &'static str, help: &'static str) -> Field {
-    Field::of(path, Kind::TextMap, Preset::Empty, help)
+    Field::new(path, Kind::TextMap, Preset::Empty, help)
 }
 
 /// The default hard eviction thresholds of a configuration file.
@@ -236,7 +236,7 @@ pub static FIELDS: &[Field] = &[
     time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
     time("httpCheckFrequency", "20s", "how often the static pod URL is polled").works(),
     text("staticPodURL", "", "URL of static pod manifests").works(),
-    Field::of("staticPodURLHeader", Kind::ListMap, Preset::Empty, "headers sent to the static pod URL")
+    Field::new("staticPodURLHeader", Kind::ListMap, Preset::Empty, "headers sent to the static pod URL")
         .works(),
     text("address", "0.0.0.0", "IP address the servers listen on").works(),
     int("port", 10250, "port of the node API").works(),
@@ -245,7 +245,7 @@ pub static FIELDS: &[Field] = &[
     text("tlsPrivateKeyFile", "", "key of the serving certificate").works(),
     list("tlsCipherSuites", "cipher suites the server may use; empty means Go's defaults").works(),
     text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12").works(),
-    Field::of(
+    Field::new(
         "tlsCurvePreferences",
         Kind::IntList,
         Preset::Empty,
@@ -314,7 +314,7 @@ pub static FIELDS: &[Field] = &[
     flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod").works(),
     text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins").works(),
     text("cpuManagerPolicy", "none", "none or static").works(),
-    Field::of(
+    Field::new(
         "singleProcessOOMKill",
         Kind::Bool,
         Preset::Nil,
@@ -356,10 +356,10 @@ pub static FIELDS: &[Field] = &[
     int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),
     int("kubeAPIBurst", 100, "API requests that may be sent at once").works(),
     flag("serializeImagePulls", true, "pull one image after another").works(),
-    Field::of("maxParallelImagePulls", Kind::Int32, Preset::Nil, "image pulls at once, while not serialized")
+    Field::new("maxParallelImagePulls", Kind::Int32, Preset::Nil, "image pulls at once, while not serialized")
         .keeps_zero()
         .works(),
-    Field::of(
+    Field::new(
         "evictionHard",
         Kind::TextMap,
         Preset::Map(HARD_EVICTION),
@@ -379,7 +379,7 @@ pub static FIELDS: &[Field] = &[
     flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
     int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
-    Field::of("featureGates", Kind::BoolMap, Preset::Empty, "feature gates to switch").works(),
+    Field::new("featureGates", Kind::BoolMap, Preset::Empty, "feature gates to switch").works(),
     flag("failSwapOn", true, "refuse to start while swap is on").works(),
     text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
     text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
@@ -399,7 +399,7 @@ pub static FIELDS: &[Field] = &[
     text("showHiddenMetricsForVersion", "", "previous minor version whose hidden metrics are shown"),
     text("systemReservedCgroup", "", "cgroup of the system's daemons").works(),
     text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons").works(),
-    Field::of(
+    Field::new(
         "enforceNodeAllocatable",
         Kind::TextList,
         Preset::List(&["pods"]),
@@ -418,7 +418,7 @@ pub static FIELDS: &[Field] = &[
     text("logging.format", "text", "text or json"),
     time("logging.flushFrequency", "5s", "log lines are never buffered").ignored(),
     long("logging.verbosity", 0, "0 or 1: info, 2 to 4: debug, more: trace").works(),
-    Field::of(
+    Field::new(
         "logging.vmodule",
         Kind::Items(VMODULE),
         Preset::Empty,
@@ -426,7 +426,7 @@ pub static FIELDS: &[Field] = &[
     )
     .ignored(),
     flag("logging.options.text.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
-    Field::of(
+    Field::new(
         "logging.options.text.infoBufferSize",
         Kind::Quantity,
         Preset::Text("0"),
@@ -434,7 +434,7 @@ pub static FIELDS: &[Field] = &[
     )
     .ignored(),
     flag("logging.options.json.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
-    Field::of(
+    Field::new(
         "logging.options.json.infoBufferSize",
         Kind::Quantity,
         Preset::Text("0"),
@@ -446,7 +446,7 @@ pub static FIELDS: &[Field] = &[
     time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off").works(),
     time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods")
         .works(),
-    Field::of(
+    Field::new(
         "shutdownGracePeriodByPodPriority",
         Kind::Items(SHUTDOWN_BY_PRIORITY),
         Preset::Empty,
@@ -460,7 +460,7 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero()
     .works(),
-    Field::of("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node")
+    Field::new("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node")
         .works(),
     flag(
         "enableProfilingHandler",
@@ -471,7 +471,7 @@ pub static FIELDS: &[Field] = &[
     flag("enableDebugFlagsHandler", true, "serve /debug/flags/v").works(),
     flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile")
         .works(),
-    Field::of(
+    Field::new(
         "memoryThrottlingFactor",
         Kind::Float,
         Preset::Float(0.9),
@@ -480,11 +480,11 @@ pub static FIELDS: &[Field] = &[
     .keeps_zero()
     .works(),
     text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS").works(),
-    Field::of("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with")
+    Field::new("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with")
         .works(),
     flag("registerNode", true, "register this node with the API server").works(),
-    Field::of("tracing.endpoint", Kind::Text, Preset::Nil, "where traces are sent"),
-    Field::of("tracing.samplingRatePerMillion", Kind::Int32, Preset::Nil, "traces kept of a million")
+    Field::new("tracing.endpoint", Kind::Text, Preset::Nil, "where traces are sent"),
+    Field::new("tracing.samplingRatePerMillion", Kind::Int32, Preset::Nil, "traces kept of a million")
         .keeps_zero(),
     flag("localStorageCapacityIsolation", true, "count ephemeral storage in the node's capacity").works(),
     text(
@@ -495,7 +495,7 @@ pub static FIELDS: &[Field] = &[
     .works(),
     text("imageServiceEndpoint", "", "socket of the image service; empty means the runtime's").works(),
     flag("failCgroupV1", true, "refuse to start on cgroup v1").works(),
-    Field::of(
+    Field::new(
         "userNamespaces.idsPerPod",
         Kind::Int64,
         Preset::Nil,

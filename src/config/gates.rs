@@ -144,7 +144,7 @@ static KNOWN: LazyLock<Release> = LazyLock::new(|| parse(TABLE, RELEASE));
 fn parse(table: &'static str, release: &str) -> Release {
     let mut found = Release::default();
     let mut rows = table.lines().filter(|line| !line.starts_with('#')).map(str::split_ascii_whitespace);
-    let Some(column) = rows.next().and_then(|mut releases| releases.position(|one| one == release)) else {
+    let Some(column) = rows.next().and_then(|mut releases| releases.position(|name| name == release)) else {
         return found;
     };
     for row in rows {
@@ -259,7 +259,7 @@ mod tests {
             }
             names.push(cells[0]);
         }
-        assert!(names.is_sorted_by(|one, next| one < next), "sorted, each name once");
+        assert!(names.is_sorted_by(|name, next| name < next), "sorted, each name once");
         for release in &releases[1..] {
             let found = parse(TABLE, release);
             assert!(found.gates.len() > 200, "{release}");
@@ -297,17 +297,17 @@ mod tests {
 
     #[test]
     fn chosen_value_without_effect_is_named() {
-        let of = |entries: &[(&str, bool)]| {
+        let without_effect = |entries: &[(&str, bool)]| {
             let (gates, problems) = Gates::resolve(&set(entries));
             assert!(problems.is_empty(), "{problems:?}");
             gates.without_effect()
         };
-        assert_eq!(of(&[]), [""; 0]);
-        assert_eq!(of(&[("EnvFiles", true), ("PodsAPI", false), ("MemoryQoS", true)]), [""; 0]);
-        assert_eq!(of(&[("EnvFiles", false), ("PodsAPI", true)]), ["EnvFiles", "PodsAPI"]);
-        assert!(of(&[("AllBeta", false)]).contains(&"HostnameOverride"));
+        assert_eq!(without_effect(&[]), [""; 0]);
+        assert_eq!(without_effect(&[("EnvFiles", true), ("PodsAPI", false), ("MemoryQoS", true)]), [""; 0]);
+        assert_eq!(without_effect(&[("EnvFiles", false), ("PodsAPI", true)]), ["EnvFiles", "PodsAPI"]);
+        assert!(without_effect(&[("AllBeta", false)]).contains(&"HostnameOverride"));
         // The default has no warning, also where this agent behaves otherwise.
-        let on = of(&[("AllBeta", false), ("HostnameOverride", true)]);
+        let on = without_effect(&[("AllBeta", false), ("HostnameOverride", true)]);
         assert!(!on.contains(&"HostnameOverride"));
         for (name, _) in FIXED {
             assert!(KNOWN.gates.get(name).is_some_and(|gate| !gate.locked), "{name}");

@@ -561,8 +561,8 @@ proptest! {
         // The text is a few lines of RICH, so that cases are short and changes close together.
         let window: String = RICH.lines().skip(from).take(many).map(|line| format!("{line}\n")).collect();
         let mut bytes = format!("{HEAD}{window}").into_bytes();
-        for (at, cut, fragment) in edits {
-            let start = at.index(bytes.len().max(1)).min(bytes.len());
+        for (position, cut, fragment) in edits {
+            let start = position.index(bytes.len().max(1)).min(bytes.len());
             let end = (start + cut).min(bytes.len());
             let piece = match FRAGMENTS.get(fragment) {
                 Some(text) => text.as_bytes().to_vec(),

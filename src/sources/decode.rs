@@ -97,7 +97,7 @@ fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<De
                 None | Some(Value::Null) => &[],
                 Some(Value::Array(items)) => items.as_slice(),
                 Some(_) => {
-                    pods.push(refuse(Flaw::at("items", "want a list")));
+                    pods.push(refuse(Flaw::in_field("items", "want a list")));
                     return;
                 }
             };
@@ -127,9 +127,9 @@ fn one_pod(value: &Value) -> PodAndUnknown {
         }
         match value.get("kind") {
             Some(Value::String(kind)) if kind == "Pod" => version(value),
-            None | Some(Value::Null) => Err(Flaw::at("kind", "Required value")),
+            None | Some(Value::Null) => Err(Flaw::in_field("kind", "Required value")),
             Some(other) => {
-                Err(Flaw::at("kind", format!("Unsupported value: {other}: supported values: \"Pod\"")))
+                Err(Flaw::in_field("kind", format!("Unsupported value: {other}: supported values: \"Pod\"")))
             }
         }
     })();
@@ -142,9 +142,9 @@ fn one_pod(value: &Value) -> PodAndUnknown {
 fn version(value: &Value) -> Result<(), Flaw> {
     match value.get("apiVersion") {
         Some(Value::String(version)) if version == "v1" => Ok(()),
-        None | Some(Value::Null) => Err(Flaw::at("apiVersion", "Required value")),
+        None | Some(Value::Null) => Err(Flaw::in_field("apiVersion", "Required value")),
         Some(other) => {
-            Err(Flaw::at("apiVersion", format!("Unsupported value: {other}: supported values: \"v1\"")))
+            Err(Flaw::in_field("apiVersion", format!("Unsupported value: {other}: supported values: \"v1\"")))
         }
     }
 }
@@ -152,10 +152,10 @@ fn version(value: &Value) -> Result<(), Flaw> {
 fn typed_pod(value: &Value) -> PodAndUnknown {
     match typed::read::<api::Pod>(value) {
         Ok(typed) => (Ok(typed.object), typed.unknown),
-        Err(misfits) => {
-            let flaws = misfits
-                .into_iter()
-                .map(|misfit| Flaw::at(misfit.path, format!("Invalid value: {}", misfit.message)));
+        Err(mismatches) => {
+            let flaws = mismatches.into_iter().map(|mismatch| {
+                Flaw::in_field(mismatch.path, format!("Invalid value: {}", mismatch.message))
+            });
             (Err(flaws.collect()), Vec::new())
         }
     }
@@ -167,7 +167,7 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
 /// The first fields with invalid values, with their paths.
 pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faults> {
     let flaw = |typed::Misfit { path, message }| Flaw { line: None, field: Some(path), message };
-    let faults = |misfits: Vec<typed::Misfit>| Faults(misfits.into_iter().take(3).map(flaw).collect());
+    let faults = |mismatches: Vec<typed::Misfit>| Faults(mismatches.into_iter().take(3).map(flaw).collect());
     typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(faults)
 }
 

@@ -26,7 +26,7 @@ mod tests {
             "ephemeralContainers": [{"name": "e"}]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let found = ephemeral_container(&pod, serde_json::from_value(wanted.clone()).unwrap());
-        let found = found.map(|one| one.image_pull_policy.unwrap_or_default());
+        let found = found.map(|container| container.image_pull_policy.unwrap_or_default());
         let found = found.map_err(|faults| faults.to_string());
         assert_eq!(found, expected.map(str::to_owned).map_err(str::to_owned), "{wanted}");
     }

@@ -94,7 +94,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    pub(super) fn of(meta: &Metadata) -> Self {
+    pub(super) fn from_metadata(meta: &Metadata) -> Self {
         Stamp {
             device: meta.dev(),
             inode: meta.ino(),
@@ -122,7 +122,7 @@ struct Entry {
     flaws: Vec<Flaw>,
     /// Unknown fields; the pods are still valid.
     unknown: Vec<Flaw>,
-    kept: Vec<Pod>,
+    carried_over: Vec<Pod>,
     since: Option<Timestamp>,
     /// Pods whose manifest was removed, and does not exist again in a valid version yet.
     removed: BTreeSet<PodUid>,
@@ -139,7 +139,13 @@ impl Entry {
     }
 
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
-        problems(place, &self.flaws, &self.unknown, !self.kept.is_empty(), self.since.unwrap_or_default())
+        problems(
+            place,
+            &self.flaws,
+            &self.unknown,
+            !self.carried_over.is_empty(),
+            self.since.unwrap_or_default(),
+        )
     }
 
     /// Stores the result of a reading. Returns a notice of new problems.
@@ -151,10 +157,10 @@ impl Entry {
         let pods = merge::marked_files(&stayed, pods, now);
         let back = removed.iter().map(Pod::uid).filter(|uid| pods.iter().any(|pod| pod.uid() == *uid));
         self.returned.extend(back.cloned());
-        let (pods, kept) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
-        self.removed.retain(|uid| kept.iter().any(|pod| pod.uid() == uid));
+        let (pods, carried_over) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
+        self.removed.retain(|uid| carried_over.iter().any(|pod| pod.uid() == uid));
         self.unsaved |= pods != self.pods;
-        (self.pods, self.kept) = (pods, kept);
+        (self.pods, self.carried_over) = (pods, carried_over);
         self.flaws = flaws;
         self.unknown = unknown;
         if self.flaws.is_empty() && self.unknown.is_empty() {
@@ -168,7 +174,7 @@ impl Entry {
         changed.then(|| Notice {
             place: place.to_owned(),
             message: summary(place, &problems),
-            kept: self.kept.clone(),
+            carried_over: self.carried_over.clone(),
         })
     }
 }
@@ -254,13 +260,13 @@ impl Files {
     fn set(&self) -> SourceSet {
         let mut problems = Vec::new();
         if let Some((flaw, since)) = &self.unlisted {
-            let kept = self.entries.values().any(|entry| !entry.pods.is_empty());
-            problems.push(flaw.clone().into_problem(&self.root.to_string_lossy(), *since, kept));
+            let pods_continue = self.entries.values().any(|entry| !entry.pods.is_empty());
+            problems.push(flaw.clone().into_problem(&self.root.to_string_lossy(), *since, pods_continue));
         }
         for (path, entry) in &self.entries {
             problems.extend(entry.problems(&path.to_string_lossy()));
             for ((_, message), since) in self.collisions.iter().filter(|((loser, _), _)| loser == path) {
-                let flaw = Flaw::at("metadata.name", message.as_str());
+                let flaw = Flaw::in_field("metadata.name", message.as_str());
                 problems.push(flaw.into_problem(&path.to_string_lossy(), *since, false));
             }
         }
@@ -326,8 +332,8 @@ impl Files {
                 if changed {
                     let place = self.root.to_string_lossy().into_owned();
                     let problem = flaw.clone().into_problem(&place, since, false);
-                    let kept = self.winners().0.into_iter().cloned().collect();
-                    news.push(Notice { place, message: problem.to_string(), kept });
+                    let carried_over = self.winners().0.into_iter().cloned().collect();
+                    news.push(Notice { place, message: problem.to_string(), carried_over });
                 }
                 self.unlisted = Some((flaw, since));
             }
@@ -364,7 +370,7 @@ impl Files {
             if !before.contains_key(&key) && !self.collisions.contains_key(&key) {
                 let place = key.0.to_string_lossy().into_owned();
                 let message = format!("{place}: metadata.name: {}", key.1);
-                news.push(Notice { place, message, kept: Vec::new() });
+                news.push(Notice { place, message, carried_over: Vec::new() });
             }
             self.collisions.insert(key, since);
         }
@@ -511,7 +517,7 @@ pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
         return Ok(Reading::Gone);
     }
     regular(path, &meta)?;
-    if last == Some(Stamp::of(&meta)) {
+    if last == Some(Stamp::from_metadata(&meta)) {
         return Ok(Reading::Unchanged);
     }
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -524,7 +530,7 @@ pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
     let meta = file.metadata().map_err(failed)?;
     regular(path, &meta)?;
     let bytes = content(path, file, &meta)?;
-    Ok(Reading::Content(bytes, Stamp::of(&meta)))
+    Ok(Reading::Content(bytes, Stamp::from_metadata(&meta)))
 }
 
 fn regular(path: &Path, meta: &Metadata) -> Result<(), Error> {

@@ -139,11 +139,11 @@ impl Dump<'_> {
     fn list(&mut self, item: &str, value: Option<&Value>) -> Written {
         let Some(value) = value else { return Ok(self.out.write_str("<nil>")?) };
         self.out.write_char('[')?;
-        for (index, one) in value.as_array().ok_or(NoFingerprint)?.iter().enumerate() {
+        for (index, element) in value.as_array().ok_or(NoFingerprint)?.iter().enumerate() {
             if index > 0 {
                 self.out.write_char(' ')?;
             }
-            self.value(item, Some(one), false)?;
+            self.value(item, Some(element), false)?;
         }
         Ok(self.out.write_char(']')?)
     }
@@ -152,13 +152,13 @@ impl Dump<'_> {
     fn map(&mut self, item: &str, value: Option<&Value>, name: &str) -> Written {
         let Some(value) = value else { return Ok(self.out.write_str("<nil>")?) };
         self.out.write_str("map[")?;
-        for (index, (key, one)) in value.as_object().ok_or(NoFingerprint)?.iter().enumerate() {
+        for (index, (key, element)) in value.as_object().ok_or(NoFingerprint)?.iter().enumerate() {
             let space = if index > 0 { " " } else { "" };
             write!(self.out, "{space}{key}:")?;
             if name == "core.ResourceList" {
-                quantity::write(Some(one), true, self.out)?;
+                quantity::write(Some(element), true, self.out)?;
             } else {
-                self.value(item, Some(one), false)?;
+                self.value(item, Some(element), false)?;
             }
         }
         Ok(self.out.write_char(']')?)

@@ -43,15 +43,16 @@ pub(super) fn spawn(
 fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: &StopToken) {
     let mut posted: Option<SourceSet> = None;
     loop {
-        let answer = {
+        let outcome = {
             let _waiting = threads::waiting("a response of the manifest URL");
             getter.get()
         };
         if stop.is_stopped() {
             return;
         }
-        if let Some(message) = remote.take(answer, Timestamp::now()) {
-            Notice { place: remote.place.clone(), message, kept: remote.kept.clone() }.report(deps);
+        if let Some(message) = remote.take(outcome, Timestamp::now()) {
+            Notice { place: remote.place.clone(), message, carried_over: remote.carried_over.clone() }
+                .report(deps);
         }
         let set = remote.set();
         if posted.as_ref() != Some(&set) {
@@ -82,11 +83,11 @@ struct Remote {
     unknown: Vec<Flaw>,
     body_flaws: Vec<Flaw>,
     /// Pods that are not in that body, but were in the last valid one.
-    body_kept: Vec<Pod>,
+    body_carried_over: Vec<Pod>,
     /// The current problems.
     flaws: Vec<Flaw>,
     /// Pods that continue to run because of them.
-    kept: Vec<Pod>,
+    carried_over: Vec<Pod>,
     since: Option<Timestamp>,
     store: Store,
     /// Whether the store was read; it is read once, if the first response is invalid.
@@ -108,9 +109,9 @@ impl Remote {
             body: None,
             unknown: Vec::new(),
             body_flaws: Vec::new(),
-            body_kept: Vec::new(),
+            body_carried_over: Vec::new(),
             flaws: Vec::new(),
-            kept: Vec::new(),
+            carried_over: Vec::new(),
             since: None,
             store,
             recalled: false,
@@ -144,8 +145,8 @@ impl Remote {
     }
 
     fn problems(&self) -> Vec<SourceProblem> {
-        let (kept, since) = (!self.kept.is_empty(), self.since.unwrap_or_default());
-        problems(&self.place, &self.flaws, &self.unknown, kept, since).collect()
+        let (pods_continue, since) = (!self.carried_over.is_empty(), self.since.unwrap_or_default());
+        problems(&self.place, &self.flaws, &self.unknown, pods_continue, since).collect()
     }
 
     fn set(&self) -> SourceSet {
@@ -157,10 +158,10 @@ impl Remote {
         let before = self.pods.clone();
         let unknown_before = self.unknown.clone();
         let flaws = match outcome {
-            Ok(answer) => self.answer(answer),
+            Ok(response) => self.take_response(response),
             Err(error) => {
                 self.recall();
-                self.kept = self.pods.clone().unwrap_or_default();
+                self.carried_over = self.pods.clone().unwrap_or_default();
                 vec![Flaw::whole(format!("GET failed: {error}"))]
             }
         };
@@ -177,13 +178,13 @@ impl Remote {
         changed.then(|| summary(&self.place, &self.problems()))
     }
 
-    fn answer(&mut self, answer: GetResponse) -> Vec<Flaw> {
+    fn take_response(&mut self, take_response: GetResponse) -> Vec<Flaw> {
         let refuse = |remote: &mut Self, message: String| {
             remote.recall();
-            remote.kept = remote.pods.clone().unwrap_or_default();
+            remote.carried_over = remote.pods.clone().unwrap_or_default();
             vec![Flaw::whole(message)]
         };
-        let GetResponse { status, body, proxy } = answer;
+        let GetResponse { status, body, proxy } = response;
         if body.len() > MAX_MANIFEST_BYTES {
             return refuse(
                 self,
@@ -200,8 +201,8 @@ impl Remote {
             self.body = None;
             self.unknown.clear();
             self.pods = Some(Vec::new());
-            self.kept.clear();
-            self.body_kept.clear();
+            self.carried_over.clear();
+            self.body_carried_over.clear();
             return vec![Flaw::whole("the response is empty: there are no pods")];
         }
         let mut hash = Fnv128::default();
@@ -218,12 +219,12 @@ impl Remote {
             // A first response without a valid pod does not show which pods should run.
             if self.pods.is_some() || !faulty || !manifest.pods.is_empty() {
                 let old = self.pods.take().unwrap_or_default();
-                let (pods, kept) = manifest::carry_over(&old, manifest.pods, faulty);
+                let (pods, carried_over) = manifest::carry_over(&old, manifest.pods, faulty);
                 self.pods = Some(pods);
-                self.body_kept = kept;
+                self.body_carried_over = carried_over;
             }
         }
-        self.kept.clone_from(&self.body_kept);
+        self.carried_over.clone_from(&self.body_carried_over);
         self.body_flaws.clone()
     }
 }
@@ -241,7 +242,7 @@ fn without_credentials(url: &str) -> String {
 mod tests {
     use super::*;
 
-    fn at(second: i64) -> Timestamp {
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -255,7 +256,7 @@ mod tests {
         format!("{{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[{}]}}", items.join(","))
     }
 
-    fn answer(status: u16, body: &str) -> Result<GetResponse, GetError> {
+    fn response(status: u16, body: &str) -> Result<GetResponse, GetError> {
         Ok(GetResponse { status, body: body.as_bytes().to_vec(), proxy: None })
     }
 
@@ -271,47 +272,47 @@ mod tests {
     fn failed_request_keeps_last_set() {
         let mut remote = remote("http://u:p@h/x", None);
         let body = list(&[pod("a"), pod("b")]);
-        assert!(remote.take(answer(500, "x"), at(1)).is_some());
+        assert!(remote.take(response(500, "x"), timestamp(1)).is_some());
         assert_eq!(names(&remote), None, "not seen yet");
         assert_eq!(remote.set().problems[0].to_string(), "http://h/x: GET failed with status 500");
-        assert_eq!(remote.take(answer(200, &body), at(2)), None);
+        assert_eq!(remote.take(response(200, &body), timestamp(2)), None);
         let first = remote.set();
         assert_eq!(names(&remote), Some(vec!["a-n".into(), "b-n".into()]));
         assert_eq!(first.problems, []);
 
-        assert!(remote.take(answer(500, ""), at(3)).is_some());
-        assert_eq!(remote.take(answer(500, ""), at(4)), None, "reported once");
+        assert!(remote.take(response(500, ""), timestamp(3)).is_some());
+        assert_eq!(remote.take(response(500, ""), timestamp(4)), None, "reported once");
         let set = remote.set();
         assert_eq!(set.pods, first.pods);
-        assert!(set.problems[0].kept && set.problems[0].since == at(3));
-        assert_eq!(remote.take(answer(200, &body), at(5)), None);
+        assert!(set.problems[0].kept && set.problems[0].since == timestamp(3));
+        assert_eq!(remote.take(response(200, &body), timestamp(5)), None);
         assert_eq!(remote.set(), first);
 
-        assert!(remote.take(answer(200, ""), at(6)).is_some());
+        assert!(remote.take(response(200, ""), timestamp(6)).is_some());
         assert_eq!(names(&remote), Some(vec![]));
         assert!(!remote.set().problems[0].kept);
-        remote.take(answer(200, &body), at(7));
+        remote.take(response(200, &body), timestamp(7));
         assert_eq!(remote.set().pods, first.pods);
     }
 
     #[test]
     fn an_invalid_response_removes_no_pod() {
         let mut remote = remote("http://h/x", None);
-        assert!(remote.take(answer(200, "{\"kind\":"), at(1)).is_some());
+        assert!(remote.take(response(200, "{\"kind\":"), timestamp(1)).is_some());
         assert_eq!(names(&remote), None);
-        remote.take(answer(200, &list(&[pod("a"), pod("b")])), at(2));
+        remote.take(response(200, &list(&[pod("a"), pod("b")])), timestamp(2));
         let bad = list(&[pod("b"), pod("UP")]);
-        let message = remote.take(answer(200, &bad), at(3)).unwrap();
+        let message = remote.take(response(200, &bad), timestamp(3)).unwrap();
         assert!(message.contains("items[1].metadata.name"), "{message}");
         assert_eq!(names(&remote), Some(vec!["b-n".into(), "a-n".into()]));
-        assert_eq!(remote.kept.len(), 1);
-        assert_eq!(remote.take(answer(200, &bad), at(4)), None);
+        assert_eq!(remote.carried_over.len(), 1);
+        assert_eq!(remote.take(response(200, &bad), timestamp(4)), None);
         assert!(remote.set().problems[0].kept);
-        remote.take(answer(200, &list(&[pod("b")])), at(5));
+        remote.take(response(200, &list(&[pod("b")])), timestamp(5));
         assert_eq!(names(&remote), Some(vec!["b-n".into()]));
         assert_eq!(remote.set().problems, []);
         let huge = " ".repeat(MAX_MANIFEST_BYTES + 1);
-        assert!(remote.take(answer(200, &huge), at(6)).is_some());
+        assert!(remote.take(response(200, &huge), timestamp(6)).is_some());
         assert_eq!(names(&remote), Some(vec!["b-n".into()]));
     }
 
@@ -321,47 +322,47 @@ mod tests {
         let start = || remote("http://u:p@h/x", Some(state.path()));
         let records = || std::fs::read_dir(state.path()).unwrap().count();
         let mut first = start();
-        first.take(answer(200, &list(&[pod("a"), pod("b")])), at(1));
+        first.take(response(200, &list(&[pod("a"), pod("b")])), timestamp(1));
         first.save();
         let good = first.set();
         assert_eq!(records(), 1);
         let record = std::fs::read_dir(state.path()).unwrap().next().unwrap().unwrap().path();
         assert!(!std::fs::read_to_string(record).unwrap().contains("u:p"), "no password on disk");
 
-        for bad in [answer(503, ""), answer(200, "{"), answer(200, &list(&[pod("UP")]))] {
+        for bad in [response(503, ""), response(200, "{"), response(200, &list(&[pod("UP")]))] {
             let mut again = start();
-            assert!(again.take(bad, at(2)).is_some());
+            assert!(again.take(bad, timestamp(2)).is_some());
             again.save();
             let set = again.set();
             assert_eq!(set.pods, good.pods);
-            assert!(set.problems[0].kept && set.problems[0].since == at(2));
+            assert!(set.problems[0].kept && set.problems[0].since == timestamp(2));
             // Unchanged: the same pods. Then without one: it is removed.
-            assert_eq!(again.take(answer(200, &list(&[pod("a"), pod("b")])), at(3)), None);
+            assert_eq!(again.take(response(200, &list(&[pod("a"), pod("b")])), timestamp(3)), None);
             assert_eq!(again.set(), good);
         }
         // The valid part of a response is used, now and after the next restart.
         let mut again = start();
-        again.take(answer(200, &list(&[pod("c"), pod("UP")])), at(2));
+        again.take(response(200, &list(&[pod("c"), pod("UP")])), timestamp(2));
         again.save();
         assert_eq!(names(&again), Some(vec!["c-n".into(), "a-n".into(), "b-n".into()]));
         let mut again = start();
-        again.take(answer(500, ""), at(2));
+        again.take(response(500, ""), timestamp(2));
         assert_eq!(names(&again), Some(vec!["c-n".into(), "a-n".into(), "b-n".into()]));
 
         // Another URL starts without pods, and an empty set needs no record.
         let mut other = remote("http://h/y", Some(state.path()));
-        other.take(answer(500, ""), at(2));
+        other.take(response(500, ""), timestamp(2));
         assert_eq!(names(&other), None);
         let mut again = start();
-        again.take(answer(200, &list(&[])), at(2));
+        again.take(response(200, &list(&[])), timestamp(2));
         again.save();
         assert_eq!((names(&again), records()), (Some(vec![]), 0));
         let mut again = start();
-        again.take(answer(500, ""), at(2));
+        again.take(response(500, ""), timestamp(2));
         assert_eq!(names(&again), None);
 
         // The record of a URL that is not configured any more is removed.
-        again.take(answer(200, &list(&[pod("a")])), at(3));
+        again.take(response(200, &list(&[pod("a")])), timestamp(3));
         again.save();
         assert_eq!(records(), 1);
         other.save();
@@ -388,21 +389,21 @@ mod tests {
         const LIMIT: Duration = Duration::from_secs(20);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/pods", listener.local_addr().unwrap());
-        let (asked, asking) = crossbeam_channel::bounded(4);
+        let (requested, requests) = crossbeam_channel::bounded(4);
         let (seen, go_on) = crossbeam_channel::bounded::<()>(2);
         let body = list(&[pod("a")]);
         let server = threads::spawn("t/server", Stack::Small, OnDeath::Unsupervised, move |_| {
-            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-            for answer in [answer.as_str(), "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", ""] {
+            let response = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            for response in [response.as_str(), "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", ""] {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut byte = [0];
                 let mut request = Vec::new();
                 while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
                     request.push(byte[0]);
                 }
-                stream.write_all(answer.as_bytes()).unwrap();
-                let _ = asked.send(());
-                if answer.is_empty() {
+                stream.write_all(response.as_bytes()).unwrap();
+                let _ = requested.send(());
+                if response.is_empty() {
                     // The response is delayed until the client is stopped.
                     let _ = stream.read(&mut byte);
                 } else {
@@ -430,7 +431,7 @@ mod tests {
         assert_eq!((&second.pods, second.problems.len()), (&first.pods, 1));
         assert_eq!(events.recv_timeout(LIMIT).unwrap().reason, "InvalidManifest");
         for _ in 0..3 {
-            asking.recv_timeout(LIMIT).unwrap();
+            requests.recv_timeout(LIMIT).unwrap();
         }
         assert_eq!(running.stop(threads::JOIN_LIMIT), threads::Stopped::Joined);
         drop(server);

@@ -47,7 +47,7 @@ pub(super) fn identify(
 ) -> Result<(), Flaw> {
     let name = pod.metadata.name.take().unwrap_or_default();
     if name.is_empty() {
-        return Err(Flaw::at("metadata.name", "Required value: a static pod needs a name"));
+        return Err(Flaw::in_field("metadata.name", "Required value: a static pod needs a name"));
     }
     pod.metadata.name = Some(format!("{name}-{}", node_name.to_lowercase()));
     let namespace = pod.metadata.namespace.get_or_insert_default();
@@ -75,13 +75,13 @@ pub(super) fn identify(
     Ok(())
 }
 
-fn same_toleration(one: &Toleration, other: &Toleration) -> bool {
+fn same_toleration(first: &Toleration, second: &Toleration) -> bool {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    text(&one.key) == text(&other.key)
-        && text(&one.operator) == text(&other.operator)
-        && text(&one.value) == text(&other.value)
-        && text(&one.effect) == text(&other.effect)
-        && one.toleration_seconds == other.toleration_seconds
+    text(&first.key) == text(&second.key)
+        && text(&first.operator) == text(&second.operator)
+        && text(&first.value) == text(&second.value)
+        && text(&first.effect) == text(&second.effect)
+        && first.toleration_seconds == second.toleration_seconds
 }
 
 /// FNV-1a, 128 bits.
@@ -143,8 +143,8 @@ mod tests {
     #[test]
     fn uid_depends_on_content_node_and_path() {
         let file = Origin::File("/m/a.yaml".into());
-        let one = pod(json!({"metadata": {"name": "a", "labels": {"x": "1", "y": "2"}}}));
-        let base = uid(&one, "node", &file);
+        let original = pod(json!({"metadata": {"name": "a", "labels": {"x": "1", "y": "2"}}}));
+        let base = uid(&original, "node", &file);
         assert_eq!(base.len(), 32);
         assert!(base.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
         let same = pod(json!({"metadata": {"labels": {"y": "2", "x": "1"}, "name": "a"}}));
@@ -153,14 +153,14 @@ mod tests {
         let url = Origin::Http("http://x/".into());
         for other in [
             uid(&edited, "node", &file),
-            uid(&one, "other", &file),
-            uid(&one, "node", &Origin::File("/m/b.yaml".into())),
-            uid(&one, "node", &url),
+            uid(&original, "other", &file),
+            uid(&original, "node", &Origin::File("/m/b.yaml".into())),
+            uid(&original, "node", &url),
         ] {
             assert_ne!(other, base);
         }
         // A pod from a URL has the same UID on every node.
-        assert_eq!(uid(&one, "node", &url), uid(&one, "other", &url));
+        assert_eq!(uid(&original, "node", &url), uid(&original, "other", &url));
         let fixed = pod(json!({"metadata": {"name": "a", "uid": "given"}}));
         assert_eq!(uid(&fixed, "node", &file), "given");
     }

@@ -37,7 +37,8 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
     manifest.unknown.extend(decoding.duplicates.iter().cloned());
     for decoded in &decoding.pods {
         let place = |flaw: Flaw| decoding.locate(decoded, flaw);
-        let unknown = decoded.unknown.iter().map(|path| Flaw::at(path.as_str(), "unknown field, ignored"));
+        let unknown =
+            decoded.unknown.iter().map(|path| Flaw::in_field(path.as_str(), "unknown field, ignored"));
         manifest.unknown.extend(unknown.map(place));
         match static_pod(decoded, node_name, origin) {
             Ok(pod) => manifest.pods.push(pod),
@@ -67,10 +68,11 @@ pub(super) fn carry_over(old: &[Pod], good: Vec<Pod>, faulty: bool) -> (Vec<Pod>
         return (good, Vec::new());
     }
     let replaced: HashSet<FullName> = good.iter().map(Pod::full_name).collect();
-    let kept: Vec<Pod> = old.iter().filter(|pod| !replaced.contains(&pod.full_name())).cloned().collect();
+    let carried_over: Vec<Pod> =
+        old.iter().filter(|pod| !replaced.contains(&pod.full_name())).cloned().collect();
     let mut pods = good;
-    pods.extend(kept.iter().cloned());
-    (pods, kept)
+    pods.extend(carried_over.iter().cloned());
+    (pods, carried_over)
 }
 
 #[cfg(test)]
@@ -235,13 +237,13 @@ spec:
         };
         let names = |pods: &[Pod]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>();
         let old = [named("a"), named("b")];
-        let (pods, kept) = carry_over(&old, vec![named("b"), named("c")], true);
+        let (pods, carried_over) = carry_over(&old, vec![named("b"), named("c")], true);
         assert_eq!(
-            (names(&pods), names(&kept)),
+            (names(&pods), names(&carried_over)),
             (vec!["b".into(), "c".into(), "a".into()], vec!["a".into()])
         );
-        let (pods, kept) = carry_over(&old, vec![named("c")], false);
-        assert_eq!((names(&pods), names(&kept)), (vec!["c".into()], vec![]));
+        let (pods, carried_over) = carry_over(&old, vec![named("c")], false);
+        assert_eq!((names(&pods), names(&carried_over)), (vec!["c".into()], vec![]));
     }
 
     /// A pod that uses most of the fields of a manifest.
@@ -338,14 +340,14 @@ spec:
 
     fn mutation() -> impl Strategy<Value = Mutation> {
         prop_oneof![
-            (any::<usize>(), any::<u8>()).prop_map(|(at, bit)| Mutation::Flip(at, bit)),
+            (any::<usize>(), any::<u8>()).prop_map(|(position, bit)| Mutation::Flip(position, bit)),
             any::<usize>().prop_map(Mutation::Cut),
             (any::<usize>(), prop::collection::vec(any::<u8>(), 1..20))
-                .prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
-            (any::<usize>(), any::<usize>()).prop_map(|(at, times)| Mutation::Repeat(at, times)),
-            (any::<usize>(), odd_value()).prop_map(|(at, value)| Mutation::Replace(at, value)),
-            (any::<usize>(), odd_value()).prop_map(|(at, value)| Mutation::Replace(at, value)),
-            (any::<usize>(), odd_value()).prop_map(|(at, value)| Mutation::Replace(at, value)),
+                .prop_map(|(position, bytes)| Mutation::Insert(position, bytes)),
+            (any::<usize>(), any::<usize>()).prop_map(|(position, times)| Mutation::Repeat(position, times)),
+            (any::<usize>(), odd_value()).prop_map(|(position, value)| Mutation::Replace(position, value)),
+            (any::<usize>(), odd_value()).prop_map(|(position, value)| Mutation::Replace(position, value)),
+            (any::<usize>(), odd_value()).prop_map(|(position, value)| Mutation::Replace(position, value)),
         ]
     }
 
@@ -358,21 +360,21 @@ spec:
     }
 
     /// Replaces the value with the number `at`, counted depth first.
-    fn replace(value: &mut Value, at: &mut usize, new: &Value) {
-        if *at == 0 {
+    fn replace(value: &mut Value, position: &mut usize, new: &Value) {
+        if *position == 0 {
             *value = new.clone();
-            *at = usize::MAX;
+            *position = usize::MAX;
             return;
         }
-        *at -= 1;
+        *position -= 1;
         let children: Vec<&mut Value> = match value {
             Value::Array(items) => items.iter_mut().collect(),
             Value::Object(map) => map.values_mut().collect(),
             _ => Vec::new(),
         };
         for child in children {
-            replace(child, at, new);
-            if *at == usize::MAX {
+            replace(child, position, new);
+            if *position == usize::MAX {
                 return;
             }
         }
@@ -382,9 +384,9 @@ spec:
         let seeds = [rich(), json!({"apiVersion": "v1", "kind": "PodList", "items": [rich()]})];
         let mut value = seeds[seed % 2].clone();
         for mutation in mutations {
-            if let Mutation::Replace(at, new) = mutation {
-                let mut at = at % count(&value);
-                replace(&mut value, &mut at, new);
+            if let Mutation::Replace(position, new) = mutation {
+                let mut position = position % count(&value);
+                replace(&mut value, &mut position, new);
             }
         }
         let mut bytes = match seed % 3 {
@@ -392,21 +394,21 @@ spec:
             _ => value.to_string().into_bytes(),
         };
         for mutation in mutations {
-            let at = |at: usize| if bytes.is_empty() { 0 } else { at % bytes.len() };
+            let offset = |offset: usize| if bytes.is_empty() { 0 } else { offset % bytes.len() };
             match mutation {
                 Mutation::Flip(place, bit) => {
-                    let place = at(*place);
+                    let place = within(*place);
                     if let Some(byte) = bytes.get_mut(place) {
                         *byte ^= 1 << (bit % 8);
                     }
                 }
-                Mutation::Cut(place) => bytes.truncate(at(*place)),
+                Mutation::Cut(place) => bytes.truncate(within(*place)),
                 Mutation::Insert(place, new) => {
-                    let place = at(*place);
+                    let place = within(*place);
                     bytes.splice(place..place, new.iter().copied());
                 }
                 Mutation::Repeat(place, times) => {
-                    let place = at(*place);
+                    let place = within(*place);
                     let end = (place + 40).min(bytes.len());
                     let piece = bytes[place..end].repeat(times % 30);
                     bytes.splice(place..place, piece);

@@ -151,10 +151,10 @@ fn distinct(
     let mut names: HashSet<FullName> = HashSet::new();
     let mut uids: HashSet<PodUid> = HashSet::new();
     let mut reported = HashSet::new();
-    let mut kept = Vec::with_capacity(pods.len());
+    let mut unique = Vec::with_capacity(pods.len());
     for pod in pods {
         let name = pod.full_name();
-        let why = if names.contains(&name) {
+        let reason = if names.contains(&name) {
             format!("duplicate pod name {:?}", pod.name())
         } else if uids.contains(pod.uid()) {
             // DIFFERS: upstream lets the later pod replace the earlier one.
@@ -162,20 +162,22 @@ fn distinct(
         } else {
             names.insert(name);
             uids.insert(pod.uid().clone());
-            kept.push(pod);
+            unique.push(pod);
             continue;
         };
         let key = (name, pod.uid().clone());
         if !known.reported.contains(&key) && !reported.contains(&key) {
             let described = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
-            let message =
-                format!("Error validating pod {described} from {} due to {why}, ignoring", source.as_str());
+            let message = format!(
+                "Error validating pod {described} from {} due to {reason}, ignoring",
+                source.as_str()
+            );
             rejected.push(Rejected { pod, message });
         }
         reported.insert(key);
     }
     known.reported = reported;
-    kept
+    unique
 }
 
 /// Adds the marks to a pod that is new in its source.
@@ -195,7 +197,7 @@ fn is_marked(pod: &Pod) -> bool {
 /// object instead of a copy each. An unchanged pod stays the same object.
 pub(super) fn marked_files(before: &[Pod], pods: Vec<Pod>, now: Timestamp) -> Vec<Pod> {
     let seen_text = seen_text(now, &TimeZone::system());
-    let one = |pod: Pod| {
+    let marked_pod = |pod: Pod| {
         let same = |old: &&Pod| {
             old.uid() == pod.uid()
                 && old.full_name() == pod.full_name()
@@ -206,7 +208,7 @@ pub(super) fn marked_files(before: &[Pod], pods: Vec<Pod>, now: Timestamp) -> Ve
             None => marked(pod, SourceName::File, &seen_text),
         }
     };
-    pods.into_iter().map(one).collect()
+    pods.into_iter().map(marked_pod).collect()
 }
 
 /// A pod without the marks, as in its manifest.
@@ -307,7 +309,7 @@ mod tests {
         pod(uid, uid, json!({}))
     }
 
-    fn at(second: i64) -> Timestamp {
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -326,15 +328,15 @@ mod tests {
 
     #[test]
     fn source_and_merge_share_unchanged_pod_objects() {
-        let first = marked_files(&[], vec![plain("a"), plain("b")], at(1));
+        let first = marked_files(&[], vec![plain("a"), plain("b")], timestamp(1));
         let mut merge = Merge::default();
-        let added = merge.apply(FILE, first.clone(), at(2)).remove(0).pods;
+        let added = merge.apply(FILE, first.clone(), timestamp(2)).remove(0).pods;
         assert!(std::ptr::eq(added[0].object(), first[0].object()));
         assert_eq!(added[0].annotation(CONFIG_SOURCE), Some("file"));
         let edited = pod("b", "b", json!({"spec": {"hostNetwork": true}}));
-        let second = marked_files(&first, vec![plain("a"), edited], at(3));
+        let second = marked_files(&first, vec![plain("a"), edited], timestamp(3));
         assert!(std::ptr::eq(second[0].object(), first[0].object()), "read again, not changed");
-        let updates = merge.apply(FILE, second, at(3));
+        let updates = merge.apply(FILE, second, timestamp(3));
         assert_eq!(brief(&updates), [change(Op::Update, &["b"])]);
         let seen = |pod: &Pod| pod.annotation(CONFIG_SEEN).unwrap().to_owned();
         assert_eq!(seen(&updates[0].pods[0]), seen(&first[1]), "seen first when it was added");
@@ -345,8 +347,8 @@ mod tests {
             json!({"metadata": {"annotations":
             {"kubernetes.io/config.source": "file", "kubernetes.io/config.seen": "never"}}}),
         );
-        assert_ne!(seen(&marked_files(&[], vec![forged.clone()], at(4))[0]), "never");
-        assert_ne!(seen(&merge.apply(API, vec![forged], at(4))[0].pods[0]), "never");
+        assert_ne!(seen(&marked_files(&[], vec![forged.clone()], timestamp(4))[0]), "never");
+        assert_ne!(seen(&merge.apply(API, vec![forged], timestamp(4))[0].pods[0]), "never");
         assert!(unmarked(&first[0]).metadata.annotations.is_some_and(|left| left.is_empty()));
     }
 
@@ -354,7 +356,7 @@ mod tests {
     fn updates_are_ordered_by_kind() {
         let mut merge = utc();
         let names = ["gone", "edited", "dying", "ran", "same"];
-        merge.apply(FILE, names.map(plain).to_vec(), at(1));
+        merge.apply(FILE, names.map(plain).to_vec(), timestamp(1));
         let next = vec![
             pod("ran", "ran", json!({"status": {"phase": "Running"}})),
             pod(
@@ -366,7 +368,7 @@ mod tests {
             plain("same"),
             plain("new"),
         ];
-        let updates = merge.apply(FILE, next.clone(), at(2));
+        let updates = merge.apply(FILE, next.clone(), timestamp(2));
         assert_eq!(
             brief(&updates),
             [
@@ -377,7 +379,7 @@ mod tests {
                 change(Op::Reconcile, &["ran"]),
             ]
         );
-        assert_eq!(merge.apply(FILE, next, at(3)), []);
+        assert_eq!(merge.apply(FILE, next, timestamp(3)), []);
     }
 
     #[test]
@@ -387,26 +389,26 @@ mod tests {
             pods: ["a", "b"].map(plain).to_vec(),
             incarnations: ["a", "b"].map(PodUid::from).into_iter().zip(numbers).collect(),
         };
-        merge.apply(FILE, set([1, 2]), at(1));
-        assert_eq!(merge.apply(FILE, set([1, 2]), at(2)), []);
-        let updates = merge.apply(FILE, set([1, 3]), at(3));
+        merge.apply(FILE, set([1, 2]), timestamp(1));
+        assert_eq!(merge.apply(FILE, set([1, 2]), timestamp(2)), []);
+        let updates = merge.apply(FILE, set([1, 3]), timestamp(3));
         assert_eq!(brief(&updates), [change(Op::Remove, &["b"]), change(Op::Add, &["b"])]);
         assert!(updates[1].pods[0].annotation(CONFIG_SEEN).unwrap().ends_with(":03.000000000Z"), "a new pod");
-        assert_eq!(merge.apply(FILE, set([1, 3]), at(4)), []);
+        assert_eq!(merge.apply(FILE, set([1, 3]), timestamp(4)), []);
         // The set without it was delivered, too: it is not restarted twice.
-        assert_eq!(brief(&merge.apply(FILE, vec![], at(5))), [change(Op::Remove, &["a", "b"])]);
-        assert_eq!(brief(&merge.apply(FILE, set([4, 5]), at(6))), [change(Op::Add, &["a", "b"])]);
+        assert_eq!(brief(&merge.apply(FILE, vec![], timestamp(5))), [change(Op::Remove, &["a", "b"])]);
+        assert_eq!(brief(&merge.apply(FILE, set([4, 5]), timestamp(6))), [change(Op::Add, &["a", "b"])]);
     }
 
     #[test]
     fn first_set_of_a_source_always_gives_an_update() {
         let mut merge = utc();
-        assert_eq!(brief(&merge.apply(FILE, vec![], at(1))), [change(Op::Add, &[])]);
-        assert_eq!(merge.apply(FILE, vec![], at(2)), []);
-        assert_eq!(brief(&merge.apply(API, vec![plain("a")], at(3))), [change(Op::Add, &["a"])]);
+        assert_eq!(brief(&merge.apply(FILE, vec![], timestamp(1))), [change(Op::Add, &[])]);
+        assert_eq!(merge.apply(FILE, vec![], timestamp(2)), []);
+        assert_eq!(brief(&merge.apply(API, vec![plain("a")], timestamp(3))), [change(Op::Add, &["a"])]);
         // The sources are independent of each other.
-        assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], at(4))), [change(Op::Add, &["a"])]);
-        assert_eq!(merge.apply(API, vec![plain("a")], at(5)), []);
+        assert_eq!(brief(&merge.apply(FILE, vec![plain("a")], timestamp(4))), [change(Op::Add, &["a"])]);
+        assert_eq!(merge.apply(API, vec![plain("a")], timestamp(5)), []);
     }
 
     #[test]
@@ -415,11 +417,11 @@ mod tests {
         let mirror = json!({"metadata": {"annotations": {
             "kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "h",
             "kubernetes.io/config.seen": "before"}}});
-        let added = merge.apply(API, vec![pod("a", "a", mirror)], at(1)).remove(0).pods.remove(0);
+        let added = merge.apply(API, vec![pod("a", "a", mirror)], timestamp(1)).remove(0).pods.remove(0);
         assert_eq!(added.annotation(CONFIG_SOURCE), Some("api"));
         assert_eq!(added.annotation(CONFIG_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
         let edit = json!({"metadata": {"annotations": {"a": "b"}, "resourceVersion": "9"}});
-        let updates = merge.apply(API, vec![pod("a", "a", edit)], at(2));
+        let updates = merge.apply(API, vec![pod("a", "a", edit)], timestamp(2));
         assert_eq!(brief(&updates), [change(Op::Update, &["a"])]);
         let edited = &updates[0].pods[0];
         assert_eq!(edited.annotation(CONFIG_SEEN), added.annotation(CONFIG_SEEN));
@@ -432,9 +434,9 @@ mod tests {
     #[test]
     fn local_annotations_and_empty_maps_cause_no_update() {
         let mut merge = utc();
-        merge.apply(FILE, vec![plain("a")], at(1));
+        merge.apply(FILE, vec![plain("a")], timestamp(1));
         let marked = json!({"metadata": {"labels": {}, "annotations": {"kubernetes.io/config.seen": "x"}}});
-        assert_eq!(merge.apply(FILE, vec![pod("a", "a", marked)], at(2)), []);
+        assert_eq!(merge.apply(FILE, vec![pod("a", "a", marked)], timestamp(2)), []);
     }
 
     #[test]
@@ -447,19 +449,19 @@ mod tests {
                 json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}}),
             )
         };
-        merge.apply(API, vec![plain("a")], at(1));
-        assert_eq!(brief(&merge.apply(API, vec![dying(30)], at(2))), [change(Op::Delete, &["a"])]);
-        assert_eq!(brief(&merge.apply(API, vec![dying(1)], at(3))), [change(Op::Delete, &["a"])]);
-        assert_eq!(merge.apply(API, vec![dying(1)], at(4)), []);
+        merge.apply(API, vec![plain("a")], timestamp(1));
+        assert_eq!(brief(&merge.apply(API, vec![dying(30)], timestamp(2))), [change(Op::Delete, &["a"])]);
+        assert_eq!(brief(&merge.apply(API, vec![dying(1)], timestamp(3))), [change(Op::Delete, &["a"])]);
+        assert_eq!(merge.apply(API, vec![dying(1)], timestamp(4)), []);
         // A pod that is new and already being deleted is an addition.
-        assert_eq!(brief(&utc().apply(API, vec![dying(1)], at(1))), [change(Op::Add, &["a"])]);
+        assert_eq!(brief(&utc().apply(API, vec![dying(1)], timestamp(1))), [change(Op::Add, &["a"])]);
     }
 
     #[test]
     fn second_pod_with_same_name_is_rejected_and_reported_once() {
         let mut merge = utc();
         let set = vec![pod("a", "web", json!({})), pod("b", "web", json!({})), pod("a", "other", json!({}))];
-        assert_eq!(brief(&merge.apply(FILE, set.clone(), at(1))), [change(Op::Add, &["a"])]);
+        assert_eq!(brief(&merge.apply(FILE, set.clone(), timestamp(1))), [change(Op::Add, &["a"])]);
         let messages: Vec<String> =
             merge.take_rejected().into_iter().map(|rejected| rejected.message).collect();
         assert_eq!(
@@ -469,10 +471,10 @@ mod tests {
                 "Error validating pod other_ns(a) from file due to duplicate UID \"a\", ignoring",
             ]
         );
-        merge.apply(FILE, set.clone(), at(2));
+        merge.apply(FILE, set.clone(), timestamp(2));
         assert_eq!(merge.take_rejected(), []);
-        merge.apply(FILE, vec![plain("z")], at(3));
-        merge.apply(FILE, set, at(4));
+        merge.apply(FILE, vec![plain("z")], timestamp(3));
+        merge.apply(FILE, set, timestamp(4));
         assert_eq!(merge.take_rejected().len(), 2);
     }
 
@@ -506,7 +508,7 @@ mod tests {
             let mut merge = utc();
             let mut followed: BTreeMap<PodUid, Pod> = BTreeMap::new();
             for (turn, set) in sets.into_iter().enumerate() {
-                let updates = merge.apply(FILE, set.clone(), at(i64::try_from(turn).unwrap()));
+                let updates = merge.apply(FILE, set.clone(), timestamp(i64::try_from(turn).unwrap()));
                 let ops: Vec<Op> = updates.iter().map(|update| update.op).collect();
                 prop_assert!(ops.is_sorted() && ops.windows(2).all(|pair| pair[0] != pair[1]));
                 for update in updates {

@@ -11,7 +11,7 @@ pub(super) struct Notice {
     pub(super) place: String,
     pub(super) message: String,
     /// Pods that continue to run although their manifest is invalid.
-    pub(super) kept: Vec<Pod>,
+    pub(super) carried_over: Vec<Pod>,
 }
 
 impl Notice {
@@ -20,7 +20,7 @@ impl Notice {
         log::warn!("{}", self.message);
         let source = Regarding::Manifest { source: self.place };
         deps.events.raise(source, EventType::Warning, reasons::INVALID_MANIFEST, self.message.clone());
-        for pod in &self.kept {
+        for pod in &self.carried_over {
             let message = format!("running on the last good version: {}", self.message);
             deps.events.warning(pod, reasons::INVALID_MANIFEST, message);
         }

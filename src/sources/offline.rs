@@ -109,7 +109,7 @@ pub fn check(path: &Path) -> Vec<Checked> {
             let message = format!("{what} is also in {}, which replaces this one", file.display());
             let place = earlier.or(same_uid).and_then(|earlier| all.get_mut(earlier));
             if let Some(place) = place {
-                place.findings.push(finding(Severity::Error, Flaw::at("metadata.name", message)));
+                place.findings.push(finding(Severity::Error, Flaw::in_field("metadata.name", message)));
             }
         }
     }
@@ -134,7 +134,7 @@ fn check_one(path: &Path, bytes: &[u8]) -> (Checked, Vec<Pod>) {
         let name = shown(pod);
         let fields = unsupported_fields(pod);
         findings.extend(fields.into_iter().map(|field| {
-            finding(Severity::Warning, Flaw::at(field, format!("has no effect yet (pod {name})")))
+            finding(Severity::Warning, Flaw::in_field(field, format!("has no effect yet (pod {name})")))
         }));
     }
     let pods = manifest.pods.iter().map(shown).collect();
@@ -198,14 +198,14 @@ mod tests {
     #[test]
     fn offline_check_reads_the_files_that_the_agent_reads() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let path = |name: &str| dir.path().join(name);
         for name in ["a.yaml", "b.yaml", ".hidden.yaml"] {
-            std::fs::write(at(name), GOOD).unwrap();
+            std::fs::write(path(name), GOOD).unwrap();
         }
-        std::fs::create_dir(at("sub")).unwrap();
-        std::os::unix::fs::symlink("nowhere", at("link")).unwrap();
+        std::fs::create_dir(path("sub")).unwrap();
+        std::os::unix::fs::symlink("nowhere", path("link")).unwrap();
         let lines = text(&check(dir.path()));
-        let b = at("b.yaml");
+        let b = path("b.yaml");
         let replaced = format!(
             "Error 0 metadata.name: the pod default/web is also in {}, which replaces this one",
             b.display()

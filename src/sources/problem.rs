@@ -71,7 +71,7 @@ impl Flaw {
     }
 
     /// A fault of one field.
-    pub(super) fn at(field: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(super) fn in_field(field: impl Into<String>, message: impl Into<String>) -> Self {
         Flaw { line: None, field: Some(clip(&field.into())), message: clip(&message.into()) }
     }
 
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn problem_text_has_file_line_field_and_message() {
-        let problem = Flaw { line: Some(7), ..Flaw::at("spec.containers[0].image", "Required value") }
+        let problem = Flaw { line: Some(7), ..Flaw::in_field("spec.containers[0].image", "Required value") }
             .into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, true);
         assert_eq!(problem.to_string(), "/etc/m/a.yaml:7: spec.containers[0].image: Required value");
         let whole = Flaw::whole("empty").into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, false);

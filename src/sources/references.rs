@@ -32,7 +32,7 @@ struct Flaws(Vec<Flaw>);
 
 impl Flaws {
     fn add(&mut self, field: &str, resource: &str) {
-        self.0.push(Flaw::at(field, format!("static pods may not reference {resource}")));
+        self.0.push(Flaw::in_field(field, format!("static pods may not reference {resource}")));
     }
 
     fn volume(&mut self, path: &str, volume: &Volume) {

@@ -244,7 +244,7 @@ impl Store {
         let mut pods = Vec::new();
         let mut refused = Vec::new();
         for value in record.pods {
-            let object = pod_from_value(&value).map_err(|why| format!("it is no record: {why}"))?;
+            let object = pod_from_value(&value).map_err(|error| format!("it is no record: {error}"))?;
             match self.judge(object) {
                 Ok(pod) => pods.push(pod),
                 Err(message) => refused.push(message),
@@ -277,7 +277,7 @@ impl Store {
 fn owner(name: &str) -> Option<&str> {
     let (source, rest) = name.split_once('-')?;
     let (hash, ending) = rest.split_at_checked(32)?;
-    let known = [SourceName::File, SourceName::Http].iter().any(|one| one.as_str() == source);
+    let known = [SourceName::File, SourceName::Http].iter().any(|source_name| source_name.as_str() == source);
     let temporary = ending.strip_prefix(".json.").is_some_and(|ending| ending.ends_with(".tmp"));
     let hex = hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
     (known && hex && (ending == ".json" || temporary)).then_some(source)

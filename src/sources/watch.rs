@@ -38,7 +38,7 @@ pub(super) enum Woken {
     /// The bell rang.
     Stopped,
     /// Something changed and settled, or the deadline passed: scan again.
-    Look,
+    Scan,
 }
 
 /// The names for which a directory is watched.
@@ -78,7 +78,7 @@ pub(super) struct Watch {
     /// Changed names whose files are incomplete: removed, or being written. Empty: the directory.
     unsettled: HashSet<OsString>,
     /// The time when the last wait ended.
-    looked: Option<Instant>,
+    last_wait: Option<Instant>,
     warned: bool,
 }
 
@@ -114,7 +114,7 @@ impl Watch {
             writing: HashMap::new(),
             touched: Touched::default(),
             unsettled: HashSet::new(),
-            looked: None,
+            last_wait: None,
             warned: false,
         }
     }
@@ -197,7 +197,7 @@ impl Watch {
     pub(super) fn wait(&mut self, due: Instant) -> Woken {
         let woken = self.wait_settled(due);
         self.unsettled.clear();
-        self.looked = Some(Instant::now());
+        self.last_wait = Some(Instant::now());
         woken
     }
 
@@ -207,7 +207,7 @@ impl Watch {
             return now + SETTLE;
         }
         // Not more often than incomplete changes.
-        let soonest = self.looked.map_or(now, |looked| looked + SETTLE);
+        let soonest = self.last_wait.map_or(now, |last_wait| last_wait + SETTLE);
         (now + SETTLE_WHOLE).max(soonest)
     }
 
@@ -222,16 +222,16 @@ impl Watch {
             }
             match self.poll(until) {
                 Polled::Stopped => return Woken::Stopped,
-                Polled::TimedOut => return Woken::Look,
+                Polled::TimedOut => return Woken::Scan,
                 Polled::Readable => {
                     if self.read() {
                         let now = Instant::now();
                         let first = *first_change.get_or_insert(now);
                         if now >= first + SETTLE_LIMIT {
-                            return Woken::Look;
+                            return Woken::Scan;
                         }
                     } else if first_change.is_none() && Instant::now() >= due {
-                        return Woken::Look;
+                        return Woken::Scan;
                     }
                 }
             }
@@ -285,8 +285,8 @@ impl Watch {
             };
             for event in events {
                 let interest = self.watched.get(&event.wd);
-                let it = Note { mask: event.mask, name: event.name, interest, now };
-                if note(&mut self.touched, &mut self.writing, it) {
+                let file_event = FileEvent { mask: event.mask, name: event.name, interest, now };
+                if handle_event(&mut self.touched, &mut self.writing, file_event) {
                     matters = true;
                     unsettle(&mut self.unsettled, event.mask, event.name);
                 }
@@ -308,7 +308,7 @@ enum Polled {
     TimedOut,
 }
 
-struct Note<'a> {
+struct FileEvent<'a> {
     mask: EventMask,
     name: Option<&'a OsStr>,
     interest: Option<&'a Interest>,
@@ -316,8 +316,12 @@ struct Note<'a> {
 }
 
 /// Handles one event. True if it requires a scan.
-fn note(touched: &mut Touched, writing: &mut HashMap<OsString, Writing>, event: Note<'_>) -> bool {
-    let Note { mask, name, interest, now } = event;
+fn handle_event(
+    touched: &mut Touched,
+    writing: &mut HashMap<OsString, Writing>,
+    event: FileEvent<'_>,
+) -> bool {
+    let FileEvent { mask, name, interest, now } = event;
     if mask.contains(EventMask::Q_OVERFLOW) {
         touched.all = true;
         return true;
@@ -375,8 +379,8 @@ mod tests {
         let now = Instant::now();
         let mut event = |mask, name: &str| {
             let interest = Interest::All;
-            let note_it = Note { mask, name: Some(OsStr::new(name)), interest: Some(&interest), now };
-            let matters = note(&mut touched, &mut writing, note_it);
+            let file_event = FileEvent { mask, name: Some(OsStr::new(name)), interest: Some(&interest), now };
+            let matters = handle_event(&mut touched, &mut writing, file_event);
             (matters, writing.contains_key(OsStr::new(name)))
         };
         assert_eq!(event(EventMask::CREATE, "a"), (true, true));
@@ -407,9 +411,13 @@ mod tests {
             (EventMask::DELETE | EventMask::ISDIR, "directory", &all),
             (EventMask::DELETE, "other", &above),
         ] {
-            let event =
-                Note { mask, name: Some(OsStr::new(name)), interest: Some(interest), now: Instant::now() };
-            note(&mut touched, &mut writing, event);
+            let event = FileEvent {
+                mask,
+                name: Some(OsStr::new(name)),
+                interest: Some(interest),
+                now: Instant::now(),
+            };
+            handle_event(&mut touched, &mut writing, event);
         }
         assert_eq!(touched.removed, HashSet::from(["removed".into()]));
     }
@@ -421,7 +429,7 @@ mod tests {
         let interest = Interest::Only("manifests".into());
         let mut event = |name: Option<&str>, interest, mask| {
             let name = name.map(OsStr::new);
-            note(&mut touched, &mut writing, Note { mask, name, interest, now: Instant::now() })
+            handle_event(&mut touched, &mut writing, FileEvent { mask, name, interest, now: Instant::now() })
         };
         assert!(!event(Some("other"), Some(&interest), EventMask::CREATE));
         assert!(event(Some("manifests"), Some(&interest), EventMask::CREATE));
@@ -442,20 +450,20 @@ mod tests {
             (EventMask::CLOSE_WRITE, "pod"),
             (EventMask::DELETE, "pod~"),
         ];
-        let at = Instant::now();
+        let start = Instant::now();
         let mut watch = Watch::new(Path::new("/nowhere"), Wake::new().unwrap());
         let waits = editor.map(|(mask, name)| {
             unsettle(&mut watch.unsettled, mask, Some(OsStr::new(name)));
-            watch.settled_at(at) - at
+            watch.settled_at(start) - start
         });
         assert_eq!(waits, [SETTLE, SETTLE, SETTLE, SETTLE, SETTLE_WHOLE, SETTLE]);
         watch.unsettled.clear();
         unsettle(&mut watch.unsettled, EventMask::ATTRIB, Some(OsStr::new("pod")));
-        assert_eq!(watch.settled_at(at) - at, SETTLE_WHOLE);
-        watch.looked = Some(at);
-        assert_eq!(watch.settled_at(at) - at, SETTLE, "a busy directory is read as often as before");
+        assert_eq!(watch.settled_at(start) - start, SETTLE_WHOLE);
+        watch.last_wait = Some(start);
+        assert_eq!(watch.settled_at(start) - start, SETTLE, "a busy directory is read as often as before");
         unsettle(&mut watch.unsettled, EventMask::DELETE_SELF, None);
-        assert_eq!(watch.settled_at(at) - at, SETTLE);
+        assert_eq!(watch.settled_at(start) - start, SETTLE);
     }
 
     #[test]
@@ -479,7 +487,7 @@ mod tests {
         let bell = Wake::new().unwrap();
         let mut watch = Watch::new(Path::new("/nowhere"), bell.clone());
         let now = Instant::now();
-        assert_eq!(watch.wait(now), Woken::Look);
+        assert_eq!(watch.wait(now), Woken::Scan);
         bell.ring();
         assert_eq!(watch.wait(now + Duration::from_secs(3600)), Woken::Stopped);
     }

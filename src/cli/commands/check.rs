@@ -179,25 +179,25 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
     });
     let (version, status, reported) = match outcome {
         Ok(versions) => versions,
-        Err(why) => {
-            let message = format!("no usable runtime at {endpoint}: {}", chain(&why));
+        Err(error) => {
+            let message = format!("no usable runtime at {endpoint}: {}", chain(&error));
             return vec![line("runtime", Standing::Fail, message, start)];
         }
     };
     let name = format!("{} {} at {endpoint}", version.runtime_name, version.runtime_version);
     let mut lines = vec![match status.ready {
         Ok(()) => line("runtime", Standing::Ok, name, ""),
-        Err(why) => {
+        Err(error) => {
             let fix = "read the runtime's log";
-            line("runtime", Standing::Fail, format!("{name} is not ready: {why}"), fix)
+            line("runtime", Standing::Fail, format!("{name} is not ready: {error}"), fix)
         }
     }];
     if config.is_none_or(|config| config.cgroups_per_qos) {
         lines.push(driver(reported, config, systemd_runs));
     }
-    if let Err(why) = status.network_ready {
+    if let Err(error) = status.network_ready {
         let fix = "install a CNI configuration; until then only pods with hostNetwork start";
-        lines.push(line("pod network", Standing::Warn, why.to_string(), fix));
+        lines.push(line("pod network", Standing::Warn, error.to_string(), fix));
     } else {
         lines.push(line("pod network", Standing::Ok, "the runtime's network is ready".to_owned(), ""));
     }
@@ -207,12 +207,12 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
 fn agent_lines(agent: &Result<NodeReport, CommandError>) -> Vec<CheckLine> {
     let report = match agent {
         Ok(report) => report,
-        Err(why @ CommandError::NoPermission(_)) => {
-            return vec![line("agent", Standing::Warn, why.to_string(), "run this as root")];
+        Err(error @ CommandError::NoPermission(_)) => {
+            return vec![line("agent", Standing::Warn, error.to_string(), "run this as root")];
         }
-        Err(why) => {
+        Err(error) => {
             let fix = "start it: systemctl start coracle, rc-service coracle start, or /usr/local/lib/coracle/supervise start coracle";
-            return vec![line("agent", Standing::Warn, why.to_string(), fix)];
+            return vec![line("agent", Standing::Warn, error.to_string(), fix)];
         }
     };
     let uptime = age::human(i64::try_from(report.uptime_seconds).unwrap_or(i64::MAX));
@@ -265,20 +265,20 @@ mod tests {
     fn configuration_is_that_of_the_option_or_of_the_usual_file() {
         let dir = tempfile::tempdir().unwrap();
         let usual = dir.path().join("config.yaml");
-        let of = |given: Option<&Path>| {
+        let checked = |given: Option<&Path>| {
             let (line, config) = configuration(given, &usual);
             (line.map(|line| line.standing), config.map(|config| config.fail_swap_on))
         };
-        assert_eq!(of(None), (None, None));
+        assert_eq!(checked(None), (None, None));
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         std::fs::write(&usual, format!("{head}failSwapOn: false\n")).unwrap();
-        assert_eq!(of(None), (Some(Standing::Ok), Some(false)));
+        assert_eq!(checked(None), (Some(Standing::Ok), Some(false)));
         let other = dir.path().join("other.yaml");
         std::fs::write(&other, head).unwrap();
-        assert_eq!(of(Some(&other)), (Some(Standing::Ok), Some(true)));
+        assert_eq!(checked(Some(&other)), (Some(Standing::Ok), Some(true)));
         std::fs::write(&other, format!("{head}maxPods: many\n")).unwrap();
-        assert_eq!(of(Some(&other)), (Some(Standing::Fail), None));
-        assert_eq!(of(Some(&dir.path().join("absent"))), (Some(Standing::Fail), None));
+        assert_eq!(checked(Some(&other)), (Some(Standing::Fail), None));
+        assert_eq!(checked(Some(&dir.path().join("absent"))), (Some(Standing::Fail), None));
 
         let mut settings = preflight::Settings::default();
         let (_, config) = configuration(None, &usual);

@@ -104,21 +104,21 @@ impl Client {
         timeout: ReadTimeout,
     ) -> Result<Response, CommandError> {
         let path = || self.socket.clone();
-        let mut stream = connect_local(&self.socket).map_err(|why| match why.kind() {
+        let mut stream = connect_local(&self.socket).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CommandError::NoSocket(path()),
             io::ErrorKind::ConnectionRefused => CommandError::NotListening(path()),
             io::ErrorKind::PermissionDenied => CommandError::NoPermission(path()),
-            _ => self.failed("reach")(why),
+            _ => self.failed("reach")(error),
         })?;
         let sent = stream
             .set_write_timeout(Some(SEND_LIMIT))
             .and_then(|()| stream.set_read_timeout(Some(RESPONSE_LIMIT)))
             .and_then(|()| stream.write_all(&request.finish()));
         let mut body = BufReader::new(stream);
-        let head = ResponseHead::read(&mut body).map_err(|why| match sent {
+        let head = ResponseHead::read(&mut body).map_err(|error| match sent {
             // An agent that rejects a client does not read its request, and has sent the reason.
             Err(sent) => self.failed("send a request to")(sent),
-            Ok(()) => self.read_error(target, why),
+            Ok(()) => self.read_error(target, error),
         })?;
         if head.status != wanted {
             let mut text = Vec::new();
@@ -134,13 +134,13 @@ impl Client {
     }
 
     /// Why a response could not be read.
-    fn read_error(&self, target: &str, why: io::Error) -> CommandError {
-        if Malformed::is(&why) {
-            return CommandError::Response { target: target.to_owned(), why: why.to_string() };
+    fn read_error(&self, target: &str, error: io::Error) -> CommandError {
+        if Malformed::is(&error) {
+            return CommandError::Response { target: target.to_owned(), reason: error.to_string() };
         }
-        self.failed("read from")(match why.kind() {
-            io::ErrorKind::UnexpectedEof => io::Error::new(why.kind(), "the response ends too early"),
-            _ => why,
+        self.failed("read from")(match error.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the response ends too early"),
+            _ => error,
         })
     }
 
@@ -158,7 +158,7 @@ impl Client {
             .framing()
             .map_err(io::Error::from)
             .and_then(|mut framing| framing.read_up_to(&mut body, RESPONSE_BYTES))
-            .map_err(|why| self.read_error(target, why))?;
+            .map_err(|error| self.read_error(target, error))?;
         decoded(target, &bytes)
     }
 
@@ -188,9 +188,9 @@ impl Client {
 /// three dozen types of responses.
 fn decoded<T: DeserializeOwned>(target: &str, bytes: &[u8]) -> Result<T, CommandError> {
     serde_json::from_slice(bytes)
-        .map_err(|why| why.to_string())
-        .and_then(|value| typed::decode(&value).map_err(|misfit| misfit.to_string()))
-        .map_err(|why| CommandError::Response { target: target.to_owned(), why })
+        .map_err(|error| error.to_string())
+        .and_then(|value| typed::decode(&value).map_err(|error| error.to_string()))
+        .map_err(|reason| CommandError::Response { target: target.to_owned(), reason })
 }
 
 /// Percent-encodes a query value.

@@ -68,7 +68,7 @@ fn attach(client: &Client, console: &mut Console<'_>, options: &DebugOptions, re
 
 fn state(pod: &Pod, container: &str) -> Option<ContainerState> {
     let all = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
-    all.iter().find(|one| one.name == container)?.state.clone()
+    all.iter().find(|status| status.name == container)?.state.clone()
 }
 
 fn target(options: &DebugOptions) -> String {

@@ -80,7 +80,7 @@ fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     }
     let node = [spec.node_name.as_deref(), status.host_ip.as_deref()];
     console.field(0, "Node", &node.into_iter().flatten().collect::<Vec<_>>().join("/"))?;
-    let start = pods::created(view).map(|at| when_at(at, console.now));
+    let start = pods::created(view).map(|time| time_with_age(time, console.now));
     console.field(0, "Start Time", start.as_deref().unwrap_or("<unknown>"))?;
     map(console, "Labels", view.pod.metadata.labels.as_ref())?;
     map(console, "Annotations", view.pod.metadata.annotations.as_ref())?;
@@ -133,12 +133,12 @@ fn worker(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     }
 }
 
-fn when_at(at: jiff::Timestamp, now: jiff::Timestamp) -> String {
-    format!("{at} ({} ago)", age::since(at, now))
+fn time_with_age(time: jiff::Timestamp, now: jiff::Timestamp) -> String {
+    format!("{time} ({} ago)", age::since(time, now))
 }
 
-fn when(at: Option<&Time>, now: jiff::Timestamp) -> String {
-    at.map_or_else(|| "<unknown>".to_owned(), |at| when_at(at.0, now))
+fn time_with_age_or_unknown(time: Option<&Time>, now: jiff::Timestamp) -> String {
+    time.map_or_else(|| "<unknown>".to_owned(), |time| time_with_age(time.0, now))
 }
 
 fn map(console: &mut Console<'_>, key: &str, values: Option<&BTreeMap<String, String>>) -> io::Result<()> {
@@ -244,7 +244,7 @@ fn state(console: &mut Console<'_>, key: &str, state: Option<&ContainerState>) -
     let Some(state) = state else { return console.field(2, key, "<unknown>") };
     if let Some(running) = &state.running {
         console.colored_field(2, key, "Running", Some(Color::Green))?;
-        return console.field(3, "Started", &when(running.started_at.as_ref(), now));
+        return console.field(3, "Started", &time_with_age_or_unknown(running.started_at.as_ref(), now));
     }
     if let Some(ended) = &state.terminated {
         console.field(2, key, "Terminated")?;
@@ -254,8 +254,8 @@ fn state(console: &mut Console<'_>, key: &str, state: Option<&ContainerState>) -
         if let Some(signal) = ended.signal {
             console.field(3, "Signal", &signal.to_string())?;
         }
-        console.field(3, "Started", &when(ended.started_at.as_ref(), now))?;
-        return console.field(3, "Finished", &when(ended.finished_at.as_ref(), now));
+        console.field(3, "Started", &time_with_age_or_unknown(ended.started_at.as_ref(), now))?;
+        return console.field(3, "Finished", &time_with_age_or_unknown(ended.finished_at.as_ref(), now));
     }
     console.colored_field(2, key, "Waiting", Some(Color::Yellow))?;
     let waiting = state.waiting.as_ref();
@@ -351,9 +351,9 @@ fn conditions(console: &mut Console<'_>, status: &PodStatus) -> io::Result<()> {
     console.field(0, "Conditions", "")?;
     let width = conditions.iter().map(|condition| condition.type_.chars().count()).max().unwrap_or(0);
     for condition in conditions {
-        let why = [condition.reason.as_deref(), condition.message.as_deref()];
-        let why: Vec<&str> = why.into_iter().flatten().filter(|text| !text.is_empty()).collect();
-        let line = format!("{:width$}   {:7} {}", condition.type_, condition.status, why.join(": "));
+        let details = [condition.reason.as_deref(), condition.message.as_deref()];
+        let details: Vec<&str> = details.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+        let line = format!("{:width$}   {:7} {}", condition.type_, condition.status, details.join(": "));
         console.line(1, line.trim_end())?;
     }
     Ok(())

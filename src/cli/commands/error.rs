@@ -18,8 +18,8 @@ pub(super) enum CommandError {
     /// `what`: the verb, with its preposition.
     #[error("cannot {what} the agent at {}: {source}", path.display())]
     Connection { what: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("the agent's response to {target} is malformed: {why}")]
-    Response { target: String, why: String },
+    #[error("the agent's response to {target} is malformed: {reason}")]
+    Response { target: String, reason: String },
     /// A stream without an end has ended.
     #[error("the agent at {} stopped", .0.display())]
     Ended(PathBuf),
@@ -40,7 +40,7 @@ impl CommandError {
             | CommandError::Connection { .. } => Exit::NotReachable,
             CommandError::Rejected { status: 404 | 409, .. } => Exit::NotFound,
             // The reader of the pipe has closed it: this is no error.
-            CommandError::Output(why) if why.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
+            CommandError::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
             _ => Exit::Failure,
         }
     }

@@ -46,8 +46,8 @@ fn target(options: &LogsOptions, now: jiff::Timestamp) -> String {
     }
     if let Some(since) = options.since {
         // A duration that is too long for a timestamp means the whole log.
-        let at = now.checked_sub(since).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
-        target.push_str(&format!("&since={at}"));
+        let start = now.checked_sub(since).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+        target.push_str(&format!("&since={start}"));
     }
     target
 }

@@ -74,8 +74,8 @@ impl Restarts {
     fn add(&mut self, container: &ContainerStatus) {
         self.count += i64::from(container.restart_count);
         let ended = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
-        let at = ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0);
-        self.last = self.last.max(at);
+        let finished = ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0);
+        self.last = self.last.max(finished);
     }
 }
 

@@ -231,10 +231,10 @@ mod tests {
             json!({"name": name, "ready": true, "restartCount": 0, "image": "", "imageID": "",
                 "state": state, "lastState": last})
         };
-        let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
+        let time = |text: &str| Some(text.parse::<Timestamp>().unwrap());
 
         view.pod.status = status(json!([]));
-        assert_eq!(created(&view), at("2026-01-01T12:00:00Z"));
+        assert_eq!(created(&view), time("2026-01-01T12:00:00Z"));
         view.pod.status = status(json!([
             container(
                 "a",
@@ -249,10 +249,10 @@ mod tests {
             ),
             container("c", json!({"waiting": {}}), json!({})),
         ]));
-        assert_eq!(created(&view), at("2026-01-01T10:00:00Z"));
+        assert_eq!(created(&view), time("2026-01-01T10:00:00Z"));
         // The API server knows better.
         view.pod.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T13:00:00Z")).unwrap();
-        assert_eq!(created(&view), at("2026-01-01T13:00:00Z"));
+        assert_eq!(created(&view), time("2026-01-01T13:00:00Z"));
     }
 
     #[test]

@@ -34,11 +34,11 @@ fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
             all.push(text);
         }
     };
-    if let Some(why) = report.runtime.not_ready.as_ref().filter(|_| !is_listed("container runtime: ")) {
-        add(format!("the runtime is not ready: {why}"));
+    if let Some(reason) = report.runtime.not_ready.as_ref().filter(|_| !is_listed("container runtime: ")) {
+        add(format!("the runtime is not ready: {reason}"));
     }
-    if let Some(why) = report.runtime.network_not_ready.as_ref().filter(|_| !is_listed("network: ")) {
-        add(format!("the network is not ready: {why}"));
+    if let Some(reason) = report.runtime.network_not_ready.as_ref().filter(|_| !is_listed("network: ")) {
+        add(format!("the network is not ready: {reason}"));
     }
     for source in &report.sources {
         if !source.seen && !is_listed(&format!("source {} ", source.name)) {
@@ -163,15 +163,15 @@ fn resources(console: &mut Console<'_>, report: &NodeReport) -> io::Result<()> {
         return Ok(());
     }
     console.field(0, "Allocatable", "")?;
-    for one in &report.resources {
-        let is_size = one.name == "memory" || one.name == "ephemeral-storage";
+    for resource in &report.resources {
+        let is_size = resource.name == "memory" || resource.name == "ephemeral-storage";
         let amount = |text: &str| amount(text, is_size);
-        let reserved = match one.reserved.as_str() {
+        let reserved = match resource.reserved.as_str() {
             "0" => String::new(),
             reserved => format!(", {} reserved", amount(reserved)),
         };
-        let text = format!("{} of {}{reserved}", amount(&one.allocatable), amount(&one.capacity));
-        console.field(1, &one.name, &text)?;
+        let text = format!("{} of {}{reserved}", amount(&resource.allocatable), amount(&resource.capacity));
+        console.field(1, &resource.name, &text)?;
     }
     Ok(())
 }

@@ -89,7 +89,7 @@ impl Agent {
         };
         node.read_log = Box::new(|log, _, out, _| {
             let name = log.path.file_name().unwrap_or_default().as_encoded_bytes();
-            Ok(out.write_all(&[name, b" \x1b[31m\xff\n"].concat()).map_err(|why| why.to_string())?)
+            Ok(out.write_all(&[name, b" \x1b[31m\xff\n"].concat()).map_err(|error| error.to_string())?)
         });
         node.summary = Box::new(|detail| {
             assert_eq!(detail, server::Detail::CpuAndMemory);
@@ -130,7 +130,7 @@ impl Agent {
     fn run_into(&self, subcommand: Subcommand, out: &mut dyn std::io::Write) -> Result<Exit, String> {
         let client = Client::new(&self.dir.path().join(SOCKET));
         let mut console = Console { out, paint: Paint::new(false), now: jiff::Timestamp::now() };
-        dispatch(subcommand, &client, &mut console).map_err(|why| format!("{:?}: {why}", why.exit()))
+        dispatch(subcommand, &client, &mut console).map_err(|error| format!("{:?}: {error}", error.exit()))
     }
 }
 
@@ -396,10 +396,10 @@ impl server::Images for Archives {
 #[test]
 fn archives_are_imported_listed_exported_and_removed() {
     let files = tempfile::tempdir().unwrap();
-    let at = |name: &str| files.path().join(name);
-    let directory = at("images.d");
+    let path = |name: &str| files.path().join(name);
+    let directory = path("images.d");
     let agent = Agent::with(|node| node.image_set = Arc::new(Archives::new(&directory)));
-    std::fs::write(at("index.json"), "{}").unwrap();
+    std::fs::write(path("index.json"), "{}").unwrap();
     for name in ["a.tar", "bad.tar"] {
         let tar = std::process::Command::new("tar")
             .current_dir(files.path())
@@ -408,9 +408,9 @@ fn archives_are_imported_listed_exported_and_removed() {
             .unwrap();
         assert!(tar.success());
     }
-    std::fs::write(at("text.tar"), "no archive").unwrap();
+    std::fs::write(path("text.tar"), "no archive").unwrap();
     let import = |name: &str| {
-        images(ImagesCommand::Import { files: vec![at(name)], directories: Vec::new(), wait: true })
+        images(ImagesCommand::Import { files: vec![path(name)], directories: Vec::new(), wait: true })
     };
     let target = directory.join("a.tar");
     let (outcome, text) = agent.run(import("a.tar"));
@@ -437,7 +437,7 @@ fn archives_are_imported_listed_exported_and_removed() {
     assert_eq!(words("r.example/bad.tar:1")[5..], ["damaged"]);
     assert!(text.contains("bad.tar: blob sha256:5 is damaged\n"), "{text}");
 
-    let archive = at("out.tar");
+    let archive = path("out.tar");
     let export = |name: &str| images(ImagesCommand::Export { name: name.into(), file: archive.clone() });
     assert!(agent.run(export("r.example/none:1")).0.unwrap_err().starts_with("NotFound: no archive has"));
     assert!(!archive.exists());

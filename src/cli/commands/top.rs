@@ -40,7 +40,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptio
                 write!(console.out, "{CLEAR}")?;
             }
             let pods: PodsReply = client.get("/v1/pods")?;
-            print(console, &summary, &Requests::of(pods))?;
+            print(console, &summary, &Requests::from_pods(pods))?;
         }
         if once {
             return Ok(Exit::Success);
@@ -54,15 +54,15 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptio
 struct Requests(BTreeMap<(String, String), (u64, u64)>);
 
 impl Requests {
-    fn of(pods: PodsReply) -> Requests {
+    fn from_pods(pods: PodsReply) -> Requests {
         let mut all = BTreeMap::new();
         for view in pods.pods {
             let uid = view.uid().to_owned();
             let pod = Pod::from(view.pod);
             let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
             let amounts = |amounts: &Amounts| {
-                let of = |name: &str| amounts.get(name).copied().unwrap_or_default();
-                (unsigned(of("cpu").milli()), unsigned(of("memory").units()))
+                let amount = |name: &str| amounts.get(name).copied().unwrap_or_default();
+                (unsigned(amount("cpu").milli()), unsigned(amount("memory").units()))
             };
             for container in pod.all_containers() {
                 let cpu = request(container, "cpu").map_or(0, |amount| unsigned(amount.milli()));
@@ -115,30 +115,30 @@ fn print(console: &mut Console<'_>, summary: &Value, requests: &Requests) -> Res
 /// The busiest pod first; its containers below it.
 fn rows(summary: &Value, requests: &Requests) -> Vec<Vec<Cell>> {
     let mut pods: Vec<&Value> = summary["pods"].as_array().into_iter().flatten().collect();
-    let rate = |of: &Value| number(of, "cpu", "usageNanoCores").unwrap_or(0);
+    let rate = |stats: &Value| number(stats, "cpu", "usageNanoCores").unwrap_or(0);
     let name = |pod: &Value| (text(&pod["podRef"]["namespace"]), text(&pod["podRef"]["name"]));
     pods.sort_by_cached_key(|pod| (Reverse(rate(pod)), name(pod)));
     let mut rows = Vec::new();
     for pod in pods {
         let (namespace, name) = name(pod);
         let uid = text(&pod["podRef"]["uid"]);
-        let row = |container: Cell, key: &str, of: &Value| {
+        let row = |container: Cell, key: &str, stats: &Value| {
             let (cpu_request, memory_request) = requests.get(&uid, key);
-            let used = number(of, "cpu", "usageNanoCores").map(|nanocores| nanocores.div_ceil(1_000_000));
+            let used = number(stats, "cpu", "usageNanoCores").map(|nanocores| nanocores.div_ceil(1_000_000));
             vec![
                 Cell::from(namespace.as_str()),
                 Cell::from(name.as_str()),
                 container,
-                marked(cpu(of), used, cpu_request, |milli| format!("{milli}m")),
-                marked(memory(of), number(of, "memory", "workingSetBytes"), memory_request, size),
+                marked(cpu(stats), used, cpu_request, |milli| format!("{milli}m")),
+                marked(memory(stats), number(stats, "memory", "workingSetBytes"), memory_request, size),
             ]
         };
         rows.push(row(Cell::colored("(all)", Some(Color::Dim)), "", pod));
         let mut containers: Vec<&Value> = pod["containers"].as_array().into_iter().flatten().collect();
         containers.sort_by_cached_key(|container| (Reverse(rate(container)), text(&container["name"])));
-        rows.extend(containers.into_iter().map(|one| {
-            let name = text(&one["name"]);
-            row(Cell::from(name.as_str()), &name, one)
+        rows.extend(containers.into_iter().map(|container| {
+            let name = text(&container["name"]);
+            row(Cell::from(name.as_str()), &name, container)
         }));
     }
     rows
@@ -148,20 +148,20 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn number(of: &Value, part: &str, field: &str) -> Option<u64> {
-    of.get(part)?.get(field)?.as_u64()
+fn number(stats: &Value, part: &str, field: &str) -> Option<u64> {
+    stats.get(part)?.get(field)?.as_u64()
 }
 
 /// In thousandths of a processor, as everywhere in Kubernetes.
-fn cpu(of: &Value) -> String {
-    match number(of, "cpu", "usageNanoCores") {
+fn cpu(stats: &Value) -> String {
+    match number(stats, "cpu", "usageNanoCores") {
         Some(nanocores) => format!("{}m", nanocores.div_ceil(1_000_000)),
         None => "-".to_owned(),
     }
 }
 
-fn memory(of: &Value) -> String {
-    number(of, "memory", "workingSetBytes").map_or_else(|| "-".to_owned(), size)
+fn memory(stats: &Value) -> String {
+    number(stats, "memory", "workingSetBytes").map_or_else(|| "-".to_owned(), size)
 }
 
 #[cfg(test)]

@@ -103,9 +103,9 @@ mod tests {
         std::fs::write(&bad, manifest.replace("image: i", "image: 7")).unwrap();
 
         let (exit, text) = validate(std::slice::from_ref(&good), Output::Table);
-        let at = good.display();
+        let path = good.display();
         assert_eq!(exit, Exit::Success);
-        assert_eq!(text, format!("{at}:4: warning: spek: unknown field, ignored\n{at}: ok: 1 pod\n"));
+        assert_eq!(text, format!("{path}:4: warning: spek: unknown field, ignored\n{path}: ok: 1 pod\n"));
 
         let (exit, text) = validate(&[good, bad.clone()], Output::Table);
         assert_eq!(exit, Exit::CheckFailed);

@@ -44,21 +44,21 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &VerifyOp
 fn verify(client: &Client, image: &str, digests: bool) -> Result<CheckReport, CommandError> {
     let target = format!("/v1/images/verify?image={}&digests={digests}", encode(image));
     let mut body = client.open(&target, ReadTimeout::None)?.body;
-    let failed = |why: String| CommandError::Response { target: target.clone(), why };
+    let failed = |reason: String| CommandError::Response { target: target.clone(), reason };
     let mut line = Vec::new();
     loop {
         line.clear();
         let count = (&mut body).take(MAX_LINE).read_until(b'\n', &mut line);
-        if count.map_err(|why| failed(why.to_string()))? == 0 {
+        if count.map_err(|error| failed(error.to_string()))? == 0 {
             return Err(failed("the response ends too early".to_owned()));
         }
-        let news: VerifyLine = serde_json::from_slice(&line).map_err(|why| failed(why.to_string()))?;
+        let news: VerifyLine = serde_json::from_slice(&line).map_err(|error| failed(error.to_string()))?;
         match news {
             VerifyLine { report: Some(report), .. } => return Ok(report),
-            VerifyLine { error: Some(why), .. } => {
+            VerifyLine { error: Some(error), .. } => {
                 return Ok(CheckReport {
                     image: image.to_owned(),
-                    problems: vec![why],
+                    problems: vec![error],
                     ..CheckReport::default()
                 });
             }
@@ -78,7 +78,9 @@ fn rows(report: &CheckReport) -> Vec<Vec<Cell>> {
     let mut rows =
         vec![vec![Cell::from(report.image.as_str()), Cell::from(layers), Cell::colored(result, color)]];
     let detail = |text: String| vec![Cell::from(""), Cell::from(""), Cell::from(text)];
-    rows.extend(report.findings.iter().map(|one| detail(format!("{} {}", one.path, one.problem))));
+    rows.extend(
+        report.findings.iter().map(|finding| detail(format!("{} {}", finding.path, finding.problem))),
+    );
     let more = report.damaged.saturating_sub(report.findings.len() as u64);
     rows.extend((more > 0).then(|| detail(format!("and {more} more"))));
     rows.extend(report.problems.iter().cloned().map(detail));

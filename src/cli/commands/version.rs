@@ -14,7 +14,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>) -> Outcome {
     // If no agent runs, the program prints its own version.
     match client.get::<VersionReply>("/v1/version") {
         Ok(agent) => console.field(0, "running agent", &agent.version)?,
-        Err(why) => console.field(0, "running agent", &format!("none ({why})"))?,
+        Err(error) => console.field(0, "running agent", &format!("none ({error})"))?,
     }
     Ok(Exit::Success)
 }

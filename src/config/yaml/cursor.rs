@@ -5,13 +5,13 @@ use super::error::Place;
 /// The text from a position on. Its end reads as NUL, which no text contains.
 pub(super) struct Cursor<'t> {
     text: &'t str,
-    at: usize,
+    offset: usize,
     place: Place,
 }
 
 impl<'t> Cursor<'t> {
     pub(super) fn new(text: &'t str) -> Self {
-        Cursor { text, at: 0, place: Place::default() }
+        Cursor { text, offset: 0, place: Place::default() }
     }
 
     pub(super) fn place(&self) -> Place {
@@ -24,11 +24,11 @@ impl<'t> Cursor<'t> {
 
     /// The byte so many bytes ahead; NUL after the end.
     pub(super) fn byte(&self, ahead: usize) -> u8 {
-        self.text.as_bytes().get(self.at.saturating_add(ahead)).copied().unwrap_or(0)
+        self.text.as_bytes().get(self.offset.saturating_add(ahead)).copied().unwrap_or(0)
     }
 
     pub(super) fn starts_with(&self, text: &str) -> bool {
-        self.text.as_bytes().get(self.at..).is_some_and(|rest| rest.starts_with(text.as_bytes()))
+        self.text.as_bytes().get(self.offset..).is_some_and(|rest| rest.starts_with(text.as_bytes()))
     }
 
     pub(super) fn is_end(&self) -> bool {
@@ -82,7 +82,7 @@ impl<'t> Cursor<'t> {
     /// Moves past one character.
     pub(super) fn skip(&mut self) {
         if !self.is_end() {
-            self.at += self.width();
+            self.offset += self.width();
             self.place.index += 1;
             self.place.column += 1;
         }
@@ -92,7 +92,7 @@ impl<'t> Cursor<'t> {
     pub(super) fn skip_mark(&mut self) -> bool {
         let is_there = self.place.column == 0 && self.starts_with("\u{feff}");
         if is_there {
-            self.at += '\u{feff}'.len_utf8();
+            self.offset += '\u{feff}'.len_utf8();
             self.place.index += 1;
         }
         is_there
@@ -115,9 +115,9 @@ impl<'t> Cursor<'t> {
 
     /// Moves past one character, which is appended.
     pub(super) fn read(&mut self, into: &mut String) {
-        let from = self.at;
+        let from = self.offset;
         self.skip();
-        into.push_str(self.text.get(from..self.at).unwrap_or_default());
+        into.push_str(self.text.get(from..self.offset).unwrap_or_default());
     }
 
     /// Begins a new line at the end of the text, if the last one has no break.
@@ -144,7 +144,7 @@ impl<'t> Cursor<'t> {
             _ => return,
         };
         into.push_str(text);
-        self.at += bytes;
+        self.offset += bytes;
         self.place.index += characters;
         self.place.column = 0;
         self.place.line += 1;

@@ -97,8 +97,8 @@ fn update(before: &mut Value, value: Value) {
         }
         (Value::Array(before), Value::Array(items)) => {
             before.truncate(items.len());
-            for (at, item) in items.into_iter().enumerate() {
-                match before.get_mut(at) {
+            for (index, item) in items.into_iter().enumerate() {
+                match before.get_mut(index) {
                     Some(before) => update(before, item),
                     None => before.push(item),
                 }

@@ -16,7 +16,7 @@ pub(super) enum Below {
 }
 
 impl Mark {
-    pub(super) fn at(line: u32) -> Self {
+    pub(super) fn on_line(line: u32) -> Self {
         Mark { line, below: Below::Nothing }
     }
 

@@ -146,7 +146,7 @@ pub fn parse(bytes: &[u8]) -> Content {
     // numbers of lines are those of YAML, if it can be read.
     let document = match (documents.pop().filter(|_| documents.is_empty()), broken) {
         (Some(document), None) => Document { value, ..document },
-        _ => Document { value, line: 1, duplicates: Vec::new(), marks: Mark::at(1) },
+        _ => Document { value, line: 1, duplicates: Vec::new(), marks: Mark::on_line(1) },
     };
     Content { documents: vec![document], broken: None }
 }

@@ -100,11 +100,11 @@ impl Key {
 impl Fields {
     /// Sets a field. Returns the line of the same key in the same mapping, if it is there twice.
     pub(super) fn set(&mut self, key: Key, line: u32, own: bool, node: Node) -> Option<u32> {
-        let at = match &self.index {
+        let position = match &self.index {
             Some(index) => index.get(&key).copied(),
             None => self.list.iter().position(|field| field.key == key),
         };
-        if let Some(field) = at.and_then(|at| self.list.get_mut(at)) {
+        if let Some(field) = position.and_then(|position| self.list.get_mut(position)) {
             let before = (field.own && own).then_some(field.line);
             *field = Field { key, line, own: field.own || own, node };
             return before;
@@ -114,7 +114,7 @@ impl Fields {
         }
         self.list.push(Field { key, line, own, node });
         if self.index.is_none() && self.list.len() > SMALL {
-            let keys = self.list.iter().enumerate().map(|(at, field)| (field.key.clone(), at));
+            let keys = self.list.iter().enumerate().map(|(position, field)| (field.key.clone(), position));
             self.index = Some(Box::new(keys.collect()));
         }
         None

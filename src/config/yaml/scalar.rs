@@ -24,7 +24,7 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
         },
         Some("timestamp") => match is_timestamp(&text) {
             true => Ok(Content::Text(text)),
-            false => Err(misfit("timestamp")),
+            false => Err(does_not_fit("timestamp")),
         },
         Some(wanted @ ("null" | "bool" | "int" | "float")) => {
             let found = plain_value(&text);
@@ -37,7 +37,7 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
                 ("float", Content::Signed(number)) => return Ok(Content::Float(*number as f64)),
                 _ => false,
             };
-            if fits { Ok(found) } else { Err(misfit(wanted)) }
+            if fits { Ok(found) } else { Err(does_not_fit(wanted)) }
         }
         // Other tags have no meaning.
         _ if !tag.is_empty() => Ok(Content::Text(text)),
@@ -49,7 +49,7 @@ pub(super) fn resolve(tag: &str, plain: bool, text: String) -> Result<Content, S
 }
 
 /// Without the text, which may be a password.
-fn misfit(tag: &str) -> String {
+fn does_not_fit(tag: &str) -> String {
     format!("the value does not fit the tag !!{tag}")
 }
 
@@ -92,11 +92,12 @@ fn plain_value(text: &str) -> Content {
 /// Underscores are only between digits, as Go's literals have them.
 fn single_underscores(text: &str) -> bool {
     let bytes = text.as_bytes();
-    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
+    let is_digit =
+        |index: Option<usize>| index.and_then(|index| bytes.get(index)).is_some_and(u8::is_ascii_digit);
     bytes
         .iter()
         .enumerate()
-        .all(|(at, byte)| *byte != b'_' || (is_digit(at.checked_sub(1)) && is_digit(Some(at + 1))))
+        .all(|(index, byte)| *byte != b'_' || (is_digit(index.checked_sub(1)) && is_digit(Some(index + 1))))
 }
 
 /// An integer in the forms of Go's literals: `0x`, `0o`, `0b`, or `0` for octal.
@@ -165,7 +166,7 @@ fn float(text: &str) -> Option<Content> {
 /// digit.
 fn is_timestamp(text: &str) -> bool {
     let (date, time) = match text.find(['T', 't', ' ']) {
-        Some(at) => (text.get(..at).unwrap_or_default(), text.get(at..)),
+        Some(offset) => (text.get(..offset).unwrap_or_default(), text.get(offset..)),
         None => (text, None),
     };
     let digits = |part: &str, most: usize| {
@@ -186,7 +187,7 @@ fn is_timestamp(text: &str) -> bool {
     let is_zoned = !time.starts_with(' ');
     let time = time.get(1..).unwrap_or_default();
     let (clock, zone) = match time.find(['Z', '+', '-']).filter(|_| is_zoned) {
-        Some(at) => (time.get(..at).unwrap_or_default(), time.get(at..)),
+        Some(offset) => (time.get(..offset).unwrap_or_default(), time.get(offset..)),
         None => (time, None),
     };
     let (clock, fraction) = match clock.split_once(['.', ',']) {

@@ -138,8 +138,8 @@ impl<'t> Scanner<'t> {
 
     /// Inserts a token before the one with this number; at the end if that one was taken.
     fn insert(&mut self, number: usize, token: Token, place: Place) {
-        let at = number.checked_sub(self.taken).unwrap_or(usize::MAX).min(self.queue.len());
-        self.queue.insert(at, Placed { token, place });
+        let position = number.checked_sub(self.taken).unwrap_or(usize::MAX).min(self.queue.len());
+        self.queue.insert(position, Placed { token, place });
     }
 
     /// Whether the candidate of a flow level may still become a key.

@@ -9,7 +9,7 @@ fn parse_documents(text: &str) -> Result<Vec<Document>, YamlError> {
     parse_bytes(text.as_bytes())
 }
 
-fn one(text: &str) -> Value {
+fn parse_value(text: &str) -> Value {
     let mut documents = parse_documents(text).unwrap();
     assert_eq!(documents.len(), 1, "{text}");
     documents.remove(0).value
@@ -40,16 +40,20 @@ fn scalars_follow_yaml_1_1() {
         ("-", json!([null])),
         ("..", json!("..")),
     ] {
-        assert_eq!(one(&format!("a: {text}\n").replace("a: -\n", "a:\n-\n"))["a"], expected, "{text}");
+        assert_eq!(
+            parse_value(&format!("a: {text}\n").replace("a: -\n", "a:\n-\n"))["a"],
+            expected,
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn keys_of_any_scalar_type_become_strings() {
-    assert_eq!(one("80: a\ntrue: b\n\"x\": c\n"), json!({"80": "a", "true": "b", "x": "c"}));
-    assert_eq!(one("y: a\n08: b\noff: &k c\n"), json!({"true": "a", "8": "b", "false": "c"}));
+    assert_eq!(parse_value("80: a\ntrue: b\n\"x\": c\n"), json!({"80": "a", "true": "b", "x": "c"}));
+    assert_eq!(parse_value("y: a\n08: b\noff: &k c\n"), json!({"true": "a", "8": "b", "false": "c"}));
     assert_eq!(
-        one("1.0: a\n1e6: b\n123456789.5: c\n0.00001: d\n.inf: e\n2024-01-02: f\n"),
+        parse_value("1.0: a\n1e6: b\n123456789.5: c\n0.00001: d\n.inf: e\n2024-01-02: f\n"),
         json!({"1": "a", "1e+06": "b", "1.2345679e+08": "c", "1e-05": "d", ".inf": "e", "2024-01-02": "f"})
     );
 }
@@ -57,7 +61,7 @@ fn keys_of_any_scalar_type_become_strings() {
 #[test]
 fn aliases_and_merges_copy() {
     let text = "base: &b {x: 1, z: 2}\ncopy: *b\nmerged:\n  <<: *b\n  z: 3\n";
-    let value = one(text);
+    let value = parse_value(text);
     assert_eq!(value["copy"], json!({"x": 1, "z": 2}));
     assert_eq!(value["merged"], json!({"x": 1, "z": 3}));
 }
@@ -68,20 +72,23 @@ fn empty_documents_are_skipped() {
     assert_eq!(documents.iter().map(|d| d.line).collect::<Vec<_>>(), [3, 7]);
     assert!(parse_documents("").unwrap().is_empty());
     assert!(parse_documents("# nothing\n").unwrap().is_empty());
-    assert_eq!(one("\u{feff}a: 1\n"), json!({"a": 1}));
+    assert_eq!(parse_value("\u{feff}a: 1\n"), json!({"a": 1}));
 }
 
 #[test]
 fn json_is_read_and_its_repeated_keys_are_merged() {
-    assert_eq!(one(r#"{"a": "\ud83d\ude00\/", "b": [1, null]}"#), json!({"a": "😀/", "b": [1, null]}));
+    assert_eq!(
+        parse_value(r#"{"a": "\ud83d\ude00\/", "b": [1, null]}"#),
+        json!({"a": "😀/", "b": [1, null]})
+    );
     let long = "k".repeat(5000);
-    assert_eq!(one(&format!("{{\"{long}\":\t1}}"))[&long], json!(1));
-    assert_eq!(one(&format!("{{\"{long}\":1,\"{long}\":2}}"))[&long], json!(2));
+    assert_eq!(parse_value(&format!("{{\"{long}\":\t1}}"))[&long], json!(1));
+    assert_eq!(parse_value(&format!("{{\"{long}\":1,\"{long}\":2}}"))[&long], json!(2));
     let twice = parse(b"{\"a\": 1,\n\"a\": 2}").documents.remove(0);
     assert_eq!(twice.value, json!({"a": 2}));
     assert_eq!(twice.duplicates, [Duplicate { key: "a".to_owned(), first: 1, second: 2 }]);
     assert_eq!(
-        one(r#"{"a": {"x": 1, "l": [{"n": 1}, 2]}, "a": {"y": 2, "l": [{"m": 1}]}}"#),
+        parse_value(r#"{"a": {"x": 1, "l": [{"n": 1}, 2]}, "a": {"y": 2, "l": [{"m": 1}]}}"#),
         json!({"a": {"x": 1, "y": 2, "l": [{"n": 1, "m": 1}]}})
     );
     // What follows a JSON document is refused with it, as in Go.
@@ -269,7 +276,7 @@ fn documents_are_read_as_go_reads_them() {
         // A byte order mark elsewhere belongs to what it stands before.
         ("a: 1\n\u{feff}b: 2\n", json!({"a": 1, "\u{feff}b": 2})),
     ] {
-        assert_eq!(one(text), expected, "{text}");
+        assert_eq!(parse_value(text), expected, "{text}");
     }
     for (bytes, name) in [(u16::to_le_bytes as fn(u16) -> [u8; 2], "LE"), (u16::to_be_bytes, "BE")] {
         let bytes: Vec<u8> = "\u{feff}a: 1\nb: \u{1f600}\n".encode_utf16().flat_map(bytes).collect();

@@ -23,8 +23,8 @@ pub fn to_yaml(value: &Value) -> String {
 fn write(text: &mut String, value: &Value, indent: usize, in_list: bool) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            for (at, (key, value)) in fields.iter().enumerate() {
-                match at == 0 && in_list {
+            for (index, (key, value)) in fields.iter().enumerate() {
+                match index == 0 && in_list {
                     true => text.push(' '),
                     false => new_line(text, indent),
                 }
@@ -36,8 +36,8 @@ fn write(text: &mut String, value: &Value, indent: usize, in_list: bool) {
             }
         }
         Value::Array(items) if !items.is_empty() => {
-            for (at, item) in items.iter().enumerate() {
-                match at == 0 && in_list {
+            for (index, item) in items.iter().enumerate() {
+                match index == 0 && in_list {
                     true => text.push(' '),
                     false => new_line(text, indent),
                 }

@@ -30,19 +30,19 @@ fn nowhere() -> Store {
 }
 
 /// A watched path without a thread: every scan is one call.
-struct Desk {
+struct Fixture {
     directory: tempfile::TempDir,
     files: Files,
     watch: Watch,
     clock: i64,
 }
 
-impl Desk {
+impl Fixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::new(directory.path(), "n", nowhere());
         let watch = Watch::new(directory.path(), Wake::new().unwrap());
-        Desk { directory, files, watch, clock: 0 }
+        Fixture { directory, files, watch, clock: 0 }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -74,16 +74,16 @@ impl Desk {
     }
 
     /// Writes `text` to a manifest, in one of the ways in which files are written.
-    fn rewrite(&self, way: Way, name: &str, text: &str) {
-        match way {
-            Way::Truncated => {}
-            Way::Removed => std::fs::remove_file(self.path(name)).unwrap(),
-            Way::MovedAway => std::fs::rename(self.path(name), self.path(".backup")).unwrap(),
-            Way::Replaced => {
+    fn rewrite(&self, method: WriteMethod, name: &str, text: &str) {
+        match method {
+            WriteMethod::Truncated => {}
+            WriteMethod::Removed => std::fs::remove_file(self.path(name)).unwrap(),
+            WriteMethod::MovedAway => std::fs::rename(self.path(name), self.path(".backup")).unwrap(),
+            WriteMethod::Replaced => {
                 self.write(".new", text);
                 return std::fs::rename(self.path(".new"), self.path(name)).unwrap();
             }
-            Way::Unlinked => {
+            WriteMethod::Unlinked => {
                 self.write(".new", text);
                 std::fs::remove_file(self.path(name)).unwrap();
                 return std::fs::rename(self.path(".new"), self.path(name)).unwrap();
@@ -105,7 +105,7 @@ impl Desk {
 
 /// The ways to write a manifest again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum WriteMethod {
     /// The file is overwritten.
     Truncated,
     /// Another file is renamed over it.
@@ -120,91 +120,91 @@ enum Way {
 
 #[test]
 fn only_removal_of_a_manifest_restarts_its_pod() {
-    for (way, restarts) in [
-        (Way::Truncated, false),
-        (Way::Replaced, false),
-        (Way::MovedAway, false),
-        (Way::Removed, true),
-        (Way::Unlinked, true),
+    for (method, restarts) in [
+        (WriteMethod::Truncated, false),
+        (WriteMethod::Replaced, false),
+        (WriteMethod::MovedAway, false),
+        (WriteMethod::Removed, true),
+        (WriteMethod::Unlinked, true),
     ] {
-        let mut desk = Desk::new();
-        desk.watch.arm();
-        desk.write("a.yaml", manifest("a", "i:1"));
-        desk.turn();
-        let (uid, first) = desk.only();
-        let pods = desk.files.set().pods.unwrap();
+        let mut fixture = Fixture::new();
+        fixture.watch.arm();
+        fixture.write("a.yaml", manifest("a", "i:1"));
+        fixture.turn();
+        let (uid, first) = fixture.only();
+        let pods = fixture.files.set().pods.unwrap();
 
-        desk.rewrite(way, "a.yaml", &manifest("a", "i:1"));
-        desk.turn();
-        let (same, second) = desk.only();
-        assert_eq!((&same, second != first), (&uid, restarts), "{way:?}");
-        let shared = std::ptr::eq(desk.files.set().pods.unwrap()[0].object(), pods[0].object());
-        assert_eq!(shared, !restarts, "{way:?}: a restarted pod has new marks");
+        fixture.rewrite(method, "a.yaml", &manifest("a", "i:1"));
+        fixture.turn();
+        let (same, second) = fixture.only();
+        assert_eq!((&same, second != first), (&uid, restarts), "{method:?}");
+        let shared = std::ptr::eq(fixture.files.set().pods.unwrap()[0].object(), pods[0].object());
+        assert_eq!(shared, !restarts, "{method:?}: a restarted pod has new marks");
         // The pod is restarted once.
-        desk.turn();
-        assert_eq!(desk.only(), (uid.clone(), second), "{way:?}");
+        fixture.turn();
+        assert_eq!(fixture.only(), (uid.clone(), second), "{method:?}");
 
         // Other content is always another pod.
-        desk.rewrite(way, "a.yaml", &manifest("a", "i:2"));
-        desk.turn();
-        let edited = desk.only();
-        assert!(edited.0 != uid && edited.1 != second, "{way:?}");
+        fixture.rewrite(method, "a.yaml", &manifest("a", "i:2"));
+        fixture.turn();
+        let edited = fixture.only();
+        assert!(edited.0 != uid && edited.1 != second, "{method:?}");
 
         // An invalid file keeps the last valid version; if it was removed, that version is
         // restarted when the file is repaired.
-        desk.rewrite(way, "a.yaml", "{");
-        desk.turn();
-        assert_eq!(desk.only(), edited, "{way:?}");
-        assert!(desk.files.set().problems[0].kept);
-        desk.rewrite(Way::Truncated, "a.yaml", &manifest("a", "i:2"));
-        desk.turn();
-        assert_eq!((desk.only().0, desk.only().1 != edited.1), (edited.0, restarts), "{way:?}");
+        fixture.rewrite(method, "a.yaml", "{");
+        fixture.turn();
+        assert_eq!(fixture.only(), edited, "{method:?}");
+        assert!(fixture.files.set().problems[0].kept);
+        fixture.rewrite(WriteMethod::Truncated, "a.yaml", &manifest("a", "i:2"));
+        fixture.turn();
+        assert_eq!((fixture.only().0, fixture.only().1 != edited.1), (edited.0, restarts), "{method:?}");
     }
 }
 
 #[test]
 fn pods_of_removed_manifest_run_until_new_one_is_complete() {
     use std::io::Write;
-    let mut desk = Desk::new();
-    desk.watch.arm();
-    desk.write("a.yaml", manifest("a", "i:1"));
-    desk.turn();
-    let first = desk.only();
-    std::fs::remove_file(desk.path("a.yaml")).unwrap();
-    let mut file = File::create(desk.path("a.yaml")).unwrap();
-    desk.turn();
-    assert_eq!(desk.only(), first);
+    let mut fixture = Fixture::new();
+    fixture.watch.arm();
+    fixture.write("a.yaml", manifest("a", "i:1"));
+    fixture.turn();
+    let first = fixture.only();
+    std::fs::remove_file(fixture.path("a.yaml")).unwrap();
+    let mut file = File::create(fixture.path("a.yaml")).unwrap();
+    fixture.turn();
+    assert_eq!(fixture.only(), first);
     file.write_all(manifest("a", "i:1").as_bytes()).unwrap();
     drop(file);
-    desk.turn();
-    let second = desk.only();
+    fixture.turn();
+    let second = fixture.only();
     assert!(second.0 == first.0 && second.1 != first.1);
     // The removal was noticed: the pod has a new incarnation, even if the set without it was not posted.
-    std::fs::remove_file(desk.path("a.yaml")).unwrap();
-    desk.turn();
-    assert_eq!(desk.files.set(), empty());
-    desk.write("a.yaml", manifest("a", "i:1"));
-    desk.turn();
-    let third = desk.only();
+    std::fs::remove_file(fixture.path("a.yaml")).unwrap();
+    fixture.turn();
+    assert_eq!(fixture.files.set(), empty());
+    fixture.write("a.yaml", manifest("a", "i:1"));
+    fixture.turn();
+    let third = fixture.only();
     assert!(third.0 == first.0 && ![first.1, second.1].contains(&third.1));
 }
 
 #[test]
 fn only_pods_of_the_removed_manifest_restart() {
-    let mut desk = Desk::new();
-    desk.watch.arm();
+    let mut fixture = Fixture::new();
+    fixture.watch.arm();
     let fixed = manifest("f", "i:1").replace("metadata: {", "metadata: {uid: fixed, ");
-    desk.write("a.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
-    desk.write("c.yaml", manifest("c", "i:1"));
-    desk.write("f.yaml", &fixed);
-    desk.turn();
-    let before = desk.files.set();
+    fixture.write("a.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
+    fixture.write("c.yaml", manifest("c", "i:1"));
+    fixture.write("f.yaml", &fixed);
+    fixture.turn();
+    let before = fixture.files.set();
     // One of two pods is invalid now: it continues to run. A pod with its own UID moves to another file.
     let half = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "''"));
-    desk.rewrite(Way::Removed, "a.yaml", &half);
-    std::fs::rename(desk.path("f.yaml"), desk.path("g.yaml")).unwrap();
-    desk.turn();
-    let after = desk.files.set();
+    fixture.rewrite(WriteMethod::Removed, "a.yaml", &half);
+    std::fs::rename(fixture.path("f.yaml"), fixture.path("g.yaml")).unwrap();
+    fixture.turn();
+    let after = fixture.files.set();
     let restarted: Vec<&str> = after
         .pods
         .iter()
@@ -217,223 +217,223 @@ fn only_pods_of_the_removed_manifest_restart() {
 
 #[test]
 fn an_unknown_field_is_reported_once_and_listed_until_it_is_removed() {
-    let mut desk = Desk::new();
+    let mut fixture = Fixture::new();
     let good = manifest("web", "a");
-    desk.write("web.yaml", good.replace("    image", "    comand: [x]\n    image"));
-    let told = desk.scan();
-    assert!(told[0].contains("spec.containers[0].comand: unknown field, ignored"), "{told:?}");
-    assert_eq!(desk.names(), some(&["web-n"]));
-    let problems = desk.files.set().problems;
+    fixture.write("web.yaml", good.replace("    image", "    comand: [x]\n    image"));
+    let notices = fixture.scan();
+    assert!(notices[0].contains("spec.containers[0].comand: unknown field, ignored"), "{notices:?}");
+    assert_eq!(fixture.names(), some(&["web-n"]));
+    let problems = fixture.files.set().problems;
     assert_eq!((problems.len(), problems[0].ignored, problems[0].kept), (1, true, false));
-    assert!(desk.scan().is_empty());
-    desk.write("web.yaml", good);
-    assert!(desk.scan().is_empty());
-    assert!(desk.files.set().problems.is_empty());
+    assert!(fixture.scan().is_empty());
+    fixture.write("web.yaml", good);
+    assert!(fixture.scan().is_empty());
+    assert!(fixture.files.set().problems.is_empty());
 }
 
 #[test]
 fn invalid_files_do_not_affect_valid_ones() {
-    let mut desk = Desk::new();
-    desk.write("b.yaml", manifest("good", "i:1"));
-    desk.write(".hidden.yaml", manifest("hidden", "i:1"));
-    desk.write("empty.yaml", "");
-    desk.write("comment.yaml", "# nothing here\n");
-    desk.write("binary.yaml", [0, 159, 146, 150, 255]);
-    desk.write(
+    let mut fixture = Fixture::new();
+    fixture.write("b.yaml", manifest("good", "i:1"));
+    fixture.write(".hidden.yaml", manifest("hidden", "i:1"));
+    fixture.write("empty.yaml", "");
+    fixture.write("comment.yaml", "# nothing here\n");
+    fixture.write("binary.yaml", [0, 159, 146, 150, 255]);
+    fixture.write(
         "bomb.yaml",
         "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\n\
         c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\n\
         e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\n",
     );
-    desk.write("half.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [");
-    File::create(desk.path("huge.yaml")).unwrap().set_len(MAX_MANIFEST_BYTES as u64 + 1).unwrap();
-    std::fs::create_dir(desk.path("directory.yaml")).unwrap();
-    symlink("/nowhere/at/all", desk.path("dangling.yaml")).unwrap();
-    symlink("loop.yaml", desk.path("loop.yaml")).unwrap();
-    symlink("/dev/zero", desk.path("zero.yaml")).unwrap();
-    let fifo = desk.path("fifo.yaml");
+    fixture.write("half.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [");
+    File::create(fixture.path("huge.yaml")).unwrap().set_len(MAX_MANIFEST_BYTES as u64 + 1).unwrap();
+    std::fs::create_dir(fixture.path("directory.yaml")).unwrap();
+    symlink("/nowhere/at/all", fixture.path("dangling.yaml")).unwrap();
+    symlink("loop.yaml", fixture.path("loop.yaml")).unwrap();
+    symlink("/dev/zero", fixture.path("zero.yaml")).unwrap();
+    let fifo = fixture.path("fifo.yaml");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    let _socket = std::os::unix::net::UnixListener::bind(desk.path("socket.yaml")).unwrap();
-    desk.write("real", manifest("linked", "i:1"));
-    std::fs::rename(desk.path("real"), desk.path(".real")).unwrap();
-    symlink(".real", desk.path("link.yaml")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(fixture.path("socket.yaml")).unwrap();
+    fixture.write("real", manifest("linked", "i:1"));
+    std::fs::rename(fixture.path("real"), fixture.path(".real")).unwrap();
+    symlink(".real", fixture.path("link.yaml")).unwrap();
 
-    let news = desk.scan();
-    assert_eq!(desk.names(), some(&["good-n", "linked-n"]));
-    let told: Vec<&str> = news.iter().filter_map(|line| line.split('.').next()).collect();
+    let news = fixture.scan();
+    assert_eq!(fixture.names(), some(&["good-n", "linked-n"]));
+    let reported: Vec<&str> = news.iter().filter_map(|line| line.split('.').next()).collect();
     assert_eq!(
-        told,
+        reported,
         ["binary", "bomb", "comment", "dangling", "empty", "fifo", "half", "huge", "loop", "socket", "zero",]
     );
-    let set = desk.files.set();
-    assert_eq!(set.problems.len(), told.len());
+    let set = fixture.files.set();
+    assert_eq!(set.problems.len(), reported.len());
     assert!(set.problems.iter().all(|problem| !problem.kept));
     assert!(news[5].contains("is a named pipe; only regular files are read"), "{}", news[5]);
     // Without a change nothing is reported again, and the pods are the same objects.
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    assert_eq!(desk.files.set(), set);
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    assert_eq!(fixture.files.set(), set);
 }
 
 #[test]
 fn a_broken_manifest_keeps_its_pod() {
-    let mut desk = Desk::new();
-    desk.write("a.yaml", manifest("a", "i:1"));
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    let good = desk.files.set();
+    let mut fixture = Fixture::new();
+    fixture.write("a.yaml", manifest("a", "i:1"));
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    let good = fixture.files.set();
     assert_eq!(good.problems, []);
 
-    desk.write("a.yaml", manifest("a", "[broken"));
-    let news = desk.files.scan(&mut desk.watch, Timestamp::from_second(7).unwrap());
-    assert_eq!((news.len(), news[0].kept.len()), (1, 1));
-    let set = desk.files.set();
+    fixture.write("a.yaml", manifest("a", "[broken"));
+    let news = fixture.files.scan(&mut fixture.watch, Timestamp::from_second(7).unwrap());
+    assert_eq!((news.len(), news[0].carried_over.len()), (1, 1));
+    let set = fixture.files.set();
     assert_eq!(set.pods, good.pods);
     assert!(set.problems[0].kept && set.problems[0].line.is_some());
     assert_eq!(set.problems[0].since, Timestamp::from_second(7).unwrap());
 
     // Every later list keeps the problem; another fault is reported again, but the problem's time stays.
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    desk.write("a.yaml", manifest("a", "i:1\n    imagePullPolicy: Maybe"));
-    let news = desk.scan();
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    fixture.write("a.yaml", manifest("a", "i:1\n    imagePullPolicy: Maybe"));
+    let news = fixture.scan();
     assert_eq!(
         news,
         ["a.yaml:8: spec.containers[0].imagePullPolicy: Unsupported value: \"Maybe\": \
          supported values: \"Always\", \"IfNotPresent\", \"Never\""]
     );
-    assert_eq!(desk.files.set().pods, good.pods);
-    assert_eq!(desk.files.set().problems[0].since, Timestamp::from_second(7).unwrap());
+    assert_eq!(fixture.files.set().pods, good.pods);
+    assert_eq!(fixture.files.set().problems[0].since, Timestamp::from_second(7).unwrap());
 
     // Truncated to zero bytes: the pod stays. Repaired without a change: the same pod. Deleted: removed.
-    desk.write("a.yaml", "");
-    assert_eq!(desk.scan(), ["a.yaml: the manifest is empty"]);
-    assert_eq!(desk.files.set().pods, good.pods);
-    desk.write("a.yaml", manifest("a", "i:1"));
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    assert_eq!(desk.files.set().pods.unwrap()[0].uid(), good.pods.unwrap()[0].uid());
-    desk.write("a.yaml", "{");
-    desk.scan();
-    std::fs::remove_file(desk.path("a.yaml")).unwrap();
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    assert_eq!(desk.files.set(), empty());
+    fixture.write("a.yaml", "");
+    assert_eq!(fixture.scan(), ["a.yaml: the manifest is empty"]);
+    assert_eq!(fixture.files.set().pods, good.pods);
+    fixture.write("a.yaml", manifest("a", "i:1"));
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    assert_eq!(fixture.files.set().pods.unwrap()[0].uid(), good.pods.unwrap()[0].uid());
+    fixture.write("a.yaml", "{");
+    fixture.scan();
+    std::fs::remove_file(fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    assert_eq!(fixture.files.set(), empty());
 }
 
 #[test]
 fn several_documents_are_several_pods() {
-    let mut desk = Desk::new();
+    let mut fixture = Fixture::new();
     let both = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1"));
-    desk.write("x.yaml", &both);
-    desk.scan();
-    assert_eq!(desk.names(), some(&["a-n", "b-n"]));
+    fixture.write("x.yaml", &both);
+    fixture.scan();
+    assert_eq!(fixture.names(), some(&["a-n", "b-n"]));
     // One becomes invalid: its pod stays unchanged, an edit of the other takes effect.
-    let before = desk.files.set().pods.unwrap();
-    desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
-    assert_eq!(desk.scan(), ["x.yaml:15: spec.containers[0].image: Required value"]);
-    let after = desk.files.set().pods.unwrap();
-    assert_eq!(desk.names(), some(&["a-n", "b-n"]));
+    let before = fixture.files.set().pods.unwrap();
+    fixture.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
+    assert_eq!(fixture.scan(), ["x.yaml:15: spec.containers[0].image: Required value"]);
+    let after = fixture.files.set().pods.unwrap();
+    assert_eq!(fixture.names(), some(&["a-n", "b-n"]));
     assert_ne!(before[0].uid(), after[0].uid());
     assert_eq!(before[1], after[1]);
-    desk.write("x.yaml", manifest("b", "i:1"));
-    desk.scan();
-    assert_eq!(desk.names(), some(&["b-n"]));
+    fixture.write("x.yaml", manifest("b", "i:1"));
+    fixture.scan();
+    assert_eq!(fixture.names(), some(&["b-n"]));
 }
 
 #[test]
 fn last_of_two_files_with_the_same_pod_is_used() {
-    let mut desk = Desk::new();
-    desk.write("a.yaml", manifest("web", "i:a"));
-    desk.write("b.yaml", manifest("web", "i:b"));
-    let news = desk.scan();
+    let mut fixture = Fixture::new();
+    fixture.write("a.yaml", manifest("web", "i:a"));
+    fixture.write("b.yaml", manifest("web", "i:b"));
+    let news = fixture.scan();
     assert_eq!(news, ["a.yaml: metadata.name: pod default/web-n is also in b.yaml, which counts"]);
-    let set = desk.files.set();
+    let set = fixture.files.set();
     assert_eq!(set.pods.as_ref().unwrap()[0].containers()[0].image.as_deref(), Some("i:b"));
     assert_eq!((set.pods.unwrap().len(), set.problems.len()), (1, 1));
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    std::fs::remove_file(desk.path("b.yaml")).unwrap();
-    assert_eq!(desk.scan(), Vec::<String>::new());
-    let set = desk.files.set();
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    std::fs::remove_file(fixture.path("b.yaml")).unwrap();
+    assert_eq!(fixture.scan(), Vec::<String>::new());
+    let set = fixture.files.set();
     assert_eq!(set.pods.unwrap()[0].containers()[0].image.as_deref(), Some("i:a"));
     assert_eq!(set.problems, []);
 
     let fixed = |name: &str| manifest(name, "i:1").replace("metadata: {", "metadata: {uid: one, ");
-    desk.write("c.yaml", fixed("c"));
-    desk.write("d.yaml", fixed("d"));
-    assert_eq!(desk.scan(), ["c.yaml: metadata.name: UID one is also in d.yaml, which counts"]);
+    fixture.write("c.yaml", fixed("c"));
+    fixture.write("d.yaml", fixed("d"));
+    assert_eq!(fixture.scan(), ["c.yaml: metadata.name: UID one is also in d.yaml, which counts"]);
 }
 
 #[test]
 fn missing_path_is_an_empty_set_and_unreadable_one_unknown() {
-    let mut desk = Desk::new();
-    let inner = desk.path("inner");
-    desk.files = Files::new(&inner, "n", nowhere());
-    assert_eq!(desk.files.set().pods, None, "the set is unknown before the first scan");
-    desk.scan();
-    assert_eq!(desk.names(), some(&[]));
+    let mut fixture = Fixture::new();
+    let inner = fixture.path("inner");
+    fixture.files = Files::new(&inner, "n", nowhere());
+    assert_eq!(fixture.files.set().pods, None, "the set is unknown before the first scan");
+    fixture.scan();
+    assert_eq!(fixture.names(), some(&[]));
 
     std::fs::create_dir(&inner).unwrap();
-    desk.write("inner/a.yaml", manifest("a", "i:1"));
-    desk.scan();
-    assert_eq!(desk.names(), some(&["a-n"]));
+    fixture.write("inner/a.yaml", manifest("a", "i:1"));
+    fixture.scan();
+    assert_eq!(fixture.names(), some(&["a-n"]));
 
     // Root may list every directory, so the path becomes a loop of links instead.
-    std::fs::rename(&inner, desk.path("away")).unwrap();
+    std::fs::rename(&inner, fixture.path("away")).unwrap();
     symlink("inner", &inner).unwrap();
-    let news = desk.scan();
+    let news = fixture.scan();
     assert_eq!(news.len(), 1);
-    assert_eq!(desk.names(), some(&["a-n"]));
-    assert!(desk.files.set().problems[0].kept);
-    assert_eq!(desk.scan(), Vec::<String>::new());
+    assert_eq!(fixture.names(), some(&["a-n"]));
+    assert!(fixture.files.set().problems[0].kept);
+    assert_eq!(fixture.scan(), Vec::<String>::new());
 
     std::fs::remove_file(&inner).unwrap();
-    std::fs::rename(desk.path("away"), &inner).unwrap();
-    desk.scan();
-    assert_eq!((desk.names(), desk.files.set().problems.len()), (some(&["a-n"]), 0));
+    std::fs::rename(fixture.path("away"), &inner).unwrap();
+    fixture.scan();
+    assert_eq!((fixture.names(), fixture.files.set().problems.len()), (some(&["a-n"]), 0));
     std::fs::remove_dir_all(&inner).unwrap();
-    desk.scan();
-    assert_eq!(desk.names(), some(&[]));
+    fixture.scan();
+    assert_eq!(fixture.names(), some(&[]));
 
-    let unreadable = desk.path("loop");
+    let unreadable = fixture.path("loop");
     symlink("loop", &unreadable).unwrap();
-    desk.files = Files::new(&unreadable, "n", nowhere());
-    desk.scan();
-    assert_eq!(desk.names(), None, "a path that was never read is not an empty one");
-    assert_eq!(desk.files.set().problems.len(), 1);
+    fixture.files = Files::new(&unreadable, "n", nowhere());
+    fixture.scan();
+    assert_eq!(fixture.names(), None, "a path that was never read is not an empty one");
+    assert_eq!(fixture.files.set().problems.len(), 1);
 }
 
 #[test]
 fn single_file_is_accepted_as_source() {
-    let mut desk = Desk::new();
-    desk.write("pod.yaml", manifest("a", "i:1"));
-    desk.files = Files::new(&desk.path("pod.yaml"), "n", nowhere());
-    desk.scan();
-    assert_eq!(desk.names(), some(&["a-n"]));
-    desk.write("pod.yaml", "]");
-    assert_eq!(desk.scan().len(), 1);
-    assert_eq!(desk.names(), some(&["a-n"]));
+    let mut fixture = Fixture::new();
+    fixture.write("pod.yaml", manifest("a", "i:1"));
+    fixture.files = Files::new(&fixture.path("pod.yaml"), "n", nowhere());
+    fixture.scan();
+    assert_eq!(fixture.names(), some(&["a-n"]));
+    fixture.write("pod.yaml", "]");
+    assert_eq!(fixture.scan().len(), 1);
+    assert_eq!(fixture.names(), some(&["a-n"]));
 }
 
 #[test]
 fn an_unchanged_file_is_not_read_again() {
-    let desk = Desk::new();
+    let fixture = Fixture::new();
     let now = Timestamp::now();
-    desk.write("a", "x");
-    let Ok(Reading::Content(bytes, stamp)) = read(&desk.path("a"), None) else { panic!() };
+    fixture.write("a", "x");
+    let Ok(Reading::Content(bytes, stamp)) = read(&fixture.path("a"), None) else { panic!() };
     assert_eq!(bytes, b"x");
-    assert!(matches!(read(&desk.path("a"), Some(stamp)), Ok(Reading::Unchanged)));
+    assert!(matches!(read(&fixture.path("a"), Some(stamp)), Ok(Reading::Unchanged)));
     assert!(stamp.is_fresh(now));
     assert!(!stamp.is_fresh(Timestamp::now() + Duration::from_secs(5)));
-    desk.write("a", "yy");
-    assert!(matches!(read(&desk.path("a"), Some(stamp)), Ok(Reading::Content(..))));
-    assert!(matches!(read(&desk.path("b"), None), Ok(Reading::Gone)));
+    fixture.write("a", "yy");
+    assert!(matches!(read(&fixture.path("a"), Some(stamp)), Ok(Reading::Content(..))));
+    assert!(matches!(read(&fixture.path("b"), None), Ok(Reading::Gone)));
 }
 
 /// A test bench whose agent can be restarted.
-struct Restarts {
-    desk: Desk,
+struct RestartFixture {
+    fixture: Fixture,
     state: tempfile::TempDir,
 }
 
-impl Restarts {
+impl RestartFixture {
     fn new() -> Self {
-        let mut restarts = Restarts { desk: Desk::new(), state: tempfile::tempdir().unwrap() };
+        let mut restarts = RestartFixture { fixture: Fixture::new(), state: tempfile::tempdir().unwrap() };
         restarts.start();
         restarts
     }
@@ -441,22 +441,22 @@ impl Restarts {
     /// The set without the marks, which contain the time of each start, and without the numbers of
     /// incarnations, which each start assigns.
     fn set(&self) -> SourceSet {
-        let set = self.desk.files.set();
+        let set = self.fixture.files.set();
         let bare = |pods: Vec<Pod>| pods.iter().map(|pod| Pod::from(merge::unmarked(pod))).collect();
         SourceSet { pods: set.pods.map(bare), incarnations: Incarnations::new(), ..set }
     }
 
     /// A new agent that has not scanned yet.
     fn start(&mut self) {
-        let root = self.desk.files.root.clone();
+        let root = self.fixture.files.root.clone();
         let store = Store::new(Some(self.state.path()), SourceName::File, "n");
-        self.desk.files = Files::new(&root, "n", store);
-        self.desk.watch = Watch::new(&root, Wake::new().unwrap());
+        self.fixture.files = Files::new(&root, "n", store);
+        self.fixture.watch = Watch::new(&root, Wake::new().unwrap());
     }
 
     fn turn(&mut self) -> Vec<String> {
-        let news = self.desk.scan();
-        self.desk.files.save(&StopToken::never());
+        let news = self.fixture.scan();
+        self.fixture.files.save(&StopToken::never());
         news
     }
 
@@ -476,9 +476,9 @@ impl Restarts {
 
 #[test]
 fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
-    let mut agent = Restarts::new();
-    agent.desk.write("a.yaml", manifest("a", "i:1"));
-    agent.desk.write("b.yaml", manifest("b", "i:1"));
+    let mut agent = RestartFixture::new();
+    agent.fixture.write("a.yaml", manifest("a", "i:1"));
+    agent.fixture.write("b.yaml", manifest("b", "i:1"));
     agent.turn();
     let good = agent.set();
     let records = agent.records();
@@ -489,48 +489,48 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
     assert_eq!((agent.records(), agent.set()), (records.clone(), good.clone()));
 
     for broken in ["", "kind: [", "apiVersion: v1\nkind: Service\n", &manifest("UP", "i:1")] {
-        agent.desk.write("a.yaml", broken);
+        agent.fixture.write("a.yaml", broken);
         let news = agent.restart();
         assert_eq!(news.len(), 1);
         assert!(news[0].starts_with("a.yaml:"), "{news:?}");
         let set = agent.set();
         assert_eq!(set.pods, good.pods, "the same pods, UIDs included");
         assert_eq!(set.problems.len(), 1);
-        assert!(set.problems[0].kept && set.problems[0].since.as_second() == agent.desk.clock);
+        assert!(set.problems[0].kept && set.problems[0].since.as_second() == agent.fixture.clock);
         assert_eq!((agent.turn(), agent.records()), (vec![], records.clone()));
     }
     // A file that cannot be read at all is treated like an invalid one.
-    std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
-    symlink("/nowhere/at/all", agent.desk.path("a.yaml")).unwrap();
+    std::fs::remove_file(agent.fixture.path("a.yaml")).unwrap();
+    symlink("/nowhere/at/all", agent.fixture.path("a.yaml")).unwrap();
     agent.restart();
     assert_eq!(agent.set().pods, good.pods);
-    std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
+    std::fs::remove_file(agent.fixture.path("a.yaml")).unwrap();
 
     // Repaired without a change, while the pod runs: no change. With an edit: another pod.
-    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.fixture.write("a.yaml", manifest("a", "i:1"));
     assert_eq!((agent.turn(), agent.set()), (vec![], good.clone()));
-    agent.desk.write("a.yaml", "{");
+    agent.fixture.write("a.yaml", "{");
     agent.restart();
-    agent.desk.write("a.yaml", manifest("a", "i:2"));
+    agent.fixture.write("a.yaml", manifest("a", "i:2"));
     agent.turn();
     let edited = agent.set();
     assert_ne!(edited.pods.as_ref().unwrap()[0].uid(), good.pods.unwrap()[0].uid());
-    agent.desk.write("a.yaml", "{");
+    agent.fixture.write("a.yaml", "{");
     agent.restart();
     assert_eq!(agent.set().pods, edited.pods, "the newest good version counts");
 }
 
 #[test]
 fn a_partly_valid_file_keeps_its_pods() {
-    let mut agent = Restarts::new();
-    agent.desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
+    let mut agent = RestartFixture::new();
+    agent.fixture.write("x.yaml", format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1")));
     agent.turn();
-    agent.desk.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
+    agent.fixture.write("x.yaml", format!("{}---\n{}", manifest("a", "i:2"), manifest("b", "''")));
     agent.turn();
     let mixed = agent.set().pods;
     agent.restart();
     assert_eq!(agent.set().pods, mixed);
-    agent.desk.write("x.yaml", "]");
+    agent.fixture.write("x.yaml", "]");
     agent.restart();
     assert_eq!(agent.set().pods, mixed);
     assert_eq!(agent.records().len(), 1);
@@ -538,26 +538,26 @@ fn a_partly_valid_file_keeps_its_pods() {
 
 #[test]
 fn manifest_deleted_while_agent_was_stopped_has_no_pod() {
-    let mut agent = Restarts::new();
+    let mut agent = RestartFixture::new();
     for name in ["a", "b", "c"] {
-        agent.desk.write(&format!("{name}.yaml"), manifest(name, "i:1"));
+        agent.fixture.write(&format!("{name}.yaml"), manifest(name, "i:1"));
     }
     agent.turn();
     assert_eq!(agent.records().len(), 3);
-    std::fs::remove_file(agent.desk.path("a.yaml")).unwrap();
+    std::fs::remove_file(agent.fixture.path("a.yaml")).unwrap();
     agent.turn();
     assert_eq!(agent.records().len(), 2);
-    std::fs::remove_file(agent.desk.path("b.yaml")).unwrap();
+    std::fs::remove_file(agent.fixture.path("b.yaml")).unwrap();
     agent.restart();
-    assert_eq!((agent.desk.names(), agent.records().len()), (some(&["c-n"]), 1));
+    assert_eq!((agent.fixture.names(), agent.records().len()), (some(&["c-n"]), 1));
     // It is written again, but invalid: that is a new file.
-    agent.desk.write("b.yaml", "{");
+    agent.fixture.write("b.yaml", "{");
     agent.turn();
     agent.restart();
-    assert_eq!(agent.desk.names(), some(&["c-n"]));
+    assert_eq!(agent.fixture.names(), some(&["c-n"]));
 
     // A missing directory is an empty set, also at a start.
-    std::fs::remove_dir_all(agent.desk.directory.path()).unwrap();
+    std::fs::remove_dir_all(agent.fixture.directory.path()).unwrap();
     agent.restart();
     assert_eq!(agent.set(), empty());
     assert_eq!(agent.records(), []);
@@ -565,15 +565,15 @@ fn manifest_deleted_while_agent_was_stopped_has_no_pod() {
 
 #[test]
 fn a_path_that_cannot_be_listed_at_a_start_keeps_its_pods() {
-    let mut agent = Restarts::new();
-    let inner = agent.desk.path("inner");
+    let mut agent = RestartFixture::new();
+    let inner = agent.fixture.path("inner");
     std::fs::create_dir(&inner).unwrap();
-    agent.desk.files.root = inner.clone();
+    agent.fixture.files.root = inner.clone();
     agent.start();
-    agent.desk.write("inner/a.yaml", manifest("a", "i:1"));
+    agent.fixture.write("inner/a.yaml", manifest("a", "i:1"));
     agent.turn();
     let good = agent.set();
-    std::fs::rename(&inner, agent.desk.path("away")).unwrap();
+    std::fs::rename(&inner, agent.fixture.path("away")).unwrap();
     symlink("inner", &inner).unwrap();
     assert_eq!(agent.restart().len(), 1);
     let set = agent.set();
@@ -581,19 +581,19 @@ fn a_path_that_cannot_be_listed_at_a_start_keeps_its_pods() {
     assert!(set.problems[0].kept);
     assert_eq!((agent.turn(), agent.records().len()), (vec![], 1));
     std::fs::remove_file(&inner).unwrap();
-    std::fs::rename(agent.desk.path("away"), &inner).unwrap();
+    std::fs::rename(agent.fixture.path("away"), &inner).unwrap();
     agent.turn();
     assert_eq!(agent.set(), good);
     std::fs::remove_file(inner.join("a.yaml")).unwrap();
     agent.turn();
-    assert_eq!((agent.desk.names(), agent.records().len()), (some(&[]), 0));
+    assert_eq!((agent.fixture.names(), agent.records().len()), (some(&[]), 0));
 }
 
 #[test]
 fn damaged_store_does_not_prevent_start_of_pods() {
-    let mut agent = Restarts::new();
-    agent.desk.write("a.yaml", manifest("a", "i:1"));
-    agent.desk.write("b.yaml", manifest("b", "i:1"));
+    let mut agent = RestartFixture::new();
+    agent.fixture.write("a.yaml", manifest("a", "i:1"));
+    agent.fixture.write("b.yaml", manifest("b", "i:1"));
     agent.turn();
     let good = agent.set();
     std::fs::write(agent.state.path().join("stray"), "x").unwrap();
@@ -601,14 +601,14 @@ fn damaged_store_does_not_prevent_start_of_pods() {
         std::fs::write(path, "{\"format\": \"coracle/last-good-manifest\", \"version\": 99}").unwrap();
     }
     // The valid file does not need its record, and writes a new one. The invalid one has none.
-    agent.desk.write("a.yaml", "{");
+    agent.fixture.write("a.yaml", "{");
     agent.restart();
-    assert_eq!(agent.desk.names(), some(&["b-n"]));
+    assert_eq!(agent.fixture.names(), some(&["b-n"]));
     assert!(!agent.set().problems[0].kept);
-    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.fixture.write("a.yaml", manifest("a", "i:1"));
     agent.turn();
-    agent.desk.write("a.yaml", "{");
-    agent.desk.write("b.yaml", "{");
+    agent.fixture.write("a.yaml", "{");
+    agent.fixture.write("b.yaml", "{");
     agent.restart();
     assert_eq!(agent.set().pods, good.pods);
 
@@ -616,9 +616,9 @@ fn damaged_store_does_not_prevent_start_of_pods() {
     let state = agent.state.path().to_owned();
     std::fs::remove_dir_all(&state).unwrap();
     std::fs::write(&state, "x").unwrap();
-    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    agent.fixture.write("a.yaml", manifest("a", "i:1"));
     agent.restart();
-    assert_eq!(agent.desk.names(), some(&["a-n"]));
+    assert_eq!(agent.fixture.names(), some(&["a-n"]));
     std::fs::remove_file(&state).unwrap();
     agent.turn();
     assert_eq!(agent.records().len(), 1, "what failed is made up for");
@@ -627,22 +627,22 @@ fn damaged_store_does_not_prevent_start_of_pods() {
 #[test]
 fn a_file_that_is_written_during_a_start_keeps_its_pod() {
     use std::io::Write;
-    let mut agent = Restarts::new();
-    agent.desk.write("a.yaml", manifest("a", "i:1"));
+    let mut agent = RestartFixture::new();
+    agent.fixture.write("a.yaml", manifest("a", "i:1"));
     agent.turn();
     let good = agent.set();
     agent.start();
-    agent.desk.watch.arm();
-    let mut file = File::create(agent.desk.path("a.yaml")).unwrap();
+    agent.fixture.watch.arm();
+    let mut file = File::create(agent.fixture.path("a.yaml")).unwrap();
     file.write_all(b"apiVersion: v1\n").unwrap();
-    agent.desk.watch.wait(Instant::now() + Duration::from_millis(1));
+    agent.fixture.watch.wait(Instant::now() + Duration::from_millis(1));
     agent.turn();
     assert_eq!(agent.set().pods, good.pods);
     assert_eq!(agent.records().len(), 1);
 }
 
 /// The real thread with a real directory; its neighbors are only channels.
-struct Live {
+struct ThreadFixture {
     directory: tempfile::TempDir,
     inbox: Inbox<SourceName, SourceSet>,
     events: Receiver<Box<Event>>,
@@ -650,7 +650,7 @@ struct Live {
     running: Running,
 }
 
-impl Live {
+impl ThreadFixture {
     fn new(below: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (post, inbox) = mailbox(newest);
@@ -660,7 +660,7 @@ impl Live {
         let settings = FileSettings { path: directory.path().join(below), check: CHECK_MAX };
         let store = Store::new(None, SourceName::File, "Node");
         let running = spawn("Node", &settings, store, &Deps { post, events: sink, on_death }).unwrap();
-        Live { directory, inbox, events, _deaths: deaths, running }
+        ThreadFixture { directory, inbox, events, _deaths: deaths, running }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -675,7 +675,7 @@ impl Live {
 
 #[test]
 fn the_thread_follows_the_directory() {
-    let live = Live::new("");
+    let live = ThreadFixture::new("");
     assert_eq!(live.next(), empty());
 
     // As an editor writes: a swap file, a temporary file, a rename. One change. A file that is not
@@ -716,7 +716,7 @@ fn the_thread_waits_for_a_slow_writer() {
     let text = format!("{}---\n{}", manifest("a", "i:1"), manifest("b", "i:1"));
     let (start, end) = text.split_at(manifest("a", "i:1").len());
     for round in 1..=5 {
-        let live = Live::new("");
+        let live = ThreadFixture::new("");
         live.next();
         let begun = Instant::now();
         let mut file = File::create(live.path("x.yaml")).unwrap();
@@ -738,7 +738,7 @@ fn the_thread_waits_for_a_slow_writer() {
 
 #[test]
 fn thread_follows_creation_and_removal_of_path() {
-    let live = Live::new("etc/manifests");
+    let live = ThreadFixture::new("etc/manifests");
     assert_eq!(names(&live.next()), some(&[]));
     std::fs::create_dir(live.path("etc")).unwrap();
     std::fs::create_dir(live.path("staged")).unwrap();
@@ -755,14 +755,14 @@ fn thread_follows_creation_and_removal_of_path() {
 
 #[test]
 fn the_thread_follows_a_single_file_and_swapped_links() {
-    let live = Live::new("pod.yaml");
+    let live = ThreadFixture::new("pod.yaml");
     assert_eq!(names(&live.next()), some(&[]));
     std::fs::write(live.path("pod.yaml"), manifest("a", "i:1")).unwrap();
     assert_eq!(names(&live.next()), some(&["a-node"]));
     std::fs::write(live.path("pod.yaml"), manifest("b", "i:1")).unwrap();
     assert_eq!(names(&live.next()), some(&["b-node"]));
 
-    let live = Live::new("");
+    let live = ThreadFixture::new("");
     live.next();
     for (version, image) in [("..1", "i:1"), ("..2", "i:2")] {
         std::fs::create_dir(live.path(version)).unwrap();
@@ -779,7 +779,7 @@ fn the_thread_follows_a_single_file_and_swapped_links() {
 
 #[test]
 fn the_thread_posts_another_incarnation() {
-    let live = Live::new("");
+    let live = ThreadFixture::new("");
     live.next();
     std::fs::write(live.path("a.yaml"), manifest("a", "i:1")).unwrap();
     let first = live.next();

@@ -111,11 +111,11 @@ fn binary(digits: &str, decimals: i32, exponent: i32, negative: bool) -> Result<
     let digits: i128 = digits.parse().map_err(|_| NoFingerprint)?;
     let digits = digits.checked_mul(1_i128 << exponent).filter(|digits| *digits > 0).ok_or(NoFingerprint)?;
     let digits = rescaled(digits, decimals, -NANO)?;
-    let one = 10_i128.pow(NANO.unsigned_abs());
-    if digits > one * i128::from(i64::MAX) {
+    let nanos_per_unit = 10_i128.pow(NANO.unsigned_abs());
+    if digits > nanos_per_unit * i128::from(i64::MAX) {
         return Err(NoFingerprint);
     }
-    let format = if digits < one { "DecimalSI" } else { "BinarySI" };
+    let format = if digits < nanos_per_unit { "DecimalSI" } else { "BinarySI" };
     let digits = if negative { -digits } else { digits };
     Ok(Held { decimal: Some((digits, -NANO)), format, ..Held::default() })
 }
@@ -151,10 +151,10 @@ fn length(text: &str) -> Result<i32, NoFingerprint> {
 fn unit(suffix: &str) -> Result<(i32, i32, &'static str), NoFingerprint> {
     let decimal = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    if let Some((_, exponent)) = decimal.iter().zip((-9..).step_by(3)).find(|(one, _)| **one == suffix) {
+    if let Some((_, exponent)) = decimal.iter().zip((-9..).step_by(3)).find(|(known, _)| **known == suffix) {
         return Ok((10, exponent, "DecimalSI"));
     }
-    if let Some((_, exponent)) = binary.iter().zip((10..).step_by(10)).find(|(one, _)| **one == suffix) {
+    if let Some((_, exponent)) = binary.iter().zip((10..).step_by(10)).find(|(known, _)| **known == suffix) {
         return Ok((2, exponent, "BinarySI"));
     }
     let exponent = suffix.strip_prefix(['e', 'E']).and_then(|digits| digits.parse().ok());
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn small_quantities_keep_canonical_text() {
-        for (text, value, scale, kept) in [
+        for (text, value, scale, unchanged) in [
             ("100m", 100, -3, true),
             ("1000m", 1000, -3, false),
             ("0.5", 5, -1, false),
@@ -187,7 +187,7 @@ mod tests {
             ("-3", -3, 0, true),
         ] {
             let held = held(text, true).unwrap();
-            assert_eq!((held.value, held.scale, held.text == text), (value, scale, kept), "{text}");
+            assert_eq!((held.value, held.scale, held.text == text), (value, scale, unchanged), "{text}");
         }
         assert_eq!(
             held("1u", true).unwrap(),

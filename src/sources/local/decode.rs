@@ -56,7 +56,7 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
                 content.unknown.push(Flaw { line: Some(duplicate.second), ..Flaw::whole(message) });
             }
         }
-        let mut one = |prefix: String, value: &Value| {
+        let mut read_object = |prefix: String, value: &Value| {
             let mut report = Report { flaws: Vec::new(), unknown: Vec::new() };
             let object = object(value, exposed, &mut report);
             let place = |mut flaw: Flaw| {
@@ -83,7 +83,7 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
                         Entry::Occupied(taken) => {
                             let Key { kind, namespace, name } = taken.key();
                             let message = format!("Duplicate value: {} {namespace}/{name}", kind.word());
-                            report.flaws.push(Flaw::at("metadata.name", message));
+                            report.flaws.push(Flaw::in_field("metadata.name", message));
                         }
                     }
                 }
@@ -97,10 +97,10 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
         match (document.value.get("kind").and_then(Value::as_str), items) {
             (Some("List" | "SecretList" | "ConfigMapList"), Some(items)) => {
                 for (index, item) in items.iter().enumerate() {
-                    one(format!("items[{index}]"), item);
+                    read_object(format!("items[{index}]"), item);
                 }
             }
-            _ => one(String::new(), &document.value),
+            _ => read_object(String::new(), &document.value),
         }
     }
     content
@@ -114,7 +114,7 @@ struct Report {
 impl Report {
     fn flaw(&mut self, field: &str, message: impl Into<String>) {
         if self.flaws.len() < MAX_FAULTS {
-            self.flaws.push(Flaw::at(field, message));
+            self.flaws.push(Flaw::in_field(field, message));
         }
     }
 
@@ -211,7 +211,7 @@ fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(
         let common = ["apiVersion", "kind", "metadata", "immutable"];
         let known = common.contains(&name.as_str()) || own.contains(&name.as_str());
         if !known && report.unknown.len() < MAX_FAULTS {
-            report.unknown.push(Flaw::at(name.as_str(), "unknown field, ignored"));
+            report.unknown.push(Flaw::in_field(name.as_str(), "unknown field, ignored"));
         }
     }
     Some((key, object))

@@ -35,7 +35,7 @@ struct Entry {
     flaws: Vec<Flaw>,
     unknown: Vec<Flaw>,
     /// Whether some of the objects are of an earlier version of the file.
-    kept: bool,
+    uses_last_valid: bool,
     since: Option<Timestamp>,
 }
 
@@ -45,7 +45,7 @@ impl Entry {
     }
 
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
-        problems(place, &self.flaws, &self.unknown, self.kept, self.since.unwrap_or_default())
+        problems(place, &self.flaws, &self.unknown, self.uses_last_valid, self.since.unwrap_or_default())
     }
 
     /// Stores the result of a reading. While there is a fault, the earlier objects remain. Returns
@@ -59,7 +59,7 @@ impl Entry {
                 objects.entry(key).or_insert(object);
             }
         }
-        self.kept = objects.len() > read;
+        self.uses_last_valid = objects.len() > read;
         (self.objects, self.flaws, self.unknown) = (objects, flaws, unknown);
         if self.flaws.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
@@ -71,8 +71,8 @@ impl Entry {
         let problems: Vec<SourceProblem> = self.problems(place).collect();
         changed.then(|| Notice {
             place: place.to_owned(),
-            message: text(summary(place, &problems), self.kept),
-            kept: Vec::new(),
+            message: text(summary(place, &problems), self.uses_last_valid),
+            carried_over: Vec::new(),
         })
     }
 }
@@ -82,8 +82,8 @@ fn size(key: &Key, object: &Object) -> usize {
     key.name.len() + values.map(|(key, value)| key.len() + value.len()).sum::<usize>()
 }
 
-fn text(problem: String, kept: bool) -> String {
-    if kept { problem + "; the objects of the last valid version stay in use" } else { problem }
+fn text(problem: String, uses_last_valid: bool) -> String {
+    if uses_last_valid { problem + "; the objects of the last valid version stay in use" } else { problem }
 }
 
 /// The state of all files of the directory. INVARIANT: entries are the listed files.
@@ -164,7 +164,7 @@ impl Files {
                 if self.unlisted.as_ref() != Some(&flaw) {
                     let place = self.root.to_string_lossy().into_owned();
                     let message = format!("{place}: {}", flaw.message);
-                    notices.push(Notice { place, message, kept: Vec::new() });
+                    notices.push(Notice { place, message, carried_over: Vec::new() });
                 }
                 self.unlisted = Some(flaw);
             }
@@ -250,9 +250,9 @@ impl Files {
                 }
             }
         }
-        for (path, message) in found.iter().filter(|it| !self.collisions.contains(it)) {
+        for (path, message) in found.iter().filter(|collision| !self.collisions.contains(collision)) {
             let place = path.to_string_lossy().into_owned();
-            notices.push(Notice { place, message: message.clone(), kept: Vec::new() });
+            notices.push(Notice { place, message: message.clone(), carried_over: Vec::new() });
         }
         self.collisions = found;
     }
@@ -299,7 +299,7 @@ fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, String> {
     if meta.is_symlink() {
         return Err("the file is a symbolic link; only regular files are read".to_owned());
     }
-    if last == Some(Stamp::of(&meta)) {
+    if last == Some(Stamp::from_metadata(&meta)) {
         return Ok(Reading::Unchanged);
     }
     let file = match untrusted::open(path) {
@@ -314,7 +314,7 @@ fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, String> {
     }
     let own = rustix::process::geteuid().as_raw();
     let exposed = exposed(meta.mode(), meta.uid(), own);
-    Ok(Reading::Content(decode::read(&bytes, exposed.as_deref()), Stamp::of(&meta)))
+    Ok(Reading::Content(decode::read(&bytes, exposed.as_deref()), Stamp::from_metadata(&meta)))
 }
 
 fn bytes(file: File) -> std::io::Result<Vec<u8>> {

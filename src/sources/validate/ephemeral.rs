@@ -19,7 +19,10 @@ pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
     } else {
         report.check(&name, &wanted.name, names::dns_label(&wanted.name));
     }
-    let mut names = pod.all_containers().map(|one| &one.name).chain(present.iter().map(|one| &one.name));
+    let mut names = pod
+        .all_containers()
+        .map(|container| &container.name)
+        .chain(present.iter().map(|container| &container.name));
     if names.any(|other| *other == wanted.name) {
         report.duplicate(&name, &wanted.name);
     }
@@ -31,7 +34,7 @@ pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
         _ => {}
     }
     if let Some(target) = wanted.target_container_name.as_deref().filter(|target| !target.is_empty())
-        && !pod.all_containers().any(|one| one.name == target)
+        && !pod.all_containers().any(|container| container.name == target)
     {
         report.not_found(&path.field("targetContainerName"), target);
     }

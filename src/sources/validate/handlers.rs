@@ -83,7 +83,7 @@ fn probe(probe: Option<&Probe>, kind: Kind, path: &Path<'_>, report: &mut Report
     let exec = probe.exec.as_ref();
     handlers(
         Handlers { exec, http_get: probe.http_get.as_ref(), tcp_socket: probe.tcp_socket.as_ref() },
-        probe.grpc.as_ref().map(One::Grpc),
+        probe.grpc.as_ref().map(SpecialHandler::Grpc),
         path,
         report,
     );
@@ -113,7 +113,7 @@ fn probe(probe: Option<&Probe>, kind: Kind, path: &Path<'_>, report: &mut Report
 
 fn hook(hook: Option<&LifecycleHandler>, grace_seconds: i64, path: &Path<'_>, report: &mut Report) {
     let Some(hook) = hook else { return };
-    let sleep = hook.sleep.as_ref().map(|action| One::Sleep(action, grace_seconds));
+    let sleep = hook.sleep.as_ref().map(|action| SpecialHandler::Sleep(action, grace_seconds));
     let set = Handlers {
         exec: hook.exec.as_ref(),
         http_get: hook.http_get.as_ref(),
@@ -130,14 +130,14 @@ struct Handlers<'a> {
 }
 
 /// The fields that only probes or only hooks have.
-enum One<'a> {
+enum SpecialHandler<'a> {
     Grpc(&'a GRPCAction),
     Sleep(&'a SleepAction, i64),
 }
 
-fn handlers(set: Handlers<'_>, special: Option<One<'_>>, path: &Path<'_>, report: &mut Report) {
+fn handlers(set: Handlers<'_>, special: Option<SpecialHandler<'_>>, path: &Path<'_>, report: &mut Report) {
     let mut count = 0;
-    let mut one = |report: &mut Report, name: &str| {
+    let mut is_first = |report: &mut Report, name: &str| {
         count += 1;
         if count > 1 {
             report.forbidden(&path.field(name), "may not specify more than 1 handler type");
@@ -145,26 +145,28 @@ fn handlers(set: Handlers<'_>, special: Option<One<'_>>, path: &Path<'_>, report
         count == 1
     };
     if let Some(action) = set.exec
-        && one(report, "exec")
+        && is_first(report, "exec")
         && action.command.as_ref().is_none_or(Vec::is_empty)
     {
         report.required(&path.field("exec").field("command"), "");
     }
     if let Some(action) = set.http_get
-        && one(report, "httpGet")
+        && is_first(report, "httpGet")
     {
         http_get(action, &path.field("httpGet"), report);
     }
     if let Some(action) = set.tcp_socket
-        && one(report, "tcpSocket")
+        && is_first(report, "tcpSocket")
     {
         port(&action.port, &path.field("tcpSocket").field("port"), report);
     }
     match special {
-        Some(One::Grpc(action)) if one(report, "grpc") => {
+        Some(SpecialHandler::Grpc(action)) if is_first(report, "grpc") => {
             number(action.port, &path.field("grpc").field("port"), report);
         }
-        Some(One::Sleep(action, grace)) if one(report, "sleep") && !(0..=grace).contains(&action.seconds) => {
+        Some(SpecialHandler::Sleep(action, grace))
+            if is_first(report, "sleep") && !(0..=grace).contains(&action.seconds) =>
+        {
             report.invalid(
                 &path.field("sleep").field("seconds"),
                 &action.seconds,

@@ -68,9 +68,9 @@ fn invalid_metadata_has_upstreams_message() {
 #[test]
 fn invalid_container_or_image_has_upstreams_message() {
     let init = |fields: Value| {
-        let mut one = json!({"name": "i", "image": "i"});
-        one.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        json!({"initContainers": [one]})
+        let mut container = json!({"name": "i", "image": "i"});
+        container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        json!({"initContainers": [container]})
     };
     let named = format!("name: Invalid value: \"N\": {LABEL}");
     containers(vec![

@@ -71,7 +71,7 @@ impl Report {
 
     fn add(&mut self, path: &Path<'_>, message: String) {
         if self.flaws.len() < MAX_FLAWS {
-            self.flaws.push(Flaw::at(path.to_string(), message));
+            self.flaws.push(Flaw::in_field(path.to_string(), message));
         }
     }
 

@@ -30,13 +30,13 @@ pub(super) fn requirements(
     let requests = resources.requests.as_ref().unwrap_or(&empty);
     let (limits_path, requests_path) = (path.field("limits"), path.field("requests"));
     for (name, quantity) in limits {
-        one(name, quantity, level, &limits_path.key(name), report);
+        check_resource(name, quantity, level, &limits_path.key(name), report);
     }
     for (name, quantity) in requests {
         let place = requests_path.key(name);
         // A request that was copied from its limit has been checked with it.
         if limits.get(name) != Some(quantity) {
-            one(name, quantity, level, &place, report);
+            check_resource(name, quantity, level, &place, report);
         }
         let Ok(request) = Amount::parse(&quantity.0).map(Amount::rounded) else { continue };
         match limits.get(name).map(|limit| (limit, Amount::parse(&limit.0).map(Amount::rounded))) {
@@ -119,7 +119,7 @@ fn overcommits(name: &str) -> bool {
     matches!(name, "cpu" | "memory" | "ephemeral-storage")
 }
 
-fn one(name: &str, value: &Quantity, level: Level, path: &Path<'_>, report: &mut Report) {
+fn check_resource(name: &str, value: &Quantity, level: Level, path: &Path<'_>, report: &mut Report) {
     if let Some(problem) = names::qualified_name(name) {
         report.invalid(path, &name, problem);
         return;

@@ -214,13 +214,13 @@ fn faults_in_ports_are_reported_together() {
             "ports[4].hostIP: Invalid value: \"x\"",
         ],
     );
-    let one = |port: i32| json!([{"containerPort": port, "hostPort": 80}]);
+    let ports = |port: i32| json!([{"containerPort": port, "hostPort": 80}]);
     check(
-        json!({"spec": {"containers": [{"name": "a", "image": "i", "ports": one(80)}, {"name": "b", "image": "i", "ports": one(80)}]}}),
+        json!({"spec": {"containers": [{"name": "a", "image": "i", "ports": ports(80)}, {"name": "b", "image": "i", "ports": ports(80)}]}}),
         &["spec.containers[1].ports[0].hostPort: Duplicate value: \"80/TCP/0.0.0.0\""],
     );
     check(
-        json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "i", "ports": one(81)}]}}),
+        json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "i", "ports": ports(81)}]}}),
         &[
             "spec.containers[0].ports[0].hostPort: Invalid value: 80: must match `containerPort` when `hostNetwork` is true",
         ],

@@ -42,7 +42,7 @@ pub fn copy(
 ) -> Result<Copied, String> {
     let failed = |what: &Path| {
         let what = what.display().to_string();
-        move |why: io::Error| format!("{what}: {why}")
+        move |error: io::Error| format!("{what}: {error}")
     };
     let from = open_source(source).map_err(failed(source))?;
     let about = from.metadata().map_err(failed(source))?;
@@ -70,7 +70,7 @@ pub fn copy(
         return Err(format!("{}: another import has just written this file", part_path.display()));
     }
     let resumed = common(&from, &to, begun.len().min(size)).map_err(failed(&part_path))?;
-    let space = fstatvfs(&dir).map_err(|why| failed(directory)(why.into()))?;
+    let space = fstatvfs(&dir).map_err(|error| failed(directory)(error.into()))?;
     // The blocks of the part count as used; those beyond its good beginning become free. After a loss
     // of power, a part may have fewer blocks than its length needs.
     let freed = begun.blocks().saturating_mul(512).saturating_sub(resumed);
@@ -88,19 +88,21 @@ pub fn copy(
     }
     to.set_len(resumed).map_err(failed(&part_path))?;
     to.seek(SeekFrom::Start(resumed)).map_err(failed(&part_path))?;
-    fill(&from, &mut to, resumed, size, progress).map_err(|error| match error {
-        Failure::Read(why) => failed(source)(why),
-        Failure::Write(why) if matches!(why.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+    fill(&from, &mut to, resumed, size, progress).map_err(|failure| match failure {
+        Failure::Read(error) => failed(source)(error),
+        Failure::Write(error)
+            if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+        {
             let removed = unlinkat(&dir, &part, AtFlags::empty()).is_ok();
             let left =
                 if removed { "the incomplete copy was removed" } else { "the incomplete copy is left" };
-            format!("{}: {why}; {left}", target.display())
+            format!("{}: {error}; {left}", target.display())
         }
-        Failure::Write(why) => failed(&part_path)(why),
+        Failure::Write(error) => failed(&part_path)(error),
     })?;
-    renameat(&dir, Path::new(&part), &dir, name).map_err(|why| failed(&target)(why.into()))?;
+    renameat(&dir, Path::new(&part), &dir, name).map_err(|error| failed(&target)(error.into()))?;
     // The name, too, survives a loss of power.
-    rustix::fs::fsync(&dir).map_err(|why| failed(directory)(why.into()))?;
+    rustix::fs::fsync(&dir).map_err(|error| failed(directory)(error.into()))?;
     Ok(Copied::Whole { resumed })
 }
 
@@ -115,21 +117,21 @@ pub fn real_path(source: &Path) -> io::Result<PathBuf> {
 }
 
 /// The length of the common beginning of two files, up to `limit`.
-fn common(one: &File, other: &File, limit: u64) -> io::Result<u64> {
+fn common(first: &File, second: &File, limit: u64) -> io::Result<u64> {
     let (mut a, mut b) = (vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]);
-    let mut at = 0;
-    while at < limit {
-        let most = usize::try_from(limit - at).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+    let mut offset = 0;
+    while offset < limit {
+        let most = usize::try_from(limit - offset).unwrap_or(usize::MAX).min(BUFFER_BYTES);
         let (a, b) = (a.get_mut(..most).unwrap_or_default(), b.get_mut(..most).unwrap_or_default());
-        one.read_exact_at(a, at)?;
-        other.read_exact_at(b, at)?;
+        first.read_exact_at(a, offset)?;
+        second.read_exact_at(b, offset)?;
         let equal = a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count();
-        at += equal as u64;
+        offset += equal as u64;
         if equal < most {
             break;
         }
     }
-    Ok(at)
+    Ok(offset)
 }
 
 /// Why bytes cannot be copied.
@@ -142,31 +144,31 @@ enum Failure {
 fn fill(
     from: &File,
     to: &mut File,
-    mut at: u64,
+    mut offset: u64,
     size: u64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), Failure> {
     let changed = |how: &str| Failure::Read(io::Error::other(format!("the file {how} while it was copied")));
     let mut reader = from;
-    reader.seek(SeekFrom::Start(at)).map_err(Failure::Read)?;
+    reader.seek(SeekFrom::Start(offset)).map_err(Failure::Read)?;
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut unsynced = 0;
-    while at < size {
-        progress(at, size);
+    while offset < size {
+        progress(offset, size);
         let count = match reader.read(&mut buffer) {
             Ok(0) => return Err(changed("became shorter")),
-            Err(why) if why.kind() == ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             read => read.map_err(Failure::Read)?,
         };
         to.write_all(buffer.get(..count).unwrap_or_default()).map_err(Failure::Write)?;
-        at += count as u64;
+        offset += count as u64;
         unsynced += count as u64;
         if unsynced >= SYNC_BYTES {
             to.sync_data().map_err(Failure::Write)?;
             unsynced = 0;
         }
     }
-    if at > size || from.metadata().map_err(Failure::Read)?.len() != size {
+    if offset > size || from.metadata().map_err(Failure::Read)?.len() != size {
         return Err(changed("changed"));
     }
     progress(size, size);
@@ -179,7 +181,7 @@ mod tests {
     use super::*;
 
     fn bytes(count: usize) -> Vec<u8> {
-        (0..count).map(|at| (at % 253) as u8).collect()
+        (0..count).map(|index| (index % 253) as u8).collect()
     }
 
     struct Place {

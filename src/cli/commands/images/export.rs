@@ -48,16 +48,16 @@ struct Contents {
 pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: &Path) -> Outcome {
     let full = match image_name::normalized(name) {
         Ok(full) => full,
-        Err(why) => {
-            complain(&format!("{name}: {why}"));
+        Err(error) => {
+            complain(&format!("{name}: {error}"));
             return Ok(Exit::Usage);
         }
     };
     let root = document(client, &full)?;
     let mut contents = Contents::default();
     let index = index(&root, &full);
-    if let Err(why) = collect(client, &full, root, &mut contents)? {
-        complain(&format!("{full}: {why}"));
+    if let Err(reason) = collect(client, &full, root, &mut contents)? {
+        complain(&format!("{full}: {reason}"));
         return Ok(Exit::Failure);
     }
     let mut part = file.as_os_str().to_owned();
@@ -66,13 +66,13 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: 
     let written = write(client, &part, file, &index, &contents);
     match written {
         Ok(()) => {}
-        Err(Failure::Agent(why)) => {
+        Err(Failure::Agent(error)) => {
             let _ = std::fs::remove_file(&part);
-            return Err(why);
+            return Err(error);
         }
-        Err(Failure::File(why)) => {
+        Err(Failure::File(error)) => {
             let _ = std::fs::remove_file(&part);
-            complain(&format!("cannot write {}: {why}", file.display()));
+            complain(&format!("cannot write {}: {error}", file.display()));
             return Ok(Exit::Failure);
         }
     }
@@ -123,7 +123,7 @@ fn collect(
             match self::document(client, &format!("{repository}@{digest}")) {
                 Ok(child) => open.push((child, depth + 1)),
                 Err(CommandError::Rejected { status: 404, .. }) => contents.missing.push(digest),
-                Err(why) => return Err(why),
+                Err(error) => return Err(error),
             }
         }
         for blob in value.get("config").cloned().into_iter().chain(list("layers")) {
@@ -175,8 +175,8 @@ enum Failure {
 }
 
 impl From<io::Error> for Failure {
-    fn from(why: io::Error) -> Self {
-        Failure::File(why)
+    fn from(error: io::Error) -> Self {
+        Failure::File(error)
     }
 }
 
@@ -207,7 +207,7 @@ fn write(
         while left > 0 {
             progress.bytes(&name, done, all);
             let count =
-                body.read(&mut buffer).map_err(|why| Failure::Agent(client.failed("read from")(why)))?;
+                body.read(&mut buffer).map_err(|error| Failure::Agent(client.failed("read from")(error)))?;
             if count == 0 {
                 return Err(Failure::File(io::Error::other(format!("the blob {digest} ends too early"))));
             }
@@ -228,7 +228,7 @@ fn write(
 /// directory such as `/tmp`, is not followed.
 fn create(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
-        Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     File::options().write(true).create_new(true).open(path)
@@ -254,8 +254,8 @@ fn pad(out: &mut impl Write, size: u64) -> io::Result<()> {
 /// archives.
 fn header(name: &str, size: u64) -> io::Result<[u8; BLOCK as usize]> {
     let mut block = [0; BLOCK as usize];
-    let mut put = |at: usize, text: &[u8]| {
-        if let Some(place) = block.get_mut(at..at + text.len()) {
+    let mut put = |offset: usize, text: &[u8]| {
+        if let Some(place) = block.get_mut(offset..offset + text.len()) {
             place.copy_from_slice(text);
         }
     };

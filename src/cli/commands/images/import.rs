@@ -37,8 +37,8 @@ pub(super) fn run(
 ) -> Outcome {
     let names = match names(files) {
         Ok(names) => names,
-        Err(why) => {
-            complain(&why);
+        Err(reason) => {
+            complain(&reason);
             return Ok(Exit::Usage);
         }
     };
@@ -50,7 +50,7 @@ pub(super) fn run(
         given => given.to_vec(),
     };
     let Some(directory) = directories.iter().find(|directory| is_writable(directory)) else {
-        let list: Vec<String> = directories.iter().map(|one| one.display().to_string()).collect();
+        let list: Vec<String> = directories.iter().map(|directory| directory.display().to_string()).collect();
         complain(&format!("no directory of archives can be written to: {}", list.join(", ")));
         return Ok(Exit::Failure);
     };
@@ -59,8 +59,8 @@ pub(super) fn run(
     for (file, name) in files.iter().zip(&names) {
         // A large file is copied for minutes, and the agent would report it only then.
         let real = real_path(file).map_err(ArchiveError::from);
-        if let Err(why) = real.and_then(|real| archive::check(&real)) {
-            complain(&format!("{}: {why}; it is not copied", file.display()));
+        if let Err(error) = real.and_then(|real| archive::check(&real)) {
+            complain(&format!("{}: {error}; it is not copied", file.display()));
             failed = true;
             continue;
         }
@@ -74,8 +74,8 @@ pub(super) fn run(
             Ok(Copied::Whole { resumed }) => {
                 console.line(0, &format!("{target}: copied, {resumed} bytes were there already"))?;
             }
-            Err(why) => {
-                complain(&why);
+            Err(reason) => {
+                complain(&reason);
                 failed = true;
                 continue;
             }
@@ -87,7 +87,7 @@ pub(super) fn run(
         Ok(_) => {}
         // The agent reads the directory when it starts.
         Err(CommandError::NoSocket(_) | CommandError::NotListening(_)) if !wait => {}
-        Err(why) => return Err(why),
+        Err(error) => return Err(error),
     }
     if wait {
         failed |= !wait_for(client, console, &targets)?;
@@ -153,8 +153,8 @@ fn state(report: &SetReport, target: &str, size: u64) -> State {
         return State::Waits(format!("{} of {} images are there", images.len() - open, images.len()));
     }
     for image in images.iter().filter(|image| image.state != "present") {
-        let why = if image.error.is_empty() { String::new() } else { format!(": {}", image.error) };
-        faults.push(format!("{}: {}{why}", image.name, image.state));
+        let reason = if image.error.is_empty() { String::new() } else { format!(": {}", image.error) };
+        faults.push(format!("{}: {}{reason}", image.name, image.state));
     }
     match faults.is_empty() {
         true => State::Ready(images.iter().map(|image| image.name.clone()).collect()),

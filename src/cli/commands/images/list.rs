@@ -37,7 +37,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) ->
             complain(&format!("these are the images of archives only: {text}"));
             Vec::new()
         }
-        Err(why) => return Err(why),
+        Err(error) => return Err(error),
     };
     let rows = rows(&images, &set);
     if console.document(output, &rows)? {

@@ -68,8 +68,8 @@ impl Drop for Progress {
 /// `name  [#####     ]  50%  1.0 MiB of 2.0 MiB`.
 fn line(name: &str, done: u64, all: u64) -> String {
     const WIDTH: u64 = 20;
-    let part = |of: u64| {
-        let part = u128::from(done).saturating_mul(u128::from(of)) / u128::from(all.max(1));
+    let part = |parts: u64| {
+        let part = u128::from(done).saturating_mul(u128::from(parts)) / u128::from(all.max(1));
         usize::try_from(part).unwrap_or(0)
     };
     let bar = "#".repeat(part(WIDTH).min(20));

@@ -14,13 +14,13 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str) -> Out
     let report: SetReport = client.get("/v1/images/set")?;
     let (archive, images) = match find(&report, name) {
         Ok(found) => found,
-        Err(why) => {
-            complain(&why);
+        Err(reason) => {
+            complain(&reason);
             return Ok(Exit::NotFound);
         }
     };
-    if let Err(why) = remove(&archive) {
-        complain(&why);
+    if let Err(reason) = remove(&archive) {
+        complain(&reason);
         return Ok(Exit::Failure);
     }
     console.line(0, &format!("removed {}", archive.display()))?;
@@ -55,7 +55,7 @@ fn find(report: &SetReport, name: &str) -> Result<(PathBuf, Vec<String>), String
     if let [_] = images[..] {
         return Ok((PathBuf::from(&image.archive), images));
     }
-    let others: Vec<&str> = images.iter().filter(|one| **one != full).map(String::as_str).collect();
+    let others: Vec<&str> = images.iter().filter(|other| **other != full).map(String::as_str).collect();
     Err(format!(
         "{} also has {}: name the archive to remove all of its images",
         image.archive,
@@ -64,10 +64,10 @@ fn find(report: &SetReport, name: &str) -> Result<(PathBuf, Vec<String>), String
 }
 
 fn remove(archive: &Path) -> Result<(), String> {
-    let failed = |why: std::io::Error| {
-        let reason = match why.kind() {
+    let failed = |error: std::io::Error| {
+        let reason = match error.kind() {
             std::io::ErrorKind::ReadOnlyFilesystem => "its directory is read-only".to_owned(),
-            _ => why.to_string(),
+            _ => error.to_string(),
         };
         format!("cannot remove {}: {reason}", archive.display())
     };
@@ -79,7 +79,7 @@ fn remove(archive: &Path) -> Result<(), String> {
     std::fs::remove_file(archive).map_err(failed)?;
     // The removal survives a loss of power.
     let directory = untrusted::directory(directory, 0).map_err(failed)?;
-    rustix::fs::fsync(&directory).map_err(|why| failed(why.into()))
+    rustix::fs::fsync(&directory).map_err(|error| failed(error.into()))
 }
 
 #[cfg(test)]
@@ -109,9 +109,9 @@ mod tests {
     fn archive_is_found_by_path_file_name_and_only_image() {
         let found =
             |name: &str| find(&report(), name).map(|(path, images)| (path.display().to_string(), images));
-        let one = ("/i/one.tar".to_owned(), vec!["docker.io/library/one:1".to_owned()]);
+        let only = ("/i/one.tar".to_owned(), vec!["docker.io/library/one:1".to_owned()]);
         for name in ["/i/one.tar", "one.tar", "docker.io/library/one:1", "one:1"] {
-            assert_eq!(found(name), Ok(one.clone()), "{name}");
+            assert_eq!(found(name), Ok(only.clone()), "{name}");
         }
         assert_eq!(found("two.tar").unwrap().1, ["r.example/a:1", "r.example/b:1"]);
         assert!(found("r.example/a:1").unwrap_err().contains("two.tar also has r.example/b:1"));

@@ -42,7 +42,7 @@ pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
     let wanted = settings.certs_dir.unwrap_or(Path::new(CERTS_DIR)).display().to_string();
     let edit = edit(found.as_deref().unwrap_or_default(), &shown, &wanted, settings.version)?;
     if let (Some(set), Some(given)) = (&edit.config_path, settings.certs_dir)
-        && !set.split(':').any(|one| Path::new(one) == given)
+        && !set.split(':').any(|directory| Path::new(directory) == given)
     {
         return Err(format!(
             "{shown} has config_path = {set:?}: leave out --certs-dir {}, or change that line",
@@ -61,7 +61,7 @@ pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
     }
     plan.notes.extend(edit.notes);
     let roots: Vec<PathBuf> = match edit.config_path {
-        Some(set) => set.split(':').filter(|one| !one.is_empty()).map(PathBuf::from).collect(),
+        Some(set) => set.split(':').filter(|directory| !directory.is_empty()).map(PathBuf::from).collect(),
         None => vec![PathBuf::from(wanted)],
     };
     link(&roots, settings.mirror_file, &mut plan)?;
@@ -72,8 +72,8 @@ pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
 fn link(roots: &[PathBuf], mirror: &Path, plan: &mut Plan) -> Result<(), String> {
     let own: Vec<Vec<String>> = roots.iter().map(|root| registries(root)).collect::<Result<_, _>>()?;
     // `_default` of one directory hides the registries in the next ones.
-    let free = |at: usize| own.iter().skip(at + 1).all(Vec::is_empty);
-    let Some((_, root)) = roots.iter().enumerate().find(|(at, _)| free(*at)) else {
+    let free = |index: usize| own.iter().skip(index + 1).all(Vec::is_empty);
+    let Some((_, root)) = roots.iter().enumerate().find(|(index, _)| free(*index)) else {
         return Err("config_path names no directory".to_owned());
     };
     let default = root.join("_default");
@@ -98,7 +98,7 @@ fn link(roots: &[PathBuf], mirror: &Path, plan: &mut Plan) -> Result<(), String>
                 mirror.display()
             ));
         }
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(_) => {
             return Err(format!(
                 "{} has hosts of its own. Make it a link to {}; or start the agent with a fixed port \
@@ -130,9 +130,9 @@ fn registries(root: &Path) -> Result<Vec<String>, String> {
 }
 
 fn names_in(dir: &Path) -> Result<Vec<String>, String> {
-    let failed = |why| format!("cannot read {}: {why}", dir.display());
+    let failed = |error| format!("cannot read {}: {error}", dir.display());
     let entries = match std::fs::read_dir(dir) {
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?,
     };
     let mut names = Vec::new();
@@ -187,7 +187,7 @@ fn edit(text: &str, file: &str, certs_dir: &str, version: Option<u32>) -> Result
     }
     let indent = |line: usize| -> String {
         let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
-        line.chars().take_while(|one| matches!(one, ' ' | '\t')).collect()
+        line.chars().take_while(|character| matches!(character, ' ' | '\t')).collect()
     };
     if let Some(entry) = entries.iter().find(|entry| entry.is(&path)) {
         match entry.string() {
@@ -291,8 +291,8 @@ fn refuse(entry: &Entry, table: &[&str; 3], file: &str, certs_dir: &str) -> Resu
 /// The text with another line in the place of, or after, a line. Lines count from 1.
 fn with_line(text: &str, number: usize, new: &str, replaces: bool, end: &str) -> String {
     let mut out = String::with_capacity(text.len() + new.len() + 2);
-    for (at, line) in text.split_inclusive('\n').enumerate() {
-        let here = at + 1 == number;
+    for (index, line) in text.split_inclusive('\n').enumerate() {
+        let here = index + 1 == number;
         if !(here && replaces) {
             out.push_str(line);
             if here && !line.ends_with('\n') {
@@ -394,8 +394,8 @@ mod tests {
             ("version = \"2\"\n".to_owned(), "line 1: the version must be 2 or more"),
             ("version = 2\n[x\n".to_owned(), "line 2: this is not TOML"),
         ] {
-            let why = edited(&text).unwrap_err();
-            assert!(why.contains(words), "{text}: {why}");
+            let reason = edited(&text).unwrap_err();
+            assert!(reason.contains(words), "{text}: {reason}");
         }
         // Credentials alone are accepted by containerd.
         let auth = format!("{registry}[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"a\".auth]\n");

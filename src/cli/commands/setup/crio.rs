@@ -104,8 +104,8 @@ fn configured(dir: &Path, registry: &str) -> Result<Option<String>, String> {
 fn files(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let mut files = vec![dir.with_file_name("registries.conf")];
     let entries = match std::fs::read_dir(dir) {
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => return Ok(files),
-        entries => entries.map_err(|why| format!("cannot read {}: {why}", dir.display()))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(files),
+        entries => entries.map_err(|error| format!("cannot read {}: {error}", dir.display()))?,
     };
     let mut others: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     others.retain(|path| path.extension().is_some_and(|end| end == "conf") && !path.ends_with(FILE));

@@ -30,17 +30,17 @@ const VERSION_LIMITS: Limits = Limits { time: Duration::from_secs(10), output_by
 pub(super) fn run(console: &mut Console<'_>, options: &SetupOptions, socket: &Path) -> Outcome {
     let plan = match make(options, socket, Path::new("/etc")) {
         Ok(plan) => plan,
-        Err(why) => {
-            complain(&why);
+        Err(reason) => {
+            complain(&reason);
             return Ok(Exit::Failure);
         }
     };
     for step in &plan.steps {
         step.show(!options.dry_run, console.out)?;
         if !options.dry_run
-            && let Err(why) = step.apply()
+            && let Err(reason) = step.apply()
         {
-            complain(&why);
+            complain(&reason);
             return Ok(Exit::Failure);
         }
     }
@@ -84,7 +84,7 @@ fn make(options: &SetupOptions, socket: &Path, etc: &Path) -> Result<Plan, Strin
             let dir = dir.unwrap_or_else(|| etc.join("containers/registries.conf.d"));
             let usual: Vec<String> = crio::REGISTRIES.map(str::to_owned).to_vec();
             let registries = if options.registries.is_empty() { &usual } else { &options.registries };
-            if let Some(bad) = registries.iter().find(|one| !crio::is_registry(one)) {
+            if let Some(bad) = registries.iter().find(|registry| !crio::is_registry(registry)) {
                 return Err(format!("{bad:?} is not the name of a registry"));
             }
             let mut plan = crio::plan(&crio::Settings { dir: &dir, address, token: &token, registries })?;
@@ -107,7 +107,7 @@ fn node_token(root_dir: &Path) -> Result<(String, Option<Step>), String> {
             false => Err(format!("{} has no valid token: remove this file", path.display())),
         };
     }
-    let token = token::new().map_err(|why| why.to_string())?;
+    let token = token::new().map_err(|error| error.to_string())?;
     let shown = vec!["a new token, for root only".to_owned()];
     let step = Step::Write { path, text: format!("{token}\n"), mode: 0o600, copy: false, shown };
     Ok((token, Some(step)))

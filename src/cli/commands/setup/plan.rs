@@ -75,14 +75,14 @@ impl Step {
             }
         };
         done.and_then(|()| sync_parents(path))
-            .map_err(|why| format!("cannot write {}: {why}", path.display()))
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 }
 
 fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
     // A link to the file stays a link.
     let real = match fs::canonicalize(path) {
-        Err(why) if why.kind() == ErrorKind::NotFound => path.to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
         real => real?,
     };
     make_parent(&real)?;
@@ -90,11 +90,11 @@ fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
         Ok(present) => present.permissions().mode() & 0o7777,
         Err(_) => mode,
     };
-    let kept = before(path);
+    let backup = before(path);
     // The first copy is the file as it was without coracle.
-    if copy && fs::symlink_metadata(&kept).is_err() {
+    if copy && fs::symlink_metadata(&backup).is_err() {
         let present = untrusted::read_own(&real, MOST_BYTES)?;
-        atomic_file::write(&kept, &present, mode)?;
+        atomic_file::write(&backup, &present, mode)?;
     }
     atomic_file::write(&real, text.as_bytes(), mode)
 }
@@ -126,13 +126,13 @@ pub const MOST_BYTES: u64 = 1024 * 1024;
 /// # Errors
 /// The text names the file.
 pub fn read(path: &Path, limit: u64) -> Result<Option<String>, String> {
-    let failed = |why: io::Error| format!("cannot read {}: {why}", path.display());
+    let failed = |error: io::Error| format!("cannot read {}: {error}", path.display());
     match untrusted::read_own(path, limit) {
         Ok(bytes) => {
             let text = String::from_utf8(bytes);
             text.map(Some).map_err(|_| format!("{}: this is not UTF-8 text", path.display()))
         }
-        Err(why) if why.kind() == ErrorKind::NotFound => Ok(None),
-        Err(why) => Err(failed(why)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
     }
 }

@@ -15,27 +15,27 @@ impl Machine {
         Machine { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    fn path(&self, path: &str) -> PathBuf {
         self.dir.path().join(path)
     }
 
     fn write(&self, path: &str, text: &str) {
-        let path = self.at(path);
+        let path = self.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
 
     fn read(&self, path: &str) -> String {
-        std::fs::read_to_string(self.at(path)).unwrap()
+        std::fs::read_to_string(self.path(path)).unwrap()
     }
 
     fn options(&self, runtime: Runtime) -> SetupOptions {
         SetupOptions {
             runtime: Some(runtime),
-            containerd_config: Some(self.at("containerd/config.toml")),
-            certs_dir: (runtime == Runtime::Containerd).then(|| self.at("certs.d")),
-            registries_dir: Some(self.at("containers/registries.conf.d")),
-            root_dir: self.at("kubelet"),
+            containerd_config: Some(self.path("containerd/config.toml")),
+            certs_dir: (runtime == Runtime::Containerd).then(|| self.path("certs.d")),
+            registries_dir: Some(self.path("containers/registries.conf.d")),
+            root_dir: self.path("kubelet"),
             ..SetupOptions::default()
         }
     }
@@ -87,7 +87,7 @@ fn containerd_gets_one_line_and_a_link_and_nothing_more_the_second_time() {
     let (exit, text) = machine.run(&options);
     assert_eq!(exit, Exit::Success);
     assert!(text.contains("restart containerd once"), "{text}");
-    let certs = machine.at("certs.d");
+    let certs = machine.path("certs.d");
     let added = format!(
         "\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"{}\"\n",
         certs.display()
@@ -106,12 +106,12 @@ fn mode_link_and_first_copy_of_the_configuration_stay() {
     let machine = Machine::new();
     machine.write("elsewhere/config.toml", DEBIAN);
     machine.write("elsewhere/config.toml.before-coracle", "the first one");
-    std::fs::create_dir(machine.at("containerd")).unwrap();
-    let real = machine.at("elsewhere/config.toml");
+    std::fs::create_dir(machine.path("containerd")).unwrap();
+    let real = machine.path("elsewhere/config.toml");
     std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o640)).unwrap();
-    std::os::unix::fs::symlink(&real, machine.at("containerd/config.toml")).unwrap();
+    std::os::unix::fs::symlink(&real, machine.path("containerd/config.toml")).unwrap();
     assert_eq!(machine.run(&machine.options(Runtime::Containerd)).0, Exit::Success);
-    assert!(machine.at("containerd/config.toml").is_symlink());
+    assert!(machine.path("containerd/config.toml").is_symlink());
     assert!(machine.read("elsewhere/config.toml").contains("config_path"));
     assert_eq!(std::fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o640);
 }
@@ -122,13 +122,13 @@ fn missing_configuration_of_containerd_is_made() {
     let (exit, _) = machine.run(&machine.options(Runtime::Containerd));
     assert_eq!(exit, Exit::Success);
     assert!(machine.read("containerd/config.toml").starts_with("version = "));
-    assert!(!machine.at("containerd/config.toml.before-coracle").exists());
+    assert!(!machine.path("containerd/config.toml.before-coracle").exists());
 }
 
 #[test]
 fn present_directory_of_registries_is_used_without_a_restart() {
     let machine = Machine::new();
-    let own = machine.at("own");
+    let own = machine.path("own");
     let config = format!(
         "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '{}'\n",
         own.display()
@@ -142,14 +142,14 @@ fn present_directory_of_registries_is_used_without_a_restart() {
     );
     assert_eq!(machine.read("containerd/config.toml"), config);
     // An option that contradicts the configuration.
-    let options = SetupOptions { certs_dir: Some(machine.at("other")), ..options };
+    let options = SetupOptions { certs_dir: Some(machine.path("other")), ..options };
     assert!(machine.refused(&options).contains("leave out --certs-dir"));
 }
 
 #[test]
 fn first_directory_that_hides_no_registry_gets_the_link() {
     let machine = Machine::new();
-    let (a, b) = (machine.at("a"), machine.at("b"));
+    let (a, b) = (machine.path("a"), machine.path("b"));
     let config = format!(
         "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"{}:{}\"\n",
         a.display(),
@@ -173,13 +173,16 @@ fn files_of_the_operator_are_not_replaced() {
     machine.write("containerd/config.toml", DEBIAN);
     let options = machine.options(Runtime::Containerd);
     machine.write("certs.d/_default/hosts.toml", "server = \"https://x\"\n");
-    let why = machine.refused(&options);
-    assert!(why.contains("hosts.toml has hosts of its own") && why.contains("override_path"), "{why}");
-    std::fs::remove_file(machine.at("certs.d/_default/hosts.toml")).unwrap();
+    let reason = machine.refused(&options);
+    assert!(
+        reason.contains("hosts.toml has hosts of its own") && reason.contains("override_path"),
+        "{reason}"
+    );
+    std::fs::remove_file(machine.path("certs.d/_default/hosts.toml")).unwrap();
     machine.write("certs.d/_default/ca.crt", "");
     assert!(machine.refused(&options).contains("has the file ca.crt"));
-    std::fs::remove_file(machine.at("certs.d/_default/ca.crt")).unwrap();
-    std::os::unix::fs::symlink("/elsewhere", machine.at("certs.d/_default/hosts.toml")).unwrap();
+    std::fs::remove_file(machine.path("certs.d/_default/ca.crt")).unwrap();
+    std::os::unix::fs::symlink("/elsewhere", machine.path("certs.d/_default/hosts.toml")).unwrap();
     assert!(machine.refused(&options).contains("is a link to /elsewhere"));
     assert_eq!(machine.read("containerd/config.toml"), DEBIAN);
 }
@@ -204,7 +207,7 @@ fn crio_gets_a_mirror_for_each_registry_and_a_token_for_root() {
         assert!(conf.contains(&mirror), "{conf}");
     }
     for path in [file, "kubelet/image_set/mirror-token"] {
-        let mode = std::fs::metadata(machine.at(path)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(machine.path(path)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{path}");
     }
     assert_eq!(machine.run(&options), (Exit::Success, "nothing to do\n".to_owned()));

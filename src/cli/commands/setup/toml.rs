@@ -111,8 +111,9 @@ fn keys(text: &str) -> Option<(Vec<String>, &str)> {
         let (part, after) = match rest.chars().next()? {
             '"' | '\'' => quoted(rest)?,
             _ => {
-                let bare = |one: char| one.is_ascii_alphanumeric() || matches!(one, '_' | '-');
-                let end = rest.find(|one| !bare(one)).unwrap_or(rest.len());
+                let bare =
+                    |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
+                let end = rest.find(|character| !bare(character)).unwrap_or(rest.len());
                 let (part, after) = rest.split_at(end);
                 (!part.is_empty()).then(|| (part.to_owned(), after))?
             }
@@ -132,14 +133,14 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     let mut chars = text.char_indices();
     let (_, mark) = chars.next().filter(|(_, mark)| matches!(mark, '"' | '\''))?;
     let mut found = String::new();
-    while let Some((at, one)) = chars.next() {
-        match one {
-            one if one == mark => return Some((found, text.get(at + 1..)?)),
+    while let Some((offset, character)) = chars.next() {
+        match character {
+            character if character == mark => return Some((found, text.get(offset + 1..)?)),
             '\\' if mark == '"' => match chars.next()?.1 {
                 escaped @ ('"' | '\\') => found.push(escaped),
                 other => found.extend(['\\', other]),
             },
-            one => found.push(one),
+            character => found.push(character),
         }
     }
     None
@@ -156,14 +157,14 @@ fn value_end(line: &str, mut open: Open) -> Option<Open> {
             }
             open.quote = None;
         }
-        let Some(one) = rest.chars().next() else { return Some(open) };
-        match one {
+        let Some(character) = rest.chars().next() else { return Some(open) };
+        match character {
             '#' => return Some(open),
             '"' | '\'' => {
-                let triple: String = [one; 3].iter().collect();
+                let triple: String = [character; 3].iter().collect();
                 match rest.strip_prefix(triple.as_str()) {
                     Some(after) => {
-                        open.quote = Some(one);
+                        open.quote = Some(character);
                         rest = after;
                     }
                     None => rest = quoted(rest)?.1,
@@ -174,7 +175,7 @@ fn value_end(line: &str, mut open: Open) -> Option<Open> {
             ']' | '}' => open.brackets = open.brackets.checked_sub(1)?,
             _ => {}
         }
-        rest = rest.get(one.len_utf8()..)?;
+        rest = rest.get(character.len_utf8()..)?;
     }
 }
 
@@ -182,10 +183,11 @@ fn value_end(line: &str, mut open: Open) -> Option<Open> {
 fn after_triple(text: &str, mark: char) -> Option<&str> {
     let triple: String = [mark; 3].iter().collect();
     let mut chars = text.char_indices();
-    while let Some((at, one)) = chars.next() {
-        if one == '\\' && mark == '"' {
+    while let Some((offset, character)) = chars.next() {
+        if character == '\\' && mark == '"' {
             chars.next();
-        } else if let Some(mut after) = text.get(at..).and_then(|rest| rest.strip_prefix(triple.as_str())) {
+        } else if let Some(mut after) = text.get(offset..).and_then(|rest| rest.strip_prefix(triple.as_str()))
+        {
             // Up to two further marks belong to the string.
             for _ in 0..2 {
                 after = after.strip_prefix(mark).unwrap_or(after);

@@ -43,9 +43,9 @@ pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions)
         listening.extend(listen(&options.addresses, *local, *remote)?);
     }
     let (stream, early) = client.upgrade(&format!("/portForward/{}", pod_path(&pod)), PROTOCOL)?;
-    for one in &listening {
-        if let Ok(address) = one.listener.local_addr() {
-            writeln!(console.out, "Forwarding from {address} -> {}", one.remote)?;
+    for port in &listening {
+        if let Ok(address) = port.listener.local_addr() {
+            writeln!(console.out, "Forwarding from {address} -> {}", port.remote)?;
         }
     }
     console.out.flush()?;
@@ -60,7 +60,7 @@ pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions)
     };
     match forward.take(&early).and_then(|()| forward.run(&listening, console)) {
         Ok(()) => complain("lost connection to pod"),
-        Err(why) => complain(&format!("lost connection to pod: {why}")),
+        Err(error) => complain(&format!("lost connection to pod: {error}")),
     }
     Ok(Exit::Failure)
 }
@@ -79,14 +79,14 @@ fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Liste
                 local = port;
                 listening.push(Listening { listener, local: port, remote });
             }
-            Err(why) => {
-                failed = Some(format!("cannot listen on {}: {why}", SocketAddr::new(*address, local)))
+            Err(error) => {
+                failed = Some(format!("cannot listen on {}: {error}", SocketAddr::new(*address, local)))
             }
         }
     }
     match failed {
         // A machine may be without IPv6.
-        Some(why) if listening.is_empty() => Err(CommandError::Rejected { status: 500, text: why }),
+        Some(message) if listening.is_empty() => Err(CommandError::Rejected { status: 500, text: message }),
         _ => Ok(listening),
     }
 }
@@ -151,22 +151,22 @@ impl Forward {
             let reads = self.out.len() < WAITING;
             let ids: Vec<u32> = self.pairs.keys().copied().collect();
             let mut fds = vec![poll_fd(self.stream.as_fd(), from_agent, !self.out.is_empty())];
-            fds.extend(listening.iter().map(|one| poll_fd(one.listener.as_fd(), true, false)));
+            fds.extend(listening.iter().map(|port| poll_fd(port.listener.as_fd(), true, false)));
             for pair in self.pairs.values() {
                 let wanted = reads && pair.from_client && pair.taken;
                 fds.push(poll_fd(pair.socket.as_fd(), wanted, !pair.out.is_empty()));
             }
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(why) => return Err(why.into()),
+                Err(errno) => return Err(errno.into()),
             }
             let events: Vec<PollFlags> = fds.iter().map(|fd| fd.revents()).collect();
             drop(fds);
             let mut events = events.into_iter();
             let agent = events.next().unwrap_or(PollFlags::empty());
-            for one in listening {
+            for port in listening {
                 if !events.next().unwrap_or(PollFlags::empty()).is_empty() {
-                    self.accept(one, console)?;
+                    self.accept(port, console)?;
                 }
             }
             for (id, ready) in ids.into_iter().zip(events) {
@@ -176,8 +176,8 @@ impl Forward {
                 match self.stream.read(&mut chunk) {
                     Ok(0) => self.over = true,
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
-                    Err(why) if is_passing(&why) => {}
-                    Err(why) => return Err(why),
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return Err(error),
                 }
             } else if agent.intersects(PollFlags::ERR | PollFlags::HUP) {
                 self.over = true;
@@ -189,9 +189,9 @@ impl Forward {
     fn accept(&mut self, listening: &Listening, console: &mut Console<'_>) -> io::Result<()> {
         let socket = match listening.listener.accept() {
             Ok((socket, _)) => socket,
-            Err(why) if is_passing(&why) => return Ok(()),
-            Err(why) => {
-                complain(&format!("cannot accept a connection: {why}"));
+            Err(error) if is_passing(&error) => return Ok(()),
+            Err(error) => {
+                complain(&format!("cannot accept a connection: {error}"));
                 return Ok(());
             }
         };
@@ -234,7 +234,7 @@ impl Forward {
                     spdy::end(&mut self.out, id);
                 }
                 Ok(count) => spdy::data(&mut self.out, id, chunk.get(..count).unwrap_or_default()),
-                Err(why) if is_passing(&why) => {}
+                Err(error) if is_passing(&error) => {}
                 Err(_) => gone = true,
             }
         }
@@ -262,7 +262,7 @@ impl Forward {
             match self.reader.next(&mut bytes) {
                 Ok(None) => return Ok(()),
                 Ok(Some(event)) => self.event(event),
-                Err(why) => return Err(io::Error::new(io::ErrorKind::InvalidData, why)),
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
             }
         }
     }

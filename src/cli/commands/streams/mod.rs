@@ -52,8 +52,8 @@ fn has_arrived(signal: &mut UnixStream) -> bool {
 }
 
 /// Errors after which a call is repeated later.
-fn is_passing(why: &io::Error) -> bool {
-    matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Writes as many bytes as the socket takes now; the rest stays.
@@ -66,8 +66,8 @@ fn write_some(mut socket: impl io::Write, bytes: &mut Vec<u8>) -> io::Result<()>
         }
         match socket.write(rest) {
             Ok(count) => sent += count,
-            Err(why) if is_passing(&why) => break Ok(()),
-            Err(why) => break Err(why),
+            Err(error) if is_passing(&error) => break Ok(()),
+            Err(error) => break Err(error),
         }
     };
     bytes.drain(..sent);

@@ -43,7 +43,7 @@ impl Pending {
         match rustix::io::write(out, rest.get(..PIECE).unwrap_or(rest)) {
             Ok(count) => self.sent += count,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-            Err(why) => return Err(why.into()),
+            Err(errno) => return Err(errno.into()),
         }
         if self.sent >= bytes.len() {
             self.waiting.pop_front();

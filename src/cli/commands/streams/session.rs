@@ -69,8 +69,8 @@ pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
     match outcome {
         Ok(Ended::Signaled) => Ok(Exit::Failure),
         Ok(Ended::Over) => Ok(session.exit()),
-        Err(Failure::Output(why)) => Err(CommandError::Output(why)),
-        Err(Failure::Agent(why)) => Err(client.failed("communicate with")(why)),
+        Err(Failure::Output(error)) => Err(CommandError::Output(error)),
+        Err(Failure::Agent(error)) => Err(client.failed("communicate with")(error)),
     }
 }
 
@@ -78,8 +78,8 @@ fn has_tty(pod: &Pod, container: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let plain = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     plain
-        .map(|one| (&one.name, one.tty))
-        .chain(spec.ephemeral_containers.iter().flatten().map(|one| (&one.name, one.tty)))
+        .map(|entry| (&entry.name, entry.tty))
+        .chain(spec.ephemeral_containers.iter().flatten().map(|entry| (&entry.name, entry.tty)))
         .any(|(name, tty)| name == container && tty == Some(true))
 }
 
@@ -202,8 +202,8 @@ impl Session {
                 match (&self.stream).read(&mut chunk) {
                     Ok(0) => self.end(),
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
-                    Err(why) if is_passing(&why) => {}
-                    Err(why) => return Err(Failure::Agent(why)),
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return Err(Failure::Agent(error)),
                 }
                 self.write()?;
             }
@@ -234,7 +234,7 @@ impl Session {
     fn write(&mut self) -> Result<(), Failure> {
         match write_some(&self.stream, &mut self.out) {
             // The agent may still send the rest of the output, and the status.
-            Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 self.stdin = false;
                 self.out.clear();
                 Ok(())
@@ -249,7 +249,7 @@ impl Session {
             match self.reader.next(&mut bytes) {
                 Ok(None) => return Ok(()),
                 Ok(Some(event)) => self.event(event),
-                Err(why) => return Err(Failure::Agent(io::Error::new(io::ErrorKind::InvalidData, why))),
+                Err(error) => return Err(Failure::Agent(io::Error::new(io::ErrorKind::InvalidData, error))),
             }
         }
     }
@@ -314,10 +314,10 @@ fn ready<const N: usize>(wanted: [Option<(BorrowedFd<'_>, bool, bool)>; N]) -> i
     match poll(&mut fds, None) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok([false; N]),
-        Err(why) => return Err(why.into()),
+        Err(errno) => return Err(errno.into()),
     }
     let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
-    Ok(wanted.map(|one| one.is_some() && events.next().unwrap_or(false)))
+    Ok(wanted.map(|fd| fd.is_some() && events.next().unwrap_or(false)))
 }
 
 #[cfg(test)]
