@@ -178,7 +178,7 @@ impl Remote {
         changed.then(|| summary(&self.place, &self.problems()))
     }
 
-    fn take_response(&mut self, take_response: GetResponse) -> Vec<Flaw> {
+    fn take_response(&mut self, response: GetResponse) -> Vec<Flaw> {
         let refuse = |remote: &mut Self, message: String| {
             remote.recall();
             remote.carried_over = remote.pods.clone().unwrap_or_default();

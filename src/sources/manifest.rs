@@ -394,7 +394,7 @@ spec:
             _ => value.to_string().into_bytes(),
         };
         for mutation in mutations {
-            let offset = |offset: usize| if bytes.is_empty() { 0 } else { offset % bytes.len() };
+            let within = |offset: usize| if bytes.is_empty() { 0 } else { offset % bytes.len() };
             match mutation {
                 Mutation::Flip(place, bit) => {
                     let place = within(*place);
