@@ -104,7 +104,7 @@ impl Flag {
     }
 
     /// The placeholder of its value in `--help`.
-    pub fn form(&self) -> &'static str {
+    pub fn placeholder(&self) -> &'static str {
         match self.syntax {
             Syntax::Bool => "",
             Syntax::Int => "N",

@@ -45,11 +45,16 @@ pub fn help() -> String {
     out += "  Every command takes --local-socket PATH, the local socket of the agent.\n\nFlags:\n";
     for flag in FLAGS {
         let dashes = if flag.name.len() == 1 { "-" } else { "--" };
-        let form = match flag.syntax {
+        let placeholder = match flag.syntax {
             Syntax::Bool => String::new(),
-            _ => format!("={}", flag.form()),
+            _ => format!("={}", flag.placeholder()),
         };
-        out += &format!("  {dashes}{}{form}\n      {} (default {})", flag.name, flag.help(), flag.preset());
+        out += &format!(
+            "  {dashes}{}{placeholder}\n      {} (default {})",
+            flag.name,
+            flag.help(),
+            flag.preset()
+        );
         if !flag.field.is_empty() {
             out += &format!(" [{}]", flag.field);
         }

@@ -51,7 +51,7 @@ pub enum Subcommand {
     /// `setup runtime`. Needs no agent.
     Setup(SetupOptions),
     VerifyImages(VerifyOptions),
-    Volumes(HoldingsOptions),
+    Volumes(VolumesOptions),
     Devices {
         output: Output,
     },
@@ -130,12 +130,12 @@ pub struct PodsOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct HoldingsOptions {
+pub struct VolumesOptions {
     pub output: Output,
     pub namespace: Option<String>,
 }
 
-impl HoldingsOptions {
+impl VolumesOptions {
     /// Whether a namespace is wanted.
     pub fn is_in(&self, namespace: &str) -> bool {
         self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
@@ -294,7 +294,7 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
     ("version", "version", "the version"),
 ];
 
-/// The options of all commands; each command takes those in its row of [`TAKES`].
+/// The options of all commands; each command takes those in its row of [`OPTIONS_OF_COMMANDS`].
 #[derive(Default)]
 struct Options {
     output: Output,
@@ -327,7 +327,7 @@ struct Options {
 }
 
 /// Options by command; `local-socket` and `help` go with all of them.
-pub(super) const TAKES: &[(&str, &[&str])] = &[
+pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ("pods", &["output", "watch", "namespace", "all-namespaces"]),
     ("describe", &["namespace"]),
     ("logs", &["namespace", "container", "follow", "previous", "tail", "since", "timestamps"]),
@@ -387,7 +387,8 @@ pub fn parse_local(
 ) -> Result<Option<LocalCommand>, Vec<Problem>> {
     let AgentArgs { local_socket: mut socket, root_dir, request, .. } = before;
     let mut options = Options { root_dir, config: request.file, ..Options::default() };
-    let takes = TAKES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
+    let takes =
+        OPTIONS_OF_COMMANDS.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, takes)| takes);
     let mut help = false;
     loop {
         options.is_letter = false;
@@ -699,7 +700,7 @@ impl Options {
             "status" => Subcommand::Status { output },
             "events" => Subcommand::Events(EventsOptions { pod: named, namespace, output, watch }),
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
-            "volumes" => Subcommand::Volumes(HoldingsOptions { output, namespace }),
+            "volumes" => Subcommand::Volumes(VolumesOptions { output, namespace }),
             "devices" => Subcommand::Devices { output },
             "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },
             _ => Subcommand::Version,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::exit::EXITS;
 use super::flags::{Effect, FLAGS, Flag, Syntax};
-use super::local::{COMMANDS, TAKES};
+use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
 use crate::config::DefaultSet;
 use crate::config::effects::preset_text;
 use crate::config::fields::{FIELDS, Standing};
@@ -67,8 +67,9 @@ const WORDS: &[(&str, &str, bool)] =
     &[("images", "list import rm export", true), ("setup", "runtime", false)];
 
 /// The options that a command takes, with those that all take.
-fn taken(command: &str) -> Vec<&'static (&'static str, char, Option<Value>, &'static str)> {
-    let own = TAKES.iter().find(|(name, _)| *name == command).map_or(&[][..], |(_, takes)| takes);
+fn options_of(command: &str) -> Vec<&'static (&'static str, char, Option<Value>, &'static str)> {
+    let own =
+        OPTIONS_OF_COMMANDS.iter().find(|(name, _)| *name == command).map_or(&[][..], |(_, takes)| takes);
     own.iter()
         .chain(&["local-socket", "help"])
         .map(|name| {
@@ -133,7 +134,8 @@ fn manual() -> String {
     }
     out += ".SH FLAGS\nFlags of the agent. A name in brackets is the field of the configuration file that the flag sets.\n";
     for flag in FLAGS {
-        let form = if flag.syntax == Syntax::Bool { String::new() } else { format!("={}", flag.form()) };
+        let placeholder =
+            if flag.syntax == Syntax::Bool { String::new() } else { format!("={}", flag.placeholder()) };
         let mut body = format!("{} (default {})", flag.help(), flag.preset());
         if !flag.field.is_empty() {
             let _ = write!(body, " [{}]", flag.field);
@@ -141,7 +143,7 @@ fn manual() -> String {
         if flag.effect() != Effect::Works {
             let _ = write!(body, " [{}]", flag.effect().text());
         }
-        item(&mut out, &format!("{}{form}", dashed(flag)), &body);
+        item(&mut out, &format!("{}{placeholder}", dashed(flag)), &body);
     }
     out += ".SH EXIT STATUS\n";
     for (exit, meaning) in EXITS {
@@ -228,7 +230,7 @@ fn bash() -> String {
         paths.join(" | ")
     );
     for command in commands() {
-        let options: Vec<String> = taken(command).iter().map(|(name, ..)| format!("--{name}")).collect();
+        let options: Vec<String> = options_of(command).iter().map(|(name, ..)| format!("--{name}")).collect();
         let _ = writeln!(
             out,
             "    {command}:-*) mapfile -t COMPREPLY < <(compgen -W '{}' -- \"$current\") ;;",
@@ -270,7 +272,7 @@ fn zsh() -> String {
         let value = match flag.syntax {
             Syntax::Bool => String::new(),
             _ if is_path(flag) => ":path:_files".to_owned(),
-            _ => format!(":{}:", zsh_text(flag.form())),
+            _ => format!(":{}:", zsh_text(flag.placeholder())),
         };
         let equals = if flag.syntax == Syntax::Bool || flag.name.len() == 1 { "" } else { "=" };
         let _ = writeln!(out, "        '{}{equals}[{}]{value}' \\", dashed(flag), zsh_text(flag.help()));
@@ -285,7 +287,7 @@ fn zsh() -> String {
     out += "]}\n    case $command in\n";
     for command in commands() {
         let _ = writeln!(out, "    {command})\n        _arguments \\");
-        for (name, letter, value, meaning) in taken(command) {
+        for (name, letter, value, meaning) in options_of(command) {
             let value = match value {
                 None => String::new(),
                 Some(Value::Any) => format!(":{name}:"),
@@ -327,7 +329,7 @@ fn fish() -> String {
     for name in commands() {
         let meaning = COMMANDS.iter().find(|(known, ..)| *known == name).map_or("", |(.., meaning)| meaning);
         let _ = writeln!(out, "complete -c coracle -n '{none}' -a {name} -d '{}'", quoted(meaning));
-        for (option, letter, value, meaning) in taken(name) {
+        for (option, letter, value, meaning) in options_of(name) {
             let letter = if *letter == ' ' { String::new() } else { format!(" -s {letter}") };
             let value = match value {
                 None => String::new(),
@@ -393,7 +395,7 @@ fn manual_pages_and_completions_are_up_to_date() {
 #[test]
 fn every_command_has_a_row_of_options() {
     for name in commands() {
-        assert!(TAKES.iter().any(|(command, _)| *command == name), "{name}");
-        assert!(taken(name).len() >= 2, "{name}");
+        assert!(OPTIONS_OF_COMMANDS.iter().any(|(command, _)| *command == name), "{name}");
+        assert!(options_of(name).len() >= 2, "{name}");
     }
 }

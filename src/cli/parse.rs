@@ -73,7 +73,7 @@ where
                     });
                     return Ok(named.map_or(Command::Help, Command::LocalHelp));
                 }
-                line.stray(&word);
+                line.unknown_command(&word);
             }
             Ok(Some(arg)) => {
                 let name = match arg {
@@ -136,7 +136,7 @@ impl CommandLine {
         Some(command)
     }
 
-    fn stray(&mut self, word: &str) {
+    fn unknown_command(&mut self, word: &str) {
         let near = closest(word, COMMANDS.iter().map(|(name, ..)| *name));
         let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
         self.fail("", format!("unknown command {word:?}{hint}"));
@@ -149,7 +149,7 @@ impl CommandLine {
             name => find(name),
         };
         let Some(flag) = known else {
-            self.unknown(name, parser);
+            self.unknown_flag(name, parser);
             return;
         };
         let shown = dashed(flag.name);
@@ -159,7 +159,7 @@ impl CommandLine {
             (_, None) => match parser.value() {
                 Ok(value) => value,
                 Err(_) => {
-                    self.fail(&shown, format!("needs a value: {shown}={}", flag.form()));
+                    self.fail(&shown, format!("needs a value: {shown}={}", flag.placeholder()));
                     return;
                 }
             },
@@ -192,7 +192,7 @@ impl CommandLine {
         }
     }
 
-    fn unknown(&mut self, name: &str, parser: &mut lexopt::Parser) {
+    fn unknown_flag(&mut self, name: &str, parser: &mut lexopt::Parser) {
         let shown = if name.chars().count() == 1 { format!("-{name}") } else { format!("--{name}") };
         let plain = name.replace('_', "-");
         let message = match REMOVED.iter().find(|(removed, _)| *removed == plain) {

@@ -369,10 +369,10 @@ fn local_commands_are_parsed() {
                 output: Output::Json,
             })),
         ),
-        ("volumes", default(Subcommand::Volumes(HoldingsOptions::default()))),
+        ("volumes", default(Subcommand::Volumes(VolumesOptions::default()))),
         (
             "volumes -n kube-system -o json",
-            default(Subcommand::Volumes(HoldingsOptions {
+            default(Subcommand::Volumes(VolumesOptions {
                 output: Output::Json,
                 namespace: Some("kube-system".into()),
             })),

@@ -159,7 +159,7 @@ impl Client {
             .map_err(io::Error::from)
             .and_then(|mut framing| framing.read_up_to(&mut body, RESPONSE_BYTES))
             .map_err(|error| self.read_error(target, error))?;
-        decoded(target, &bytes)
+        decode_document(target, &bytes)
     }
 
     /// Calls `each` with each line's document until the agent stops or `each` fails.
@@ -179,14 +179,14 @@ impl Client {
             if count == 0 {
                 return Err(CommandError::Ended(self.socket.clone()));
             }
-            each(decoded(target, &line)?)?;
+            each(decode_document(target, &line)?)?;
         }
     }
 }
 
 /// Reads a document by the decoder of objects: one of serde_json's would be compiled for each of the
 /// three dozen types of responses.
-fn decoded<T: DeserializeOwned>(target: &str, bytes: &[u8]) -> Result<T, CommandError> {
+fn decode_document<T: DeserializeOwned>(target: &str, bytes: &[u8]) -> Result<T, CommandError> {
     serde_json::from_slice(bytes)
         .map_err(|error| error.to_string())
         .and_then(|value| typed::decode(&value).map_err(|error| error.to_string()))

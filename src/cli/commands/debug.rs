@@ -12,7 +12,7 @@ use crate::util::stop::StopToken;
 
 use super::client::{Client, encode};
 use super::console::Console;
-use super::error::{CommandError, Outcome, complain};
+use super::error::{CommandError, Outcome, print_stderr};
 use super::{logs, streams};
 
 /// How often the status of a starting container is read.
@@ -33,7 +33,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &DebugOpt
 /// Waits until the container runs, and attaches to it. If it has ended by then, prints its log.
 fn attach(client: &Client, console: &mut Console<'_>, options: &DebugOptions, reply: &DebugReply) -> Outcome {
     if options.name.is_none() {
-        complain(&format!("the container's name is {}", reply.container));
+        print_stderr(&format!("the container's name is {}", reply.container));
     }
     let pod = format!("{}/{}", reply.namespace, reply.pod);
     let mut printed = String::new();
@@ -49,7 +49,7 @@ fn attach(client: &Client, console: &mut Console<'_>, options: &DebugOptions, re
             Some(ContainerState { waiting: Some(waiting), .. }) => {
                 let message = waiting.message.unwrap_or_default();
                 if !message.is_empty() && message != printed {
-                    complain(&message);
+                    print_stderr(&message);
                     printed = message;
                 }
             }

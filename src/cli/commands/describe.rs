@@ -80,7 +80,7 @@ fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     }
     let node = [spec.node_name.as_deref(), status.host_ip.as_deref()];
     console.field(0, "Node", &node.into_iter().flatten().collect::<Vec<_>>().join("/"))?;
-    let start = pods::created(view).map(|time| time_with_age(time, console.now));
+    let start = pods::creation_time(view).map(|time| time_with_age(time, console.now));
     console.field(0, "Start Time", start.as_deref().unwrap_or("<unknown>"))?;
     map(console, "Labels", view.pod.metadata.labels.as_ref())?;
     map(console, "Annotations", view.pod.metadata.annotations.as_ref())?;

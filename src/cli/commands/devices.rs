@@ -12,7 +12,7 @@ use crate::server::{ClaimRow, DeviceRow, DevicesReply, PluginRow};
 use super::age;
 use super::client::Client;
 use super::console::Console;
-use super::error::{Outcome, complain};
+use super::error::{Outcome, print_stderr};
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
     let reply: DevicesReply = client.get("/v1/devices")?;
@@ -42,7 +42,7 @@ fn print(console: &mut Console<'_>, reply: &DevicesReply) -> io::Result<()> {
     let plugins = reply.plugins.iter().map(|plugin| plugin_row(plugin, now)).collect();
     table(console, &["PLUGIN", "KIND", "SOCKET", "STATE", "SINCE"], plugins)?;
     if tables == 0 {
-        complain("there are no devices, no resource claims and no plugins");
+        print_stderr("there are no devices, no resource claims and no plugins");
     }
     console.omitted(reply.omitted)
 }

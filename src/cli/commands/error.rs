@@ -55,7 +55,7 @@ pub(super) fn checked(shown: Result<(), CommandError>, failed: bool) -> Outcome 
 }
 
 /// Prints lines on stderr, control characters escaped.
-pub(super) fn complain(text: &str) {
+pub(super) fn print_stderr(text: &str) {
     use std::io::Write;
     let lines: Vec<String> = text.lines().map(visible).collect();
     // If stderr is closed, there is no other output.

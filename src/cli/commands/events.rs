@@ -9,7 +9,7 @@ use crate::model::event::{EventType, Regarding};
 use super::age;
 use super::client::Client;
 use super::console::Console;
-use super::error::{Outcome, complain};
+use super::error::{Outcome, print_stderr};
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &EventsOptions) -> Outcome {
     let mut events: Vec<RecordedEvent> = client.get("/v1/events")?;
@@ -17,7 +17,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &EventsOp
     events.retain(|event| is_wanted(event, options));
     let is_table = matches!(options.output, Output::Table | Output::Wide);
     if events.is_empty() && is_table && !options.watch {
-        complain("there are no events");
+        print_stderr("there are no events");
         return Ok(Exit::Success);
     }
     let mut table = table();

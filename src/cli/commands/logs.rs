@@ -7,7 +7,7 @@ use crate::cli::local::LogsOptions;
 
 use super::client::{Client, ReadTimeout, encode};
 use super::console::Console;
-use super::error::{Outcome, complain};
+use super::error::{Outcome, print_stderr};
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &LogsOptions) -> Outcome {
     let timeout = if options.follow { ReadTimeout::None } else { ReadTimeout::Response };
@@ -15,7 +15,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &LogsOpti
     let several = response.header("Coracle-Containers").and_then(|text| text.parse().ok()).unwrap_or(1) > 1;
     if options.container.is_none() && several {
         let name = response.header("Coracle-Container").unwrap_or_default().to_owned();
-        complain(&format!("using container {name}; choose another one with -c"));
+        print_stderr(&format!("using container {name}; choose another one with -c"));
     }
     let mut chunk = vec![0; 64 * 1024];
     loop {

@@ -34,7 +34,7 @@ use super::table::Paint;
 
 use client::Client;
 use console::Console;
-use error::{Outcome, complain};
+use error::{Outcome, print_stderr};
 
 /// Runs a local command and prints its result, or why it failed.
 #[must_use]
@@ -47,7 +47,7 @@ pub fn run(command: LocalCommand) -> Exit {
         Err(error) => {
             let exit = error.exit();
             if exit != Exit::Success {
-                complain(&error.to_string());
+                print_stderr(&error.to_string());
             }
             exit
         }

@@ -11,7 +11,7 @@ use super::age;
 
 /// A pod in one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Summary {
+pub(super) struct PodSummary {
     pub ready: usize,
     pub total: usize,
     pub status: String,
@@ -19,7 +19,7 @@ pub(super) struct Summary {
     pub last_restart: Option<Timestamp>,
 }
 
-impl Summary {
+impl PodSummary {
     /// `3` or `3 (2m ago)`.
     pub(super) fn restarts(&self, now: Timestamp) -> String {
         match self.last_restart {
@@ -80,7 +80,7 @@ impl Restarts {
 }
 
 /// Computes the line of a pod.
-pub(super) fn summary(view: &PodView) -> Summary {
+pub(super) fn summary(view: &PodView) -> PodSummary {
     let empty = PodStatus::default();
     let status = view.pod.status.as_ref().unwrap_or(&empty);
     let spec = view.pod.spec.as_ref();
@@ -156,7 +156,7 @@ pub(super) fn summary(view: &PodView) -> Summary {
         // A static pod has no deletion timestamp; its worker knows.
         text = "Terminating".to_owned();
     }
-    Summary { ready, total, status: text, restarts: all.count, last_restart: all.last }
+    PodSummary { ready, total, status: text, restarts: all.count, last_restart: all.last }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::server::{PodChange, PodView, PodsReply};
 use super::age;
 use super::client::Client;
 use super::console::Console;
-use super::error::{CommandError, Outcome, complain};
+use super::error::{CommandError, Outcome, print_stderr};
 use super::pod_status::summary;
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &PodsOptions) -> Outcome {
@@ -34,9 +34,9 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &PodsOpti
             if pods.is_empty() && !options.watch {
                 match &options.namespace {
                     Some(namespace) => {
-                        complain(&format!("there are no pods in namespace {namespace} on this node"));
+                        print_stderr(&format!("there are no pods in namespace {namespace} on this node"));
                     }
-                    None => complain("there are no pods on this node"),
+                    None => print_stderr("there are no pods on this node"),
                 }
                 return Ok(Exit::Success);
             }
@@ -103,7 +103,7 @@ fn watch_table(
         return Ok(());
     }
     let mut shown: HashMap<String, Vec<Cell>> =
-        pods.iter().map(|view| (view.uid().to_owned(), key(view, wide))).collect();
+        pods.iter().map(|view| (view.uid().to_owned(), row_key(view, wide))).collect();
     let never = client.follow("/v1/pods/watch", |change: PodChange| {
         console.now = Timestamp::now();
         let rows = match &change {
@@ -118,7 +118,7 @@ fn watch_table(
                 vec![last]
             }
             PodChange::Added(view) | PodChange::Modified(view) => {
-                let now = key(view, wide);
+                let now = row_key(view, wide);
                 if !wanted(view) || shown.insert(view.uid().to_owned(), now.clone()) == Some(now) {
                     return Ok(());
                 }
@@ -134,7 +134,7 @@ fn watch_table(
 const AGE: usize = 5;
 
 /// A row without the columns that change with time. Rows with the same key are printed once.
-fn key(view: &PodView, wide: bool) -> Vec<Cell> {
+fn row_key(view: &PodView, wide: bool) -> Vec<Cell> {
     let mut row = row(view, wide, Timestamp::UNIX_EPOCH);
     if let Some(age) = row.get_mut(AGE) {
         *age = Cell::from("");
@@ -153,7 +153,7 @@ fn row(view: &PodView, wide: bool, now: Timestamp) -> Vec<Cell> {
         Cell::from(format!("{}/{}", line.ready, line.total)),
         Cell::colored(line.status.clone(), line.color()),
         Cell::from(line.restarts(now)),
-        Cell::from(age::since_or_unknown(created(view), now)),
+        Cell::from(age::since_or_unknown(creation_time(view), now)),
     ];
     if wide {
         let status = view.pod.status.as_ref();
@@ -171,7 +171,7 @@ fn row(view: &PodView, wide: bool, now: Timestamp) -> Vec<Cell> {
 
 /// The time of creation; else of the start on this node; else of the first sync. The two last ones
 /// are not kept over a restart of the agent; then a container of the pod may have an earlier start.
-pub(super) fn created(view: &PodView) -> Option<Timestamp> {
+pub(super) fn creation_time(view: &PodView) -> Option<Timestamp> {
     let status = view.pod.status.as_ref();
     let seen = || view.pod.metadata.annotations.as_ref()?.get(CONFIG_SEEN)?.parse().ok();
     if let Some(time) = &view.pod.metadata.creation_timestamp {
@@ -234,7 +234,7 @@ mod tests {
         let time = |text: &str| Some(text.parse::<Timestamp>().unwrap());
 
         view.pod.status = status(json!([]));
-        assert_eq!(created(&view), time("2026-01-01T12:00:00Z"));
+        assert_eq!(creation_time(&view), time("2026-01-01T12:00:00Z"));
         view.pod.status = status(json!([
             container(
                 "a",
@@ -249,10 +249,10 @@ mod tests {
             ),
             container("c", json!({"waiting": {}}), json!({})),
         ]));
-        assert_eq!(created(&view), time("2026-01-01T10:00:00Z"));
+        assert_eq!(creation_time(&view), time("2026-01-01T10:00:00Z"));
         // The API server knows better.
         view.pod.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T13:00:00Z")).unwrap();
-        assert_eq!(created(&view), time("2026-01-01T13:00:00Z"));
+        assert_eq!(creation_time(&view), time("2026-01-01T13:00:00Z"));
     }
 
     #[test]
@@ -260,9 +260,9 @@ mod tests {
         let mut other = view();
         other.next_sync = Some(Timestamp::UNIX_EPOCH);
         other.pod.metadata.creation_timestamp = None;
-        assert_eq!(key(&view(), false), key(&other, false));
+        assert_eq!(row_key(&view(), false), row_key(&other, false));
         other.phase = "Terminating".into();
-        assert_ne!(key(&view(), false), key(&other, false));
+        assert_ne!(row_key(&view(), false), row_key(&other, false));
     }
 
     #[test]

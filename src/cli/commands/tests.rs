@@ -9,8 +9,8 @@ use serde_json::json;
 use super::client::Client;
 use super::*;
 use crate::cli::local::{
-    DebugOptions, EventsOptions, HoldingsOptions, ImagesCommand, LogsOptions, Output, PodsOptions,
-    TopOptions, VerifyOptions,
+    DebugOptions, EventsOptions, ImagesCommand, LogsOptions, Output, PodsOptions, TopOptions, VerifyOptions,
+    VolumesOptions,
 };
 use crate::cli::table::Paint;
 use crate::images::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
@@ -192,9 +192,9 @@ fn each_command_prints_what_the_server_returns() {
     let (exit, text) = agent.run(verify(&["a:1", "none"], true));
     assert!(exit == Ok(Exit::Failure) && text.contains("/bin/app has 0 bytes"), "{text}");
     assert!(text.contains("the runtime does not have the image"), "{text}");
-    let (_, text) = agent.run(Subcommand::Volumes(HoldingsOptions::default()));
+    let (_, text) = agent.run(Subcommand::Volumes(VolumesOptions::default()));
     assert!(text.contains("data\\u{1b}[31m") && text.contains("other"), "{text}");
-    let options = HoldingsOptions { output: Output::Json, namespace: Some("default".into()) };
+    let options = VolumesOptions { output: Output::Json, namespace: Some("default".into()) };
     let (_, text) = agent.run(Subcommand::Volumes(options));
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["volumes"].as_array().unwrap().len(), 1, "{text}");

@@ -40,7 +40,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptio
                 write!(console.out, "{CLEAR}")?;
             }
             let pods: PodsReply = client.get("/v1/pods")?;
-            print(console, &summary, &Requests::from_pods(pods))?;
+            print(console, &summary, &ResourceRequests::from_pods(pods))?;
         }
         if once {
             return Ok(Exit::Success);
@@ -51,10 +51,10 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &TopOptio
 
 /// The requests of pods and containers: CPU in thousandths of a core, memory in bytes.
 #[derive(Debug, Default)]
-struct Requests(BTreeMap<(String, String), (u64, u64)>);
+struct ResourceRequests(BTreeMap<(String, String), (u64, u64)>);
 
-impl Requests {
-    fn from_pods(pods: PodsReply) -> Requests {
+impl ResourceRequests {
+    fn from_pods(pods: PodsReply) -> ResourceRequests {
         let mut all = BTreeMap::new();
         for view in pods.pods {
             let uid = view.uid().to_owned();
@@ -71,7 +71,7 @@ impl Requests {
             }
             all.insert((uid, String::new()), amounts(&pod_requests(&pod, Overhead::Included)));
         }
-        Requests(all)
+        ResourceRequests(all)
     }
 
     /// Of a container, or of the pod if `container` is empty; zero: it requests nothing.
@@ -81,7 +81,7 @@ impl Requests {
 }
 
 /// A cell with the request if more than it is used.
-fn marked(text: String, used: Option<u64>, request: u64, show: impl Fn(u64) -> String) -> Cell {
+fn usage_cell(text: String, used: Option<u64>, request: u64, show: impl Fn(u64) -> String) -> Cell {
     match used {
         Some(used) if request > 0 && used > request => {
             Cell::colored(format!("{text} > {}", show(request)), Some(Color::Yellow))
@@ -90,7 +90,11 @@ fn marked(text: String, used: Option<u64>, request: u64, show: impl Fn(u64) -> S
     }
 }
 
-fn print(console: &mut Console<'_>, summary: &Value, requests: &Requests) -> Result<(), CommandError> {
+fn print(
+    console: &mut Console<'_>,
+    summary: &Value,
+    requests: &ResourceRequests,
+) -> Result<(), CommandError> {
     let node = &summary["node"];
     let used = number(node, "memory", "workingSetBytes").unwrap_or(0);
     let left = number(node, "memory", "availableBytes").unwrap_or(0);
@@ -113,7 +117,7 @@ fn print(console: &mut Console<'_>, summary: &Value, requests: &Requests) -> Res
 }
 
 /// The busiest pod first; its containers below it.
-fn rows(summary: &Value, requests: &Requests) -> Vec<Vec<Cell>> {
+fn rows(summary: &Value, requests: &ResourceRequests) -> Vec<Vec<Cell>> {
     let mut pods: Vec<&Value> = summary["pods"].as_array().into_iter().flatten().collect();
     let rate = |stats: &Value| number(stats, "cpu", "usageNanoCores").unwrap_or(0);
     let name = |pod: &Value| (text(&pod["podRef"]["namespace"]), text(&pod["podRef"]["name"]));
@@ -129,8 +133,8 @@ fn rows(summary: &Value, requests: &Requests) -> Vec<Vec<Cell>> {
                 Cell::from(namespace.as_str()),
                 Cell::from(name.as_str()),
                 container,
-                marked(cpu(stats), used, cpu_request, |milli| format!("{milli}m")),
-                marked(memory(stats), number(stats, "memory", "workingSetBytes"), memory_request, size),
+                usage_cell(cpu(stats), used, cpu_request, |milli| format!("{milli}m")),
+                usage_cell(memory(stats), number(stats, "memory", "workingSetBytes"), memory_request, size),
             ]
         };
         rows.push(row(Cell::colored("(all)", Some(Color::Dim)), "", pod));
@@ -188,7 +192,7 @@ mod tests {
             pod("idle", 0, json!([container("a", None)])),
             pod("busy", 1_500_000_001, json!([container("b", Some(1)), container("c", Some(1_500_000_000))])),
         ]});
-        let requests = Requests(BTreeMap::from([
+        let requests = ResourceRequests(BTreeMap::from([
             (("busy".to_owned(), "c".to_owned()), (100, 1024)),
             (("busy".to_owned(), "b".to_owned()), (1, 4096)),
             (("busy".to_owned(), String::new()), (101, 5120)),
@@ -207,6 +211,6 @@ mod tests {
                 "default idle a - 2.0 KiB",
             ]
         );
-        assert!(rows(&json!({}), &Requests::default()).is_empty());
+        assert!(rows(&json!({}), &ResourceRequests::default()).is_empty());
     }
 }

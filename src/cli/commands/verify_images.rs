@@ -11,7 +11,7 @@ use crate::server::{ImageRow, VerifyLine};
 
 use super::client::{Client, ReadTimeout, encode};
 use super::console::Console;
-use super::error::{CommandError, Outcome, complain};
+use super::error::{CommandError, Outcome, print_stderr};
 
 /// The longest line: a report has at most 100 findings.
 const MAX_LINE: u64 = 1 << 20;
@@ -35,7 +35,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &VerifyOp
     }
     console.document(options.output, &reports)?;
     if images.is_empty() {
-        complain("the runtime has no images");
+        print_stderr("the runtime has no images");
     }
     let good = reports.iter().all(|report| report.damaged == 0 && report.problems.is_empty());
     Ok(if good { Exit::Success } else { Exit::Failure })
@@ -52,8 +52,8 @@ fn verify(client: &Client, image: &str, digests: bool) -> Result<CheckReport, Co
         if count.map_err(|error| failed(error.to_string()))? == 0 {
             return Err(failed("the response ends too early".to_owned()));
         }
-        let news: VerifyLine = serde_json::from_slice(&line).map_err(|error| failed(error.to_string()))?;
-        match news {
+        let update: VerifyLine = serde_json::from_slice(&line).map_err(|error| failed(error.to_string()))?;
+        match update {
             VerifyLine { report: Some(report), .. } => return Ok(report),
             VerifyLine { error: Some(error), .. } => {
                 return Ok(CheckReport {

@@ -5,7 +5,7 @@ use std::io;
 use jiff::Timestamp;
 
 use crate::cli::exit::Exit;
-use crate::cli::local::HoldingsOptions;
+use crate::cli::local::VolumesOptions;
 use crate::cli::table::{Cell, Color, Table};
 use crate::model::api::Volume;
 use crate::server::{VolumeRow, VolumesReply};
@@ -14,9 +14,9 @@ use super::age;
 use super::client::Client;
 use super::console::Console;
 use super::describe::scalars;
-use super::error::{Outcome, complain};
+use super::error::{Outcome, print_stderr};
 
-pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &HoldingsOptions) -> Outcome {
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &VolumesOptions) -> Outcome {
     let mut reply: VolumesReply = client.get("/v1/volumes")?;
     // Pods of which only the UID is known are in no namespace.
     reply.volumes.retain(|row| options.is_in(&row.namespace));
@@ -24,7 +24,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &Holdings
         return Ok(Exit::Success);
     }
     if reply.volumes.is_empty() {
-        complain("no pod uses a volume");
+        print_stderr("no pod uses a volume");
         return Ok(Exit::Success);
     }
     let rows: Vec<_> = reply.volumes.iter().map(|volume| row(volume, console.now)).collect();

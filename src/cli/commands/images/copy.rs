@@ -22,7 +22,7 @@ const SYNC_BYTES: u64 = 16 * 1024 * 1024;
 
 /// What a copy has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copied {
+pub enum CopyOutcome {
     /// The directory has the same file already.
     Present,
     /// The whole file is there; so many bytes were there from an earlier attempt.
@@ -39,7 +39,7 @@ pub fn copy(
     directory: &Path,
     name: &str,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Copied, String> {
+) -> Result<CopyOutcome, String> {
     let failed = |what: &Path| {
         let what = what.display().to_string();
         move |error: io::Error| format!("{what}: {error}")
@@ -52,8 +52,10 @@ pub fn copy(
     if let Ok(present) = untrusted::open_at(dir.as_fd(), Path::new(name)) {
         let found = present.metadata().map_err(failed(&target))?;
         let same = (found.dev(), found.ino()) == (about.dev(), about.ino());
-        if same || (found.len() == size && common(&from, &present, size).map_err(failed(&target))? == size) {
-            return Ok(Copied::Present);
+        if same
+            || (found.len() == size && common_length(&from, &present, size).map_err(failed(&target))? == size)
+        {
+            return Ok(CopyOutcome::Present);
         }
     }
     let part = OsString::from(format!(".{name}.part"));
@@ -62,18 +64,18 @@ pub fn copy(
         untrusted::open_or_create_at(dir.as_fd(), Path::new(&part), 0o600).map_err(failed(&part_path))?;
     flock(&to, FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| format!("{}: another import writes this file", part_path.display()))?;
-    let begun = to.metadata().map_err(failed(&part_path))?;
+    let part_metadata = to.metadata().map_err(failed(&part_path))?;
     // Before the lock was taken, another import may have given the file its final name.
     let named = untrusted::open_at(dir.as_fd(), Path::new(&part)).and_then(|file| file.metadata());
     let named = named.map_err(failed(&part_path))?;
-    if (named.dev(), named.ino()) != (begun.dev(), begun.ino()) {
+    if (named.dev(), named.ino()) != (part_metadata.dev(), part_metadata.ino()) {
         return Err(format!("{}: another import has just written this file", part_path.display()));
     }
-    let resumed = common(&from, &to, begun.len().min(size)).map_err(failed(&part_path))?;
+    let resumed = common_length(&from, &to, part_metadata.len().min(size)).map_err(failed(&part_path))?;
     let space = fstatvfs(&dir).map_err(|error| failed(directory)(error.into()))?;
     // The blocks of the part count as used; those beyond its good beginning become free. After a loss
     // of power, a part may have fewer blocks than its length needs.
-    let freed = begun.blocks().saturating_mul(512).saturating_sub(resumed);
+    let freed = part_metadata.blocks().saturating_mul(512).saturating_sub(resumed);
     let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(freed);
     if free < size.saturating_sub(resumed) {
         if resumed == 0 {
@@ -88,7 +90,7 @@ pub fn copy(
     }
     to.set_len(resumed).map_err(failed(&part_path))?;
     to.seek(SeekFrom::Start(resumed)).map_err(failed(&part_path))?;
-    fill(&from, &mut to, resumed, size, progress).map_err(|failure| match failure {
+    copy_bytes(&from, &mut to, resumed, size, progress).map_err(|failure| match failure {
         Failure::Read(error) => failed(source)(error),
         Failure::Write(error)
             if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
@@ -103,7 +105,7 @@ pub fn copy(
     renameat(&dir, Path::new(&part), &dir, name).map_err(|error| failed(&target)(error.into()))?;
     // The name, too, survives a loss of power.
     rustix::fs::fsync(&dir).map_err(|error| failed(directory)(error.into()))?;
-    Ok(Copied::Whole { resumed })
+    Ok(CopyOutcome::Whole { resumed })
 }
 
 /// A pipe or a device has no size.
@@ -117,7 +119,7 @@ pub fn real_path(source: &Path) -> io::Result<PathBuf> {
 }
 
 /// The length of the common beginning of two files, up to `limit`.
-fn common(first: &File, second: &File, limit: u64) -> io::Result<u64> {
+fn common_length(first: &File, second: &File, limit: u64) -> io::Result<u64> {
     let (mut a, mut b) = (vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]);
     let mut offset = 0;
     while offset < limit {
@@ -141,7 +143,7 @@ enum Failure {
 }
 
 /// Copies the bytes from `at` to `size`, and syncs the file.
-fn fill(
+fn copy_bytes(
     from: &File,
     to: &mut File,
     mut offset: u64,
@@ -208,7 +210,7 @@ mod tests {
             self.images().join(".a.tar.part")
         }
 
-        fn copy(&self) -> Result<Copied, String> {
+        fn copy(&self) -> Result<CopyOutcome, String> {
             copy(&self.source(), &self.images(), "a.tar", &mut |_, _| {})
         }
 
@@ -234,12 +236,12 @@ mod tests {
             ([&content[..], b"more"].concat(), content.len()),
         ] {
             std::fs::write(place.part(), &part).unwrap();
-            assert_eq!(place.copy(), Ok(Copied::Whole { resumed: resumed as u64 }));
+            assert_eq!(place.copy(), Ok(CopyOutcome::Whole { resumed: resumed as u64 }));
             assert_eq!(place.names(), ["a.tar"]);
             let target = place.images().join("a.tar");
             assert!(std::fs::read(&target).unwrap() == content);
             assert_eq!(std::fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o644);
-            assert_eq!(place.copy(), Ok(Copied::Present));
+            assert_eq!(place.copy(), Ok(CopyOutcome::Present));
             std::fs::remove_file(target).unwrap();
         }
     }
@@ -256,7 +258,7 @@ mod tests {
         });
         assert!(stopped.is_err());
         assert_eq!(place.names(), [".a.tar.part"]);
-        assert_eq!(place.copy(), Ok(Copied::Whole { resumed: 2 * BUFFER_BYTES as u64 }));
+        assert_eq!(place.copy(), Ok(CopyOutcome::Whole { resumed: 2 * BUFFER_BYTES as u64 }));
         assert!(std::fs::read(place.images().join("a.tar")).unwrap() == content);
     }
 
@@ -264,7 +266,7 @@ mod tests {
     fn changed_archive_of_the_same_name_is_replaced() {
         let place = Place::new(b"new content");
         std::fs::write(place.images().join("a.tar"), "old content").unwrap();
-        assert_eq!(place.copy(), Ok(Copied::Whole { resumed: 0 }));
+        assert_eq!(place.copy(), Ok(CopyOutcome::Whole { resumed: 0 }));
         assert_eq!(std::fs::read(place.images().join("a.tar")).unwrap(), b"new content");
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cli::commands::client::{Client, ReadTimeout, encode};
 use crate::cli::commands::console::Console;
-use crate::cli::commands::error::{CommandError, Outcome, complain};
+use crate::cli::commands::error::{CommandError, Outcome, print_stderr};
 use crate::cli::exit::Exit;
 use crate::model::image_name;
 
@@ -37,7 +37,7 @@ struct Document {
 
 /// What an archive needs.
 #[derive(Default)]
-struct Contents {
+struct ArchiveContents {
     documents: Vec<Document>,
     /// Digests and sizes, each once.
     blobs: Vec<(String, u64)>,
@@ -49,15 +49,15 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: 
     let full = match image_name::normalized(name) {
         Ok(full) => full,
         Err(error) => {
-            complain(&format!("{name}: {error}"));
+            print_stderr(&format!("{name}: {error}"));
             return Ok(Exit::Usage);
         }
     };
     let root = document(client, &full)?;
-    let mut contents = Contents::default();
+    let mut contents = ArchiveContents::default();
     let index = index(&root, &full);
     if let Err(reason) = collect(client, &full, root, &mut contents)? {
-        complain(&format!("{full}: {reason}"));
+        print_stderr(&format!("{full}: {reason}"));
         return Ok(Exit::Failure);
     }
     let mut part = file.as_os_str().to_owned();
@@ -72,7 +72,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: 
         }
         Err(Failure::File(error)) => {
             let _ = std::fs::remove_file(&part);
-            complain(&format!("cannot write {}: {error}", file.display()));
+            print_stderr(&format!("cannot write {}: {error}", file.display()));
             return Ok(Exit::Failure);
         }
     }
@@ -100,7 +100,7 @@ fn collect(
     client: &Client,
     name: &str,
     root: Document,
-    contents: &mut Contents,
+    contents: &mut ArchiveContents,
 ) -> Result<Result<(), String>, CommandError> {
     let repository = image_name::repository(name);
     let mut seen = BTreeSet::new();
@@ -185,7 +185,7 @@ fn write(
     part: &Path,
     file: &Path,
     index: &[u8],
-    contents: &Contents,
+    contents: &ArchiveContents,
 ) -> Result<(), Failure> {
     let mut out = create(part)?;
     entry(&mut out, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;

@@ -9,13 +9,13 @@ use rustix::fs::{Access, access};
 
 use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
-use crate::cli::commands::error::{CommandError, Outcome, complain};
+use crate::cli::commands::error::{CommandError, Outcome, print_stderr};
 use crate::cli::exit::Exit;
 use crate::images::SetReport;
 use crate::images::archive::{self, ArchiveError};
 use crate::util::stop::StopToken;
 
-use super::copy::{Copied, copy, real_path};
+use super::copy::{CopyOutcome, copy, real_path};
 use super::progress::Progress;
 
 /// How often the agent's state is requested.
@@ -38,7 +38,7 @@ pub(super) fn run(
     let names = match names(files) {
         Ok(names) => names,
         Err(reason) => {
-            complain(&reason);
+            print_stderr(&reason);
             return Ok(Exit::Usage);
         }
     };
@@ -51,7 +51,7 @@ pub(super) fn run(
     };
     let Some(directory) = directories.iter().find(|directory| is_writable(directory)) else {
         let list: Vec<String> = directories.iter().map(|directory| directory.display().to_string()).collect();
-        complain(&format!("no directory of archives can be written to: {}", list.join(", ")));
+        print_stderr(&format!("no directory of archives can be written to: {}", list.join(", ")));
         return Ok(Exit::Failure);
     };
     let mut targets = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn run(
         // A large file is copied for minutes, and the agent would report it only then.
         let real = real_path(file).map_err(ArchiveError::from);
         if let Err(error) = real.and_then(|real| archive::check(&real)) {
-            complain(&format!("{}: {error}; it is not copied", file.display()));
+            print_stderr(&format!("{}: {error}; it is not copied", file.display()));
             failed = true;
             continue;
         }
@@ -69,13 +69,13 @@ pub(super) fn run(
         drop(progress);
         let target = directory.join(name).display().to_string();
         match copied {
-            Ok(Copied::Present) => console.line(0, &format!("{target}: is there already"))?,
-            Ok(Copied::Whole { resumed: 0 }) => console.line(0, &format!("{target}: copied"))?,
-            Ok(Copied::Whole { resumed }) => {
+            Ok(CopyOutcome::Present) => console.line(0, &format!("{target}: is there already"))?,
+            Ok(CopyOutcome::Whole { resumed: 0 }) => console.line(0, &format!("{target}: copied"))?,
+            Ok(CopyOutcome::Whole { resumed }) => {
                 console.line(0, &format!("{target}: copied, {resumed} bytes were there already"))?;
             }
             Err(reason) => {
-                complain(&reason);
+                print_stderr(&reason);
                 failed = true;
                 continue;
             }
@@ -193,8 +193,8 @@ fn wait_for(client: &Client, console: &mut Console<'_>, targets: &[String]) -> R
                 State::Failed(faults) => {
                     progress.clear();
                     good = false;
-                    faults.iter().for_each(|fault| complain(&format!("{target}: {fault}")));
-                    complain(&format!(
+                    faults.iter().for_each(|fault| print_stderr(&format!("{target}: {fault}")));
+                    print_stderr(&format!(
                         "{target}: it is still there; to remove it: coracle images rm {target}"
                     ));
                 }
@@ -204,7 +204,7 @@ fn wait_for(client: &Client, console: &mut Console<'_>, targets: &[String]) -> R
                         progress.clear();
                         good = false;
                         let problems = report.problems.join("; ");
-                        complain(&format!(
+                        print_stderr(&format!(
                             "{target}: nothing has changed for {waited:?}: {what}; {problems}"
                         ));
                         continue;

@@ -10,7 +10,7 @@ use crate::server::ImageRow;
 
 use crate::cli::commands::client::Client;
 use crate::cli::commands::console::{Console, size};
-use crate::cli::commands::error::{CommandError, Outcome, complain};
+use crate::cli::commands::error::{CommandError, Outcome, print_stderr};
 
 /// One image under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -34,7 +34,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) ->
     let images: Vec<ImageRow> = match client.get("/v1/images") {
         Ok(images) => images,
         Err(CommandError::Rejected { text, .. }) => {
-            complain(&format!("these are the images of archives only: {text}"));
+            print_stderr(&format!("these are the images of archives only: {text}"));
             Vec::new()
         }
         Err(error) => return Err(error),

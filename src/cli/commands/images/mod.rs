@@ -14,7 +14,7 @@ use crate::server::ImageRow;
 
 use super::client::Client;
 use super::console::{Console, size};
-use super::error::{Outcome, complain};
+use super::error::{Outcome, print_stderr};
 
 pub(super) fn run(
     client: &Client,
@@ -23,7 +23,7 @@ pub(super) fn run(
     command: &ImagesCommand,
 ) -> Outcome {
     match command {
-        ImagesCommand::Runtime => of_runtime(client, console, output),
+        ImagesCommand::Runtime => list_runtime_images(client, console, output),
         ImagesCommand::List => list::run(client, console, output),
         ImagesCommand::Import { files, directories, wait } => {
             import::run(client, console, files, directories, *wait)
@@ -33,14 +33,14 @@ pub(super) fn run(
     }
 }
 
-fn of_runtime(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
+fn list_runtime_images(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
     let mut images: Vec<ImageRow> = client.get("/v1/images")?;
     images.sort_by(|a, b| (&a.tags, &a.digests, &a.id).cmp(&(&b.tags, &b.digests, &b.id)));
     if console.document(output, &images)? {
         return Ok(Exit::Success);
     }
     if images.is_empty() {
-        complain("the runtime has no images");
+        print_stderr("the runtime has no images");
         return Ok(Exit::Success);
     }
     let rows: Vec<_> = images.iter().flat_map(|image| rows(image, output == Output::Wide)).collect();

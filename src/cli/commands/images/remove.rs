@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
-use crate::cli::commands::error::{Outcome, complain};
+use crate::cli::commands::error::{Outcome, print_stderr};
 use crate::cli::exit::Exit;
 use crate::images::SetReport;
 use crate::model::image_name;
@@ -15,12 +15,12 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str) -> Out
     let (archive, images) = match find(&report, name) {
         Ok(found) => found,
         Err(reason) => {
-            complain(&reason);
+            print_stderr(&reason);
             return Ok(Exit::NotFound);
         }
     };
     if let Err(reason) = remove(&archive) {
-        complain(&reason);
+        print_stderr(&reason);
         return Ok(Exit::Failure);
     }
     console.line(0, &format!("removed {}", archive.display()))?;

@@ -160,7 +160,7 @@ fn edit(text: &str, file: &str, certs_dir: &str, version: Option<u32>) -> Result
     let entries = scan(text).map_err(|bad| format!("{file}, line {}: this is not TOML", bad.line))?;
     let mut edit = Edit::default();
     let end = if text.contains("\r\n") { "\r\n" } else { "\n" };
-    let (table, head) = match declared(&entries, file)? {
+    let (table, head) = match declared_version(&entries, file)? {
         Some(2) => (TABLE_2, None),
         Some(_) => (TABLE_3, None),
         None if version == Some(1) || version.is_none() => (TABLE_2, Some("version = 2")),
@@ -232,7 +232,7 @@ fn edit(text: &str, file: &str, certs_dir: &str, version: Option<u32>) -> Result
 }
 
 /// The declared version; `None`: the configuration is empty.
-fn declared(entries: &[Entry], file: &str) -> Result<Option<u32>, String> {
+fn declared_version(entries: &[Entry], file: &str) -> Result<Option<u32>, String> {
     let old = || {
         format!(
             "{file} is a configuration of version 1: replace it by the output of `containerd config migrate`"

@@ -45,7 +45,7 @@ pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
     }
     let mut registries = Vec::new();
     for registry in settings.registries {
-        match configured(settings.dir, registry)? {
+        match other_configuration(settings.dir, registry)? {
             Some(place) => plan.notes.push(format!(
                 "{place} configures {registry} already, and CRI-O uses one configuration only: add to it\n  \
                  [[registry.mirror]]\n  location = \"{}\"\n  insecure = true",
@@ -84,7 +84,7 @@ fn text(settings: &Settings<'_>, registries: &[&str]) -> String {
 }
 
 /// The file and line of another configuration of a registry.
-fn configured(dir: &Path, registry: &str) -> Result<Option<String>, String> {
+fn other_configuration(dir: &Path, registry: &str) -> Result<Option<String>, String> {
     for file in files(dir)? {
         let Some(text) = read(&file, MOST_BYTES)? else { continue };
         let entries =

@@ -20,7 +20,7 @@ use crate::util::stop::StopToken;
 use crate::util::token;
 
 use super::console::Console;
-use super::error::{Outcome, complain};
+use super::error::{Outcome, print_stderr};
 use plan::{Plan, Step, read};
 
 /// The command `containerd --version` responds within milliseconds.
@@ -31,7 +31,7 @@ pub(super) fn run(console: &mut Console<'_>, options: &SetupOptions, socket: &Pa
     let plan = match make(options, socket, Path::new("/etc")) {
         Ok(plan) => plan,
         Err(reason) => {
-            complain(&reason);
+            print_stderr(&reason);
             return Ok(Exit::Failure);
         }
     };
@@ -40,7 +40,7 @@ pub(super) fn run(console: &mut Console<'_>, options: &SetupOptions, socket: &Pa
         if !options.dry_run
             && let Err(reason) = step.apply()
         {
-            complain(&reason);
+            print_stderr(&reason);
             return Ok(Exit::Failure);
         }
     }

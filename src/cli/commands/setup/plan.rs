@@ -39,9 +39,9 @@ pub enum Step {
 }
 
 impl Step {
-    /// Prints the step. `does`: it is done, too.
-    pub fn show(&self, does: bool, out: &mut dyn Write) -> io::Result<()> {
-        let would = if does { "" } else { "would " };
+    /// Prints the step. `applies`: it is done, too.
+    pub fn show(&self, applies: bool, out: &mut dyn Write) -> io::Result<()> {
+        let would = if applies { "" } else { "would " };
         match self {
             Step::Write { path, copy, shown, .. } => {
                 writeln!(out, "{would}write {}", path.display())?;
@@ -49,7 +49,7 @@ impl Step {
                     writeln!(out, "  + {line}")?;
                 }
                 if *copy {
-                    writeln!(out, "  the present file stays as {}", before(path).display())?;
+                    writeln!(out, "  the present file stays as {}", backup_path(path).display())?;
                 }
                 Ok(())
             }
@@ -90,7 +90,7 @@ fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
         Ok(present) => present.permissions().mode() & 0o7777,
         Err(_) => mode,
     };
-    let backup = before(path);
+    let backup = backup_path(path);
     // The first copy is the file as it was without coracle.
     if copy && fs::symlink_metadata(&backup).is_err() {
         let present = untrusted::read_own(&real, MOST_BYTES)?;
@@ -112,7 +112,7 @@ fn make_parent(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(parent)
 }
 
-fn before(path: &Path) -> PathBuf {
+fn backup_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".before-coracle");
     path.with_file_name(name)

@@ -41,14 +41,14 @@ impl Entry {
 
 /// Why a text cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unreadable {
+pub struct SyntaxError {
     /// The number of the line, from 1.
     pub line: usize,
 }
 
 /// Where the end of a line is in a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Open {
+struct OpenValue {
     /// The quotation mark of a string of several lines.
     quote: Option<char>,
     /// The number of open brackets.
@@ -59,14 +59,14 @@ struct Open {
 ///
 /// # Errors
 /// At the first line that is not of the form of TOML.
-pub fn scan(text: &str) -> Result<Vec<Entry>, Unreadable> {
+pub fn scan(text: &str) -> Result<Vec<Entry>, SyntaxError> {
     let mut entries = Vec::new();
     let mut table: Vec<String> = Vec::new();
-    let mut open = Open::default();
+    let mut open = OpenValue::default();
     for (number, line) in text.lines().enumerate() {
         let number = number + 1;
-        let bad = Unreadable { line: number };
-        if open != Open::default() {
+        let bad = SyntaxError { line: number };
+        if open != OpenValue::default() {
             open = value_end(line, open).ok_or(bad)?;
             continue;
         }
@@ -91,8 +91,8 @@ pub fn scan(text: &str) -> Result<Vec<Entry>, Unreadable> {
         let path = table.iter().cloned().chain(key).collect();
         entries.push(Entry { line: number, value: Some(value.to_owned()), table: table.len(), path });
     }
-    if open != Open::default() {
-        return Err(Unreadable { line: text.lines().count() });
+    if open != OpenValue::default() {
+        return Err(SyntaxError { line: text.lines().count() });
     }
     Ok(entries)
 }
@@ -111,9 +111,9 @@ fn keys(text: &str) -> Option<(Vec<String>, &str)> {
         let (part, after) = match rest.chars().next()? {
             '"' | '\'' => quoted(rest)?,
             _ => {
-                let bare =
+                let is_bare =
                     |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
-                let end = rest.find(|character| !bare(character)).unwrap_or(rest.len());
+                let end = rest.find(|character| !is_bare(character)).unwrap_or(rest.len());
                 let (part, after) = rest.split_at(end);
                 (!part.is_empty()).then(|| (part.to_owned(), after))?
             }
@@ -147,7 +147,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 }
 
 /// What is open at the end of a line of a value. `None`: a string has no end.
-fn value_end(line: &str, mut open: Open) -> Option<Open> {
+fn value_end(line: &str, mut open: OpenValue) -> Option<OpenValue> {
     let mut rest = line;
     loop {
         if let Some(quote) = open.quote {
@@ -247,7 +247,7 @@ mod tests {
             ("a. = 1", 1),
             ("\u{feff}a = 1\n", 1),
         ] {
-            assert_eq!(scan(text), Err(Unreadable { line }), "{text:?}");
+            assert_eq!(scan(text), Err(SyntaxError { line }), "{text:?}");
         }
     }
 

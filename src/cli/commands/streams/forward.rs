@@ -15,8 +15,8 @@ use crate::transport::spdy::{self, Event};
 
 use super::super::client::Client;
 use super::super::console::Console;
-use super::super::error::{CommandError, Outcome, complain};
-use super::{find, is_passing, pod_path, poll_fd, write_some};
+use super::super::error::{CommandError, Outcome, print_stderr};
+use super::{find_pod, is_transient, pod_path, poll_fd, write_some};
 
 const PROTOCOL: &str = "portforward.k8s.io";
 
@@ -30,14 +30,14 @@ const WAITING_LOCALLY: usize = 1024 * 1024;
 /// Stream numbers have 31 bits.
 const LAST_STREAM: u32 = 0x7fff_fff0;
 
-struct Listening {
+struct ListeningPort {
     listener: TcpListener,
     local: u16,
     remote: u16,
 }
 
 pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions) -> Outcome {
-    let pod = find(client, &options.pod)?;
+    let pod = find_pod(client, &options.pod)?;
     let mut listening = Vec::new();
     for (local, remote) in &options.ports {
         listening.extend(listen(&options.addresses, *local, *remote)?);
@@ -49,7 +49,7 @@ pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions)
         }
     }
     console.out.flush()?;
-    let mut forward = Forward {
+    let mut forwarder = Forwarder {
         stream,
         reader: spdy::Reader::default(),
         writer: spdy::Writer::default(),
@@ -58,16 +58,16 @@ pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions)
         pairs: BTreeMap::new(),
         over: false,
     };
-    match forward.take(&early).and_then(|()| forward.run(&listening, console)) {
-        Ok(()) => complain("lost connection to pod"),
-        Err(error) => complain(&format!("lost connection to pod: {error}")),
+    match forwarder.take(&early).and_then(|()| forwarder.run(&listening, console)) {
+        Ok(()) => print_stderr("lost connection to pod"),
+        Err(error) => print_stderr(&format!("lost connection to pod: {error}")),
     }
     Ok(Exit::Failure)
 }
 
 /// Listens on each address where that is possible. Local port 0 becomes one free port for all.
-fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Listening>, CommandError> {
-    let mut listening: Vec<Listening> = Vec::new();
+fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<ListeningPort>, CommandError> {
+    let mut listening: Vec<ListeningPort> = Vec::new();
     let mut failed = None;
     for address in addresses {
         let bound = TcpListener::bind(SocketAddr::new(*address, local)).and_then(|listener| {
@@ -77,7 +77,7 @@ fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Liste
         match bound {
             Ok((port, listener)) => {
                 local = port;
-                listening.push(Listening { listener, local: port, remote });
+                listening.push(ListeningPort { listener, local: port, remote });
             }
             Err(error) => {
                 failed = Some(format!("cannot listen on {}: {error}", SocketAddr::new(*address, local)))
@@ -92,29 +92,29 @@ fn listen(addresses: &[IpAddr], mut local: u16, remote: u16) -> Result<Vec<Liste
 }
 
 /// One local connection with its two streams.
-struct Forwarded {
+struct ForwardedConnection {
     socket: TcpStream,
     ports: (u16, u16),
-    taken: bool,
+    accepted: bool,
     /// Unsent bytes for the client.
     out: Vec<u8>,
     /// Whether the client may send more.
-    from_client: bool,
+    client_may_send: bool,
     /// Whether the pod may send more.
-    from_pod: bool,
+    pod_may_send: bool,
     /// Whether the client has received the end of the pod's bytes.
     end_sent: bool,
     /// The bytes of the error stream.
     error: Vec<u8>,
 }
 
-impl Forwarded {
+impl ForwardedConnection {
     /// False: the client has disconnected.
     fn write(&mut self) -> bool {
         if write_some(&self.socket, &mut self.out).is_err() {
             return false;
         }
-        if !self.from_pod && self.out.is_empty() && !self.end_sent {
+        if !self.pod_may_send && self.out.is_empty() && !self.end_sent {
             self.end_sent = true;
             // `shutdown` fails if the client has disconnected.
             let _ = self.socket.shutdown(Shutdown::Write);
@@ -123,11 +123,11 @@ impl Forwarded {
     }
 
     fn is_over(&self) -> bool {
-        !self.from_client && !self.from_pod && self.out.is_empty()
+        !self.client_may_send && !self.pod_may_send && self.out.is_empty()
     }
 }
 
-struct Forward {
+struct Forwarder {
     stream: UnixStream,
     reader: spdy::Reader,
     writer: spdy::Writer,
@@ -136,13 +136,13 @@ struct Forward {
     /// The number of the next pair's error stream; its data stream has the next odd number.
     next: u32,
     /// Connections by the number of their data stream.
-    pairs: BTreeMap<u32, Forwarded>,
+    pairs: BTreeMap<u32, ForwardedConnection>,
     over: bool,
 }
 
-impl Forward {
+impl Forwarder {
     /// Runs until the connection with the agent ends.
-    fn run(&mut self, listening: &[Listening], console: &mut Console<'_>) -> io::Result<()> {
+    fn run(&mut self, listening: &[ListeningPort], console: &mut Console<'_>) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK];
         while !self.over {
             write_some(&self.stream, &mut self.out)?;
@@ -153,7 +153,7 @@ impl Forward {
             let mut fds = vec![poll_fd(self.stream.as_fd(), from_agent, !self.out.is_empty())];
             fds.extend(listening.iter().map(|port| poll_fd(port.listener.as_fd(), true, false)));
             for pair in self.pairs.values() {
-                let wanted = reads && pair.from_client && pair.taken;
+                let wanted = reads && pair.client_may_send && pair.accepted;
                 fds.push(poll_fd(pair.socket.as_fd(), wanted, !pair.out.is_empty()));
             }
             match poll(&mut fds, None) {
@@ -176,7 +176,7 @@ impl Forward {
                 match self.stream.read(&mut chunk) {
                     Ok(0) => self.over = true,
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
-                    Err(error) if is_passing(&error) => {}
+                    Err(error) if is_transient(&error) => {}
                     Err(error) => return Err(error),
                 }
             } else if agent.intersects(PollFlags::ERR | PollFlags::HUP) {
@@ -186,12 +186,12 @@ impl Forward {
         Ok(())
     }
 
-    fn accept(&mut self, listening: &Listening, console: &mut Console<'_>) -> io::Result<()> {
+    fn accept(&mut self, listening: &ListeningPort, console: &mut Console<'_>) -> io::Result<()> {
         let socket = match listening.listener.accept() {
             Ok((socket, _)) => socket,
-            Err(error) if is_passing(&error) => return Ok(()),
+            Err(error) if is_transient(&error) => return Ok(()),
             Err(error) => {
-                complain(&format!("cannot accept a connection: {error}"));
+                print_stderr(&format!("cannot accept a connection: {error}"));
                 return Ok(());
             }
         };
@@ -210,13 +210,13 @@ impl Forward {
             let headers = [("port", port.as_str()), ("requestid", &request), ("streamtype", kind)];
             self.writer.open(&mut self.out, stream, &headers);
         }
-        let pair = Forwarded {
+        let pair = ForwardedConnection {
             socket,
             ports: (listening.local, listening.remote),
-            taken: false,
+            accepted: false,
             out: Vec::new(),
-            from_client: true,
-            from_pod: true,
+            client_may_send: true,
+            pod_may_send: true,
             end_sent: false,
             error: Vec::new(),
         };
@@ -227,19 +227,23 @@ impl Forward {
     fn serve(&mut self, id: u32, events: PollFlags, reads: bool, chunk: &mut [u8]) {
         let Some(pair) = self.pairs.get_mut(&id).filter(|_| !events.is_empty()) else { return };
         let mut gone = !pair.write();
-        if reads && pair.from_client && pair.taken && events.intersects(PollFlags::IN | PollFlags::HUP) {
+        if reads && pair.client_may_send && pair.accepted && events.intersects(PollFlags::IN | PollFlags::HUP)
+        {
             match pair.socket.read(chunk) {
                 Ok(0) => {
-                    pair.from_client = false;
+                    pair.client_may_send = false;
                     spdy::end(&mut self.out, id);
                 }
                 Ok(count) => spdy::data(&mut self.out, id, chunk.get(..count).unwrap_or_default()),
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(_) => gone = true,
             }
         }
         // The client has closed both directions: the rest of the pod's bytes has no reader.
-        if gone || events.contains(PollFlags::ERR) || (events.contains(PollFlags::HUP) && !pair.from_client) {
+        if gone
+            || events.contains(PollFlags::ERR)
+            || (events.contains(PollFlags::HUP) && !pair.client_may_send)
+        {
             spdy::refuse(&mut self.out, id);
             self.pairs.remove(&id);
         }
@@ -270,7 +274,7 @@ impl Forward {
     fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Taken(id) => match self.pairs.get_mut(&id) {
-                Some(pair) => pair.taken = true,
+                Some(pair) => pair.accepted = true,
                 // An error stream, on which the client sends nothing.
                 None => spdy::end(&mut self.out, id),
             },
@@ -286,7 +290,7 @@ impl Forward {
             Event::Reset(id) => {
                 self.ended(id);
                 if let Some(pair) = self.pairs.get_mut(&id) {
-                    pair.from_client = false;
+                    pair.client_may_send = false;
                 }
             }
             Event::Opened(id) => spdy::refuse(&mut self.out, id),
@@ -297,16 +301,16 @@ impl Forward {
 
     fn ended(&mut self, id: u32) {
         if let Some(pair) = self.pairs.get_mut(&id) {
-            pair.from_pod = false;
+            pair.pod_may_send = false;
         } else if let Some(pair) = self.pairs.get_mut(&id.saturating_add(2)) {
             let error = std::mem::take(&mut pair.error);
             if !error.is_empty() {
                 let (local, remote) = pair.ports;
                 let text = visible(&String::from_utf8_lossy(&error));
-                complain(&format!("an error occurred forwarding {local} -> {remote}: {text}"));
+                print_stderr(&format!("an error occurred forwarding {local} -> {remote}: {text}"));
                 // Like kubectl, close the connection.
-                pair.from_pod = false;
-                pair.from_client = false;
+                pair.pod_may_send = false;
+                pair.client_may_send = false;
             }
         }
     }

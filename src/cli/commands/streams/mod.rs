@@ -16,10 +16,10 @@ use crate::model::api::Pod;
 use crate::server::{Described, default_container};
 
 use super::client::{Client, encode};
-use super::error::{CommandError, complain};
+use super::error::{CommandError, print_stderr};
 
 /// The pod of this name or UID.
-fn find(client: &Client, pod: &str) -> Result<Pod, CommandError> {
+fn find_pod(client: &Client, pod: &str) -> Result<Pod, CommandError> {
     let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
     Ok(described.view.pod)
 }
@@ -39,7 +39,7 @@ fn container(pod: &Pod, named: Option<&str>) -> Result<String, CommandError> {
         return Err(CommandError::Rejected { status: 404, text: "the pod has no containers".to_owned() });
     };
     if pod.spec.as_ref().is_some_and(|spec| spec.containers.len() > 1) {
-        complain(&format!("using container {name}; choose another one with -c"));
+        print_stderr(&format!("using container {name}; choose another one with -c"));
     }
     Ok(name.to_owned())
 }
@@ -52,7 +52,7 @@ fn has_arrived(signal: &mut UnixStream) -> bool {
 }
 
 /// Errors after which a call is repeated later.
-fn is_passing(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
@@ -66,7 +66,7 @@ fn write_some(mut socket: impl io::Write, bytes: &mut Vec<u8>) -> io::Result<()>
         }
         match socket.write(rest) {
             Ok(count) => sent += count,
-            Err(error) if is_passing(&error) => break Ok(()),
+            Err(error) if is_transient(&error) => break Ok(()),
             Err(error) => break Err(error),
         }
     };

@@ -16,13 +16,13 @@ pub(super) enum Output {
 
 /// Unwritten bytes for both outputs, which may be one file: their order is kept.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingOutput {
     waiting: VecDeque<(Output, Vec<u8>)>,
     /// How many bytes of the first have been written.
     sent: usize,
 }
 
-impl Pending {
+impl PendingOutput {
     /// The output of the next bytes.
     pub(super) fn next(&self) -> Option<Output> {
         self.waiting.front().map(|(output, _)| *output)
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn full_pipe_does_not_block_the_writer() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut pending = Pending::default();
+        let mut pending = PendingOutput::default();
         let sent: Vec<u8> = (0..200_000_u32).map(|number| number.to_le_bytes()[0]).collect();
         pending.push(Output::Stdout, &sent);
         let is_writable = || {
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn bytes_of_both_outputs_keep_their_order() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut pending = Pending::default();
+        let mut pending = PendingOutput::default();
         let words =
             [(Output::Stdout, "a"), (Output::Stdout, "b"), (Output::Stderr, "c"), (Output::Stdout, "d")];
         words.iter().for_each(|(output, word)| pending.push(*output, word.as_bytes()));

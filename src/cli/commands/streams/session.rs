@@ -17,9 +17,9 @@ use crate::transport::spdy::{self, Event};
 use crate::util::signals;
 
 use super::super::client::{Client, encode};
-use super::super::error::{CommandError, Outcome, complain};
-use super::screen::{Output, Pending};
-use super::{container, find, has_arrived, is_passing, pod_path, poll_fd, terminal, write_some};
+use super::super::error::{CommandError, Outcome, print_stderr};
+use super::screen::{Output, PendingOutput};
+use super::{container, find_pod, has_arrived, is_transient, pod_path, poll_fd, terminal, write_some};
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
 
@@ -34,18 +34,18 @@ const STDIN: u32 = 7;
 const RESIZE: u32 = 9;
 
 pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
-    let pod = find(client, &options.pod)?;
+    let pod = find_pod(client, &options.pod)?;
     let container = container(&pod, options.container.as_deref())?;
     let attaches = options.command.is_empty();
     let mut tty = options.tty;
     if tty && options.stdin && !terminal::is_input() {
-        complain("Unable to use a TTY - input is not a terminal or the right kind of file");
+        print_stderr("Unable to use a TTY - input is not a terminal or the right kind of file");
         tty = false;
     }
     if attaches {
         let allocated = has_tty(&pod, &container);
         if tty && !allocated {
-            complain(&format!("Unable to use a TTY - container {container} did not allocate one"));
+            print_stderr(&format!("Unable to use a TTY - container {container} did not allocate one"));
         }
         // A process gets a terminal at its start or never.
         tty = allocated;
@@ -55,20 +55,23 @@ pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
     let raw = tty && options.stdin && terminal::is_input();
     // Signals are handled before the terminal becomes raw, so that none leaves it raw.
     let default_action = Arc::new(AtomicBool::new(false));
-    let mut endings =
+    let mut termination =
         signals::termination(&default_action).map_err(client.failed("prepare the signals for"))?;
-    let terminal =
-        if raw { Some(terminal::Raw::new().map_err(client.failed("prepare a terminal for"))?) } else { None };
+    let terminal = if raw {
+        Some(terminal::RawTerminal::new().map_err(client.failed("prepare a terminal for"))?)
+    } else {
+        None
+    };
     if attaches && raw {
-        complain("If you don't see a command prompt, try pressing enter.\r");
+        print_stderr("If you don't see a command prompt, try pressing enter.\r");
     }
     let mut session = Session::open(stream, options.stdin, tty);
-    let outcome = session.take(&early).and_then(|()| session.run(&mut endings));
+    let outcome = session.take(&early).and_then(|()| session.run(&mut termination));
     drop(terminal);
     default_action.store(true, Ordering::SeqCst);
     match outcome {
-        Ok(Ended::Signaled) => Ok(Exit::Failure),
-        Ok(Ended::Over) => Ok(session.exit()),
+        Ok(SessionEnd::Signaled) => Ok(Exit::Failure),
+        Ok(SessionEnd::Over) => Ok(session.exit()),
         Err(Failure::Output(error)) => Err(CommandError::Output(error)),
         Err(Failure::Agent(error)) => Err(client.failed("communicate with")(error)),
     }
@@ -104,7 +107,7 @@ enum Failure {
 }
 
 /// How a session ended without a failure.
-enum Ended {
+enum SessionEnd {
     /// The streams have ended.
     Over,
     /// A signal ended it.
@@ -123,7 +126,7 @@ struct Session {
     stdin: bool,
     tty: bool,
     /// Output that waits to be printed.
-    pending: Pending,
+    pending: PendingOutput,
     status: Vec<u8>,
     lost: bool,
 }
@@ -155,13 +158,13 @@ impl Session {
             open,
             stdin,
             tty,
-            pending: Pending::default(),
+            pending: PendingOutput::default(),
             status: Vec::new(),
             lost: false,
         }
     }
 
-    fn run(&mut self, endings: &mut UnixStream) -> Result<Ended, Failure> {
+    fn run(&mut self, termination: &mut UnixStream) -> Result<SessionEnd, Failure> {
         let mut window = signals::window_changes().map_err(Failure::Agent)?;
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let mut chunk = vec![0; CHUNK];
@@ -174,7 +177,7 @@ impl Session {
             let reads = takes && self.out.len() < CHUNK;
             let [resized, signaled, agent, typed, out, err] = ready([
                 self.tty.then(|| (window.as_fd(), true, false)),
-                Some((endings.as_fd(), true, false)),
+                Some((termination.as_fd(), true, false)),
                 (from_agent || !self.out.is_empty())
                     .then(|| (self.stream.as_fd(), from_agent, !self.out.is_empty())),
                 reads.then(|| (stdin.as_fd(), true, false)),
@@ -182,8 +185,8 @@ impl Session {
                 (next == Some(Output::Stderr)).then(|| (stderr.as_fd(), false, true)),
             ])
             .map_err(Failure::Agent)?;
-            if signaled && has_arrived(endings) {
-                return Ok(Ended::Signaled);
+            if signaled && has_arrived(termination) {
+                return Ok(SessionEnd::Signaled);
             }
             if resized && has_arrived(&mut window) {
                 self.send_size();
@@ -202,13 +205,13 @@ impl Session {
                 match (&self.stream).read(&mut chunk) {
                     Ok(0) => self.end(),
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
-                    Err(error) if is_passing(&error) => {}
+                    Err(error) if is_transient(&error) => {}
                     Err(error) => return Err(Failure::Agent(error)),
                 }
                 self.write()?;
             }
         }
-        Ok(Ended::Over)
+        Ok(SessionEnd::Over)
     }
 
     fn read_input(&mut self, stdin: &io::Stdin, chunk: &mut [u8]) {
@@ -294,13 +297,13 @@ impl Session {
             .filter(|cause| cause.get("reason").and_then(Value::as_str) == Some("ExitCode"))
             .find_map(|cause| cause.get("message")?.as_str()?.parse::<u8>().ok());
         if let Some(code) = code {
-            complain(&format!("command terminated with exit code {code}"));
+            print_stderr(&format!("command terminated with exit code {code}"));
             return Exit::Command(code);
         }
         match text("/message") {
-            "" if self.lost => complain("the connection with the container was lost"),
+            "" if self.lost => print_stderr("the connection with the container was lost"),
             "" => return Exit::Success,
-            message => complain(&visible(message)),
+            message => print_stderr(&visible(message)),
         }
         Exit::Failure
     }

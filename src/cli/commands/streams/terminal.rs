@@ -5,26 +5,26 @@ use std::io::{self, Stdin};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
 /// A terminal in raw mode; dropping this restores its mode.
-pub(super) struct Raw {
+pub(super) struct RawTerminal {
     stdin: Stdin,
-    before: Termios,
+    original: Termios,
 }
 
-impl Raw {
-    pub(super) fn new() -> io::Result<Raw> {
+impl RawTerminal {
+    pub(super) fn new() -> io::Result<RawTerminal> {
         let stdin = io::stdin();
-        let before = tcgetattr(&stdin)?;
-        let mut raw = before.clone();
+        let original = tcgetattr(&stdin)?;
+        let mut raw = original.clone();
         raw.make_raw();
         tcsetattr(&stdin, OptionalActions::Now, &raw)?;
-        Ok(Raw { stdin, before })
+        Ok(RawTerminal { stdin, original })
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         // `tcsetattr` fails if the terminal is closed.
-        let _ = tcsetattr(&self.stdin, OptionalActions::Now, &self.before);
+        let _ = tcsetattr(&self.stdin, OptionalActions::Now, &self.original);
     }
 }
 
