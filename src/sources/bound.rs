@@ -16,9 +16,9 @@ use crate::util::threads::{OnDeath, Running};
 /// The current set. By UID: when a pod is deleted and created again with the same name, the two
 /// events may arrive in either order.
 #[derive(Default)]
-struct Bound(BTreeMap<String, Pod>);
+struct BoundPods(BTreeMap<String, Pod>);
 
-impl Bound {
+impl BoundPods {
     /// Applies a change. Returns whether the set has changed.
     fn apply(&mut self, change: Change<api::Pod>) -> bool {
         let key = |pod: &api::Pod| pod.metadata.uid.clone().filter(|uid| !uid.is_empty());
@@ -55,7 +55,7 @@ pub fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Ru
         label_selector: None,
     };
     let post = deps.post.clone();
-    let mut bound = Bound::default();
+    let mut bound = BoundPods::default();
     watch::spawn_reflector(
         "pods",
         client,
@@ -82,13 +82,13 @@ mod tests {
         .unwrap()
     }
 
-    fn uids(bound: &Bound) -> Vec<String> {
+    fn uids(bound: &BoundPods) -> Vec<String> {
         bound.pods().iter().map(|pod| pod.uid().to_string()).collect()
     }
 
     #[test]
     fn watch_changes_update_the_set_by_uid() {
-        let mut bound = Bound::default();
+        let mut bound = BoundPods::default();
         assert!(bound.apply(Change::Replaced(vec![])), "an empty set is a change, too");
         assert!(bound.apply(Change::Set(pod("web", "1"))));
         assert!(bound.apply(Change::Set(pod("web", "2"))));

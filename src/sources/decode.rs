@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::problem::{Faults, Flaw};
+use super::problem::{Fault, Faults};
 use crate::config::yaml::{self, Document};
 use crate::model::api;
 use crate::model::typed;
@@ -20,9 +20,9 @@ pub(super) enum Lists {
 }
 
 /// One pod of a manifest, or its faults.
-pub(super) struct Decoded {
+pub(super) struct DecodedPod {
     /// The pod, as far as the types allow.
-    pub(super) pod: Result<api::Pod, Vec<Flaw>>,
+    pub(super) pod: Result<api::Pod, Vec<Fault>>,
     /// Paths of unknown fields.
     pub(super) unknown: Vec<String>,
     document: usize,
@@ -30,27 +30,27 @@ pub(super) struct Decoded {
 }
 
 /// All pods of one manifest.
-pub(super) struct Decoding {
+pub(super) struct DecodedManifest {
     /// In the order of the manifest.
-    pub(super) pods: Vec<Decoded>,
+    pub(super) pods: Vec<DecodedPod>,
     /// Keys that are in one mapping twice; they have no effect on the validity.
-    pub(super) duplicates: Vec<Flaw>,
+    pub(super) duplicates: Vec<Fault>,
     documents: Vec<Document>,
 }
 
-impl Decoding {
+impl DecodedManifest {
     /// Adds the line, and the index in a list, to a fault of `pod`.
-    pub(super) fn locate(&self, pod: &Decoded, mut flaw: Flaw) -> Flaw {
-        let field = flaw.field.unwrap_or_default();
+    pub(super) fn locate(&self, pod: &DecodedPod, mut fault: Fault) -> Fault {
+        let field = fault.field.unwrap_or_default();
         let path = match (pod.prefix.as_str(), field.as_str()) {
             ("", _) => field,
             (prefix, "") => prefix.to_owned(),
             (prefix, _) => format!("{prefix}.{field}"),
         };
         let document = self.documents.get(pod.document);
-        flaw.line = flaw.line.or_else(|| document.and_then(|document| document.line_of(&path)));
-        flaw.field = Some(path).filter(|path| !path.is_empty());
-        flaw
+        fault.line = fault.line.or_else(|| document.and_then(|document| document.line_of(&path)));
+        fault.field = Some(path).filter(|path| !path.is_empty());
+        fault
     }
 }
 
@@ -58,46 +58,46 @@ impl Decoding {
 /// fault of its own after the documents before it.
 ///
 /// DIFFERS: upstream reads the first YAML document and ignores the others without a message.
-pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<Decoding, Flaw> {
+pub(super) fn decode(bytes: &[u8], lists: Lists) -> Result<DecodedManifest, Fault> {
     let yaml::Content { documents, broken } = yaml::parse(bytes);
-    let broken = broken.map(|error| Flaw { line: Some(error.line), ..Flaw::whole(error.message) });
+    let broken = broken.map(|error| Fault { line: Some(error.line), ..Fault::whole(error.message) });
     if documents.is_empty() {
-        return Err(broken.unwrap_or_else(|| Flaw::whole("the manifest is empty")));
+        return Err(broken.unwrap_or_else(|| Fault::whole("the manifest is empty")));
     }
     let mut pods = Vec::new();
     for (index, document) in documents.iter().enumerate() {
         document_pods(index, &document.value, lists, &mut pods);
     }
-    if let Some(flaw) = broken {
-        let message = format!("no document is read from here on: {}", flaw.message);
-        let pod = Err(vec![Flaw { message, ..flaw }]);
-        pods.push(Decoded { pod, unknown: Vec::new(), document: documents.len(), prefix: String::new() });
+    if let Some(fault) = broken {
+        let message = format!("no document is read from here on: {}", fault.message);
+        let pod = Err(vec![Fault { message, ..fault }]);
+        pods.push(DecodedPod { pod, unknown: Vec::new(), document: documents.len(), prefix: String::new() });
     }
     let duplicates = documents.iter().flat_map(|document| &document.duplicates).take(MAX_DUPLICATES);
     let duplicates = duplicates
         .map(|duplicate| {
             let message = format!("{duplicate}; the last one counts");
-            Flaw { line: Some(duplicate.second), ..Flaw::whole(message) }
+            Fault { line: Some(duplicate.second), ..Fault::whole(message) }
         })
         .collect();
-    Ok(Decoding { pods, duplicates, documents })
+    Ok(DecodedManifest { pods, duplicates, documents })
 }
 
-fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<Decoded>) {
+fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<DecodedPod>) {
     let refuse =
-        |flaw| Decoded { pod: Err(vec![flaw]), unknown: Vec::new(), document, prefix: String::new() };
+        |fault| DecodedPod { pod: Err(vec![fault]), unknown: Vec::new(), document, prefix: String::new() };
     let kind = value.get("kind").and_then(Value::as_str);
     match kind {
         Some("PodList" | "List") if lists == Lists::Accepted => {
-            if let Err(flaw) = version(value) {
-                pods.push(refuse(flaw));
+            if let Err(fault) = version(value) {
+                pods.push(refuse(fault));
                 return;
             }
             let items = match value.get("items") {
                 None | Some(Value::Null) => &[],
                 Some(Value::Array(items)) => items.as_slice(),
                 Some(_) => {
-                    pods.push(refuse(Flaw::in_field("items", "want a list")));
+                    pods.push(refuse(Fault::in_field("items", "want a list")));
                     return;
                 }
             };
@@ -106,46 +106,47 @@ fn document_pods(document: usize, value: &Value, lists: Lists, pods: &mut Vec<De
                 // In upstream's lists the items have no kind and no version.
                 let (pod, unknown) = match item.get("kind") {
                     None | Some(Value::Null) if item.is_object() => typed_pod(item),
-                    _ => one_pod(item),
+                    _ => checked_pod(item),
                 };
-                pods.push(Decoded { pod, unknown, document, prefix });
+                pods.push(DecodedPod { pod, unknown, document, prefix });
             }
         }
         _ => {
-            let (pod, unknown) = one_pod(value);
-            pods.push(Decoded { pod, unknown, document, prefix: String::new() });
+            let (pod, unknown) = checked_pod(value);
+            pods.push(DecodedPod { pod, unknown, document, prefix: String::new() });
         }
     }
 }
 
-type PodAndUnknown = (Result<api::Pod, Vec<Flaw>>, Vec<String>);
+type PodAndUnknown = (Result<api::Pod, Vec<Fault>>, Vec<String>);
 
-fn one_pod(value: &Value) -> PodAndUnknown {
+fn checked_pod(value: &Value) -> PodAndUnknown {
     let checked = (|| {
         if !value.is_object() {
-            return Err(Flaw::whole("want a mapping with apiVersion, kind, metadata and spec"));
+            return Err(Fault::whole("want a mapping with apiVersion, kind, metadata and spec"));
         }
         match value.get("kind") {
             Some(Value::String(kind)) if kind == "Pod" => version(value),
-            None | Some(Value::Null) => Err(Flaw::in_field("kind", "Required value")),
+            None | Some(Value::Null) => Err(Fault::in_field("kind", "Required value")),
             Some(other) => {
-                Err(Flaw::in_field("kind", format!("Unsupported value: {other}: supported values: \"Pod\"")))
+                Err(Fault::in_field("kind", format!("Unsupported value: {other}: supported values: \"Pod\"")))
             }
         }
     })();
     match checked {
         Ok(()) => typed_pod(value),
-        Err(flaw) => (Err(vec![flaw]), Vec::new()),
+        Err(fault) => (Err(vec![fault]), Vec::new()),
     }
 }
 
-fn version(value: &Value) -> Result<(), Flaw> {
+fn version(value: &Value) -> Result<(), Fault> {
     match value.get("apiVersion") {
         Some(Value::String(version)) if version == "v1" => Ok(()),
-        None | Some(Value::Null) => Err(Flaw::in_field("apiVersion", "Required value")),
-        Some(other) => {
-            Err(Flaw::in_field("apiVersion", format!("Unsupported value: {other}: supported values: \"v1\"")))
-        }
+        None | Some(Value::Null) => Err(Fault::in_field("apiVersion", "Required value")),
+        Some(other) => Err(Fault::in_field(
+            "apiVersion",
+            format!("Unsupported value: {other}: supported values: \"v1\""),
+        )),
     }
 }
 
@@ -153,10 +154,10 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
     match typed::read::<api::Pod>(value) {
         Ok(typed) => (Ok(typed.object), typed.unknown),
         Err(mismatches) => {
-            let flaws = mismatches.into_iter().map(|mismatch| {
-                Flaw::in_field(mismatch.path, format!("Invalid value: {}", mismatch.message))
+            let faults = mismatches.into_iter().map(|mismatch| {
+                Fault::in_field(mismatch.path, format!("Invalid value: {}", mismatch.message))
             });
-            (Err(flaws.collect()), Vec::new())
+            (Err(faults.collect()), Vec::new())
         }
     }
 }
@@ -166,8 +167,8 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
 /// # Errors
 /// The first fields with invalid values, with their paths.
 pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faults> {
-    let flaw = |typed::Misfit { path, message }| Flaw { line: None, field: Some(path), message };
-    let faults = |mismatches: Vec<typed::Misfit>| Faults(mismatches.into_iter().take(3).map(flaw).collect());
+    let fault = |typed::Misfit { path, message }| Fault { line: None, field: Some(path), message };
+    let faults = |mismatches: Vec<typed::Misfit>| Faults(mismatches.into_iter().take(3).map(fault).collect());
     typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(faults)
 }
 
@@ -175,16 +176,17 @@ pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faults> {
 mod tests {
     use super::*;
 
-    fn flaws(text: &str, lists: Lists) -> Vec<(Option<u32>, String)> {
-        let show =
-            |flaw: Flaw| (flaw.line, format!("{}: {}", flaw.field.clone().unwrap_or_default(), flaw.message));
+    fn faults(text: &str, lists: Lists) -> Vec<(Option<u32>, String)> {
+        let show = |fault: Fault| {
+            (fault.line, format!("{}: {}", fault.field.clone().unwrap_or_default(), fault.message))
+        };
         match decode(text.as_bytes(), lists) {
-            Err(flaw) => vec![show(flaw)],
+            Err(fault) => vec![show(fault)],
             Ok(decoding) => {
                 let mut all = Vec::new();
                 for pod in &decoding.pods {
-                    for flaw in pod.pod.as_ref().err().into_iter().flatten() {
-                        all.push(show(decoding.locate(pod, flaw.clone())));
+                    for fault in pod.pod.as_ref().err().into_iter().flatten() {
+                        all.push(show(decoding.locate(pod, fault.clone())));
                     }
                 }
                 all
@@ -202,7 +204,7 @@ mod tests {
         assert_eq!(names, [Some("a".to_owned()), Some("b".to_owned())]);
 
         let check = |text: &str, line, expected: &str| {
-            assert_eq!(flaws(text, Lists::Refused), [(line, expected.to_owned())], "{text}");
+            assert_eq!(faults(text, Lists::Refused), [(line, expected.to_owned())], "{text}");
         };
         check("", None, ": the manifest is empty");
         check("# only words\n---\n", None, ": the manifest is empty");
@@ -233,7 +235,7 @@ mod tests {
                     {\"metadata\":{\"name\":1}},7]}";
         let decoding = decode(text.as_bytes(), Lists::Accepted).unwrap();
         assert_eq!(decoding.pods.len(), 4);
-        let found: Vec<String> = flaws(text, Lists::Accepted).into_iter().map(|(_, text)| text).collect();
+        let found: Vec<String> = faults(text, Lists::Accepted).into_iter().map(|(_, text)| text).collect();
         assert_eq!(
             found,
             [

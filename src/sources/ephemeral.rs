@@ -12,8 +12,8 @@ use crate::model::pod::Pod;
 pub fn ephemeral_container(pod: &Pod, wanted: EphemeralContainer) -> Result<EphemeralContainer, Faults> {
     let mut container = wanted;
     defaults::set_ephemeral(&mut container);
-    let flaws = validate::validate_ephemeral(pod, &container);
-    if flaws.is_empty() { Ok(container) } else { Err(Faults(flaws)) }
+    let faults = validate::validate_ephemeral(pod, &container);
+    if faults.is_empty() { Ok(container) } else { Err(Faults(faults)) }
 }
 
 #[cfg(test)]

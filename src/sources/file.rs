@@ -18,11 +18,11 @@ use super::identity::{Fnv128, Origin};
 use super::manifest::{self, Manifest};
 use super::merge;
 use super::notice::Notice;
-use super::problem::{Flaw, SourceProblem, problems, summary};
+use super::problem::{Fault, SourceProblem, problems, summary};
 use super::set::{Deps, Incarnations, SourceSet};
 use super::settings::{FileSettings, MAX_MANIFEST_BYTES};
 use super::store::Store;
-use super::watch::{Touched, Watch, Woken};
+use super::watch::{FileChanges, WakeReason, Watch};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::{Pod, SourceName};
 use crate::util::error_chain::chain;
@@ -62,8 +62,8 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
     let mut due = Instant::now() + check;
     while !stop.is_stopped() {
         watch.arm();
-        let news = files.scan(&mut watch, Timestamp::now());
-        for item in news {
+        let notices = files.scan(&mut watch, Timestamp::now());
+        for item in notices {
             item.report(deps);
         }
         let set = files.set();
@@ -77,7 +77,7 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
         if now >= due {
             due = now + check;
         }
-        if watch.wait(due) == Woken::Stopped {
+        if watch.wait(due) == WakeReason::Stopped {
             return;
         }
     }
@@ -85,7 +85,7 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
 
 /// What identifies a version of a file without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -93,9 +93,9 @@ pub(super) struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     pub(super) fn from_metadata(meta: &Metadata) -> Self {
-        Stamp {
+        FileStamp {
             device: meta.dev(),
             inode: meta.ino(),
             size: meta.size(),
@@ -115,13 +115,13 @@ impl Stamp {
 #[derive(Debug, Default)]
 struct Entry {
     /// `None`: it must be read again.
-    stamp: Option<Stamp>,
-    /// Hash of the content from which `pods` and `flaws` come.
+    stamp: Option<FileStamp>,
+    /// Hash of the content from which `pods` and `faults` come.
     content: Option<u128>,
     pods: Vec<Pod>,
-    flaws: Vec<Flaw>,
+    faults: Vec<Fault>,
     /// Unknown fields; the pods are still valid.
-    unknown: Vec<Flaw>,
+    unknown: Vec<Fault>,
     carried_over: Vec<Pod>,
     since: Option<Timestamp>,
     /// Pods whose manifest was removed, and does not exist again in a valid version yet.
@@ -134,14 +134,14 @@ struct Entry {
 
 impl Entry {
     /// A file that was not read since the start, with the pods of its last valid version.
-    fn recalled(pods: Vec<Pod>) -> Self {
+    fn from_store(pods: Vec<Pod>) -> Self {
         Entry { pods, ..Entry::default() }
     }
 
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
         problems(
             place,
-            &self.flaws,
+            &self.faults,
             &self.unknown,
             !self.carried_over.is_empty(),
             self.since.unwrap_or_default(),
@@ -150,20 +150,20 @@ impl Entry {
 
     /// Stores the result of a reading. Returns a notice of new problems.
     fn take(&mut self, place: &str, outcome: Manifest, now: Timestamp) -> Option<Notice> {
-        let Manifest { pods, flaws, unknown } = outcome;
-        let changed = flaws != self.flaws || unknown != self.unknown;
+        let Manifest { pods, faults, unknown } = outcome;
+        let changed = faults != self.faults || unknown != self.unknown;
         let (removed, stayed): (Vec<Pod>, Vec<Pod>) =
             self.pods.iter().cloned().partition(|pod| self.removed.contains(pod.uid()));
         let pods = merge::marked_files(&stayed, pods, now);
         let back = removed.iter().map(Pod::uid).filter(|uid| pods.iter().any(|pod| pod.uid() == *uid));
         self.returned.extend(back.cloned());
-        let (pods, carried_over) = manifest::carry_over(&self.pods, pods, !flaws.is_empty());
+        let (pods, carried_over) = manifest::carry_over(&self.pods, pods, !faults.is_empty());
         self.removed.retain(|uid| carried_over.iter().any(|pod| pod.uid() == uid));
         self.unsaved |= pods != self.pods;
         (self.pods, self.carried_over) = (pods, carried_over);
-        self.flaws = flaws;
+        self.faults = faults;
         self.unknown = unknown;
-        if self.flaws.is_empty() && self.unknown.is_empty() {
+        if self.faults.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
                 log::info!("{place}: valid again");
             }
@@ -193,7 +193,7 @@ struct Files {
     known: bool,
     entries: BTreeMap<PathBuf, Entry>,
     /// Why the last listing of the path failed.
-    unlisted: Option<(Flaw, Timestamp)>,
+    list_error: Option<(Fault, Timestamp)>,
     /// Pods that were replaced by another with the same name or UID, by file and message.
     collisions: BTreeMap<(PathBuf, String), Timestamp>,
     /// The incarnations of the pods in the set.
@@ -213,7 +213,7 @@ impl Files {
             node_name: node_name.to_owned(),
             known: false,
             entries: BTreeMap::new(),
-            unlisted: None,
+            list_error: None,
             collisions: BTreeMap::new(),
             incarnations: Incarnations::new(),
             last_incarnation: 0,
@@ -225,11 +225,11 @@ impl Files {
     /// Updates the store. Records that could not be written, or that a stop interrupted, are
     /// written after the next scan.
     fn save(&mut self, stop: &StopToken) {
-        if !self.known || self.unlisted.is_some() {
+        if !self.known || self.list_error.is_some() {
             return;
         }
         let recorded = self.recorded.get_or_insert_with(|| {
-            self.store.keep_only(self.entries.keys().map(|path| key(path)));
+            self.store.remove_except(self.entries.keys().map(|path| key(path)));
             self.entries.keys().cloned().collect()
         });
         let store = &mut self.store;
@@ -246,11 +246,11 @@ impl Files {
     }
 
     /// The pods from before the start, while the path itself cannot be listed.
-    fn recall_all(&mut self) {
+    fn load_all_stored(&mut self) {
         for (place, pods) in self.store.load_all() {
             let path = PathBuf::from(place);
             if !pods.is_empty() && (path == self.root || path.parent() == Some(&self.root)) {
-                self.entries.insert(path, Entry::recalled(pods));
+                self.entries.insert(path, Entry::from_store(pods));
             }
         }
         self.known = !self.entries.is_empty();
@@ -259,15 +259,15 @@ impl Files {
     /// The complete current set.
     fn set(&self) -> SourceSet {
         let mut problems = Vec::new();
-        if let Some((flaw, since)) = &self.unlisted {
+        if let Some((fault, since)) = &self.list_error {
             let pods_continue = self.entries.values().any(|entry| !entry.pods.is_empty());
-            problems.push(flaw.clone().into_problem(&self.root.to_string_lossy(), *since, pods_continue));
+            problems.push(fault.clone().into_problem(&self.root.to_string_lossy(), *since, pods_continue));
         }
         for (path, entry) in &self.entries {
             problems.extend(entry.problems(&path.to_string_lossy()));
             for ((_, message), since) in self.collisions.iter().filter(|((loser, _), _)| loser == path) {
-                let flaw = Flaw::in_field("metadata.name", message.as_str());
-                problems.push(flaw.into_problem(&path.to_string_lossy(), *since, false));
+                let fault = Fault::in_field("metadata.name", message.as_str());
+                problems.push(fault.into_problem(&path.to_string_lossy(), *since, false));
             }
         }
         let pods = self.known.then(|| self.winners().0.into_iter().cloned().collect());
@@ -304,49 +304,49 @@ impl Files {
 
     /// Reads all files that may have changed.
     fn scan(&mut self, watch: &mut Watch, now: Timestamp) -> Vec<Notice> {
-        let touched = watch.take_touched();
-        let mut news = Vec::new();
+        let changes = watch.take_changes();
+        let mut notices = Vec::new();
         match list(&self.root) {
             Ok(Listing::Missing) => {
                 if !self.known || !self.entries.is_empty() {
                     log::info!("{} does not exist: no static pods from files", self.root.display());
                 }
                 self.entries.clear();
-                self.unlisted = None;
+                self.list_error = None;
                 self.known = true;
             }
             Ok(Listing::Files(paths)) => {
-                if self.unlisted.take().is_some() {
+                if self.list_error.take().is_some() {
                     log::info!("{}: readable again", self.root.display());
                 }
-                news.extend(self.read_all(paths, &touched, watch, now));
+                notices.extend(self.read_all(paths, &changes, watch, now));
                 self.known = true;
             }
             Err(error) => {
-                if !self.known && self.unlisted.is_none() {
-                    self.recall_all();
+                if !self.known && self.list_error.is_none() {
+                    self.load_all_stored();
                 }
-                let flaw = Flaw::whole(chain(&error));
-                let changed = self.unlisted.as_ref().is_none_or(|(old, _)| *old != flaw);
-                let since = self.unlisted.as_ref().map_or(now, |(_, since)| *since);
+                let fault = Fault::whole(chain(&error));
+                let changed = self.list_error.as_ref().is_none_or(|(old, _)| *old != fault);
+                let since = self.list_error.as_ref().map_or(now, |(_, since)| *since);
                 if changed {
                     let place = self.root.to_string_lossy().into_owned();
-                    let problem = flaw.clone().into_problem(&place, since, false);
+                    let problem = fault.clone().into_problem(&place, since, false);
                     let carried_over = self.winners().0.into_iter().cloned().collect();
-                    news.push(Notice { place, message: problem.to_string(), carried_over });
+                    notices.push(Notice { place, message: problem.to_string(), carried_over });
                 }
-                self.unlisted = Some((flaw, since));
+                self.list_error = Some((fault, since));
             }
         }
-        news.extend(self.collide(now));
-        self.number();
+        notices.extend(self.find_collisions(now));
+        self.assign_incarnations();
         watch.forget_holds(Instant::now());
-        news
+        notices
     }
 
     /// Gives a new incarnation to each pod that is new in the set or whose manifest was written
     /// again. By UID, so that a pod with its own UID may move to another file.
-    fn number(&mut self) {
+    fn assign_incarnations(&mut self) {
         let returned: BTreeSet<PodUid> =
             self.entries.values_mut().flat_map(|entry| std::mem::take(&mut entry.returned)).collect();
         let mut before = std::mem::take(&mut self.incarnations);
@@ -361,41 +361,41 @@ impl Files {
         }
     }
 
-    fn collide(&mut self, now: Timestamp) -> Vec<Notice> {
+    fn find_collisions(&mut self, now: Timestamp) -> Vec<Notice> {
         let losers = self.winners().1;
         let before = std::mem::take(&mut self.collisions);
-        let mut news = Vec::new();
+        let mut notices = Vec::new();
         for key in losers {
             let since = before.get(&key).copied().unwrap_or(now);
             if !before.contains_key(&key) && !self.collisions.contains_key(&key) {
                 let place = key.0.to_string_lossy().into_owned();
                 let message = format!("{place}: metadata.name: {}", key.1);
-                news.push(Notice { place, message, carried_over: Vec::new() });
+                notices.push(Notice { place, message, carried_over: Vec::new() });
             }
             self.collisions.insert(key, since);
         }
-        news
+        notices
     }
 
     /// The last valid version of a file that is listed at the start. A file that is listed later
     /// without one is a new file.
-    fn recall(&self, path: &Path) -> Vec<Pod> {
+    fn load_stored(&self, path: &Path) -> Vec<Pod> {
         if self.known { Vec::new() } else { self.store.load(key(path), &path.to_string_lossy()) }
     }
 
     fn read_all(
         &mut self,
         paths: Vec<PathBuf>,
-        touched: &Touched,
+        changes: &FileChanges,
         watch: &mut Watch,
         now: Timestamp,
     ) -> Vec<Notice> {
-        let mut news = Vec::new();
+        let mut notices = Vec::new();
         let mut old = std::mem::take(&mut self.entries);
         for path in paths {
             let mut known = old.remove(&path);
             let name = path.file_name().unwrap_or_default().to_owned();
-            if touched.removed.contains(&name)
+            if changes.removed.contains(&name)
                 && let Some(entry) = &mut known
             {
                 // Written again before a new set was posted. Its pods run until it is complete.
@@ -403,14 +403,14 @@ impl Files {
             }
             let mut entry = match known {
                 // While a file is being written, it stays unchanged, or stays absent, until it is complete.
-                Some(entry) if held(watch, &path, &name) => {
+                Some(entry) if is_held(watch, &path, &name) => {
                     self.entries.insert(path, entry);
                     continue;
                 }
-                None if held(watch, &path, &name) => {
-                    let pods = self.recall(&path);
+                None if is_held(watch, &path, &name) => {
+                    let pods = self.load_stored(&path);
                     if !pods.is_empty() {
-                        self.entries.insert(path, Entry::recalled(pods));
+                        self.entries.insert(path, Entry::from_store(pods));
                     }
                     continue;
                 }
@@ -418,7 +418,7 @@ impl Files {
                 None => Entry::default(),
             };
             let is_new = entry.content.is_none() && entry.pods.is_empty();
-            if touched.all || touched.names.contains(&name) {
+            if changes.all || changes.names.contains(&name) {
                 entry.stamp = None;
             }
             let place = path.to_string_lossy().into_owned();
@@ -434,25 +434,25 @@ impl Files {
                     let changed = entry.content.replace(hash) != Some(hash);
                     if changed || !entry.removed.is_empty() {
                         let manifest = manifest::read(&bytes, &self.node_name, &Origin::File(place.clone()));
-                        if is_new && !manifest.flaws.is_empty() {
-                            entry.pods = self.recall(&path);
+                        if is_new && !manifest.faults.is_empty() {
+                            entry.pods = self.load_stored(&path);
                         }
-                        news.extend(entry.take(&place, manifest, now));
+                        notices.extend(entry.take(&place, manifest, now));
                     }
                 }
                 Err(error) => {
                     entry.stamp = None;
                     entry.content = None;
-                    let flaws = vec![Flaw::whole(chain(&error))];
+                    let faults = vec![Fault::whole(chain(&error))];
                     if is_new {
-                        entry.pods = self.recall(&path);
+                        entry.pods = self.load_stored(&path);
                     }
-                    news.extend(entry.take(&place, Manifest { flaws, ..Manifest::default() }, now));
+                    notices.extend(entry.take(&place, Manifest { faults, ..Manifest::default() }, now));
                 }
             }
             self.entries.insert(path, entry);
         }
-        news
+        notices
     }
 }
 
@@ -461,7 +461,7 @@ fn key(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-pub(super) fn held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {
+pub(super) fn is_held(watch: &mut Watch, path: &Path, name: &OsStr) -> bool {
     let size = std::fs::metadata(path).map_or(0, |meta| meta.len());
     watch.holds(name, size, Instant::now())
 }
@@ -499,11 +499,11 @@ pub(super) enum Reading {
     Gone,
     /// The stamp has not changed.
     Unchanged,
-    Content(Vec<u8>, Stamp),
+    Content(Vec<u8>, FileStamp),
 }
 
 /// Reads a file if it is a regular file, without waiting for a writer, a terminal or a lease.
-pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
+pub(super) fn read(path: &Path, last: Option<FileStamp>) -> Result<Reading, Error> {
     let failed = |error: std::io::Error| Error::Open(path.to_owned(), error);
     // Opening a device may have effects, so the type is checked before and again after opening it.
     let meta = match std::fs::metadata(path) {
@@ -516,8 +516,8 @@ pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
     if meta.is_dir() {
         return Ok(Reading::Gone);
     }
-    regular(path, &meta)?;
-    if last == Some(Stamp::from_metadata(&meta)) {
+    require_regular_file(path, &meta)?;
+    if last == Some(FileStamp::from_metadata(&meta)) {
         return Ok(Reading::Unchanged);
     }
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -528,12 +528,12 @@ pub(super) fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, Error> {
         Err(error) => return Err(failed(error)),
     };
     let meta = file.metadata().map_err(failed)?;
-    regular(path, &meta)?;
+    require_regular_file(path, &meta)?;
     let bytes = content(path, file, &meta)?;
-    Ok(Reading::Content(bytes, Stamp::from_metadata(&meta)))
+    Ok(Reading::Content(bytes, FileStamp::from_metadata(&meta)))
 }
 
-fn regular(path: &Path, meta: &Metadata) -> Result<(), Error> {
+fn require_regular_file(path: &Path, meta: &Metadata) -> Result<(), Error> {
     let kind = meta.file_type();
     let what = if kind.is_file() {
         return Ok(());

@@ -23,7 +23,7 @@ const TYPES: &str = include_str!("fingerprint/types.txt");
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoFingerprint;
 
-type Written = Result<(), NoFingerprint>;
+type WriteResult = Result<(), NoFingerprint>;
 
 impl From<std::fmt::Error> for NoFingerprint {
     fn from(_: std::fmt::Error) -> Self {
@@ -35,14 +35,14 @@ impl From<std::fmt::Error> for NoFingerprint {
 ///
 /// # Errors
 /// When the text cannot be determined.
-pub(super) fn write(pod: &api::Pod, out: &mut dyn Write) -> Written {
+pub(super) fn write(pod: &api::Pod, out: &mut dyn Write) -> WriteResult {
     let mut value = crate::util::json::to_value(pod).map_err(|_| NoFingerprint)?;
     internal_form(&mut value)?;
     Dump { types: types(), out }.value("*core.Pod", Some(&value), true)
 }
 
 /// Converts fields that the internal pod has elsewhere, or does not have.
-fn internal_form(pod: &mut Value) -> Written {
+fn internal_form(pod: &mut Value) -> WriteResult {
     let spec = pod.get_mut("spec").and_then(Value::as_object_mut).ok_or(NoFingerprint)?;
     if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|grace| grace < 0) {
         spec.insert("terminationGracePeriodSeconds".to_owned(), 1.into());
@@ -87,7 +87,7 @@ struct Dump<'a> {
 
 impl Dump<'_> {
     /// Writes a value, after its type if that is `shown`. An absent value is Go's zero value.
-    fn value(&mut self, kind: &str, value: Option<&Value>, shown: bool) -> Written {
+    fn value(&mut self, kind: &str, value: Option<&Value>, shown: bool) -> WriteResult {
         let value = value.filter(|value| !value.is_null());
         if let Some(target) = kind.strip_prefix('*') {
             match (value, shown) {
@@ -110,7 +110,7 @@ impl Dump<'_> {
     }
 
     /// A value of a type without fields; `name` is the name of the type.
-    fn plain(&mut self, kind: &str, value: Option<&Value>, name: &str) -> Written {
+    fn plain(&mut self, kind: &str, value: Option<&Value>, name: &str) -> WriteResult {
         if let Some(item) = kind.strip_prefix("[]") {
             return self.list(item, value);
         }
@@ -136,7 +136,7 @@ impl Dump<'_> {
         }
     }
 
-    fn list(&mut self, item: &str, value: Option<&Value>) -> Written {
+    fn list(&mut self, item: &str, value: Option<&Value>) -> WriteResult {
         let Some(value) = value else { return Ok(self.out.write_str("<nil>")?) };
         self.out.write_char('[')?;
         for (index, element) in value.as_array().ok_or(NoFingerprint)?.iter().enumerate() {
@@ -149,7 +149,7 @@ impl Dump<'_> {
     }
 
     /// `serde_json` keeps its maps sorted, as the dump does.
-    fn map(&mut self, item: &str, value: Option<&Value>, name: &str) -> Written {
+    fn map(&mut self, item: &str, value: Option<&Value>, name: &str) -> WriteResult {
         let Some(value) = value else { return Ok(self.out.write_str("<nil>")?) };
         self.out.write_str("map[")?;
         for (index, (key, element)) in value.as_object().ok_or(NoFingerprint)?.iter().enumerate() {
@@ -164,7 +164,7 @@ impl Dump<'_> {
         Ok(self.out.write_char(']')?)
     }
 
-    fn int_or_string(&mut self, value: Option<&Value>) -> Written {
+    fn int_or_string(&mut self, value: Option<&Value>) -> WriteResult {
         let (kind, number, text) = match value {
             None => (0, 0, ""),
             Some(Value::Number(number)) => (0, number.as_i64().ok_or(NoFingerprint)?, ""),
@@ -174,7 +174,7 @@ impl Dump<'_> {
         Ok(write!(self.out, "{{Type:(intstr.Type){kind} IntVal:(int32){number} StrVal:(string){text}}}")?)
     }
 
-    fn fields(&mut self, fields: &'static str, value: Option<&Value>) -> Written {
+    fn fields(&mut self, fields: &'static str, value: Option<&Value>) -> WriteResult {
         if value.is_some_and(|value| !value.is_object()) {
             return Err(NoFingerprint);
         }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::identity::{Fnv128, Origin};
 use super::manifest;
 use super::notice::Notice;
-use super::problem::{Flaw, SourceProblem, problems, summary};
+use super::problem::{Fault, SourceProblem, problems, summary};
 use super::set::{Deps, SourceSet};
 use super::settings::{HttpSettings, MAX_MANIFEST_BYTES};
 use super::store::Store;
@@ -80,22 +80,22 @@ struct Remote {
     /// Hash of the last body that was read.
     body: Option<u128>,
     /// Unknown fields in that body; its pods are still valid.
-    unknown: Vec<Flaw>,
-    body_flaws: Vec<Flaw>,
+    unknown: Vec<Fault>,
+    body_faults: Vec<Fault>,
     /// Pods that are not in that body, but were in the last valid one.
     body_carried_over: Vec<Pod>,
     /// The current problems.
-    flaws: Vec<Flaw>,
+    faults: Vec<Fault>,
     /// Pods that continue to run because of them.
     carried_over: Vec<Pod>,
     since: Option<Timestamp>,
     store: Store,
     /// Whether the store was read; it is read once, if the first response is invalid.
-    recalled: bool,
+    store_read: bool,
     /// Whether the store does not have the current `pods` yet.
     unsaved: bool,
     /// Whether the records of other URLs were removed.
-    tidy: bool,
+    others_removed: bool,
 }
 
 impl Remote {
@@ -108,24 +108,24 @@ impl Remote {
             pods: None,
             body: None,
             unknown: Vec::new(),
-            body_flaws: Vec::new(),
+            body_faults: Vec::new(),
             body_carried_over: Vec::new(),
-            flaws: Vec::new(),
+            faults: Vec::new(),
             carried_over: Vec::new(),
             since: None,
             store,
-            recalled: false,
+            store_read: false,
             unsaved: false,
-            tidy: false,
+            others_removed: false,
         }
     }
 
     /// Restores the pods that ran before the start while the URL has no valid response.
     ///
     /// DIFFERS: upstream has no pods from a URL until it responds.
-    fn recall(&mut self) {
-        if self.pods.is_none() && !self.recalled {
-            self.recalled = true;
+    fn load_stored(&mut self) {
+        if self.pods.is_none() && !self.store_read {
+            self.store_read = true;
             let pods = self.store.load(self.url.as_bytes(), &self.place);
             self.pods = Some(pods).filter(|pods| !pods.is_empty());
         }
@@ -133,9 +133,9 @@ impl Remote {
 
     /// Updates the store; a failed write is retried after the next response.
     fn save(&mut self) {
-        if !self.tidy {
-            self.tidy = true;
-            self.store.keep_only(std::iter::once(self.url.as_bytes()));
+        if !self.others_removed {
+            self.others_removed = true;
+            self.store.remove_except(std::iter::once(self.url.as_bytes()));
         }
         if self.unsaved
             && let Some(pods) = &self.pods
@@ -146,7 +146,7 @@ impl Remote {
 
     fn problems(&self) -> Vec<SourceProblem> {
         let (pods_continue, since) = (!self.carried_over.is_empty(), self.since.unwrap_or_default());
-        problems(&self.place, &self.flaws, &self.unknown, pods_continue, since).collect()
+        problems(&self.place, &self.faults, &self.unknown, pods_continue, since).collect()
     }
 
     fn set(&self) -> SourceSet {
@@ -157,18 +157,18 @@ impl Remote {
     fn take(&mut self, outcome: Result<GetResponse, GetError>, now: Timestamp) -> Option<String> {
         let before = self.pods.clone();
         let unknown_before = self.unknown.clone();
-        let flaws = match outcome {
+        let faults = match outcome {
             Ok(response) => self.take_response(response),
             Err(error) => {
-                self.recall();
+                self.load_stored();
                 self.carried_over = self.pods.clone().unwrap_or_default();
-                vec![Flaw::whole(format!("GET failed: {error}"))]
+                vec![Fault::whole(format!("GET failed: {error}"))]
             }
         };
         self.unsaved |= self.pods != before;
-        let changed = flaws != self.flaws || self.unknown != unknown_before;
-        self.flaws = flaws;
-        if self.flaws.is_empty() && self.unknown.is_empty() {
+        let changed = faults != self.faults || self.unknown != unknown_before;
+        self.faults = faults;
+        if self.faults.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
                 log::info!("{}: valid again", self.place);
             }
@@ -178,11 +178,11 @@ impl Remote {
         changed.then(|| summary(&self.place, &self.problems()))
     }
 
-    fn take_response(&mut self, response: GetResponse) -> Vec<Flaw> {
+    fn take_response(&mut self, response: GetResponse) -> Vec<Fault> {
         let refuse = |remote: &mut Self, message: String| {
-            remote.recall();
+            remote.load_stored();
             remote.carried_over = remote.pods.clone().unwrap_or_default();
-            vec![Flaw::whole(message)]
+            vec![Fault::whole(message)]
         };
         let GetResponse { status, body, proxy } = response;
         if body.len() > MAX_MANIFEST_BYTES {
@@ -203,7 +203,7 @@ impl Remote {
             self.pods = Some(Vec::new());
             self.carried_over.clear();
             self.body_carried_over.clear();
-            return vec![Flaw::whole("the response is empty: there are no pods")];
+            return vec![Fault::whole("the response is empty: there are no pods")];
         }
         let mut hash = Fnv128::default();
         hash.add(&body);
@@ -211,10 +211,10 @@ impl Remote {
         if self.body.replace(hash) != Some(hash) {
             let manifest = manifest::read(&body, &self.node_name, &self.origin);
             self.unknown = manifest.unknown;
-            self.body_flaws = manifest.flaws;
-            let faulty = !self.body_flaws.is_empty();
+            self.body_faults = manifest.faults;
+            let faulty = !self.body_faults.is_empty();
             if faulty {
-                self.recall();
+                self.load_stored();
             }
             // A first response without a valid pod does not show which pods should run.
             if self.pods.is_some() || !faulty || !manifest.pods.is_empty() {
@@ -225,7 +225,7 @@ impl Remote {
             }
         }
         self.carried_over.clone_from(&self.body_carried_over);
-        self.body_flaws.clone()
+        self.body_faults.clone()
     }
 }
 

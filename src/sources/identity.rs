@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::fingerprint;
-use super::problem::Flaw;
+use super::problem::Fault;
 use crate::model::api::{self, PodStatus, Toleration};
 use crate::model::pod::CONFIG_HASH;
 
@@ -44,10 +44,10 @@ pub(super) fn identify(
     uid: String,
     node_name: &str,
     origin: &Origin,
-) -> Result<(), Flaw> {
+) -> Result<(), Fault> {
     let name = pod.metadata.name.take().unwrap_or_default();
     if name.is_empty() {
-        return Err(Flaw::in_field("metadata.name", "Required value: a static pod needs a name"));
+        return Err(Fault::in_field("metadata.name", "Required value: a static pod needs a name"));
     }
     pod.metadata.name = Some(format!("{name}-{}", node_name.to_lowercase()));
     let namespace = pod.metadata.namespace.get_or_insert_default();

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::decode::{self, Decoded, Lists};
+use super::decode::{self, DecodedPod, Lists};
 use super::identity::{self, Origin};
-use super::problem::Flaw;
+use super::problem::Fault;
 use super::{defaults, references, validate};
 use crate::model::ids::FullName;
 use crate::model::pod::Pod;
@@ -15,9 +15,9 @@ pub(super) struct Manifest {
     /// The valid pods, in the order of the manifest.
     pub(super) pods: Vec<Pod>,
     /// The faults of the others.
-    pub(super) flaws: Vec<Flaw>,
+    pub(super) faults: Vec<Fault>,
     /// Unknown fields and repeated keys; they have no effect.
-    pub(super) unknown: Vec<Flaw>,
+    pub(super) unknown: Vec<Fault>,
 }
 
 /// Reads a manifest. Each of its pods is validated separately.
@@ -29,34 +29,34 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
     let mut manifest = Manifest::default();
     let decoding = match decode::decode(bytes, lists) {
         Ok(decoding) => decoding,
-        Err(flaw) => {
-            manifest.flaws.push(flaw);
+        Err(fault) => {
+            manifest.faults.push(fault);
             return manifest;
         }
     };
     manifest.unknown.extend(decoding.duplicates.iter().cloned());
     for decoded in &decoding.pods {
-        let place = |flaw: Flaw| decoding.locate(decoded, flaw);
+        let place = |fault: Fault| decoding.locate(decoded, fault);
         let unknown =
-            decoded.unknown.iter().map(|path| Flaw::in_field(path.as_str(), "unknown field, ignored"));
+            decoded.unknown.iter().map(|path| Fault::in_field(path.as_str(), "unknown field, ignored"));
         manifest.unknown.extend(unknown.map(place));
         match static_pod(decoded, node_name, origin) {
             Ok(pod) => manifest.pods.push(pod),
-            Err(flaws) => manifest.flaws.extend(flaws.into_iter().map(place)),
+            Err(faults) => manifest.faults.extend(faults.into_iter().map(place)),
         }
     }
     manifest
 }
 
-fn static_pod(decoded: &Decoded, node_name: &str, origin: &Origin) -> Result<Pod, Vec<Flaw>> {
+fn static_pod(decoded: &DecodedPod, node_name: &str, origin: &Origin) -> Result<Pod, Vec<Fault>> {
     let written = decoded.pod.as_ref().map_err(Clone::clone)?;
     let mut pod = written.clone();
     defaults::set_defaults(&mut pod);
     let uid = identity::uid(written, &pod, node_name, origin);
-    identity::identify(&mut pod, uid, node_name, origin).map_err(|flaw| vec![flaw])?;
-    let mut flaws = validate::validate(&pod);
-    flaws.extend(references::forbidden(&pod));
-    if flaws.is_empty() { Ok(Pod::from(pod)) } else { Err(flaws) }
+    identity::identify(&mut pod, uid, node_name, origin).map_err(|fault| vec![fault])?;
+    let mut faults = validate::validate(&pod);
+    faults.extend(references::forbidden(&pod));
+    if faults.is_empty() { Ok(Pod::from(pod)) } else { Err(faults) }
 }
 
 /// The pods that should run: the valid ones, and, while there is any fault, every pod of the last
@@ -85,12 +85,12 @@ mod tests {
         Origin::File("/m/a.yaml".to_owned())
     }
 
-    fn flaws(text: &str) -> Vec<String> {
+    fn faults(text: &str) -> Vec<String> {
         let manifest = read(text.as_bytes(), "node", &file());
-        let show = |flaw: Flaw| {
-            format!("{}: {}: {}", flaw.line.unwrap_or(0), flaw.field.unwrap_or_default(), flaw.message)
+        let show = |fault: Fault| {
+            format!("{}: {}: {}", fault.line.unwrap_or(0), fault.field.unwrap_or_default(), fault.message)
         };
-        manifest.flaws.into_iter().map(show).collect()
+        manifest.faults.into_iter().map(show).collect()
     }
 
     const WEB: &str = "apiVersion: v1
@@ -114,7 +114,7 @@ spec:
     #[test]
     fn a_good_manifest_becomes_a_static_pod() {
         let manifest = read(WEB.as_bytes(), "Node-1", &file());
-        assert_eq!(manifest.flaws, []);
+        assert_eq!(manifest.faults, []);
         let pod = &manifest.pods[0];
         assert_eq!((pod.name(), pod.namespace()), ("web-node-1", "default"));
         assert_eq!(pod.annotation("kubernetes.io/config.hash"), Some(pod.uid().as_str()));
@@ -136,7 +136,7 @@ spec:
             .replace("name: data, mount", "name: date, mount")
             .replace("  volumes:\n", "  restartPolicy: Maybe\n  serviceAccountName: sa\n  volumes:\n");
         assert_eq!(
-            flaws(&text),
+            faults(&text),
             [
                 "7: spec.containers[0].image: Required value",
                 "10: spec.containers[0].ports[0].containerPort: Invalid value: 80000: must be between 1 and 65535, inclusive",
@@ -152,8 +152,8 @@ spec:
         let text = format!("{WEB}---\n{}", WEB.replace("name: web\nspec", "name: UP\nspec"));
         let manifest = read(text.as_bytes(), "node", &file());
         assert_eq!(manifest.pods.len(), 1);
-        assert_eq!(manifest.flaws[0].field.as_deref(), Some("metadata.name"));
-        assert_eq!(manifest.flaws[0].line, Some(21));
+        assert_eq!(manifest.faults[0].field.as_deref(), Some("metadata.name"));
+        assert_eq!(manifest.faults[0].line, Some(21));
     }
 
     #[test]
@@ -161,9 +161,9 @@ spec:
         let text = format!("{WEB}---\nkind: Pod\nspec: [\n");
         let manifest = read(text.as_bytes(), "node", &file());
         assert_eq!(manifest.pods.len(), 1);
-        assert_eq!(manifest.flaws.len(), 1);
-        assert_eq!(manifest.flaws[0].line, Some(19));
-        assert!(manifest.flaws[0].message.starts_with("no document is read from here on: "));
+        assert_eq!(manifest.faults.len(), 1);
+        assert_eq!(manifest.faults[0].line, Some(19));
+        assert!(manifest.faults[0].message.starts_with("no document is read from here on: "));
     }
 
     #[test]
@@ -175,13 +175,13 @@ spec:
         let text = text.replace("spec:\n", "spec:\n  hostNetwork: true\n") + "  hostNetwork: false\n";
         for origin in [file(), Origin::Http("http://localhost/pods".to_owned())] {
             let manifest = read(text.as_bytes(), "node", &origin);
-            assert_eq!(manifest.flaws, []);
+            assert_eq!(manifest.faults, []);
             let pod = &manifest.pods[0];
             let variable = &pod.spec().containers[0].env.as_ref().unwrap()[0];
             assert_eq!(variable.value.as_deref(), Some("second"));
             assert_eq!(pod.spec().host_network, Some(false));
             let warnings: Vec<_> =
-                manifest.unknown.iter().map(|flaw| (flaw.line, flaw.message.as_str())).collect();
+                manifest.unknown.iter().map(|fault| (fault.line, fault.message.as_str())).collect();
             assert_eq!(
                 warnings,
                 [
@@ -205,7 +205,7 @@ spec:
             terminationGracePeriodSeconds: -1\n  containers:\n  - workingDir: /var\n    <<: *a\n    <<: *b\n    \
             name: c\n    image: busybox:1\n    command: [\"sh\", \"-c\"]\n    args:\n    - \"echo one\ntwo; sleep 1\"\n";
         let manifest = read(text.as_bytes(), "node", &file());
-        assert_eq!(manifest.flaws, []);
+        assert_eq!(manifest.faults, []);
         let spec = manifest.pods[0].spec();
         let container = &spec.containers[0];
         assert_eq!(container.working_dir.as_deref(), Some("/tmp"));
@@ -283,7 +283,7 @@ spec:
 
     #[test]
     fn a_pod_with_most_fields_is_valid() {
-        assert_eq!(flaws(&rich().to_string()), Vec::<String>::new());
+        assert_eq!(faults(&rich().to_string()), Vec::<String>::new());
     }
 
     #[test]
@@ -296,9 +296,9 @@ spec:
             [rich().to_string(), pod.to_string(), format!("a: {}1{}", "[".repeat(9000), "]".repeat(9000))];
         let (tx, rx) = crossbeam_channel::bounded(1);
         let _running = spawn("t/stack", Stack::Large, OnDeath::Unsupervised, move |_| {
-            let flaws: Vec<usize> =
-                texts.iter().map(|text| read(text.as_bytes(), "node", &file()).flaws.len()).collect();
-            let _ = tx.send(flaws);
+            let faults: Vec<usize> =
+                texts.iter().map(|text| read(text.as_bytes(), "node", &file()).faults.len()).collect();
+            let _ = tx.send(faults);
         })
         .unwrap();
         assert_eq!(rx.recv_timeout(std::time::Duration::from_secs(20)), Ok(vec![0, 0, 1]));
@@ -359,7 +359,7 @@ spec:
         }
     }
 
-    /// Replaces the value with the number `at`, counted depth first.
+    /// Replaces the value with the number `position`, counted depth first.
     fn replace(value: &mut Value, position: &mut usize, new: &Value) {
         if *position == 0 {
             *value = new.clone();
@@ -427,8 +427,8 @@ spec:
             let bytes = mutate(seed, &mutations);
             for origin in [file(), Origin::Http("http://localhost/pods".to_owned())] {
                 let manifest = read(&bytes, "node", &origin);
-                for flaw in &manifest.flaws {
-                    prop_assert!(flaw.message.chars().count() <= 501 && !flaw.message.contains('\n'));
+                for fault in &manifest.faults {
+                    prop_assert!(fault.message.chars().count() <= 501 && !fault.message.contains('\n'));
                 }
                 for pod in &manifest.pods {
                     prop_assert!(!pod.uid().is_empty() && !pod.uid().as_str().contains('/'));

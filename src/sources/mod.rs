@@ -66,13 +66,13 @@ pub fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Running>> 
         Some(file_settings) => {
             running.push(file::spawn(&settings.node_name, file_settings, store(SourceName::File), deps)?);
         }
-        None => store(SourceName::File).keep_only(std::iter::empty()),
+        None => store(SourceName::File).remove_except(std::iter::empty()),
     }
     match &settings.http {
         Some(http_settings) => {
             running.push(http::spawn(&settings.node_name, http_settings, store(SourceName::Http), deps)?);
         }
-        None => store(SourceName::Http).keep_only(std::iter::empty()),
+        None => store(SourceName::Http).remove_except(std::iter::empty()),
     }
     Ok(running)
 }

@@ -9,7 +9,7 @@ use super::error::Error;
 use super::file::{self, Listing, Reading};
 use super::identity::Origin;
 use super::manifest;
-use super::problem::Flaw;
+use super::problem::Fault;
 use super::unsupported::unsupported_fields;
 use crate::model::ids::{FullName, PodUid};
 use crate::model::pod::Pod;
@@ -44,7 +44,7 @@ pub struct Finding {
 
 /// The result for one manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Checked {
+pub struct CheckedManifest {
     pub file: String,
     /// The valid pods, as `NAMESPACE/NAME`, in the order of the manifest.
     pub pods: Vec<String>,
@@ -52,11 +52,15 @@ pub struct Checked {
     pub findings: Vec<Finding>,
 }
 
-impl Checked {
+impl CheckedManifest {
     /// The result for a file that could not be read.
     fn unreadable(path: &Path, error: &Error) -> Self {
-        let finding = finding(Severity::Error, Flaw::whole(chain(error)));
-        Checked { file: path.to_string_lossy().into_owned(), pods: Vec::new(), findings: vec![finding] }
+        let finding = finding(Severity::Error, Fault::whole(chain(error)));
+        CheckedManifest {
+            file: path.to_string_lossy().into_owned(),
+            pods: Vec::new(),
+            findings: vec![finding],
+        }
     }
 
     /// Whether a pod of this manifest does not start.
@@ -65,23 +69,23 @@ impl Checked {
     }
 }
 
-fn finding(severity: Severity, flaw: Flaw) -> Finding {
-    Finding { severity, line: flaw.line, field: flaw.field, message: flaw.message }
+fn finding(severity: Severity, fault: Fault) -> Finding {
+    Finding { severity, line: fault.line, field: fault.field, message: fault.message }
 }
 
 /// Checks the manifest at `path`, or all manifests in the directory at `path`: the files that the
 /// file source would read. Pods of one directory must have different names and UIDs.
 #[must_use]
-pub fn check(path: &Path) -> Vec<Checked> {
+pub fn check(path: &Path) -> Vec<CheckedManifest> {
     let files = match file::list(path) {
         Ok(Listing::Files(files)) => files,
         Ok(Listing::Missing) => {
             let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
-            return vec![Checked::unreadable(path, &Error::Open(path.to_owned(), missing))];
+            return vec![CheckedManifest::unreadable(path, &Error::Open(path.to_owned(), missing))];
         }
-        Err(error) => return vec![Checked::unreadable(path, &error)],
+        Err(error) => return vec![CheckedManifest::unreadable(path, &error)],
     };
-    let mut all: Vec<Checked> = Vec::new();
+    let mut all: Vec<CheckedManifest> = Vec::new();
     let mut names: HashMap<FullName, usize> = HashMap::new();
     let mut uids: HashMap<PodUid, usize> = HashMap::new();
     for file in files {
@@ -90,11 +94,11 @@ pub fn check(path: &Path) -> Vec<Checked> {
             Ok(Reading::Gone | Reading::Unchanged) => continue,
             Ok(Reading::Content(bytes, _)) => bytes,
             Err(error) => {
-                all.push(Checked::unreadable(&file, &error));
+                all.push(CheckedManifest::unreadable(&file, &error));
                 continue;
             }
         };
-        let (checked, pods) = check_one(&file, &bytes);
+        let (checked, pods) = check_file(&file, &bytes);
         let index = all.len();
         all.push(checked);
         for pod in &pods {
@@ -109,14 +113,14 @@ pub fn check(path: &Path) -> Vec<Checked> {
             let message = format!("{what} is also in {}, which replaces this one", file.display());
             let place = earlier.or(same_uid).and_then(|earlier| all.get_mut(earlier));
             if let Some(place) = place {
-                place.findings.push(finding(Severity::Error, Flaw::in_field("metadata.name", message)));
+                place.findings.push(finding(Severity::Error, Fault::in_field("metadata.name", message)));
             }
         }
     }
     if all.is_empty() {
-        let flaw = Flaw::whole("no manifests in this directory".to_owned());
-        let findings = vec![finding(Severity::Warning, flaw)];
-        all.push(Checked { file: path.to_string_lossy().into_owned(), pods: Vec::new(), findings });
+        let fault = Fault::whole("no manifests in this directory".to_owned());
+        let findings = vec![finding(Severity::Warning, fault)];
+        all.push(CheckedManifest { file: path.to_string_lossy().into_owned(), pods: Vec::new(), findings });
     }
     for checked in &mut all {
         checked.findings.sort_by_key(|finding| finding.severity == Severity::Warning);
@@ -124,21 +128,21 @@ pub fn check(path: &Path) -> Vec<Checked> {
     all
 }
 
-fn check_one(path: &Path, bytes: &[u8]) -> (Checked, Vec<Pod>) {
+fn check_file(path: &Path, bytes: &[u8]) -> (CheckedManifest, Vec<Pod>) {
     let file = path.to_string_lossy().into_owned();
     let manifest = manifest::read(bytes, NODE, &Origin::File(file.clone()));
     let mut findings: Vec<Finding> =
-        manifest.flaws.into_iter().map(|flaw| finding(Severity::Error, flaw)).collect();
-    findings.extend(manifest.unknown.into_iter().map(|flaw| finding(Severity::Warning, flaw)));
+        manifest.faults.into_iter().map(|fault| finding(Severity::Error, fault)).collect();
+    findings.extend(manifest.unknown.into_iter().map(|fault| finding(Severity::Warning, fault)));
     for pod in &manifest.pods {
         let name = shown(pod);
         let fields = unsupported_fields(pod);
         findings.extend(fields.into_iter().map(|field| {
-            finding(Severity::Warning, Flaw::in_field(field, format!("has no effect yet (pod {name})")))
+            finding(Severity::Warning, Fault::in_field(field, format!("has no effect yet (pod {name})")))
         }));
     }
     let pods = manifest.pods.iter().map(shown).collect();
-    (Checked { file, pods, findings }, manifest.pods)
+    (CheckedManifest { file, pods, findings }, manifest.pods)
 }
 
 /// The name as in the manifest, without the node's name.
@@ -154,7 +158,7 @@ mod tests {
     const GOOD: &str =
         "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: i}\n";
 
-    fn text(all: &[Checked]) -> Vec<String> {
+    fn text(all: &[CheckedManifest]) -> Vec<String> {
         let mut lines = Vec::new();
         for checked in all {
             let name =

@@ -39,7 +39,7 @@ impl fmt::Display for SourceProblem {
 
 /// One fault in a manifest. The source adds its file or URL and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Flaw {
+pub(super) struct Fault {
     pub(super) line: Option<u32>,
     pub(super) field: Option<String>,
     pub(super) message: String,
@@ -47,13 +47,13 @@ pub(super) struct Flaw {
 
 /// The faults of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults(pub(super) Vec<Flaw>);
+pub struct Faults(pub(super) Vec<Fault>);
 
 impl std::error::Error for Faults {}
 
 impl fmt::Display for Faults {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, Flaw { field, message, .. }) in self.0.iter().enumerate() {
+        for (index, Fault { field, message, .. }) in self.0.iter().enumerate() {
             out.write_str(if index == 0 { "" } else { "; " })?;
             match field {
                 Some(field) => write!(out, "{field}: {message}")?,
@@ -64,19 +64,19 @@ impl fmt::Display for Faults {
     }
 }
 
-impl Flaw {
+impl Fault {
     /// A fault of the whole manifest.
     pub(super) fn whole(message: impl Into<String>) -> Self {
-        Flaw { line: None, field: None, message: clip(&message.into()) }
+        Fault { line: None, field: None, message: clip(&message.into()) }
     }
 
     /// A fault of one field.
     pub(super) fn in_field(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Flaw { line: None, field: Some(clip(&field.into())), message: clip(&message.into()) }
+        Fault { line: None, field: Some(clip(&field.into())), message: clip(&message.into()) }
     }
 
     pub(super) fn into_problem(self, place: &str, since: Timestamp, kept: bool) -> SourceProblem {
-        let Flaw { line, field, message } = self;
+        let Fault { line, field, message } = self;
         SourceProblem { place: place.to_owned(), line, field, message, since, kept, ignored: false }
     }
 
@@ -85,16 +85,16 @@ impl Flaw {
     }
 }
 
-/// The problems of one manifest: its flaws, then its unknown fields and duplicate keys.
+/// The problems of one manifest: its faults, then its unknown fields and duplicate keys.
 pub(super) fn problems<'a>(
     place: &'a str,
-    flaws: &'a [Flaw],
-    unknown: &'a [Flaw],
+    faults: &'a [Fault],
+    unknown: &'a [Fault],
     kept: bool,
     since: Timestamp,
 ) -> impl Iterator<Item = SourceProblem> + 'a {
-    let flaws = flaws.iter().map(move |flaw| flaw.clone().into_problem(place, since, kept));
-    flaws.chain(unknown.iter().map(move |flaw| flaw.clone().into_remark(place, since)))
+    let faults = faults.iter().map(move |fault| fault.clone().into_problem(place, since, kept));
+    faults.chain(unknown.iter().map(move |fault| fault.clone().into_remark(place, since)))
 }
 
 /// Joins the faults of one manifest into an event message of at most 1,024 characters.
@@ -128,10 +128,11 @@ mod tests {
 
     #[test]
     fn problem_text_has_file_line_field_and_message() {
-        let problem = Flaw { line: Some(7), ..Flaw::in_field("spec.containers[0].image", "Required value") }
-            .into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, true);
+        let problem =
+            Fault { line: Some(7), ..Fault::in_field("spec.containers[0].image", "Required value") }
+                .into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, true);
         assert_eq!(problem.to_string(), "/etc/m/a.yaml:7: spec.containers[0].image: Required value");
-        let whole = Flaw::whole("empty").into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, false);
+        let whole = Fault::whole("empty").into_problem("/etc/m/a.yaml", Timestamp::UNIX_EPOCH, false);
         assert_eq!(whole.to_string(), "/etc/m/a.yaml: empty");
         assert_eq!(
             summary("/etc/m/a.yaml", &[problem.clone(), problem]),

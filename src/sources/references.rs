@@ -4,12 +4,12 @@
 //! DIFFERS: upstream also refuses ConfigMaps and Secrets, and image pull secrets; here they come
 //! from files of the node (`kube::LocalObjects`).
 
-use super::problem::Flaw;
+use super::problem::Fault;
 use crate::model::api::{Pod, Volume};
 
 /// All references to API objects in a static pod.
-pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
-    let mut found = Flaws(Vec::new());
+pub(super) fn forbidden(pod: &Pod) -> Vec<Fault> {
+    let mut found = References(Vec::new());
     let Some(spec) = &pod.spec else { return found.0 };
     if !spec.service_account_name.as_deref().unwrap_or_default().is_empty() {
         let field = if spec.service_account_name == spec.service_account {
@@ -28,11 +28,11 @@ pub(super) fn forbidden(pod: &Pod) -> Vec<Flaw> {
     found.0
 }
 
-struct Flaws(Vec<Flaw>);
+struct References(Vec<Fault>);
 
-impl Flaws {
+impl References {
     fn add(&mut self, field: &str, resource: &str) {
-        self.0.push(Flaw::in_field(field, format!("static pods may not reference {resource}")));
+        self.0.push(Fault::in_field(field, format!("static pods may not reference {resource}")));
     }
 
     fn volume(&mut self, path: &str, volume: &Volume) {
@@ -90,7 +90,7 @@ mod tests {
         spec.as_object_mut().unwrap().entry("containers").or_insert(json!([]));
         let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
         let found: Vec<(String, String)> =
-            forbidden(&pod).into_iter().map(|flaw| (flaw.field.unwrap(), flaw.message)).collect();
+            forbidden(&pod).into_iter().map(|fault| (fault.field.unwrap(), fault.message)).collect();
         let expected: Vec<(String, String)> = expected
             .iter()
             .map(|(field, resource)| {

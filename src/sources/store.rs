@@ -43,7 +43,7 @@ pub(super) struct Store {
     /// Whether the directory was prepared, which happens before the first write.
     ready: bool,
     /// The last write error, logged once.
-    trouble: Option<String>,
+    last_error: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -79,7 +79,7 @@ impl Store {
             source,
             node_name: node_name.to_owned(),
             ready: false,
-            trouble: None,
+            last_error: None,
         }
     }
 
@@ -105,16 +105,16 @@ impl Store {
         let result = if pods.is_empty() { remove(&path) } else { self.write(&directory, &path, place, pods) };
         match result {
             Ok(()) => {
-                if self.trouble.take().is_some() {
+                if self.last_error.take().is_some() {
                     log::info!("{}: last good versions can be kept again", directory.display());
                 }
                 true
             }
             Err(message) => {
                 let message = format!("the last good version of {place} is not kept: {message}");
-                if self.trouble.as_ref() != Some(&message) {
+                if self.last_error.as_ref() != Some(&message) {
                     log::warn!("{message}");
-                    self.trouble = Some(message);
+                    self.last_error = Some(message);
                 }
                 false
             }
@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// Removes every record of this source except those of `keys`: their manifests were removed.
-    pub(super) fn keep_only<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
+    pub(super) fn remove_except<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
         let Some(directory) = &self.directory else { return };
         let keep: BTreeSet<String> = keys.map(|key| self.file_name(key)).collect();
         for name in self.own_files() {
@@ -154,7 +154,7 @@ impl Store {
         let mut own = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
-            match name.to_str().and_then(owner) {
+            match name.to_str().and_then(source_of_name) {
                 Some(source) if source == self.source.as_str() => {
                     own.push(name.to_string_lossy().into_owned());
                 }
@@ -182,7 +182,7 @@ impl Store {
             return Err(format!("it is larger than the limit of {MAX_RECORD_BYTES} bytes"));
         }
         if !self.ready {
-            make_ready(directory)
+            prepare_directory(directory)
                 .map_err(|error| format!("cannot make directory {}: {error}", directory.display()))?;
             self.ready = true;
         }
@@ -245,7 +245,7 @@ impl Store {
         let mut refused = Vec::new();
         for value in record.pods {
             let object = pod_from_value(&value).map_err(|error| format!("it is no record: {error}"))?;
-            match self.judge(object) {
+            match self.check_pod(object) {
                 Ok(pod) => pods.push(pod),
                 Err(message) => refused.push(message),
             }
@@ -254,12 +254,12 @@ impl Store {
     }
 
     /// Records are validated like manifests.
-    fn judge(&self, object: api::Pod) -> Result<Pod, String> {
-        let mut flaws = validate::validate(&object);
-        flaws.extend(references::forbidden(&object));
-        if let Some(flaw) = flaws.first() {
-            let field = flaw.field.as_deref().unwrap_or_default();
-            return Err(format!("{field}: {}", flaw.message));
+    fn check_pod(&self, object: api::Pod) -> Result<Pod, String> {
+        let mut faults = validate::validate(&object);
+        faults.extend(references::forbidden(&object));
+        if let Some(fault) = faults.first() {
+            let field = fault.field.as_deref().unwrap_or_default();
+            return Err(format!("{field}: {}", fault.message));
         }
         let pod = Pod::from(object);
         let uid = pod.uid().as_str();
@@ -274,7 +274,7 @@ impl Store {
 }
 
 /// The source of a file in the store, by its name.
-fn owner(name: &str) -> Option<&str> {
+fn source_of_name(name: &str) -> Option<&str> {
     let (source, rest) = name.split_once('-')?;
     let (hash, ending) = rest.split_at_checked(32)?;
     let known = [SourceName::File, SourceName::Http].iter().any(|source_name| source_name.as_str() == source);
@@ -283,7 +283,7 @@ fn owner(name: &str) -> Option<&str> {
     (known && hex && (ending == ".json" || temporary)).then_some(source)
 }
 
-fn make_ready(directory: &Path) -> std::io::Result<()> {
+fn prepare_directory(directory: &Path) -> std::io::Result<()> {
     disk_writes::make_directories(directory, DIRECTORY_MODE)?;
     if std::fs::metadata(directory)?.permissions().mode() & 0o777 != DIRECTORY_MODE {
         std::fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))?;
@@ -344,7 +344,7 @@ mod tests {
         };
         let whole = names.iter().map(text).collect::<Vec<_>>().join("---\n");
         let read = manifest::read(whole.as_bytes(), "n", &Origin::File(PLACE.into()));
-        assert_eq!(read.flaws, []);
+        assert_eq!(read.faults, []);
         read.pods
     }
 
@@ -456,7 +456,7 @@ mod tests {
         for name in [left.as_str(), "notes.txt", "file-.json", "file-é.json"] {
             std::fs::write(directory.path().join(name), "x").unwrap();
         }
-        files.keep_only([b"2".as_slice(), b"3"].into_iter());
+        files.remove_except([b"2".as_slice(), b"3"].into_iter());
         let mut names: Vec<String> = std::fs::read_dir(directory.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -473,7 +473,7 @@ mod tests {
         let mut none = Store::new(None, SourceName::File, "n");
         assert!(none.save(KEY, PLACE, &pods(&["a"])));
         assert_eq!((none.load(KEY, PLACE), none.load_all().len()), (vec![], 0));
-        none.keep_only(std::iter::empty());
+        none.remove_except(std::iter::empty());
 
         let above = tempfile::tempdir().unwrap();
         let directory = above.path().join("sources");
@@ -481,7 +481,7 @@ mod tests {
         let mut store = store(&directory);
         assert!(!store.save(KEY, PLACE, &pods(&["a"])));
         assert_eq!((store.load(KEY, PLACE), store.load_all().len()), (vec![], 0));
-        store.keep_only(std::iter::empty());
+        store.remove_except(std::iter::empty());
         std::fs::remove_file(&directory).unwrap();
         assert!(store.save(KEY, PLACE, &pods(&["a"])));
     }

@@ -34,7 +34,7 @@ const HOLD_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     /// The bell rang.
     Stopped,
     /// Something changed and settled, or the deadline passed: scan again.
@@ -49,7 +49,7 @@ enum Interest {
 
 /// A file that is being written.
 #[derive(Debug, Clone, Copy)]
-struct Writing {
+struct PendingWrite {
     first: Instant,
     last: Instant,
     /// False: it was only created; writes probably follow.
@@ -58,7 +58,7 @@ struct Writing {
 
 /// The names of files that must be read again.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Touched {
+pub(super) struct FileChanges {
     /// All names: events were lost.
     pub(super) all: bool,
     pub(super) names: HashSet<OsString>,
@@ -73,8 +73,8 @@ pub(super) struct Watch {
     bell: Wake,
     inotify: Option<Inotify>,
     watched: HashMap<WatchDescriptor, Interest>,
-    writing: HashMap<OsString, Writing>,
-    touched: Touched,
+    writing: HashMap<OsString, PendingWrite>,
+    changes: FileChanges,
     /// Changed names whose files are incomplete: removed, or being written. Empty: the directory.
     unsettled: HashSet<OsString>,
     /// The time when the last wait ended.
@@ -112,7 +112,7 @@ impl Watch {
             inotify,
             watched: HashMap::new(),
             writing: HashMap::new(),
-            touched: Touched::default(),
+            changes: FileChanges::default(),
             unsettled: HashSet::new(),
             last_wait: None,
             warned: false,
@@ -170,8 +170,8 @@ impl Watch {
     }
 
     /// Returns the names that changed since the last call.
-    pub(super) fn take_touched(&mut self) -> Touched {
-        std::mem::take(&mut self.touched)
+    pub(super) fn take_changes(&mut self) -> FileChanges {
+        std::mem::take(&mut self.changes)
     }
 
     /// Whether a file of this name and size is being written and should not be read yet. This call
@@ -184,7 +184,7 @@ impl Watch {
             return false;
         }
         // A file that is on hold is read again when the hold ends.
-        self.touched.names.insert(name.to_owned());
+        self.changes.names.insert(name.to_owned());
         true
     }
 
@@ -194,7 +194,7 @@ impl Watch {
     }
 
     /// Waits until a change has settled, until `due`, or until the bell rings.
-    pub(super) fn wait(&mut self, due: Instant) -> Woken {
+    pub(super) fn wait(&mut self, due: Instant) -> WakeReason {
         let woken = self.wait_settled(due);
         self.unsettled.clear();
         self.last_wait = Some(Instant::now());
@@ -211,34 +211,34 @@ impl Watch {
         (now + SETTLE_WHOLE).max(soonest)
     }
 
-    fn wait_settled(&mut self, due: Instant) -> Woken {
+    fn wait_settled(&mut self, due: Instant) -> WakeReason {
         let mut first_change: Option<Instant> = None;
         loop {
             let now = Instant::now();
-            let release = self.writing.values().map(Writing::release).min();
+            let release = self.writing.values().map(PendingWrite::release).min();
             let mut until = release.map_or(due, |release| release.min(due));
             if let Some(first) = first_change {
                 until = until.min(self.settled_at(now)).min(first + SETTLE_LIMIT);
             }
             match self.poll(until) {
-                Polled::Stopped => return Woken::Stopped,
-                Polled::TimedOut => return Woken::Scan,
-                Polled::Readable => {
+                PollOutcome::Stopped => return WakeReason::Stopped,
+                PollOutcome::TimedOut => return WakeReason::Scan,
+                PollOutcome::Readable => {
                     if self.read() {
                         let now = Instant::now();
                         let first = *first_change.get_or_insert(now);
                         if now >= first + SETTLE_LIMIT {
-                            return Woken::Scan;
+                            return WakeReason::Scan;
                         }
                     } else if first_change.is_none() && Instant::now() >= due {
-                        return Woken::Scan;
+                        return WakeReason::Scan;
                     }
                 }
             }
         }
     }
 
-    fn poll(&self, until: Instant) -> Polled {
+    fn poll(&self, until: Instant) -> PollOutcome {
         let _waiting = threads::waiting("inotify, list timer or stop");
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -256,11 +256,15 @@ impl Watch {
                 Err(error) => {
                     // Only a lack of kernel memory can cause this; the list then happens at the deadline.
                     log::warn!("cannot wait for changes of {}: {error}", self.root.display());
-                    return Polled::TimedOut;
+                    return PollOutcome::TimedOut;
                 }
-                Ok(_) if fds.first().is_some_and(|fd| !fd.revents().is_empty()) => return Polled::Stopped,
-                Ok(_) if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) => return Polled::Readable,
-                Ok(_) => return Polled::TimedOut,
+                Ok(_) if fds.first().is_some_and(|fd| !fd.revents().is_empty()) => {
+                    return PollOutcome::Stopped;
+                }
+                Ok(_) if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) => {
+                    return PollOutcome::Readable;
+                }
+                Ok(_) => return PollOutcome::TimedOut,
             }
         }
     }
@@ -279,14 +283,14 @@ impl Watch {
                 Err(error) => {
                     log::warn!("inotify for {} failed, only the periodic list: {error}", self.root.display());
                     self.inotify = None;
-                    self.touched.all = true;
+                    self.changes.all = true;
                     return true;
                 }
             };
             for event in events {
                 let interest = self.watched.get(&event.wd);
                 let file_event = FileEvent { mask: event.mask, name: event.name, interest, now };
-                if handle_event(&mut self.touched, &mut self.writing, file_event) {
+                if handle_event(&mut self.changes, &mut self.writing, file_event) {
                     matters = true;
                     unsettle(&mut self.unsettled, event.mask, event.name);
                 }
@@ -295,14 +299,14 @@ impl Watch {
     }
 }
 
-impl Writing {
+impl PendingWrite {
     /// The time at which the file is read although it was not closed.
     fn release(&self) -> Instant {
         (self.last + HOLD).min(self.first + HOLD_LIMIT)
     }
 }
 
-enum Polled {
+enum PollOutcome {
     Stopped,
     Readable,
     TimedOut,
@@ -317,13 +321,13 @@ struct FileEvent<'a> {
 
 /// Handles one event. True if it requires a scan.
 fn handle_event(
-    touched: &mut Touched,
-    writing: &mut HashMap<OsString, Writing>,
+    changes: &mut FileChanges,
+    writing: &mut HashMap<OsString, PendingWrite>,
     event: FileEvent<'_>,
 ) -> bool {
     let FileEvent { mask, name, interest, now } = event;
     if mask.contains(EventMask::Q_OVERFLOW) {
-        touched.all = true;
+        changes.all = true;
         return true;
     }
     let Some(name) = name else {
@@ -344,7 +348,7 @@ fn handle_event(
     }
     if mask.intersects(EventMask::MODIFY | EventMask::CREATE) {
         let entry =
-            writing.entry(name.to_owned()).or_insert(Writing { first: now, last: now, written: false });
+            writing.entry(name.to_owned()).or_insert(PendingWrite { first: now, last: now, written: false });
         entry.last = now;
         entry.written |= mask.contains(EventMask::MODIFY);
     } else if !mask.contains(EventMask::ATTRIB) {
@@ -352,9 +356,9 @@ fn handle_event(
         writing.remove(name);
     }
     if mask.contains(EventMask::DELETE) {
-        touched.removed.insert(name.to_owned());
+        changes.removed.insert(name.to_owned());
     }
-    touched.names.insert(name.to_owned());
+    changes.names.insert(name.to_owned());
     true
 }
 
@@ -374,13 +378,13 @@ mod tests {
 
     #[test]
     fn a_file_is_held_from_its_first_write_to_its_close() {
-        let mut touched = Touched::default();
+        let mut changes = FileChanges::default();
         let mut writing = HashMap::new();
         let now = Instant::now();
         let mut event = |mask, name: &str| {
             let interest = Interest::All;
             let file_event = FileEvent { mask, name: Some(OsStr::new(name)), interest: Some(&interest), now };
-            let matters = handle_event(&mut touched, &mut writing, file_event);
+            let matters = handle_event(&mut changes, &mut writing, file_event);
             (matters, writing.contains_key(OsStr::new(name)))
         };
         assert_eq!(event(EventMask::CREATE, "a"), (true, true));
@@ -391,12 +395,12 @@ mod tests {
         assert_eq!(event(EventMask::CREATE | EventMask::ISDIR, "d"), (true, false));
         assert_eq!(event(EventMask::MODIFY, ".a.swp"), (false, false));
         assert_eq!(event(EventMask::MOVED_TO, "..data"), (true, false));
-        assert_eq!(touched.names, HashSet::from(["a".into(), "b".into()]));
+        assert_eq!(changes.names, HashSet::from(["a".into(), "b".into()]));
     }
 
     #[test]
     fn only_a_deleted_manifest_counts_as_removed() {
-        let mut touched = Touched::default();
+        let mut changes = FileChanges::default();
         let mut writing = HashMap::new();
         let (all, above) = (Interest::All, Interest::Only("manifests".into()));
         for (mask, name, interest) in [
@@ -417,19 +421,19 @@ mod tests {
                 interest: Some(interest),
                 now: Instant::now(),
             };
-            handle_event(&mut touched, &mut writing, event);
+            handle_event(&mut changes, &mut writing, event);
         }
-        assert_eq!(touched.removed, HashSet::from(["removed".into()]));
+        assert_eq!(changes.removed, HashSet::from(["removed".into()]));
     }
 
     #[test]
     fn changes_above_the_path_count_only_for_its_next_element() {
-        let mut touched = Touched::default();
+        let mut changes = FileChanges::default();
         let mut writing = HashMap::new();
         let interest = Interest::Only("manifests".into());
         let mut event = |name: Option<&str>, interest, mask| {
             let name = name.map(OsStr::new);
-            handle_event(&mut touched, &mut writing, FileEvent { mask, name, interest, now: Instant::now() })
+            handle_event(&mut changes, &mut writing, FileEvent { mask, name, interest, now: Instant::now() })
         };
         assert!(!event(Some("other"), Some(&interest), EventMask::CREATE));
         assert!(event(Some("manifests"), Some(&interest), EventMask::CREATE));
@@ -437,7 +441,7 @@ mod tests {
         assert!(event(None, Some(&interest), EventMask::DELETE_SELF));
         assert!(!event(None, None, EventMask::IGNORED));
         assert!(event(None, None, EventMask::Q_OVERFLOW));
-        assert!(touched.all);
+        assert!(changes.all);
     }
 
     #[test]
@@ -470,7 +474,7 @@ mod tests {
     fn hold_of_a_slow_writer_ends_at_its_limit() {
         let mut watch = Watch::new(Path::new("/nowhere"), Wake::new().unwrap());
         let start = Instant::now();
-        let writing = |first, last, written| Writing { first, last, written };
+        let writing = |first, last, written| PendingWrite { first, last, written };
         watch.writing.insert("made".into(), writing(start, start, false));
         assert!(watch.holds(OsStr::new("made"), 0, start));
         assert!(!watch.holds(OsStr::new("made"), 9, start), "a link to a full file");
@@ -487,8 +491,8 @@ mod tests {
         let bell = Wake::new().unwrap();
         let mut watch = Watch::new(Path::new("/nowhere"), bell.clone());
         let now = Instant::now();
-        assert_eq!(watch.wait(now), Woken::Scan);
+        assert_eq!(watch.wait(now), WakeReason::Scan);
         bell.ring();
-        assert_eq!(watch.wait(now + Duration::from_secs(3600)), Woken::Stopped);
+        assert_eq!(watch.wait(now + Duration::from_secs(3600)), WakeReason::Stopped);
     }
 }

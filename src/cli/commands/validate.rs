@@ -4,23 +4,23 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::local::Output;
 use crate::cli::table::{Color, visible};
-use crate::sources::offline::{self, Checked, Severity};
+use crate::sources::offline::{self, CheckedManifest, Severity};
 
 use super::console::Console;
 use super::error::{CommandError, Outcome, checked};
 
 pub(super) fn run(console: &mut Console<'_>, files: &[PathBuf], output: Output) -> Outcome {
-    let all: Vec<Checked> = files.iter().flat_map(|path| offline::check(Path::new(path))).collect();
+    let all: Vec<CheckedManifest> = files.iter().flat_map(|path| offline::check(Path::new(path))).collect();
     let shown = match console.document(output, &all) {
         Ok(false) => print(console, &all).map_err(CommandError::from),
         shown => shown.map(drop),
     };
-    checked(shown, all.iter().any(Checked::has_errors))
+    checked(shown, all.iter().any(CheckedManifest::has_errors))
 }
 
 /// Prints a line per finding in the format of compilers, `FILE:LINE: SEVERITY: FIELD: MESSAGE`,
 /// and a line for each file without an error.
-fn print(console: &mut Console<'_>, all: &[Checked]) -> std::io::Result<()> {
+fn print(console: &mut Console<'_>, all: &[CheckedManifest]) -> std::io::Result<()> {
     for checked in all {
         let file = visible(&checked.file);
         for finding in &checked.findings {

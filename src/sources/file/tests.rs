@@ -56,9 +56,9 @@ impl Fixture {
     /// One scan; returns the messages of the notices without the directory.
     fn scan(&mut self) -> Vec<String> {
         self.clock += 1;
-        let news = self.files.scan(&mut self.watch, Timestamp::from_second(self.clock).unwrap());
+        let notices = self.files.scan(&mut self.watch, Timestamp::from_second(self.clock).unwrap());
         let prefix = format!("{}/", self.directory.path().display());
-        news.into_iter().map(|item| item.message.replace(&prefix, "")).collect()
+        notices.into_iter().map(|item| item.message.replace(&prefix, "")).collect()
     }
 
     fn names(&self) -> Option<Vec<String>> {
@@ -258,9 +258,9 @@ fn invalid_files_do_not_affect_valid_ones() {
     std::fs::rename(fixture.path("real"), fixture.path(".real")).unwrap();
     symlink(".real", fixture.path("link.yaml")).unwrap();
 
-    let news = fixture.scan();
+    let notices = fixture.scan();
     assert_eq!(fixture.names(), some(&["good-n", "linked-n"]));
-    let reported: Vec<&str> = news.iter().filter_map(|line| line.split('.').next()).collect();
+    let reported: Vec<&str> = notices.iter().filter_map(|line| line.split('.').next()).collect();
     assert_eq!(
         reported,
         ["binary", "bomb", "comment", "dangling", "empty", "fifo", "half", "huge", "loop", "socket", "zero",]
@@ -268,7 +268,7 @@ fn invalid_files_do_not_affect_valid_ones() {
     let set = fixture.files.set();
     assert_eq!(set.problems.len(), reported.len());
     assert!(set.problems.iter().all(|problem| !problem.kept));
-    assert!(news[5].contains("is a named pipe; only regular files are read"), "{}", news[5]);
+    assert!(notices[5].contains("is a named pipe; only regular files are read"), "{}", notices[5]);
     // Without a change nothing is reported again, and the pods are the same objects.
     assert_eq!(fixture.scan(), Vec::<String>::new());
     assert_eq!(fixture.files.set(), set);
@@ -283,8 +283,8 @@ fn a_broken_manifest_keeps_its_pod() {
     assert_eq!(good.problems, []);
 
     fixture.write("a.yaml", manifest("a", "[broken"));
-    let news = fixture.files.scan(&mut fixture.watch, Timestamp::from_second(7).unwrap());
-    assert_eq!((news.len(), news[0].carried_over.len()), (1, 1));
+    let notices = fixture.files.scan(&mut fixture.watch, Timestamp::from_second(7).unwrap());
+    assert_eq!((notices.len(), notices[0].carried_over.len()), (1, 1));
     let set = fixture.files.set();
     assert_eq!(set.pods, good.pods);
     assert!(set.problems[0].kept && set.problems[0].line.is_some());
@@ -293,9 +293,9 @@ fn a_broken_manifest_keeps_its_pod() {
     // Every later list keeps the problem; another fault is reported again, but the problem's time stays.
     assert_eq!(fixture.scan(), Vec::<String>::new());
     fixture.write("a.yaml", manifest("a", "i:1\n    imagePullPolicy: Maybe"));
-    let news = fixture.scan();
+    let notices = fixture.scan();
     assert_eq!(
-        news,
+        notices,
         ["a.yaml:8: spec.containers[0].imagePullPolicy: Unsupported value: \"Maybe\": \
          supported values: \"Always\", \"IfNotPresent\", \"Never\""]
     );
@@ -341,8 +341,8 @@ fn last_of_two_files_with_the_same_pod_is_used() {
     let mut fixture = Fixture::new();
     fixture.write("a.yaml", manifest("web", "i:a"));
     fixture.write("b.yaml", manifest("web", "i:b"));
-    let news = fixture.scan();
-    assert_eq!(news, ["a.yaml: metadata.name: pod default/web-n is also in b.yaml, which counts"]);
+    let notices = fixture.scan();
+    assert_eq!(notices, ["a.yaml: metadata.name: pod default/web-n is also in b.yaml, which counts"]);
     let set = fixture.files.set();
     assert_eq!(set.pods.as_ref().unwrap()[0].containers()[0].image.as_deref(), Some("i:b"));
     assert_eq!((set.pods.unwrap().len(), set.problems.len()), (1, 1));
@@ -376,8 +376,8 @@ fn missing_path_is_an_empty_set_and_unreadable_one_unknown() {
     // Root may list every directory, so the path becomes a loop of links instead.
     std::fs::rename(&inner, fixture.path("away")).unwrap();
     symlink("inner", &inner).unwrap();
-    let news = fixture.scan();
-    assert_eq!(news.len(), 1);
+    let notices = fixture.scan();
+    assert_eq!(notices.len(), 1);
     assert_eq!(fixture.names(), some(&["a-n"]));
     assert!(fixture.files.set().problems[0].kept);
     assert_eq!(fixture.scan(), Vec::<String>::new());
@@ -455,9 +455,9 @@ impl RestartFixture {
     }
 
     fn turn(&mut self) -> Vec<String> {
-        let news = self.fixture.scan();
+        let notices = self.fixture.scan();
         self.fixture.files.save(&StopToken::never());
-        news
+        notices
     }
 
     fn restart(&mut self) -> Vec<String> {
@@ -490,9 +490,9 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
 
     for broken in ["", "kind: [", "apiVersion: v1\nkind: Service\n", &manifest("UP", "i:1")] {
         agent.fixture.write("a.yaml", broken);
-        let news = agent.restart();
-        assert_eq!(news.len(), 1);
-        assert!(news[0].starts_with("a.yaml:"), "{news:?}");
+        let notices = agent.restart();
+        assert_eq!(notices.len(), 1);
+        assert!(notices[0].starts_with("a.yaml:"), "{notices:?}");
         let set = agent.set();
         assert_eq!(set.pods, good.pods, "the same pods, UIDs included");
         assert_eq!(set.problems.len(), 1);

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::{NoFingerprint, Written};
+use super::{NoFingerprint, WriteResult};
 
 /// The smallest powers of ten of the Go types: nano, and milli for resources of pods.
 const NANO: i32 = -9;
@@ -14,7 +14,7 @@ const MILLI: i32 = -3;
 
 /// A quantity in Go's representation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Held {
+struct GoQuantity {
     value: i64,
     scale: i32,
     /// All digits, and the number of decimals among them.
@@ -24,17 +24,17 @@ struct Held {
 }
 
 /// Writes a quantity; `rounded` up to thousandths, like resources of containers.
-pub(super) fn write(value: Option<&Value>, rounded: bool, out: &mut dyn Write) -> Written {
-    let mut held = match value {
-        None => Held::default(),
+pub(super) fn write(value: Option<&Value>, rounded: bool, out: &mut dyn Write) -> WriteResult {
+    let mut quantity = match value {
+        None => GoQuantity::default(),
         Some(Value::String(text)) => read(text.trim())?,
         Some(Value::Number(number)) => read(&number.to_string())?,
         Some(_) => return Err(NoFingerprint),
     };
     if rounded {
-        round(&mut held)?;
+        round(&mut quantity)?;
     }
-    let Held { value, scale, decimal, text, format } = held;
+    let GoQuantity { value, scale, decimal, text, format } = quantity;
     write!(out, "{{i:(resource.int64Amount){{value:(int64){value} scale:(resource.Scale){scale}}} ")?;
     out.write_str("d:(resource.infDecAmount){Dec:(*inf.Dec)")?;
     match decimal {
@@ -58,9 +58,9 @@ fn words(mut number: u128) -> String {
     words.join(" ")
 }
 
-fn read(text: &str) -> Result<Held, NoFingerprint> {
+fn read(text: &str) -> Result<GoQuantity, NoFingerprint> {
     if text == "0" {
-        return Ok(Held { text: text.to_owned(), format: "DecimalSI", ..Held::default() });
+        return Ok(GoQuantity { text: text.to_owned(), format: "DecimalSI", ..GoQuantity::default() });
     }
     let (negative, unsigned) = match text.strip_prefix(['-', '+']) {
         Some(rest) => (text.starts_with('-'), rest),
@@ -97,7 +97,7 @@ fn read(text: &str) -> Result<Held, NoFingerprint> {
         };
         let text = if canonical { text.to_owned() } else { String::new() };
         let value = if negative { -result } else { result };
-        return Ok(Held { value, scale, text, format, decimal: None });
+        return Ok(GoQuantity { value, scale, text, format, decimal: None });
     }
     if base == 10 {
         // Beyond 18 digits or below nano: no such quantity is used in practice.
@@ -107,7 +107,7 @@ fn read(text: &str) -> Result<Held, NoFingerprint> {
 }
 
 /// A number with a binary suffix that is large, or not a whole number.
-fn binary(digits: &str, decimals: i32, exponent: i32, negative: bool) -> Result<Held, NoFingerprint> {
+fn binary(digits: &str, decimals: i32, exponent: i32, negative: bool) -> Result<GoQuantity, NoFingerprint> {
     let digits: i128 = digits.parse().map_err(|_| NoFingerprint)?;
     let digits = digits.checked_mul(1_i128 << exponent).filter(|digits| *digits > 0).ok_or(NoFingerprint)?;
     let digits = rescaled(digits, decimals, -NANO)?;
@@ -117,18 +117,18 @@ fn binary(digits: &str, decimals: i32, exponent: i32, negative: bool) -> Result<
     }
     let format = if digits < nanos_per_unit { "DecimalSI" } else { "BinarySI" };
     let digits = if negative { -digits } else { digits };
-    Ok(Held { decimal: Some((digits, -NANO)), format, ..Held::default() })
+    Ok(GoQuantity { decimal: Some((digits, -NANO)), format, ..GoQuantity::default() })
 }
 
-fn round(held: &mut Held) -> Written {
-    if let Some((digits, decimals)) = held.decimal {
-        held.text.clear();
-        held.decimal = Some((rescaled(digits, decimals, -MILLI)?, -MILLI));
-    } else if held.scale < MILLI {
-        held.text.clear();
-        let digits = rescaled(held.value.into(), -held.scale, -MILLI)?;
-        held.value = i64::try_from(digits).map_err(|_| NoFingerprint)?;
-        held.scale = MILLI;
+fn round(quantity: &mut GoQuantity) -> WriteResult {
+    if let Some((digits, decimals)) = quantity.decimal {
+        quantity.text.clear();
+        quantity.decimal = Some((rescaled(digits, decimals, -MILLI)?, -MILLI));
+    } else if quantity.scale < MILLI {
+        quantity.text.clear();
+        let digits = rescaled(quantity.value.into(), -quantity.scale, -MILLI)?;
+        quantity.value = i64::try_from(digits).map_err(|_| NoFingerprint)?;
+        quantity.scale = MILLI;
     }
     Ok(())
 }
@@ -166,12 +166,12 @@ fn unit(suffix: &str) -> Result<(i32, i32, &'static str), NoFingerprint> {
 mod tests {
     use super::*;
 
-    fn held(text: &str, rounded: bool) -> Result<Held, NoFingerprint> {
-        let mut held = read(text)?;
+    fn quantity(text: &str, rounded: bool) -> Result<GoQuantity, NoFingerprint> {
+        let mut quantity = read(text)?;
         if rounded {
-            round(&mut held)?;
+            round(&mut quantity)?;
         }
-        Ok(held)
+        Ok(quantity)
     }
 
     #[test]
@@ -186,23 +186,27 @@ mod tests {
             ("64Mi", 64 << 20, 0, false),
             ("-3", -3, 0, true),
         ] {
-            let held = held(text, true).unwrap();
-            assert_eq!((held.value, held.scale, held.text == text), (value, scale, unchanged), "{text}");
+            let quantity = quantity(text, true).unwrap();
+            assert_eq!(
+                (quantity.value, quantity.scale, quantity.text == text),
+                (value, scale, unchanged),
+                "{text}"
+            );
         }
         assert_eq!(
-            held("1u", true).unwrap(),
-            Held { value: 1, scale: -3, format: "DecimalSI", ..Held::default() }
+            quantity("1u", true).unwrap(),
+            GoQuantity { value: 1, scale: -3, format: "DecimalSI", ..GoQuantity::default() }
         );
-        assert_eq!(held("1u", false).unwrap().scale, -6);
+        assert_eq!(quantity("1u", false).unwrap().scale, -6);
     }
 
     #[test]
     fn large_or_fractional_quantities_are_stored_as_decimals() {
-        assert_eq!(held("1.5Gi", true).unwrap().decimal, Some((1_610_612_736_000, 3)));
-        assert_eq!(held("0.5Gi", false).unwrap().decimal, Some((536_870_912_000_000_000, 9)));
+        assert_eq!(quantity("1.5Gi", true).unwrap().decimal, Some((1_610_612_736_000, 3)));
+        assert_eq!(quantity("0.5Gi", false).unwrap().decimal, Some((536_870_912_000_000_000, 9)));
         assert_eq!(words(1 << 64), "0 1");
         for text in ["1234567890123456789", "1.5n", "0.0Gi", "99999Pi", "x"] {
-            assert_eq!(held(text, false), Err(NoFingerprint), "{text}");
+            assert_eq!(quantity(text, false), Err(NoFingerprint), "{text}");
         }
     }
 }

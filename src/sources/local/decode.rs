@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::super::problem::Flaw;
+use super::super::problem::Fault;
 use super::super::validate::names;
 use crate::config::yaml;
 use crate::kube::objects::{Key, Kind, Object};
@@ -32,9 +32,9 @@ pub(super) struct Content {
     /// The valid objects.
     pub(super) objects: BTreeMap<Key, Arc<Object>>,
     /// The faults of the others, with their lines.
-    pub(super) flaws: Vec<Flaw>,
+    pub(super) faults: Vec<Fault>,
     /// Unknown fields, which have no effect.
-    pub(super) unknown: Vec<Flaw>,
+    pub(super) unknown: Vec<Fault>,
 }
 
 /// Decodes all documents of a file; each is validated separately. `exposed` is the reason why the
@@ -45,36 +45,36 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
     if let Some(error) = broken {
         // The message may quote the text.
         let message = format!("no valid YAML or JSON at column {}", error.column);
-        content.flaws.push(Flaw { line: Some(error.line), ..Flaw::whole(message) });
+        content.faults.push(Fault { line: Some(error.line), ..Fault::whole(message) });
     } else if documents.is_empty() {
-        content.flaws.push(Flaw::whole("the file has no ConfigMap and no Secret"));
+        content.faults.push(Fault::whole("the file has no ConfigMap and no Secret"));
     }
     for document in &documents {
         for duplicate in &document.duplicates {
             if content.unknown.len() < MAX_FAULTS {
                 let message = format!("{duplicate}; the last one counts");
-                content.unknown.push(Flaw { line: Some(duplicate.second), ..Flaw::whole(message) });
+                content.unknown.push(Fault { line: Some(duplicate.second), ..Fault::whole(message) });
             }
         }
         let mut read_object = |prefix: String, value: &Value| {
-            let mut report = Report { flaws: Vec::new(), unknown: Vec::new() };
+            let mut report = Report { faults: Vec::new(), unknown: Vec::new() };
             let object = object(value, exposed, &mut report);
-            let place = |mut flaw: Flaw| {
-                let path = match (prefix.as_str(), flaw.field.unwrap_or_default()) {
+            let place = |mut fault: Fault| {
+                let path = match (prefix.as_str(), fault.field.unwrap_or_default()) {
                     ("", field) => field,
                     (prefix, field) if field.is_empty() => prefix.to_owned(),
                     (prefix, field) => format!("{prefix}.{field}"),
                 };
-                flaw.line = document.line_of(&path);
-                flaw.field = Some(path).filter(|path| !path.is_empty());
-                flaw
+                fault.line = document.line_of(&path);
+                fault.field = Some(path).filter(|path| !path.is_empty());
+                fault
             };
-            if report.flaws.is_empty()
+            if report.faults.is_empty()
                 && let Some((key, object)) = object
             {
                 if content.objects.len() >= MAX_OBJECTS {
                     let message = format!("more than {MAX_OBJECTS} objects in one file");
-                    report.flaws.push(Flaw::whole(message));
+                    report.faults.push(Fault::whole(message));
                 } else {
                     match content.objects.entry(key) {
                         Entry::Vacant(free) => {
@@ -83,13 +83,13 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
                         Entry::Occupied(taken) => {
                             let Key { kind, namespace, name } = taken.key();
                             let message = format!("Duplicate value: {} {namespace}/{name}", kind.word());
-                            report.flaws.push(Flaw::in_field("metadata.name", message));
+                            report.faults.push(Fault::in_field("metadata.name", message));
                         }
                     }
                 }
             }
-            let room = MAX_FAULTS.saturating_sub(content.flaws.len());
-            content.flaws.extend(report.flaws.into_iter().take(room).map(place));
+            let room = MAX_FAULTS.saturating_sub(content.faults.len());
+            content.faults.extend(report.faults.into_iter().take(room).map(place));
             let room = MAX_FAULTS.saturating_sub(content.unknown.len());
             content.unknown.extend(report.unknown.into_iter().take(room).map(place));
         };
@@ -107,14 +107,14 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
 }
 
 struct Report {
-    flaws: Vec<Flaw>,
-    unknown: Vec<Flaw>,
+    faults: Vec<Fault>,
+    unknown: Vec<Fault>,
 }
 
 impl Report {
-    fn flaw(&mut self, field: &str, message: impl Into<String>) {
-        if self.flaws.len() < MAX_FAULTS {
-            self.flaws.push(Flaw::in_field(field, message));
+    fn fault(&mut self, field: &str, message: impl Into<String>) {
+        if self.faults.len() < MAX_FAULTS {
+            self.faults.push(Fault::in_field(field, message));
         }
     }
 
@@ -124,7 +124,7 @@ impl Report {
             None | Some(Value::Null) => "",
             Some(Value::String(text)) => text,
             Some(other) => {
-                self.flaw(&format!("{parent}{name}"), wanted("a string", other));
+                self.fault(&format!("{parent}{name}"), wanted("a string", other));
                 ""
             }
         }
@@ -132,7 +132,7 @@ impl Report {
 
     fn check(&mut self, field: &str, value: &str, problem: Option<String>) {
         if let Some(problem) = problem {
-            self.flaw(field, format!("Invalid value: {value:?}: {problem}"));
+            self.fault(field, format!("Invalid value: {value:?}: {problem}"));
         }
     }
 }
@@ -152,30 +152,30 @@ fn wanted(what: &str, found: &Value) -> String {
 
 fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(Key, Object)> {
     let Some(map) = value.as_object() else {
-        report.flaws.push(Flaw::whole("want a mapping with apiVersion, kind, metadata and data"));
+        report.faults.push(Fault::whole("want a mapping with apiVersion, kind, metadata and data"));
         return None;
     };
     match report.text(map, ("", "apiVersion")) {
         "v1" => {}
-        "" => report.flaw("apiVersion", "Required value"),
-        _ => report.flaw("apiVersion", "Unsupported value: supported values: \"v1\""),
+        "" => report.fault("apiVersion", "Required value"),
+        _ => report.fault("apiVersion", "Unsupported value: supported values: \"v1\""),
     }
     let kind = match report.text(map, ("", "kind")) {
         "ConfigMap" => Kind::ConfigMap,
         "Secret" => Kind::Secret,
         "" => {
-            report.flaw("kind", "Required value");
+            report.fault("kind", "Required value");
             return None;
         }
         other => {
             let message =
                 format!("Unsupported value: {other:?}: supported values: \"ConfigMap\", \"Secret\"");
-            report.flaw("kind", message);
+            report.fault("kind", message);
             return None;
         }
     };
     if let Some(reason) = exposed.filter(|_| kind == Kind::Secret) {
-        report.flaws.push(Flaw::whole(format!("a file with Secrets {reason}")));
+        report.faults.push(Fault::whole(format!("a file with Secrets {reason}")));
     }
     let key = identity(kind, map, report);
     let mut object = Object { uid: LOCAL_UID.to_owned(), ..Object::default() };
@@ -184,7 +184,7 @@ fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(
             object.data = values(map, "data", Form::Text, report);
             object.binary_data = values(map, "binaryData", Form::Base64, report);
             for name in object.data.keys().filter(|name| object.binary_data.contains_key(*name)) {
-                report.flaw(&format!("binaryData[{name}]"), "Invalid value: the key is also in data");
+                report.fault(&format!("binaryData[{name}]"), "Invalid value: the key is also in data");
             }
         }
         Kind::Secret => {
@@ -197,11 +197,11 @@ fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(
     let bytes: usize = object.data.values().chain(object.binary_data.values()).map(Vec::len).sum();
     if bytes > MAX_OBJECT_BYTES {
         let message = format!("Too long: {bytes} bytes are more than the limit of {MAX_OBJECT_BYTES}");
-        report.flaw("data", message);
+        report.fault("data", message);
     }
     match map.get("immutable") {
         None | Some(Value::Null | Value::Bool(_)) => {}
-        Some(other) => report.flaw("immutable", wanted("a boolean", other)),
+        Some(other) => report.fault("immutable", wanted("a boolean", other)),
     }
     let own: &[&str] = match kind {
         Kind::ConfigMap => &["data", "binaryData"],
@@ -211,7 +211,7 @@ fn object(value: &Value, exposed: Option<&str>, report: &mut Report) -> Option<(
         let common = ["apiVersion", "kind", "metadata", "immutable"];
         let known = common.contains(&name.as_str()) || own.contains(&name.as_str());
         if !known && report.unknown.len() < MAX_FAULTS {
-            report.unknown.push(Flaw::in_field(name.as_str(), "unknown field, ignored"));
+            report.unknown.push(Fault::in_field(name.as_str(), "unknown field, ignored"));
         }
     }
     Some((key, object))
@@ -224,13 +224,13 @@ fn identity(kind: Kind, map: &Map<String, Value>, report: &mut Report) -> Key {
         None | Some(Value::Null) => &empty,
         Some(Value::Object(metadata)) => metadata,
         Some(other) => {
-            report.flaw("metadata", wanted("a mapping", other));
+            report.fault("metadata", wanted("a mapping", other));
             return Key::new(kind, "", "");
         }
     };
     let name = report.text(metadata, ("metadata.", "name"));
     if name.is_empty() {
-        report.flaw("metadata.name", "Required value");
+        report.fault("metadata.name", "Required value");
     } else {
         report.check("metadata.name", name, names::dns_subdomain(name));
     }
@@ -259,7 +259,7 @@ fn values(
         None | Some(Value::Null) => return found,
         Some(Value::Object(pairs)) => pairs,
         Some(other) => {
-            report.flaw(field, wanted("a mapping", other));
+            report.fault(field, wanted("a mapping", other));
             return found;
         }
     };
@@ -272,12 +272,12 @@ fn values(
             Value::String(text) => match from_go_base64(text) {
                 Some(bytes) => bytes,
                 None => {
-                    report.flaw(&path, "Invalid value: want base64");
+                    report.fault(&path, "Invalid value: want base64");
                     continue;
                 }
             },
             other => {
-                report.flaw(&path, wanted("a string", other));
+                report.fault(&path, wanted("a string", other));
                 continue;
             }
         };
@@ -291,12 +291,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn flaws(text: &str, exposed: Option<&str>) -> Vec<String> {
+    fn faults(text: &str, exposed: Option<&str>) -> Vec<String> {
         let content = read(text.as_bytes(), exposed);
-        let show = |flaw: Flaw| {
-            format!("{}: {}: {}", flaw.line.unwrap_or(0), flaw.field.unwrap_or_default(), flaw.message)
+        let show = |fault: Fault| {
+            format!("{}: {}: {}", fault.line.unwrap_or(0), fault.field.unwrap_or_default(), fault.message)
         };
-        content.flaws.into_iter().chain(content.unknown).map(show).collect()
+        content.faults.into_iter().chain(content.unknown).map(show).collect()
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
             \"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"x\"},\"type\":\"t\",\"immutable\":true,\
             \"data\":{\"k\":\"aHVu\\ndGVy\",\"l\":\"eA==\"},\"stringData\":{\"l\":\"y\"}}]}\n";
         let content = read(text.as_bytes(), None);
-        assert_eq!((content.flaws, content.unknown), (vec![], vec![]));
+        assert_eq!((content.faults, content.unknown), (vec![], vec![]));
         let map = &content.objects[&Key::new(Kind::ConfigMap, "default", "a")];
         assert_eq!(
             (map.get("k"), map.get("o"), map.get("b")),
@@ -322,7 +322,7 @@ mod tests {
         let text = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: s\ndata:\n  pw: 4711\n  key: hunter2!\n\
             ---\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: UP\n  namespace: a.b\ndata:\n  a/b: x\n  o: [1]\ndate: 1\n\
             ---\nkind: Pod\napiVersion: v1\n---\napiVersion: v2\nkind: ConfigMap\ndata: 7\nimmutable: 1\n";
-        let found = flaws(text, None);
+        let found = faults(text, None);
         let starts = [
             "7: data[key]: Invalid value: want base64",
             "6: data[pw]: Invalid value: want a string, found a number",
@@ -342,16 +342,16 @@ mod tests {
             assert!(found.starts_with(start), "{found} / {start}");
         }
         assert!(found.iter().all(|text| !text.contains("4711") && !text.contains("hunter")));
-        assert_eq!(flaws("a: 'hunter2", None), ["1: : no valid YAML or JSON at column 4"]);
-        assert_eq!(flaws("# nothing\n", None), ["0: : the file has no ConfigMap and no Secret"]);
+        assert_eq!(faults("a: 'hunter2", None), ["1: : no valid YAML or JSON at column 4"]);
+        assert_eq!(faults("# nothing\n", None), ["0: : the file has no ConfigMap and no Secret"]);
         let twice = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n";
-        assert_eq!(flaws(twice, None), ["7: metadata.name: Duplicate value: configmap default/a"]);
+        assert_eq!(faults(twice, None), ["7: metadata.name: Duplicate value: configmap default/a"]);
     }
 
     #[test]
     fn exposed_file_may_have_config_maps_only() {
         let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n";
-        assert_eq!(flaws(text, Some("must be 0600")), ["1: : a file with Secrets must be 0600"]);
+        assert_eq!(faults(text, Some("must be 0600")), ["1: : a file with Secrets must be 0600"]);
         assert_eq!(read(text.as_bytes(), Some("must be 0600")).objects.len(), 1);
     }
 
@@ -362,7 +362,7 @@ mod tests {
             "x".repeat(MAX_OBJECT_BYTES)
         );
         assert_eq!(
-            flaws(&text, None),
+            faults(&text, None),
             ["4: data: Too long: 1048577 bytes are more than the limit of 1048576"]
         );
     }
@@ -371,7 +371,7 @@ mod tests {
         #[test]
         fn any_text_is_read_without_a_panic(text in "([a-zA-Z{}\\[\\]:,'\"\n -]{0,200}|apiVersion: v1\nkind: Secret\n[a-zA-Z{}:\n ]{0,80})") {
             let content = read(text.as_bytes(), None);
-            prop_assert!(!content.flaws.is_empty() || !content.objects.is_empty());
+            prop_assert!(!content.faults.is_empty() || !content.objects.is_empty());
         }
     }
 }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::super::file::{Stamp, held};
+use super::super::file::{FileStamp, is_held};
 use super::super::notice::Notice;
-use super::super::problem::{Flaw, SourceProblem, problems, summary};
-use super::super::watch::{Touched, Watch};
+use super::super::problem::{Fault, SourceProblem, problems, summary};
+use super::super::watch::{FileChanges, Watch};
 use super::decode::{self, Content};
 use crate::kube::ObjectMap;
 use crate::kube::objects::{Key, Object};
@@ -30,10 +30,10 @@ const MAX_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Debug, Default)]
 struct Entry {
     /// `None`: it must be read again.
-    stamp: Option<Stamp>,
+    stamp: Option<FileStamp>,
     objects: ObjectMap,
-    flaws: Vec<Flaw>,
-    unknown: Vec<Flaw>,
+    faults: Vec<Fault>,
+    unknown: Vec<Fault>,
     /// Whether some of the objects are of an earlier version of the file.
     uses_last_valid: bool,
     since: Option<Timestamp>,
@@ -45,23 +45,23 @@ impl Entry {
     }
 
     fn problems<'a>(&'a self, place: &'a str) -> impl Iterator<Item = SourceProblem> + 'a {
-        problems(place, &self.flaws, &self.unknown, self.uses_last_valid, self.since.unwrap_or_default())
+        problems(place, &self.faults, &self.unknown, self.uses_last_valid, self.since.unwrap_or_default())
     }
 
     /// Stores the result of a reading. While there is a fault, the earlier objects remain. Returns
     /// a notice of new problems.
     fn take(&mut self, place: &str, content: Content, now: Timestamp) -> Option<Notice> {
-        let Content { mut objects, flaws, unknown } = content;
-        let changed = flaws != self.flaws || unknown != self.unknown;
+        let Content { mut objects, faults, unknown } = content;
+        let changed = faults != self.faults || unknown != self.unknown;
         let read = objects.len();
-        if !flaws.is_empty() {
+        if !faults.is_empty() {
             for (key, object) in std::mem::take(&mut self.objects) {
                 objects.entry(key).or_insert(object);
             }
         }
         self.uses_last_valid = objects.len() > read;
-        (self.objects, self.flaws, self.unknown) = (objects, flaws, unknown);
-        if self.flaws.is_empty() && self.unknown.is_empty() {
+        (self.objects, self.faults, self.unknown) = (objects, faults, unknown);
+        if self.faults.is_empty() && self.unknown.is_empty() {
             if self.since.take().is_some() {
                 log::info!("{place}: valid again");
             }
@@ -91,14 +91,14 @@ pub(super) struct Files {
     root: PathBuf,
     entries: BTreeMap<PathBuf, Entry>,
     /// Why the last listing of the directory failed.
-    unlisted: Option<Flaw>,
+    list_error: Option<Fault>,
     /// Objects that are in a later file, too: file and message.
     collisions: Vec<(PathBuf, String)>,
 }
 
 impl Files {
     pub(super) fn new(root: &Path) -> Self {
-        Files { root: root.to_owned(), entries: BTreeMap::new(), unlisted: None, collisions: Vec::new() }
+        Files { root: root.to_owned(), entries: BTreeMap::new(), list_error: None, collisions: Vec::new() }
     }
 
     /// The objects of all files; of two with the same name, that of the later file.
@@ -111,8 +111,8 @@ impl Files {
     pub(super) fn problems(&self) -> Vec<String> {
         let root = self.root.to_string_lossy();
         let mut found = Vec::new();
-        if let Some(flaw) = &self.unlisted {
-            let problem = flaw.clone().into_problem(&root, Timestamp::UNIX_EPOCH, false);
+        if let Some(fault) = &self.list_error {
+            let problem = fault.clone().into_problem(&root, Timestamp::UNIX_EPOCH, false);
             found.push(text(problem.to_string(), !self.entries.is_empty()));
         }
         for (path, entry) in &self.entries {
@@ -125,13 +125,13 @@ impl Files {
 
     /// Reads all files that may have changed. Returns notices of new problems.
     pub(super) fn scan(&mut self, watch: &mut Watch, now: Timestamp) -> Vec<Notice> {
-        let touched = watch.take_touched();
+        let changes = watch.take_changes();
         let listed = list(&self.root);
         let mut holds = |path: &Path| {
             let name = path.file_name().unwrap_or_default();
-            held(watch, path, name)
+            is_held(watch, path, name)
         };
-        let notices = self.update(listed, &touched, &mut holds, now);
+        let notices = self.update(listed, &changes, &mut holds, now);
         watch.forget_holds(std::time::Instant::now());
         notices
     }
@@ -140,43 +140,43 @@ impl Files {
     pub(super) fn read_once(&mut self, now: Timestamp) -> bool {
         let listed = list(&self.root);
         let exists = !matches!(listed, Ok(None));
-        self.update(listed, &Touched::default(), &mut |_| false, now);
+        self.update(listed, &FileChanges::default(), &mut |_| false, now);
         exists
     }
 
     fn update(
         &mut self,
         listed: Result<Option<Vec<PathBuf>>, String>,
-        touched: &Touched,
+        changes: &FileChanges,
         holds: &mut dyn FnMut(&Path) -> bool,
         now: Timestamp,
     ) -> Vec<Notice> {
         let mut notices = Vec::new();
         match listed {
             Ok(paths) => {
-                if self.unlisted.take().is_some() {
+                if self.list_error.take().is_some() {
                     log::info!("{}: readable again", self.root.display());
                 }
-                self.read_all(paths.unwrap_or_default(), touched, holds, (now, &mut notices));
+                self.read_all(paths.unwrap_or_default(), changes, holds, (now, &mut notices));
             }
             Err(message) => {
-                let flaw = Flaw::whole(message);
-                if self.unlisted.as_ref() != Some(&flaw) {
+                let fault = Fault::whole(message);
+                if self.list_error.as_ref() != Some(&fault) {
                     let place = self.root.to_string_lossy().into_owned();
-                    let message = format!("{place}: {}", flaw.message);
+                    let message = format!("{place}: {}", fault.message);
                     notices.push(Notice { place, message, carried_over: Vec::new() });
                 }
-                self.unlisted = Some(flaw);
+                self.list_error = Some(fault);
             }
         }
-        self.collide(&mut notices);
+        self.find_collisions(&mut notices);
         notices
     }
 
     fn read_all(
         &mut self,
         paths: Vec<PathBuf>,
-        touched: &Touched,
+        changes: &FileChanges,
         holds: &mut dyn FnMut(&Path) -> bool,
         (now, notices): (Timestamp, &mut Vec<Notice>),
     ) {
@@ -195,7 +195,7 @@ impl Files {
                 continue;
             }
             let name = path.file_name().unwrap_or_default();
-            if touched.all || touched.names.contains(name) {
+            if changes.all || changes.names.contains(name) {
                 entry.stamp = None;
             }
             let place = path.to_string_lossy().into_owned();
@@ -213,7 +213,7 @@ impl Files {
                 }
                 Err(message) => {
                     entry.stamp = None;
-                    Some(Content { flaws: vec![Flaw::whole(message)], ..Content::default() })
+                    Some(Content { faults: vec![Fault::whole(message)], ..Content::default() })
                 }
             };
             if let Some(mut content) = content {
@@ -221,7 +221,7 @@ impl Files {
                 // The earlier objects may remain, too, until the file is valid.
                 if added > MAX_BYTES.saturating_sub(bytes) {
                     let message = format!("the objects of all files are larger than {MAX_BYTES} bytes");
-                    content = Content { flaws: vec![Flaw::whole(message)], ..Content::default() };
+                    content = Content { faults: vec![Fault::whole(message)], ..Content::default() };
                     entry.stamp = None;
                 }
                 notices.extend(entry.take(&place, content, now));
@@ -232,7 +232,7 @@ impl Files {
     }
 
     /// Finds objects that several files have.
-    fn collide(&mut self, notices: &mut Vec<Notice>) {
+    fn find_collisions(&mut self, notices: &mut Vec<Notice>) {
         let mut winners: BTreeMap<&Key, &Path> = BTreeMap::new();
         let mut found = Vec::new();
         for (path, entry) in self.entries.iter().rev() {
@@ -285,10 +285,10 @@ enum Reading {
     /// The file no longer exists, or it is a directory.
     Gone,
     Unchanged,
-    Content(Content, Stamp),
+    Content(Content, FileStamp),
 }
 
-fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, String> {
+fn read(path: &Path, last: Option<FileStamp>) -> Result<Reading, String> {
     let failed = |error: std::io::Error| format!("cannot open the file: {error}");
     let meta = match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => return Ok(Reading::Gone),
@@ -299,7 +299,7 @@ fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, String> {
     if meta.is_symlink() {
         return Err("the file is a symbolic link; only regular files are read".to_owned());
     }
-    if last == Some(Stamp::from_metadata(&meta)) {
+    if last == Some(FileStamp::from_metadata(&meta)) {
         return Ok(Reading::Unchanged);
     }
     let file = match untrusted::open(path) {
@@ -314,7 +314,7 @@ fn read(path: &Path, last: Option<Stamp>) -> Result<Reading, String> {
     }
     let own = rustix::process::geteuid().as_raw();
     let exposed = exposed(meta.mode(), meta.uid(), own);
-    Ok(Reading::Content(decode::read(&bytes, exposed.as_deref()), Stamp::from_metadata(&meta)))
+    Ok(Reading::Content(decode::read(&bytes, exposed.as_deref()), FileStamp::from_metadata(&meta)))
 }
 
 fn bytes(file: File) -> std::io::Result<Vec<u8>> {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::set::Deps;
-use super::watch::{Watch, Woken};
+use super::watch::{WakeReason, Watch};
 use crate::kube::LocalObjects;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -54,7 +54,7 @@ fn run(mut watch: Watch, mut files: Files, objects: &LocalObjects, deps: &Deps, 
         }
         objects.replace(files.objects(), files.problems());
         let due = Instant::now() + if watch.is_partial() { POLL } else { CHECK };
-        if watch.wait(due) == Woken::Stopped {
+        if watch.wait(due) == WakeReason::Stopped {
             return;
         }
     }

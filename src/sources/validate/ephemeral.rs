@@ -4,10 +4,10 @@ use super::names;
 use super::report::{Path, Report};
 use crate::model::api::EphemeralContainer;
 use crate::model::pod::Pod;
-use crate::sources::problem::Flaw;
+use crate::sources::problem::Fault;
 
 /// All faults that prevent adding `wanted` to `pod`.
-pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
+pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Fault> {
     let mut report = Report::default();
     let present = pod.spec().ephemeral_containers.as_deref().unwrap_or_default();
     let root = Path::root("spec");
@@ -38,5 +38,5 @@ pub(crate) fn validate(pod: &Pod, wanted: &EphemeralContainer) -> Vec<Flaw> {
     {
         report.not_found(&path.field("targetContainerName"), target);
     }
-    report.into_flaws()
+    report.into_faults()
 }

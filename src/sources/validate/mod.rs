@@ -20,6 +20,6 @@ pub(super) use ephemeral::validate as validate_ephemeral;
 pub(super) use pod::validate;
 
 #[cfg(test)]
-mod one_each;
+mod single_faults;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ const WORD: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 const SYSCTL: &str = r"^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
 
 /// The expected form, with examples and the regular expression, as upstream formats it.
-fn should(what: &str, examples: &[&str], expression: &str) -> String {
+fn expected_form(what: &str, examples: &[&str], expression: &str) -> String {
     let examples: Vec<String> = examples.iter().map(|example| format!("'{example}', ")).collect();
     format!("{what} (e.g. {}regex used for validation is '{expression}')", examples.join(" or "))
 }
@@ -21,7 +21,7 @@ pub(crate) fn dns_label(name: &str) -> Option<String> {
     (!names::is_dns_label(name)).then(|| {
         let what = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
                     and must start and end with an alphanumeric character";
-        should(what, &["my-name", "123-abc"], LABEL)
+        expected_form(what, &["my-name", "123-abc"], LABEL)
     })
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn dns_subdomain(name: &str) -> Option<String> {
     (!names::is_dns_subdomain(name)).then(|| {
         let what = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
                     or '.', and must start and end with an alphanumeric character";
-        should(what, &["example.com"], SUBDOMAIN)
+        expected_form(what, &["example.com"], SUBDOMAIN)
     })
 }
 
@@ -49,7 +49,7 @@ pub(super) fn qualified_name(key: &str) -> Option<String> {
     if name.contains('/') {
         return Some(format!(
             "a qualified name {} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')",
-            should(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD)
+            expected_form(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD)
         ));
     }
     match prefix {
@@ -67,7 +67,7 @@ pub(super) fn qualified_name(key: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("name part must be no more than 63 bytes".to_owned());
     }
-    let problem = || should(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD);
+    let problem = || expected_form(OF_WORDS, &["MyName", "my.name", "123-abc"], WORD);
     (!names::is_label_value(name)).then(|| format!("name part {}", problem()))
 }
 
@@ -79,7 +79,7 @@ pub(super) fn label_value(value: &str) -> Option<String> {
     (!names::is_label_value(value)).then(|| {
         let what = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' \
                     or '.', and must start and end with an alphanumeric character";
-        should(what, &["MyValue", "my_value", "12345"], &format!("({WORD})?"))
+        expected_form(what, &["MyValue", "my_value", "12345"], &format!("({WORD})?"))
     })
 }
 
@@ -123,14 +123,14 @@ pub(crate) fn config_key(key: &str) -> Option<String> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (key.is_empty() || !key.bytes().all(good)).then(|| {
         let what = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
-        should(what, &["key.name", "KEY_NAME", "key-name"], "[-._a-zA-Z0-9]+")
+        expected_form(what, &["key.name", "KEY_NAME", "key-name"], "[-._a-zA-Z0-9]+")
     })
 }
 
 pub(super) fn header_name(name: &str) -> Option<String> {
     (name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')).then(|| {
         let what = "a valid HTTP header must consist of alphanumeric characters or '-'";
-        should(what, &["X-Header-Name"], "[-A-Za-z0-9]+")
+        expected_form(what, &["X-Header-Name"], "[-A-Za-z0-9]+")
     })
 }
 

@@ -8,13 +8,13 @@ use super::{container, names, security, volume};
 use crate::model::api::{HostAlias, Pod, PodDNSConfig, PodSpec, Toleration};
 use crate::model::meta::ObjectMeta;
 use crate::model::pod_size::{self, Excess};
-use crate::sources::problem::Flaw;
+use crate::sources::problem::Fault;
 
 /// The size limit of all keys and values of a pod's annotations together.
 const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
 
 /// All faults of a pod with its defaults.
-pub(crate) fn validate(pod: &Pod) -> Vec<Flaw> {
+pub(crate) fn validate(pod: &Pod) -> Vec<Fault> {
     let mut report = Report::default();
     metadata(&pod.metadata, &Path::root("metadata"), &mut report);
     let path = Path::root("spec");
@@ -25,7 +25,7 @@ pub(crate) fn validate(pod: &Pod) -> Vec<Flaw> {
     if pod.spec.as_ref().is_some_and(|spec| spec.resources.is_some()) {
         resources::pod_level(&pod.clone().into(), &path.field("resources"), &mut report);
     }
-    report.into_flaws()
+    report.into_faults()
 }
 
 fn metadata(meta: &ObjectMeta, path: &Path<'_>, report: &mut Report) {

@@ -3,7 +3,7 @@
 use std::fmt::{self, Debug, Display};
 
 use crate::model::typed::clip;
-use crate::sources::problem::Flaw;
+use crate::sources::problem::Fault;
 
 /// A field path; each part refers to its parent, and nothing is allocated until it is printed.
 #[derive(Clone, Copy)]
@@ -57,21 +57,21 @@ impl Display for Path<'_> {
 /// All faults of one pod.
 #[derive(Default)]
 pub(super) struct Report {
-    flaws: Vec<Flaw>,
+    faults: Vec<Fault>,
 }
 
 /// At most this many faults of one pod are listed. A manifest can have thousands of faulty ports.
-const MAX_FLAWS: usize = 100;
+const MAX_FAULTS: usize = 100;
 
 impl Report {
     /// The faults in the order of the checks.
-    pub(super) fn into_flaws(self) -> Vec<Flaw> {
-        self.flaws
+    pub(super) fn into_faults(self) -> Vec<Fault> {
+        self.faults
     }
 
     fn add(&mut self, path: &Path<'_>, message: String) {
-        if self.flaws.len() < MAX_FLAWS {
-            self.flaws.push(Flaw::in_field(path.to_string(), message));
+        if self.faults.len() < MAX_FAULTS {
+            self.faults.push(Fault::in_field(path.to_string(), message));
         }
     }
 
@@ -169,8 +169,11 @@ mod tests {
         report.unsupported(&spec.field("restartPolicy"), "Maybe", &["Always", "Never"]);
         report.duplicate(&spec.field("y").key("a.b/c"), &"web");
         report.not_found(&spec, "v");
-        let lines: Vec<String> =
-            report.into_flaws().into_iter().map(|f| format!("{}: {}", f.field.unwrap(), f.message)).collect();
+        let lines: Vec<String> = report
+            .into_faults()
+            .into_iter()
+            .map(|f| format!("{}: {}", f.field.unwrap(), f.message))
+            .collect();
         assert_eq!(
             lines,
             [

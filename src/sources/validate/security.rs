@@ -53,14 +53,14 @@ fn ids(context: &PodSecurityContext, path: &Path<'_>, report: &mut Report) {
         ("runAsGroup", context.run_as_group),
         ("fsGroup", context.fs_group),
     ] {
-        one_id(&path.field(name), id, report);
+        check_id(&path.field(name), id, report);
     }
     for (index, id) in context.supplemental_groups.iter().flatten().enumerate() {
-        one_id(&path.field("supplementalGroups").index(index), Some(*id), report);
+        check_id(&path.field("supplementalGroups").index(index), Some(*id), report);
     }
 }
 
-fn one_id(path: &Path<'_>, id: Option<i64>, report: &mut Report) {
+fn check_id(path: &Path<'_>, id: Option<i64>, report: &mut Report) {
     if let Some(id) = id.filter(|id| !(0..=i64::from(i32::MAX)).contains(id)) {
         report.invalid(path, &id, "must be between 0 and 2147483647, inclusive");
     }
@@ -100,8 +100,8 @@ pub(super) fn container(
     report: &mut Report,
 ) {
     let Some(context) = context else { return };
-    one_id(&path.field("runAsUser"), context.run_as_user, report);
-    one_id(&path.field("runAsGroup"), context.run_as_group, report);
+    check_id(&path.field("runAsUser"), context.run_as_user, report);
+    check_id(&path.field("runAsGroup"), context.run_as_group, report);
     report.choice(&path.field("procMount"), context.proc_mount.as_deref(), &["Default", "Unmasked"]);
     if context.proc_mount.as_deref() == Some("Unmasked") && host_users != Some(false) {
         report.invalid(&path.field("procMount"), &"Unmasked", "`hostUsers` must be false to use `Unmasked`");

@@ -24,7 +24,7 @@ pub(super) fn found(over: Value) -> Vec<String> {
     defaults::set_defaults(&mut pod);
     validate(&pod)
         .into_iter()
-        .map(|flaw| format!("{}: {}", flaw.field.unwrap_or_default(), flaw.message))
+        .map(|fault| format!("{}: {}", fault.field.unwrap_or_default(), fault.message))
         .collect()
 }
 

@@ -247,7 +247,7 @@ pub(super) fn mounts(container: &Container, volumes: &[Volume], path: &Path<'_>,
         if devices.iter().any(|device| device.name == mount.name) {
             report.invalid(&item.field("name"), &mount.name, "must not already exist in volumeDevices");
         }
-        one_mount(container, mount, &item, report);
+        check_mount(container, mount, &item, report);
     }
     let mut device_paths = HashSet::new();
     for (index, device) in devices.iter().enumerate() {
@@ -266,7 +266,7 @@ pub(super) fn mounts(container: &Container, volumes: &[Volume], path: &Path<'_>,
     }
 }
 
-fn one_mount(container: &Container, mount: &VolumeMount, path: &Path<'_>, report: &mut Report) {
+fn check_mount(container: &Container, mount: &VolumeMount, path: &Path<'_>, report: &mut Report) {
     let sub_path = mount.sub_path.as_deref().filter(|text| !text.is_empty());
     let sub_path_expr = mount.sub_path_expr.as_deref().filter(|text| !text.is_empty());
     for (text, name) in [(sub_path, "subPath"), (sub_path_expr, "subPathExpr")] {

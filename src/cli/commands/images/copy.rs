@@ -142,7 +142,7 @@ enum Failure {
     Write(io::Error),
 }
 
-/// Copies the bytes from `at` to `size`, and syncs the file.
+/// Copies the bytes from `offset` to `size`, and syncs the file.
 fn copy_bytes(
     from: &File,
     to: &mut File,
@@ -186,16 +186,16 @@ mod tests {
         (0..count).map(|index| (index % 253) as u8).collect()
     }
 
-    struct Place {
+    struct Fixture {
         dir: tempfile::TempDir,
     }
 
-    impl Place {
-        fn new(content: &[u8]) -> Place {
-            let place = Place { dir: tempfile::tempdir().unwrap() };
-            std::fs::create_dir(place.images()).unwrap();
-            std::fs::write(place.source(), content).unwrap();
-            place
+    impl Fixture {
+        fn new(content: &[u8]) -> Fixture {
+            let fixture = Fixture { dir: tempfile::tempdir().unwrap() };
+            std::fs::create_dir(fixture.images()).unwrap();
+            std::fs::write(fixture.source(), content).unwrap();
+            fixture
         }
 
         fn images(&self) -> std::path::PathBuf {
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn copy_continues_after_the_equal_beginning() {
         let content = bytes(3 * BUFFER_BYTES + 17);
-        let place = Place::new(&content);
+        let fixture = Fixture::new(&content);
         for (part, resumed) in [
             (Vec::new(), 0),
             (content[..5].to_vec(), 5),
@@ -235,13 +235,13 @@ mod tests {
             // Longer than the file.
             ([&content[..], b"more"].concat(), content.len()),
         ] {
-            std::fs::write(place.part(), &part).unwrap();
-            assert_eq!(place.copy(), Ok(CopyOutcome::Whole { resumed: resumed as u64 }));
-            assert_eq!(place.names(), ["a.tar"]);
-            let target = place.images().join("a.tar");
+            std::fs::write(fixture.part(), &part).unwrap();
+            assert_eq!(fixture.copy(), Ok(CopyOutcome::Whole { resumed: resumed as u64 }));
+            assert_eq!(fixture.names(), ["a.tar"]);
+            let target = fixture.images().join("a.tar");
             assert!(std::fs::read(&target).unwrap() == content);
             assert_eq!(std::fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o644);
-            assert_eq!(place.copy(), Ok(CopyOutcome::Present));
+            assert_eq!(fixture.copy(), Ok(CopyOutcome::Present));
             std::fs::remove_file(target).unwrap();
         }
     }
@@ -249,50 +249,50 @@ mod tests {
     #[test]
     fn interrupted_copy_leaves_no_file_of_the_name_and_is_resumed() {
         let content = bytes(5 * BUFFER_BYTES);
-        let place = Place::new(&content);
+        let fixture = Fixture::new(&content);
         let stopped = std::panic::catch_unwind(|| {
-            copy(&place.source(), &place.images(), "a.tar", &mut |done, _| {
+            copy(&fixture.source(), &fixture.images(), "a.tar", &mut |done, _| {
                 // As a kill at this moment.
                 assert!(done < 2 * BUFFER_BYTES as u64, "stop here");
             })
         });
         assert!(stopped.is_err());
-        assert_eq!(place.names(), [".a.tar.part"]);
-        assert_eq!(place.copy(), Ok(CopyOutcome::Whole { resumed: 2 * BUFFER_BYTES as u64 }));
-        assert!(std::fs::read(place.images().join("a.tar")).unwrap() == content);
+        assert_eq!(fixture.names(), [".a.tar.part"]);
+        assert_eq!(fixture.copy(), Ok(CopyOutcome::Whole { resumed: 2 * BUFFER_BYTES as u64 }));
+        assert!(std::fs::read(fixture.images().join("a.tar")).unwrap() == content);
     }
 
     #[test]
     fn changed_archive_of_the_same_name_is_replaced() {
-        let place = Place::new(b"new content");
-        std::fs::write(place.images().join("a.tar"), "old content").unwrap();
-        assert_eq!(place.copy(), Ok(CopyOutcome::Whole { resumed: 0 }));
-        assert_eq!(std::fs::read(place.images().join("a.tar")).unwrap(), b"new content");
+        let fixture = Fixture::new(b"new content");
+        std::fs::write(fixture.images().join("a.tar"), "old content").unwrap();
+        assert_eq!(fixture.copy(), Ok(CopyOutcome::Whole { resumed: 0 }));
+        assert_eq!(std::fs::read(fixture.images().join("a.tar")).unwrap(), b"new content");
     }
 
     #[test]
     fn errors_name_the_file_and_nothing_is_replaced() {
-        let place = Place::new(b"x");
-        let error = |source: &Path| copy(source, &place.images(), "a.tar", &mut |_, _| {}).unwrap_err();
+        let fixture = Fixture::new(b"x");
+        let error = |source: &Path| copy(source, &fixture.images(), "a.tar", &mut |_, _| {}).unwrap_err();
         assert!(error(Path::new("/no/such.tar")).starts_with("/no/such.tar: "));
-        assert!(error(place.dir.path()).ends_with("not a regular file"));
-        std::os::unix::fs::symlink("/etc/passwd", place.part()).unwrap();
-        assert!(place.copy().unwrap_err().contains(".a.tar.part: "));
-        std::fs::remove_file(place.part()).unwrap();
-        let other = File::create(place.part()).unwrap();
+        assert!(error(fixture.dir.path()).ends_with("not a regular file"));
+        std::os::unix::fs::symlink("/etc/passwd", fixture.part()).unwrap();
+        assert!(fixture.copy().unwrap_err().contains(".a.tar.part: "));
+        std::fs::remove_file(fixture.part()).unwrap();
+        let other = File::create(fixture.part()).unwrap();
         flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert!(place.copy().unwrap_err().contains("another import"));
+        assert!(fixture.copy().unwrap_err().contains("another import"));
         drop(other);
         // A sparse file that is larger than any disk.
-        let large = place.dir.path().join("large.tar");
+        let large = fixture.dir.path().join("large.tar");
         File::create(&large).unwrap().set_len(1 << 43).unwrap();
         // A part without blocks does not become free space.
         for (part, length, left) in [("", 0, 0), ("other", 1 << 43, 0), ("\0\0", 2, 1)] {
-            std::fs::write(place.part(), part).unwrap();
-            File::options().write(true).open(place.part()).unwrap().set_len(length).unwrap();
-            let result = copy(&large, &place.images(), "a.tar", &mut |_, _| panic!("nothing is copied"));
+            std::fs::write(fixture.part(), part).unwrap();
+            File::options().write(true).open(fixture.part()).unwrap().set_len(length).unwrap();
+            let result = copy(&large, &fixture.images(), "a.tar", &mut |_, _| panic!("nothing is copied"));
             assert!(result.unwrap_err().contains("bytes of free space"));
-            assert_eq!(place.names().len(), left, "a part is kept if it is a beginning");
+            assert_eq!(fixture.names().len(), left, "a part is kept if it is a beginning");
         }
     }
 }

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use super::*;
 use crate::cli::table::Paint;
 
-struct Machine {
+struct Fixture {
     dir: tempfile::TempDir,
 }
 
-impl Machine {
-    fn new() -> Machine {
-        Machine { dir: tempfile::tempdir().unwrap() }
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture { dir: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -76,130 +76,130 @@ const DEBIAN: &str = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.
 
 #[test]
 fn containerd_gets_one_line_and_a_link_and_nothing_more_the_second_time() {
-    let machine = Machine::new();
-    machine.write("containerd/config.toml", DEBIAN);
-    let options = machine.options(Runtime::Containerd);
-    let before = machine.everything();
-    let (exit, text) = machine.run(&SetupOptions { dry_run: true, ..options.clone() });
+    let fixture = Fixture::new();
+    fixture.write("containerd/config.toml", DEBIAN);
+    let options = fixture.options(Runtime::Containerd);
+    let before = fixture.everything();
+    let (exit, text) = fixture.run(&SetupOptions { dry_run: true, ..options.clone() });
     assert_eq!(exit, Exit::Success);
     assert!(text.contains("would write ") && text.contains("would make "), "{text}");
-    assert_eq!(machine.everything(), before, "a dry run writes nothing");
-    let (exit, text) = machine.run(&options);
+    assert_eq!(fixture.everything(), before, "a dry run writes nothing");
+    let (exit, text) = fixture.run(&options);
     assert_eq!(exit, Exit::Success);
     assert!(text.contains("restart containerd once"), "{text}");
-    let certs = machine.path("certs.d");
+    let certs = fixture.path("certs.d");
     let added = format!(
         "\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"{}\"\n",
         certs.display()
     );
-    assert_eq!(machine.read("containerd/config.toml"), format!("{DEBIAN}{added}"));
-    assert_eq!(machine.read("containerd/config.toml.before-coracle"), DEBIAN);
+    assert_eq!(fixture.read("containerd/config.toml"), format!("{DEBIAN}{added}"));
+    assert_eq!(fixture.read("containerd/config.toml.before-coracle"), DEBIAN);
     let link = std::fs::read_link(certs.join("_default/hosts.toml")).unwrap();
     assert_eq!(link, Path::new("/run/coracle/hosts.toml"));
-    let after = machine.everything();
-    assert_eq!(machine.run(&options), (Exit::Success, "nothing to do\n".to_owned()));
-    assert_eq!(machine.everything(), after);
+    let after = fixture.everything();
+    assert_eq!(fixture.run(&options), (Exit::Success, "nothing to do\n".to_owned()));
+    assert_eq!(fixture.everything(), after);
 }
 
 #[test]
 fn mode_link_and_first_copy_of_the_configuration_stay() {
-    let machine = Machine::new();
-    machine.write("elsewhere/config.toml", DEBIAN);
-    machine.write("elsewhere/config.toml.before-coracle", "the first one");
-    std::fs::create_dir(machine.path("containerd")).unwrap();
-    let real = machine.path("elsewhere/config.toml");
+    let fixture = Fixture::new();
+    fixture.write("elsewhere/config.toml", DEBIAN);
+    fixture.write("elsewhere/config.toml.before-coracle", "the first one");
+    std::fs::create_dir(fixture.path("containerd")).unwrap();
+    let real = fixture.path("elsewhere/config.toml");
     std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o640)).unwrap();
-    std::os::unix::fs::symlink(&real, machine.path("containerd/config.toml")).unwrap();
-    assert_eq!(machine.run(&machine.options(Runtime::Containerd)).0, Exit::Success);
-    assert!(machine.path("containerd/config.toml").is_symlink());
-    assert!(machine.read("elsewhere/config.toml").contains("config_path"));
+    std::os::unix::fs::symlink(&real, fixture.path("containerd/config.toml")).unwrap();
+    assert_eq!(fixture.run(&fixture.options(Runtime::Containerd)).0, Exit::Success);
+    assert!(fixture.path("containerd/config.toml").is_symlink());
+    assert!(fixture.read("elsewhere/config.toml").contains("config_path"));
     assert_eq!(std::fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o640);
 }
 
 #[test]
 fn missing_configuration_of_containerd_is_made() {
-    let machine = Machine::new();
-    let (exit, _) = machine.run(&machine.options(Runtime::Containerd));
+    let fixture = Fixture::new();
+    let (exit, _) = fixture.run(&fixture.options(Runtime::Containerd));
     assert_eq!(exit, Exit::Success);
-    assert!(machine.read("containerd/config.toml").starts_with("version = "));
-    assert!(!machine.path("containerd/config.toml.before-coracle").exists());
+    assert!(fixture.read("containerd/config.toml").starts_with("version = "));
+    assert!(!fixture.path("containerd/config.toml.before-coracle").exists());
 }
 
 #[test]
 fn present_directory_of_registries_is_used_without_a_restart() {
-    let machine = Machine::new();
-    let own = machine.path("own");
+    let fixture = Fixture::new();
+    let own = fixture.path("own");
     let config = format!(
         "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '{}'\n",
         own.display()
     );
-    machine.write("containerd/config.toml", &config);
-    let options = SetupOptions { certs_dir: None, ..machine.options(Runtime::Containerd) };
-    let (_, text) = machine.run(&options);
+    fixture.write("containerd/config.toml", &config);
+    let options = SetupOptions { certs_dir: None, ..fixture.options(Runtime::Containerd) };
+    let (_, text) = fixture.run(&options);
     assert!(
         text.contains("containerd needs no restart") && own.join("_default/hosts.toml").is_symlink(),
         "{text}"
     );
-    assert_eq!(machine.read("containerd/config.toml"), config);
+    assert_eq!(fixture.read("containerd/config.toml"), config);
     // An option that contradicts the configuration.
-    let options = SetupOptions { certs_dir: Some(machine.path("other")), ..options };
-    assert!(machine.refused(&options).contains("leave out --certs-dir"));
+    let options = SetupOptions { certs_dir: Some(fixture.path("other")), ..options };
+    assert!(fixture.refused(&options).contains("leave out --certs-dir"));
 }
 
 #[test]
 fn first_directory_that_hides_no_registry_gets_the_link() {
-    let machine = Machine::new();
-    let (a, b) = (machine.path("a"), machine.path("b"));
+    let fixture = Fixture::new();
+    let (a, b) = (fixture.path("a"), fixture.path("b"));
     let config = format!(
         "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"{}:{}\"\n",
         a.display(),
         b.display()
     );
-    machine.write("containerd/config.toml", &config);
-    machine.write("b/r.example/hosts.toml", "");
-    let options = SetupOptions { certs_dir: None, ..machine.options(Runtime::Containerd) };
-    let (_, text) = machine.run(&options);
+    fixture.write("containerd/config.toml", &config);
+    fixture.write("b/r.example/hosts.toml", "");
+    let options = SetupOptions { certs_dir: None, ..fixture.options(Runtime::Containerd) };
+    let (_, text) = fixture.run(&options);
     assert!(b.join("_default/hosts.toml").is_symlink() && !a.join("_default").exists(), "{text}");
     let note = format!("note: {} counts for its registry instead of _default", b.join("r.example").display());
     assert!(text.contains(&note), "{text}");
     std::fs::remove_dir_all(&b).unwrap();
-    machine.run(&options);
+    fixture.run(&options);
     assert!(a.join("_default/hosts.toml").is_symlink() && !b.exists());
 }
 
 #[test]
 fn files_of_the_operator_are_not_replaced() {
-    let machine = Machine::new();
-    machine.write("containerd/config.toml", DEBIAN);
-    let options = machine.options(Runtime::Containerd);
-    machine.write("certs.d/_default/hosts.toml", "server = \"https://x\"\n");
-    let reason = machine.refused(&options);
+    let fixture = Fixture::new();
+    fixture.write("containerd/config.toml", DEBIAN);
+    let options = fixture.options(Runtime::Containerd);
+    fixture.write("certs.d/_default/hosts.toml", "server = \"https://x\"\n");
+    let reason = fixture.refused(&options);
     assert!(
         reason.contains("hosts.toml has hosts of its own") && reason.contains("override_path"),
         "{reason}"
     );
-    std::fs::remove_file(machine.path("certs.d/_default/hosts.toml")).unwrap();
-    machine.write("certs.d/_default/ca.crt", "");
-    assert!(machine.refused(&options).contains("has the file ca.crt"));
-    std::fs::remove_file(machine.path("certs.d/_default/ca.crt")).unwrap();
-    std::os::unix::fs::symlink("/elsewhere", machine.path("certs.d/_default/hosts.toml")).unwrap();
-    assert!(machine.refused(&options).contains("is a link to /elsewhere"));
-    assert_eq!(machine.read("containerd/config.toml"), DEBIAN);
+    std::fs::remove_file(fixture.path("certs.d/_default/hosts.toml")).unwrap();
+    fixture.write("certs.d/_default/ca.crt", "");
+    assert!(fixture.refused(&options).contains("has the file ca.crt"));
+    std::fs::remove_file(fixture.path("certs.d/_default/ca.crt")).unwrap();
+    std::os::unix::fs::symlink("/elsewhere", fixture.path("certs.d/_default/hosts.toml")).unwrap();
+    assert!(fixture.refused(&options).contains("is a link to /elsewhere"));
+    assert_eq!(fixture.read("containerd/config.toml"), DEBIAN);
 }
 
 #[test]
 fn crio_gets_a_mirror_for_each_registry_and_a_token_for_root() {
-    let machine = Machine::new();
+    let fixture = Fixture::new();
     let address = Some("127.0.0.1:5051".parse().unwrap());
-    let options = SetupOptions { address, ..machine.options(Runtime::Crio) };
-    let (exit, text) = machine.run(&SetupOptions { dry_run: true, ..options.clone() });
-    assert_eq!((exit, machine.everything().len()), (Exit::Success, 0), "{text}");
-    let (_, text) = machine.run(&options);
-    let token = machine.read("kubelet/image_set/mirror-token").trim().to_owned();
+    let options = SetupOptions { address, ..fixture.options(Runtime::Crio) };
+    let (exit, text) = fixture.run(&SetupOptions { dry_run: true, ..options.clone() });
+    assert_eq!((exit, fixture.everything().len()), (Exit::Success, 0), "{text}");
+    let (_, text) = fixture.run(&options);
+    let token = fixture.read("kubelet/image_set/mirror-token").trim().to_owned();
     assert!(token::is_token(&token) && !text.contains(&token), "{text}");
     assert!(text.contains("restart crio once"), "{text}");
     let file = "containers/registries.conf.d/50-coracle.conf";
-    let conf = machine.read(file);
+    let conf = fixture.read(file);
     for registry in crio::REGISTRIES {
         let mirror = format!(
             "[[registry]]\nprefix = \"{registry}\"\nlocation = \"{registry}\"\n[[registry.mirror]]\nlocation = \"127.0.0.1:5051/{token}/{registry}\"\ninsecure = true\n"
@@ -207,47 +207,47 @@ fn crio_gets_a_mirror_for_each_registry_and_a_token_for_root() {
         assert!(conf.contains(&mirror), "{conf}");
     }
     for path in [file, "kubelet/image_set/mirror-token"] {
-        let mode = std::fs::metadata(machine.path(path)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(fixture.path(path)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{path}");
     }
-    assert_eq!(machine.run(&options), (Exit::Success, "nothing to do\n".to_owned()));
+    assert_eq!(fixture.run(&options), (Exit::Success, "nothing to do\n".to_owned()));
     // Another list of registries; a registry with a port.
     let options = SetupOptions { registries: vec!["r.example:5000".into()], ..options };
-    machine.run(&options);
-    let conf = machine.read(file);
+    fixture.run(&options);
+    let conf = fixture.read(file);
     assert!(conf.contains(&format!("location = \"127.0.0.1:5051/{token}/r.example__5000\"")), "{conf}");
     assert!(!conf.contains("docker.io"));
 }
 
 #[test]
 fn crio_registries_that_are_configured_elsewhere_are_left_to_the_operator() {
-    let machine = Machine::new();
-    machine.write("containers/registries.conf", "[[registry]]\nlocation = \"quay.io\"\nblocked = true\n");
-    machine.write("containers/registries.conf.d/10-x.conf", "# x\n[[registry]]\nprefix = 'docker.io'\n");
+    let fixture = Fixture::new();
+    fixture.write("containers/registries.conf", "[[registry]]\nlocation = \"quay.io\"\nblocked = true\n");
+    fixture.write("containers/registries.conf.d/10-x.conf", "# x\n[[registry]]\nprefix = 'docker.io'\n");
     let address = Some("127.0.0.1:5051".parse().unwrap());
-    let options = SetupOptions { address, ..machine.options(Runtime::Crio) };
-    let (_, text) = machine.run(&options);
+    let options = SetupOptions { address, ..fixture.options(Runtime::Crio) };
+    let (_, text) = fixture.run(&options);
     assert!(text.contains("registries.conf, line 2 configures quay.io already"), "{text}");
     assert!(text.contains("10-x.conf, line 3 configures docker.io already"), "{text}");
-    let conf = machine.read("containers/registries.conf.d/50-coracle.conf");
+    let conf = fixture.read("containers/registries.conf.d/50-coracle.conf");
     assert!(conf.contains("ghcr.io") && !conf.contains("quay.io") && !conf.contains("docker.io"), "{conf}");
 }
 
 #[test]
 fn crio_needs_a_fixed_port_and_its_own_file() {
-    let machine = Machine::new();
-    let options = machine.options(Runtime::Crio);
-    assert!(machine.refused(&options).contains("fixed port"));
+    let fixture = Fixture::new();
+    let options = fixture.options(Runtime::Crio);
+    assert!(fixture.refused(&options).contains("fixed port"));
     let address = |text: &str| SetupOptions { address: Some(text.parse().unwrap()), ..options.clone() };
-    assert!(machine.refused(&address("127.0.0.1:0")).contains("fixed port"));
-    assert!(machine.refused(&address("10.0.0.1:5051")).contains("fixed port"));
+    assert!(fixture.refused(&address("127.0.0.1:0")).contains("fixed port"));
+    assert!(fixture.refused(&address("10.0.0.1:5051")).contains("fixed port"));
     let good = address("127.0.0.1:5051");
     let bad = SetupOptions { registries: vec!["a\"b".into()], ..good.clone() };
-    assert!(machine.refused(&bad).contains("not the name of a registry"));
-    machine.write("containers/registries.conf.d/50-coracle.conf", "# mine\n");
-    assert!(machine.refused(&good).contains("not a file of this command"));
-    machine.write("kubelet/image_set/mirror-token", "short\n");
-    assert!(machine.refused(&good).contains("no valid token"));
+    assert!(fixture.refused(&bad).contains("not the name of a registry"));
+    fixture.write("containers/registries.conf.d/50-coracle.conf", "# mine\n");
+    assert!(fixture.refused(&good).contains("not a file of this command"));
+    fixture.write("kubelet/image_set/mirror-token", "short\n");
+    assert!(fixture.refused(&good).contains("no valid token"));
 }
 
 #[test]

@@ -31,8 +31,8 @@ impl Fixture {
     /// Reads the directory again. Returns the messages of the notices.
     fn scan(&mut self) -> Vec<String> {
         let listed = list(self.directory.path());
-        let touched = Touched { all: true, ..Touched::default() };
-        let notices = self.files.update(listed, &touched, &mut |_| false, Timestamp::now());
+        let changes = FileChanges { all: true, ..FileChanges::default() };
+        let notices = self.files.update(listed, &changes, &mut |_| false, Timestamp::now());
         let place = format!("{}/", self.directory.path().display());
         notices.into_iter().map(|notice| notice.message.replace(&place, "")).collect()
     }
