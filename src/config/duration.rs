@@ -10,7 +10,7 @@ pub struct GoDuration(i64);
 /// A text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a duration: want numbers with units, such as 300ms, 10s or 1h30m")]
-pub struct NotADuration {
+pub struct DurationError {
     /// The text.
     pub text: String,
 }
@@ -52,8 +52,8 @@ impl GoDuration {
     ///
     /// # Errors
     /// When the text is not a duration or does not fit 64 bits of nanoseconds.
-    pub fn parse(text: &str) -> Result<Self, NotADuration> {
-        parse(text).map(GoDuration).ok_or_else(|| NotADuration { text: text.to_owned() })
+    pub fn parse(text: &str) -> Result<Self, DurationError> {
+        parse(text).map(GoDuration).ok_or_else(|| DurationError { text: text.to_owned() })
     }
 }
 

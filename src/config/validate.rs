@@ -14,18 +14,18 @@ use crate::model::quantity::Amount;
 use crate::util::cpu_list;
 
 /// A violated rule: the field's path and the message.
-pub type Broken = (String, String);
+pub type Violation = (String, String);
 
 struct Rules<'c> {
     config: &'c KubeletConfiguration,
     gates: &'c Gates,
-    broken: Vec<Broken>,
+    violations: Vec<Violation>,
 }
 
 /// Validates a configuration with its defaults.
 #[must_use]
-pub fn validate(config: &KubeletConfiguration, gates: &Gates) -> Vec<Broken> {
-    let mut rules = Rules { config, gates, broken: Vec::new() };
+pub fn validate(config: &KubeletConfiguration, gates: &Gates) -> Vec<Violation> {
+    let mut rules = Rules { config, gates, violations: Vec::new() };
     rules.numbers();
     rules.times();
     rules.choices();
@@ -38,13 +38,13 @@ pub fn validate(config: &KubeletConfiguration, gates: &Gates) -> Vec<Broken> {
     rules.logs();
     rules.taints();
     rules.sysctls();
-    rules.the_rest();
-    rules.broken
+    rules.options_and_ciphers();
+    rules.violations
 }
 
 impl Rules<'_> {
     fn fail(&mut self, field: &str, message: impl Into<String>) {
-        self.broken.push((field.to_owned(), message.into()));
+        self.violations.push((field.to_owned(), message.into()));
     }
 
     fn require(&mut self, holds: bool, field: &str, message: impl FnOnce() -> String) {
@@ -559,7 +559,7 @@ impl Rules<'_> {
         }
     }
 
-    fn the_rest(&mut self) {
+    fn options_and_ciphers(&mut self) {
         let c = self.config;
         for (index, suite) in c.tls_cipher_suites.iter().enumerate() {
             if !suite.starts_with("TLS_") {

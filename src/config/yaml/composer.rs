@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use super::error::{Place, YamlError};
+use super::error::{Position, YamlError};
 use super::node::{Content, Fields, Node, Size};
 use super::scalar::resolve;
-use super::scanner::{Placed, Scanner, Token};
+use super::scanner::{PlacedToken, Scanner, Token};
 use super::{Document, Duplicate, MAX_COPIED_BYTES, MAX_DEPTH, MAX_DOCUMENTS, MAX_DUPLICATES, MAX_NODES};
 
 /// The tag of a merge key.
@@ -72,18 +72,18 @@ impl<'t> Composer<'t> {
         if self.token()? == &Token::StreamEnd {
             return Ok(None);
         }
-        let place = self.scanner.peek()?.place;
+        let position = self.scanner.peek()?.position;
         if seen >= MAX_DOCUMENTS {
-            return Err(place.fail(format!("more than {MAX_DOCUMENTS} documents")));
+            return Err(position.fail(format!("more than {MAX_DOCUMENTS} documents")));
         }
         self.anchors.clear();
         self.handles.clear();
         self.duplicates.clear();
         let is_explicit = self.directives()?;
-        let place = self.scanner.peek()?.place;
+        let position = self.scanner.peek()?.position;
         let node = if is_explicit || seen > 0 {
             if self.scanner.next()?.token != Token::DocumentStart {
-                return Err(place.fail("want --- here, before the next document"));
+                return Err(position.fail("want --- here, before the next document"));
             }
             let ends = matches!(
                 self.token()?,
@@ -112,24 +112,24 @@ impl<'t> Composer<'t> {
     fn directives(&mut self) -> Result<bool, YamlError> {
         let mut has_version = false;
         loop {
-            let place = self.scanner.peek()?.place;
+            let position = self.scanner.peek()?.position;
             match self.token()? {
                 Token::Version(major) => {
                     // DIFFERS: Go refuses 1.2, although it reads such documents.
                     if *major != 1 {
-                        return Err(place.fail("found incompatible YAML document"));
+                        return Err(position.fail("found incompatible YAML document"));
                     }
                     if std::mem::replace(&mut has_version, true) {
-                        return Err(place.fail("found duplicate %YAML directive"));
+                        return Err(position.fail("found duplicate %YAML directive"));
                     }
                 }
                 Token::TagDirective { handle, prefix } => {
                     let (handle, prefix) = (handle.clone(), prefix.clone());
                     if self.handles.iter().any(|(known, _)| *known == handle) {
-                        return Err(place.fail("found duplicate %TAG directive"));
+                        return Err(position.fail("found duplicate %TAG directive"));
                     }
                     if self.handles.len() >= MAX_DEPTH {
-                        return Err(place.fail(format!("more than {MAX_DEPTH} %TAG directives")));
+                        return Err(position.fail(format!("more than {MAX_DEPTH} %TAG directives")));
                     }
                     self.handles.push((handle, prefix));
                 }
@@ -154,15 +154,15 @@ impl<'t> Composer<'t> {
     }
 
     fn node(&mut self, block: bool, indentless: bool, depth: usize) -> Result<Composed, YamlError> {
-        let place = self.scanner.peek()?.place;
+        let position = self.scanner.peek()?.position;
         if depth > MAX_DEPTH {
-            return Err(place.fail(format!("nested deeper than {MAX_DEPTH} levels")));
+            return Err(position.fail(format!("nested deeper than {MAX_DEPTH} levels")));
         }
-        self.count(place, Size { nodes: 1, ..Size::default() })?;
+        self.count(position, Size { nodes: 1, ..Size::default() })?;
         if let Token::Alias(name) = self.token()? {
             let name = name.clone();
             self.scanner.next()?;
-            let node = self.copy(&name, place, depth)?;
+            let node = self.copy(&name, position, depth)?;
             return Ok(Composed { node, is_merge: false, is_alias: true });
         }
         let (mut anchor, mut tag) = (None, None);
@@ -173,9 +173,9 @@ impl<'t> Composer<'t> {
                 _ => break,
             }
             match self.scanner.next()? {
-                Placed { token: Token::Anchor(name), .. } => anchor = Some(name),
-                Placed { token: Token::Tag { handle, suffix }, place } => {
-                    tag = Some(self.whole_tag(&handle, &suffix, place)?);
+                PlacedToken { token: Token::Anchor(name), .. } => anchor = Some(name),
+                PlacedToken { token: Token::Tag { handle, suffix }, position } => {
+                    tag = Some(self.whole_tag(&handle, &suffix, position)?);
                 }
                 _ => {}
             }
@@ -187,12 +187,12 @@ impl<'t> Composer<'t> {
         });
         let has_properties = anchor.is_some() || tag.is_some();
         let tag = tag.unwrap_or_default();
-        let line = self.scanner.peek()?.place.line();
+        let line = self.scanner.peek()?.position.line();
         let mut is_merge = false;
         let mut scalar = |text: String, plain: bool| {
             let plain = (tag.is_empty() && plain) || tag == "!";
             is_merge = text == "<<" && (plain || tag == MERGE);
-            resolve(&tag, plain, text).map_err(|message| place.fail(message))
+            resolve(&tag, plain, text).map_err(|message| position.fail(message))
         };
         let content = match self.token()? {
             Token::BlockEntry if indentless => self.entries_without_indent(depth)?,
@@ -205,17 +205,18 @@ impl<'t> Composer<'t> {
             Token::BlockSequenceStart if block => self.block_sequence(depth)?,
             Token::BlockMappingStart if block => self.block_mapping(depth)?,
             _ if has_properties => scalar(String::new(), true)?,
-            _ => return Err(self.scanner.peek()?.place.fail("did not find expected node content")),
+            _ => return Err(self.scanner.peek()?.position.fail("did not find expected node content")),
         };
-        let line = if matches!(content, Content::List(_) | Content::Fields(_)) { line } else { place.line() };
+        let line =
+            if matches!(content, Content::List(_) | Content::Fields(_)) { line } else { position.line() };
         let node = Node { line, content };
         if let (Some(name), Some(opened)) = (anchor, opened) {
-            self.remember(name, opened, &node, place)?;
+            self.remember(name, opened, &node, position)?;
         }
         Ok(Composed { node, is_merge, is_alias: false })
     }
 
-    fn whole_tag(&self, handle: &str, suffix: &str, place: Place) -> Result<String, YamlError> {
+    fn whole_tag(&self, handle: &str, suffix: &str, position: Position) -> Result<String, YamlError> {
         if handle.is_empty() {
             return Ok(suffix.to_owned());
         }
@@ -227,15 +228,15 @@ impl<'t> Composer<'t> {
         });
         let tag = prefix.map(|prefix| format!("{prefix}{suffix}")).filter(|tag| !tag.is_empty());
         tag.ok_or_else(|| {
-            place.fail("found undefined tag handle (a value that begins with ! must be quoted)".to_owned())
+            position.fail("found undefined tag handle (a value that begins with ! must be quoted)".to_owned())
         })
     }
 
     /// A node where there is none.
     fn empty(&mut self) -> Result<Composed, YamlError> {
-        let place = self.scanner.peek()?.place;
-        self.count(place, Size { nodes: 1, ..Size::default() })?;
-        let node = Node { line: place.line(), content: Content::Null };
+        let position = self.scanner.peek()?.position;
+        self.count(position, Size { nodes: 1, ..Size::default() })?;
+        let node = Node { line: position.line(), content: Content::Null };
         Ok(Composed { node, is_merge: false, is_alias: false })
     }
 
@@ -243,7 +244,7 @@ impl<'t> Composer<'t> {
         self.scanner.next()?;
         let mut items = Vec::new();
         loop {
-            let Placed { token, place } = self.scanner.next()?;
+            let PlacedToken { token, position } = self.scanner.next()?;
             match token {
                 Token::BlockEnd => return Ok(Content::List(items)),
                 Token::BlockEntry => {
@@ -251,7 +252,7 @@ impl<'t> Composer<'t> {
                     let item = if is_empty { self.empty()? } else { self.node(true, false, depth + 1)? };
                     items.push(item.node);
                 }
-                _ => return Err(place.fail("did not find expected '-' indicator")),
+                _ => return Err(position.fail("did not find expected '-' indicator")),
             }
         }
     }
@@ -272,7 +273,7 @@ impl<'t> Composer<'t> {
         self.scanner.next()?;
         let mut fields = Fields::default();
         loop {
-            let Placed { token, place } = self.scanner.next()?;
+            let PlacedToken { token, position } = self.scanner.next()?;
             match token {
                 Token::BlockEnd => return Ok(Content::Fields(fields)),
                 Token::Key => {
@@ -281,9 +282,9 @@ impl<'t> Composer<'t> {
                         true => self.block_part(depth)?,
                         false => self.empty()?,
                     };
-                    self.set(&mut fields, key, value, place)?;
+                    self.set(&mut fields, key, value, position)?;
                 }
-                _ => return Err(place.fail("did not find expected key")),
+                _ => return Err(position.fail("did not find expected key")),
             }
         }
     }
@@ -297,7 +298,7 @@ impl<'t> Composer<'t> {
     }
 
     fn flow_sequence(&mut self, depth: usize) -> Result<Content, YamlError> {
-        let start = self.scanner.next()?.place;
+        let start = self.scanner.next()?.position;
         let mut items = Vec::new();
         loop {
             if self.take(&Token::FlowSequenceEnd)? {
@@ -323,8 +324,8 @@ impl<'t> Composer<'t> {
 
     /// A mapping of one field in a flow sequence, without braces.
     fn pair(&mut self, depth: usize) -> Result<Node, YamlError> {
-        let place = self.scanner.next()?.place;
-        self.count(place, Size { nodes: 1, ..Size::default() })?;
+        let position = self.scanner.next()?.position;
+        self.count(position, Size { nodes: 1, ..Size::default() })?;
         let ends = |token: &Token| matches!(token, Token::FlowEntry | Token::FlowSequenceEnd);
         let key = if self.token()? == &Token::Value || ends(self.token()?) {
             let key = self.empty()?;
@@ -337,12 +338,12 @@ impl<'t> Composer<'t> {
         let has_value = self.take(&Token::Value)? && !ends(self.token()?);
         let value = if has_value { self.node(false, false, depth + 1)? } else { self.empty()? };
         let mut fields = Fields::default();
-        self.set(&mut fields, key, value, place)?;
-        Ok(Node { line: place.line(), content: Content::Fields(fields) })
+        self.set(&mut fields, key, value, position)?;
+        Ok(Node { line: position.line(), content: Content::Fields(fields) })
     }
 
     fn flow_mapping(&mut self, depth: usize) -> Result<Content, YamlError> {
-        let start = self.scanner.next()?.place;
+        let start = self.scanner.next()?.position;
         let mut fields = Fields::default();
         let mut is_first = true;
         loop {
@@ -362,7 +363,7 @@ impl<'t> Composer<'t> {
             if self.token()? == &Token::StreamEnd {
                 return Err(start.fail("the mapping that begins here has no end"));
             }
-            let place = self.scanner.peek()?.place;
+            let position = self.scanner.peek()?.position;
             let ends = |token: &Token| matches!(token, Token::FlowEntry | Token::FlowMappingEnd);
             let (key, value) = if self.take(&Token::Key)? {
                 let is_empty = self.token()? == &Token::Value || ends(self.token()?);
@@ -374,7 +375,7 @@ impl<'t> Composer<'t> {
                 let key = self.node(false, false, depth + 1)?;
                 (key, self.empty()?)
             };
-            self.set(&mut fields, key, value, place)?;
+            self.set(&mut fields, key, value, position)?;
         }
         Ok(Content::Fields(fields))
     }
@@ -385,11 +386,11 @@ impl<'t> Composer<'t> {
         fields: &mut Fields,
         key: Composed,
         value: Composed,
-        place: Place,
+        position: Position,
     ) -> Result<(), YamlError> {
-        self.count(place, Size { nodes: 1, ..Size::default() })?;
+        self.count(position, Size { nodes: 1, ..Size::default() })?;
         if key.is_merge {
-            let refusal = || place.fail("the merge key << needs a mapping or a list of mappings");
+            let refusal = || position.fail("the merge key << needs a mapping or a list of mappings");
             match value.node.content {
                 Content::Fields(other) => fields.merge(other),
                 Content::List(items) if !value.is_alias => {
@@ -405,9 +406,9 @@ impl<'t> Composer<'t> {
             }
             return Ok(());
         }
-        let key = key.node.content.into_key().ok_or_else(|| place.fail("a key must be a single value"))?;
+        let key = key.node.content.into_key().ok_or_else(|| position.fail("a key must be a single value"))?;
         let name = key.text();
-        let line = place.line();
+        let line = position.line();
         if let (Some(first), Ok(key)) = (fields.set(key, line, true, value.node), name)
             && self.duplicates.len() < MAX_DUPLICATES
         {
@@ -416,9 +417,15 @@ impl<'t> Composer<'t> {
         Ok(())
     }
 
-    fn remember(&mut self, name: String, opened: usize, node: &Node, place: Place) -> Result<(), YamlError> {
+    fn remember(
+        &mut self,
+        name: String,
+        opened: usize,
+        node: &Node,
+        position: Position,
+    ) -> Result<(), YamlError> {
         let size = node.size();
-        self.count(place, size)?;
+        self.count(position, size)?;
         // An anchor of the same name inside the value has replaced it.
         if let Some(anchor @ Anchor::Open(_)) = self.anchors.get_mut(&name)
             && matches!(anchor, Anchor::Open(number) if *number == opened)
@@ -428,14 +435,14 @@ impl<'t> Composer<'t> {
         Ok(())
     }
 
-    fn copy(&mut self, name: &str, place: Place, depth: usize) -> Result<Node, YamlError> {
+    fn copy(&mut self, name: &str, position: Position, depth: usize) -> Result<Node, YamlError> {
         let size = match self.anchors.get(name) {
             Some(Anchor::Complete(_, size)) => *size,
             Some(Anchor::Open(_)) => {
-                return Err(place.fail("the alias refers to a value that contains it".to_owned()));
+                return Err(position.fail("the alias refers to a value that contains it".to_owned()));
             }
             None => {
-                return Err(place.fail(
+                return Err(position.fail(
                     "there is no anchor for this alias (a value that begins with * must be quoted)"
                         .to_owned(),
                 ));
@@ -443,24 +450,26 @@ impl<'t> Composer<'t> {
         };
         if depth + size.depth > MAX_DEPTH {
             return Err(
-                place.fail(format!("nested deeper than {MAX_DEPTH} levels, copies by aliases included"))
+                position.fail(format!("nested deeper than {MAX_DEPTH} levels, copies by aliases included"))
             );
         }
-        self.count(place, size)?;
+        self.count(position, size)?;
         match self.anchors.get(name) {
-            Some(Anchor::Complete(node, _)) => Ok(Node { line: place.line(), content: node.content.clone() }),
-            _ => Err(place.fail("an alias refers to a value that contains it")),
+            Some(Anchor::Complete(node, _)) => {
+                Ok(Node { line: position.line(), content: node.content.clone() })
+            }
+            _ => Err(position.fail("an alias refers to a value that contains it")),
         }
     }
 
-    fn count(&mut self, place: Place, size: Size) -> Result<(), YamlError> {
+    fn count(&mut self, position: Position, size: Size) -> Result<(), YamlError> {
         self.nodes = self.nodes.saturating_add(size.nodes);
         self.copied_bytes = self.copied_bytes.saturating_add(size.bytes);
         if self.nodes > MAX_NODES {
-            return Err(place.fail(format!("more than {MAX_NODES} values, copies by aliases included")));
+            return Err(position.fail(format!("more than {MAX_NODES} values, copies by aliases included")));
         }
         if self.copied_bytes > MAX_COPIED_BYTES {
-            return Err(place.fail(format!("aliases copy more than {MAX_COPIED_BYTES} bytes")));
+            return Err(position.fail(format!("aliases copy more than {MAX_COPIED_BYTES} bytes")));
         }
         Ok(())
     }

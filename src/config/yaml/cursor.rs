@@ -1,25 +1,25 @@
 //! A position that moves through a text, and the classes of characters of YAML 1.1.
 
-use super::error::Place;
+use super::error::Position;
 
 /// The text from a position on. Its end reads as NUL, which no text contains.
 pub(super) struct Cursor<'t> {
     text: &'t str,
     offset: usize,
-    place: Place,
+    position: Position,
 }
 
 impl<'t> Cursor<'t> {
     pub(super) fn new(text: &'t str) -> Self {
-        Cursor { text, offset: 0, place: Place::default() }
+        Cursor { text, offset: 0, position: Position::default() }
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.place
+    pub(super) fn position(&self) -> Position {
+        self.position
     }
 
     pub(super) fn column(&self) -> isize {
-        isize::try_from(self.place.column).unwrap_or(isize::MAX)
+        isize::try_from(self.position.column).unwrap_or(isize::MAX)
     }
 
     /// The byte so many bytes ahead; NUL after the end.
@@ -65,7 +65,7 @@ impl<'t> Cursor<'t> {
 
     /// `---` or `...` alone at the start of a line.
     pub(super) fn is_document_indicator(&self) -> bool {
-        self.place.column == 0
+        self.position.column == 0
             && (self.starts_with("---") || self.starts_with("..."))
             && self.is_blank_or_end(3)
     }
@@ -83,17 +83,17 @@ impl<'t> Cursor<'t> {
     pub(super) fn skip(&mut self) {
         if !self.is_end() {
             self.offset += self.width();
-            self.place.index += 1;
-            self.place.column += 1;
+            self.position.index += 1;
+            self.position.column += 1;
         }
     }
 
     /// Moves past a byte order mark at the start of a line, which is no column.
     pub(super) fn skip_mark(&mut self) -> bool {
-        let is_there = self.place.column == 0 && self.starts_with("\u{feff}");
+        let is_there = self.position.column == 0 && self.starts_with("\u{feff}");
         if is_there {
             self.offset += '\u{feff}'.len_utf8();
-            self.place.index += 1;
+            self.position.index += 1;
         }
         is_there
     }
@@ -122,9 +122,9 @@ impl<'t> Cursor<'t> {
 
     /// Begins a new line at the end of the text, if the last one has no break.
     pub(super) fn end_line(&mut self) {
-        if self.place.column > 0 {
-            self.place.column = 0;
-            self.place.line += 1;
+        if self.position.column > 0 {
+            self.position.column = 0;
+            self.position.line += 1;
         }
     }
 
@@ -145,8 +145,8 @@ impl<'t> Cursor<'t> {
         };
         into.push_str(text);
         self.offset += bytes;
-        self.place.index += characters;
-        self.place.column = 0;
-        self.place.line += 1;
+        self.position.index += characters;
+        self.position.column = 0;
+        self.position.line += 1;
     }
 }

@@ -14,7 +14,7 @@ pub struct YamlError {
 
 /// A position in a text; all numbers from 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     /// The number of characters before it.
     pub(super) index: usize,
     pub(super) line: usize,
@@ -22,7 +22,7 @@ pub(super) struct Place {
     pub(super) column: usize,
 }
 
-impl Place {
+impl Position {
     /// The line, from 1.
     pub(super) fn line(self) -> u32 {
         narrow(self.line.saturating_add(1))

@@ -8,7 +8,7 @@ type Read<T> = Result<T, YamlError>;
 
 /// The name after `&` or `*`, at which the cursor is.
 pub(super) fn anchor(cursor: &mut Cursor) -> Read<String> {
-    let start = cursor.place();
+    let start = cursor.position();
     cursor.skip();
     let mut name = String::new();
     while cursor.is_word() {
@@ -24,7 +24,7 @@ pub(super) fn anchor(cursor: &mut Cursor) -> Read<String> {
 
 /// A tag: its handle, which is empty for a whole tag, and the rest.
 pub(super) fn tag(cursor: &mut Cursor) -> Read<(String, String)> {
-    let start = cursor.place();
+    let start = cursor.position();
     let found = if cursor.byte(1) == b'<' {
         cursor.skip();
         cursor.skip();
@@ -52,7 +52,7 @@ pub(super) fn tag(cursor: &mut Cursor) -> Read<(String, String)> {
 }
 
 fn handle(cursor: &mut Cursor, directive: bool) -> Read<String> {
-    let missing = cursor.place().fail("did not find expected '!'");
+    let missing = cursor.position().fail("did not find expected '!'");
     if cursor.byte(0) != b'!' {
         return Err(missing);
     }
@@ -71,7 +71,7 @@ fn handle(cursor: &mut Cursor, directive: bool) -> Read<String> {
 
 /// The characters of a URI after those of `head`, without its first one.
 fn uri(cursor: &mut Cursor, head: &str) -> Read<String> {
-    let start = cursor.place();
+    let start = cursor.position();
     let mut bytes = head.as_bytes().get(1..).unwrap_or_default().to_vec();
     let mut found = !head.is_empty();
     while cursor.is_word() || (!cursor.is_end() && b";/?:@&=+$,.!~*'()[]%".contains(&cursor.byte(0))) {
@@ -91,7 +91,7 @@ fn uri(cursor: &mut Cursor, head: &str) -> Read<String> {
 
 /// One character of a URI as `%41`.
 fn escaped(cursor: &mut Cursor, bytes: &mut Vec<u8>) -> Read<()> {
-    let start = cursor.place();
+    let start = cursor.position();
     let mut left = None;
     while left != Some(0) {
         let digits = (hex(cursor.byte(1)), hex(cursor.byte(2)));
@@ -129,7 +129,7 @@ pub(super) enum Directive {
 }
 
 pub(super) fn directive(cursor: &mut Cursor) -> Read<Directive> {
-    let start = cursor.place();
+    let start = cursor.position();
     cursor.skip();
     let mut name = String::new();
     while cursor.is_word() {
@@ -171,7 +171,7 @@ pub(super) fn directive(cursor: &mut Cursor) -> Read<Directive> {
 }
 
 fn version_number(cursor: &mut Cursor) -> Read<u8> {
-    let start = cursor.place();
+    let start = cursor.position();
     let mut digits = String::new();
     while cursor.byte(0).is_ascii_digit() {
         cursor.read(&mut digits);
@@ -188,7 +188,7 @@ fn end_of_line(cursor: &mut Cursor) -> Read<()> {
     cursor.skip_blanks();
     cursor.skip_comment();
     if !cursor.is_break_or_end(0) {
-        return Err(cursor.place().fail("did not find expected comment or line break"));
+        return Err(cursor.position().fail("did not find expected comment or line break"));
     }
     cursor.skip_line();
     Ok(())
@@ -197,7 +197,7 @@ fn end_of_line(cursor: &mut Cursor) -> Read<()> {
 /// A scalar after `|` (literal) or `>` (folded). `parent` is the indentation of its parent, -1 at the
 /// top.
 pub(super) fn block_scalar(cursor: &mut Cursor, literal: bool, parent: isize) -> Read<String> {
-    let start = cursor.place();
+    let start = cursor.position();
     cursor.skip();
     let (mut chomping, mut indent) = (None, 0);
     for _ in 0..2 {
@@ -253,7 +253,7 @@ fn breaks_of_block(cursor: &mut Cursor, indent: &mut isize, parent: isize, into:
         most = most.max(cursor.column());
         if is_before(cursor, *indent) && cursor.byte(0) == b'\t' {
             let message = "found a tab character where an indentation space is expected";
-            return Err(cursor.place().fail(message));
+            return Err(cursor.position().fail(message));
         }
         if !cursor.is_break(0) {
             break;
@@ -315,7 +315,7 @@ impl Fold {
 
 /// A scalar in quotes. Its lines may continue at any column.
 pub(super) fn quoted_scalar(cursor: &mut Cursor, single: bool) -> Read<String> {
-    let start = cursor.place();
+    let start = cursor.position();
     let quote = if single { b'\'' } else { b'"' };
     cursor.skip();
     let mut text = String::new();
@@ -367,7 +367,7 @@ pub(super) fn quoted_scalar(cursor: &mut Cursor, single: bool) -> Read<String> {
 
 /// One escape of a double-quoted scalar.
 fn escape(cursor: &mut Cursor) -> Read<char> {
-    let start = cursor.place();
+    let start = cursor.position();
     let (letter, digits) = match cursor.byte(1) {
         b'0' => ('\0', 0),
         b'a' => ('\u{7}', 0),
@@ -407,7 +407,7 @@ fn escape(cursor: &mut Cursor) -> Read<char> {
 
 /// A scalar without quotes: its text, and whether it ended at the start of a line.
 pub(super) fn plain_scalar(cursor: &mut Cursor, in_flow: bool, parent: isize) -> Read<(String, bool)> {
-    let start = cursor.place();
+    let start = cursor.position();
     let indent = parent + 1;
     let mut text = String::new();
     let mut fold = Fold::default();

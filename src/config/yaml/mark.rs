@@ -4,11 +4,11 @@
 #[derive(Debug, Clone, Default)]
 pub(super) struct Mark {
     pub(super) line: u32,
-    pub(super) below: Below,
+    pub(super) children: Children,
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) enum Below {
+pub(super) enum Children {
     #[default]
     Nothing,
     Fields(Vec<(String, Mark)>),
@@ -17,7 +17,7 @@ pub(super) enum Below {
 
 impl Mark {
     pub(super) fn on_line(line: u32) -> Self {
-        Mark { line, below: Below::Nothing }
+        Mark { line, children: Children::Nothing }
     }
 
     /// The line of a path, or of its nearest ancestor.
@@ -32,13 +32,13 @@ impl Mark {
 
     /// Removes the path's first step; `None` at its end or when the step does not exist.
     fn step<'m, 'p>(&'m self, path: &'p str) -> Option<(&'m Mark, &'p str)> {
-        match &self.below {
-            Below::Nothing => None,
-            Below::Items(items) => {
+        match &self.children {
+            Children::Nothing => None,
+            Children::Items(items) => {
                 let (index, after) = path.strip_prefix('[')?.split_once(']')?;
                 Some((items.get(index.parse::<usize>().ok()?)?, after))
             }
-            Below::Fields(fields) => {
+            Children::Fields(fields) => {
                 // Keys may contain dots, so the longest key that matches is used.
                 let path = path.strip_prefix('.').unwrap_or(path);
                 let fits = |key: &str| -> Option<&'p str> {

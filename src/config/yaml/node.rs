@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::error::YamlError;
-use super::mark::{Below, Mark};
+use super::mark::{Children, Mark};
 use super::scalar;
 
 /// Mappings with more fields than this have an index.
@@ -154,7 +154,7 @@ impl Node {
     pub(super) fn into_json(self) -> Result<(Value, Mark), YamlError> {
         let line = self.line;
         let fail = |line, message| YamlError { line, column: 1, message };
-        let mut mark = Mark { line, below: Below::Nothing };
+        let mut mark = Mark { line, children: Children::Nothing };
         let value = match self.content {
             Content::Null => Value::Null,
             Content::Bool(flag) => Value::Bool(flag),
@@ -173,7 +173,7 @@ impl Node {
                     values.push(value);
                     marks.push(mark);
                 }
-                mark.below = Below::Items(marks);
+                mark.children = Children::Items(marks);
                 Value::Array(values)
             }
             Content::Fields(Fields { list, index }) => {
@@ -185,7 +185,7 @@ impl Node {
                     marks.push((name.clone(), Mark { line, ..mark }));
                     values.insert(name, value);
                 }
-                mark.below = Below::Fields(marks);
+                mark.children = Children::Fields(marks);
                 Value::Object(values)
             }
         };

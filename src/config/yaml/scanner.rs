@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::MAX_DEPTH;
 use super::cursor::Cursor;
-use super::error::{Place, YamlError};
+use super::error::{Position, YamlError};
 use super::lexeme::{self, Directive};
 
 /// The longest key without a `?`, in characters.
@@ -38,20 +38,20 @@ pub(super) enum Token {
 
 /// A token where it begins.
 #[derive(Debug, Clone)]
-pub(super) struct Placed {
+pub(super) struct PlacedToken {
     pub(super) token: Token,
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 /// A node that may turn out to be a key, if a `:` follows.
 #[derive(Debug, Clone, Copy, Default)]
-struct Candidate {
+struct KeyCandidate {
     possible: bool,
     /// Whether it must be a key, because it begins a line of a block mapping.
     required: bool,
     /// The number of its first token.
     number: usize,
-    place: Place,
+    position: Position,
 }
 
 /// The scanner. Tokens are numbered from 0.
@@ -59,13 +59,13 @@ pub(super) struct Scanner<'t> {
     cursor: Cursor<'t>,
     /// Why the text ends here, if it is not the end of the file.
     bad: Option<YamlError>,
-    queue: VecDeque<Placed>,
+    queue: VecDeque<PlacedToken>,
     /// The number of the first token in the queue.
     taken: usize,
     /// The first token may be handed out: no key begins with it that is not known yet.
     is_ready: bool,
     /// One candidate for each flow level, the block context first.
-    candidates: Vec<Candidate>,
+    candidates: Vec<KeyCandidate>,
     /// The flow level of a candidate by the number of its token.
     level_by_number: HashMap<usize, usize>,
     key_allowed: bool,
@@ -85,7 +85,7 @@ impl<'t> Scanner<'t> {
             queue: VecDeque::new(),
             taken: 0,
             is_ready: false,
-            candidates: vec![Candidate::default()],
+            candidates: vec![KeyCandidate::default()],
             level_by_number: HashMap::new(),
             key_allowed: true,
             indent: -1,
@@ -96,20 +96,20 @@ impl<'t> Scanner<'t> {
     }
 
     /// The next token, which stays. After the end of the stream there is none.
-    pub(super) fn peek(&mut self) -> Result<&Placed, YamlError> {
+    pub(super) fn peek(&mut self) -> Result<&PlacedToken, YamlError> {
         if !self.is_ready {
             self.fill()?;
             self.is_ready = true;
         }
         // INVARIANT: `fill` returns only with a token in the queue.
-        let end = self.cursor.place();
+        let end = self.cursor.position();
         self.queue.front().ok_or_else(|| end.fail("unexpected end of the stream"))
     }
 
     /// Removes the next token.
-    pub(super) fn next(&mut self) -> Result<Placed, YamlError> {
+    pub(super) fn next(&mut self) -> Result<PlacedToken, YamlError> {
         self.peek()?;
-        let end = self.cursor.place();
+        let end = self.cursor.position();
         self.is_ready = false;
         self.taken += 1;
         self.queue.pop_front().ok_or_else(|| end.fail("unexpected end of the stream"))
@@ -132,26 +132,26 @@ impl<'t> Scanner<'t> {
         }
     }
 
-    fn push(&mut self, token: Token, place: Place) {
-        self.queue.push_back(Placed { token, place });
+    fn push(&mut self, token: Token, position: Position) {
+        self.queue.push_back(PlacedToken { token, position });
     }
 
     /// Inserts a token before the one with this number; at the end if that one was taken.
-    fn insert(&mut self, number: usize, token: Token, place: Place) {
-        let position = number.checked_sub(self.taken).unwrap_or(usize::MAX).min(self.queue.len());
-        self.queue.insert(position, Placed { token, place });
+    fn insert(&mut self, number: usize, token: Token, position: Position) {
+        let index = number.checked_sub(self.taken).unwrap_or(usize::MAX).min(self.queue.len());
+        self.queue.insert(index, PlacedToken { token, position });
     }
 
     /// Whether the candidate of a flow level may still become a key.
     fn is_candidate(&mut self, level: usize) -> Result<bool, YamlError> {
-        let here = self.cursor.place();
+        let here = self.cursor.position();
         let Some(candidate) = self.candidates.get_mut(level).filter(|candidate| candidate.possible) else {
             return Ok(false);
         };
-        let Place { index, line, .. } = candidate.place;
+        let Position { index, line, .. } = candidate.position;
         if line < here.line || index + MAX_KEY < here.index {
             if candidate.required {
-                return Err(candidate.place.fail("could not find expected ':'"));
+                return Err(candidate.position.fail("could not find expected ':'"));
             }
             candidate.possible = false;
             return Ok(false);
@@ -165,9 +165,9 @@ impl<'t> Scanner<'t> {
             let required = self.flow_level == 0 && self.indent == self.cursor.column();
             self.drop_candidate()?;
             let number = self.taken + self.queue.len();
-            let place = self.cursor.place();
+            let position = self.cursor.position();
             if let Some(last) = self.candidates.last_mut() {
-                *last = Candidate { possible: true, required, number, place };
+                *last = KeyCandidate { possible: true, required, number, position };
             }
             self.level_by_number.insert(number, self.candidates.len().saturating_sub(1));
         }
@@ -178,7 +178,7 @@ impl<'t> Scanner<'t> {
     fn drop_candidate(&mut self) -> Result<(), YamlError> {
         if let Some(last) = self.candidates.last_mut().filter(|last| last.possible) {
             if last.required {
-                return Err(last.place.fail("could not find expected ':'"));
+                return Err(last.position.fail("could not find expected ':'"));
             }
             last.possible = false;
             self.level_by_number.remove(&last.number);
@@ -187,19 +187,24 @@ impl<'t> Scanner<'t> {
     }
 
     /// Begins a block at a column to the right of the current one, before the token with the number.
-    fn open_block(&mut self, place: Place, number: Option<usize>, token: Token) -> Result<(), YamlError> {
-        let column = isize::try_from(place.column).unwrap_or(isize::MAX);
+    fn open_block(
+        &mut self,
+        position: Position,
+        number: Option<usize>,
+        token: Token,
+    ) -> Result<(), YamlError> {
+        let column = isize::try_from(position.column).unwrap_or(isize::MAX);
         if self.flow_level > 0 || self.indent >= column {
             return Ok(());
         }
         if self.indents.len() >= MAX_DEPTH {
-            return Err(place.fail(format!("nested deeper than {MAX_DEPTH} levels")));
+            return Err(position.fail(format!("nested deeper than {MAX_DEPTH} levels")));
         }
         self.indents.push(self.indent);
         self.indent = column;
         match number {
-            Some(number) => self.insert(number, token, place),
-            None => self.push(token, place),
+            Some(number) => self.insert(number, token, position),
+            None => self.push(token, position),
         }
         Ok(())
     }
@@ -207,7 +212,7 @@ impl<'t> Scanner<'t> {
     /// Ends the blocks to the right of a column.
     fn close_blocks(&mut self, column: isize) {
         while self.flow_level == 0 && self.indent > column {
-            self.push(Token::BlockEnd, self.cursor.place());
+            self.push(Token::BlockEnd, self.cursor.position());
             self.indent = self.indents.pop().unwrap_or(-1);
         }
     }
@@ -216,7 +221,7 @@ impl<'t> Scanner<'t> {
     fn scan(&mut self) -> Result<(), YamlError> {
         self.skip_space();
         self.close_blocks(self.cursor.column());
-        let place = self.cursor.place();
+        let position = self.cursor.position();
         let in_flow = self.flow_level > 0;
         if self.cursor.is_end() {
             if let Some(bad) = &self.bad {
@@ -226,7 +231,7 @@ impl<'t> Scanner<'t> {
             self.cursor.end_line();
             return self.document_token(Token::StreamEnd, 0);
         }
-        if place.column == 0 && self.cursor.byte(0) == b'%' {
+        if position.column == 0 && self.cursor.byte(0) == b'%' {
             self.close_blocks(-1);
             self.drop_candidate()?;
             self.key_allowed = false;
@@ -234,7 +239,7 @@ impl<'t> Scanner<'t> {
                 Directive::Version(major) => Token::Version(major),
                 Directive::Tag { handle, prefix } => Token::TagDirective { handle, prefix },
             };
-            self.push(token, place);
+            self.push(token, position);
             return Ok(());
         }
         if self.cursor.is_document_indicator() {
@@ -257,9 +262,9 @@ impl<'t> Scanner<'t> {
             b'-' if before_blank => {
                 if !in_flow {
                     if !self.key_allowed {
-                        return Err(place.fail("block sequence entries are not allowed in this context"));
+                        return Err(position.fail("block sequence entries are not allowed in this context"));
                     }
-                    self.open_block(place, None, Token::BlockSequenceStart)?;
+                    self.open_block(position, None, Token::BlockSequenceStart)?;
                 }
                 self.drop_candidate()?;
                 self.key_allowed = true;
@@ -268,42 +273,42 @@ impl<'t> Scanner<'t> {
             b'?' if in_flow || before_blank => {
                 if !in_flow {
                     if !self.key_allowed {
-                        return Err(place.fail("mapping keys are not allowed in this context"));
+                        return Err(position.fail("mapping keys are not allowed in this context"));
                     }
-                    self.open_block(place, None, Token::BlockMappingStart)?;
+                    self.open_block(position, None, Token::BlockMappingStart)?;
                 }
                 self.drop_candidate()?;
                 self.key_allowed = !in_flow;
                 self.indicator(Token::Key)
             }
-            b':' if in_flow || before_blank => self.value(place),
+            b':' if in_flow || before_blank => self.value(position),
             b'*' | b'&' => {
                 let is_alias = self.cursor.byte(0) == b'*';
                 self.save_candidate()?;
                 self.key_allowed = false;
                 let name = lexeme::anchor(&mut self.cursor)?;
-                self.push(if is_alias { Token::Alias(name) } else { Token::Anchor(name) }, place);
+                self.push(if is_alias { Token::Alias(name) } else { Token::Anchor(name) }, position);
                 Ok(())
             }
             b'!' => {
                 self.save_candidate()?;
                 self.key_allowed = false;
                 let (handle, suffix) = lexeme::tag(&mut self.cursor)?;
-                self.push(Token::Tag { handle, suffix }, place);
+                self.push(Token::Tag { handle, suffix }, position);
                 Ok(())
             }
             style @ (b'|' | b'>') if !in_flow => {
                 self.drop_candidate()?;
                 self.key_allowed = true;
                 let text = lexeme::block_scalar(&mut self.cursor, style == b'|', self.indent)?;
-                self.push(Token::Scalar { text, plain: false }, place);
+                self.push(Token::Scalar { text, plain: false }, position);
                 Ok(())
             }
             quote @ (b'\'' | b'"') => {
                 self.save_candidate()?;
                 self.key_allowed = false;
                 let text = lexeme::quoted_scalar(&mut self.cursor, quote == b'\'')?;
-                self.push(Token::Scalar { text, plain: false }, place);
+                self.push(Token::Scalar { text, plain: false }, position);
                 Ok(())
             }
             first if self.begins_plain(first) => {
@@ -311,11 +316,11 @@ impl<'t> Scanner<'t> {
                 self.key_allowed = false;
                 let (text, at_line_start) = lexeme::plain_scalar(&mut self.cursor, in_flow, self.indent)?;
                 self.key_allowed = at_line_start;
-                self.push(Token::Scalar { text, plain: true }, place);
+                self.push(Token::Scalar { text, plain: true }, position);
                 Ok(())
             }
-            b'\t' => Err(place.fail("found a tab character; want blanks for the indentation")),
-            _ => Err(place.fail("found character that cannot start any token")),
+            b'\t' => Err(position.fail("found a tab character; want blanks for the indentation")),
+            _ => Err(position.fail("found character that cannot start any token")),
         }
     }
 
@@ -356,7 +361,7 @@ impl<'t> Scanner<'t> {
         self.drop_candidate()?;
         self.key_allowed = false;
         self.at_document_start = true;
-        self.push(token, self.cursor.place());
+        self.push(token, self.cursor.position());
         for _ in 0..length {
             self.cursor.skip();
         }
@@ -364,7 +369,7 @@ impl<'t> Scanner<'t> {
     }
 
     fn indicator(&mut self, token: Token) -> Result<(), YamlError> {
-        self.push(token, self.cursor.place());
+        self.push(token, self.cursor.position());
         self.cursor.skip();
         Ok(())
     }
@@ -372,11 +377,15 @@ impl<'t> Scanner<'t> {
     fn open_flow(&mut self, token: Token) -> Result<(), YamlError> {
         self.save_candidate()?;
         if self.flow_level >= MAX_DEPTH {
-            let place = self.cursor.place();
-            return Err(place.fail(format!("nested deeper than {MAX_DEPTH} levels")));
+            let position = self.cursor.position();
+            return Err(position.fail(format!("nested deeper than {MAX_DEPTH} levels")));
         }
         let number = self.taken + self.queue.len();
-        self.candidates.push(Candidate { number, place: self.cursor.place(), ..Candidate::default() });
+        self.candidates.push(KeyCandidate {
+            number,
+            position: self.cursor.position(),
+            ..KeyCandidate::default()
+        });
         self.flow_level += 1;
         self.key_allowed = true;
         self.indicator(token)
@@ -395,22 +404,22 @@ impl<'t> Scanner<'t> {
     }
 
     /// A `:`, whose key may have no `?`.
-    fn value(&mut self, place: Place) -> Result<(), YamlError> {
+    fn value(&mut self, position: Position) -> Result<(), YamlError> {
         let level = self.candidates.len().saturating_sub(1);
         if self.is_candidate(level)? {
             let Some(candidate) = self.candidates.last_mut() else { return Ok(()) };
             candidate.possible = false;
-            let Candidate { number, place, .. } = *candidate;
+            let KeyCandidate { number, position, .. } = *candidate;
             self.level_by_number.remove(&number);
-            self.insert(number, Token::Key, place);
-            self.open_block(place, Some(number), Token::BlockMappingStart)?;
+            self.insert(number, Token::Key, position);
+            self.open_block(position, Some(number), Token::BlockMappingStart)?;
             self.key_allowed = false;
         } else {
             if self.flow_level == 0 {
                 if !self.key_allowed {
-                    return Err(place.fail("mapping values are not allowed in this context"));
+                    return Err(position.fail("mapping values are not allowed in this context"));
                 }
-                self.open_block(place, None, Token::BlockMappingStart)?;
+                self.open_block(position, None, Token::BlockMappingStart)?;
             }
             self.key_allowed = self.flow_level == 0;
         }

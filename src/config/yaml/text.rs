@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::error::{Place, YamlError};
+use super::error::{Position, YamlError};
 
 /// The readable part of a file: all of it, or the part before the first bad character.
 pub(super) struct Text<'b> {
@@ -65,7 +65,7 @@ fn allowed<'b>(text: Cow<'b, str>, whole: Result<(), &str>) -> Text<'b> {
     let good = text.get(..length).unwrap_or_default();
     let line = good.bytes().filter(|byte| *byte == b'\n').count();
     let column = good.rsplit('\n').next().unwrap_or_default().chars().count();
-    let bad = Some(Place { index: 0, line, column }.fail(message));
+    let bad = Some(Position { index: 0, line, column }.fail(message));
     let text = match text {
         Cow::Borrowed(text) => Cow::Borrowed(text.get(..length).unwrap_or_default()),
         Cow::Owned(mut text) => {
