@@ -1,12 +1,12 @@
 //! The table of the agent's flags: every kubelet flag that is valid in 1.36.
 //!
 //! It drives parsing, `--help` and the compatibility list. A flag that sets a configuration field
-//! takes its type, default, meaning and standing from the table of fields.
+//! takes its type, default, meaning and support from the table of fields.
 
 use std::collections::BTreeMap;
 
 use crate::config::effects::preset_text;
-use crate::config::fields::{Standing, field};
+use crate::config::fields::{Support, field};
 use crate::config::{DefaultSet, MASK, without_password};
 use crate::config::{IMAGES_DIR, LOCAL_OBJECTS};
 use crate::server::LOCAL_SOCKET;
@@ -94,12 +94,12 @@ impl Flag {
     }
 
     pub fn effect(&self) -> Effect {
-        match field(self.field).map(|field| field.standing) {
+        match field(self.field).map(|field| field.support) {
             None => self.own_effect,
-            Some(Standing::Works) => Effect::Works,
-            Some(Standing::NoEffectYet) => Effect::NoEffectYet,
-            Some(Standing::Ignored) => Effect::Ignored("nothing here depends on it"),
-            Some(Standing::Refused) => Effect::Refused("setting it is an error"),
+            Some(Support::Works) => Effect::Works,
+            Some(Support::NoEffectYet) => Effect::NoEffectYet,
+            Some(Support::Ignored) => Effect::Ignored("nothing here depends on it"),
+            Some(Support::Refused) => Effect::Refused("setting it is an error"),
         }
     }
 
@@ -450,21 +450,21 @@ pub static FLAGS: &[Flag] = &[
 mod tests {
     use super::super::exit::EXITS;
     use super::*;
-    use crate::config::fields::Kind;
+    use crate::config::fields::FieldType;
 
     /// Whether a flag's syntax can give a field of this kind its value.
-    fn fits(syntax: Syntax, kind: Kind) -> bool {
+    fn fits(syntax: Syntax, kind: FieldType) -> bool {
         matches!(
             (syntax, kind),
-            (Syntax::Bool, Kind::Bool)
-                | (Syntax::Int, Kind::Int32 | Kind::Int64)
-                | (Syntax::Duration, Kind::Duration)
-                | (Syntax::Text, Kind::Text | Kind::Quantity)
-                | (Syntax::List, Kind::TextList)
-                | (Syntax::Pairs | Syntax::Thresholds, Kind::TextMap)
-                | (Syntax::Gates, Kind::BoolMap)
-                | (Syntax::Headers, Kind::ListMap)
-                | (Syntax::Taints | Syntax::NumaMemory | Syntax::Vmodule, Kind::Items(_))
+            (Syntax::Bool, FieldType::Bool)
+                | (Syntax::Int, FieldType::Int32 | FieldType::Int64)
+                | (Syntax::Duration, FieldType::Duration)
+                | (Syntax::Text, FieldType::Text | FieldType::Quantity)
+                | (Syntax::List, FieldType::TextList)
+                | (Syntax::Pairs | Syntax::Thresholds, FieldType::TextMap)
+                | (Syntax::Gates, FieldType::BoolMap)
+                | (Syntax::Headers, FieldType::ListMap)
+                | (Syntax::Taints | Syntax::NumaMemory | Syntax::Vmodule, FieldType::Items(_))
         )
     }
 
@@ -502,9 +502,9 @@ mod tests {
             out += &format!(
                 "| `{}` | {} | `{}` | {flag} | {} | {} |\n",
                 field.path,
-                field.kind.word(),
+                field.kind.type_name(),
                 preset_text(field.path, DefaultSet::WithFile),
-                field.standing.word(),
+                field.support.text(),
                 field.help
             );
         }

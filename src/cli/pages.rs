@@ -10,7 +10,7 @@ use super::flags::{Effect, FLAGS, Flag, Syntax};
 use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
 use crate::config::DefaultSet;
 use crate::config::effects::preset_text;
-use crate::config::fields::{FIELDS, Standing};
+use crate::config::fields::{FIELDS, Support};
 
 const ORIGIN: &str =
     "Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.";
@@ -186,13 +186,13 @@ fn config_manual() -> String {
     );
     for field in FIELDS {
         let mut body =
-            format!("{} (default {}", field.kind.word(), preset_text(field.path, DefaultSet::WithFile));
+            format!("{} (default {}", field.kind.type_name(), preset_text(field.path, DefaultSet::WithFile));
         if let Some(flag) = FLAGS.iter().find(|flag| flag.field == field.path) {
             let _ = write!(body, ", flag {}", dashed(flag));
         }
         let _ = write!(body, "): {}", field.help);
-        if field.standing != Standing::Works {
-            let _ = write!(body, " [{}]", field.standing.word());
+        if field.support != Support::Works {
+            let _ = write!(body, " [{}]", field.support.text());
         }
         item(&mut out, field.path, &body);
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::flags::{Effect, FLAGS, Flag, REMOVED, Syntax, find};
 use super::local::{COMMANDS, LocalCommand, parse_local};
 use crate::config::check::closest;
-use crate::config::fields::{Kind, field};
+use crate::config::fields::{FieldType, field};
 use crate::config::{AgentArgs, GoDuration, Override, Problem};
 use crate::model::names::{is_dns_subdomain, is_label_value, is_qualified_name};
 use crate::model::quantity::Amount;
@@ -360,7 +360,7 @@ fn read_value(flag: &Flag, text: &str) -> Result<Value, String> {
         Syntax::Bool => Value::Bool(bool_value(text)?),
         Syntax::Int => {
             let number = text.parse::<i64>().map_err(|_| format!("{text:?} is not a whole number"))?;
-            if field(flag.field).is_some_and(|field| field.kind == Kind::Int32)
+            if field(flag.field).is_some_and(|field| field.kind == FieldType::Int32)
                 && i32::try_from(number).is_err()
             {
                 return Err(format!("{text:?} does not fit 32 bits"));
@@ -369,7 +369,7 @@ fn read_value(flag: &Flag, text: &str) -> Result<Value, String> {
         }
         Syntax::Duration => Value::from(duration(text)?.to_string()),
         Syntax::Text => {
-            if field(flag.field).is_some_and(|field| field.kind == Kind::Quantity) {
+            if field(flag.field).is_some_and(|field| field.kind == FieldType::Quantity) {
                 Amount::parse(text).map_err(|error| error.to_string())?;
             }
             Value::from(text)

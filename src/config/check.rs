@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::duration::GoDuration;
-use super::fields::{FIELDS, Kind, field};
+use super::fields::{FIELDS, FieldType, field};
 use crate::model::quantity::Amount;
 
 /// Fields that are not in the table because they name the layer's type.
@@ -47,7 +47,7 @@ fn check_object(fields: &mut Map<String, Value>, above: &str, report: &mut dyn F
                     true
                 }
                 other => {
-                    report(&path, format!("must be an object, not {}", word(other)));
+                    report(&path, format!("must be an object, not {}", describe_value(other)));
                     false
                 }
             };
@@ -105,32 +105,32 @@ fn distance(left: &str, right: &str) -> usize {
 
 type WrongType = (String, String);
 
-fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType> {
+fn check_value(value: &mut Value, kind: FieldType, path: &str) -> Result<(), WrongType> {
     let wrong_type = |value: &Value, wanted: &str| {
-        Err((path.to_owned(), format!("must be {wanted}, not {}", word(value))))
+        Err((path.to_owned(), format!("must be {wanted}, not {}", describe_value(value))))
     };
     match kind {
-        Kind::Bool if value.is_boolean() => Ok(()),
-        Kind::Bool => wrong_type(value, "true or false"),
-        Kind::Int32 => match value.as_i64() {
+        FieldType::Bool if value.is_boolean() => Ok(()),
+        FieldType::Bool => wrong_type(value, "true or false"),
+        FieldType::Int32 => match value.as_i64() {
             Some(number) if i32::try_from(number).is_ok() => Ok(()),
             _ if value.is_number() => wrong_type(value, "a whole number of 32 bits"),
             _ => wrong_type(value, "a whole number"),
         },
-        Kind::Int64 if value.is_i64() => Ok(()),
-        Kind::Int64 => wrong_type(value, "a whole number"),
-        Kind::Float if value.is_number() => Ok(()),
-        Kind::Float => wrong_type(value, "a number"),
-        Kind::Text if value.is_string() => Ok(()),
-        Kind::Text => wrong_type(value, "a string"),
-        Kind::Duration => match value.as_str() {
+        FieldType::Int64 if value.is_i64() => Ok(()),
+        FieldType::Int64 => wrong_type(value, "a whole number"),
+        FieldType::Float if value.is_number() => Ok(()),
+        FieldType::Float => wrong_type(value, "a number"),
+        FieldType::Text if value.is_string() => Ok(()),
+        FieldType::Text => wrong_type(value, "a string"),
+        FieldType::Duration => match value.as_str() {
             Some(text) => match GoDuration::parse(text) {
                 Ok(_) => Ok(()),
                 Err(error) => Err((path.to_owned(), error.to_string())),
             },
             None => wrong_type(value, "a duration string such as 20s or 1m30s"),
         },
-        Kind::Quantity => match value {
+        FieldType::Quantity => match value {
             Value::Number(number) => {
                 *value = Value::from(number.to_string());
                 Ok(())
@@ -141,13 +141,13 @@ fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongTyp
             },
             other => wrong_type(other, "a quantity such as 64Mi"),
         },
-        Kind::TextList => check_list(value, Kind::Text, path),
-        Kind::IntList => check_list(value, Kind::Int32, path),
-        Kind::TextMap => check_map(value, Kind::Text, path),
-        Kind::QuantityMap => check_map(value, Kind::Quantity, path),
-        Kind::ListMap => check_map(value, Kind::TextList, path),
-        Kind::BoolMap => check_map(value, Kind::Bool, path),
-        Kind::Items(shape) => {
+        FieldType::TextList => check_list(value, FieldType::Text, path),
+        FieldType::IntList => check_list(value, FieldType::Int32, path),
+        FieldType::TextMap => check_map(value, FieldType::Text, path),
+        FieldType::QuantityMap => check_map(value, FieldType::Quantity, path),
+        FieldType::ListMap => check_map(value, FieldType::TextList, path),
+        FieldType::BoolMap => check_map(value, FieldType::Bool, path),
+        FieldType::Items(shape) => {
             let Value::Array(items) = value else { return wrong_type(value, "a list") };
             for (index, item) in items.iter_mut().enumerate() {
                 check_item(item, shape, &format!("{path}[{index}]"))?;
@@ -157,9 +157,9 @@ fn check_value(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongTyp
     }
 }
 
-fn check_list(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType> {
+fn check_list(value: &mut Value, kind: FieldType, path: &str) -> Result<(), WrongType> {
     let Value::Array(items) = value else {
-        return Err((path.to_owned(), format!("must be a list, not {}", word(value))));
+        return Err((path.to_owned(), format!("must be a list, not {}", describe_value(value))));
     };
     for (index, item) in items.iter_mut().enumerate() {
         check_value(item, kind, &format!("{path}[{index}]"))?;
@@ -167,9 +167,9 @@ fn check_list(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType
     Ok(())
 }
 
-fn check_map(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType> {
+fn check_map(value: &mut Value, kind: FieldType, path: &str) -> Result<(), WrongType> {
     let Value::Object(entries) = value else {
-        return Err((path.to_owned(), format!("must be a map, not {}", word(value))));
+        return Err((path.to_owned(), format!("must be a map, not {}", describe_value(value))));
     };
     for (key, entry) in entries.iter_mut().filter(|(_, entry)| !entry.is_null()) {
         check_value(entry, kind, &format!("{path}[{key}]"))?;
@@ -177,9 +177,9 @@ fn check_map(value: &mut Value, kind: Kind, path: &str) -> Result<(), WrongType>
     Ok(())
 }
 
-fn check_item(item: &mut Value, shape: &[(&str, Kind)], path: &str) -> Result<(), WrongType> {
+fn check_item(item: &mut Value, shape: &[(&str, FieldType)], path: &str) -> Result<(), WrongType> {
     let Value::Object(fields) = item else {
-        return Err((path.to_owned(), format!("must be an object, not {}", word(item))));
+        return Err((path.to_owned(), format!("must be an object, not {}", describe_value(item))));
     };
     fields.retain(|_, value| !value.is_null());
     for (key, value) in fields.iter_mut() {
@@ -196,7 +196,7 @@ fn check_item(item: &mut Value, shape: &[(&str, Kind)], path: &str) -> Result<()
 }
 
 /// A value's type in a message, with the value if it is short.
-pub fn word(value: &Value) -> String {
+pub fn describe_value(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
         Value::Bool(flag) => format!("the bool {flag}"),

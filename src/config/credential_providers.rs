@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::check::word;
+use super::check::describe_value;
 use super::duration::GoDuration;
 use super::load::{Problem, read_file};
 use super::yaml::{self, Document};
@@ -216,7 +216,7 @@ impl Reader {
             None | Some(Value::Null) => return,
             Some(Value::Array(items)) => items,
             Some(other) => {
-                let message = format!("must be a list, not {}", word(other));
+                let message = format!("must be a list, not {}", describe_value(other));
                 return self.fail(location("providers"), "providers", message);
             }
         };

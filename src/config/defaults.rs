@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::duration::GoDuration;
-use super::fields::{FIELDS, Field, HARD_EVICTION, Kind};
+use super::fields::{FIELDS, Field, FieldType, HARD_EVICTION};
 
 /// The set of defaults that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +59,9 @@ pub fn fill(config: &mut Value, defaults: DefaultSet, memory_bytes: Option<u64>)
         }
     }
     let parallel = get(config, "maxParallelImagePulls").and_then(Value::as_i64).unwrap_or(0);
-    let update =
-        get(config, "nodeStatusUpdateFrequency").filter(|value| !is_zero(value, Kind::Duration)).cloned();
+    let update = get(config, "nodeStatusUpdateFrequency")
+        .filter(|value| !is_zero(value, FieldType::Duration))
+        .cloned();
     for field in FIELDS {
         let current = get(config, field.path).unwrap_or(&Value::Null);
         let unset = current.is_null() || (!field.keeps_zero && is_zero(current, field.kind));
@@ -82,10 +83,10 @@ pub fn fill(config: &mut Value, defaults: DefaultSet, memory_bytes: Option<u64>)
     }
 }
 
-fn is_zero(value: &Value, kind: Kind) -> bool {
+fn is_zero(value: &Value, kind: FieldType) -> bool {
     match value {
         Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) if kind == Kind::Duration => {
+        Value::String(text) if kind == FieldType::Duration => {
             GoDuration::parse(text).is_ok_and(GoDuration::is_zero)
         }
         Value::String(text) => text.is_empty(),

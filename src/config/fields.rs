@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The type of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldType {
     /// true or false.
     Bool,
     /// A whole number of 32 bits.
@@ -35,28 +35,28 @@ pub enum Kind {
     /// String to bool.
     BoolMap,
     /// A list of objects with these fields.
-    Items(&'static [(&'static str, Kind)]),
+    Items(&'static [(&'static str, FieldType)]),
 }
 
-impl Kind {
+impl FieldType {
     /// The type's name in messages.
     #[cfg(test)]
-    pub fn word(self) -> &'static str {
+    pub fn type_name(self) -> &'static str {
         match self {
-            Kind::Bool => "bool",
-            Kind::Int32 => "int32",
-            Kind::Int64 => "int64",
-            Kind::Float => "float",
-            Kind::Text => "string",
-            Kind::Duration => "duration",
-            Kind::Quantity => "quantity",
-            Kind::TextList => "list of strings",
-            Kind::IntList => "list of int32",
-            Kind::TextMap => "map of strings",
-            Kind::QuantityMap => "map of quantities",
-            Kind::ListMap => "map of lists of strings",
-            Kind::BoolMap => "map of bools",
-            Kind::Items(_) => "list of objects",
+            FieldType::Bool => "bool",
+            FieldType::Int32 => "int32",
+            FieldType::Int64 => "int64",
+            FieldType::Float => "float",
+            FieldType::Text => "string",
+            FieldType::Duration => "duration",
+            FieldType::Quantity => "quantity",
+            FieldType::TextList => "list of strings",
+            FieldType::IntList => "list of int32",
+            FieldType::TextMap => "map of strings",
+            FieldType::QuantityMap => "map of quantities",
+            FieldType::ListMap => "map of lists of strings",
+            FieldType::BoolMap => "map of bools",
+            FieldType::Items(_) => "list of objects",
         }
     }
 }
@@ -84,7 +84,7 @@ pub enum Preset {
 
 /// The effect of a field in this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum Support {
     /// The field has the same effect as in the Go kubelet.
     Works,
     /// The field is read and validated, but the feature is not implemented yet.
@@ -95,14 +95,14 @@ pub enum Standing {
     Refused,
 }
 
-impl Standing {
+impl Support {
     /// The effect as printed in the compatibility list.
-    pub fn word(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
-            Standing::Works => "works",
-            Standing::NoEffectYet => "no effect yet",
-            Standing::Ignored => "ignored",
-            Standing::Refused => "refused",
+            Support::Works => "works",
+            Support::NoEffectYet => "no effect yet",
+            Support::Ignored => "ignored",
+            Support::Refused => "refused",
         }
     }
 }
@@ -113,39 +113,39 @@ pub struct Field {
     /// The path, such as `authentication.x509.clientCAFile`.
     pub path: &'static str,
     /// The type of the value.
-    pub kind: Kind,
+    pub kind: FieldType,
     /// The default when a configuration file is given.
     pub preset: Preset,
     /// Whether an explicit zero value is kept; otherwise zero means the default, as in Go.
     pub keeps_zero: bool,
     /// The effect in this version.
-    pub standing: Standing,
+    pub support: Support,
     /// The meaning of the field, for the help.
     pub help: &'static str,
 }
 
 impl Field {
-    const fn new(path: &'static str, kind: Kind, preset: Preset, help: &'static str) -> Self {
+    const fn new(path: &'static str, kind: FieldType, preset: Preset, help: &'static str) -> Self {
         Field {
             path,
             kind,
             preset,
-            keeps_zero: matches!(kind, Kind::Bool),
-            standing: Standing::NoEffectYet,
+            keeps_zero: matches!(kind, FieldType::Bool),
+            support: Support::NoEffectYet,
             help,
         }
     }
 
     const fn works(self) -> Self {
-        Field { standing: Standing::Works, ..self }
+        Field { support: Support::Works, ..self }
     }
 
     const fn ignored(self) -> Self {
-        Field { standing: Standing::Ignored, ..self }
+        Field { support: Support::Ignored, ..self }
     }
 
     const fn refused(self) -> Self {
-        Field { standing: Standing::Refused, ..self }
+        Field { support: Support::Refused, ..self }
     }
 
     const fn keeps_zero(self) -> Self {
@@ -168,7 +168,7 @@ impl Field {
                 .collect::<serde_json::Map<_, _>>()
                 .into(),
             Preset::Empty => match self.kind {
-                Kind::TextMap | Kind::ListMap | Kind::BoolMap | Kind::QuantityMap => {
+                FieldType::TextMap | FieldType::ListMap | FieldType::BoolMap | FieldType::QuantityMap => {
                     Value::Object(serde_json::Map::new())
                 }
                 _ => Value::Array(Vec::new()),
@@ -184,31 +184,31 @@ pub fn field(path: &str) -> Option<&'static Field> {
 }
 
 const fn flag(path: &'static str, preset: bool, help: &'static str) -> Field {
-    Field::new(path, Kind::Bool, Preset::Bool(preset), help)
+    Field::new(path, FieldType::Bool, Preset::Bool(preset), help)
 }
 
 const fn int(path: &'static str, preset: i64, help: &'static str) -> Field {
-    Field::new(path, Kind::Int32, Preset::Int(preset), help)
+    Field::new(path, FieldType::Int32, Preset::Int(preset), help)
 }
 
 const fn long(path: &'static str, preset: i64, help: &'static str) -> Field {
-    Field::new(path, Kind::Int64, Preset::Int(preset), help)
+    Field::new(path, FieldType::Int64, Preset::Int(preset), help)
 }
 
 const fn text(path: &'static str, preset: &'static str, help: &'static str) -> Field {
-    Field::new(path, Kind::Text, Preset::Text(preset), help)
+    Field::new(path, FieldType::Text, Preset::Text(preset), help)
 }
 
 const fn time(path: &'static str, preset: &'static str, help: &'static str) -> Field {
-    Field::new(path, Kind::Duration, Preset::Text(preset), help)
+    Field::new(path, FieldType::Duration, Preset::Text(preset), help)
 }
 
 const fn list(path: &'static str, help: &'static str) -> Field {
-    Field::new(path, Kind::TextList, Preset::Empty, help)
+    Field::new(path, FieldType::TextList, Preset::Empty, help)
 }
 
 const fn map(path: &'static str, help: &'static str) -> Field {
-    Field::new(path, Kind::TextMap, Preset::Empty, help)
+    Field::new(path, FieldType::TextMap, Preset::Empty, help)
 }
 
 /// The default hard eviction thresholds of a configuration file.
@@ -220,12 +220,17 @@ pub const HARD_EVICTION: &[(&str, &str)] = &[
     ("nodefs.inodesFree", "5%"),
 ];
 
-const TAINT: &[(&str, Kind)] =
-    &[("key", Kind::Text), ("value", Kind::Text), ("effect", Kind::Text), ("timeAdded", Kind::Text)];
-const RESERVED_MEMORY: &[(&str, Kind)] = &[("numaNode", Kind::Int32), ("limits", Kind::QuantityMap)];
-const SHUTDOWN_BY_PRIORITY: &[(&str, Kind)] =
-    &[("priority", Kind::Int32), ("shutdownGracePeriodSeconds", Kind::Int64)];
-const VMODULE: &[(&str, Kind)] = &[("filePattern", Kind::Text), ("verbosity", Kind::Int64)];
+const TAINT: &[(&str, FieldType)] = &[
+    ("key", FieldType::Text),
+    ("value", FieldType::Text),
+    ("effect", FieldType::Text),
+    ("timeAdded", FieldType::Text),
+];
+const RESERVED_MEMORY: &[(&str, FieldType)] =
+    &[("numaNode", FieldType::Int32), ("limits", FieldType::QuantityMap)];
+const SHUTDOWN_BY_PRIORITY: &[(&str, FieldType)] =
+    &[("priority", FieldType::Int32), ("shutdownGracePeriodSeconds", FieldType::Int64)];
+const VMODULE: &[(&str, FieldType)] = &[("filePattern", FieldType::Text), ("verbosity", FieldType::Int64)];
 
 /// Every field, in the order of the Go type.
 pub static FIELDS: &[Field] = &[
@@ -236,7 +241,7 @@ pub static FIELDS: &[Field] = &[
     time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
     time("httpCheckFrequency", "20s", "how often the static pod URL is polled").works(),
     text("staticPodURL", "", "URL of static pod manifests").works(),
-    Field::new("staticPodURLHeader", Kind::ListMap, Preset::Empty, "headers sent to the static pod URL")
+    Field::new("staticPodURLHeader", FieldType::ListMap, Preset::Empty, "headers sent to the static pod URL")
         .works(),
     text("address", "0.0.0.0", "IP address the servers listen on").works(),
     int("port", 10250, "port of the node API").works(),
@@ -247,7 +252,7 @@ pub static FIELDS: &[Field] = &[
     text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12").works(),
     Field::new(
         "tlsCurvePreferences",
-        Kind::IntList,
+        FieldType::IntList,
         Preset::Empty,
         "TLS groups by their number, preferred first",
     )
@@ -316,7 +321,7 @@ pub static FIELDS: &[Field] = &[
     text("cpuManagerPolicy", "none", "none or static").works(),
     Field::new(
         "singleProcessOOMKill",
-        Kind::Bool,
+        FieldType::Bool,
         Preset::Nil,
         "let the kernel kill one process instead of the whole container; unset means so on cgroup v1 only",
     )
@@ -356,12 +361,12 @@ pub static FIELDS: &[Field] = &[
     int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),
     int("kubeAPIBurst", 100, "API requests that may be sent at once").works(),
     flag("serializeImagePulls", true, "pull one image after another").works(),
-    Field::new("maxParallelImagePulls", Kind::Int32, Preset::Nil, "image pulls at once, while not serialized")
+    Field::new("maxParallelImagePulls", FieldType::Int32, Preset::Nil, "image pulls at once, while not serialized")
         .keeps_zero()
         .works(),
     Field::new(
         "evictionHard",
-        Kind::TextMap,
+        FieldType::TextMap,
         Preset::Map(HARD_EVICTION),
         "thresholds at which pods are evicted at once (below 1000Mi of memory the default has memory.available<10%)",
     )
@@ -379,7 +384,7 @@ pub static FIELDS: &[Field] = &[
     flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
     int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
-    Field::new("featureGates", Kind::BoolMap, Preset::Empty, "feature gates to switch").works(),
+    Field::new("featureGates", FieldType::BoolMap, Preset::Empty, "feature gates to switch").works(),
     flag("failSwapOn", true, "refuse to start while swap is on").works(),
     text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
     text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
@@ -401,7 +406,7 @@ pub static FIELDS: &[Field] = &[
     text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons").works(),
     Field::new(
         "enforceNodeAllocatable",
-        Kind::TextList,
+        FieldType::TextList,
         Preset::List(&["pods"]),
         "what the node's allocatable limits are enforced on",
     )
@@ -420,7 +425,7 @@ pub static FIELDS: &[Field] = &[
     long("logging.verbosity", 0, "0 or 1: info, 2 to 4: debug, more: trace").works(),
     Field::new(
         "logging.vmodule",
-        Kind::Items(VMODULE),
+        FieldType::Items(VMODULE),
         Preset::Empty,
         "verbosity by source file; use CORACLE_LOG",
     )
@@ -428,7 +433,7 @@ pub static FIELDS: &[Field] = &[
     flag("logging.options.text.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
     Field::new(
         "logging.options.text.infoBufferSize",
-        Kind::Quantity,
+        FieldType::Quantity,
         Preset::Text("0"),
         "buffer of split info lines",
     )
@@ -436,7 +441,7 @@ pub static FIELDS: &[Field] = &[
     flag("logging.options.json.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
     Field::new(
         "logging.options.json.infoBufferSize",
-        Kind::Quantity,
+        FieldType::Quantity,
         Preset::Text("0"),
         "buffer of split info lines",
     )
@@ -448,7 +453,7 @@ pub static FIELDS: &[Field] = &[
         .works(),
     Field::new(
         "shutdownGracePeriodByPodPriority",
-        Kind::Items(SHUTDOWN_BY_PRIORITY),
+        FieldType::Items(SHUTDOWN_BY_PRIORITY),
         Preset::Empty,
         "shutdown grace by pod priority, instead of the two above",
     )
@@ -460,7 +465,7 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero()
     .works(),
-    Field::new("reservedMemory", Kind::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node")
+    Field::new("reservedMemory", FieldType::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node")
         .works(),
     flag(
         "enableProfilingHandler",
@@ -473,18 +478,18 @@ pub static FIELDS: &[Field] = &[
         .works(),
     Field::new(
         "memoryThrottlingFactor",
-        Kind::Float,
+        FieldType::Float,
         Preset::Float(0.9),
         "where memory.high is set, with MemoryQoS",
     )
     .keeps_zero()
     .works(),
     text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS").works(),
-    Field::new("registerWithTaints", Kind::Items(TAINT), Preset::Empty, "taints the node registers with")
+    Field::new("registerWithTaints", FieldType::Items(TAINT), Preset::Empty, "taints the node registers with")
         .works(),
     flag("registerNode", true, "register this node with the API server").works(),
-    Field::new("tracing.endpoint", Kind::Text, Preset::Nil, "where traces are sent"),
-    Field::new("tracing.samplingRatePerMillion", Kind::Int32, Preset::Nil, "traces kept of a million")
+    Field::new("tracing.endpoint", FieldType::Text, Preset::Nil, "where traces are sent"),
+    Field::new("tracing.samplingRatePerMillion", FieldType::Int32, Preset::Nil, "traces kept of a million")
         .keeps_zero(),
     flag("localStorageCapacityIsolation", true, "count ephemeral storage in the node's capacity").works(),
     text(
@@ -497,7 +502,7 @@ pub static FIELDS: &[Field] = &[
     flag("failCgroupV1", true, "refuse to start on cgroup v1").works(),
     Field::new(
         "userNamespaces.idsPerPod",
-        Kind::Int64,
+        FieldType::Int64,
         Preset::Nil,
         "ids each user namespace gets; 65536 when unset",
     )

@@ -262,7 +262,7 @@ impl Layers {
             if found.and_then(Value::as_str) != Some(wanted) {
                 let message = match found {
                     None => format!("is missing; want {wanted}"),
-                    Some(found) => format!("want {wanted}, not {}", super::check::word(found)),
+                    Some(found) => format!("want {wanted}, not {}", super::check::describe_value(found)),
                 };
                 let line = document.line_of(field).unwrap_or(document.line);
                 self.fail(format!("{place}:{line}"), field, message);
