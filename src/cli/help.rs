@@ -14,7 +14,7 @@ pub fn version() -> String {
 
 /// The version line of the Go kubelet, which programs such as kubeadm read.
 ///
-/// Source: component-base/version/verflag, `PrintAndExitIfRequested`.
+/// Go: component-base/version/verflag, `PrintAndExitIfRequested`.
 #[must_use]
 pub fn kubelet_version() -> String {
     format!("Kubernetes {KUBERNETES_VERSION}\n")

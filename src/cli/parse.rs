@@ -41,7 +41,7 @@ pub enum Command {
 /// Parses the arguments of a program that was called by the name `program`, which may be a path.
 /// Called as `kubelet` it is the agent: it has the flags, and no commands.
 ///
-/// Source: kubelet: cmd/kubelet/app, NewKubeletCommand, which refuses every word.
+/// Go: cmd/kubelet/app, NewKubeletCommand, which refuses every word.
 ///
 /// # Errors
 /// All problems that were found.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::effects;
-use super::load::{Loaded, Request};
+use super::load::{LoadRequest, Loaded};
 
 /// The directory of the agent's state unless `--root-dir` sets another.
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
@@ -28,7 +28,7 @@ pub const NODE_TOKEN: &str = "image_set/mirror-token";
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentArgs {
     /// The configuration file, the drop-ins and the flags that set fields.
-    pub request: Request,
+    pub request: LoadRequest,
     /// `--root-dir`.
     pub root_dir: PathBuf,
     /// `--local-socket`: an absolute path.
@@ -90,7 +90,7 @@ impl AgentArgs {
     #[must_use]
     pub fn new(local_socket: &str) -> Self {
         AgentArgs {
-            request: Request::default(),
+            request: LoadRequest::default(),
             root_dir: PathBuf::from(DEFAULT_ROOT_DIR),
             local_socket: PathBuf::from(local_socket),
             local_socket_any_namespace: false,

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_fields_are_kept() {
+    fn valid_fields_stay() {
         let (found, layer) = problems(json!({
             "apiVersion": "x", "kind": "y", "maxPods": "x", "port": 1, "address": null, "authentication": null,
             "logging": {"flushFrequency": 5_000_000_000_u64, "options": {"json": {"infoBufferSize": 0}}},

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn json_wants_a_string() {
+    fn json_of_a_duration_must_be_a_string() {
         assert_eq!(serde_json::from_str::<GoDuration>("\"1m\"").unwrap(), GoDuration::from_secs(60));
         assert!(serde_json::from_str::<GoDuration>("60000000000").is_err());
         assert_eq!(serde_json::to_string(&GoDuration::from_secs(60)).unwrap(), "\"1m0s\"");

@@ -129,7 +129,6 @@ pub fn known() -> impl Iterator<Item = Gate> {
     KNOWN.gates.values().copied()
 }
 
-/// One release.
 #[derive(Debug, Default)]
 struct Release {
     gates: BTreeMap<&'static str, Gate>,

@@ -20,7 +20,6 @@ pub(super) const KIND: &str = "KubeletConfiguration";
 
 /// The limit of directory levels below the drop-in directory; deeper ones are refused.
 const MAX_DIRECTORY_DEPTH: usize = 16;
-/// The limit of drop-ins.
 const MAX_DROP_INS: usize = 1000;
 
 /// The limit of listed problems. Finding the line of each takes time.
@@ -72,7 +71,7 @@ pub struct Override {
 
 /// The origin of the configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Request {
+pub struct LoadRequest {
     /// `--config`.
     pub file: Option<PathBuf>,
     /// `--config-dir`.
@@ -110,19 +109,19 @@ impl Loaded {
 ///
 /// # Errors
 /// All problems, in the order of the layers.
-pub fn load(request: &Request) -> Result<Loaded, Vec<Problem>> {
+pub fn load(request: &LoadRequest) -> Result<Loaded, Vec<Problem>> {
     load_with(request, &mut |layers, file| layers.read(file))
 }
 
 /// [`load`] with the main file's content as an argument.
 #[cfg(test)]
 pub(super) fn load_bytes(bytes: &[u8]) -> Result<Loaded, Vec<Problem>> {
-    let request = Request { file: Some(PathBuf::from("/config.yaml")), ..Request::default() };
+    let request = LoadRequest { file: Some(PathBuf::from("/config.yaml")), ..LoadRequest::default() };
     load_with(&request, &mut |layers, file| layers.take(file, bytes))
 }
 
 fn load_with(
-    request: &Request,
+    request: &LoadRequest,
     read: &mut dyn FnMut(&mut Layers, &Path) -> Option<Value>,
 ) -> Result<Loaded, Vec<Problem>> {
     let mut layers = Layers::default();

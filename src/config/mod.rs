@@ -34,5 +34,5 @@ pub use defaults::DefaultSet;
 pub use duration::GoDuration;
 pub use gates::Gates;
 pub use kubelet::*;
-pub use load::{Loaded, Override, Problem, Request, load};
+pub use load::{LoadRequest, Loaded, Override, Problem, load};
 pub use shown::{MASK, configz, without_password};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::load::{Request, clean_path};
+use super::load::{LoadRequest, clean_path};
 use super::*;
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -21,7 +21,7 @@ fn write(directory: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
 fn load_body(body: &str, overrides: &[(&'static str, Value)]) -> Result<Loaded, Vec<Problem>> {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
-    load(&Request { file: Some(file), overrides: flags(overrides), ..Request::default() })
+    load(&LoadRequest { file: Some(file), overrides: flags(overrides), ..LoadRequest::default() })
 }
 
 fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
@@ -36,8 +36,11 @@ fn small_machine_has_a_default_memory_threshold_that_it_can_keep() {
     let directory = tempfile::tempdir().unwrap();
     let threshold = |body: &str, mib: Option<u64>| {
         let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
-        let request =
-            Request { file: Some(file), memory_bytes: mib.map(|mib| mib << 20), ..Request::default() };
+        let request = LoadRequest {
+            file: Some(file),
+            memory_bytes: mib.map(|mib| mib << 20),
+            ..LoadRequest::default()
+        };
         load(&request).unwrap().config.eviction_hard.get("memory.available").cloned()
     };
     assert_eq!(threshold("", Some(128)).as_deref(), Some("10%"));
@@ -52,14 +55,14 @@ fn small_machine_has_a_default_memory_threshold_that_it_can_keep() {
     let amount = "evictionHard: {memory.available: 100Mi}\n";
     assert_eq!(threshold(amount, Some(128)).as_deref(), Some("100Mi"));
     // Without a file there are no thresholds.
-    let flags_only = Request { memory_bytes: Some(128 << 20), ..Request::default() };
+    let flags_only = LoadRequest { memory_bytes: Some(128 << 20), ..LoadRequest::default() };
     assert!(load(&flags_only).unwrap().config.eviction_hard.is_empty());
 }
 
 #[test]
 fn defaults_differ_with_and_without_a_file() {
     let with = load_body("", &[]).unwrap().config;
-    let without = load(&Request::default()).unwrap().config;
+    let without = load(&LoadRequest::default()).unwrap().config;
     assert!(!with.authentication.anonymous.enabled && without.authentication.anonymous.enabled);
     assert!(with.authentication.webhook.enabled && !without.authentication.webhook.enabled);
     assert_eq!(
@@ -110,7 +113,7 @@ fn printed_defaults_are_those_of_the_reference() {
     // The printed configuration can be loaded again.
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "config.yaml", &printed);
-    let again = load(&Request { file: Some(file), ..Request::default() }).unwrap();
+    let again = load(&LoadRequest { file: Some(file), ..LoadRequest::default() }).unwrap();
     assert_eq!(again.to_yaml(), printed);
 }
 
@@ -140,7 +143,8 @@ fn drop_ins_merge_in_order_and_flags_win() {
     );
     write(root, "d/30-c.yaml", "not read: [");
     write(root, "d/.conf.swp", "not read: [");
-    let mut request = Request { file: Some(file), drop_ins: Some(root.join("d")), ..Request::default() };
+    let mut request =
+        LoadRequest { file: Some(file), drop_ins: Some(root.join("d")), ..LoadRequest::default() };
     let config = load(&request).unwrap().config;
     assert_eq!((config.max_pods, config.pods_per_core), (4, 9));
     assert_eq!(config.cluster_dns, ["10.0.0.2"]);
@@ -157,7 +161,7 @@ fn drop_ins_merge_in_order_and_flags_win() {
     assert_eq!(loaded.files.len(), 4);
 
     // Drop-ins without a file are merged over the defaults of a start without a file.
-    request = Request { drop_ins: Some(root.join("d")), ..Request::default() };
+    request = LoadRequest { drop_ins: Some(root.join("d")), ..LoadRequest::default() };
     let config = load(&request).unwrap().config;
     assert_eq!((config.read_only_port, config.eviction_hard.len()), (10255, 1));
 }
@@ -172,9 +176,10 @@ fn relative_paths_start_at_the_directory_of_their_file() {
         format!("{HEAD}staticPodPath: ../pods/./x\nresolvConf: \"\"\npodLogsDir: logs/\n"),
     );
     write(&root, "d/a.conf", format!("{HEAD}authentication: {{x509: {{clientCAFile: ca.crt}}}}\n"));
-    let config = load(&Request { file: Some(file), drop_ins: Some(root.join("d")), ..Request::default() })
-        .unwrap()
-        .config;
+    let config =
+        load(&LoadRequest { file: Some(file), drop_ins: Some(root.join("d")), ..LoadRequest::default() })
+            .unwrap()
+            .config;
     assert_eq!(config.static_pod_path, root.join("pods/x").to_str().unwrap());
     assert_eq!(config.pod_logs_dir, root.join("etc/logs").to_str().unwrap());
     assert_eq!(config.authentication.x509.client_ca_file, root.join("d/ca.crt").to_str().unwrap());
@@ -217,11 +222,11 @@ fn all_problems_are_reported_with_file_and_line() {
     write(root, "d/b.conf", "port: 1\n");
     write(root, "d/c.conf", "");
     write(root, "d/d.conf", format!("{HEAD}port: 1\nport: 2\n"));
-    let request = Request {
+    let request = LoadRequest {
         file: Some(file),
         drop_ins: Some(root.join("d")),
         overrides: flags(&[("oomScoreAdj", json!(5000))]),
-        ..Request::default()
+        ..LoadRequest::default()
     };
     let found: Vec<String> = load(&request)
         .unwrap_err()
@@ -264,10 +269,12 @@ fn unusable_files_are_refused() {
         ("missing", "cannot be read"),
         (".", "not a regular file"),
     ] {
-        let problems = load(&Request { file: Some(root.join(name)), ..Request::default() }).unwrap_err();
+        let problems =
+            load(&LoadRequest { file: Some(root.join(name)), ..LoadRequest::default() }).unwrap_err();
         assert!(problems.iter().any(|problem| problem.to_string().contains(words)), "{name}: {problems:?}");
     }
-    let problems = load(&Request { drop_ins: Some(root.join("missing")), ..Request::default() }).unwrap_err();
+    let problems =
+        load(&LoadRequest { drop_ins: Some(root.join("missing")), ..LoadRequest::default() }).unwrap_err();
     assert!(problems[0].to_string().contains("cannot be listed"));
 }
 

@@ -256,7 +256,6 @@ impl Files {
         self.known = !self.entries.is_empty();
     }
 
-    /// The complete current set.
     fn set(&self) -> SourceSet {
         let mut problems = Vec::new();
         if let Some((fault, since)) = &self.list_error {

@@ -32,7 +32,6 @@ const HOLD: Duration = Duration::from_secs(2);
 /// The limit of that delay in total.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WakeReason {
     /// The bell rang.

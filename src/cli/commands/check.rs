@@ -84,7 +84,7 @@ pub(super) fn run(
 /// Loads the configuration that `given` names, or else `usual` if it exists.
 fn configuration(given: Option<&Path>, usual: &Path) -> (Option<CheckLine>, Option<KubeletConfiguration>) {
     let Some(file) = given.or_else(|| usual.exists().then_some(usual)) else { return (None, None) };
-    let request = config::Request { file: Some(file.to_owned()), ..config::Request::default() };
+    let request = config::LoadRequest { file: Some(file.to_owned()), ..config::LoadRequest::default() };
     match config::load(&request) {
         Ok(loaded) => {
             (Some(line("config", Standing::Ok, file.display().to_string(), "")), Some(loaded.config))

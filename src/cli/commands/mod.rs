@@ -2,7 +2,7 @@
 //!
 //! Threads: only `main`. A wait for a response has a deadline, except while following.
 //! Output: text of pods is printed with its control characters escaped, except by `logs`.
-//! Go counterpart: kubectl's printers and describers, crictl.
+//! Go: kubectl's printers and describers, crictl.
 
 mod age;
 mod check;

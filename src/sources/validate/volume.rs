@@ -18,7 +18,6 @@ pub(super) const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 const HOST_PATH_TYPES: &[&str] =
     &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 
-/// Checks the pod's volumes.
 pub(super) fn volumes(volumes: &[Volume], path: &Path<'_>, report: &mut Report) {
     let mut seen = HashSet::new();
     for (index, volume) in volumes.iter().enumerate() {

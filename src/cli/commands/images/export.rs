@@ -35,7 +35,6 @@ struct Document {
     bytes: Vec<u8>,
 }
 
-/// What an archive needs.
 #[derive(Default)]
 struct ArchiveContents {
     documents: Vec<Document>,

@@ -24,7 +24,6 @@ struct Row {
     pinned: bool,
     /// `present`, or how far the set is with it.
     state: String,
-    /// The last error.
     #[serde(skip_serializing_if = "String::is_empty")]
     error: String,
 }
