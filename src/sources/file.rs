@@ -63,8 +63,8 @@ fn run(mut watch: Watch, mut files: Files, check: Duration, deps: &Deps, stop: &
     while !stop.is_stopped() {
         watch.arm();
         let notices = files.scan(&mut watch, Timestamp::now());
-        for item in notices {
-            item.report(deps);
+        for notice in notices {
+            notice.report(deps);
         }
         let set = files.set();
         if posted.as_ref() != Some(&set) {

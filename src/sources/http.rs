@@ -29,7 +29,7 @@ pub(super) fn spawn(
     deps: &Deps,
 ) -> std::io::Result<Running> {
     let getter = Getter::new(&settings.url, &settings.headers, TIMEOUT, MAX_MANIFEST_BYTES);
-    let breaker = getter.clone();
+    let getter_for_stop = getter.clone();
     let check = settings.check.clamp(CHECK_MIN, CHECK_MAX);
     let remote = Remote::new(&settings.url, node_name, store);
     let deps = deps.clone();
@@ -37,7 +37,7 @@ pub(super) fn spawn(
     let running = threads::spawn("src-http", Stack::Large, on_death, move |stop| {
         run(&getter, remote, check, &deps, &stop);
     })?;
-    Ok(running.with_waker(Box::new(move || breaker.shut_down())))
+    Ok(running.with_waker(Box::new(move || getter_for_stop.shut_down())))
 }
 
 fn run(getter: &Getter, mut remote: Remote, check: Duration, deps: &Deps, stop: &StopToken) {

@@ -60,13 +60,13 @@ pub struct Rejected {
 /// The last delivered pods of every source.
 #[derive(Debug)]
 pub struct Merge {
-    sources: BTreeMap<SourceName, Delivered>,
+    sources: BTreeMap<SourceName, DeliveredSet>,
     rejected: Vec<Rejected>,
     zone: TimeZone,
 }
 
 #[derive(Debug, Default)]
-struct Delivered {
+struct DeliveredSet {
     pods: BTreeMap<PodUid, Pod>,
     incarnations: Incarnations,
     /// Rejections that were reported, so that a lasting duplicate is one event.
@@ -99,20 +99,20 @@ impl Merge {
         let PodSet { pods, incarnations } = set.into();
         let first = !self.sources.contains_key(&source);
         let seen_text = seen_text(now, &self.zone);
-        let known = self.sources.entry(source).or_default();
-        let pods = distinct(source, pods, known, &mut self.rejected);
+        let delivered = self.sources.entry(source).or_default();
+        let pods = distinct(source, pods, delivered, &mut self.rejected);
 
         let mut lists: BTreeMap<Op, Vec<Pod>> = BTreeMap::new();
         let present: BTreeSet<PodUid> = pods.iter().map(|pod| pod.uid().clone()).collect();
-        let before = std::mem::replace(&mut known.incarnations, incarnations);
+        let before = std::mem::replace(&mut delivered.incarnations, incarnations);
         let stays =
-            |uid: &&PodUid| present.contains(*uid) && before.get(*uid) == known.incarnations.get(*uid);
-        let gone: Vec<PodUid> = known.pods.keys().filter(|uid| !stays(uid)).cloned().collect();
-        for pod in gone.iter().filter_map(|uid| known.pods.remove(uid)) {
+            |uid: &&PodUid| present.contains(*uid) && before.get(*uid) == delivered.incarnations.get(*uid);
+        let gone: Vec<PodUid> = delivered.pods.keys().filter(|uid| !stays(uid)).cloned().collect();
+        for pod in gone.iter().filter_map(|uid| delivered.pods.remove(uid)) {
             lists.entry(Op::Remove).or_default().push(pod);
         }
         for pod in pods {
-            let (op, pod) = match known.pods.get(pod.uid()) {
+            let (op, pod) = match delivered.pods.get(pod.uid()) {
                 None if source == SourceName::File && is_marked(&pod) => (Op::Add, pod),
                 None => (Op::Add, marked(pod, source, &seen_text)),
                 Some(old) => match compare(old, &pod, source) {
@@ -120,7 +120,7 @@ impl Merge {
                     None => continue,
                 },
             };
-            known.pods.insert(pod.uid().clone(), pod.clone());
+            delivered.pods.insert(pod.uid().clone(), pod.clone());
             lists.entry(op).or_default().push(pod);
         }
 
@@ -145,7 +145,7 @@ impl Merge {
 fn distinct(
     source: SourceName,
     pods: Vec<Pod>,
-    known: &mut Delivered,
+    delivered: &mut DeliveredSet,
     rejected: &mut Vec<Rejected>,
 ) -> Vec<Pod> {
     let mut names: HashSet<FullName> = HashSet::new();
@@ -166,7 +166,7 @@ fn distinct(
             continue;
         };
         let key = (name, pod.uid().clone());
-        if !known.reported.contains(&key) && !reported.contains(&key) {
+        if !delivered.reported.contains(&key) && !reported.contains(&key) {
             let described = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
             let message = format!(
                 "Error validating pod {described} from {} due to {reason}, ignoring",
@@ -176,7 +176,7 @@ fn distinct(
         }
         reported.insert(key);
     }
-    known.reported = reported;
+    delivered.reported = reported;
     unique
 }
 

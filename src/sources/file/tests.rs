@@ -58,7 +58,7 @@ impl Fixture {
         self.clock += 1;
         let notices = self.files.scan(&mut self.watch, Timestamp::from_second(self.clock).unwrap());
         let prefix = format!("{}/", self.directory.path().display());
-        notices.into_iter().map(|item| item.message.replace(&prefix, "")).collect()
+        notices.into_iter().map(|notice| notice.message.replace(&prefix, "")).collect()
     }
 
     fn names(&self) -> Option<Vec<String>> {
