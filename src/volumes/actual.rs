@@ -25,16 +25,16 @@ const UNKNOWN_SHARE: usize = 512 << 20;
 
 /// All mounted volumes, by pod and name.
 #[derive(Debug)]
-pub(super) struct Actual {
+pub(super) struct ActualState {
     pods: HashMap<PodUid, BTreeMap<String, MountedVolume>>,
     sizes: HashMap<PodUid, Sizes>,
     /// The limit of memory for the files of all pods, apart from [`OWN_MEMORY`] of each.
     share: usize,
 }
 
-impl Default for Actual {
+impl Default for ActualState {
     fn default() -> Self {
-        Actual::new(0)
+        ActualState::new(0)
     }
 }
 
@@ -61,7 +61,7 @@ impl Size {
 
 /// Which limit the files of a volume exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exceeded {
+pub(super) enum ExceededLimit {
     /// The bytes of all volumes of the pod.
     Bytes,
     /// The memory of all volumes of the pod.
@@ -73,12 +73,12 @@ pub(super) enum Exceeded {
     },
 }
 
-impl From<Exceeded> for VolumeError {
-    fn from(exceeded: Exceeded) -> VolumeError {
+impl From<ExceededLimit> for VolumeError {
+    fn from(exceeded: ExceededLimit) -> VolumeError {
         match exceeded {
-            Exceeded::Bytes => VolumeError::FilesTooLarge,
-            Exceeded::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
-            Exceeded::Share { limit } => {
+            ExceededLimit::Bytes => VolumeError::FilesTooLarge,
+            ExceededLimit::Memory => VolumeError::FilesTakeMemory { whose: "the pod", limit: MAX_MEMORY },
+            ExceededLimit::Share { limit } => {
                 VolumeError::FilesTakeMemory { whose: "all pods of the namespace or the node", limit }
             }
         }
@@ -120,12 +120,12 @@ fn shared(memory: usize) -> usize {
     memory.saturating_sub(OWN_MEMORY)
 }
 
-impl Actual {
+impl ActualState {
     /// An empty table on a node with this much memory in bytes; 0: it is not known.
-    pub(super) fn new(memory: u64) -> Actual {
+    pub(super) fn new(memory: u64) -> ActualState {
         let eighth = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let share = if memory == 0 { UNKNOWN_SHARE } else { eighth.max(MIN_SHARE) };
-        Actual { pods: HashMap::new(), sizes: HashMap::new(), share }
+        ActualState { pods: HashMap::new(), sizes: HashMap::new(), share }
     }
 
     /// The volume, if it is mounted for the pod.
@@ -146,7 +146,7 @@ impl Actual {
 
     /// Whether the pod may have files of this size in the volume, in addition to those of its other
     /// volumes. The size counts from now on. A volume whose update fails keeps its old files, so the
-    /// larger size counts until [`Actual::wrote`]. The old files and the new ones exist at the same time
+    /// larger size counts until [`ActualState::wrote`]. The old files and the new ones exist at the same time
     /// during the write. The sum does not count: a pod above half of a limit would keep an expired token
     /// or a revoked secret.
     ///
@@ -157,7 +157,7 @@ impl Actual {
         (uid, namespace): (&PodUid, &str),
         volume: &str,
         size: Size,
-    ) -> Result<(), Exceeded> {
+    ) -> Result<(), ExceededLimit> {
         let (mut of_node, mut of_namespace) = (0_usize, 0_usize);
         for (_, sizes) in self.sizes.iter().filter(|(other, _)| *other != uid) {
             let memory = shared(sizes.total.memory);
@@ -174,14 +174,14 @@ impl Actual {
         // An update that takes no more than before is never refused.
         let grows = after.memory > now.memory && own > 0;
         if after.bytes > MAX_BYTES {
-            return Err(Exceeded::Bytes);
+            return Err(ExceededLimit::Bytes);
         }
         if grows && after.memory > MAX_MEMORY {
-            return Err(Exceeded::Memory);
+            return Err(ExceededLimit::Memory);
         }
         for (others, limit) in [(of_namespace, share / 2), (of_node, share)] {
             if grows && others.saturating_add(own) > limit {
-                return Err(Exceeded::Share { limit });
+                return Err(ExceededLimit::Share { limit });
             }
         }
         let before = sizes.of(volume);
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn volume_is_known_until_pod_is_forgotten() {
-        let mut actual = Actual::default();
+        let mut actual = ActualState::default();
         let (one, two) = (PodUid::from("1"), PodUid::from("2"));
         let volume = MountedVolume {
             volume: "v".into(),
@@ -226,13 +226,13 @@ mod tests {
         assert!(actual.pods.is_empty());
     }
 
-    fn reserve(actual: &mut Actual, uid: &PodUid, volume: &str, bytes: usize) -> bool {
+    fn reserve(actual: &mut ActualState, uid: &PodUid, volume: &str, bytes: usize) -> bool {
         actual.reserve((uid, "n"), volume, Size::on_disk(bytes)).is_ok()
     }
 
     #[test]
     fn volumes_of_one_pod_share_a_byte_limit() {
-        let mut actual = Actual::default();
+        let mut actual = ActualState::default();
         let (one, two) = (PodUid::from("1"), PodUid::from("2"));
         assert!(reserve(&mut actual, &one, "v", MAX_BYTES));
         // Nothing was written yet, or the update has failed.
@@ -255,12 +255,12 @@ mod tests {
     /// Seven volumes of 9,900 files with one byte each took 400 MiB that were charged to the agent.
     #[test]
     fn small_files_in_memory_of_one_pod_share_a_limit() {
-        let mut actual = Actual::default();
+        let mut actual = ActualState::default();
         let pod = PodUid::from("1");
         let many = Size::in_memory(9_900, 9_900);
         assert!(many.memory > 56 << 20);
         assert_eq!(actual.reserve((&pod, "n"), "v0", many), Ok(()));
-        assert_eq!(actual.reserve((&pod, "n"), "v1", many), Err(Exceeded::Memory));
+        assert_eq!(actual.reserve((&pod, "n"), "v1", many), Err(ExceededLimit::Memory));
         // An update of what exists is possible, and so is a ConfigMap, which is on the disk.
         assert_eq!(actual.reserve((&pod, "n"), "v0", many), Ok(()));
         assert_eq!(actual.reserve((&pod, "n"), "map", Size::on_disk(9_900)), Ok(()));
@@ -271,13 +271,13 @@ mod tests {
 
     #[test]
     fn files_in_memory_of_all_pods_share_a_limit_and_leave_some_for_each() {
-        let mut actual = Actual::new(2 << 30);
+        let mut actual = ActualState::new(2 << 30);
         assert_eq!(
-            (actual.share, Actual::new(1 << 20).share, Actual::new(0).share),
+            (actual.share, ActualState::new(1 << 20).share, ActualState::new(0).share),
             (256 << 20, 128 << 20, 512 << 20)
         );
         let many = Size::in_memory(9_900, 9_900);
-        let fill = |actual: &mut Actual, namespace: &str| {
+        let fill = |actual: &mut ActualState, namespace: &str| {
             let each = |n: usize| {
                 let uid = PodUid::from(format!("{namespace}{n}").as_str());
                 actual.reserve((&uid, namespace), "v", many)
@@ -285,9 +285,9 @@ mod tests {
             let results: Vec<_> = (0..10).map(each).collect();
             (results.iter().filter(|one| one.is_ok()).count(), results.last().copied())
         };
-        assert_eq!(fill(&mut actual, "a"), (2, Some(Err(Exceeded::Share { limit: 128 << 20 }))));
-        assert_eq!(fill(&mut actual, "b"), (2, Some(Err(Exceeded::Share { limit: 128 << 20 }))));
-        assert_eq!(fill(&mut actual, "c"), (0, Some(Err(Exceeded::Share { limit: 256 << 20 }))));
+        assert_eq!(fill(&mut actual, "a"), (2, Some(Err(ExceededLimit::Share { limit: 128 << 20 }))));
+        assert_eq!(fill(&mut actual, "b"), (2, Some(Err(ExceededLimit::Share { limit: 128 << 20 }))));
+        assert_eq!(fill(&mut actual, "c"), (0, Some(Err(ExceededLimit::Share { limit: 256 << 20 }))));
         // The token of a new pod has its place.
         for n in 0..1000 {
             let uid = PodUid::from(format!("t{n}").as_str());

@@ -119,7 +119,7 @@ pub enum PathError {
 
 /// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum WriteOutcome {
     /// The content was the same already.
     Unchanged,
     /// Readers see a new version.
@@ -243,7 +243,7 @@ pub(super) fn write(
     now: Timestamp,
     own: &dyn Fn() -> io::Result<()>,
     stop: &StopToken,
-) -> io::Result<Outcome> {
+) -> io::Result<WriteOutcome> {
     let roots = payload.roots();
     let current = current(dir)?;
     if let Some(name) = &current
@@ -251,7 +251,7 @@ pub(super) fn write(
     {
         link_roots(dir, &roots, stop)?;
         clean_up(dir, &roots, name, stop)?;
-        return Ok(Outcome::Unchanged);
+        return Ok(WriteOutcome::Unchanged);
     }
     let version = new_version(dir, payload, now, stop)?;
     let replaced = own().and_then(|()| replace(dir, &version));
@@ -261,7 +261,7 @@ pub(super) fn write(
     }
     link_roots(dir, &roots, stop)?;
     clean_up(dir, &roots, &version, stop)?;
-    Ok(Outcome::Written)
+    Ok(WriteOutcome::Written)
 }
 
 fn absent(errno: Errno) -> io::Result<bool> {

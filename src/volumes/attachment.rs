@@ -21,7 +21,7 @@ use crate::util::lock::LockExt;
 
 /// The lists of volumes in the status of this node's object, by unique name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct NodeVolumes {
     /// `volumesInUse`.
     pub in_use: BTreeSet<String>,
     /// The names in `volumesAttached`.
@@ -31,7 +31,7 @@ pub struct Shown {
 /// How the node's object is read and written.
 pub struct Controller {
     /// The lists of the newest object; `None`: the object is not known.
-    pub shown: Box<dyn Fn() -> Option<Shown> + Send + Sync>,
+    pub shown: Box<dyn Fn() -> Option<NodeVolumes> + Send + Sync>,
     /// Called when the list of volumes in use has changed: the status shall be written now.
     pub changed: Box<dyn Fn() + Send + Sync>,
 }
@@ -58,7 +58,7 @@ type KeepIf = Box<dyn Fn(&str) -> bool + Send + Sync>;
 /// A pod waits for a volume that the node's object does not show as it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("volume {name} is not yet attached according to node status")]
-pub struct Wait {
+pub struct AttachmentWait {
     /// The unique name of the volume.
     pub name: String,
     /// When the wait is to be reported, if it has not ended before.
@@ -84,7 +84,7 @@ struct Entry {
 
 /// The decisions (pure).
 #[derive(Debug, Default)]
-struct Agreement {
+struct AttachmentState {
     /// The number of the last list.
     number: u64,
     held: BTreeMap<Holder, BTreeSet<String>>,
@@ -93,7 +93,7 @@ struct Agreement {
     waiting: BTreeMap<(PodUid, String), Instant>,
 }
 
-impl Agreement {
+impl AttachmentState {
     /// One part of the room has these volumes. Returns whether the list has changed.
     fn set(&mut self, holder: Holder, names: BTreeSet<String>) -> bool {
         self.held.insert(holder, names);
@@ -126,13 +126,13 @@ impl Agreement {
     }
 
     /// A pod waits for a volume.
-    fn wait(&mut self, pod: &PodUid, name: &str, now: Instant) -> Wait {
+    fn wait(&mut self, pod: &PodUid, name: &str, now: Instant) -> AttachmentWait {
         let report_at = self.waiting.entry((pod.clone(), name.to_owned())).or_insert(now + LONG);
         let is_overdue = *report_at <= now;
         if is_overdue {
             *report_at = now + LONG;
         }
-        Wait { name: name.to_owned(), report_at: *report_at, is_overdue, no_place: None }
+        AttachmentWait { name: name.to_owned(), report_at: *report_at, is_overdue, no_place: None }
     }
 
     /// Whether the API server has stored that the volume is in use.
@@ -141,12 +141,12 @@ impl Agreement {
     }
 
     /// Whether the volume may be mounted. `shown`: the newest object.
-    fn may_mount(&self, name: &str, shown: Option<&Shown>) -> bool {
+    fn may_mount(&self, name: &str, shown: Option<&NodeVolumes>) -> bool {
         self.is_stored(name) && shown.is_some_and(|it| it.in_use.contains(name) && it.attached.contains(name))
     }
 
     /// The pods that wait for a volume which may be mounted.
-    fn ready(&self, shown: Option<&Shown>) -> BTreeSet<PodUid> {
+    fn ready(&self, shown: Option<&NodeVolumes>) -> BTreeSet<PodUid> {
         let is_ready = |(_, name): &&(PodUid, String)| self.may_mount(name, shown);
         self.waiting.keys().filter(is_ready).map(|(pod, _)| pod.clone()).collect()
     }
@@ -156,7 +156,7 @@ impl Agreement {
 #[derive(Default)]
 pub(crate) struct Attachments {
     /// Held for look-ups only, never across a call of `controller`.
-    agreement: Mutex<Agreement>,
+    agreement: Mutex<AttachmentState>,
     controller: OnceLock<Controller>,
     keep_if: OnceLock<KeepIf>,
     /// Called for a pod whose volume need not wait any longer.
@@ -170,7 +170,7 @@ impl std::fmt::Debug for Attachments {
 }
 
 impl Attachments {
-    fn agreement(&self) -> MutexGuard<'_, Agreement> {
+    fn agreement(&self) -> MutexGuard<'_, AttachmentState> {
         self.agreement.locked()
     }
 
@@ -220,7 +220,7 @@ impl Attachments {
     }
 
     /// The lists of the node's object.
-    pub(super) fn shown(&self) -> Option<Shown> {
+    pub(super) fn shown(&self) -> Option<NodeVolumes> {
         self.controller.get().and_then(|controller| (controller.shown)())
     }
 
@@ -249,7 +249,7 @@ impl Attachments {
     ///
     /// # Errors
     /// The wait.
-    pub(super) fn may_mount(&self, pod: &PodUid, name: &str, now: Instant) -> Result<(), Wait> {
+    pub(super) fn may_mount(&self, pod: &PodUid, name: &str, now: Instant) -> Result<(), AttachmentWait> {
         let Some(controller) = self.controller.get() else { return Ok(()) };
         // First, so that no change of the object is missed.
         let (wait, was_stored) = {
@@ -282,13 +282,13 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn shown(in_use: &[&str], attached: &[&str]) -> Shown {
-        Shown { in_use: set(in_use), attached: set(attached) }
+    fn shown(in_use: &[&str], attached: &[&str]) -> NodeVolumes {
+        NodeVolumes { in_use: set(in_use), attached: set(attached) }
     }
 
     #[test]
     fn volume_is_mounted_after_its_list_was_stored_and_while_it_is_attached() {
-        let mut agreement = Agreement::default();
+        let mut agreement = AttachmentState::default();
         let both = shown(&["v"], &["v"]);
         assert!(!agreement.may_mount("v", Some(&both)), "it is not in use");
         assert!(agreement.set(Holder::Csi, set(&["v"])));
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn volume_that_comes_back_needs_a_new_list() {
-        let mut agreement = Agreement::default();
+        let mut agreement = AttachmentState::default();
         let both = shown(&["v"], &["v"]);
         agreement.set(Holder::Csi, set(&["v"]));
         let first = agreement.list().0;

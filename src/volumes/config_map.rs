@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
 use super::error::VolumeError;
-use super::plugin::{Files, Plugin, Wanted};
+use super::plugin::{Files, FilesRequest, Plugin};
 use crate::kube::PodObjects;
 use crate::kube::objects::{Kind, Object, ObjectError};
 use crate::model::api::{ConfigMapVolumeSource, KeyToPath};
@@ -29,11 +29,11 @@ impl Plugin for ConfigMapVolumeSource {
 }
 
 impl Files for ConfigMapVolumeSource {
-    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
         payload(wanted.objects()?, wanted.pod, self, wanted.stop)
     }
 
-    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool {
+    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool {
         wanted.has(Kind::ConfigMap, &self.name)
     }
 

@@ -2,7 +2,7 @@
 
 use super::atomic_writer::{File, Payload};
 use super::error::VolumeError;
-use super::plugin::{Files, Plugin, Wanted};
+use super::plugin::{Files, FilesRequest, Plugin};
 use crate::model::api::{DownwardAPIVolumeFile, DownwardAPIVolumeSource};
 use crate::model::fields::{self, NodeAllocatable};
 use crate::model::pod::Pod;
@@ -25,11 +25,11 @@ impl Plugin for DownwardAPIVolumeSource {
 }
 
 impl Files for DownwardAPIVolumeSource {
-    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
         payload(wanted.pod, self.items.as_deref(), self.default_mode, wanted.sources.allocatable)
     }
 
-    fn is_at_hand(&self, _: &Wanted<'_>) -> bool {
+    fn is_at_hand(&self, _: &FilesRequest<'_>) -> bool {
         true
     }
 }

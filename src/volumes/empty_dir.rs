@@ -43,7 +43,7 @@ pub(super) enum Medium {
 }
 
 /// The directory of one volume: its path, and the marker that it is ready.
-pub(super) struct Place<'a> {
+pub(super) struct VolumeDir<'a> {
     /// `pods/<uid>`.
     pub(super) pod_path: &'a Path,
     /// The opened directory `pod_path`.
@@ -55,7 +55,7 @@ pub(super) struct Place<'a> {
     pub(super) marker: String,
 }
 
-impl Place<'_> {
+impl VolumeDir<'_> {
     /// The directory of the volume's content.
     pub(super) fn path(&self) -> PathBuf {
         self.pod_path.join("volumes").join(self.plugin).join(self.volume)
@@ -97,7 +97,7 @@ fn set_up(
         }
         other => return Err(VolumeError::Medium { medium: other.to_owned() }),
     };
-    let place = Place { pod_path, pod_dir, plugin: paths::EMPTY_DIR, volume, marker: volume.to_owned() };
+    let place = VolumeDir { pod_path, pod_dir, plugin: paths::EMPTY_DIR, volume, marker: volume.to_owned() };
     make(&place, medium, fs_group(pod), stop)?;
     Ok(MountedVolume {
         volume: volume.to_owned(),
@@ -109,7 +109,7 @@ fn set_up(
 
 /// Makes the directory on its medium unless it exists, and opens it.
 pub(super) fn make(
-    place: &Place<'_>,
+    place: &VolumeDir<'_>,
     medium: Medium,
     fs_group: Option<u32>,
     stop: &StopToken,

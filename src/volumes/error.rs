@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::actual::FILE_MEMORY;
 use super::atomic_writer::{MAX_BYTES, PathError};
-use super::attachment::Wait;
+use super::attachment::AttachmentWait;
 use super::kind::{Certainty, KindError, Phase};
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
@@ -178,7 +178,7 @@ pub enum VolumeError {
     /// The node's object does not show that the volume is in use and attached. The pod is woken when
     /// it does. This is a state, and not a failure.
     #[error(transparent)]
-    AwaitsAttachment(#[from] Wait),
+    AwaitsAttachment(#[from] AttachmentWait),
     /// A volume that only one pod may use at a time.
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
     InUse,

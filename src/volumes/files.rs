@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use rustix::io::Errno;
 
 use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, PathError, Payload};
-use super::empty_dir::{self, Medium, Place};
+use super::empty_dir::{self, Medium, VolumeDir};
 use super::error::VolumeError;
 use super::ownership::{self, Access, Policy};
 use super::plugin::Files;
@@ -47,7 +47,7 @@ pub(super) fn set_up(
 ) -> Result<MountedVolume, VolumeError> {
     let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
     let (plugin, marker) = (kind.name().replace('/', "~"), format!("wrapped_{volume}"));
-    let place = Place { pod_path, pod_dir, plugin: &plugin, volume, marker };
+    let place = VolumeDir { pod_path, pod_dir, plugin: &plugin, volume, marker };
     let medium = if kind.is_on_disk() {
         Medium::Disk
     } else {
@@ -67,7 +67,7 @@ pub(super) fn set_up(
 
 fn fill(
     site: &Site<'_>,
-    place: &Place<'_>,
+    place: &VolumeDir<'_>,
     dir: BorrowedFd<'_>,
     payload: &Payload,
 ) -> Result<(), VolumeError> {
@@ -242,7 +242,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = tree::open(root.path()).unwrap();
         let pod = pod(&[("v", "/a"), ("o", "/a/in/ner")]);
-        let place = Place {
+        let place = VolumeDir {
             pod_path: root.path(),
             pod_dir: dir.as_fd(),
             plugin: super::super::paths::DOWNWARD_API,

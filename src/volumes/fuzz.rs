@@ -260,7 +260,7 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
     let allocatable = NodeAllocatable::default();
     let known = PodObjects::Api(&api.objects);
     let (events, _queue) = EventSink::new();
-    let all = projected::Known {
+    let all = projected::ProjectionInputs {
         objects: Some(known),
         api: Some(&api),
         allocatable: &allocatable,

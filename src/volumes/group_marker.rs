@@ -26,7 +26,7 @@ pub(super) struct Marker(PathBuf);
 
 /// What a marker shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum MarkerState {
     /// There is none: a volume that is mounted has the group.
     Given,
     /// The volume was about to be mounted.
@@ -46,15 +46,15 @@ impl Marker {
     }
 
     /// What an earlier set-up has left.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> MarkerState {
         let is_there = |path: &Path| match std::fs::symlink_metadata(path) {
             Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
             Ok(_) => true,
         };
         match (is_there(&self.0), is_there(&self.0.join(BEGUN))) {
-            (false, _) => State::Given,
-            (true, false) => State::Due,
-            (true, true) => State::Begun,
+            (false, _) => MarkerState::Given,
+            (true, false) => MarkerState::Due,
+            (true, true) => MarkerState::Begun,
         }
     }
 
@@ -93,9 +93,9 @@ impl Marker {
 }
 
 /// The policy of one set-up (pure). `wanted` is that of the pod.
-pub(super) fn policy(wanted: Policy, was_mounted: bool, state: State) -> Policy {
+pub(super) fn policy(wanted: Policy, was_mounted: bool, state: MarkerState) -> Policy {
     // A set-up that finds a complete volume does not walk again through all files.
-    let is_complete = was_mounted && state == State::Given;
+    let is_complete = was_mounted && state == MarkerState::Given;
     if is_complete { Policy::OnRootMismatch } else { wanted }
 }
 
@@ -113,29 +113,29 @@ mod tests {
         std::fs::create_dir(pod.path().join("plugins")).unwrap();
         let of = |name: &str| Marker::of(&pod.path().join("volumes/kubernetes.io~csi").join(name)).unwrap();
         let (marker, other) = (of("pv"), of("other"));
-        assert_eq!(marker.state(), State::Given);
+        assert_eq!(marker.state(), MarkerState::Given);
         marker.make().unwrap();
         other.begin().unwrap();
-        assert_eq!((marker.state(), other.state()), (State::Due, State::Begun));
+        assert_eq!((marker.state(), other.state()), (MarkerState::Due, MarkerState::Begun));
         marker.begin().unwrap();
         marker.begin().unwrap();
-        assert_eq!(marker.state(), State::Begun);
+        assert_eq!(marker.state(), MarkerState::Begun);
         marker.make().unwrap();
-        assert_eq!(marker.state(), State::Due, "an earlier walk was that of an earlier mount");
+        assert_eq!(marker.state(), MarkerState::Due, "an earlier walk was that of an earlier mount");
         marker.remove();
         marker.remove();
-        assert_eq!((marker.state(), other.state()), (State::Given, State::Begun));
+        assert_eq!((marker.state(), other.state()), (MarkerState::Given, MarkerState::Begun));
         assert!(Marker::of(Path::new("pv")).is_err());
     }
 
     #[test]
     fn complete_volume_is_not_walked_again() {
         for (was_mounted, state, expected) in [
-            (false, State::Given, Policy::Always),
-            (false, State::Begun, Policy::Always),
-            (true, State::Given, Policy::OnRootMismatch),
-            (true, State::Due, Policy::Always),
-            (true, State::Begun, Policy::Always),
+            (false, MarkerState::Given, Policy::Always),
+            (false, MarkerState::Begun, Policy::Always),
+            (true, MarkerState::Given, Policy::OnRootMismatch),
+            (true, MarkerState::Due, Policy::Always),
+            (true, MarkerState::Begun, Policy::Always),
         ] {
             assert_eq!(policy(Policy::Always, was_mounted, state), expected);
             assert_eq!(policy(Policy::OnRootMismatch, was_mounted, state), Policy::OnRootMismatch);

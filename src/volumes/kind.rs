@@ -10,7 +10,7 @@ pub type NodeLabels = Box<dyn Fn() -> Option<BTreeMap<String, String>> + Send + 
 
 /// A volume of a pod on the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct VolumeLocation {
     /// The pod.
     pub pod: PodUid,
     /// The name of the volume's directory: the persistent volume's name, or the name in the pod.
@@ -31,7 +31,7 @@ pub enum Form {
 
 /// A volume that is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ready {
+pub struct ReadyVolume {
     /// The directory, or the device.
     pub host_path: PathBuf,
     /// File system or device.

@@ -14,7 +14,7 @@ use crate::model::mount::MountedVolume;
 use crate::util::error_chain::chain;
 use crate::util::lock::LockExt;
 
-use super::actual::Actual;
+use super::actual::ActualState;
 use super::attachment::{Attachments, Controller};
 use super::csi::{
     self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, MeasuredVolume, NoCluster, PodCluster,
@@ -25,7 +25,7 @@ use super::kind::NodeLabels;
 use super::operations::{Operation, Operations};
 use super::orphans::Orphans;
 use super::paths;
-use super::persistent::{Kinds, Parts};
+use super::persistent::{Kinds, StorageDeps};
 use super::progress::Progress;
 use super::refresh::Refreshes;
 use super::retries::Retries;
@@ -82,7 +82,7 @@ pub struct Volumes {
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<Retries>,
     /// Likewise. Updates of volumes, on their own threads, count their files there.
-    pub(super) actual: Arc<Mutex<Actual>>,
+    pub(super) actual: Arc<Mutex<ActualState>>,
     /// Likewise.
     progress: Mutex<Progress>,
     pub(super) operations: Operations,
@@ -110,7 +110,7 @@ pub struct Volumes {
 
 /// A pod whose volumes cannot be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lingering {
+pub struct UnremovedPod {
     /// The pod.
     pub uid: PodUid,
     /// The volumes, and the reason.
@@ -161,7 +161,7 @@ impl Volumes {
         let attachments = Arc::new(Attachments::new(deps.controller, deps.waker.clone()));
         let shared = Arc::clone(&attachments);
         let csi = Arc::new(Csi::new(csi_settings, Arc::new(drivers), cluster, mounter, shared));
-        let kinds = Kinds::new(Parts {
+        let kinds = Kinds::new(StorageDeps {
             root_dir: settings.root_dir.clone(),
             plugin_dir: settings.plugin_dir.clone(),
             node: settings.node.clone(),
@@ -180,7 +180,7 @@ impl Volumes {
             api: deps.api,
             local: deps.local,
             retries: Mutex::default(),
-            actual: Arc::new(Mutex::new(Actual::new(memory))),
+            actual: Arc::new(Mutex::new(ActualState::new(memory))),
             progress: Mutex::default(),
             kinds: Arc::new(kinds),
             operations,
@@ -241,9 +241,9 @@ impl Volumes {
 
     /// The pods whose volumes could not be removed, with the reason.
     #[must_use]
-    pub fn lingering(&self) -> Vec<Lingering> {
+    pub fn lingering(&self) -> Vec<UnremovedPod> {
         let failures = self.failures.locked();
-        let one = |(uid, (why, since)): (&PodUid, &(String, Instant))| Lingering {
+        let one = |(uid, (why, since)): (&PodUid, &(String, Instant))| UnremovedPod {
             uid: uid.clone(),
             why: why.clone(),
             since: since.elapsed(),
@@ -305,7 +305,7 @@ impl Volumes {
         self.progress.locked()
     }
 
-    pub(super) fn actual(&self) -> MutexGuard<'_, Actual> {
+    pub(super) fn actual(&self) -> MutexGuard<'_, ActualState> {
         self.actual.locked()
     }
 }

@@ -57,9 +57,9 @@ mod testing;
 mod unmount;
 mod waker;
 
-pub use attachment::{Controller, Shown as ShownVolumes, Wait};
+pub use attachment::{AttachmentWait, Controller, NodeVolumes as ShownVolumes};
 pub use error::{ToolError, VolumeError};
-pub use manager::{Deps, Lingering, Settings, Slow, Volumes};
+pub use manager::{Deps, Settings, Slow, UnremovedPod, Volumes};
 pub use mounts::{Mount, table_of};
 pub use orphans::OrphanReport;
 pub use progress::State;

@@ -206,7 +206,7 @@ pub(super) fn groups(table: &[Mount], dir: &Path) -> Vec<Vec<Mount>> {
 
 /// Who uses a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum MountUse {
     /// Nothing is mounted there.
     Gone,
     /// The file system is mounted below the directory of the owner only.
@@ -216,10 +216,10 @@ pub(super) enum Use {
 }
 
 /// Who uses the mount on top of `point`, which belongs to the pod with the directory `owner`.
-pub(super) fn use_of(table: &[Mount], point: &Path, owner: &Path) -> Use {
-    let Some(mount) = table.iter().rev().find(|mount| mount.point == point) else { return Use::Gone };
+pub(super) fn use_of(table: &[Mount], point: &Path, owner: &Path) -> MountUse {
+    let Some(mount) = table.iter().rev().find(|mount| mount.point == point) else { return MountUse::Gone };
     let mut same = table.iter().filter(|other| other.device == mount.device);
-    if same.any(|other| !other.point.starts_with(owner)) { Use::Shared } else { Use::Own }
+    if same.any(|other| !other.point.starts_with(owner)) { MountUse::Shared } else { MountUse::Own }
 }
 
 /// Unmounts a group, whose mounts are in `top`. Links in `top` are not followed. A mount that is
@@ -228,15 +228,15 @@ pub(super) fn use_of(table: &[Mount], point: &Path, owner: &Path) -> Use {
 pub(super) fn unmount_group(
     top: &Path,
     group: &[Mount],
-    form: Form,
+    form: MountKind,
     is_held: bool,
 ) -> Result<(), VolumeError> {
     let mut first = Ok(());
     for mount in group {
         let mut result = match form {
             _ if !mount.is_remote() => plain(top, &mount.point),
-            Form::Volume => unmount::remote(top, &mount.point),
-            Form::SubPath => unmount::remote_bind(top, &mount.point),
+            MountKind::Volume => unmount::remote(top, &mount.point),
+            MountKind::SubPath => unmount::remote_bind(top, &mount.point),
         };
         if let Err(error) = &result
             && is_held
@@ -254,7 +254,7 @@ pub(super) fn unmount_group(
 
 /// What a mount of a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum MountKind {
     Volume,
     /// A bind mount of a part of a volume.
     SubPath,
@@ -384,13 +384,13 @@ mod tests {
             mount("/r/pods/u2/volumes/n/w", "0:2"),
         ];
         let (pod, point) = (Path::new("/r/pods/u"), Path::new("/r/pods/u/volumes/n/v"));
-        assert_eq!(use_of(&own, point, pod), Use::Own);
-        assert_eq!(use_of(&own, Path::new("/r/pods/u/volumes/n/x"), pod), Use::Gone);
+        assert_eq!(use_of(&own, point, pod), MountUse::Own);
+        assert_eq!(use_of(&own, Path::new("/r/pods/u/volumes/n/x"), pod), MountUse::Gone);
         let with = |other: Mount| own.iter().cloned().chain([other]).collect::<Vec<_>>();
-        assert_eq!(use_of(&with(mount("/r/pods/u2/volumes/n/v", "0:1")), point, pod), Use::Shared);
+        assert_eq!(use_of(&with(mount("/r/pods/u2/volumes/n/v", "0:1")), point, pod), MountUse::Shared);
         // The one on top counts.
-        assert_eq!(use_of(&with(mount("/r/pods/u/volumes/n/v", "0:2")), point, pod), Use::Shared);
-        assert_eq!(use_of(&with(mount("/r/pods/u/volumes/n/v", "0:3")), point, pod), Use::Own);
+        assert_eq!(use_of(&with(mount("/r/pods/u/volumes/n/v", "0:2")), point, pod), MountUse::Shared);
+        assert_eq!(use_of(&with(mount("/r/pods/u/volumes/n/v", "0:3")), point, pod), MountUse::Own);
     }
 
     #[test]

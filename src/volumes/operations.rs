@@ -132,7 +132,7 @@ type Table = HashMap<Key, Pending>;
 
 /// The volumes of a pod between which an operation goes on.
 #[derive(Clone, Copy)]
-pub(super) struct Step<'a> {
+pub(super) struct VolumeStep<'a> {
     pub(super) from: &'a str,
     pub(super) to: &'a str,
 }
@@ -362,7 +362,11 @@ impl Operations {
     /// # Errors
     /// [`VolumeError::Pending`]: the other volume has an operation. [`VolumeError::Stopping`]: the pod's
     /// volumes are removed, and the operation must end.
-    pub(super) fn step_on(&self, uid: &PodUid, Step { from, to }: Step<'_>) -> Result<(), VolumeError> {
+    pub(super) fn step_on(
+        &self,
+        uid: &PodUid,
+        VolumeStep { from, to }: VolumeStep<'_>,
+    ) -> Result<(), VolumeError> {
         let mut pending = self.pending.locked();
         let (from, to) = ((uid.clone(), from.to_owned()), (uid.clone(), to.to_owned()));
         if from != to && pending.contains_key(&to) {
@@ -827,9 +831,9 @@ mod tests {
         let going_on = operations.clone();
         let work = move |_: &StopToken| {
             let _ = hold.recv();
-            going_on.step_on(&uid(), Step { from: "v", to: "w" })?;
+            going_on.step_on(&uid(), VolumeStep { from: "v", to: "w" })?;
             let _ = hold.recv();
-            going_on.step_on(&uid(), Step { from: "w", to: "x" })
+            going_on.step_on(&uid(), VolumeStep { from: "w", to: "x" })
         };
         let to = move |result: Result<(), VolumeError>| report.send(result).unwrap();
         let operation = operations.start((&uid(), "v", &Share::default()), to, work).unwrap();

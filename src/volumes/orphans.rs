@@ -46,13 +46,13 @@ pub struct OrphanReport {
 }
 
 /// What failed when a pod was unmounted.
-type Unmounted = Result<Vec<(String, VolumeError)>, VolumeError>;
+type UnmountResult = Result<Vec<(String, VolumeError)>, VolumeError>;
 
 /// An unmount that continues after its sweep.
-struct UnderWay {
+struct RunningUnmount {
     operation: Operation,
     begun: Instant,
-    ended: Receiver<Unmounted>,
+    ended: Receiver<UnmountResult>,
 }
 
 /// Removals that have not ended.
@@ -60,7 +60,7 @@ struct UnderWay {
 pub(super) struct Orphans {
     /// Pods whose directory is being removed.
     removing: Mutex<HashSet<PodUid>>,
-    unmounts: Mutex<HashMap<PodUid, UnderWay>>,
+    unmounts: Mutex<HashMap<PodUid, RunningUnmount>>,
 }
 
 impl std::fmt::Debug for Orphans {
@@ -70,9 +70,9 @@ impl std::fmt::Debug for Orphans {
 }
 
 /// Notes the removal of one directory until it is dropped.
-struct Removing<'a>(&'a Orphans, PodUid);
+struct RemovalGuard<'a>(&'a Orphans, PodUid);
 
-impl Drop for Removing<'_> {
+impl Drop for RemovalGuard<'_> {
     fn drop(&mut self) {
         self.0.removing().remove(&self.1);
     }
@@ -83,14 +83,14 @@ impl Orphans {
         self.removing.locked()
     }
 
-    fn unmounts(&self) -> MutexGuard<'_, HashMap<PodUid, UnderWay>> {
+    fn unmounts(&self) -> MutexGuard<'_, HashMap<PodUid, RunningUnmount>> {
         self.unmounts.locked()
     }
 
     /// Notes the removal, unless the pod is known.
-    fn begin(&self, uid: &PodUid, known: &dyn Fn(&PodUid) -> bool) -> Option<Removing<'_>> {
+    fn begin(&self, uid: &PodUid, known: &dyn Fn(&PodUid) -> bool) -> Option<RemovalGuard<'_>> {
         self.removing().insert(uid.clone());
-        let removing = Removing(self, uid.clone());
+        let removing = RemovalGuard(self, uid.clone());
         (!known(uid)).then_some(removing)
     }
 }
@@ -152,7 +152,7 @@ impl Volumes {
         let mut report = OrphanReport::default();
         let mut found = self.unknown(known)?;
         // The end of unmounts of pods that are known again is of no interest.
-        let known_again: Vec<UnderWay> = {
+        let known_again: Vec<RunningUnmount> = {
             let mut unmounts = self.orphans.unmounts();
             unmounts.extract_if(|uid, _| !found.contains(uid)).map(|(_, under_way)| under_way).collect()
         };
@@ -209,13 +209,13 @@ impl Volumes {
             return Err(VolumeError::TooManyPending);
         }
         let (report, ended) = bounded(1);
-        let to = move |result: Unmounted| {
+        let to = move |result: UnmountResult| {
             // The channel has room; the sweep may be over.
             let _ = report.send(result);
         };
         let key = (uid, operations::UNMOUNT, &Share::default());
         let operation = self.operations.start(key, to, move |stop| Ok(work.run(stop)))?;
-        let under_way = UnderWay { operation, begun: Instant::now(), ended };
+        let under_way = RunningUnmount { operation, begun: Instant::now(), ended };
         self.orphans.unmounts().insert(uid.clone(), under_way);
         Ok(true)
     }
@@ -223,7 +223,7 @@ impl Volumes {
     /// Waits for the end of an unmount. One that is over its time is stopped.
     fn unmounted(&self, uid: &PodUid, until: Instant, stop: &StopToken) -> Result<(), VolumeError> {
         let under_way = self.orphans.unmounts().remove(uid);
-        let Some(UnderWay { operation, begun, ended }) = under_way else { return Ok(()) };
+        let Some(RunningUnmount { operation, begun, ended }) = under_way else { return Ok(()) };
         let _waiting = threads::waiting("the unmount of an orphan");
         let result = select_biased! {
             recv(ended) -> result => result.unwrap_or(Err(VolumeError::Panicked)),
@@ -232,7 +232,7 @@ impl Volumes {
         };
         match result {
             Err(VolumeError::Overdue) if begun.elapsed() < operations::LIMIT => {
-                self.orphans.unmounts().insert(uid.clone(), UnderWay { operation, begun, ended });
+                self.orphans.unmounts().insert(uid.clone(), RunningUnmount { operation, begun, ended });
                 Err(VolumeError::Pending)
             }
             Err(error) => Err(error),

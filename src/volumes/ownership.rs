@@ -50,24 +50,24 @@ impl Access {
 
 /// Why a walk ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Broken {
+pub(super) enum WalkError {
     Failed(Errno),
     /// There are more than [`MAX_LEVELS`] nested directories.
     TooDeep,
     Stopping,
 }
 
-impl Broken {
+impl WalkError {
     /// The error for the volume at `path`.
     pub(super) fn into_error(self, path: &Path) -> VolumeError {
         let attempt = "set the group of";
         match self {
-            Broken::Failed(errno) => VolumeError::io(attempt, path)(errno),
-            Broken::TooDeep => {
+            WalkError::Failed(errno) => VolumeError::io(attempt, path)(errno),
+            WalkError::TooDeep => {
                 let source = std::io::Error::other(too_deep());
                 VolumeError::Io { attempt, path: path.to_owned(), source }
             }
-            Broken::Stopping => VolumeError::Stopping,
+            WalkError::Stopping => VolumeError::Stopping,
         }
     }
 }
@@ -77,9 +77,9 @@ pub(super) fn too_deep() -> String {
     format!("directories are nested more than {MAX_LEVELS} levels deep, which is the limit for fsGroup")
 }
 
-impl From<Errno> for Broken {
+impl From<Errno> for WalkError {
     fn from(errno: Errno) -> Self {
-        Broken::Failed(errno)
+        WalkError::Failed(errno)
     }
 }
 
@@ -93,7 +93,7 @@ pub(super) fn give(
     (access, policy): (Access, Policy),
     stops: &[StopToken],
     progress: &mut dyn FnMut(u64),
-) -> Result<u64, Broken> {
+) -> Result<u64, WalkError> {
     if policy == Policy::OnRootMismatch && is_given(root, gid, access)? {
         return Ok(0);
     }
@@ -103,7 +103,7 @@ pub(super) fn give(
     let mut levels = vec![Level::new(tree::open_at(root, c".")?)?];
     while let Some(Level { dir: Some(level), offset, .. }) = levels.last_mut() {
         if stops.iter().any(StopToken::is_stopped) {
-            return Err(Broken::Stopping);
+            return Err(WalkError::Stopping);
         }
         let Some(entry) = level.read() else {
             // A directory is changed after its entries.
@@ -128,14 +128,14 @@ pub(super) fn give(
             Ok(found) => found,
             // The entry was removed after its name was read.
             Err(Errno::NOENT) => continue,
-            Err(errno) => return Err(Broken::Failed(errno)),
+            Err(errno) => return Err(WalkError::Failed(errno)),
         };
         if FileType::from_raw_mode(fs::fstat(&found)?.st_mode) != FileType::Directory {
             refused += u64::from(give_one(found.as_fd(), gid, access).is_err());
             continue;
         }
         if levels.len() >= MAX_LEVELS {
-            return Err(Broken::TooDeep);
+            return Err(WalkError::TooDeep);
         }
         levels.push(Level::new(tree::open_at(found.as_fd(), c".")?)?);
         let above = levels.len().checked_sub(MAX_OPEN + 1).and_then(|index| levels.get_mut(index));
@@ -234,7 +234,7 @@ mod tests {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
 
-    fn run(root: &Path, access: Access, policy: Policy, stop: &StopToken) -> Result<u64, Broken> {
+    fn run(root: &Path, access: Access, policy: Policy, stop: &StopToken) -> Result<u64, WalkError> {
         let fd = tree::open(root).unwrap();
         let gid = std::fs::metadata(root).unwrap().gid();
         give(fd.as_fd(), gid, (access, policy), std::slice::from_ref(stop), &mut |_| {})
@@ -332,7 +332,7 @@ mod tests {
         drop(at);
         let again = || run(root.path(), Access::Write, Policy::OnRootMismatch, &StopToken::never());
         let broken = again().unwrap_err();
-        assert_eq!(broken, Broken::TooDeep);
+        assert_eq!(broken, WalkError::TooDeep);
         assert_eq!(mode(root.path()), 0o700, "the walk was not completed");
         let error = crate::util::error_chain::chain(&broken.into_error(root.path()));
         assert!(error.contains("more than 2048 levels deep"), "{error}");
@@ -361,11 +361,11 @@ mod tests {
         set_mode(root.path(), 0o700);
         let (source, stop) = crate::util::stop::pair();
         drop(source);
-        assert_eq!(run(root.path(), Access::Write, Policy::Always, &stop), Err(Broken::Stopping));
+        assert_eq!(run(root.path(), Access::Write, Policy::Always, &stop), Err(WalkError::Stopping));
         let fd = tree::open(root.path()).unwrap();
         let both = [StopToken::never(), stop];
         let policy = (Access::Write, Policy::Always);
-        assert_eq!(give(fd.as_fd(), 0, policy, &both, &mut |_| {}), Err(Broken::Stopping));
+        assert_eq!(give(fd.as_fd(), 0, policy, &both, &mut |_| {}), Err(WalkError::Stopping));
         assert_eq!(mode(root.path()), 0o700);
     }
 }

@@ -49,10 +49,10 @@ pub(super) trait Files: Plugin {
     ///
     /// # Errors
     /// When they are not complete.
-    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError>;
+    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError>;
 
     /// Whether the agent has all that the files are made of, so that nothing has to be requested.
-    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool;
+    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool;
 
     /// Whether the files may be on a disk, and not only in memory: they are no secret.
     fn is_on_disk(&self) -> bool {
@@ -61,16 +61,16 @@ pub(super) trait Files: Plugin {
 }
 
 /// A volume whose files are wanted.
-pub(super) struct Wanted<'a> {
+pub(super) struct FilesRequest<'a> {
     pub(super) pod: &'a Pod,
     /// Its name in the pod.
     pub(super) volume: &'a str,
-    pub(super) sources: &'a Sources<'a>,
+    pub(super) sources: &'a FileSources<'a>,
     pub(super) stop: &'a StopToken,
 }
 
 /// Where the files of volumes come from.
-pub(super) struct Sources<'a> {
+pub(super) struct FileSources<'a> {
     pub(super) api: Option<&'a PodApi>,
     pub(super) local: &'a LocalObjects,
     pub(super) allocatable: &'a NodeAllocatable,
@@ -78,7 +78,7 @@ pub(super) struct Sources<'a> {
     pub(super) events: &'a EventSink,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> FilesRequest<'a> {
     /// The ConfigMaps and Secrets of the pod.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ pub enum State {
 
 /// What is known about a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct VolumeProgress {
     pub(super) state: State,
     /// The beginning of the state.
     pub(super) since: Instant,
@@ -48,9 +48,9 @@ pub(super) struct Known {
     pub(super) place: Option<String>,
 }
 
-impl Known {
-    fn new(state: State, now: Instant) -> Known {
-        Known { state, since: now, error: None, plugin: None, place: None }
+impl VolumeProgress {
+    fn new(state: State, now: Instant) -> VolumeProgress {
+        VolumeProgress { state, since: now, error: None, plugin: None, place: None }
     }
 
     fn enter(&mut self, state: State, now: Instant) {
@@ -71,14 +71,15 @@ impl Known {
 /// All volumes, by pod and name.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    pods: HashMap<PodUid, BTreeMap<String, Known>>,
+    pods: HashMap<PodUid, BTreeMap<String, VolumeProgress>>,
 }
 
 impl Progress {
     /// A set-up begins.
     pub(super) fn begins(&mut self, uid: &PodUid, volume: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let known = volumes.entry(volume.to_owned()).or_insert_with(|| Known::new(State::SettingUp, now));
+        let known =
+            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::SettingUp, now));
         // The pod has been created again before its volumes were removed.
         if matches!(known.state, State::Unmounting | State::Stuck | State::Unmounted) {
             known.enter(State::SettingUp, now);
@@ -94,7 +95,8 @@ impl Progress {
         now: Instant,
     ) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let known = volumes.entry(volume.to_owned()).or_insert_with(|| Known::new(State::Mounted, now));
+        let known =
+            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::Mounted, now));
         known.enter(State::Mounted, now);
         (known.error, known.plugin, known.place) = (None, plugin, place);
     }
@@ -110,7 +112,8 @@ impl Progress {
     /// The set-up, or an update of the files of a mounted volume, has failed.
     pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let known = volumes.entry(volume.to_owned()).or_insert_with(|| Known::new(State::Failed, now));
+        let known =
+            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::Failed, now));
         if known.state != State::Mounted {
             known.enter(State::Failed, now);
         }
@@ -163,7 +166,8 @@ impl Progress {
         }
         for path in left.into_iter().flatten().take(MOST_FOUND) {
             if !volumes.iter().any(|(name, known)| name == path || known.is_at(name, path)) {
-                let known = Known { error: Some(cause.clone()), ..Known::new(State::Stuck, now) };
+                let known =
+                    VolumeProgress { error: Some(cause.clone()), ..VolumeProgress::new(State::Stuck, now) };
                 volumes.insert(short(path), known);
             }
         }
@@ -174,7 +178,7 @@ impl Progress {
     }
 
     /// The volumes of a pod.
-    pub(super) fn of(&self, uid: &PodUid) -> BTreeMap<String, Known> {
+    pub(super) fn of(&self, uid: &PodUid) -> BTreeMap<String, VolumeProgress> {
         self.pods.get(uid).cloned().unwrap_or_default()
     }
 

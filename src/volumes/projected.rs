@@ -7,7 +7,7 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
-use super::plugin::{Files, Plugin, Sources, Wanted};
+use super::plugin::{FileSources, Files, FilesRequest, Plugin};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
 use crate::kube::{PodApi, PodObjects};
@@ -33,14 +33,14 @@ impl Plugin for ProjectedVolumeSource {
 }
 
 impl Files for ProjectedVolumeSource {
-    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
-        let Sources { api, allocatable, events, .. } = *wanted.sources;
-        let known = Known { objects: wanted.objects().ok(), api, allocatable, events };
+    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
+        let FileSources { api, allocatable, events, .. } = *wanted.sources;
+        let known = ProjectionInputs { objects: wanted.objects().ok(), api, allocatable, events };
         payload(wanted.pod, wanted.volume, self, &known, wanted.stop)
     }
 
-    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool {
-        let Wanted { pod, volume, .. } = *wanted;
+    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool {
+        let FilesRequest { pod, volume, .. } = *wanted;
         self.sources.iter().flatten().enumerate().all(|(index, source)| {
             if let Some(source) = &source.config_map {
                 return wanted.has(Kind::ConfigMap, &source.name);
@@ -63,7 +63,7 @@ impl Files for ProjectedVolumeSource {
 }
 
 /// What the files are made of.
-pub(super) struct Known<'a> {
+pub(super) struct ProjectionInputs<'a> {
     /// ConfigMaps and Secrets; `None` without any source of them.
     pub(super) objects: Option<PodObjects<'a>>,
     /// Tokens and certificates.
@@ -78,7 +78,7 @@ pub(super) fn payload(
     pod: &Pod,
     volume: &str,
     source: &ProjectedVolumeSource,
-    known: &Known<'_>,
+    known: &ProjectionInputs<'_>,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
@@ -281,7 +281,7 @@ mod tests {
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
         let local = LocalObjects::default();
-        let known = Known {
+        let known = ProjectionInputs {
             objects: PodObjects::of(pod, api, &local),
             api,
             allocatable: &NodeAllocatable::default(),
@@ -337,7 +337,7 @@ mod tests {
         let pod = Pod::from(object);
         let api = api();
         for api in [None, Some(&api)] {
-            let known = Known {
+            let known = ProjectionInputs {
                 objects: PodObjects::of(&pod, api, &local),
                 api,
                 allocatable: &NodeAllocatable::default(),

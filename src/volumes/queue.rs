@@ -27,7 +27,7 @@ pub(super) struct Queue {
 
 /// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextAction {
     /// Try this volume.
     Try(usize),
     /// Wait for the end of a running operation.
@@ -38,7 +38,7 @@ pub(super) enum Next {
 
 /// The outcome of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum TryOutcome {
     Ready,
     /// The try failed; another volume may create the missing file.
     Failed,
@@ -57,17 +57,17 @@ impl Queue {
         Queue { waiting: (0..volumes).collect(), failed: Vec::new(), held: Vec::new(), tries, under_way: 0 }
     }
 
-    pub(super) fn next(&mut self) -> Next {
+    pub(super) fn next(&mut self) -> NextAction {
         match self.waiting.pop_front() {
-            Some(volume) => Next::Try(volume),
-            None if self.under_way > 0 => Next::Wait,
-            None => Next::Done,
+            Some(volume) => NextAction::Try(volume),
+            None if self.under_way > 0 => NextAction::Wait,
+            None => NextAction::Done,
         }
     }
 
     /// Records the outcome of the try that [`Queue::next`] returned.
-    pub(super) fn tried(&mut self, volume: usize, outcome: Outcome) {
-        if outcome == Outcome::NoThread {
+    pub(super) fn tried(&mut self, volume: usize, outcome: TryOutcome) {
+        if outcome == TryOutcome::NoThread {
             self.held.push(volume);
             return;
         }
@@ -75,13 +75,13 @@ impl Queue {
             *tries = tries.saturating_add(1);
         }
         match outcome {
-            Outcome::UnderWay => self.under_way += 1,
+            TryOutcome::UnderWay => self.under_way += 1,
             outcome => self.settle(volume, outcome),
         }
     }
 
     /// Records that a running operation has ended, or that the wait for it is over.
-    pub(super) fn ended(&mut self, volume: usize, outcome: Outcome) {
+    pub(super) fn ended(&mut self, volume: usize, outcome: TryOutcome) {
         self.under_way = self.under_way.saturating_sub(1);
         self.settle(volume, outcome);
         self.release();
@@ -102,11 +102,11 @@ impl Queue {
         self.held.iter()
     }
 
-    fn settle(&mut self, volume: usize, outcome: Outcome) {
+    fn settle(&mut self, volume: usize, outcome: TryOutcome) {
         match outcome {
-            Outcome::Ready => self.try_again(),
-            Outcome::Failed => self.failed.push(volume),
-            Outcome::Hopeless | Outcome::NoThread | Outcome::UnderWay => {}
+            TryOutcome::Ready => self.try_again(),
+            TryOutcome::Failed => self.failed.push(volume),
+            TryOutcome::Hopeless | TryOutcome::NoThread | TryOutcome::UnderWay => {}
         }
     }
 
@@ -130,16 +130,16 @@ mod tests {
         let (mut queue, mut ready, mut tries) = (Queue::new(needs.len()), Vec::new(), Vec::new());
         loop {
             match queue.next() {
-                Next::Try(volume) => {
+                NextAction::Try(volume) => {
                     tries.push(volume);
                     let succeeds = needs[volume].iter().all(|needed| ready.contains(needed));
                     if succeeds {
                         ready.push(volume);
                     }
-                    queue.tried(volume, if succeeds { Outcome::Ready } else { Outcome::Failed });
+                    queue.tried(volume, if succeeds { TryOutcome::Ready } else { TryOutcome::Failed });
                 }
-                Next::Wait => panic!("nothing is under way"),
-                Next::Done => return (ready, tries),
+                NextAction::Wait => panic!("nothing is under way"),
+                NextAction::Done => return (ready, tries),
             }
         }
     }
@@ -162,63 +162,63 @@ mod tests {
     #[test]
     fn slow_volume_does_not_block_tries_of_others() {
         let mut queue = Queue::new(3);
-        assert_eq!(queue.next(), Next::Try(0));
-        queue.tried(0, Outcome::UnderWay);
-        assert_eq!(queue.next(), Next::Try(1));
-        queue.tried(1, Outcome::Failed);
-        assert_eq!(queue.next(), Next::Try(2));
-        queue.tried(2, Outcome::Ready);
-        assert_eq!(queue.next(), Next::Try(1));
-        queue.tried(1, Outcome::Failed);
-        assert_eq!(queue.next(), Next::Wait);
+        assert_eq!(queue.next(), NextAction::Try(0));
+        queue.tried(0, TryOutcome::UnderWay);
+        assert_eq!(queue.next(), NextAction::Try(1));
+        queue.tried(1, TryOutcome::Failed);
+        assert_eq!(queue.next(), NextAction::Try(2));
+        queue.tried(2, TryOutcome::Ready);
+        assert_eq!(queue.next(), NextAction::Try(1));
+        queue.tried(1, TryOutcome::Failed);
+        assert_eq!(queue.next(), NextAction::Wait);
         // After the success of one volume the other one may succeed.
-        queue.ended(0, Outcome::Ready);
-        assert_eq!(queue.next(), Next::Try(1));
-        queue.tried(1, Outcome::Hopeless);
-        assert_eq!(queue.next(), Next::Done);
+        queue.ended(0, TryOutcome::Ready);
+        assert_eq!(queue.next(), NextAction::Try(1));
+        queue.tried(1, TryOutcome::Hopeless);
+        assert_eq!(queue.next(), NextAction::Done);
     }
 
     #[test]
     fn failure_of_a_slow_volume_causes_no_further_try() {
-        for outcome in [Outcome::Failed, Outcome::Hopeless] {
+        for outcome in [TryOutcome::Failed, TryOutcome::Hopeless] {
             let mut queue = Queue::new(2);
-            assert_eq!(queue.next(), Next::Try(0));
-            queue.tried(0, Outcome::UnderWay);
-            assert_eq!(queue.next(), Next::Try(1));
-            queue.tried(1, Outcome::Failed);
-            assert_eq!(queue.next(), Next::Wait);
+            assert_eq!(queue.next(), NextAction::Try(0));
+            queue.tried(0, TryOutcome::UnderWay);
+            assert_eq!(queue.next(), NextAction::Try(1));
+            queue.tried(1, TryOutcome::Failed);
+            assert_eq!(queue.next(), NextAction::Wait);
             queue.ended(0, outcome);
-            assert_eq!(queue.next(), Next::Done, "{outcome:?}");
+            assert_eq!(queue.next(), NextAction::Done, "{outcome:?}");
         }
     }
 
     #[test]
     fn volume_without_a_thread_is_held_until_an_operation_ends() {
         let mut queue = Queue::new(4);
-        assert_eq!(queue.next(), Next::Try(0));
-        queue.tried(0, Outcome::UnderWay);
+        assert_eq!(queue.next(), NextAction::Try(0));
+        queue.tried(0, TryOutcome::UnderWay);
         // More often than the limit of tries: a held volume was not tried.
         for _ in 0..2 * MAX_TRIES {
             for volume in [1, 2] {
-                assert_eq!(queue.next(), Next::Try(volume));
-                queue.tried(volume, Outcome::NoThread);
+                assert_eq!(queue.next(), NextAction::Try(volume));
+                queue.tried(volume, TryOutcome::NoThread);
             }
             // The last one needs no thread.
-            if queue.next() == Next::Try(3) {
-                queue.tried(3, Outcome::Ready);
-                assert_eq!(queue.next(), Next::Wait);
+            if queue.next() == NextAction::Try(3) {
+                queue.tried(3, TryOutcome::Ready);
+                assert_eq!(queue.next(), NextAction::Wait);
             }
             queue.release();
         }
-        assert_eq!(queue.next(), Next::Try(1));
-        queue.tried(1, Outcome::NoThread);
-        queue.ended(0, Outcome::Hopeless);
+        assert_eq!(queue.next(), NextAction::Try(1));
+        queue.tried(1, TryOutcome::NoThread);
+        queue.ended(0, TryOutcome::Hopeless);
         for volume in [2, 1] {
-            assert_eq!(queue.next(), Next::Try(volume));
-            queue.tried(volume, Outcome::NoThread);
+            assert_eq!(queue.next(), NextAction::Try(volume));
+            queue.tried(volume, TryOutcome::NoThread);
         }
         // Operations of other pods have all threads.
-        assert_eq!(queue.next(), Next::Done);
+        assert_eq!(queue.next(), NextAction::Done);
     }
 
     proptest! {
@@ -229,25 +229,25 @@ mod tests {
             let (mut under_way, mut tries) = (Vec::new(), 0);
             loop {
                 match queue.next() {
-                    Next::Try(volume) => {
+                    NextAction::Try(volume) => {
                         let outcome = match outcomes.next() {
-                            Some(0) => Outcome::Ready,
-                            Some(1) => Outcome::Hopeless,
-                            Some(2) => Outcome::UnderWay,
-                            Some(3) => Outcome::NoThread,
-                            _ => Outcome::Failed,
+                            Some(0) => TryOutcome::Ready,
+                            Some(1) => TryOutcome::Hopeless,
+                            Some(2) => TryOutcome::UnderWay,
+                            Some(3) => TryOutcome::NoThread,
+                            _ => TryOutcome::Failed,
                         };
-                        tries += usize::from(outcome != Outcome::NoThread);
-                        if outcome == Outcome::UnderWay {
+                        tries += usize::from(outcome != TryOutcome::NoThread);
+                        if outcome == TryOutcome::UnderWay {
                             under_way.push(volume);
                         }
                         queue.tried(volume, outcome);
                     }
-                    Next::Wait => {
-                        let outcome = if outcomes.next() == Some(&0) { Outcome::Ready } else { Outcome::Failed };
+                    NextAction::Wait => {
+                        let outcome = if outcomes.next() == Some(&0) { TryOutcome::Ready } else { TryOutcome::Failed };
                         queue.ended(under_way.pop().unwrap(), outcome);
                     }
-                    Next::Done => break,
+                    NextAction::Done => break,
                 }
             }
             prop_assert!(under_way.is_empty());

@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, select_biased};
 
-use super::actual::{Actual, Size};
+use super::actual::{ActualState, Size};
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::operations::{Operation, Purpose, Report, Share, Step};
-use super::plugin::{Plugin, Sources, Wanted};
+use super::operations::{Operation, Purpose, Report, Share, VolumeStep};
+use super::plugin::{FileSources, FilesRequest, Plugin};
 use super::plugin_table;
 use crate::model::api::Volume;
 use crate::model::ids::PodUid;
@@ -40,34 +40,34 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The result of an update.
 #[derive(Debug)]
-pub(super) enum Fresh {
+pub(super) enum RefreshedVolume {
     /// The files, which are to be written.
     Files(Payload),
     /// The volume is up to date.
     Mounted(MountedVolume),
 }
 
-type Outcome = Result<Fresh, VolumeError>;
+type RefreshOutcome = Result<RefreshedVolume, VolumeError>;
 
 /// The end of an update, with the name of its volume.
-pub(super) type Ended = (String, Outcome);
+pub(super) type RefreshResult = (String, RefreshOutcome);
 
 /// Updates of a pod, which a thread makes one after the other.
 #[derive(Debug)]
-struct Round {
+struct RefreshRound {
     operation: Operation,
     /// The volumes whose results are awaited: not those of which a sync has written newer files.
     volumes: BTreeSet<String>,
     /// Disconnected when the thread has ended.
-    ended: Receiver<Ended>,
+    ended: Receiver<RefreshResult>,
     /// Set by the thread when it ends, and by the sync that has begun the round when it does not wait
     /// any longer. The second one sees that the other is done.
     is_left: Arc<AtomicBool>,
 }
 
-impl Round {
+impl RefreshRound {
     /// Adds the results that arrive before this time. Returns whether there are no more.
-    fn take(&mut self, until: Instant, stop: &StopToken, results: &mut Vec<Ended>) -> bool {
+    fn take(&mut self, until: Instant, stop: &StopToken, results: &mut Vec<RefreshResult>) -> bool {
         loop {
             select_biased! {
                 recv(self.ended) -> ended => match ended {
@@ -80,9 +80,9 @@ impl Round {
         }
     }
 
-    /// As [`Round::take`], by the sync that has begun it. If this returns false, the thread wakes the
+    /// As [`RefreshRound::take`], by the sync that has begun it. If this returns false, the thread wakes the
     /// pod when it ends.
-    fn wait(&mut self, until: Instant, stop: &StopToken, results: &mut Vec<Ended>) -> bool {
+    fn wait(&mut self, until: Instant, stop: &StopToken, results: &mut Vec<RefreshResult>) -> bool {
         self.take(until, stop, results)
             || (self.is_left.swap(true, Ordering::SeqCst) && self.take(until, stop, results))
     }
@@ -91,7 +91,7 @@ impl Round {
 /// The updates of all pods.
 #[derive(Debug, Default)]
 pub(super) struct Refreshes {
-    rounds: HashMap<(PodUid, Purpose), Round>,
+    rounds: HashMap<(PodUid, Purpose), RefreshRound>,
     /// Pods with so many updates that hang that no other one can begin.
     full: HashSet<(PodUid, Purpose)>,
 }
@@ -110,7 +110,7 @@ impl Volumes {
 
     /// Whether an update of the volume needs no response of another process.
     pub(super) fn is_at_hand(&self, pod: &Pod, volume: &Volume, stop: &StopToken) -> bool {
-        let wanted = Wanted { pod, volume: &volume.name, sources: &self.sources(), stop };
+        let wanted = FilesRequest { pod, volume: &volume.name, sources: &self.sources(), stop };
         let files = plugin_table::of(volume).and_then(Plugin::files);
         files.is_some_and(|files| files.is_at_hand(&wanted))
     }
@@ -125,7 +125,7 @@ impl Volumes {
         pod: &Pod,
         due: &[(&Volume, &MountedVolume)],
         stop: &StopToken,
-    ) -> Result<Vec<Ended>, VolumeError> {
+    ) -> Result<Vec<RefreshResult>, VolumeError> {
         let (now, mut results, mut begun) = (Instant::now(), Vec::new(), Vec::new());
         // The purposes without a running round, with the volumes that are left of one that has ended.
         let mut idle = Vec::new();
@@ -201,7 +201,7 @@ impl Volumes {
         purpose: Purpose,
         due: &[(&Volume, &MountedVolume)],
         stop: &StopToken,
-    ) -> Result<Round, VolumeError> {
+    ) -> Result<RefreshRound, VolumeError> {
         let (report, ended) = bounded(due.len());
         let volumes: BTreeSet<String> = due.iter().map(|(volume, _)| volume.name.clone()).collect();
         let due: Vec<(Volume, MountedVolume)> =
@@ -221,24 +221,26 @@ impl Volumes {
         let mut present = first.clone();
         let work = move |stop: &StopToken| {
             let (uid, api, allocatable) = (owner.uid(), api.as_ref(), &allocatable);
-            let sources = Sources { api, local: &local, allocatable, events: &events };
+            let sources = FileSources { api, local: &local, allocatable, events: &events };
             for (wanted, mounted) in due {
                 // Nothing is done in the pod's directory before there is a response.
-                match operations.step_on(uid, Step { from: &present, to: &wanted.name }) {
+                match operations.step_on(uid, VolumeStep { from: &present, to: &wanted.name }) {
                     Ok(()) => present.clone_from(&wanted.name),
                     Err(VolumeError::Pending) => continue,
                     Err(error) => return Err(error),
                 }
-                let mut one = Report::new(|outcome: Outcome| {
+                let mut one = Report::new(|outcome: RefreshOutcome| {
                     // The channel has room; the pod may have ended.
                     let _ = report.send((wanted.name.clone(), outcome));
                 });
                 let fresh = match plugin_table::of(&wanted).and_then(Plugin::files) {
                     Some(files) => {
                         let (pod, volume, sources) = (&owner, wanted.name.as_str(), &sources);
-                        files.payload(&Wanted { pod, volume, sources, stop }).map(Fresh::Files)
+                        files
+                            .payload(&FilesRequest { pod, volume, sources, stop })
+                            .map(RefreshedVolume::Files)
                     }
-                    None => kinds.refresh(&owner, &wanted, mounted, stop).map(Fresh::Mounted),
+                    None => kinds.refresh(&owner, &wanted, mounted, stop).map(RefreshedVolume::Mounted),
                 };
                 let outcome = operations.step_in(uid, &wanted.name);
                 if outcome.is_err()
@@ -260,7 +262,7 @@ impl Volumes {
         let share = Share { purpose, ..Share::default() };
         let key = (pod.uid(), first.as_str(), &share);
         let operation = self.operations.start_until(key, stop, to, work)?;
-        Ok(Round { operation, volumes, ended, is_left })
+        Ok(RefreshRound { operation, volumes, ended, is_left })
     }
 
     /// A sync writes the newest files of the volume: an update that began before is not needed any more.
@@ -293,8 +295,13 @@ fn purpose_of(volume: &Volume) -> Purpose {
 
 /// The files, which count from now on: they are in memory until a sync has written them, also those of
 /// a ConfigMap.
-fn counted(fresh: Fresh, actual: &Mutex<Actual>, pod: &Pod, volume: &Volume) -> Outcome {
-    let Fresh::Files(payload) = &fresh else { return Ok(fresh) };
+fn counted(
+    fresh: RefreshedVolume,
+    actual: &Mutex<ActualState>,
+    pod: &Pod,
+    volume: &Volume,
+) -> RefreshOutcome {
+    let RefreshedVolume::Files(payload) = &fresh else { return Ok(fresh) };
     let files = plugin_table::of(volume).and_then(Plugin::files);
     let size = match files.is_some_and(|files| files.is_on_disk()) {
         true => Size { bytes: payload.bytes(), memory: payload.bytes() },

@@ -27,12 +27,12 @@ const GRACE: Duration = Duration::from_millis(20);
 /// Watches the stop of a pod until it is dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct StopWatch(Option<Thread>);
+pub struct StopWatch(Option<WatchThread>);
 
 /// The thread; it holds nothing that others wait for.
-struct Thread(Running);
+struct WatchThread(Running);
 
-impl std::fmt::Debug for Thread {
+impl std::fmt::Debug for WatchThread {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("Thread")
     }
@@ -42,8 +42,8 @@ impl Drop for StopWatch {
     fn drop(&mut self) {
         match self.0.take() {
             // A thread that waits ends at once. One that waits for a server ends by its own limits.
-            Some(Thread(running)) if running.is_finished() => drop(running.stop(GRACE)),
-            Some(Thread(running)) => running.leave(),
+            Some(WatchThread(running)) if running.is_finished() => drop(running.stop(GRACE)),
+            Some(WatchThread(running)) => running.leave(),
             None => {}
         }
     }
@@ -73,7 +73,7 @@ impl Volumes {
             });
             running.inspect_err(|error| log::warn!("no thread to watch the end of a pod: {error}")).ok()
         };
-        StopWatch(watch().map(Thread))
+        StopWatch(watch().map(WatchThread))
     }
 
     /// Unmounts the file servers of the pod that do not respond.

@@ -10,7 +10,7 @@ const INITIAL: Duration = Duration::from_millis(500);
 const MAX: Duration = Duration::from_secs(122);
 
 #[derive(Debug, Clone, Copy)]
-struct Wait {
+struct Backoff {
     /// The time of the first failure.
     since: Instant,
     delay: Duration,
@@ -23,16 +23,16 @@ struct Wait {
 /// The present back-offs.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
-    waits: HashMap<PodUid, HashMap<String, Wait>>,
+    waits: HashMap<PodUid, HashMap<String, Backoff>>,
 }
 
 /// Whether a retry may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hope {
+pub(super) enum Retryable {
     /// A retry may succeed, because the cause can change.
-    Some,
+    Yes,
     /// No retry can succeed with this version of the agent: the first wait is the longest one.
-    None,
+    No,
 }
 
 impl Retries {
@@ -48,19 +48,19 @@ impl Retries {
         &mut self,
         uid: &PodUid,
         volume: &str,
-        (hope, changes): (Hope, u64),
+        (hope, changes): (Retryable, u64),
         now: Instant,
     ) -> Instant {
         let waits = self.waits.entry(uid.clone()).or_default();
         let delay = match (hope, waits.get(volume)) {
-            (Hope::None, _) => MAX,
-            (Hope::Some, Some(wait)) if !wait.cause_is_final => (wait.delay * 2).min(MAX),
-            (Hope::Some, _) => INITIAL,
+            (Retryable::No, _) => MAX,
+            (Retryable::Yes, Some(wait)) if !wait.cause_is_final => (wait.delay * 2).min(MAX),
+            (Retryable::Yes, _) => INITIAL,
         };
         let until = now + delay;
         let since = waits.get(volume).map_or(now, |wait| wait.since);
-        let cause_is_final = hope == Hope::None;
-        waits.insert(volume.to_owned(), Wait { since, delay, until, cause_is_final, changes });
+        let cause_is_final = hope == Retryable::No;
+        waits.insert(volume.to_owned(), Backoff { since, delay, until, cause_is_final, changes });
         until
     }
 
@@ -98,7 +98,7 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..10 {
             assert_eq!(retries.blocked(&uid, "v", 0, now), None);
-            let until = retries.failed(&uid, "v", (Hope::Some, 0), now);
+            let until = retries.failed(&uid, "v", (Retryable::Yes, 0), now);
             assert_eq!(retries.blocked(&uid, "v", 0, now), Some(until));
             assert_eq!(retries.blocked(&uid, "v", 1, now), None);
             assert_eq!(retries.blocked(&uid, "other", 0, now), None);
@@ -109,9 +109,9 @@ mod tests {
         assert_eq!(retries.since(&uid, "v"), Some(start));
         retries.succeeded(&uid, "v");
         assert_eq!(retries.since(&uid, "v"), None);
-        assert_eq!(retries.failed(&uid, "v", (Hope::Some, 0), now) - now, INITIAL);
-        assert_eq!(retries.failed(&uid, "v", (Hope::None, 0), now) - now, MAX);
-        assert_eq!(retries.failed(&uid, "v", (Hope::Some, 0), now) - now, INITIAL);
+        assert_eq!(retries.failed(&uid, "v", (Retryable::Yes, 0), now) - now, INITIAL);
+        assert_eq!(retries.failed(&uid, "v", (Retryable::No, 0), now) - now, MAX);
+        assert_eq!(retries.failed(&uid, "v", (Retryable::Yes, 0), now) - now, INITIAL);
         retries.forget(&uid);
         assert_eq!(retries.blocked(&uid, "v", 0, now), None);
         assert!(retries.waits.is_empty());

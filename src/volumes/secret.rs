@@ -3,7 +3,7 @@
 use super::atomic_writer::Payload;
 use super::config_map::Choice;
 use super::error::VolumeError;
-use super::plugin::{Files, Plugin, Wanted};
+use super::plugin::{Files, FilesRequest, Plugin};
 use crate::kube::PodObjects;
 use crate::kube::objects::Kind;
 use crate::model::api::SecretVolumeSource;
@@ -25,11 +25,11 @@ impl Plugin for SecretVolumeSource {
 }
 
 impl Files for SecretVolumeSource {
-    fn payload(&self, wanted: &Wanted<'_>) -> Result<Payload, VolumeError> {
+    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
         payload(wanted.objects()?, wanted.pod, self, wanted.stop)
     }
 
-    fn is_at_hand(&self, wanted: &Wanted<'_>) -> bool {
+    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool {
         wanted.has(Kind::Secret, self.secret_name.as_deref().unwrap_or_default())
     }
 }

@@ -17,16 +17,16 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::actual::Size;
 use super::atomic_writer::Payload;
-use super::attachment::Wait;
+use super::attachment::AttachmentWait;
 use super::error::VolumeError;
 use super::files::Site;
 use super::kind::Phase;
 use super::manager::Volumes;
 use super::operations::{self, Operation, Share};
-use super::plugin::{self, Files, Plugin, Sources};
-use super::queue::{Next, Outcome, Queue};
-use super::refresh::Fresh;
-use super::retries::Hope;
+use super::plugin::{self, FileSources, Files, Plugin};
+use super::queue::{NextAction, Queue, TryOutcome};
+use super::refresh::RefreshedVolume;
+use super::retries::Retryable;
 use super::{files, paths, plugin_table};
 use crate::kube::PodObjects;
 use crate::model::api::Volume;
@@ -123,8 +123,8 @@ impl Volumes {
     /// Records the failure of a volume: when it may be tried again.
     fn give_up(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> Instant {
         let hope = match error {
-            VolumeError::Unsupported { .. } => Hope::None,
-            _ => Hope::Some,
+            VolumeError::Unsupported { .. } => Retryable::No,
+            _ => Retryable::Yes,
         };
         self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now())
     }
@@ -140,13 +140,13 @@ impl Volumes {
         };
         let Some(files) = plugin.files() else { return plugin.set_up(site, name, memory) };
         let (pod, stop, sources) = (site.pod, site.stop, &self.sources());
-        let payload = files.payload(&plugin::Wanted { pod, volume: name, sources, stop });
+        let payload = files.payload(&plugin::FilesRequest { pod, volume: name, sources, stop });
         Some(payload.and_then(|payload| self.write_files(site, files, name, &payload)))
     }
 
     /// Where the files of volumes come from.
-    pub(super) fn sources(&self) -> Sources<'_> {
-        Sources {
+    pub(super) fn sources(&self) -> FileSources<'_> {
+        FileSources {
             api: self.api.as_ref(),
             local: &self.local,
             allocatable: &self.settings.allocatable,
@@ -174,7 +174,7 @@ impl Volumes {
     }
 
     /// Counts a set-up in the metrics.
-    fn count(&self, pod: &Pod, wanted: &Wanted<'_>, status: &'static str) {
+    fn count(&self, pod: &Pod, wanted: &PendingVolume<'_>, status: &'static str) {
         let Some(plugin) = self.kinds.plugin(pod, wanted.volume) else { return };
         let took = wanted.begun.map(|begun| begun.elapsed()).unwrap_or_default();
         STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
@@ -215,16 +215,16 @@ pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     })
 }
 
-struct Wanted<'a> {
+struct PendingVolume<'a> {
     volume: &'a Volume,
     /// The time of the first try.
     begun: Option<Instant>,
     /// The event of the failure was raised.
     is_reported: bool,
-    state: State,
+    state: SetUpState,
 }
 
-impl Wanted<'_> {
+impl PendingVolume<'_> {
     /// Whether its set-up creates files or directories that other volumes may need.
     fn makes_files(&self) -> bool {
         let kind = self.volume.host_path.as_ref().and_then(|source| source.type_.as_deref());
@@ -250,7 +250,7 @@ impl Wanted<'_> {
     }
 }
 
-enum State {
+enum SetUpState {
     /// It waits for its first try, or for a retry after this failure.
     Waiting(Option<VolumeError>),
     /// It runs on its own thread since this time.
@@ -264,7 +264,7 @@ enum State {
 }
 
 /// The end of an operation, with the number of its volume.
-type Ended = (usize, Result<MountedVolume, VolumeError>);
+type Completion = (usize, Result<MountedVolume, VolumeError>);
 
 /// Volumes of a pod while they are set up.
 struct SetUp<'a> {
@@ -272,10 +272,10 @@ struct SetUp<'a> {
     site: &'a Site<'a>,
     /// The pod's count of changed objects before the first try.
     changes: u64,
-    wanted: Vec<Wanted<'a>>,
+    wanted: Vec<PendingVolume<'a>>,
     queue: Queue,
-    report: Sender<Ended>,
-    reported: Receiver<Ended>,
+    report: Sender<Completion>,
+    reported: Receiver<Completion>,
     /// The node has had no place for a volume for long.
     has_no_place: bool,
     /// The numbers of the volumes that the pod has and whose updates need a response, by their names.
@@ -285,7 +285,12 @@ struct SetUp<'a> {
 impl<'a> SetUp<'a> {
     fn new(volumes: &'a Volumes, site: &'a Site<'a>, wanted: impl Iterator<Item = &'a Volume>) -> SetUp<'a> {
         let wanted: Vec<_> = wanted
-            .map(|volume| Wanted { volume, begun: None, is_reported: false, state: State::Waiting(None) })
+            .map(|volume| PendingVolume {
+                volume,
+                begun: None,
+                is_reported: false,
+                state: SetUpState::Waiting(None),
+            })
             .collect();
         // The channel has room for one report per volume, so that no thread blocks.
         let (report, reported) = bounded(wanted.len());
@@ -311,16 +316,16 @@ impl<'a> SetUp<'a> {
                 return Err(VolumeError::Stopping);
             }
             match self.queue.next() {
-                Next::Try(index) => self.attempt(index)?,
+                NextAction::Try(index) => self.attempt(index)?,
                 // All were tried.
                 _ if !std::mem::replace(&mut is_updated, true) => self.update()?,
-                Next::Wait => self.wait()?,
-                Next::Done => break,
+                NextAction::Wait => self.wait()?,
+                NextAction::Done => break,
             }
         }
         // The volumes that still wait cannot succeed, or there is no thread for them.
         for index in 0..self.wanted.len() {
-            if let Some(Wanted { state: State::Waiting(error), .. }) = self.wanted.get_mut(index)
+            if let Some(PendingVolume { state: SetUpState::Waiting(error), .. }) = self.wanted.get_mut(index)
                 && let Some(error) = error.take()
             {
                 self.fail(index, &error);
@@ -338,13 +343,13 @@ impl<'a> SetUp<'a> {
             if let Some(mounted) = &before
                 && !self.volumes.is_kept_up_to_date(pod, volume)
             {
-                wanted.state = State::Ready(mounted.clone());
-                self.queue.tried(index, Outcome::Ready);
+                wanted.state = SetUpState::Ready(mounted.clone());
+                self.queue.tried(index, TryOutcome::Ready);
                 return Ok(());
             }
             if let Some(until) = self.volumes.blocked(pod, volume, changes) {
-                wanted.state = State::Failed { until, cause: "waiting to try again".to_owned() };
-                self.queue.tried(index, Outcome::Hopeless);
+                wanted.state = SetUpState::Failed { until, cause: "waiting to try again".to_owned() };
+                self.queue.tried(index, TryOutcome::Hopeless);
                 return Ok(());
             }
             let now = Instant::now();
@@ -353,8 +358,8 @@ impl<'a> SetUp<'a> {
             if let Some(mounted) = before {
                 if !self.volumes.is_at_hand(pod, volume, self.site.stop) {
                     self.due.insert(&volume.name, index);
-                    wanted.state = State::Ready(mounted);
-                    self.queue.tried(index, Outcome::Ready);
+                    wanted.state = SetUpState::Ready(mounted);
+                    self.queue.tried(index, TryOutcome::Ready);
                     return Ok(());
                 }
                 self.volumes.outdate_refresh(pod.uid(), &volume.name);
@@ -369,16 +374,18 @@ impl<'a> SetUp<'a> {
             Ok(operation) => {
                 let now = Instant::now();
                 if let Some(wanted) = self.wanted.get_mut(index) {
-                    wanted.state = State::UnderWay(operation, now);
+                    wanted.state = SetUpState::UnderWay(operation, now);
                 }
-                self.queue.tried(index, Outcome::UnderWay);
+                self.queue.tried(index, TryOutcome::UnderWay);
                 while self.deadline_of(index).is_some() && self.receive(now + PATIENCE)? {}
             }
             Err(error @ VolumeError::TooManyPending) => {
-                if let Some(Wanted { state: State::Waiting(before), .. }) = self.wanted.get_mut(index) {
+                if let Some(PendingVolume { state: SetUpState::Waiting(before), .. }) =
+                    self.wanted.get_mut(index)
+                {
                     before.get_or_insert(error);
                 }
-                self.queue.tried(index, Outcome::NoThread);
+                self.queue.tried(index, TryOutcome::NoThread);
             }
             Err(error) => {
                 let outcome = self.record(index, Err(error))?;
@@ -393,7 +400,7 @@ impl<'a> SetUp<'a> {
     fn update(&mut self) -> Result<(), VolumeError> {
         let Site { pod, stop, .. } = *self.site;
         let due = self.due.values().filter_map(|index| match self.wanted.get(*index)? {
-            Wanted { volume, state: State::Ready(mounted), .. } => Some((*volume, mounted)),
+            PendingVolume { volume, state: SetUpState::Ready(mounted), .. } => Some((*volume, mounted)),
             _ => None,
         });
         let ended = self.volumes.refresh(pod, &due.collect::<Vec<_>>(), stop)?;
@@ -401,8 +408,8 @@ impl<'a> SetUp<'a> {
             let Some(index) = self.due.get(name.as_str()).copied() else { continue };
             let plugin = self.wanted.get(index).and_then(|wanted| plugin_table::of(wanted.volume));
             let result = match outcome {
-                Ok(Fresh::Mounted(mounted)) => Ok(mounted),
-                Ok(Fresh::Files(payload)) => {
+                Ok(RefreshedVolume::Mounted(mounted)) => Ok(mounted),
+                Ok(RefreshedVolume::Files(payload)) => {
                     let Some(files) = plugin.and_then(Plugin::files) else { continue };
                     self.volumes.write_files(self.site, files, &name, &payload)
                 }
@@ -456,13 +463,13 @@ impl<'a> SetUp<'a> {
     fn report_at(&self, now: Instant) -> Option<Instant> {
         let get = |index: &usize| self.wanted.get(*index);
         if !self.queue.failed().filter_map(get).any(|wanted| !wanted.is_reported)
-            || self.queue.held().filter_map(get).any(Wanted::makes_files)
+            || self.queue.held().filter_map(get).any(PendingVolume::makes_files)
         {
             return None;
         }
         let helpers = self.wanted.iter().filter(|wanted| wanted.makes_files());
         let until = helpers.filter_map(|wanted| match wanted.state {
-            State::UnderWay(_, begun) => Some(begun + HELP),
+            SetUpState::UnderWay(_, begun) => Some(begun + HELP),
             _ => None,
         });
         Some(until.max().unwrap_or(now))
@@ -473,7 +480,7 @@ impl<'a> SetUp<'a> {
     fn report_failures(&mut self) {
         for index in self.queue.failed() {
             if let Some(wanted) = self.wanted.get_mut(*index)
-                && let State::Waiting(Some(error)) = &wanted.state
+                && let SetUpState::Waiting(Some(error)) = &wanted.state
                 && !wanted.is_reported
             {
                 let name = self.volumes.kinds.name(self.site.pod.uid(), &wanted.volume.name);
@@ -487,7 +494,7 @@ impl<'a> SetUp<'a> {
     /// The deadline of a volume that is under way.
     fn deadline_of(&self, index: usize) -> Option<Instant> {
         match self.wanted.get(index)?.state {
-            State::UnderWay(_, begun) => Some(begun + operations::LIMIT),
+            SetUpState::UnderWay(_, begun) => Some(begun + operations::LIMIT),
             _ => None,
         }
     }
@@ -515,8 +522,8 @@ impl<'a> SetUp<'a> {
     /// Handles the end of an operation that was under way.
     fn end(&mut self, index: usize, result: Result<MountedVolume, VolumeError>) -> Result<(), VolumeError> {
         let Some(wanted) = self.wanted.get_mut(index) else { return Ok(()) };
-        let state = std::mem::replace(&mut wanted.state, State::Waiting(None));
-        if let State::UnderWay(operation, _) = state
+        let state = std::mem::replace(&mut wanted.state, SetUpState::Waiting(None));
+        if let SetUpState::UnderWay(operation, _) = state
             && !matches!(result, Err(VolumeError::Overdue))
         {
             operation.finish();
@@ -531,35 +538,35 @@ impl<'a> SetUp<'a> {
         &mut self,
         index: usize,
         result: Result<MountedVolume, VolumeError>,
-    ) -> Result<Outcome, VolumeError> {
-        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(Outcome::Hopeless) };
+    ) -> Result<TryOutcome, VolumeError> {
+        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(TryOutcome::Hopeless) };
         match result {
             Ok(mounted) => {
                 let plugin = self.volumes.kinds.plugin(self.site.pod, wanted.volume);
                 self.volumes.keep(self.site.pod, &mounted, plugin);
                 self.volumes.count(self.site.pod, wanted, "success");
-                wanted.state = State::Ready(mounted);
-                Ok(Outcome::Ready)
+                wanted.state = SetUpState::Ready(mounted);
+                Ok(TryOutcome::Ready)
             }
             Err(VolumeError::Stopping) => Err(VolumeError::Stopping),
             Err(VolumeError::AwaitsAttachment(wait)) => {
                 self.await_attachment(index, &wait);
-                Ok(Outcome::Hopeless)
+                Ok(TryOutcome::Hopeless)
             }
             Err(error) if wanted.volume.host_path.is_some() && error.may_pass() => {
-                wanted.state = State::Waiting(Some(error));
-                Ok(Outcome::Failed)
+                wanted.state = SetUpState::Waiting(Some(error));
+                Ok(TryOutcome::Failed)
             }
             Err(error) => {
                 self.fail(index, &error);
-                Ok(Outcome::Hopeless)
+                Ok(TryOutcome::Hopeless)
             }
         }
     }
 
     /// The volume waits for the controller; the pod is woken when it may be mounted. There is no
     /// back-off, and an event only if it takes as long as a pod of the Go kubelet waits at once.
-    fn await_attachment(&mut self, index: usize, wait: &Wait) {
+    fn await_attachment(&mut self, index: usize, wait: &AttachmentWait) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
         let (uid, name) = (self.site.pod.uid(), &wanted.volume.name);
         let cause = wait.no_place.clone().unwrap_or_else(|| wait.to_string());
@@ -572,7 +579,7 @@ impl<'a> SetUp<'a> {
             self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, message);
         }
         self.volumes.progress().waits(uid, name, &cause, Instant::now());
-        wanted.state = State::Failed { until: wait.report_at, cause };
+        wanted.state = SetUpState::Failed { until: wait.report_at, cause };
     }
 
     fn fail(&mut self, index: usize, error: &VolumeError) {
@@ -588,24 +595,24 @@ impl<'a> SetUp<'a> {
             wanted.is_reported = true;
             self.volumes.events.warning(self.site.pod, reason(error), cause.as_str());
         }
-        wanted.state = State::Failed { until, cause };
+        wanted.state = SetUpState::Failed { until, cause };
     }
 
     /// The volumes that are ready, if all are.
     fn into_result(self) -> Result<Vec<MountedVolume>, VolumeError> {
         let mut ready = Vec::new();
-        let mut missing = Missing { has_no_place: self.has_no_place, ..Missing::default() };
-        for Wanted { volume, state, .. } in self.wanted {
+        let mut missing = UnreadyVolumes { has_no_place: self.has_no_place, ..UnreadyVolumes::default() };
+        for PendingVolume { volume, state, .. } in self.wanted {
             match state {
-                State::Ready(mounted) => ready.push(mounted),
-                State::Failed { until, cause } => {
+                SetUpState::Ready(mounted) => ready.push(mounted),
+                SetUpState::Failed { until, cause } => {
                     match self.volumes.actual().get(self.site.pod.uid(), &volume.name) {
                         // The old files still exist, and are complete.
                         Some(mounted) => ready.push(mounted),
                         None => missing.add(&volume.name, until, &cause),
                     }
                 }
-                State::Waiting(_) | State::UnderWay(..) => {}
+                SetUpState::Waiting(_) | SetUpState::UnderWay(..) => {}
             }
         }
         missing.into_result().map(|()| ready)
@@ -614,14 +621,14 @@ impl<'a> SetUp<'a> {
 
 /// The volumes that are not ready, with the first cause and the earliest time of a retry.
 #[derive(Default)]
-struct Missing {
+struct UnreadyVolumes {
     volumes: Vec<String>,
     cause: Option<String>,
     retry_at: Option<Instant>,
     has_no_place: bool,
 }
 
-impl Missing {
+impl UnreadyVolumes {
     fn add(&mut self, volume: &str, until: Instant, cause: &str) {
         self.volumes.push(volume.to_owned());
         self.cause.get_or_insert_with(|| cause.to_owned());
@@ -820,10 +827,10 @@ mod tests {
     #[test]
     fn failure_is_reported_when_no_operation_may_create_the_missing_file() {
         for (kind, outcome, expected) in [
-            ("DirectoryOrCreate", Outcome::UnderWay, Some(HELP)),
-            ("DirectoryOrCreate", Outcome::NoThread, None),
-            ("Directory", Outcome::UnderWay, Some(Duration::ZERO)),
-            ("Directory", Outcome::NoThread, Some(Duration::ZERO)),
+            ("DirectoryOrCreate", TryOutcome::UnderWay, Some(HELP)),
+            ("DirectoryOrCreate", TryOutcome::NoThread, None),
+            ("Directory", TryOutcome::UnderWay, Some(Duration::ZERO)),
+            ("Directory", TryOutcome::NoThread, Some(Duration::ZERO)),
         ] {
             let root = tempfile::tempdir().unwrap();
             let (volumes, events) = volumes(root.path());
@@ -840,13 +847,13 @@ mod tests {
                 found: "it's a Directory".to_owned(),
                 is_known: true,
             };
-            assert_eq!(set_up.queue.next(), Next::Try(0));
+            assert_eq!(set_up.queue.next(), NextAction::Try(0));
             let failed = set_up.record(0, Err(failure())).unwrap();
             set_up.queue.tried(0, failed);
-            assert_eq!(set_up.queue.next(), Next::Try(1));
+            assert_eq!(set_up.queue.next(), NextAction::Try(1));
             set_up.queue.tried(1, outcome);
             let (release, hold) = bounded::<()>(0);
-            if outcome == Outcome::UnderWay {
+            if outcome == TryOutcome::UnderWay {
                 let hang = move |_: &StopToken| {
                     let _ = hold.recv();
                     Ok(())
@@ -855,7 +862,7 @@ mod tests {
                     let key = (pod.uid(), "d", &Share::default());
                     volumes.operations.start(key, |_| {}, hang).unwrap()
                 };
-                set_up.wanted[1].state = State::UnderWay(operation, now);
+                set_up.wanted[1].state = SetUpState::UnderWay(operation, now);
             }
             assert_eq!(set_up.report_at(now), expected.map(|wait| now + wait), "{kind} {outcome:?}");
             set_up.report_failures();
@@ -979,9 +986,9 @@ mod tests {
     }
 
     /// An API server whose first token is due at once. It does not respond while the receiver is open.
-    struct Silent(std::sync::Mutex<Option<Receiver<()>>>, std::sync::atomic::AtomicU32);
+    struct SilentApi(std::sync::Mutex<Option<Receiver<()>>>, std::sync::atomic::AtomicU32);
 
-    impl Silent {
+    impl SilentApi {
         fn wait(&self) {
             if let Some(silent) = &*self.0.lock().unwrap() {
                 let _ = silent.recv_timeout(Duration::from_secs(60));
@@ -989,7 +996,7 @@ mod tests {
         }
     }
 
-    impl crate::kube::tokens::TokenApi for Silent {
+    impl crate::kube::tokens::TokenApi for SilentApi {
         fn create(
             &self,
             _: &str,
@@ -1008,7 +1015,7 @@ mod tests {
         }
     }
 
-    impl crate::kube::claims::ClaimApi for Silent {
+    impl crate::kube::claims::ClaimApi for SilentApi {
         fn read_claim(
             &self,
             _: &str,
@@ -1042,7 +1049,7 @@ mod tests {
         let (answer, silent) = bounded::<()>(0);
         let server = |silent: &Receiver<()>| {
             let silent = std::sync::Mutex::new(Some(silent.clone()));
-            Box::new(Silent(silent, std::sync::atomic::AtomicU32::new(0)))
+            Box::new(SilentApi(silent, std::sync::atomic::AtomicU32::new(0)))
         };
         let (tokens, claims) = (Tokens::new(server(&silent)), Claims::new(server(&silent)));
         let api = PodApi { tokens, claims, ..PodApi::fixed(objects.clone()) };
@@ -1095,7 +1102,7 @@ mod tests {
         let (answer, silent) = bounded::<()>(0);
         let server = || {
             let silent = std::sync::Mutex::new(Some(silent.clone()));
-            Box::new(Silent(silent, std::sync::atomic::AtomicU32::new(0)))
+            Box::new(SilentApi(silent, std::sync::atomic::AtomicU32::new(0)))
         };
         let (volumes, mut api, _queue) = volumes_with(root.path(), &Objects::fixed(Vec::new()));
         api.claims = Claims::new(server());
@@ -1190,7 +1197,7 @@ mod tests {
         assert!(is_refused(Phase::NoPlace, 123) && is_refused(Phase::NoPlaceBlock, 500));
         assert!(!is_refused(Phase::NoPlace, 122) && !is_refused(Phase::WaitForAttach, 500));
         assert!(!is_without_place(&error(Phase::NoPlace), None, now));
-        let mut missing = Missing { has_no_place: true, ..Missing::default() };
+        let mut missing = UnreadyVolumes { has_no_place: true, ..UnreadyVolumes::default() };
         missing.add("v", now, "no slot");
         let error = missing.into_result().unwrap_err();
         assert!(error.has_no_place());

@@ -39,15 +39,15 @@ const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC)
 
 /// The step at which a sub path failed, for the log.
 #[derive(Debug)]
-struct Failed {
+struct FailedStep {
     kind: SubPathFailure,
     what: &'static str,
     errno: Errno,
 }
 
-impl Failed {
-    fn prepare(what: &'static str) -> impl FnOnce(Errno) -> Failed {
-        move |errno| Failed { kind: SubPathFailure::Prepare, what, errno }
+impl FailedStep {
+    fn prepare(what: &'static str) -> impl FnOnce(Errno) -> FailedStep {
+        move |errno| FailedStep { kind: SubPathFailure::Prepare, what, errno }
     }
 }
 
@@ -57,7 +57,7 @@ impl SubPaths for Volumes {
         let result = self.sub_path_target(&wanted).and_then(|target| {
             let (root, sub_path) = (volume.host_path.clone(), path.to_owned());
             let place = target.clone();
-            let bond = Bond {
+            let bond = SubPathOperation {
                 operations: self.operations.clone(),
                 pod: pod.clone(),
                 // Not that of the volume's own operations, such as an update that waits for its driver.
@@ -141,68 +141,69 @@ impl Volumes {
 /// The operation that makes a sub path, as the removal of the pod's volumes knows it. The server of
 /// the volume may not respond.
 #[derive(Debug, Default)]
-struct Bond {
+struct SubPathOperation {
     operations: Operations,
     pod: PodUid,
     volume: String,
 }
 
-impl Bond {
+impl SubPathOperation {
     fn step_out(&self) {
         self.operations.step_out(&self.pod, &self.volume);
     }
 
-    fn step_in(&self) -> Result<(), Failed> {
-        let ended = |_| Failed::prepare("wait for a pod that is removed")(Errno::CANCELED);
+    fn step_in(&self) -> Result<(), FailedStep> {
+        let ended = |_| FailedStep::prepare("wait for a pod that is removed")(Errno::CANCELED);
         self.operations.step_in(&self.pod, &self.volume).map_err(ended)
     }
 }
 
-fn bind(root: &Path, sub_path: &Path, target: &Target, bond: &Bond) -> Result<(), Failed> {
+fn bind(root: &Path, sub_path: &Path, target: &Target, bond: &SubPathOperation) -> Result<(), FailedStep> {
     bond.step_out();
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = fs::open(root, flags, Mode::empty()).map_err(Failed::prepare("open the volume"))?;
+    let root = fs::open(root, flags, Mode::empty()).map_err(FailedStep::prepare("open the volume"))?;
     let object = walk(root, sub_path)?;
-    let stat = fs::fstat(&object).map_err(Failed::prepare("inspect the object"))?;
+    let stat = fs::fstat(&object).map_err(FailedStep::prepare("inspect the object"))?;
     bond.step_in()?;
-    let parent = target_parent(target).map_err(Failed::prepare("make the directory above the target"))?;
+    let parent = target_parent(target).map_err(FailedStep::prepare("make the directory above the target"))?;
     bond.step_out();
     let table = mounts::table().unwrap_or_default();
     if !is_foreign(&table, &target.path(), &stat)
-        && is_at(parent.as_fd(), target, &stat).map_err(Failed::prepare("inspect the target"))?
+        && is_at(parent.as_fd(), target, &stat).map_err(FailedStep::prepare("inspect the target"))?
     {
         return Ok(());
     }
     bond.step_in()?;
-    clear(parent.as_fd(), target).map_err(Failed::prepare("clear the target"))?;
+    clear(parent.as_fd(), target).map_err(FailedStep::prepare("clear the target"))?;
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-    let place = make_target(parent.as_fd(), target, is_dir).map_err(Failed::prepare("make the target"))?;
+    let place =
+        make_target(parent.as_fd(), target, is_dir).map_err(FailedStep::prepare("make the target"))?;
     let of = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::mount::mount_bind(of(&object), of(&place)).map_err(Failed::prepare("mount"))?;
+    rustix::mount::mount_bind(of(&object), of(&place)).map_err(FailedStep::prepare("mount"))?;
     bond.step_out();
     match is_at(parent.as_fd(), target, &stat) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Failed::prepare("verify the mount")(Errno::STALE)),
-        Err(errno) => Err(Failed::prepare("verify the mount")(errno)),
+        Ok(false) => Err(FailedStep::prepare("verify the mount")(Errno::STALE)),
+        Err(errno) => Err(FailedStep::prepare("verify the mount")(errno)),
     }
 }
 
 /// One element of the rest of the path.
-struct Step {
+struct PathElement {
     name: OsString,
     /// The target of a link must exist: only elements of the manifest's path are created.
     from_link: bool,
 }
 
 /// Walks from the root to the object, and makes missing elements of the manifest's path.
-fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
-    let prepare = Failed::prepare;
+fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, FailedStep> {
+    let prepare = FailedStep::prepare;
     let stat = fs::fstat(&root).map_err(prepare("inspect the volume"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Err(prepare("enter the volume")(Errno::NOTDIR));
     }
     let mode = stat.st_mode & 0o7777;
-    let mut steps: VecDeque<Step> =
+    let mut steps: VecDeque<PathElement> =
         elements(sub_path, false).ok_or(Errno::XDEV).map_err(prepare("stay in the volume"))?.collect();
     // From the root down to where the walk is.
     let mut levels = vec![root];
@@ -220,8 +221,9 @@ fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
             .map_err(|_| Errno::INVAL)
             .map_err(prepare("open an element"))?;
         let next = match fs::openat(here, &name, HOLD, Mode::empty()) {
-            Err(Errno::NOENT) if !step.from_link => make(here.as_fd(), &name, mode)
-                .map_err(|errno| Failed { kind: SubPathFailure::Create, what: "make a directory", errno })?,
+            Err(Errno::NOENT) if !step.from_link => make(here.as_fd(), &name, mode).map_err(|errno| {
+                FailedStep { kind: SubPathFailure::Create, what: "make a directory", errno }
+            })?,
             result => result.map_err(prepare("open an element"))?,
         };
         let stat = fs::fstat(&next).map_err(prepare("inspect an element"))?;
@@ -247,7 +249,7 @@ fn walk(root: OwnedFd, sub_path: &Path) -> Result<OwnedFd, Failed> {
 
 /// Puts a link's target before the remaining steps. An absolute target is inside only if it is
 /// below the volume's own path.
-fn follow(target: &CString, levels: &mut Vec<OwnedFd>, steps: &mut VecDeque<Step>) -> io::Result<()> {
+fn follow(target: &CString, levels: &mut Vec<OwnedFd>, steps: &mut VecDeque<PathElement>) -> io::Result<()> {
     let mut target = PathBuf::from(OsString::from_vec(target.to_bytes().to_vec()));
     if target.is_absolute() {
         levels.truncate(1);
@@ -256,7 +258,7 @@ fn follow(target: &CString, levels: &mut Vec<OwnedFd>, steps: &mut VecDeque<Step
         let own = PathBuf::from(OsString::from_vec(own.into_bytes()));
         target = target.strip_prefix(&own).map_err(|_| Errno::XDEV)?.to_owned();
     }
-    let more: Vec<Step> = elements(&target, true).ok_or(Errno::XDEV)?.collect();
+    let more: Vec<PathElement> = elements(&target, true).ok_or(Errno::XDEV)?.collect();
     for step in more.into_iter().rev() {
         steps.push_front(step);
     }
@@ -264,13 +266,13 @@ fn follow(target: &CString, levels: &mut Vec<OwnedFd>, steps: &mut VecDeque<Step
 }
 
 /// The elements of a relative path; `None` for an absolute one.
-fn elements(path: &Path, from_link: bool) -> Option<impl Iterator<Item = Step>> {
+fn elements(path: &Path, from_link: bool) -> Option<impl Iterator<Item = PathElement>> {
     if path.is_absolute() {
         return None;
     }
     Some(path.components().filter_map(move |part| match part {
         Component::Normal(_) | Component::ParentDir => {
-            Some(Step { name: part.as_os_str().to_owned(), from_link })
+            Some(PathElement { name: part.as_os_str().to_owned(), from_link })
         }
         Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
     }))

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 
 use super::csi::Csi;
 use super::error::VolumeError;
-use super::kind::Place;
+use super::kind::VolumeLocation;
 use super::manager::Volumes;
-use super::mounts::{Form, Mount};
+use super::mounts::{Mount, MountKind};
 use super::operations::Share;
 use super::persistent::Kinds;
 use super::{csi, empty_dir, group_marker, kind, mounts, operations, paths, sub_path, unmount};
@@ -65,7 +65,7 @@ impl Volumes {
             Err(VolumeError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
-        let mut left = Left::default();
+        let mut left = UnremovedVolumes::default();
         for (volume, error) in self.unmount(uid, &path, stop)? {
             if matches!(error, VolumeError::Stopping) {
                 return Err(error);
@@ -141,7 +141,7 @@ pub(super) struct Unmounts {
     path: PathBuf,
     pub(super) sub_paths: Vec<Vec<Mount>>,
     groups: Vec<Vec<Mount>>,
-    places: Vec<Place>,
+    places: Vec<VolumeLocation>,
     /// Operations that hang have files of the pod's volumes open.
     is_held: bool,
     csi: Arc<Csi>,
@@ -153,23 +153,24 @@ impl Unmounts {
     pub(super) fn run(self, stop: &StopToken) -> Vec<(String, VolumeError)> {
         let Unmounts { is_local, pods, path, sub_paths, groups, places, is_held, csi, kinds } = self;
         let (volumes, sub_dir) = (path.join("volumes"), path.join(paths::SUB_PATHS));
-        let job = |dir: &Path, group: Vec<Mount>, form: Form| -> unmount::Job {
+        let job = |dir: &Path, group: Vec<Mount>, form: MountKind| -> unmount::Job {
             let top = group.last().map(|mount| mount.point.clone()).unwrap_or_default();
             let name = top.strip_prefix(dir).unwrap_or(&top).display().to_string();
             let (pods, kinds, driver) = (pods.clone(), Arc::clone(&kinds), Kinds::flex_driver(dir, &top));
             let work = move |stop: &StopToken| {
-                if let Some(driver) = driver.filter(|_| form == Form::Volume) {
+                if let Some(driver) = driver.filter(|_| form == MountKind::Volume) {
                     kinds.unmount_flex(&driver, &top, stop);
                 }
                 mounts::unmount_group(&pods, &group, form, is_held)
             };
             (name, Box::new(work))
         };
-        let of_csi = |place: Place| -> unmount::Job {
+        let of_csi = |place: VolumeLocation| -> unmount::Job {
             let (csi, name) = (Arc::clone(&csi), format!("{}/{}", csi::DIRECTORY, place.spec_name));
             (name, Box::new(move |stop: &StopToken| csi.tear_down(&place, stop)))
         };
-        let first: Vec<_> = sub_paths.into_iter().map(|group| job(&sub_dir, group, Form::SubPath)).collect();
+        let first: Vec<_> =
+            sub_paths.into_iter().map(|group| job(&sub_dir, group, MountKind::SubPath)).collect();
         let run = |jobs: Vec<unmount::Job>| -> Vec<(String, VolumeError)> {
             if is_local {
                 jobs.into_iter().filter_map(|(name, work)| Some((name, work(stop).err()?))).collect()
@@ -180,7 +181,7 @@ impl Unmounts {
         let mut failures = run(first);
         // A driver does not get a disk back of which a part is still mounted (Go: CleanSubPaths before
         // TearDown). If it is not known which volume that is, it may be each.
-        let is_mounted = |place: &Place| {
+        let is_mounted = |place: &VolumeLocation| {
             let name = csi.name_in_pod(place);
             let may_be = |shown: &str| match shown.split('/').next() {
                 Some("?") | None => true,
@@ -188,8 +189,8 @@ impl Unmounts {
             };
             place.form == kind::Form::Filesystem && failures.iter().any(|(shown, _)| may_be(shown))
         };
-        let places: Vec<Place> = places.into_iter().filter(|place| !is_mounted(place)).collect();
-        let second = groups.into_iter().map(|group| job(&volumes, group, Form::Volume));
+        let places: Vec<VolumeLocation> = places.into_iter().filter(|place| !is_mounted(place)).collect();
+        let second = groups.into_iter().map(|group| job(&volumes, group, MountKind::Volume));
         failures.extend(run(places.into_iter().map(of_csi).chain(second).collect()));
         failures
     }
@@ -307,12 +308,12 @@ fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
 
 /// The volumes that could not be removed so far, and the first cause.
 #[derive(Default)]
-struct Left {
+struct UnremovedVolumes {
     volumes: Vec<String>,
     cause: Option<String>,
 }
 
-impl Left {
+impl UnremovedVolumes {
     fn add(&mut self, volume: String, cause: String) {
         if !self.volumes.contains(&volume) {
             self.volumes.push(volume);
@@ -357,8 +358,12 @@ fn remove_markers(pod_dir: BorrowedFd<'_>, is_unmounted: bool, stop: &StopToken)
     Ok(())
 }
 
-fn remove_volumes(volumes: BorrowedFd<'_>, left: &mut Left, stop: &StopToken) -> Result<(), VolumeError> {
-    let list = |dir: BorrowedFd<'_>, left: &mut Left, shown: &str| {
+fn remove_volumes(
+    volumes: BorrowedFd<'_>,
+    left: &mut UnremovedVolumes,
+    stop: &StopToken,
+) -> Result<(), VolumeError> {
+    let list = |dir: BorrowedFd<'_>, left: &mut UnremovedVolumes, shown: &str| {
         tree::names(dir).unwrap_or_else(|errno| {
             left.add(shown.to_owned(), format!("cannot list {shown}: {}", std::io::Error::from(errno)));
             Vec::new()

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::error::VolumeError;
-use super::mounts::{self, Use};
+use super::mounts::{self, MountUse};
 use super::paths::SUB_PATHS;
 use crate::util::error_chain::chain;
 use crate::util::lock::LockExt;
@@ -166,8 +166,8 @@ fn by_ways(top: &Path, mount: &Path, ways: &[(UnmountFlags, Duration)]) -> Resul
 }
 
 /// Who uses the mount of a pod now. Without the mount table, others may use it.
-fn use_now(mount: &Path, pod: &Path) -> Use {
-    mounts::table().map_or(Use::Shared, |table| mounts::use_of(&table, mount, pod))
+fn use_now(mount: &Path, pod: &Path) -> MountUse {
+    mounts::table().map_or(MountUse::Shared, |table| mounts::use_of(&table, mount, pod))
 }
 
 /// The directory of the pod with a mount, if `top` is that of all pods.
@@ -183,7 +183,7 @@ fn pod_of(top: &Path, mount: &Path) -> PathBuf {
 /// busy. Processes that wait for the server get an error. Does nothing if others use the server too.
 pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     let pod = pod_of(top, mount);
-    if use_now(mount, &pod) != Use::Own {
+    if use_now(mount, &pod) != MountUse::Own {
         return Ok(());
     }
     let (top, point) = (top.to_owned(), mount.to_owned());
@@ -192,9 +192,9 @@ pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
         Err(Errno::BUSY) => Ok(()),
         result => result,
     });
-    let result = escalate(mount, &call, &[(UnmountFlags::FORCE, FORCED)], &mut || Use::Own);
+    let result = escalate(mount, &call, &[(UnmountFlags::FORCE, FORCED)], &mut || MountUse::Own);
     // Another process may have unmounted it.
-    result.or_else(|error| if use_now(mount, &pod) == Use::Gone { Ok(()) } else { Err(error) })
+    result.or_else(|error| if use_now(mount, &pod) == MountUse::Gone { Ok(()) } else { Err(error) })
 }
 
 /// Unmounts `mount`, which is in `top` and is busy, because an operation of the agent waits for its
@@ -226,13 +226,13 @@ fn escalate<C>(
     mount: &Path,
     call: &Arc<C>,
     ways: &[(UnmountFlags, Duration)],
-    use_now: &mut dyn FnMut() -> Use,
+    use_now: &mut dyn FnMut() -> MountUse,
 ) -> Result<(), VolumeError>
 where
     C: Fn(UnmountFlags) -> Result<(), Errno> + Send + Sync + ?Sized + 'static,
 {
     for (flags, limit) in ways {
-        if *flags == UnmountFlags::FORCE && use_now() == Use::Shared {
+        if *flags == UnmountFlags::FORCE && use_now() == MountUse::Shared {
             log::warn!("{} is not unmounted by force: its file system is mounted elsewhere", mount.display());
             continue;
         }
@@ -348,16 +348,16 @@ mod tests {
         let (release, hold) = bounded::<()>(0);
         let path = Path::new("/t/forced");
         let call = dead(&[UnmountFlags::empty()], hold.clone(), Ok(()));
-        escalate(path, &call, &ways([SHORT, LONG, LONG]), &mut || Use::Own).unwrap();
+        escalate(path, &call, &ways([SHORT, LONG, LONG]), &mut || MountUse::Own).unwrap();
         assert_eq!(hangs_at(path), 1);
         let path = Path::new("/t/lazy");
         let call = dead(&[UnmountFlags::empty(), UnmountFlags::FORCE], hold.clone(), Ok(()));
-        escalate(path, &call, &ways([SHORT, SHORT, LONG]), &mut || Use::Own).unwrap();
+        escalate(path, &call, &ways([SHORT, SHORT, LONG]), &mut || MountUse::Own).unwrap();
         assert_eq!(hangs_at(path), 2);
         let path = Path::new("/t/never");
         let all = &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH];
         let error =
-            escalate(path, &dead(all, hold, Ok(())), &ways([SHORT; 3]), &mut || Use::Own).unwrap_err();
+            escalate(path, &dead(all, hold, Ok(())), &ways([SHORT; 3]), &mut || MountUse::Own).unwrap_err();
         assert_eq!(error.to_string(), "cannot unmount /t/never: its server does not respond");
         drop(release);
         // The threads return with the server.
@@ -371,7 +371,9 @@ mod tests {
     /// The requests of the other pod were aborted, and what it had written was lost.
     #[test]
     fn mount_that_another_pod_shares_meanwhile_is_not_forced() {
-        for (now, expected) in [(Use::Shared, UnmountFlags::DETACH), (Use::Own, UnmountFlags::FORCE)] {
+        for (now, expected) in
+            [(MountUse::Shared, UnmountFlags::DETACH), (MountUse::Own, UnmountFlags::FORCE)]
+        {
             let (release, hold) = bounded::<()>(0);
             let (report, calls) = bounded(3);
             let call: Arc<Attempt> = Arc::new(move |flags| {
@@ -396,7 +398,7 @@ mod tests {
         let (_release, hold) = bounded::<()>(0);
         let call = dead(&[UnmountFlags::FORCE], hold, Ok(()));
         let way = [(UnmountFlags::FORCE, LONG)];
-        escalate(Path::new("/t/shared"), &call, &way, &mut || Use::Shared).unwrap_err();
+        escalate(Path::new("/t/shared"), &call, &way, &mut || MountUse::Shared).unwrap_err();
     }
 
     /// A server that did not answer delayed the volumes after it, and the end of other pods.
@@ -468,18 +470,19 @@ mod tests {
         let one = Path::new("/r/p/u/volumes/n/v");
         assert_eq!(pod_of(Path::new("/r/p/u/volumes/n"), one), Path::new("/r/p/u"));
         assert_eq!(pod_of(Path::new("/r/plugins/n"), Path::new("/r/plugins/n/x")), Path::new("/r/plugins/n"));
-        assert_eq!(use_now(Path::new("/t/none"), Path::new("/t")), Use::Gone);
+        assert_eq!(use_now(Path::new("/t/none"), Path::new("/t")), MountUse::Gone);
     }
 
     #[test]
     fn busy_mount_is_not_forced() {
         let (_release, hold) = bounded::<()>(0);
         let call = dead(&[UnmountFlags::FORCE, UnmountFlags::DETACH], hold, Err(Errno::BUSY));
-        let error = escalate(Path::new("/t/busy"), &call, &ways([LONG; 3]), &mut || Use::Own).unwrap_err();
+        let error =
+            escalate(Path::new("/t/busy"), &call, &ways([LONG; 3]), &mut || MountUse::Own).unwrap_err();
         assert!(matches!(error, VolumeError::Io { attempt: "unmount", .. }), "{error}");
         let (_release, hold) = bounded::<()>(0);
         assert!(responds(Path::new("/")) && responds(Path::new("/t/none")));
         let gone = dead(&[], hold, Err(Errno::INVAL));
-        escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3]), &mut || Use::Own).unwrap();
+        escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3]), &mut || MountUse::Own).unwrap();
     }
 }

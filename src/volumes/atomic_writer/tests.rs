@@ -13,7 +13,7 @@ fn payload(files: &[(&str, &str)]) -> Payload {
     payload
 }
 
-fn write_to(dir: &Path, payload: &Payload) -> io::Result<Outcome> {
+fn write_to(dir: &Path, payload: &Payload) -> io::Result<WriteOutcome> {
     let fd = tree::open(dir).unwrap();
     let now = Timestamp::from_second(1_000_000_000).unwrap();
     write(fd.as_fd(), payload, now, &|| Ok(()), &StopToken::never())
@@ -73,7 +73,7 @@ fn changed_payload_replaces_all_files_and_equal_one_none() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     let one = payload(&[("labels", "x=\"1\""), ("deep/er/ann", "y"), ("deep/other", "z")]);
-    assert_eq!(write_to(at, &one).unwrap(), Outcome::Written);
+    assert_eq!(write_to(at, &one).unwrap(), WriteOutcome::Written);
     assert_eq!(visible(at), ["deep", "labels"]);
     assert_eq!(read_all(at, "labels").as_deref(), Some("x=\"1\""));
     assert_eq!(read_all(at, "deep/er/ann").as_deref(), Some("y"));
@@ -86,23 +86,23 @@ fn changed_payload_replaces_all_files_and_equal_one_none() {
     // The same content again, with another mode: nothing is changed.
     let mut same = one.clone();
     same.insert("labels", File::new(b"x=\"1\"".to_vec(), 0o400)).unwrap();
-    assert_eq!(write_to(at, &same).unwrap(), Outcome::Unchanged);
+    assert_eq!(write_to(at, &same).unwrap(), WriteOutcome::Unchanged);
     assert_eq!(versions(at), before);
     assert_eq!(std::fs::metadata(at.join("labels")).unwrap().mode() & 0o7777, 0o440);
 
     // A file is removed, one is new, one is shorter.
     let two = payload(&[("labels", "x"), ("new", "")]);
-    assert_eq!(write_to(at, &two).unwrap(), Outcome::Written);
+    assert_eq!(write_to(at, &two).unwrap(), WriteOutcome::Written);
     assert_eq!(visible(at), ["labels", "new"]);
     assert_eq!(read_all(at, "labels").as_deref(), Some("x"));
     assert_eq!(versions(at).len(), 1);
     assert_ne!(versions(at), before);
     // Only a file is removed.
-    assert_eq!(write_to(at, &payload(&[("labels", "x")])).unwrap(), Outcome::Written);
+    assert_eq!(write_to(at, &payload(&[("labels", "x")])).unwrap(), WriteOutcome::Written);
     assert_eq!(visible(at), ["labels"]);
-    assert_eq!(write_to(at, &Payload::default()).unwrap(), Outcome::Written);
+    assert_eq!(write_to(at, &Payload::default()).unwrap(), WriteOutcome::Written);
     assert_eq!(visible(at), [""; 0]);
-    assert_eq!(write_to(at, &Payload::default()).unwrap(), Outcome::Unchanged);
+    assert_eq!(write_to(at, &Payload::default()).unwrap(), WriteOutcome::Unchanged);
 }
 
 #[test]
@@ -117,15 +117,15 @@ fn interrupted_write_is_repaired_by_next_write() {
     // Interrupted after it: a link is missing, another one is stale.
     std::fs::remove_file(at.join("b")).unwrap();
     symlink("..data/old", at.join("old")).unwrap();
-    assert_eq!(write_to(at, &files).unwrap(), Outcome::Unchanged);
+    assert_eq!(write_to(at, &files).unwrap(), WriteOutcome::Unchanged);
     assert_eq!(visible(at), ["a", "b"]);
     assert_eq!(versions(at).len(), 1);
-    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), Outcome::Written);
+    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), WriteOutcome::Written);
     assert_eq!(versions(at).len(), 1);
     assert!(!at.join(NEXT).exists());
     // The version behind the link was removed by hand.
     std::fs::remove_dir_all(at.join(&versions(at)[0])).unwrap();
-    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), Outcome::Written);
+    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), WriteOutcome::Written);
     assert_eq!(read_all(at, "a").as_deref(), Some("3"));
 }
 
@@ -181,7 +181,7 @@ proptest! {
             let roots: Vec<String> = wanted.roots().into_keys().map(|name| name.to_str().unwrap().to_owned()).collect();
             prop_assert_eq!(visible(dir.path()), roots);
             prop_assert_eq!(versions(dir.path()).len(), 1);
-            prop_assert_eq!(write_to(dir.path(), &wanted).unwrap(), Outcome::Unchanged);
+            prop_assert_eq!(write_to(dir.path(), &wanted).unwrap(), WriteOutcome::Unchanged);
         }
     }
 
@@ -221,7 +221,7 @@ fn file_and_its_link_have_the_same_owner() {
     // A link that an earlier version of the agent has left.
     std::fs::remove_file(dir.path().join("token")).unwrap();
     symlink("..data/token", dir.path().join("token")).unwrap();
-    assert_eq!(write_to(dir.path(), &files).unwrap(), Outcome::Unchanged);
+    assert_eq!(write_to(dir.path(), &files).unwrap(), WriteOutcome::Unchanged);
     assert_eq!(links(), [uid, own, uid, own]);
     assert_eq!(
         format!("{:?}", files.get("token").unwrap()),
@@ -305,7 +305,7 @@ fn stopped_write_is_finished_by_the_next_one() {
     };
     assert_eq!(write(fd.as_fd(), &next, Timestamp::now(), &own, &stop), Err(Errno::CANCELED));
     assert_eq!((read_all(at, "a").as_deref(), versions(at).len()), (Some("2"), 2));
-    assert_eq!(write_to(at, &next).unwrap(), Outcome::Unchanged);
+    assert_eq!(write_to(at, &next).unwrap(), WriteOutcome::Unchanged);
     assert_eq!((visible(at), versions(at).len()), (vec!["a".into(), "c".into()], 1));
 }
 
@@ -320,7 +320,7 @@ fn versions_dated_1970_are_replaced_like_others() {
     };
     assert_eq!(
         [early("1"), early("1"), early("2")],
-        [Outcome::Written, Outcome::Unchanged, Outcome::Written]
+        [WriteOutcome::Written, WriteOutcome::Unchanged, WriteOutcome::Written]
     );
     assert_eq!(versions(dir.path()).len(), 1);
     assert!(versions(dir.path())[0].starts_with("..1970_01_01_"));
@@ -362,7 +362,7 @@ fn links_and_pipes_in_a_version_are_not_read() {
         write_to(&at, &files).unwrap();
         let version = at.join(&versions(&at)[0]);
         disturb(&version);
-        assert_eq!(write_to(&at, &files).unwrap(), Outcome::Written);
+        assert_eq!(write_to(&at, &files).unwrap(), WriteOutcome::Written);
         assert_eq!(versions(&at).len(), 1);
         assert!(std::fs::symlink_metadata(at.join("f")).unwrap().is_symlink());
         assert_eq!(read_all(&at, "d/x").as_deref(), Some("1"));

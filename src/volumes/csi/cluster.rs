@@ -20,7 +20,7 @@ pub struct ClusterError(pub String);
 
 /// What the API server says of a VolumeAttachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Attached {
+pub enum AttachmentLookup {
     /// It is for the persistent volume of this name; empty: for the volume of a pod itself.
     Volume(String),
     /// It does not exist.
@@ -56,9 +56,9 @@ pub trait Cluster: Send + Sync {
     fn attachment(&self, name: &str, stop: &StopToken) -> Result<VolumeAttachment, ClusterError>;
 
     /// The volume of the VolumeAttachment of this name.
-    fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<Attached, ClusterError> {
+    fn attached_volume(&self, name: &str, stop: &StopToken) -> Result<AttachmentLookup, ClusterError> {
         let _ = (name, stop);
-        Ok(Attached::Missing)
+        Ok(AttachmentLookup::Missing)
     }
 
     /// The content of a Secret.
@@ -88,11 +88,13 @@ impl Cluster for PodCluster {
         self.0.claims.attachment(name).map_err(failed)
     }
 
-    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Attached, ClusterError> {
+    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<AttachmentLookup, ClusterError> {
         match self.0.claims.attachment(name) {
-            Ok(found) => Ok(Attached::Volume(found.spec.source.persistent_volume_name.unwrap_or_default())),
-            Err(ReadError::NotFound { .. }) => Ok(Attached::Missing),
-            Err(ReadError::Forbidden { .. }) => Ok(Attached::Forbidden),
+            Ok(found) => {
+                Ok(AttachmentLookup::Volume(found.spec.source.persistent_volume_name.unwrap_or_default()))
+            }
+            Err(ReadError::NotFound { .. }) => Ok(AttachmentLookup::Missing),
+            Err(ReadError::Forbidden { .. }) => Ok(AttachmentLookup::Forbidden),
             Err(error) => Err(failed(error)),
         }
     }
@@ -207,7 +209,7 @@ mod tests {
         }
     }
 
-    fn found(response: Result<VolumeAttachment, ReadError>) -> Result<Attached, ClusterError> {
+    fn found(response: Result<VolumeAttachment, ReadError>) -> Result<AttachmentLookup, ClusterError> {
         let claims = Claims::new(Box::new(Server(response)));
         let api = PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) };
         PodCluster(api).attached_volume("csi-1", &StopToken::never())
@@ -216,12 +218,12 @@ mod tests {
     #[test]
     fn response_for_an_attachment_names_its_volume_and_a_failed_request_says_nothing() {
         let text = || "words".to_owned();
-        assert_eq!(found(Err(ReadError::NotFound { text: text() })), Ok(Attached::Missing));
-        assert_eq!(found(Err(ReadError::Forbidden { text: text() })), Ok(Attached::Forbidden));
+        assert_eq!(found(Err(ReadError::NotFound { text: text() })), Ok(AttachmentLookup::Missing));
+        assert_eq!(found(Err(ReadError::Forbidden { text: text() })), Ok(AttachmentLookup::Forbidden));
         assert_eq!(found(Err(ReadError::Unavailable { text: text() })), Err(ClusterError(text())));
         let mut attachment = VolumeAttachment::default();
-        assert_eq!(found(Ok(attachment.clone())), Ok(Attached::Volume(String::new())));
+        assert_eq!(found(Ok(attachment.clone())), Ok(AttachmentLookup::Volume(String::new())));
         attachment.spec.source.persistent_volume_name = Some("pv".to_owned());
-        assert_eq!(found(Ok(attachment)), Ok(Attached::Volume("pv".to_owned())));
+        assert_eq!(found(Ok(attachment)), Ok(AttachmentLookup::Volume("pv".to_owned())));
     }
 }

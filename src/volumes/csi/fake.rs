@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::attachment::Attachments;
 use super::super::error::VolumeError;
-use super::super::kind::Ready;
-use super::cluster::{Attached, Cluster, ClusterError, TokenText};
+use super::super::kind::ReadyVolume;
+use super::cluster::{AttachmentLookup, Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage, VolumeStats,
 };
@@ -411,13 +411,13 @@ impl Cluster for FakeCluster {
         found.ok_or_else(|| ClusterError(format!("volumeattachments.storage.k8s.io {name:?} not found")))
     }
 
-    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<Attached, ClusterError> {
+    fn attached_volume(&self, name: &str, _: &StopToken) -> Result<AttachmentLookup, ClusterError> {
         if self.forbidden.lock().unwrap().iter().any(|forbidden| forbidden == name) {
-            return Ok(Attached::Forbidden);
+            return Ok(AttachmentLookup::Forbidden);
         }
         let attached = self.attached.lock().unwrap();
         let known = attached.as_ref().ok_or_else(|| ClusterError("no response".to_owned()))?;
-        Ok(known.get(name).cloned().map_or(Attached::Missing, Attached::Volume))
+        Ok(known.get(name).cloned().map_or(AttachmentLookup::Missing, AttachmentLookup::Volume))
     }
 
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {
@@ -460,7 +460,7 @@ impl FakeAgent {
         agent
     }
 
-    pub(super) fn set_up(&self, request: &VolumeRequest) -> Result<Ready, VolumeError> {
+    pub(super) fn set_up(&self, request: &VolumeRequest) -> Result<ReadyVolume, VolumeError> {
         self.csi.volume(request.clone()).set_up(&StopToken::never())
     }
 

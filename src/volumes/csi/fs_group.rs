@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::super::error::VolumeError;
 use super::super::group_marker::{self, Marker};
 use super::super::kind::Phase;
-use super::super::ownership::{self, Access, Broken, Policy};
+use super::super::ownership::{self, Access, Policy, WalkError};
 use super::error::after_call;
 use super::names::{self, TARGET};
 use super::prepare::PreparedDriver;
@@ -78,9 +78,9 @@ impl GroupChange {
                 marker.remove();
                 Ok(())
             }
-            Err(Broken::Stopping) => Err(VolumeError::Stopping),
-            Err(Broken::TooDeep) => Err(failed(ownership::too_deep())),
-            Err(Broken::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),
+            Err(WalkError::Stopping) => Err(VolumeError::Stopping),
+            Err(WalkError::TooDeep) => Err(failed(ownership::too_deep())),
+            Err(WalkError::Failed(errno)) => Err(failed(std::io::Error::from(errno).to_string())),
         }
     }
 }

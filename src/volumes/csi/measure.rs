@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase, Place};
+use super::super::kind::{Form, Phase, VolumeLocation};
 use super::driver::{Abilities, Driver, DriverError, VolumeStats};
 use super::error::not_begun;
 use super::names::{self, GLOBAL_MOUNT, TARGET, path_text};
@@ -29,7 +29,7 @@ enum MeasureError {
 }
 
 /// What a driver needs to find a volume of a pod.
-struct Mounted {
+struct StatsTarget {
     handle: String,
     /// The path at which the pod has it.
     path: String,
@@ -38,7 +38,7 @@ struct Mounted {
 }
 
 /// The volumes that pods have of a driver.
-pub(super) fn volumes_of(csi: &Csi, driver: &str) -> Vec<Place> {
+pub(super) fn volumes_of(csi: &Csi, driver: &str) -> Vec<VolumeLocation> {
     csi.users().places_of_driver(&names::unique_name(driver, ""))
 }
 
@@ -72,8 +72,8 @@ pub(super) fn measure(
 fn measure_into(
     csi: &Csi,
     name: &str,
-    places: &[Place],
-    found: &mut Vec<(Place, VolumeStats)>,
+    places: &[VolumeLocation],
+    found: &mut Vec<(VolumeLocation, VolumeStats)>,
     stop: &StopToken,
 ) -> bool {
     let Ok(driver) = csi.registry.get(name) else { return true };
@@ -116,7 +116,7 @@ fn stats(
     csi: &Csi,
     driver: &Arc<dyn Driver>,
     abilities: Abilities,
-    place: &Place,
+    place: &VolumeLocation,
     stop: &StopToken,
 ) -> Result<VolumeStats, MeasureError> {
     let mounted = mounted(csi, place, abilities).map_err(MeasureError::Volume)?;
@@ -130,7 +130,7 @@ fn stats(
 }
 
 /// What the record of a volume says.
-fn mounted(csi: &Csi, place: &Place, abilities: Abilities) -> Result<Mounted, VolumeError> {
+fn mounted(csi: &Csi, place: &VolumeLocation, abilities: Abilities) -> Result<StatsTarget, VolumeError> {
     let in_pod = csi.layout.of_pod(place)?;
     let (dir, path) = match place.form {
         Form::Block => {
@@ -152,7 +152,7 @@ fn mounted(csi: &Csi, place: &Place, abilities: Abilities) -> Result<Mounted, Vo
         }
         Form::Block => path_text(&csi.layout.block_paths(&record.spec_name)?.staging)?,
     };
-    Ok(Mounted { handle: record.volume_handle, path: path_text(&path)?, staging_path })
+    Ok(StatsTarget { handle: record.volume_handle, path: path_text(&path)?, staging_path })
 }
 
 #[cfg(test)]

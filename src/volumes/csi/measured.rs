@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::super::kind::Place;
+use super::super::kind::VolumeLocation;
 use super::driver::VolumeStats;
 
 /// Numbers that are older are not shown: the driver has not responded for long.
@@ -14,8 +14,8 @@ const OLD: Duration = Duration::from_secs(15 * 60);
 
 /// The last numbers of all volumes, by place.
 #[derive(Debug, Default)]
-pub(super) struct Measured {
-    pub(super) volumes: BTreeMap<Place, (Instant, Timestamp, Arc<VolumeStats>)>,
+pub(super) struct Measurements {
+    pub(super) volumes: BTreeMap<VolumeLocation, (Instant, Timestamp, Arc<VolumeStats>)>,
 }
 
 /// A volume of a pod, with the last numbers of its driver.
@@ -29,9 +29,9 @@ pub struct MeasuredVolume {
     pub stats: Option<(Timestamp, Arc<VolumeStats>)>,
 }
 
-impl Measured {
+impl Measurements {
     /// Replaces the numbers of `all`, the volumes of one driver.
-    pub(super) fn replace(&mut self, all: &[Place], found: Vec<(Place, VolumeStats)>) {
+    pub(super) fn replace(&mut self, all: &[VolumeLocation], found: Vec<(VolumeLocation, VolumeStats)>) {
         for place in all {
             self.volumes.remove(place);
         }
@@ -39,11 +39,11 @@ impl Measured {
         self.volumes.extend(found.into_iter().map(|(place, stats)| (place, (at, time, Arc::new(stats)))));
     }
 
-    pub(super) fn forget(&mut self, place: &Place) {
+    pub(super) fn forget(&mut self, place: &VolumeLocation) {
         self.volumes.remove(place);
     }
 
-    pub(super) fn get(&self, place: &Place, now: Instant) -> Option<(Timestamp, Arc<VolumeStats>)> {
+    pub(super) fn get(&self, place: &VolumeLocation, now: Instant) -> Option<(Timestamp, Arc<VolumeStats>)> {
         let (at, time, stats) = self.volumes.get(place)?;
         (now.saturating_duration_since(*at) < OLD).then(|| (*time, Arc::clone(stats)))
     }
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn numbers_of_a_driver_that_has_not_responded_for_long_are_not_shown() {
-        let mut measured = Measured::default();
-        let place = Place { pod: PodUid::from("a"), spec_name: "pv".to_owned(), form: Form::Block };
+        let mut measured = Measurements::default();
+        let place = VolumeLocation { pod: PodUid::from("a"), spec_name: "pv".to_owned(), form: Form::Block };
         measured.replace(&[], vec![(place.clone(), VolumeStats::default())]);
         let now = Instant::now();
         assert!(measured.get(&place, now).is_some());

@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::super::attachment::{Attachments, Controller, Shown};
+use super::super::attachment::{Attachments, Controller, NodeVolumes};
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Place};
+use super::super::kind::{Form, VolumeLocation};
 use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
@@ -138,7 +138,7 @@ const WEIGHTS: [(Step, u64); 11] = [
 ];
 
 #[derive(Debug, Default)]
-struct World {
+struct ClusterState {
     random: u64,
     has_faults: bool,
     /// A hook is at work: it does not begin again.
@@ -220,7 +220,7 @@ fn wants(pod: usize, volume: usize) -> VolumeRequest {
     wanted
 }
 
-impl World {
+impl ClusterState {
     /// A number below `limit`.
     fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -500,10 +500,10 @@ impl World {
 
 /// What outlives the agent.
 #[derive(Clone, Default)]
-struct Model(Arc<Mutex<World>>, Arc<Mutex<Option<Arc<Attachments>>>>);
+struct Model(Arc<Mutex<ClusterState>>, Arc<Mutex<Option<Arc<Attachments>>>>);
 
 impl Model {
-    fn world(&self) -> MutexGuard<'_, World> {
+    fn world(&self) -> MutexGuard<'_, ClusterState> {
         self.0.locked()
     }
 
@@ -653,7 +653,7 @@ impl Model {
     }
 
     /// The agent makes the node's object.
-    fn register(&self, mut world: MutexGuard<'_, World>, number: u64, list: Names) {
+    fn register(&self, mut world: MutexGuard<'_, ClusterState>, number: u64, list: Names) {
         world.note(format!("the agent registers the node: {list:?}"));
         world.store(Some(Object { in_use: list.clone(), ..Object::default() }));
         world.composed = None;
@@ -705,7 +705,7 @@ impl Model {
     }
 
     /// A call of the driver: its work, or a fault.
-    fn call(&self, what: &str, work: impl FnOnce(&mut World)) -> Result<(), DriverError> {
+    fn call(&self, what: &str, work: impl FnOnce(&mut ClusterState)) -> Result<(), DriverError> {
         self.within();
         let failed = |code| Err(DriverError { message: "rpc error".to_owned(), code });
         let result = {
@@ -738,7 +738,7 @@ impl Driver for Model {
     }
     fn stage(&self, request: &Stage, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(&request.volume), PathBuf::from(&request.staging_path));
-        let work = move |world: &mut World| {
+        let work = move |world: &mut ClusterState| {
             if world.decided < world.replaced {
                 world.excused.insert(volume);
             }
@@ -752,7 +752,7 @@ impl Driver for Model {
     }
     fn unstage(&self, volume: &str, staging_path: &str, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(volume), PathBuf::from(staging_path));
-        let work = move |world: &mut World| {
+        let work = move |world: &mut ClusterState| {
             let is_free = !world.published.values().any(|other| *other == volume);
             world.check(is_free, &format!("{volume} was unstaged while it was published"));
             world.staged.remove(&volume);
@@ -763,7 +763,7 @@ impl Driver for Model {
     }
     fn publish(&self, request: &Publish, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(&request.volume), PathBuf::from(&request.target_path));
-        let work = move |world: &mut World| {
+        let work = move |world: &mut ClusterState| {
             let is_there = world.staged.contains(&volume) && world.devices.contains(&(volume, OWN));
             let is_there = is_there || world.excused.contains(&volume);
             world.check(is_there, &format!("{volume} was published and is not mounted and attached"));
@@ -781,7 +781,7 @@ impl Driver for Model {
     }
     fn unpublish(&self, volume: &str, target_path: &str, _: &StopToken) -> Result<(), DriverError> {
         let path = PathBuf::from(target_path);
-        let work = move |world: &mut World| {
+        let work = move |world: &mut ClusterState| {
             world.published.remove(&path);
             world.mounts.retain(|mount| *mount != path);
             let _ = std::fs::remove_file(path.join(FILE));
@@ -890,7 +890,7 @@ impl Agent {
                 // It may be old when it is used.
                 read.within();
                 let object = object?;
-                Some(Shown { in_use: object.in_use, attached: object.attached })
+                Some(NodeVolumes { in_use: object.in_use, attached: object.attached })
             }),
             changed: Box::new(|| {}),
         });
@@ -906,8 +906,8 @@ impl Agent {
             world.woken.clear();
         }
         *model.1.locked() = Some(Arc::clone(&attachments));
-        let number = |place: &Place| place.pod.as_str()[1..].parse().unwrap();
-        let volume = |place: &Place| volume_of(place.spec_name.trim_start_matches("pv-"));
+        let number = |place: &VolumeLocation| place.pod.as_str()[1..].parse().unwrap();
+        let volume = |place: &VolumeLocation| volume_of(place.spec_name.trim_start_matches("pv-"));
         let places = csi.users().places(None);
         let workers = places.iter().map(|place| (number(place), (volume(place), Progress::Due))).collect();
         let walks = BTreeMap::new();
@@ -952,7 +952,7 @@ impl Agent {
             self.model.world().note(format!("the agent removes {volume} from pod {pod}"));
             // The removal ends the walk.
             self.walks.remove(&pod);
-            let place = Place {
+            let place = VolumeLocation {
                 pod: PodUid::from(uid_of(pod).as_str()),
                 spec_name: wanted.spec_name,
                 form: Form::Filesystem,
@@ -1085,7 +1085,7 @@ fn settle(agent: &mut Agent, model: &Model) -> Option<String> {
 }
 
 /// What waits without a reason, or is left.
-fn unrest(world: &World) -> Option<String> {
+fn unrest(world: &ClusterState) -> Option<String> {
     for volume in 0..VOLUMES.len() {
         let count = |node| world.pods.values().filter(|place| **place == (volume, node)).count();
         let (own, other) = (count(OWN), count(OTHER));

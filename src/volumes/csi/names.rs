@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Place};
+use super::super::kind::{Form, VolumeLocation};
 use super::super::paths;
 use crate::util::sha256;
 
@@ -105,7 +105,7 @@ impl Layout {
     }
 
     /// A volume of a pod: the directory of a file system, or the link to a device.
-    pub(super) fn of_pod(&self, place: &Place) -> Result<PathBuf, VolumeError> {
+    pub(super) fn of_pod(&self, place: &VolumeLocation) -> Result<PathBuf, VolumeError> {
         let kind = match place.form {
             Form::Filesystem => "volumes",
             Form::Block => "volumeDevices",
@@ -142,7 +142,7 @@ mod tests {
             (Form::Filesystem, "/r/pods/u/volumes/kubernetes.io~csi/pv"),
             (Form::Block, "/r/pods/u/volumeDevices/kubernetes.io~csi/pv"),
         ] {
-            let place = Place { pod: PodUid::from("u"), spec_name: "pv".to_owned(), form };
+            let place = VolumeLocation { pod: PodUid::from("u"), spec_name: "pv".to_owned(), form };
             assert_eq!(layout.of_pod(&place).unwrap(), Path::new(path));
         }
         let devices = "/r/plugins/kubernetes.io/csi/volumeDevices";
@@ -159,7 +159,8 @@ mod tests {
         for name in ["..", ".", "", "a/b", "a\0"] {
             assert!(layout.staged(name, "h").is_err(), "{name:?}");
             assert!(layout.block_paths(name).is_err(), "{name:?}");
-            let place = Place { pod: PodUid::from("u"), spec_name: name.to_owned(), form: Form::Block };
+            let place =
+                VolumeLocation { pod: PodUid::from("u"), spec_name: name.to_owned(), form: Form::Block };
             assert!(layout.of_pod(&place).is_err(), "{name:?}");
         }
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Place};
+use super::super::kind::{Form, VolumeLocation};
 use super::super::paths;
 use super::error::io;
 use super::mounter::Mounter;
@@ -22,7 +22,7 @@ const MAX_ENTRIES: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundVolume {
     /// Where it is.
-    pub(super) place: Place,
+    pub(super) place: VolumeLocation,
     pub(super) unique_name: String,
     /// Whether it is a persistent volume.
     pub(super) is_persistent: bool,
@@ -34,7 +34,7 @@ pub(super) struct PodVolumes {
     /// The volumes of pods.
     pub(super) readable: Vec<FoundVolume>,
     /// Pods have volumes there whose record is damaged.
-    pub(super) damaged: Vec<Place>,
+    pub(super) damaged: Vec<VolumeLocation>,
 }
 
 /// What is staged on the node, or was about to be, also without a pod.
@@ -118,7 +118,7 @@ pub(super) fn find_all(root_dir: &Path, unread: &mut UnreadableDirs) -> PodVolum
         let Ok(block) = layout.block_paths(&spec_name) else { continue };
         for pod in unread.list(&block.publish) {
             let pod = PodUid::from(pod.as_str());
-            places.insert(Place { pod, spec_name: spec_name.clone(), form: Form::Block });
+            places.insert(VolumeLocation { pod, spec_name: spec_name.clone(), form: Form::Block });
         }
     }
     for place in places {
@@ -132,32 +132,32 @@ pub(super) fn find_all(root_dir: &Path, unread: &mut UnreadableDirs) -> PodVolum
 }
 
 /// The volumes in a pod's own directory, with and without a record.
-fn in_pod(root_dir: &Path, pod: &PodUid, unread: &mut UnreadableDirs) -> Vec<Place> {
+fn in_pod(root_dir: &Path, pod: &PodUid, unread: &mut UnreadableDirs) -> Vec<VolumeLocation> {
     let Ok(dir) = paths::pod(root_dir, pod) else { return Vec::new() };
     let forms = [(Form::Filesystem, "volumes"), (Form::Block, "volumeDevices")];
     let of_form = |(form, parent): (Form, &str)| {
         let found = unread.list(&dir.join(parent).join(DIRECTORY)).into_iter();
-        found.map(move |spec_name| Place { pod: pod.clone(), spec_name, form })
+        found.map(move |spec_name| VolumeLocation { pod: pod.clone(), spec_name, form })
     };
     forms.into_iter().flat_map(of_form).collect()
 }
 
 /// What one pod has on the disk, with and without a record. What cannot be read is left out: the removal
 /// of the pod's directory fails then.
-pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<Place> {
+pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<VolumeLocation> {
     let mut unread = UnreadableDirs::default();
-    let mut places: BTreeSet<Place> = in_pod(root_dir, pod, &mut unread).into_iter().collect();
+    let mut places: BTreeSet<VolumeLocation> = in_pod(root_dir, pod, &mut unread).into_iter().collect();
     for spec_name in block_volumes(layout, &mut unread) {
         let Ok(block) = layout.block_paths(&spec_name) else { continue };
         if std::fs::symlink_metadata(block.publish.join(pod.as_str())).is_ok() {
-            places.insert(Place { pod: pod.clone(), spec_name, form: Form::Block });
+            places.insert(VolumeLocation { pod: pod.clone(), spec_name, form: Form::Block });
         }
     }
     places
 }
 
 /// The directory of the record.
-fn record_dir(layout: &Layout, place: &Place) -> Option<PathBuf> {
+fn record_dir(layout: &Layout, place: &VolumeLocation) -> Option<PathBuf> {
     match place.form {
         Form::Filesystem => layout.of_pod(place).ok(),
         Form::Block => Some(layout.block_paths(&place.spec_name).ok()?.data),
@@ -165,11 +165,11 @@ fn record_dir(layout: &Layout, place: &Place) -> Option<PathBuf> {
 }
 
 /// What is at the place of a record of a pod.
-pub(super) fn record_of(layout: &Layout, place: &Place) -> RecordFile {
+pub(super) fn record_of(layout: &Layout, place: &VolumeLocation) -> RecordFile {
     record_dir(layout, place).map_or(RecordFile::Missing, |dir| Record::read(&dir))
 }
 
-fn found(layout: &Layout, place: &Place) -> Option<Result<FoundVolume, ()>> {
+fn found(layout: &Layout, place: &VolumeLocation) -> Option<Result<FoundVolume, ()>> {
     match record_of(layout, place) {
         RecordFile::Readable(record) => {
             let is_persistent = record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
@@ -178,7 +178,7 @@ fn found(layout: &Layout, place: &Place) -> Option<Result<FoundVolume, ()>> {
         }
         RecordFile::Missing => None,
         RecordFile::Damaged(why) => {
-            let Place { pod, spec_name, .. } = place;
+            let VolumeLocation { pod, spec_name, .. } = place;
             log::warn!("the record of volume {spec_name} of pod {pod} is not usable: {why}");
             Some(Err(()))
         }

@@ -5,7 +5,7 @@
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
-use super::cluster::Attached;
+use super::cluster::AttachmentLookup;
 use super::error::not_begun;
 use super::names;
 use super::rebuild::{self, UnreadableDirs};
@@ -54,17 +54,17 @@ pub(super) fn find_name(
         let Some((driver, handle)) = names::parts(name) else { continue };
         let id = names::attachment_name(handle, driver, &csi.settings.node_name);
         match csi.cluster.attached_volume(&id, stop) {
-            Ok(Attached::Volume(found)) if found == spec_name => return Ok(Some(name.clone())),
+            Ok(AttachmentLookup::Volume(found)) if found == spec_name => return Ok(Some(name.clone())),
             // The record of this one is damaged, too.
-            Ok(Attached::Volume(found)) if csi.damaged().has(&found, Form::Block) => {}
-            Ok(Attached::Volume(_)) => csi.damaged().known(name, None),
+            Ok(AttachmentLookup::Volume(found)) if csi.damaged().has(&found, Form::Block) => {}
+            Ok(AttachmentLookup::Volume(_)) => csi.damaged().known(name, None),
             // The controller shows it as attached: the API server may not know that yet.
-            Ok(Attached::Missing | Attached::Forbidden) if shown.attached.contains(name) => {
+            Ok(AttachmentLookup::Missing | AttachmentLookup::Forbidden) if shown.attached.contains(name) => {
                 unknown = Some(format!("VolumeAttachment {id} was not found"));
             }
-            Ok(Attached::Missing) => csi.damaged().known(name, None),
+            Ok(AttachmentLookup::Missing) => csi.damaged().known(name, None),
             // It is none, but may become known as one: it stays in use.
-            Ok(Attached::Forbidden) => {}
+            Ok(AttachmentLookup::Forbidden) => {}
             Err(error) => unknown = Some(error.to_string()),
         }
     }

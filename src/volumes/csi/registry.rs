@@ -71,7 +71,7 @@ pub struct RegisteredDriver {
 }
 
 #[derive(Default)]
-struct Known {
+struct DriverTable {
     drivers: BTreeMap<String, RegisteredDriver>,
     /// Drivers that were deregistered since the start.
     removed: BTreeSet<String>,
@@ -84,7 +84,7 @@ struct Known {
 /// All drivers. Shared by the watcher, the volumes and the reporter of the node.
 pub struct Registry {
     connect: Box<Connect>,
-    known: Mutex<Known>,
+    known: Mutex<DriverTable>,
     ring: Sender<()>,
     changed: Receiver<()>,
 }
@@ -105,7 +105,7 @@ impl Registry {
         Registry { connect: Box::new(connect), known: Mutex::default(), ring, changed }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, DriverTable> {
         self.known.locked()
     }
 

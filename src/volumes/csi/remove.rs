@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::super::error::VolumeError;
 use super::super::group_marker::Marker;
-use super::super::kind::{Form, Phase, Place};
+use super::super::kind::{Form, Phase, VolumeLocation};
 use super::dirs::clear_dir;
 use super::error::{io, not_begun};
 use super::names::{self, GLOBAL_MOUNT, TARGET};
@@ -19,7 +19,7 @@ use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// Removes a file system from a pod.
-pub(super) fn unmount(csi: &Csi, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
     let dir = csi.layout.of_pod(place)?;
     let known = csi.users().name_at(place);
     let name = match Record::read(&dir) {

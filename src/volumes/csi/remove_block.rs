@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase, Place};
+use super::super::kind::{Form, Phase, VolumeLocation};
 use super::dirs::{clear_block, clear_target, remove_link};
 use super::error::{io, not_begun};
 use super::mounter::unmount_all;
@@ -17,7 +17,7 @@ use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 
 /// Removes a device from a pod.
-pub(super) fn unmap(csi: &Csi, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+pub(super) fn unmap(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
     let link = csi.layout.of_pod(place)?;
     let paths = csi.layout.block_paths(&place.spec_name)?;
     let name = match Record::read(&paths.data) {

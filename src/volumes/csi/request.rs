@@ -1,7 +1,7 @@
 //! What a driver is asked for, computed from the volume and the pod (pure).
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase, Place};
+use super::super::kind::{Form, Phase, VolumeLocation};
 use super::super::ownership::Policy;
 use super::driver::{Abilities, Capability, Pairs};
 use super::names::{self, GLOBAL_MOUNT, Layout, path_text};
@@ -75,8 +75,8 @@ pub struct VolumeRequest {
 }
 
 impl VolumeRequest {
-    pub(super) fn place(&self) -> Place {
-        Place { pod: self.pod.uid.clone(), spec_name: self.spec_name.clone(), form: self.form }
+    pub(super) fn place(&self) -> VolumeLocation {
+        VolumeLocation { pod: self.pod.uid.clone(), spec_name: self.spec_name.clone(), form: self.form }
     }
 
     pub(super) fn unique_name(&self) -> String {

@@ -37,7 +37,7 @@ fn agent(root: &Path, node: &Arc<FakeNode>, size: &str) -> (Volumes, Receiver<Bo
 }
 
 /// A pod with the claim, and the agent on the fake node.
-struct Room {
+struct Fixture {
     root: tempfile::TempDir,
     node: Arc<FakeNode>,
     volumes: Volumes,
@@ -46,11 +46,11 @@ struct Room {
     never: StopToken,
 }
 
-impl Room {
-    fn new(size: &str) -> Room {
+impl Fixture {
+    fn new(size: &str) -> Fixture {
         let (root, node) = (tempfile::tempdir().unwrap(), FakeNode::new());
         let (volumes, events) = agent(root.path(), &node, size);
-        Room { root, node, volumes, events, pod: with_claim(), never: StopToken::never() }
+        Fixture { root, node, volumes, events, pod: with_claim(), never: StopToken::never() }
     }
 }
 
@@ -75,7 +75,7 @@ fn changes(node: &FakeNode) -> Vec<String> {
 
 #[test]
 fn volume_of_a_claim_is_published_and_removed_with_its_pod() {
-    let Room { root, node, volumes, events, pod, never } = Room::new("1Gi");
+    let Fixture { root, node, volumes, events, pod, never } = Fixture::new("1Gi");
     let ready = volumes.setup(&pod, &never).unwrap();
     assert!(ready[0].host_path.ends_with("pods/u1/volumes/kubernetes.io~csi/pv/mount"));
     assert_eq!(changes(&node), ["stage h", "publish h"]);
@@ -160,7 +160,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
 
 #[test]
 fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
-    let Room { root, node, volumes, events: _events, pod, never } = Room::new("1Gi");
+    let Fixture { root, node, volumes, events: _events, pod, never } = Fixture::new("1Gi");
     volumes.setup(&pod, &never).unwrap();
     node.fail("unpublish", Fault::Uncertain);
     let error = volumes.tear_down(pod.uid(), &never).unwrap_err();
@@ -179,7 +179,7 @@ fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
 
 #[test]
 fn volume_that_cannot_be_unstaged_is_unstaged_after_its_pod_has_ended() {
-    let Room { root: _root, node, volumes, events: _events, pod, never } = Room::new("1Gi");
+    let Fixture { root: _root, node, volumes, events: _events, pod, never } = Fixture::new("1Gi");
     volumes.setup(&pod, &never).unwrap();
     node.fail("unstage", Fault::Uncertain);
     node.fail("unstage", Fault::Uncertain);
@@ -194,7 +194,7 @@ fn volume_that_cannot_be_unstaged_is_unstaged_after_its_pod_has_ended() {
 
 #[test]
 fn volume_is_grown_when_it_is_mounted_and_while_it_is_used() {
-    let Room { root: _root, node, volumes, events, pod, never } = Room::new("2Gi");
+    let Fixture { root: _root, node, volumes, events, pod, never } = Fixture::new("2Gi");
     volumes.setup(&pod, &never).unwrap();
     assert_eq!(changes(&node), ["stage h", "publish h", "expand h"]);
     assert_eq!(events.try_recv().unwrap().reason, "FileSystemResizeSuccessful");

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Place};
+use super::super::kind::{Form, VolumeLocation};
 use super::super::operations::Operations;
 use super::cluster::Cluster;
 use super::damaged::DamagedBlocks;
 use super::key_mutex::{KeyGuard, KeyMutex};
-use super::measured::{Measured, MeasuredVolume};
+use super::measured::{MeasuredVolume, Measurements};
 use super::mounter::Mounter;
 use super::names::{self, Layout};
 use super::rebuild::{self, PodVolumes, UnreadableDirs};
@@ -58,7 +58,7 @@ pub struct Csi {
     /// Held for look-ups only, never across a call or a system call.
     users: Mutex<Users>,
     /// Likewise.
-    measured: Mutex<Measured>,
+    measured: Mutex<Measurements>,
 }
 
 impl fmt::Debug for Csi {
@@ -183,7 +183,7 @@ impl Csi {
         result
     }
 
-    pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {
+    pub(super) fn measured(&self) -> MutexGuard<'_, Measurements> {
         self.measured.locked()
     }
 
@@ -195,7 +195,7 @@ impl Csi {
     }
 
     /// What a pod has on the disk, or what is known of it in memory.
-    pub(crate) fn places_of(&self, pod: &PodUid) -> Vec<Place> {
+    pub(crate) fn places_of(&self, pod: &PodUid) -> Vec<VolumeLocation> {
         let mut places = rebuild::places_of(&self.layout, &self.settings.root_dir, pod);
         places.extend(self.users().places(Some(pod)));
         places.into_iter().collect()
@@ -215,7 +215,7 @@ impl Csi {
     pub(crate) fn driver_at(&self, pod: &PodUid, spec_name: &str) -> Option<String> {
         let users = self.users();
         let name = [Form::Filesystem, Form::Block].into_iter().find_map(|form| {
-            users.name_at(&Place { pod: pod.clone(), spec_name: spec_name.to_owned(), form })
+            users.name_at(&VolumeLocation { pod: pod.clone(), spec_name: spec_name.to_owned(), form })
         })?;
         names::parts(&name).map(|(driver, _)| driver.to_owned())
     }
@@ -225,7 +225,7 @@ impl Csi {
     pub fn measured_volumes(&self, pod: &PodUid) -> Vec<MeasuredVolume> {
         let volumes = self.users().of_pod(pod);
         let (measured, now) = (self.measured(), Instant::now());
-        let with_stats = |(place, volume): (Place, String)| MeasuredVolume {
+        let with_stats = |(place, volume): (VolumeLocation, String)| MeasuredVolume {
             volume,
             is_block: place.form == Form::Block,
             stats: measured.get(&place, now),
@@ -245,7 +245,7 @@ impl Csi {
     }
 
     /// The name of a volume in its pod, once this process has set it up.
-    pub(crate) fn name_in_pod(&self, place: &Place) -> Option<String> {
+    pub(crate) fn name_in_pod(&self, place: &VolumeLocation) -> Option<String> {
         self.users().pod_name(place).map(str::to_owned)
     }
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::super::attachment::{Controller, Shown};
+use super::super::attachment::{Controller, NodeVolumes};
 use super::super::error::VolumeError;
-use super::super::kind::{Certainty, Form, KindError, Phase, Ready};
+use super::super::kind::{Certainty, Form, KindError, Phase, ReadyVolume};
 use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
@@ -435,7 +435,7 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     let mut agent = FakeAgent::new();
     let a = wanted("a", "h");
     let name = a.unique_name();
-    let shown: Arc<Mutex<Option<Shown>>> = Arc::default();
+    let shown: Arc<Mutex<Option<NodeVolumes>>> = Arc::default();
     let controlled = |agent: &FakeAgent| {
         let shown = Arc::clone(&shown);
         agent.csi.attachments.agree_with(Controller {
@@ -462,13 +462,13 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     assert_eq!(agent.csi.registry().take_exhausted().len(), 1);
     *agent.cluster.attachment.lock().unwrap() = attached;
     let both: BTreeSet<String> = [name.clone()].into();
-    *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: both.clone() });
+    *shown.lock().unwrap() = Some(NodeVolumes { in_use: both.clone(), attached: both.clone() });
     waits(&agent);
     let number = agent.csi.attachments.list().0;
     agent.csi.attachments.stored(number, &both);
-    *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: BTreeSet::new() });
+    *shown.lock().unwrap() = Some(NodeVolumes { in_use: both.clone(), attached: BTreeSet::new() });
     waits(&agent);
-    *shown.lock().unwrap() = Some(Shown { in_use: both.clone(), attached: both });
+    *shown.lock().unwrap() = Some(NodeVolumes { in_use: both.clone(), attached: both });
     agent.set_up(&a).unwrap();
     // The volume of a running pod waits for nothing.
     *shown.lock().unwrap() = None;
@@ -536,7 +536,11 @@ fn walk_through_a_volume_goes_on_when_its_set_up_is_over_its_time() {
 }
 
 /// A set-up whose walk ends with the token.
-fn set_up_until(agent: &FakeAgent, wanted: &VolumeRequest, until: &StopToken) -> Result<Ready, VolumeError> {
+fn set_up_until(
+    agent: &FakeAgent,
+    wanted: &VolumeRequest,
+    until: &StopToken,
+) -> Result<ReadyVolume, VolumeError> {
     let (report, reported) = crossbeam_channel::bounded(1);
     let volume = agent.csi.volume(wanted.clone());
     let key = (&wanted.pod.uid, wanted.volume.as_str(), &Default::default());
@@ -716,10 +720,10 @@ fn damage_staged(agent: &FakeAgent) {
 /// The node's object has these volumes, all of them attached.
 fn show(agent: &FakeAgent, names: &[String]) {
     let names: BTreeSet<String> = names.iter().cloned().collect();
-    show_lists(agent, Shown { in_use: names.clone(), attached: names });
+    show_lists(agent, NodeVolumes { in_use: names.clone(), attached: names });
 }
 
-fn show_lists(agent: &FakeAgent, shown: Shown) {
+fn show_lists(agent: &FakeAgent, shown: NodeVolumes) {
     agent
         .csi
         .attachments
@@ -807,7 +811,7 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
     let mut agent = FakeAgent::with(&a);
     damage_block(&agent, &a);
     agent.restart();
-    let shown = Shown { in_use: [a.unique_name()].into(), attached: BTreeSet::new() };
+    let shown = NodeVolumes { in_use: [a.unique_name()].into(), attached: BTreeSet::new() };
     show_lists(&agent, shown);
     let id = names::attachment_name("h", DRIVER, "n1");
     *agent.cluster.attached.lock().unwrap() = Some([(id.clone(), "pv-h".to_owned())].into());
@@ -836,7 +840,7 @@ fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read
     *agent.cluster.attached.lock().unwrap() = Some([(id, "pv-h".to_owned())].into());
     let mut in_use: BTreeSet<String> = handles.map(|one| format!("kubernetes.io/csi/a^{one}")).collect();
     in_use.insert(a.unique_name());
-    let shown = Shown { in_use, attached: [a.unique_name()].into() };
+    let shown = NodeVolumes { in_use, attached: [a.unique_name()].into() };
     show_lists(&agent, shown);
     let found = find_name(&agent.csi, "pv-h", Form::Block, &StopToken::never());
     assert_eq!(found, Ok(Some(a.unique_name())));
@@ -881,7 +885,7 @@ fn staged_volume_whose_record_is_damaged_is_found_in_the_object_of_the_node() {
     agent.restart();
     agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 1);
-    let shown = Shown {
+    let shown = NodeVolumes {
         in_use: [a.unique_name(), "kubernetes.io/csi/other^h".to_owned()].into(),
         attached: BTreeSet::new(),
     };

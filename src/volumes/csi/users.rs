@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::super::kind::Place;
+use super::super::kind::VolumeLocation;
 use crate::model::ids::PodUid;
 
 /// A volume on the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Volume {
-    users: BTreeSet<Place>,
+struct UsedVolume {
+    users: BTreeSet<VolumeLocation>,
     /// The label of the staged mount, once it is known to be staged.
     staged: Option<String>,
     /// No controller attaches it. False until that is known.
@@ -19,28 +19,28 @@ struct Volume {
 /// All volumes by unique name.
 #[derive(Debug, Default)]
 pub(super) struct Users {
-    volumes: HashMap<String, Volume>,
+    volumes: HashMap<String, UsedVolume>,
     /// Volumes that must be published again at each sync of their pod.
-    republished: BTreeSet<Place>,
+    republished: BTreeSet<VolumeLocation>,
     /// The driver does not grow these while they are in use.
-    not_grown: BTreeSet<Place>,
+    not_grown: BTreeSet<VolumeLocation>,
     /// Pods have volumes there whose names are not known, because their records are damaged.
-    unknown: BTreeSet<Place>,
+    unknown: BTreeSet<VolumeLocation>,
     /// A directory that may have volumes of pods cannot be read.
     is_hidden: bool,
     /// The names of the volumes in their pods, once this process has set them up.
-    pod_names: BTreeMap<Place, String>,
+    pod_names: BTreeMap<VolumeLocation, String>,
 }
 
 impl Users {
     /// A pod uses a volume, or may use it.
-    pub(super) fn add(&mut self, name: &str, place: &Place) {
+    pub(super) fn add(&mut self, name: &str, place: &VolumeLocation) {
         self.unknown.remove(place);
         self.volumes.entry(name.to_owned()).or_default().users.insert(place.clone());
     }
 
     /// A pod has a volume, and it is not known which.
-    pub(super) fn unknown(&mut self, place: Place) {
+    pub(super) fn unknown(&mut self, place: VolumeLocation) {
         self.unknown.insert(place);
     }
 
@@ -50,12 +50,12 @@ impl Users {
     }
 
     /// It has no volume there any more.
-    pub(super) fn gone(&mut self, place: &Place) {
+    pub(super) fn gone(&mut self, place: &VolumeLocation) {
         self.unknown.remove(place);
     }
 
     /// A pod no longer uses a volume. Returns whether no other pod uses it, or may use it.
-    pub(super) fn remove(&mut self, name: &str, place: &Place) -> bool {
+    pub(super) fn remove(&mut self, name: &str, place: &VolumeLocation) -> bool {
         self.unknown.remove(place);
         self.not_grown.remove(place);
         self.republished.remove(place);
@@ -87,7 +87,7 @@ impl Users {
     }
 
     /// Whether another pod uses the volume.
-    pub(super) fn is_used_by_others(&self, name: &str, place: &Place) -> bool {
+    pub(super) fn is_used_by_others(&self, name: &str, place: &VolumeLocation) -> bool {
         self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != place))
     }
 
@@ -117,39 +117,40 @@ impl Users {
     }
 
     /// The volume at a place of a pod.
-    pub(super) fn name_at(&self, place: &Place) -> Option<String> {
-        let has = |volume: &Volume| volume.users.contains(place);
+    pub(super) fn name_at(&self, place: &VolumeLocation) -> Option<String> {
+        let has = |volume: &UsedVolume| volume.users.contains(place);
         self.volumes.iter().find(|(_, volume)| has(volume)).map(|(name, _)| name.clone())
     }
 
     /// The pod calls the volume so.
-    pub(super) fn set_pod_name(&mut self, place: &Place, volume: &str) {
+    pub(super) fn set_pod_name(&mut self, place: &VolumeLocation, volume: &str) {
         self.pod_names.insert(place.clone(), volume.to_owned());
     }
 
     /// The name of the volume in its pod.
-    pub(super) fn pod_name(&self, place: &Place) -> Option<&str> {
+    pub(super) fn pod_name(&self, place: &VolumeLocation) -> Option<&str> {
         self.pod_names.get(place).map(String::as_str)
     }
 
     /// The volumes of a pod that this process has set up, by their names in the pod.
-    pub(super) fn of_pod(&self, pod: &PodUid) -> Vec<(Place, String)> {
+    pub(super) fn of_pod(&self, pod: &PodUid) -> Vec<(VolumeLocation, String)> {
         let all = self.pod_names.iter().filter(|(place, _)| place.pod == *pod);
         all.map(|(place, name)| (place.clone(), name.clone())).collect()
     }
 
     /// The volumes of one driver, at each pod that uses them. `prefix`: what their names begin with.
-    pub(super) fn places_of_driver(&self, prefix: &str) -> Vec<Place> {
+    pub(super) fn places_of_driver(&self, prefix: &str) -> Vec<VolumeLocation> {
         let volumes = self.volumes.iter().filter(|(name, _)| name.starts_with(prefix));
-        let mut places: Vec<Place> = volumes.flat_map(|(_, volume)| volume.users.iter().cloned()).collect();
+        let mut places: Vec<VolumeLocation> =
+            volumes.flat_map(|(_, volume)| volume.users.iter().cloned()).collect();
         places.sort();
         places
     }
 
     /// What a pod uses; all pods without a UID.
-    pub(super) fn places(&self, pod: Option<&PodUid>) -> Vec<Place> {
+    pub(super) fn places(&self, pod: Option<&PodUid>) -> Vec<VolumeLocation> {
         let all = self.volumes.values().flat_map(|volume| &volume.users);
-        let mut places: Vec<Place> =
+        let mut places: Vec<VolumeLocation> =
             all.filter(|place| pod.is_none_or(|pod| place.pod == *pod)).cloned().collect();
         places.sort();
         places
@@ -172,15 +173,15 @@ impl Users {
         attached.map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn set_not_grown(&mut self, place: &Place) {
+    pub(super) fn set_not_grown(&mut self, place: &VolumeLocation) {
         self.not_grown.insert(place.clone());
     }
 
-    pub(super) fn is_not_grown(&self, place: &Place) -> bool {
+    pub(super) fn is_not_grown(&self, place: &VolumeLocation) -> bool {
         self.not_grown.contains(place)
     }
 
-    pub(super) fn set_republished(&mut self, place: &Place, is_republished: bool) {
+    pub(super) fn set_republished(&mut self, place: &VolumeLocation, is_republished: bool) {
         if is_republished {
             self.republished.insert(place.clone());
         } else {
@@ -188,7 +189,7 @@ impl Users {
         }
     }
 
-    pub(super) fn is_republished(&self, place: &Place) -> bool {
+    pub(super) fn is_republished(&self, place: &VolumeLocation) -> bool {
         self.republished.contains(place)
     }
 }
@@ -200,8 +201,11 @@ mod tests {
 
     #[test]
     fn volume_is_kept_until_its_last_user_leaves() {
-        let place =
-            |pod: &str| Place { pod: PodUid::from(pod), spec_name: "pv".to_owned(), form: Form::Filesystem };
+        let place = |pod: &str| VolumeLocation {
+            pod: PodUid::from(pod),
+            spec_name: "pv".to_owned(),
+            form: Form::Filesystem,
+        };
         let mut users = Users::default();
         let names = |users: &Users| users.names().into_iter().collect::<Vec<_>>();
         users.add("v", &place("a"));

@@ -32,20 +32,20 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 const MAX_VISITS: usize = 128;
 
 /// Writes what the drivers said about this node.
-type Announce = dyn Fn(&StopToken) -> Result<(), AnnounceError> + Send + Sync;
+type AnnounceFn = dyn Fn(&StopToken) -> Result<(), AnnounceError> + Send + Sync;
 /// Reports a volume that its driver calls abnormal: the pod, the volume's name in it, the text.
-type Abnormal = dyn Fn(&PodUid, &str, &str) + Send + Sync;
+type ReportAbnormalFn = dyn Fn(&PodUid, &str, &str) + Send + Sync;
 
 /// What the visits need.
 pub struct VisitSettings {
     /// `volumeStatsAggPeriod`; `None`: volumes are not measured.
     pub period: Option<Duration>,
     /// Writes the CSINode object; `None` without an API server.
-    pub announce: Option<Box<Announce>>,
+    pub announce: Option<Box<AnnounceFn>>,
     /// Rung when the Node object is new: it has no facts of drivers yet.
     pub registered: Receiver<()>,
     /// Called for each abnormal volume after each measurement.
-    pub abnormal: Box<Abnormal>,
+    pub abnormal: Box<ReportAbnormalFn>,
 }
 
 /// The visits of drivers, before they are started.
@@ -56,7 +56,7 @@ pub struct Visits {
 
 /// What is done at one visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Tasks {
+struct VisitTasks {
     /// Read the driver's object.
     read_object: bool,
     /// Have the driver measure its volumes.
@@ -69,7 +69,7 @@ struct Tasks {
 
 /// When a driver is visited next.
 #[derive(Debug, Clone, Copy)]
-struct Times {
+struct VisitTimes {
     object: Option<Instant>,
     measure: Option<Instant>,
     refresh: Option<Instant>,
@@ -79,7 +79,7 @@ struct Times {
     is_visited: bool,
 }
 
-impl Times {
+impl VisitTimes {
     fn next(&self) -> Option<Instant> {
         let all = [self.object, self.measure, self.refresh, self.announce];
         all.into_iter().flatten().min().filter(|_| !self.is_visited)
@@ -92,7 +92,7 @@ struct Schedule {
     /// The period of measurements.
     measure: Option<Duration>,
     has_objects: bool,
-    drivers: BTreeMap<String, Times>,
+    drivers: BTreeMap<String, VisitTimes>,
 }
 
 impl Schedule {
@@ -105,7 +105,7 @@ impl Schedule {
         // A visit of a removed driver ends later.
         self.drivers.retain(|name, times| installed.contains(name) || times.is_visited);
         for name in installed {
-            let times = self.drivers.entry(name.clone()).or_insert_with(|| Times {
+            let times = self.drivers.entry(name.clone()).or_insert_with(|| VisitTimes {
                 object: self.has_objects.then_some(now),
                 measure: self.measure.map(|period| now + period),
                 refresh: None,
@@ -122,14 +122,14 @@ impl Schedule {
     }
 
     /// The visits that begin now.
-    fn begin(&mut self, now: Instant) -> Vec<(String, Tasks)> {
+    fn begin(&mut self, now: Instant) -> Vec<(String, VisitTasks)> {
         let mut due = Vec::new();
         for (name, times) in &mut self.drivers {
             if times.next().is_none_or(|at| at > now) {
                 continue;
             }
             let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-            let tasks = Tasks {
+            let tasks = VisitTasks {
                 read_object: is_due(times.object),
                 measure: is_due(times.measure),
                 refresh: is_due(times.refresh),
@@ -160,7 +160,7 @@ impl Schedule {
     }
 
     /// A visit has ended. `object`: the period of the driver's object, if it was read.
-    fn ended(&mut self, name: &str, tasks: Tasks, object: Option<Option<Duration>>, now: Instant) {
+    fn ended(&mut self, name: &str, tasks: VisitTasks, object: Option<Option<Duration>>, now: Instant) {
         let Some(times) = self.drivers.get_mut(name) else { return };
         times.is_visited = false;
         if tasks.read_object {
@@ -182,7 +182,7 @@ impl Schedule {
     }
 
     fn next(&self) -> Option<Instant> {
-        self.drivers.values().filter_map(Times::next).min()
+        self.drivers.values().filter_map(VisitTimes::next).min()
     }
 }
 
@@ -194,15 +194,15 @@ fn period(seconds: Option<i64>) -> Option<Duration> {
 
 /// A visit. Its result is reported when this is dropped, also by a panic.
 struct Visit {
-    end: End,
-    ended: Sender<End>,
+    end: VisitResult,
+    ended: Sender<VisitResult>,
 }
 
 /// The result of a visit.
 #[derive(Default)]
-struct End {
+struct VisitResult {
     driver: String,
-    tasks: Tasks,
+    tasks: VisitTasks,
     object: Option<Option<Duration>>,
     /// Whether the objects still have to be written.
     is_refused: bool,
@@ -248,7 +248,8 @@ impl Visits {
                     }
                     continue;
                 }
-                let end = End { driver: driver.clone(), tasks, object: None, is_refused: tasks.announce };
+                let end =
+                    VisitResult { driver: driver.clone(), tasks, object: None, is_refused: tasks.announce };
                 let visit = Visit { end, ended: ended.clone() };
                 let visits = Arc::clone(self);
                 let thread = threads::spawn("csi/visit", Stack::Large, OnDeath::Unsupervised, move |stop| {
@@ -293,7 +294,7 @@ impl Visits {
 
     fn visit(&self, mut visit: Visit, stop: &StopToken) {
         let _waiting = threads::waiting("a CSI driver");
-        let End { driver, tasks, object, is_refused } = &mut visit.end;
+        let VisitResult { driver, tasks, object, is_refused } = &mut visit.end;
         let registry = self.csi.registry();
         if tasks.read_object {
             match self.csi.cluster.csi_driver(driver, stop) {
@@ -359,20 +360,20 @@ mod tests {
         let start = Instant::now();
         let mut schedule = Schedule::new(None, true);
         schedule.set(&set(&["d"]), &set(&[]), start);
-        let object = Tasks { read_object: true, ..Tasks::default() };
+        let object = VisitTasks { read_object: true, ..VisitTasks::default() };
         assert_eq!(schedule.begin(start), [("d".to_owned(), object)]);
         assert!(schedule.begin(start + MINUTE).is_empty(), "one visit at a time");
         assert_eq!(schedule.next(), None);
         schedule.ended("d", object, Some(Some(seconds(20))), start);
         assert_eq!(schedule.next(), Some(start + seconds(20)));
-        let refresh = Tasks { refresh: true, ..Tasks::default() };
+        let refresh = VisitTasks { refresh: true, ..VisitTasks::default() };
         assert_eq!(schedule.begin(start + seconds(20)), [("d".to_owned(), refresh)]);
         schedule.ended("d", refresh, None, start + seconds(21));
         assert_eq!(schedule.next(), Some(start + seconds(41)));
         // A shorter period counts from the last answer, and none ends the questions.
-        schedule.ended("d", Tasks::default(), Some(Some(SHORTEST)), start + seconds(22));
+        schedule.ended("d", VisitTasks::default(), Some(Some(SHORTEST)), start + seconds(22));
         assert_eq!(schedule.next(), Some(start + seconds(31)));
-        schedule.ended("d", Tasks::default(), Some(None), start + seconds(22));
+        schedule.ended("d", VisitTasks::default(), Some(None), start + seconds(22));
         assert_eq!(schedule.next(), Some(start + MINUTE));
     }
 
@@ -384,7 +385,7 @@ mod tests {
         assert_eq!(schedule.next(), Some(start + MINUTE));
         let later = start + seconds(30);
         schedule.set(&set(&["d", "e"]), &set(&["d", "unknown"]), later);
-        let refresh = Tasks { refresh: true, ..Tasks::default() };
+        let refresh = VisitTasks { refresh: true, ..VisitTasks::default() };
         assert_eq!(schedule.begin(later), [("d".to_owned(), refresh)]);
         schedule.ended("d", refresh, None, later);
         schedule.set(&set(&["d", "e"]), &set(&["d"]), later + seconds(1));
@@ -420,14 +421,14 @@ mod tests {
             let names = ["a", "b", "c"];
             let mut schedule = Schedule::new(Some(MINUTE), true);
             let mut now = Instant::now();
-            let mut under_way: BTreeMap<String, Tasks> = BTreeMap::new();
+            let mut under_way: BTreeMap<String, VisitTasks> = BTreeMap::new();
             for (step, which, pause) in steps {
                 now += seconds(pause);
                 match step {
                     0 => schedule.set(&set(&names[..which]), &set(&names[which..]), now),
                     1 => schedule.set(&set(&names), &set(&names[..which]), now),
                     2 => for (name, tasks) in schedule.begin(now) {
-                        prop_assert!(tasks != Tasks::default());
+                        prop_assert!(tasks != VisitTasks::default());
                         prop_assert!(under_way.insert(name, tasks).is_none());
                     },
                     _ => if let Some((name, tasks)) = under_way.pop_first() {
@@ -496,7 +497,7 @@ mod tests {
         schedule.registered(start);
         schedule.ended("d", first[0].1, None, start);
         let due = schedule.begin(start);
-        assert_eq!(due, [("d".to_owned(), Tasks { announce: true, ..Tasks::default() })]);
+        assert_eq!(due, [("d".to_owned(), VisitTasks { announce: true, ..VisitTasks::default() })]);
         schedule.ended("d", due[0].1, None, start);
         schedule.refused("d", start);
         assert_eq!(schedule.begin(start + seconds(9)), []);

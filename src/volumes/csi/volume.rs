@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase, Place, Ready};
+use super::super::kind::{Form, Phase, ReadyVolume, VolumeLocation};
 use super::super::paths;
 use super::block;
 use super::error::after_call;
@@ -42,7 +42,7 @@ pub(super) fn mount(
     csi: &Csi,
     request: &VolumeRequest,
     stop: &StopToken,
-) -> Result<(Ready, Option<GroupChange>), VolumeError> {
+) -> Result<(ReadyVolume, Option<GroupChange>), VolumeError> {
     let _guard = csi.lock(&request.unique_name(), stop)?;
     let place = request.place();
     // The directory of a file system, or the link to a device.
@@ -78,7 +78,7 @@ pub(super) fn mount(
         None => None,
     };
     csi.users().set_republished(&place, driver.spec.requires_republish == Some(true));
-    let ready = Ready {
+    let ready = ReadyVolume {
         form: request.form,
         read_only: request.is_read_only(),
         selinux_relabel: may_relabel(csi, request, &driver, &path)?,
@@ -127,7 +127,7 @@ impl CsiVolume {
     /// # Errors
     /// [`VolumeError::Kind`] with the phase. After an error that is not final, something may be
     /// mounted: [`Csi::tear_down`] must be called before the volume is forgotten.
-    pub fn set_up(&self, stop: &StopToken) -> Result<Ready, VolumeError> {
+    pub fn set_up(&self, stop: &StopToken) -> Result<ReadyVolume, VolumeError> {
         let (ready, group_change) = mount(&self.csi, &self.request, stop)?;
         // The pod's removal waits for its end; other pods do not.
         group_change.map_or(Ok(()), |change| change.apply(&self.csi.settings, &self.request))?;
@@ -152,7 +152,7 @@ impl Csi {
     ///
     /// # Errors
     /// [`VolumeError::Kind`]; the volume, or a part of it, is still there.
-    pub fn tear_down(&self, place: &Place, stop: &StopToken) -> Result<(), VolumeError> {
+    pub fn tear_down(&self, place: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
         self.measured().forget(place);
         match place.form {
             Form::Filesystem => remove::unmount(self, place, stop),

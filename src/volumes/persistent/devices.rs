@@ -110,30 +110,30 @@ fn is_absence(error: &std::io::Error) -> bool {
 
 /// Devices with an operation. One at a time works on a device.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Locks(Arc<Mutex<HashSet<PathBuf>>>);
+pub(super) struct DeviceLocks(Arc<Mutex<HashSet<PathBuf>>>);
 
 /// Frees the device when it is dropped.
 #[derive(Debug)]
-pub(super) struct Lock {
-    locks: Locks,
+pub(super) struct DeviceLock {
+    locks: DeviceLocks,
     key: PathBuf,
 }
 
-impl Drop for Lock {
+impl Drop for DeviceLock {
     fn drop(&mut self) {
         self.locks.0.locked().remove(&self.key);
     }
 }
 
-impl Locks {
+impl DeviceLocks {
     /// The device, unless another operation has it.
-    pub(super) fn try_take(&self, key: &Path) -> Option<Lock> {
+    pub(super) fn try_take(&self, key: &Path) -> Option<DeviceLock> {
         let is_free = self.0.locked().insert(key.to_owned());
-        is_free.then(|| Lock { locks: self.clone(), key: key.to_owned() })
+        is_free.then(|| DeviceLock { locks: self.clone(), key: key.to_owned() })
     }
 
     /// The device, after the operation that has it.
-    pub(super) fn take(&self, key: &Path, stop: &StopToken) -> Result<Lock, VolumeError> {
+    pub(super) fn take(&self, key: &Path, stop: &StopToken) -> Result<DeviceLock, VolumeError> {
         let until = Instant::now() + WAIT;
         loop {
             if let Some(lock) = self.try_take(key) {
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn one_operation_at_a_time_has_a_device() {
-        let locks = Locks::default();
+        let locks = DeviceLocks::default();
         let lock = locks.try_take(Path::new("/a")).unwrap();
         assert!(locks.try_take(Path::new("/a")).is_none());
         assert!(locks.try_take(Path::new("/b")).is_some());

@@ -21,15 +21,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// How a LUN is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Disk {
+struct FcDisk {
     wwns: Vec<String>,
     lun: i32,
     wwids: Vec<String>,
 }
 
-impl Disk {
+impl FcDisk {
     /// A WWID may contain spaces, which are underscores in names of devices.
-    fn of(source: &FCVolumeSource) -> Result<Disk, VolumeError> {
+    fn of(source: &FCVolumeSource) -> Result<FcDisk, VolumeError> {
         let wwns = source.target_wwns.clone().unwrap_or_default();
         let wwids: Vec<String> = source.wwids.iter().flatten().map(|wwid| wwid.replace(' ', "_")).collect();
         let plain = |id: &String| !id.is_empty() && !id.contains(['/', '\0']);
@@ -41,7 +41,7 @@ impl Disk {
         if !wwns.iter().chain(&wwids).all(plain) {
             return Err(attach("fc: the name of a target is empty or contains a slash"));
         }
-        Ok(Disk { wwns, lun: source.lun.unwrap_or(0), wwids })
+        Ok(FcDisk { wwns, lun: source.lun.unwrap_or(0), wwids })
     }
 
     /// Its directory below `plugins/kubernetes.io/fc`.
@@ -87,15 +87,15 @@ impl Storage for FCVolumeSource {
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
-        let wanted = Disk::of(self)?;
+        let wanted = FcDisk::of(self)?;
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
-        let disk = super::Disk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
+        let disk = super::FcDisk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
         let find = || attach_disk(&*kinds.host, &wanted).map(PathBuf::from);
         kinds.mount_disk(request, target, &disk, &find)
     }
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let wanted = Disk::of(self)?;
+        let wanted = FcDisk::of(self)?;
         let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
         kinds.map_device(request, &global, &|| attach_disk(&*kinds.host, &wanted).map(PathBuf::from))
     }
@@ -112,7 +112,7 @@ impl Storage for FCVolumeSource {
     }
 
     fn device_dir(&self, _: &str) -> Option<PathBuf> {
-        Some(Disk::of(self).ok()?.dir())
+        Some(FcDisk::of(self).ok()?.dir())
     }
 }
 
@@ -134,7 +134,7 @@ fn attach(what: impl Into<String>) -> VolumeError {
 
 /// The device, that of the device mapper if there is one. Unless that is found at once, all SCSI
 /// hosts are scanned first.
-fn attach_disk(host: &dyn Host, disk: &Disk) -> Result<String, VolumeError> {
+fn attach_disk(host: &dyn Host, disk: &FcDisk) -> Result<String, VolumeError> {
     let find = || {
         let links = disk.links(host);
         let mapped = links.iter().find_map(|link| sysfs::multipath_of(host, link));
@@ -184,8 +184,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn disk(source: Value) -> Result<Disk, String> {
-        Disk::of(&serde_json::from_value(source).unwrap()).map_err(|error| error.to_string())
+    fn disk(source: Value) -> Result<FcDisk, String> {
+        FcDisk::of(&serde_json::from_value(source).unwrap()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::super::kind::Phase;
 use super::super::mounts::Mount;
 use super::fs_type;
 use super::host::{Host, mount_at};
-use super::tools::{Ended, has_mount_helper, missing};
+use super::tools::{ProgramOutput, has_mount_helper, missing};
 use crate::util::stop::StopToken;
 
 /// The limit of a mount: less than that of a set-up.
@@ -313,7 +313,12 @@ pub(super) fn grow(
     )))
 }
 
-fn probe_with(host: &dyn Host, program: &str, args: &[&str], stop: &StopToken) -> Result<Ended, VolumeError> {
+fn probe_with(
+    host: &dyn Host,
+    program: &str,
+    args: &[&str],
+    stop: &StopToken,
+) -> Result<ProgramOutput, VolumeError> {
     let ended = host.run(program, args, PROBE, stop).map_err(tool)?;
     if ended.is_fine() {
         return Ok(ended);

@@ -46,7 +46,7 @@ impl Default for Capabilities {
 /// A driver's answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Answer {
+struct DriverStatus {
     status: String,
     message: String,
     device: String,
@@ -58,17 +58,17 @@ struct Answer {
 #[derive(Debug, Default)]
 pub(super) struct Drivers {
     dir: PathBuf,
-    known: Mutex<BTreeMap<String, Known>>,
+    known: Mutex<BTreeMap<String, DriverFeatures>>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Known {
+struct DriverFeatures {
     capabilities: Option<Capabilities>,
     unsupported: BTreeSet<String>,
 }
 
 /// The result of a call: `None` if the driver does not support the command.
-type Called = Option<Answer>;
+type CallResult = Option<DriverStatus>;
 
 impl Drivers {
     pub(super) fn new(dir: &Path) -> Drivers {
@@ -167,7 +167,7 @@ impl Drivers {
         driver: &str,
         args: &[&str],
         stop: &StopToken,
-    ) -> Result<Called, VolumeError> {
+    ) -> Result<CallResult, VolumeError> {
         let command = args.first().copied().unwrap_or_default();
         if self.with(driver, |known| known.unsupported.contains(command)) {
             return Ok(None);
@@ -181,7 +181,7 @@ impl Drivers {
         }
         let ended = host.run(&program.to_string_lossy(), args, LIMIT, stop).map_err(tool)?;
         // Some drivers also print other texts; only the whole output counts, as upstream.
-        let answer: Answer = match serde_json::from_str(ended.output.trim()) {
+        let answer: DriverStatus = match serde_json::from_str(ended.output.trim()) {
             Ok(answer) => answer,
             Err(error) => {
                 return Err(fails(format!(
@@ -205,7 +205,7 @@ impl Drivers {
         }
     }
 
-    fn with<T: Default>(&self, driver: &str, act: impl FnOnce(&mut Known) -> T) -> T {
+    fn with<T: Default>(&self, driver: &str, act: impl FnOnce(&mut DriverFeatures) -> T) -> T {
         let mut known = self.known.locked();
         if known.len() >= MAX_DRIVERS && !known.contains_key(driver) {
             known.clear();

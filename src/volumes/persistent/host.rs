@@ -8,14 +8,19 @@ use std::time::Duration;
 use super::super::error::{ToolError, VolumeError};
 use super::super::mounts::{self, Mount};
 use super::super::unmount;
-use super::tools::{self, Ended};
+use super::tools::{self, ProgramOutput};
 use crate::util::stop::{StopToken, Waited};
 
 /// The node.
 pub(super) trait Host: Send + Sync {
     /// Runs a helper program until its end.
-    fn run(&self, program: &str, args: &[&str], time: Duration, stop: &StopToken)
-    -> Result<Ended, ToolError>;
+    fn run(
+        &self,
+        program: &str,
+        args: &[&str],
+        time: Duration,
+        stop: &StopToken,
+    ) -> Result<ProgramOutput, ToolError>;
 
     /// The mount table.
     fn mounts(&self) -> Result<Vec<Mount>, VolumeError>;
@@ -52,7 +57,7 @@ impl Host for RealHost {
         args: &[&str],
         time: Duration,
         stop: &StopToken,
-    ) -> Result<Ended, ToolError> {
+    ) -> Result<ProgramOutput, ToolError> {
         tools::run(program, args, time, stop)
     }
 
@@ -98,14 +103,14 @@ pub(super) mod fake {
     use std::collections::VecDeque;
     use std::sync::Mutex;
 
-    type Answer = (String, Result<Ended, ToolError>);
+    type CommandResult = (String, Result<ProgramOutput, ToolError>);
 
     /// Records commands and answers them from a list; each unlisted command succeeds.
     #[derive(Default)]
     pub(in super::super) struct FakeHost {
         pub(in super::super) root: PathBuf,
         log: Mutex<Vec<String>>,
-        answers: Mutex<VecDeque<Answer>>,
+        answers: Mutex<VecDeque<CommandResult>>,
         table: Mutex<Vec<Mount>>,
         instead: Mutex<Option<(String, String)>>,
     }
@@ -118,7 +123,7 @@ pub(super) mod fake {
 
         /// The answer to the next command that begins with `prefix`.
         pub(in super::super) fn answer(&self, prefix: &str, code: i32, output: &str) {
-            let ended = Ended { code: Some(code), output: output.to_owned() };
+            let ended = ProgramOutput { code: Some(code), output: output.to_owned() };
             self.answers.lock().unwrap().push_back((prefix.to_owned(), Ok(ended)));
         }
 
@@ -161,7 +166,7 @@ pub(super) mod fake {
             args: &[&str],
             _: Duration,
             stop: &StopToken,
-        ) -> Result<Ended, ToolError> {
+        ) -> Result<ProgramOutput, ToolError> {
             let line = format!("{program} {}", args.join(" "));
             self.note(line.clone());
             if stop.is_stopped() {
@@ -171,9 +176,9 @@ pub(super) mod fake {
             let mut answers = self.answers.lock().unwrap();
             let index = answers.iter().position(|(prefix, _)| line.starts_with(prefix.as_str()));
             let answer = index.and_then(|index| answers.remove(index)).map(|(_, answer)| answer);
-            let result = answer.unwrap_or(Ok(Ended { code: Some(0), output: String::new() }));
+            let result = answer.unwrap_or(Ok(ProgramOutput { code: Some(0), output: String::new() }));
             if program == "mount"
-                && result.as_ref().is_ok_and(Ended::is_fine)
+                && result.as_ref().is_ok_and(ProgramOutput::is_fine)
                 && let [.., source, target] = args
             {
                 let kind = args.iter().position(|arg| *arg == "-t").and_then(|at| args.get(at + 1));

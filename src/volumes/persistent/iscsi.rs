@@ -15,7 +15,7 @@ use super::super::plugin::Plugin;
 use super::filesystem::tool;
 use super::host::{Host, below};
 use super::storage::{Request, Storage};
-use super::tools::Ended;
+use super::tools::ProgramOutput;
 use super::{Kinds, relative, sysfs};
 use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Iscsi, Mode};
@@ -52,7 +52,7 @@ const SESSION_KEYS: [&str; 4] = [
 /// A LUN of a target: the content of `iscsi.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct Disk {
+pub(super) struct IscsiDisk {
     pub(super) vol_name: String,
     pub(super) portals: Vec<String>,
     pub(super) iqn: String,
@@ -62,8 +62,8 @@ pub(super) struct Disk {
     pub(super) initiator_name: String,
 }
 
-impl Disk {
-    pub(super) fn of(volume: &str, source: &Iscsi) -> Disk {
+impl IscsiDisk {
+    pub(super) fn of(volume: &str, source: &Iscsi) -> IscsiDisk {
         let with_port = |portal: &String| {
             let has_port =
                 portal.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
@@ -79,7 +79,7 @@ impl Disk {
             (false, Some(portal)) => format!("{portal}:{volume}"),
             _ => init_iface.clone(),
         };
-        Disk {
+        IscsiDisk {
             vol_name: volume.to_owned(),
             portals,
             iqn: source.iqn.clone(),
@@ -97,19 +97,19 @@ impl Disk {
     }
 
     /// A disk from the names of its directory, without its `iscsi.json`.
-    pub(super) fn from_dir(dir: &Path) -> Option<Disk> {
+    pub(super) fn from_dir(dir: &Path) -> Option<IscsiDisk> {
         let name = dir.file_name()?.to_str()?;
         let iface = dir.parent()?.file_name()?.to_str()?.strip_prefix("iface-")?;
         let (device, lun) = name.rsplit_once("-lun-")?;
         // The name of a portal may have dashes.
         let begin = device.find("-iqn.").or_else(|| device.find("-eui."))?;
-        Some(Disk {
+        Some(IscsiDisk {
             portals: vec![device.get(..begin)?.to_owned()],
             iqn: device.get(begin + 1..)?.to_owned(),
             lun: lun.to_owned(),
             iface: iface.to_owned(),
             init_iface: iface.to_owned(),
-            ..Disk::default()
+            ..IscsiDisk::default()
         })
     }
 
@@ -131,15 +131,15 @@ impl Storage for Iscsi {
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
-        let wanted = Disk::of(&request.spec.name, self);
+        let wanted = IscsiDisk::of(&request.spec.name, self);
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
-        let disk = super::Disk { global, fs_type: &self.fs_type };
+        let disk = super::IscsiDisk { global, fs_type: &self.fs_type };
         let log_in = || attach_for(kinds, self, &wanted, &disk.global, request.stop);
         kinds.mount_disk(request, target, &disk, &log_in)
     }
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let wanted = Disk::of(&request.spec.name, self);
+        let wanted = IscsiDisk::of(&request.spec.name, self);
         let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
         kinds.map_device(request, &global, &|| attach_for(kinds, self, &wanted, &global, request.stop))
     }
@@ -149,7 +149,7 @@ impl Storage for Iscsi {
     }
 
     fn device_dir(&self, volume: &str) -> Option<PathBuf> {
-        Some(Disk::of(volume, self).dir())
+        Some(IscsiDisk::of(volume, self).dir())
     }
 }
 
@@ -157,7 +157,7 @@ impl Storage for Iscsi {
 fn attach_for(
     kinds: &Kinds,
     source: &Iscsi,
-    disk: &Disk,
+    disk: &IscsiDisk,
     global: &Path,
     stop: &StopToken,
 ) -> Result<PathBuf, VolumeError> {
@@ -175,7 +175,7 @@ fn attach_for(
 /// The name of the state file.
 pub(super) const STATE: &str = "iscsi.json";
 
-pub(super) fn write_state(dir: &Path, disk: &Disk) -> Result<(), VolumeError> {
+pub(super) fn write_state(dir: &Path, disk: &IscsiDisk) -> Result<(), VolumeError> {
     let path = dir.join(STATE);
     let text = serde_json::to_vec(disk).unwrap_or_default();
     atomic_file::write(&path, &text, 0o600).map_err(|source| VolumeError::Io {
@@ -187,7 +187,7 @@ pub(super) fn write_state(dir: &Path, disk: &Disk) -> Result<(), VolumeError> {
 
 /// The name of the volume in a directory that an earlier agent has made.
 pub(super) fn named_by(dir: &Path) -> Option<String> {
-    let disk = Disk::from_dir(dir)?;
+    let disk = IscsiDisk::from_dir(dir)?;
     let portal = disk.portals.first()?;
     Some(format!("kubernetes.io/iscsi/{portal}:{}:{}", disk.iqn, disk.lun))
 }
@@ -213,12 +213,16 @@ struct Admin<'a> {
 }
 
 impl Admin<'_> {
-    fn run(&self, args: &[&str]) -> Result<Ended, VolumeError> {
+    fn run(&self, args: &[&str]) -> Result<ProgramOutput, VolumeError> {
         self.host.run("iscsiadm", args, LIMIT, self.stop).map_err(tool)
     }
 
     /// Runs a command that must succeed.
-    fn must(&self, args: &[&str], failed: impl FnOnce(String) -> String) -> Result<Ended, VolumeError> {
+    fn must(
+        &self,
+        args: &[&str],
+        failed: impl FnOnce(String) -> String,
+    ) -> Result<ProgramOutput, VolumeError> {
         let ended = self.run(args)?;
         if ended.is_fine() { Ok(ended) } else { Err(attach(failed(ended.shown()))) }
     }
@@ -256,7 +260,7 @@ impl Admin<'_> {
 /// Logs in at all portals, and returns the device: that of the device mapper if there is one.
 fn attach_disk(
     host: &dyn Host,
-    disk: &Disk,
+    disk: &IscsiDisk,
     (chap, credentials): (Chap, &Credentials),
     stop: &StopToken,
 ) -> Result<String, VolumeError> {
@@ -327,7 +331,7 @@ fn attach_disk(
 
 fn log_in(
     admin: &Admin<'_>,
-    disk: &Disk,
+    disk: &IscsiDisk,
     portal: &str,
     (chap, credentials): (Chap, &Credentials),
 ) -> Result<(), VolumeError> {
@@ -366,7 +370,7 @@ fn wait_for_device(
     host: &dyn Host,
     transport: &str,
     portal: &str,
-    disk: &Disk,
+    disk: &IscsiDisk,
     stop: &StopToken,
 ) -> Result<Option<String>, VolumeError> {
     let end = format!("ip-{portal}-iscsi-{}-lun-{}", disk.iqn, disk.lun);
@@ -399,7 +403,7 @@ fn transport(output: &str) -> Option<String> {
 }
 
 /// Makes an interface with the wanted initiator name and the settings of the configured one.
-fn clone_iface(admin: &Admin<'_>, disk: &Disk) -> Result<(), VolumeError> {
+fn clone_iface(admin: &Admin<'_>, disk: &IscsiDisk) -> Result<(), VolumeError> {
     let iface = disk.iface.as_str();
     let shown = admin.must(&["-m", "iface", "-I", &disk.init_iface, "-o", "show"], |out| {
         format!("iscsi: failed to show iface records: {out}")
@@ -443,7 +447,7 @@ fn settings(output: &str) -> Result<BTreeMap<String, String>, String> {
 /// users.
 pub(super) fn detach_disk(
     host: &dyn Host,
-    disk: &Disk,
+    disk: &IscsiDisk,
     target_is_used: bool,
     stop: &StopToken,
 ) -> Result<(), VolumeError> {

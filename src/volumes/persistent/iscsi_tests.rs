@@ -22,7 +22,7 @@ fn by_path(root: &Path, portal: &str, disk: &str) {
     link(root, &format!("dev/disk/by-path/ip-{portal}-iscsi-{IQN}-lun-1"), &format!("dev/{disk}"));
 }
 
-fn attach_it(host: &FakeHost, disk: &Disk) -> Result<String, String> {
+fn attach_it(host: &FakeHost, disk: &IscsiDisk) -> Result<String, String> {
     let chap = (Chap::default(), &Credentials::new());
     attach_disk(host, disk, chap, &StopToken::never()).map_err(|error| error.to_string())
 }
@@ -31,7 +31,7 @@ fn attach_it(host: &FakeHost, disk: &Disk) -> Result<String, String> {
 fn login_issues_upstreams_commands() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
-    let disk = Disk::of("v", &source(&["10.0.0.1"]));
+    let disk = IscsiDisk::of("v", &source(&["10.0.0.1"]));
     by_path(root.path(), "10.0.0.1:3260", "sda");
     host.answer("iscsiadm -m iface -I default -o show", 0, TCP);
     // The login makes no session here, so that no SCSI host is found.
@@ -64,7 +64,7 @@ fn login_issues_upstreams_commands() {
 fn chap_is_set_before_discovery_and_login_and_secrets_are_in_no_message() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
-    let disk = Disk::of("v", &source(&["p:1"]));
+    let disk = IscsiDisk::of("v", &source(&["p:1"]));
     let chap = Chap { discovery: true, session: true };
     let credentials = Credentials::from([
         ("discovery.sendtargets.auth.username".to_owned(), "du".to_owned()),
@@ -97,7 +97,7 @@ fn chap_is_set_before_discovery_and_login_and_secrets_are_in_no_message() {
 fn several_portals_lead_to_a_multipath_device() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
-    let disk = Disk::of("v", &source(&["10.0.0.1", "10.0.0.2:3260"]));
+    let disk = IscsiDisk::of("v", &source(&["10.0.0.1", "10.0.0.2:3260"]));
     assert_eq!(disk.portals, ["10.0.0.1:3260", "10.0.0.2:3260"]);
     for (number, disk) in [(1, "sda"), (2, "sdb")] {
         session(root.path(), (number, IQN), &format!("10.0.0.{number}"), disk);
@@ -130,7 +130,7 @@ fn initiator_name_gets_its_own_interface() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
     let with_name = Iscsi { initiator_name: "iqn.init".to_owned(), ..source(&["1.1.1.1"]) };
-    let disk = Disk::of("v", &with_name);
+    let disk = IscsiDisk::of("v", &with_name);
     let iface = "1.1.1.1:3260:v";
     assert_eq!(disk.dir(), Path::new(&format!("iface-{iface}/1.1.1.1:3260-{IQN}-lun-1")));
     session(root.path(), (1, IQN), "1.1.1.1", "sda");
@@ -153,18 +153,18 @@ fn initiator_name_gets_its_own_interface() {
 
 #[test]
 fn state_file_has_upstreams_form_and_directory_names_are_enough_without_it() {
-    let disk = Disk::of("v", &source(&["[fd00::1]:3260"]));
+    let disk = IscsiDisk::of("v", &source(&["[fd00::1]:3260"]));
     let text = serde_json::to_value(&disk).unwrap();
     assert_eq!(
         text,
         serde_json::json!({"VolName": "v", "Portals": ["[fd00::1]:3260"], "Iqn": IQN, "Lun": "1",
             "InitIface": "default", "Iface": "default", "InitiatorName": ""})
     );
-    let disk = Disk::of("v", &source(&["10.0.0.1"]));
-    let found = Disk::from_dir(&Path::new("/r/plugins/kubernetes.io/iscsi").join(disk.dir())).unwrap();
+    let disk = IscsiDisk::of("v", &source(&["10.0.0.1"]));
+    let found = IscsiDisk::from_dir(&Path::new("/r/plugins/kubernetes.io/iscsi").join(disk.dir())).unwrap();
     assert_eq!((&found.portals, &found.iqn, &found.lun), (&disk.portals, &disk.iqn, &disk.lun));
     for odd in ["/", "/x", "/iface-a/b", "/iface-a/p-iqn.x", "/iface-a/p-x-lun-1"] {
-        assert_eq!(Disk::from_dir(Path::new(odd)), None, "{odd}");
+        assert_eq!(IscsiDisk::from_dir(Path::new(odd)), None, "{odd}");
     }
 }
 
@@ -172,9 +172,9 @@ fn state_file_has_upstreams_form_and_directory_names_are_enough_without_it() {
 fn missing_iscsiadm_names_its_package() {
     let host = FakeHost::default();
     host.lacks("iscsiadm");
-    let error = attach_it(&host, &Disk::of("v", &source(&["p"]))).unwrap_err();
+    let error = attach_it(&host, &IscsiDisk::of("v", &source(&["p"]))).unwrap_err();
     assert!(error.starts_with("iscsiadm is not installed on this node (package open-iscsi"), "{error}");
     host.answer("iscsiadm -m iface", 0, "nothing\n");
-    let error = attach_it(&host, &Disk::of("v", &source(&["p"]))).unwrap_err();
+    let error = attach_it(&host, &IscsiDisk::of("v", &source(&["p"]))).unwrap_err();
     assert_eq!(error, "Could not parse iface file for default");
 }

@@ -10,7 +10,7 @@ use super::super::plugin::Plugin;
 use super::filesystem::{self, Mounting};
 use super::host::{Host, below};
 use super::storage::{Request, Storage};
-use super::{Disk, Kinds};
+use super::{Kinds, SharedDisk};
 use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Local, Mode, Spec};
 use crate::util::error_chain::chain;
@@ -18,13 +18,13 @@ use crate::util::stop::StopToken;
 
 /// What is at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum LocalTarget {
     Directory(PathBuf),
     Device(PathBuf),
 }
 
 /// Finds what the path is. Its file system may hang.
-fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Place, VolumeError> {
+fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<LocalTarget, VolumeError> {
     let fails = |what: String| VolumeError::device(Phase::MountDevice, what);
     if source.path.is_empty() {
         return Err(fails(format!("LocalVolume volume {volume:?} path is empty")));
@@ -36,9 +36,9 @@ fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<Place, VolumeE
     let found = std::fs::metadata(&path)
         .map_err(|error| fails(format!("stat {}: {error}", Path::new(&source.path).display())))?;
     if found.is_dir() {
-        Ok(Place::Directory(path))
+        Ok(LocalTarget::Directory(path))
     } else if found.file_type().is_block_device() {
-        Ok(Place::Device(path))
+        Ok(LocalTarget::Device(path))
     } else {
         Err(fails(format!("local volume {}: only directory and block device are supported", source.path)))
     }
@@ -58,13 +58,13 @@ impl Storage for Local {
         kinds.operations.step_in(request.pod.uid(), &request.volume.name)?;
         let target = kinds.target(request, self)?;
         match place {
-            Place::Directory(path) => {
+            LocalTarget::Directory(path) => {
                 kinds.bind(request, Mounting { source: &path, target: &target }, None)?;
                 Ok(request.mounted(target, true))
             }
-            Place::Device(device) => {
+            LocalTarget::Device(device) => {
                 let global = kinds.mount_of(self, request.spec)?;
-                let disk = Disk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
+                let disk = SharedDisk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
                 kinds.mount_disk(request, target, &disk, &|| Ok(device.clone()))
             }
         }
@@ -74,8 +74,8 @@ impl Storage for Local {
         let name = &request.spec.name;
         let global = kinds.global(self.name(), Mode::Block, paths::element(name)?);
         let find = || match place(&*kinds.host, name, self)? {
-            Place::Device(device) => Ok(device),
-            Place::Directory(path) => {
+            LocalTarget::Device(device) => Ok(device),
+            LocalTarget::Directory(path) => {
                 let what = format!("{} is not a block device", path.display());
                 Err(VolumeError::device(Phase::MapBlockVolume, what))
             }
@@ -108,7 +108,7 @@ impl Kinds {
     /// Grows the file system of a device that pods use. A directory has nothing to grow, and a
     /// container sees the size of a block device itself.
     fn grow_local(&self, spec: &Spec, source: &Local, stop: &StopToken) -> Result<(), VolumeError> {
-        let Place::Device(device) = place(&*self.host, &spec.name, source)? else { return Ok(()) };
+        let LocalTarget::Device(device) = place(&*self.host, &spec.name, source)? else { return Ok(()) };
         if spec.mode == Mode::Block {
             return Ok(());
         }
@@ -137,7 +137,7 @@ mod tests {
             let source = Local { path: path.to_owned(), fs_type: None };
             place(&host, "v", &source).map_err(|error| error.to_string())
         };
-        assert_eq!(check("/d"), Ok(Place::Directory(root.path().join("d"))));
+        assert_eq!(check("/d"), Ok(LocalTarget::Directory(root.path().join("d"))));
         assert_eq!(check("").unwrap_err(), "LocalVolume volume \"v\" path is empty");
         assert_eq!(check("/d/../d").unwrap_err(), "invalid path: /d/../d must not contain '..'");
         assert!(check("/none").unwrap_err().starts_with("stat /none: No such file"));

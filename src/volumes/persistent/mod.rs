@@ -52,13 +52,13 @@ use crate::util::disk_writes;
 use crate::util::lock::LockExt;
 use crate::util::tree;
 
-use devices::{Attachable, Lock, Locks};
+use devices::{Attachable, DeviceLock, DeviceLocks};
 use filesystem::Mounting;
 use host::{Host, RealHost, mount_at};
 pub(super) use storage::{Request, Storage};
 
 /// What a volume leads to.
-struct Lead {
+struct ResolvedVolume {
     plugin: &'static str,
     /// The name of the persistent volume.
     name: String,
@@ -66,7 +66,7 @@ struct Lead {
 }
 
 /// By the names of a pod's volumes.
-type Known = HashMap<String, Lead>;
+type ResolvedVolumes = HashMap<String, ResolvedVolume>;
 
 /// The kinds of volumes, with what they share.
 pub(super) struct Kinds {
@@ -77,13 +77,13 @@ pub(super) struct Kinds {
     events: EventSink,
     drivers: flex::Drivers,
     csi: Option<Arc<Csi>>,
-    locks: Locks,
+    locks: DeviceLocks,
     /// The pod that uses a ReadWriteOncePod volume, by the name of the volume.
     singles: Mutex<HashMap<String, PodUid>>,
     /// The running operations, which learn here which server they wait for.
     operations: Operations,
     /// What each volume leads to, once it is known: its plugin, and the name of the persistent volume.
-    plugins: Mutex<HashMap<PodUid, Known>>,
+    plugins: Mutex<HashMap<PodUid, ResolvedVolumes>>,
     /// Volumes that are inspected at each sync of their pod.
     refreshed: Mutex<HashMap<PodUid, BTreeSet<String>>>,
     /// The sizes in bytes of volumes of pods that may grow on other nodes first.
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Kinds {
 }
 
 /// What [`Kinds`] are made from.
-pub(super) struct Parts {
+pub(super) struct StorageDeps {
     pub(super) root_dir: PathBuf,
     /// The directory of flexVolume drivers.
     pub(super) plugin_dir: PathBuf,
@@ -123,14 +123,14 @@ pub(super) struct Parts {
 }
 
 /// A disk that is mounted once for all pods.
-struct Disk<'a> {
+struct SharedDisk<'a> {
     /// The directory below `plugins/kubernetes.io`.
     global: PathBuf,
     fs_type: &'a str,
 }
 
 impl Kinds {
-    pub(super) fn new(parts: Parts) -> Kinds {
+    pub(super) fn new(parts: StorageDeps) -> Kinds {
         let mut singles = HashMap::new();
         for (name, pod) in parts.users {
             singles.entry(name).or_insert(pod);
@@ -143,7 +143,7 @@ impl Kinds {
             events: parts.events,
             drivers: flex::Drivers::new(&parts.plugin_dir),
             csi: parts.csi,
-            locks: Locks::default(),
+            locks: DeviceLocks::default(),
             singles: Mutex::new(singles),
             operations: parts.operations,
             plugins: Mutex::default(),
@@ -283,7 +283,7 @@ impl Kinds {
         &self,
         request: &Request<'_>,
         target: PathBuf,
-        disk: &Disk<'_>,
+        disk: &SharedDisk<'_>,
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
     ) -> Result<MountedVolume, VolumeError> {
         let lock = self.stage(request, disk, attach)?;
@@ -295,9 +295,9 @@ impl Kinds {
     fn stage(
         &self,
         request: &Request<'_>,
-        disk: &Disk<'_>,
+        disk: &SharedDisk<'_>,
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
-    ) -> Result<Lock, VolumeError> {
+    ) -> Result<DeviceLock, VolumeError> {
         let Request { spec, stop, .. } = *request;
         // Before anything is made or attached.
         filesystem::check_type(&*self.host, disk.fs_type)?;

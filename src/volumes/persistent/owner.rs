@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::error::VolumeError;
-use super::super::group_marker::{self, Marker, State};
+use super::super::group_marker::{self, Marker, MarkerState};
 use super::super::mounts::Mount;
 use super::super::ownership::{self, Policy};
 use super::super::{empty_dir, paths};
-use super::devices::Lock;
+use super::devices::DeviceLock;
 use super::filesystem::Mounting;
 use super::host::mount_at;
 use super::storage::Request;
@@ -30,7 +30,7 @@ impl Kinds {
         &self,
         request: &Request<'_>,
         Mounting { source: from, target }: Mounting<'_>,
-        lock: Option<Lock>,
+        lock: Option<DeviceLock>,
     ) -> Result<(), VolumeError> {
         let Request { pod, volume, spec, .. } = *request;
         let table = self.host.mounts()?;
@@ -47,7 +47,7 @@ impl Kinds {
         drop(lock);
         let Some(gid) = gid else { return Ok(()) };
         // A walk that has begun is completed, also if another pod has got the volume meanwhile.
-        let has_begun = was_mounted && marker.state() == State::Begun;
+        let has_begun = was_mounted && marker.state() == MarkerState::Begun;
         if matches!(spec.source, Source::Local(_)) && !has_begun && self.is_shared(target)? {
             self.compare_group(pod, spec, target, gid);
             marker.remove();

@@ -3,7 +3,7 @@
 use super::super::error::VolumeError;
 use super::super::plugin_table;
 use super::storage::Request;
-use super::{Kinds, Lead};
+use super::{Kinds, ResolvedVolume};
 use crate::model::api::Volume;
 use crate::model::mount::MountedVolume;
 use crate::model::persistent::{Mode, Spec};
@@ -28,7 +28,7 @@ impl Kinds {
     }
 
     /// What the last set-up has found out. Not longer under the lock: a source may be large.
-    fn lead<T>(&self, pod: &Pod, volume: &Volume, of: impl FnOnce(&Lead) -> T) -> Option<T> {
+    fn lead<T>(&self, pod: &Pod, volume: &Volume, of: impl FnOnce(&ResolvedVolume) -> T) -> Option<T> {
         self.plugins.locked().get(pod.uid())?.get(&volume.name).map(of)
     }
 
@@ -42,7 +42,7 @@ impl Kinds {
         let spec = &self.resolve_outside(pod, volume)?;
         let storage = plugin_table::storage(&spec.source);
         let server = storage.server();
-        let lead = Lead { plugin: storage.name(), name: spec.name.clone(), server: server.clone() };
+        let lead = ResolvedVolume { plugin: storage.name(), name: spec.name.clone(), server: server.clone() };
         self.plugins.locked().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), lead);
         self.operations.is_served_by(pod.uid(), &volume.name, server);
         if storage.grows() {

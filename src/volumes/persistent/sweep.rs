@@ -83,7 +83,7 @@ impl Kinds {
         match &device.kind {
             Kind::Local => {}
             Kind::Iscsi => {
-                let disk = read_state(&device.dir).or_else(|| iscsi::Disk::from_dir(&device.dir));
+                let disk = read_state(&device.dir).or_else(|| iscsi::IscsiDisk::from_dir(&device.dir));
                 if let Some(disk) = disk {
                     let is_used = self.target_is_used(device, &disk);
                     iscsi::detach_disk(host, &disk, is_used, stop)?;
@@ -106,18 +106,18 @@ impl Kinds {
     }
 
     /// Whether another LUN of the same target is still there.
-    fn target_is_used(&self, own: &Device, disk: &iscsi::Disk) -> bool {
+    fn target_is_used(&self, own: &Device, disk: &iscsi::IscsiDisk) -> bool {
         devices::all(&self.root_dir).iter().any(|device| {
             let is_other = device.kind == Kind::Iscsi && device.dir != own.dir;
             // A state file is not read: the disk may be mounted, with files of a container.
-            let found = || iscsi::Disk::from_dir(&device.dir);
+            let found = || iscsi::IscsiDisk::from_dir(&device.dir);
             is_other && found().is_some_and(|other| other.iqn == disk.iqn && other.iface == disk.iface)
         })
     }
 }
 
 /// The state file of an iSCSI disk that is not mounted.
-fn read_state(dir: &Path) -> Option<iscsi::Disk> {
+fn read_state(dir: &Path) -> Option<iscsi::IscsiDisk> {
     let path = dir.join(STATE);
     let read = untrusted::read_own(&path, MAX_STATE_BYTES);
     match read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)) {

@@ -1,6 +1,6 @@
 //! Tests of the kinds together: commands and mounts of a fake node.
 
-use super::super::attachment::{Controller, Shown};
+use super::super::attachment::{Controller, NodeVolumes};
 use super::super::error::ToolError;
 use super::super::operations::Share;
 use super::super::waker::Waker;
@@ -31,7 +31,7 @@ impl Host for Shared {
         args: &[&str],
         time: Duration,
         stop: &StopToken,
-    ) -> Result<tools::Ended, ToolError> {
+    ) -> Result<tools::ProgramOutput, ToolError> {
         self.0.run(program, args, time, stop)
     }
     fn mounts(&self) -> Result<Vec<super::super::mounts::Mount>, VolumeError> {
@@ -59,7 +59,7 @@ impl Node {
         Node::with(claims, volumes, |_| {})
     }
 
-    fn with(claims: Vec<Value>, volumes: Vec<Value>, change: impl FnOnce(&mut Parts)) -> Node {
+    fn with(claims: Vec<Value>, volumes: Vec<Value>, change: impl FnOnce(&mut StorageDeps)) -> Node {
         let root = tempfile::tempdir().unwrap();
         let host = Arc::new(FakeHost::new(root.path()));
         let parse = |value: Value| serde_json::from_value(value).unwrap();
@@ -67,7 +67,7 @@ impl Node {
             claims.into_iter().map(parse).collect(),
             volumes.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect(),
         );
-        let mut parts = Parts {
+        let mut parts = StorageDeps {
             root_dir: root.path().to_owned(),
             plugin_dir: root.path().join("exec"),
             node: "node".to_owned(),
@@ -333,7 +333,7 @@ fn target_stays_logged_in_for_its_other_disks() {
     let node = Node::new(Vec::new(), Vec::new());
     for lun in [1, 2] {
         let source = Iscsi { target_portal: "p".into(), iqn: IQN.into(), lun, ..Iscsi::default() };
-        let disk = iscsi::Disk::of("pv", &source);
+        let disk = iscsi::IscsiDisk::of("pv", &source);
         let dir = devices::plugins(node.root.path()).join("iscsi").join(disk.dir());
         make_dirs(&dir).unwrap();
         iscsi::write_state(&dir, &disk).unwrap();
@@ -512,7 +512,7 @@ fn names_of_targets_cannot_leave_their_directory() {
 
 #[test]
 fn volume_of_a_controller_waits_until_the_node_shows_it_in_use_and_attached() {
-    let shown: Arc<Mutex<Option<Shown>>> = Arc::default();
+    let shown: Arc<Mutex<Option<NodeVolumes>>> = Arc::default();
     let (read, (woken, wakes)) = (Arc::clone(&shown), crossbeam_channel::bounded(64));
     let controller =
         Controller { shown: Box::new(move || read.lock().unwrap().clone()), changed: Box::new(|| {}) };
@@ -529,11 +529,11 @@ fn volume_of_a_controller_waits_until_the_node_shows_it_in_use_and_attached() {
     };
     waits();
     *shown.lock().unwrap() =
-        Some(Shown { in_use: names(&[name]), attached: names(&["kubernetes.io/fc/[y]"]) });
+        Some(NodeVolumes { in_use: names(&[name]), attached: names(&["kubernetes.io/fc/[y]"]) });
     waits();
     let (number, listed) = attachments.list();
     assert_eq!(listed, [name]);
-    *shown.lock().unwrap() = Some(Shown { in_use: names(&[name]), attached: names(&[name]) });
+    *shown.lock().unwrap() = Some(NodeVolumes { in_use: names(&[name]), attached: names(&[name]) });
     waits();
     attachments.stored(number, &names(&[name]));
     assert_eq!(wakes.try_recv(), Ok(PodUid::from("u1")));

@@ -44,13 +44,13 @@ const PACKAGES: [(&str, [&str; 3]); 22] = [
 
 /// How a program ended, with its output on both descriptors.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Ended {
+pub(super) struct ProgramOutput {
     /// The exit code; `None`: it was ended by a signal.
     pub(super) code: Option<i32>,
     pub(super) output: String,
 }
 
-impl Ended {
+impl ProgramOutput {
     pub(super) fn is_fine(&self) -> bool {
         self.code == Some(0)
     }
@@ -86,7 +86,7 @@ pub(super) fn run(
     args: &[&str],
     time: Duration,
     stop: &StopToken,
-) -> Result<Ended, ToolError> {
+) -> Result<ProgramOutput, ToolError> {
     let mut command = Command::new(program);
     // The texts of programs are compared, and must not be translated.
     command.args(args).env("LC_ALL", "C");
@@ -97,7 +97,7 @@ pub(super) fn run(
         Ok(output) => {
             let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
             text.push_str(&String::from_utf8_lossy(&output.stderr));
-            Ok(Ended { code: output.status.code(), output: text })
+            Ok(ProgramOutput { code: output.status.code(), output: text })
         }
         Err(error) if error.is_missing() => Err(missing(program)),
         Err(error) => Err(ToolError::Child(error)),

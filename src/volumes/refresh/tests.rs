@@ -223,12 +223,12 @@ fn sync_that_is_woken_by_the_end_of_updates_begins_none_of_another_kind() {
 }
 
 /// Updates of a pod, and the sender of their results.
-fn round(volumes: &[&str]) -> (Round, crossbeam_channel::Sender<Ended>) {
+fn round(volumes: &[&str]) -> (RefreshRound, crossbeam_channel::Sender<RefreshResult>) {
     let (report, ended) = bounded(volumes.len());
     let key = (&PodUid::from("u"), "v", &Share::default());
     let operation = operations::Operations::default().start(key, |_: Result<(), _>| {}, |_| Ok(())).unwrap();
     let volumes = volumes.iter().map(|name| (*name).to_owned()).collect();
-    (Round { operation, volumes, ended, is_left: Arc::default() }, report)
+    (RefreshRound { operation, volumes, ended, is_left: Arc::default() }, report)
 }
 
 #[test]
@@ -389,7 +389,8 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
     assert!(reserve(16 << 20).is_err() && reserve(4 << 20).is_ok());
     // The result of the other volume would exceed the limit: it is not kept.
     let results = node.volumes.refresh(&pod, &due, &never).unwrap();
-    let [(a, Ok(Fresh::Files(_))), (b, Err(VolumeError::FilesTooLarge))] = results.as_slice() else {
+    let [(a, Ok(RefreshedVolume::Files(_))), (b, Err(VolumeError::FilesTooLarge))] = results.as_slice()
+    else {
         panic!("{results:?}")
     };
     assert_eq!((a.as_str(), b.as_str()), ("a", "b"));

@@ -44,7 +44,7 @@ fn sub_path_of_a_pod_that_is_removed_is_not_made() {
     };
     let operations = Operations::default();
     let uid = PodUid::from("u");
-    let bond = Bond { operations: operations.clone(), pod: uid.clone(), volume: "v".to_owned() };
+    let bond = SubPathOperation { operations: operations.clone(), pod: uid.clone(), volume: "v".to_owned() };
     let (report, begun) = crossbeam_channel::bounded(1);
     let (server, hold) = crossbeam_channel::bounded::<()>(0);
     let work = move |_: &StopToken| {
