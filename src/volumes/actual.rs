@@ -94,13 +94,13 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(&self, volume: &str) -> Size {
+    fn size(&self, volume: &str) -> Size {
         self.volumes.get(volume).copied().unwrap_or_default()
     }
 
     /// The sizes of all volumes, if this one had another size.
     fn with(&self, volume: &str, size: Size) -> Size {
-        let before = self.of(volume);
+        let before = self.size(volume);
         let replace =
             |total: usize, before: usize, size: usize| total.saturating_sub(before).saturating_add(size);
         Size {
@@ -134,7 +134,7 @@ impl ActualState {
     }
 
     /// All volumes that are mounted for the pod.
-    pub(super) fn of(&self, uid: &PodUid) -> Vec<MountedVolume> {
+    pub(super) fn volumes_of(&self, uid: &PodUid) -> Vec<MountedVolume> {
         self.pods.get(uid).map(|volumes| volumes.values().cloned().collect()).unwrap_or_default()
     }
 
@@ -184,7 +184,7 @@ impl ActualState {
                 return Err(ExceededLimit::Share { limit });
             }
         }
-        let before = sizes.of(volume);
+        let before = sizes.size(volume);
         let larger = Size { bytes: before.bytes.max(size.bytes), memory: before.memory.max(size.memory) };
         sizes.set(volume, larger);
         Ok(())
@@ -209,20 +209,20 @@ mod tests {
     #[test]
     fn volume_is_known_until_pod_is_forgotten() {
         let mut actual = ActualState::default();
-        let (one, two) = (PodUid::from("1"), PodUid::from("2"));
+        let (first, two) = (PodUid::from("1"), PodUid::from("2"));
         let volume = MountedVolume {
             volume: "v".into(),
             host_path: "/v".into(),
             read_only: false,
             selinux_relabel: false,
         };
-        actual.mounted(&one, &volume);
-        assert_eq!(actual.get(&one, "v"), Some(volume));
-        assert_eq!(actual.get(&one, "w"), None);
-        assert_eq!((actual.of(&one).len(), actual.of(&two).len()), (1, 0));
+        actual.mounted(&first, &volume);
+        assert_eq!(actual.get(&first, "v"), Some(volume));
+        assert_eq!(actual.get(&first, "w"), None);
+        assert_eq!((actual.volumes_of(&first).len(), actual.volumes_of(&two).len()), (1, 0));
         assert_eq!(actual.get(&two, "v"), None);
-        actual.forget(&one);
-        assert_eq!(actual.get(&one, "v"), None);
+        actual.forget(&first);
+        assert_eq!(actual.get(&first, "v"), None);
         assert!(actual.pods.is_empty());
     }
 
@@ -233,23 +233,23 @@ mod tests {
     #[test]
     fn volumes_of_one_pod_share_a_byte_limit() {
         let mut actual = ActualState::default();
-        let (one, two) = (PodUid::from("1"), PodUid::from("2"));
-        assert!(reserve(&mut actual, &one, "v", MAX_BYTES));
+        let (first, two) = (PodUid::from("1"), PodUid::from("2"));
+        assert!(reserve(&mut actual, &first, "v", MAX_BYTES));
         // Nothing was written yet, or the update has failed.
-        assert!(reserve(&mut actual, &one, "v", 1));
-        assert!(!reserve(&mut actual, &one, "w", 1));
-        actual.wrote(&one, "v", Size::on_disk(1));
-        assert!(reserve(&mut actual, &one, "w", MAX_BYTES - 1));
-        actual.wrote(&one, "w", Size::on_disk(MAX_BYTES - 1));
-        assert!(!reserve(&mut actual, &one, "x", 1));
+        assert!(reserve(&mut actual, &first, "v", 1));
+        assert!(!reserve(&mut actual, &first, "w", 1));
+        actual.wrote(&first, "v", Size::on_disk(1));
+        assert!(reserve(&mut actual, &first, "w", MAX_BYTES - 1));
+        actual.wrote(&first, "w", Size::on_disk(MAX_BYTES - 1));
+        assert!(!reserve(&mut actual, &first, "x", 1));
         // A volume whose update is refused keeps its old files and size.
-        assert!(!reserve(&mut actual, &one, "v", 2));
-        assert!(reserve(&mut actual, &one, "v", 1));
-        assert!(reserve(&mut actual, &one, "x", 0));
-        assert!(!reserve(&mut actual, &one, "x", usize::MAX));
+        assert!(!reserve(&mut actual, &first, "v", 2));
+        assert!(reserve(&mut actual, &first, "v", 1));
+        assert!(reserve(&mut actual, &first, "x", 0));
+        assert!(!reserve(&mut actual, &first, "x", usize::MAX));
         assert!(reserve(&mut actual, &two, "v", MAX_BYTES));
-        actual.forget(&one);
-        assert!(reserve(&mut actual, &one, "x", MAX_BYTES));
+        actual.forget(&first);
+        assert!(reserve(&mut actual, &first, "x", MAX_BYTES));
     }
 
     /// Seven volumes of 9,900 files with one byte each took 400 MiB that were charged to the agent.
@@ -283,7 +283,7 @@ mod tests {
                 actual.reserve((&uid, namespace), "v", many)
             };
             let results: Vec<_> = (0..10).map(each).collect();
-            (results.iter().filter(|one| one.is_ok()).count(), results.last().copied())
+            (results.iter().filter(|result| result.is_ok()).count(), results.last().copied())
         };
         assert_eq!(fill(&mut actual, "a"), (2, Some(Err(ExceededLimit::Share { limit: 128 << 20 }))));
         assert_eq!(fill(&mut actual, "b"), (2, Some(Err(ExceededLimit::Share { limit: 128 << 20 }))));

@@ -195,8 +195,8 @@ impl Payload {
 }
 
 /// How many elements two paths have in common from the start.
-fn in_common(one: &Path, other: &Path) -> usize {
-    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+fn in_common(path: &Path, other: &Path) -> usize {
+    path.iter().zip(other).take_while(|(element, other)| element == other).count()
 }
 
 /// Checks a path and takes out empty and `.` elements.
@@ -314,7 +314,8 @@ impl<'a> Descent<'a> {
     ) -> io::Result<(BorrowedFd<'_>, CString)> {
         let name = path.file_name().ok_or(Errno::INVAL).and_then(c_string)?;
         let above = path.parent().unwrap_or(Path::new(""));
-        let shared = self.levels.iter().zip(above).take_while(|((level, _), one)| level == one).count();
+        let shared =
+            self.levels.iter().zip(above).take_while(|((level, _), element)| level == element).count();
         self.levels.truncate(shared);
         for element in above.iter().skip(shared) {
             let next = open(self.here(), &c_string(element)?)?;

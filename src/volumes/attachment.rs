@@ -142,7 +142,8 @@ impl AttachmentState {
 
     /// Whether the volume may be mounted. `shown`: the newest object.
     fn may_mount(&self, name: &str, shown: Option<&NodeVolumes>) -> bool {
-        self.is_stored(name) && shown.is_some_and(|it| it.in_use.contains(name) && it.attached.contains(name))
+        self.is_stored(name)
+            && shown.is_some_and(|lists| lists.in_use.contains(name) && lists.attached.contains(name))
     }
 
     /// The pods that wait for a volume which may be mounted.
@@ -156,7 +157,7 @@ impl AttachmentState {
 #[derive(Default)]
 pub(crate) struct Attachments {
     /// Held for look-ups only, never across a call of `controller`.
-    agreement: Mutex<AttachmentState>,
+    state: Mutex<AttachmentState>,
     controller: OnceLock<Controller>,
     keep_if: OnceLock<KeepIf>,
     /// Called for a pod whose volume need not wait any longer.
@@ -165,13 +166,13 @@ pub(crate) struct Attachments {
 
 impl std::fmt::Debug for Attachments {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Attachments({:?})", self.agreement().volumes.keys())
+        write!(out, "Attachments({:?})", self.state().volumes.keys())
     }
 }
 
 impl Attachments {
-    fn agreement(&self) -> MutexGuard<'_, AttachmentState> {
-        self.agreement.locked()
+    fn state(&self) -> MutexGuard<'_, AttachmentState> {
+        self.state.locked()
     }
 
     /// Volumes wait until this controller has attached them.
@@ -194,7 +195,7 @@ impl Attachments {
     /// One part of the room has these volumes, also some that no pod uses but that are not released.
     /// To be called before a volume is mounted, and after it is released.
     pub(super) fn set(&self, holder: Holder, names: BTreeSet<String>) {
-        let has_changed = self.agreement().set(holder, names);
+        let has_changed = self.state().set(holder, names);
         if let Some(controller) = self.controller.get().filter(|_| has_changed) {
             (controller.changed)();
         }
@@ -202,16 +203,16 @@ impl Attachments {
 
     /// The volumes in use.
     pub(super) fn in_use(&self) -> Vec<String> {
-        self.agreement().volumes.keys().cloned().collect()
+        self.state().volumes.keys().cloned().collect()
     }
 
     /// The volumes in use, for a request, and the number of this list. Each list has a greater one.
     pub(super) fn list(&self) -> (u64, Vec<String>) {
         if let Some(keep) = self.keep_if.get() {
-            let kept = self.shown_names().into_iter().filter(|name| keep(name)).collect();
-            self.agreement().set(Holder::Unknown, kept);
+            let names = self.shown_names().into_iter().filter(|name| keep(name)).collect();
+            self.state().set(Holder::Unknown, names);
         }
-        self.agreement().list()
+        self.state().list()
     }
 
     /// Volumes of the node's object for which `keep` is true stay in use.
@@ -232,7 +233,7 @@ impl Attachments {
     /// The response to a request with this list has arrived, or there was nothing to write while no
     /// request was open. `stored`: `volumesInUse` of the object.
     pub(super) fn stored(&self, number: u64, stored: &BTreeSet<String>) {
-        self.agreement().stored(number, stored);
+        self.state().stored(number, stored);
         self.node_changed();
     }
 
@@ -240,7 +241,7 @@ impl Attachments {
     pub(super) fn node_changed(&self) {
         let Some(controller) = self.controller.get() else { return };
         let shown = (controller.shown)();
-        let ready = self.agreement().ready(shown.as_ref());
+        let ready = self.state().ready(shown.as_ref());
         ready.iter().for_each(|pod| (self.waker.0)(pod));
     }
 
@@ -253,14 +254,14 @@ impl Attachments {
         let Some(controller) = self.controller.get() else { return Ok(()) };
         // First, so that no change of the object is missed.
         let (wait, was_stored) = {
-            let mut agreement = self.agreement();
-            (agreement.wait(pod, name, now), agreement.is_stored(name))
+            let mut state = self.state();
+            (state.wait(pod, name, now), state.is_stored(name))
         };
         let shown = (controller.shown)();
-        let mut agreement = self.agreement();
+        let mut state = self.state();
         // A list that was stored meanwhile may be newer than the object.
-        if was_stored && agreement.may_mount(name, shown.as_ref()) {
-            agreement.waiting.remove(&(pod.clone(), name.to_owned()));
+        if was_stored && state.may_mount(name, shown.as_ref()) {
+            state.waiting.remove(&(pod.clone(), name.to_owned()));
             return Ok(());
         }
         Err(wait)
@@ -268,7 +269,7 @@ impl Attachments {
 
     /// The pod does not wait any longer: it has ended.
     pub(super) fn forget(&self, pod: &PodUid) {
-        self.agreement().waiting.retain(|(waiting, _), _| waiting != pod);
+        self.state().waiting.retain(|(waiting, _), _| waiting != pod);
     }
 }
 
@@ -288,49 +289,49 @@ mod tests {
 
     #[test]
     fn volume_is_mounted_after_its_list_was_stored_and_while_it_is_attached() {
-        let mut agreement = AttachmentState::default();
+        let mut state = AttachmentState::default();
         let both = shown(&["v"], &["v"]);
-        assert!(!agreement.may_mount("v", Some(&both)), "it is not in use");
-        assert!(agreement.set(Holder::Csi, set(&["v"])));
-        assert!(!agreement.set(Holder::Devices, set(&["v"])));
+        assert!(!state.may_mount("v", Some(&both)), "it is not in use");
+        assert!(state.set(Holder::Csi, set(&["v"])));
+        assert!(!state.set(Holder::Devices, set(&["v"])));
         // An older object may have it, from the last time that it was in use.
-        assert!(!agreement.may_mount("v", Some(&both)));
-        let (number, names) = agreement.list();
+        assert!(!state.may_mount("v", Some(&both)));
+        let (number, names) = state.list();
         assert_eq!(names, ["v"]);
-        agreement.stored(number - 1, &set(&["v"]));
-        assert!(!agreement.may_mount("v", Some(&both)));
-        agreement.stored(number, &set(&[]));
-        assert!(!agreement.may_mount("v", Some(&both)));
-        agreement.stored(number, &set(&["v"]));
+        state.stored(number - 1, &set(&["v"]));
+        assert!(!state.may_mount("v", Some(&both)));
+        state.stored(number, &set(&[]));
+        assert!(!state.may_mount("v", Some(&both)));
+        state.stored(number, &set(&["v"]));
         for (object, expected) in [
             (None, false),
             (Some(shown(&["v"], &["w"])), false),
             (Some(shown(&[], &["v"])), false),
             (Some(both.clone()), true),
         ] {
-            assert_eq!(agreement.may_mount("v", object.as_ref()), expected, "{object:?}");
+            assert_eq!(state.may_mount("v", object.as_ref()), expected, "{object:?}");
         }
-        assert!(!agreement.set(Holder::Csi, set(&[])), "the other part still has it");
-        assert!(agreement.may_mount("v", Some(&both)));
+        assert!(!state.set(Holder::Csi, set(&[])), "the other part still has it");
+        assert!(state.may_mount("v", Some(&both)));
     }
 
     #[test]
     fn volume_that_comes_back_needs_a_new_list() {
-        let mut agreement = AttachmentState::default();
+        let mut state = AttachmentState::default();
         let both = shown(&["v"], &["v"]);
-        agreement.set(Holder::Csi, set(&["v"]));
-        let first = agreement.list().0;
-        agreement.stored(first, &set(&["v"]));
-        assert!(agreement.set(Holder::Csi, set(&[])));
+        state.set(Holder::Csi, set(&["v"]));
+        let first = state.list().0;
+        state.stored(first, &set(&["v"]));
+        assert!(state.set(Holder::Csi, set(&[])));
         // The list without it is on its way when the volume comes back.
-        let without = agreement.list().0;
-        agreement.set(Holder::Csi, set(&["v"]));
-        assert!(!agreement.may_mount("v", Some(&both)));
-        agreement.stored(without, &set(&["v"]));
-        assert!(!agreement.may_mount("v", Some(&both)));
-        let second = agreement.list().0;
-        agreement.stored(second, &set(&["v"]));
-        assert!(agreement.may_mount("v", Some(&both)));
+        let without = state.list().0;
+        state.set(Holder::Csi, set(&["v"]));
+        assert!(!state.may_mount("v", Some(&both)));
+        state.stored(without, &set(&["v"]));
+        assert!(!state.may_mount("v", Some(&both)));
+        let second = state.list().0;
+        state.stored(second, &set(&["v"]));
+        assert!(state.may_mount("v", Some(&both)));
     }
 
     #[test]
@@ -351,8 +352,8 @@ mod tests {
         assert_eq!(rings.try_iter().count(), 1);
         attachments.set(Holder::Csi, set(&["v"]));
         assert_eq!(rings.try_iter().count(), 0);
-        let waits = |at: Instant| {
-            let wait = attachments.may_mount(&pod, "v", at).unwrap_err();
+        let waits = |time: Instant| {
+            let wait = attachments.may_mount(&pod, "v", time).unwrap_err();
             (wait.report_at.duration_since(now), wait.is_overdue)
         };
         assert_eq!(waits(now), (LONG, false));

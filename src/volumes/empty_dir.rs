@@ -227,7 +227,7 @@ pub(super) fn memory_size(pod: &Pod, source: &EmptyDirVolumeSource, allocatable:
 /// The size of the pages that `HugePages` or `HugePages-<size>` means in this pod: one that a
 /// container requests.
 fn page_size(pod: &Pod, medium: &str) -> Result<u64, VolumeError> {
-    let refuse = |why: &str| VolumeError::HugePages { why: why.replace('@', medium) };
+    let refuse = |reason: &str| VolumeError::HugePages { reason: reason.replace('@', medium) };
     let named = match medium.split_once('-') {
         None => None,
         Some((_, size)) => Some(Amount::parse(size).map_err(|error| refuse(&error.to_string()))?),

@@ -67,10 +67,10 @@ pub enum VolumeError {
         medium: String,
     },
     /// An emptyDir of huge pages whose size does not follow from the pod.
-    #[error("{why}")]
+    #[error("{reason}")]
     HugePages {
         /// A sentence with the medium in it.
-        why: String,
+        reason: String,
     },
     /// The content of a volume cannot be computed.
     #[error("{problem}")]
@@ -163,14 +163,14 @@ pub enum VolumeError {
         cause: String,
     },
     /// The claim of a volume cannot be used, or could not be read.
-    #[error("error processing PVC {namespace}/{claim}: {why}")]
+    #[error("error processing PVC {namespace}/{claim}: {reason}")]
     Claim {
         /// The pod's namespace.
         namespace: String,
         /// The claim's name.
         claim: String,
         /// Why, in upstream's words.
-        why: String,
+        reason: String,
     },
     /// The mode of a volume does not match its use.
     #[error(transparent)]

@@ -77,7 +77,7 @@ fn fill(
         Errno::CANCELED => VolumeError::Stopping,
         errno => VolumeError::io(attempt, &path)(errno),
     };
-    if let Some(points) = site.nested.get_or_init(|| Nested::of(site.pod)).of_volume(place.volume)? {
+    if let Some(points) = site.nested.get_or_init(|| Nested::from_pod(site.pod)).of_volume(place.volume)? {
         atomic_writer::make_dirs(dir, points.iter().map(PathBuf::as_path), stop)
             .map_err(|errno| failed("make nested mount points in", errno))?;
     }
@@ -87,14 +87,14 @@ fn fill(
         let Some(gid) = gid else { return Ok(()) };
         let stops = std::slice::from_ref(stop);
         let given = ownership::give(dir, gid, (Access::Read, Policy::Always), stops, &mut |_| {});
-        given.map(drop).map_err(|why| {
-            broken.set(Some(why));
+        given.map(drop).map_err(|error| {
+            broken.set(Some(error));
             Errno::CANCELED
         })
     };
     let written = atomic_writer::write(dir, payload, Timestamp::now(), &own, stop);
     written.map(drop).map_err(|errno| match broken.take() {
-        Some(why) => why.into_error(&path),
+        Some(error) => error.into_error(&path),
         None => failed("write the files of", errno),
     })
 }
@@ -109,7 +109,7 @@ pub(super) struct Nested {
 }
 
 impl Nested {
-    pub(super) fn of(pod: &Pod) -> Nested {
+    pub(super) fn from_pod(pod: &Pod) -> Nested {
         let mut nested = Nested::default();
         for container in pod.all_containers() {
             nested.add(container.volume_mounts.as_deref().unwrap_or_default());
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn nested_mounts_need_directories_in_outer_volume() {
         let nested = |pod: &Pod| -> Vec<String> {
-            let nested = Nested::of(pod);
+            let nested = Nested::from_pod(pod);
             let points = nested.of_volume("v").unwrap().into_iter().flatten();
             points.map(|point| point.to_str().unwrap().to_owned()).collect()
         };

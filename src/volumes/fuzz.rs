@@ -97,7 +97,7 @@ pub(crate) fn targets() -> Vec<Target> {
             run: |bytes| {
                 let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return };
                 let Some(pod) = admitted(&value) else { return };
-                let nested = Nested::of(&pod);
+                let nested = Nested::from_pod(&pod);
                 let _ = (nested.of_volume("v"), nested.of_volume("w"));
             },
         },

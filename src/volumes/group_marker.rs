@@ -37,7 +37,7 @@ pub(super) enum MarkerState {
 
 impl Marker {
     /// The marker of the volume in `pods/<uid>/volumes/<plugin>/<name>`.
-    pub(super) fn of(volume: &Path) -> Result<Marker, VolumeError> {
+    pub(super) fn for_volume(volume: &Path) -> Result<Marker, VolumeError> {
         let place = || {
             let (name, plugin) = (volume.file_name()?, volume.parent()?.file_name()?);
             Some(volume.ancestors().nth(3)?.join("plugins").join(DIRECTORY).join(plugin).join(name))
@@ -111,8 +111,10 @@ mod tests {
     fn marker_shows_how_far_a_set_up_came() {
         let pod = tempfile::tempdir().unwrap();
         std::fs::create_dir(pod.path().join("plugins")).unwrap();
-        let of = |name: &str| Marker::of(&pod.path().join("volumes/kubernetes.io~csi").join(name)).unwrap();
-        let (marker, other) = (of("pv"), of("other"));
+        let marker = |name: &str| {
+            Marker::for_volume(&pod.path().join("volumes/kubernetes.io~csi").join(name)).unwrap()
+        };
+        let (marker, other) = (marker("pv"), marker("other"));
         assert_eq!(marker.state(), MarkerState::Given);
         marker.make().unwrap();
         other.begin().unwrap();
@@ -125,7 +127,7 @@ mod tests {
         marker.remove();
         marker.remove();
         assert_eq!((marker.state(), other.state()), (MarkerState::Given, MarkerState::Begun));
-        assert!(Marker::of(Path::new("pv")).is_err());
+        assert!(Marker::for_volume(Path::new("pv")).is_err());
     }
 
     #[test]

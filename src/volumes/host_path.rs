@@ -81,7 +81,7 @@ fn exists(path: &Path) -> bool {
 
 fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<(), VolumeError> {
     let shown = path.display().to_string();
-    let unknown = |why: String| (format!("unable to determine its type: {why}"), false);
+    let unknown = |reason: String| (format!("unable to determine its type: {reason}"), false);
     let (found, is_known) = match std::fs::metadata(path) {
         Ok(found) if is(&found.file_type()) => return Ok(()),
         Ok(found) => match kind_of(&found.file_type()) {
@@ -192,12 +192,12 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
         let unknown = "hostPath type check failed, @ is not a file, unable to determine its type: ";
-        for (path, why) in [
+        for (path, reason) in [
             (&pipe, "only recognise file, directory, socket, block device and character device"),
             (&link, "path \"@\" does not exist"),
         ] {
             make_file(path).unwrap();
-            check(path, Some("FileOrCreate"), Some(&format!("{unknown}{why}")));
+            check(path, Some("FileOrCreate"), Some(&format!("{unknown}{reason}")));
         }
         assert!(!target.exists());
     }

@@ -243,26 +243,26 @@ impl Volumes {
     #[must_use]
     pub fn lingering(&self) -> Vec<UnremovedPod> {
         let failures = self.failures.locked();
-        let one = |(uid, (why, since)): (&PodUid, &(String, Instant))| UnremovedPod {
+        let unremoved = |(uid, (reason, since)): (&PodUid, &(String, Instant))| UnremovedPod {
             uid: uid.clone(),
-            why: why.clone(),
+            why: reason.clone(),
             since: since.elapsed(),
         };
-        failures.iter().map(one).collect()
+        failures.iter().map(unremoved).collect()
     }
 
     /// Why volumes that no pod uses any more cannot be unmounted and detached, and since when.
     #[must_use]
     pub fn unreleased(&self) -> Option<(String, Duration)> {
         let unreleased = self.unreleased.locked();
-        unreleased.as_ref().map(|(why, since)| (why.clone(), since.elapsed()))
+        unreleased.as_ref().map(|(reason, since)| (reason.clone(), since.elapsed()))
     }
 
     /// The operations that have run for `limit`.
     #[must_use]
     pub fn slow(&self, limit: Duration) -> Vec<Slow> {
-        let one = |(uid, volume, since)| Slow { uid, volume, since };
-        self.operations.slow(limit).into_iter().map(one).collect()
+        let operation = |(uid, volume, since)| Slow { uid, volume, since };
+        self.operations.slow(limit).into_iter().map(operation).collect()
     }
 
     /// Records the result of a removal of the pod's volumes, which took this long.
@@ -285,8 +285,8 @@ impl Volumes {
             }
             Err(VolumeError::Stopping) => {}
             Err(error) => {
-                let why = chain(error);
-                failures.entry(uid.clone()).or_insert_with(|| (String::new(), Instant::now())).0 = why;
+                let reason = chain(error);
+                failures.entry(uid.clone()).or_insert_with(|| (String::new(), Instant::now())).0 = reason;
             }
         }
     }
@@ -294,7 +294,7 @@ impl Volumes {
     /// The volumes that this process has mounted for a pod.
     #[must_use]
     pub fn mounted(&self, uid: &PodUid) -> Vec<MountedVolume> {
-        self.actual().of(uid)
+        self.actual().volumes_of(uid)
     }
 
     pub(super) fn retries(&self) -> MutexGuard<'_, Retries> {

@@ -294,11 +294,18 @@ mod tests {
 
     #[test]
     fn lines_of_the_mount_table_have_device_kind_and_source() {
-        let one = line(b"99 26 0:55 /export /r/v\\040w rw,relatime shared:7 master:1 - nfs4 srv:/x rw,hard")
-            .unwrap();
-        assert_eq!((one.point.as_path(), one.root.as_path()), (Path::new("/r/v w"), Path::new("/export")));
-        assert_eq!((one.device.as_str(), one.kind.as_str(), one.source.as_str()), ("0:55", "nfs4", "srv:/x"));
-        assert!(one.is_remote());
+        let mount =
+            line(b"99 26 0:55 /export /r/v\\040w rw,relatime shared:7 master:1 - nfs4 srv:/x rw,hard")
+                .unwrap();
+        assert_eq!(
+            (mount.point.as_path(), mount.root.as_path()),
+            (Path::new("/r/v w"), Path::new("/export"))
+        );
+        assert_eq!(
+            (mount.device.as_str(), mount.kind.as_str(), mount.source.as_str()),
+            ("0:55", "nfs4", "srv:/x")
+        );
+        assert!(mount.is_remote());
         assert!(!line(b"22 26 8:1 / / rw - ext4 /dev/sda1 rw").unwrap().is_remote());
         assert!(line(b"1 2 3:4 / / rw - fuse.sshfs x rw").unwrap().is_remote());
         assert_eq!(line(b"22 26 8:1 / / rw ext4"), None);
@@ -362,7 +369,7 @@ mod tests {
         let groups = groups(&table, Path::new("/r/p"));
         let mut shown: Vec<Vec<&str>> = groups
             .iter()
-            .map(|group| group.iter().map(|one| one.point.to_str().unwrap()).collect())
+            .map(|group| group.iter().map(|mount| mount.point.to_str().unwrap()).collect())
             .collect();
         shown.sort();
         assert_eq!(shown, [vec!["/r/p/a/x", "/r/p/a", "/r/p/a"], vec!["/r/p/ab"], vec!["/r/p/b"]]);

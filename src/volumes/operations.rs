@@ -150,8 +150,9 @@ fn place_for_update(
     purpose: Purpose,
     now: Instant,
 ) -> Result<(), VolumeError> {
-    let of_pod = pending.iter().filter(|((owner, _), one)| owner == uid && one.share.purpose == purpose);
-    let (over_time, live): (Vec<_>, Vec<_>) = of_pod.partition(|(_, one)| one.is_over_time(now));
+    let of_pod =
+        pending.iter().filter(|((owner, _), operation)| owner == uid && operation.share.purpose == purpose);
+    let (over_time, live): (Vec<_>, Vec<_>) = of_pod.partition(|(_, operation)| operation.is_over_time(now));
     match over_time.len() {
         _ if !live.is_empty() => Err(VolumeError::Pending),
         MAX_PENDING_OF_POD.. => Err(VolumeError::TooManyPending),
@@ -168,24 +169,24 @@ fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool
     let mut live: HashMap<&PodUid, usize> = HashMap::new();
     let (mut of_namespace, mut of_server) = (0_usize, 0_usize);
     let mut running: Vec<(&PodUid, &Pending)> = Vec::new();
-    for ((owner, volume), one) in pending {
-        if volume == UNMOUNT || one.share.purpose != Purpose::Mount {
+    for ((owner, volume), operation) in pending {
+        if volume == UNMOUNT || operation.share.purpose != Purpose::Mount {
             continue;
         }
         of_pod += usize::from(owner == uid);
-        if !one.is_over_time(now) {
-            running.push((owner, one));
+        if !operation.is_over_time(now) {
+            running.push((owner, operation));
         }
     }
     // The first operation of each pod has a place of its own.
-    running.sort_by_key(|(_, one)| one.begun);
-    for (owner, one) in running {
+    running.sort_by_key(|(_, operation)| operation.begun);
+    for (owner, operation) in running {
         let count = live.entry(owner).or_default();
         *count += 1;
         if *count > 1 {
             all += 1;
-            of_namespace += usize::from(one.share.namespace == share.namespace);
-            of_server += usize::from(share.server.is_some() && one.share.server == share.server);
+            of_namespace += usize::from(operation.share.namespace == share.namespace);
+            of_server += usize::from(share.server.is_some() && operation.share.server == share.server);
         }
     }
     let is_first = !live.contains_key(uid);
@@ -203,7 +204,7 @@ struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.pending.locked().retain(|_, one| !one.is_of(&self.ended));
+        self.pending.locked().retain(|_, operation| !operation.is_of(&self.ended));
     }
 }
 
@@ -349,9 +350,9 @@ impl Operations {
             Purpose::Mount => return Err(VolumeError::TooManyPending),
             purpose => place_for_update(&pending, uid, purpose, now)?,
         }
-        let (one, end) = Pending::new(now, share.clone(), until);
-        let ended = one.ended.clone();
-        pending.insert(key, one);
+        let (operation, end) = Pending::new(now, share.clone(), until);
+        let ended = operation.ended.clone();
+        pending.insert(key, operation);
         Ok(Entry { pending: Arc::clone(&self.pending), ended, _end: end })
     }
 
@@ -372,13 +373,15 @@ impl Operations {
         if from != to && pending.contains_key(&to) {
             return Err(VolumeError::Pending);
         }
-        let goes_on = |one: &Pending| one.reach != Reach::Left && one.walk.removal.is_some();
+        let goes_on =
+            |operation: &Pending| operation.reach != Reach::Left && operation.walk.removal.is_some();
         if !pending.get(&from).is_some_and(goes_on) {
             return Err(VolumeError::Stopping);
         }
-        if let Some(mut one) = pending.remove(&from) {
-            (one.begun, one.reach, one.walk.has_begun) = (Instant::now(), Reach::Outside, false);
-            pending.insert(to, one);
+        if let Some(mut operation) = pending.remove(&from) {
+            (operation.begun, operation.reach, operation.walk.has_begun) =
+                (Instant::now(), Reach::Outside, false);
+            pending.insert(to, operation);
         }
         Ok(())
     }
@@ -387,19 +390,19 @@ impl Operations {
     /// end the walk; the end of the wait for the operation is not among them.
     pub(super) fn walk(&self, uid: &PodUid, volume: &str) -> Vec<StopToken> {
         let mut pending = self.pending.locked();
-        let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Vec::new() };
-        one.walk.has_begun = true;
+        let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Vec::new() };
+        operation.walk.has_begun = true;
         // A walk changes only files of the volume, and is the last step.
-        one.step_out();
-        one.walk.stops.clone()
+        operation.step_out();
+        operation.walk.stops.clone()
     }
 
     /// From now on the running operation on the volume does nothing in the directory of its pod, until
     /// [`Operations::step_in`]: a file system of another server may let it wait.
     pub(super) fn step_out(&self, uid: &PodUid, volume: &str) {
         let mut pending = self.pending.locked();
-        if let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
-            one.step_out();
+        if let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
+            operation.step_out();
         }
     }
 
@@ -409,11 +412,11 @@ impl Operations {
     /// [`VolumeError::Stopping`] when the pod's volumes are removed: it must end.
     pub(super) fn step_in(&self, uid: &PodUid, volume: &str) -> Result<(), VolumeError> {
         let mut pending = self.pending.locked();
-        let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Ok(()) };
-        if one.reach == Reach::Left {
+        let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Ok(()) };
+        if operation.reach == Reach::Left {
             return Err(VolumeError::Stopping);
         }
-        one.reach = Reach::Inside;
+        operation.reach = Reach::Inside;
         Ok(())
     }
 
@@ -441,8 +444,9 @@ impl Operations {
         let outside = {
             let pending = self.pending.locked();
             let of_pod = pending.iter().filter(|((owner, _), _)| owner == uid);
-            let outside = of_pod.filter(|(_, one)| one.reach == Reach::Outside && !one.walk.has_begun);
-            outside.map(|(_, one)| one.ended.clone()).collect::<Vec<_>>()
+            let outside = of_pod
+                .filter(|(_, operation)| operation.reach == Reach::Outside && !operation.walk.has_begun);
+            outside.map(|(_, operation)| operation.ended.clone()).collect::<Vec<_>>()
         };
         let _waiting = threads::waiting("volume operation");
         for ended in outside {
@@ -453,9 +457,9 @@ impl Operations {
             }
         }
         let mut pending = self.pending.locked();
-        for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
-            if one.reach == Reach::Outside {
-                one.reach = Reach::Left;
+        for (_, operation) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
+            if operation.reach == Reach::Outside {
+                operation.reach = Reach::Left;
             }
         }
         drop(pending);
@@ -466,7 +470,7 @@ impl Operations {
     /// Whether an operation on a volume of the pod was left alone, and still has files open there.
     pub(super) fn has_left(&self, uid: &PodUid) -> bool {
         let pending = self.pending.locked();
-        pending.iter().any(|((owner, _), one)| owner == uid && one.reach == Reach::Left)
+        pending.iter().any(|((owner, _), operation)| owner == uid && operation.reach == Reach::Left)
     }
 
     /// Ends all walks through files of the pod's volumes, also those that begin later in a running
@@ -474,11 +478,11 @@ impl Operations {
     pub(super) fn stop_walks(&self, uid: &PodUid) -> Vec<StopToken> {
         let mut walking = Vec::new();
         let mut pending = self.pending.locked();
-        for (_, one) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
-            one.walk.removal = None;
+        for (_, operation) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
+            operation.walk.removal = None;
             // One that was left alone hangs.
-            let is_awaited = one.walk.has_begun && one.reach != Reach::Left;
-            walking.extend(is_awaited.then(|| one.ended.clone()));
+            let is_awaited = operation.walk.has_begun && operation.reach != Reach::Left;
+            walking.extend(is_awaited.then(|| operation.ended.clone()));
         }
         walking
     }
@@ -499,8 +503,8 @@ impl Operations {
     /// The server or driver of a running operation has become known.
     pub(super) fn is_served_by(&self, uid: &PodUid, volume: &str, server: Option<String>) {
         let mut pending = self.pending.locked();
-        if let Some(one) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
-            one.share.server = server;
+        if let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
+            operation.share.server = server;
         }
     }
 
@@ -510,7 +514,7 @@ impl Operations {
         let pending = self.pending.locked();
         let mut found: Vec<_> = pending
             .iter()
-            .map(|((uid, volume), one)| (uid.clone(), volume.clone(), one.begun.elapsed()))
+            .map(|((uid, volume), operation)| (uid.clone(), volume.clone(), operation.begun.elapsed()))
             .filter(|(_, _, since)| *since >= limit)
             .collect();
         found.sort();
@@ -520,8 +524,8 @@ impl Operations {
     /// The volume of an operation that is over its time.
     pub(super) fn over_time(&self, operation: &Operation, now: Instant) -> Option<String> {
         let pending = self.pending.locked();
-        let is_it = |one: &Pending| one.is_of(&operation.ended) && one.is_over_time(now);
-        pending.iter().find(|(_, one)| is_it(one)).map(|((_, volume), _)| volume.clone())
+        let is_late = |running: &Pending| running.is_of(&operation.ended) && running.is_over_time(now);
+        pending.iter().find(|(_, running)| is_late(running)).map(|((_, volume), _)| volume.clone())
     }
 
     /// Whether an operation on the volume runs, or the unmount of all volumes of the pod ([`UNMOUNT`]).
@@ -539,7 +543,7 @@ impl Operations {
     /// Whether an operation of the pod still runs, apart from those that were left alone.
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
         let pending = self.pending.locked();
-        pending.iter().any(|((busy, _), one)| busy == uid && one.reach != Reach::Left)
+        pending.iter().any(|((busy, _), operation)| busy == uid && operation.reach != Reach::Left)
     }
 }
 
@@ -807,8 +811,8 @@ mod tests {
         let (late, own) = (begun + LIMIT, Share { purpose: Purpose::Update, ..share("n", None) });
         let mut table = Table::new();
         let hang = |table: &mut Table, name: &str| {
-            let one = Pending::new(begun, own.clone(), Vec::new()).0;
-            table.insert((pod(0), name.to_owned()), one);
+            let operation = Pending::new(begun, own.clone(), Vec::new()).0;
+            table.insert((pod(0), name.to_owned()), operation);
         };
         let place =
             |table: &Table, n: usize, now: Instant| place_for_update(table, &pod(n), Purpose::Update, now);

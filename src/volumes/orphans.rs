@@ -413,16 +413,16 @@ mod tests {
         let fresh = root.path().join("pods/static/volumes/kubernetes.io~empty-dir/e/fresh");
         // It was published before the check that follows the note of the removal.
         std::fs::create_dir_all(root.path().join("pods/static/volumes")).unwrap();
-        let asked = std::cell::Cell::new(0);
+        let checks = std::cell::Cell::new(0);
         let known = |_: &PodUid| {
-            asked.set(asked.get() + 1);
-            if asked.get() > 1 {
+            checks.set(checks.get() + 1);
+            if checks.get() > 1 {
                 volumes.setup(&pod, &stopping()).unwrap_err();
             }
-            asked.get() > 1
+            checks.get() > 1
         };
         assert_eq!(volumes.orphans(&known, &StopToken::never()).unwrap(), OrphanReport::default());
-        assert_eq!(asked.get(), 2);
+        assert_eq!(checks.get(), 2);
         assert!(root.path().join("pods/static/volumes").exists());
         // It is published while its directory is removed: its set-up waits for the end.
         let removing = volumes.orphans.begin(pod.uid(), &|_| false).unwrap();

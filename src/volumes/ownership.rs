@@ -108,7 +108,7 @@ pub(super) fn give(
         let Some(entry) = level.read() else {
             // A directory is changed after its entries.
             if let (Some(Level { dir: Some(done), .. }), Some(above)) = (levels.pop(), levels.last_mut()) {
-                refused += u64::from(give_one(done.fd()?, gid, access).is_err());
+                refused += u64::from(give_entry(done.fd()?, gid, access).is_err());
                 above.open_again(done.fd()?)?;
             }
             continue;
@@ -131,7 +131,7 @@ pub(super) fn give(
             Err(errno) => return Err(WalkError::Failed(errno)),
         };
         if FileType::from_raw_mode(fs::fstat(&found)?.st_mode) != FileType::Directory {
-            refused += u64::from(give_one(found.as_fd(), gid, access).is_err());
+            refused += u64::from(give_entry(found.as_fd(), gid, access).is_err());
             continue;
         }
         if levels.len() >= MAX_LEVELS {
@@ -145,7 +145,7 @@ pub(super) fn give(
     }
     // Also that of the root: a server that maps root to another user refuses it, and the pod may be
     // able to use the volume all the same (Go: pkg/volume, `changeFilePermission`).
-    refused += u64::from(give_one(root, gid, access).is_err());
+    refused += u64::from(give_entry(root, gid, access).is_err());
     if refused > 0 {
         log::warn!("cannot set group {gid} on {refused} of {count} files of a volume");
     }
@@ -203,7 +203,7 @@ fn hold(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
     fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn give_one(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
+fn give_entry(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
     let stat = fs::fstat(entry)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if stat.st_gid != gid {
@@ -297,25 +297,25 @@ mod tests {
         const DEPTH: usize = MAX_LEVELS - 2;
         let root = tempfile::tempdir().unwrap();
         set_mode(root.path(), 0o700);
-        let mut at = tree::open(root.path()).unwrap();
+        let mut dir = tree::open(root.path()).unwrap();
         for _ in 0..DEPTH {
             // Directories and files before and after the deep one, in whatever order they are read.
             for name in [c"a", c"z"] {
-                tree::make_at(at.as_fd(), name, 0o700).unwrap();
+                tree::make_at(dir.as_fd(), name, 0o700).unwrap();
             }
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-            fs::openat(&at, c"file", flags, Mode::from_raw_mode(0o600)).unwrap();
-            at = tree::make_at(at.as_fd(), c"deep", 0o700).unwrap().0;
+            fs::openat(&dir, c"file", flags, Mode::from_raw_mode(0o600)).unwrap();
+            dir = tree::make_at(dir.as_fd(), c"deep", 0o700).unwrap().0;
         }
         let count = u64::try_from(4 * DEPTH + 1).unwrap();
         assert_eq!(run(root.path(), Access::Write, Policy::Always, &StopToken::never()), Ok(count));
-        let mut at = tree::open(root.path()).unwrap();
+        let mut dir = tree::open(root.path()).unwrap();
         for depth in 0..DEPTH {
             for (name, expected) in [(c"a", 0o2770), (c"z", 0o2770), (c"file", 0o660)] {
-                let stat = fs::statat(&at, name, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+                let stat = fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW).unwrap();
                 assert_eq!(stat.st_mode & 0o7777, expected, "{name:?} at {depth}");
             }
-            at = tree::open_at(at.as_fd(), c"deep").unwrap();
+            dir = tree::open_at(dir.as_fd(), c"deep").unwrap();
         }
         let top = tree::open(root.path()).unwrap();
         tree::remove_contents(top.as_fd(), &StopToken::never()).unwrap();
@@ -325,11 +325,11 @@ mod tests {
     fn too_many_nested_directories_are_an_error_that_names_the_limit() {
         let root = tempfile::tempdir().unwrap();
         set_mode(root.path(), 0o700);
-        let mut at = tree::open(root.path()).unwrap();
+        let mut dir = tree::open(root.path()).unwrap();
         for _ in 0..MAX_LEVELS {
-            at = tree::make_at(at.as_fd(), c"d", 0o700).unwrap().0;
+            dir = tree::make_at(dir.as_fd(), c"d", 0o700).unwrap().0;
         }
-        drop(at);
+        drop(dir);
         let again = || run(root.path(), Access::Write, Policy::OnRootMismatch, &StopToken::never());
         let broken = again().unwrap_err();
         assert_eq!(broken, WalkError::TooDeep);

@@ -49,17 +49,17 @@ pub(super) fn storage(source: &Source) -> &dyn Storage {
 }
 
 /// The plugin of a volume with a row in [`PLUGINS`].
-pub(super) fn of(volume: &Volume) -> Option<&dyn Plugin> {
+pub(super) fn find(volume: &Volume) -> Option<&dyn Plugin> {
     let has_no_source = || *volume == Volume { name: volume.name.clone(), ..Volume::default() };
     let found = PLUGINS.iter().find_map(|row| row(volume));
     found.or_else(|| has_no_source().then_some(&NO_SOURCE as &dyn Plugin))
 }
 
 /// What the plugin of a volume says; `None`: the volume is one of a claim, or not supported.
-pub(super) fn ask<T>(pod: &Pod, volume: &Volume, question: impl FnOnce(&dyn Plugin) -> T) -> Option<T> {
-    match of(volume) {
-        Some(plugin) => Some(question(plugin)),
-        None => Spec::inline(pod, volume).map(|spec| question(storage(&spec.source))),
+pub(super) fn with_plugin<T>(pod: &Pod, volume: &Volume, read: impl FnOnce(&dyn Plugin) -> T) -> Option<T> {
+    match find(volume) {
+        Some(plugin) => Some(read(plugin)),
+        None => Spec::inline(pod, volume).map(|spec| read(storage(&spec.source))),
     }
 }
 

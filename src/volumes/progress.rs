@@ -161,8 +161,8 @@ impl Progress {
             }
             known.enter(if is_left { State::Stuck } else { State::Unmounted }, now);
             known.error = is_left.then(|| cause.clone());
-            let [gone, kept] = &mut outcome;
-            if is_left { kept } else { gone }.extend(known.plugin);
+            let [gone, stuck] = &mut outcome;
+            if is_left { stuck } else { gone }.extend(known.plugin);
         }
         for path in left.into_iter().flatten().take(MOST_FOUND) {
             if !volumes.iter().any(|(name, known)| name == path || known.is_at(name, path)) {
@@ -178,7 +178,7 @@ impl Progress {
     }
 
     /// The volumes of a pod.
-    pub(super) fn of(&self, uid: &PodUid) -> BTreeMap<String, VolumeProgress> {
+    pub(super) fn volumes_of(&self, uid: &PodUid) -> BTreeMap<String, VolumeProgress> {
         self.pods.get(uid).cloned().unwrap_or_default()
     }
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn states(progress: &Progress, uid: &PodUid) -> Vec<(String, State, Option<String>)> {
-        let all = progress.of(uid).into_iter();
+        let all = progress.volumes_of(uid).into_iter();
         all.map(|(name, known)| (name, known.state, known.error)).collect()
     }
 
@@ -212,24 +212,24 @@ mod tests {
     fn a_volume_is_followed_from_its_set_up_to_its_removal() {
         let (mut progress, uid) = (Progress::default(), PodUid::from("u"));
         let begun = Instant::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        progress.begins(&uid, "a", at(0));
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        progress.begins(&uid, "a", after(0));
         assert_eq!(states(&progress, &uid), [("a".to_owned(), State::SettingUp, None)]);
-        progress.failed(&uid, "a", "no server", at(1));
-        progress.begins(&uid, "a", at(2));
-        progress.failed(&uid, "a", "still none", at(3));
-        let failed = &progress.of(&uid)["a"];
-        assert_eq!((failed.state, failed.since), (State::Failed, at(1)));
+        progress.failed(&uid, "a", "no server", after(1));
+        progress.begins(&uid, "a", after(2));
+        progress.failed(&uid, "a", "still none", after(3));
+        let failed = &progress.volumes_of(&uid)["a"];
+        assert_eq!((failed.state, failed.since), (State::Failed, after(1)));
         assert_eq!(failed.error.as_deref(), Some("still none"));
-        progress.mounted(&uid, "a", (Some("kubernetes.io/nfs"), None), at(4));
+        progress.mounted(&uid, "a", (Some("kubernetes.io/nfs"), None), after(4));
         // An update that fails leaves the old files.
-        progress.failed(&uid, "a", "no update", at(5));
-        let mounted = &progress.of(&uid)["a"];
-        assert_eq!((mounted.state, mounted.since), (State::Mounted, at(4)));
+        progress.failed(&uid, "a", "no update", after(5));
+        let mounted = &progress.volumes_of(&uid)["a"];
+        assert_eq!((mounted.state, mounted.since), (State::Mounted, after(4)));
         assert_eq!(mounted.error.as_deref(), Some("no update"));
-        progress.unmounting(&uid, at(6));
+        progress.unmounting(&uid, after(6));
         assert_eq!(states(&progress, &uid), [("a".to_owned(), State::Unmounting, None)]);
-        assert_eq!(progress.removed(&uid, &Ok(()), at(7)), [vec!["kubernetes.io/nfs"], vec![]]);
+        assert_eq!(progress.removed(&uid, &Ok(()), after(7)), [vec!["kubernetes.io/nfs"], vec![]]);
         assert!(progress.pods().is_empty());
     }
 
@@ -242,9 +242,9 @@ mod tests {
         progress.mounted(&uid, "cache", (Some("kubernetes.io/empty-dir"), None), now);
         progress.unmounting(&uid, now);
         let result = left(&["kubernetes.io~csi/pvc-1/mount", "kubernetes.io~empty-dir/tmp", "other~x/y"]);
-        let [gone, kept] = progress.removed(&uid, &result, now);
+        let [gone, stuck] = progress.removed(&uid, &result, now);
         assert_eq!(gone, ["kubernetes.io/empty-dir"]);
-        assert_eq!(kept, ["kubernetes.io/csi", "kubernetes.io/empty-dir"]);
+        assert_eq!(stuck, ["kubernetes.io/csi", "kubernetes.io/empty-dir"]);
         let busy = || Some("device is busy".to_owned());
         let stuck = |name: &str| (name.to_owned(), State::Stuck, busy());
         let all =
@@ -252,8 +252,8 @@ mod tests {
         assert_eq!(states(&progress, &uid), all);
         // The next attempt removes all but one, and does not count the others again.
         progress.unmounting(&uid, now);
-        let [gone, kept] = progress.removed(&uid, &left(&["kubernetes.io~csi/pvc-1"]), now);
-        assert_eq!((gone, kept), (vec!["kubernetes.io/empty-dir"], vec!["kubernetes.io/csi"]));
+        let [gone, stuck] = progress.removed(&uid, &left(&["kubernetes.io~csi/pvc-1"]), now);
+        assert_eq!((gone, stuck), (vec!["kubernetes.io/empty-dir"], vec!["kubernetes.io/csi"]));
         assert_eq!(progress.removed(&uid, &Ok(()), now), [vec!["kubernetes.io/csi"], vec![]]);
     }
 
@@ -262,9 +262,9 @@ mod tests {
         let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
         progress.mounted(&uid, "a", (None, None), now);
         let _ = progress.removed(&uid, &Err(VolumeError::Overdue), now);
-        assert_eq!(progress.of(&uid)["a"].state, State::Stuck);
+        assert_eq!(progress.volumes_of(&uid)["a"].state, State::Stuck);
         let _ = progress.removed(&uid, &Err(VolumeError::Stopping), now);
-        assert_eq!(progress.of(&uid)["a"].state, State::Stuck);
+        assert_eq!(progress.volumes_of(&uid)["a"].state, State::Stuck);
         // Nothing is known of the volumes of a pod after a restart.
         let other = PodUid::from("other");
         let _ = progress.removed(&other, &Err(VolumeError::Overdue), now);
@@ -275,10 +275,10 @@ mod tests {
     fn errors_and_numbers_are_limited() {
         let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
         progress.failed(&uid, "a", &"ä".repeat(10_000), now);
-        assert!(progress.of(&uid)["a"].error.as_ref().unwrap().len() <= MOST_BYTES);
+        assert!(progress.volumes_of(&uid)["a"].error.as_ref().unwrap().len() <= MOST_BYTES);
         let many: Vec<String> = (0..1000).map(|number| format!("x~y/{number}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let _ = progress.removed(&uid, &left(&many), now);
-        assert!(progress.of(&uid).len() <= MOST_FOUND + 1);
+        assert!(progress.volumes_of(&uid).len() <= MOST_FOUND + 1);
     }
 }

@@ -121,7 +121,7 @@ pub(super) fn payload(
     }
     match problems.as_slice() {
         [] => Ok(payload),
-        [one] => Err(VolumeError::Content { problem: one.clone() }),
+        [problem] => Err(VolumeError::Content { problem: problem.clone() }),
         many => Err(VolumeError::Content { problem: format!("[{}]", many.join(", ")) }),
     }
 }

@@ -111,7 +111,7 @@ impl Volumes {
     /// Whether an update of the volume needs no response of another process.
     pub(super) fn is_at_hand(&self, pod: &Pod, volume: &Volume, stop: &StopToken) -> bool {
         let wanted = FilesRequest { pod, volume: &volume.name, sources: &self.sources(), stop };
-        let files = plugin_table::of(volume).and_then(Plugin::files);
+        let files = plugin_table::find(volume).and_then(Plugin::files);
         files.is_some_and(|files| files.is_at_hand(&wanted))
     }
 
@@ -229,11 +229,11 @@ impl Volumes {
                     Err(VolumeError::Pending) => continue,
                     Err(error) => return Err(error),
                 }
-                let mut one = Report::new(|outcome: RefreshOutcome| {
+                let mut result = Report::new(|outcome: RefreshOutcome| {
                     // The channel has room; the pod may have ended.
                     let _ = report.send((wanted.name.clone(), outcome));
                 });
-                let fresh = match plugin_table::of(&wanted).and_then(Plugin::files) {
+                let fresh = match plugin_table::find(&wanted).and_then(Plugin::files) {
                     Some(files) => {
                         let (pod, volume, sources) = (&owner, wanted.name.as_str(), &sources);
                         files
@@ -255,7 +255,7 @@ impl Volumes {
                 if stop.is_stopped() {
                     return Err(VolumeError::Stopping);
                 }
-                one.set(fresh.and_then(|fresh| counted(fresh, &actual, &owner, &wanted)));
+                result.set(fresh.and_then(|fresh| counted(fresh, &actual, &owner, &wanted)));
             }
             Ok(())
         };
@@ -287,7 +287,7 @@ impl Volumes {
 
 /// Volumes of files need no file system of a server, and no driver.
 fn purpose_of(volume: &Volume) -> Purpose {
-    match plugin_table::of(volume).and_then(Plugin::files) {
+    match plugin_table::find(volume).and_then(Plugin::files) {
         Some(_) => Purpose::Files,
         None => Purpose::Update,
     }
@@ -302,7 +302,7 @@ fn counted(
     volume: &Volume,
 ) -> RefreshOutcome {
     let RefreshedVolume::Files(payload) = &fresh else { return Ok(fresh) };
-    let files = plugin_table::of(volume).and_then(Plugin::files);
+    let files = plugin_table::find(volume).and_then(Plugin::files);
     let size = match files.is_some_and(|files| files.is_on_disk()) {
         true => Size { bytes: payload.bytes(), memory: payload.bytes() },
         false => Size::in_memory(payload.bytes(), payload.entries()),

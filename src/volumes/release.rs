@@ -178,7 +178,13 @@ mod tests {
         let found = servers(&table, Path::new("/r/pods/u"));
         let shown: Vec<(&str, &str, bool)> = found
             .iter()
-            .map(|one| (one.point.file_name().unwrap().to_str().unwrap(), one.source.as_str(), one.is_shared))
+            .map(|server| {
+                (
+                    server.point.file_name().unwrap().to_str().unwrap(),
+                    server.source.as_str(),
+                    server.is_shared,
+                )
+            })
             .collect();
         assert_eq!(shown, [("alone", "srv:/0:1", false), ("shared", "srv:/0:2", true)]);
         assert_eq!(servers(&table, Path::new("/r/pods/other")), []);

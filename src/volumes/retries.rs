@@ -48,18 +48,18 @@ impl Retries {
         &mut self,
         uid: &PodUid,
         volume: &str,
-        (hope, changes): (Retryable, u64),
+        (retryable, changes): (Retryable, u64),
         now: Instant,
     ) -> Instant {
         let waits = self.waits.entry(uid.clone()).or_default();
-        let delay = match (hope, waits.get(volume)) {
+        let delay = match (retryable, waits.get(volume)) {
             (Retryable::No, _) => MAX,
             (Retryable::Yes, Some(wait)) if !wait.cause_is_final => (wait.delay * 2).min(MAX),
             (Retryable::Yes, _) => INITIAL,
         };
         let until = now + delay;
         let since = waits.get(volume).map_or(now, |wait| wait.since);
-        let cause_is_final = hope == Retryable::No;
+        let cause_is_final = retryable == Retryable::No;
         waits.insert(volume.to_owned(), Backoff { since, delay, until, cause_is_final, changes });
         until
     }

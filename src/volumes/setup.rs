@@ -81,7 +81,7 @@ impl Volumes {
     /// raises an event, and the old files remain.
     pub fn remount(&self, pod: &Pod, stop: &StopToken) {
         let volumes = || pod.spec().volumes.iter().flatten();
-        let due = |volume: &&Volume| self.is_kept_up_to_date(pod, volume);
+        let due = |volume: &&Volume| self.gets_updates(pod, volume);
         if !volumes().any(|volume| due(&volume)) {
             return;
         }
@@ -96,8 +96,8 @@ impl Volumes {
     }
 
     /// Whether the volume may change after its set-up, and is inspected at each sync.
-    fn is_kept_up_to_date(&self, pod: &Pod, volume: &Volume) -> bool {
-        plugin_table::of(volume).is_some_and(|plugin| plugin.files().is_some())
+    fn gets_updates(&self, pod: &Pod, volume: &Volume) -> bool {
+        plugin_table::find(volume).is_some_and(|plugin| plugin.files().is_some())
             || self.kinds.is_refreshed(pod.uid(), &volume.name)
     }
 
@@ -113,7 +113,7 @@ impl Volumes {
     }
 
     /// Records a volume that is ready.
-    fn keep(&self, pod: &Pod, mounted: &MountedVolume, plugin: Option<&'static str>) {
+    fn record_ready(&self, pod: &Pod, mounted: &MountedVolume, plugin: Option<&'static str>) {
         self.retries().succeeded(pod.uid(), &mounted.volume);
         let place = self.place_of(pod.uid(), &mounted.host_path);
         self.progress().mounted(pod.uid(), &mounted.volume, (plugin, place), Instant::now());
@@ -121,18 +121,18 @@ impl Volumes {
     }
 
     /// Records the failure of a volume: when it may be tried again.
-    fn give_up(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> Instant {
-        let hope = match error {
+    fn record_failure(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> Instant {
+        let retryable = match error {
             VolumeError::Unsupported { .. } => Retryable::No,
             _ => Retryable::Yes,
         };
-        self.retries().failed(pod.uid(), &volume.name, (hope, changes), Instant::now())
+        self.retries().failed(pod.uid(), &volume.name, (retryable, changes), Instant::now())
     }
 
     /// Sets up a volume that is only in the agent's own directories. `None` for other volumes.
     fn set_up_here(&self, site: &Site<'_>, volume: &Volume) -> Option<Result<MountedVolume, VolumeError>> {
         let (name, memory) = (volume.name.as_str(), self.settings.allocatable.memory);
-        let Some(plugin) = plugin_table::of(volume) else {
+        let Some(plugin) = plugin_table::find(volume) else {
             let is_storage = persistent::claim_name(site.pod, volume).is_some()
                 || Spec::inline(site.pod, volume).is_some();
             let unsupported = || VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() };
@@ -211,7 +211,7 @@ pub fn plugins(pod: &Pod) -> impl Iterator<Item = (&'static str, &str)> {
     let volumes = pod.spec().volumes.iter().flatten();
     let wanted = volumes.filter(move |volume| referenced.contains(volume.name.as_str()));
     wanted.filter_map(move |volume| {
-        Some((plugin_table::ask(pod, volume, |plugin| plugin.name())?, volume.name.as_str()))
+        Some((plugin_table::with_plugin(pod, volume, |plugin| plugin.name())?, volume.name.as_str()))
     })
 }
 
@@ -341,7 +341,7 @@ impl<'a> SetUp<'a> {
         if wanted.begun.is_none() {
             let before = self.volumes.actual().get(pod.uid(), &volume.name);
             if let Some(mounted) = &before
-                && !self.volumes.is_kept_up_to_date(pod, volume)
+                && !self.volumes.gets_updates(pod, volume)
             {
                 wanted.state = SetUpState::Ready(mounted.clone());
                 self.queue.tried(index, TryOutcome::Ready);
@@ -406,7 +406,7 @@ impl<'a> SetUp<'a> {
         let ended = self.volumes.refresh(pod, &due.collect::<Vec<_>>(), stop)?;
         for (name, outcome) in ended {
             let Some(index) = self.due.get(name.as_str()).copied() else { continue };
-            let plugin = self.wanted.get(index).and_then(|wanted| plugin_table::of(wanted.volume));
+            let plugin = self.wanted.get(index).and_then(|wanted| plugin_table::find(wanted.volume));
             let result = match outcome {
                 Ok(RefreshedVolume::Mounted(mounted)) => Ok(mounted),
                 Ok(RefreshedVolume::Files(payload)) => {
@@ -443,11 +443,11 @@ impl<'a> SetUp<'a> {
         let deadlines = (0..self.wanted.len()).filter_map(|index| self.deadline_of(index));
         let Some(first) = deadlines.min() else { return Ok(()) };
         let report_at = self.report_at(Instant::now());
-        if self.receive(report_at.map_or(first, |at| at.min(first)))? {
+        if self.receive(report_at.map_or(first, |time| time.min(first)))? {
             return Ok(());
         }
         let now = Instant::now();
-        if report_at.is_some_and(|at| at <= now) {
+        if report_at.is_some_and(|time| time <= now) {
             self.report_failures();
         }
         for index in 0..self.wanted.len() {
@@ -543,7 +543,7 @@ impl<'a> SetUp<'a> {
         match result {
             Ok(mounted) => {
                 let plugin = self.volumes.kinds.plugin(self.site.pod, wanted.volume);
-                self.volumes.keep(self.site.pod, &mounted, plugin);
+                self.volumes.record_ready(self.site.pod, &mounted, plugin);
                 self.volumes.count(self.site.pod, wanted, "success");
                 wanted.state = SetUpState::Ready(mounted);
                 Ok(TryOutcome::Ready)
@@ -585,7 +585,7 @@ impl<'a> SetUp<'a> {
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(wanted) = self.wanted.get_mut(index) else { return };
         self.volumes.count(self.site.pod, wanted, "fail-unknown");
-        let until = self.volumes.give_up(self.site.pod, wanted.volume, error, self.changes);
+        let until = self.volumes.record_failure(self.site.pod, wanted.volume, error, self.changes);
         let since = self.volumes.retries().since(self.site.pod.uid(), &wanted.volume.name);
         self.has_no_place |= is_without_place(error, since, Instant::now());
         let name = self.volumes.kinds.name(self.site.pod.uid(), &wanted.volume.name);
@@ -961,7 +961,7 @@ mod tests {
         let most = if Instant::now() < first.retry_at().unwrap() { 1 } else { 2 };
         let messages: Vec<String> = queue.try_iter().map(|event| event.message).collect();
         assert!(
-            (1..=most).contains(&messages.len()) && messages.iter().all(|one| one == text),
+            (1..=most).contains(&messages.len()) && messages.iter().all(|message| message == text),
             "{messages:?}"
         );
         // The wait ends when the object is created.
@@ -1007,11 +1007,11 @@ mod tests {
             if number > 0 {
                 self.wait();
             }
-            let answer = json!({
+            let response = json!({
                 "spec": {"expirationSeconds": if number == 0 { 0 } else { 3600 }},
                 "status": {"token": number.to_string(), "expirationTimestamp": "2100-01-01T00:00:00Z"},
             });
-            Ok(serde_json::from_value(answer).unwrap())
+            Ok(serde_json::from_value(response).unwrap())
         }
     }
 
@@ -1046,7 +1046,7 @@ mod tests {
             ..Object::default()
         };
         let objects = Objects::fixed(vec![(map.clone(), object("1"))]);
-        let (answer, silent) = bounded::<()>(0);
+        let (release, silent) = bounded::<()>(0);
         let server = |silent: &Receiver<()>| {
             let silent = std::sync::Mutex::new(Some(silent.clone()));
             Box::new(SilentApi(silent, std::sync::atomic::AtomicU32::new(0)))
@@ -1072,7 +1072,7 @@ mod tests {
             read_only: false,
             selinux_relabel: false,
         };
-        volumes.keep(&pod, &claimed, None);
+        volumes.record_ready(&pod, &claimed, None);
         let never = StopToken::never();
         let ready = volumes.setup(&pod, &never).unwrap();
         assert_eq!(ready.len(), 3);
@@ -1085,7 +1085,7 @@ mod tests {
             volumes.remount(&pod, &never);
         }
         assert_eq!((read(0, "t"), read(2, "k")), ("0".to_owned(), "2".to_owned()));
-        drop(answer);
+        drop(release);
         let until = Instant::now() + Duration::from_secs(60);
         while read(0, "t") != "1" && Instant::now() < until {
             volumes.remount(&pod, &never);
@@ -1099,7 +1099,7 @@ mod tests {
     #[test]
     fn silent_api_server_does_not_delay_the_removal_of_a_pod() {
         let root = tempfile::tempdir().unwrap();
-        let (answer, silent) = bounded::<()>(0);
+        let (release, silent) = bounded::<()>(0);
         let server = || {
             let silent = std::sync::Mutex::new(Some(silent.clone()));
             Box::new(SilentApi(silent, std::sync::atomic::AtomicU32::new(0)))
@@ -1127,7 +1127,7 @@ mod tests {
         volumes.remount(&pod, &never);
         volumes.tear_down(pod.uid(), &never).unwrap();
         assert!(volumes.operations.has_left(pod.uid()), "the server has not responded");
-        drop(answer);
+        drop(release);
     }
 
     /// 1,000 volumes of 32 MiB each would fill the node's memory.

@@ -32,32 +32,32 @@ impl Volumes {
     /// `pod` is `None` if only its UID is known.
     #[must_use]
     pub fn shown(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<Shown> {
-        let mut known = self.progress().of(uid);
+        let mut known = self.progress().volumes_of(uid);
         let now = Instant::now();
         let mut rows = Vec::new();
         let used = pod.map(referenced).unwrap_or_default();
-        let is_ending = known.values().any(|one| matches!(one.state, State::Unmounting | State::Stuck));
+        let is_ending = known.values().any(|volume| matches!(volume.state, State::Unmounting | State::Stuck));
         let volumes = pod.map(Pod::spec).and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         for (pod, volume) in volumes.iter().filter_map(|volume| Some((pod?, volume))) {
-            let one = known.remove(&volume.name);
-            if one.is_none() && (is_ending || !used.contains(volume.name.as_str())) {
+            let progress = known.remove(&volume.name);
+            if progress.is_none() && (is_ending || !used.contains(volume.name.as_str())) {
                 continue;
             }
-            let place = one.as_ref().and_then(|one| one.place.as_deref());
+            let place = progress.as_ref().and_then(|progress| progress.place.as_deref());
             rows.push(Shown {
                 volume: volume.name.clone(),
                 kind: self.kind_of(pod, volume, place),
-                state: one.as_ref().map(|one| one.state),
-                since: one.as_ref().map(|one| now.saturating_duration_since(one.since)),
-                error: one.and_then(|one| one.error),
+                state: progress.as_ref().map(|progress| progress.state),
+                since: progress.as_ref().map(|progress| now.saturating_duration_since(progress.since)),
+                error: progress.and_then(|progress| progress.error),
             });
         }
-        rows.extend(known.into_iter().map(|(volume, one)| Shown {
+        rows.extend(known.into_iter().map(|(volume, progress)| Shown {
             volume,
-            kind: one.plugin.unwrap_or_default().to_owned(),
-            state: Some(one.state),
-            since: Some(now.saturating_duration_since(one.since)),
-            error: one.error,
+            kind: progress.plugin.unwrap_or_default().to_owned(),
+            state: Some(progress.state),
+            since: Some(now.saturating_duration_since(progress.since)),
+            error: progress.error,
         }));
         rows
     }
@@ -71,16 +71,16 @@ impl Volumes {
     /// The kind in words. `place`: its directory below the pod's `volumes`, if it is mounted.
     fn kind_of(&self, pod: &Pod, volume: &Volume, place: Option<&str>) -> String {
         let Some(field) = kind(volume) else { return "emptyDir".to_owned() };
-        let of = persistent::claim_name(pod, volume)
+        let name = persistent::claim_name(pod, volume)
             .map(|claim| claim.name)
-            .or_else(|| plugin_table::ask(pod, volume, |plugin| plugin.describe())?);
+            .or_else(|| plugin_table::with_plugin(pod, volume, |plugin| plugin.describe())?);
         let behind = persistent::claim_name(pod, volume).and_then(|_| {
             let driver = || self.csi.driver_at(pod.uid(), place?.rsplit('/').next()?);
             let plugin = || self.kinds.plugin(pod, volume).map(str::to_owned);
             driver().or_else(plugin)
         });
         let mut words = field;
-        for word in of.into_iter().filter(|word| !word.is_empty()) {
+        for word in name.into_iter().filter(|word| !word.is_empty()) {
             words.push(' ');
             words.push_str(&word);
         }

@@ -178,8 +178,8 @@ fn bind(root: &Path, sub_path: &Path, target: &Target, bond: &SubPathOperation) 
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let place =
         make_target(parent.as_fd(), target, is_dir).map_err(FailedStep::prepare("make the target"))?;
-    let of = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::mount::mount_bind(of(&object), of(&place)).map_err(FailedStep::prepare("mount"))?;
+    let fd_path = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::mount::mount_bind(fd_path(&object), fd_path(&place)).map_err(FailedStep::prepare("mount"))?;
     bond.step_out();
     match is_at(parent.as_fd(), target, &stat) {
         Ok(true) => Ok(()),

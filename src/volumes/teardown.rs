@@ -175,7 +175,7 @@ impl Unmounts {
             if is_local {
                 jobs.into_iter().filter_map(|(name, work)| Some((name, work(stop).err()?))).collect()
             } else {
-                unmount::together(jobs, stop)
+                unmount::run_together(jobs, stop)
             }
         };
         let mut failures = run(first);
@@ -222,9 +222,9 @@ impl Volumes {
             let before = unreleased.locked().clone();
             let of_drivers = move |stop: &StopToken| {
                 csi.release_unused(stop).inspect_err(|error| {
-                    let why = chain(error);
-                    if before.is_none_or(|(before, _)| before != why) {
-                        log::warn!("CSI volume: {why}");
+                    let reason = chain(error);
+                    if before.is_none_or(|(before, _)| before != reason) {
+                        log::warn!("CSI volume: {reason}");
                     }
                 })
             };
@@ -233,7 +233,7 @@ impl Volumes {
                 ("CSI".to_owned(), Box::new(of_drivers)),
                 ("devices".to_owned(), Box::new(move |stop: &StopToken| kinds.sweep(stop))),
             ];
-            let failed = unmount::together(jobs, stop);
+            let failed = unmount::run_together(jobs, stop);
             let result = failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
             let mut last = unreleased.locked();
             match &result {

@@ -7,7 +7,7 @@
 //! elsewhere, as the mount table shows just before: a forced unmount aborts the requests of all (DIFFERS:
 //! the Go kubelet does not check that). Threads that hang end with the kernel's call;
 //! [`stuck`] counts and names them. The volumes of one pod are unmounted at the same time
-//! ([`together`]), so that one dead server does not delay the others.
+//! ([`run_together`]), so that one dead server does not delay the others.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -65,7 +65,7 @@ pub(super) type Job = (String, Box<dyn FnOnce(&StopToken) -> Result<(), VolumeEr
 
 /// Runs jobs at the same time until all have ended, and returns what failed. Each job has its own
 /// limit of time. The stop token is given to all.
-pub(super) fn together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, VolumeError)> {
+pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, VolumeError)> {
     if jobs.len() <= 1 {
         let run = |(name, work): Job| work(stop).err().map(|error| (name, error));
         return jobs.pop().and_then(run).into_iter().collect();
@@ -81,7 +81,7 @@ pub(super) fn together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, Vol
     let mut workers = Vec::new();
     for _ in 0..count.min(MAX_TOGETHER) {
         let (take, report) = (take.clone(), report.clone());
-        let work = move |stop: StopToken| work_off(&take, &report, &stop);
+        let work = move |stop: StopToken| run_jobs(&take, &report, &stop);
         match threads::spawn("vol/teardown", Stack::Small, OnDeath::Unsupervised, work) {
             Ok(running) => workers.push(running),
             Err(error) => {
@@ -91,15 +91,15 @@ pub(super) fn together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, Vol
         }
     }
     if workers.is_empty() {
-        work_off(&take, &report, stop);
+        run_jobs(&take, &report, stop);
     }
     drop((take, report));
     let _waiting = threads::waiting("the unmounts of a pod");
     let mut ended = Vec::new();
     loop {
         select_biased! {
-            recv(reported) -> one => match one {
-                Ok(one) => ended.push(one),
+            recv(reported) -> received => match received {
+                Ok(result) => ended.push(result),
                 Err(_) => break,
             },
             recv(stop.signal()) -> _ => {
@@ -114,7 +114,7 @@ pub(super) fn together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, Vol
     ended.into_iter().filter_map(failed).chain(panicked).collect()
 }
 
-fn work_off(jobs: &Receiver<Job>, report: &Sender<(String, Result<(), VolumeError>)>, stop: &StopToken) {
+fn run_jobs(jobs: &Receiver<Job>, report: &Sender<(String, Result<(), VolumeError>)>, stop: &StopToken) {
     for (name, work) in jobs.try_iter() {
         let _waiting = threads::waiting("unmount");
         // The channel has room for all.
@@ -143,7 +143,7 @@ pub fn stuck() -> Vec<Stuck> {
 }
 
 /// Unmounts a mount of the agent's own.
-pub(super) fn one(mount: &Path, is_remote: bool) -> Result<(), VolumeError> {
+pub(super) fn own_mount(mount: &Path, is_remote: bool) -> Result<(), VolumeError> {
     let Some(top) = mount.parent() else { return Ok(()) };
     if is_remote { remote(top, mount) } else { mounts::plain(top, mount) }
 }
@@ -210,7 +210,7 @@ pub(super) fn held(top: &Path, mount: &Path) -> Result<(), VolumeError> {
 
 /// Whether the server of the mount responds. One thread at most waits for a server that does not.
 pub(super) fn responds(mount: &Path) -> bool {
-    let is_waiting = |one: &Stuck| one.call == SIZE && one.path == mount;
+    let is_waiting = |call: &Stuck| call.call == SIZE && call.path == mount;
     if stuck().iter().any(is_waiting) {
         return false;
     }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     fn hangs_at(path: &Path) -> usize {
-        stuck().iter().filter(|one| one.path == path).count()
+        stuck().iter().filter(|call| call.path == path).count()
     }
 
     #[test]
@@ -418,7 +418,7 @@ mod tests {
         };
         let jobs: Vec<Job> = (0..20).map(job).collect();
         let (done, result) = bounded(1);
-        let work = move |stop: StopToken| done.send(together(jobs, &stop)).unwrap();
+        let work = move |stop: StopToken| done.send(run_together(jobs, &stop)).unwrap();
         let running = threads::spawn("t/together", Stack::Small, OnDeath::Unsupervised, work).unwrap();
         for _ in 0..20 {
             all.recv_timeout(LONG).unwrap();
@@ -427,7 +427,7 @@ mod tests {
         let failed = result.recv_timeout(LONG).unwrap();
         assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["v7"]);
         drop(running);
-        assert!(together(Vec::new(), &StopToken::never()).is_empty());
+        assert!(run_together(Vec::new(), &StopToken::never()).is_empty());
     }
 
     #[test]
@@ -441,21 +441,21 @@ mod tests {
             (name.to_owned(), Box::new(work))
         };
         drop(source);
-        let failed = together(vec![wait("a"), wait("b")], &stop);
+        let failed = run_together(vec![wait("a"), wait("b")], &stop);
         assert!(failed.len() == 2 && failed.iter().all(|(_, error)| matches!(error, VolumeError::Stopping)));
         let panics: Job = ("p".to_owned(), Box::new(|_| panic!("a test's own")));
         let fine: Job = ("f".to_owned(), Box::new(|_| Ok(())));
-        let failed = together(vec![panics, fine], &StopToken::never());
+        let failed = run_together(vec![panics, fine], &StopToken::never());
         assert!(matches!(failed.as_slice(), [(_, VolumeError::Panicked)]), "{failed:?}");
     }
 
     #[test]
     fn hanging_calls_are_counted_for_each_pod() {
-        let of =
+        let call =
             |pod: &str, n: usize| ("test", PathBuf::from(format!("/r/{pod}/volumes/kubernetes.io~nfs/{n}")));
-        let many: Vec<Entry> = (0..MAX_STUCK_OF_POD).map(|n| Entry::enter(of("p1", n)).unwrap()).collect();
-        assert!(matches!(Entry::enter(of("p1", 99)), Err(VolumeError::TooManyPending)));
-        drop(Entry::enter(of("p2", 0)).unwrap());
+        let many: Vec<Entry> = (0..MAX_STUCK_OF_POD).map(|n| Entry::enter(call("p1", n)).unwrap()).collect();
+        assert!(matches!(Entry::enter(call("p1", 99)), Err(VolumeError::TooManyPending)));
+        drop(Entry::enter(call("p2", 0)).unwrap());
         drop(many);
         assert_eq!(owner(Path::new("/r/p/volume-subpaths/v/c/0")), Path::new("/r/p"));
         assert_eq!(owner(Path::new("/r/plugins/x")), Path::new("/r/plugins"));
@@ -467,8 +467,8 @@ mod tests {
         for mount in ["/r/p/u/volumes/n/volumes", "/r/p/u/volume-subpaths/volumes/c/0"] {
             assert_eq!(pod_of(Path::new("/r/p"), Path::new(mount)), Path::new("/r/p/u"));
         }
-        let one = Path::new("/r/p/u/volumes/n/v");
-        assert_eq!(pod_of(Path::new("/r/p/u/volumes/n"), one), Path::new("/r/p/u"));
+        let mount = Path::new("/r/p/u/volumes/n/v");
+        assert_eq!(pod_of(Path::new("/r/p/u/volumes/n"), mount), Path::new("/r/p/u"));
         assert_eq!(pod_of(Path::new("/r/plugins/n"), Path::new("/r/plugins/n/x")), Path::new("/r/plugins/n"));
         assert_eq!(use_now(Path::new("/t/none"), Path::new("/t")), MountUse::Gone);
     }

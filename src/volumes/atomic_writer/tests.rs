@@ -71,79 +71,79 @@ fn paths_that_leave_the_volume_are_refused() {
 #[test]
 fn changed_payload_replaces_all_files_and_equal_one_none() {
     let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
-    let one = payload(&[("labels", "x=\"1\""), ("deep/er/ann", "y"), ("deep/other", "z")]);
-    assert_eq!(write_to(at, &one).unwrap(), WriteOutcome::Written);
-    assert_eq!(visible(at), ["deep", "labels"]);
-    assert_eq!(read_all(at, "labels").as_deref(), Some("x=\"1\""));
-    assert_eq!(read_all(at, "deep/er/ann").as_deref(), Some("y"));
-    assert_eq!(std::fs::read_link(at.join("labels")).unwrap(), Path::new("..data/labels"));
-    assert_eq!(std::fs::metadata(at.join("labels")).unwrap().permissions().mode() & 0o7777, 0o440);
-    let before = versions(at);
+    let path = dir.path();
+    let first = payload(&[("labels", "x=\"1\""), ("deep/er/ann", "y"), ("deep/other", "z")]);
+    assert_eq!(write_to(path, &first).unwrap(), WriteOutcome::Written);
+    assert_eq!(visible(path), ["deep", "labels"]);
+    assert_eq!(read_all(path, "labels").as_deref(), Some("x=\"1\""));
+    assert_eq!(read_all(path, "deep/er/ann").as_deref(), Some("y"));
+    assert_eq!(std::fs::read_link(path.join("labels")).unwrap(), Path::new("..data/labels"));
+    assert_eq!(std::fs::metadata(path.join("labels")).unwrap().permissions().mode() & 0o7777, 0o440);
+    let before = versions(path);
     assert!(before[0].starts_with("..2001_09_09_01_46_40."), "{before:?}");
-    assert_eq!(std::fs::metadata(at.join(&before[0])).unwrap().mode() & 0o7777, 0o755);
+    assert_eq!(std::fs::metadata(path.join(&before[0])).unwrap().mode() & 0o7777, 0o755);
 
     // The same content again, with another mode: nothing is changed.
-    let mut same = one.clone();
+    let mut same = first.clone();
     same.insert("labels", File::new(b"x=\"1\"".to_vec(), 0o400)).unwrap();
-    assert_eq!(write_to(at, &same).unwrap(), WriteOutcome::Unchanged);
-    assert_eq!(versions(at), before);
-    assert_eq!(std::fs::metadata(at.join("labels")).unwrap().mode() & 0o7777, 0o440);
+    assert_eq!(write_to(path, &same).unwrap(), WriteOutcome::Unchanged);
+    assert_eq!(versions(path), before);
+    assert_eq!(std::fs::metadata(path.join("labels")).unwrap().mode() & 0o7777, 0o440);
 
     // A file is removed, one is new, one is shorter.
     let two = payload(&[("labels", "x"), ("new", "")]);
-    assert_eq!(write_to(at, &two).unwrap(), WriteOutcome::Written);
-    assert_eq!(visible(at), ["labels", "new"]);
-    assert_eq!(read_all(at, "labels").as_deref(), Some("x"));
-    assert_eq!(versions(at).len(), 1);
-    assert_ne!(versions(at), before);
+    assert_eq!(write_to(path, &two).unwrap(), WriteOutcome::Written);
+    assert_eq!(visible(path), ["labels", "new"]);
+    assert_eq!(read_all(path, "labels").as_deref(), Some("x"));
+    assert_eq!(versions(path).len(), 1);
+    assert_ne!(versions(path), before);
     // Only a file is removed.
-    assert_eq!(write_to(at, &payload(&[("labels", "x")])).unwrap(), WriteOutcome::Written);
-    assert_eq!(visible(at), ["labels"]);
-    assert_eq!(write_to(at, &Payload::default()).unwrap(), WriteOutcome::Written);
-    assert_eq!(visible(at), [""; 0]);
-    assert_eq!(write_to(at, &Payload::default()).unwrap(), WriteOutcome::Unchanged);
+    assert_eq!(write_to(path, &payload(&[("labels", "x")])).unwrap(), WriteOutcome::Written);
+    assert_eq!(visible(path), ["labels"]);
+    assert_eq!(write_to(path, &Payload::default()).unwrap(), WriteOutcome::Written);
+    assert_eq!(visible(path), [""; 0]);
+    assert_eq!(write_to(path, &Payload::default()).unwrap(), WriteOutcome::Unchanged);
 }
 
 #[test]
 fn interrupted_write_is_repaired_by_next_write() {
     let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
+    let path = dir.path();
     let files = payload(&[("a", "1"), ("b", "2")]);
-    write_to(at, &files).unwrap();
+    write_to(path, &files).unwrap();
     // Interrupted before the replacement: an invisible version, and the new link.
-    std::fs::create_dir(at.join("..2020_01_01_00_00_00.1")).unwrap();
-    symlink("..2020_01_01_00_00_00.1", at.join(NEXT)).unwrap();
+    std::fs::create_dir(path.join("..2020_01_01_00_00_00.1")).unwrap();
+    symlink("..2020_01_01_00_00_00.1", path.join(NEXT)).unwrap();
     // Interrupted after it: a link is missing, another one is stale.
-    std::fs::remove_file(at.join("b")).unwrap();
-    symlink("..data/old", at.join("old")).unwrap();
-    assert_eq!(write_to(at, &files).unwrap(), WriteOutcome::Unchanged);
-    assert_eq!(visible(at), ["a", "b"]);
-    assert_eq!(versions(at).len(), 1);
-    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), WriteOutcome::Written);
-    assert_eq!(versions(at).len(), 1);
-    assert!(!at.join(NEXT).exists());
+    std::fs::remove_file(path.join("b")).unwrap();
+    symlink("..data/old", path.join("old")).unwrap();
+    assert_eq!(write_to(path, &files).unwrap(), WriteOutcome::Unchanged);
+    assert_eq!(visible(path), ["a", "b"]);
+    assert_eq!(versions(path).len(), 1);
+    assert_eq!(write_to(path, &payload(&[("a", "3")])).unwrap(), WriteOutcome::Written);
+    assert_eq!(versions(path).len(), 1);
+    assert!(!path.join(NEXT).exists());
     // The version behind the link was removed by hand.
-    std::fs::remove_dir_all(at.join(&versions(at)[0])).unwrap();
-    assert_eq!(write_to(at, &payload(&[("a", "3")])).unwrap(), WriteOutcome::Written);
-    assert_eq!(read_all(at, "a").as_deref(), Some("3"));
+    std::fs::remove_dir_all(path.join(&versions(path)[0])).unwrap();
+    assert_eq!(write_to(path, &payload(&[("a", "3")])).unwrap(), WriteOutcome::Written);
+    assert_eq!(read_all(path, "a").as_deref(), Some("3"));
 }
 
 #[test]
 fn new_version_stays_invisible_if_owner_change_fails() {
     let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
-    write_to(at, &payload(&[("a", "1")])).unwrap();
-    let fd = tree::open(at).unwrap();
-    let asked = Cell::new(false);
+    let path = dir.path();
+    write_to(path, &payload(&[("a", "1")])).unwrap();
+    let fd = tree::open(path).unwrap();
+    let is_called = Cell::new(false);
     let own = || {
-        asked.set(true);
+        is_called.set(true);
         Err(Errno::PERM)
     };
     let result = write(fd.as_fd(), &payload(&[("a", "2")]), Timestamp::now(), &own, &StopToken::never());
-    assert_eq!((result, asked.get()), (Err(Errno::PERM), true));
-    assert_eq!(read_all(at, "a").as_deref(), Some("1"));
-    assert_eq!(versions(at).len(), 1);
+    assert_eq!((result, is_called.get()), (Err(Errno::PERM), true));
+    assert_eq!(read_all(path, "a").as_deref(), Some("1"));
+    assert_eq!(versions(path).len(), 1);
 }
 
 #[test]
@@ -211,10 +211,12 @@ fn file_and_its_link_have_the_same_owner() {
     files.insert("deep/ca", File::new(b"y".to_vec(), 0o644)).unwrap();
     files.insert("deep/token", owned("z")).unwrap();
     write_to(dir.path(), &files).unwrap();
-    let of = |path: &str| {
-        std::fs::metadata(dir.path().join(path)).map(|it| (it.uid(), it.mode() & 0o7777)).unwrap()
+    let owner = |path: &str| {
+        std::fs::metadata(dir.path().join(path))
+            .map(|metadata| (metadata.uid(), metadata.mode() & 0o7777))
+            .unwrap()
     };
-    assert_eq!((of("token"), of("ca")), ((uid, 0o600), (own, 0o644)));
+    assert_eq!((owner("token"), owner("ca")), ((uid, 0o600), (own, 0o644)));
     let link = |path: &str| std::fs::symlink_metadata(dir.path().join(path)).unwrap().uid();
     let links = || ["token", "ca", "deep", "..data"].map(link);
     assert_eq!(links(), [uid, own, uid, own]);
@@ -287,16 +289,16 @@ fn insertion_time_grows_linearly_with_files() {
 #[test]
 fn stopped_write_is_finished_by_the_next_one() {
     let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
-    write_to(at, &payload(&[("a", "1"), ("b", "1")])).unwrap();
+    let path = dir.path();
+    write_to(path, &payload(&[("a", "1"), ("b", "1")])).unwrap();
     let (source, stop) = crate::util::stop::pair();
     let next = payload(&[("a", "2"), ("c", "2")]);
-    let fd = tree::open(at).unwrap();
+    let fd = tree::open(path).unwrap();
     // The stop comes before the new version is visible, and right after it is complete.
     drop(source);
     let stopped = write(fd.as_fd(), &next, Timestamp::now(), &|| Ok(()), &stop);
-    assert_eq!((stopped, versions(at).len()), (Err(Errno::CANCELED), 1));
-    assert_eq!((read_all(at, "a").as_deref(), visible(at)), (Some("1"), vec!["a".into(), "b".into()]));
+    assert_eq!((stopped, versions(path).len()), (Err(Errno::CANCELED), 1));
+    assert_eq!((read_all(path, "a").as_deref(), visible(path)), (Some("1"), vec!["a".into(), "b".into()]));
     let (source, stop) = crate::util::stop::pair();
     let source = Cell::new(Some(source));
     let own = || {
@@ -304,9 +306,9 @@ fn stopped_write_is_finished_by_the_next_one() {
         Ok(())
     };
     assert_eq!(write(fd.as_fd(), &next, Timestamp::now(), &own, &stop), Err(Errno::CANCELED));
-    assert_eq!((read_all(at, "a").as_deref(), versions(at).len()), (Some("2"), 2));
-    assert_eq!(write_to(at, &next).unwrap(), WriteOutcome::Unchanged);
-    assert_eq!((visible(at), versions(at).len()), (vec!["a".into(), "c".into()], 1));
+    assert_eq!((read_all(path, "a").as_deref(), versions(path).len()), (Some("2"), 2));
+    assert_eq!(write_to(path, &next).unwrap(), WriteOutcome::Unchanged);
+    assert_eq!((visible(path), versions(path).len()), (vec!["a".into(), "c".into()], 1));
 }
 
 /// A clock without a battery starts in 1970.
@@ -330,8 +332,8 @@ fn versions_dated_1970_are_replaced_like_others() {
 #[test]
 fn links_and_pipes_in_a_version_are_not_read() {
     let top = tempfile::tempdir().unwrap();
-    let (at, outside) = (top.path().join("v"), top.path().join("outside"));
-    std::fs::create_dir(&at).unwrap();
+    let (path, outside) = (top.path().join("v"), top.path().join("outside"));
+    std::fs::create_dir(&path).unwrap();
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("x"), "1").unwrap();
     let files = payload(&[("d/x", "1"), ("f", "1")]);
@@ -354,18 +356,18 @@ fn links_and_pipes_in_a_version_are_not_read() {
             drop(std::os::unix::net::UnixListener::bind(version.join("f")).unwrap());
         },
         &|_| {
-            std::fs::remove_file(at.join(DATA)).unwrap();
-            symlink("..", at.join(DATA)).unwrap();
+            std::fs::remove_file(path.join(DATA)).unwrap();
+            symlink("..", path.join(DATA)).unwrap();
         },
     ];
     for disturb in disturbances {
-        write_to(&at, &files).unwrap();
-        let version = at.join(&versions(&at)[0]);
+        write_to(&path, &files).unwrap();
+        let version = path.join(&versions(&path)[0]);
         disturb(&version);
-        assert_eq!(write_to(&at, &files).unwrap(), WriteOutcome::Written);
-        assert_eq!(versions(&at).len(), 1);
-        assert!(std::fs::symlink_metadata(at.join("f")).unwrap().is_symlink());
-        assert_eq!(read_all(&at, "d/x").as_deref(), Some("1"));
+        assert_eq!(write_to(&path, &files).unwrap(), WriteOutcome::Written);
+        assert_eq!(versions(&path).len(), 1);
+        assert!(std::fs::symlink_metadata(path.join("f")).unwrap().is_symlink());
+        assert_eq!(read_all(&path, "d/x").as_deref(), Some("1"));
     }
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
 }

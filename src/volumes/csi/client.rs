@@ -81,35 +81,36 @@ impl GrpcDriver {
     }
 }
 
-fn capability(of: &Capability) -> MessageField<csi::VolumeCapability> {
+fn capability(given: &Capability) -> MessageField<csi::VolumeCapability> {
     let mut message = csi::VolumeCapability::new();
-    if of.is_block {
+    if given.is_block {
         message.block = MessageField::some(csi::BlockVolume::new());
     } else {
         let mut mount = csi::MountVolume::new();
-        mount.fs_type.clone_from(&of.fs_type);
-        mount.mount_flags.clone_from(&of.mount_flags);
-        mount.volume_mount_group = of.mount_group.map(|gid| gid.to_string()).unwrap_or_default();
+        mount.fs_type.clone_from(&given.fs_type);
+        mount.mount_flags.clone_from(&given.mount_flags);
+        mount.volume_mount_group = given.mount_group.map(|gid| gid.to_string()).unwrap_or_default();
         message.mount = MessageField::some(mount);
     }
     let mut mode = csi::AccessMode::new();
-    mode.mode = of.access_mode;
+    mode.mode = given.access_mode;
     message.access_mode = MessageField::some(mode);
     MessageField::some(message)
 }
 
 impl Driver for GrpcDriver {
     fn info(&self, stop: &StopToken) -> Result<NodeInfo, DriverError> {
-        let answer = self.call(&methods::NODE_GET_INFO, &csi::NodeGetInfoRequest::new(), stop)?;
-        let topology = answer.accessible_topology.into_option().map(|it| it.segments).unwrap_or_default();
-        Ok(NodeInfo { id: answer.node_id, max_volumes: answer.max_volumes_per_node, topology })
+        let response = self.call(&methods::NODE_GET_INFO, &csi::NodeGetInfoRequest::new(), stop)?;
+        let topology =
+            response.accessible_topology.into_option().map(|topology| topology.segments).unwrap_or_default();
+        Ok(NodeInfo { id: response.node_id, max_volumes: response.max_volumes_per_node, topology })
     }
 
     fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError> {
         let request = csi::NodeGetCapabilitiesRequest::new();
-        let answer = self.call(&methods::NODE_GET_CAPABILITIES, &request, stop)?;
+        let response = self.call(&methods::NODE_GET_CAPABILITIES, &request, stop)?;
         let mut abilities = Abilities::default();
-        for capability in answer.capabilities.iter().take(MAX_CAPABILITIES) {
+        for capability in response.capabilities.iter().take(MAX_CAPABILITIES) {
             match capability.rpc.as_ref().map_or(0, |rpc| rpc.type_) {
                 STAGE_UNSTAGE_VOLUME => abilities.stage = true,
                 GET_VOLUME_STATS => abilities.stats = true,
@@ -171,7 +172,7 @@ impl Driver for GrpcDriver {
         message.staging_target_path.clone_from(&request.staging_path);
         message.volume_capability = capability(&request.capability);
         message.secrets.clone_from(request.secrets.expose());
-        self.call(&methods::NODE_EXPAND_VOLUME, &message, stop).map(|answer| answer.capacity_bytes)
+        self.call(&methods::NODE_EXPAND_VOLUME, &message, stop).map(|response| response.capacity_bytes)
     }
 
     fn stats(
@@ -185,9 +186,9 @@ impl Driver for GrpcDriver {
         message.volume_id = volume.to_owned();
         message.volume_path = path.to_owned();
         message.staging_target_path = staging_path.to_owned();
-        let answer = self.call(&methods::NODE_GET_VOLUME_STATS, &message, stop)?;
+        let response = self.call(&methods::NODE_GET_VOLUME_STATS, &message, stop)?;
         let mut stats = VolumeStats::default();
-        for usage in answer.usage.iter().take(MAX_USAGES) {
+        for usage in response.usage.iter().take(MAX_USAGES) {
             let measured = Usage { available: usage.available, total: usage.total, used: usage.used };
             match usage.unit {
                 BYTES => stats.bytes = Some(measured),
@@ -195,7 +196,7 @@ impl Driver for GrpcDriver {
                 _ => {}
             }
         }
-        stats.condition = answer
+        stats.condition = response
             .volume_condition
             .into_option()
             .map(|condition| (condition.abnormal, clip::line(&condition.message, MAX_CONDITION)));
@@ -232,22 +233,22 @@ mod tests {
             .unary(&methods::NODE_GET_INFO, |_, _| {
                 let mut topology = csi::Topology::new();
                 topology.segments.insert("zone".to_owned(), "a".to_owned());
-                let mut answer = csi::NodeGetInfoResponse::new();
-                answer.node_id = "i".to_owned();
-                answer.max_volumes_per_node = 7;
-                answer.accessible_topology = MessageField::some(topology);
-                Ok(answer)
+                let mut response = csi::NodeGetInfoResponse::new();
+                response.node_id = "i".to_owned();
+                response.max_volumes_per_node = 7;
+                response.accessible_topology = MessageField::some(topology);
+                Ok(response)
             })
             .unary(&methods::NODE_GET_CAPABILITIES, |_, _| {
-                let mut answer = csi::NodeGetCapabilitiesResponse::new();
+                let mut response = csi::NodeGetCapabilitiesResponse::new();
                 for number in [0, STAGE_UNSTAGE_VOLUME, VOLUME_MOUNT_GROUP, 99] {
                     let mut rpc = csi::NodeServiceRpc::new();
                     rpc.type_ = number;
                     let mut capability = csi::NodeServiceCapability::new();
                     capability.rpc = MessageField::some(rpc);
-                    answer.capabilities.push(capability);
+                    response.capabilities.push(capability);
                 }
-                Ok(answer)
+                Ok(response)
             })
             .unary(&methods::NODE_PUBLISH_VOLUME, move |request, _| {
                 report.send(request).unwrap();
@@ -363,9 +364,9 @@ mod tests {
         assert!(!absent.is_final(), "{absent}");
         let service = Service::new()
             .unary(&methods::NODE_GET_INFO, |_, _| {
-                let mut answer = csi::NodeGetInfoResponse::new();
-                answer.node_id = "x".repeat(8 << 20);
-                Ok(answer)
+                let mut response = csi::NodeGetInfoResponse::new();
+                response.node_id = "x".repeat(8 << 20);
+                Ok(response)
             })
             .unary(&methods::NODE_STAGE_VOLUME, |_, stop: &StopToken| {
                 // Until the server ends.

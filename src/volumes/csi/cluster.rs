@@ -180,7 +180,8 @@ pub(super) fn read_secret(
 pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
     let entry =
         |token: &TokenText| serde_json::json!({ "token": token.token, "expirationTimestamp": token.expires });
-    let all: serde_json::Map<_, _> = tokens.iter().map(|(name, it)| (name.clone(), entry(it))).collect();
+    let all: serde_json::Map<_, _> =
+        tokens.iter().map(|(name, token)| (name.clone(), entry(token))).collect();
     serde_json::Value::Object(all).to_string()
 }
 

@@ -39,14 +39,14 @@ pub(super) enum Fault {
     /// Nothing, but the agent cannot know.
     Uncertain,
     /// Its work, but the answer is lost.
-    LostAnswer,
+    LostResponse,
     /// Nothing, until the stop signal.
     Hang,
     /// Nothing; the answer is a megabyte of text.
     Babble,
 }
 
-pub(super) const FAULTS: [Fault; 4] = [Fault::Final, Fault::Uncertain, Fault::LostAnswer, Fault::Babble];
+pub(super) const FAULTS: [Fault; 4] = [Fault::Final, Fault::Uncertain, Fault::LostResponse, Fault::Babble];
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -209,7 +209,7 @@ impl FakeNode {
             Some(Fault::InUse) => Err(failed(Code::FailedPrecondition)),
             Some(Fault::OutOfRange) => Err(failed(Code::OutOfRange)),
             Some(Fault::Uncertain) => Err(failed(Code::Unavailable)),
-            Some(Fault::LostAnswer) => {
+            Some(Fault::LostResponse) => {
                 let _ = work(&mut self.inner());
                 Err(failed(Code::DeadlineExceeded))
             }
@@ -269,7 +269,7 @@ impl Driver for FakeDriver {
 
     fn unstage(&self, volume: &str, staging_path: &str, stop: &StopToken) -> Result<(), DriverError> {
         self.0.call("unstage", volume, stop, |inner| {
-            if inner.published.values().any(|it| it == volume) {
+            if inner.published.values().any(|published| published == volume) {
                 inner.violations.push(format!("{volume} unstaged while it is published"));
             }
             inner.staged.remove(volume);

@@ -35,7 +35,7 @@ fn wanted_after(steps: usize) -> Vec<usize> {
     for step in &LIFE[..steps] {
         match step {
             Step::Up(pod) => pods.push(*pod),
-            Step::Down(pod) => pods.retain(|it| it != pod),
+            Step::Down(pod) => pods.retain(|other| other != pod),
         }
     }
     pods
@@ -72,14 +72,14 @@ fn each_method_may_fail_in_each_way_at_each_step() {
     for form in [Form::Filesystem, Form::Block] {
         for method in ["abilities", "stage", "publish", "expand", "unpublish", "unstage"] {
             for fault in FAULTS {
-                for at in 0..LIFE.len() {
+                for index in 0..LIFE.len() {
                     for is_given_up in [false, true] {
                         let what =
-                            format!("{form:?} {method} {fault:?} at step {at}, given up: {is_given_up}");
+                            format!("{form:?} {method} {fault:?} at step {index}, given up: {is_given_up}");
                         let agent = FakeAgent::new();
                         let volumes = volumes(form);
                         for (number, step) in LIFE.into_iter().enumerate() {
-                            if number != at {
+                            if number != index {
                                 assert!(run(&agent, &volumes, step), "{what}");
                                 continue;
                             }
@@ -115,13 +115,13 @@ fn each_method_may_fail_in_each_way_at_each_step() {
 fn agent_may_be_killed_at_each_step() {
     let mut count = 0;
     for form in [Form::Filesystem, Form::Block] {
-        for at in 0.. {
+        for call in 0.. {
             let mut agent = FakeAgent::new();
             let volumes = volumes(form);
-            agent.node.kill_in(Some(at));
+            agent.node.kill_in(Some(call));
             let mut killed_at = None;
             for (number, step) in LIFE.into_iter().enumerate() {
-                let what = format!("{form:?} killed at {at}, in {step:?}");
+                let what = format!("{form:?} killed at {call}, in {step:?}");
                 let ended = catch_unwind(AssertUnwindSafe(|| run(&agent, &volumes, step)));
                 match ended {
                     Ok(is_done) => assert!(is_done, "{what}"),
@@ -131,9 +131,9 @@ fn agent_may_be_killed_at_each_step() {
                         count += 1;
                         agent.restart();
                         // The pod that came may be wanted still, or be gone.
-                        let pods = wanted_after(if at % 2 == 0 { number + 1 } else { number });
+                        let pods = wanted_after(if call % 2 == 0 { number + 1 } else { number });
                         let pods: Vec<usize> = match step {
-                            Step::Down(pod) => pods.into_iter().filter(|it| *it != pod).collect(),
+                            Step::Down(pod) => pods.into_iter().filter(|other| *other != pod).collect(),
                             Step::Up(_) => pods,
                         };
                         settle(&agent, &volumes, &pods, &what);

@@ -111,13 +111,13 @@ mod tests {
             .unwrap()
         };
         let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
-        let of = |handle: &str| {
+        let from_handle = |handle: &str| {
             request(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)), Labels::default())
         };
-        let grown = of("h").unwrap();
+        let grown = from_handle("h").unwrap();
         assert_eq!((grown.grow_to, grown.form), (Some(2 << 30), Form::Block));
         assert_eq!((grown.spec_name.as_str(), grown.source.volume_handle.as_str()), ("pv", "h"));
         assert_eq!(grown.access_modes, [AccessMode::ReadWriteMany]);
-        assert!(of("").is_err());
+        assert!(from_handle("").is_err());
     }
 }

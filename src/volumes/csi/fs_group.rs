@@ -43,7 +43,7 @@ impl GroupChange {
         dir: &Path,
         was_mounted: bool,
     ) -> Result<Option<GroupChange>, VolumeError> {
-        let marker = Marker::of(dir)?;
+        let marker = Marker::for_volume(dir)?;
         let Some(gid) = request.group_to_set(&driver.spec, driver.abilities) else { return Ok(None) };
         let policy = request.group_policy();
         if !was_mounted && policy == Policy::Always {

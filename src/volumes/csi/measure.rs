@@ -175,9 +175,9 @@ mod tests {
 
     fn shown(agent: &FakeAgent, pod: &str) -> Vec<(String, bool, Option<i64>)> {
         let all = agent.csi.measured_volumes(&PodUid::from(pod)).into_iter();
-        all.map(|one| {
-            let used = one.stats.and_then(|(_, stats)| stats.bytes).map(|bytes| bytes.used);
-            (one.volume, one.is_block, used)
+        all.map(|measured| {
+            let used = measured.stats.and_then(|(_, stats)| stats.bytes).map(|bytes| bytes.used);
+            (measured.volume, measured.is_block, used)
         })
         .collect()
     }
@@ -189,8 +189,8 @@ mod tests {
         agent.node.set_abilities(able);
         let (a, mut b) = (wanted("a", "h"), wanted("b", "i"));
         b.form = Form::Block;
-        for one in [&a, &b] {
-            agent.set_up(one).unwrap();
+        for volume in [&a, &b] {
+            agent.set_up(volume).unwrap();
         }
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, None)]);
         let reports = Reports::default();

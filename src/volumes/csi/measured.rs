@@ -35,8 +35,8 @@ impl Measurements {
         for place in all {
             self.volumes.remove(place);
         }
-        let (at, time) = (Instant::now(), Timestamp::now());
-        self.volumes.extend(found.into_iter().map(|(place, stats)| (place, (at, time, Arc::new(stats)))));
+        let (now, time) = (Instant::now(), Timestamp::now());
+        self.volumes.extend(found.into_iter().map(|(place, stats)| (place, (now, time, Arc::new(stats)))));
     }
 
     pub(super) fn forget(&mut self, place: &VolumeLocation) {
@@ -44,8 +44,8 @@ impl Measurements {
     }
 
     pub(super) fn get(&self, place: &VolumeLocation, now: Instant) -> Option<(Timestamp, Arc<VolumeStats>)> {
-        let (at, time, stats) = self.volumes.get(place)?;
-        (now.saturating_duration_since(*at) < OLD).then(|| (*time, Arc::clone(stats)))
+        let (measured, time, stats) = self.volumes.get(place)?;
+        (now.saturating_duration_since(*measured) < OLD).then(|| (*time, Arc::clone(stats)))
     }
 }
 

@@ -202,7 +202,7 @@ struct ClusterState {
 }
 
 fn volume_of(handle: &str) -> usize {
-    VOLUMES.iter().position(|one| *one == handle).unwrap()
+    VOLUMES.iter().position(|volume| *volume == handle).unwrap()
 }
 
 fn name_of(volume: usize) -> String {
@@ -271,15 +271,15 @@ impl ClusterState {
         }
         let is_free = |step: Step| !is_agent_busy || step != Step::Agent;
         let all: u64 = self.weights.iter().filter(|(step, _)| is_free(*step)).map(|(_, weight)| weight).sum();
-        let mut at = self.below(all);
+        let mut rest = self.below(all);
         for (step, weight) in &self.weights {
             if !is_free(*step) {
                 continue;
             }
-            if at < *weight {
+            if rest < *weight {
                 return *step;
             }
-            at -= weight;
+            rest -= weight;
         }
         Step::Watch
     }
@@ -319,10 +319,10 @@ impl ClusterState {
         if self.one_in(8) {
             return false;
         }
-        let of = |((volume, node), is_shown): (&(usize, usize), &bool)| {
+        let shown_name = |((volume, node), is_shown): (&(usize, usize), &bool)| {
             (*node == OWN && *is_shown).then(|| name_of(*volume))
         };
-        let attached: Names = self.actual.iter().filter_map(of).collect();
+        let attached: Names = self.actual.iter().filter_map(shown_name).collect();
         // Without an object there is nothing to write.
         if let Some(object) = self.object.clone().filter(|object| object.attached != attached) {
             self.store(Some(Object { attached, ..object }));
@@ -442,13 +442,13 @@ impl ClusterState {
     /// A request arrives at the API server.
     fn arrive(&mut self) {
         let waiting: Vec<usize> =
-            (0..self.requests.len()).filter(|at| self.requests[*at].response.is_none()).collect();
+            (0..self.requests.len()).filter(|index| self.requests[*index].response.is_none()).collect();
         if waiting.is_empty() {
             return;
         }
         let picked = usize::try_from(self.below(waiting.len() as u64)).unwrap();
-        let at = waiting[picked];
-        let request = self.requests[at].clone();
+        let index = waiting[picked];
+        let request = self.requests[index].clone();
         self.note(format!("request {} arrives: {:?}", request.number, request.list));
         let response = match (self.object.clone(), request.list) {
             (Some(object), Some((list, base))) if object.version == base => {
@@ -464,9 +464,9 @@ impl ClusterState {
         };
         let response = response.and_then(|()| self.object.clone().ok_or(()));
         if request.is_awaited {
-            self.requests[at].response = Some(response);
+            self.requests[index].response = Some(response);
         } else {
-            self.requests.remove(at);
+            self.requests.remove(index);
         }
     }
 
@@ -553,12 +553,16 @@ impl Model {
             Step::Agent => {}
             Step::Control => world.control(volume),
             Step::Attach => {
-                let is_due = |it: &Attachment| it.is_deleted || !it.is_attached;
-                let due: Vec<(usize, usize)> =
-                    world.attachments.iter().filter(|(_, it)| is_due(it)).map(|(key, _)| *key).collect();
+                let is_due = |attachment: &Attachment| attachment.is_deleted || !attachment.is_attached;
+                let due: Vec<(usize, usize)> = world
+                    .attachments
+                    .iter()
+                    .filter(|(_, attachment)| is_due(attachment))
+                    .map(|(key, _)| *key)
+                    .collect();
                 if !due.is_empty() {
-                    let at = world.below(due.len() as u64);
-                    let (volume, node) = due[usize::try_from(at).unwrap()];
+                    let picked = world.below(due.len() as u64);
+                    let (volume, node) = due[usize::try_from(picked).unwrap()];
                     world.attach(volume, node);
                 }
             }
@@ -621,9 +625,9 @@ impl Model {
             drop(world);
             return attachments.stored(number, &stored);
         }
-        if let Some(at) = world.requests.iter().position(|request| request.is_awaited) {
+        if let Some(index) = world.requests.iter().position(|request| request.is_awaited) {
             drop(world);
-            return self.receive(at);
+            return self.receive(index);
         }
         let Some((number, list)) = world.composed.clone() else {
             drop(world);
@@ -669,23 +673,23 @@ impl Model {
     }
 
     /// The agent waits for a response.
-    fn receive(&self, at: usize) {
+    fn receive(&self, index: usize) {
         let mut world = self.world();
-        match world.requests[at].response.clone() {
+        match world.requests[index].response.clone() {
             None if world.one_in(6) => {
                 world.note("the agent gives up its request");
-                world.requests[at].is_awaited = false;
+                world.requests[index].is_awaited = false;
                 world.composed = None;
             }
-            None if world.one_in(12) => drop(world.requests.remove(at)),
+            None if world.one_in(12) => drop(world.requests.remove(index)),
             None => {}
             Some(_) if world.one_in(6) => {
                 world.note("a response is lost");
-                world.requests.remove(at);
+                world.requests.remove(index);
                 world.composed = None;
             }
             Some(Err(())) => {
-                world.requests.remove(at);
+                world.requests.remove(index);
                 // The same list may be sent again, for the newest object.
                 if world.below(3) == 0 {
                     world.composed = None;
@@ -695,7 +699,7 @@ impl Model {
                 self.offer(version, object);
             }
             Some(Ok(object)) => {
-                let number = world.requests.remove(at).number;
+                let number = world.requests.remove(index).number;
                 (world.is_open, world.composed) = (false, None);
                 world.offered = Some((number, object.in_use.clone()));
                 drop(world);
@@ -1036,11 +1040,11 @@ impl Agent {
                     Progress::Running => false,
                 };
                 let due: Vec<usize> =
-                    self.workers.iter().filter(|it| is_due(*it)).map(|(pod, _)| *pod).collect();
+                    self.workers.iter().filter(|worker| is_due(*worker)).map(|(pod, _)| *pod).collect();
                 drop(world);
                 if !due.is_empty() {
-                    let at = self.model.world().below(due.len() as u64);
-                    self.work(due[usize::try_from(at).unwrap()]);
+                    let picked = self.model.world().below(due.len() as u64);
+                    self.work(due[usize::try_from(picked).unwrap()]);
                 }
             }
             5..7 => self.list_pods(),
@@ -1089,7 +1093,7 @@ fn unrest(world: &ClusterState) -> Option<String> {
     for volume in 0..VOLUMES.len() {
         let count = |node| world.pods.values().filter(|place| **place == (volume, node)).count();
         let (own, other) = (count(OWN), count(OTHER));
-        let published = world.published.values().filter(|one| **one == volume).count();
+        let published = world.published.values().filter(|other| **other == volume).count();
         let is_here = world.devices.contains(&(volume, OWN));
         let is_there = world.devices.contains(&(volume, OTHER));
         if own > 0 && other > 0 {

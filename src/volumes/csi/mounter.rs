@@ -138,7 +138,7 @@ fn labelled(table: &str, path: &Path) -> Option<bool> {
     let line = table.lines().filter(above).max_by_key(|line| line.split(' ').nth(4).map(str::len))?;
     let (own, of_file_system) = line.split_once(" - ")?;
     let options = [own.split(' ').nth(5)?, of_file_system.split(' ').nth(2).unwrap_or_default()];
-    Some(options.iter().flat_map(|list| list.split(',')).any(|one| one == "seclabel"))
+    Some(options.iter().flat_map(|list| list.split(',')).any(|option| option == "seclabel"))
 }
 
 /// A path as the table has it.

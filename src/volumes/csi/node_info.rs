@@ -129,17 +129,17 @@ fn adopt(object: &mut Value, node: NodeRef<'_>) -> bool {
 }
 
 /// The lists have the same entries; their order does not matter.
-fn same(one: &[CsiNodeEntry], other: &[CsiNodeEntry]) -> bool {
-    one.len() == other.len()
-        && one.iter().all(|entry| {
-            other.iter().any(|it| {
+fn same(entries: &[CsiNodeEntry], other: &[CsiNodeEntry]) -> bool {
+    entries.len() == other.len()
+        && entries.iter().all(|entry| {
+            other.iter().any(|other| {
                 let keys = |entry: &CsiNodeEntry| -> BTreeSet<String> {
                     entry.topology_keys.iter().flatten().cloned().collect()
                 };
-                it.name == entry.name
-                    && it.node_id == entry.node_id
-                    && it.allocatable == entry.allocatable
-                    && keys(it) == keys(entry)
+                other.name == entry.name
+                    && other.node_id == entry.node_id
+                    && other.allocatable == entry.allocatable
+                    && keys(other) == keys(entry)
             })
         })
 }

@@ -59,9 +59,9 @@ impl UnreadableDirs {
 
     /// Replaces what is known, and logs what has changed.
     pub(super) fn replace(&mut self, now: UnreadableDirs) {
-        for (dir, why) in now.0.iter().filter(|(dir, _)| !self.0.contains_key(*dir)) {
+        for (dir, error) in now.0.iter().filter(|(dir, _)| !self.0.contains_key(*dir)) {
             let dir = dir.display();
-            log::error!("CSI volumes: {dir} cannot be read, and what may be there is not detached: {why}");
+            log::error!("CSI volumes: {dir} cannot be read, and what may be there is not detached: {error}");
         }
         for dir in self.0.keys().filter(|dir| !now.0.contains_key(*dir)) {
             log::info!("CSI volumes: {} can be read again", dir.display());
@@ -91,8 +91,8 @@ impl UnreadableDirs {
     /// # Errors
     /// If there is one.
     pub(super) fn result(&self) -> Result<(), VolumeError> {
-        let fails = |(dir, why): (&PathBuf, &String)| {
-            io("list the volumes in", dir)(std::io::Error::other(why.clone()))
+        let fails = |(dir, error): (&PathBuf, &String)| {
+            io("list the volumes in", dir)(std::io::Error::other(error.clone()))
         };
         self.0.iter().next().map_or(Ok(()), |first| Err(fails(first)))
     }
@@ -177,9 +177,9 @@ fn found(layout: &Layout, place: &VolumeLocation) -> Option<Result<FoundVolume, 
             Some(Ok(FoundVolume { place, unique_name, is_persistent }))
         }
         RecordFile::Missing => None,
-        RecordFile::Damaged(why) => {
+        RecordFile::Damaged(error) => {
             let VolumeLocation { pod, spec_name, .. } = place;
-            log::warn!("the record of volume {spec_name} of pod {pod} is not usable: {why}");
+            log::warn!("the record of volume {spec_name} of pod {pod} is not usable: {error}");
             Some(Err(()))
         }
     }

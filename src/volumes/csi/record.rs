@@ -73,7 +73,7 @@ impl Record {
         let found = Record::read_file(&path);
         match &found {
             RecordFile::Readable(_) | RecordFile::Missing => state_files::usable(&path),
-            RecordFile::Damaged(why) => state_files::damaged(&path, why),
+            RecordFile::Damaged(error) => state_files::damaged(&path, error),
         }
         found
     }

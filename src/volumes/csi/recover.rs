@@ -15,7 +15,7 @@ use super::state::Csi;
 use crate::util::stop::StopToken;
 
 /// Names in the node's object for which the API server is asked in one attempt.
-const MAX_ASKED: usize = 256;
+const MAX_READ: usize = 256;
 
 /// The unique name of the persistent volume, as far as pods or the cluster know it. `None`: no
 /// controller has attached it to this node.
@@ -49,8 +49,8 @@ pub(super) fn find_name(
     let all = shown.attached.iter().chain(shown.in_use.difference(&shown.attached));
     let candidates = all.filter(|name| form == Form::Filesystem || csi.damaged().may_be(name));
     let candidates: Vec<&String> = candidates.collect();
-    let mut unknown = (candidates.len() > MAX_ASKED).then(|| "too many volumes are attached".to_owned());
-    for name in candidates.into_iter().take(MAX_ASKED) {
+    let mut unknown = (candidates.len() > MAX_READ).then(|| "too many volumes are attached".to_owned());
+    for name in candidates.into_iter().take(MAX_READ) {
         let Some((driver, handle)) = names::parts(name) else { continue };
         let id = names::attachment_name(handle, driver, &csi.settings.node_name);
         match csi.cluster.attached_volume(&id, stop) {
@@ -79,12 +79,12 @@ pub(super) fn name_of(
     phase: Phase,
     stop: &StopToken,
 ) -> Result<Option<String>, VolumeError> {
-    find_name(csi, spec_name, form, stop).map_err(|why| not_known(phase, spec_name, &why))
+    find_name(csi, spec_name, form, stop).map_err(|reason| not_known(phase, spec_name, &reason))
 }
 
-fn not_known(phase: Phase, spec_name: &str, why: &str) -> VolumeError {
+fn not_known(phase: Phase, spec_name: &str, reason: &str) -> VolumeError {
     let text =
-        format!("the record of volume {spec_name} is damaged, and it is not known which one it is: {why}");
+        format!("the record of volume {spec_name} is damaged, and it is not known which one it is: {reason}");
     not_begun(phase, text)
 }
 
@@ -117,8 +117,8 @@ pub(super) fn recover_block(
     match name_of(csi, spec_name, Form::Block, phase, stop)? {
         Some(name) => restore_block(csi, spec_name, &name).map(|_| Some(name)),
         None if rebuild::has_block_parts(csi.mounter.as_ref(), &csi.layout, spec_name) => {
-            let why = "no controller has attached it, and something of it is left on the node";
-            Err(not_known(phase, spec_name, why))
+            let reason = "no controller has attached it, and something of it is left on the node";
+            Err(not_known(phase, spec_name, reason))
         }
         None => {
             csi.damaged().gone(spec_name);

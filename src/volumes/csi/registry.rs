@@ -35,14 +35,14 @@ type Connect = dyn Fn(&str, &str) -> Result<Arc<dyn Driver>, EndpointError> + Se
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
     /// The registration has failed.
-    #[error("kubernetes.io/csi: {step} for CSI driver {name:?} failed. {why}")]
+    #[error("kubernetes.io/csi: {step} for CSI driver {name:?} failed. {reason}")]
     Registration {
         /// The call of the plugin watcher, with upstream's name.
         step: &'static str,
         /// The driver's name, clipped if it is invalid.
         name: String,
         /// One reason.
-        why: String,
+        reason: String,
     },
     /// The endpoint cannot be a socket.
     #[error(transparent)]
@@ -130,11 +130,11 @@ impl Registry {
     }
 
     fn check(&self, step: &'static str, name: &str, versions: &[String]) -> Result<Version, RegistryError> {
-        let failed = |name: &str, why| RegistryError::Registration { step, name: name.to_owned(), why };
+        let failed = |name: &str, reason| RegistryError::Registration { step, name: name.to_owned(), reason };
         if paths::element(name).is_err() || name.len() > MAX_NAME {
             return Err(failed(clip::beginning(name, 64), "Invalid name".to_owned()));
         }
-        let failed = |why| Err(failed(name, why));
+        let failed = |reason| Err(failed(name, reason));
         if versions.is_empty() {
             return failed("Plugin returned an empty list for supported versions".to_owned());
         }
@@ -191,7 +191,7 @@ impl Registry {
         let node = driver.info(stop).map_err(RegistryError::from).and_then(check_node);
         let mut known = self.known();
         // Another registration may have replaced this one.
-        let own = known.drivers.get_mut(name).filter(|it| Arc::ptr_eq(&it.driver, &driver));
+        let own = known.drivers.get_mut(name).filter(|registered| Arc::ptr_eq(&registered.driver, &driver));
         match node {
             Ok(node) => {
                 if let Some(own) = own {
@@ -205,8 +205,8 @@ impl Registry {
                 if own.is_some() {
                     known.drivers.remove(name);
                 }
-                let (name, why) = (name.to_owned(), error.to_string());
-                Err(RegistryError::Registration { step: "RegisterPlugin", name, why })
+                let (name, reason) = (name.to_owned(), error.to_string());
+                Err(RegistryError::Registration { step: "RegisterPlugin", name, reason })
             }
         }
     }
@@ -240,8 +240,10 @@ impl Registry {
         let driver = self.get(name)?;
         let node = check_node(driver.info(stop)?)?;
         let mut known = self.known();
-        let own = known.drivers.get_mut(name).filter(|it| Arc::ptr_eq(&it.driver, &driver));
-        let Some(own) = own.filter(|it| it.node.as_ref() != Some(&node)) else { return Ok(false) };
+        let own = known.drivers.get_mut(name).filter(|registered| Arc::ptr_eq(&registered.driver, &driver));
+        let Some(own) = own.filter(|registered| registered.node.as_ref() != Some(&node)) else {
+            return Ok(false);
+        };
         own.node = Some(node);
         drop(known);
         self.ring();
@@ -268,14 +270,20 @@ impl Registry {
     #[must_use]
     pub fn names(&self) -> BTreeSet<String> {
         let known = self.known();
-        known.drivers.iter().filter(|(_, it)| it.node.is_some()).map(|(name, _)| name.clone()).collect()
+        known
+            .drivers
+            .iter()
+            .filter(|(_, driver)| driver.node.is_some())
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// The drivers that have answered, and those that were deregistered: what Node and CSINode show.
     #[must_use]
     pub fn nodes(&self) -> (BTreeMap<String, NodeInfo>, BTreeSet<String>) {
         let known = self.known();
-        let answered = known.drivers.iter().filter_map(|(name, it)| Some((name.clone(), it.node.clone()?)));
+        let answered =
+            known.drivers.iter().filter_map(|(name, driver)| Some((name.clone(), driver.node.clone()?)));
         (answered.collect(), known.removed.clone())
     }
 }
@@ -323,7 +331,7 @@ mod tests {
         registry.register("d", "/s1", &v("1.0.0"), &stop).unwrap();
         assert!(registry.changed().try_recv().is_ok());
         assert!(registry.get("d").is_ok());
-        assert_eq!(registry.nodes().0.get("d").map(|it| it.id.as_str()), Some("node-id"));
+        assert_eq!(registry.nodes().0.get("d").map(|node| node.id.as_str()), Some("node-id"));
         // A new socket, then the removal of the old one.
         registry.register("d", "/s2", &v("1.1.0"), &stop).unwrap();
         registry.deregister("d", "/s1");

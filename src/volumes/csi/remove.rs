@@ -40,8 +40,8 @@ pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Re
     let record = match Record::read(&dir) {
         RecordFile::Readable(record) => Some(record),
         RecordFile::Missing => None,
-        RecordFile::Damaged(why) => {
-            log::warn!("damaged record of a volume in {}: {why}; it is {name}", dir.display());
+        RecordFile::Damaged(error) => {
+            log::warn!("damaged record of a volume in {}: {error}; it is {name}", dir.display());
             names::parts(&name).map(|(driver, handle)| Record::staged(driver, handle))
         }
     };
@@ -56,7 +56,7 @@ pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Re
 /// Removes the directory of a volume in a pod.
 fn clear_of_pod(csi: &Csi, dir: &Path) -> Result<(), VolumeError> {
     clear_dir(csi.mounter.as_ref(), dir, TARGET)?;
-    Marker::of(dir)?.remove();
+    Marker::for_volume(dir)?.remove();
     Ok(())
 }
 
@@ -64,9 +64,9 @@ fn clear_of_pod(csi: &Csi, dir: &Path) -> Result<(), VolumeError> {
 fn release(csi: &Csi, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
     let dir = names::parts(name).and_then(|(driver, handle)| csi.layout.staged(driver, handle).ok());
     match dir.as_deref().map(|dir| (dir, Record::read(dir))) {
-        Some((_, RecordFile::Damaged(why))) => {
+        Some((_, RecordFile::Damaged(error))) => {
             // It is staged. The sweep writes the record again.
-            let text = format!("the record of the staged volume {name} is damaged: {why}");
+            let text = format!("the record of the staged volume {name} is damaged: {error}");
             return Err(not_begun(Phase::UnmountDevice, text));
         }
         Some((dir, RecordFile::Readable(record))) if record.unique_name() == name => {
@@ -145,8 +145,8 @@ fn release_dir(csi: &Csi, dir: &Path, stop: &StopToken) -> Result<(), VolumeErro
         }
         // No driver was called, or its work was undone.
         RecordFile::Missing => clear(),
-        RecordFile::Damaged(why) => {
-            log::warn!("damaged record of a staged volume in {}: {why}", dir.display());
+        RecordFile::Damaged(error) => {
+            log::warn!("damaged record of a staged volume in {}: {error}", dir.display());
             match lost_record(csi, dir) {
                 Some(record) => {
                     let written = record.write(dir).map(drop);

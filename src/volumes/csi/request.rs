@@ -212,11 +212,11 @@ impl VolumeRequest {
         let default = [Lifecycle::Persistent.as_str().to_owned()];
         let modes: &[String] = if modes.is_empty() { &default } else { modes };
         let mode = self.lifecycle.as_str();
-        if modes.iter().any(|one| one == mode) {
+        if modes.iter().any(|other| other == mode) {
             return Ok(());
         }
         let name = &self.source.driver;
-        let only: Vec<String> = modes.iter().map(|one| format!("{one:?}")).collect();
+        let only: Vec<String> = modes.iter().map(|mode| format!("{mode:?}")).collect();
         Err(format!(
             "volume mode {mode:?} not supported by driver {name} (only supports [{}])",
             only.join(" ")
@@ -346,7 +346,7 @@ pub(super) mod tests {
     #[test]
     fn label_is_an_option_of_the_mount_for_volumes_of_one_pod() {
         let mut volume = wanted("u", "h");
-        volume.selinux = Labels::of("system_u:object_r:container_file_t:s0:c1,c2");
+        volume.selinux = Labels::with_label("system_u:object_r:container_file_t:s0:c1,c2");
         let mut driver = CsiDriverSpec { selinux_mount: Some(true), ..CsiDriverSpec::default() };
         assert_eq!(volume.mount_label(&driver), None);
         volume.access_modes = vec![AccessMode::ReadWriteOncePod];

@@ -134,7 +134,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
     std::fs::create_dir_all(path.join("volume-subpaths")).unwrap();
     let remove = |volumes: &Volumes, of: &str| {
         // The unmount fails: a link is not followed.
-        let link = path.join("volume-subpaths").join(of);
+        let link = path.join("volume-subpaths").join(name);
         std::os::unix::fs::symlink(".", &link).unwrap();
         let mut work = volumes.unmounts(pod.uid(), &path).unwrap().unwrap();
         work.sub_paths = vec![vec![Mount {
@@ -146,7 +146,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
         }]];
         let failed = work.run(&never);
         std::fs::remove_file(&link).unwrap();
-        let shown = format!("{of}/c/0");
+        let shown = format!("{name}/c/0");
         assert!(failed.len() == 1 && failed[0].0 == shown, "{failed:?}");
         changes(&node)
     };

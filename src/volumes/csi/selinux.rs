@@ -38,7 +38,7 @@ impl Labels {
     /// Upstream's text, if containers need different ones. A label that would end the option of the
     /// mount that contains it is refused.
     pub(super) fn single(&self) -> Result<Option<&str>, String> {
-        let is_plain = |one: char| one.is_ascii_alphanumeric() || "_:,.-".contains(one);
+        let is_plain = |character: char| character.is_ascii_alphanumeric() || "_:,.-".contains(character);
         if let Some(other) = self.labels.iter().find(|label| !label.chars().all(is_plain)) {
             return Err(format!("the SELinux label {other:?} cannot be an option of a mount"));
         }
@@ -53,7 +53,7 @@ impl Labels {
     }
 
     #[cfg(test)]
-    pub(super) fn of(label: &str) -> Labels {
+    pub(super) fn with_label(label: &str) -> Labels {
         Labels { labels: [label.to_owned()].into() }
     }
 }
@@ -111,9 +111,10 @@ fn parse(contexts: &str) -> Option<FileContext> {
 pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> Labels {
     let Some(context) = context else { return Labels::default() };
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
-    let mounts = |one: &&Container| one.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
-    let label = |one: &Container| {
-        let own = one.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
+    let mounts =
+        |container: &&Container| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+    let label = |container: &Container| {
+        let own = container.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
         context.with(own.or(of_pod)?)
     };
     Labels { labels: pod.all_containers().filter(mounts).filter_map(label).collect() }

@@ -222,7 +222,7 @@ fn staging_is_repeated_and_undone_unless_it_certainly_did_nothing() {
 
 #[test]
 fn volume_is_staged_again_for_the_next_pod_after_a_failed_unstaging() {
-    for fault in [Fault::Final, Fault::Uncertain, Fault::LostAnswer] {
+    for fault in [Fault::Final, Fault::Uncertain, Fault::LostResponse] {
         let agent = FakeAgent::new();
         let (a, b) = (wanted("a", "h"), wanted("b", "h"));
         agent.set_up(&a).unwrap();
@@ -360,7 +360,7 @@ fn pods_with_other_labels_cannot_share_a_mount() {
     let labelled = |pod: &str, label: &str| {
         let mut volume = wanted(pod, "h");
         volume.access_modes = vec![AccessMode::ReadWriteOncePod];
-        volume.selinux = Labels::of(label);
+        volume.selinux = Labels::with_label(label);
         volume
     };
     let ready = agent.set_up(&labelled("a", "l1")).unwrap();
@@ -655,12 +655,12 @@ fn label_that_would_be_another_mount_option_is_refused() {
     let mut a = wanted("a", "h");
     a.access_modes = vec![AccessMode::ReadWriteOncePod];
     for level in ["s0\",errors=panic,x=\"", "s0 ", "s0\n", "s0\u{e4}"] {
-        a.selinux = Labels::of(&format!("u:r:t:{level}"));
+        a.selinux = Labels::with_label(&format!("u:r:t:{level}"));
         let error = agent.set_up(&a).unwrap_err();
         assert!(error.to_string().contains("cannot be an option of a mount"), "{error}");
     }
     assert!(agent.node.calls().is_empty() && agent.left().is_empty());
-    a.selinux = Labels::of("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
+    a.selinux = Labels::with_label("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
     agent.set_up(&a).unwrap();
 }
 
@@ -834,11 +834,13 @@ fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read
     damage_block(&agent, &a);
     agent.restart();
     let handles = (0..300).map(|n| n.to_string());
-    let forbidden: Vec<_> = handles.clone().map(|one| names::attachment_name(&one, "a", "n1")).collect();
+    let forbidden: Vec<_> =
+        handles.clone().map(|handle| names::attachment_name(&handle, "a", "n1")).collect();
     *agent.cluster.forbidden.lock().unwrap() = forbidden;
     let id = names::attachment_name("h", DRIVER, "n1");
     *agent.cluster.attached.lock().unwrap() = Some([(id, "pv-h".to_owned())].into());
-    let mut in_use: BTreeSet<String> = handles.map(|one| format!("kubernetes.io/csi/a^{one}")).collect();
+    let mut in_use: BTreeSet<String> =
+        handles.map(|handle| format!("kubernetes.io/csi/a^{handle}")).collect();
     in_use.insert(a.unique_name());
     let shown = NodeVolumes { in_use, attached: [a.unique_name()].into() };
     show_lists(&agent, shown);
@@ -867,8 +869,8 @@ fn staged_block_volumes_without_a_pod_and_with_damaged_records_are_unstaged() {
     *agent.cluster.attached.lock().unwrap() = Some(BTreeMap::new());
     agent.release_unused().unwrap_err();
     assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (2, shown.to_vec()));
-    let of = |handle: &str| (names::attachment_name(handle, DRIVER, "n1"), format!("pv-{handle}"));
-    *agent.cluster.attached.lock().unwrap() = Some([of("h"), of("k")].into());
+    let attached = |handle: &str| (names::attachment_name(handle, DRIVER, "n1"), format!("pv-{handle}"));
+    *agent.cluster.attached.lock().unwrap() = Some([attached("h"), attached("k")].into());
     agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 0);
     assert!(agent.left().is_empty() && agent.csi.attachments.list().1.is_empty(), "{:?}", agent.left());
@@ -1024,10 +1026,10 @@ fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read
         let shown =
             [a.unique_name(), b.unique_name(), other.clone(), format!("kubernetes.io/csi/{DRIVER}^gone")];
         show(&agent, &shown);
-        let mut kept = shown[..3].to_vec();
-        kept.extend(hides_pods.then(|| shown[3].clone()));
-        kept.sort();
-        assert_eq!(agent.csi.attachments.list().1, kept);
+        let mut in_use = shown[..3].to_vec();
+        in_use.extend(hides_pods.then(|| shown[3].clone()));
+        in_use.sort();
+        assert_eq!(agent.csi.attachments.list().1, in_use);
         agent.tear_down(&a).unwrap();
         let error = agent.release_unused().unwrap_err();
         assert!(error.to_string().starts_with("cannot list the volumes in "), "{error}");

@@ -74,16 +74,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(versions: &[&str]) -> Result<String, String> {
-        let versions: Vec<String> = versions.iter().map(|it| (*it).to_owned()).collect();
+    fn highest_text(versions: &[&str]) -> Result<String, String> {
+        let versions: Vec<String> = versions.iter().map(|version| (*version).to_owned()).collect();
         highest(&versions).map(|version| version.to_string())
     }
 
     #[test]
     fn highest_version_of_major_one_is_chosen() {
-        assert_eq!(of(&["1.0.0"]).unwrap(), "1.0.0");
-        assert_eq!(of(&["v1.2", "1.10.0", "0.3.0", "2.0.0"]).unwrap(), "1.10.0");
-        assert_eq!(of(&["x", "1.0.0-rc1"]).unwrap(), "1.0.0");
+        assert_eq!(highest_text(&["1.0.0"]).unwrap(), "1.0.0");
+        assert_eq!(highest_text(&["v1.2", "1.10.0", "0.3.0", "2.0.0"]).unwrap(), "1.10.0");
+        assert_eq!(highest_text(&["x", "1.0.0-rc1"]).unwrap(), "1.0.0");
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
             (&["abc"], "could not parse \"abc\" as version"),
             (&["1"], "could not find a highest supported version from versions ([1])"),
         ] {
-            let error = of(versions).unwrap_err();
+            let error = highest_text(versions).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }

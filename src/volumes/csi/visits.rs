@@ -116,7 +116,7 @@ impl Schedule {
             });
             if exhausted.contains(name) {
                 let soon = now.max(times.refreshed + SHORTEST);
-                times.refresh = Some(times.refresh.map_or(soon, |at| at.min(soon)));
+                times.refresh = Some(times.refresh.map_or(soon, |time| time.min(soon)));
             }
         }
     }
@@ -125,10 +125,10 @@ impl Schedule {
     fn begin(&mut self, now: Instant) -> Vec<(String, VisitTasks)> {
         let mut due = Vec::new();
         for (name, times) in &mut self.drivers {
-            if times.next().is_none_or(|at| at > now) {
+            if times.next().is_none_or(|time| time > now) {
                 continue;
             }
-            let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+            let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
             let tasks = VisitTasks {
                 read_object: is_due(times.object),
                 measure: is_due(times.measure),

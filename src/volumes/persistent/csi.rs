@@ -146,10 +146,10 @@ impl Kinds {
             && !spec.growth.is_in_progress
             && let Err(error) = show(GrowthStep::InProgress)
         {
-            let why = format!("failed to mark node expansion in progress: {error}");
+            let message = format!("failed to mark node expansion in progress: {error}");
             return match error {
                 ReadError::Stopping => Err(VolumeError::Stopping),
-                _ => Err(VolumeError::device(Phase::Expand, why)),
+                _ => Err(VolumeError::device(Phase::Expand, message)),
             };
         }
         let result = work();

@@ -167,7 +167,7 @@ impl Attachable {
         named_by: fn(&Device) -> Option<String>,
     ) -> BTreeSet<String> {
         let mut names: BTreeSet<String> = self.wanted.values().flatten().cloned().collect();
-        self.dirs.retain(|dir, name| names.contains(name) || devices.iter().any(|it| it.dir == *dir));
+        self.dirs.retain(|dir, name| names.contains(name) || devices.iter().any(|device| device.dir == *dir));
         for device in devices {
             names.extend(self.dirs.get(&device.dir).cloned().or_else(|| named_by(device)));
         }
@@ -199,7 +199,9 @@ mod tests {
         std::os::unix::fs::symlink("500a-lun-1", top.join("fc/link")).unwrap();
         let found: Vec<(Kind, bool, String)> = all(root.path())
             .into_iter()
-            .map(|one| (one.kind, one.is_block, one.dir.strip_prefix(&top).unwrap().display().to_string()))
+            .map(|device| {
+                (device.kind, device.is_block, device.dir.strip_prefix(&top).unwrap().display().to_string())
+            })
             .collect();
         assert_eq!(
             found,

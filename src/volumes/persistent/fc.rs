@@ -29,7 +29,7 @@ struct FcDisk {
 
 impl FcDisk {
     /// A WWID may contain spaces, which are underscores in names of devices.
-    fn of(source: &FCVolumeSource) -> Result<FcDisk, VolumeError> {
+    fn from_source(source: &FCVolumeSource) -> Result<FcDisk, VolumeError> {
         let wwns = source.target_wwns.clone().unwrap_or_default();
         let wwids: Vec<String> = source.wwids.iter().flatten().map(|wwid| wwid.replace(' ', "_")).collect();
         let plain = |id: &String| !id.is_empty() && !id.contains(['/', '\0']);
@@ -87,7 +87,7 @@ impl Storage for FCVolumeSource {
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
-        let wanted = FcDisk::of(self)?;
+        let wanted = FcDisk::from_source(self)?;
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
         let disk = super::FcDisk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
         let find = || attach_disk(&*kinds.host, &wanted).map(PathBuf::from);
@@ -95,7 +95,7 @@ impl Storage for FCVolumeSource {
     }
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let wanted = FcDisk::of(self)?;
+        let wanted = FcDisk::from_source(self)?;
         let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
         kinds.map_device(request, &global, &|| attach_disk(&*kinds.host, &wanted).map(PathBuf::from))
     }
@@ -112,7 +112,7 @@ impl Storage for FCVolumeSource {
     }
 
     fn device_dir(&self, _: &str) -> Option<PathBuf> {
-        Some(FcDisk::of(self).ok()?.dir())
+        Some(FcDisk::from_source(self).ok()?.dir())
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn disk(source: Value) -> Result<FcDisk, String> {
-        FcDisk::of(&serde_json::from_value(source).unwrap()).map_err(|error| error.to_string())
+        FcDisk::from_source(&serde_json::from_value(source).unwrap()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(host.log(), ["multipath -f /dev/dm-0", "blockdev --flushbufs /dev/sda"]);
         let deleted = std::fs::read_to_string(root.path().join("sys/block/sda/device/delete")).unwrap();
         assert_eq!(deleted, "1");
-        host.answer("multipath", 1, "map in use");
+        host.respond("multipath", 1, "map in use");
         assert!(detach_disk(&host, "/dev/dm-0", &StopToken::never()).is_err());
         // The device is gone already.
         detach_disk(&host, "/dev/sdz", &StopToken::never()).unwrap();

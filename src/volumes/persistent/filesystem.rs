@@ -35,7 +35,7 @@ enum Content {
 /// Options as `mount` gets them: each once, in order (Go: JoinMountOptions).
 pub(super) fn join(user: &[String], system: &[&str]) -> Vec<String> {
     let all: BTreeSet<&str> = user.iter().map(String::as_str).chain(system.iter().copied()).collect();
-    all.into_iter().filter(|one| !one.is_empty()).map(str::to_owned).collect()
+    all.into_iter().filter(|option| !option.is_empty()).map(str::to_owned).collect()
 }
 
 /// Runs `mount` for a source that needs no format.
@@ -352,9 +352,10 @@ mod tests {
     const READ: &str = "dd if=/dev/x of=/dev/null bs=1048576 count=1";
 
     fn run(host: &FakeHost, kind: &str, options: &[&str]) -> Result<(), String> {
-        let options: Vec<String> = options.iter().map(|one| (*one).to_owned()).collect();
-        let at = Mounting { source: Path::new("/dev/x"), target: Path::new("/t") };
-        format_and_mount(host, at, kind, &options, &StopToken::never()).map_err(|error| error.to_string())
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        let mounting = Mounting { source: Path::new("/dev/x"), target: Path::new("/t") };
+        format_and_mount(host, mounting, kind, &options, &StopToken::never())
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -366,7 +367,7 @@ mod tests {
             ("xfs", "mkfs.xfs -f /dev/x", "mount -t xfs -o defaults /dev/x /t"),
         ] {
             let host = FakeHost::default();
-            host.answer("blkid", 2, "");
+            host.respond("blkid", 2, "");
             run(&host, kind, &[]).unwrap();
             assert_eq!(host.log(), [PROBED, READ, format, mount]);
         }
@@ -376,24 +377,24 @@ mod tests {
     fn existing_file_system_is_checked_and_kept() {
         let host = FakeHost::default();
         let ext4 = "DEVNAME=/dev/x\nTYPE=ext4\n";
-        host.answer("blkid", 0, ext4);
+        host.respond("blkid", 0, ext4);
         run(&host, "ext4", &["noatime"]).unwrap();
         assert_eq!(host.log(), [PROBED, "fsck -a /dev/x", "mount -t ext4 -o defaults,noatime /dev/x /t"]);
         // Read-only: nothing is written.
-        host.answer("blkid", 0, ext4);
+        host.respond("blkid", 0, ext4);
         run(&host, "ext4", &["ro"]).unwrap();
         assert_eq!(host.log(), [PROBED, "mount -t ext4 -o defaults,ro /dev/x /t"]);
         // Corrected errors, errors of fsck itself and its absence do not prevent the mount.
         for code in [1, 8] {
-            host.answer("blkid", 0, ext4);
-            host.answer("fsck", code, "x");
+            host.respond("blkid", 0, ext4);
+            host.respond("fsck", code, "x");
             run(&host, "ext4", &[]).unwrap();
         }
-        host.answer("blkid", 0, ext4);
+        host.respond("blkid", 0, ext4);
         host.lacks("fsck");
         run(&host, "ext4", &[]).unwrap();
-        host.answer("blkid", 0, ext4);
-        host.answer("fsck", 4, "UNEXPECTED INCONSISTENCY");
+        host.respond("blkid", 0, ext4);
+        host.respond("fsck", 4, "UNEXPECTED INCONSISTENCY");
         host.log();
         assert_eq!(
             run(&host, "ext4", &[]).unwrap_err(),
@@ -405,7 +406,7 @@ mod tests {
     #[test]
     fn device_with_other_data_is_never_formatted() {
         let host = FakeHost::default();
-        host.answer("blkid", 2, "");
+        host.respond("blkid", 2, "");
         assert_eq!(
             run(&host, "ext4", &["ro"]).unwrap_err(),
             "cannot mount unformatted disk /dev/x as we are manipulating it in read-only mode"
@@ -424,19 +425,19 @@ mod tests {
                 "failed to mount the volume as \"ext4\", it already contains unk",
             ),
         ] {
-            host.answer("blkid", 0, found);
-            host.answer("mount", 32, "wrong fs type");
+            host.respond("blkid", 0, found);
+            host.respond("mount", 32, "wrong fs type");
             let error = run(&host, "ext4", &[]).unwrap_err();
             assert!(error.starts_with(text), "{error}");
         }
-        host.answer("blkid", 8, "ambivalent");
+        host.respond("blkid", 8, "ambivalent");
         assert!(run(&host, "ext4", &[]).unwrap_err().contains("failed to get filesystem type"));
-        host.answer("blkid", 0, "no pairs");
+        host.respond("blkid", 0, "no pairs");
         assert!(run(&host, "ext4", &[]).unwrap_err().contains("invalid output"));
         assert!(!host.log().iter().any(|line| line.starts_with("mkfs")));
-        host.answer("blkid", 2, "");
+        host.respond("blkid", 2, "");
         assert!(run(&host, "../evil", &[]).unwrap_err().contains("cannot be the type"));
-        host.answer("blkid", 2, "");
+        host.respond("blkid", 2, "");
         host.lacks("mkfs.ext4");
         assert!(run(&host, "ext4", &[]).unwrap_err().contains("package e2fsprogs on Debian"));
     }
@@ -444,8 +445,8 @@ mod tests {
     #[test]
     fn device_that_cannot_be_read_is_not_formatted() {
         let host = FakeHost::default();
-        host.answer("blkid", 2, "");
-        host.answer("dd", 1, "dd: error reading '/dev/x': Input/output error");
+        host.respond("blkid", 2, "");
+        host.respond("dd", 1, "dd: error reading '/dev/x': Input/output error");
         assert_eq!(
             run(&host, "ext4", &[]).unwrap_err(),
             "disk /dev/x cannot be read, so it may have data and is not formatted: exit status 1: \
@@ -457,14 +458,14 @@ mod tests {
     #[test]
     fn mount_that_is_not_of_the_device_is_undone() {
         let host = FakeHost::default();
-        host.answer("blkid", 0, "TYPE=ext4\n");
+        host.respond("blkid", 0, "TYPE=ext4\n");
         // A program has mounted something else.
         host.mounts_instead("0:99", "fuse.sh");
         let error = run(&host, "ext4", &[]).unwrap_err();
         assert!(error.starts_with("what is mounted is not the file system of the device: "), "{error}");
         assert_eq!(host.log().last().unwrap(), "umount /t remote");
         assert!(host.mounts().unwrap().is_empty());
-        host.answer("blkid", 0, "TYPE=ext4\n");
+        host.respond("blkid", 0, "TYPE=ext4\n");
         host.mounts_instead("", "");
         let error = run(&host, "ext4", &[]).unwrap_err();
         assert_eq!(error, "mount succeeded, but nothing is mounted at /t");
@@ -473,12 +474,12 @@ mod tests {
     #[test]
     fn file_system_grows_when_its_device_did() {
         let host = FakeHost::default();
-        let at = Mounting { source: Path::new("/dev/x"), target: Path::new("/t") };
-        let grow = || grow(&host, at, &StopToken::never());
+        let mounting = Mounting { source: Path::new("/dev/x"), target: Path::new("/t") };
+        let grow = || grow(&host, mounting, &StopToken::never());
         let ext4 = |device: &str| {
-            host.answer("blkid", 0, "TYPE=ext4\n");
-            host.answer("blockdev", 0, device);
-            host.answer("dumpe2fs", 0, "Block count:              100\nBlock size:               4096\n");
+            host.respond("blkid", 0, "TYPE=ext4\n");
+            host.respond("blockdev", 0, device);
+            host.respond("dumpe2fs", 0, "Block count:              100\nBlock size:               4096\n");
         };
         ext4("1048576\n");
         grow().unwrap();
@@ -490,14 +491,14 @@ mod tests {
         ext4("413696\n");
         grow().unwrap();
         assert_eq!(host.log().len(), 3);
-        host.answer("blkid", 0, "TYPE=xfs\n");
-        host.answer("blockdev", 0, "1048576\n");
-        host.answer("xfs_io", 0, "geom.bsize = 4096\ngeom.datablocks = 100\n");
-        host.answer("xfs_growfs", 1, "no");
+        host.respond("blkid", 0, "TYPE=xfs\n");
+        host.respond("blockdev", 0, "1048576\n");
+        host.respond("xfs_io", 0, "geom.bsize = 4096\ngeom.datablocks = 100\n");
+        host.respond("xfs_growfs", 1, "no");
         assert!(grow().unwrap_err().to_string().starts_with("resize of device /dev/x failed: exit status 1"));
         assert_eq!(host.log()[2..], ["xfs_io -c statfs /t", "xfs_growfs -d /t"]);
-        host.answer("blkid", 0, "TYPE=vfat\n");
-        host.answer("blockdev", 0, "1048576\n");
+        host.respond("blkid", 0, "TYPE=vfat\n");
+        host.respond("blockdev", 0, "1048576\n");
         grow().unwrap();
     }
 

@@ -86,8 +86,8 @@ impl Drivers {
         if let Some(capabilities) = known {
             return Ok(capabilities);
         }
-        let answer = self.call(host, driver, &["init"], stop)?.unwrap_or_default();
-        let capabilities = answer.capabilities.unwrap_or_default();
+        let status = self.call(host, driver, &["init"], stop)?.unwrap_or_default();
+        let capabilities = status.capabilities.unwrap_or_default();
         self.with(driver, |known| known.capabilities = Some(capabilities));
         Ok(capabilities)
     }
@@ -125,7 +125,7 @@ impl Drivers {
     ) -> Result<String, VolumeError> {
         let device = self.call(host, driver, &["attach", options, node], stop)?.unwrap_or_default().device;
         let waited = self.call(host, driver, &["waitforattach", &device, options], stop)?;
-        Ok(waited.map(|answer| answer.device).unwrap_or(device))
+        Ok(waited.map(|status| status.device).unwrap_or(device))
     }
 
     /// Mounts the device once for all pods. `false`: the driver leaves this to the agent.
@@ -181,8 +181,8 @@ impl Drivers {
         }
         let ended = host.run(&program.to_string_lossy(), args, LIMIT, stop).map_err(tool)?;
         // Some drivers also print other texts; only the whole output counts, as upstream.
-        let answer: DriverStatus = match serde_json::from_str(ended.output.trim()) {
-            Ok(answer) => answer,
+        let reply: DriverStatus = match serde_json::from_str(ended.output.trim()) {
+            Ok(reply) => reply,
             Err(error) => {
                 return Err(fails(format!(
                     "{command} command of flexVolume driver {driver} has an invalid answer: {error}: {:?}",
@@ -190,17 +190,17 @@ impl Drivers {
                 )));
             }
         };
-        match answer.status.as_str() {
+        match reply.status.as_str() {
             "Not supported" => {
                 self.with(driver, |known| known.unsupported.insert(command.to_owned()));
                 Ok(None)
             }
-            "Success" if ended.is_fine() => Ok(Some(answer)),
+            "Success" if ended.is_fine() => Ok(Some(reply)),
             "Success" => Err(fails(ended.status())),
             status => Err(fails(format!(
                 "{command} command failed, status: {}, reason: {}",
                 clip(status),
-                clip(&answer.message)
+                clip(&reply.message)
             ))),
         }
     }
@@ -218,7 +218,9 @@ impl Drivers {
         let plain = |part: &str| {
             !part.is_empty()
                 && !part.starts_with('.')
-                && part.chars().all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one))
+                && part
+                    .chars()
+                    .all(|character| character.is_ascii_alphanumeric() || "-_.".contains(character))
         };
         let (vendor, name) = driver.split_once('/').unwrap_or(("", driver));
         if !plain(name) || !(vendor.is_empty() || plain(vendor)) {
@@ -284,23 +286,23 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (host, drivers, never) = (FakeHost::default(), drivers(root.path()), StopToken::never());
         let program = root.path().join("exec/a~b/b").display().to_string();
-        let answer = |command: &str, text: &str| host.answer(&format!("{program} {command}"), 0, text);
-        answer("init", r#"{"status": "Success", "capabilities": {"attach": false}}"#);
+        let respond = |command: &str, text: &str| host.respond(&format!("{program} {command}"), 0, text);
+        respond("init", r#"{"status": "Success", "capabilities": {"attach": false}}"#);
         let capabilities = drivers.init(&host, "a/b", &never).unwrap();
         assert_eq!(capabilities, Capabilities { attach: false, selinux_relabel: true, fs_group: true });
         assert_eq!(drivers.init(&host, "a/b", &never).unwrap(), capabilities);
-        answer("mount", r#"{"status": "Success"}"#);
+        respond("mount", r#"{"status": "Success"}"#);
         assert!(drivers.mount(&host, ("a/b", Path::new("/t")), "{}", &never).unwrap());
-        answer("unmount", r#"{"status": "Success"}"#);
+        respond("unmount", r#"{"status": "Success"}"#);
         assert!(drivers.unmount(&host, ("a/b", Path::new("/t")), &never).unwrap());
         assert_eq!(
             host.log(),
             [format!("{program} init"), format!("{program} mount /t {{}}"), format!("{program} unmount /t")]
         );
         // A command that is not supported is called once.
-        answer("attach", r#"{"status": "Not supported"}"#);
-        answer("waitforattach", r#"{"status": "Success", "device": "/dev/x"}"#);
-        answer("waitforattach", r#"{"status": "Success", "device": "/dev/y"}"#);
+        respond("attach", r#"{"status": "Not supported"}"#);
+        respond("waitforattach", r#"{"status": "Success", "device": "/dev/x"}"#);
+        respond("waitforattach", r#"{"status": "Success", "device": "/dev/y"}"#);
         assert_eq!(drivers.attach(&host, ("a/b", "n"), "{}", &never).unwrap(), "/dev/x");
         assert_eq!(drivers.attach(&host, ("a/b", "n"), "{}", &never).unwrap(), "/dev/y");
         assert_eq!(
@@ -321,13 +323,13 @@ mod tests {
             drivers.mount(&host, (driver, Path::new("/t")), "{}", &never).unwrap_err().to_string()
         };
         let prefix = root.path().join("exec").display().to_string();
-        host.answer(&prefix, 1, r#"{"status": "Failure", "message": "no disk"}"#);
+        host.respond(&prefix, 1, r#"{"status": "Failure", "message": "no disk"}"#);
         assert_eq!(text("a/b"), "mount command failed, status: Failure, reason: no disk");
-        host.answer(&prefix, 3, r#"{"status": "Success"}"#);
+        host.respond(&prefix, 3, r#"{"status": "Success"}"#);
         assert_eq!(text("a/b"), "exit status 3");
-        host.answer(&prefix, 0, "nonsense\x1b");
+        host.respond(&prefix, 0, "nonsense\x1b");
         assert!(text("a/b").contains("has an invalid answer"));
-        host.answer(&prefix, 0, "[[[[");
+        host.respond(&prefix, 0, "[[[[");
         assert!(text("a/b").contains("has an invalid answer"));
         assert!(text("a/other").contains("is not installed"));
         for name in ["../x", "a/../b", "a/b/c", "", "a/"] {

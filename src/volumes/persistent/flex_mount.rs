@@ -68,7 +68,7 @@ impl Storage for Flex {
         let secret = kinds.secret(wanted.as_ref(), Phase::SetUp)?;
         let options = flex::options(spec, self, &flex::pod_options(pod, gid, &secret));
         if walks.is_some() && policy(pod) == Policy::Always {
-            Marker::of(&target)?.make()?;
+            Marker::for_volume(&target)?.make()?;
         }
         let is_done = kinds
             .drivers
@@ -107,8 +107,8 @@ impl Kinds {
         if is_done || device.is_empty() {
             return Ok(());
         }
-        let at = Mounting { source: Path::new(&device), target: dir };
+        let mounting = Mounting { source: Path::new(&device), target: dir };
         let options = filesystem::join(&[], &system_options(spec));
-        filesystem::format_and_mount(host, at, &source.fs_type, &options, stop)
+        filesystem::format_and_mount(host, mounting, &source.fs_type, &options, stop)
     }
 }

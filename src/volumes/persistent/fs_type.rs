@@ -42,7 +42,7 @@ pub(super) fn check(root: &Path, kind: &str) -> Result<(), String> {
     if !is_plain {
         return Err(format!("fsType {} cannot be the type of a file system", quoted(kind)));
     }
-    let refused = |why: &str| Err(format!("fsType {kind:?} is refused: {why}"));
+    let refused = |reason: &str| Err(format!("fsType {kind:?} is refused: {reason}"));
     // `mount` reads `noext4` as "every type but ext4".
     if kind.starts_with("no") || is_refused(kind) {
         return refused("it is not a file system of a block device");

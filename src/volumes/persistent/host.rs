@@ -70,7 +70,7 @@ impl Host for RealHost {
     }
 
     fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
-        unmount::one(target, is_remote)
+        unmount::own_mount(target, is_remote)
     }
 
     fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
@@ -110,7 +110,7 @@ pub(super) mod fake {
     pub(in super::super) struct FakeHost {
         pub(in super::super) root: PathBuf,
         log: Mutex<Vec<String>>,
-        answers: Mutex<VecDeque<CommandResult>>,
+        responses: Mutex<VecDeque<CommandResult>>,
         table: Mutex<Vec<Mount>>,
         instead: Mutex<Option<(String, String)>>,
     }
@@ -122,16 +122,16 @@ pub(super) mod fake {
         }
 
         /// The answer to the next command that begins with `prefix`.
-        pub(in super::super) fn answer(&self, prefix: &str, code: i32, output: &str) {
+        pub(in super::super) fn respond(&self, prefix: &str, code: i32, output: &str) {
             let ended = ProgramOutput { code: Some(code), output: output.to_owned() };
-            self.answers.lock().unwrap().push_back((prefix.to_owned(), Ok(ended)));
+            self.responses.lock().unwrap().push_back((prefix.to_owned(), Ok(ended)));
         }
 
         /// The next command that begins with `prefix` has no program.
         pub(in super::super) fn lacks(&self, prefix: &str) {
             let program = prefix.split(' ').next().unwrap_or_default().to_owned();
-            let answer = (prefix.to_owned(), Err(tools::missing(&program)));
-            self.answers.lock().unwrap().push_back(answer);
+            let result = (prefix.to_owned(), Err(tools::missing(&program)));
+            self.responses.lock().unwrap().push_back(result);
         }
 
         /// The commands so far; the record is emptied.
@@ -173,15 +173,15 @@ pub(super) mod fake {
                 let program = program.to_owned();
                 return Err(ToolError::Child(crate::util::child::ChildError::Stopped { program }));
             }
-            let mut answers = self.answers.lock().unwrap();
-            let index = answers.iter().position(|(prefix, _)| line.starts_with(prefix.as_str()));
-            let answer = index.and_then(|index| answers.remove(index)).map(|(_, answer)| answer);
-            let result = answer.unwrap_or(Ok(ProgramOutput { code: Some(0), output: String::new() }));
+            let mut responses = self.responses.lock().unwrap();
+            let index = responses.iter().position(|(prefix, _)| line.starts_with(prefix.as_str()));
+            let result = index.and_then(|index| responses.remove(index)).map(|(_, result)| result);
+            let result = result.unwrap_or(Ok(ProgramOutput { code: Some(0), output: String::new() }));
             if program == "mount"
                 && result.as_ref().is_ok_and(ProgramOutput::is_fine)
                 && let [.., source, target] = args
             {
-                let kind = args.iter().position(|arg| *arg == "-t").and_then(|at| args.get(at + 1));
+                let kind = args.iter().position(|arg| *arg == "-t").and_then(|index| args.get(index + 1));
                 match self.instead.lock().unwrap().take() {
                     Some((device, _)) if device.is_empty() => {}
                     Some((device, kind)) => self.mounted(&device, Path::new(target), &kind),
@@ -198,8 +198,8 @@ pub(super) mod fake {
         fn bind(&self, source: &Path, target: &Path, options: &[String]) -> Result<(), VolumeError> {
             let text = format!("bind {} {} {}", source.display(), target.display(), options.join(","));
             self.note(text.trim_end().to_owned());
-            let device = self.table.lock().unwrap().iter().rev().find(|one| one.point == source).cloned();
-            let device = device.map_or_else(|| source.display().to_string(), |one| one.device);
+            let device = self.table.lock().unwrap().iter().rev().find(|mount| mount.point == source).cloned();
+            let device = device.map_or_else(|| source.display().to_string(), |mount| mount.device);
             self.mounted(&device, target, "none");
             Ok(())
         }

@@ -63,7 +63,7 @@ pub(super) struct IscsiDisk {
 }
 
 impl IscsiDisk {
-    pub(super) fn of(volume: &str, source: &Iscsi) -> IscsiDisk {
+    pub(super) fn from_source(volume: &str, source: &Iscsi) -> IscsiDisk {
         let with_port = |portal: &String| {
             let has_port =
                 portal.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
@@ -131,7 +131,7 @@ impl Storage for Iscsi {
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
-        let wanted = IscsiDisk::of(&request.spec.name, self);
+        let wanted = IscsiDisk::from_source(&request.spec.name, self);
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
         let disk = super::IscsiDisk { global, fs_type: &self.fs_type };
         let log_in = || attach_for(kinds, self, &wanted, &disk.global, request.stop);
@@ -139,7 +139,7 @@ impl Storage for Iscsi {
     }
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let wanted = IscsiDisk::of(&request.spec.name, self);
+        let wanted = IscsiDisk::from_source(&request.spec.name, self);
         let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
         kinds.map_device(request, &global, &|| attach_for(kinds, self, &wanted, &global, request.stop))
     }
@@ -149,7 +149,7 @@ impl Storage for Iscsi {
     }
 
     fn device_dir(&self, volume: &str) -> Option<PathBuf> {
-        Some(IscsiDisk::of(volume, self).dir())
+        Some(IscsiDisk::from_source(volume, self).dir())
     }
 }
 

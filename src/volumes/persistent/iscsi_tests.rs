@@ -10,7 +10,7 @@ const TCP: &str = "iface.iscsi_ifacename = default\niface.transport_name = tcp\n
 fn source(portals: &[&str]) -> Iscsi {
     Iscsi {
         target_portal: portals[0].to_owned(),
-        portals: portals[1..].iter().map(|one| (*one).to_owned()).collect(),
+        portals: portals[1..].iter().map(|portal| (*portal).to_owned()).collect(),
         iqn: IQN.to_owned(),
         lun: 1,
         iscsi_interface: "default".to_owned(),
@@ -31,9 +31,9 @@ fn attach_it(host: &FakeHost, disk: &IscsiDisk) -> Result<String, String> {
 fn login_issues_upstreams_commands() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
-    let disk = IscsiDisk::of("v", &source(&["10.0.0.1"]));
+    let disk = IscsiDisk::from_source("v", &source(&["10.0.0.1"]));
     by_path(root.path(), "10.0.0.1:3260", "sda");
-    host.answer("iscsiadm -m iface -I default -o show", 0, TCP);
+    host.respond("iscsiadm -m iface -I default -o show", 0, TCP);
     // The login makes no session here, so that no SCSI host is found.
     let error = attach_it(&host, &disk).unwrap_err();
     assert!(error.contains("Could not get SCSI host number for portal 10.0.0.1:3260"), "{error}");
@@ -50,7 +50,7 @@ fn login_issues_upstreams_commands() {
     );
     // With a session, only the LUN is scanned.
     session(root.path(), (3, IQN), "10.0.0.1", "sda");
-    host.answer("iscsiadm -m iface", 0, TCP);
+    host.respond("iscsiadm -m iface", 0, TCP);
     assert_eq!(
         attach_it(&host, &disk).unwrap(),
         format!("/dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1")
@@ -64,14 +64,14 @@ fn login_issues_upstreams_commands() {
 fn chap_is_set_before_discovery_and_login_and_secrets_are_in_no_message() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
-    let disk = IscsiDisk::of("v", &source(&["p:1"]));
+    let disk = IscsiDisk::from_source("v", &source(&["p:1"]));
     let chap = Chap { discovery: true, session: true };
     let credentials = Credentials::from([
         ("discovery.sendtargets.auth.username".to_owned(), "du".to_owned()),
         ("node.session.auth.password".to_owned(), "hunter2".to_owned()),
     ]);
-    host.answer("iscsiadm -m iface", 0, TCP);
-    host.answer(
+    host.respond("iscsiadm -m iface", 0, TCP);
+    host.respond(
         "iscsiadm -m node -p p:1 -T iqn.2020-01.x:t -I default -o update -n node.session.auth.password",
         1,
         "hunter2",
@@ -97,14 +97,14 @@ fn chap_is_set_before_discovery_and_login_and_secrets_are_in_no_message() {
 fn several_portals_lead_to_a_multipath_device() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
-    let disk = IscsiDisk::of("v", &source(&["10.0.0.1", "10.0.0.2:3260"]));
+    let disk = IscsiDisk::from_source("v", &source(&["10.0.0.1", "10.0.0.2:3260"]));
     assert_eq!(disk.portals, ["10.0.0.1:3260", "10.0.0.2:3260"]);
     for (number, disk) in [(1, "sda"), (2, "sdb")] {
         session(root.path(), (number, IQN), &format!("10.0.0.{number}"), disk);
         by_path(root.path(), &format!("10.0.0.{number}:3260"), disk);
         put(root.path(), &format!("sys/block/dm-3/slaves/{disk}"), "");
     }
-    host.answer("iscsiadm -m iface", 0, TCP);
+    host.respond("iscsiadm -m iface", 0, TCP);
     assert_eq!(attach_it(&host, &disk).unwrap(), "/dev/dm-3");
     host.log();
     detach_disk(&host, &disk, false, &StopToken::never()).unwrap();
@@ -130,14 +130,14 @@ fn initiator_name_gets_its_own_interface() {
     let root = tempfile::tempdir().unwrap();
     let host = FakeHost::new(root.path());
     let with_name = Iscsi { initiator_name: "iqn.init".to_owned(), ..source(&["1.1.1.1"]) };
-    let disk = IscsiDisk::of("v", &with_name);
+    let disk = IscsiDisk::from_source("v", &with_name);
     let iface = "1.1.1.1:3260:v";
     assert_eq!(disk.dir(), Path::new(&format!("iface-{iface}/1.1.1.1:3260-{IQN}-lun-1")));
     session(root.path(), (1, IQN), "1.1.1.1", "sda");
     by_path(root.path(), "1.1.1.1:3260", "sda");
-    host.answer("iscsiadm -m iface", 0, TCP);
-    host.answer("iscsiadm -m iface", 0, TCP);
-    host.answer("iscsiadm -m iface", ALREADY_EXISTS, "");
+    host.respond("iscsiadm -m iface", 0, TCP);
+    host.respond("iscsiadm -m iface", 0, TCP);
+    host.respond("iscsiadm -m iface", ALREADY_EXISTS, "");
     attach_it(&host, &disk).unwrap();
     assert_eq!(
         host.log()[2..],
@@ -153,14 +153,14 @@ fn initiator_name_gets_its_own_interface() {
 
 #[test]
 fn state_file_has_upstreams_form_and_directory_names_are_enough_without_it() {
-    let disk = IscsiDisk::of("v", &source(&["[fd00::1]:3260"]));
+    let disk = IscsiDisk::from_source("v", &source(&["[fd00::1]:3260"]));
     let text = serde_json::to_value(&disk).unwrap();
     assert_eq!(
         text,
         serde_json::json!({"VolName": "v", "Portals": ["[fd00::1]:3260"], "Iqn": IQN, "Lun": "1",
             "InitIface": "default", "Iface": "default", "InitiatorName": ""})
     );
-    let disk = IscsiDisk::of("v", &source(&["10.0.0.1"]));
+    let disk = IscsiDisk::from_source("v", &source(&["10.0.0.1"]));
     let found = IscsiDisk::from_dir(&Path::new("/r/plugins/kubernetes.io/iscsi").join(disk.dir())).unwrap();
     assert_eq!((&found.portals, &found.iqn, &found.lun), (&disk.portals, &disk.iqn, &disk.lun));
     for odd in ["/", "/x", "/iface-a/b", "/iface-a/p-iqn.x", "/iface-a/p-x-lun-1"] {
@@ -172,9 +172,9 @@ fn state_file_has_upstreams_form_and_directory_names_are_enough_without_it() {
 fn missing_iscsiadm_names_its_package() {
     let host = FakeHost::default();
     host.lacks("iscsiadm");
-    let error = attach_it(&host, &IscsiDisk::of("v", &source(&["p"]))).unwrap_err();
+    let error = attach_it(&host, &IscsiDisk::from_source("v", &source(&["p"]))).unwrap_err();
     assert!(error.starts_with("iscsiadm is not installed on this node (package open-iscsi"), "{error}");
-    host.answer("iscsiadm -m iface", 0, "nothing\n");
-    let error = attach_it(&host, &IscsiDisk::of("v", &source(&["p"]))).unwrap_err();
+    host.respond("iscsiadm -m iface", 0, "nothing\n");
+    let error = attach_it(&host, &IscsiDisk::from_source("v", &source(&["p"]))).unwrap_err();
     assert_eq!(error, "Could not parse iface file for default");
 }

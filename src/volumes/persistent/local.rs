@@ -114,8 +114,8 @@ impl Kinds {
         }
         let global = self.mount_of(source, spec)?;
         let _lock = self.locks.take(&global, stop)?;
-        let at = Mounting { source: &device, target: &global };
-        filesystem::grow(&*self.host, at, stop).map_err(|error| match error {
+        let mounting = Mounting { source: &device, target: &global };
+        filesystem::grow(&*self.host, mounting, stop).map_err(|error| match error {
             VolumeError::Stopping => error,
             error => VolumeError::device(Phase::Expand, chain(&error)),
         })

@@ -195,10 +195,10 @@ impl Kinds {
             let kind = || VolumeError::Unsupported { kind: volume.name.clone() };
             return Spec::inline(pod, volume).ok_or_else(kind);
         };
-        let fails = |why: String| VolumeError::Claim {
+        let fails = |reason: String| VolumeError::Claim {
             namespace: pod.namespace().to_owned(),
             claim: wanted.name.clone(),
-            why,
+            reason,
         };
         let Some(api) = &self.api else {
             return Err(fails("failed to fetch PVC from API server: there is no API server".to_owned()));
@@ -213,7 +213,7 @@ impl Kinds {
         let fails = |problem: persistent::ClaimProblem| VolumeError::Claim {
             namespace: pod.namespace().to_owned(),
             claim: wanted.name.clone(),
-            why: problem.to_string(),
+            reason: problem.to_string(),
         };
         let name = persistent::check_claim(pod, &wanted, &claim).map_err(|problem| match problem {
             problem @ persistent::ClaimProblem::NotOwner { .. } => VolumeError::ClaimUse(problem),
@@ -224,7 +224,7 @@ impl Kinds {
             error => VolumeError::Claim {
                 namespace: pod.namespace().to_owned(),
                 claim: wanted.name.clone(),
-                why: format!("failed to fetch PV {name} from API server: {error}"),
+                reason: format!("failed to fetch PV {name} from API server: {error}"),
             },
         })?;
         persistent::check_binding(&claim, &found).map_err(fails)?;
@@ -312,8 +312,8 @@ impl Kinds {
                 make_dirs(&disk.global)?;
                 let device = attach()?;
                 let options = filesystem::join(&spec.mount_options, &system_options(spec));
-                let at = Mounting { source: &device, target: &disk.global };
-                filesystem::format_and_mount(&*self.host, at, disk.fs_type, &options, stop)?;
+                let mounting = Mounting { source: &device, target: &disk.global };
+                filesystem::format_and_mount(&*self.host, mounting, disk.fs_type, &options, stop)?;
                 device
             }
         };
@@ -332,8 +332,8 @@ impl Kinds {
         else {
             return Ok(Default::default());
         };
-        let fails = |why: String| {
-            VolumeError::device(phase, format!("couldn't get secret {namespace}/{name} err: {why}"))
+        let fails = |reason: String| {
+            VolumeError::device(phase, format!("couldn't get secret {namespace}/{name} err: {reason}"))
         };
         let api = self.api.as_ref().ok_or_else(|| fails("there is no API server".to_owned()))?;
         match api.claims.secret(namespace, name) {

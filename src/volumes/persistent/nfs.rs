@@ -71,7 +71,7 @@ mod tests {
             name: "v".to_owned(),
             source: Source::Other(String::new()),
             read_only,
-            mount_options: options.iter().map(|one| (*one).to_owned()).collect(),
+            mount_options: options.iter().map(|option| (*option).to_owned()).collect(),
             mode: Mode::Filesystem,
             access_modes: Vec::new(),
             is_single_pod: false,
@@ -118,7 +118,7 @@ mod tests {
         };
         let bad = "mount: /t: bad option; for several filesystems (e.g. nfs, cifs) you might need a \
                    /sbin/mount.<type> helper program.";
-        host.answer("mount", 32, bad);
+        host.respond("mount", 32, bad);
         assert_eq!(
             text(),
             "mount.nfs is not installed on this node (package nfs-common on Debian, nfs-utils on Alpine, \
@@ -126,7 +126,7 @@ mod tests {
         );
         std::fs::create_dir(root.path().join("sbin")).unwrap();
         std::fs::write(root.path().join("sbin/mount.nfs"), "").unwrap();
-        host.answer("mount", 32, "mount.nfs: access denied by server\n");
+        host.respond("mount", 32, "mount.nfs: access denied by server\n");
         assert_eq!(
             text(),
             "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs s:/x /t\n\

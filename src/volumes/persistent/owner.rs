@@ -36,7 +36,7 @@ impl Kinds {
         let table = self.host.mounts()?;
         let was_mounted = mount_at(&table, target).is_some();
         let gid = empty_dir::fs_group(pod).filter(|_| !spec.read_only);
-        let marker = Marker::of(target)?;
+        let marker = Marker::for_volume(target)?;
         if !was_mounted {
             if gid.is_some() && policy(pod) == Policy::Always {
                 marker.make()?;
@@ -91,7 +91,7 @@ impl Kinds {
         target: &Path,
         (gid, was_mounted): (u32, bool),
     ) -> Result<(), VolumeError> {
-        let marker = Marker::of(target)?;
+        let marker = Marker::for_volume(target)?;
         let policy = group_marker::policy(policy(pod), was_mounted, marker.state());
         if policy == Policy::Always {
             marker.begin()?;

@@ -15,21 +15,26 @@ use crate::util::stop::StopToken;
 impl Kinds {
     /// The name of the volume's plugin; `None` for a claim that was not resolved yet.
     pub(in super::super) fn plugin(&self, pod: &Pod, volume: &Volume) -> Option<&'static str> {
-        let plugin = self.lead(pod, volume, |lead| lead.plugin);
-        plugin.or_else(|| plugin_table::ask(pod, volume, |plugin| plugin.name()))
+        let plugin = self.with_resolved(pod, volume, |resolved| resolved.plugin);
+        plugin.or_else(|| plugin_table::with_plugin(pod, volume, |plugin| plugin.name()))
     }
 
     /// The file server or driver of the volume, if it is known.
     pub(in super::super) fn server(&self, pod: &Pod, volume: &Volume) -> Option<String> {
-        match self.lead(pod, volume, |lead| lead.server.clone()) {
+        match self.with_resolved(pod, volume, |resolved| resolved.server.clone()) {
             Some(server) => server,
             None => plugin_table::storage(&Spec::inline(pod, volume)?.source).server(),
         }
     }
 
     /// What the last set-up has found out. Not longer under the lock: a source may be large.
-    fn lead<T>(&self, pod: &Pod, volume: &Volume, of: impl FnOnce(&ResolvedVolume) -> T) -> Option<T> {
-        self.plugins.locked().get(pod.uid())?.get(&volume.name).map(of)
+    fn with_resolved<T>(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        read: impl FnOnce(&ResolvedVolume) -> T,
+    ) -> Option<T> {
+        self.plugins.locked().get(pod.uid())?.get(&volume.name).map(read)
     }
 
     /// Makes the volume ready for the pod. Idempotent. May hang.
@@ -42,8 +47,9 @@ impl Kinds {
         let spec = &self.resolve_outside(pod, volume)?;
         let storage = plugin_table::storage(&spec.source);
         let server = storage.server();
-        let lead = ResolvedVolume { plugin: storage.name(), name: spec.name.clone(), server: server.clone() };
-        self.plugins.locked().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), lead);
+        let resolved =
+            ResolvedVolume { plugin: storage.name(), name: spec.name.clone(), server: server.clone() };
+        self.plugins.locked().entry(pod.uid().clone()).or_default().insert(volume.name.clone(), resolved);
         self.operations.is_served_by(pod.uid(), &volume.name, server);
         if storage.grows() {
             self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);

@@ -199,7 +199,7 @@ fn inline_nfs_volume_is_mounted_in_the_directory_of_the_pod() {
     node.set_up("u1", nfs.clone()).unwrap();
     assert!(node.log().is_empty());
     // The directory of a failed mount does not remain.
-    node.host.answer("mount", 32, "no route to host");
+    node.host.respond("mount", 32, "no route to host");
     assert!(node.set_up("u2", nfs).unwrap_err().contains("no route to host"));
     assert!(!node.path("pods/u2/volumes/kubernetes.io~nfs/v").exists());
     let any = pod("u1", json!({"emptyDir": {}}));
@@ -227,8 +227,8 @@ fn iscsi_disk_is_mounted_once_and_detached_after_its_last_pod() {
     session(node.root.path(), (3, IQN), "10.0.0.1", "sda");
     let by_path = format!("dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1");
     device_link(node.root.path(), &by_path, "dev/sda");
-    node.host.answer("iscsiadm -m iface", 0, "iface.transport_name = tcp\n");
-    node.host.answer("blkid", 2, "");
+    node.host.respond("iscsiadm -m iface", 0, "iface.transport_name = tcp\n");
+    node.host.respond("blkid", 2, "");
     let volume = node.set_up("u1", claimed()).unwrap();
     assert_eq!(volume.host_path, node.path("pods/u1/volumes/kubernetes.io~iscsi/pv"));
     let global = format!("plugins/kubernetes.io/iscsi/iface-default/10.0.0.1:3260-{IQN}-lun-1");
@@ -285,15 +285,15 @@ fn type_that_is_not_one_of_a_device_is_never_mounted() {
             json!({"fc": {"targetWWNs": ["500a"], "lun": 0, "fsType": kind}}),
             json!({"flexVolume": {"driver": "a/b", "fsType": kind}}),
         ] {
-            node.host.answer("blkid", 0, "TYPE=ext4\n");
+            node.host.respond("blkid", 0, "TYPE=ext4\n");
             let program = node.path("exec/a~b/b").display().to_string();
-            for (call, answer) in [
+            for (call, response) in [
                 ("init", r#"{"status": "Success"}"#),
                 ("attach", r#"{"status": "Success", "device": "/dev/sdc"}"#),
                 ("waitforattach", r#"{"status": "Success", "device": "/dev/sdc"}"#),
                 ("mountdevice", r#"{"status": "Not supported"}"#),
             ] {
-                node.host.answer(&format!("{program} {call}"), 0, answer);
+                node.host.respond(&format!("{program} {call}"), 0, response);
             }
             let error = node.set_up("u1", volume.clone()).unwrap_err();
             assert!(error.contains("fsType"), "{volume}: {error}");
@@ -311,7 +311,7 @@ fn disk_that_a_pod_names_is_mounted_without_set_uid_programs_and_devices() {
     let node = Node::new(Vec::new(), Vec::new());
     device_link(node.root.path(), "dev/disk/by-path/fc-0x500a-lun-0", "dev/sdb");
     let volume = json!({"fc": {"targetWWNs": ["500a"], "lun": 0, "fsType": "ext4"}});
-    node.host.answer("blkid", 0, "TYPE=ext4\n");
+    node.host.respond("blkid", 0, "TYPE=ext4\n");
     node.set_up("u1", volume).unwrap();
     let log = node.log();
     assert!(log.iter().any(|line| line.starts_with("mount -t ext4 -o defaults,nodev,nosuid,rw ")), "{log:?}");
@@ -333,7 +333,7 @@ fn target_stays_logged_in_for_its_other_disks() {
     let node = Node::new(Vec::new(), Vec::new());
     for lun in [1, 2] {
         let source = Iscsi { target_portal: "p".into(), iqn: IQN.into(), lun, ..Iscsi::default() };
-        let disk = iscsi::IscsiDisk::of("pv", &source);
+        let disk = iscsi::IscsiDisk::from_source("pv", &source);
         let dir = devices::plugins(node.root.path()).join("iscsi").join(disk.dir());
         make_dirs(&dir).unwrap();
         iscsi::write_state(&dir, &disk).unwrap();
@@ -374,12 +374,12 @@ fn flex_volume_is_mounted_and_unmounted_by_its_driver() {
     std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
     std::fs::write(node.path("exec/a~b/b"), "").unwrap();
     let program = node.path("exec/a~b/b").display().to_string();
-    node.host.answer(
+    node.host.respond(
         &format!("{program} init"),
         0,
         r#"{"status": "Success", "capabilities": {"attach": false}}"#,
     );
-    node.host.answer(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
+    node.host.respond(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
     let volume = node.set_up("u1", json!({"flexVolume": {"driver": "a/b"}})).unwrap();
     let target = node.path("pods/u1/volumes/a~b/v");
     assert_eq!(volume.host_path, target);
@@ -389,7 +389,7 @@ fn flex_volume_is_mounted_and_unmounted_by_its_driver() {
         "{log:?}"
     );
     node.host.mounted("x", &target, "tmpfs");
-    node.host.answer(&format!("{program} unmount"), 0, r#"{"status": "Success"}"#);
+    node.host.respond(&format!("{program} unmount"), 0, r#"{"status": "Success"}"#);
     let driver = Kinds::flex_driver(&node.path("pods/u1/volumes"), &target).unwrap();
     node.kinds.unmount_flex(&driver, &target, &StopToken::never());
     let other = node.path("pods/u1/volumes/kubernetes.io~nfs/v");
@@ -406,7 +406,7 @@ fn flex_volume_whose_walk_was_interrupted_gets_its_group_at_the_next_set_up() {
     std::fs::write(node.path("exec/a~b/b"), "").unwrap();
     let program = node.path("exec/a~b/b").display().to_string();
     let able = r#"{"status": "Success", "capabilities": {"attach": false, "fsGroup": true}}"#;
-    node.host.answer(&format!("{program} init"), 0, able);
+    node.host.respond(&format!("{program} init"), 0, able);
     let target = node.path("pods/u1/volumes/a~b/v");
     std::fs::create_dir_all(&target).unwrap();
     std::fs::set_permissions(&target, PermissionsExt::from_mode(0o700)).unwrap();
@@ -429,9 +429,9 @@ fn endless(target: &Path) -> PathBuf {
     let file = target.join("f");
     std::fs::write(&file, "").unwrap();
     set_mode(&file, 0o600);
-    let mut at = tree::open(target).unwrap();
+    let mut dir = tree::open(target).unwrap();
     for _ in 0..2100 {
-        at = tree::make_at(at.as_fd(), c"deep", 0o700).unwrap().0;
+        dir = tree::make_at(dir.as_fd(), c"deep", 0o700).unwrap().0;
     }
     file
 }
@@ -467,8 +467,8 @@ fn walk_that_broke_off_is_repeated_by_the_next_set_up() {
     std::fs::write(flex.path("exec/a~b/b"), "").unwrap();
     let program = flex.path("exec/a~b/b").display().to_string();
     let able = r#"{"status": "Success", "capabilities": {"attach": false, "fsGroup": true}}"#;
-    flex.host.answer(&format!("{program} init"), 0, able);
-    flex.host.answer(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
+    flex.host.respond(&format!("{program} init"), 0, able);
+    flex.host.respond(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
     let plugin = "kubernetes.io~local-volume/pv";
     for (node, plugin, volume) in
         [(local, plugin, claimed()), (flex, "a~b/v", json!({"flexVolume": {"driver": "a/b"}}))]
@@ -607,7 +607,7 @@ fn flex_volume_stays_with_its_pod_when_a_label_of_the_node_changes() {
     std::fs::write(node.path("exec/a~b/b"), "").unwrap();
     let program = node.path("exec/a~b/b").display().to_string();
     let able = r#"{"status": "Success", "capabilities": {"attach": false}}"#;
-    node.host.answer(&format!("{program} init"), 0, able);
+    node.host.respond(&format!("{program} init"), 0, able);
     let target = node.path("pods/u1/volumes/a~b/pv");
     std::fs::create_dir_all(&target).unwrap();
     node.host.mounted("x", &target, "tmpfs");

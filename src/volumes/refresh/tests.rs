@@ -30,11 +30,11 @@ impl TokenApi for Server {
         if number == self.first {
             let _ = self.silent.recv_timeout(LONG);
         }
-        let answer = json!({
+        let response = json!({
             "spec": {"expirationSeconds": if number < self.first { 0 } else { 3600 }},
             "status": {"token": number.to_string(), "expirationTimestamp": "2100-01-01T00:00:00Z"},
         });
-        Ok(serde_json::from_value(answer).unwrap())
+        Ok(serde_json::from_value(response).unwrap())
     }
 }
 
@@ -97,7 +97,7 @@ impl Node {
 /// A pod that mounts all of these volumes.
 fn pod(volumes: serde_json::Value) -> Pod {
     let names = volumes.as_array().unwrap().iter();
-    let mounts: Vec<_> = names.map(|one| json!({"name": one["name"], "mountPath": "/m"})).collect();
+    let mounts: Vec<_> = names.map(|volume| json!({"name": volume["name"], "mountPath": "/m"})).collect();
     let value = json!({
         "metadata": {"name": "p", "namespace": "n", "uid": "u1"},
         "spec": {"volumes": volumes, "containers": [{"name": "c", "volumeMounts": mounts}]},
@@ -141,7 +141,7 @@ fn volume<'a>(pod: &'a Pod, name: &str) -> &'a Volume {
 #[test]
 fn updates_that_wait_for_the_api_server_leave_places_for_mounts() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let node = Node::new(root.path(), 4, silent);
     node.map("1", &[("k", b"1".to_vec())]);
     let names = ["a", "b", "c", "d"];
@@ -159,7 +159,7 @@ fn updates_that_wait_for_the_api_server_leave_places_for_mounts() {
         assert_eq!(refreshes.rounds.len(), 1, "one update at a time");
     }
     assert_eq!(node.requests.load(Ordering::SeqCst), 5);
-    drop(answer);
+    drop(release);
     let read = |name: &str| {
         let path = root.path().join("pods/u1/volumes/kubernetes.io~projected").join(name);
         std::fs::read_to_string(path.join("t")).unwrap().parse::<u32>().unwrap()
@@ -176,7 +176,7 @@ fn updates_that_wait_for_the_api_server_leave_places_for_mounts() {
 #[test]
 fn slow_server_has_all_volumes_updated_once_and_the_pod_is_woken_once() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let node = Node::new(root.path(), 4, silent);
     node.map("1", &[("k", b"1".to_vec())]);
     let names = ["a", "b", "c", "d"];
@@ -188,13 +188,13 @@ fn slow_server_has_all_volumes_updated_once_and_the_pod_is_woken_once() {
     node.volumes.remount(&pod, &never);
     assert_eq!(requests(), 5);
     assert!(node.wakes.is_empty());
-    drop(answer);
+    drop(release);
     assert_eq!(node.wakes.recv_timeout(LONG).unwrap(), *pod.uid());
     assert_eq!(requests(), 8, "no sync was needed");
     // The sync that follows takes all results, and begins nothing, although the tokens are due again.
     node.api.tokens.forget(pod.uid());
     node.volumes.remount(&pod, &never);
-    let tokens = ready.iter().map(|one| std::fs::read_to_string(one.host_path.join("t")).unwrap());
+    let tokens = ready.iter().map(|volume| std::fs::read_to_string(volume.host_path.join("t")).unwrap());
     assert_eq!(tokens.collect::<Vec<_>>(), ["4", "5", "6", "7"]);
     assert!(requests() == 8 && node.volumes.refreshes().is_empty() && node.wakes.is_empty());
     node.volumes.remount(&pod, &never);
@@ -273,7 +273,7 @@ fn node_with_hanging_update(root: &Path, silent: Receiver<()>) -> (Node, Pod, Ve
 #[test]
 fn volume_whose_update_hangs_delays_the_others_until_its_time_limit_only() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let (node, pod, ready) = node_with_hanging_update(root.path(), silent);
     let never = StopToken::never();
     let requests = || node.requests.load(Ordering::SeqCst);
@@ -290,7 +290,7 @@ fn volume_whose_update_hangs_delays_the_others_until_its_time_limit_only() {
     assert!(event.message.ends_with("context deadline exceeded"), "{}", event.message);
     assert!(requests() == 6 && node.events.is_empty());
     // The update that ends late begins no other one, and its result is not needed.
-    drop(answer);
+    drop(release);
     node.wait_for(|node| !node.volumes.operations.is_busy(pod.uid()));
     assert_eq!((requests(), token(0)), (6, "0".to_owned()));
 }
@@ -299,10 +299,10 @@ fn volume_whose_update_hangs_delays_the_others_until_its_time_limit_only() {
 #[test]
 fn tokens_are_renewed_while_the_updates_of_other_volumes_hang() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let node = Node::new(root.path(), 1, silent);
     node.map("1", &[("k", b"1".to_vec())]);
-    drop(answer);
+    drop(release);
     let claim = json!({"name": "c", "persistentVolumeClaim": {"claimName": "c"}});
     let pod = pod(json!([with_token("a", &one_item()), claim]));
     node.api.register(&pod);
@@ -347,7 +347,7 @@ fn tokens_are_renewed_while_the_updates_of_other_volumes_hang() {
 #[test]
 fn late_result_of_an_update_does_not_replace_newer_files() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let (node, pod, ready) = node_with_waiting_update(root.path(), silent);
     let never = StopToken::never();
     let read = |name: &str| std::fs::read_to_string(ready[0].host_path.join(name)).unwrap();
@@ -355,7 +355,7 @@ fn late_result_of_an_update_does_not_replace_newer_files() {
     node.api.tokens.get(&pod, "a", Some(3600)).unwrap();
     node.volumes.remount(&pod, &never);
     assert_eq!((read("k"), read("t")), ("2".to_owned(), "2".to_owned()));
-    drop(answer);
+    drop(release);
     node.wait_for(|node| !node.volumes.operations.is_busy(pod.uid()));
     // Without a token the next update needs a response.
     node.api.tokens.forget(pod.uid());
@@ -370,7 +370,7 @@ fn late_result_of_an_update_does_not_replace_newer_files() {
 #[test]
 fn files_of_an_update_count_until_a_sync_has_written_them() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let node = Node::new(root.path(), 2, silent);
     node.map("1", &[("k", b"1".to_vec())]);
     let pod = pod(json!([with_token("a", &items(20)), with_token("b", &items(20))]));
@@ -378,9 +378,9 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
     let never = StopToken::never();
     let ready = node.volumes.setup(&pod, &never).unwrap();
     node.map("2", &[("k", vec![b'x'; 1 << 20])]);
-    let due: Vec<_> = ready.iter().map(|one| (volume(&pod, &one.volume), one)).collect();
+    let due: Vec<_> = ready.iter().map(|mounted| (volume(&pod, &mounted.volume), mounted)).collect();
     assert!(node.volumes.refresh(&pod, &due, &never).unwrap().is_empty());
-    drop(answer);
+    drop(release);
     node.wakes.recv_timeout(LONG).unwrap();
     let reserve = |bytes: usize| {
         let key = (pod.uid(), pod.namespace());
@@ -402,7 +402,7 @@ fn files_of_an_update_count_until_a_sync_has_written_them() {
 #[test]
 fn update_that_ends_after_its_pod_leaves_the_objects_of_a_pod_that_came_back() {
     let root = tempfile::tempdir().unwrap();
-    let (answer, silent) = bounded::<()>(0);
+    let (release, silent) = bounded::<()>(0);
     let (node, pod, _) = node_with_waiting_update(root.path(), silent);
     node.volumes.tear_down(pod.uid(), &StopToken::never()).unwrap();
     assert!(node.volumes.operations.has_left(pod.uid()));
@@ -411,7 +411,7 @@ fn update_that_ends_after_its_pod_leaves_the_objects_of_a_pod_that_came_back() {
     node.api.register(&pod);
     node.map("2", &[("k", b"2".to_vec())]);
     assert_eq!(node.objects.changes(pod.uid()), 1);
-    drop(answer);
+    drop(release);
     node.wait_for(|node| !node.volumes.operations.has_left(pod.uid()));
     assert_eq!(node.objects.changes(pod.uid()), 1);
 }

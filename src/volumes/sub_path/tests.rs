@@ -151,11 +151,11 @@ fn renames_during_walk_lead_to_no_outside_file() {
     let done = Arc::new(AtomicBool::new(false));
     let (swapper_done, place) = (Arc::clone(&done), volume.clone());
     let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Unsupervised, move |_| {
-        let at = |name: &str| place.join(name);
+        let below = |name: &str| place.join(name);
         while !swapper_done.load(Ordering::Relaxed) {
             let exchange = |other: &str| {
                 let flags = fs::RenameFlags::EXCHANGE;
-                fs::renameat_with(fs::CWD, at("a"), fs::CWD, at(other), flags)
+                fs::renameat_with(fs::CWD, below("a"), fs::CWD, below(other), flags)
             };
             let _ = exchange("link");
             let _ = exchange("link");
