@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Handlers;
-use super::books::Plugin;
+use super::state::Plugin;
 use crate::transport::generated::methods::pluginregistration as methods;
 use crate::transport::generated::pluginregistration::{InfoRequest, RegistrationStatus};
 use crate::transport::grpc::{CallError, Channel, Kind};
@@ -42,12 +42,12 @@ pub(super) fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> 
                 "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {shown}, err: {error}"
             )),
         })?;
-    let tell = Notice { channel: &channel, stop };
+    let notice = Notice { channel: &channel, stop };
     let endpoint = if info.endpoint.is_empty() { endpoint.to_owned() } else { info.endpoint };
     let plugin = Plugin { kind: info.type_, name: info.name, endpoint, versions: info.supported_versions };
     let Some(handler) = handlers.get(plugin.kind.as_str()) else {
         let kind = short(plugin.kind);
-        return Err(tell.failure(
+        return Err(notice.failure(
             socket,
             format!(
                 "RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {shown}"
@@ -60,15 +60,16 @@ pub(super) fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> 
         handler.validate(&plugin.name, &plugin.endpoint, &plugin.versions)
     };
     checked.map_err(|error| {
-        tell.failure(socket, format!("RegisterPlugin error -- plugin validation failed with err: {error}"))
+        notice.failure(socket, format!("RegisterPlugin error -- plugin validation failed with err: {error}"))
     })?;
     if stop.is_stopped() {
         return Err("the agent ends".to_owned());
     }
     handler.register(&plugin.name, &plugin.endpoint, &plugin.versions, stop).map_err(|error| {
-        tell.failure(socket, format!("RegisterPlugin error -- plugin registration failed with err: {error}"))
+        notice
+            .failure(socket, format!("RegisterPlugin error -- plugin registration failed with err: {error}"))
     })?;
-    if let Err(error) = tell.send(true, String::new()) {
+    if let Err(error) = notice.send(true, String::new()) {
         handler.deregister(&plugin.name, &plugin.endpoint);
         return Err(short(format!(
             "RegisterPlugin error -- failed to send registration status at socket {shown}, err: {error}"

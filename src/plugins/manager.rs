@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::event::PollFlags;
 
-use super::books::{Books, Ended, Listed, Step};
+use super::state::{Listed, Operation, OperationResult, PluginState};
 use super::tree::Tree;
 use super::{Handlers, handshake};
 use crate::util::lock::LockExt;
@@ -41,7 +41,7 @@ pub struct Settings {
 /// The sockets and plugins that are known. Clones share them; empty until the watcher is started.
 #[derive(Clone, Default)]
 pub struct Listing {
-    books: Arc<Mutex<Books>>,
+    state: Arc<Mutex<PluginState>>,
 }
 
 /// The watcher of the directory. Dropping it ends its threads; plugins stay registered.
@@ -56,13 +56,13 @@ impl Plugins {
     /// When the directory cannot be created, or a limit of the kernel is reached.
     pub fn start(settings: Settings, on_death: OnDeath) -> std::io::Result<Plugins> {
         let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
-        let books = settings.listing.books;
+        let state = settings.listing.state;
         let wake = Wake::new()?;
         let (done, ends) = bounded(ENDED_CALLS);
         let worker = Worker {
             tree: Tree::new(&settings.directory),
             handlers: Arc::new(settings.handlers),
-            books,
+            state,
             wake: wake.clone(),
             done,
             ends,
@@ -79,17 +79,17 @@ impl Listing {
     /// All sockets and plugins, for the status.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
-        self.books.locked().list()
+        self.state.locked().list()
     }
 }
 
 struct Worker {
     tree: Tree,
     handlers: Arc<Handlers>,
-    books: Arc<Mutex<Books>>,
+    state: Arc<Mutex<PluginState>>,
     wake: Wake,
-    done: Sender<(PathBuf, Ended)>,
-    ends: Receiver<(PathBuf, Ended)>,
+    done: Sender<(PathBuf, OperationResult)>,
+    ends: Receiver<(PathBuf, OperationResult)>,
     calls: Vec<Running>,
     is_cut: bool,
 }
@@ -101,13 +101,14 @@ impl Worker {
         while !stop.is_stopped() {
             self.wake.silence();
             while let Ok((path, ended)) = self.ends.try_recv() {
-                let error = if let Ended::Failed(error) = &ended { error.clone() } else { String::new() };
-                if self.books.locked().ended(&path, ended, Instant::now()) {
+                let error =
+                    if let OperationResult::Failed(error) = &ended { error.clone() } else { String::new() };
+                if self.state.locked().ended(&path, ended, Instant::now()) {
                     log::warn!("{error}");
                 }
             }
             let now = Instant::now();
-            if scan_at.is_some_and(|at| at <= now) {
+            if scan_at.is_some_and(|time| time <= now) {
                 last_scan = Some(now);
                 scan_at = self.scan().then(|| now + BLIND);
             }
@@ -115,10 +116,10 @@ impl Worker {
             if stop.is_stopped() {
                 break;
             }
-            let until = [scan_at, self.books.locked().wakes(), retry].into_iter().flatten().min();
+            let until = [scan_at, self.state.locked().wakes(), retry].into_iter().flatten().min();
             let _waiting = threads::waiting("plugins");
             // A scan that is due soon: changes until then belong to it.
-            let is_soon = scan_at.is_some_and(|at| at <= Instant::now() + PACE);
+            let is_soon = scan_at.is_some_and(|time| time <= Instant::now() + PACE);
             let changes = self.tree.changes().filter(|_| !is_soon).map(|fd| (fd, PollFlags::IN));
             match self.wake.wait(changes, until) {
                 Ok(true) => {
@@ -146,7 +147,7 @@ impl Worker {
             log::warn!("plugins_registry has too many sockets or directories: some are ignored");
         }
         self.is_cut = found.cut;
-        self.books.locked().found(&found.sockets);
+        self.state.locked().found(&found.sockets);
         found.blind
     }
 
@@ -154,32 +155,32 @@ impl Worker {
     fn start_operations(&mut self) -> Option<Instant> {
         self.calls.retain(|call| !call.is_finished());
         loop {
-            let (path, step) = self.books.locked().next(Instant::now())?;
-            let end = End {
+            let (path, operation) = self.state.locked().next(Instant::now())?;
+            let end = ResultSender {
                 done: self.done.clone(),
                 wake: self.wake.clone(),
                 ended: Some((
                     path.clone(),
-                    Ended::Failed(format!("the operation for {} died", path.display())),
+                    OperationResult::Failed(format!("the operation for {} died", path.display())),
                 )),
             };
             let handlers = Arc::clone(&self.handlers);
             let spawned = threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
                 let _waiting = threads::waiting("a plugin");
-                let ended = match step {
-                    Step::Register(_) => match handshake::register(&path, &handlers, &stop) {
+                let ended = match operation {
+                    Operation::Register(_) => match handshake::register(&path, &handlers, &stop) {
                         Ok(plugin) => {
                             log::info!("registered {} {} at {}", plugin.kind, plugin.name, path.display());
-                            Ended::Registered(plugin)
+                            OperationResult::Registered(plugin)
                         }
-                        Err(error) => Ended::Failed(error),
+                        Err(error) => OperationResult::Failed(error),
                     },
-                    Step::Deregister(plugin) => {
+                    Operation::Deregister(plugin) => {
                         log::info!("removing {} {} of {}", plugin.kind, plugin.name, path.display());
                         if let Some(handler) = handlers.get(plugin.kind.as_str()) {
                             handler.deregister(&plugin.name, &plugin.endpoint);
                         }
-                        Ended::Deregistered
+                        OperationResult::Deregistered
                     }
                 };
                 end.report(path, ended);
@@ -197,19 +198,19 @@ impl Worker {
 }
 
 /// Reports the end of an operation when dropped, also after a panic.
-struct End {
-    done: Sender<(PathBuf, Ended)>,
+struct ResultSender {
+    done: Sender<(PathBuf, OperationResult)>,
     wake: Wake,
-    ended: Option<(PathBuf, Ended)>,
+    ended: Option<(PathBuf, OperationResult)>,
 }
 
-impl End {
-    fn report(mut self, path: PathBuf, ended: Ended) {
+impl ResultSender {
+    fn report(mut self, path: PathBuf, ended: OperationResult) {
         self.ended = Some((path, ended));
     }
 }
 
-impl Drop for End {
+impl Drop for ResultSender {
     fn drop(&mut self) {
         if let Some(ended) = self.ended.take() {
             let _ = self.done.send(ended);

@@ -1,26 +1,26 @@
 //! Plugins that register through a socket below `<root-dir>/plugins_registry` (kubelet:
 //! pkg/kubelet/pluginmanager).
 //!
-//! Pure: [`books`] decides which sockets are registered and removed, and when. `tree` reads
+//! Pure: [`state`] decides which sockets are registered and removed, and when. `tree` reads
 //! the directory, [`handshake`] talks to one plugin.
 //! Threads: `plugins` waits for changes of the directory and for the ends of operations; each
-//! operation has a thread `plugin-call`, at most [`books::MOST_OPERATIONS`] at once. Without a
+//! operation has a thread `plugin-call`, at most [`state::MOST_OPERATIONS`] at once. Without a
 //! plugin, `plugins` sleeps in the kernel.
 //! Invariants: at most one operation per socket; a plugin that hangs delays no other; what a
 //! handler has registered is removed from it with the same name and endpoint.
 //! Absent on purpose: state files (everything registers again after a restart).
 
-pub mod books;
 pub mod handshake;
 mod manager;
 mod metrics;
+pub mod state;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
-pub use books::{Listed, Plugin};
 pub use manager::{Listing, Plugins, Settings};
+pub use state::{Listed, Plugin};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -57,8 +57,8 @@ impl Fixture {
     fn with(prepare: impl FnOnce(&Path)) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         prepare(dir.path());
-        let (told, calls) = bounded(256);
-        let handler: Arc<dyn Handler> = Arc::new(Recorder(told));
+        let (sender, calls) = bounded(256);
+        let handler: Arc<dyn Handler> = Arc::new(Recorder(sender));
         let listing = Listing::default();
         let settings = Settings {
             directory: dir.path().to_owned(),
@@ -78,7 +78,7 @@ impl Fixture {
     }
 
     /// Waits until the list fulfils a condition.
-    fn until(&self, holds: impl Fn(&[books::Listed]) -> bool) -> Vec<books::Listed> {
+    fn until(&self, holds: impl Fn(&[Listed]) -> bool) -> Vec<Listed> {
         let end = Instant::now() + LIMIT;
         loop {
             let list = self.listing.list();
@@ -92,46 +92,46 @@ impl Fixture {
 
     /// A first attempt may come between the calls that make the socket and let it listen.
     fn fails_with(&self, text: &str) {
-        let fails = |one: &books::Listed| one.error.as_ref().is_some_and(|error| error.contains(text));
+        let fails = |socket: &Listed| socket.error.as_ref().is_some_and(|error| error.contains(text));
         let list = self.until(|list| list.iter().any(fails));
         assert_eq!(list[0].plugin, None);
     }
 }
 
-struct Fake {
+struct FakePlugin {
     _server: Server,
     statuses: Receiver<(bool, String)>,
 }
 
-impl Fake {
-    fn start(path: &Path, kind: &str, name: &str, version: &str) -> Fake {
+impl FakePlugin {
+    fn start(path: &Path, kind: &str, name: &str, version: &str) -> FakePlugin {
         let info = PluginInfo {
             type_: kind.into(),
             name: name.into(),
             supported_versions: vec![version.into()],
             ..PluginInfo::default()
         };
-        Fake::with(path, move |_| Ok(info.clone()), |_| Ok(()))
+        FakePlugin::with(path, move |_| Ok(info.clone()), |_| Ok(()))
     }
 
     fn with(
         path: &Path,
         info: impl Fn(&StopToken) -> Result<PluginInfo, Refusal> + Send + Sync + 'static,
         status: impl Fn(bool) -> Result<(), Refusal> + Send + Sync + 'static,
-    ) -> Fake {
-        let (told, statuses) = bounded(256);
-        let told = Mutex::new(told);
+    ) -> FakePlugin {
+        let (sender, statuses) = bounded(256);
+        let sender = Mutex::new(sender);
         let service = Service::new()
             .unary(&methods::GET_INFO, move |_: InfoRequest, stop: &StopToken| info(stop))
             .unary(
                 &methods::NOTIFY_REGISTRATION_STATUS,
                 move |request: RegistrationStatus, _: &StopToken| {
-                    let _ = told.lock().unwrap().send((request.plugin_registered, request.error));
+                    let _ = sender.lock().unwrap().send((request.plugin_registered, request.error));
                     status(request.plugin_registered)?;
                     Ok(RegistrationStatusResponse::default())
                 },
             );
-        Fake { _server: Server::start(path, [service]).unwrap(), statuses }
+        FakePlugin { _server: Server::start(path, [service]).unwrap(), statuses }
     }
 
     fn status(&self) -> (bool, String) {
@@ -143,10 +143,10 @@ impl Fake {
 fn plugin_registers_and_leaves_with_its_socket() {
     let fixture = Fixture::new();
     let path = fixture.path("a.sock");
-    let fake = Fake::start(&path, CSI, "a", "v1");
+    let fake = FakePlugin::start(&path, CSI, "a", "v1");
     assert_eq!(fixture.next(), format!("+a {}", path.display()));
     assert_eq!(fake.status(), (true, String::new()));
-    fixture.until(|list| list.iter().any(|one| one.plugin.is_some()));
+    fixture.until(|list| list.iter().any(|socket| socket.plugin.is_some()));
     let mut page = Page::new();
     fixture.listing.write_metrics(&mut page);
     let text = page.into_text();
@@ -160,7 +160,7 @@ fn plugin_registers_and_leaves_with_its_socket() {
 #[test]
 fn socket_that_is_there_at_the_start_registers() {
     let mut fake = None;
-    let fixture = Fixture::with(|dir| fake = Some(Fake::start(&dir.join("a.sock"), CSI, "a", "v1")));
+    let fixture = Fixture::with(|dir| fake = Some(FakePlugin::start(&dir.join("a.sock"), CSI, "a", "v1")));
     assert!(fixture.next().starts_with("+a "));
 }
 
@@ -168,11 +168,11 @@ fn socket_that_is_there_at_the_start_registers() {
 fn replaced_socket_leaves_and_registers_again() {
     let fixture = Fixture::new();
     let path = fixture.path("a.sock");
-    let _old = Fake::start(&path, CSI, "old", "v1");
+    let _old = FakePlugin::start(&path, CSI, "old", "v1");
     assert!(fixture.next().starts_with("+old "));
     let other = tempfile::tempdir_in("/tmp").unwrap();
     let new_path = other.path().join("n.sock");
-    let _new = Fake::start(&new_path, CSI, "new", "v1");
+    let _new = FakePlugin::start(&new_path, CSI, "new", "v1");
     std::fs::rename(&new_path, &path).unwrap();
     assert_eq!(fixture.next(), "-old");
     assert!(fixture.next().starts_with("+new "));
@@ -191,7 +191,7 @@ fn refused_plugins_get_the_reason() {
         (CSI, "broken", "v1", "RegisterPlugin error -- plugin registration failed with err: it is broken"),
     ] {
         let fixture = Fixture::new();
-        let fake = Fake::start(&fixture.path("a.sock"), kind, name, version);
+        let fake = FakePlugin::start(&fixture.path("a.sock"), kind, name, version);
         let (registered, error) = fake.status();
         assert!(!registered && error.starts_with(text), "{error}");
         fixture.fails_with(text);
@@ -201,7 +201,7 @@ fn refused_plugins_get_the_reason() {
 #[test]
 fn panic_of_a_handler_is_a_failure() {
     let fixture = Fixture::new();
-    let _fake = Fake::start(&fixture.path("a.sock"), CSI, "panic", "v1");
+    let _fake = FakePlugin::start(&fixture.path("a.sock"), CSI, "panic", "v1");
     fixture.fails_with("died");
 }
 
@@ -209,8 +209,11 @@ fn panic_of_a_handler_is_a_failure() {
 fn lost_notice_removes_the_plugin_again() {
     let fixture = Fixture::new();
     let info = PluginInfo { type_: CSI.into(), name: "a".into(), ..PluginInfo::default() };
-    let _fake =
-        Fake::with(&fixture.path("a.sock"), move |_| Ok(info.clone()), |_| Err(Refusal::unavailable("gone")));
+    let _fake = FakePlugin::with(
+        &fixture.path("a.sock"),
+        move |_| Ok(info.clone()),
+        |_| Err(Refusal::unavailable("gone")),
+    );
     assert!(fixture.next().starts_with("+a "));
     assert_eq!(fixture.next(), "-a");
 }
@@ -222,12 +225,12 @@ fn plugins_that_hang_delay_no_other() {
         let _ = stop.signal().recv();
         Err(Refusal::unavailable("end"))
     };
-    let hanging: Vec<Fake> =
-        (0..3).map(|n| Fake::with(&fixture.path(&format!("h{n}.sock")), hang, |_| Ok(()))).collect();
+    let hanging: Vec<FakePlugin> =
+        (0..3).map(|n| FakePlugin::with(&fixture.path(&format!("h{n}.sock")), hang, |_| Ok(()))).collect();
     let mute = UnixListener::bind(fixture.path("mute.sock")).unwrap();
-    let _fake = Fake::start(&fixture.path("z.sock"), CSI, "z", "v1");
+    let _fake = FakePlugin::start(&fixture.path("z.sock"), CSI, "z", "v1");
     assert!(fixture.next().starts_with("+z "));
-    let failed = |list: &[books::Listed]| list.iter().filter(|one| one.error.is_some()).count() == 4;
+    let failed = |list: &[Listed]| list.iter().filter(|socket| socket.error.is_some()).count() == 4;
     let list = fixture.until(failed);
     assert!(list[0].error.as_ref().unwrap().contains("using RPC GetInfo"), "{list:?}");
     drop((hanging, mute));
@@ -241,7 +244,7 @@ fn plugin_that_ends_midway_fails_and_its_successor_registers() {
     drop(listener.accept().unwrap());
     drop(listener);
     fixture.fails_with("RegisterPlugin error -- ");
-    let _fake = Fake::start(&path, CSI, "a", "v1");
+    let _fake = FakePlugin::start(&path, CSI, "a", "v1");
     assert!(fixture.next().starts_with("+a "));
 }
 
@@ -249,7 +252,7 @@ fn plugin_that_ends_midway_fails_and_its_successor_registers() {
 fn huge_answer_is_an_error() {
     let fixture = Fixture::new();
     let info = PluginInfo { type_: CSI.into(), name: "x".repeat(1 << 20), ..PluginInfo::default() };
-    let _fake = Fake::with(&fixture.path("a.sock"), move |_| Ok(info.clone()), |_| Ok(()));
+    let _fake = FakePlugin::with(&fixture.path("a.sock"), move |_| Ok(info.clone()), |_| Ok(()));
     fixture.fails_with("using RPC GetInfo");
 }
 
@@ -257,14 +260,14 @@ fn huge_answer_is_an_error() {
 fn only_sockets_without_a_dot_count() {
     let fixture = Fixture::new();
     let outside = tempfile::tempdir().unwrap();
-    let _linked = Fake::start(&outside.path().join("o.sock"), CSI, "linked", "v1");
+    let _linked = FakePlugin::start(&outside.path().join("o.sock"), CSI, "linked", "v1");
     symlink(outside.path().join("o.sock"), fixture.path("link.sock")).unwrap();
     symlink(outside.path(), fixture.path("linked")).unwrap();
     std::fs::write(fixture.path("file.sock"), "x").unwrap();
     let fifo = fixture.path("fifo.sock");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    let _hidden = Fake::start(&fixture.path(".hidden.sock"), CSI, "hidden", "v1");
-    let _fake = Fake::start(&fixture.path("z.sock"), CSI, "z", "v1");
+    let _hidden = FakePlugin::start(&fixture.path(".hidden.sock"), CSI, "hidden", "v1");
+    let _fake = FakePlugin::start(&fixture.path("z.sock"), CSI, "z", "v1");
     assert!(fixture.next().starts_with("+z "));
     assert_eq!(fixture.listing.list().len(), 1);
 }
@@ -274,7 +277,7 @@ fn sockets_in_new_directories_register_and_leave_with_them() {
     let fixture = Fixture::new();
     let deep = fixture.path("a/b/c");
     std::fs::create_dir_all(&deep).unwrap();
-    let _fake = Fake::start(&deep.join("s.sock"), CSI, "deep", "v1");
+    let _fake = FakePlugin::start(&deep.join("s.sock"), CSI, "deep", "v1");
     assert!(fixture.next().starts_with("+deep "));
     std::fs::remove_dir_all(fixture.path("a")).unwrap();
     assert_eq!(fixture.next(), "-deep");
@@ -299,7 +302,7 @@ fn thousand_dead_sockets_do_not_stop_a_live_one() {
             drop(UnixListener::bind(dir.join(format!("{n}.sock"))).unwrap());
         }
     });
-    let _fake = Fake::start(&fixture.path("live.sock"), CSI, "live", "v1");
+    let _fake = FakePlugin::start(&fixture.path("live.sock"), CSI, "live", "v1");
     assert!(fixture.next().starts_with("+live "));
     assert_eq!(fixture.listing.list().len(), 1001);
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 
-use super::books::{Identity, MOST_SOCKETS};
+use super::state::{Identity, MOST_SOCKETS};
 
 /// Directories below each other. A longer path is no address of a socket anyway.
 const MOST_LEVELS: usize = 32;
@@ -19,7 +19,7 @@ const MOST_NAMES: usize = 65_536;
 
 /// The sockets of the last scan.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ScanResult {
     pub(super) sockets: BTreeMap<PathBuf, Identity>,
     /// Some were left out, because of a limit.
     pub(super) cut: bool,
@@ -59,8 +59,8 @@ impl Tree {
     }
 
     /// Reads the directories, and watches each before it is read. Links are not followed.
-    pub(super) fn scan(&self) -> Found {
-        let mut found = Found { blind: self.inotify.is_none(), ..Found::default() };
+    pub(super) fn scan(&self) -> ScanResult {
+        let mut found = ScanResult { blind: self.inotify.is_none(), ..ScanResult::default() };
         let mut waiting = vec![(self.root.clone(), 0)];
         let (mut directories, mut names) = (0, 0);
         while let Some((path, level)) = waiting.pop() {
@@ -117,7 +117,7 @@ impl Tree {
         Some(dir)
     }
 
-    fn watch(&self, dir: &OwnedFd, found: &mut Found) {
+    fn watch(&self, dir: &OwnedFd, found: &mut ScanResult) {
         let Some(inotify) = &self.inotify else { return };
         let flags = WatchFlags::CREATE
             | WatchFlags::DELETE

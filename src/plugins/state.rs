@@ -41,7 +41,7 @@ pub struct Plugin {
 
 /// What is to be done with a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum Operation {
     /// Make the handshake with this socket.
     Register(Identity),
     /// Remove the plugin from its handler.
@@ -50,7 +50,7 @@ pub enum Step {
 
 /// How an operation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum OperationResult {
     /// The plugin is registered.
     Registered(Plugin),
     /// It is not, for this reason.
@@ -64,7 +64,7 @@ struct Socket {
     desired: Option<Identity>,
     actual: Option<(Identity, Plugin)>,
     /// The operation that runs.
-    busy: Option<Step>,
+    busy: Option<Operation>,
     failures: Failures,
     /// Not before this time.
     due: Option<Instant>,
@@ -74,12 +74,12 @@ struct Socket {
 }
 
 impl Socket {
-    fn next(&self) -> Option<Step> {
+    fn next(&self) -> Option<Operation> {
         match (&self.actual, self.desired) {
             (Some((identity, plugin)), desired) if desired != Some(*identity) => {
-                Some(Step::Deregister(plugin.clone()))
+                Some(Operation::Deregister(plugin.clone()))
             }
-            (None, Some(identity)) => Some(Step::Register(identity)),
+            (None, Some(identity)) => Some(Operation::Register(identity)),
             _ => None,
         }
     }
@@ -102,12 +102,12 @@ pub struct Listed {
 
 /// All sockets.
 #[derive(Debug, Default)]
-pub struct Books {
+pub struct PluginState {
     sockets: BTreeMap<PathBuf, Socket>,
     busy: usize,
 }
 
-impl Books {
+impl PluginState {
     /// The directory was read: `found` are its sockets.
     pub fn found(&mut self, found: &BTreeMap<PathBuf, Identity>) {
         for (path, socket) in &mut self.sockets {
@@ -128,52 +128,52 @@ impl Books {
         self.sweep();
     }
 
-    /// The next operation; it runs until [`Books::ended`]. The one that is due for the longest time
+    /// The next operation; it runs until [`PluginState::ended`]. The one that is due for the longest time
     /// is first, so that sockets that hang do not hold up others.
-    pub fn next(&mut self, now: Instant) -> Option<(PathBuf, Step)> {
+    pub fn next(&mut self, now: Instant) -> Option<(PathBuf, Operation)> {
         if self.busy >= MOST_OPERATIONS {
             return None;
         }
         let ready = |socket: &Socket| socket.busy.is_none() && socket.due.is_none_or(|due| due <= now);
-        let (path, socket, step) = self
+        let (path, socket, operation) = self
             .sockets
             .iter_mut()
             .filter(|(_, socket)| ready(socket))
-            .filter_map(|(path, socket)| socket.next().map(|step| (path, socket, step)))
+            .filter_map(|(path, socket)| socket.next().map(|operation| (path, socket, operation)))
             .min_by_key(|(_, socket, _)| socket.due)?;
-        socket.busy = Some(step.clone());
+        socket.busy = Some(operation.clone());
         self.busy += 1;
-        Some((path.clone(), step))
+        Some((path.clone(), operation))
     }
 
     /// An operation has ended. Returns whether a failure is to be logged.
-    pub fn ended(&mut self, path: &Path, ended: Ended, now: Instant) -> bool {
+    pub fn ended(&mut self, path: &Path, ended: OperationResult, now: Instant) -> bool {
         let Some(socket) = self.sockets.get_mut(path) else { return false };
-        let Some(step) = socket.busy.take() else { return false };
+        let Some(operation) = socket.busy.take() else { return false };
         let mut is_news = false;
         self.busy -= 1;
         socket.due = None;
-        match (step, ended) {
-            (Step::Register(identity), Ended::Registered(plugin)) => {
+        match (operation, ended) {
+            (Operation::Register(identity), OperationResult::Registered(plugin)) => {
                 socket.actual = Some((identity, plugin));
                 socket.failures.end();
                 socket.error = None;
                 socket.since = Some(now);
             }
-            (Step::Deregister(_), _) => (socket.actual, socket.since) = (None, None),
-            (Step::Register(_), Ended::Failed(error)) => {
+            (Operation::Deregister(_), _) => (socket.actual, socket.since) = (None, None),
+            (Operation::Register(_), OperationResult::Failed(error)) => {
                 is_news = socket.failures.count();
                 socket.due = Some(now + socket.failures.delay(FIRST_PAUSE, LONGEST_PAUSE));
                 socket.error = Some(error);
                 socket.since.get_or_insert(now);
             }
-            (Step::Register(_), Ended::Deregistered) => {}
+            (Operation::Register(_), OperationResult::Deregistered) => {}
         }
         self.sweep();
         is_news
     }
 
-    /// When [`Books::next`] may have more to do, without an event before.
+    /// When [`PluginState::next`] may have more to do, without an event before.
     #[must_use]
     pub fn wakes(&self) -> Option<Instant> {
         if self.busy >= MOST_OPERATIONS {
@@ -186,21 +186,22 @@ impl Books {
     /// All sockets that exist or are registered.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
-        let one = |(path, socket): (&PathBuf, &Socket)| Listed {
+        let status = |(path, socket): (&PathBuf, &Socket)| Listed {
             socket: path.clone(),
             exists: socket.desired.is_some(),
             plugin: socket.actual.as_ref().map(|(_, plugin)| plugin.clone()),
             error: socket.error.clone(),
             since: socket.since,
         };
-        self.sockets.iter().map(one).collect()
+        self.sockets.iter().map(status).collect()
     }
 
     fn sweep(&mut self) {
-        self.sockets.retain(|_, it| it.desired.is_some() || it.actual.is_some() || it.busy.is_some());
+        self.sockets
+            .retain(|_, socket| socket.desired.is_some() || socket.actual.is_some() || socket.busy.is_some());
     }
 }
 
 #[cfg(test)]
-#[path = "books_tests.rs"]
+#[path = "state_tests.rs"]
 mod tests;

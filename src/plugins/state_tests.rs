@@ -1,0 +1,121 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn identity(inode: u64) -> Identity {
+    Identity { device: 1, inode, modified: 0 }
+}
+
+fn plugin(name: &str) -> Plugin {
+    Plugin { kind: super::super::CSI.into(), name: name.into(), endpoint: "/e".into(), versions: Vec::new() }
+}
+
+fn found(sockets: &[(&str, u64)]) -> BTreeMap<PathBuf, Identity> {
+    sockets.iter().map(|(path, inode)| (PathBuf::from(path), identity(*inode))).collect()
+}
+
+#[test]
+fn replaced_socket_is_removed_first_and_registered_then() {
+    let (mut state, now) = (PluginState::default(), Instant::now());
+    let path = PathBuf::from("/r/a");
+    state.found(&found(&[("/r/a", 1)]));
+    assert_eq!(state.next(now), Some((path.clone(), Operation::Register(identity(1)))));
+    assert_eq!(state.next(now), None);
+    state.ended(&path, OperationResult::Registered(plugin("a")), now);
+    assert_eq!(state.next(now), None);
+    state.found(&found(&[("/r/a", 2)]));
+    assert_eq!(state.next(now), Some((path.clone(), Operation::Deregister(plugin("a")))));
+    state.ended(&path, OperationResult::Deregistered, now);
+    assert_eq!(state.next(now), Some((path.clone(), Operation::Register(identity(2)))));
+    state.found(&found(&[]));
+    state.ended(&path, OperationResult::Registered(plugin("a")), now);
+    assert_eq!(state.next(now), Some((path.clone(), Operation::Deregister(plugin("a")))));
+    state.ended(&path, OperationResult::Deregistered, now);
+    assert!(state.list().is_empty());
+}
+
+#[test]
+fn failures_are_tried_again_later_and_later() {
+    let (mut state, mut now) = (PluginState::default(), Instant::now());
+    let path = PathBuf::from("/r/a");
+    state.found(&found(&[("/r/a", 1)]));
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        assert!(state.next(now).is_some());
+        state.ended(&path, OperationResult::Failed("no".into()), now);
+        assert_eq!(state.next(now), None);
+        let due = state.wakes().unwrap();
+        pauses.push((due - now).as_millis());
+        now = due;
+    }
+    assert_eq!(pauses[..4], [500, 1000, 2000, 4000]);
+    assert_eq!(*pauses.last().unwrap(), 122_000);
+    assert_eq!(state.list()[0].error.as_deref(), Some("no"));
+}
+
+#[test]
+fn operations_and_sockets_are_limited() {
+    let (mut state, now) = (PluginState::default(), Instant::now());
+    let many: BTreeMap<_, _> =
+        (0..MOST_SOCKETS as u64 + 9).map(|n| (PathBuf::from(format!("/r/{n}")), identity(n))).collect();
+    state.found(&many);
+    assert_eq!(state.list().len(), MOST_SOCKETS);
+    let started = std::iter::from_fn(|| state.next(now)).count();
+    assert_eq!(started, MOST_OPERATIONS);
+}
+
+proptest! {
+    #[test]
+    fn all_sockets_are_registered_in_the_end_and_no_others(
+        events in proptest::collection::vec((0_u8..4, 0_u8..4, 0_u64..3), 0..80),
+    ) {
+        let (mut state, mut now) = (PluginState::default(), Instant::now());
+        let mut directory = BTreeMap::new();
+        let mut running: Vec<(PathBuf, Operation)> = Vec::new();
+        let mut handler: BTreeMap<PathBuf, Identity> = BTreeMap::new();
+        let mut finish = |state: &mut PluginState, path: PathBuf, operation: Operation, fail: bool, now| {
+            let ended = match operation {
+                Operation::Register(_) if fail => OperationResult::Failed("no".into()),
+                Operation::Register(identity) => {
+                    assert!(handler.insert(path.clone(), identity).is_none(), "registered twice");
+                    OperationResult::Registered(plugin(path.to_str().unwrap()))
+                }
+                Operation::Deregister(_) => {
+                    assert!(handler.remove(&path).is_some());
+                    OperationResult::Deregistered
+                }
+            };
+            state.ended(&path, ended, now);
+            handler.clone()
+        };
+        for (what, which, inode) in events {
+            let path = PathBuf::from(format!("/r/{which}"));
+            match what {
+                0 => { directory.insert(path, identity(inode)); state.found(&directory); }
+                1 => { directory.remove(&path); state.found(&directory); }
+                2 => if let Some((path, operation)) = state.next(now) {
+                    assert!(running.iter().all(|(other, _)| *other != path), "two operations");
+                    running.push((path, operation));
+                },
+                _ => if !running.is_empty() {
+                    let (path, operation) = running.remove(usize::from(which) % running.len());
+                    finish(&mut state, path, operation, inode == 0, now);
+                },
+            }
+            now += Duration::from_millis(100);
+        }
+        for (path, operation) in running {
+            finish(&mut state, path, operation, false, now);
+        }
+        now += LONGEST_PAUSE;
+        let mut last = None;
+        while let Some((path, operation)) = state.next(now) {
+            last = Some(finish(&mut state, path, operation, false, now));
+        }
+        if let Some(last) = last {
+            prop_assert_eq!(last, directory.clone());
+        }
+        let listed: Vec<_> = state.list().into_iter().map(|socket| (socket.socket, socket.plugin.is_some())).collect();
+        prop_assert_eq!(listed, directory.into_keys().map(|path| (path, true)).collect::<Vec<_>>());
+    }
+}
