@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::books::Books;
-use super::choose::Ids;
+use super::choose::DeviceIds;
 use super::device::{DeviceId, Granted, Setup};
 use super::holds::{Hold, HoldState, Holds};
+use super::state::Books;
 use crate::model::checksum::{Value, checksum};
 use crate::model::ids::PodUid;
 use crate::model::numa::NumaMask;
@@ -33,7 +33,7 @@ pub enum CheckpointError {
     },
     /// The answer of a plugin in it cannot be read.
     #[error("the answer of the plugin of {resource} for pod {pod} cannot be read")]
-    Answer {
+    Response {
         /// The pod's UID.
         pod: String,
         /// The resource.
@@ -68,22 +68,22 @@ struct Entry {
     #[serde(rename = "DeviceIDs", default)]
     devices: Option<BTreeMap<String, Option<Vec<String>>>>,
     #[serde(rename = "AllocResp", default)]
-    answer: Option<String>,
+    response: Option<String>,
 }
 
 /// What a state file contains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Restored {
+pub struct RestoredState {
     /// Which container has which devices.
     pub holds: Holds,
     /// The healthy devices by resource.
-    pub registered: BTreeMap<String, Ids>,
+    pub registered: BTreeMap<String, DeviceIds>,
 }
 
-/// The content of the file for these books. Reservations are not part of it.
+/// The content of the file for this state. Reservations are not part of it.
 #[must_use]
-pub fn encode(books: &Books) -> String {
-    let entries: Vec<Entry> = books
+pub fn encode(state: &Books) -> String {
+    let entries: Vec<Entry> = state
         .holds()
         .iter()
         .filter_map(|(pod, container, resource, hold)| match &hold.state {
@@ -92,13 +92,13 @@ pub fn encode(books: &Books) -> String {
                 container: container.clone(),
                 resource: resource.clone(),
                 devices: Some(by_node(&hold.devices)),
-                answer: Some(base64(&granted.raw)),
+                response: Some(base64(&granted.raw)),
             }),
             HoldState::Reserved { .. } => None,
         })
         .collect();
     let names = |ids: Vec<DeviceId>| Some(ids.iter().map(|id| id.to_string()).collect());
-    let registered = books.registered().into_iter().map(|(name, ids)| (name, names(ids))).collect();
+    let registered = state.registered().into_iter().map(|(name, ids)| (name, names(ids))).collect();
     let data = Data {
         pod_device_entries: Some(entries).filter(|entries| !entries.is_empty()),
         registered_devices: Some(registered),
@@ -128,18 +128,18 @@ fn by_node(devices: &BTreeMap<DeviceId, NumaMask>) -> BTreeMap<String, Option<Ve
 ///
 /// # Errors
 /// When the file is damaged.
-pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<Restored, CheckpointError> {
+pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<RestoredState, CheckpointError> {
     let file: File =
         serde_json::from_str(text).map_err(|error| CheckpointError::Syntax(error.to_string()))?;
     let computed = sum(&file.data);
     if computed != file.checksum {
         return Err(CheckpointError::Checksum { written: file.checksum, computed });
     }
-    let mut restored = Restored::default();
+    let mut restored = RestoredState::default();
     for entry in file.data.pod_device_entries.into_iter().flatten() {
         let unreadable =
-            || CheckpointError::Answer { pod: entry.pod.clone(), resource: entry.resource.clone() };
-        let raw = entry.answer.as_deref().map(from_base64).unwrap_or(Some(Vec::new()));
+            || CheckpointError::Response { pod: entry.pod.clone(), resource: entry.resource.clone() };
+        let raw = entry.response.as_deref().map(from_base64).unwrap_or(Some(Vec::new()));
         let raw = raw.ok_or_else(unreadable)?;
         let setup = setup(&raw).ok_or_else(unreadable)?;
         let mut devices: BTreeMap<DeviceId, NumaMask> = BTreeMap::new();
@@ -181,15 +181,15 @@ fn shown(data: &Data) -> Value<'_> {
             };
             Value::Map(nodes.into_iter().map(|(node, list)| (node.clone().into(), ids(list))).collect())
         });
-        let answer = entry.answer.as_deref().map_or(Value::Nil, |answer| {
-            Value::List(from_base64(answer).unwrap_or_default().into_iter().map(Value::number).collect())
+        let response = entry.response.as_deref().map_or(Value::Nil, |response| {
+            Value::List(from_base64(response).unwrap_or_default().into_iter().map(Value::number).collect())
         });
         Value::Struct(vec![
             ("PodUID", "string", own(&entry.pod)),
             ("ContainerName", "string", own(&entry.container)),
             ("ResourceName", "string", own(&entry.resource)),
             ("DeviceIDs", "checkpoint.DevicesPerNUMA", devices),
-            ("AllocResp", "[]uint8", answer),
+            ("AllocResp", "[]uint8", response),
         ])
     };
     let entries = data.pod_device_entries.as_ref();
@@ -219,7 +219,7 @@ mod tests {
             .collect()
     }
 
-    fn read(text: &str) -> Result<Restored, CheckpointError> {
+    fn read(text: &str) -> Result<RestoredState, CheckpointError> {
         decode(text, |_| Some(Setup::default()))
     }
 
@@ -242,15 +242,15 @@ mod tests {
     fn a_written_file_is_read_again_and_that_without_pods_equals_the_recorded_one() {
         for file in recorded() {
             let restored = read(&file).unwrap();
-            let mut books =
+            let mut state =
                 Books::new(restored.holds.clone(), restored.registered.clone(), vec![0], Instant::now());
             for (index, (name, ids)) in restored.registered.iter().enumerate() {
-                books.connected(name, index as u64, Default::default()).unwrap();
+                state.connected(name, index as u64, Default::default()).unwrap();
                 let healthy = super::super::device::Device { is_healthy: true, ..Default::default() };
                 let list = ids.iter().map(|id| (id.clone(), healthy)).collect();
-                books.listed(name, index as u64, list).unwrap();
+                state.listed(name, index as u64, list).unwrap();
             }
-            let text = encode(&books);
+            let text = encode(&state);
             assert_eq!(read(&text).unwrap(), restored);
             if restored.holds == Holds::default() {
                 assert_eq!(text, file);
@@ -269,7 +269,7 @@ mod tests {
             assert!(matches!(read(text), Err(CheckpointError::Syntax(_))), "{text}");
         }
         let unreadable = decode(&file, |_| None);
-        assert!(matches!(unreadable, Err(CheckpointError::Answer { .. })));
+        assert!(matches!(unreadable, Err(CheckpointError::Response { .. })));
     }
 
     #[test]
@@ -282,10 +282,10 @@ mod tests {
         assert_eq!(nodes.keys().collect::<Vec<_>>(), ["-1", "0", "10"]);
         let mut holds = Holds::default();
         let raw: std::sync::Arc<[u8]> = [1, 2].into();
-        let state = HoldState::Granted(Granted { setup: Setup::default(), raw });
-        holds.insert(&PodUid::from("u<1>"), "c", "a/b", Hold { devices, state });
-        let books = Books::new(holds.clone(), BTreeMap::new(), vec![], Instant::now());
-        let text = encode(&books);
+        let hold_state = HoldState::Granted(Granted { setup: Setup::default(), raw });
+        holds.insert(&PodUid::from("u<1>"), "c", "a/b", Hold { devices, state: hold_state });
+        let saved = Books::new(holds.clone(), BTreeMap::new(), vec![], Instant::now());
+        let text = encode(&saved);
         assert!(text.contains("u\\u003c1\\u003e"));
         assert_eq!(read(&text).unwrap().holds, holds);
     }

@@ -7,7 +7,7 @@ use super::error::DeviceError;
 use crate::model::numa::NumaMask;
 
 /// A set of devices.
-pub type Ids = BTreeSet<DeviceId>;
+pub type DeviceIds = BTreeSet<DeviceId>;
 
 /// What there is to choose from.
 #[derive(Debug, Clone, Copy)]
@@ -17,9 +17,9 @@ pub struct Offer<'a> {
     /// All devices of the resource.
     pub devices: &'a DeviceList,
     /// Devices that are not free.
-    pub in_use: &'a Ids,
+    pub in_use: &'a DeviceIds,
     /// Devices of earlier init containers of the pod, which come first.
-    pub reusable: &'a Ids,
+    pub reusable: &'a DeviceIds,
     /// The NUMA nodes that all resources of the container have in common; `None`: any nodes.
     pub nodes: Option<NumaMask>,
     /// How many devices the container gets.
@@ -28,11 +28,11 @@ pub struct Offer<'a> {
 
 /// A question to the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
+pub struct PreferenceRequest {
     /// The devices that it can name.
-    pub available: Ids,
+    pub available: DeviceIds,
     /// Those that the container gets in any case.
-    pub must_include: Ids,
+    pub must_include: DeviceIds,
     /// How many devices the container gets.
     pub size: u64,
 }
@@ -45,26 +45,26 @@ pub enum Preference {
     /// It must be asked.
     Unknown,
     /// The devices that it named, which can be any.
-    Named(Ids),
+    Named(DeviceIds),
 }
 
 /// The result of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
     /// These devices.
-    Devices(Ids),
+    Devices(DeviceIds),
     /// The plugin's preference is needed first.
-    Ask(Question),
+    NeedsPreference(PreferenceRequest),
 }
 
 /// Free devices by their distance.
-struct Free {
+struct FreeDevices {
     /// On the nodes of the hint.
-    near: Ids,
+    near: DeviceIds,
     /// On other nodes.
-    far: Ids,
+    far: DeviceIds,
     /// On no nodes, or there is no hint.
-    neutral: Ids,
+    neutral: DeviceIds,
 }
 
 /// Chooses devices: those that can be reused, then those on the nodes of the hint, then others. Among
@@ -74,13 +74,13 @@ struct Free {
 /// When there are not enough.
 pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, DeviceError> {
     let wanted = usize::try_from(offer.wanted).unwrap_or(usize::MAX);
-    let mut chosen = Ids::new();
+    let mut chosen = DeviceIds::new();
     take(&mut chosen, wanted, offer.reusable.iter());
     if chosen.len() == wanted {
         return Ok(Choice::Devices(chosen));
     }
     let healthy = offer.devices.iter().filter(|(_, device)| device.is_healthy).map(|(id, _)| id);
-    let available: Ids =
+    let available: DeviceIds =
         healthy.filter(|id| !offer.in_use.contains(*id) && !chosen.contains(*id)).cloned().collect();
     let missing = wanted - chosen.len();
     if available.len() < missing {
@@ -91,8 +91,8 @@ pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, Devic
         });
     }
     let free = by_distance(offer, &available);
-    let ask = |available: &Ids, chosen: &Ids| {
-        Choice::Ask(Question {
+    let ask = |available: &DeviceIds, chosen: &DeviceIds| {
+        Choice::NeedsPreference(PreferenceRequest {
             available: available.union(chosen).cloned().collect(),
             must_include: chosen.clone(),
             size: offer.wanted,
@@ -122,7 +122,7 @@ pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, Devic
 }
 
 /// Adds devices until there are `wanted`.
-fn take<'a>(chosen: &mut Ids, wanted: usize, from: impl Iterator<Item = &'a DeviceId>) {
+fn take<'a>(chosen: &mut DeviceIds, wanted: usize, from: impl Iterator<Item = &'a DeviceId>) {
     for id in from {
         if chosen.len() >= wanted {
             return;
@@ -131,8 +131,8 @@ fn take<'a>(chosen: &mut Ids, wanted: usize, from: impl Iterator<Item = &'a Devi
     }
 }
 
-fn by_distance(offer: Offer<'_>, available: &Ids) -> Free {
-    let mut free = Free { near: Ids::new(), far: Ids::new(), neutral: Ids::new() };
+fn by_distance(offer: Offer<'_>, available: &DeviceIds) -> FreeDevices {
+    let mut free = FreeDevices { near: DeviceIds::new(), far: DeviceIds::new(), neutral: DeviceIds::new() };
     let nodes = offer.nodes.filter(|_| offer.devices.values().any(|device| !device.nodes.is_empty()));
     let Some(nodes) = nodes else {
         free.neutral = available.clone();

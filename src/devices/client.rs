@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::choose::{Ids, Question};
+use super::choose::{DeviceIds, PreferenceRequest};
 use super::device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted, PluginOptions, Setup};
 use super::error::DeviceError;
 use crate::model::numa::NumaMask;
@@ -14,7 +14,7 @@ use crate::util::stop::StopToken;
 /// The largest message of a plugin: the default of Go's library, so upstream's limit.
 pub const MOST_BYTES: i32 = 4 * 1024 * 1024;
 /// The largest answer to `Allocate` for a container, because it is part of the state file.
-pub const MOST_ANSWER_BYTES: usize = 1024 * 1024;
+pub const MOST_RESPONSE_BYTES: usize = 1024 * 1024;
 /// The largest name of a device. The Go kubelet has no limit.
 pub const MOST_ID_BYTES: usize = 1024;
 /// Time limit of `GetDevicePluginOptions`, with the connection: upstream's limit of the latter.
@@ -87,21 +87,21 @@ impl Client {
     ///
     /// # Errors
     /// When the call cannot be started.
-    pub fn watch(&self) -> Result<Lists, CallError> {
+    pub fn watch(&self) -> Result<DeviceListStream, CallError> {
         let stream = self.channel.open(&methods::LIST_AND_WATCH, &pb::Empty::default())?;
-        Ok(Lists { resource: self.resource.clone(), stream })
+        Ok(DeviceListStream { resource: self.resource.clone(), stream })
     }
 
     /// The devices that the plugin prefers.
     ///
     /// # Errors
     /// Those of the call.
-    pub fn preferred(&self, question: &Question, stop: &StopToken) -> Result<Ids, DeviceError> {
-        let names = |ids: &Ids| ids.iter().map(|id| id.to_string()).collect();
+    pub fn preferred(&self, wanted: &PreferenceRequest, stop: &StopToken) -> Result<DeviceIds, DeviceError> {
+        let names = |ids: &DeviceIds| ids.iter().map(|id| id.to_string()).collect();
         let of_container = pb::ContainerPreferredRequest {
-            available: names(&question.available),
-            must_include: names(&question.must_include),
-            size: i32::try_from(question.size).unwrap_or(i32::MAX),
+            available: names(&wanted.available),
+            must_include: names(&wanted.must_include),
+            size: i32::try_from(wanted.size).unwrap_or(i32::MAX),
             ..Default::default()
         };
         let request = pb::PreferredRequest { container_requests: vec![of_container], ..Default::default() };
@@ -113,7 +113,7 @@ impl Client {
         let first = found.container_responses.into_iter().next();
         let names = first.into_iter().flat_map(|container| container.devices);
         // Others cannot be chosen anyway.
-        Ok(names.map(DeviceId::from).filter(|id| question.available.contains(id)).collect())
+        Ok(names.map(DeviceId::from).filter(|id| wanted.available.contains(id)).collect())
     }
 
     /// Has the plugin prepare these devices for a container.
@@ -128,12 +128,12 @@ impl Client {
             .channel
             .call_with_stop(&methods::ALLOCATE, &request, Some(self.limits.allocate), stop)
             .map_err(|error| DeviceError::Allocate(error.to_string()))?;
-        let raw = found.container_responses.into_iter().next().ok_or(DeviceError::NoAnswer)?;
-        if raw.len() > MOST_ANSWER_BYTES {
+        let raw = found.container_responses.into_iter().next().ok_or(DeviceError::NoResponse)?;
+        if raw.len() > MOST_RESPONSE_BYTES {
             let (resource, bytes) = (self.resource.clone(), raw.len());
-            return Err(DeviceError::Large { resource, bytes, limit: MOST_ANSWER_BYTES });
+            return Err(DeviceError::Large { resource, bytes, limit: MOST_RESPONSE_BYTES });
         }
-        let setup = setup(&raw).ok_or(DeviceError::NoAnswer)?;
+        let setup = setup(&raw).ok_or(DeviceError::NoResponse)?;
         Ok(Granted { setup, raw: raw.into() })
     }
 
@@ -141,7 +141,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of the call.
-    pub fn pre_start(&self, ids: &Ids, stop: &StopToken) -> Result<(), DeviceError> {
+    pub fn pre_start(&self, ids: &DeviceIds, stop: &StopToken) -> Result<(), DeviceError> {
         let devices = ids.iter().map(|id| id.to_string()).collect();
         let request = pb::PreStartRequest { devices, ..Default::default() };
         let limit = Some(self.limits.pre_start);
@@ -151,12 +151,12 @@ impl Client {
 }
 
 /// The lists of a plugin.
-pub struct Lists {
+pub struct DeviceListStream {
     resource: String,
     stream: Incoming<pb::DeviceListResponse>,
 }
 
-impl Lists {
+impl DeviceListStream {
     /// Waits for the next list; `None`: the plugin has ended the stream. A device that cannot be read,
     /// or with an unusable name, is left out.
     ///
@@ -222,7 +222,7 @@ mod tests {
     use crate::util::encoding::from_base64;
 
     #[test]
-    fn the_recorded_answer_of_a_plugin_is_read() {
+    fn recorded_response_of_a_plugin_is_read() {
         let raw = "Cg0KB1dJREdFVFMSAmQ0EhsKCy93aWRnZXQtZGlyEgovdXNyL3NoYXJlGAEaHwoOL2Rldi93aWRnZXQtZDQSCS9k\
                    ZXYvbnVsbBoCcnciGQoTZXhhbXBsZS5jb20vd2lkZ2V0cxICZDQ=";
         let found = setup(&from_base64(raw).unwrap()).unwrap();
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn devices_have_usable_names_and_known_nodes() {
-        let of = |id: &str, health: &str, nodes: &[i64]| {
+        let read = |id: &str, health: &str, nodes: &[i64]| {
             let nodes = nodes.iter().map(|id| pb::DeviceNumaNode { id: *id, ..Default::default() });
             let topology = pb::DeviceTopology { nodes: nodes.collect(), ..Default::default() };
             device(pb::PluginDevice {
@@ -256,10 +256,10 @@ mod tests {
                 ..Default::default()
             })
         };
-        let (id, found) = of("a", "Healthy", &[0, 3, -1, 64, i64::MAX]).unwrap();
+        let (id, found) = read("a", "Healthy", &[0, 3, -1, 64, i64::MAX]).unwrap();
         assert_eq!((&*id, found.is_healthy, found.nodes), ("a", true, NumaMask::of([0, 3])));
-        assert!(!of("a", "healthy", &[]).unwrap().1.is_healthy);
-        assert_eq!(of("", "Healthy", &[]), None);
-        assert_eq!(of(&"x".repeat(MOST_ID_BYTES + 1), "Healthy", &[]), None);
+        assert!(!read("a", "healthy", &[]).unwrap().1.is_healthy);
+        assert_eq!(read("", "Healthy", &[]), None);
+        assert_eq!(read(&"x".repeat(MOST_ID_BYTES + 1), "Healthy", &[]), None);
     }
 }

@@ -67,7 +67,7 @@ pub enum DeviceError {
     Stopped(String),
     /// The plugin sent an answer without a container.
     #[error("no containers return in allocation response")]
-    NoAnswer,
+    NoResponse,
     /// The plugin sent an answer that is too large for the state file.
     #[error("the plugin's answer for {resource} has {bytes} bytes, more than {limit}")]
     Large {

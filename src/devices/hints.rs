@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::books::{Books, Resource};
-use super::choose::Ids;
+use super::choose::DeviceIds;
 use super::requests::{ContainerRequest, PodRequest};
+use super::state::{Books, Resource};
 use crate::model::numa::{Hint, NumaMask};
 
 /// How many sets of nodes are examined for one request: all of them on up to 12 nodes.
@@ -42,7 +42,9 @@ impl Books {
         for resource in pod.resources().into_iter().filter(|name| self.is_known(name)) {
             let holds = self.holds.pod(&pod.uid).into_iter().flat_map(BTreeMap::values);
             let held = holds.filter_map(|holds| holds.get(resource)).flat_map(|hold| hold.ids()).collect();
-            if let Some(of_resource) = self.hints_of(resource, pod.most(resource, all), &held, &Ids::new()) {
+            if let Some(of_resource) =
+                self.hints_of(resource, pod.most(resource, all), &held, &DeviceIds::new())
+            {
                 hints.insert(resource.to_owned(), of_resource);
             }
         }
@@ -50,7 +52,13 @@ impl Books {
     }
 
     /// `None`: no preference, because no device has nodes.
-    fn hints_of(&self, resource: &str, wanted: u64, held: &Ids, reusable: &Ids) -> Option<Vec<Hint>> {
+    fn hints_of(
+        &self,
+        resource: &str,
+        wanted: u64,
+        held: &DeviceIds,
+        reusable: &DeviceIds,
+    ) -> Option<Vec<Hint>> {
         let known = self.resources.get(resource)?;
         if known.devices.values().all(|device| device.nodes.is_empty()) {
             return None;
@@ -59,10 +67,10 @@ impl Books {
             if held.len() as u64 != wanted {
                 return Some(Vec::new());
             }
-            return Some(possible(&self.nodes, known, held, &Ids::new(), wanted));
+            return Some(possible(&self.nodes, known, held, &DeviceIds::new(), wanted));
         }
         let in_use = self.holds.in_use(resource, |_, _, _| true);
-        let free: Ids = known.healthy().filter(|id| !in_use.contains(*id)).cloned().collect();
+        let free: DeviceIds = known.healthy().filter(|id| !in_use.contains(*id)).cloned().collect();
         if (free.union(reusable).count() as u64) < wanted {
             return Some(Vec::new());
         }
@@ -74,9 +82,9 @@ impl Books {
 struct Counts(BTreeMap<NumaMask, u64>);
 
 impl Counts {
-    fn new(of: impl Iterator<Item = NumaMask>, all: NumaMask) -> Counts {
+    fn new(devices: impl Iterator<Item = NumaMask>, all: NumaMask) -> Counts {
         let mut counts = BTreeMap::new();
-        for nodes in of {
+        for nodes in devices {
             let mut nodes = nodes.and(all);
             if all.len() as usize > MOST_NODES {
                 // Few different sets, so that the work is bounded.
@@ -95,9 +103,15 @@ impl Counts {
 /// The sets of nodes that can provide `wanted` devices: all of `reusable`, and others of `free`. The
 /// smallest sets that could provide them if no device were in use are preferred (kubelet:
 /// `generateDeviceTopologyHints`).
-fn possible(nodes: &[u32], known: &Resource, free: &Ids, reusable: &Ids, wanted: u64) -> Vec<Hint> {
+fn possible(
+    nodes: &[u32],
+    known: &Resource,
+    free: &DeviceIds,
+    reusable: &DeviceIds,
+    wanted: u64,
+) -> Vec<Hint> {
     let all = NumaMask::of(nodes.iter().copied());
-    let nodes_of = |ids: &Ids| {
+    let nodes_of = |ids: &DeviceIds| {
         let listed: Vec<NumaMask> =
             ids.iter().filter_map(|id| known.devices.get(id)).map(|device| device.nodes).collect();
         listed

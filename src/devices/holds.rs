@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choose::Ids;
+use super::choose::DeviceIds;
 use super::device::{DeviceId, Granted};
 use super::requests::{Kind, PodRequest};
 use crate::model::ids::PodUid;
@@ -32,7 +32,7 @@ pub enum HoldState {
 impl Hold {
     /// The names of the devices.
     #[must_use]
-    pub fn ids(&self) -> Ids {
+    pub fn ids(&self) -> DeviceIds {
         self.devices.keys().cloned().collect()
     }
 
@@ -114,7 +114,7 @@ impl Holds {
 
     /// The devices of a resource that containers have for which `counts` holds.
     #[must_use]
-    pub fn in_use(&self, resource: &str, counts: impl Fn(&PodUid, &str, &Hold) -> bool) -> Ids {
+    pub fn in_use(&self, resource: &str, counts: impl Fn(&PodUid, &str, &Hold) -> bool) -> DeviceIds {
         let holds = self
             .iter()
             .filter(|(pod, container, name, hold)| *name == resource && counts(pod, container, hold));
@@ -124,8 +124,8 @@ impl Holds {
     /// The devices of earlier init containers that a container can have as well: those that no
     /// container has that runs at the same time.
     #[must_use]
-    pub fn reusable(&self, pod: &PodRequest, container: &str, resource: &str) -> Ids {
-        let mut ids = Ids::new();
+    pub fn reusable(&self, pod: &PodRequest, container: &str, resource: &str) -> DeviceIds {
+        let mut ids = DeviceIds::new();
         for request in pod.containers.iter().take_while(|request| request.container != container) {
             let Some(hold) = self.get(&pod.uid, &request.container, resource) else { continue };
             match request.kind {

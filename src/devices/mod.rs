@@ -7,7 +7,6 @@
 //! the pods that want its devices; the end of an old connection does not affect a new one; the
 //! numbers and sizes of all that a plugin sends have a limit; a damaged state file is put aside.
 
-mod books;
 mod checkpoint;
 mod choose;
 mod client;
@@ -21,6 +20,7 @@ mod pace;
 mod requests;
 mod server;
 mod service;
+mod state;
 mod wait;
 
 #[cfg(test)]
@@ -28,12 +28,9 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use books::{
-    Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, MOST_RESOURCES, Resource, STOP_GRACE, Step,
-};
-pub use checkpoint::{CheckpointError, Restored, decode, encode};
-pub use choose::{Choice, Ids, Offer, Preference, Question, choose};
-pub use client::{Client, Limits, Lists, setup};
+pub use checkpoint::{CheckpointError, RestoredState, decode, encode};
+pub use choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
+pub use client::{Client, DeviceListStream, Limits, setup};
 pub use device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted, PluginOptions, Setup};
 pub use error::DeviceError;
 pub use hints::DeviceHints;
@@ -42,5 +39,9 @@ pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_watched, is_extend
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{ContainerRequest, Kind, PodRequest};
 pub use server::serve;
-pub use service::{Change, Devices, Found, OnChange, Registered, Settings};
+pub use service::{Change, Devices, OnChange, Registered, RestoreReport, Settings};
+pub use state::{
+    AllocationStep, Books, Capacity, Endpoint, Generation, ListChange, MOST_DEVICES, MOST_RESOURCES,
+    Resource, STOP_GRACE,
+};
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

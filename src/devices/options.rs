@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::books::Books;
 use super::device::Setup;
 use super::holds::HoldState;
+use super::state::Books;
 use crate::model::ids::PodUid;
 
 /// A setting of two plugins that differs. The first one is used.
@@ -95,13 +95,13 @@ impl Books {
     pub fn health(&self, pod: &PodUid, container: &str) -> Vec<ResourceHealth> {
         let holds = self.holds.pod(pod).and_then(|containers| containers.get(container));
         let holds = holds.into_iter().flatten();
-        let of = |(resource, hold): (&String, &super::holds::Hold)| {
+        let resource_health = |(resource, hold): (&String, &super::holds::Hold)| {
             let devices = self.resources.get(resource).map(|known| &known.devices);
             let is_healthy =
                 |id: &str| devices.and_then(|devices| devices.get(id)).is_none_or(|device| device.is_healthy);
             let devices = hold.devices.keys().map(|id| (id.to_string(), is_healthy(id))).collect();
             ResourceHealth { name: resource.clone(), devices }
         };
-        holds.filter(|(_, hold)| !hold.is_reserved()).map(of).collect()
+        holds.filter(|(_, hold)| !hold.is_reserved()).map(resource_health).collect()
     }
 }

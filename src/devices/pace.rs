@@ -9,14 +9,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts the lists of one plugin.
 #[derive(Debug, Clone)]
-pub(super) struct Pace {
+pub(super) struct ListPace {
     left: u32,
     counted: Instant,
 }
 
-impl Pace {
-    pub(super) fn new(now: Instant) -> Pace {
-        Pace { left: BURST, counted: now }
+impl ListPace {
+    pub(super) fn new(now: Instant) -> ListPace {
+        ListPace { left: BURST, counted: now }
     }
 
     /// A list was handled. Returns the wait before the next one.
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn after_twenty_lists_at_once_the_plugin_is_slowed_down_to_one_per_second() {
         let begun = Instant::now();
-        let mut pace = Pace::new(begun);
+        let mut pace = ListPace::new(begun);
         let waits: Vec<Duration> = (0..20).map(|_| pace.next(begun)).collect();
         assert!(waits.iter().take(19).all(Duration::is_zero));
         assert_eq!(waits.last(), Some(&INTERVAL));

@@ -58,18 +58,18 @@ mod tests {
     #[test]
     fn sockets_of_an_earlier_run_are_removed_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        fs::create_dir(at("directory")).unwrap();
-        drop(UnixListener::bind(at("directory/inner.sock")).unwrap());
-        drop(UnixListener::bind(at("old.sock")).unwrap());
-        drop(UnixListener::bind(at(SOCKET)).unwrap());
-        fs::write(at("kubelet_internal_checkpoint"), "x").unwrap();
-        std::os::unix::fs::symlink(at("directory/inner.sock"), at("link")).unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::create_dir(path("directory")).unwrap();
+        drop(UnixListener::bind(path("directory/inner.sock")).unwrap());
+        drop(UnixListener::bind(path("old.sock")).unwrap());
+        drop(UnixListener::bind(path(SOCKET)).unwrap());
+        fs::write(path("kubelet_internal_checkpoint"), "x").unwrap();
+        std::os::unix::fs::symlink(path("directory/inner.sock"), path("link")).unwrap();
         remove_sockets(directory.path()).unwrap();
         let mut left: Vec<_> =
-            fs::read_dir(directory.path()).unwrap().map(|one| one.unwrap().file_name()).collect();
+            fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["directory", "kubelet_internal_checkpoint", "link"]);
-        assert!(at("directory/inner.sock").exists());
+        assert!(path("directory/inner.sock").exists());
     }
 }

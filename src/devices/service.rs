@@ -10,16 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Capacity, Endpoint, Generation, Listed, MOST_DEVICES, Resource, Step};
-use super::checkpoint::{Restored, decode, encode};
+use super::checkpoint::{RestoredState, decode, encode};
 use super::client::{Client, Limits, setup};
 use super::device::{DeviceList, PluginOptions, Setup};
 use super::error::DeviceError;
 use super::hints::DeviceHints;
 use super::names;
 use super::options::ResourceHealth;
-use super::pace::Pace;
+use super::pace::ListPace;
 use super::requests::PodRequest;
+use super::state::{
+    AllocationStep, Books, Capacity, Endpoint, Generation, ListChange, MOST_DEVICES, Resource,
+};
 use super::wait::Readiness;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -63,14 +65,14 @@ pub struct Devices {
 
 struct Shared {
     settings: Settings,
-    books: Mutex<Books>,
+    state: Mutex<Books>,
     file: Mutex<StateFile>,
     plugins: Mutex<BTreeMap<String, Plugin>>,
     /// Plugins that another one of their resource has replaced, at most one for each resource: it takes
-    /// over again if the other ends first. Locked after `plugins` and before `books`.
+    /// over again if the other ends first. Locked after `plugins` and before `state`.
     standby: Mutex<BTreeMap<String, Plugin>>,
     last_generation: AtomicU64,
-    /// See [`Found::is_new`].
+    /// See [`RestoreReport::is_new`].
     is_new: bool,
     on_change: OnChange,
     /// Ends registrations; `None` after the stop.
@@ -113,7 +115,7 @@ struct StateFile {
 
 /// What the start has found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Found {
+pub struct RestoreReport {
     /// The state file was not usable; for people.
     pub problem: Option<String>,
     /// There was no state file. Then the node is new, and extended resources that its Node object may
@@ -129,37 +131,37 @@ fn hash(text: &str) -> u64 {
 }
 
 /// Reads the state file. A damaged one is put aside.
-fn restore(file: &CheckpointFile) -> (Restored, Found) {
-    let why = match file.read() {
-        Ok(None) => return (Restored::default(), Found { problem: None, is_new: true }),
+fn restore(file: &CheckpointFile) -> (RestoredState, RestoreReport) {
+    let reason = match file.read() {
+        Ok(None) => return (RestoredState::default(), RestoreReport { problem: None, is_new: true }),
         Ok(Some(text)) => match decode(&text, setup) {
-            Ok(restored) => return (restored, Found::default()),
+            Ok(restored) => return (restored, RestoreReport::default()),
             Err(error) => error.to_string(),
         },
         Err(error) => error.to_string(),
     };
     let path = file.path().display();
-    let aside = match file.put_aside(&why) {
+    let aside = match file.put_aside(&reason) {
         Ok(aside) => format!("it is now {}", aside.display()),
         Err(error) => format!("it cannot be renamed: {error}"),
     };
     let problem = format!(
-        "the state file {path} cannot be used: {why}; {aside}; the devices of pods that run are not known"
+        "the state file {path} cannot be used: {reason}; {aside}; the devices of pods that run are not known"
     );
     log::warn!("{problem}");
-    (Restored::default(), Found { problem: Some(problem), is_new: false })
+    (RestoredState::default(), RestoreReport { problem: Some(problem), is_new: false })
 }
 
 impl Devices {
     /// Reads the state file. Plugins can be registered then.
-    pub fn open(settings: Settings, on_change: OnChange) -> (Devices, Found) {
+    pub fn open(settings: Settings, on_change: OnChange) -> (Devices, RestoreReport) {
         let file = CheckpointFile::new(&settings.directory, names::CHECKPOINT);
         let (restored, found) = restore(&file);
-        let books = Books::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
+        let state = Books::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
         let (stop, stopped) = stop::pair();
         let shared = Shared {
             settings,
-            books: Mutex::new(books),
+            state: Mutex::new(state),
             file: Mutex::new(StateFile { file, written: None, is_failing: false }),
             plugins: Mutex::new(BTreeMap::new()),
             standby: Mutex::new(BTreeMap::new()),
@@ -172,7 +174,7 @@ impl Devices {
         (Devices { shared: Arc::new(shared) }, found)
     }
 
-    /// Whether there was no state file at the start: see [`Found::is_new`].
+    /// Whether there was no state file at the start: see [`RestoreReport::is_new`].
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.shared.is_new
@@ -208,10 +210,10 @@ impl Devices {
                 metrics::DEVICE_PLUGIN_REGISTRATIONS.inc([resource.to_owned()]);
                 Ok(())
             }
-            Err(why) => {
+            Err(error) => {
                 let shown: String = resource.chars().take(100).collect();
-                log::warn!("a device plugin was refused: {why} resource={shown:?}");
-                Err(why)
+                log::warn!("a device plugin was refused: {error} resource={shown:?}");
+                Err(error)
             }
         }
     }
@@ -243,10 +245,10 @@ impl Devices {
             }
             let mut standby = shared.standby.locked();
             let last = {
-                let mut books = shared.books.locked();
-                let known = books.resources().get(resource).filter(|known| known.is_alive);
+                let mut state = shared.state.locked();
+                let known = state.resources().get(resource).filter(|known| known.is_alive);
                 let last = known.map(|known| known.devices.clone());
-                books.connected(resource, generation, options).map_err(|error| error.to_string())?;
+                state.connected(resource, generation, options).map_err(|error| error.to_string())?;
                 last
             };
             let thread = self.watch(resource, generation, client.clone());
@@ -270,11 +272,11 @@ impl Devices {
                     let ended: Vec<String> =
                         standby.iter().filter(ended).map(|(name, _)| name.clone()).collect();
                     outdated.extend(ended.iter().filter_map(|name| standby.remove(name)));
-                    let books = shared.books.locked();
+                    let state = shared.state.locked();
                     let gone: Vec<String> = plugins
                         .iter()
                         .filter(|(name, plugin)| {
-                            !books.is_current(name, plugin.generation) && plugin.thread.is_finished()
+                            !state.is_current(name, plugin.generation) && plugin.thread.is_finished()
                         })
                         .map(|(name, _)| name.clone())
                         .collect();
@@ -282,7 +284,7 @@ impl Devices {
                     Ok(())
                 }
                 Err(error) => {
-                    shared.books.locked().stopped(resource, generation, Instant::now());
+                    shared.state.locked().stopped(resource, generation, Instant::now());
                     Err(format!("cannot start a thread: {error}"))
                 }
             }
@@ -305,9 +307,9 @@ impl Devices {
     #[must_use]
     pub fn registered(&self) -> Vec<Registered> {
         let plugins = self.shared.plugins.locked();
-        let books = self.shared.books.locked();
-        let one = |(name, known): (&String, &Resource)| {
-            let plugin = plugins.get(name).filter(|plugin| books.is_current(name, plugin.generation));
+        let state = self.shared.state.locked();
+        let plugin_of = |(name, known): (&String, &Resource)| {
+            let plugin = plugins.get(name).filter(|plugin| state.is_current(name, plugin.generation));
             let since = match (known.endpoint, plugin) {
                 (_, Some(plugin)) => plugin.since,
                 (Endpoint::Stopped { since }, None) => since,
@@ -315,7 +317,7 @@ impl Devices {
             };
             Registered { resource: name.clone(), socket: plugin.map(|plugin| plugin.socket.clone()), since }
         };
-        books.resources().iter().map(one).collect()
+        state.resources().iter().map(plugin_of).collect()
     }
 
     /// The plugin watcher has found that the socket of a plugin is gone.
@@ -341,8 +343,8 @@ impl Devices {
 
     fn watch(&self, resource: &str, generation: Generation, client: Client) -> std::io::Result<Running> {
         let (shared, name) = (self.shared.clone(), resource.to_owned());
-        let (at_end, of) = (self.shared.clone(), resource.to_owned());
-        let on_death = OnDeath::Unit(Box::new(move |_| at_end.ended(&of, generation)));
+        let (at_end, ended_resource) = (self.shared.clone(), resource.to_owned());
+        let on_death = OnDeath::Unit(Box::new(move |_| at_end.ended(&ended_resource, generation)));
         threads::spawn(&format!("device/{generation}"), Stack::Small, on_death, move |stop| {
             if let Err(error) = shared.follow(&name, generation, &client, &stop)
                 && !stop.is_stopped()
@@ -356,32 +358,32 @@ impl Devices {
     /// containers that run.
     #[must_use]
     pub fn readiness(&self, pod: &PodRequest, running: &BTreeSet<String>) -> Readiness {
-        self.shared.books.locked().readiness(pod, running, self.shared.settings.wait, Instant::now())
+        self.shared.state.locked().readiness(pod, running, self.shared.settings.wait, Instant::now())
     }
 
     /// Whether the pod has limits for which there are device plugins.
     #[must_use]
     pub fn concerns(&self, pod: &PodRequest) -> bool {
-        let books = self.shared.books.locked();
-        pod.resources().into_iter().any(|name| books.is_known(name))
+        let state = self.shared.state.locked();
+        pod.resources().into_iter().any(|name| state.is_known(name))
     }
 
     /// From which NUMA nodes the devices of a container can come.
     #[must_use]
     pub fn hints(&self, pod: &PodRequest, container: &str) -> DeviceHints {
-        self.shared.books.locked().hints(pod, container)
+        self.shared.state.locked().hints(pod, container)
     }
 
     /// From which NUMA nodes the devices of all containers of a pod can come.
     #[must_use]
     pub fn pod_hints(&self, pod: &PodRequest) -> DeviceHints {
-        self.shared.books.locked().pod_hints(pod)
+        self.shared.state.locked().pod_hints(pod)
     }
 
     /// Takes the devices back of the pods that are not in use. All sources have delivered their
     /// pods. Returns whether there were such pods.
     pub fn release_inactive(&self, in_use: &dyn Fn(&PodUid) -> bool) -> bool {
-        let gone = self.shared.books.locked().release_inactive(in_use);
+        let gone = self.shared.state.locked().release_inactive(in_use);
         for pod in &gone {
             log::info!("the devices of a pod are free uid={pod}");
         }
@@ -403,17 +405,17 @@ impl Devices {
         nodes: Option<NumaMask>,
         keeps: bool,
     ) -> Result<(), DeviceError> {
-        let mut books = self.shared.books.locked();
-        let reserved = books.reserve(pod, container, nodes, keeps);
+        let mut state = self.shared.state.locked();
+        let reserved = state.reserve(pod, container, nodes, keeps);
         if reserved.is_err() {
-            books.unreserve(&pod.uid);
+            state.unreserve(&pod.uid);
         }
         reserved
     }
 
     /// Removes the reservations of a pod that was refused for another reason.
     pub fn unreserve(&self, pod: &PodUid) {
-        self.shared.books.locked().unreserve(pod);
+        self.shared.state.locked().unreserve(pod);
     }
 
     /// Has the plugins prepare the devices that were reserved for the pod, container by container.
@@ -423,7 +425,7 @@ impl Devices {
     /// When a plugin fails. The pod cannot run: see [`DeviceError::message`].
     pub fn allocate(&self, pod: &PodRequest, stop: &StopToken) -> Result<(), DeviceError> {
         for request in &pod.containers {
-            let reserved = self.shared.books.locked().reserved(&pod.uid, &request.container);
+            let reserved = self.shared.state.locked().reserved(&pod.uid, &request.container);
             for resource in reserved {
                 let allocated = self.allocate_one(pod, &request.container, &resource, stop);
                 if allocated.is_err() {
@@ -444,17 +446,17 @@ impl Devices {
         resource: &str,
         stop: &StopToken,
     ) -> Result<(), DeviceError> {
-        let mut answer = None;
+        let mut preferred = None;
         loop {
-            let step = self.shared.books.locked().step(pod, container, resource, answer.take())?;
+            let step = self.shared.state.locked().step(pod, container, resource, preferred.take())?;
             let client = self.client(resource)?;
             match step {
-                Step::Ask(question) => answer = Some(client.preferred(&question, stop)?),
-                Step::Allocate(ids) => {
+                AllocationStep::GetPreferred(wanted) => preferred = Some(client.preferred(&wanted, stop)?),
+                AllocationStep::Allocate(ids) => {
                     let begun = Instant::now();
                     let granted = client.allocate(&ids, stop);
                     metrics::DEVICE_ALLOCATION.took([resource.to_owned()], begun.elapsed());
-                    return self.shared.books.locked().grant(&pod.uid, container, resource, granted?);
+                    return self.shared.state.locked().grant(&pod.uid, container, resource, granted?);
                 }
             }
         }
@@ -480,13 +482,13 @@ impl Devices {
     ) -> Result<Option<Setup>, DeviceError> {
         let Some(request) = pod.container(container) else { return Ok(None) };
         let wanted: Vec<String> = {
-            let books = self.shared.books.locked();
-            let wanted = books.wanted(request).into_iter().filter(|(_, count)| *count > 0);
+            let state = self.shared.state.locked();
+            let wanted = state.wanted(request).into_iter().filter(|(_, count)| *count > 0);
             wanted.map(|(resource, _)| resource.clone()).collect()
         };
         let is_missing = {
-            let books = self.shared.books.locked();
-            wanted.iter().any(|resource| books.holds().get(&pod.uid, container, resource).is_none())
+            let state = self.shared.state.locked();
+            wanted.iter().any(|resource| state.holds().get(&pod.uid, container, resource).is_none())
         };
         if is_active {
             if is_missing {
@@ -498,7 +500,7 @@ impl Devices {
         for resource in &wanted {
             self.pre_start(&pod.uid, container, resource, stop)?;
         }
-        let Some((setup, conflicts)) = self.shared.books.locked().setup(&pod.uid, container) else {
+        let Some((setup, conflicts)) = self.shared.state.locked().setup(&pod.uid, container) else {
             return Ok(None);
         };
         for conflict in conflicts {
@@ -520,14 +522,14 @@ impl Devices {
         stop: &StopToken,
     ) -> Result<(), DeviceError> {
         let ids = {
-            let books = self.shared.books.locked();
-            let known = books.resources().get(resource);
+            let state = self.shared.state.locked();
+            let known = state.resources().get(resource);
             let known = known.ok_or_else(|| DeviceError::NoEndpoint(resource.to_owned()))?;
             match known.endpoint {
                 Endpoint::Connected { options, .. } if options.pre_start => {}
                 _ => return Ok(()),
             }
-            let hold = books.holds().get(pod, container, resource);
+            let hold = state.holds().get(pod, container, resource);
             hold.map(|hold| hold.ids()).ok_or_else(|| DeviceError::NothingAllocated {
                 pod: pod.to_string(),
                 container: container.to_owned(),
@@ -541,10 +543,10 @@ impl Devices {
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         let (capacity, has_changed) = {
-            let mut books = self.shared.books.locked();
-            let before = books.resources().len();
-            let capacity = books.capacity(Instant::now());
-            (capacity, books.resources().len() != before)
+            let mut state = self.shared.state.locked();
+            let before = state.resources().len();
+            let capacity = state.capacity(Instant::now());
+            (capacity, state.resources().len() != before)
         };
         if has_changed {
             self.shared.store();
@@ -555,23 +557,23 @@ impl Devices {
     /// When [`Devices::capacity`] changes without a plugin's doing.
     #[must_use]
     pub fn next_removal(&self) -> Option<Instant> {
-        self.shared.books.locked().next_removal()
+        self.shared.state.locked().next_removal()
     }
 
     /// The health of the devices of a container.
     #[must_use]
     pub fn health(&self, pod: &PodUid, container: &str) -> Vec<ResourceHealth> {
-        self.shared.books.locked().health(pod, container)
+        self.shared.state.locked().health(pod, container)
     }
 
-    /// Reads the books, for the pod-resources API and for people. The function must not block.
+    /// Reads the state, for the pod-resources API and for people. The function must not block.
     pub fn read<T>(&self, read: impl FnOnce(&Books) -> T) -> T {
-        read(&self.shared.books.locked())
+        read(&self.shared.state.locked())
     }
 }
 
 impl Shared {
-    /// Passes the lists of a plugin to the books until its stream ends.
+    /// Passes the lists of a plugin to the state until its stream ends.
     fn follow(
         &self,
         resource: &str,
@@ -580,7 +582,7 @@ impl Shared {
         stop: &StopToken,
     ) -> Result<(), CallError> {
         let mut lists = client.watch()?;
-        let mut pace = Pace::new(Instant::now());
+        let mut pace = ListPace::new(Instant::now());
         while let Some(list) = lists.next(MOST_DEVICES, stop)? {
             let Some(listed) = self.listed(resource, generation, list) else { return Ok(()) };
             if listed.is_new {
@@ -596,13 +598,13 @@ impl Shared {
     }
 
     /// A plugin has listed its devices. `None`: it is not used any more.
-    fn listed(&self, resource: &str, generation: Generation, list: DeviceList) -> Option<Listed> {
+    fn listed(&self, resource: &str, generation: Generation, list: DeviceList) -> Option<ListChange> {
         let mut standby = self.standby.locked();
         if let Some(plugin) = standby.get_mut(resource).filter(|plugin| plugin.generation == generation) {
             plugin.listed = Some(list);
-            return Some(Listed { pods: BTreeSet::new(), is_new: false });
+            return Some(ListChange { pods: BTreeSet::new(), is_new: false });
         }
-        self.books.locked().listed(resource, generation, list)
+        self.state.locked().listed(resource, generation, list)
     }
 
     /// The connection of a plugin has ended: the one that it has replaced takes over, if that is still
@@ -612,7 +614,7 @@ impl Shared {
         let pods = {
             let mut plugins = self.plugins.locked();
             let mut standby = self.standby.locked();
-            let mut books = self.books.locked();
+            let mut state = self.state.locked();
             let other = standby.get_mut(resource);
             if let Some(ended) = plugins.get_mut(resource).filter(|plugin| plugin.generation == generation) {
                 ended.is_alive = false;
@@ -622,13 +624,13 @@ impl Shared {
                 other.is_alive = false;
                 return true;
             }
-            if !other.is_alive || !books.is_current(resource, generation) {
+            if !other.is_alive || !state.is_current(resource, generation) {
                 return false;
             }
-            if books.connected(resource, other.generation, other.options).is_err() {
+            if state.connected(resource, other.generation, other.options).is_err() {
                 return false;
             }
-            let listed = other.listed.take().and_then(|list| books.listed(resource, other.generation, list));
+            let listed = other.listed.take().and_then(|list| state.listed(resource, other.generation, list));
             match plugins.get_mut(resource) {
                 Some(ended) => std::mem::swap(ended, other),
                 None => plugins.extend(standby.remove_entry(resource)),
@@ -648,7 +650,7 @@ impl Shared {
         if self.takes_over(resource, generation) {
             return;
         }
-        if self.books.locked().stopped(resource, generation, Instant::now()) {
+        if self.state.locked().stopped(resource, generation, Instant::now()) {
             log::info!("the connection of a device plugin has ended resource={resource}");
             self.store();
             (self.on_change)(&Change::default());
@@ -657,17 +659,17 @@ impl Shared {
 
     /// Writes the state file if it is outdated. A failed write is repeated with the next change.
     fn store(&self) {
-        let mut state = self.file.locked();
-        let text = encode(&self.books.locked());
+        let mut state_file = self.file.locked();
+        let text = encode(&self.state.locked());
         let new = hash(&text);
-        if state.written == Some(new) {
+        if state_file.written == Some(new) {
             return;
         }
-        match state.file.write(&text) {
-            Ok(()) => (state.written, state.is_failing) = (Some(new), false),
+        match state_file.file.write(&text) {
+            Ok(()) => (state_file.written, state_file.is_failing) = (Some(new), false),
             Err(error) => {
-                if !std::mem::replace(&mut state.is_failing, true) {
-                    log::warn!("cannot write {}: {error}", state.file.path().display());
+                if !std::mem::replace(&mut state_file.is_failing, true) {
+                    log::warn!("cannot write {}: {error}", state_file.file.path().display());
                 }
             }
         }

@@ -49,7 +49,7 @@ pub(crate) struct FakePlugin {
     server: Option<Server>,
 }
 
-fn answer<T>(fault: Option<Fault>, good: T, stop: &StopToken) -> Result<T, Refusal> {
+fn respond<T>(fault: Option<Fault>, good: T, stop: &StopToken) -> Result<T, Refusal> {
     match fault {
         Some(Fault::Fail) => return Err(Refusal::internal("made to fail")),
         Some(Fault::Hang) => {
@@ -91,21 +91,21 @@ impl FakePlugin {
                     get_preferred_allocation_available: options.preferred,
                     ..Default::default()
                 };
-                answer(of_options.call("Options", ""), good, stop)
+                respond(of_options.call("Options", ""), good, stop)
             })
             .unary(&methods::GET_PREFERRED_ALLOCATION, move |request, stop| {
-                let one = request.container_requests.into_iter().next().unwrap_or_default();
-                let fault = of_preferred.call("Preferred", &one.available.join(","));
-                let size = usize::try_from(one.size).unwrap_or(0);
-                let devices = one.available.into_iter().rev().take(size).collect();
+                let wanted = request.container_requests.into_iter().next().unwrap_or_default();
+                let fault = of_preferred.call("Preferred", &wanted.available.join(","));
+                let size = usize::try_from(wanted.size).unwrap_or(0);
+                let devices = wanted.available.into_iter().rev().take(size).collect();
                 let container = pb::ContainerPreferredResponse { devices, ..Default::default() };
                 let containers = if fault == Some(Fault::Empty) { vec![] } else { vec![container] };
                 let good = pb::PreferredResponse { container_responses: containers, ..Default::default() };
-                answer(fault, good, stop)
+                respond(fault, good, stop)
             })
             .unary(&methods::ALLOCATE, move |request, stop| {
-                let one = request.container_requests.into_iter().next().unwrap_or_default();
-                let ids = one.devices.join(",");
+                let wanted = request.container_requests.into_iter().next().unwrap_or_default();
+                let ids = wanted.devices.join(",");
                 let fault = of_allocate.call("Allocate", &ids);
                 let mut container = pb::ContainerAllocateResponse::default();
                 container.envs.insert("WIDGETS".to_owned(), ids);
@@ -115,11 +115,11 @@ impl FakePlugin {
                 let containers =
                     if fault == Some(Fault::Empty) { vec![] } else { vec![to_bytes(&container)] };
                 let good = pb::AllocateResponse { container_responses: containers, ..Default::default() };
-                answer(fault, good, stop)
+                respond(fault, good, stop)
             })
             .unary(&methods::PRE_START_CONTAINER, move |request, stop| {
                 let fault = of_start.call("PreStart", &request.devices.join(","));
-                answer(fault, pb::Empty::default(), stop)
+                respond(fault, pb::Empty::default(), stop)
             })
             .stream(&methods::LIST_AND_WATCH, move |_, out, stop| {
                 match of_lists.call("ListAndWatch", "") {

@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::books::Books;
 use super::device::DeviceId;
 use super::requests::{ContainerRequest, PodRequest};
+use super::state::Books;
 
 /// How long pods wait for plugins after the start of the agent.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(5 * 60);

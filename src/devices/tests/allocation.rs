@@ -5,50 +5,53 @@ use crate::model::numa::Hint;
 
 #[test]
 fn the_plugin_is_called_as_in_the_recorded_conversation() {
-    let mut books = books(ASKS, four());
+    let mut state = state_with(ALL_OPTIONS, four());
     assert_eq!(
-        allocate(&mut books, &one("one", 1)).unwrap(),
+        allocate(&mut state, &simple_pod("one", 1)).unwrap(),
         ["prefer 1 of d1,d2,d3,d4 with ", "allocate d4"]
     );
     assert_eq!(
-        allocate(&mut books, &one("two", 2)).unwrap(),
+        allocate(&mut state, &simple_pod("two", 2)).unwrap(),
         ["prefer 2 of d1,d2,d3 with ", "allocate d2,d3"]
     );
-    let many = allocate(&mut books, &one("many", 9)).unwrap_err();
+    let many = allocate(&mut state, &simple_pod("many", 9)).unwrap_err();
     assert_eq!(
         many.to_string(),
         "requested number of devices unavailable for example.com/widget. Requested: 9, Available: 1"
     );
-    assert_eq!(allocate(&mut books, &one("one-b", 1)).unwrap(), ["prefer 1 of d1 with ", "allocate d1"]);
-    let three = allocate(&mut books, &one("three", 3)).unwrap_err();
+    assert_eq!(
+        allocate(&mut state, &simple_pod("one-b", 1)).unwrap(),
+        ["prefer 1 of d1 with ", "allocate d1"]
+    );
+    let three = allocate(&mut state, &simple_pod("three", 3)).unwrap_err();
     assert!(three.to_string().ends_with("Requested: 3, Available: 0"));
-    assert_eq!(allocate(&mut books, &one("zero", 0)).unwrap(), Vec::<String>::new());
+    assert_eq!(allocate(&mut state, &simple_pod("zero", 0)).unwrap(), Vec::<String>::new());
     // `two` is removed.
     let uids = ["one", "one-b", "zero"].map(PodUid::from);
-    let gone = books.release_inactive(&|uid| uids.contains(uid));
+    let gone = state.release_inactive(&|uid| uids.contains(uid));
     assert_eq!(gone, [PodUid::from("two")]);
     let two_containers = pod("two-ct", &[("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
     assert_eq!(
-        allocate(&mut books, &two_containers).unwrap(),
+        allocate(&mut state, &two_containers).unwrap(),
         ["prefer 1 of d2,d3 with ", "allocate d3", "prefer 1 of d2 with ", "allocate d2"]
     );
 }
 
 #[test]
 fn devices_of_init_containers_are_reused_but_not_those_of_sidecars() {
-    let mut books = books(PluginOptions::default(), four());
+    let mut state = state_with(PluginOptions::default(), four());
     let requests = pod("p", &[("i", Kind::Init, 2), ("main", Kind::Lasting, 1), ("late", Kind::Lasting, 1)]);
-    let calls = allocate(&mut books, &requests).unwrap();
+    let calls = allocate(&mut state, &requests).unwrap();
     assert_eq!(calls, ["allocate d1,d2", "allocate d1", "allocate d2"]);
     let sidecar = pod("s", &[("side", Kind::Lasting, 1), ("main", Kind::Lasting, 1)]);
-    assert_eq!(allocate(&mut books, &sidecar).unwrap(), ["allocate d3", "allocate d4"]);
+    assert_eq!(allocate(&mut state, &sidecar).unwrap(), ["allocate d3", "allocate d4"]);
 }
 
 #[test]
 fn a_preference_for_the_init_container_is_followed_by_the_later_ones() {
-    let mut books = books(ASKS, four());
+    let mut state = state_with(ALL_OPTIONS, four());
     let requests = pod("p", &[("i", Kind::Init, 1), ("main", Kind::Lasting, 2)]);
-    let calls = allocate(&mut books, &requests).unwrap();
+    let calls = allocate(&mut state, &requests).unwrap();
     // The must-include list is what is reused.
     assert_eq!(
         calls,
@@ -58,38 +61,38 @@ fn a_preference_for_the_init_container_is_followed_by_the_later_ones() {
 
 #[test]
 fn a_preference_for_a_device_that_a_later_container_has_reserved_exchanges_them() {
-    let mut books = books(ASKS, four());
+    let mut state = state_with(ALL_OPTIONS, four());
     let requests = pod("p", &[("a", Kind::Lasting, 2), ("b", Kind::Lasting, 1), ("c", Kind::Lasting, 1)]);
     for name in ["a", "b", "c"] {
-        books.reserve(&requests, name, None, false).unwrap();
+        state.reserve(&requests, name, None, false).unwrap();
     }
     assert_eq!(
-        (held(&books, "p", "a").join(","), held(&books, "p", "c")),
+        (held(&state, "p", "a").join(","), held(&state, "p", "c")),
         ("d1,d2".into(), vec!["d4".into()])
     );
     let preferred = ids(&["d3", "d4"]);
-    let step = books.step(&requests, "a", WIDGET, Some(preferred)).unwrap();
-    assert_eq!(step, Step::Allocate(vec!["d3".into(), "d4".into()]));
-    let all: Ids =
-        ["a", "b", "c"].iter().flat_map(|name| held(&books, "p", name)).map(DeviceId::from).collect();
+    let step = state.step(&requests, "a", WIDGET, Some(preferred)).unwrap();
+    assert_eq!(step, AllocationStep::Allocate(vec!["d3".into(), "d4".into()]));
+    let all: DeviceIds =
+        ["a", "b", "c"].iter().flat_map(|name| held(&state, "p", name)).map(DeviceId::from).collect();
     assert_eq!(all, ids(&["d1", "d2", "d3", "d4"]));
 }
 
 #[test]
 fn devices_named_by_the_plugin_that_are_not_free_are_left_out() {
-    let mut books = books(ASKS, four());
-    allocate(&mut books, &one("first", 1)).unwrap();
-    let second = one("second", 2);
-    books.reserve(&second, "main", None, false).unwrap();
-    let step = books.step(&second, "main", WIDGET, Some(ids(&["d4", "nonsense", "d3"]))).unwrap();
-    assert_eq!(step, Step::Allocate(vec!["d1".into(), "d3".into()]));
+    let mut state = state_with(ALL_OPTIONS, four());
+    allocate(&mut state, &simple_pod("first", 1)).unwrap();
+    let second = simple_pod("second", 2);
+    state.reserve(&second, "main", None, false).unwrap();
+    let step = state.step(&second, "main", WIDGET, Some(ids(&["d4", "nonsense", "d3"]))).unwrap();
+    assert_eq!(step, AllocationStep::Allocate(vec!["d1".into(), "d3".into()]));
 }
 
 #[test]
 fn devices_on_the_nodes_of_the_hint_come_first() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1]), ("d", true, &[])]);
-    let in_use = Ids::new();
-    let reusable = Ids::new();
+    let in_use = DeviceIds::new();
+    let reusable = DeviceIds::new();
     let offer = |wanted, nodes: Option<u32>| Offer {
         resource: WIDGET,
         devices: &devices,
@@ -104,9 +107,13 @@ fn devices_on_the_nodes_of_the_hint_come_first() {
     assert_eq!(chosen(2, None), Choice::Devices(ids(&["a", "b"])));
     assert_eq!(chosen(4, Some(0)), Choice::Devices(ids(&["a", "b", "c", "d"])));
     // With enough near ones only those are offered; else all, with the near ones in any case.
-    let Choice::Ask(near) = choose(offer(1, Some(1)), &Preference::Unknown).unwrap() else { panic!() };
-    assert_eq!((near.available, near.must_include, near.size), (ids(&["b", "c"]), Ids::new(), 1));
-    let Choice::Ask(far) = choose(offer(3, Some(1)), &Preference::Unknown).unwrap() else { panic!() };
+    let Choice::NeedsPreference(near) = choose(offer(1, Some(1)), &Preference::Unknown).unwrap() else {
+        panic!()
+    };
+    assert_eq!((near.available, near.must_include, near.size), (ids(&["b", "c"]), DeviceIds::new(), 1));
+    let Choice::NeedsPreference(far) = choose(offer(3, Some(1)), &Preference::Unknown).unwrap() else {
+        panic!()
+    };
     assert_eq!((far.available, far.must_include), (ids(&["a", "b", "c", "d"]), ids(&["b", "c"])));
     let named = choose(offer(3, Some(1)), &Preference::Named(ids(&["d"]))).unwrap();
     assert_eq!(named, Choice::Devices(ids(&["b", "c", "d"])));
@@ -117,12 +124,12 @@ fn devices_on_the_nodes_of_the_hint_come_first() {
 
 #[test]
 fn a_container_keeps_its_devices_and_other_counts_are_errors() {
-    let mut books = books(ASKS, four());
-    allocate(&mut books, &one("p", 2)).unwrap();
-    let before = books.holds().clone();
-    assert_eq!(allocate(&mut books, &one("p", 2)).unwrap(), Vec::<String>::new());
-    assert_eq!(*books.holds(), before);
-    let changed = allocate(&mut books, &one("p", 3)).unwrap_err();
+    let mut state = state_with(ALL_OPTIONS, four());
+    allocate(&mut state, &simple_pod("p", 2)).unwrap();
+    let before = state.holds().clone();
+    assert_eq!(allocate(&mut state, &simple_pod("p", 2)).unwrap(), Vec::<String>::new());
+    assert_eq!(*state.holds(), before);
+    let changed = allocate(&mut state, &simple_pod("p", 3)).unwrap_err();
     assert_eq!(
         changed.to_string(),
         r#"pod "p" container "main" changed request for resource "example.com/widget" from 2 to 3"#
@@ -131,85 +138,85 @@ fn a_container_keeps_its_devices_and_other_counts_are_errors() {
 
 #[test]
 fn unhealthy_and_unknown_devices_are_refused_with_upstreams_texts() {
-    let mut books = books(ASKS, four());
-    allocate(&mut books, &one("p", 1)).unwrap();
+    let mut state = state_with(ALL_OPTIONS, four());
+    allocate(&mut state, &simple_pod("p", 1)).unwrap();
     let sick = |name: &str| {
         let mut devices = four();
         devices.get_mut(name).unwrap().is_healthy = false;
         devices
     };
-    let changed = books.listed(WIDGET, 1, sick("d4")).unwrap();
-    assert_eq!(changed, Listed { pods: BTreeSet::from([PodUid::from("p")]), is_new: true });
-    assert_eq!(books.listed(WIDGET, 1, sick("d4")).unwrap(), Listed::default());
-    let text = |books: &mut Books, uid| allocate(books, &one(uid, 1)).unwrap_err().to_string();
+    let changed = state.listed(WIDGET, 1, sick("d4")).unwrap();
+    assert_eq!(changed, ListChange { pods: BTreeSet::from([PodUid::from("p")]), is_new: true });
+    assert_eq!(state.listed(WIDGET, 1, sick("d4")).unwrap(), ListChange::default());
+    let text = |state: &mut Books, uid| allocate(state, &simple_pod(uid, 1)).unwrap_err().to_string();
     assert_eq!(
-        text(&mut books, "p"),
+        text(&mut state, "p"),
         "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/widget"
     );
-    books.reserve(&one("p", 1), "main", None, true).unwrap();
-    assert!(books.stopped(WIDGET, 1, Instant::now()));
+    state.reserve(&simple_pod("p", 1), "main", None, true).unwrap();
+    assert!(state.stopped(WIDGET, 1, Instant::now()));
     assert_eq!(
-        text(&mut books, "q"),
+        text(&mut state, "q"),
         "no healthy devices present; cannot allocate unhealthy devices example.com/widget"
     );
-    books.capacity(Instant::now() + STOP_GRACE);
-    assert_eq!(text(&mut books, "q"), "cannot allocate unregistered device example.com/widget");
-    books.release_inactive(&|_| false);
-    assert_eq!(allocate(&mut books, &one("q", 1)).unwrap(), Vec::<String>::new());
+    state.capacity(Instant::now() + STOP_GRACE);
+    assert_eq!(text(&mut state, "q"), "cannot allocate unregistered device example.com/widget");
+    state.release_inactive(&|_| false);
+    assert_eq!(allocate(&mut state, &simple_pod("q", 1)).unwrap(), Vec::<String>::new());
 }
 
 #[test]
 fn a_plugin_that_ends_during_an_allocation_is_an_error_and_frees_the_reservation() {
-    let mut books = books(PluginOptions::default(), four());
-    let p = one("p", 4);
-    books.reserve(&p, "main", None, false).unwrap();
-    assert!(allocate(&mut books, &one("q", 1)).is_err());
-    books.stopped(WIDGET, 1, Instant::now());
-    let stopped = books.step(&p, "main", WIDGET, None).unwrap_err();
+    let mut state = state_with(PluginOptions::default(), four());
+    let p = simple_pod("p", 4);
+    state.reserve(&p, "main", None, false).unwrap();
+    assert!(allocate(&mut state, &simple_pod("q", 1)).is_err());
+    state.stopped(WIDGET, 1, Instant::now());
+    let stopped = state.step(&p, "main", WIDGET, None).unwrap_err();
     assert_eq!(stopped.to_string(), "endpoint example.com/widget has been stopped");
-    books.unreserve(&p.uid);
-    let released = books.step(&p, "main", WIDGET, None);
+    state.unreserve(&p.uid);
+    let released = state.step(&p, "main", WIDGET, None);
     assert_eq!(released, Err(DeviceError::Released(WIDGET.to_owned())));
-    books.connected(WIDGET, 2, PluginOptions::default()).unwrap();
-    books.listed(WIDGET, 2, four()).unwrap();
-    allocate(&mut books, &one("q", 4)).unwrap();
+    state.connected(WIDGET, 2, PluginOptions::default()).unwrap();
+    state.listed(WIDGET, 2, four()).unwrap();
+    allocate(&mut state, &simple_pod("q", 4)).unwrap();
 }
 
 #[test]
 fn hints_prefer_the_smallest_sets_of_nodes() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
-    let mut books = books(PluginOptions::default(), devices);
+    let mut state = state_with(PluginOptions::default(), devices);
     let hint =
         |nodes: &[u32], preferred| Hint { nodes: Some(NumaMask::of(nodes.iter().copied())), preferred };
-    let of = |books: &Books, count| books.hints(&one("p", count), "main").remove(WIDGET).unwrap();
-    assert_eq!(of(&books, 1), [hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)]);
-    assert_eq!(of(&books, 2), [hint(&[1], true), hint(&[0, 1], false)]);
-    assert_eq!(of(&books, 3), [hint(&[0, 1], true)]);
-    assert_eq!(of(&books, 4), []);
-    books.reserve(&one("q", 1), "main", Some(NumaMask::of([1])), false).unwrap();
-    assert_eq!(of(&books, 2), [hint(&[0, 1], false)]);
+    let hints = |state: &Books, count| state.hints(&simple_pod("p", count), "main").remove(WIDGET).unwrap();
+    assert_eq!(hints(&state, 1), [hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)]);
+    assert_eq!(hints(&state, 2), [hint(&[1], true), hint(&[0, 1], false)]);
+    assert_eq!(hints(&state, 3), [hint(&[0, 1], true)]);
+    assert_eq!(hints(&state, 4), []);
+    state.reserve(&simple_pod("q", 1), "main", Some(NumaMask::of([1])), false).unwrap();
+    assert_eq!(hints(&state, 2), [hint(&[0, 1], false)]);
     // A container that has its devices gets hints for them.
-    assert_eq!(books.hints(&one("q", 1), "main")[WIDGET], [hint(&[1], true), hint(&[0, 1], false)]);
-    assert_eq!(books.hints(&one("q", 2), "main")[WIDGET], []);
+    assert_eq!(state.hints(&simple_pod("q", 1), "main")[WIDGET], [hint(&[1], true), hint(&[0, 1], false)]);
+    assert_eq!(state.hints(&simple_pod("q", 2), "main")[WIDGET], []);
     // Other resources have no entry.
-    assert_eq!(books.hints(&one("p", 1), "main").len(), 1);
+    assert_eq!(state.hints(&simple_pod("p", 1), "main").len(), 1);
 }
 
 #[test]
 fn hints_of_a_pod_count_what_is_in_use_at_once() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
-    let mut books = books(PluginOptions::default(), devices);
+    let mut state = state_with(PluginOptions::default(), devices);
     let requests = pod("p", &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
     assert_eq!(requests.most(WIDGET, |_| true), 2);
-    assert_eq!(books.pod_hints(&requests)[WIDGET].len(), 2);
+    assert_eq!(state.pod_hints(&requests)[WIDGET].len(), 2);
     for name in ["i", "a", "b"] {
-        books.reserve(&requests, name, Some(NumaMask::of([1])), false).unwrap();
+        state.reserve(&requests, name, Some(NumaMask::of([1])), false).unwrap();
     }
-    let hints = books.pod_hints(&requests);
+    let hints = state.pod_hints(&requests);
     assert_eq!(hints[WIDGET].iter().filter(|hint| hint.preferred).count(), 1);
     let plain = list(&[("a", true, &[])]);
-    books.listed(WIDGET, 1, plain).unwrap();
-    assert!(books.pod_hints(&one("q", 1)).is_empty());
+    state.listed(WIDGET, 1, plain).unwrap();
+    assert!(state.pod_hints(&simple_pod("q", 1)).is_empty());
 }
 
 #[test]

@@ -13,19 +13,19 @@ use crate::util::stop::StopToken;
 pub(super) const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
-pub(super) struct Bench {
+pub(super) struct Fixture {
     pub(super) devices: Devices,
     changes: Receiver<Change>,
-    found: Found,
+    found: RestoreReport,
 }
 
-impl Drop for Bench {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.devices.stop();
     }
 }
 
-pub(super) fn open(directory: &Path) -> Bench {
+pub(super) fn open(directory: &Path) -> Fixture {
     let (sender, changes) = bounded(64);
     let limits = Limits { options: SHORT, preferred: SHORT, allocate: SHORT, pre_start: SHORT };
     let settings = Settings { directory: directory.to_owned(), nodes: vec![0, 1], wait: WAIT_LIMIT, limits };
@@ -35,10 +35,10 @@ pub(super) fn open(directory: &Path) -> Bench {
             let _ = sender.send(change.clone());
         }),
     );
-    Bench { devices, changes, found }
+    Fixture { devices, changes, found }
 }
 
-impl Bench {
+impl Fixture {
     fn changed(&self) -> Change {
         self.changes.recv_timeout(LONG).unwrap()
     }
@@ -64,64 +64,64 @@ impl Bench {
     }
 }
 
-pub(super) fn state(directory: &Path) -> String {
+pub(super) fn state_file(directory: &Path) -> String {
     std::fs::read_to_string(directory.join(CHECKPOINT)).unwrap()
 }
 
 #[test]
 fn a_plugin_registers_and_is_called_as_recorded_and_a_restart_keeps_the_devices() {
     let directory = tempfile::tempdir().unwrap();
-    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
-    let pod = one("p", 1);
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+    let pod = simple_pod("p", 1);
     {
-        let bench = open(directory.path());
-        assert_eq!(bench.found, Found { problem: None, is_new: true });
-        bench.register(&plugin, &four());
-        assert_eq!(bench.counts(), (4, 4));
-        assert!(bench.devices.concerns(&pod));
-        bench.allocate(&pod).unwrap();
-        let setup = bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
+        let fixture = open(directory.path());
+        assert_eq!(fixture.found, RestoreReport { problem: None, is_new: true });
+        fixture.register(&plugin, &four());
+        assert_eq!(fixture.counts(), (4, 4));
+        assert!(fixture.devices.concerns(&pod));
+        fixture.allocate(&pod).unwrap();
+        let setup = fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
         assert_eq!(setup.envs["WIDGETS"], "d4");
         assert_eq!(
             plugin.calls(),
             ["Options", "ListAndWatch", "Preferred d1,d2,d3,d4", "Allocate d4", "PreStart d4"]
         );
-        let health = bench.devices.health(&pod.uid, "main");
+        let health = fixture.devices.health(&pod.uid, "main");
         assert_eq!(health[0].devices, [("d4".to_owned(), true)]);
         let mut sick = four();
         sick.get_mut("d4").unwrap().is_healthy = false;
         plugin.list(&sick);
-        assert_eq!(bench.changed().pods, BTreeSet::from([pod.uid.clone()]));
+        assert_eq!(fixture.changed().pods, BTreeSet::from([pod.uid.clone()]));
         plugin.list(&four());
-        bench.changed();
+        fixture.changed();
     }
     // The stop did not change the file.
     assert!(
-        state(directory.path())
+        state_file(directory.path())
             .contains(r#""RegisteredDevices":{"example.com/widget":["d1","d2","d3","d4"]}"#)
     );
-    let bench = open(directory.path());
-    assert_eq!(bench.found, Found::default());
-    assert_eq!(bench.counts(), (0, 0));
-    assert!(matches!(bench.devices.readiness(&one("q", 1), &BTreeSet::new()), Readiness::Wait(_)));
-    let setup = bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
+    let fixture = open(directory.path());
+    assert_eq!(fixture.found, RestoreReport::default());
+    assert_eq!(fixture.counts(), (0, 0));
+    assert!(matches!(fixture.devices.readiness(&simple_pod("q", 1), &BTreeSet::new()), Readiness::Wait(_)));
+    let setup = fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
     assert_eq!(setup.envs["WIDGETS"], "d4");
     assert_eq!(plugin.calls(), Vec::<String>::new());
-    bench.register(&plugin, &four());
-    assert_eq!(bench.devices.readiness(&one("q", 1), &BTreeSet::new()), Readiness::Ready);
+    fixture.register(&plugin, &four());
+    assert_eq!(fixture.devices.readiness(&simple_pod("q", 1), &BTreeSet::new()), Readiness::Ready);
 }
 
 /// Its pod was admitted before the plugin was known.
 #[test]
 fn a_container_without_devices_gets_them_before_the_plugin_prepares_its_start() {
     let directory = tempfile::tempdir().unwrap();
-    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
-    let bench = open(directory.path());
-    let pod = one("p", 1);
-    assert!(!bench.devices.concerns(&pod));
-    bench.register(&plugin, &four());
-    assert!(bench.devices.concerns(&pod));
-    let prepare = |is_active| bench.devices.prepare(&pod, "main", is_active, &StopToken::never());
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+    let fixture = open(directory.path());
+    let pod = simple_pod("p", 1);
+    assert!(!fixture.devices.concerns(&pod));
+    fixture.register(&plugin, &four());
+    assert!(fixture.devices.concerns(&pod));
+    let prepare = |is_active| fixture.devices.prepare(&pod, "main", is_active, &StopToken::never());
     assert!(matches!(prepare(false), Err(DeviceError::NothingAllocated { .. })));
     assert_eq!(plugin.calls(), ["Options", "ListAndWatch"]);
     assert_eq!(prepare(true).unwrap().unwrap().envs["WIDGETS"], "d4");
@@ -131,9 +131,9 @@ fn a_container_without_devices_gets_them_before_the_plugin_prepares_its_start() 
 #[test]
 fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
     let directory = tempfile::tempdir().unwrap();
-    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
-    let bench = open(directory.path());
-    bench.register(&plugin, &four());
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
     let failed = "rpc error: code = Internal desc = made to fail";
     let late = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
     for (method, prefix) in
@@ -141,7 +141,7 @@ fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
     {
         for (fault, text) in [(Fault::Fail, failed), (Fault::Hang, late)] {
             plugin.fault(method, Some(fault));
-            let error = bench.allocate(&one("p", 4)).unwrap_err();
+            let error = fixture.allocate(&simple_pod("p", 4)).unwrap_err();
             assert_eq!(error.to_string(), format!("{prefix}{text}"));
             let message = format!("Allocate failed due to {prefix}{text}, which is unexpected");
             assert_eq!(error.message(), message);
@@ -149,58 +149,58 @@ fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
         }
     }
     plugin.fault("Allocate", Some(Fault::Empty));
-    assert_eq!(bench.allocate(&one("p", 4)), Err(DeviceError::NoAnswer));
+    assert_eq!(fixture.allocate(&simple_pod("p", 4)), Err(DeviceError::NoResponse));
     plugin.fault("Allocate", Some(Fault::Large(2 << 20)));
-    assert!(matches!(bench.allocate(&one("p", 4)), Err(DeviceError::Large { .. })));
+    assert!(matches!(fixture.allocate(&simple_pod("p", 4)), Err(DeviceError::Large { .. })));
     plugin.fault("Allocate", Some(Fault::Large(5 << 20)));
-    let error = bench.allocate(&one("p", 4)).unwrap_err();
+    let error = fixture.allocate(&simple_pod("p", 4)).unwrap_err();
     assert!(error.to_string().contains("ResourceExhausted"), "{error}");
     plugin.fault("Allocate", None);
     plugin.fault("Preferred", Some(Fault::Empty));
-    bench.allocate(&one("p", 4)).unwrap();
-    let pod = one("p", 4);
+    fixture.allocate(&simple_pod("p", 4)).unwrap();
+    let pod = simple_pod("p", 4);
     for (fault, text) in [(Fault::Fail, failed), (Fault::Hang, late)] {
         plugin.fault("PreStart", Some(fault));
-        let error = bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap_err();
+        let error = fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap_err();
         assert_eq!(error.to_string(), format!("device plugin PreStartContainer rpc failed with err: {text}"));
     }
     plugin.fault("PreStart", Some(Fault::Slow(SHORT / 10)));
-    assert!(bench.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().is_some());
+    assert!(fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().is_some());
 }
 
 #[test]
-fn a_plugin_that_does_not_answer_is_not_registered() {
+fn a_plugin_that_does_not_respond_is_not_registered() {
     let directory = tempfile::tempdir().unwrap();
-    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
-    let bench = open(directory.path());
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+    let fixture = open(directory.path());
     for fault in [Fault::Fail, Fault::Hang] {
         plugin.fault("Options", Some(fault));
-        let error = bench.devices.register("v1beta1", "widget.sock", WIDGET).unwrap_err();
+        let error = fixture.devices.register("v1beta1", "widget.sock", WIDGET).unwrap_err();
         assert!(error.starts_with("failed to get device plugin options: rpc error"), "{error}");
     }
-    let error = bench.devices.register("v1beta1", "none.sock", WIDGET).unwrap_err();
+    let error = fixture.devices.register("v1beta1", "none.sock", WIDGET).unwrap_err();
     assert!(error.starts_with("failed to dial device plugin: rpc error"), "{error}");
-    assert!(bench.devices.register("v1", "widget.sock", WIDGET).is_err());
-    assert!(bench.devices.register("v1beta1", "../widget.sock", WIDGET).is_err());
-    assert!(bench.devices.capacity().capacity.is_empty());
-    assert!(!bench.devices.concerns(&one("p", 1)));
+    assert!(fixture.devices.register("v1", "widget.sock", WIDGET).is_err());
+    assert!(fixture.devices.register("v1beta1", "../widget.sock", WIDGET).is_err());
+    assert!(fixture.devices.capacity().capacity.is_empty());
+    assert!(!fixture.devices.concerns(&simple_pod("p", 1)));
 }
 
 #[test]
 fn a_plugin_that_dies_during_a_call_loses_its_devices_until_another_one_is_registered() {
     let directory = tempfile::tempdir().unwrap();
     let mut plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
-    let bench = open(directory.path());
-    bench.register(&plugin, &four());
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
     plugin.die();
-    assert_eq!(bench.changed(), Change::default());
-    assert_eq!(bench.counts(), (4, 0));
-    let error = bench.allocate(&one("p", 1)).unwrap_err();
+    assert_eq!(fixture.changed(), Change::default());
+    assert_eq!(fixture.counts(), (4, 0));
+    let error = fixture.allocate(&simple_pod("p", 1)).unwrap_err();
     assert!(error.to_string().starts_with("no healthy devices present"));
     let next = FakePlugin::start(directory.path(), "next.sock", PluginOptions::default());
-    bench.register(&next, &four());
-    assert_eq!(bench.counts(), (4, 4));
-    bench.allocate(&one("p", 1)).unwrap();
+    fixture.register(&next, &four());
+    assert_eq!(fixture.counts(), (4, 4));
+    fixture.allocate(&simple_pod("p", 1)).unwrap();
 }
 
 /// Ends a test that hangs after a minute.
@@ -216,26 +216,26 @@ fn wait_until(holds: impl Fn() -> bool) {
 fn first_plugin_takes_over_again_when_the_second_ends() {
     let directory = tempfile::tempdir().unwrap();
     let first = FakePlugin::start(directory.path(), "first.sock", PluginOptions::default());
-    let bench = open(directory.path());
-    bench.register(&first, &four());
+    let fixture = open(directory.path());
+    fixture.register(&first, &four());
     for way in ["end", "removal"] {
         let mut second =
             FakePlugin::start(directory.path(), &format!("{way}.sock"), PluginOptions::default());
-        bench.register(&second, &list(&[("x", true, &[])]));
-        assert_eq!(bench.counts(), (1, 1), "{way}");
-        assert!(bench.devices.has_standby(WIDGET), "{way}");
+        fixture.register(&second, &list(&[("x", true, &[])]));
+        assert_eq!(fixture.counts(), (1, 1), "{way}");
+        assert!(fixture.devices.has_standby(WIDGET), "{way}");
         match way {
             "end" => second.die(),
-            _ => bench.devices.disconnect(WIDGET, &second.socket),
+            _ => fixture.devices.disconnect(WIDGET, &second.socket),
         }
-        bench.changed();
-        assert_eq!(bench.counts(), (4, 4), "{way}");
-        bench.allocate(&one(way, 1)).unwrap();
+        fixture.changed();
+        assert_eq!(fixture.counts(), (4, 4), "{way}");
+        fixture.allocate(&simple_pod(way, 1)).unwrap();
     }
     // Its own end makes its devices unhealthy.
     drop(first);
-    bench.changed();
-    assert_eq!(bench.counts(), (4, 0));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (4, 0));
 }
 
 #[test]
@@ -243,45 +243,45 @@ fn a_second_registration_replaces_the_first_and_the_end_of_that_has_no_effect() 
     let directory = tempfile::tempdir().unwrap();
     let first = FakePlugin::start(directory.path(), "first.sock", PluginOptions::default());
     let second = FakePlugin::start(directory.path(), "second.sock", PluginOptions::default());
-    let bench = open(directory.path());
-    bench.register(&first, &four());
-    bench.register(&second, &list(&[("x", true, &[])]));
-    assert_eq!(bench.counts(), (1, 1));
+    let fixture = open(directory.path());
+    fixture.register(&first, &four());
+    fixture.register(&second, &list(&[("x", true, &[])]));
+    assert_eq!(fixture.counts(), (1, 1));
     first.list(&four());
     drop(first);
-    wait_until(|| !bench.devices.has_standby(WIDGET));
-    assert_eq!(bench.counts(), (1, 1));
+    wait_until(|| !fixture.devices.has_standby(WIDGET));
+    assert_eq!(fixture.counts(), (1, 1));
     // The watcher reports the end of another socket, then that of ours.
-    bench.devices.disconnect(WIDGET, Path::new("/other.sock"));
-    assert_eq!(bench.counts(), (1, 1));
-    bench.devices.disconnect(WIDGET, &second.socket);
-    assert_eq!(bench.counts(), (1, 0));
+    fixture.devices.disconnect(WIDGET, Path::new("/other.sock"));
+    assert_eq!(fixture.counts(), (1, 1));
+    fixture.devices.disconnect(WIDGET, &second.socket);
+    assert_eq!(fixture.counts(), (1, 0));
 }
 
 #[test]
 fn a_stream_that_ends_makes_the_devices_unhealthy() {
     let directory = tempfile::tempdir().unwrap();
     let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
-    let bench = open(directory.path());
-    bench.register(&plugin, &four());
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
     // The same list again changes nothing.
     plugin.list(&four());
     plugin.send(None);
-    assert_eq!(bench.changed(), Change::default());
-    assert_eq!(bench.counts(), (4, 0));
+    assert_eq!(fixture.changed(), Change::default());
+    assert_eq!(fixture.counts(), (4, 0));
 }
 
 #[test]
 fn lists_of_millions_are_limited() {
     let directory = tempfile::tempdir().unwrap();
     let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
-    let bench = open(directory.path());
-    bench.register(&plugin, &four());
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
     // Two million devices without a name.
     let nameless = pb::DeviceListResponse { devices: vec![Vec::new(); 2_000_000], ..Default::default() };
     plugin.send(Some(nameless));
-    bench.changed();
-    assert_eq!(bench.counts(), (0, 0));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (0, 0));
     let named =
         |number: usize| to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() });
     let many = pb::DeviceListResponse {
@@ -289,44 +289,44 @@ fn lists_of_millions_are_limited() {
         ..Default::default()
     };
     plugin.send(Some(many));
-    bench.changed();
-    assert_eq!(bench.counts(), (MOST_DEVICES as u64, 0));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (MOST_DEVICES as u64, 0));
     // Above the limit of a message the stream ends.
     let large = pb::DeviceListResponse { devices: vec![vec![0; 5 << 20]], ..Default::default() };
     plugin.send(Some(large));
-    assert_eq!(bench.changed(), Change::default());
+    assert_eq!(fixture.changed(), Change::default());
 }
 
 #[test]
 fn a_damaged_state_file_is_put_aside() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join(CHECKPOINT), "{\"Data\":{},\"Checksum\":1}").unwrap();
-    let bench = open(directory.path());
-    let problem = bench.found.problem.clone().unwrap();
+    let fixture = open(directory.path());
+    let problem = fixture.found.problem.clone().unwrap();
     assert!(problem.contains("its checksum is 1") && problem.contains(".unusable"), "{problem}");
-    assert!(!bench.found.is_new);
+    assert!(!fixture.found.is_new);
     assert!(directory.path().join(format!("{CHECKPOINT}.unusable")).exists());
-    bench.devices.release_inactive(&|_| false);
+    fixture.devices.release_inactive(&|_| false);
     let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
-    bench.register(&plugin, &four());
-    assert!(state(directory.path()).contains("widget"));
+    fixture.register(&plugin, &four());
+    assert!(state_file(directory.path()).contains("widget"));
 }
 
 #[test]
 fn a_stop_ends_a_call_that_hangs() {
     let directory = tempfile::tempdir().unwrap();
-    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
-    let bench = open(directory.path());
-    bench.register(&plugin, &four());
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
     plugin.fault("Allocate", Some(Fault::Hang));
-    let pod = one("p", 1);
-    bench.devices.reserve(&pod, "main", None, false).unwrap();
+    let pod = simple_pod("p", 1);
+    fixture.devices.reserve(&pod, "main", None, false).unwrap();
     let (source, stop) = crate::util::stop::pair();
     drop(source);
-    let error = bench.devices.allocate(&pod, &stop).unwrap_err();
+    let error = fixture.devices.allocate(&pod, &stop).unwrap_err();
     assert!(error.to_string().contains("code = Canceled"), "{error}");
-    bench.devices.stop();
-    assert!(bench.devices.register("v1beta1", "widget.sock", WIDGET).is_err());
+    fixture.devices.stop();
+    assert!(fixture.devices.register("v1beta1", "widget.sock", WIDGET).is_err());
 }
 
 #[test]
@@ -334,9 +334,9 @@ fn plugins_register_on_our_socket_and_get_the_reason_of_a_refusal() {
     use crate::transport::generated::methods;
     use crate::transport::grpc::Channel;
     let directory = tempfile::tempdir().unwrap();
-    let bench = open(directory.path());
-    let _server = serve(&bench.devices, directory.path()).unwrap();
-    let plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
+    let fixture = open(directory.path());
+    let _server = serve(&fixture.devices, directory.path()).unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
     let ours = directory.path().join(SOCKET);
     let channel = Channel::new(&format!("unix://{}", ours.display())).unwrap();
     let register = |version: &str, resource: &str| {
@@ -351,10 +351,10 @@ fn plugins_register_on_our_socket_and_get_the_reason_of_a_refusal() {
     };
     register("v1beta1", WIDGET).unwrap();
     plugin.list(&four());
-    bench.changed();
-    assert_eq!(bench.counts(), (4, 4));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (4, 4));
     let error = register("v1beta1", "cpu").unwrap_err();
     assert_eq!(error, r#"rpc error: code = Unknown desc = the ResourceName "cpu" is invalid"#);
     assert!(register("v2", WIDGET).is_err());
-    assert_eq!(bench.counts(), (4, 4));
+    assert_eq!(fixture.counts(), (4, 4));
 }

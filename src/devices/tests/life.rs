@@ -4,63 +4,63 @@ use std::time::Duration;
 
 use super::*;
 
-fn counts(books: &mut Books, now: Instant) -> (Option<u64>, Option<u64>, bool) {
-    let found = books.capacity(now);
-    let of = |map: &BTreeMap<String, u64>| map.get(WIDGET).copied();
-    (of(&found.capacity), of(&found.allocatable), found.removed.contains(WIDGET))
+fn counts(state: &mut Books, now: Instant) -> (Option<u64>, Option<u64>, bool) {
+    let found = state.capacity(now);
+    let count = |map: &BTreeMap<String, u64>| map.get(WIDGET).copied();
+    (count(&found.capacity), count(&found.allocatable), found.removed.contains(WIDGET))
 }
 
 #[test]
 fn a_plugin_that_ends_keeps_its_capacity_for_five_minutes() {
-    let mut books = books(PluginOptions::default(), list(&[("a", true, &[]), ("b", false, &[])]));
+    let mut state = state_with(PluginOptions::default(), list(&[("a", true, &[]), ("b", false, &[])]));
     let begun = Instant::now();
-    assert_eq!(counts(&mut books, begun), (Some(2), Some(1), false));
-    assert_eq!(books.next_removal(), None);
-    assert!(books.stopped(WIDGET, 1, begun));
-    assert_eq!(books.next_removal(), Some(begun + STOP_GRACE));
-    assert_eq!(counts(&mut books, begun), (Some(2), Some(0), false));
+    assert_eq!(counts(&mut state, begun), (Some(2), Some(1), false));
+    assert_eq!(state.next_removal(), None);
+    assert!(state.stopped(WIDGET, 1, begun));
+    assert_eq!(state.next_removal(), Some(begun + STOP_GRACE));
+    assert_eq!(counts(&mut state, begun), (Some(2), Some(0), false));
     let early = begun + STOP_GRACE - Duration::from_millis(1);
-    assert_eq!(counts(&mut books, early), (Some(2), Some(0), false));
-    assert_eq!(counts(&mut books, begun + STOP_GRACE), (None, None, true));
-    books.connected(WIDGET, 2, PluginOptions::default()).unwrap();
-    assert_eq!(counts(&mut books, begun + STOP_GRACE), (Some(0), Some(0), false));
+    assert_eq!(counts(&mut state, early), (Some(2), Some(0), false));
+    assert_eq!(counts(&mut state, begun + STOP_GRACE), (None, None, true));
+    state.connected(WIDGET, 2, PluginOptions::default()).unwrap();
+    assert_eq!(counts(&mut state, begun + STOP_GRACE), (Some(0), Some(0), false));
 }
 
 #[test]
 fn the_end_of_a_replaced_plugin_has_no_effect() {
-    let mut books = books(PluginOptions::default(), four());
-    books.connected(WIDGET, 2, PluginOptions::default()).unwrap();
+    let mut state = state_with(PluginOptions::default(), four());
+    state.connected(WIDGET, 2, PluginOptions::default()).unwrap();
     // Until the new one lists its devices, those of the old one stay.
-    assert_eq!(counts(&mut books, Instant::now()).1, Some(4));
-    assert!(!books.stopped(WIDGET, 1, Instant::now()));
-    assert_eq!(books.listed(WIDGET, 1, DeviceList::new()), None);
-    assert_eq!(counts(&mut books, Instant::now()).1, Some(4));
-    books.listed(WIDGET, 2, list(&[("x", true, &[])])).unwrap();
-    assert_eq!(counts(&mut books, Instant::now()), (Some(1), Some(1), false));
+    assert_eq!(counts(&mut state, Instant::now()).1, Some(4));
+    assert!(!state.stopped(WIDGET, 1, Instant::now()));
+    assert_eq!(state.listed(WIDGET, 1, DeviceList::new()), None);
+    assert_eq!(counts(&mut state, Instant::now()).1, Some(4));
+    state.listed(WIDGET, 2, list(&[("x", true, &[])])).unwrap();
+    assert_eq!(counts(&mut state, Instant::now()), (Some(1), Some(1), false));
 }
 
 #[test]
 fn devices_and_resources_are_limited() {
-    let mut books = books(PluginOptions::default(), four());
+    let mut state = state_with(PluginOptions::default(), four());
     let healthy = Device { is_healthy: true, ..Device::default() };
     let huge: DeviceList =
         (0..MOST_DEVICES + 10).map(|number| (format!("{number:07}").into(), healthy)).collect();
-    books.connected("other.com/thing", 2, PluginOptions::default()).unwrap();
-    books.listed("other.com/thing", 2, huge).unwrap();
-    let found = books.capacity(Instant::now());
+    state.connected("other.com/thing", 2, PluginOptions::default()).unwrap();
+    state.listed("other.com/thing", 2, huge).unwrap();
+    let found = state.capacity(Instant::now());
     assert_eq!(found.capacity.values().sum::<u64>(), MOST_DEVICES as u64);
     assert_eq!(found.capacity[WIDGET], 4);
     for number in 2..MOST_RESOURCES {
-        books.connected(&format!("example.com/{number}"), 3, PluginOptions::default()).unwrap();
+        state.connected(&format!("example.com/{number}"), 3, PluginOptions::default()).unwrap();
     }
-    assert!(books.connected("example.com/more", 4, PluginOptions::default()).is_err());
-    assert!(books.connected(WIDGET, 4, PluginOptions::default()).is_ok());
+    assert!(state.connected("example.com/more", 4, PluginOptions::default()).is_err());
+    assert!(state.connected(WIDGET, 4, PluginOptions::default()).is_ok());
 }
 
-/// Books after a restart: pod `old` has d4, and the plugin is not back.
+/// The state after a restart: pod `old` has d4, and the plugin is not back.
 fn restarted(now: Instant) -> Books {
-    let mut first = books(ASKS, four());
-    allocate(&mut first, &one("old", 1)).unwrap();
+    let mut first = state_with(ALL_OPTIONS, four());
+    allocate(&mut first, &simple_pod("old", 1)).unwrap();
     let restored = decode(&encode(&first), |_| Some(Setup::default())).unwrap();
     Books::new(restored.holds, restored.registered, vec![0, 1], now)
 }
@@ -68,58 +68,58 @@ fn restarted(now: Instant) -> Books {
 #[test]
 fn after_a_restart_devices_are_zero_and_the_running_pod_keeps_its_own() {
     let now = Instant::now();
-    let mut books = restarted(now);
-    assert_eq!(counts(&mut books, now), (Some(0), Some(0), false));
-    assert_eq!(held(&books, "old", "main"), ["d4"]);
+    let mut state = restarted(now);
+    assert_eq!(counts(&mut state, now), (Some(0), Some(0), false));
+    assert_eq!(held(&state, "old", "main"), ["d4"]);
     // It was running, so nothing is allocated again.
-    books.reserve(&one("old", 1), "main", None, true).unwrap();
-    let refused = books.reserve(&one("new", 1), "main", None, false).unwrap_err();
+    state.reserve(&simple_pod("old", 1), "main", None, true).unwrap();
+    let refused = state.reserve(&simple_pod("new", 1), "main", None, false).unwrap_err();
     assert!(refused.to_string().starts_with("no healthy devices present"));
-    books.connected(WIDGET, 1, ASKS).unwrap();
-    books.listed(WIDGET, 1, four()).unwrap();
-    assert_eq!(allocate(&mut books, &one("new", 2)).unwrap()[0], "prefer 2 of d1,d2,d3 with ");
+    state.connected(WIDGET, 1, ALL_OPTIONS).unwrap();
+    state.listed(WIDGET, 1, four()).unwrap();
+    assert_eq!(allocate(&mut state, &simple_pod("new", 2)).unwrap()[0], "prefer 2 of d1,d2,d3 with ");
 }
 
 #[test]
 fn after_a_reboot_a_pod_waits_for_the_plugin_that_was_there() {
     let now = Instant::now();
-    let mut books = restarted(now);
-    let ready = |books: &Books, pod: &PodRequest, after: u64| {
+    let mut state = restarted(now);
+    let ready = |state: &Books, pod: &PodRequest, after: u64| {
         let now = now + Duration::from_secs(after);
-        books.readiness(pod, &BTreeSet::new(), WAIT_LIMIT, now)
+        state.readiness(pod, &BTreeSet::new(), WAIT_LIMIT, now)
     };
-    let Readiness::Wait(waiting) = ready(&books, &one("old", 1), 10) else { panic!() };
+    let Readiness::Wait(waiting) = ready(&state, &simple_pod("old", 1), 10) else { panic!() };
     assert_eq!(waiting.resources, [WIDGET]);
     assert_eq!((waiting.since, waiting.until), (now, now + WAIT_LIMIT));
     assert_eq!(
         waiting.message(),
         "waiting for the device plugins of example.com/widget until 300 s after the start of the agent"
     );
-    assert!(matches!(ready(&books, &one("new", 1), 299), Readiness::Wait(_)));
+    assert!(matches!(ready(&state, &simple_pod("new", 1), 299), Readiness::Wait(_)));
     // It is registered, but has not listed its devices.
-    books.connected(WIDGET, 1, ASKS).unwrap();
-    assert!(matches!(ready(&books, &one("old", 1), 20), Readiness::Wait(_)));
+    state.connected(WIDGET, 1, ALL_OPTIONS).unwrap();
+    assert!(matches!(ready(&state, &simple_pod("old", 1), 20), Readiness::Wait(_)));
     // One of its devices is back.
-    books.listed(WIDGET, 1, list(&[("d1", true, &[])])).unwrap();
-    assert!(matches!(ready(&books, &one("old", 1), 30), Readiness::Wait(_)));
-    assert_eq!(ready(&books, &one("new", 1), 30), Readiness::Ready);
-    assert!(matches!(ready(&books, &one("new", 2), 30), Readiness::Wait(_)));
+    state.listed(WIDGET, 1, list(&[("d1", true, &[])])).unwrap();
+    assert!(matches!(ready(&state, &simple_pod("old", 1), 30), Readiness::Wait(_)));
+    assert_eq!(ready(&state, &simple_pod("new", 1), 30), Readiness::Ready);
+    assert!(matches!(ready(&state, &simple_pod("new", 2), 30), Readiness::Wait(_)));
     // Also with the three others it could not have these.
-    assert_eq!(ready(&books, &one("new", 4), 30), Readiness::Ready);
+    assert_eq!(ready(&state, &simple_pod("new", 4), 30), Readiness::Ready);
     // All are back: what fails now fails for good.
-    books.listed(WIDGET, 1, four()).unwrap();
-    assert_eq!(ready(&books, &one("old", 1), 40), Readiness::Ready);
-    assert_eq!(ready(&books, &one("new", 9), 40), Readiness::Ready);
+    state.listed(WIDGET, 1, four()).unwrap();
+    assert_eq!(ready(&state, &simple_pod("old", 1), 40), Readiness::Ready);
+    assert_eq!(ready(&state, &simple_pod("new", 9), 40), Readiness::Ready);
 }
 
 #[test]
 fn the_wait_ends_and_then_the_pod_fails_as_upstream_even_if_the_resource_is_gone() {
     let now = Instant::now();
-    let mut books = restarted(now);
+    let mut state = restarted(now);
     let after = now + WAIT_LIMIT;
-    assert_eq!(books.readiness(&one("new", 1), &BTreeSet::new(), WAIT_LIMIT, after), Readiness::Ready);
-    books.capacity(after);
-    let refused = books.reserve(&one("new", 1), "main", None, false).unwrap_err();
+    assert_eq!(state.readiness(&simple_pod("new", 1), &BTreeSet::new(), WAIT_LIMIT, after), Readiness::Ready);
+    state.capacity(after);
+    let refused = state.reserve(&simple_pod("new", 1), "main", None, false).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "no healthy devices present; cannot allocate unhealthy devices example.com/widget"
@@ -129,34 +129,34 @@ fn the_wait_ends_and_then_the_pod_fails_as_upstream_even_if_the_resource_is_gone
 #[test]
 fn pods_do_not_wait_without_reason() {
     let now = Instant::now();
-    let books = restarted(now);
-    let ready = |pod: &PodRequest, names: &[&str]| books.readiness(pod, &running(names), WAIT_LIMIT, now);
-    assert_eq!(ready(&one("old", 1), &["main"]), Readiness::Ready);
-    assert_eq!(ready(&one("new", 0), &[]), Readiness::Ready);
-    let mut other = one("new", 1);
+    let state = restarted(now);
+    let ready = |pod: &PodRequest, names: &[&str]| state.readiness(pod, &running(names), WAIT_LIMIT, now);
+    assert_eq!(ready(&simple_pod("old", 1), &["main"]), Readiness::Ready);
+    assert_eq!(ready(&simple_pod("new", 0), &[]), Readiness::Ready);
+    let mut other = simple_pod("new", 1);
     other.containers[0].limits.remove(WIDGET);
     assert_eq!(ready(&other, &[]), Readiness::Ready);
-    let zero = books.readiness(&one("new", 1), &BTreeSet::new(), Duration::ZERO, now);
+    let zero = state.readiness(&simple_pod("new", 1), &BTreeSet::new(), Duration::ZERO, now);
     assert_eq!(zero, Readiness::Ready);
-    let endless = books.readiness(&one("new", 1), &BTreeSet::new(), Duration::MAX, now);
+    let endless = state.readiness(&simple_pod("new", 1), &BTreeSet::new(), Duration::MAX, now);
     assert!(matches!(endless, Readiness::Wait(_)));
 }
 
 #[test]
 fn health_of_devices_is_that_of_the_last_list() {
-    let mut books = books(ASKS, four());
-    allocate(&mut books, &one("p", 2)).unwrap();
+    let mut state = state_with(ALL_OPTIONS, four());
+    allocate(&mut state, &simple_pod("p", 2)).unwrap();
     let uid = PodUid::from("p");
-    let health = |books: &Books| books.health(&uid, "main").remove(0);
-    assert_eq!(health(&books).name, WIDGET);
+    let health = |state: &Books| state.health(&uid, "main").remove(0);
+    assert_eq!(health(&state).name, WIDGET);
     let expected = |first, second| vec![("d3".to_owned(), first), ("d4".to_owned(), second)];
-    assert_eq!(health(&books).devices, expected(true, true));
-    books.listed(WIDGET, 1, list(&[("d3", false, &[])])).unwrap();
-    assert_eq!(health(&books).devices, expected(false, true));
-    books.stopped(WIDGET, 1, Instant::now());
-    assert_eq!(health(&books).devices, expected(false, true));
-    assert_eq!(books.health(&uid, "other"), []);
-    assert_eq!(books.health(&PodUid::from("q"), "main"), []);
+    assert_eq!(health(&state).devices, expected(true, true));
+    state.listed(WIDGET, 1, list(&[("d3", false, &[])])).unwrap();
+    assert_eq!(health(&state).devices, expected(false, true));
+    state.stopped(WIDGET, 1, Instant::now());
+    assert_eq!(health(&state).devices, expected(false, true));
+    assert_eq!(state.health(&uid, "other"), []);
+    assert_eq!(state.health(&PodUid::from("q"), "main"), []);
 }
 
 #[test]
@@ -178,18 +178,18 @@ fn of_two_plugins_the_first_ones_settings_are_used() {
     assert_eq!((merged.mounts.len(), merged.nodes.len()), (1, 2));
     assert_eq!(merged.mounts[0].host_path, "1");
     assert_eq!(merged.cdi, ["v/c=1", "v/c=2"]);
-    let kinds: Vec<_> = conflicts.iter().map(|one| (one.kind, one.name.as_str())).collect();
+    let kinds: Vec<_> = conflicts.iter().map(|conflict| (conflict.kind, conflict.name.as_str())).collect();
     assert_eq!(kinds, [("environment variable", "KEY"), ("device", "/dev/x"), ("mount", "/m")]);
     assert_eq!(merge([&first]).1, []);
 }
 
 #[test]
 fn a_container_without_devices_has_no_setup() {
-    let mut books = books(PluginOptions::default(), four());
-    let p = one("p", 1);
-    books.reserve(&p, "main", None, false).unwrap();
-    assert_eq!(books.setup(&p.uid, "main"), None);
-    finish(&mut books, &p).unwrap();
-    assert_eq!(books.setup(&p.uid, "main"), Some((Setup::default(), vec![])));
-    assert_eq!(books.setup(&p.uid, "other"), None);
+    let mut state = state_with(PluginOptions::default(), four());
+    let p = simple_pod("p", 1);
+    state.reserve(&p, "main", None, false).unwrap();
+    assert_eq!(state.setup(&p.uid, "main"), None);
+    finish(&mut state, &p).unwrap();
+    assert_eq!(state.setup(&p.uid, "main"), Some((Setup::default(), vec![])));
+    assert_eq!(state.setup(&p.uid, "other"), None);
 }

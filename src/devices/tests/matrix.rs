@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::testing::{FakePlugin, Fault};
-use super::faults::{Bench, LONG, open, state};
+use super::faults::{Fixture, LONG, open, state_file};
 use super::*;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Failure {
     /// The work is done, and the response is lost.
     LosesResponse,
     Hangs,
@@ -22,7 +22,8 @@ enum Way {
     AgentIsKilled,
 }
 
-const WAYS: [Way; 5] = [Way::LosesResponse, Way::Hangs, Way::IsSlow, Way::Dies, Way::AgentIsKilled];
+const FAILURES: [Failure; 5] =
+    [Failure::LosesResponse, Failure::Hangs, Failure::IsSlow, Failure::Dies, Failure::AgentIsKilled];
 /// A plugin that is not asked for its devices in this time has failed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -56,7 +57,7 @@ fn start(devices: &Devices, plugin: &FakePlugin, pod: &PodRequest) -> Result<Vec
             return Err("the devices of the plugin are not there".to_owned());
         }
     }
-    if devices.read(|books| held(books, pod.uid.as_str(), "main")).is_empty() {
+    if devices.read(|state| held(state, pod.uid.as_str(), "main")).is_empty() {
         devices.reserve(pod, "main", None, false).map_err(|error| error.to_string())?;
         devices.allocate(pod, &StopToken::never()).map_err(|error| error.to_string())?;
     }
@@ -66,17 +67,18 @@ fn start(devices: &Devices, plugin: &FakePlugin, pod: &PodRequest) -> Result<Vec
 }
 
 /// Two pods get all devices, a third one gets none, and when the pods are gone all devices are free.
-fn check(directory: &Path, bench: &Bench, plugin: &FakePlugin, what: &str) {
-    let devices = &bench.devices;
-    let mut all = start(devices, plugin, &one("p", 2)).unwrap_or_else(|error| panic!("{what}: {error}"));
-    all.extend(start(devices, plugin, &one("q", 2)).unwrap_or_else(|error| panic!("{what}: {error}")));
+fn check(directory: &Path, fixture: &Fixture, plugin: &FakePlugin, what: &str) {
+    let devices = &fixture.devices;
+    let mut all =
+        start(devices, plugin, &simple_pod("p", 2)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    all.extend(start(devices, plugin, &simple_pod("q", 2)).unwrap_or_else(|error| panic!("{what}: {error}")));
     all.sort();
     assert_eq!(all, ["d1", "d2", "d3", "d4"], "{what}");
-    let error = start(devices, plugin, &one("r", 1)).unwrap_err();
+    let error = start(devices, plugin, &simple_pod("r", 1)).unwrap_err();
     assert!(error.starts_with("requested number of devices unavailable"), "{what}: {error}");
     devices.release_inactive(&|_| false);
-    assert!(!state(directory).contains("\"PodUID\""), "{what}: {}", state(directory));
-    assert_eq!(start(devices, plugin, &one("s", 4)).map(|ids| ids.len()), Ok(4), "{what}");
+    assert!(!state_file(directory).contains("\"PodUID\""), "{what}: {}", state_file(directory));
+    assert_eq!(start(devices, plugin, &simple_pod("s", 4)).map(|ids| ids.len()), Ok(4), "{what}");
 }
 
 fn wait_for_call(plugin: &FakePlugin, method: &str) -> bool {
@@ -87,48 +89,48 @@ fn wait_for_call(plugin: &FakePlugin, method: &str) -> bool {
 fn each_method_may_fail_and_the_agent_may_be_killed_during_each_call() {
     let mut count = 0;
     for method in METHODS {
-        for way in WAYS {
-            let what = format!("{method} {way:?}");
+        for failure in FAILURES {
+            let what = format!("{method} {failure:?}");
             let directory = tempfile::tempdir().unwrap();
-            let mut plugin = FakePlugin::start(directory.path(), "widget.sock", ASKS);
-            let mut bench = open(directory.path());
-            let fault = match way {
-                Way::LosesResponse => Fault::Fail,
-                Way::Hangs | Way::Dies | Way::AgentIsKilled => Fault::Hang,
-                Way::IsSlow => Fault::Slow(PATIENCE / 100),
+            let mut plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
+            let mut fixture = open(directory.path());
+            let fault = match failure {
+                Failure::LosesResponse => Fault::Fail,
+                Failure::Hangs | Failure::Dies | Failure::AgentIsKilled => Fault::Hang,
+                Failure::IsSlow => Fault::Slow(PATIENCE / 100),
             };
             plugin.fault(method, Some(fault));
-            if matches!(way, Way::Dies | Way::AgentIsKilled) {
-                let (devices, next) = (bench.devices.clone(), plugin.handle());
+            if matches!(failure, Failure::Dies | Failure::AgentIsKilled) {
+                let (devices, next) = (fixture.devices.clone(), plugin.handle());
                 let running = threads::spawn("t/start", Stack::Large, OnDeath::Unsupervised, move |_| {
-                    let _ = start(&devices, &next, &one("p", 2));
+                    let _ = start(&devices, &next, &simple_pod("p", 2));
                 })
                 .unwrap();
                 assert!(wait_for_call(&plugin, method), "{what}");
-                if way == Way::Dies {
+                if failure == Failure::Dies {
                     plugin.die();
                     drop(running);
                     // Else a container could start with what the dead plugin has said.
-                    assert!(wait_until(|| !is_usable(&bench.devices)), "{what}");
-                    plugin = FakePlugin::start(directory.path(), "next.sock", ASKS);
+                    assert!(wait_until(|| !is_usable(&fixture.devices)), "{what}");
+                    plugin = FakePlugin::start(directory.path(), "next.sock", ALL_OPTIONS);
                 } else {
                     // What the agent does after the call never happens.
                     let file = directory.path().join(CHECKPOINT);
                     let at_call = std::fs::read(&file).ok();
-                    drop(bench);
+                    drop(fixture);
                     drop(running);
                     match at_call {
                         Some(content) => std::fs::write(&file, content).unwrap(),
                         None => drop(std::fs::remove_file(&file)),
                     }
-                    bench = open(directory.path());
+                    fixture = open(directory.path());
                 }
             } else {
-                let started = start(&bench.devices, &plugin, &one("p", 2));
-                assert_eq!(started.is_ok(), way == Way::IsSlow, "{what}: {started:?}");
+                let started = start(&fixture.devices, &plugin, &simple_pod("p", 2));
+                assert_eq!(started.is_ok(), failure == Failure::IsSlow, "{what}: {started:?}");
             }
             plugin.fault(method, None);
-            check(directory.path(), &bench, &plugin, &what);
+            check(directory.path(), &fixture, &plugin, &what);
             count += 1;
         }
     }

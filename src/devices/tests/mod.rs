@@ -1,4 +1,4 @@
-//! Tests of the books, against the recorded conversations and with random events.
+//! Tests of the state, against the recorded conversations and with random events.
 
 mod allocation;
 mod faults;
@@ -28,11 +28,11 @@ pub(super) fn pod(uid: &str, containers: &[(&str, Kind, u64)]) -> PodRequest {
     }
 }
 
-pub(super) fn one(uid: &str, count: u64) -> PodRequest {
+pub(super) fn simple_pod(uid: &str, count: u64) -> PodRequest {
     pod(uid, &[("main", Kind::Lasting, count)])
 }
 
-pub(super) fn ids(names: &[&str]) -> Ids {
+pub(super) fn ids(names: &[&str]) -> DeviceIds {
     names.iter().map(|name| DeviceId::from(*name)).collect()
 }
 
@@ -49,47 +49,47 @@ pub(super) fn four() -> DeviceList {
     list(&[("d1", true, &[0]), ("d2", true, &[0]), ("d3", true, &[0]), ("d4", true, &[0])])
 }
 
-pub(super) fn books(options: PluginOptions, devices: DeviceList) -> Books {
-    let mut books = Books::new(Holds::default(), BTreeMap::new(), vec![0, 1], Instant::now());
-    books.connected(WIDGET, 1, options).unwrap();
-    books.listed(WIDGET, 1, devices).unwrap();
-    books
+pub(super) fn state_with(options: PluginOptions, devices: DeviceList) -> Books {
+    let mut state = Books::new(Holds::default(), BTreeMap::new(), vec![0, 1], Instant::now());
+    state.connected(WIDGET, 1, options).unwrap();
+    state.listed(WIDGET, 1, devices).unwrap();
+    state
 }
 
-pub(super) const ASKS: PluginOptions = PluginOptions { pre_start: true, preferred: true };
+pub(super) const ALL_OPTIONS: PluginOptions = PluginOptions { pre_start: true, preferred: true };
 
 /// Allocates for all containers, with a plugin that prefers the last devices. Returns its calls.
-pub(super) fn allocate(books: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
+pub(super) fn allocate(state: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
     for request in &pod.containers {
-        books.reserve(pod, &request.container, None, false)?;
+        state.reserve(pod, &request.container, None, false)?;
     }
-    finish(books, pod)
+    finish(state, pod)
 }
 
-pub(super) fn finish(books: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
+pub(super) fn finish(state: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
     let mut calls = Vec::new();
     let text = |ids: &mut dyn Iterator<Item = &DeviceId>| -> String {
         ids.map(|id| &**id).collect::<Vec<_>>().join(",")
     };
     for request in &pod.containers {
-        for resource in books.reserved(&pod.uid, &request.container) {
-            let mut answer = None;
+        for resource in state.reserved(&pod.uid, &request.container) {
+            let mut preferred = None;
             loop {
-                match books.step(pod, &request.container, &resource, answer.take())? {
-                    Step::Ask(question) => {
-                        let must = text(&mut question.must_include.iter());
+                match state.step(pod, &request.container, &resource, preferred.take())? {
+                    AllocationStep::GetPreferred(wanted) => {
+                        let must = text(&mut wanted.must_include.iter());
                         calls.push(format!(
                             "prefer {} of {} with {must}",
-                            question.size,
-                            text(&mut question.available.iter())
+                            wanted.size,
+                            text(&mut wanted.available.iter())
                         ));
-                        let size = usize::try_from(question.size).unwrap();
-                        answer = Some(question.available.iter().rev().take(size).cloned().collect());
+                        let size = usize::try_from(wanted.size).unwrap();
+                        preferred = Some(wanted.available.iter().rev().take(size).cloned().collect());
                     }
-                    Step::Allocate(ids) => {
+                    AllocationStep::Allocate(ids) => {
                         calls.push(format!("allocate {}", text(&mut ids.iter())));
                         let granted = Granted { setup: Setup::default(), raw: [1].into() };
-                        books.grant(&pod.uid, &request.container, &resource, granted)?;
+                        state.grant(&pod.uid, &request.container, &resource, granted)?;
                         break;
                     }
                 }
@@ -99,8 +99,8 @@ pub(super) fn finish(books: &mut Books, pod: &PodRequest) -> Result<Vec<String>,
     Ok(calls)
 }
 
-pub(super) fn held(books: &Books, uid: &str, container: &str) -> Vec<String> {
-    let hold = books.holds().get(&PodUid::from(uid), container, WIDGET);
+pub(super) fn held(state: &Books, uid: &str, container: &str) -> Vec<String> {
+    let hold = state.holds().get(&PodUid::from(uid), container, WIDGET);
     hold.map(|hold| hold.devices.keys().map(|id| id.to_string()).collect()).unwrap_or_default()
 }
 

@@ -34,16 +34,16 @@ fn event() -> impl Strategy<Value = Event> {
 fn random_pod(number: u8) -> PodRequest {
     let uid = format!("p{number}");
     match number % 3 {
-        0 => one(&uid, 1 + u64::from(number)),
+        0 => simple_pod(&uid, 1 + u64::from(number)),
         1 => pod(&uid, &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 2)]),
         _ => pod(&uid, &[("s", Kind::Lasting, 1), ("i", Kind::Init, 1), ("a", Kind::Lasting, 1)]),
     }
 }
 
 /// No device belongs to two containers, except to an init container and a later one of its pod.
-fn check(books: &Books) {
+fn check(state: &Books) {
     let mut seen: BTreeMap<&DeviceId, (&PodUid, &str)> = BTreeMap::new();
-    for (pod, container, _, hold) in books.holds().iter() {
+    for (pod, container, _, hold) in state.holds().iter() {
         // Those of init containers can be reused.
         if container == "i" {
             continue;
@@ -52,7 +52,7 @@ fn check(books: &Books) {
             let other = seen.insert(id, (pod, container));
             // A reservation is only a promise of a number until its container's turn.
             let is_promise = |uid: &PodUid, name: &str| {
-                books.holds().get(uid, name, WIDGET).is_some_and(Hold::is_reserved)
+                state.holds().get(uid, name, WIDGET).is_some_and(Hold::is_reserved)
             };
             if let Some((uid, name)) = other {
                 assert!(
@@ -62,8 +62,8 @@ fn check(books: &Books) {
             }
         }
     }
-    for (pod, container, _, hold) in books.holds().iter().filter(|(_, container, ..)| *container == "i") {
-        let others = books.holds().in_use(WIDGET, |uid, _, _| uid != pod);
+    for (pod, container, _, hold) in state.holds().iter().filter(|(_, container, ..)| *container == "i") {
+        let others = state.holds().in_use(WIDGET, |uid, _, _| uid != pod);
         assert!(hold.devices.keys().all(|id| !others.contains(id)), "{pod}/{container} shares a device");
     }
 }
@@ -73,7 +73,7 @@ proptest! {
     fn no_device_is_given_out_twice(events in prop::collection::vec(event(), 1..60), asks in any::<bool>()) {
         let mut now = Instant::now();
         let options = PluginOptions { pre_start: false, preferred: asks };
-        let mut books = books(options, four());
+        let mut state = state_with(options, four());
         let mut generation = 1;
         for event in events {
             match event {
@@ -82,60 +82,60 @@ proptest! {
                         let nodes = NumaMask(u64::from(nodes));
                         (DeviceId::from(format!("d{number}")), Device { is_healthy, nodes })
                     };
-                    books.listed(WIDGET, generation, devices.into_iter().map(device).collect());
+                    state.listed(WIDGET, generation, devices.into_iter().map(device).collect());
                 }
-                Event::Stop => drop(books.stopped(WIDGET, generation, now)),
+                Event::Stop => drop(state.stopped(WIDGET, generation, now)),
                 Event::Register(preferred) => {
                     generation += 1;
-                    books.connected(WIDGET, generation, PluginOptions { pre_start: false, preferred }).unwrap();
+                    state.connected(WIDGET, generation, PluginOptions { pre_start: false, preferred }).unwrap();
                 }
                 Event::Reserve(number) => {
                     let requests = random_pod(number);
-                    let hints = books.pod_hints(&requests);
+                    let hints = state.pod_hints(&requests);
                     let nodes = hints.values().flatten().find_map(|hint| hint.nodes);
                     for request in &requests.containers {
-                        let _ = books.hints(&requests, &request.container);
-                        if books.reserve(&requests, &request.container, nodes, false).is_err() {
-                            books.unreserve(&requests.uid);
+                        let _ = state.hints(&requests, &request.container);
+                        if state.reserve(&requests, &request.container, nodes, false).is_err() {
+                            state.unreserve(&requests.uid);
                             break;
                         }
                     }
                 }
                 Event::Finish(number) => {
                     let requests = random_pod(number);
-                    if finish(&mut books, &requests).is_err() {
-                        books.unreserve(&requests.uid);
+                    if finish(&mut state, &requests).is_err() {
+                        state.unreserve(&requests.uid);
                     }
                     for request in &requests.containers {
-                        prop_assert!(books.reserved(&requests.uid, &request.container).is_empty());
+                        prop_assert!(state.reserved(&requests.uid, &request.container).is_empty());
                     }
                 }
                 Event::Forget(number) => {
                     let active: Vec<PodUid> =
                         (0..6).filter(|other| *other != number).map(|other| random_pod(other).uid).collect();
-                    books.release_inactive(&|uid| active.contains(uid));
+                    state.release_inactive(&|uid| active.contains(uid));
                 }
                 Event::Capacity(seconds) => {
                     now += Duration::from_secs(u64::from(seconds));
-                    let found = books.capacity(now);
+                    let found = state.capacity(now);
                     let all = found.capacity.get(WIDGET).copied().unwrap_or(0);
                     prop_assert!(found.allocatable.get(WIDGET).copied().unwrap_or(0) <= all);
                 }
                 Event::Restart => {
-                    let restored = decode(&encode(&books), |_| Some(Setup::default())).unwrap();
-                    books = Books::new(restored.holds, restored.registered, vec![0, 1], now);
+                    let restored = decode(&encode(&state), |_| Some(Setup::default())).unwrap();
+                    state = Books::new(restored.holds, restored.registered, vec![0, 1], now);
                 }
             }
-            check(&books);
+            check(&state);
         }
     }
 
     #[test]
-    fn damaged_state_files_cause_no_panic(at in 0_usize..2000, byte in any::<u8>()) {
-        let mut books = books(ASKS, four());
-        allocate(&mut books, &one("p", 2)).unwrap();
-        let mut bytes = encode(&books).into_bytes();
-        if let Some(found) = bytes.get_mut(at) {
+    fn damaged_state_files_cause_no_panic(offset in 0_usize..2000, byte in any::<u8>()) {
+        let mut state = state_with(ALL_OPTIONS, four());
+        allocate(&mut state, &simple_pod("p", 2)).unwrap();
+        let mut bytes = encode(&state).into_bytes();
+        if let Some(found) = bytes.get_mut(offset) {
             *found = byte;
         }
         let _ = decode(&String::from_utf8_lossy(&bytes), |_| Some(Setup::default()));

@@ -1,4 +1,4 @@
-//! The books: plugins, their devices, and who has them (pure; kubelet:
+//! The state: plugins, their devices, and the containers that have them (pure; Go:
 //! pkg/kubelet/cm/devicemanager `ManagerImpl`).
 //!
 //! A pod gets its devices in two steps, because a plugin can be slow and admission must not wait:
@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::choose::{Choice, Ids, Offer, Preference, Question, choose};
+use super::choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
 use super::device::{DeviceId, DeviceList, Granted, PluginOptions};
 use super::error::DeviceError;
 use super::holds::{Hold, HoldState, Holds};
@@ -26,7 +26,7 @@ pub const MOST_RESOURCES: usize = 128;
 /// Numbers the connections of plugins, so that the end of an old one does not affect a new one.
 pub type Generation = u64;
 
-/// A plugin as the books know it.
+/// A plugin as the state has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// It is registered.
@@ -81,7 +81,7 @@ pub struct Capacity {
 
 /// What a list of a plugin has changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Listed {
+pub struct ListChange {
     /// The pods that have a device whose health has changed, or which was not listed before.
     pub pods: BTreeSet<PodUid>,
     /// Whether the list differs from the one before.
@@ -90,20 +90,20 @@ pub struct Listed {
 
 /// What to do next for a container that has a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Ask the plugin which devices it prefers, and pass the answer to [`Books::step`].
-    Ask(Question),
-    /// Call `Allocate` with these devices, and pass the answer to [`Books::grant`].
+pub enum AllocationStep {
+    /// Ask the plugin which devices it prefers, and pass the response to [`Books::step`].
+    GetPreferred(PreferenceRequest),
+    /// Call `Allocate` with these devices, and pass the response to [`Books::grant`].
     Allocate(Vec<DeviceId>),
 }
 
-/// The books.
+/// The state of the device manager.
 #[derive(Debug, Clone)]
 pub struct Books {
     pub(super) resources: BTreeMap<String, Resource>,
     pub(super) holds: Holds,
     /// The healthy devices at the end of the last run, from the state file.
-    pub(super) before: BTreeMap<String, Ids>,
+    pub(super) before: BTreeMap<String, DeviceIds>,
     /// When this run began.
     pub(super) begun: Instant,
     /// Resources without a plugin that the node still shows, with 0.
@@ -113,10 +113,10 @@ pub struct Books {
 }
 
 impl Books {
-    /// Books with what the state file has: holds, and the names of healthy devices by resource. These
+    /// A state with what the state file has: holds, and the names of healthy devices by resource. These
     /// resources have no devices until their plugins are back.
     #[must_use]
-    pub fn new(holds: Holds, before: BTreeMap<String, Ids>, nodes: Vec<u32>, now: Instant) -> Books {
+    pub fn new(holds: Holds, before: BTreeMap<String, DeviceIds>, nodes: Vec<u32>, now: Instant) -> Books {
         let stopped = |name: &String| {
             let endpoint = Endpoint::Stopped { since: now };
             (name.clone(), Resource { devices: DeviceList::new(), endpoint, is_alive: false })
@@ -190,7 +190,7 @@ impl Books {
         resource: &str,
         generation: Generation,
         mut devices: DeviceList,
-    ) -> Option<Listed> {
+    ) -> Option<ListChange> {
         if !self.is_current(resource, generation) {
             return None;
         }
@@ -211,7 +211,7 @@ impl Books {
         };
         let holds = self.holds.iter().filter(|(_, _, name, _)| *name == resource);
         let changed = holds.filter(|(_, _, _, hold)| hold.devices.keys().any(has_changed));
-        Some(Listed { pods: changed.map(|(pod, ..)| pod.clone()).collect(), is_new })
+        Some(ListChange { pods: changed.map(|(pod, ..)| pod.clone()).collect(), is_new })
     }
 
     /// The devices for the status of the node. Removes resources whose plugin ended [`STOP_GRACE`]
@@ -352,7 +352,7 @@ impl Books {
         reserved.map(|(resource, _)| resource.clone()).collect()
     }
 
-    /// Chooses the devices of a reservation again, now with the preference of the plugin: `answer` is
+    /// Chooses the devices of a reservation again, now with the preference of the plugin: `preferred` is
     /// what it named, `None` before it was asked. The containers of a pod are handled in their order.
     ///
     /// # Errors
@@ -362,8 +362,8 @@ impl Books {
         pod: &PodRequest,
         container: &str,
         resource: &str,
-        answer: Option<Ids>,
-    ) -> Result<Step, DeviceError> {
+        preferred: Option<DeviceIds>,
+    ) -> Result<AllocationStep, DeviceError> {
         let released = || DeviceError::Released(resource.to_owned());
         let hold = self.holds.get(&pod.uid, container, resource).ok_or_else(released)?;
         let HoldState::Reserved { nodes } = hold.state else { return Err(released()) };
@@ -372,7 +372,7 @@ impl Books {
         let Endpoint::Connected { options, .. } = known.endpoint else {
             return Err(DeviceError::Stopped(resource.to_owned()));
         };
-        let preference = match answer {
+        let preference = match preferred {
             Some(names) => Preference::Named(names),
             None if options.preferred => Preference::Unknown,
             None => Preference::Without,
@@ -388,7 +388,7 @@ impl Books {
             wanted,
         };
         let ids = match choose(offer, &preference)? {
-            Choice::Ask(question) => return Ok(Step::Ask(question)),
+            Choice::NeedsPreference(request) => return Ok(AllocationStep::GetPreferred(request)),
             Choice::Devices(ids) => ids,
         };
         let devices = with_nodes(ids.clone(), &known.devices);
@@ -396,12 +396,19 @@ impl Books {
             hold.devices = devices;
         }
         self.exchange(pod, container, resource, &old, &ids);
-        Ok(Step::Allocate(ids.into_iter().collect()))
+        Ok(AllocationStep::Allocate(ids.into_iter().collect()))
     }
 
     /// `container` now has `new` in the place of `old`. Later containers of the pod that had reserved
     /// one of the new ones get one of the old ones; those of an init container can be reused.
-    fn exchange(&mut self, pod: &PodRequest, container: &str, resource: &str, old: &Ids, new: &Ids) {
+    fn exchange(
+        &mut self,
+        pod: &PodRequest,
+        container: &str,
+        resource: &str,
+        old: &DeviceIds,
+        new: &DeviceIds,
+    ) {
         if pod.container(container).is_none_or(|request| request.kind == Kind::Init) {
             return;
         }
@@ -451,7 +458,7 @@ impl Books {
     }
 }
 
-fn with_nodes(ids: Ids, devices: &DeviceList) -> BTreeMap<DeviceId, NumaMask> {
+fn with_nodes(ids: DeviceIds, devices: &DeviceList) -> BTreeMap<DeviceId, NumaMask> {
     ids.into_iter()
         .map(|id| {
             let nodes = devices.get(&id).map(|device| device.nodes).unwrap_or_default();
