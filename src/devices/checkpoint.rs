@@ -1,4 +1,4 @@
-//! The state file `kubelet_internal_checkpoint`, in the Go kubelet's format (pure; kubelet:
+//! The state file `kubelet_internal_checkpoint`, in the Go kubelet's format (pure; Go:
 //! pkg/kubelet/cm/devicemanager/checkpoint).
 
 use std::collections::BTreeMap;
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_an_error_that_says_why() {
+    fn a_damaged_file_is_an_error_with_the_reason() {
         let file = recorded().swap_remove(0);
         let wrong = file.replace("\"Checksum\":2752380132", "\"Checksum\":1");
         assert_eq!(read(&wrong), Err(CheckpointError::Checksum { written: 1, computed: 2_752_380_132 }));

@@ -1,4 +1,4 @@
-//! Which devices a container gets (pure; kubelet: `devicesToAllocate`, `filterByAffinity`).
+//! Which devices a container gets (pure; Go: `devicesToAllocate`, `filterByAffinity`).
 
 use std::collections::BTreeSet;
 

@@ -23,7 +23,7 @@ const OPTIONS_LIMIT: Duration = Duration::from_secs(10);
 const PREFERRED_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of `Allocate`. Upstream has none; some plugins program hardware.
 const ALLOCATE_LIMIT: Duration = Duration::from_secs(120);
-/// Time limit of `PreStartContainer` (kubelet: `KubeletPreStartContainerRPCTimeoutInSecs`).
+/// Time limit of `PreStartContainer` (Go: `KubeletPreStartContainerRPCTimeoutInSecs`).
 const PRE_START_LIMIT: Duration = Duration::from_secs(30);
 
 /// The time limits of calls; tests have shorter ones.

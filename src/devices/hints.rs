@@ -1,4 +1,4 @@
-//! From which NUMA nodes devices can come (pure; kubelet: `topology_hints.go`).
+//! From which NUMA nodes devices can come (pure; Go: `topology_hints.go`).
 
 use std::collections::BTreeMap;
 
@@ -101,7 +101,7 @@ impl Counts {
 }
 
 /// The sets of nodes that can provide `wanted` devices: all of `reusable`, and others of `free`. The
-/// smallest sets that could provide them if no device were in use are preferred (kubelet:
+/// smallest sets that could provide them if no device were in use are preferred (Go:
 /// `generateDeviceTopologyHints`).
 fn possible(
     nodes: &[u32],

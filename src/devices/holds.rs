@@ -1,4 +1,4 @@
-//! Which container has which devices (pure; kubelet: `pod_devices.go`).
+//! Which container has which devices (pure; Go: `pod_devices.go`).
 
 use std::collections::BTreeMap;
 

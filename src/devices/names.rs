@@ -1,4 +1,4 @@
-//! Names that plugins choose (pure; kubelet: pkg/kubelet/cm/devicemanager/plugin/v1beta1,
+//! Names that plugins choose (pure; Go: pkg/kubelet/cm/devicemanager/plugin/v1beta1,
 //! pkg/apis/core/v1/helper `IsExtendedResourceName`).
 
 use std::path::{Component, Path, PathBuf};

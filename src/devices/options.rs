@@ -1,4 +1,4 @@
-//! What devices mean for a container, and for the status of its pod (pure; kubelet:
+//! What devices mean for a container, and for the status of its pod (pure; Go:
 //! `deviceRunContainerOptions`, `UpdateAllocatedResourcesStatus`).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -76,7 +76,7 @@ impl PodRequest {
         self.containers.iter().flat_map(|request| request.limits.keys()).map(String::as_str).collect()
     }
 
-    /// How many devices are in use at once by those containers that `counts` selects (kubelet:
+    /// How many devices are in use at once by those containers that `counts` selects (Go:
     /// `getPodDeviceRequest`).
     #[must_use]
     pub fn most(&self, resource: &str, counts: impl Fn(&ContainerRequest) -> bool) -> u64 {

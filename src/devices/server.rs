@@ -1,4 +1,4 @@
-//! The socket on which device plugins register (kubelet: pkg/kubelet/cm/devicemanager/plugin/v1beta1
+//! The socket on which device plugins register (Go: pkg/kubelet/cm/devicemanager/plugin/v1beta1
 //! `server`).
 
 use std::fs;

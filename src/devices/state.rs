@@ -16,7 +16,7 @@ use super::requests::{ContainerRequest, Kind, PodRequest};
 use crate::model::ids::PodUid;
 use crate::model::numa::NumaMask;
 
-/// After this time without its plugin a resource is removed (kubelet: `endpointStopGracePeriod`).
+/// After this time without its plugin a resource is removed (Go: `endpointStopGracePeriod`).
 pub const STOP_GRACE: Duration = Duration::from_secs(5 * 60);
 /// How many devices are known at most, of all resources: about 20 MB. The Go kubelet has no limit.
 pub const MOST_DEVICES: usize = 200_000;

@@ -1,4 +1,4 @@
-//! The calls to a plugin that wants to register (kubelet:
+//! The calls to a plugin that wants to register (Go:
 //! pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go).
 
 use std::path::Path;

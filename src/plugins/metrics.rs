@@ -1,4 +1,4 @@
-//! The metric of the plugin manager (kubelet: pkg/kubelet/pluginmanager/metrics).
+//! The metric of the plugin manager (Go: pkg/kubelet/pluginmanager/metrics).
 
 use super::manager::Listing;
 use crate::util::metrics::{Page, Type};

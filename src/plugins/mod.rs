@@ -1,4 +1,4 @@
-//! Plugins that register through a socket below `<root-dir>/plugins_registry` (kubelet:
+//! Plugins that register through a socket below `<root-dir>/plugins_registry` (Go:
 //! pkg/kubelet/pluginmanager).
 //!
 //! Pure: [`state`] decides which sockets are registered and removed, and when. `tree` reads

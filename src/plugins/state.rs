@@ -10,7 +10,7 @@ use crate::util::backoff::Failures;
 pub const MOST_OPERATIONS: usize = 8;
 /// Sockets that are considered. Upstream has no limit.
 pub const MOST_SOCKETS: usize = 4096;
-/// The pause after the first failure, which doubles with each further one (kubelet:
+/// The pause after the first failure, which doubles with each further one (Go:
 /// `exponentialbackoff`).
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);

@@ -249,7 +249,7 @@ fn plugin_that_ends_midway_fails_and_its_successor_registers() {
 }
 
 #[test]
-fn huge_answer_is_an_error() {
+fn huge_response_is_an_error() {
     let fixture = Fixture::new();
     let info = PluginInfo { type_: CSI.into(), name: "x".repeat(1 << 20), ..PluginInfo::default() };
     let _fake = FakePlugin::with(&fixture.path("a.sock"), move |_| Ok(info.clone()), |_| Ok(()));

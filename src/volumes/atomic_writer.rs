@@ -1,4 +1,4 @@
-//! Files that change atomically together (kubelet: pkg/volume/util/atomic_writer.go).
+//! Files that change atomically together (Go: pkg/volume/util/atomic_writer.go).
 //!
 //! The files of one version are in a directory whose name starts with two dots and the time.
 //! `..data` is a link to it, and the names in the volume's root are links through `..data`:

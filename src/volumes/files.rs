@@ -100,7 +100,7 @@ fn fill(
 }
 
 /// The mount points of other volumes inside a volume, in any container. The runtime cannot
-/// make these directories: volumes of files are read-only in the container (kubelet:
+/// make these directories: volumes of files are read-only in the container (Go:
 /// pkg/volume/util/nested_volumes.go).
 #[derive(Debug, Default)]
 pub(super) struct Nested {

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_removed_is_named_and_the_rest_is_gone() {
+    fn volumes_that_cannot_be_removed_are_named_and_the_others_are_unmounted() {
         let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
         let place = Some("kubernetes.io~csi/pvc-1".to_owned());
         progress.mounted(&uid, "data", (Some("kubernetes.io/csi"), place), now);

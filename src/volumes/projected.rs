@@ -231,7 +231,7 @@ fn private(pod: &Pod, data: Vec<u8>, default_mode: Option<i32>) -> File {
 }
 
 /// The user that all containers run as, ephemeral ones included, if each names one and it is
-/// the same (kubelet: pkg/volume/util FsUserFrom).
+/// the same (Go: pkg/volume/util FsUserFrom).
 fn one_user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let mut found: Option<i64> = None;

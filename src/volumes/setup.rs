@@ -646,7 +646,7 @@ impl UnreadyVolumes {
     }
 }
 
-/// How long a pod waits for its volumes before it is refused (kubelet:
+/// How long a pod waits for its volumes before it is refused (Go:
 /// pkg/kubelet/volumemanager, `podAttachAndMountTimeout`).
 const POD_TIMEOUT: Duration = Duration::from_secs(123);
 

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_answers_have_all_fields() {
+    fn requests_and_responses_have_all_fields() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let (report, reported) = bounded(64);

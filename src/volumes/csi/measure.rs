@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_without_the_ability_is_not_asked() {
+    fn driver_without_the_ability_is_not_called() {
         let agent = FakeAgent::new();
         agent.set_up(&wanted("a", "h")).unwrap();
         // It measures, but knows nothing of health.

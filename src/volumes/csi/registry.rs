@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_is_known_after_its_answer_and_until_its_socket_goes() {
+    fn driver_is_known_from_its_response_until_its_socket_is_removed() {
         let (registry, _node) = registry();
         let stop = StopToken::never();
         assert_eq!(
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_answers_about_the_node_are_refused() {
+    fn unusable_responses_about_the_node_are_refused() {
         let long = NodeInfo { id: "x".repeat(300), ..NodeInfo::default() };
         let mut many = NodeInfo { id: "x".to_owned(), ..NodeInfo::default() };
         many.topology = (0..100).map(|i| (format!("k{i}"), String::new())).collect();

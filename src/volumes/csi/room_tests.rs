@@ -132,7 +132,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
     changes(&node);
     let path = root.join("pods/u1");
     std::fs::create_dir_all(path.join("volume-subpaths")).unwrap();
-    let remove = |volumes: &Volumes, of: &str| {
+    let remove = |volumes: &Volumes, name: &str| {
         // The unmount fails: a link is not followed.
         let link = path.join("volume-subpaths").join(name);
         std::os::unix::fs::symlink(".", &link).unwrap();
@@ -159,7 +159,7 @@ fn volume_stays_published_while_its_sub_path_cannot_be_unmounted() {
 }
 
 #[test]
-fn volume_stays_in_a_pod_whose_driver_does_not_answer() {
+fn volume_stays_in_a_pod_whose_driver_does_not_respond() {
     let Fixture { root, node, volumes, events: _events, pod, never } = Fixture::new("1Gi");
     volumes.setup(&pod, &never).unwrap();
     node.fail("unpublish", Fault::Uncertain);

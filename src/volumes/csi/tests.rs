@@ -69,7 +69,7 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
 }
 
 #[test]
-fn driver_without_staging_is_asked_to_publish_only() {
+fn driver_without_staging_only_publishes() {
     let agent = FakeAgent::new();
     agent.node.set_abilities(Abilities::default());
     let a = wanted("a", "h");
@@ -490,7 +490,7 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
 }
 
 #[test]
-fn damaged_record_ends_nothing_and_loses_no_mount() {
+fn damaged_record_stops_nothing_and_loses_no_mount() {
     let a = wanted("a", "h");
     let mut agent = FakeAgent::with(&a);
     for dir in [
@@ -828,7 +828,7 @@ fn volume_whose_attachment_may_not_be_read_stays_in_use_until_it_is_known() {
 
 /// Those that may not be read are asked for again each time.
 #[test]
-fn attached_volumes_are_found_beside_very_many_whose_attachments_may_not_be_read() {
+fn attached_volumes_are_found_among_many_whose_attachments_may_not_be_read() {
     let a = VolumeRequest { form: Form::Block, ..wanted("a", "h") };
     let mut agent = FakeAgent::with(&a);
     damage_block(&agent, &a);

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volume_is_kept_until_its_last_user_leaves() {
+    fn volume_stays_until_its_last_user_is_removed() {
         let place = |pod: &str| VolumeLocation {
             pod: PodUid::from(pod),
             spec_name: "pv".to_owned(),

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_is_asked_again_in_the_period_of_its_object() {
+    fn driver_is_called_again_after_the_period_of_its_object() {
         let start = Instant::now();
         let mut schedule = Schedule::new(None, true);
         schedule.set(&set(&["d"]), &set(&[]), start);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_volume_has_its_driver_asked_at_once_but_not_all_the_time() {
+    fn refused_volume_causes_a_call_of_its_driver_at_once_but_not_repeatedly() {
         let start = Instant::now();
         let mut schedule = Schedule::new(Some(MINUTE), false);
         schedule.set(&set(&["d", "e"]), &set(&[]), start);

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn existing_file_system_is_checked_and_kept() {
+    fn existing_file_system_is_checked_and_not_formatted() {
         let host = FakeHost::default();
         let ext4 = "DEVNAME=/dev/x\nTYPE=ext4\n";
         host.respond("blkid", 0, ext4);

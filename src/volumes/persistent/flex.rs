@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_and_invalid_answer_of_a_driver_are_errors() {
+    fn failure_and_invalid_response_of_a_driver_are_errors() {
         let root = tempfile::tempdir().unwrap();
         let (host, drivers, never) = (FakeHost::default(), drivers(root.path()), StopToken::never());
         let text = |driver: &str| {

@@ -163,7 +163,7 @@ impl Kinds {
     /// yet, and for other volumes.
     pub(super) fn name(&self, uid: &PodUid, volume: &str) -> Option<String> {
         let known = self.plugins.locked();
-        known.get(uid)?.get(volume).map(|lead| lead.name.clone())
+        known.get(uid)?.get(volume).map(|resolved| resolved.name.clone())
     }
 
     /// Forgets the pod, whose volumes are gone.

@@ -205,7 +205,7 @@ fn slow_server_has_all_volumes_updated_once_and_the_pod_is_woken_once() {
 #[test]
 fn sync_that_is_woken_by_the_end_of_updates_begins_none_of_another_kind() {
     let root = tempfile::tempdir().unwrap();
-    let (_answer, silent) = bounded::<()>(0);
+    let (_release, silent) = bounded::<()>(0);
     let node = Node::new(root.path(), 1, silent);
     node.map("1", &[("k", b"1".to_vec())]);
     let (pod, never) = (pod(json!([with_token("a", &one_item())])), StopToken::never());
