@@ -201,7 +201,6 @@ impl Attachments {
         }
     }
 
-    /// The volumes in use.
     pub(super) fn in_use(&self) -> Vec<String> {
         self.state().volumes.keys().cloned().collect()
     }

@@ -254,7 +254,6 @@ fn page_size(pod: &Pod, medium: &str) -> Result<u64, VolumeError> {
     })
 }
 
-/// The pod's `fsGroup`.
 pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
     let gid = pod.spec().security_context.as_ref()?.fs_group?;
     u32::try_from(gid).ok()

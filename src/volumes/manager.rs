@@ -88,7 +88,6 @@ pub struct Volumes {
     pub(super) operations: Operations,
     /// Volumes of claims, and those that helper programs mount.
     pub(super) kinds: Arc<Kinds>,
-    /// Volumes of CSI drivers.
     pub(super) csi: Arc<Csi>,
     /// What the controller that attaches volumes knows.
     attachments: Arc<Attachments>,

@@ -173,7 +173,6 @@ fn of_the_api(
     Ok(Payload::default())
 }
 
-/// The token's file.
 fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,

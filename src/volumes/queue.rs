@@ -25,10 +25,8 @@ pub(super) struct Queue {
     under_way: usize,
 }
 
-/// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextAction {
-    /// Try this volume.
     Try(usize),
     /// Wait for the end of a running operation.
     Wait,

@@ -79,7 +79,6 @@ impl Retries {
         }
     }
 
-    /// Forgets a pod.
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.waits.remove(uid);
     }

@@ -22,7 +22,6 @@ const MAX_VOLUMES: usize = 4096;
 
 /// Why a volume was not measured.
 enum MeasureError {
-    /// The call failed.
     Call(DriverError),
     /// The volume is not mounted.
     Volume(VolumeError),

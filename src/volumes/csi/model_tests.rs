@@ -221,7 +221,6 @@ fn wants(pod: usize, volume: usize) -> VolumeRequest {
 }
 
 impl ClusterState {
-    /// A number below `limit`.
     fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
@@ -860,7 +859,6 @@ enum Progress {
     Running,
 }
 
-/// The agent.
 struct Agent {
     model: Model,
     root: PathBuf,

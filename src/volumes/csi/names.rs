@@ -7,7 +7,6 @@ use super::super::kind::{Form, VolumeLocation};
 use super::super::paths;
 use crate::util::sha256;
 
-/// The plugin's name.
 const PLUGIN: &str = "kubernetes.io/csi";
 /// The plugin's directory below a pod.
 pub(crate) const DIRECTORY: &str = "kubernetes.io~csi";
@@ -54,7 +53,6 @@ pub(super) struct BlockPaths {
     pub(super) data: PathBuf,
     /// The directory with one mount of the device per pod.
     pub(super) dev: PathBuf,
-    /// The staging target.
     pub(super) staging: PathBuf,
     /// The directory of publish targets, one per pod.
     pub(super) publish: PathBuf,

@@ -21,7 +21,6 @@ const MAX_ENTRIES: usize = 10_000;
 /// A volume of a pod that an earlier agent has published, or was about to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundVolume {
-    /// Where it is.
     pub(super) place: VolumeLocation,
     pub(super) unique_name: String,
     /// Whether it is a persistent volume.
@@ -185,7 +184,6 @@ fn found(layout: &Layout, place: &VolumeLocation) -> Option<Result<FoundVolume, 
     }
 }
 
-/// What is staged.
 pub(super) fn staged(layout: &Layout, unread: &mut UnreadableDirs) -> StagedVolumes {
     let mut staged = StagedVolumes::default();
     for dir in staged_dirs(layout, unread) {

@@ -57,7 +57,6 @@ pub struct Visits {
 /// What is done at one visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct VisitTasks {
-    /// Read the driver's object.
     read_object: bool,
     /// Have the driver measure its volumes.
     measure: bool,

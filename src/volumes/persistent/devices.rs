@@ -21,7 +21,6 @@ use crate::util::stop::{StopToken, Waited};
 const WAIT: Duration = Duration::from_secs(100);
 const SLICE: Duration = Duration::from_millis(100);
 
-/// The kinds of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Local,

@@ -43,7 +43,6 @@ impl Default for Capabilities {
     }
 }
 
-/// A driver's answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DriverStatus {

@@ -9,7 +9,6 @@ use std::path::Path;
 use super::super::mounts::{Mount, OWN_NUMBER};
 use super::tools::has_mount_helper;
 
-/// The longest name.
 const MAX_NAME: usize = 32;
 
 /// File systems that need no block device, and words that `mount` does not take for a type.
