@@ -183,7 +183,7 @@ impl Attachments {
 
     /// From now on there is this controller.
     #[cfg(test)]
-    pub(super) fn agree_with(&self, controller: Controller) {
+    pub(super) fn set_controller(&self, controller: Controller) {
         self.controller.set(controller).unwrap();
     }
 

@@ -66,5 +66,5 @@ pub use progress::State;
 pub use release::StopWatch;
 pub use setup::plugins;
 pub use shown::Shown;
-pub use unmount::{Stuck, stuck};
+pub use unmount::{HungCall, stuck};
 pub use waker::Waker;

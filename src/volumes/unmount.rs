@@ -124,7 +124,7 @@ fn run_jobs(jobs: &Receiver<Job>, report: &Sender<(String, Result<(), VolumeErro
 
 /// A call on a mount that hangs in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stuck {
+pub struct HungCall {
     /// The mount point.
     pub path: PathBuf,
     /// `unmount`, or `size` for the question whether the server responds.
@@ -135,10 +135,13 @@ pub struct Stuck {
 
 /// The calls that have not ended, for `coracle status`.
 #[must_use]
-pub fn stuck() -> Vec<Stuck> {
+pub fn stuck() -> Vec<HungCall> {
     let table = STUCK.locked();
-    let shown =
-        |((call, path), begun): &(Call, Instant)| Stuck { path: path.clone(), call, since: begun.elapsed() };
+    let shown = |((call, path), begun): &(Call, Instant)| HungCall {
+        path: path.clone(),
+        call,
+        since: begun.elapsed(),
+    };
     table.iter().map(shown).collect()
 }
 
@@ -210,7 +213,7 @@ pub(super) fn held(top: &Path, mount: &Path) -> Result<(), VolumeError> {
 
 /// Whether the server of the mount responds. One thread at most waits for a server that does not.
 pub(super) fn responds(mount: &Path) -> bool {
-    let is_waiting = |call: &Stuck| call.call == SIZE && call.path == mount;
+    let is_waiting = |call: &HungCall| call.call == SIZE && call.path == mount;
     if stuck().iter().any(is_waiting) {
         return false;
     }

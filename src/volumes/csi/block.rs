@@ -31,8 +31,8 @@ pub(super) fn stage(
     let name = request.unique_name();
     make_dirs(&paths.data)?;
     let is_new = request.record(&driver.spec, &csi.settings.node_name).write(&paths.data)?;
-    csi.damaged().known(&name, Some(&request.spec_name));
-    if csi.users().label(&name).is_some() {
+    csi.damaged().set_known(&name, Some(&request.spec_name));
+    if csi.users().staged_label(&name).is_some() {
         return Ok(());
     }
     if driver.abilities.stage {
@@ -44,7 +44,7 @@ pub(super) fn stage(
             clear_failed(mounter, &paths.staging, || clear_block(mounter, paths));
         }
     })?;
-    csi.users().staged(&name, "");
+    csi.users().set_staged(&name, "");
     Ok(())
 }
 

@@ -18,7 +18,7 @@ pub(super) struct DamagedBlocks {
 
 impl DamagedBlocks {
     /// These block volumes have a damaged record; `others` are the volumes whose records are readable.
-    pub(super) fn found(&mut self, dirs: &[String], others: impl IntoIterator<Item = String>) {
+    pub(super) fn add(&mut self, dirs: &[String], others: impl IntoIterator<Item = String>) {
         if dirs.iter().any(|dir| !self.dirs.contains(dir)) {
             self.dirs.extend(dirs.iter().cloned());
             self.others = others.into_iter().collect();
@@ -26,7 +26,7 @@ impl DamagedBlocks {
     }
 
     /// A volume is known: `dir` is the name of its directory if it is a block volume.
-    pub(super) fn known(&mut self, name: &str, dir: Option<&str>) {
+    pub(super) fn set_known(&mut self, name: &str, dir: Option<&str>) {
         if self.dirs.is_empty() {
             return;
         }
@@ -41,7 +41,7 @@ impl DamagedBlocks {
     }
 
     /// Nothing is left of a block volume.
-    pub(super) fn gone(&mut self, dir: &str) {
+    pub(super) fn remove(&mut self, dir: &str) {
         self.dirs.remove(dir);
     }
 
@@ -63,19 +63,19 @@ mod tests {
     fn lost_volume_may_be_each_that_is_not_known() {
         let name = |handle: &str| names::unique_name("d", handle);
         let mut damaged = DamagedBlocks::default();
-        damaged.known(&name("a"), None);
+        damaged.set_known(&name("a"), None);
         assert!(!damaged.may_be(&name("a")), "none is lost");
-        damaged.found(&["pv".to_owned()], [name("b")]);
+        damaged.add(&["pv".to_owned()], [name("b")]);
         assert!(damaged.may_be(&name("a")) && damaged.may_be(&name("c")));
         assert!(!damaged.may_be(&name("b")) && !damaged.may_be("kubernetes.io/iscsi/x"));
-        damaged.known(&name("a"), Some("other"));
+        damaged.set_known(&name("a"), Some("other"));
         assert!(!damaged.may_be(&name("a")));
         // What is known of the first one may not hold for another one.
-        damaged.found(&["pv2".to_owned()], []);
+        damaged.add(&["pv2".to_owned()], []);
         assert!(damaged.may_be(&name("a")));
-        damaged.known(&name("c"), Some("pv"));
+        damaged.set_known(&name("c"), Some("pv"));
         assert!(damaged.is_any() && damaged.may_be(&name("a")));
-        damaged.gone("pv2");
+        damaged.remove("pv2");
         assert!(!damaged.is_any() && !damaged.may_be(&name("a")));
     }
 }

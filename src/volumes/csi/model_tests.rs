@@ -879,7 +879,7 @@ impl Agent {
         }));
         let attachments = Arc::new(Attachments::new(None, waker));
         let csi = fake::start(root, "n", all.clone(), all.clone(), all, Arc::clone(&attachments));
-        attachments.agree_with(Controller {
+        attachments.set_controller(Controller {
             shown: Box::new(move || {
                 read.within();
                 let object = {

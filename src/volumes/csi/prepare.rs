@@ -55,7 +55,7 @@ pub(super) fn prepare(
         return Err(not_begun(request.stage_phase(), text));
     }
     if !csi.damaged().has(&request.spec_name, request.form) {
-        csi.damaged().known(&name, None);
+        csi.damaged().set_known(&name, None);
     }
     if is_attached
         && !is_mounted

@@ -57,12 +57,12 @@ pub(super) fn find_name(
             Ok(AttachmentLookup::Volume(found)) if found == spec_name => return Ok(Some(name.clone())),
             // The record of this one is damaged, too.
             Ok(AttachmentLookup::Volume(found)) if csi.damaged().has(&found, Form::Block) => {}
-            Ok(AttachmentLookup::Volume(_)) => csi.damaged().known(name, None),
+            Ok(AttachmentLookup::Volume(_)) => csi.damaged().set_known(name, None),
             // The controller shows it as attached: the API server may not know that yet.
             Ok(AttachmentLookup::Missing | AttachmentLookup::Forbidden) if shown.attached.contains(name) => {
                 unknown = Some(format!("VolumeAttachment {id} was not found"));
             }
-            Ok(AttachmentLookup::Missing) => csi.damaged().known(name, None),
+            Ok(AttachmentLookup::Missing) => csi.damaged().set_known(name, None),
             // It is none, but may become known as one: it stays in use.
             Ok(AttachmentLookup::Forbidden) => {}
             Err(error) => unknown = Some(error.to_string()),
@@ -98,8 +98,8 @@ pub(super) fn restore_block(csi: &Csi, spec_name: &str, name: &str) -> Result<Re
     log::warn!("the record of block volume {spec_name} is damaged, and is made again: it is {name}");
     record.write(&csi.layout.block_paths(spec_name)?.data)?;
     // Known as a volume in use before it is no candidate any more.
-    csi.change(|users| users.found(name));
-    csi.damaged().known(name, Some(spec_name));
+    csi.change(|users| users.add_found(name));
+    csi.damaged().set_known(name, Some(spec_name));
     Ok(record)
 }
 
@@ -112,7 +112,7 @@ pub(super) fn recover_block(
 ) -> Result<Option<String>, VolumeError> {
     // Each that cannot be read may be the lost one.
     let staged = rebuild::staged(&csi.layout, &mut UnreadableDirs::default());
-    csi.damaged().found(&[spec_name.to_owned()], staged.readable);
+    csi.damaged().add(&[spec_name.to_owned()], staged.readable);
     let phase = Phase::UnmountDevice;
     match name_of(csi, spec_name, Form::Block, phase, stop)? {
         Some(name) => restore_block(csi, spec_name, &name).map(|_| Some(name)),
@@ -121,7 +121,7 @@ pub(super) fn recover_block(
             Err(not_known(phase, spec_name, reason))
         }
         None => {
-            csi.damaged().gone(spec_name);
+            csi.damaged().remove(spec_name);
             Ok(None)
         }
     }

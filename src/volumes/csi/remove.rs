@@ -32,7 +32,7 @@ pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Re
     let Some(name) = name else {
         // Without a record no driver was called, or its work was undone.
         clear_of_pod(csi, &dir)?;
-        csi.users().gone(place);
+        csi.users().remove_unknown(place);
         return Ok(());
     };
     let _guard = csi.lock(&name, stop)?;
@@ -74,7 +74,7 @@ fn release(csi: &Csi, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
         }
         _ => {}
     }
-    csi.change(|users| users.unstaged(name));
+    csi.change(|users| users.set_unstaged(name));
     Ok(())
 }
 
@@ -93,7 +93,7 @@ fn release_staged(
             format!("The device mount path \"{target}\" is still mounted by other references [{other}]");
         return Err(not_begun(Phase::UnmountDevice, text));
     }
-    csi.users().doubt(name);
+    csi.users().clear_staged(name);
     unstage(&csi.registry, record, &target, stop)?;
     clear_dir(csi.mounter.as_ref(), dir, GLOBAL_MOUNT)
 }
@@ -151,7 +151,7 @@ fn release_dir(csi: &Csi, dir: &Path, stop: &StopToken) -> Result<(), VolumeErro
                 Some(record) => {
                     let written = record.write(dir).map(drop);
                     let name = record.unique_name();
-                    csi.change(|users| users.found(&name));
+                    csi.change(|users| users.add_found(&name));
                     let released = release_if_unused(csi, &name, stop);
                     written.and(released)
                 }
@@ -194,7 +194,7 @@ fn forget_if_gone(csi: &Csi, name: &str, stop: &StopToken) -> Result<(), VolumeE
     }
     let _guard = csi.lock(name, stop)?;
     if !is_left() {
-        csi.change(|users| users.unstaged(name));
+        csi.change(|users| users.set_unstaged(name));
     }
     Ok(())
 }

@@ -29,13 +29,13 @@ pub(super) fn unmap(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Resu
     };
     let Some(name) = name else {
         unlink(csi, &paths, &place.pod, &link)?;
-        csi.users().gone(place);
+        csi.users().remove_unknown(place);
         return Ok(());
     };
     let _guard = csi.lock(&name, stop)?;
     if let Some(record) = record(csi, &paths, &place.spec_name, &name)? {
         // The mount holds the device, and must go before the driver takes the device away.
-        let_go(csi, &paths, &place.pod)?;
+        release_device(csi, &paths, &place.pod)?;
         unpublish(&csi.registry, &record, &paths.publish.join(place.pod.as_str()), stop)?;
     }
     unlink(csi, &paths, &place.pod, &link)?;
@@ -53,7 +53,7 @@ fn record(csi: &Csi, paths: &BlockPaths, spec_name: &str, name: &str) -> Result<
 }
 
 /// Removes the mount of the device for one pod.
-fn let_go(csi: &Csi, paths: &BlockPaths, pod: &PodUid) -> Result<(), VolumeError> {
+fn release_device(csi: &Csi, paths: &BlockPaths, pod: &PodUid) -> Result<(), VolumeError> {
     let held = paths.dev.join(pod.as_str());
     unmount_all(csi.mounter.as_ref(), &held).map_err(io("unmount", &held))
 }
@@ -73,12 +73,12 @@ fn release(csi: &Csi, spec_name: &str, name: &str, stop: &StopToken) -> Result<(
         let text = format!("The device \"{}\" is still referenced from other Pods", paths.home.display());
         return Err(not_begun(Phase::UnmountDevice, text));
     }
-    csi.users().doubt(name);
+    csi.users().clear_staged(name);
     if let Some(record) = record(csi, &paths, spec_name, name)? {
         unstage(&csi.registry, &record, &paths.staging, stop)?;
     }
     clear_block(csi.mounter.as_ref(), &paths)?;
-    csi.change(|users| users.unstaged(name));
+    csi.change(|users| users.set_unstaged(name));
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub(super) fn stage(
 ) -> Result<(), VolumeError> {
     let unique = request.unique_name();
     let label = request.mount_label(&driver.spec).unwrap_or_default();
-    let known = csi.users().label(&unique).map(str::to_owned);
+    let known = csi.users().staged_label(&unique).map(str::to_owned);
     if let Some(known) = known {
         if known == label {
             return Ok(());
@@ -48,7 +48,7 @@ pub(super) fn stage(
             clear_failed(mounter, &target, || clear_dir(mounter, &dir, GLOBAL_MOUNT));
         }
     })?;
-    csi.users().staged(&unique, label);
+    csi.users().set_staged(&unique, label);
     Ok(())
 }
 

@@ -130,10 +130,10 @@ impl Csi {
             if self.users().name_at(&place).is_some() {
                 continue;
             }
-            self.users().unknown(place.clone());
+            self.users().add_unknown(place.clone());
             match rebuild::record_of(&self.layout, &place) {
                 RecordFile::Damaged(_) => {}
-                RecordFile::Missing => self.users().gone(&place),
+                RecordFile::Missing => self.users().remove_unknown(&place),
                 RecordFile::Readable(record) => {
                     self.users().add(&record.unique_name(), &place);
                 }
@@ -141,21 +141,21 @@ impl Csi {
         }
         self.change(|users| {
             for name in &staged.readable {
-                users.found(name);
+                users.add_found(name);
             }
-            users.hide(!is_complete || unread.hides_pods(&self.layout));
+            users.set_hidden(!is_complete || unread.hides_pods(&self.layout));
         });
         let all = self.users().all();
-        self.damaged().found(&staged.damaged_blocks, all);
+        self.damaged().add(&staged.damaged_blocks, all);
         for spec_name in staged.damaged_blocks {
             let data = self.layout.block_paths(&spec_name)?.data;
             match Record::read(&data) {
                 RecordFile::Damaged(_) => {}
-                RecordFile::Missing => self.damaged().gone(&spec_name),
+                RecordFile::Missing => self.damaged().remove(&spec_name),
                 RecordFile::Readable(record) => {
                     let name = record.unique_name();
-                    self.change(|users| users.found(&name));
-                    self.damaged().known(&name, Some(&spec_name));
+                    self.change(|users| users.add_found(&name));
+                    self.damaged().set_known(&name, Some(&spec_name));
                 }
             }
         }

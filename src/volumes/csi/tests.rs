@@ -438,7 +438,7 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     let shown: Arc<Mutex<Option<NodeVolumes>>> = Arc::default();
     let controlled = |agent: &FakeAgent| {
         let shown = Arc::clone(&shown);
-        agent.csi.attachments.agree_with(Controller {
+        agent.csi.attachments.set_controller(Controller {
             shown: Box::new(move || shown.lock().unwrap().clone()),
             changed: Box::new(|| {}),
         });
@@ -724,10 +724,10 @@ fn show(agent: &FakeAgent, names: &[String]) {
 }
 
 fn show_lists(agent: &FakeAgent, shown: NodeVolumes) {
-    agent
-        .csi
-        .attachments
-        .agree_with(Controller { shown: Box::new(move || Some(shown.clone())), changed: Box::new(|| {}) });
+    agent.csi.attachments.set_controller(Controller {
+        shown: Box::new(move || Some(shown.clone())),
+        changed: Box::new(|| {}),
+    });
 }
 
 /// Its driver was never called, and the device was detached while it was in use.

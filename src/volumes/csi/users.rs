@@ -40,17 +40,17 @@ impl Users {
     }
 
     /// A pod has a volume, and it is not known which.
-    pub(super) fn unknown(&mut self, place: VolumeLocation) {
+    pub(super) fn add_unknown(&mut self, place: VolumeLocation) {
         self.unknown.insert(place);
     }
 
     /// Pods may have volumes that are not known, because a directory cannot be read.
-    pub(super) fn hide(&mut self, is_hidden: bool) {
+    pub(super) fn set_hidden(&mut self, is_hidden: bool) {
         self.is_hidden = is_hidden;
     }
 
     /// It has no volume there any more.
-    pub(super) fn gone(&mut self, place: &VolumeLocation) {
+    pub(super) fn remove_unknown(&mut self, place: &VolumeLocation) {
         self.unknown.remove(place);
     }
 
@@ -92,25 +92,25 @@ impl Users {
     }
 
     /// The volume is staged, with this label or none.
-    pub(super) fn staged(&mut self, name: &str, label: &str) {
+    pub(super) fn set_staged(&mut self, name: &str, label: &str) {
         self.volumes.entry(name.to_owned()).or_default().staged = Some(label.to_owned());
     }
 
     /// The label of a volume that this process has staged.
-    pub(super) fn label(&self, name: &str) -> Option<&str> {
+    pub(super) fn staged_label(&self, name: &str) -> Option<&str> {
         self.volumes.get(name)?.staged.as_deref()
     }
 
     /// It is not known whether the volume is staged.
-    pub(super) fn doubt(&mut self, name: &str) {
+    pub(super) fn clear_staged(&mut self, name: &str) {
         if let Some(volume) = self.volumes.get_mut(name) {
             volume.staged = None;
         }
     }
 
     /// The volume is no longer staged.
-    pub(super) fn unstaged(&mut self, name: &str) {
-        self.doubt(name);
+    pub(super) fn set_unstaged(&mut self, name: &str) {
+        self.clear_staged(name);
         if !self.is_used(name) {
             self.volumes.remove(name);
         }
@@ -162,7 +162,7 @@ impl Users {
     }
 
     /// The volume may be staged: an earlier agent has begun to stage it.
-    pub(super) fn found(&mut self, name: &str) {
+    pub(super) fn add_found(&mut self, name: &str) {
         self.volumes.entry(name.to_owned()).or_default();
     }
 
@@ -210,27 +210,27 @@ mod tests {
         let names = |users: &Users| users.names().into_iter().collect::<Vec<_>>();
         users.add("v", &place("a"));
         users.add("v", &place("b"));
-        users.staged("v", "");
+        users.set_staged("v", "");
         assert_eq!(names(&users), ["v"]);
         users.set_attached("v", false);
         assert!(users.names().is_empty());
         users.set_attached("v", true);
-        assert_eq!(users.label("v"), Some(""));
+        assert_eq!(users.staged_label("v"), Some(""));
         assert_eq!(users.name_at(&place("b")).as_deref(), Some("v"));
         assert!(!users.remove("v", &place("a")));
         assert_eq!(users.places(None), [place("b")]);
         assert!(users.remove("v", &place("b")));
         // It is still staged, and must not be detached.
         assert!(!users.is_used("v"));
-        assert_eq!((users.label("v"), names(&users)), (Some(""), vec!["v".to_owned()]));
-        users.doubt("v");
+        assert_eq!((users.staged_label("v"), names(&users)), (Some(""), vec!["v".to_owned()]));
+        users.clear_staged("v");
         assert_eq!(names(&users), ["v"]);
-        users.unstaged("v");
+        users.set_unstaged("v");
         assert!(users.volumes.is_empty() && names(&users).is_empty());
         // Staged by an earlier agent.
-        users.found("v");
+        users.add_found("v");
         assert_eq!(names(&users), ["v"]);
-        users.unstaged("v");
+        users.set_unstaged("v");
         assert!(users.remove("v", &place("b")));
     }
 }

@@ -391,7 +391,7 @@ mod tests {
             run(&host, "ext4", &[]).unwrap();
         }
         host.respond("blkid", 0, ext4);
-        host.lacks("fsck");
+        host.set_missing("fsck");
         run(&host, "ext4", &[]).unwrap();
         host.respond("blkid", 0, ext4);
         host.respond("fsck", 4, "UNEXPECTED INCONSISTENCY");
@@ -438,7 +438,7 @@ mod tests {
         host.respond("blkid", 2, "");
         assert!(run(&host, "../evil", &[]).unwrap_err().contains("cannot be the type"));
         host.respond("blkid", 2, "");
-        host.lacks("mkfs.ext4");
+        host.set_missing("mkfs.ext4");
         assert!(run(&host, "ext4", &[]).unwrap_err().contains("package e2fsprogs on Debian"));
     }
 

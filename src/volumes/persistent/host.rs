@@ -128,7 +128,7 @@ pub(super) mod fake {
         }
 
         /// The next command that begins with `prefix` has no program.
-        pub(in super::super) fn lacks(&self, prefix: &str) {
+        pub(in super::super) fn set_missing(&self, prefix: &str) {
             let program = prefix.split(' ').next().unwrap_or_default().to_owned();
             let result = (prefix.to_owned(), Err(tools::missing(&program)));
             self.responses.lock().unwrap().push_back(result);

@@ -171,7 +171,7 @@ fn state_file_has_upstreams_form_and_directory_names_are_enough_without_it() {
 #[test]
 fn missing_iscsiadm_names_its_package() {
     let host = FakeHost::default();
-    host.lacks("iscsiadm");
+    host.set_missing("iscsiadm");
     let error = attach_it(&host, &IscsiDisk::from_source("v", &source(&["p"]))).unwrap_err();
     assert!(error.starts_with("iscsiadm is not installed on this node (package open-iscsi"), "{error}");
     host.respond("iscsiadm -m iface", 0, "nothing\n");
