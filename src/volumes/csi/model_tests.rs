@@ -502,7 +502,7 @@ impl ClusterState {
 struct Model(Arc<Mutex<ClusterState>>, Arc<Mutex<Option<Arc<Attachments>>>>);
 
 impl Model {
-    fn world(&self) -> MutexGuard<'_, ClusterState> {
+    fn cluster(&self) -> MutexGuard<'_, ClusterState> {
         self.0.locked()
     }
 
@@ -513,82 +513,82 @@ impl Model {
     /// A point within an operation of the agent: others take steps, and the agent may be killed.
     fn within(&self) {
         let (steps, is_killed) = {
-            let mut world = self.world();
-            if world.is_busy {
+            let mut cluster = self.cluster();
+            if cluster.is_busy {
                 return;
             }
-            world.is_busy = true;
-            let steps = if !world.has_faults {
+            cluster.is_busy = true;
+            let steps = if !cluster.has_faults {
                 0
-            } else if world.below(20) == 0 {
+            } else if cluster.below(20) == 0 {
                 // The agent is slow here.
-                8 + world.below(70)
+                8 + cluster.below(70)
             } else {
-                world.below(3)
+                cluster.below(3)
             };
-            (steps, world.one_in(60))
+            (steps, cluster.one_in(60))
         };
         for _ in 0..steps {
             self.step_of_others();
         }
-        self.world().is_busy = false;
+        self.cluster().is_busy = false;
         if is_killed {
-            self.world().note("the agent is killed");
+            self.cluster().note("the agent is killed");
             resume_unwind(Box::new(KILLED));
         }
     }
 
     /// A step of anything but the operations of the agent.
     fn step_of_others(&self) {
-        let step = self.world().pick(true);
+        let step = self.cluster().pick(true);
         self.take(step);
     }
 
     fn take(&self, step: Step) {
-        let mut world = self.world();
-        let volumes = world.volumes;
-        let volume = usize::try_from(world.below(volumes)).unwrap();
+        let mut cluster = self.cluster();
+        let volumes = cluster.volumes;
+        let volume = usize::try_from(cluster.below(volumes)).unwrap();
         match step {
             Step::Agent => {}
-            Step::Control => world.control(volume),
+            Step::Control => cluster.control(volume),
             Step::Attach => {
                 let is_due = |attachment: &Attachment| attachment.is_deleted || !attachment.is_attached;
-                let due: Vec<(usize, usize)> = world
+                let due: Vec<(usize, usize)> = cluster
                     .attachments
                     .iter()
                     .filter(|(_, attachment)| is_due(attachment))
                     .map(|(key, _)| *key)
                     .collect();
                 if !due.is_empty() {
-                    let picked = world.below(due.len() as u64);
+                    let picked = cluster.below(due.len() as u64);
                     let (volume, node) = due[usize::try_from(picked).unwrap()];
-                    world.attach(volume, node);
+                    cluster.attach(volume, node);
                 }
             }
-            Step::ControllerPods => world.controller_pods = world.pods.clone(),
-            Step::ControllerObject => world.read_object(),
-            Step::Arrive => world.arrive(),
+            Step::ControllerPods => cluster.controller_pods = cluster.pods.clone(),
+            Step::ControllerObject => cluster.read_object(),
+            Step::Arrive => cluster.arrive(),
             Step::Report => {
-                drop(world);
+                drop(cluster);
                 self.report();
             }
             Step::Watch => {
-                drop(world);
+                drop(cluster);
                 self.watch();
             }
-            Step::AddPod => world.add_pod(),
-            Step::RemovePod => world.remove_pod(),
-            Step::Node => world.replace_node(),
+            Step::AddPod => cluster.add_pod(),
+            Step::RemovePod => cluster.remove_pod(),
+            Step::Node => cluster.replace_node(),
         }
     }
 
     /// The agent's watch delivers an event.
     fn watch(&self) {
-        let mut world = self.world();
-        while let Some((version, object)) = world.events.pop_front() {
-            if version > world.agent_version {
-                world.note(format!("the agent receives version {version}"));
-                drop(world);
+        let mut cluster = self.cluster();
+        while let Some((version, object)) = cluster.events.pop_front() {
+            if version > cluster.agent_version {
+                cluster.note(format!("the agent receives version {version}"));
+                drop(cluster);
                 return self.offer(version, object);
             }
         }
@@ -597,13 +597,13 @@ impl Model {
     /// The agent has an object of its node; `None`: it is removed.
     fn offer(&self, version: u64, object: Option<Object>) {
         let is_same = {
-            let mut world = self.world();
-            if version <= world.agent_version {
+            let mut cluster = self.cluster();
+            if version <= cluster.agent_version {
                 return;
             }
-            world.agent_version = version;
-            let before = std::mem::replace(&mut world.agent_object, object);
-            match (&before, &world.agent_object) {
+            cluster.agent_version = version;
+            let before = std::mem::replace(&mut cluster.agent_object, object);
+            match (&before, &cluster.agent_object) {
                 (Some(before), Some(now)) => {
                     (&before.in_use, &before.attached) == (&now.in_use, &now.attached)
                 }
@@ -618,90 +618,90 @@ impl Model {
     /// A step of the thread that writes the status, as `node::reporter` does.
     fn report(&self) {
         let Some(attachments) = self.attachments() else { return };
-        let mut world = self.world();
-        if let Some((number, stored)) = world.offered.take() {
-            world.note(format!("list {number} counts"));
-            drop(world);
+        let mut cluster = self.cluster();
+        if let Some((number, stored)) = cluster.offered.take() {
+            cluster.note(format!("list {number} counts"));
+            drop(cluster);
             return attachments.stored(number, &stored);
         }
-        if let Some(index) = world.requests.iter().position(|request| request.is_awaited) {
-            drop(world);
+        if let Some(index) = cluster.requests.iter().position(|request| request.is_awaited) {
+            drop(cluster);
             return self.receive(index);
         }
-        let Some((number, list)) = world.composed.clone() else {
-            drop(world);
+        let Some((number, list)) = cluster.composed.clone() else {
+            drop(cluster);
             let (number, list) = attachments.list();
-            self.world().composed = Some((number, list.into_iter().collect()));
+            self.cluster().composed = Some((number, list.into_iter().collect()));
             return;
         };
-        let Some(base) = world.agent_object.clone() else {
-            return match world.object.clone() {
+        let Some(base) = cluster.agent_object.clone() else {
+            return match cluster.object.clone() {
                 // It is read.
                 Some(object) => {
-                    drop(world);
+                    drop(cluster);
                     self.offer(object.version, Some(object));
                 }
-                None => self.register(world, number, list),
+                None => self.register(cluster, number, list),
             };
         };
         let list = (list != base.in_use).then_some((list, base.version));
-        if list.is_none() && !world.is_open {
-            world.composed = None;
-            drop(world);
+        if list.is_none() && !cluster.is_open {
+            cluster.composed = None;
+            drop(cluster);
             return attachments.stored(number, &base.in_use);
         }
-        world.note(format!("request {number} is sent: {list:?}"));
-        world.is_open = true;
-        world.requests.push(Request { number, list, response: None, is_awaited: true });
+        cluster.note(format!("request {number} is sent: {list:?}"));
+        cluster.is_open = true;
+        cluster.requests.push(Request { number, list, response: None, is_awaited: true });
     }
 
     /// The agent makes the node's object.
-    fn register(&self, mut world: MutexGuard<'_, ClusterState>, number: u64, list: Names) {
-        world.note(format!("the agent registers the node: {list:?}"));
-        world.store(Some(Object { in_use: list.clone(), ..Object::default() }));
-        world.composed = None;
-        if world.one_in(6) {
-            return world.note("a response is lost");
+    fn register(&self, mut cluster: MutexGuard<'_, ClusterState>, number: u64, list: Names) {
+        cluster.note(format!("the agent registers the node: {list:?}"));
+        cluster.store(Some(Object { in_use: list.clone(), ..Object::default() }));
+        cluster.composed = None;
+        if cluster.one_in(6) {
+            return cluster.note("a response is lost");
         }
-        world.is_open = false;
-        world.offered = Some((number, list));
-        let object = world.object.clone();
-        let version = world.version;
-        drop(world);
+        cluster.is_open = false;
+        cluster.offered = Some((number, list));
+        let object = cluster.object.clone();
+        let version = cluster.version;
+        drop(cluster);
         self.offer(version, object);
     }
 
     /// The agent waits for a response.
     fn receive(&self, index: usize) {
-        let mut world = self.world();
-        match world.requests[index].response.clone() {
-            None if world.one_in(6) => {
-                world.note("the agent gives up its request");
-                world.requests[index].is_awaited = false;
-                world.composed = None;
+        let mut cluster = self.cluster();
+        match cluster.requests[index].response.clone() {
+            None if cluster.one_in(6) => {
+                cluster.note("the agent gives up its request");
+                cluster.requests[index].is_awaited = false;
+                cluster.composed = None;
             }
-            None if world.one_in(12) => drop(world.requests.remove(index)),
+            None if cluster.one_in(12) => drop(cluster.requests.remove(index)),
             None => {}
-            Some(_) if world.one_in(6) => {
-                world.note("a response is lost");
-                world.requests.remove(index);
-                world.composed = None;
+            Some(_) if cluster.one_in(6) => {
+                cluster.note("a response is lost");
+                cluster.requests.remove(index);
+                cluster.composed = None;
             }
             Some(Err(())) => {
-                world.requests.remove(index);
+                cluster.requests.remove(index);
                 // The same list may be sent again, for the newest object.
-                if world.below(3) == 0 {
-                    world.composed = None;
+                if cluster.below(3) == 0 {
+                    cluster.composed = None;
                 }
-                let (version, object) = (world.version, world.object.clone());
-                drop(world);
+                let (version, object) = (cluster.version, cluster.object.clone());
+                drop(cluster);
                 self.offer(version, object);
             }
             Some(Ok(object)) => {
-                let number = world.requests.remove(index).number;
-                (world.is_open, world.composed) = (false, None);
-                world.offered = Some((number, object.in_use.clone()));
-                drop(world);
+                let number = cluster.requests.remove(index).number;
+                (cluster.is_open, cluster.composed) = (false, None);
+                cluster.offered = Some((number, object.in_use.clone()));
+                drop(cluster);
                 self.offer(object.version, Some(object));
             }
         }
@@ -712,17 +712,17 @@ impl Model {
         self.within();
         let failed = |code| Err(DriverError { message: "rpc error".to_owned(), code });
         let result = {
-            let mut world = self.world();
-            world.note(what);
-            if world.one_in(8) {
+            let mut cluster = self.cluster();
+            cluster.note(what);
+            if cluster.one_in(8) {
                 failed(Code::Internal)
-            } else if world.one_in(10) {
+            } else if cluster.one_in(10) {
                 failed(Code::Unavailable)
-            } else if world.one_in(10) {
-                work(&mut world);
+            } else if cluster.one_in(10) {
+                work(&mut cluster);
                 failed(Code::DeadlineExceeded)
             } else {
-                work(&mut world);
+                work(&mut cluster);
                 Ok(())
             }
         };
@@ -741,52 +741,52 @@ impl Driver for Model {
     }
     fn stage(&self, request: &Stage, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(&request.volume), PathBuf::from(&request.staging_path));
-        let work = move |world: &mut ClusterState| {
-            if world.decided < world.replaced {
-                world.excused.insert(volume);
+        let work = move |cluster: &mut ClusterState| {
+            if cluster.decided < cluster.replaced {
+                cluster.excused.insert(volume);
             }
-            let is_attached = world.devices.contains(&(volume, OWN)) || world.excused.contains(&volume);
-            world.check(is_attached, &format!("{volume} was mounted and is not attached"));
-            if world.staged.insert(volume) {
-                world.mounts.push(path);
+            let is_attached = cluster.devices.contains(&(volume, OWN)) || cluster.excused.contains(&volume);
+            cluster.check(is_attached, &format!("{volume} was mounted and is not attached"));
+            if cluster.staged.insert(volume) {
+                cluster.mounts.push(path);
             }
         };
         self.call(&format!("stage {volume}"), work)
     }
     fn unstage(&self, volume: &str, staging_path: &str, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(volume), PathBuf::from(staging_path));
-        let work = move |world: &mut ClusterState| {
-            let is_free = !world.published.values().any(|other| *other == volume);
-            world.check(is_free, &format!("{volume} was unstaged while it was published"));
-            world.staged.remove(&volume);
-            world.excused.remove(&volume);
-            world.mounts.retain(|mount| *mount != path);
+        let work = move |cluster: &mut ClusterState| {
+            let is_free = !cluster.published.values().any(|other| *other == volume);
+            cluster.check(is_free, &format!("{volume} was unstaged while it was published"));
+            cluster.staged.remove(&volume);
+            cluster.excused.remove(&volume);
+            cluster.mounts.retain(|mount| *mount != path);
         };
         self.call(&format!("unstage {volume}"), work)
     }
     fn publish(&self, request: &Publish, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(&request.volume), PathBuf::from(&request.target_path));
-        let work = move |world: &mut ClusterState| {
-            let is_there = world.staged.contains(&volume) && world.devices.contains(&(volume, OWN));
-            let is_there = is_there || world.excused.contains(&volume);
-            world.check(is_there, &format!("{volume} was published and is not mounted and attached"));
-            if world.published.insert(path.clone(), volume).is_none() {
+        let work = move |cluster: &mut ClusterState| {
+            let is_there = cluster.staged.contains(&volume) && cluster.devices.contains(&(volume, OWN));
+            let is_there = is_there || cluster.excused.contains(&volume);
+            cluster.check(is_there, &format!("{volume} was published and is not mounted and attached"));
+            if cluster.published.insert(path.clone(), volume).is_none() {
                 // The root has the group since an earlier pod.
                 let _ = std::fs::create_dir(&path);
                 std::fs::write(path.join(FILE), "").unwrap();
                 for (path, mode) in [(path.clone(), 0o2770), (path.join(FILE), 0o600)] {
                     std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
                 }
-                world.mounts.push(path);
+                cluster.mounts.push(path);
             }
         };
         self.call(&format!("publish {volume}"), work)
     }
     fn unpublish(&self, volume: &str, target_path: &str, _: &StopToken) -> Result<(), DriverError> {
         let path = PathBuf::from(target_path);
-        let work = move |world: &mut ClusterState| {
-            world.published.remove(&path);
-            world.mounts.retain(|mount| *mount != path);
+        let work = move |cluster: &mut ClusterState| {
+            cluster.published.remove(&path);
+            cluster.mounts.retain(|mount| *mount != path);
             let _ = std::fs::remove_file(path.join(FILE));
             let _ = std::fs::remove_dir(&path);
         };
@@ -803,7 +803,7 @@ impl Driver for Model {
 impl Mounter for Model {
     fn is_mount_point(&self, path: &Path) -> std::io::Result<bool> {
         self.within();
-        Ok(self.world().mounts.iter().any(|mount| mount == path))
+        Ok(self.cluster().mounts.iter().any(|mount| mount == path))
     }
     fn has_labels(&self, _: &Path) -> std::io::Result<bool> {
         Ok(true)
@@ -812,7 +812,7 @@ impl Mounter for Model {
         Ok(None)
     }
     fn unmount(&self, path: &Path) -> std::io::Result<()> {
-        self.world().mounts.retain(|mount| mount != path);
+        self.cluster().mounts.retain(|mount| mount != path);
         let _ = std::fs::remove_file(path.join(FILE));
         Ok(())
     }
@@ -831,7 +831,7 @@ impl Cluster for Model {
         let volume = (0..VOLUMES.len())
             .find(|volume| names::attachment_name(VOLUMES[*volume], DRIVER, "n") == name)
             .unwrap();
-        let found = self.world().attachments.get(&(volume, OWN)).copied();
+        let found = self.cluster().attachments.get(&(volume, OWN)).copied();
         let found = found.ok_or_else(|| ClusterError("not found".to_owned()))?;
         let mut object = VolumeAttachment::default();
         object.status.attached = found.is_attached;
@@ -875,7 +875,7 @@ impl Agent {
         let all = Arc::new(model.clone());
         let (read, woken) = (model.clone(), model.clone());
         let waker = Waker(Arc::new(move |pod: &PodUid| {
-            woken.world().woken.insert(pod.as_str().to_owned());
+            woken.cluster().woken.insert(pod.as_str().to_owned());
         }));
         let attachments = Arc::new(Attachments::new(None, waker));
         let csi = fake::start(root, "n", all.clone(), all.clone(), all, Arc::clone(&attachments));
@@ -883,11 +883,11 @@ impl Agent {
             shown: Box::new(move || {
                 read.within();
                 let object = {
-                    let mut world = read.world();
-                    if !world.is_busy {
-                        world.decided = world.agent_version;
+                    let mut cluster = read.cluster();
+                    if !cluster.is_busy {
+                        cluster.decided = cluster.agent_version;
                     }
-                    world.agent_object.clone()
+                    cluster.agent_object.clone()
                 };
                 // It may be old when it is used.
                 read.within();
@@ -897,15 +897,15 @@ impl Agent {
             changed: Box::new(|| {}),
         });
         {
-            let mut world = model.world();
+            let mut cluster = model.cluster();
             // Requests of the agent before may still arrive.
-            world.requests.iter_mut().for_each(|request| request.is_awaited = false);
-            world.requests.retain(|request| request.response.is_none());
-            (world.agent_object, world.is_open, world.is_busy) = (None, true, false);
-            (world.composed, world.offered, world.agent_version) = (None, None, 0);
-            let current = (world.version, world.object.clone());
-            world.events = VecDeque::from([current]);
-            world.woken.clear();
+            cluster.requests.iter_mut().for_each(|request| request.is_awaited = false);
+            cluster.requests.retain(|request| request.response.is_none());
+            (cluster.agent_object, cluster.is_open, cluster.is_busy) = (None, true, false);
+            (cluster.composed, cluster.offered, cluster.agent_version) = (None, None, 0);
+            let current = (cluster.version, cluster.object.clone());
+            cluster.events = VecDeque::from([current]);
+            cluster.woken.clear();
         }
         *model.1.locked() = Some(Arc::clone(&attachments));
         let number = |place: &VolumeLocation| place.pod.as_str()[1..].parse().unwrap();
@@ -930,16 +930,16 @@ impl Agent {
 
     /// The pods of the API server.
     fn list_pods(&mut self) {
-        let mut world = self.model.world();
-        let own: BTreeMap<usize, usize> = world
+        let mut cluster = self.model.cluster();
+        let own: BTreeMap<usize, usize> = cluster
             .pods
             .iter()
             .filter(|(_, place)| place.1 == OWN)
             .map(|(pod, place)| (*pod, place.0))
             .collect();
-        world.agent_pods = own.keys().copied().collect();
-        world.note(format!("the agent receives its pods: {own:?}"));
-        drop(world);
+        cluster.agent_pods = own.keys().copied().collect();
+        cluster.note(format!("the agent receives its pods: {own:?}"));
+        drop(cluster);
         for (pod, volume) in own {
             self.workers.entry(pod).or_insert((volume, Progress::Due));
         }
@@ -950,8 +950,8 @@ impl Agent {
         let Some((volume, progress)) = self.workers.get(&pod).copied() else { return };
         let stop = StopToken::never();
         let wanted = wants(pod, volume);
-        if !self.model.world().agent_pods.contains(&pod) {
-            self.model.world().note(format!("the agent removes {volume} from pod {pod}"));
+        if !self.model.cluster().agent_pods.contains(&pod) {
+            self.model.cluster().note(format!("the agent removes {volume} from pod {pod}"));
             // The removal ends the walk.
             self.walks.remove(&pod);
             let place = VolumeLocation {
@@ -965,14 +965,14 @@ impl Agent {
             }
             return;
         }
-        let is_woken = self.model.world().woken.remove(&uid_of(pod));
+        let is_woken = self.model.cluster().woken.remove(&uid_of(pod));
         if progress == Progress::Running || (progress == Progress::Waiting && !is_woken) {
             return;
         }
         if let Some(walk) = self.walks.remove(&pod) {
-            let breaks_off = self.model.world().one_in(3);
+            let breaks_off = self.model.cluster().one_in(3);
             let progress = if breaks_off {
-                self.model.world().note(format!("the walk of pod {pod} breaks off"));
+                self.model.cluster().note(format!("the walk of pod {pod} breaks off"));
                 Progress::Due
             } else {
                 walk.apply(&self.csi.settings, &wanted).unwrap();
@@ -981,10 +981,10 @@ impl Agent {
             self.workers.insert(pod, (volume, progress));
             return;
         }
-        self.model.world().note(format!("the agent sets up {volume} for pod {pod}"));
+        self.model.cluster().note(format!("the agent sets up {volume} for pod {pod}"));
         let progress = match mount(&self.csi, &wanted, &stop) {
             // Others take steps during the walk.
-            Ok((_, Some(walk))) if self.model.world().has_faults => {
+            Ok((_, Some(walk))) if self.model.cluster().has_faults => {
                 self.walks.insert(pod, walk);
                 Progress::Walking
             }
@@ -1006,19 +1006,19 @@ impl Agent {
         let target = self.csi.layout.of_pod(&wants(pod, volume).place()).unwrap().join("mount");
         let mode = std::fs::metadata(target.join(FILE)).map(|found| found.mode() & 0o777);
         let has_group = mode.is_ok_and(|mode| mode == 0o660);
-        self.model.world().check(has_group, &format!("pod {pod} runs, and its files have not its group"));
+        self.model.cluster().check(has_group, &format!("pod {pod} runs, and its files have not its group"));
         Progress::Running
     }
 
     /// A pod waits only for what has not happened yet.
     fn check_wake(&self, pod: usize, volume: usize) {
-        self.model.world().is_busy = true;
+        self.model.cluster().is_busy = true;
         let uid = PodUid::from(uid_of(pod).as_str());
         let result = self.attachments.may_mount(&uid, &name_of(volume), Instant::now());
-        let mut world = self.model.world();
-        world.is_busy = false;
-        let is_woken = world.woken.contains(&uid_of(pod));
-        world.check(result.is_err() || is_woken, &format!("pod {pod} was not woken"));
+        let mut cluster = self.model.cluster();
+        cluster.is_busy = false;
+        let is_woken = cluster.woken.contains(&uid_of(pod));
+        cluster.check(result.is_err() || is_woken, &format!("pod {pod} was not woken"));
     }
 
     fn sweep(&mut self) {
@@ -1027,21 +1027,21 @@ impl Agent {
     }
 
     fn step(&mut self) {
-        let choice = self.model.world().below(8);
+        let choice = self.model.cluster().below(8);
         match choice {
             0..5 => {
-                let world = self.model.world();
+                let cluster = self.model.cluster();
                 let is_due = |(pod, (_, progress)): (&usize, &(usize, Progress))| match progress {
-                    _ if !world.agent_pods.contains(pod) => true,
+                    _ if !cluster.agent_pods.contains(pod) => true,
                     Progress::Due | Progress::Walking => true,
-                    Progress::Waiting => world.woken.contains(&uid_of(*pod)),
+                    Progress::Waiting => cluster.woken.contains(&uid_of(*pod)),
                     Progress::Running => false,
                 };
                 let due: Vec<usize> =
                     self.workers.iter().filter(|worker| is_due(*worker)).map(|(pod, _)| *pod).collect();
-                drop(world);
+                drop(cluster);
                 if !due.is_empty() {
-                    let picked = self.model.world().below(due.len() as u64);
+                    let picked = self.model.cluster().below(due.len() as u64);
                     self.work(due[usize::try_from(picked).unwrap()]);
                 }
             }
@@ -1053,7 +1053,7 @@ impl Agent {
 
 /// All take steps without faults, until the schedule has come to rest. Returns what does not.
 fn settle(agent: &mut Agent, model: &Model) -> Option<String> {
-    model.world().has_faults = false;
+    model.cluster().has_faults = false;
     let mut resting = 0;
     for round in 0..ROUNDS {
         agent.list_pods();
@@ -1061,39 +1061,39 @@ fn settle(agent: &mut Agent, model: &Model) -> Option<String> {
         workers.into_iter().for_each(|pod| agent.work(pod));
         agent.sweep();
         for _ in 0..4 {
-            model.world().arrive();
+            model.cluster().arrive();
             model.report();
         }
         // The watch may be slow.
         if round % 3 == 0 {
-            while !model.world().events.is_empty() {
+            while !model.cluster().events.is_empty() {
                 model.watch();
             }
         }
-        let mut world = model.world();
-        world.controller_pods = world.pods.clone();
-        world.read_object();
+        let mut cluster = model.cluster();
+        cluster.controller_pods = cluster.pods.clone();
+        cluster.read_object();
         for volume in 0..VOLUMES.len() {
-            world.control(volume);
-            world.attach(volume, OWN);
-            world.attach(volume, OTHER);
+            cluster.control(volume);
+            cluster.attach(volume, OWN);
+            cluster.attach(volume, OTHER);
         }
-        resting = if unrest(&world).is_none() { resting + 1 } else { 0 };
-        if resting == RESTING || world.broken.is_some() {
+        resting = if unrest(&cluster).is_none() { resting + 1 } else { 0 };
+        if resting == RESTING || cluster.broken.is_some() {
             return None;
         }
     }
-    unrest(&model.world())
+    unrest(&model.cluster())
 }
 
 /// What waits without a reason, or is left.
-fn unrest(world: &ClusterState) -> Option<String> {
+fn unrest(cluster: &ClusterState) -> Option<String> {
     for volume in 0..VOLUMES.len() {
-        let count = |node| world.pods.values().filter(|place| **place == (volume, node)).count();
+        let count = |node| cluster.pods.values().filter(|place| **place == (volume, node)).count();
         let (own, other) = (count(OWN), count(OTHER));
-        let published = world.published.values().filter(|other| **other == volume).count();
-        let is_here = world.devices.contains(&(volume, OWN));
-        let is_there = world.devices.contains(&(volume, OTHER));
+        let published = cluster.published.values().filter(|other| **other == volume).count();
+        let is_here = cluster.devices.contains(&(volume, OWN));
+        let is_there = cluster.devices.contains(&(volume, OTHER));
         if own > 0 && other > 0 {
             if is_here == is_there {
                 return Some(format!("{volume} is not attached to one of two nodes"));
@@ -1103,10 +1103,10 @@ fn unrest(world: &ClusterState) -> Option<String> {
         }
         let expected = if is_here { own } else { 0 };
         // One that was detached under its pods stays published there.
-        if published != expected && !world.excused.contains(&volume) {
+        if published != expected && !cluster.excused.contains(&volume) {
             return Some(format!("{volume}: {published} pods run, and not {expected}"));
         }
-        if world.is_in_use(volume) != (own > 0) {
+        if cluster.is_in_use(volume) != (own > 0) {
             return Some(format!("{volume} is in use, or not, at the end"));
         }
     }
@@ -1122,38 +1122,38 @@ fn directory() -> tempfile::TempDir {
 fn schedule(seed: u64) -> Result<u64, String> {
     let model = Model::default();
     {
-        let mut world = model.world();
-        (world.random, world.has_faults) = (seed, true);
-        world.store(Some(Object::default()));
-        world.is_replaced = world.below(2) == 0;
-        world.volumes = 1 + world.below(2);
-        world.others_in = 2 + world.below(6);
-        world.draw_weights();
+        let mut cluster = model.cluster();
+        (cluster.random, cluster.has_faults) = (seed, true);
+        cluster.store(Some(Object::default()));
+        cluster.is_replaced = cluster.below(2) == 0;
+        cluster.volumes = 1 + cluster.below(2);
+        cluster.others_in = 2 + cluster.below(6);
+        cluster.draw_weights();
     }
     let root = directory();
     let mut agent = Agent::start(&model, root.path());
     for _ in 0..STEPS {
-        let step = model.world().pick(false);
+        let step = model.cluster().pick(false);
         if step == Step::Agent {
             agent.run(Agent::step);
         } else {
-            model.world().is_busy = true;
+            model.cluster().is_busy = true;
             model.take(step);
-            model.world().is_busy = false;
+            model.cluster().is_busy = false;
         }
-        if model.world().broken.is_some() {
+        if model.cluster().broken.is_some() {
             break;
         }
     }
-    if model.world().broken.is_none() {
+    if model.cluster().broken.is_none() {
         let unrest = settle(&mut agent, &model);
-        let mut world = model.world();
-        world.broken = world.broken.take().or(unrest);
+        let mut cluster = model.cluster();
+        cluster.broken = cluster.broken.take().or(unrest);
     }
-    let world = model.world();
-    match &world.broken {
-        None => Ok(world.steps),
-        Some(broken) => Err(format!("{broken}\n  {}", world.trace.join("\n  "))),
+    let cluster = model.cluster();
+    match &cluster.broken {
+        None => Ok(cluster.steps),
+        Some(broken) => Err(format!("{broken}\n  {}", cluster.trace.join("\n  "))),
     }
 }
 
