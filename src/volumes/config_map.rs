@@ -29,12 +29,12 @@ impl Plugin for ConfigMapVolumeSource {
 }
 
 impl Files for ConfigMapVolumeSource {
-    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        payload(wanted.objects()?, wanted.pod, self, wanted.stop)
+    fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
+        payload(request.objects()?, request.pod, self, request.stop)
     }
 
-    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool {
-        wanted.has(Kind::ConfigMap, &self.name)
+    fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool {
+        request.has(Kind::ConfigMap, &self.name)
     }
 
     fn is_on_disk(&self) -> bool {

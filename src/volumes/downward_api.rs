@@ -25,8 +25,8 @@ impl Plugin for DownwardAPIVolumeSource {
 }
 
 impl Files for DownwardAPIVolumeSource {
-    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        payload(wanted.pod, self.items.as_deref(), self.default_mode, wanted.sources.allocatable)
+    fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
+        payload(request.pod, self.items.as_deref(), self.default_mode, request.sources.allocatable)
     }
 
     fn is_at_hand(&self, _: &FilesRequest<'_>) -> bool {

@@ -49,10 +49,10 @@ pub(super) trait Files: Plugin {
     ///
     /// # Errors
     /// When they are not complete.
-    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError>;
+    fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError>;
 
     /// Whether the agent has all that the files are made of, so that nothing has to be requested.
-    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool;
+    fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool;
 
     /// Whether the files may be on a disk, and not only in memory: they are no secret.
     fn is_on_disk(&self) -> bool {

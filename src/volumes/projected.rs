@@ -33,23 +33,23 @@ impl Plugin for ProjectedVolumeSource {
 }
 
 impl Files for ProjectedVolumeSource {
-    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        let FileSources { api, allocatable, events, .. } = *wanted.sources;
-        let known = ProjectionInputs { objects: wanted.objects().ok(), api, allocatable, events };
-        payload(wanted.pod, wanted.volume, self, &known, wanted.stop)
+    fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
+        let FileSources { api, allocatable, events, .. } = *request.sources;
+        let known = ProjectionInputs { objects: request.objects().ok(), api, allocatable, events };
+        payload(request.pod, request.volume, self, &known, request.stop)
     }
 
-    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool {
-        let FilesRequest { pod, volume, .. } = *wanted;
+    fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool {
+        let FilesRequest { pod, volume, .. } = *request;
         self.sources.iter().flatten().enumerate().all(|(index, source)| {
             if let Some(source) = &source.config_map {
-                return wanted.has(Kind::ConfigMap, &source.name);
+                return request.has(Kind::ConfigMap, &source.name);
             }
             if let Some(source) = &source.secret {
-                return wanted.has(Kind::Secret, &source.name);
+                return request.has(Kind::Secret, &source.name);
             }
             // Without an API server there is no request.
-            let Some(api) = wanted.sources.api else { return true };
+            let Some(api) = request.sources.api else { return true };
             if let Some(source) = &source.service_account_token {
                 let audience = source.audience.as_deref().unwrap_or_default();
                 return api.tokens.is_cached(pod, audience, source.expiration_seconds);

@@ -110,9 +110,9 @@ impl Volumes {
 
     /// Whether an update of the volume needs no response of another process.
     pub(super) fn is_at_hand(&self, pod: &Pod, volume: &Volume, stop: &StopToken) -> bool {
-        let wanted = FilesRequest { pod, volume: &volume.name, sources: &self.sources(), stop };
+        let request = FilesRequest { pod, volume: &volume.name, sources: &self.sources(), stop };
         let files = plugin_table::find(volume).and_then(Plugin::files);
-        files.is_some_and(|files| files.is_at_hand(&wanted))
+        files.is_some_and(|files| files.is_at_hand(&request))
     }
 
     /// The results of updates that have arrived, also of other volumes than these. Begins updates of
@@ -222,27 +222,27 @@ impl Volumes {
         let work = move |stop: &StopToken| {
             let (uid, api, allocatable) = (owner.uid(), api.as_ref(), &allocatable);
             let sources = FileSources { api, local: &local, allocatable, events: &events };
-            for (wanted, mounted) in due {
+            for (volume, mounted) in due {
                 // Nothing is done in the pod's directory before there is a response.
-                match operations.step_on(uid, VolumeStep { from: &present, to: &wanted.name }) {
-                    Ok(()) => present.clone_from(&wanted.name),
+                match operations.step_on(uid, VolumeStep { from: &present, to: &volume.name }) {
+                    Ok(()) => present.clone_from(&volume.name),
                     Err(VolumeError::Pending) => continue,
                     Err(error) => return Err(error),
                 }
                 let mut result = Report::new(|outcome: RefreshOutcome| {
                     // The channel has room; the pod may have ended.
-                    let _ = report.send((wanted.name.clone(), outcome));
+                    let _ = report.send((volume.name.clone(), outcome));
                 });
-                let fresh = match plugin_table::find(&wanted).and_then(Plugin::files) {
+                let fresh = match plugin_table::find(&volume).and_then(Plugin::files) {
                     Some(files) => {
-                        let (pod, volume, sources) = (&owner, wanted.name.as_str(), &sources);
+                        let (pod, volume, sources) = (&owner, volume.name.as_str(), &sources);
                         files
                             .payload(&FilesRequest { pod, volume, sources, stop })
                             .map(RefreshedVolume::Files)
                     }
-                    None => kinds.refresh(&owner, &wanted, mounted, stop).map(RefreshedVolume::Mounted),
+                    None => kinds.refresh(&owner, &volume, mounted, stop).map(RefreshedVolume::Mounted),
                 };
-                let outcome = operations.step_in(uid, &wanted.name);
+                let outcome = operations.step_in(uid, &volume.name);
                 if outcome.is_err()
                     && let Some(api) = api
                 {
@@ -255,7 +255,7 @@ impl Volumes {
                 if stop.is_stopped() {
                     return Err(VolumeError::Stopping);
                 }
-                result.set(fresh.and_then(|fresh| counted(fresh, &actual, &owner, &wanted)));
+                result.set(fresh.and_then(|fresh| counted(fresh, &actual, &owner, &volume)));
             }
             Ok(())
         };

@@ -25,12 +25,12 @@ impl Plugin for SecretVolumeSource {
 }
 
 impl Files for SecretVolumeSource {
-    fn payload(&self, wanted: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        payload(wanted.objects()?, wanted.pod, self, wanted.stop)
+    fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
+        payload(request.objects()?, request.pod, self, request.stop)
     }
 
-    fn is_at_hand(&self, wanted: &FilesRequest<'_>) -> bool {
-        wanted.has(Kind::Secret, self.secret_name.as_deref().unwrap_or_default())
+    fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool {
+        request.has(Kind::Secret, self.secret_name.as_deref().unwrap_or_default())
     }
 }
 

@@ -174,9 +174,9 @@ impl Volumes {
     }
 
     /// Counts a set-up in the metrics.
-    fn count(&self, pod: &Pod, wanted: &PendingVolume<'_>, status: &'static str) {
-        let Some(plugin) = self.kinds.plugin(pod, wanted.volume) else { return };
-        let took = wanted.begun.map(|begun| begun.elapsed()).unwrap_or_default();
+    fn count(&self, pod: &Pod, pending: &PendingVolume<'_>, status: &'static str) {
+        let Some(plugin) = self.kinds.plugin(pod, pending.volume) else { return };
+        let took = pending.begun.map(|begun| begun.elapsed()).unwrap_or_default();
         STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
     }
 
@@ -272,7 +272,7 @@ struct SetUp<'a> {
     site: &'a Site<'a>,
     /// The pod's count of changed objects before the first try.
     changes: u64,
-    wanted: Vec<PendingVolume<'a>>,
+    pending: Vec<PendingVolume<'a>>,
     queue: Queue,
     report: Sender<Completion>,
     reported: Receiver<Completion>,
@@ -284,7 +284,7 @@ struct SetUp<'a> {
 
 impl<'a> SetUp<'a> {
     fn new(volumes: &'a Volumes, site: &'a Site<'a>, wanted: impl Iterator<Item = &'a Volume>) -> SetUp<'a> {
-        let wanted: Vec<_> = wanted
+        let pending: Vec<_> = wanted
             .map(|volume| PendingVolume {
                 volume,
                 begun: None,
@@ -293,14 +293,14 @@ impl<'a> SetUp<'a> {
             })
             .collect();
         // The channel has room for one report per volume, so that no thread blocks.
-        let (report, reported) = bounded(wanted.len());
+        let (report, reported) = bounded(pending.len());
         SetUp {
             volumes,
             site,
             changes: PodObjects::of(site.pod, volumes.api.as_ref(), &volumes.local)
                 .map_or(0, |objects| objects.changes(site.pod.uid())),
-            queue: Queue::new(wanted.len()),
-            wanted,
+            queue: Queue::new(pending.len()),
+            pending,
             report,
             reported,
             has_no_place: false,
@@ -324,8 +324,8 @@ impl<'a> SetUp<'a> {
             }
         }
         // The volumes that still wait cannot succeed, or there is no thread for them.
-        for index in 0..self.wanted.len() {
-            if let Some(PendingVolume { state: SetUpState::Waiting(error), .. }) = self.wanted.get_mut(index)
+        for index in 0..self.pending.len() {
+            if let Some(PendingVolume { state: SetUpState::Waiting(error), .. }) = self.pending.get_mut(index)
                 && let Some(error) = error.take()
             {
                 self.fail(index, &error);
@@ -336,29 +336,29 @@ impl<'a> SetUp<'a> {
 
     fn attempt(&mut self, index: usize) -> Result<(), VolumeError> {
         let (pod, changes) = (self.site.pod, self.changes);
-        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(()) };
-        let volume = wanted.volume;
-        if wanted.begun.is_none() {
+        let Some(pending) = self.pending.get_mut(index) else { return Ok(()) };
+        let volume = pending.volume;
+        if pending.begun.is_none() {
             let before = self.volumes.actual().get(pod.uid(), &volume.name);
             if let Some(mounted) = &before
                 && !self.volumes.gets_updates(pod, volume)
             {
-                wanted.state = SetUpState::Ready(mounted.clone());
+                pending.state = SetUpState::Ready(mounted.clone());
                 self.queue.tried(index, TryOutcome::Ready);
                 return Ok(());
             }
             if let Some(until) = self.volumes.blocked(pod, volume, changes) {
-                wanted.state = SetUpState::Failed { until, cause: "waiting to try again".to_owned() };
+                pending.state = SetUpState::Failed { until, cause: "waiting to try again".to_owned() };
                 self.queue.tried(index, TryOutcome::Hopeless);
                 return Ok(());
             }
             let now = Instant::now();
-            wanted.begun = Some(now);
+            pending.begun = Some(now);
             self.volumes.progress().begins(pod.uid(), &volume.name, now);
             if let Some(mounted) = before {
                 if !self.volumes.is_at_hand(pod, volume, self.site.stop) {
                     self.due.insert(&volume.name, index);
-                    wanted.state = SetUpState::Ready(mounted);
+                    pending.state = SetUpState::Ready(mounted);
                     self.queue.tried(index, TryOutcome::Ready);
                     return Ok(());
                 }
@@ -373,15 +373,15 @@ impl<'a> SetUp<'a> {
         match self.start(index, volume) {
             Ok(operation) => {
                 let now = Instant::now();
-                if let Some(wanted) = self.wanted.get_mut(index) {
-                    wanted.state = SetUpState::UnderWay(operation, now);
+                if let Some(pending) = self.pending.get_mut(index) {
+                    pending.state = SetUpState::UnderWay(operation, now);
                 }
                 self.queue.tried(index, TryOutcome::UnderWay);
                 while self.deadline_of(index).is_some() && self.receive(now + PATIENCE)? {}
             }
             Err(error @ VolumeError::TooManyPending) => {
                 if let Some(PendingVolume { state: SetUpState::Waiting(before), .. }) =
-                    self.wanted.get_mut(index)
+                    self.pending.get_mut(index)
                 {
                     before.get_or_insert(error);
                 }
@@ -399,14 +399,14 @@ impl<'a> SetUp<'a> {
     /// the pod keeps what it has.
     fn update(&mut self) -> Result<(), VolumeError> {
         let Site { pod, stop, .. } = *self.site;
-        let due = self.due.values().filter_map(|index| match self.wanted.get(*index)? {
+        let due = self.due.values().filter_map(|index| match self.pending.get(*index)? {
             PendingVolume { volume, state: SetUpState::Ready(mounted), .. } => Some((*volume, mounted)),
             _ => None,
         });
         let ended = self.volumes.refresh(pod, &due.collect::<Vec<_>>(), stop)?;
         for (name, outcome) in ended {
             let Some(index) = self.due.get(name.as_str()).copied() else { continue };
-            let plugin = self.wanted.get(index).and_then(|wanted| plugin_table::find(wanted.volume));
+            let plugin = self.pending.get(index).and_then(|pending| plugin_table::find(pending.volume));
             let result = match outcome {
                 Ok(RefreshedVolume::Mounted(mounted)) => Ok(mounted),
                 Ok(RefreshedVolume::Files(payload)) => {
@@ -440,7 +440,7 @@ impl<'a> SetUp<'a> {
     /// Waits for the end of one operation, and cancels those that take too long. Reports failures
     /// when no other volume is likely to resolve them soon.
     fn wait(&mut self) -> Result<(), VolumeError> {
-        let deadlines = (0..self.wanted.len()).filter_map(|index| self.deadline_of(index));
+        let deadlines = (0..self.pending.len()).filter_map(|index| self.deadline_of(index));
         let Some(first) = deadlines.min() else { return Ok(()) };
         let report_at = self.report_at(Instant::now());
         if self.receive(report_at.map_or(first, |time| time.min(first)))? {
@@ -450,7 +450,7 @@ impl<'a> SetUp<'a> {
         if report_at.is_some_and(|time| time <= now) {
             self.report_failures();
         }
-        for index in 0..self.wanted.len() {
+        for index in 0..self.pending.len() {
             if self.deadline_of(index).is_some_and(|deadline| deadline <= now) {
                 self.end(index, Err(VolumeError::Overdue))?;
             }
@@ -461,14 +461,14 @@ impl<'a> SetUp<'a> {
     /// When events of unreported failures are raised; `None` when there are none, or when a volume
     /// that may resolve them waits for a thread.
     fn report_at(&self, now: Instant) -> Option<Instant> {
-        let get = |index: &usize| self.wanted.get(*index);
-        if !self.queue.failed().filter_map(get).any(|wanted| !wanted.is_reported)
+        let get = |index: &usize| self.pending.get(*index);
+        if !self.queue.failed().filter_map(get).any(|pending| !pending.is_reported)
             || self.queue.held().filter_map(get).any(PendingVolume::makes_files)
         {
             return None;
         }
-        let helpers = self.wanted.iter().filter(|wanted| wanted.makes_files());
-        let until = helpers.filter_map(|wanted| match wanted.state {
+        let helpers = self.pending.iter().filter(|pending| pending.makes_files());
+        let until = helpers.filter_map(|pending| match pending.state {
             SetUpState::UnderWay(_, begun) => Some(begun + HELP),
             _ => None,
         });
@@ -479,13 +479,13 @@ impl<'a> SetUp<'a> {
     /// becomes ready.
     fn report_failures(&mut self) {
         for index in self.queue.failed() {
-            if let Some(wanted) = self.wanted.get_mut(*index)
-                && let SetUpState::Waiting(Some(error)) = &wanted.state
-                && !wanted.is_reported
+            if let Some(pending) = self.pending.get_mut(*index)
+                && let SetUpState::Waiting(Some(error)) = &pending.state
+                && !pending.is_reported
             {
-                let name = self.volumes.kinds.name(self.site.pod.uid(), &wanted.volume.name);
-                let cause = wanted.cause(error, name);
-                wanted.is_reported = true;
+                let name = self.volumes.kinds.name(self.site.pod.uid(), &pending.volume.name);
+                let cause = pending.cause(error, name);
+                pending.is_reported = true;
                 self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, cause);
             }
         }
@@ -493,7 +493,7 @@ impl<'a> SetUp<'a> {
 
     /// The deadline of a volume that is under way.
     fn deadline_of(&self, index: usize) -> Option<Instant> {
-        match self.wanted.get(index)?.state {
+        match self.pending.get(index)?.state {
             SetUpState::UnderWay(_, begun) => Some(begun + operations::LIMIT),
             _ => None,
         }
@@ -521,8 +521,8 @@ impl<'a> SetUp<'a> {
 
     /// Handles the end of an operation that was under way.
     fn end(&mut self, index: usize, result: Result<MountedVolume, VolumeError>) -> Result<(), VolumeError> {
-        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(()) };
-        let state = std::mem::replace(&mut wanted.state, SetUpState::Waiting(None));
+        let Some(pending) = self.pending.get_mut(index) else { return Ok(()) };
+        let state = std::mem::replace(&mut pending.state, SetUpState::Waiting(None));
         if let SetUpState::UnderWay(operation, _) = state
             && !matches!(result, Err(VolumeError::Overdue))
         {
@@ -539,13 +539,13 @@ impl<'a> SetUp<'a> {
         index: usize,
         result: Result<MountedVolume, VolumeError>,
     ) -> Result<TryOutcome, VolumeError> {
-        let Some(wanted) = self.wanted.get_mut(index) else { return Ok(TryOutcome::Hopeless) };
+        let Some(pending) = self.pending.get_mut(index) else { return Ok(TryOutcome::Hopeless) };
         match result {
             Ok(mounted) => {
-                let plugin = self.volumes.kinds.plugin(self.site.pod, wanted.volume);
+                let plugin = self.volumes.kinds.plugin(self.site.pod, pending.volume);
                 self.volumes.record_ready(self.site.pod, &mounted, plugin);
-                self.volumes.count(self.site.pod, wanted, "success");
-                wanted.state = SetUpState::Ready(mounted);
+                self.volumes.count(self.site.pod, pending, "success");
+                pending.state = SetUpState::Ready(mounted);
                 Ok(TryOutcome::Ready)
             }
             Err(VolumeError::Stopping) => Err(VolumeError::Stopping),
@@ -553,8 +553,8 @@ impl<'a> SetUp<'a> {
                 self.await_attachment(index, &wait);
                 Ok(TryOutcome::Hopeless)
             }
-            Err(error) if wanted.volume.host_path.is_some() && error.may_pass() => {
-                wanted.state = SetUpState::Waiting(Some(error));
+            Err(error) if pending.volume.host_path.is_some() && error.may_pass() => {
+                pending.state = SetUpState::Waiting(Some(error));
                 Ok(TryOutcome::Failed)
             }
             Err(error) => {
@@ -567,8 +567,8 @@ impl<'a> SetUp<'a> {
     /// The volume waits for the controller; the pod is woken when it may be mounted. There is no
     /// back-off, and an event only if it takes as long as a pod of the Go kubelet waits at once.
     fn await_attachment(&mut self, index: usize, wait: &AttachmentWait) {
-        let Some(wanted) = self.wanted.get_mut(index) else { return };
-        let (uid, name) = (self.site.pod.uid(), &wanted.volume.name);
+        let Some(pending) = self.pending.get_mut(index) else { return };
+        let (uid, name) = (self.site.pod.uid(), &pending.volume.name);
         let cause = wait.no_place.clone().unwrap_or_else(|| wait.to_string());
         self.has_no_place |= wait.is_overdue && wait.no_place.is_some();
         if wait.is_overdue {
@@ -579,30 +579,30 @@ impl<'a> SetUp<'a> {
             self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, message);
         }
         self.volumes.progress().waits(uid, name, &cause, Instant::now());
-        wanted.state = SetUpState::Failed { until: wait.report_at, cause };
+        pending.state = SetUpState::Failed { until: wait.report_at, cause };
     }
 
     fn fail(&mut self, index: usize, error: &VolumeError) {
-        let Some(wanted) = self.wanted.get_mut(index) else { return };
-        self.volumes.count(self.site.pod, wanted, "fail-unknown");
-        let until = self.volumes.record_failure(self.site.pod, wanted.volume, error, self.changes);
-        let since = self.volumes.retries().since(self.site.pod.uid(), &wanted.volume.name);
+        let Some(pending) = self.pending.get_mut(index) else { return };
+        self.volumes.count(self.site.pod, pending, "fail-unknown");
+        let until = self.volumes.record_failure(self.site.pod, pending.volume, error, self.changes);
+        let since = self.volumes.retries().since(self.site.pod.uid(), &pending.volume.name);
         self.has_no_place |= is_without_place(error, since, Instant::now());
-        let name = self.volumes.kinds.name(self.site.pod.uid(), &wanted.volume.name);
-        let cause = wanted.cause(error, name);
-        self.volumes.progress().failed(self.site.pod.uid(), &wanted.volume.name, &cause, Instant::now());
-        if !wanted.is_reported {
-            wanted.is_reported = true;
+        let name = self.volumes.kinds.name(self.site.pod.uid(), &pending.volume.name);
+        let cause = pending.cause(error, name);
+        self.volumes.progress().failed(self.site.pod.uid(), &pending.volume.name, &cause, Instant::now());
+        if !pending.is_reported {
+            pending.is_reported = true;
             self.volumes.events.warning(self.site.pod, reason(error), cause.as_str());
         }
-        wanted.state = SetUpState::Failed { until, cause };
+        pending.state = SetUpState::Failed { until, cause };
     }
 
     /// The volumes that are ready, if all are.
     fn into_result(self) -> Result<Vec<MountedVolume>, VolumeError> {
         let mut ready = Vec::new();
         let mut missing = UnreadyVolumes { has_no_place: self.has_no_place, ..UnreadyVolumes::default() };
-        for PendingVolume { volume, state, .. } in self.wanted {
+        for PendingVolume { volume, state, .. } in self.pending {
             match state {
                 SetUpState::Ready(mounted) => ready.push(mounted),
                 SetUpState::Failed { until, cause } => {
@@ -862,7 +862,7 @@ mod tests {
                     let key = (pod.uid(), "d", &Share::default());
                     volumes.operations.start(key, |_| {}, hang).unwrap()
                 };
-                set_up.wanted[1].state = SetUpState::UnderWay(operation, now);
+                set_up.pending[1].state = SetUpState::UnderWay(operation, now);
             }
             assert_eq!(set_up.report_at(now), expected.map(|wait| now + wait), "{kind} {outcome:?}");
             set_up.report_failures();
