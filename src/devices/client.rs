@@ -76,10 +76,10 @@ impl Client {
     pub fn options(&self, stop: &StopToken) -> Result<PluginOptions, CallError> {
         let limit = Some(self.limits.options);
         let method = &methods::GET_DEVICE_PLUGIN_OPTIONS;
-        let found = self.channel.call_with_stop(method, &pb::Empty::default(), limit, stop)?;
+        let response = self.channel.call_with_stop(method, &pb::Empty::default(), limit, stop)?;
         Ok(PluginOptions {
-            pre_start: found.pre_start_required,
-            preferred: found.get_preferred_allocation_available,
+            pre_start: response.pre_start_required,
+            preferred: response.get_preferred_allocation_available,
         })
     }
 
@@ -106,11 +106,11 @@ impl Client {
         };
         let request = pb::PreferredRequest { container_requests: vec![of_container], ..Default::default() };
         let limit = Some(self.limits.preferred);
-        let found = self
+        let response = self
             .channel
             .call_with_stop(&methods::GET_PREFERRED_ALLOCATION, &request, limit, stop)
             .map_err(|error| DeviceError::Preferred(error.to_string()))?;
-        let first = found.container_responses.into_iter().next();
+        let first = response.container_responses.into_iter().next();
         let names = first.into_iter().flat_map(|container| container.devices);
         // Others cannot be chosen anyway.
         Ok(names.map(DeviceId::from).filter(|id| wanted.available.contains(id)).collect())
@@ -124,11 +124,11 @@ impl Client {
         let devices = ids.iter().map(|id| id.to_string()).collect();
         let of_container = pb::ContainerAllocateRequest { devices, ..Default::default() };
         let request = pb::AllocateRequest { container_requests: vec![of_container], ..Default::default() };
-        let found = self
+        let response = self
             .channel
             .call_with_stop(&methods::ALLOCATE, &request, Some(self.limits.allocate), stop)
             .map_err(|error| DeviceError::Allocate(error.to_string()))?;
-        let raw = found.container_responses.into_iter().next().ok_or(DeviceError::NoResponse)?;
+        let raw = response.container_responses.into_iter().next().ok_or(DeviceError::NoResponse)?;
         if raw.len() > MOST_RESPONSE_BYTES {
             let (resource, bytes) = (self.resource.clone(), raw.len());
             return Err(DeviceError::Large { resource, bytes, limit: MOST_RESPONSE_BYTES });
@@ -163,11 +163,11 @@ impl DeviceListStream {
     /// # Errors
     /// Those of the call.
     pub fn next(&mut self, limit: usize, stop: &StopToken) -> Result<Option<DeviceList>, CallError> {
-        let Some(found) = self.stream.next(stop)? else { return Ok(None) };
-        let total = found.devices.len();
+        let Some(response) = self.stream.next(stop)? else { return Ok(None) };
+        let total = response.devices.len();
         let mut list = DeviceList::new();
         let mut unusable = 0_usize;
-        for bytes in found.devices {
+        for bytes in response.devices {
             if list.len() >= limit {
                 break;
             }
@@ -183,20 +183,20 @@ impl DeviceListStream {
     }
 }
 
-fn device(found: pb::PluginDevice) -> Option<(DeviceId, Device)> {
-    if found.id.is_empty() || found.id.len() > MOST_ID_BYTES {
+fn device(message: pb::PluginDevice) -> Option<(DeviceId, Device)> {
+    if message.id.is_empty() || message.id.len() > MOST_ID_BYTES {
         return None;
     }
-    let nodes = found.topology.into_option().map(|topology| topology.nodes).unwrap_or_default();
+    let nodes = message.topology.into_option().map(|topology| topology.nodes).unwrap_or_default();
     let numbers = nodes.iter().filter_map(|node| u32::try_from(node.id).ok());
-    let device = Device { is_healthy: found.health == "Healthy", nodes: NumaMask::of(numbers) };
-    Some((found.id.into(), device))
+    let device = Device { is_healthy: message.health == "Healthy", nodes: NumaMask::of(numbers) };
+    Some((message.id.into(), device))
 }
 
 /// Reads the answer to `Allocate` for one container, also from the state file.
 #[must_use]
 pub fn setup(raw: &[u8]) -> Option<Setup> {
-    let found: pb::ContainerAllocateResponse = from_bytes(raw)?;
+    let response: pb::ContainerAllocateResponse = from_bytes(raw)?;
     let mount = |mount: pb::PluginMount| DeviceMount {
         container_path: mount.container_path,
         host_path: mount.host_path,
@@ -208,11 +208,11 @@ pub fn setup(raw: &[u8]) -> Option<Setup> {
         permissions: node.permissions,
     };
     Some(Setup {
-        envs: found.envs,
-        mounts: found.mounts.into_iter().map(mount).collect(),
-        nodes: found.devices.into_iter().map(node).collect(),
-        annotations: found.annotations,
-        cdi: found.cdi_devices.into_iter().map(|device| device.name).collect(),
+        envs: response.envs,
+        mounts: response.mounts.into_iter().map(mount).collect(),
+        nodes: response.devices.into_iter().map(node).collect(),
+        annotations: response.annotations,
+        cdi: response.cdi_devices.into_iter().map(|device| device.name).collect(),
     })
 }
 

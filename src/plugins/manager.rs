@@ -142,13 +142,13 @@ impl Worker {
     /// Reads the directory. Returns whether it cannot be watched.
     fn scan(&mut self) -> bool {
         self.tree.silence();
-        let found = self.tree.scan();
-        if found.cut && !self.is_cut {
+        let scan = self.tree.scan();
+        if scan.cut && !self.is_cut {
             log::warn!("plugins_registry has too many sockets or directories: some are ignored");
         }
-        self.is_cut = found.cut;
-        self.state.locked().found(&found.sockets);
-        found.blind
+        self.is_cut = scan.cut;
+        self.state.locked().found(&scan.sockets);
+        scan.blind
     }
 
     /// Starts what is due. Returns when to try again, if the kernel has no threads.

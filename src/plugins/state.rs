@@ -109,13 +109,13 @@ pub struct PluginState {
 
 impl PluginState {
     /// The directory was read: `found` are its sockets.
-    pub fn found(&mut self, found: &BTreeMap<PathBuf, Identity>) {
+    pub fn found(&mut self, sockets: &BTreeMap<PathBuf, Identity>) {
         for (path, socket) in &mut self.sockets {
-            if !found.contains_key(path) {
+            if !sockets.contains_key(path) {
                 socket.desired = None;
             }
         }
-        for (path, identity) in found {
+        for (path, identity) in sockets {
             if !self.sockets.contains_key(path) && self.sockets.len() >= MOST_SOCKETS {
                 continue;
             }

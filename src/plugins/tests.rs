@@ -291,8 +291,8 @@ fn directory_trees_without_end_are_cut() {
         path.push("d");
     }
     std::fs::create_dir_all(&path).unwrap();
-    let found = tree::Tree::new(dir.path()).scan();
-    assert!(found.cut && found.sockets.is_empty() && !found.blind);
+    let scan = tree::Tree::new(dir.path()).scan();
+    assert!(scan.cut && scan.sockets.is_empty() && !scan.blind);
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Tree {
 
     /// Reads the directories, and watches each before it is read. Links are not followed.
     pub(super) fn scan(&self) -> ScanResult {
-        let mut found = ScanResult { blind: self.inotify.is_none(), ..ScanResult::default() };
+        let mut scan = ScanResult { blind: self.inotify.is_none(), ..ScanResult::default() };
         let mut waiting = vec![(self.root.clone(), 0)];
         let (mut directories, mut names) = (0, 0);
         while let Some((path, level)) = waiting.pop() {
@@ -68,10 +68,10 @@ impl Tree {
             // Opened again by its whole path: a stack of open files could reach their limit.
             let Some(dir) = self.open(&path) else {
                 // The root may come back without an event.
-                found.blind |= level == 0;
+                scan.blind |= level == 0;
                 continue;
             };
-            self.watch(&dir, &mut found);
+            self.watch(&dir, &mut scan);
             let Ok(entries) = Dir::read_from(&dir) else { continue };
             for entry in entries {
                 let Ok(entry) = entry else { break };
@@ -81,8 +81,8 @@ impl Tree {
                 }
                 names += 1;
                 if names > MOST_NAMES {
-                    found.cut = true;
-                    return found;
+                    scan.cut = true;
+                    return scan;
                 }
                 let Ok(stat) = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
                 let path = path.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
@@ -92,19 +92,19 @@ impl Tree {
                     {
                         waiting.push((path, level + 1));
                     }
-                    FileType::Directory => found.cut = true,
-                    FileType::Socket if found.sockets.len() < MOST_SOCKETS => {
+                    FileType::Directory => scan.cut = true,
+                    FileType::Socket if scan.sockets.len() < MOST_SOCKETS => {
                         let modified =
                             i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
                         let identity = Identity { device: stat.st_dev, inode: stat.st_ino, modified };
-                        found.sockets.insert(path, identity);
+                        scan.sockets.insert(path, identity);
                     }
-                    FileType::Socket => found.cut = true,
+                    FileType::Socket => scan.cut = true,
                     _ => {}
                 }
             }
         }
-        found
+        scan
     }
 
     /// Opens a directory at or below the root, without links below the root.
@@ -117,7 +117,7 @@ impl Tree {
         Some(dir)
     }
 
-    fn watch(&self, dir: &OwnedFd, found: &mut ScanResult) {
+    fn watch(&self, dir: &OwnedFd, scan: &mut ScanResult) {
         let Some(inotify) = &self.inotify else { return };
         let flags = WatchFlags::CREATE
             | WatchFlags::DELETE
@@ -129,7 +129,7 @@ impl Tree {
         // The open directory, even if its path has been replaced. A second watch is the first one.
         let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
         if inotify::add_watch(inotify, path, flags).is_err() {
-            found.blind = true;
+            scan.blind = true;
         }
     }
 }

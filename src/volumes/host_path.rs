@@ -83,8 +83,8 @@ fn want(path: &Path, is: fn(&FileType) -> bool, wanted: &'static str) -> Result<
     let shown = path.display().to_string();
     let unknown = |reason: String| (format!("unable to determine its type: {reason}"), false);
     let (found, is_known) = match std::fs::metadata(path) {
-        Ok(found) if is(&found.file_type()) => return Ok(()),
-        Ok(found) => match kind_of(&found.file_type()) {
+        Ok(metadata) if is(&metadata.file_type()) => return Ok(()),
+        Ok(metadata) => match kind_of(&metadata.file_type()) {
             Some(kind) => (format!("it's a {kind}"), true),
             None => unknown(
                 "only recognise file, directory, socket, block device and character device".to_owned(),

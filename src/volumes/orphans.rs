@@ -88,10 +88,10 @@ impl Orphans {
     }
 
     /// Notes the removal, unless the pod is known.
-    fn begin(&self, uid: &PodUid, known: &dyn Fn(&PodUid) -> bool) -> Option<RemovalGuard<'_>> {
+    fn begin(&self, uid: &PodUid, is_known: &dyn Fn(&PodUid) -> bool) -> Option<RemovalGuard<'_>> {
         self.removing().insert(uid.clone());
         let removing = RemovalGuard(self, uid.clone());
-        (!known(uid)).then_some(removing)
+        (!is_known(uid)).then_some(removing)
     }
 }
 
@@ -111,8 +111,8 @@ impl Volumes {
     }
 
     /// Whether there is the directory of a pod for which `known` is false, or a device to clean up.
-    pub fn has_orphans(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {
-        self.has_due_sweep() || self.unknown(known).is_ok_and(|found| !found.is_empty())
+    pub fn has_orphans(&self, is_known: &dyn Fn(&PodUid) -> bool) -> bool {
+        self.has_due_sweep() || self.unknown(is_known).is_ok_and(|found| !found.is_empty())
     }
 
     /// Whether the pod has a directory.
@@ -121,7 +121,7 @@ impl Volumes {
         paths::open_pod(&self.settings.root_dir, uid).is_ok()
     }
 
-    fn unknown(&self, known: &dyn Fn(&PodUid) -> bool) -> Result<Vec<PodUid>, VolumeError> {
+    fn unknown(&self, is_known: &dyn Fn(&PodUid) -> bool) -> Result<Vec<PodUid>, VolumeError> {
         let pods = paths::pods(&self.settings.root_dir);
         let dir = match tree::open(&pods) {
             Ok(dir) => dir,
@@ -131,7 +131,7 @@ impl Volumes {
         let mut found = Vec::new();
         for name in tree::names(dir.as_fd()).map_err(VolumeError::io("list", &pods))? {
             let uid = PodUid::from(empty_dir::shown(&name));
-            if !known(&uid) && tree::open_at(dir.as_fd(), &name).is_ok() {
+            if !is_known(&uid) && tree::open_at(dir.as_fd(), &name).is_ok() {
                 found.push(uid);
             }
         }
@@ -146,11 +146,11 @@ impl Volumes {
     /// When the directory of all pods cannot be read.
     pub fn orphans(
         &self,
-        known: &dyn Fn(&PodUid) -> bool,
+        is_known: &dyn Fn(&PodUid) -> bool,
         stop: &StopToken,
     ) -> Result<OrphanReport, VolumeError> {
         let mut report = OrphanReport::default();
-        let mut found = self.unknown(known)?;
+        let mut found = self.unknown(is_known)?;
         // The end of unmounts of pods that are known again is of no interest.
         let known_again: Vec<RunningUnmount> = {
             let mut unmounts = self.orphans.unmounts();
@@ -159,7 +159,7 @@ impl Volumes {
         drop(known_again);
         // An operation of a pod that was removed by force may still mount something.
         found.retain(|uid| {
-            let Some(_removing) = self.orphans.begin(uid, known) else { return false };
+            let Some(_removing) = self.orphans.begin(uid, is_known) else { return false };
             self.end_refreshes(uid);
             self.operations.stop_walks(uid);
             true
@@ -167,7 +167,7 @@ impl Volumes {
         let settled = Instant::now() + operations::WALK_END;
         let mut waiting = Vec::new();
         for uid in found {
-            let Some(removing) = self.orphans.begin(&uid, known) else { continue };
+            let Some(removing) = self.orphans.begin(&uid, is_known) else { continue };
             let result = match self.begin_unmount(&uid, settled, stop) {
                 Ok(true) => {
                     waiting.push(removing);
@@ -414,14 +414,14 @@ mod tests {
         // It was published before the check that follows the note of the removal.
         std::fs::create_dir_all(root.path().join("pods/static/volumes")).unwrap();
         let checks = std::cell::Cell::new(0);
-        let known = |_: &PodUid| {
+        let is_known = |_: &PodUid| {
             checks.set(checks.get() + 1);
             if checks.get() > 1 {
                 volumes.setup(&pod, &stopping()).unwrap_err();
             }
             checks.get() > 1
         };
-        assert_eq!(volumes.orphans(&known, &StopToken::never()).unwrap(), OrphanReport::default());
+        assert_eq!(volumes.orphans(&is_known, &StopToken::never()).unwrap(), OrphanReport::default());
         assert_eq!(checks.get(), 2);
         assert!(root.path().join("pods/static/volumes").exists());
         // It is published while its directory is removed: its set-up waits for the end.

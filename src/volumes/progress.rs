@@ -78,11 +78,11 @@ impl Progress {
     /// A set-up begins.
     pub(super) fn begins(&mut self, uid: &PodUid, volume: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let known =
+        let entry =
             volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::SettingUp, now));
         // The pod has been created again before its volumes were removed.
-        if matches!(known.state, State::Unmounting | State::Stuck | State::Unmounted) {
-            known.enter(State::SettingUp, now);
+        if matches!(entry.state, State::Unmounting | State::Stuck | State::Unmounted) {
+            entry.enter(State::SettingUp, now);
         }
     }
 
@@ -95,37 +95,37 @@ impl Progress {
         now: Instant,
     ) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let known =
+        let entry =
             volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::Mounted, now));
-        known.enter(State::Mounted, now);
-        (known.error, known.plugin, known.place) = (None, plugin, place);
+        entry.enter(State::Mounted, now);
+        (entry.error, entry.plugin, entry.place) = (None, plugin, place);
     }
 
     /// The set-up waits for this, and has not failed.
     pub(super) fn waits(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
         self.begins(uid, volume, now);
-        if let Some(known) = self.pods.get_mut(uid).and_then(|volumes| volumes.get_mut(volume)) {
-            known.error = Some(short(cause));
+        if let Some(entry) = self.pods.get_mut(uid).and_then(|volumes| volumes.get_mut(volume)) {
+            entry.error = Some(short(cause));
         }
     }
 
     /// The set-up, or an update of the files of a mounted volume, has failed.
     pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let known =
+        let entry =
             volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::Failed, now));
-        if known.state != State::Mounted {
-            known.enter(State::Failed, now);
+        if entry.state != State::Mounted {
+            entry.enter(State::Failed, now);
         }
-        known.error = Some(short(cause));
+        entry.error = Some(short(cause));
     }
 
     /// The removal of the pod's volumes begins.
     pub(super) fn unmounting(&mut self, uid: &PodUid, now: Instant) {
-        for known in self.pods.get_mut(uid).into_iter().flat_map(BTreeMap::values_mut) {
-            if !matches!(known.state, State::Stuck | State::Unmounted) {
-                known.enter(State::Unmounting, now);
-                known.error = None;
+        for entry in self.pods.get_mut(uid).into_iter().flat_map(BTreeMap::values_mut) {
+            if !matches!(entry.state, State::Stuck | State::Unmounted) {
+                entry.enter(State::Unmounting, now);
+                entry.error = None;
             }
         }
     }
@@ -141,8 +141,8 @@ impl Progress {
         let error = match result {
             Ok(()) => {
                 let gone = self.pods.remove(uid).unwrap_or_default().into_values();
-                let gone = gone.filter(|known| known.state != State::Unmounted);
-                return [gone.filter_map(|known| known.plugin).collect(), Vec::new()];
+                let gone = gone.filter(|entry| entry.state != State::Unmounted);
+                return [gone.filter_map(|entry| entry.plugin).collect(), Vec::new()];
             }
             Err(VolumeError::Stopping) => return Default::default(),
             Err(error) => error,
@@ -153,22 +153,22 @@ impl Progress {
             error => (None, short(&chain(error))),
         };
         let mut outcome = <[Vec<&'static str>; 2]>::default();
-        for (name, known) in volumes.iter_mut() {
+        for (name, entry) in volumes.iter_mut() {
             let is_left =
-                left.is_none_or(|left| left.iter().any(|path| path == name || known.is_at(name, path)));
-            if !is_left && known.state == State::Unmounted {
+                left.is_none_or(|left| left.iter().any(|path| path == name || entry.is_at(name, path)));
+            if !is_left && entry.state == State::Unmounted {
                 continue;
             }
-            known.enter(if is_left { State::Stuck } else { State::Unmounted }, now);
-            known.error = is_left.then(|| cause.clone());
+            entry.enter(if is_left { State::Stuck } else { State::Unmounted }, now);
+            entry.error = is_left.then(|| cause.clone());
             let [gone, stuck] = &mut outcome;
-            if is_left { stuck } else { gone }.extend(known.plugin);
+            if is_left { stuck } else { gone }.extend(entry.plugin);
         }
         for path in left.into_iter().flatten().take(MOST_FOUND) {
-            if !volumes.iter().any(|(name, known)| name == path || known.is_at(name, path)) {
-                let known =
+            if !volumes.iter().any(|(name, entry)| name == path || entry.is_at(name, path)) {
+                let entry =
                     VolumeProgress { error: Some(cause.clone()), ..VolumeProgress::new(State::Stuck, now) };
-                volumes.insert(short(path), known);
+                volumes.insert(short(path), entry);
             }
         }
         if volumes.is_empty() {
@@ -205,7 +205,7 @@ mod tests {
 
     fn states(progress: &Progress, uid: &PodUid) -> Vec<(String, State, Option<String>)> {
         let all = progress.volumes_of(uid).into_iter();
-        all.map(|(name, known)| (name, known.state, known.error)).collect()
+        all.map(|(name, entry)| (name, entry.state, entry.error)).collect()
     }
 
     #[test]

@@ -35,8 +35,8 @@ impl Plugin for ProjectedVolumeSource {
 impl Files for ProjectedVolumeSource {
     fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
         let FileSources { api, allocatable, events, .. } = *request.sources;
-        let known = ProjectionInputs { objects: request.objects().ok(), api, allocatable, events };
-        payload(request.pod, request.volume, self, &known, request.stop)
+        let inputs = ProjectionInputs { objects: request.objects().ok(), api, allocatable, events };
+        payload(request.pod, request.volume, self, &inputs, request.stop)
     }
 
     fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool {
@@ -78,7 +78,7 @@ pub(super) fn payload(
     pod: &Pod,
     volume: &str,
     source: &ProjectedVolumeSource,
-    known: &ProjectionInputs<'_>,
+    inputs: &ProjectionInputs<'_>,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
@@ -87,18 +87,18 @@ pub(super) fn payload(
     let mut failed = 0;
     for (index, projection) in source.sources.iter().flatten().enumerate() {
         let files = if let Some(downward) = &projection.downward_api {
-            downward_api::payload(pod, downward.items.as_deref(), source.default_mode, known.allocatable)
+            downward_api::payload(pod, downward.items.as_deref(), source.default_mode, inputs.allocatable)
         } else {
             let without_client = || VolumeError::Content {
                 problem: format!(
                     "cannot setup projected volume {volume} because kube client is not configured"
                 ),
             };
-            match of_objects(pod, projection, source.default_mode, known.objects, stop) {
+            match of_objects(pod, projection, source.default_mode, inputs.objects, stop) {
                 Some(files) => files,
                 None => {
-                    let api = known.api.ok_or_else(without_client)?;
-                    let known = (api, known.events, stop);
+                    let api = inputs.api.ok_or_else(without_client)?;
+                    let known = (api, inputs.events, stop);
                     of_the_api(pod, (volume, index), projection, source.default_mode, known)
                 }
             }
@@ -280,13 +280,13 @@ mod tests {
     fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
         let local = LocalObjects::default();
-        let known = ProjectionInputs {
+        let inputs = ProjectionInputs {
             objects: PodObjects::of(pod, api, &local),
             api,
             allocatable: &NodeAllocatable::default(),
             events: &EventSink::new().0,
         };
-        payload(pod, "v", &source, &known, &StopToken::never()).map_err(|error| error.to_string())
+        payload(pod, "v", &source, &inputs, &StopToken::never()).map_err(|error| error.to_string())
     }
 
     fn collect(source: Value) -> Result<Payload, String> {
@@ -336,13 +336,13 @@ mod tests {
         let pod = Pod::from(object);
         let api = api();
         for api in [None, Some(&api)] {
-            let known = ProjectionInputs {
+            let inputs = ProjectionInputs {
                 objects: PodObjects::of(&pod, api, &local),
                 api,
                 allocatable: &NodeAllocatable::default(),
                 events: &EventSink::new().0,
             };
-            let files = payload(&pod, "v", &source, &known, &StopToken::never()).unwrap();
+            let files = payload(&pod, "v", &source, &inputs, &StopToken::never()).unwrap();
             for path in ["k", "map"] {
                 assert_eq!(files.get(path).map(|file| &*file.data), Some(&b"here"[..]), "{path}");
             }

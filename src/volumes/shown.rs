@@ -32,14 +32,15 @@ impl Volumes {
     /// `pod` is `None` if only its UID is known.
     #[must_use]
     pub fn shown(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<Shown> {
-        let mut known = self.progress().volumes_of(uid);
+        let mut remaining = self.progress().volumes_of(uid);
         let now = Instant::now();
         let mut rows = Vec::new();
         let used = pod.map(referenced).unwrap_or_default();
-        let is_ending = known.values().any(|volume| matches!(volume.state, State::Unmounting | State::Stuck));
+        let is_ending =
+            remaining.values().any(|volume| matches!(volume.state, State::Unmounting | State::Stuck));
         let volumes = pod.map(Pod::spec).and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         for (pod, volume) in volumes.iter().filter_map(|volume| Some((pod?, volume))) {
-            let progress = known.remove(&volume.name);
+            let progress = remaining.remove(&volume.name);
             if progress.is_none() && (is_ending || !used.contains(volume.name.as_str())) {
                 continue;
             }
@@ -52,7 +53,7 @@ impl Volumes {
                 error: progress.and_then(|progress| progress.error),
             });
         }
-        rows.extend(known.into_iter().map(|(volume, progress)| Shown {
+        rows.extend(remaining.into_iter().map(|(volume, progress)| Shown {
             volume,
             kind: progress.plugin.unwrap_or_default().to_owned(),
             state: Some(progress.state),

@@ -44,8 +44,8 @@ impl Fixture {
     }
 
     fn counts(&self) -> (u64, u64) {
-        let found = self.devices.capacity();
-        (found.capacity[WIDGET], found.allocatable[WIDGET])
+        let capacity = self.devices.capacity();
+        (capacity.capacity[WIDGET], capacity.allocatable[WIDGET])
     }
 
     pub(super) fn register(&self, plugin: &FakePlugin, list: &DeviceList) {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::*;
 
 fn counts(state: &mut Books, now: Instant) -> (Option<u64>, Option<u64>, bool) {
-    let found = state.capacity(now);
+    let capacity = state.capacity(now);
     let count = |map: &BTreeMap<String, u64>| map.get(WIDGET).copied();
-    (count(&found.capacity), count(&found.allocatable), found.removed.contains(WIDGET))
+    (count(&capacity.capacity), count(&capacity.allocatable), capacity.removed.contains(WIDGET))
 }
 
 #[test]
@@ -47,9 +47,9 @@ fn devices_and_resources_are_limited() {
         (0..MOST_DEVICES + 10).map(|number| (format!("{number:07}").into(), healthy)).collect();
     state.connected("other.com/thing", 2, PluginOptions::default()).unwrap();
     state.listed("other.com/thing", 2, huge).unwrap();
-    let found = state.capacity(Instant::now());
-    assert_eq!(found.capacity.values().sum::<u64>(), MOST_DEVICES as u64);
-    assert_eq!(found.capacity[WIDGET], 4);
+    let capacity = state.capacity(Instant::now());
+    assert_eq!(capacity.capacity.values().sum::<u64>(), MOST_DEVICES as u64);
+    assert_eq!(capacity.capacity[WIDGET], 4);
     for number in 2..MOST_RESOURCES {
         state.connected(&format!("example.com/{number}"), 3, PluginOptions::default()).unwrap();
     }

@@ -117,9 +117,9 @@ proptest! {
                 }
                 Event::Capacity(seconds) => {
                     now += Duration::from_secs(u64::from(seconds));
-                    let found = state.capacity(now);
-                    let all = found.capacity.get(WIDGET).copied().unwrap_or(0);
-                    prop_assert!(found.allocatable.get(WIDGET).copied().unwrap_or(0) <= all);
+                    let capacity = state.capacity(now);
+                    let all = capacity.capacity.get(WIDGET).copied().unwrap_or(0);
+                    prop_assert!(capacity.allocatable.get(WIDGET).copied().unwrap_or(0) <= all);
                 }
                 Event::Restart => {
                     let restored = decode(&encode(&state), |_| Some(Setup::default())).unwrap();

@@ -63,9 +63,9 @@ fn remove_target(target: &Path) -> Result<(), VolumeError> {
     match std::fs::symlink_metadata(target) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(io("read", target)(error)),
-        Ok(found) if found.is_dir() => remove_empty(target),
+        Ok(metadata) if metadata.is_dir() => remove_empty(target),
         // A link, or an empty file: no data are lost.
-        Ok(found) if found.is_symlink() || found.len() == 0 => {
+        Ok(metadata) if metadata.is_symlink() || metadata.len() == 0 => {
             std::fs::remove_file(target).map_err(io("remove", target))
         }
         Ok(_) => Err(io("remove", target)(std::io::Error::other("not an empty file"))),
@@ -77,7 +77,7 @@ pub(super) fn remove_link(link: &Path) -> Result<(), VolumeError> {
     match std::fs::symlink_metadata(link) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(io("read", link)(error)),
-        Ok(found) if found.is_symlink() => std::fs::remove_file(link).map_err(io("remove", link)),
+        Ok(metadata) if metadata.is_symlink() => std::fs::remove_file(link).map_err(io("remove", link)),
         Ok(_) => Err(io("remove", link)(std::io::Error::other("not a link"))),
     }
 }

@@ -407,8 +407,8 @@ impl Cluster for FakeCluster {
     }
 
     fn attachment(&self, name: &str, _: &StopToken) -> Result<VolumeAttachment, ClusterError> {
-        let found = self.attachment.lock().unwrap().clone();
-        found.ok_or_else(|| ClusterError(format!("volumeattachments.storage.k8s.io {name:?} not found")))
+        let attachment = self.attachment.lock().unwrap().clone();
+        attachment.ok_or_else(|| ClusterError(format!("volumeattachments.storage.k8s.io {name:?} not found")))
     }
 
     fn attached_volume(&self, name: &str, _: &StopToken) -> Result<AttachmentLookup, ClusterError> {
@@ -421,8 +421,8 @@ impl Cluster for FakeCluster {
     }
 
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {
-        let found = self.secrets.lock().unwrap().get(&name.name).cloned();
-        found.ok_or_else(|| ClusterError(format!("secrets {:?} not found", name.name)))
+        let secret = self.secrets.lock().unwrap().get(&name.name).cloned();
+        secret.ok_or_else(|| ClusterError(format!("secrets {:?} not found", name.name)))
     }
 
     fn token(

@@ -336,12 +336,12 @@ impl ClusterState {
         let key = |node| (volume, node);
         match work {
             Work::Attaching(node) => match self.attachments.get(&key(node)) {
-                Some(found) if found.is_attached && !found.is_deleted => {
+                Some(attachment) if attachment.is_attached && !attachment.is_deleted => {
                     self.actual.insert(key(node), true);
                     self.work.remove(&volume);
                     self.write_attached();
                 }
-                Some(found) if !found.is_deleted => {}
+                Some(attachment) if !attachment.is_deleted => {}
                 _ => {
                     self.work.remove(&volume);
                 }
@@ -359,8 +359,8 @@ impl ClusterState {
                 if self.has_faults && self.below(self.delete_in) > 0 {
                     return;
                 }
-                if let Some(found) = self.attachments.get_mut(&key(node)) {
-                    found.is_deleted = true;
+                if let Some(attachment) = self.attachments.get_mut(&key(node)) {
+                    attachment.is_deleted = true;
                 }
                 self.work.insert(volume, Work::Detaching(node));
             }
@@ -420,8 +420,8 @@ impl ClusterState {
 
     /// One step of the attacher.
     fn attach(&mut self, volume: usize, node: usize) {
-        let Some(found) = self.attachments.get(&(volume, node)).copied() else { return };
-        if found.is_deleted {
+        let Some(attachment) = self.attachments.get(&(volume, node)).copied() else { return };
+        if attachment.is_deleted {
             if self.has_faults && self.below(self.detach_in) > 0 {
                 return;
             }
@@ -431,8 +431,8 @@ impl ClusterState {
             let is_mounted = self.staged.contains(&volume) && !self.excused.contains(&volume);
             let is_free = node != OWN || !is_mounted;
             self.check(is_free, &format!("{volume} was detached while it was mounted"));
-        } else if !found.is_attached {
-            self.attachments.insert((volume, node), Attachment { is_attached: true, ..found });
+        } else if !attachment.is_attached {
+            self.attachments.insert((volume, node), Attachment { is_attached: true, ..attachment });
             self.devices.insert((volume, node));
             self.note(format!("{volume} is attached to {node}"));
         }
@@ -831,11 +831,11 @@ impl Cluster for Model {
         let volume = (0..VOLUMES.len())
             .find(|volume| names::attachment_name(VOLUMES[*volume], DRIVER, "n") == name)
             .unwrap();
-        let found = self.cluster().attachments.get(&(volume, OWN)).copied();
-        let found = found.ok_or_else(|| ClusterError("not found".to_owned()))?;
+        let attachment = self.cluster().attachments.get(&(volume, OWN)).copied();
+        let attachment = attachment.ok_or_else(|| ClusterError("not found".to_owned()))?;
         let mut object = VolumeAttachment::default();
-        object.status.attached = found.is_attached;
-        object.metadata.deletion_timestamp = found.is_deleted.then(|| "2030-01-01T00:00:00Z".to_owned());
+        object.status.attached = attachment.is_attached;
+        object.metadata.deletion_timestamp = attachment.is_deleted.then(|| "2030-01-01T00:00:00Z".to_owned());
         self.within();
         Ok(object)
     }
@@ -1004,7 +1004,7 @@ impl Agent {
     /// The set-up is complete.
     fn runs(&self, pod: usize, volume: usize) -> Progress {
         let target = self.csi.layout.of_pod(&wants(pod, volume).place()).unwrap().join("mount");
-        let mode = std::fs::metadata(target.join(FILE)).map(|found| found.mode() & 0o777);
+        let mode = std::fs::metadata(target.join(FILE)).map(|metadata| metadata.mode() & 0o777);
         let has_group = mode.is_ok_and(|mode| mode == 0o660);
         self.model.cluster().check(has_group, &format!("pod {pod} runs, and its files have not its group"));
         Progress::Running

@@ -222,7 +222,7 @@ pub(super) fn may_be_staged(layout: &Layout, name: &str) -> bool {
 /// driver has made.
 pub(super) fn has_block_parts(mounter: &dyn Mounter, layout: &Layout, spec_name: &str) -> bool {
     let Ok(block) = layout.block_paths(spec_name) else { return false };
-    let is_file = std::fs::symlink_metadata(&block.staging).is_ok_and(|found| !found.is_dir());
+    let is_file = std::fs::symlink_metadata(&block.staging).is_ok_and(|metadata| !metadata.is_dir());
     is_any_below(mounter, &block.home)
         || !is_empty(&block.publish)
         || is_file

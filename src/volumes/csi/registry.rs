@@ -84,14 +84,14 @@ struct DriverTable {
 /// All drivers. Shared by the watcher, the volumes and the reporter of the node.
 pub struct Registry {
     connect: Box<Connect>,
-    known: Mutex<DriverTable>,
+    table: Mutex<DriverTable>,
     ring: Sender<()>,
     changed: Receiver<()>,
 }
 
 impl std::fmt::Debug for Registry {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_set().entries(self.known().drivers.keys()).finish()
+        out.debug_set().entries(self.table().drivers.keys()).finish()
     }
 }
 
@@ -102,11 +102,11 @@ impl Registry {
         connect: impl Fn(&str, &str) -> Result<Arc<dyn Driver>, EndpointError> + Send + Sync + 'static,
     ) -> Registry {
         let (ring, changed) = bounded(1);
-        Registry { connect: Box::new(connect), known: Mutex::default(), ring, changed }
+        Registry { connect: Box::new(connect), table: Mutex::default(), ring, changed }
     }
 
-    fn known(&self) -> MutexGuard<'_, DriverTable> {
-        self.known.locked()
+    fn table(&self) -> MutexGuard<'_, DriverTable> {
+        self.table.locked()
     }
 
     /// A channel that becomes readable when the drivers or their answers about this node have changed,
@@ -147,16 +147,16 @@ impl Registry {
                 ));
             }
         };
-        let known = self.known();
-        match known.drivers.get(name) {
+        let table = self.table();
+        match table.drivers.get(name) {
             Some(other) if other.version > version => failed(format!(
                 "Another driver with the same name is already registered with a higher supported version: {:?}",
                 other.version.to_string()
             )),
-            None if known.drivers.len() >= MAX_DRIVERS => {
+            None if table.drivers.len() >= MAX_DRIVERS => {
                 failed(format!("{MAX_DRIVERS} drivers are registered already"))
             }
-            _ if known.names.len() >= MAX_NAMES && !known.names.contains(name) => {
+            _ if table.names.len() >= MAX_NAMES && !table.names.contains(name) => {
                 failed(format!("drivers with {MAX_NAMES} names have registered already"))
             }
             _ => Ok(version),
@@ -183,27 +183,27 @@ impl Registry {
             version,
         };
         {
-            let mut known = self.known();
-            known.removed.remove(name);
-            known.names.insert(name.to_owned());
-            known.drivers.insert(name.to_owned(), entry);
+            let mut table = self.table();
+            table.removed.remove(name);
+            table.names.insert(name.to_owned());
+            table.drivers.insert(name.to_owned(), entry);
         }
         let node = driver.info(stop).map_err(RegistryError::from).and_then(check_node);
-        let mut known = self.known();
+        let mut table = self.table();
         // Another registration may have replaced this one.
-        let own = known.drivers.get_mut(name).filter(|registered| Arc::ptr_eq(&registered.driver, &driver));
+        let own = table.drivers.get_mut(name).filter(|registered| Arc::ptr_eq(&registered.driver, &driver));
         match node {
             Ok(node) => {
                 if let Some(own) = own {
                     own.node = Some(node);
                 }
-                drop(known);
+                drop(table);
                 self.ring();
                 Ok(())
             }
             Err(error) => {
                 if own.is_some() {
-                    known.drivers.remove(name);
+                    table.drivers.remove(name);
                 }
                 let (name, reason) = (name.to_owned(), error.to_string());
                 Err(RegistryError::Registration { step: "RegisterPlugin", name, reason })
@@ -213,11 +213,11 @@ impl Registry {
 
     /// Forgets a driver, if it is the one at this socket. Its volumes stay.
     pub fn deregister(&self, name: &str, endpoint: &str) {
-        let mut known = self.known();
-        if known.drivers.get(name).is_some_and(|driver| driver.endpoint == endpoint) {
-            known.drivers.remove(name);
-            known.removed.insert(name.to_owned());
-            drop(known);
+        let mut table = self.table();
+        if table.drivers.get(name).is_some_and(|driver| driver.endpoint == endpoint) {
+            table.drivers.remove(name);
+            table.removed.insert(name.to_owned());
+            drop(table);
             self.ring();
         }
     }
@@ -227,7 +227,7 @@ impl Registry {
     /// # Errors
     /// Upstream's text; a later try may find it.
     pub fn get(&self, name: &str) -> Result<Arc<dyn Driver>, RegistryError> {
-        let driver = self.known().drivers.get(name).map(|known| Arc::clone(&known.driver));
+        let driver = self.table().drivers.get(name).map(|registered| Arc::clone(&registered.driver));
         driver.ok_or_else(|| RegistryError::Unknown(name.to_owned()))
     }
 
@@ -239,13 +239,13 @@ impl Registry {
     pub fn refresh(&self, name: &str, stop: &StopToken) -> Result<bool, RegistryError> {
         let driver = self.get(name)?;
         let node = check_node(driver.info(stop)?)?;
-        let mut known = self.known();
-        let own = known.drivers.get_mut(name).filter(|registered| Arc::ptr_eq(&registered.driver, &driver));
+        let mut table = self.table();
+        let own = table.drivers.get_mut(name).filter(|registered| Arc::ptr_eq(&registered.driver, &driver));
         let Some(own) = own.filter(|registered| registered.node.as_ref() != Some(&node)) else {
             return Ok(false);
         };
         own.node = Some(node);
-        drop(known);
+        drop(table);
         self.ring();
         Ok(true)
     }
@@ -253,24 +253,24 @@ impl Registry {
     /// A volume of this driver could not be attached, because the node has its limit already: the
     /// driver's number of volumes is to be read again.
     pub fn exhausted(&self, name: &str) {
-        let mut known = self.known();
-        if known.drivers.contains_key(name) {
-            known.exhausted.insert(name.to_owned());
-            drop(known);
+        let mut table = self.table();
+        if table.drivers.contains_key(name) {
+            table.exhausted.insert(name.to_owned());
+            drop(table);
             self.ring();
         }
     }
 
     /// The drivers of [`Registry::exhausted`] since the last call.
     pub fn take_exhausted(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.known().exhausted)
+        std::mem::take(&mut self.table().exhausted)
     }
 
     /// The names of the drivers that have answered.
     #[must_use]
     pub fn names(&self) -> BTreeSet<String> {
-        let known = self.known();
-        known
+        let table = self.table();
+        table
             .drivers
             .iter()
             .filter(|(_, driver)| driver.node.is_some())
@@ -281,10 +281,10 @@ impl Registry {
     /// The drivers that have answered, and those that were deregistered: what Node and CSINode show.
     #[must_use]
     pub fn nodes(&self) -> (BTreeMap<String, NodeInfo>, BTreeSet<String>) {
-        let known = self.known();
+        let table = self.table();
         let answered =
-            known.drivers.iter().filter_map(|(name, driver)| Some((name.clone(), driver.node.clone()?)));
-        (answered.collect(), known.removed.clone())
+            table.drivers.iter().filter_map(|(name, driver)| Some((name.clone(), driver.node.clone()?)));
+        (answered.collect(), table.removed.clone())
     }
 }
 

@@ -165,8 +165,8 @@ fn release_dir(csi: &Csi, dir: &Path, stop: &StopToken) -> Result<(), VolumeErro
 /// The record of a staged file system that cannot be read, from the names of volumes that pods use,
 /// and those in the node's object: the directory has the hash of its handle.
 fn lost_record(csi: &Csi, dir: &Path) -> Option<Record> {
-    let known = csi.users().all().into_iter().chain(csi.attachments.shown_names());
-    known.into_iter().find_map(|name| {
+    let names = csi.users().all().into_iter().chain(csi.attachments.shown_names());
+    names.into_iter().find_map(|name| {
         let (driver, handle) = names::parts(&name)?;
         let is_it = csi.layout.staged(driver, handle).is_ok_and(|staged| staged == dir);
         is_it.then(|| Record::staged(driver, handle))

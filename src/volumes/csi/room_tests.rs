@@ -170,8 +170,8 @@ fn volume_stays_in_a_pod_whose_driver_does_not_respond() {
     assert_eq!(volumes.lingering().len(), 1);
     // The agent restarts, and finds it on the disk.
     let (volumes, _events) = agent(root.path(), &node, "1Gi");
-    let known = |_: &crate::model::ids::PodUid| false;
-    assert_eq!(volumes.orphans(&known, &never).unwrap().removed.len(), 1);
+    let is_known = |_: &crate::model::ids::PodUid| false;
+    assert_eq!(volumes.orphans(&is_known, &never).unwrap().removed.len(), 1);
     assert_eq!(changes(&node), ["unpublish h", "unstage h"]);
     assert_eq!((node.staged(), node.published()), (0, 0));
     node.check();

@@ -25,14 +25,14 @@ pub(super) fn stage(
 ) -> Result<(), VolumeError> {
     let unique = request.unique_name();
     let label = request.mount_label(&driver.spec).unwrap_or_default();
-    let known = csi.users().staged_label(&unique).map(str::to_owned);
-    if let Some(known) = known {
-        if known == label {
+    let staged_label = csi.users().staged_label(&unique).map(str::to_owned);
+    if let Some(staged_label) = staged_label {
+        if staged_label == label {
             return Ok(());
         }
         // The context is an option of the one mount that all pods share.
         let name = &request.spec_name;
-        let text = format!("conflicting SELinux labels of volume {name}: {known:?} and {label:?}");
+        let text = format!("conflicting SELinux labels of volume {name}: {staged_label:?} and {label:?}");
         return Err(not_begun(Phase::MountDevice, text));
     }
     let source = &request.source;

@@ -112,18 +112,18 @@ impl Csi {
         let PodVolumes { readable, damaged } = rebuild::find_all(&self.settings.root_dir, &mut unread);
         let staged = rebuild::staged(&self.layout, &mut unread);
         let mut is_complete = true;
-        for found in readable {
-            if self.users().name_at(&found.place).is_some() {
+        for volume in readable {
+            if self.users().name_at(&volume.place).is_some() {
                 continue;
             }
-            let name = found.unique_name;
+            let name = volume.unique_name;
             // An operation on it may hang, and all other volumes would wait for it.
             let Some(_guard) = self.locks.try_lock(&name) else {
                 is_complete = false;
                 continue;
             };
-            if rebuild::record_of(&self.layout, &found.place) != RecordFile::Missing {
-                self.users().add(&name, &found.place);
+            if rebuild::record_of(&self.layout, &volume.place) != RecordFile::Missing {
+                self.users().add(&name, &volume.place);
             }
         }
         for place in damaged {
@@ -189,9 +189,9 @@ impl Csi {
 
     /// The persistent volumes of pods on the disk: their names, and the pods.
     pub(crate) fn persistent(&self) -> Vec<(String, PodUid)> {
-        let found = rebuild::find_all(&self.settings.root_dir, &mut UnreadableDirs::default()).readable;
-        let found = found.into_iter().filter(|found| found.is_persistent);
-        found.map(|found| (found.place.spec_name, found.place.pod)).collect()
+        let volumes = rebuild::find_all(&self.settings.root_dir, &mut UnreadableDirs::default()).readable;
+        let volumes = volumes.into_iter().filter(|volume| volume.is_persistent);
+        volumes.map(|volume| (volume.place.spec_name, volume.place.pod)).collect()
     }
 
     /// What a pod has on the disk, or what is known of it in memory.

@@ -141,21 +141,21 @@ fn volume_waits_for_its_attachment() {
     let agent = FakeAgent::new();
     let a = wanted("a", "h");
     let id = names::attachment_name("h", DRIVER, "n1");
-    let attempt = |found: Option<VolumeAttachment>| {
-        *agent.cluster.attachment.lock().unwrap() = found;
+    let attempt = |attachment: Option<VolumeAttachment>| {
+        *agent.cluster.attachment.lock().unwrap() = attachment;
         let error = kind_error(agent.set_up(&a).unwrap_err());
         assert_eq!((error.phase, error.certainty), (Phase::WaitForAttach, Certainty::NotBegun));
         error.message
     };
     let text = attempt(None);
     assert!(text.contains(&format!("volume h has GET error for volume attachment {id}: ")), "{text}");
-    let mut found = VolumeAttachment::default();
+    let mut attachment = VolumeAttachment::default();
     let waiting = "timed out waiting for external-attacher of d.example CSI driver to attach volume h";
-    assert_eq!(attempt(Some(found.clone())), waiting);
-    found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: None });
-    assert_eq!(attempt(Some(found.clone())), "no slot");
-    found.metadata.deletion_timestamp = Some("2030-01-01T00:00:00Z".to_owned());
-    assert_eq!(attempt(Some(found)), "volume attachment is being deleted");
+    assert_eq!(attempt(Some(attachment.clone())), waiting);
+    attachment.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: None });
+    assert_eq!(attempt(Some(attachment.clone())), "no slot");
+    attachment.metadata.deletion_timestamp = Some("2030-01-01T00:00:00Z".to_owned());
+    assert_eq!(attempt(Some(attachment)), "volume attachment is being deleted");
     assert!(agent.node.calls().is_empty() && agent.left().is_empty());
     *agent.cluster.attachment.lock().unwrap() = None;
     agent.driver().spec.attach_required = Some(false);
@@ -167,9 +167,10 @@ fn volume_waits_for_its_attachment() {
 fn volume_for_which_the_node_has_no_place_is_known_as_such() {
     let agent = FakeAgent::new();
     let attempt = |form, code, period| {
-        let mut found = VolumeAttachment::default();
-        found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: code });
-        *agent.cluster.attachment.lock().unwrap() = Some(found);
+        let mut attachment = VolumeAttachment::default();
+        attachment.status.attach_error =
+            Some(AttachError { message: "no slot".to_owned(), error_code: code });
+        *agent.cluster.attachment.lock().unwrap() = Some(attachment);
         agent.driver().spec.node_allocatable_update_period_seconds = period;
         let error = kind_error(agent.set_up(&VolumeRequest { form, ..wanted("a", "h") }).unwrap_err());
         assert_eq!(error.message, "no slot");
@@ -451,9 +452,9 @@ fn volume_is_mounted_once_the_node_shows_it_in_use_and_attached() {
     };
     waits(&agent);
     // The driver has no place for it, which the pod's end after a long wait must show.
-    let mut found = VolumeAttachment::default();
-    found.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: Some(8) });
-    let attached = agent.cluster.attachment.lock().unwrap().replace(found);
+    let mut attachment = VolumeAttachment::default();
+    attachment.status.attach_error = Some(AttachError { message: "no slot".to_owned(), error_code: Some(8) });
+    let attached = agent.cluster.attachment.lock().unwrap().replace(attachment);
     for period in [None, Some(60)] {
         agent.driver().spec.node_allocatable_update_period_seconds = period;
         let Err(VolumeError::AwaitsAttachment(wait)) = agent.set_up(&a) else { panic!() };

@@ -120,8 +120,8 @@ impl Kinds {
     fn grown_elsewhere(&self, request: &Request<'_>) -> Option<i64> {
         let Request { pod, volume, spec, .. } = *request;
         let bytes = spec.growth.claim_bytes;
-        let known = self.sizes().get(pod.uid()).and_then(|volumes| volumes.get(&volume.name).copied());
-        (spec.growth.is_for_each_node && !spec.read_only && known.is_some_and(|known| known < bytes))
+        let size = self.sizes().get(pod.uid()).and_then(|volumes| volumes.get(&volume.name).copied());
+        (spec.growth.is_for_each_node && !spec.read_only && size.is_some_and(|size| size < bytes))
             .then_some(bytes)
     }
 

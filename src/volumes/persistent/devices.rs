@@ -93,8 +93,8 @@ pub(super) fn plugins(root_dir: &Path) -> PathBuf {
 pub(super) fn is_used(device: &Device, table: &[Mount], pods: &Path) -> bool {
     if device.is_block {
         let may_be = |uid: &String| {
-            let found = std::fs::symlink_metadata(pods.join(uid).join("volumeDevices"));
-            found.map_or_else(|error| !is_absence(&error), |found| found.is_dir())
+            let metadata = std::fs::symlink_metadata(pods.join(uid).join("volumeDevices"));
+            metadata.map_or_else(|error| !is_absence(&error), |metadata| metadata.is_dir())
         };
         return list(&device.dir).map_or_else(|error| !is_absence(&error), |uids| uids.iter().any(may_be));
     }

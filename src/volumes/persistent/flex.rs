@@ -57,7 +57,7 @@ struct DriverStatus {
 #[derive(Debug, Default)]
 pub(super) struct Drivers {
     dir: PathBuf,
-    known: Mutex<BTreeMap<String, DriverFeatures>>,
+    features: Mutex<BTreeMap<String, DriverFeatures>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -71,7 +71,7 @@ type CallResult = Option<DriverStatus>;
 
 impl Drivers {
     pub(super) fn new(dir: &Path) -> Drivers {
-        Drivers { dir: dir.to_owned(), known: Mutex::default() }
+        Drivers { dir: dir.to_owned(), features: Mutex::default() }
     }
 
     /// The driver's capabilities. Its first use calls `init`.
@@ -81,13 +81,13 @@ impl Drivers {
         driver: &str,
         stop: &StopToken,
     ) -> Result<Capabilities, VolumeError> {
-        let known = self.with(driver, |known| known.capabilities);
-        if let Some(capabilities) = known {
+        let capabilities = self.with(driver, |features| features.capabilities);
+        if let Some(capabilities) = capabilities {
             return Ok(capabilities);
         }
         let status = self.call(host, driver, &["init"], stop)?.unwrap_or_default();
         let capabilities = status.capabilities.unwrap_or_default();
-        self.with(driver, |known| known.capabilities = Some(capabilities));
+        self.with(driver, |features| features.capabilities = Some(capabilities));
         Ok(capabilities)
     }
 
@@ -168,7 +168,7 @@ impl Drivers {
         stop: &StopToken,
     ) -> Result<CallResult, VolumeError> {
         let command = args.first().copied().unwrap_or_default();
-        if self.with(driver, |known| known.unsupported.contains(command)) {
+        if self.with(driver, |features| features.unsupported.contains(command)) {
             return Ok(None);
         }
         let program = self.program(driver)?;
@@ -191,7 +191,7 @@ impl Drivers {
         };
         match reply.status.as_str() {
             "Not supported" => {
-                self.with(driver, |known| known.unsupported.insert(command.to_owned()));
+                self.with(driver, |features| features.unsupported.insert(command.to_owned()));
                 Ok(None)
             }
             "Success" if ended.is_fine() => Ok(Some(reply)),
@@ -205,11 +205,11 @@ impl Drivers {
     }
 
     fn with<T: Default>(&self, driver: &str, act: impl FnOnce(&mut DriverFeatures) -> T) -> T {
-        let mut known = self.known.locked();
-        if known.len() >= MAX_DRIVERS && !known.contains_key(driver) {
-            known.clear();
+        let mut features = self.features.locked();
+        if features.len() >= MAX_DRIVERS && !features.contains_key(driver) {
+            features.clear();
         }
-        act(known.entry(driver.to_owned()).or_default())
+        act(features.entry(driver.to_owned()).or_default())
     }
 
     /// `<dir>/<vendor>~<driver>/<driver>`.

@@ -74,10 +74,10 @@ impl Host for RealHost {
     }
 
     fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
-        let found = std::fs::metadata(device)?;
-        let number = found.rdev();
+        let metadata = std::fs::metadata(device)?;
+        let number = metadata.rdev();
         let text = || format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        Ok(found.file_type().is_block_device().then(text))
+        Ok(metadata.file_type().is_block_device().then(text))
     }
 
     fn root(&self) -> &Path {

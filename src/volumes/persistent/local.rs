@@ -33,11 +33,11 @@ fn place(host: &dyn Host, volume: &str, source: &Local) -> Result<LocalTarget, V
         return Err(fails(format!("invalid path: {} must not contain '..'", source.path)));
     }
     let path = below(host, &source.path);
-    let found = std::fs::metadata(&path)
+    let metadata = std::fs::metadata(&path)
         .map_err(|error| fails(format!("stat {}: {error}", Path::new(&source.path).display())))?;
-    if found.is_dir() {
+    if metadata.is_dir() {
         Ok(LocalTarget::Directory(path))
-    } else if found.file_type().is_block_device() {
+    } else if metadata.file_type().is_block_device() {
         Ok(LocalTarget::Device(path))
     } else {
         Err(fails(format!("local volume {}: only directory and block device are supported", source.path)))

@@ -162,8 +162,8 @@ impl Kinds {
     /// The name of the persistent volume, as events show it; `None` for a claim that was not resolved
     /// yet, and for other volumes.
     pub(super) fn name(&self, uid: &PodUid, volume: &str) -> Option<String> {
-        let known = self.plugins.locked();
-        known.get(uid)?.get(volume).map(|resolved| resolved.name.clone())
+        let volumes = self.plugins.locked();
+        volumes.get(uid)?.get(volume).map(|resolved| resolved.name.clone())
     }
 
     /// Forgets the pod, whose volumes are gone.
@@ -219,7 +219,7 @@ impl Kinds {
             problem @ persistent::ClaimProblem::NotOwner { .. } => VolumeError::ClaimUse(problem),
             problem => fails(problem),
         })?;
-        let found = api.claims.volume(name).map_err(|error| match error {
+        let pv = api.claims.volume(name).map_err(|error| match error {
             ReadError::Stopping => VolumeError::Stopping,
             error => VolumeError::Claim {
                 namespace: pod.namespace().to_owned(),
@@ -227,9 +227,9 @@ impl Kinds {
                 reason: format!("failed to fetch PV {name} from API server: {error}"),
             },
         })?;
-        persistent::check_binding(&claim, &found).map_err(fails)?;
-        persistent::check_mode(pod, &volume.name, found.spec.volume_mode)?;
-        Ok(Spec::persistent(&wanted, &claim, &found))
+        persistent::check_binding(&claim, &pv).map_err(fails)?;
+        persistent::check_mode(pod, &volume.name, pv.spec.volume_mode)?;
+        Ok(Spec::persistent(&wanted, &claim, &pv))
     }
 
     /// As [`Kinds::resolve`], in an operation: a pod that is removed does not wait for the API server.

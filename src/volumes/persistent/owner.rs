@@ -70,12 +70,12 @@ impl Kinds {
     }
 
     fn compare_group(&self, pod: &Pod, spec: &Spec, target: &Path, gid: u32) {
-        let Ok(found) = std::fs::metadata(target) else { return };
-        if found.mode() & 0o2000 != 0 && found.gid() != gid {
+        let Ok(metadata) = std::fs::metadata(target) else { return };
+        if metadata.mode() & 0o2000 != 0 && metadata.gid() != gid {
             let message = format!(
                 "The requested fsGroup is {gid}, but the volume {} has GID {}. The volume may not be shareable.",
                 spec.name,
-                found.gid()
+                metadata.gid()
             );
             self.events.warning(pod, reasons::ALREADY_MOUNTED_VOLUME, message);
         }
