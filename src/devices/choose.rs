@@ -91,7 +91,7 @@ pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, Devic
         });
     }
     let free = by_distance(offer, &available);
-    let ask = |available: &DeviceIds, chosen: &DeviceIds| {
+    let needs_preference = |available: &DeviceIds, chosen: &DeviceIds| {
         Choice::NeedsPreference(PreferenceRequest {
             available: available.union(chosen).cloned().collect(),
             must_include: chosen.clone(),
@@ -101,7 +101,7 @@ pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, Devic
     // With enough near ones the plugin chooses among them only, so that the pod stays aligned.
     if missing < free.near.len() {
         match preference {
-            Preference::Unknown => return Ok(ask(&free.near, &chosen)),
+            Preference::Unknown => return Ok(needs_preference(&free.near, &chosen)),
             Preference::Named(names) => take(&mut chosen, wanted, names.intersection(&free.near)),
             Preference::Without => {}
         }
@@ -111,7 +111,7 @@ pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, Devic
     take(&mut chosen, wanted, free.near.iter());
     if chosen.len() < wanted {
         match preference {
-            Preference::Unknown => return Ok(ask(&available, &chosen)),
+            Preference::Unknown => return Ok(needs_preference(&available, &chosen)),
             Preference::Named(names) => take(&mut chosen, wanted, names.intersection(&available)),
             Preference::Without => {}
         }

@@ -413,9 +413,9 @@ impl Books {
             return;
         }
         let other = |uid: &PodUid, name: &str, _: &Hold| *uid != pod.uid || name != container;
-        let taken = self.holds.in_use(resource, other);
+        let in_use = self.holds.in_use(resource, other);
         let mut spare: Vec<DeviceId> =
-            old.iter().filter(|id| !new.contains(*id) && !taken.contains(*id)).cloned().collect();
+            old.iter().filter(|id| !new.contains(*id) && !in_use.contains(*id)).cloned().collect();
         let devices = self.resources.get(resource).map(|known| &known.devices);
         for request in pod.containers.iter().skip_while(|request| request.container != container).skip(1) {
             let hold = self.holds.get_mut(&pod.uid, &request.container, resource);

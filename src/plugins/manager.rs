@@ -20,7 +20,7 @@ use crate::util::wake::Wake;
 /// The least time between two scans of a directory that changes all the time.
 const PACE: Duration = Duration::from_millis(100);
 /// The time between scans of directories that cannot be watched.
-const BLIND: Duration = Duration::from_secs(10);
+const UNWATCHED_INTERVAL: Duration = Duration::from_secs(10);
 /// The pause after the kernel refused to start a thread or to wait.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Results of operations that wait to be read; more of them wait in their threads.
@@ -67,7 +67,7 @@ impl Plugins {
             done,
             ends,
             calls: Vec::new(),
-            is_cut: false,
+            is_truncated: false,
         };
         let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
             .with_waker(Box::new(move || wake.ring()));
@@ -91,7 +91,7 @@ struct Worker {
     done: Sender<(PathBuf, OperationResult)>,
     ends: Receiver<(PathBuf, OperationResult)>,
     calls: Vec<Running>,
-    is_cut: bool,
+    is_truncated: bool,
 }
 
 impl Worker {
@@ -110,7 +110,7 @@ impl Worker {
             let now = Instant::now();
             if scan_at.is_some_and(|time| time <= now) {
                 last_scan = Some(now);
-                scan_at = self.scan().then(|| now + BLIND);
+                scan_at = self.scan().then(|| now + UNWATCHED_INTERVAL);
             }
             let retry = self.start_operations();
             if stop.is_stopped() {
@@ -141,14 +141,14 @@ impl Worker {
 
     /// Reads the directory. Returns whether it cannot be watched.
     fn scan(&mut self) -> bool {
-        self.tree.silence();
+        self.tree.discard_changes();
         let scan = self.tree.scan();
-        if scan.cut && !self.is_cut {
+        if scan.is_truncated && !self.is_truncated {
             log::warn!("plugins_registry has too many sockets or directories: some are ignored");
         }
-        self.is_cut = scan.cut;
+        self.is_truncated = scan.is_truncated;
         self.state.locked().found(&scan.sockets);
-        scan.blind
+        scan.is_unwatched
     }
 
     /// Starts what is due. Returns when to try again, if the kernel has no threads.

@@ -292,7 +292,7 @@ fn directory_trees_without_end_are_cut() {
     }
     std::fs::create_dir_all(&path).unwrap();
     let scan = tree::Tree::new(dir.path()).scan();
-    assert!(scan.cut && scan.sockets.is_empty() && !scan.blind);
+    assert!(scan.is_truncated && scan.sockets.is_empty() && !scan.is_unwatched);
 }
 
 #[test]

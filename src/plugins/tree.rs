@@ -22,9 +22,9 @@ const MOST_NAMES: usize = 65_536;
 pub(super) struct ScanResult {
     pub(super) sockets: BTreeMap<PathBuf, Identity>,
     /// Some were left out, because of a limit.
-    pub(super) cut: bool,
+    pub(super) is_truncated: bool,
     /// Some directory is not watched.
-    pub(super) blind: bool,
+    pub(super) is_unwatched: bool,
 }
 
 /// A directory, with everything below it.
@@ -47,7 +47,7 @@ impl Tree {
     }
 
     /// Discards the reports of changes, before a scan.
-    pub(super) fn silence(&self) {
+    pub(super) fn discard_changes(&self) {
         let mut events = [0_u8; 4096];
         // Limited, as the directory may change all the time.
         for _ in 0..64 {
@@ -60,7 +60,7 @@ impl Tree {
 
     /// Reads the directories, and watches each before it is read. Links are not followed.
     pub(super) fn scan(&self) -> ScanResult {
-        let mut scan = ScanResult { blind: self.inotify.is_none(), ..ScanResult::default() };
+        let mut scan = ScanResult { is_unwatched: self.inotify.is_none(), ..ScanResult::default() };
         let mut waiting = vec![(self.root.clone(), 0)];
         let (mut directories, mut names) = (0, 0);
         while let Some((path, level)) = waiting.pop() {
@@ -68,7 +68,7 @@ impl Tree {
             // Opened again by its whole path: a stack of open files could reach their limit.
             let Some(dir) = self.open(&path) else {
                 // The root may come back without an event.
-                scan.blind |= level == 0;
+                scan.is_unwatched |= level == 0;
                 continue;
             };
             self.watch(&dir, &mut scan);
@@ -81,7 +81,7 @@ impl Tree {
                 }
                 names += 1;
                 if names > MOST_NAMES {
-                    scan.cut = true;
+                    scan.is_truncated = true;
                     return scan;
                 }
                 let Ok(stat) = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
@@ -92,14 +92,14 @@ impl Tree {
                     {
                         waiting.push((path, level + 1));
                     }
-                    FileType::Directory => scan.cut = true,
+                    FileType::Directory => scan.is_truncated = true,
                     FileType::Socket if scan.sockets.len() < MOST_SOCKETS => {
                         let modified =
                             i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
                         let identity = Identity { device: stat.st_dev, inode: stat.st_ino, modified };
                         scan.sockets.insert(path, identity);
                     }
-                    FileType::Socket => scan.cut = true,
+                    FileType::Socket => scan.is_truncated = true,
                     _ => {}
                 }
             }
@@ -129,7 +129,7 @@ impl Tree {
         // The open directory, even if its path has been replaced. A second watch is the first one.
         let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
         if inotify::add_watch(inotify, path, flags).is_err() {
-            scan.blind = true;
+            scan.is_unwatched = true;
         }
     }
 }

@@ -515,14 +515,14 @@ fn link_roots(
             return Err(Errno::EXIST);
         }
         if let Some(uid) = owner.filter(|uid| *uid != stat.st_uid) {
-            give_link(dir, root, uid)?;
+            set_link_owner(dir, root, uid)?;
         }
     }
     Ok(())
 }
 
 /// Sets the owner of a link, but not of another file that has replaced it.
-fn give_link(dir: BorrowedFd<'_>, name: &OsStr, uid: u32) -> io::Result<()> {
+fn set_link_owner(dir: BorrowedFd<'_>, name: &OsStr, uid: u32) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let link = fs::openat(dir, name, flags, Mode::empty())?;
     if FileType::from_raw_mode(fs::fstat(&link)?.st_mode) != FileType::Symlink {

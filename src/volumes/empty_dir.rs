@@ -145,7 +145,7 @@ pub(super) fn make(
     if let Some(gid) = fs_group {
         // The new volume is nearly empty, so it needs no policy and no progress reports.
         let stops = std::slice::from_ref(stop);
-        ownership::give(dir.as_fd(), gid, (Access::Write, Policy::Always), stops, &mut |_| {})
+        ownership::change_group(dir.as_fd(), gid, (Access::Write, Policy::Always), stops, &mut |_| {})
             .map_err(|broken| broken.into_error(&path))?;
     }
     mark(markers.as_fd(), &marker).map_err(failed("mark as ready"))?;

@@ -86,7 +86,7 @@ fn fill(
     let own = || {
         let Some(gid) = gid else { return Ok(()) };
         let stops = std::slice::from_ref(stop);
-        let given = ownership::give(dir, gid, (Access::Read, Policy::Always), stops, &mut |_| {});
+        let given = ownership::change_group(dir, gid, (Access::Read, Policy::Always), stops, &mut |_| {});
         given.map(drop).map_err(|error| {
             broken.set(Some(error));
             Errno::CANCELED

@@ -83,7 +83,7 @@ pub enum Phase {
 impl Phase {
     /// The first words of the event, as upstream's.
     #[must_use]
-    pub fn words(self) -> &'static str {
+    pub fn operation_name(self) -> &'static str {
         match self {
             Phase::NodeAffinity => "MountVolume.NodeAffinity check",
             Phase::NodeAffinityBlock => "MapVolume.NodeAffinity check",
@@ -158,7 +158,7 @@ mod tests {
             (Phase::Expand, "MountVolume.NodeExpandVolume", Some("VolumeResizeFailed")),
             (Phase::TearDown, "UnmountVolume.TearDown", None),
         ] {
-            assert_eq!((phase.words(), phase.reason()), (words, reason));
+            assert_eq!((phase.operation_name(), phase.reason()), (words, reason));
         }
     }
 }

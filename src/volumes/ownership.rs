@@ -87,14 +87,14 @@ impl From<Errno> for WalkError {
 /// count of entries. Returns this count and the root; 0 if the root shows that an earlier walk was
 /// completed. An entry whose change fails is logged and counted, as upstream does. Any of `stops` ends
 /// the walk before the next entry. Memory does not depend on the number of entries.
-pub(super) fn give(
+pub(super) fn change_group(
     root: BorrowedFd<'_>,
     gid: u32,
     (access, policy): (Access, Policy),
     stops: &[StopToken],
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, WalkError> {
-    if policy == Policy::OnRootMismatch && is_given(root, gid, access)? {
+    if policy == Policy::OnRootMismatch && has_group(root, gid, access)? {
         return Ok(0);
     }
     let mut count: u64 = 0;
@@ -108,7 +108,7 @@ pub(super) fn give(
         let Some(entry) = level.read() else {
             // A directory is changed after its entries.
             if let (Some(Level { dir: Some(done), .. }), Some(above)) = (levels.pop(), levels.last_mut()) {
-                refused += u64::from(give_entry(done.fd()?, gid, access).is_err());
+                refused += u64::from(change_entry_group(done.fd()?, gid, access).is_err());
                 above.open_again(done.fd()?)?;
             }
             continue;
@@ -131,7 +131,7 @@ pub(super) fn give(
             Err(errno) => return Err(WalkError::Failed(errno)),
         };
         if FileType::from_raw_mode(fs::fstat(&found)?.st_mode) != FileType::Directory {
-            refused += u64::from(give_entry(found.as_fd(), gid, access).is_err());
+            refused += u64::from(change_entry_group(found.as_fd(), gid, access).is_err());
             continue;
         }
         if levels.len() >= MAX_LEVELS {
@@ -145,7 +145,7 @@ pub(super) fn give(
     }
     // Also that of the root: a server that maps root to another user refuses it, and the pod may be
     // able to use the volume all the same (Go: pkg/volume, `changeFilePermission`).
-    refused += u64::from(give_entry(root, gid, access).is_err());
+    refused += u64::from(change_entry_group(root, gid, access).is_err());
     if refused > 0 {
         log::warn!("cannot set group {gid} on {refused} of {count} files of a volume");
     }
@@ -191,7 +191,7 @@ fn id_of(dir: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
 }
 
 /// Whether the root's group and mode show that a walk was completed.
-fn is_given(root: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<bool> {
+fn has_group(root: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<bool> {
     let stat = fs::fstat(root)?;
     let bits = access.bits(FileType::Directory);
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -203,7 +203,7 @@ fn hold(parent: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
     fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn give_entry(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
+fn change_entry_group(entry: BorrowedFd<'_>, gid: u32, access: Access) -> io::Result<()> {
     let stat = fs::fstat(entry)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if stat.st_gid != gid {
@@ -237,7 +237,7 @@ mod tests {
     fn run(root: &Path, access: Access, policy: Policy, stop: &StopToken) -> Result<u64, WalkError> {
         let fd = tree::open(root).unwrap();
         let gid = std::fs::metadata(root).unwrap().gid();
-        give(fd.as_fd(), gid, (access, policy), std::slice::from_ref(stop), &mut |_| {})
+        change_group(fd.as_fd(), gid, (access, policy), std::slice::from_ref(stop), &mut |_| {})
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
         let fd = tree::open(root.path()).unwrap();
         let both = [StopToken::never(), stop];
         let policy = (Access::Write, Policy::Always);
-        assert_eq!(give(fd.as_fd(), 0, policy, &both, &mut |_| {}), Err(WalkError::Stopping));
+        assert_eq!(change_group(fd.as_fd(), 0, policy, &both, &mut |_| {}), Err(WalkError::Stopping));
         assert_eq!(mode(root.path()), 0o700);
     }
 }

@@ -245,7 +245,7 @@ impl PendingVolume<'_> {
             }
             _ => Phase::SetUp,
         };
-        let operation = phase.words();
+        let operation = phase.operation_name();
         format!("{operation} failed for volume {:?} : {cause}", persistent.as_ref().unwrap_or(name))
     }
 }

@@ -467,7 +467,7 @@ mod tests {
             let gid = rustix::process::getegid().as_raw();
             let policy = (Access::Write, Policy::Always);
             loop {
-                if let Err(broken) = ownership::give(dir.as_fd(), gid, policy, &stops, &mut |_| {}) {
+                if let Err(broken) = ownership::change_group(dir.as_fd(), gid, policy, &stops, &mut |_| {}) {
                     return Err::<(), _>(broken.into_error(&volume));
                 }
             }

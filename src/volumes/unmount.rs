@@ -71,17 +71,17 @@ pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String,
         return jobs.pop().and_then(run).into_iter().collect();
     }
     let count = jobs.len();
-    let (give, take) = bounded(count);
+    let (job_sender, job_receiver) = bounded(count);
     let (report, reported) = bounded(count);
     for job in jobs {
         // The channel has room for all.
-        let _ = give.send(job);
+        let _ = job_sender.send(job);
     }
-    drop(give);
+    drop(job_sender);
     let mut workers = Vec::new();
     for _ in 0..count.min(MAX_TOGETHER) {
-        let (take, report) = (take.clone(), report.clone());
-        let work = move |stop: StopToken| run_jobs(&take, &report, &stop);
+        let (job_receiver, report) = (job_receiver.clone(), report.clone());
+        let work = move |stop: StopToken| run_jobs(&job_receiver, &report, &stop);
         match threads::spawn("vol/teardown", Stack::Small, OnDeath::Unsupervised, work) {
             Ok(running) => workers.push(running),
             Err(error) => {
@@ -91,9 +91,9 @@ pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String,
         }
     }
     if workers.is_empty() {
-        run_jobs(&take, &report, stop);
+        run_jobs(&job_receiver, &report, stop);
     }
-    drop((take, report));
+    drop((job_receiver, report));
     let _waiting = threads::waiting("the unmounts of a pod");
     let mut ended = Vec::new();
     loop {
@@ -218,9 +218,9 @@ pub(super) fn responds(mount: &Path) -> bool {
         return false;
     }
     let point = mount.to_owned();
-    let ask = move |_| rustix::fs::statvfs(&point).map(drop);
+    let probe = move |_| rustix::fs::statvfs(&point).map(drop);
     // An error is an answer, and without a thread nothing is known.
-    !matches!(attempt((SIZE, mount), &Arc::new(ask), UnmountFlags::empty(), PROBE), Ok(None))
+    !matches!(attempt((SIZE, mount), &Arc::new(probe), UnmountFlags::empty(), PROBE), Ok(None))
 }
 
 /// Tries the ways in order; the next one only when the one before hangs. `use_now` reads who uses the

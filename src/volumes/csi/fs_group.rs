@@ -73,7 +73,7 @@ impl GroupChange {
                 is_reported = true;
             }
         };
-        match ownership::give(root.as_fd(), gid, (Access::Write, policy), &stops, &mut progress) {
+        match ownership::change_group(root.as_fd(), gid, (Access::Write, policy), &stops, &mut progress) {
             Ok(_) => {
                 marker.remove();
                 Ok(())

@@ -192,7 +192,7 @@ fn unknown_driver_is_named_as_by_upstream() {
     let mut a = wanted("a", "h");
     a.source.driver = "other".to_owned();
     let error = kind_error(agent.set_up(&a).unwrap_err());
-    assert_eq!(error.phase.words(), "MountVolume.MountDevice");
+    assert_eq!(error.phase.operation_name(), "MountVolume.MountDevice");
     assert_eq!(
         error.message,
         "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name other not found in the list of registered CSI drivers"

@@ -110,7 +110,7 @@ impl Kinds {
             }
         };
         let access = (ownership::Access::Write, policy);
-        let given = ownership::give(dir.as_fd(), gid, access, &stops, &mut progress);
+        let given = ownership::change_group(dir.as_fd(), gid, access, &stops, &mut progress);
         given.map_err(|broken| broken.into_error(target))?;
         marker.remove();
         Ok(())
