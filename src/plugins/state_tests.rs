@@ -115,7 +115,8 @@ proptest! {
         if let Some(last) = last {
             prop_assert_eq!(last, directory.clone());
         }
-        let listed: Vec<_> = state.list().into_iter().map(|socket| (socket.socket, socket.plugin.is_some())).collect();
+        let listed = state.list().into_iter().map(|socket| (socket.socket, socket.plugin.is_some()));
+        let listed: Vec<_> = listed.collect();
         prop_assert_eq!(listed, directory.into_keys().map(|path| (path, true)).collect::<Vec<_>>());
     }
 }

@@ -242,7 +242,8 @@ mod tests {
                         queue.tried(volume, outcome);
                     }
                     NextAction::Wait => {
-                        let outcome = if outcomes.next() == Some(&0) { TryOutcome::Ready } else { TryOutcome::Failed };
+                        let is_ready = outcomes.next() == Some(&0);
+                        let outcome = if is_ready { TryOutcome::Ready } else { TryOutcome::Failed };
                         queue.ended(under_way.pop().unwrap(), outcome);
                     }
                     NextAction::Done => break,

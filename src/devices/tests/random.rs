@@ -70,9 +70,12 @@ fn check(state: &Books) {
 
 proptest! {
     #[test]
-    fn no_device_is_given_out_twice(events in prop::collection::vec(event(), 1..60), preferred in any::<bool>()) {
+    fn no_device_is_given_out_twice(
+        events in prop::collection::vec(event(), 1..60),
+        preferred in any::<bool>(),
+    ) {
         let mut now = Instant::now();
-        let options = PluginOptions { pre_start: false, preferred: preferred };
+        let options = PluginOptions { pre_start: false, preferred };
         let mut state = state_with(options, four());
         let mut generation = 1;
         for event in events {
