@@ -104,7 +104,8 @@ impl StatusCache {
     pub fn set_sandbox_ready(&self, pod: &Pod, now: Timestamp) -> Stored {
         self.amend(pod, now, |status| {
             let conditions = status.conditions.as_mut()?;
-            let found = conditions.iter_mut().find(|one| one.type_ == "PodReadyToStartContainers")?;
+            let found =
+                conditions.iter_mut().find(|condition| condition.type_ == "PodReadyToStartContainers")?;
             if found.status == "True" {
                 return None;
             }
@@ -348,7 +349,7 @@ mod tests {
     use crate::util::stop;
     use serde_json::{Value, json};
 
-    fn at(second: i64) -> Timestamp {
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -377,16 +378,22 @@ mod tests {
     fn only_changed_statuses_are_stored() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
-        assert_eq!(cache.set(&pod, status(running(), "False"), at(10)), Stored { changed: true, version: 1 });
         assert_eq!(
-            cache.set(&pod, status(running(), "False"), at(11)),
+            cache.set(&pod, status(running(), "False"), timestamp(10)),
+            Stored { changed: true, version: 1 }
+        );
+        assert_eq!(
+            cache.set(&pod, status(running(), "False"), timestamp(11)),
             Stored { changed: false, version: 1 }
         );
         // Conditions of other writers are not reported.
         let mut foreign = status(running(), "False");
         foreign.conditions.as_mut().unwrap().pop();
-        assert!(!cache.set(&pod, foreign, at(12)).changed);
-        assert_eq!(cache.set(&pod, status(running(), "True"), at(13)), Stored { changed: true, version: 2 });
+        assert!(!cache.set(&pod, foreign, timestamp(12)).changed);
+        assert_eq!(
+            cache.set(&pod, status(running(), "True"), timestamp(13)),
+            Stored { changed: true, version: 2 }
+        );
         let stored = serde_json::to_value(&*cache.get(pod.uid()).unwrap()).unwrap();
         assert_eq!(stored["startTime"], "1970-01-01T00:00:10Z");
         assert_eq!(stored["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:13Z");
@@ -395,20 +402,20 @@ mod tests {
         let mut worded = status(running(), "True");
         worded.conditions.as_mut().unwrap()[0].message = Some("m".into());
         worded.observed_generation = None;
-        assert!(cache.set(&pod, worded, at(14)).changed);
+        assert!(cache.set(&pod, worded, timestamp(14)).changed);
         let stored = cache.get(pod.uid()).unwrap();
         let first = stored.conditions.as_ref().unwrap()[0].last_transition_time.clone();
-        assert_eq!((first.unwrap().0, stored.observed_generation), (at(13), Some(1)));
+        assert_eq!((first.unwrap().0, stored.observed_generation), (timestamp(13), Some(1)));
         // A status of a pod that is being deleted is reported every time.
         let deleting = Pod::from(crate::model::api::Pod {
             metadata: crate::model::meta::ObjectMeta {
-                deletion_timestamp: Some(crate::model::meta::Time(at(15))),
+                deletion_timestamp: Some(crate::model::meta::Time(timestamp(15))),
                 ..pod.object().metadata.clone()
             },
             ..pod.object().clone()
         });
         for version in [4, 5] {
-            let stored = cache.set(&deleting, status(running(), "True"), at(15));
+            let stored = cache.set(&deleting, status(running(), "True"), timestamp(15));
             assert_eq!(stored, Stored { changed: true, version });
         }
         cache.forget(pod.uid());
@@ -434,8 +441,8 @@ mod tests {
         ] {
             let cache = StatusCache::new();
             let pod = pod(policy, more);
-            assert!(cache.set(&pod, status(from.clone(), "False"), at(10)).changed);
-            let stored = cache.set(&pod, status(to.clone(), "False"), at(11));
+            assert!(cache.set(&pod, status(from.clone(), "False"), timestamp(10)).changed);
+            let stored = cache.set(&pod, status(to.clone(), "False"), timestamp(11));
             assert_eq!(stored.changed, legal, "{policy} {from} {to}");
         }
     }
@@ -447,7 +454,11 @@ mod tests {
         let pod = pod("Never", json!({"/spec/containers": containers}));
         // Two bytes a letter, and the budget of 2048 is shifted by one.
         let long = format!("x{}", "ä".repeat(3000));
-        cache.set(&pod, status(json!({"terminated": {"exitCode": 1, "message": long}}), "False"), at(1));
+        cache.set(
+            &pod,
+            status(json!({"terminated": {"exitCode": 1, "message": long}}), "False"),
+            timestamp(1),
+        );
         let stored = cache.get(pod.uid()).unwrap();
         let state = stored.container_statuses.as_ref().unwrap()[0].state.clone().unwrap();
         assert_eq!(state.terminated.unwrap().message.unwrap().len(), 2047);
@@ -460,8 +471,8 @@ mod tests {
             let annotations = json!({"/metadata": {"name": "p", "uid": "u",
                 "annotations": {"kubernetes.io/config.source": source}}});
             let pod = pod("Always", annotations);
-            cache.set(&pod, status(first, "False"), at(1));
-            assert!(cache.finish(&pod, at(2)).changed);
+            cache.set(&pod, status(first, "False"), timestamp(1));
+            assert!(cache.finish(&pod, timestamp(2)).changed);
             let entry = cache.entry(pod.uid()).unwrap();
             assert!(entry.finished);
             let container = &entry.status.container_statuses.as_ref().unwrap()[0];
@@ -479,42 +490,45 @@ mod tests {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
         let unknown = Stored { changed: false, version: 0 };
-        assert_eq!(cache.set_ready(&pod, "containerd://1", true, at(1)), unknown);
-        cache.set(&pod, status(running(), "False"), at(1));
-        assert!(!cache.set_ready(&pod, "containerd://2", true, at(2)).changed);
-        assert!(!cache.set_ready(&pod, "containerd://1", false, at(2)).changed);
-        assert!(cache.set_ready(&pod, "containerd://1", true, at(3)).changed);
+        assert_eq!(cache.set_ready(&pod, "containerd://1", true, timestamp(1)), unknown);
+        cache.set(&pod, status(running(), "False"), timestamp(1));
+        assert!(!cache.set_ready(&pod, "containerd://2", true, timestamp(2)).changed);
+        assert!(!cache.set_ready(&pod, "containerd://1", false, timestamp(2)).changed);
+        assert!(cache.set_ready(&pod, "containerd://1", true, timestamp(3)).changed);
         let stored = cache.get(pod.uid()).unwrap();
         let ready = &stored.conditions.as_ref().unwrap()[0];
-        assert_eq!((ready.status.as_str(), ready.last_transition_time.clone().unwrap().0), ("True", at(3)));
+        assert_eq!(
+            (ready.status.as_str(), ready.last_transition_time.clone().unwrap().0),
+            ("True", timestamp(3))
+        );
     }
 
     #[test]
     fn ended_container_does_not_become_ready() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
-        cache.set(&pod, status(json!({"waiting": {"reason": "CrashLoopBackOff"}}), "False"), at(1));
-        assert!(!cache.set_ready(&pod, "containerd://1", true, at(2)).changed);
+        cache.set(&pod, status(json!({"waiting": {"reason": "CrashLoopBackOff"}}), "False"), timestamp(1));
+        assert!(!cache.set_ready(&pod, "containerd://1", true, timestamp(2)).changed);
     }
 
     #[test]
     fn sandbox_is_reported_before_its_containers() {
         let cache = StatusCache::new();
         let pod = pod("Always", json!({}));
-        assert!(!cache.set_sandbox_ready(&pod, at(1)).changed, "nothing is known of the pod yet");
+        assert!(!cache.set_sandbox_ready(&pod, timestamp(1)).changed, "nothing is known of the pod yet");
         let mut waiting = status(json!({"waiting": {"reason": "ContainerCreating"}}), "False");
         let condition =
             serde_json::from_value(json!({"type": "PodReadyToStartContainers", "status": "False"}));
         waiting.conditions.get_or_insert_default().push(condition.unwrap());
-        cache.set(&pod, waiting, at(1));
-        assert!(cache.set_sandbox_ready(&pod, at(2)).changed);
+        cache.set(&pod, waiting, timestamp(1));
+        assert!(cache.set_sandbox_ready(&pod, timestamp(2)).changed);
         let stored = cache.get(pod.uid()).unwrap();
         let condition = stored.conditions.as_ref().unwrap().last().unwrap();
         assert_eq!(
             (condition.status.as_str(), condition.last_transition_time.clone().unwrap().0),
-            ("True", at(2))
+            ("True", timestamp(2))
         );
-        assert!(!cache.set_sandbox_ready(&pod, at(3)).changed);
+        assert!(!cache.set_sandbox_ready(&pod, timestamp(3)).changed);
     }
 
     #[test]
@@ -534,7 +548,7 @@ mod tests {
                 let _ = tx.send(other.wait_newer(0, &stop, Duration::from_secs(60)));
             })
             .unwrap();
-        cache.set(&pod, status(running(), "True"), at(1));
+        cache.set(&pod, status(running(), "True"), timestamp(1));
         assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok(1));
         assert_eq!(bell.try_recv(), Ok(()));
         drop(waiter);

@@ -149,7 +149,7 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
             let running = container.state.as_ref().is_some_and(|state| state.running.is_some());
             let old = before_of(container);
             let id = inputs.runtime.newest(&container.name).map(|newest| &newest.id);
-            let verdict = |of: &dyn Fn(&ContainerId) -> Verdict, was: bool| match id.map(of) {
+            let verdict = |probe: &dyn Fn(&ContainerId) -> Verdict, was: bool| match id.map(probe) {
                 None | Some(Verdict::NoProbe | Verdict::Success) => true,
                 Some(Verdict::Failure | Verdict::Pending) => false,
                 Some(Verdict::Kept) => was,

@@ -13,19 +13,19 @@ use super::restart_all;
 
 /// Whether a condition holds, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Holds {
-    yes: bool,
+struct ConditionValue {
+    is_true: bool,
     reason: Option<&'static str>,
     message: Option<String>,
 }
 
-impl Holds {
-    fn yes() -> Self {
-        Holds { yes: true, ..Holds::default() }
+impl ConditionValue {
+    fn met() -> Self {
+        ConditionValue { is_true: true, ..ConditionValue::default() }
     }
 
-    fn no(reason: &'static str, message: Option<String>) -> Self {
-        Holds { yes: false, reason: Some(reason), message }
+    fn unmet(reason: &'static str, message: Option<String>) -> Self {
+        ConditionValue { is_true: false, reason: Some(reason), message }
     }
 }
 
@@ -54,17 +54,20 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
     let containers_ready = containers_ready(pod, status);
     let ready = ready(pod, &containers_ready, &conditions);
     let ours = [
-        ("PodReadyToStartContainers", Holds { yes: !inputs.sandbox_needed, ..Holds::default() }),
+        (
+            "PodReadyToStartContainers",
+            ConditionValue { is_true: !inputs.sandbox_needed, ..ConditionValue::default() },
+        ),
         ("Initialized", initialized(inputs, status)),
         ("Ready", ready),
         ("ContainersReady", containers_ready),
-        ("PodScheduled", Holds::yes()),
+        ("PodScheduled", ConditionValue::met()),
     ];
-    conditions.extend(ours.into_iter().map(|(kind, holds)| PodCondition {
+    conditions.extend(ours.into_iter().map(|(kind, value)| PodCondition {
         type_: kind.to_owned(),
-        status: if holds.yes { "True" } else { "False" }.to_owned(),
-        reason: holds.reason.map(str::to_owned),
-        message: holds.message,
+        status: if value.is_true { "True" } else { "False" }.to_owned(),
+        reason: value.reason.map(str::to_owned),
+        message: value.message,
         observed_generation: generation(pod),
         last_transition_time: Some(Time(inputs.now)),
         last_probe_time: None,
@@ -105,7 +108,7 @@ pub fn gates_differ(pod: &Pod, stored: &PodStatus) -> bool {
     let shown = pod.object().status.as_ref().and_then(|status| status.conditions.as_deref());
     let now = ready(pod, &containers_ready(pod, stored), shown.unwrap_or_default());
     find(stored.conditions.as_deref(), "Ready").is_none_or(|before| {
-        (before.status == "True") != now.yes
+        (before.status == "True") != now.is_true
             || before.reason.as_deref() != now.reason
             || before.message.as_deref().unwrap_or_default() != now.message.as_deref().unwrap_or_default()
     })
@@ -115,12 +118,12 @@ pub fn gates_differ(pod: &Pod, stored: &PodStatus) -> bool {
 pub(super) fn refresh_ready(pod: &Pod, status: &mut PodStatus) {
     let containers_ready = containers_ready(pod, status);
     let ready = ready(pod, &containers_ready, status.conditions.as_deref().unwrap_or_default());
-    for (kind, holds) in [("ContainersReady", containers_ready), ("Ready", ready)] {
+    for (kind, value) in [("ContainersReady", containers_ready), ("Ready", ready)] {
         let conditions = status.conditions.iter_mut().flatten();
         for condition in conditions.filter(|condition| condition.type_ == kind) {
-            condition.status = if holds.yes { "True" } else { "False" }.to_owned();
-            condition.reason = holds.reason.map(str::to_owned);
-            condition.message = holds.message.clone();
+            condition.status = if value.is_true { "True" } else { "False" }.to_owned();
+            condition.reason = value.reason.map(str::to_owned);
+            condition.message = value.message.clone();
         }
     }
 }
@@ -136,17 +139,18 @@ pub(super) fn holds_before(inputs: &Inputs, kind: &str) -> bool {
         .is_some_and(|condition| condition.status == "True")
 }
 
-fn initialized(inputs: &Inputs, status: &PodStatus) -> Holds {
+fn initialized(inputs: &Inputs, status: &PodStatus) -> ConditionValue {
     let pod = inputs.pod;
     let statuses = status.init_container_statuses.as_deref();
     if statuses.is_none() && !pod.init_containers().is_empty() {
-        return Holds::no(reasons::UNKNOWN_CONTAINER_STATUSES, None);
+        return ConditionValue::unmet(reasons::UNKNOWN_CONTAINER_STATUSES, None);
     }
-    let (unknown, incomplete) = sort_out(pod.init_containers().iter(), statuses, |container, status| {
-        if is_sidecar(container) { status.started == Some(true) } else { status.ready }
-    });
+    let (unknown, incomplete) =
+        unknown_and_failing(pod.init_containers().iter(), statuses, |container, status| {
+            if is_sidecar(container) { status.started == Some(true) } else { status.ready }
+        });
     if phase_is(status, "Succeeded") && unknown.is_empty() {
-        return Holds { reason: Some(reasons::POD_COMPLETED), ..Holds::yes() };
+        return ConditionValue { reason: Some(reasons::POD_COMPLETED), ..ConditionValue::met() };
     }
     // A regular container that has run proves that initialization was complete.
     let has_run = status.container_statuses.iter().flatten().any(|status| {
@@ -155,34 +159,35 @@ fn initialized(inputs: &Inputs, status: &PodStatus) -> Holds {
     // A restart of all containers in the same sandbox does not undo the initialization.
     let was = || restart::may_restart_all(pod) && holds_before(inputs, "Initialized");
     if has_run || was() {
-        return Holds::yes();
+        return ConditionValue::met();
     }
-    complain(&unknown, "incomplete", &incomplete, reasons::CONTAINERS_NOT_INITIALIZED)
+    value_for_names(&unknown, "incomplete", &incomplete, reasons::CONTAINERS_NOT_INITIALIZED)
 }
 
-fn containers_ready(pod: &Pod, status: &PodStatus) -> Holds {
+fn containers_ready(pod: &Pod, status: &PodStatus) -> ConditionValue {
     if status.container_statuses.is_none() && !pod.containers().is_empty() {
-        return Holds::no(reasons::UNKNOWN_CONTAINER_STATUSES, None);
+        return ConditionValue::unmet(reasons::UNKNOWN_CONTAINER_STATUSES, None);
     }
     let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
     let by = |_: &Container, status: &ContainerStatus| status.ready;
-    let (mut unknown, mut unready) = sort_out(sidecars, status.init_container_statuses.as_deref(), by);
+    let (mut unknown, mut unready) =
+        unknown_and_failing(sidecars, status.init_container_statuses.as_deref(), by);
     let (more_unknown, more_unready) =
-        sort_out(pod.containers().iter(), status.container_statuses.as_deref(), by);
+        unknown_and_failing(pod.containers().iter(), status.container_statuses.as_deref(), by);
     unknown.extend(more_unknown);
     unready.extend(more_unready);
     if phase_is(status, "Succeeded") && unknown.is_empty() {
-        return Holds::no(reasons::POD_COMPLETED, None);
+        return ConditionValue::unmet(reasons::POD_COMPLETED, None);
     }
     // The containers of a failed pod may still be stopping.
     if phase_is(status, "Failed") {
-        return Holds::no(reasons::POD_FAILED, None);
+        return ConditionValue::unmet(reasons::POD_FAILED, None);
     }
-    complain(&unknown, "unready", &unready, reasons::CONTAINERS_NOT_READY)
+    value_for_names(&unknown, "unready", &unready, reasons::CONTAINERS_NOT_READY)
 }
 
-fn ready(pod: &Pod, containers_ready: &Holds, conditions: &[PodCondition]) -> Holds {
-    if !containers_ready.yes {
+fn ready(pod: &Pod, containers_ready: &ConditionValue, conditions: &[PodCondition]) -> ConditionValue {
+    if !containers_ready.is_true {
         return containers_ready.clone();
     }
     let missing: Vec<String> = pod
@@ -205,9 +210,9 @@ fn ready(pod: &Pod, containers_ready: &Holds, conditions: &[PodCondition]) -> Ho
         })
         .collect();
     if missing.is_empty() {
-        return Holds::yes();
+        return ConditionValue::met();
     }
-    Holds::no(reasons::READINESS_GATES_NOT_READY, Some(missing.join(", ")))
+    ConditionValue::unmet(reasons::READINESS_GATES_NOT_READY, Some(missing.join(", ")))
 }
 
 fn phase_is(status: &PodStatus, phase: &str) -> bool {
@@ -215,27 +220,31 @@ fn phase_is(status: &PodStatus, phase: &str) -> bool {
 }
 
 /// Names without a status, and names whose status is not `good`.
-fn sort_out<'a>(
+fn unknown_and_failing<'a>(
     containers: impl Iterator<Item = &'a Container>,
     statuses: Option<&[ContainerStatus]>,
     good: impl Fn(&Container, &ContainerStatus) -> bool,
 ) -> (Vec<&'a str>, Vec<&'a str>) {
-    let (mut unknown, mut bad) = (Vec::new(), Vec::new());
+    let (mut unknown, mut failing) = (Vec::new(), Vec::new());
     for container in containers {
         match statuses.into_iter().flatten().find(|status| status.name == container.name) {
             None => unknown.push(container.name.as_str()),
-            Some(status) if !good(container, status) => bad.push(container.name.as_str()),
+            Some(status) if !good(container, status) => failing.push(container.name.as_str()),
             Some(_) => {}
         }
     }
-    (unknown, bad)
+    (unknown, failing)
 }
 
-fn complain(unknown: &[&str], word: &str, bad: &[&str], reason: &'static str) -> Holds {
-    let parts: Vec<String> = [("unknown", unknown), (word, bad)]
+fn value_for_names(unknown: &[&str], word: &str, failing: &[&str], reason: &'static str) -> ConditionValue {
+    let parts: Vec<String> = [("unknown", unknown), (word, failing)]
         .into_iter()
         .filter(|(_, names)| !names.is_empty())
         .map(|(word, names)| format!("containers with {word} status: [{}]", names.join(" ")))
         .collect();
-    if parts.is_empty() { Holds::yes() } else { Holds::no(reason, Some(parts.join(", "))) }
+    if parts.is_empty() {
+        ConditionValue::met()
+    } else {
+        ConditionValue::unmet(reason, Some(parts.join(", ")))
+    }
 }

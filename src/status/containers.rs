@@ -38,7 +38,8 @@ const LOST_INIT: &str = "Unable to get init container status from container runt
 
 /// The statuses of `specs`: init containers in specification order, others by name.
 pub(super) fn convert(inputs: &Inputs, specs: &[Container], kind: Kind) -> Vec<ContainerStatus> {
-    let mut statuses: Vec<ContainerStatus> = specs.iter().map(|spec| one(inputs, spec, kind)).collect();
+    let mut statuses: Vec<ContainerStatus> =
+        specs.iter().map(|spec| container_status(inputs, spec, kind)).collect();
     if kind != Kind::Init {
         statuses.sort_by(|a, b| a.name.cmp(&b.name));
     }
@@ -79,7 +80,7 @@ pub(super) fn vanished(message: &str) -> ContainerStateTerminated {
     }
 }
 
-fn one(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
+fn container_status(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
     let old = inputs
         .before()
         .and_then(|before| match kind {
@@ -92,7 +93,7 @@ fn one(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
     let newest = instances.next();
     let mut status = match newest {
         Some(newest) => {
-            let mut status = known(inputs, spec, newest, old);
+            let mut status = instance_status(inputs, spec, newest, old);
             status.last_state = instances
                 .next()
                 .map(|second| ContainerState { terminated: ended(inputs, second), ..empty() })
@@ -120,7 +121,7 @@ pub(super) fn waiting(reason: Option<&str>, message: Option<String>) -> Containe
 }
 
 /// The status of the container's newest instance.
-fn known(
+fn instance_status(
     inputs: &Inputs,
     spec: &Container,
     instance: &Instance,

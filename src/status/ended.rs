@@ -26,14 +26,17 @@ pub(super) fn count(old: &PodStatus, new: &PodStatus) {
 
 /// The ends of this instance and of the previous one.
 fn ends(container: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
-    [&container.state, &container.last_state].into_iter().flatten().filter_map(|one| one.terminated.as_ref())
+    [&container.state, &container.last_state]
+        .into_iter()
+        .flatten()
+        .filter_map(|state| state.terminated.as_ref())
 }
 
 /// Whether both are the same end: its reason and message may change later, its instance does not.
-fn is_same(one: &ContainerStateTerminated, other: &ContainerStateTerminated) -> bool {
-    match (one.container_id.as_deref(), other.container_id.as_deref()) {
-        (Some(one), Some(other)) if !one.is_empty() => one == other,
-        _ => one.exit_code == other.exit_code && one.finished_at == other.finished_at,
+fn is_same(end: &ContainerStateTerminated, other: &ContainerStateTerminated) -> bool {
+    match (end.container_id.as_deref(), other.container_id.as_deref()) {
+        (Some(id), Some(other_id)) if !id.is_empty() => id == other_id,
+        _ => end.exit_code == other.exit_code && end.finished_at == other.finished_at,
     }
 }
 
@@ -59,18 +62,18 @@ mod tests {
             ("containerStatuses", "container"),
             ("ephemeralContainerStatuses", "ephemeral_container"),
         ] {
-            let at = |state: &Value, last: &Value| status(list, state, last);
+            let status_with = |state: &Value, last: &Value| status(list, state, last);
             let none = json!({});
             let (first, second) = (end("r://1", "EndedHere"), end("r://2", "EndedHere"));
-            let mut before = at(&running, &none);
+            let mut before = status_with(&running, &none);
             for (after, total) in [
-                (at(&first, &none), 1),
-                (at(&first, &none), 1),
-                (at(&end("r://1", "BetterWords"), &none), 1),
+                (status_with(&first, &none), 1),
+                (status_with(&first, &none), 1),
+                (status_with(&end("r://1", "BetterWords"), &none), 1),
                 // Restarted, and the next instance ended before it was inspected.
-                (at(&running, &first), 1),
-                (at(&json!({"waiting": {}}), &second), 2),
-                (at(&json!({"waiting": {}}), &second), 2),
+                (status_with(&running, &first), 1),
+                (status_with(&json!({"waiting": {}}), &second), 2),
+                (status_with(&json!({"waiting": {}}), &second), 2),
             ] {
                 count(&before, &after);
                 assert_eq!(counted(kind), total, "{kind}: {after:?}");

@@ -77,10 +77,10 @@ pub(super) fn keep_times(shown: &PodStatus, status: &mut PodStatus) {
 fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodCondition> {
     let owned = |condition: &&PodCondition| OWNED_CONDITIONS.contains(&condition.type_.as_str());
     let mut list: Vec<PodCondition> =
-        shown.conditions.iter().flatten().filter(|one| !owned(one)).cloned().collect();
+        shown.conditions.iter().flatten().filter(|condition| !owned(condition)).cloned().collect();
     let disrupted = conditions::find(ours.conditions.as_deref(), DISRUPTION_TARGET);
     if let Some(disrupted) = disrupted.filter(|_| ends) {
-        match list.iter_mut().find(|one| one.type_ == DISRUPTION_TARGET) {
+        match list.iter_mut().find(|condition| condition.type_ == DISRUPTION_TARGET) {
             Some(present) => present.clone_from(disrupted),
             None => list.push(disrupted.clone()),
         }
@@ -93,7 +93,9 @@ fn merge_conditions(shown: &PodStatus, ours: &PodStatus, ends: bool) -> Vec<PodC
 fn end_readiness(list: &mut [PodCondition], shown: &PodStatus, phase: Option<&str>, now: Timestamp) {
     let reason = if phase == Some("Succeeded") { reasons::POD_COMPLETED } else { reasons::POD_FAILED };
     for kind in ["Ready", "ContainersReady"] {
-        let Some(condition) = list.iter_mut().find(|one| one.type_ == kind && one.status == "True") else {
+        let Some(condition) =
+            list.iter_mut().find(|condition| condition.type_ == kind && condition.status == "True")
+        else {
             continue;
         };
         condition.status = "False".to_owned();
@@ -153,14 +155,14 @@ mod tests {
 
     #[test]
     fn transition_time_at_the_server_stays_while_the_status_does() {
-        let at = |status: &str, second: u8| {
+        let ready_at = |status: &str, second: u8| {
             let time = format!("1970-01-01T00:00:0{second}Z");
             json!({"conditions": [{"type": "Ready", "status": status, "lastTransitionTime": time}]})
         };
         for (shown, ours, expected) in [
-            (at("True", 1), at("True", 2), at("True", 1)),
-            (at("False", 1), at("True", 2), at("True", 2)),
-            (json!({}), at("True", 2), at("True", 2)),
+            (ready_at("True", 1), ready_at("True", 2), ready_at("True", 1)),
+            (ready_at("False", 1), ready_at("True", 2), ready_at("True", 2)),
+            (json!({}), ready_at("True", 2), ready_at("True", 2)),
         ] {
             let mut ours = status(ours);
             keep_times(&status(shown), &mut ours);

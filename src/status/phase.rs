@@ -30,18 +30,22 @@ enum RunState {
 
 /// Whether containers can still start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outlook {
+enum ContainerStarts {
     /// Containers can start and restart.
-    Open,
+    Allowed,
     /// No container starts again, independent of the restart policy.
-    Closed,
+    Forbidden,
 }
 
 /// The phase, computed without the previous one.
 pub(super) fn compute(inputs: &Inputs, status: &PodStatus) -> &'static str {
     // A static pod that is stopped is not finished: its containers' restart policy still applies.
-    let outlook = if inputs.terminal && !inputs.pod.is_static() { Outlook::Closed } else { Outlook::Open };
-    of(inputs.pod, status, outlook, regular_in_sandbox(inputs))
+    let starts = if inputs.terminal && !inputs.pod.is_static() {
+        ContainerStarts::Forbidden
+    } else {
+        ContainerStarts::Allowed
+    };
+    from_statuses(inputs.pod, status, starts, regular_in_sandbox(inputs))
 }
 
 /// Whether a regular container was created in the present sandbox.
@@ -66,10 +70,10 @@ struct Count {
     restarting: bool,
 }
 
-fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'static str {
+fn from_statuses(pod: &Pod, status: &PodStatus, starts: ContainerStarts, initialized: bool) -> &'static str {
     let mut count = Count::default();
     for container in pod.init_containers() {
-        let seen = look(container, status.init_container_statuses.as_deref());
+        let seen = run_state(container, status.init_container_statuses.as_deref());
         if is_sidecar(container) {
             count_sidecar(&mut count, container, status, &seen);
         } else {
@@ -83,7 +87,7 @@ fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'s
         }
     }
     for container in pod.containers() {
-        match look(container, status.container_statuses.as_deref()) {
+        match run_state(container, status.container_statuses.as_deref()) {
             RunState::Unknown => count.unknown = true,
             RunState::Running => count.running = true,
             RunState::Waiting => count.waiting = true,
@@ -102,7 +106,7 @@ fn of(pod: &Pod, status: &PodStatus, outlook: Outlook, initialized: bool) -> &'s
             }
         }
     }
-    decide(&count, outlook, initialized)
+    decide(&count, starts, initialized)
 }
 
 fn count_sidecar(count: &mut Count, container: &Container, status: &PodStatus, seen: &RunState) {
@@ -121,7 +125,7 @@ fn count_sidecar(count: &mut Count, container: &Container, status: &PodStatus, s
     }
 }
 
-fn decide(count: &Count, outlook: Outlook, initialized: bool) -> &'static str {
+fn decide(count: &Count, starts: ContainerStarts, initialized: bool) -> &'static str {
     if count.failed_init {
         return "Failed";
     }
@@ -138,8 +142,8 @@ fn decide(count: &Count, outlook: Outlook, initialized: bool) -> &'static str {
         return "Pending";
     }
     let all_succeeded = count.stopped == count.succeeded;
-    match outlook {
-        Outlook::Open if count.restarting => "Running",
+    match starts {
+        ContainerStarts::Allowed if count.restarting => "Running",
         _ if all_succeeded => "Succeeded",
         _ => "Failed",
     }
@@ -149,7 +153,7 @@ fn find<'a>(container: &Container, list: Option<&'a [ContainerStatus]>) -> Optio
     list?.iter().find(|status| status.name == container.name)
 }
 
-fn look(container: &Container, list: Option<&[ContainerStatus]>) -> RunState {
+fn run_state(container: &Container, list: Option<&[ContainerStatus]>) -> RunState {
     let Some(status) = find(container, list) else { return RunState::Unknown };
     let Some(state) = &status.state else { return RunState::Unknown };
     if state.running.is_some() {

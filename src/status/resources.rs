@@ -105,17 +105,17 @@ pub(super) fn set_pod_level(pod: &Pod, has: Option<&Pod>, status: &mut PodStatus
 
 /// The form in which a sum is written (binary or decimal): that of the first value in it.
 fn form_in(pod: &Pod, name: &str) -> Form {
-    let of = |resources: &ResourceRequirements| {
+    let form = |resources: &ResourceRequirements| {
         [&resources.requests, &resources.limits]
             .into_iter()
             .flatten()
             .find_map(|map| map.get(name))
             .map(|value| Form::of(&value.0))
     };
-    let own = pod.spec().resources.as_ref().and_then(of);
+    let own = pod.spec().resources.as_ref().and_then(form);
     own.or_else(|| {
         let containers = pod.containers().iter().chain(pod.init_containers());
-        containers.filter_map(|container| container.resources.as_ref()).find_map(of)
+        containers.filter_map(|container| container.resources.as_ref()).find_map(form)
     })
     .unwrap_or(Form::Decimal)
 }
@@ -153,9 +153,9 @@ mod unit {
         let old = json!({"requests": {"memory": "20Mi"}, "limits": {"memory": "40Mi"}});
         let new = json!({"requests": {"memory": "10Ki"}, "limits": {"memory": "10Ki"}});
         for (nothing, is_whole) in [(json!({}), true), (Value::Null, false)] {
-            let of = |own: &Value| if is_whole { pod(own, &nothing) } else { pod(&nothing, own) };
-            assert_eq!(shown(&of(&new), None), json!([new, {"memory": "10Ki"}]));
-            assert_eq!(shown(&of(&new), Some(&of(&old))), json!([old, {"memory": "10Ki"}]));
+            let pod_with = |own: &Value| if is_whole { pod(own, &nothing) } else { pod(&nothing, own) };
+            assert_eq!(shown(&pod_with(&new), None), json!([new, {"memory": "10Ki"}]));
+            assert_eq!(shown(&pod_with(&new), Some(&pod_with(&old))), json!([old, {"memory": "10Ki"}]));
         }
         // Both: what the pod as a whole does not state is the sum of what its containers have.
         let cpu = |cpu: &str| json!({"requests": {"cpu": cpu}});

@@ -44,13 +44,13 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
 ///
 /// DIFFERS: false for a pod that is being deleted, because no container starts again.
 pub(super) fn under_way(inputs: &Inputs) -> bool {
-    let asks = |container: &Container| {
+    let requests_restart = |container: &Container| {
         restart::restarts_all(container, inputs.runtime.newest(&container.name))
             && (inputs.failures)(&container.name).is_none()
     };
     restart::may_restart_all(inputs.pod)
         && !inputs.is_deleting()
-        && (holds_before(inputs, CONDITION) || inputs.pod.all_containers().any(asks))
+        && (holds_before(inputs, CONDITION) || inputs.pod.all_containers().any(requests_restart))
 }
 
 /// Shows the removal of a container in its status.
@@ -90,7 +90,7 @@ mod tests {
     use crate::model::api;
     use crate::model::pod::Pod;
     use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance, PodRuntime};
-    use crate::status::tests::{at, instance};
+    use crate::status::tests::{instance, timestamp};
     use crate::status::{NodeAddresses, StartReason, StatusCache, compose};
     use serde_json::{Value, json};
 
@@ -105,15 +105,15 @@ mod tests {
     }
 
     /// The statuses of a pod in the order in which its worker stores them.
-    struct Life {
+    struct Fixture {
         pod: Pod,
         cache: StatusCache,
         round: u32,
     }
 
-    impl Life {
+    impl Fixture {
         fn new(pod: Pod) -> Self {
-            Life { pod, cache: StatusCache::default(), round: 0 }
+            Fixture { pod, cache: StatusCache::default(), round: 0 }
         }
 
         fn sees(&mut self, instances: Vec<Instance>, failure: Option<&'static str>, deleting: bool) -> Value {
@@ -124,7 +124,7 @@ mod tests {
             };
             let (old, node) = (self.cache.get(self.pod.uid()), NodeAddresses::default());
             self.round += 1;
-            let now = at(200 + i64::from(self.round));
+            let now = timestamp(200 + i64::from(self.round));
             let composed = compose(&Inputs {
                 old: old.as_deref(),
                 failures: &failures,
@@ -160,19 +160,19 @@ mod tests {
     fn container<'a>(status: &'a Value, name: &str) -> &'a Value {
         let lists = ["initContainerStatuses", "containerStatuses"];
         let all = lists.into_iter().flat_map(|list| status[list].as_array().unwrap());
-        all.into_iter().find(|one| one["name"] == name).unwrap()
+        all.into_iter().find(|shown| shown["name"] == name).unwrap()
     }
 
     #[test]
     fn restart_is_shown_from_the_first_end_to_the_new_start() {
-        let mut life = Life::new(pod("RestartAllContainers"));
-        let begun = life.sees(run(0, "init=Exited main=Running trigger=Running"), None, false);
+        let mut fixture = Fixture::new(pod("RestartAllContainers"));
+        let begun = fixture.sees(run(0, "init=Exited main=Running trigger=Running"), None, false);
         assert_eq!(begun["phase"], "Running");
         assert_eq!(condition_of(&begun, CONDITION)["status"], "False");
         assert_eq!(condition_of(&begun, CONDITION)["reason"], Value::Null);
 
-        let asked = life.sees(run(0, "init=Exited main=Running trigger=Exited:42"), None, false);
-        let mut condition = condition_of(&asked, CONDITION).clone();
+        let requested = fixture.sees(run(0, "init=Exited main=Running trigger=Exited:42"), None, false);
+        let mut condition = condition_of(&requested, CONDITION).clone();
         condition["lastTransitionTime"].take();
         assert_eq!(
             condition,
@@ -180,65 +180,65 @@ mod tests {
                 "message": "container exited with restart policy rule", "lastTransitionTime": null})
         );
         assert_eq!(
-            container(&asked, "main")["state"]["running"],
+            container(&requested, "main")["state"]["running"],
             json!({"startedAt": "1970-01-01T00:01:41Z"})
         );
-        assert_eq!(asked["phase"], "Running");
+        assert_eq!(requested["phase"], "Running");
 
         // Half of the containers are removed.
-        let half = life.sees(run(0, "trigger=Exited:42"), None, false);
+        let half = fixture.sees(run(0, "trigger=Exited:42"), None, false);
         assert_eq!(condition_of(&half, CONDITION)["status"], "True");
         let waiting = json!({"waiting": {"reason": "RestartingAllContainers", "message": REMOVED}});
         let ended = json!({"terminated": {"exitCode": 137, "reason": "RestartingAllContainers",
             "message": REMOVED}});
         for name in ["init", "main"] {
-            let one = container(&half, name);
-            assert_eq!((&one["state"], &one["lastState"]), (&waiting, &ended), "{name}");
-            assert_eq!(one["restartCount"], 1, "{name}");
+            let shown = container(&half, name);
+            assert_eq!((&shown["state"], &shown["lastState"]), (&waiting, &ended), "{name}");
+            assert_eq!(shown["restartCount"], 1, "{name}");
         }
 
         // All are removed; the next inspections change only the condition.
         for round in 0..3 {
-            let cleaned = life.sees(Vec::new(), None, false);
+            let cleaned = fixture.sees(Vec::new(), None, false);
             assert_eq!(condition_of(&cleaned, CONDITION)["status"], "False");
             assert_eq!(condition_of(&cleaned, "Initialized")["status"], "True");
             assert_eq!(condition_of(&cleaned, "Ready")["status"], "False");
             assert_eq!(cleaned["phase"], "Running", "{round}");
             for name in ["init", "main", "trigger"] {
-                let one = container(&cleaned, name);
-                assert_eq!((&one["state"], &one["lastState"]), (&waiting, &ended), "{name} {round}");
-                assert_eq!(one["restartCount"], 1, "{name} {round}");
+                let shown = container(&cleaned, name);
+                assert_eq!((&shown["state"], &shown["lastState"]), (&waiting, &ended), "{name} {round}");
+                assert_eq!(shown["restartCount"], 1, "{name} {round}");
             }
         }
 
-        let again = life.sees(run(1, "init=Exited main=Running trigger=Running"), None, false);
+        let again = fixture.sees(run(1, "init=Exited main=Running trigger=Running"), None, false);
         assert_eq!(again["phase"], "Running");
         for name in ["init", "main", "trigger"] {
             assert_eq!(container(&again, name)["lastState"], ended, "{name}");
             assert_eq!(container(&again, name)["restartCount"], 1, "{name}");
         }
         // A container that ends in the new run shows its new end.
-        let over = life.sees(run(1, "init=Exited main=Exited trigger=Running"), None, false);
+        let over = fixture.sees(run(1, "init=Exited main=Exited trigger=Running"), None, false);
         assert_eq!(container(&over, "main")["state"]["terminated"]["exitCode"], 0);
     }
 
     #[test]
     fn condition_is_false_during_a_wait_a_deletion_and_without_the_rule() {
         let asks = || run(0, "init=Exited main=Running trigger=Exited:42");
-        let mut life = Life::new(pod("RestartAllContainers"));
-        let held = life.sees(asks(), Some("CrashLoopBackOff"), false);
+        let mut fixture = Fixture::new(pod("RestartAllContainers"));
+        let held = fixture.sees(asks(), Some("CrashLoopBackOff"), false);
         assert_eq!(condition_of(&held, CONDITION)["status"], "False");
         assert_eq!(container(&held, "trigger")["state"]["waiting"]["reason"], "CrashLoopBackOff");
         assert_eq!(container(&held, "trigger")["lastState"]["terminated"]["exitCode"], 42);
-        let leaving = life.sees(asks(), None, true);
+        let leaving = fixture.sees(asks(), None, true);
         assert_eq!(condition_of(&leaving, CONDITION)["status"], "False");
-        let over = life.sees(run(0, "init=Exited main=Exited:1 trigger=Exited:1"), None, false);
+        let over = fixture.sees(run(0, "init=Exited main=Exited:1 trigger=Exited:1"), None, false);
         assert_eq!(
             (&over["phase"], &condition_of(&over, CONDITION)["reason"]),
             (&json!("Failed"), &json!("PodFailed"))
         );
 
-        let mut other = Life::new(pod("Restart"));
+        let mut other = Fixture::new(pod("Restart"));
         assert_eq!(*condition_of(&other.sees(asks(), None, false), CONDITION), Value::Null);
     }
 }

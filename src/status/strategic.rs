@@ -158,7 +158,7 @@ pub(super) mod tests {
                 // Keys are applied in order and "$" sorts first: the list's changes come later.
                 let elements = target.entry(list).or_insert_with(|| json!([])).as_array_mut().unwrap();
                 for change in patch.get(list).and_then(Value::as_array).into_iter().flatten() {
-                    let place = elements.iter().position(|one| one[identity] == change[identity]);
+                    let place = elements.iter().position(|element| element[identity] == change[identity]);
                     match (place, change.get("$patch")) {
                         (Some(place), Some(_)) => {
                             elements.remove(place);
@@ -207,8 +207,8 @@ pub(super) mod tests {
                 "conditions": [{"type": "Ready", "status": "True"}]}),
         );
         // If only the order differs, there is no patch.
-        let ordered = |one: &str, two: &str| {
-            status(json!({"conditions": [condition(one, "True"), condition(two, "True")]}))
+        let ordered = |first: &str, two: &str| {
+            status(json!({"conditions": [condition(first, "True"), condition(second, "True")]}))
         };
         assert_eq!(patch(&"u".into(), &ordered("a", "b"), &ordered("b", "a")), None);
         // One condition is removed, one is added.

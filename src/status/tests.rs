@@ -15,16 +15,16 @@ use crate::model::runtime::{
 };
 use crate::model::verdict::Verdict;
 
-pub(super) fn at(second: i64) -> Timestamp {
+pub(super) fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
 /// An instance with default values.
 pub(super) fn instance(name: &str, state: ContainerState) -> Instance {
     Instance {
-        created_at: Some(at(100)),
-        started_at: (state != ContainerState::Created).then(|| at(101)),
-        finished_at: (state == ContainerState::Exited).then(|| at(102)),
+        created_at: Some(timestamp(100)),
+        started_at: (state != ContainerState::Created).then(|| timestamp(101)),
+        finished_at: (state == ContainerState::Exited).then(|| timestamp(102)),
         image: "localhost/busybox:1".to_owned(),
         image_id: "sha256:5d1f".into(),
         sandbox_id: "sandbox".into(),
@@ -37,7 +37,7 @@ fn sandbox(state: SandboxState) -> SandboxStatus {
         id: "sandbox".into(),
         attempt: 0,
         state,
-        created_at: Some(at(99)),
+        created_at: Some(timestamp(99)),
         host_network: false,
         network_reported: true,
         ips: vec!["10.88.0.5".parse().unwrap()],
@@ -195,8 +195,8 @@ fn composed_statuses_equal_the_recorded_ones() {
         let stored = cache.get(pod.uid()).unwrap();
         assert_eq!(&serde_json::to_value(&*stored).unwrap(), expected, "{}", golden["pod"]);
         // If the stored status is the old one, composing again changes nothing.
-        let again = Inputs { old: Some(&stored), now: at(4_000_000_000), ..inputs };
-        assert!(!cache.set(&pod, compose(&again), at(4_000_000_000)).changed, "{}", golden["pod"]);
+        let again = Inputs { old: Some(&stored), now: timestamp(4_000_000_000), ..inputs };
+        assert!(!cache.set(&pod, compose(&again), timestamp(4_000_000_000)).changed, "{}", golden["pod"]);
         count += 1;
     }
     assert_eq!(count, 27);
@@ -211,9 +211,9 @@ fn first_status_of_an_api_pod_equals_the_go_kubelets() {
             {"name": "token", "mountPath": "/t", "readOnly": true}, {"name": "w", "mountPath": "/w"}]}]}));
     let runtime = PodRuntime::default();
     let node = NodeAddresses { host_ips: vec!["192.0.2.10".parse().unwrap()] };
-    let inputs = Inputs { sandbox_needed: true, ..Inputs::new(&pod, &runtime, &node, at(5)) };
+    let inputs = Inputs { sandbox_needed: true, ..Inputs::new(&pod, &runtime, &node, timestamp(5)) };
     let cache = StatusCache::new();
-    cache.set(&pod, compose(&inputs), at(5));
+    cache.set(&pod, compose(&inputs), timestamp(5));
     let waiting = |name: &str| {
         json!({"image": "localhost/busybox:1", "imageID": "", "lastState": {}, "name": name, "ready": false,
             "restartCount": 0, "started": false, "state": {"waiting": {"reason": "PodInitializing"}}})
@@ -271,7 +271,7 @@ impl Case<'_> {
             old: self.old,
             terminal: self.terminal,
             startup: &|_| self.startup,
-            ..Inputs::new(pod, &runtime, &node, at(200))
+            ..Inputs::new(pod, &runtime, &node, timestamp(200))
         })
     }
 
@@ -281,18 +281,18 @@ impl Case<'_> {
     }
 }
 
-fn two(policy: &str) -> Value {
+fn two_containers(policy: &str) -> Value {
     json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]})
 }
 
 #[test]
 fn phase_follows_regular_containers_and_restart_policy() {
     for policy in ["Always", "OnFailure", "Never"] {
-        case(two(policy), "").check("Pending");
-        case(two(policy), "a=Running").check("Pending");
-        case(two(policy), "a=Created b=Running").check("Pending");
-        case(two(policy), "a=Running b=Running").check("Running");
-        case(two(policy), "a=Running b=Exited:1").check("Running");
+        case(two_containers(policy), "").check("Pending");
+        case(two_containers(policy), "a=Running").check("Pending");
+        case(two_containers(policy), "a=Created b=Running").check("Pending");
+        case(two_containers(policy), "a=Running b=Running").check("Running");
+        case(two_containers(policy), "a=Running b=Exited:1").check("Running");
     }
     for (policy, ended, phase) in [
         ("Always", "a=Exited b=Exited", "Running"),
@@ -302,12 +302,12 @@ fn phase_follows_regular_containers_and_restart_policy() {
         ("Never", "a=Exited b=Exited", "Succeeded"),
         ("Never", "a=Exited b=Exited:1", "Failed"),
     ] {
-        case(two(policy), ended).check(phase);
+        case(two_containers(policy), ended).check(phase);
         let all_good = ended == "a=Exited b=Exited";
-        let closed = Case { terminal: true, ..case(two(policy), ended) };
+        let closed = Case { terminal: true, ..case(two_containers(policy), ended) };
         closed.check(if all_good { "Succeeded" } else { "Failed" });
         // A static pod that is stopped gets no terminal phase.
-        let status = closed.compose(&static_pod(two(policy)));
+        let status = closed.compose(&static_pod(two_containers(policy)));
         assert_eq!(status.phase.as_deref(), Some(phase), "static {policy} {ended}");
     }
     let rules = json!({"restartPolicy": "Never", "containers": [{"name": "a", "restartPolicy": "Never",
@@ -360,14 +360,16 @@ fn terminal_phase_and_its_reason_do_not_change() {
         message: Some("The node was low on resource: memory.".into()),
         ..PodStatus::default()
     };
-    let kept = Case { old: Some(&evicted), terminal: true, ..case(two("Always"), "a=Exited b=Exited") };
-    let status = kept.compose(&api_pod(two("Always")));
+    let case_of_evicted =
+        Case { old: Some(&evicted), terminal: true, ..case(two_containers("Always"), "a=Exited b=Exited") };
+    let status = case_of_evicted.compose(&api_pod(two_containers("Always")));
     assert_eq!(status.phase, evicted.phase);
     assert_eq!(status.reason, evicted.reason);
     assert_eq!(status.message, evicted.message);
     // A terminal phase that only the API server shows does not change either.
-    let pod =
-        pod(json!({"metadata": {"name": "p"}, "spec": two("Always"), "status": {"phase": "Succeeded"}}));
+    let pod = pod(
+        json!({"metadata": {"name": "p"}, "spec": two_containers("Always"), "status": {"phase": "Succeeded"}}),
+    );
     assert_eq!(case(Value::Null, "a=Running b=Running").compose(&pod).phase.as_deref(), Some("Succeeded"));
 }
 
@@ -375,14 +377,16 @@ fn terminal_phase_and_its_reason_do_not_change() {
 fn active_deadline_fails_a_pod_that_runs_longer() {
     let spec = json!({"restartPolicy": "Never", "activeDeadlineSeconds": 50, "containers": [{"name": "c"}]});
     let pod = api_pod(spec.clone());
-    let started =
-        |second| PodStatus { start_time: Some(crate::model::meta::Time(at(second))), ..PodStatus::default() };
-    assert_eq!(active_deadline(&pod, None, at(200)), None);
-    let left = active_deadline(&pod, Some(&started(160)), at(200));
+    let started = |second| PodStatus {
+        start_time: Some(crate::model::meta::Time(timestamp(second))),
+        ..PodStatus::default()
+    };
+    assert_eq!(active_deadline(&pod, None, timestamp(200)), None);
+    let left = active_deadline(&pod, Some(&started(160)), timestamp(200));
     assert_eq!(left, Some(Deadline::Remaining(std::time::Duration::from_secs(10))));
-    assert_eq!(active_deadline(&pod, Some(&started(150)), at(200)), Some(Deadline::Exceeded));
+    assert_eq!(active_deadline(&pod, Some(&started(150)), timestamp(200)), Some(Deadline::Exceeded));
     let none = api_pod(json!({"containers": [{"name": "c"}]}));
-    assert_eq!(active_deadline(&none, Some(&started(0)), at(200)), None);
+    assert_eq!(active_deadline(&none, Some(&started(0)), timestamp(200)), None);
 
     let check = |old: i64, now: &str, phase: &str, reason: Option<&str>| {
         let old = started(old);
@@ -403,7 +407,7 @@ fn active_deadline_fails_a_pod_that_runs_longer() {
     assert_eq!(stopped.reason.as_deref(), Some("DeadlineExceeded"));
     // Without an earlier status the pod started when its sandbox was created (at 99).
     let fresh = case(spec.clone(), "c=Running").compose(&pod);
-    assert_eq!(fresh.start_time.unwrap().0, at(99));
+    assert_eq!(fresh.start_time.unwrap().0, timestamp(99));
     assert_eq!(fresh.phase.as_deref(), Some("Failed"));
 }
 
@@ -422,7 +426,7 @@ fn container_after(old: &PodStatus, now: &str, deleting: bool) -> Value {
     let pod = api_pod(json!({"containers": [{"name": "c", "image": "i"}]}));
     let runtime = runtime(instances(now));
     let node = NodeAddresses::default();
-    let inputs = Inputs { old: Some(old), deleting, ..Inputs::new(&pod, &runtime, &node, at(200)) };
+    let inputs = Inputs { old: Some(old), deleting, ..Inputs::new(&pod, &runtime, &node, timestamp(200)) };
     let status = compose(&inputs);
     let mut shown = serde_json::to_value(&status.container_statuses.unwrap()[0]).unwrap();
     shown["phase"] = json!(status.phase);
@@ -479,7 +483,7 @@ fn init_container_without_a_record_is_shown_as_completed() {
         {"name": "i"}, {"name": "s", "restartPolicy": "Always"}]}));
     let node = NodeAddresses::default();
     let runtime = runtime(instances("c=Running"));
-    let status = compose(&Inputs::new(&pod, &runtime, &node, at(200)));
+    let status = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
     let init = serde_json::to_value(status.init_container_statuses.unwrap()).unwrap();
     assert_eq!(init[0]["state"]["terminated"]["reason"], "Completed");
     assert_eq!(init[0]["ready"], true);
@@ -493,7 +497,8 @@ fn a_start_failure_is_shown_only_if_the_container_will_start() {
     let check = |policy: &str, now: &str, deleting: bool, shown: bool| {
         let pod = api_pod(json!({"restartPolicy": policy, "containers": [{"name": "c"}]}));
         let runtime = runtime(instances(now));
-        let inputs = Inputs { failures: &failures, deleting, ..Inputs::new(&pod, &runtime, &node, at(200)) };
+        let inputs =
+            Inputs { failures: &failures, deleting, ..Inputs::new(&pod, &runtime, &node, timestamp(200)) };
         let status = compose(&inputs).container_statuses.unwrap().remove(0);
         let state = status.state.unwrap();
         let reason = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
@@ -539,7 +544,7 @@ fn started_and_ready_follow_the_probes() {
             old,
             startup: &|_| startup,
             readiness: &|_| readiness,
-            ..Inputs::new(&pod, &runtime, &node, at(200))
+            ..Inputs::new(&pod, &runtime, &node, timestamp(200))
         });
         let shown = &status.container_statuses.unwrap()[0];
         assert_eq!((shown.started, shown.ready), (Some(started), ready), "{startup:?} {readiness:?}");
@@ -552,7 +557,7 @@ fn ephemeral_containers_are_neither_started_nor_ready() {
     let node = NodeAddresses::default();
     for state in ["", "e=Created", "e=Running", "e=Exited", "e=Unknown"] {
         let runtime = runtime(instances(&format!("c=Running {state}")));
-        let status = compose(&Inputs::new(&pod, &runtime, &node, at(200)));
+        let status = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
         let shown = serde_json::to_value(&status.ephemeral_container_statuses.unwrap()[0]).unwrap();
         assert_eq!((shown.get("started"), &shown["ready"]), (None, &json!(false)), "{state}");
         assert_eq!(status.container_statuses.unwrap()[0].started, Some(true));
@@ -566,7 +571,7 @@ fn pod_is_ready_only_when_its_readiness_gates_are_true() {
             "spec": {"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]}}));
         let node = NodeAddresses::default();
         let runtime = runtime(instances("c=Running"));
-        let composed = compose(&Inputs::new(&pod, &runtime, &node, at(200)));
+        let composed = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
         let ready = composed.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
         assert_eq!((ready.status.as_str(), ready.message.as_deref()), (status, message));
         let foreign = composed.conditions.iter().flatten().filter(|c| c.type_ == "x/y").count();
@@ -595,7 +600,8 @@ fn first_pod_ip_has_the_family_of_the_first_host_ip() {
         let pod_ips = old.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect();
         let old = PodStatus { pod_ips: Some(pod_ips), ..PodStatus::default() };
         let node = NodeAddresses { host_ips: parse(hosts) };
-        let status = compose(&Inputs { old: Some(&old), ..Inputs::new(&pod, &runtime, &node, at(200)) });
+        let status =
+            compose(&Inputs { old: Some(&old), ..Inputs::new(&pod, &runtime, &node, timestamp(200)) });
         let found: Vec<String> = status.pod_ips.into_iter().flatten().map(|ip| ip.ip).collect();
         assert_eq!(found, expected);
         assert_eq!(status.pod_ip.as_deref(), expected.first().copied());
@@ -627,7 +633,7 @@ fn pod_ips_equal_those_in_the_composed_status() {
             let mut runtime = runtime(vec![]);
             runtime.ips = parse(found);
             let status =
-                compose(&Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, at(200)) });
+                compose(&Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, timestamp(200)) });
             let shown: Vec<IpAddr> =
                 status.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
             assert_eq!(ips, shown);
@@ -657,10 +663,10 @@ fn terminal_phase_at_the_api_server_replaces_the_computed_one() {
     let node = NodeAddresses::default();
     for old in [None, Some(json!({"phase": "Running", "reason": "x"})), Some(json!({"phase": "Succeeded"}))] {
         let old: Option<PodStatus> = old.map(|old| serde_json::from_value(old).unwrap());
-        let inputs = Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, at(5)) };
+        let inputs = Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, timestamp(5)) };
         let status = compose(&inputs);
-        let told = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
-        assert_eq!(told, (Some("Failed"), Some("Evicted"), Some("m")), "{old:?}");
+        let reported = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
+        assert_eq!(reported, (Some("Failed"), Some("Evicted"), Some("m")), "{old:?}");
     }
 }
 
@@ -670,9 +676,14 @@ fn conditions_of_other_writers_at_the_api_server_stay() {
         {"type": "Ready", "status": "True"}]});
     let pod = shown_pod(json!({"containers": [{"name": "c"}]}), shown);
     let (runtime, node) = (runtime(vec![]), NodeAddresses::default());
-    let mut status = compose(&Inputs::new(&pod, &runtime, &node, at(5)));
+    let mut status = compose(&Inputs::new(&pod, &runtime, &node, timestamp(5)));
     let kinds = |status: &PodStatus| -> Vec<String> {
-        status.conditions.iter().flatten().map(|one| format!("{}={}", one.type_, one.status)).collect()
+        status
+            .conditions
+            .iter()
+            .flatten()
+            .map(|condition| format!("{}={}", condition.type_, condition.status))
+            .collect()
     };
     let ours = [
         "PodReadyToStartContainers=True",
@@ -683,20 +694,21 @@ fn conditions_of_other_writers_at_the_api_server_stay() {
     ];
     assert_eq!(kinds(&status), [&["x/y=Unknown"], ours.as_slice()].concat());
     assert_eq!(status.observed_generation, Some(2));
-    let generations = status.conditions.iter().flatten().skip(1).map(|one| one.observed_generation);
+    let generations =
+        status.conditions.iter().flatten().skip(1).map(|condition| condition.observed_generation);
     assert!(generations.into_iter().all(|generation| generation == Some(2)));
     // The condition that the agent set when it decided to end the pod stays.
-    disrupt(&pod, &mut status, "why", at(6));
-    disrupt(&pod, &mut status, "why", at(7));
-    let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, at(8)) });
+    disrupt(&pod, &mut status, "why", timestamp(6));
+    disrupt(&pod, &mut status, "why", timestamp(7));
+    let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, timestamp(8)) });
     assert_eq!(kinds(&next), [&["x/y=Unknown", "DisruptionTarget=True"], ours.as_slice()].concat());
-    let told = serde_json::to_value(conditions::find(
+    let disruption = serde_json::to_value(conditions::find(
         next.conditions.as_deref(),
         condition_types::DISRUPTION_TARGET,
     ))
     .unwrap();
     assert_eq!(
-        told,
+        disruption,
         json!({"type": "DisruptionTarget", "status": "True", "message": "why",
         "reason": "TerminationByKubelet", "observedGeneration": 2,
         "lastTransitionTime": "1970-01-01T00:00:06Z"})
@@ -709,11 +721,11 @@ fn changed_readiness_gates_at_the_api_server_are_detected() {
     let gated =
         |status: &str| shown_pod(spec.clone(), json!({"conditions": [{"type": "x/y", "status": status}]}));
     let (runtime, node) = (runtime(instances("c=Running")), NodeAddresses::default());
-    let closed = compose(&Inputs::new(&gated("False"), &runtime, &node, at(5)));
+    let closed = compose(&Inputs::new(&gated("False"), &runtime, &node, timestamp(5)));
     assert!(!gates_differ(&gated("False"), &closed));
     assert!(gates_differ(&gated("Unknown"), &closed), "the message names the status");
     assert!(gates_differ(&gated("True"), &closed));
-    let open = compose(&Inputs::new(&gated("True"), &runtime, &node, at(5)));
+    let open = compose(&Inputs::new(&gated("True"), &runtime, &node, timestamp(5)));
     assert!(!gates_differ(&gated("True"), &open) && gates_differ(&gated("False"), &open));
     let plain = shown_pod(json!({"containers": [{"name": "c"}]}), json!({}));
     assert!(!gates_differ(&plain, &closed));
@@ -731,7 +743,7 @@ fn restart_of_all_containers_is_shown_as_a_condition() {
         ("c=Exited:1", "False", Some("PodFailed")),
         ("c=Exited:0", "False", Some("PodCompleted")),
     ] {
-        let status_of = compose(&Inputs::new(&pod, &runtime(instances(now)), &node, at(5)));
+        let status_of = compose(&Inputs::new(&pod, &runtime(instances(now)), &node, timestamp(5)));
         let found = conditions::find(status_of.conditions.as_deref(), "AllContainersRestarting").unwrap();
         assert_eq!((found.status.as_str(), found.reason.as_deref()), (status, reason), "{now}");
         assert_eq!(found.observed_generation, None);

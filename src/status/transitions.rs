@@ -150,7 +150,7 @@ fn cut(time: &mut Option<Time>) {
 /// Whether two stored statuses are equal in the fields of this agent: conditions of other writers,
 /// the times and generations of conditions, and resource claims are not compared.
 pub(super) fn same(old: &PodStatus, new: &PodStatus) -> bool {
-    let said = |status: &PodStatus| {
+    let own_conditions = |status: &PodStatus| {
         let mut list: Vec<_> = status
             .conditions
             .iter()
@@ -163,5 +163,5 @@ pub(super) fn same(old: &PodStatus, new: &PodStatus) -> bool {
     };
     let rest =
         |status: &PodStatus| PodStatus { conditions: None, resource_claim_statuses: None, ..status.clone() };
-    said(old) == said(new) && rest(old) == rest(new)
+    own_conditions(old) == own_conditions(new) && rest(old) == rest(new)
 }

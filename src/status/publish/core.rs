@@ -12,7 +12,7 @@ use super::super::merge::{Activity, keep_times, merge};
 use super::super::phase::is_terminal;
 use super::super::strategic;
 use super::api_pod::ApiPod;
-use super::request::{Answer, Request, What};
+use super::request::{Operation, Request, Response};
 use crate::model::api::{self, PodStatus};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -50,7 +50,7 @@ pub(super) struct Core {
     seen: u64,
     due: Deadlines<PodUid>,
     /// The last request had no response: no request is sent before this time.
-    away: Option<(Failures, Instant)>,
+    unavailable: Option<(Failures, Instant)>,
 }
 
 /// One pod at the API server.
@@ -74,7 +74,7 @@ struct Record {
     /// time either.
     residue: Option<Value>,
     /// The last patch, until its response has been compared with it.
-    asked: Option<Value>,
+    last_patch: Option<Value>,
     stage: Stage,
     /// How often the end of the pod had to be withheld.
     withheld: u32,
@@ -170,19 +170,19 @@ impl Core {
     /// When the next pod is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let next = self.due.next()?;
-        Some(self.away.map_or(next, |(_, until)| next.max(until)))
+        Some(self.unavailable.map_or(next, |(_, until)| next.max(until)))
     }
 
     /// The pods that are due now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<PodUid> {
-        if self.is_away(now) {
+        if self.is_unavailable(now) {
             return Vec::new();
         }
         self.due.take_due(now)
     }
 
-    fn is_away(&self, now: Instant) -> bool {
-        self.away.is_some_and(|(_, until)| now < until)
+    fn is_unavailable(&self, now: Instant) -> bool {
+        self.unavailable.is_some_and(|(_, until)| now < until)
     }
 
     /// The request about a pod, given its stored status.
@@ -191,10 +191,10 @@ impl Core {
         uid: &PodUid,
         entry: &Entry,
         activity: Activity,
-        at: Timestamp,
+        timestamp: Timestamp,
         now: Instant,
     ) -> Option<Request> {
-        if self.is_away(now) {
+        if self.is_unavailable(now) {
             self.due.set_earlier(uid.clone(), now);
             return None;
         }
@@ -206,12 +206,12 @@ impl Core {
         let stage = record.stage;
         match stage {
             Stage::Over => return None,
-            Stage::Stale => return Some(record.request(uid, What::Get)),
+            Stage::Stale => return Some(record.request(uid, Operation::Get)),
             Stage::Known | Stage::Taken => record.stage = Stage::Known,
         }
         let blank = PodStatus::default();
         let shown = record.pod.object().status.as_ref().unwrap_or(&blank);
-        let mut merged = merge(shown, &entry.status, activity, at);
+        let mut merged = merge(shown, &entry.status, activity, timestamp);
         if record.pod.is_mirror() {
             keep_times(shown, &mut merged.status);
         }
@@ -219,10 +219,10 @@ impl Core {
         // A part that was withheld in the last patch and is reported now was not refused.
         let same = record.sent == entry.version && record.in_full != merged.withheld;
         // A difference that the patch did not contain was written by another client.
-        if let Some(asked) = record.asked.take_if(|_| stage == Stage::Taken)
+        if let Some(last_patch) = record.last_patch.take_if(|_| stage == Stage::Taken)
             && same
         {
-            let refused = |patch: &&Value| strategic::is_part(&patch["status"], &asked["status"]);
+            let refused = |patch: &&Value| strategic::is_part(&patch["status"], &last_patch["status"]);
             record.residue = patch.as_ref().filter(refused).cloned();
         }
         if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
@@ -233,8 +233,8 @@ impl Core {
             }
             record.sent = entry.version;
             record.in_full = !merged.withheld;
-            record.asked = Some(body.clone());
-            return Some(record.request(uid, What::Patch(body)));
+            record.last_patch = Some(body.clone());
+            return Some(record.request(uid, Operation::Patch(body)));
         }
         if merged.withheld {
             // Not all is acknowledged, so the next difference is no edit of another client.
@@ -244,23 +244,23 @@ impl Core {
             self.due.set_earlier(uid.clone(), now + wait);
             return None;
         }
-        record.settle(entry.version, now);
+        record.acknowledge(entry.version, now);
         let over = record.pod.is_deleting() && is_terminal(shown_phase(&record.pod)) && entry.finished;
-        (over && !record.pod.is_mirror()).then(|| record.request(uid, What::Delete))
+        (over && !record.pod.is_mirror()).then(|| record.request(uid, Operation::Delete))
     }
 
     /// Applies the response to the request about a pod.
-    pub(super) fn answered(&mut self, uid: &PodUid, answer: Answer, now: Instant) {
-        if !matches!(answer, Answer::Away(_) | Answer::Stopping) {
-            self.away = None;
+    pub(super) fn apply_response(&mut self, uid: &PodUid, response: Response, now: Instant) {
+        if !matches!(response, Response::Unavailable(_) | Response::Stopping) {
+            self.unavailable = None;
         }
         let Some(record) = self.records.get_mut(uid) else { return };
-        let wait = match answer {
-            Answer::Shown(pod) if pod.metadata.uid.as_deref() != Some(uid.as_str()) => {
+        let wait = match response {
+            Response::Shown(pod) if pod.metadata.uid.as_deref() != Some(uid.as_str()) => {
                 self.forget(uid);
                 return;
             }
-            Answer::Shown(pod) => {
+            Response::Shown(pod) => {
                 if record.stage != Stage::Stale {
                     // The patch was based on another version than the server has.
                     let went_back = age(&pod, record.pod.object()) == Ordering::Less;
@@ -282,36 +282,36 @@ impl Core {
                 // Check it immediately and decide about the next request.
                 Duration::ZERO
             }
-            Answer::Deleted => {
+            Response::Deleted => {
                 record.stage = Stage::Over;
                 return;
             }
             // The watch will not show it again. If it does, the response was not the API server's.
-            Answer::Gone => {
+            Response::Gone => {
                 record.stage = Stage::Stale;
                 let _ = record.failures.count();
                 pause(record.failures, REFUSED, REFUSED_MAX)
             }
-            Answer::Conflict(why) => {
+            Response::Conflict(reason) => {
                 record.stage = Stage::Stale;
-                let wait = record.failed(&why, REFUSED, REFUSED_MAX);
+                let wait = record.failed(&reason, REFUSED, REFUSED_MAX);
                 if record.failures.number() == 1 { Duration::ZERO } else { wait }
             }
-            Answer::Refused(why) => record.failed(&why, REFUSED, REFUSED_MAX),
-            Answer::Busy(why, after) => {
+            Response::Refused(reason) => record.failed(&reason, REFUSED, REFUSED_MAX),
+            Response::Busy(reason, after) => {
                 record.server_fault = true;
-                let wait = record.failed(&why, RETRY, RETRY_MAX);
+                let wait = record.failed(&reason, RETRY, RETRY_MAX);
                 after.unwrap_or_default().max(wait)
             }
-            Answer::Away(why) => {
-                let mut failures = self.away.map(|(failures, _)| failures).unwrap_or_default();
+            Response::Unavailable(reason) => {
+                let mut failures = self.unavailable.map(|(failures, _)| failures).unwrap_or_default();
                 if failures.count() {
-                    log::warn!("cannot report pods to the API server ({failures} times): {why}");
+                    log::warn!("cannot report pods to the API server ({failures} times): {reason}");
                 }
-                self.away = Some((failures, now + pause(failures, RETRY, RETRY_MAX)));
+                self.unavailable = Some((failures, now + pause(failures, RETRY, RETRY_MAX)));
                 Duration::ZERO
             }
-            Answer::Stopping => return,
+            Response::Stopping => return,
         };
         self.due.set_earlier(uid.clone(), now + wait);
     }
@@ -338,7 +338,7 @@ impl Record {
             patched: None,
             behind: None,
             residue: None,
-            asked: None,
+            last_patch: None,
             stage: Stage::Known,
             withheld: 0,
             failures: Failures::default(),
@@ -346,17 +346,17 @@ impl Record {
         }
     }
 
-    fn request(&self, uid: &PodUid, what: What) -> Request {
+    fn request(&self, uid: &PodUid, operation: Operation) -> Request {
         Request {
             namespace: self.pod.namespace().to_owned(),
             name: self.pod.name().to_owned(),
             uid: uid.as_str().to_owned(),
-            what,
+            operation,
         }
     }
 
     /// Records that the server has the status of this version.
-    fn settle(&mut self, version: u64, now: Instant) {
+    fn acknowledge(&mut self, version: u64, now: Instant) {
         self.acknowledged = version;
         self.withheld = 0;
         self.failures.end();
@@ -367,11 +367,11 @@ impl Record {
     }
 
     /// Counts a failure, logs it at doubling counts, and returns how long to wait.
-    fn failed(&mut self, why: &str, first: Duration, most: Duration) -> Duration {
+    fn failed(&mut self, reason: &str, first: Duration, most: Duration) -> Duration {
         if self.failures.count() {
             let (name, uid) = (self.pod.full_name(), &self.local);
             log::warn!(
-                "cannot report a pod to the API server ({} times): {why} pod={name} uid={uid}",
+                "cannot report a pod to the API server ({} times): {reason} pod={name} uid={uid}",
                 self.failures
             );
         }
@@ -390,12 +390,12 @@ fn pause(failures: Failures, first: Duration, most: Duration) -> Duration {
 
 /// Which of two versions of an object is the newer. Versions that are no numbers have no order: the
 /// later one is treated as newer.
-fn age(one: &api::Pod, other: &api::Pod) -> Ordering {
+fn age(pod: &api::Pod, other: &api::Pod) -> Ordering {
     let version = |pod: &api::Pod| pod.metadata.resource_version.clone().unwrap_or_default();
-    let (one, other) = (version(one), version(other));
-    match (one.parse::<u128>(), other.parse::<u128>()) {
-        (Ok(one), Ok(other)) => one.cmp(&other),
-        _ if one == other && !one.is_empty() => Ordering::Equal,
+    let (own, other) = (version(pod), version(other));
+    match (own.parse::<u128>(), other.parse::<u128>()) {
+        (Ok(own), Ok(other)) => own.cmp(&other),
+        _ if own == other && !own.is_empty() => Ordering::Equal,
         _ => Ordering::Greater,
     }
 }

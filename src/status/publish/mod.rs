@@ -14,7 +14,7 @@ mod request;
 mod tests;
 
 pub use api_pod::ApiPod;
-pub use request::{Answer, Api, Request, What};
+pub use request::{Api, Operation, Request, Response};
 
 use std::time::Instant;
 
@@ -111,10 +111,10 @@ impl Publisher {
         let Some(request) = self.core.decide(uid, &entry, activity, Timestamp::now(), Instant::now()) else {
             return;
         };
-        let answer = {
+        let response = {
             let _waiting = threads::waiting("the API server");
             self.deps.api.send(&request)
         };
-        self.core.answered(uid, answer, Instant::now());
+        self.core.apply_response(uid, response, Instant::now());
     }
 }

@@ -19,12 +19,12 @@ pub struct Request {
     /// `metadata.uid`: another pod with this name is not affected.
     pub uid: String,
     /// The kind of the request.
-    pub what: What,
+    pub operation: Operation,
 }
 
 /// The kinds of request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum What {
+pub enum Operation {
     /// Read the pod.
     Get,
     /// Patch the pod's status with a strategic merge patch.
@@ -35,7 +35,7 @@ pub enum What {
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
+pub enum Response {
     /// The pod as it is now.
     Shown(Box<api::Pod>),
     /// The pod is deleted.
@@ -49,7 +49,7 @@ pub enum Answer {
     /// The server is overloaded or failed: the reason, and when to retry.
     Busy(String, Option<Duration>),
     /// The server did not respond.
-    Away(String),
+    Unavailable(String),
     /// The agent stops.
     Stopping,
 }
@@ -57,53 +57,53 @@ pub enum Answer {
 /// Carries requests out.
 pub trait Api: Send {
     /// Sends one request and waits for its end.
-    fn send(&self, request: &Request) -> Answer;
+    fn send(&self, request: &Request) -> Response;
 }
 
 impl Api for Client {
-    fn send(&self, request: &Request) -> Answer {
+    fn send(&self, request: &Request) -> Response {
         let (namespace, name) = (&request.namespace, &request.name);
-        let pod = match &request.what {
-            What::Get => self.get(&Target::pod(namespace, name)),
-            What::Patch(body) => self.patch(&Target::pod_status(namespace, name), body),
-            What::Delete => {
+        let pod = match &request.operation {
+            Operation::Get => self.get(&Target::pod(namespace, name)),
+            Operation::Patch(body) => self.patch(&Target::pod_status(namespace, name), body),
+            Operation::Delete => {
                 let options = DeleteOptions { grace_seconds: Some(0), uid: Some(request.uid.clone()) };
                 return match self.delete(&Target::pod(namespace, name), &options) {
-                    Ok(()) => Answer::Deleted,
+                    Ok(()) => Response::Deleted,
                     // Another pod has the name.
-                    Err(error) if error.is_conflict() => Answer::Gone,
+                    Err(error) if error.is_conflict() => Response::Gone,
                     Err(error) => failure(&error),
                 };
             }
         };
         match pod {
-            Ok(pod) => Answer::Shown(Box::new(pod)),
+            Ok(pod) => Response::Shown(Box::new(pod)),
             Err(error) => failure(&error),
         }
     }
 }
 
 /// The result that an error means.
-fn failure(error: &ApiError) -> Answer {
-    let why = error.to_string();
+fn failure(error: &ApiError) -> Response {
+    let reason = error.to_string();
     if error.is_stopping() {
-        return Answer::Stopping;
+        return Response::Stopping;
     }
     if error.is_not_found() {
-        return Answer::Gone;
+        return Response::Gone;
     }
     if error.is_conflict() {
-        return Answer::Conflict(why);
+        return Response::Conflict(reason);
     }
     match error.status() {
         // The response to another UID or to an invalid status.
-        Some(422) => Answer::Conflict(why),
+        Some(422) => Response::Conflict(reason),
         // Failed authentication concerns all pods.
-        Some(401) => Answer::Away(why),
-        Some(429 | 500..) => Answer::Busy(why, error.retry_after()),
-        Some(_) => Answer::Refused(why),
-        None if error.is_transport() => Answer::Away(why),
-        None => Answer::Busy(why, None),
+        Some(401) => Response::Unavailable(reason),
+        Some(429 | 500..) => Response::Busy(reason, error.retry_after()),
+        Some(_) => Response::Refused(reason),
+        None if error.is_transport() => Response::Unavailable(reason),
+        None => Response::Busy(reason, None),
     }
 }
 
@@ -114,15 +114,15 @@ mod tests {
     #[test]
     fn api_errors_are_classified_by_status_code() {
         let check = |error: ApiError, expected: &str| {
-            let answer = format!("{:?}", failure(&error));
-            assert_eq!(answer.split(['(', ' ']).next(), Some(expected), "{error}");
+            let response = format!("{:?}", failure(&error));
+            assert_eq!(response.split(['(', ' ']).next(), Some(expected), "{error}");
         };
         for (code, reason, expected) in [
             (404, "NotFound", "Gone"),
             (409, "Conflict", "Conflict"),
             (422, "Invalid", "Conflict"),
             (400, "BadRequest", "Refused"),
-            (401, "Unauthorized", "Away"),
+            (401, "Unauthorized", "Unavailable"),
             (403, "Forbidden", "Refused"),
             (429, "TooManyRequests", "Busy"),
             (500, "InternalError", "Busy"),
@@ -130,6 +130,6 @@ mod tests {
         ] {
             check(ApiError::for_test(code, reason, "m"), expected);
         }
-        check(ApiError::for_test_transport(), "Away");
+        check(ApiError::for_test_transport(), "Unavailable");
     }
 }

@@ -17,7 +17,7 @@ use crate::model::pod::Pod;
 struct Server {
     pods: BTreeMap<String, Value>,
     version: u64,
-    script: VecDeque<Answer>,
+    script: VecDeque<Response>,
     /// A status field that the server does not know.
     ignores: &'static str,
     log: Vec<String>,
@@ -40,42 +40,42 @@ impl Server {
         Pod::from(serde_json::from_value::<api::Pod>(self.pods[name].clone()).unwrap())
     }
 
-    fn answer(&mut self, request: &Request) -> Answer {
+    fn respond(&mut self, request: &Request) -> Response {
         let (name, verb) = (
             &request.name,
-            match &request.what {
-                What::Get => "get".to_owned(),
-                What::Patch(body) => {
+            match &request.operation {
+                Operation::Get => "get".to_owned(),
+                Operation::Patch(body) => {
                     assert_eq!(body["metadata"]["uid"], request.uid);
                     format!("patch {}", body["status"])
                 }
-                What::Delete => "delete".to_owned(),
+                Operation::Delete => "delete".to_owned(),
             },
         );
         self.log.push(format!("{name} {verb}"));
-        if let Some(answer) = self.script.pop_front() {
-            return answer;
+        if let Some(response) = self.script.pop_front() {
+            return response;
         }
-        let Some(object) = self.pods.get_mut(name) else { return Answer::Gone };
-        match &request.what {
-            What::Get => {}
-            _ if object["metadata"]["uid"] != request.uid => return Answer::Conflict("uid".into()),
-            What::Patch(body) => {
+        let Some(object) = self.pods.get_mut(name) else { return Response::Gone };
+        match &request.operation {
+            Operation::Get => {}
+            _ if object["metadata"]["uid"] != request.uid => return Response::Conflict("uid".into()),
+            Operation::Patch(body) => {
                 apply(&mut object["status"], &body["status"]);
                 object["status"].as_object_mut().unwrap().remove(self.ignores);
                 self.version += 1;
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
             }
-            What::Delete => {
+            Operation::Delete => {
                 self.pods.remove(name);
-                return Answer::Deleted;
+                return Response::Deleted;
             }
         }
-        Answer::Shown(Box::new(serde_json::from_value(object.clone()).unwrap()))
+        Response::Shown(Box::new(serde_json::from_value(object.clone()).unwrap()))
     }
 }
 
-struct Bench {
+struct Fixture {
     core: Core,
     cache: StatusCache,
     server: Server,
@@ -83,10 +83,10 @@ struct Bench {
     now: Instant,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let (core, cache, server) = (Core::default(), StatusCache::new(), Server::default());
-        Bench { core, cache, server, activity: Activity::MayRun, now: Instant::now() }
+        Fixture { core, cache, server, activity: Activity::MayRun, now: Instant::now() }
     }
 
     fn show(&mut self, pod: Pod) {
@@ -113,10 +113,10 @@ impl Bench {
                 let Some(entry) = self.core.local(&uid).and_then(|local| self.cache.entry(&local)) else {
                     continue;
                 };
-                let at = Timestamp::UNIX_EPOCH;
-                if let Some(request) = self.core.decide(&uid, &entry, self.activity, at, self.now) {
-                    let answer = self.server.answer(&request);
-                    self.core.answered(&uid, answer, self.now);
+                let timestamp = Timestamp::UNIX_EPOCH;
+                if let Some(request) = self.core.decide(&uid, &entry, self.activity, timestamp, self.now) {
+                    let response = self.server.respond(&request);
+                    self.core.apply_response(&uid, response, self.now);
                 }
             }
         }
@@ -138,185 +138,185 @@ const NOTHING: Vec<String> = Vec::new();
 
 #[test]
 fn status_is_sent_once() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", json!({}));
-    assert_eq!(bench.run(), NOTHING);
-    bench.store(&pod, json!({"phase": "Pending", "hostIP": "192.0.2.1"}));
-    assert_eq!(bench.run(), [r#"web patch {"hostIP":"192.0.2.1","startTime":"1970-01-01T00:00:00Z"}"#]);
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", json!({}));
+    assert_eq!(fixture.run(), NOTHING);
+    fixture.store(&pod, json!({"phase": "Pending", "hostIP": "192.0.2.1"}));
+    assert_eq!(fixture.run(), [r#"web patch {"hostIP":"192.0.2.1","startTime":"1970-01-01T00:00:00Z"}"#]);
     // The event of our own patch causes no request.
-    let echo = bench.server.pod("web");
-    bench.show(echo);
-    assert_eq!(bench.after(60), NOTHING);
+    let echo = fixture.server.pod("web");
+    fixture.show(echo);
+    assert_eq!(fixture.after(60), NOTHING);
     // A server that shows older states for long is read once.
-    bench.show(pod.clone());
-    assert_eq!(bench.after(1), NOTHING);
-    assert_eq!(bench.after(60), ["web get"]);
-    assert_eq!(bench.after(60), NOTHING);
-    assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
+    fixture.show(pod.clone());
+    assert_eq!(fixture.after(1), NOTHING);
+    assert_eq!(fixture.after(60), ["web get"]);
+    assert_eq!(fixture.after(60), NOTHING);
+    assert_eq!(fixture.core.next_due(), None, "nothing wakes an idle node");
     // Only the newest of several statuses is reported.
-    bench.store(&pod, json!({"phase": "Pending"}));
-    bench.store(&pod, json!({"phase": "Running", "hostIP": "192.0.2.1"}));
-    assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
+    fixture.store(&pod, json!({"phase": "Pending"}));
+    fixture.store(&pod, json!({"phase": "Running", "hostIP": "192.0.2.1"}));
+    assert_eq!(fixture.run(), [r#"web patch {"phase":"Running"}"#]);
 }
 
 #[test]
 fn status_that_the_server_shows_already_causes_no_request() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Pending"}));
-    assert_eq!(bench.run(), NOTHING);
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Pending"}));
+    assert_eq!(fixture.run(), NOTHING);
 }
 
 #[test]
 fn unavailable_server_is_retried_rarely_and_then_gets_the_newest_status() {
-    let mut bench = Bench::new();
-    let pods: Vec<Pod> = ["a", "b", "c"].map(|name| bench.put(name, name, started())).into();
+    let mut fixture = Fixture::new();
+    let pods: Vec<Pod> = ["a", "b", "c"].map(|name| fixture.put(name, name, started())).into();
     for pod in &pods {
-        bench.store(pod, json!({"phase": "Running"}));
+        fixture.store(pod, json!({"phase": "Running"}));
     }
-    bench.server.script = vec![Answer::Away("refused".into()); 6].into();
-    assert_eq!(bench.run().len(), 1, "one pod asks for all");
-    let until = bench.core.next_due().unwrap();
-    assert!(until > bench.now && until <= bench.now + RETRY_SOON);
-    bench.store(&pods[0], json!({"phase": "Running", "message": "m"}));
-    assert_eq!(bench.run(), NOTHING, "a new status is no reason to ask again");
+    fixture.server.script = vec![Response::Unavailable("refused".into()); 6].into();
+    assert_eq!(fixture.run().len(), 1, "one pod asks for all");
+    let until = fixture.core.next_due().unwrap();
+    assert!(until > fixture.now && until <= fixture.now + RETRY_SOON);
+    fixture.store(&pods[0], json!({"phase": "Running", "message": "m"}));
+    assert_eq!(fixture.run(), NOTHING, "a new status is no reason to ask again");
     for _ in 0..5 {
-        assert_eq!(bench.after(11).len(), 1);
+        assert_eq!(fixture.after(11).len(), 1);
     }
-    let mut told = bench.after(11);
-    told.sort();
+    let mut sent = fixture.after(11);
+    sent.sort();
     let running = |name: &str| format!(r#"{name} patch {{"phase":"Running"}}"#);
-    assert_eq!(told, [r#"a patch {"message":"m","phase":"Running"}"#.into(), running("b"), running("c")]);
+    assert_eq!(sent, [r#"a patch {"message":"m","phase":"Running"}"#.into(), running("b"), running("c")]);
 }
 
 const RETRY_SOON: Duration = Duration::from_millis(300);
 
 #[test]
 fn a_pod_that_fails_delays_no_other() {
-    let mut bench = Bench::new();
-    let (a, b) = (bench.put("a", "a", started()), bench.put("b", "b", started()));
-    bench.store(&a, json!({"phase": "Running"}));
-    bench.server.script = [Answer::Busy("500".into(), None)].into();
-    assert_eq!(bench.run().len(), 1);
-    bench.store(&b, json!({"phase": "Running"}));
-    assert_eq!(bench.run(), [r#"b patch {"phase":"Running"}"#]);
-    assert_eq!(bench.after(1), [r#"a patch {"phase":"Running"}"#]);
+    let mut fixture = Fixture::new();
+    let (a, b) = (fixture.put("a", "a", started()), fixture.put("b", "b", started()));
+    fixture.store(&a, json!({"phase": "Running"}));
+    fixture.server.script = [Response::Busy("500".into(), None)].into();
+    assert_eq!(fixture.run().len(), 1);
+    fixture.store(&b, json!({"phase": "Running"}));
+    assert_eq!(fixture.run(), [r#"b patch {"phase":"Running"}"#]);
+    assert_eq!(fixture.after(1), [r#"a patch {"phase":"Running"}"#]);
     // The wait is the one that the server requests; a refusal concerns this status only.
-    bench.store(&a, json!({"phase": "Running", "message": "m"}));
-    bench.server.script = [Answer::Busy("429".into(), Some(Duration::from_secs(30)))].into();
-    assert_eq!(bench.run().len(), 1);
-    bench.store(&a, json!({"phase": "Running", "message": "n"}));
-    assert_eq!(bench.after(29), NOTHING);
-    assert_eq!(bench.after(1), [r#"a patch {"message":"n"}"#]);
-    bench.store(&a, json!({"phase": "Running", "message": "o"}));
-    bench.server.script = [Answer::Refused("403".into())].into();
-    assert_eq!(bench.run().len(), 1);
-    bench.store(&a, json!({"phase": "Running", "message": "p"}));
-    assert_eq!(bench.run(), [r#"a patch {"message":"p"}"#]);
+    fixture.store(&a, json!({"phase": "Running", "message": "m"}));
+    fixture.server.script = [Response::Busy("429".into(), Some(Duration::from_secs(30)))].into();
+    assert_eq!(fixture.run().len(), 1);
+    fixture.store(&a, json!({"phase": "Running", "message": "n"}));
+    assert_eq!(fixture.after(29), NOTHING);
+    assert_eq!(fixture.after(1), [r#"a patch {"message":"n"}"#]);
+    fixture.store(&a, json!({"phase": "Running", "message": "o"}));
+    fixture.server.script = [Response::Refused("403".into())].into();
+    assert_eq!(fixture.run().len(), 1);
+    fixture.store(&a, json!({"phase": "Running", "message": "p"}));
+    assert_eq!(fixture.run(), [r#"a patch {"message":"p"}"#]);
 }
 
 #[test]
 fn edit_of_our_fields_by_another_client_is_undone() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
-    assert_eq!(bench.run().len(), 1);
-    bench.now += Duration::from_secs(20);
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
+    assert_eq!(fixture.run().len(), 1);
+    fixture.now += Duration::from_secs(20);
     let edit = |status: &str, version: u64| {
         json!({"/metadata/resourceVersion": version.to_string(), "/status": {"phase": "Running",
         "startTime": "1970-01-01T00:00:00Z", "conditions": [{"type": "x/y", "status": status},
         {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:00Z"}]}})
     };
-    bench.put("web", "1", edit("False", 50));
+    fixture.put("web", "1", edit("False", 50));
     let undone = r#"web patch {"$setElementOrder/conditions":[{"type":"x/y"},{"type":"Ready"}],"conditions":[{"status":"True","type":"Ready"}]}"#;
-    bench.server.version = 50;
-    assert_eq!(bench.run(), [undone]);
+    fixture.server.version = 50;
+    assert_eq!(fixture.run(), [undone]);
     // Repeated edits are undone as often as upstream does it.
-    bench.put("web", "1", edit("False", 60));
-    bench.server.version = 60;
-    assert_eq!(bench.after(3), NOTHING);
-    assert_eq!(bench.after(7), [undone]);
+    fixture.put("web", "1", edit("False", 60));
+    fixture.server.version = 60;
+    assert_eq!(fixture.after(3), NOTHING);
+    assert_eq!(fixture.after(7), [undone]);
     // A condition that is not ours stays.
-    assert_eq!(bench.server.pods["web"]["status"]["conditions"][0]["status"], "False");
+    assert_eq!(fixture.server.pods["web"]["status"]["conditions"][0]["status"], "False");
 }
 
 #[test]
 fn status_that_the_server_changes_is_sent_once() {
-    let mut bench = Bench::new();
-    bench.server.ignores = "observedGeneration";
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Running", "observedGeneration": 1}));
-    assert_eq!(bench.run(), [r#"web patch {"observedGeneration":1,"phase":"Running"}"#]);
-    let echo = bench.server.pod("web");
-    bench.show(echo);
-    assert_eq!(bench.after(60), NOTHING);
-    bench.store(&pod, json!({"phase": "Running", "observedGeneration": 1, "message": "m"}));
-    assert_eq!(bench.run(), [r#"web patch {"message":"m","observedGeneration":1}"#]);
+    let mut fixture = Fixture::new();
+    fixture.server.ignores = "observedGeneration";
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Running", "observedGeneration": 1}));
+    assert_eq!(fixture.run(), [r#"web patch {"observedGeneration":1,"phase":"Running"}"#]);
+    let echo = fixture.server.pod("web");
+    fixture.show(echo);
+    assert_eq!(fixture.after(60), NOTHING);
+    fixture.store(&pod, json!({"phase": "Running", "observedGeneration": 1, "message": "m"}));
+    assert_eq!(fixture.run(), [r#"web patch {"message":"m","observedGeneration":1}"#]);
 }
 
 /// While the node was unreachable, a controller marked its pods as not ready, and the node has not
 /// received that when it reports another change.
 #[test]
 fn foreign_write_before_a_patch_is_corrected_after_it() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
     let ready = json!([condition("Ready", "True"), condition("Initialized", "True")]);
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Running", "conditions": ready}));
-    bench.run();
-    bench.after(60);
-    bench.server.pods.get_mut("web").unwrap()["status"]["conditions"][0]["status"] = json!("False");
-    bench.store(&pod, json!({"phase": "Running", "conditions": ready, "message": "m"}));
-    assert_eq!(bench.run(), [r#"web patch {"message":"m"}"#]);
-    let echo = bench.server.pod("web");
-    bench.show(echo);
-    assert_eq!(bench.after(60).len(), 1);
-    assert_eq!(bench.server.pods["web"]["status"]["conditions"][0]["status"], "True");
-    assert_eq!(bench.after(60), NOTHING);
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Running", "conditions": ready}));
+    fixture.run();
+    fixture.after(60);
+    fixture.server.pods.get_mut("web").unwrap()["status"]["conditions"][0]["status"] = json!("False");
+    fixture.store(&pod, json!({"phase": "Running", "conditions": ready, "message": "m"}));
+    assert_eq!(fixture.run(), [r#"web patch {"message":"m"}"#]);
+    let echo = fixture.server.pod("web");
+    fixture.show(echo);
+    assert_eq!(fixture.after(60).len(), 1);
+    assert_eq!(fixture.server.pods["web"]["status"]["conditions"][0]["status"], "True");
+    assert_eq!(fixture.after(60), NOTHING);
 }
 
 #[test]
 fn ended_pod_that_a_client_deleted_is_removed() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Running"}));
-    bench.run();
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Running"}));
+    fixture.run();
     let mut going = json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z"});
-    going["/status"] = bench.server.pods["web"]["status"].clone();
-    let pod = bench.put("web", "1", going);
+    going["/status"] = fixture.server.pods["web"]["status"].clone();
+    let pod = fixture.put("web", "1", going);
     // While containers run, the end of the pod is not reported.
-    bench.store(&pod, json!({"phase": "Succeeded", "message": "m"}));
-    assert_eq!(bench.run(), NOTHING);
-    let looks = |bench: &mut Bench| {
-        assert_eq!(bench.run(), NOTHING);
-        let wait = bench.core.next_due().unwrap() - bench.now;
-        bench.now += wait;
+    fixture.store(&pod, json!({"phase": "Succeeded", "message": "m"}));
+    assert_eq!(fixture.run(), NOTHING);
+    let looks = |fixture: &mut Fixture| {
+        assert_eq!(fixture.run(), NOTHING);
+        let wait = fixture.core.next_due().unwrap() - fixture.now;
+        fixture.now += wait;
         wait.as_secs()
     };
-    assert_eq!([(); 6].map(|()| looks(&mut bench)), [1, 2, 4, 8, 10, 10]);
-    bench.activity = Activity::Stopped;
-    assert_eq!(bench.after(1), [r#"web patch {"message":"m","phase":"Succeeded"}"#]);
-    assert_eq!(bench.after(60), NOTHING);
-    bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
-    assert_eq!(bench.run(), ["web delete"]);
+    assert_eq!([(); 6].map(|()| looks(&mut fixture)), [1, 2, 4, 8, 10, 10]);
+    fixture.activity = Activity::Stopped;
+    assert_eq!(fixture.after(1), [r#"web patch {"message":"m","phase":"Succeeded"}"#]);
+    assert_eq!(fixture.after(60), NOTHING);
+    fixture.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+    assert_eq!(fixture.run(), ["web delete"]);
     // The deletion itself is shown as an edit first, and causes no other request.
     let mut last = pod.object().clone();
     last.metadata.resource_version = Some("100".to_owned());
-    bench.show(Pod::from(last));
-    assert_eq!(bench.after(60), NOTHING);
+    fixture.show(Pod::from(last));
+    assert_eq!(fixture.after(60), NOTHING);
     // A delayed event does not restore the pod; the event of its removal ends the record.
-    bench.show(pod.clone());
-    bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
-    assert_eq!(bench.after(1), NOTHING);
-    bench.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, bench.now);
-    assert!(bench.core.local(&"1".into()).is_none());
+    fixture.show(pod.clone());
+    fixture.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+    assert_eq!(fixture.after(1), NOTHING);
+    fixture.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, fixture.now);
+    assert!(fixture.core.local(&"1".into()).is_none());
 }
 
 #[test]
 fn refused_pod_is_reported_and_deleted_without_a_worker() {
-    let mut bench = Bench::new();
-    bench.activity = Activity::Stopped;
-    let pod = bench.put(
+    let mut fixture = Fixture::new();
+    fixture.activity = Activity::Stopped;
+    let pod = fixture.put(
         "web",
         "1",
         json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
@@ -324,164 +324,164 @@ fn refused_pod_is_reported_and_deleted_without_a_worker() {
             "conditions": [{"type": "PodScheduled", "status": "True"}]}}),
     );
     let status = json!({"phase": "Failed", "reason": "OutOfcpu"});
-    bench.cache.set_rejected(&pod, serde_json::from_value(status).unwrap(), Timestamp::UNIX_EPOCH);
-    let told = r#"web patch {"conditions":null,"phase":"Failed","reason":"OutOfcpu"}"#;
-    assert_eq!(bench.run(), [told, "web delete"]);
+    fixture.cache.set_rejected(&pod, serde_json::from_value(status).unwrap(), Timestamp::UNIX_EPOCH);
+    let expected = r#"web patch {"conditions":null,"phase":"Failed","reason":"OutOfcpu"}"#;
+    assert_eq!(fixture.run(), [expected, "web delete"]);
 }
 
 /// The first list of the runtime's pods may come while the first patch is under way.
 #[test]
 fn withheld_end_is_sent_after_an_accepted_patch() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", json!({}));
-    bench.store(&pod, json!({"phase": "Failed", "reason": "NodeAffinity"}));
-    bench.core.stored(pod.uid(), 1, bench.now);
-    let entry = bench.cache.entry(pod.uid()).unwrap();
-    let at = Timestamp::UNIX_EPOCH;
-    let request = bench.core.decide(pod.uid(), &entry, Activity::MayRun, at, bench.now).unwrap();
-    let answer = bench.server.answer(&request);
-    bench.core.answered(pod.uid(), answer, bench.now);
-    bench.activity = Activity::Stopped;
-    let told = [
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", json!({}));
+    fixture.store(&pod, json!({"phase": "Failed", "reason": "NodeAffinity"}));
+    fixture.core.stored(pod.uid(), 1, fixture.now);
+    let entry = fixture.cache.entry(pod.uid()).unwrap();
+    let timestamp = Timestamp::UNIX_EPOCH;
+    let request = fixture.core.decide(pod.uid(), &entry, Activity::MayRun, timestamp, fixture.now).unwrap();
+    let response = fixture.server.respond(&request);
+    fixture.core.apply_response(pod.uid(), response, fixture.now);
+    fixture.activity = Activity::Stopped;
+    let expected = [
         r#"web patch {"startTime":"1970-01-01T00:00:00Z"}"#,
         r#"web patch {"phase":"Failed","reason":"NodeAffinity"}"#,
     ];
-    assert_eq!(bench.run(), told);
+    assert_eq!(fixture.run(), expected);
 }
 
 #[test]
 fn no_request_is_sent_for_a_removed_or_replaced_pod() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.server.pods.clear();
-    bench.store(&pod, json!({"phase": "Running"}));
-    assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#]);
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.server.pods.clear();
+    fixture.store(&pod, json!({"phase": "Running"}));
+    assert_eq!(fixture.run(), [r#"web patch {"phase":"Running"}"#]);
     // The watch will report the removal; otherwise the pod is read from time to time.
-    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
-    assert_eq!(bench.after(60), ["web get"]);
+    fixture.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(fixture.after(60), ["web get"]);
     // A new pod has the same name, but another UID.
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.server.put("web", "2", started());
-    bench.store(&pod, json!({"phase": "Running"}));
-    assert_eq!(bench.run(), [r#"web patch {"phase":"Running"}"#, "web get"]);
-    assert!(bench.core.local(&"1".into()).is_none());
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.server.put("web", "2", started());
+    fixture.store(&pod, json!({"phase": "Running"}));
+    assert_eq!(fixture.run(), [r#"web patch {"phase":"Running"}"#, "web get"]);
+    assert!(fixture.core.local(&"1".into()).is_none());
     // A conflict with another client's change: get, then patch again.
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Running"}));
-    bench.server.script = [Answer::Conflict("changed".into())].into();
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Running"}));
+    fixture.server.script = [Response::Conflict("changed".into())].into();
     let patch = r#"web patch {"phase":"Running"}"#;
-    assert_eq!(bench.run(), [patch, "web get", patch]);
+    assert_eq!(fixture.run(), [patch, "web get", patch]);
     // A status that the server never accepts is retried with growing waits.
-    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
-    let get = Answer::Shown(Box::new(bench.server.pod("web").object().clone()));
-    let no = Answer::Conflict("invalid".into());
-    bench.server.script = [no.clone(), get.clone(), no.clone(), get, no].into();
-    assert_eq!(bench.run().len(), 3);
-    assert_eq!(bench.after(1), NOTHING);
-    assert_eq!(bench.after(4).len(), 2);
+    fixture.store(&pod, json!({"phase": "Running", "message": "m"}));
+    let get = Response::Shown(Box::new(fixture.server.pod("web").object().clone()));
+    let no = Response::Conflict("invalid".into());
+    fixture.server.script = [no.clone(), get.clone(), no.clone(), get, no].into();
+    assert_eq!(fixture.run().len(), 3);
+    assert_eq!(fixture.after(1), NOTHING);
+    assert_eq!(fixture.after(4).len(), 2);
 }
 
 #[test]
 fn server_restored_from_a_backup_gets_the_status_again() {
-    let restored = |bench: &mut Bench| {
-        bench.server.version = 3;
+    let restored = |fixture: &mut Fixture| {
+        fixture.server.version = 3;
         let mut shown = started();
         shown["/status/phase"] = json!("Pending");
-        bench.put("web", "1", shown)
+        fixture.put("web", "1", shown)
     };
     let running = r#"web patch {"phase":"Running"}"#;
     let ready = || {
-        let mut bench = Bench::new();
-        bench.server.version = 100;
-        let pod = bench.put("web", "1", started());
-        bench.store(&pod, json!({"phase": "Running"}));
-        assert_eq!(bench.run(), [running]);
-        (bench, pod)
+        let mut fixture = Fixture::new();
+        fixture.server.version = 100;
+        let pod = fixture.put("web", "1", started());
+        fixture.store(&pod, json!({"phase": "Running"}));
+        assert_eq!(fixture.run(), [running]);
+        (fixture, pod)
     };
     // The older version was a delayed event: the event of the patch follows.
-    let (mut bench, pod) = ready();
-    bench.show(pod);
-    let echo = bench.server.pod("web");
-    bench.show(echo);
-    assert_eq!(bench.after(60), NOTHING);
+    let (mut fixture, pod) = ready();
+    fixture.show(pod);
+    let echo = fixture.server.pod("web");
+    fixture.show(echo);
+    assert_eq!(fixture.after(60), NOTHING);
     // After a reset of the server no newer version follows.
-    let (mut bench, _) = ready();
-    restored(&mut bench);
-    assert_eq!(bench.after(1), NOTHING);
-    assert_eq!(bench.after(60), ["web get", running]);
-    assert_eq!(bench.after(60), NOTHING);
+    let (mut fixture, _) = ready();
+    restored(&mut fixture);
+    assert_eq!(fixture.after(1), NOTHING);
+    assert_eq!(fixture.after(60), ["web get", running]);
+    assert_eq!(fixture.after(60), NOTHING);
     // A change before the reset is detected is sent in full, too.
-    let (mut bench, _) = ready();
-    let pod = restored(&mut bench);
-    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
-    assert_eq!(bench.run(), [r#"web patch {"message":"m"}"#, running]);
-    assert_eq!(bench.server.pods["web"]["status"]["phase"], "Running");
+    let (mut fixture, _) = ready();
+    let pod = restored(&mut fixture);
+    fixture.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(fixture.run(), [r#"web patch {"message":"m"}"#, running]);
+    assert_eq!(fixture.server.pods["web"]["status"]["phase"], "Running");
 }
 
 #[test]
 fn pod_that_is_shown_after_a_not_found_response_is_read_again() {
-    let mut bench = Bench::new();
-    let pod = bench.put("web", "1", started());
-    bench.store(&pod, json!({"phase": "Running"}));
-    bench.server.script = vec![Answer::Gone; 3].into();
-    assert_eq!(bench.run().len(), 1);
-    assert_eq!([1, 2].map(|_| bench.after(10)), [["web get"]; 2]);
-    assert_eq!(bench.after(20), ["web get", r#"web patch {"phase":"Running"}"#]);
+    let mut fixture = Fixture::new();
+    let pod = fixture.put("web", "1", started());
+    fixture.store(&pod, json!({"phase": "Running"}));
+    fixture.server.script = vec![Response::Gone; 3].into();
+    assert_eq!(fixture.run().len(), 1);
+    assert_eq!([1, 2].map(|_| fixture.after(10)), [["web get"]; 2]);
+    assert_eq!(fixture.after(20), ["web get", r#"web patch {"phase":"Running"}"#]);
     // The pod was really removed: no request follows.
-    bench.server.script = [Answer::Gone].into();
-    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
-    assert_eq!(bench.run().len(), 1);
-    bench.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, bench.now);
-    assert_eq!(bench.after(60), NOTHING);
+    fixture.server.script = [Response::Gone].into();
+    fixture.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(fixture.run().len(), 1);
+    fixture.core.shown(pod.uid().clone(), ApiPod { pod, removed: true }, fixture.now);
+    assert_eq!(fixture.after(60), NOTHING);
 }
 
 #[test]
 fn status_of_a_static_pod_is_sent_to_its_mirror_pod() {
-    let mut bench = Bench::new();
-    bench.activity = Activity::Stopped;
+    let mut fixture = Fixture::new();
+    fixture.activity = Activity::Stopped;
     let object = json!({"metadata": {"name": "st", "namespace": "n", "uid": "hash",
         "annotations": {"kubernetes.io/config.source": "file"}}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(object).unwrap());
-    bench.store(&pod, json!({"phase": "Running"}));
-    assert_eq!(bench.run(), NOTHING);
+    fixture.store(&pod, json!({"phase": "Running"}));
+    assert_eq!(fixture.run(), NOTHING);
     let mirror = |more: Value| {
         let mut all = json!({"/metadata/annotations": {"kubernetes.io/config.mirror": "hash"}});
         all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         all
     };
-    bench.put("st", "m1", mirror(started()));
-    assert_eq!(bench.run(), [r#"st patch {"phase":"Running"}"#]);
+    fixture.put("st", "m1", mirror(started()));
+    assert_eq!(fixture.run(), [r#"st patch {"phase":"Running"}"#]);
     // A user deletes the mirror: the pod has not ended, and this thread does not delete mirrors.
-    let gone = bench.put(
+    let gone = fixture.put(
         "st",
         "m1",
         mirror(json!({"/metadata/deletionTimestamp": "1970-01-01T00:00:05Z",
         "/status/phase": "Failed"})),
     );
-    bench.cache.finish(&pod, Timestamp::UNIX_EPOCH);
-    assert!(bench.after(60).iter().all(|line| line.contains("patch")));
+    fixture.cache.finish(&pod, Timestamp::UNIX_EPOCH);
+    assert!(fixture.after(60).iter().all(|line| line.contains("patch")));
     // The next mirror gets statuses before and after the first one's removal is reported.
-    bench.put("st", "m2", mirror(started()));
-    assert_eq!(bench.run().len(), 1);
-    bench.core.shown(gone.uid().clone(), ApiPod { pod: gone, removed: true }, bench.now);
-    bench.store(&pod, json!({"phase": "Running", "message": "m"}));
-    assert_eq!(bench.run(), [r#"st patch {"message":"m"}"#]);
+    fixture.put("st", "m2", mirror(started()));
+    assert_eq!(fixture.run().len(), 1);
+    fixture.core.shown(gone.uid().clone(), ApiPod { pod: gone, removed: true }, fixture.now);
+    fixture.store(&pod, json!({"phase": "Running", "message": "m"}));
+    assert_eq!(fixture.run(), [r#"st patch {"message":"m"}"#]);
     // A mirror that suddenly belongs to another pod gets no status of this one.
-    bench.put("st", "m2", json!({"/metadata/annotations": {"kubernetes.io/config.mirror": "other"}}));
-    bench.store(&pod, json!({"phase": "Running", "message": "n"}));
-    assert_eq!(bench.run(), NOTHING);
+    fixture.put("st", "m2", json!({"/metadata/annotations": {"kubernetes.io/config.mirror": "other"}}));
+    fixture.store(&pod, json!({"phase": "Running", "message": "n"}));
+    assert_eq!(fixture.run(), NOTHING);
 }
 
 struct Recorded(Mutex<Server>, Sender<String>);
 
 impl Api for Recorded {
-    fn send(&self, request: &Request) -> Answer {
+    fn send(&self, request: &Request) -> Response {
         let mut server = self.0.lock().unwrap();
-        let answer = server.answer(request);
+        let response = server.respond(request);
         self.1.send(server.log.pop().unwrap()).unwrap();
-        answer
+        response
     }
 }
 
