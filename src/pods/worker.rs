@@ -374,7 +374,7 @@ impl Worker {
     /// | `leave_foreign_cgroup`, and no other step | running containers without the pod's cgroup | again after 10 s | `pcm.Exists`, `killPod` |
     /// | `rest`, the end if the plan is empty | volumes that were set up | again when a held restart may be made | |
     /// | `await_node` | a plan with changes, or volumes to set up | event `NetworkNotReady`; again after 1 s | `runtimeState.networkErrors`; `allowPodStart` |
-    /// | `bring_devices` | what was reserved at admission | the pod waits for the plugin, or fails | `devicemanager.Allocate`, at admission |
+    /// | `allocate_devices` | what was reserved at admission | the pod waits for the plugin, or fails | `devicemanager.Allocate`, at admission |
     /// | `make_cgroup`, for a new sandbox | | event `FailedCreatePodContainer`; again after 1 s | `pcm.EnsureExists` |
     /// | `set_up_volumes` | the pod's cgroup, which shows what the pod will use | the back-off of the volume; without a place on the node the pod fails | `secretManager.RegisterPod`, `WaitForAttachAndMount` |
     /// | `act` | mounts and devices | as for the steps of [`Worker::carry_out`] | `containerRuntime.SyncPod` |
@@ -390,7 +390,7 @@ impl Worker {
             return self.rest(held);
         }
         self.await_node(&plan)?;
-        if let Some(refused) = self.bring_devices(&runtime, cancel)? {
+        if let Some(refused) = self.allocate_devices(&runtime, cancel)? {
             return Ok(refused);
         }
         if plan.create_sandbox {
@@ -429,7 +429,7 @@ impl Worker {
     /// Passes an inspection on to probes and managers, and decides what has to change. Stores the status;
     /// `None` if the pod is over by it. The second value is as for [`Worker::plan`].
     fn judged(&mut self, runtime: &Arc<PodRuntime>) -> Option<(Plan, Option<Failed>)> {
-        self.deps.assignments.seen(runtime);
+        self.deps.assignments.observe_runtime(runtime);
         self.deps.probes.sync(self.pod(), runtime, false);
         if self.first_sync {
             self.adopt(runtime);
@@ -865,7 +865,7 @@ impl Worker {
         self.deps.local.forget(&uid);
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
-        self.deps.assignments.gone(&uid);
+        self.deps.assignments.forget_pod(&uid);
         self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
         Ok(Next::Done)

@@ -50,7 +50,9 @@ impl Assignments {
     pub(super) fn add_claims(&self, pod: &Pod, container: &str, setup: &mut Setup) -> Result<(), Failure> {
         let Some(claims) = &self.claims else { return Ok(()) };
         // Ephemeral containers have no resources.
-        let Some(container) = pod.all_containers().find(|one| one.name == container) else { return Ok(()) };
+        let Some(container) = pod.all_containers().find(|candidate| candidate.name == container) else {
+            return Ok(());
+        };
         setup.cdi.splice(0..0, claims.cdi_devices(pod, container)?);
         Ok(())
     }

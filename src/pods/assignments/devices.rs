@@ -33,7 +33,7 @@ pub(super) struct PodDevices {
     pub(super) devices: Devices,
     running: RunningContainers,
     /// Pods that were admitted without their devices.
-    late: Mutex<BTreeSet<PodUid>>,
+    waiting: Mutex<BTreeSet<PodUid>>,
     /// The pods that may have devices, as the sync loop last said; `None` until all sources have
     /// delivered their pods. Each pod that is admitted later is added.
     active: Mutex<Option<BTreeSet<PodUid>>>,
@@ -41,7 +41,7 @@ pub(super) struct PodDevices {
 
 /// Whether the devices of a pod are ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Brought {
+pub enum DeviceReadiness {
     /// The pod can start.
     Ready,
     /// A plugin is not back yet.
@@ -61,8 +61,8 @@ pub enum Brought {
 }
 
 impl PodDevices {
-    fn late(&self) -> MutexGuard<'_, BTreeSet<PodUid>> {
-        self.late.locked()
+    fn waiting(&self) -> MutexGuard<'_, BTreeSet<PodUid>> {
+        self.waiting.locked()
     }
 
     fn active(&self) -> MutexGuard<'_, Option<BTreeSet<PodUid>>> {
@@ -72,8 +72,8 @@ impl PodDevices {
     /// Whether a pod that is not `in_use` has devices of a kind that these requests name.
     fn are_held_by_others(&self, requests: &PodRequest, in_use: &dyn Fn(&PodUid) -> bool) -> bool {
         let wanted = requests.resources();
-        self.devices.read(|books| {
-            let mut holds = books.holds().iter();
+        self.devices.read(|state| {
+            let mut holds = state.holds().iter();
             holds.any(|(uid, _, resource, _)| wanted.contains(resource.as_str()) && !in_use(uid))
         })
     }
@@ -92,8 +92,12 @@ impl Assignments {
     /// Adds the device manager. `running`: what the runtime has last listed.
     #[must_use]
     pub fn with_devices(mut self, devices: Devices, running: RunningContainers) -> Assignments {
-        self.devices =
-            Some(Arc::new(PodDevices { devices, running, late: Mutex::default(), active: Mutex::default() }));
+        self.devices = Some(Arc::new(PodDevices {
+            devices,
+            running,
+            waiting: Mutex::default(),
+            active: Mutex::default(),
+        }));
         self
     }
 
@@ -120,7 +124,7 @@ impl Assignments {
         let running = (own.running)(pod.uid());
         if let Readiness::Wait(waiting) = own.devices.readiness(&requests, &running) {
             log::info!("{} pod={} uid={}", waiting.message(), pod.full_name(), pod.uid());
-            own.late().insert(pod.uid().clone());
+            own.waiting().insert(pod.uid().clone());
             return Admission::Admit;
         }
         let keep = if ready { BTreeSet::new() } else { running };
@@ -137,7 +141,7 @@ impl Assignments {
             // DIFFERS: the Go kubelet refuses the pod for good, although a pod that is gone may have its
             // devices: only when all sources have delivered their pods, it is known which are gone.
             if !ready && own.are_held_by_others(&requests, &in_use) {
-                own.late().insert(pod.uid().clone());
+                own.waiting().insert(pod.uid().clone());
                 return Admission::Admit;
             }
         }
@@ -147,7 +151,7 @@ impl Assignments {
     /// Whether this is a resource of device plugins: admission leaves it to this room.
     #[must_use]
     pub fn has_devices(&self, resource: &str) -> bool {
-        self.devices.as_ref().is_some_and(|own| own.devices.read(|books| books.is_known(resource)))
+        self.devices.as_ref().is_some_and(|own| own.devices.read(|state| state.is_known(resource)))
     }
 
     fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, PodRequest)> {
@@ -159,15 +163,15 @@ impl Assignments {
     /// Has the plugins prepare the devices of a pod whose containers are to start. Blocks while a
     /// plugin is called. `runtime`: the containers that run.
     #[must_use]
-    pub fn bring_devices(&self, pod: &Pod, runtime: &PodRuntime, stop: &StopToken) -> Brought {
-        let Some((own, requests)) = self.devices_of(pod) else { return Brought::Ready };
-        if own.late().contains(pod.uid()) {
-            let running = runtime.running().map(|one| one.name.clone()).collect();
+    pub fn allocate_devices(&self, pod: &Pod, runtime: &PodRuntime, stop: &StopToken) -> DeviceReadiness {
+        let Some((own, requests)) = self.devices_of(pod) else { return DeviceReadiness::Ready };
+        if own.waiting().contains(pod.uid()) {
+            let running = runtime.running().map(|container| container.name.clone()).collect();
             let mut has_released = false;
             loop {
                 if let Readiness::Wait(waiting) = own.devices.readiness(&requests, &running) {
                     let left = waiting.until.saturating_duration_since(Instant::now());
-                    return Brought::Wait { message: waiting.message(), retry: left.min(RETRY) };
+                    return DeviceReadiness::Wait { message: waiting.message(), retry: left.min(RETRY) };
                 }
                 let mut provider = DeviceProvider { devices: &own.devices, pod: &requests, keep: &running };
                 // Only the sync loop knows which pods have ended, so no CPUs are released here.
@@ -178,25 +182,26 @@ impl Assignments {
                 // one needs. A refusal would be final.
                 let Some(released) = own.release_inactive(pod.uid()) else {
                     let message = "waiting for the list of all pods, which tells the free devices".to_owned();
-                    return Brought::Wait { message, retry: RETRY };
+                    return DeviceReadiness::Wait { message, retry: RETRY };
                 };
                 if has_released || !released {
-                    return Brought::Denied { reason: reasons::intern(&reason), message };
+                    return DeviceReadiness::Denied { reason: reasons::intern(&reason), message };
                 }
                 has_released = true;
             }
-            own.late().remove(pod.uid());
+            own.waiting().remove(pod.uid());
         }
         match own.devices.allocate(&requests, stop) {
-            Ok(()) => Brought::Ready,
+            Ok(()) => DeviceReadiness::Ready,
             // The call was cancelled, and a later step tries again.
             Err(error) if stop.is_stopped() => {
-                own.late().insert(pod.uid().clone());
-                Brought::Wait { message: error.to_string(), retry: RETRY }
+                own.waiting().insert(pod.uid().clone());
+                DeviceReadiness::Wait { message: error.to_string(), retry: RETRY }
             }
-            Err(error) => {
-                Brought::Denied { reason: reasons::UNEXPECTED_ADMISSION_ERROR, message: error.message() }
-            }
+            Err(error) => DeviceReadiness::Denied {
+                reason: reasons::UNEXPECTED_ADMISSION_ERROR,
+                message: error.message(),
+            },
         }
     }
 
@@ -219,9 +224,9 @@ impl Assignments {
             resource_id: id,
             ..ResourceHealth::default()
         };
-        let resource = |one: crate::devices::ResourceHealth| ResourceStatus {
-            name: one.name,
-            resources: Some(one.devices.into_iter().map(device).collect()),
+        let resource = |health: crate::devices::ResourceHealth| ResourceStatus {
+            name: health.name,
+            resources: Some(health.devices.into_iter().map(device).collect()),
         };
         own.devices.health(uid, container).into_iter().map(resource).collect()
     }
@@ -229,7 +234,7 @@ impl Assignments {
     /// Whether pods hold devices, or may wait for the first call of [`Assignments::release`].
     pub(super) fn holds_devices(&self) -> bool {
         self.devices.as_ref().is_some_and(|own| {
-            own.active().is_none() || own.devices.read(|books| books.holds().iter().next().is_some())
+            own.active().is_none() || own.devices.read(|state| state.holds().iter().next().is_some())
         })
     }
 
@@ -245,7 +250,7 @@ impl Assignments {
     /// [`Assignments::release`], or at the next admission.
     pub(super) fn forget_devices(&self, uid: &PodUid) {
         if let Some(own) = &self.devices {
-            own.late().remove(uid);
+            own.waiting().remove(uid);
         }
     }
 }

@@ -1,21 +1,21 @@
 //! The CPUs, memory, devices and claims that the containers of the node have (Go: pkg/kubelet/cm
 //! container_manager_linux.go).
 //!
-//! Owns: the books of the managers, and their state files. In: pods that are admitted, containers that
+//! Owns: the state of the managers, and their state files. In: pods that are admitted, containers that
 //! are created, start and end. Out: decisions of admission, the sets of containers, updates of running
 //! containers when the shared CPUs change. Threads: `assignments`, only with the CPU manager's policy
 //! `static` or the memory manager's `Static`: it sends the updates and writes the state files; it waits
 //! until a set has changed. Admission runs on the thread `sync`, one pod after the other. Invariants: a
-//! state file is written before a container is created by the decision, without the lock of the books;
+//! state file is written before a container is created by the decision, without the lock of the state;
 //! an unusable one never keeps the agent from starting; a lock is never held while a plugin is called.
 
-mod books;
+mod assigned;
 mod claims;
 mod devices;
-mod given;
 mod open;
 mod provider;
 mod settings;
+mod state;
 mod store;
 mod updates;
 
@@ -28,13 +28,13 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use self::books::Books;
+pub use self::assigned::{Given, GivenDevice};
 use self::devices::PodDevices;
-pub use self::devices::{Brought, RunningContainers};
-pub use self::given::{Given, GivenDevice};
+pub use self::devices::{DeviceReadiness, RunningContainers};
 pub use self::open::Found;
 use self::provider::DeviceProvider;
-pub use self::settings::{Held, Settings};
+pub use self::settings::{HeldResources, Settings};
+use self::state::AssignmentState;
 use self::store::Store;
 use super::admission::Admission;
 use crate::claims::Claims;
@@ -65,7 +65,7 @@ pub struct Assignments {
 struct Shared {
     settings: Settings,
     /// Never locked during I/O.
-    books: Mutex<Books>,
+    state: Mutex<AssignmentState>,
     store: Store,
     /// Rung when a running container may need another set, and when a state file is outdated.
     bell: Sender<()>,
@@ -92,28 +92,29 @@ impl Assignments {
             let Some(devices) = devices else { return Admission::Admit };
             let any = Hint { nodes: None, preferred: false };
             let mut containers = pod.all_containers();
-            let denied = containers.find_map(|one| devices.allocate(Candidate::of(pod), one, any).err());
+            let denied =
+                containers.find_map(|container| devices.allocate(Candidate::of(pod), container, any).err());
             return denied.map_or(Admission::Admit, |error| refused(error.into()));
         };
         let begun = Instant::now();
         metrics::TOPOLOGY_ADMISSIONS.inc();
-        let mut books = shared.books();
+        let mut state = shared.state();
         if ready {
-            books.release_inactive(active.iter().chain([pod]), still_runs);
+            state.release_inactive(active.iter().chain([pod]), still_runs);
         }
-        books.recover(pod);
-        let mut outcome = books.admit(&shared.settings, pod, devices.as_deref_mut());
+        state.recover(pod);
+        let mut outcome = state.admit(&shared.settings, pod, devices.as_deref_mut());
         let is_ending = |uid: &PodUid| active.iter().all(|other| other.uid() != uid) && still_runs(uid);
-        if ready && outcome.denial.is_some() && books.holders().any(is_ending) {
+        if ready && outcome.denial.is_some() && state.holders().any(is_ending) {
             // Also what was allocated for the pod's first containers.
-            books.release_inactive(active.iter(), &|_| false);
+            state.release_inactive(active.iter(), &|_| false);
             if let Some(devices) = &devices {
                 devices.unreserve();
             }
-            outcome = books.admit(&shared.settings, pod, devices);
+            outcome = state.admit(&shared.settings, pod, devices);
         }
-        shared.note(&mut books);
-        drop(books);
+        shared.note_changes(&mut state);
+        drop(state);
         metrics::TOPOLOGY_ADMISSION_DURATION.observe(begun.elapsed().as_secs_f64() * 1000.0);
         let scope = shared.settings.topology.scope_name();
         for _ in 0..outcome.aligned {
@@ -135,7 +136,7 @@ impl Assignments {
     #[must_use]
     pub fn holds_resources(&self) -> bool {
         let holds_cpus =
-            || self.shared.as_ref().is_some_and(|shared| !shared.books().cpu.exclusive.is_empty());
+            || self.shared.as_ref().is_some_and(|shared| !shared.state().cpu.exclusive.is_empty());
         self.holds_devices() || holds_cpus()
     }
 
@@ -144,44 +145,44 @@ impl Assignments {
     pub fn release(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
         self.release_devices(active, still_runs);
         let Some(shared) = &self.shared else { return };
-        let mut books = shared.books();
-        books.release_cpus(active.iter(), still_runs);
-        shared.note(&mut books);
+        let mut state = shared.state();
+        state.release_cpus(active.iter(), still_runs);
+        shared.note_changes(&mut state);
     }
 
     /// The containers of a pod that run now.
-    pub fn seen(&self, runtime: &PodRuntime) {
+    pub fn observe_runtime(&self, runtime: &PodRuntime) {
         let Some(shared) = self.shared.as_ref().filter(|shared| shared.settings.cpu.is_some()) else {
             return;
         };
-        if shared.books().seen(runtime) {
+        if shared.state().observe_runtime(runtime) {
             shared.ring();
         }
     }
 
     /// The pod has ended on this node.
-    pub fn gone(&self, uid: &PodUid) {
+    pub fn forget_pod(&self, uid: &PodUid) {
         self.forget_devices(uid);
         if let Some(shared) = &self.shared {
-            shared.books().forget(uid);
+            shared.state().forget(uid);
         }
     }
 
     /// What a pod has for itself; `None`: nothing.
     #[must_use]
-    pub fn held(&self, uid: &PodUid) -> Option<Held> {
-        let books = self.shared.as_ref()?.books();
-        Some(books.held(uid)).filter(|held| *held != Held::default())
+    pub fn held(&self, uid: &PodUid) -> Option<HeldResources> {
+        let state = self.shared.as_ref()?.state();
+        Some(state.held(uid)).filter(|held| *held != HeldResources::default())
     }
 }
 
 impl Placement for Assignments {
     fn place(&self, pod: &Pod, container: &str) -> Placed {
         let Some(shared) = &self.shared else { return Placed::default() };
-        let mut books = shared.books();
-        let placed = books.place(&shared.settings, pod, container);
-        shared.note(&mut books);
-        drop(books);
+        let mut state = shared.state();
+        let placed = state.place(&shared.settings, pod, container);
+        shared.note_changes(&mut state);
+        drop(state);
         // Also what the admission of the pod has changed. If it fails, the container starts nevertheless.
         shared.store();
         placed
@@ -195,7 +196,7 @@ impl Placement for Assignments {
 
     fn started(&self, pod: &Pod, container: &str, id: &ContainerId) {
         if let Some(shared) = &self.shared
-            && shared.books().started(pod.uid(), container, id)
+            && shared.state().started(pod.uid(), container, id)
         {
             shared.ring();
         }
@@ -203,14 +204,14 @@ impl Placement for Assignments {
 
     fn is_without_quota(&self, pod: &Pod) -> bool {
         self.shared.as_ref().is_some_and(|shared| {
-            shared.settings.without_quota && shared.books().cpu.exclusive.contains_key(pod.uid())
+            shared.settings.without_quota && shared.state().cpu.exclusive.contains_key(pod.uid())
         })
     }
 }
 
 impl Shared {
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.locked()
+    fn state(&self) -> MutexGuard<'_, AssignmentState> {
+        self.state.locked()
     }
 
     /// Whether any state file changes with the pods.
@@ -223,22 +224,22 @@ impl Shared {
         let _ = self.bell.try_send(());
     }
 
-    /// Numbers the changes of the books. The thread writes them, or a worker before it uses them.
-    fn note(&self, books: &mut Books) {
+    /// Numbers the changes of the state. The thread writes them, or a worker before it uses them.
+    fn note_changes(&self, state: &mut AssignmentState) {
         if let Some(policy) = &self.settings.cpu
-            && books.note_cpu()
+            && state.note_cpu()
         {
-            books.show(policy);
+            state.update_metrics(policy);
             self.ring();
         }
-        if books.note_memory() {
+        if state.note_memory() {
             self.ring();
         }
     }
 
     /// Writes the state files that are outdated. Returns whether they have the state of this moment.
     fn store(&self) -> bool {
-        let snapshot = self.books().snapshot(self.store.stored());
+        let snapshot = self.state().snapshot(self.store.stored());
         self.store.write(snapshot)
     }
 }

@@ -1,11 +1,11 @@
-//! The books at the start: from the state files, or else from what runs.
+//! The state at the start: from the state files, or else from what runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::bounded;
 
-use super::books::Books;
+use super::state::AssignmentState;
 use super::store::Store;
 use super::{Assignments, Settings, Shared, is_active};
 use crate::cri::CriError;
@@ -39,7 +39,7 @@ pub struct Found {
 }
 
 impl Assignments {
-    /// Reads the state files. One that cannot be used is put aside, and the books are made from the
+    /// Reads the state files. One that cannot be used is put aside, and the state is made from the
     /// containers that `running` finds.
     ///
     /// DIFFERS: the Go kubelet does not start with such a file; an operator has to drain the node.
@@ -67,7 +67,7 @@ impl Assignments {
         });
         let is_lost = (settings.cpu.is_some() && matches!(cpu, Loaded::Unusable))
             || (settings.memory.is_some() && matches!(memory, Loaded::Unusable));
-        let found = if is_lost { found(running, &mut problems) } else { Vec::new() };
+        let found = if is_lost { list_running(running, &mut problems) } else { Vec::new() };
         for problem in &problems {
             log::warn!("{problem}");
             events.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, problem.as_str());
@@ -75,13 +75,13 @@ impl Assignments {
         let is_absent = |is_good: bool| !is_good;
         let (write_cpu, write_memory) =
             (is_absent(matches!(cpu, Loaded::Good(_))), is_absent(matches!(memory, Loaded::Good(_))));
-        let state = match (cpu, &settings.cpu) {
-            (Loaded::Good(state), _) => state,
+        let cpu_state = match (cpu, &settings.cpu) {
+            (Loaded::Good(cpu_state), _) => cpu_state,
             (Loaded::Absent, Some(policy)) => policy.empty_state(),
-            (Loaded::Unusable, Some(policy)) => guess(policy, &found),
+            (Loaded::Unusable, Some(policy)) => infer_state(policy, &found),
             (_, None) => State::default(),
         };
-        let books_of_memory = match (memory, &settings.memory) {
+        let memory_state = match (memory, &settings.memory) {
             (Loaded::Good(memory), _) => memory,
             (_, Some((nodes, reserved))) => Some(Memory::new(nodes, reserved)),
             (_, None) => None,
@@ -101,20 +101,20 @@ impl Assignments {
         if !is_active(&settings) {
             return Assignments { shared: None, devices: None, claims: None, problems };
         }
-        let mut books = Books::new(state, books_of_memory);
+        let mut state = AssignmentState::new(cpu_state, memory_state);
         if !write_cpu {
-            books.cpu_text = file::encode(file::STATIC, &books.cpu);
+            state.cpu_text = file::encode(file::STATIC, &state.cpu);
         }
-        for one in found {
-            books.recovered.entry(one.pod).or_default().insert(one.name, one.nodes);
+        for container in found {
+            state.recovered.entry(container.pod).or_default().insert(container.name, container.nodes);
         }
         if let Some(policy) = &settings.cpu {
-            books.show(policy);
+            state.update_metrics(policy);
         }
         let (bell, rings) = bounded(1);
         let store = Store::new(cpu_file, memory_file);
-        let shared = Shared { settings, books: Mutex::new(books), store, bell, rings };
-        shared.note(&mut shared.books());
+        let shared = Shared { settings, state: Mutex::new(state), store, bell, rings };
+        shared.note_changes(&mut shared.state());
         shared.store();
         Assignments { shared: Some(Arc::new(shared)), devices: None, claims: None, problems }
     }
@@ -131,29 +131,32 @@ fn load<T>(
     problems: &mut Vec<String>,
     decode: impl FnOnce(&str) -> Result<T, String>,
 ) -> Loaded<T> {
-    let why = match from.read() {
+    let reason = match from.read() {
         Ok(None) => return Loaded::Absent,
         Ok(Some(text)) => match decode(&text) {
             Ok(good) => return Loaded::Good(good),
-            Err(why) => why,
+            Err(reason) => reason,
         },
         Err(error) => error.to_string(),
     };
     let path = from.path().display();
-    problems.push(match from.put_aside(&why) {
+    problems.push(match from.put_aside(&reason) {
         Ok(aside) => format!(
-            "the state file {path} cannot be used: {why}; it is now {}, and a new one is made from the \
+            "the state file {path} cannot be used: {reason}; it is now {}, and a new one is made from the \
              containers that run",
             aside.display()
         ),
         Err(error) => {
-            format!("the state file {path} cannot be used: {why}; it cannot be renamed: {error}")
+            format!("the state file {path} cannot be used: {reason}; it cannot be renamed: {error}")
         }
     });
     Loaded::Unusable
 }
 
-fn found(running: &dyn Fn() -> Result<Vec<Found>, CriError>, problems: &mut Vec<String>) -> Vec<Found> {
+fn list_running(
+    running: &dyn Fn() -> Result<Vec<Found>, CriError>,
+    problems: &mut Vec<String>,
+) -> Vec<Found> {
     running().unwrap_or_else(|error| {
         problems.push(format!("the containers that run are not known, so they may get other CPUs: {error}"));
         Vec::new()
@@ -170,23 +173,27 @@ fn write(to: &CheckpointFile, text: &str) {
 /// for itself: the shared CPUs include the reserved ones. With `strict-cpu-reservation` they do not:
 /// there a container shares CPUs if another pod runs on the same.
 ///
-/// Admission corrects what is wrong ([`Books::recover`]).
-fn guess(policy: &Static, found: &[Found]) -> State {
+/// Admission corrects what is wrong ([`AssignmentState::recover`]).
+fn infer_state(policy: &Static, found: &[Found]) -> State {
     let (mut pods, mut observed) = (BTreeMap::<PodUid, PodCpus>::new(), Observed::new());
-    for one in found {
-        let Some(cpus) = one.cpus.as_ref().filter(|cpus| !cpus.is_empty() && **cpus != policy.usable())
+    for container in found {
+        let Some(cpus) = container.cpus.as_ref().filter(|cpus| !cpus.is_empty() && **cpus != policy.usable())
         else {
             continue;
         };
         let is_shared = !cpus.is_disjoint(policy.reserved())
-            || found.iter().any(|other| other.pod != one.pod && other.cpus.as_ref() == Some(cpus));
+            || found.iter().any(|other| other.pod != container.pod && other.cpus.as_ref() == Some(cpus));
         if is_shared {
             continue;
         }
-        let pod = pods.entry(one.pod.clone());
-        let pod = pod.or_insert_with(|| PodCpus { uid: one.pod.clone(), containers: Vec::new() });
-        pod.containers.push(ContainerCpus { name: one.name.clone(), kind: Kind::App, exclusive: cpus.len() });
-        observed.entry(one.pod.clone()).or_default().insert(one.name.clone(), cpus.clone());
+        let pod = pods.entry(container.pod.clone());
+        let pod = pod.or_insert_with(|| PodCpus { uid: container.pod.clone(), containers: Vec::new() });
+        pod.containers.push(ContainerCpus {
+            name: container.name.clone(),
+            kind: Kind::App,
+            exclusive: cpus.len(),
+        });
+        observed.entry(container.pod.clone()).or_default().insert(container.name.clone(), cpus.clone());
     }
     let pods: Vec<PodCpus> = pods.into_values().collect();
     rebuild(policy, &pods, &observed).state

@@ -31,14 +31,14 @@ pub struct Settings {
 
 /// What a pod has for itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct HeldResources {
     /// CPUs by container.
     pub cpus: BTreeMap<String, CpuSet>,
     /// NUMA nodes by container.
     pub nodes: BTreeMap<String, NumaMask>,
 }
 
-impl Held {
+impl HeldResources {
     /// A line per container, for people: `main: CPUs 2-3, NUMA nodes 0`.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {

@@ -1,7 +1,7 @@
-//! The state files of the managers, written without the lock of the books: a slow disk stops neither
-//! admission nor readers of the books.
+//! The state files of the managers, written without the lock of the state: a slow disk stops neither
+//! admission nor readers of the state.
 //!
-//! Each change of the books has a number. A snapshot is taken under the lock of the books; it is written
+//! Each change of the state has a number. A snapshot is taken under the lock of the state; it is written
 //! under a lock of its own, unless a newer one was written meanwhile. So files never go back, and a
 //! caller that has stored its change knows that the file has it, or a newer state.
 
@@ -22,7 +22,7 @@ pub(super) struct Version {
     pub(super) text: String,
 }
 
-/// What is newer in the books than in the files.
+/// What is newer in the state than in the files.
 #[derive(Default)]
 pub(super) struct Snapshot {
     pub(super) cpu: Option<Version>,

@@ -46,17 +46,17 @@ fn pod(name: &str, cpus: &str) -> Pod {
 }
 
 /// No pod runs but the active ones.
-fn over(_: &PodUid) -> bool {
+fn none_runs(_: &PodUid) -> bool {
     false
 }
 
-fn own(assignments: &Assignments, pod: &Pod) -> Option<String> {
+fn own_cpus(assignments: &Assignments, pod: &Pod) -> Option<String> {
     Some(assignments.held(pod.uid())?.cpus["c"].to_string())
 }
 
-fn due(assignments: &Assignments) -> Vec<(String, String)> {
-    let updates = assignments.shared.as_ref().unwrap().books().updates();
-    updates.into_iter().map(|one| (one.id.to_string(), one.cpus.to_string())).collect()
+fn due_updates(assignments: &Assignments) -> Vec<(String, String)> {
+    let updates = assignments.shared.as_ref().unwrap().state().updates();
+    updates.into_iter().map(|update| (update.id.to_string(), update.cpus.to_string())).collect()
 }
 
 #[test]
@@ -64,24 +64,27 @@ fn running_shared_container_is_updated_once_when_its_set_changes() {
     let root = tempfile::tempdir().unwrap();
     let assignments = open(root.path(), Vec::new());
     let (shared, first) = (pod("shared", "500m"), pod("first", "2"));
-    assert_eq!(assignments.allocate(&shared, &[], true, &over), Admission::Admit);
+    assert_eq!(assignments.allocate(&shared, &[], true, &none_runs), Admission::Admit);
     assert_eq!(assignments.place(&shared, "c").cpus, "0-3");
     // The set changes while the container is created.
-    assert_eq!(assignments.allocate(&first, std::slice::from_ref(&shared), true, &over), Admission::Admit);
+    assert_eq!(
+        assignments.allocate(&first, std::slice::from_ref(&shared), true, &none_runs),
+        Admission::Admit
+    );
     assignments.started(&shared, "c", &"id1".into());
     let placed = assignments.place(&first, "c");
     assert_eq!((placed.cpus.as_str(), placed.without_quota), ("1-2", true));
     assert!(assignments.is_without_quota(&first) && !assignments.is_without_quota(&shared));
     assignments.started(&first, "c", &"id2".into());
-    assert_eq!(due(&assignments), [("id1".to_owned(), "0,3".to_owned())]);
-    assignments.shared.as_ref().unwrap().books().updated(&"id1".into(), Some(CpuSet::parse("0,3").unwrap()));
-    assert_eq!(due(&assignments), []);
-    assignments.release(std::slice::from_ref(&shared), &over);
-    assignments.gone(first.uid());
-    assert_eq!(due(&assignments), [("id1".to_owned(), "0-3".to_owned())]);
+    assert_eq!(due_updates(&assignments), [("id1".to_owned(), "0,3".to_owned())]);
+    assignments.shared.as_ref().unwrap().state().updated(&"id1".into(), Some(CpuSet::parse("0,3").unwrap()));
+    assert_eq!(due_updates(&assignments), []);
+    assignments.release(std::slice::from_ref(&shared), &none_runs);
+    assignments.forget_pod(first.uid());
+    assert_eq!(due_updates(&assignments), [("id1".to_owned(), "0-3".to_owned())]);
     // A container that was removed is forgotten.
-    assignments.shared.as_ref().unwrap().books().updated(&"id1".into(), None);
-    assert_eq!(due(&assignments), []);
+    assignments.shared.as_ref().unwrap().state().updated(&"id1".into(), None);
+    assert_eq!(due_updates(&assignments), []);
 }
 
 #[test]
@@ -89,8 +92,8 @@ fn cpus_of_other_pods_stay_until_all_sources_are_ready() {
     let root = tempfile::tempdir().unwrap();
     let assignments = open(root.path(), Vec::new());
     let (first, second) = (pod("first", "3"), pod("second", "3"));
-    assert_eq!(assignments.allocate(&first, &[], true, &over), Admission::Admit);
-    let refused = assignments.allocate(&second, &[], false, &over);
+    assert_eq!(assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
+    let refused = assignments.allocate(&second, &[], false, &none_runs);
     assert_eq!(
         refused,
         Admission::Reject {
@@ -100,8 +103,11 @@ fn cpus_of_other_pods_stay_until_all_sources_are_ready() {
                 .to_owned()
         }
     );
-    assert_eq!(assignments.allocate(&second, &[], true, &over), Admission::Admit);
-    assert_eq!((own(&assignments, &first), own(&assignments, &second)), (None, Some("1-3".to_owned())));
+    assert_eq!(assignments.allocate(&second, &[], true, &none_runs), Admission::Admit);
+    assert_eq!(
+        (own_cpus(&assignments, &first), own_cpus(&assignments, &second)),
+        (None, Some("1-3".to_owned()))
+    );
 }
 
 #[test]
@@ -109,17 +115,20 @@ fn removed_pod_keeps_its_cpus_until_its_containers_have_ended() {
     let root = tempfile::tempdir().unwrap();
     let assignments = open(root.path(), Vec::new());
     let (ending, other, large) = (pod("ending", "2"), pod("other", "1"), pod("large", "3"));
-    assert_eq!(assignments.allocate(&ending, &[], true, &over), Admission::Admit);
+    assert_eq!(assignments.allocate(&ending, &[], true, &none_runs), Admission::Admit);
     let runs = |uid: &PodUid| uid == ending.uid();
     assignments.release(&[], &runs);
     assert_eq!(assignments.allocate(&other, &[], true, &runs), Admission::Admit);
-    let both = (own(&assignments, &ending), own(&assignments, &other));
+    let both = (own_cpus(&assignments, &ending), own_cpus(&assignments, &other));
     assert_eq!((both.0.as_deref(), both.1.as_deref()), (Some("1-2"), Some("3")));
     // Without them this pod does not fit: it is not refused.
     assert_eq!(assignments.allocate(&large, &[], true, &runs), Admission::Admit);
-    assert_eq!((own(&assignments, &ending), own(&assignments, &large).as_deref()), (None, Some("1-3")));
-    assignments.release(&[], &over);
-    assert_eq!(own(&assignments, &large), None);
+    assert_eq!(
+        (own_cpus(&assignments, &ending), own_cpus(&assignments, &large).as_deref()),
+        (None, Some("1-3"))
+    );
+    assignments.release(&[], &none_runs);
+    assert_eq!(own_cpus(&assignments, &large), None);
 }
 
 #[test]
@@ -127,7 +136,7 @@ fn start_reads_the_state_file_and_does_not_look_for_containers() {
     let root = tempfile::tempdir().unwrap();
     let pod = pod("first", "2");
     let before = open(root.path(), Vec::new());
-    assert_eq!(before.allocate(&pod, &[], true, &over), Admission::Admit);
+    assert_eq!(before.allocate(&pod, &[], true, &none_runs), Admission::Admit);
     // The container may only be created once the file has its set.
     assert_eq!(before.place(&pod, "c").cpus, "1-2");
     let (events, _queue) = EventSink::new();
@@ -137,7 +146,7 @@ fn start_reads_the_state_file_and_does_not_look_for_containers() {
         Ok(Vec::new())
     };
     let assignments = Assignments::open(settings(root.path()), &running, &events);
-    assert_eq!((own(&assignments, &pod).as_deref(), looked.get()), (Some("1-2"), false));
+    assert_eq!((own_cpus(&assignments, &pod).as_deref(), looked.get()), (Some("1-2"), false));
     assert!(assignments.problems().is_empty());
     // The runtime reports the set: no update is due. Without a report one is.
     let mut status = ContainerStatus::blank("id", "c", ContainerState::Running);
@@ -146,11 +155,11 @@ fn start_reads_the_state_file_and_does_not_look_for_containers() {
         containers: vec![status.clone()],
         ..PodRuntime::absent(pod.uid().clone())
     };
-    assignments.seen(&runtime(&status));
-    assert_eq!(due(&assignments), []);
+    assignments.observe_runtime(&runtime(&status));
+    assert_eq!(due_updates(&assignments), []);
     (status.id, status.cpus) = ("other".into(), None);
-    assignments.seen(&runtime(&status));
-    assert_eq!(due(&assignments), [("other".to_owned(), "1-2".to_owned())]);
+    assignments.observe_runtime(&runtime(&status));
+    assert_eq!(due_updates(&assignments), [("other".to_owned(), "1-2".to_owned())]);
 }
 
 /// Managers whose disk reports each write, and waits until the other end of `hold` is dropped.
@@ -178,15 +187,15 @@ fn slow_disk_stops_neither_readers_nor_admission_but_the_start_of_a_container() 
     let (release, hold) = crossbeam_channel::bounded(0);
     let (assignments, begins) = on_slow_disk(root.path(), hold);
     let (first, second) = (pod("first", "1"), pod("second", "1"));
-    assert_eq!(assignments.allocate(&first, &[], true, &over), Admission::Admit);
+    assert_eq!(assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
     let (worker, its_pod) = (assignments.clone(), first.clone());
     let placed = beside(move || worker.place(&its_pod, "c"));
     let written = begins.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(written.contains("first"), "{written}");
     let (other, active) = (assignments.clone(), vec![first.clone()]);
     let (admission, seen) = unblocked(move || {
-        let admission = other.allocate(&second, &active, true, &over);
-        other.release(&[active[0].clone(), second.clone()], &over);
+        let admission = other.allocate(&second, &active, true, &none_runs);
+        other.release(&[active[0].clone(), second.clone()], &none_runs);
         (admission, (other.held(active[0].uid()).is_some(), other.held(second.uid()).is_some()))
     });
     assert_eq!((admission, seen), (Admission::Admit, (true, true)));
@@ -215,15 +224,15 @@ fn unusable_file_is_put_aside_and_running_containers_keep_their_cpus() {
     assert!(root.path().join("cpu_manager_state.unusable").exists());
     let (first, new, changed) = (pod("first", "1"), pod("new", "1"), pod("changed", "2"));
     // A new pod does not get the CPUs of the others, although it comes first.
-    assert_eq!(assignments.allocate(&new, &[], false, &over), Admission::Admit);
-    assert_eq!(assignments.allocate(&first, std::slice::from_ref(&new), false, &over), Admission::Admit);
+    assert_eq!(assignments.allocate(&new, &[], false, &none_runs), Admission::Admit);
+    assert_eq!(assignments.allocate(&first, std::slice::from_ref(&new), false, &none_runs), Admission::Admit);
     assert_eq!(
-        (own(&assignments, &new).as_deref(), own(&assignments, &first).as_deref()),
+        (own_cpus(&assignments, &new).as_deref(), own_cpus(&assignments, &first).as_deref()),
         (Some("1"), Some("2"))
     );
-    assert!(matches!(assignments.allocate(&changed, &[], false, &over), Admission::Reject { .. }));
-    assert_eq!(own(&assignments, &changed), None);
-    assert_eq!(own(&assignments, &pod("shared", "500m")), None);
+    assert!(matches!(assignments.allocate(&changed, &[], false, &none_runs), Admission::Reject { .. }));
+    assert_eq!(own_cpus(&assignments, &changed), None);
+    assert_eq!(own_cpus(&assignments, &pod("shared", "500m")), None);
 }
 
 mod devices {
@@ -236,24 +245,24 @@ mod devices {
     use super::*;
     use crate::devices::testing::{FakePlugin, Fault};
     use crate::devices::{self, Device, DeviceList, Devices, Limits, PluginOptions};
-    use crate::pods::assignments::Brought;
+    use crate::pods::assignments::DeviceReadiness;
 
     const LONG: Duration = Duration::from_secs(60);
     const WIDGET: &str = "example.com/widget";
 
-    struct Bench {
+    struct Fixture {
         assignments: Assignments,
         devices: Devices,
         changes: Receiver<()>,
     }
 
-    impl Drop for Bench {
+    impl Drop for Fixture {
         fn drop(&mut self) {
             self.devices.stop();
         }
     }
 
-    fn bench(root: &Path, running: &'static [&'static str]) -> Bench {
+    fn fixture(root: &Path, running: &'static [&'static str]) -> Fixture {
         let (sender, changes) = bounded(64);
         let short = Duration::from_millis(300);
         let limits = Limits { options: short, preferred: short, allocate: short, pre_start: short };
@@ -270,10 +279,10 @@ mod devices {
         let running: BTreeSet<String> = running.iter().map(|name| (*name).to_owned()).collect();
         let assignments =
             open(root, Vec::new()).with_devices(devices.clone(), Arc::new(move |_| running.clone()));
-        Bench { assignments, devices, changes }
+        Fixture { assignments, devices, changes }
     }
 
-    impl Bench {
+    impl Fixture {
         fn register(&self, plugin: &FakePlugin, count: usize) {
             plugin.forget_streams();
             self.devices.register("v1beta1", "widget.sock", WIDGET).unwrap();
@@ -301,62 +310,63 @@ mod devices {
         Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
     }
 
-    fn bring(bench: &Bench, pod: &Pod) -> Brought {
-        bench.assignments.bring_devices(pod, &PodRuntime::default(), &StopToken::never())
+    fn allocate(fixture: &Fixture, pod: &Pod) -> DeviceReadiness {
+        fixture.assignments.allocate_devices(pod, &PodRuntime::default(), &StopToken::never())
     }
 
     #[test]
     fn devices_are_reserved_at_admission_and_allocated_by_the_worker() {
         let root = tempfile::tempdir().unwrap();
-        let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
-        bench.register(&plugin, 2);
+        let (plugin, fixture) = (plugin(root.path()), fixture(root.path(), &[]));
+        fixture.register(&plugin, 2);
         let (first, second) = (widget_pod("first", 2), widget_pod("second", 1));
-        assert_eq!(bench.assignments.allocate(&first, &[], true, &over), Admission::Admit);
+        assert_eq!(fixture.assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
         assert_eq!(plugin.calls(), ["Options", "ListAndWatch"]);
-        let refused = bench.assignments.allocate(&second, std::slice::from_ref(&first), true, &over);
+        let refused = fixture.assignments.allocate(&second, std::slice::from_ref(&first), true, &none_runs);
         let message = "Allocate failed due to requested number of devices unavailable for example.com/widget. \
                        Requested: 1, Available: 0, which is unexpected";
         let expected =
             Admission::Reject { reason: "UnexpectedAdmissionError".into(), message: message.to_owned() };
         assert_eq!(refused, expected);
-        assert_eq!(bring(&bench, &first), Brought::Ready);
-        assert_eq!(bring(&bench, &first), Brought::Ready);
-        let setup = bench.assignments.devices(&first, "c", &StopToken::never()).unwrap();
+        assert_eq!(allocate(&fixture, &first), DeviceReadiness::Ready);
+        assert_eq!(allocate(&fixture, &first), DeviceReadiness::Ready);
+        let setup = fixture.assignments.devices(&first, "c", &StopToken::never()).unwrap();
         assert_eq!(setup.envs["WIDGETS"], "d1,d2");
         assert_eq!(plugin.calls(), ["Allocate d1,d2", "PreStart d1,d2"]);
         // The first pod is gone.
-        assert_eq!(bench.assignments.allocate(&second, &[], true, &over), Admission::Admit);
+        assert_eq!(fixture.assignments.allocate(&second, &[], true, &none_runs), Admission::Admit);
         plugin.fault("Allocate", Some(Fault::Fail));
         let message =
             "Allocate failed due to rpc error: code = Internal desc = made to fail, which is unexpected";
-        let expected = Brought::Denied { reason: "UnexpectedAdmissionError", message: message.to_owned() };
-        assert_eq!(bring(&bench, &second), expected);
+        let expected =
+            DeviceReadiness::Denied { reason: "UnexpectedAdmissionError", message: message.to_owned() };
+        assert_eq!(allocate(&fixture, &second), expected);
         plugin.fault("PreStart", Some(Fault::Fail));
         let none = widget_pod("none", 0);
-        assert_eq!(bench.assignments.allocate(&none, &[], true, &over), Admission::Admit);
-        assert_eq!(bench.assignments.devices(&none, "c", &StopToken::never()).unwrap(), Setup::default());
+        assert_eq!(fixture.assignments.allocate(&none, &[], true, &none_runs), Admission::Admit);
+        assert_eq!(fixture.assignments.devices(&none, "c", &StopToken::never()).unwrap(), Setup::default());
     }
 
     #[test]
     fn removed_pod_keeps_its_devices_until_its_containers_have_ended() {
         let root = tempfile::tempdir().unwrap();
-        let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
-        bench.register(&plugin, 2);
+        let (plugin, fixture) = (plugin(root.path()), fixture(root.path(), &[]));
+        fixture.register(&plugin, 2);
         let (first, second, third) =
             (widget_pod("first", 1), widget_pod("second", 1), widget_pod("third", 1));
-        assert_eq!(bench.assignments.allocate(&first, &[], true, &over), Admission::Admit);
-        assert_eq!(bring(&bench, &first), Brought::Ready);
+        assert_eq!(fixture.assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
+        assert_eq!(allocate(&fixture, &first), DeviceReadiness::Ready);
         plugin.calls();
         // The first pod is removed, but its containers still run.
         let runs = |uid: &PodUid| uid == first.uid();
-        assert_eq!(bench.assignments.allocate(&second, &[], true, &runs), Admission::Admit);
-        assert_eq!(bring(&bench, &second), Brought::Ready);
+        assert_eq!(fixture.assignments.allocate(&second, &[], true, &runs), Admission::Admit);
+        assert_eq!(allocate(&fixture, &second), DeviceReadiness::Ready);
         let allocated = |calls: Vec<String>| calls.into_iter().find(|call| call.starts_with("Allocate"));
         assert_eq!(allocated(plugin.calls()).unwrap(), "Allocate d2");
         // As with the Go kubelet, the third pod is not refused: it gets the device of the first.
         let active = std::slice::from_ref(&second);
-        assert_eq!(bench.assignments.allocate(&third, active, true, &runs), Admission::Admit);
-        assert_eq!(bring(&bench, &third), Brought::Ready);
+        assert_eq!(fixture.assignments.allocate(&third, active, true, &runs), Admission::Admit);
+        assert_eq!(allocate(&fixture, &third), DeviceReadiness::Ready);
         assert_eq!(allocated(plugin.calls()).unwrap(), "Allocate d1");
     }
 
@@ -366,27 +376,27 @@ mod devices {
         let plugin = plugin(root.path());
         let pod = widget_pod("pod", 1);
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 2);
-            assert_eq!(before.assignments.allocate(&pod, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &pod), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &pod), DeviceReadiness::Ready);
         }
         plugin.calls();
         let other = widget_pod("other", 1);
-        let after = bench(root.path(), &[]);
+        let after = fixture(root.path(), &[]);
         for pod in [&pod, &other] {
-            assert_eq!(after.assignments.allocate(pod, &[], false, &over), Admission::Admit);
-            assert!(matches!(bring(&after, pod), Brought::Wait { .. }));
+            assert_eq!(after.assignments.allocate(pod, &[], false, &none_runs), Admission::Admit);
+            assert!(matches!(allocate(&after, pod), DeviceReadiness::Wait { .. }));
         }
         after.register(&plugin, 2);
         for pod in [&pod, &other] {
-            assert_eq!(bring(&after, pod), Brought::Ready);
+            assert_eq!(allocate(&after, pod), DeviceReadiness::Ready);
         }
         // The pod keeps the device that it had before.
         assert_eq!(plugin.calls(), ["Options", "ListAndWatch", "Allocate d2"]);
         let more = widget_pod("more", 1);
         assert!(matches!(
-            after.assignments.allocate(&more, &[pod, other], true, &over),
+            after.assignments.allocate(&more, &[pod, other], true, &none_runs),
             Admission::Reject { .. }
         ));
     }
@@ -397,22 +407,22 @@ mod devices {
         let plugin = plugin(root.path());
         let (gone, new, more) = (widget_pod("gone", 1), widget_pod("new", 1), widget_pod("more", 1));
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 1);
-            assert_eq!(before.assignments.allocate(&gone, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &gone), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&gone, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &gone), DeviceReadiness::Ready);
         }
-        let after = bench(root.path(), &[]);
-        assert_eq!(after.assignments.allocate(&new, &[], false, &over), Admission::Admit);
+        let after = fixture(root.path(), &[]);
+        assert_eq!(after.assignments.allocate(&new, &[], false, &none_runs), Admission::Admit);
         after.register(&plugin, 1);
         // Which pods are gone is not known before all sources have delivered theirs.
-        assert!(matches!(bring(&after, &new), Brought::Wait { .. }));
+        assert!(matches!(allocate(&after, &new), DeviceReadiness::Wait { .. }));
         // The container of the other pod is still listed as running.
         after.assignments.release(std::slice::from_ref(&new), &|uid| uid == gone.uid());
-        assert_eq!(bring(&after, &new), Brought::Ready);
+        assert_eq!(allocate(&after, &new), DeviceReadiness::Ready);
         // A pod that is active keeps its device.
         assert_eq!(
-            after.assignments.allocate(&more, std::slice::from_ref(&new), false, &over),
+            after.assignments.allocate(&more, std::slice::from_ref(&new), false, &none_runs),
             Admission::Reject {
                 reason: "UnexpectedAdmissionError".into(),
                 message: "Allocate failed due to requested number of devices unavailable for \
@@ -422,12 +432,12 @@ mod devices {
         );
     }
 
-    fn denied(requested: u32, available: u32) -> Brought {
+    fn denied(requested: u32, available: u32) -> DeviceReadiness {
         let message = format!(
             "Allocate failed due to requested number of devices unavailable for example.com/widget. \
              Requested: {requested}, Available: {available}, which is unexpected"
         );
-        Brought::Denied { reason: "UnexpectedAdmissionError", message }
+        DeviceReadiness::Denied { reason: "UnexpectedAdmissionError", message }
     }
 
     #[test]
@@ -436,20 +446,20 @@ mod devices {
         let plugin = plugin(root.path());
         let (first, second) = (widget_pod("first", 1), widget_pod("second", 1));
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 1);
-            assert_eq!(before.assignments.allocate(&first, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &first), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &first), DeviceReadiness::Ready);
         }
-        let after = bench(root.path(), &[]);
+        let after = fixture(root.path(), &[]);
         for pod in [&first, &second] {
-            assert_eq!(after.assignments.allocate(pod, &[], false, &over), Admission::Admit);
+            assert_eq!(after.assignments.allocate(pod, &[], false, &none_runs), Admission::Admit);
         }
-        after.assignments.release(&[first.clone(), second.clone()], &over);
-        assert!(matches!(bring(&after, &second), Brought::Wait { .. }), "the plugin is not back");
+        after.assignments.release(&[first.clone(), second.clone()], &none_runs);
+        assert!(matches!(allocate(&after, &second), DeviceReadiness::Wait { .. }), "the plugin is not back");
         after.register(&plugin, 1);
-        assert_eq!(bring(&after, &second), denied(1, 0));
-        assert_eq!(bring(&after, &first), Brought::Ready);
+        assert_eq!(allocate(&after, &second), denied(1, 0));
+        assert_eq!(allocate(&after, &first), DeviceReadiness::Ready);
     }
 
     #[test]
@@ -458,21 +468,24 @@ mod devices {
         let plugin = plugin(root.path());
         let (first, large) = (widget_pod("first", 1), widget_pod("large", 2));
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 2);
-            assert_eq!(before.assignments.allocate(&first, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &first), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &first), DeviceReadiness::Ready);
         }
-        let after = bench(root.path(), &[]);
+        let after = fixture(root.path(), &[]);
         for pod in [&first, &large] {
-            assert_eq!(after.assignments.allocate(pod, &[], false, &over), Admission::Admit);
+            assert_eq!(after.assignments.allocate(pod, &[], false, &none_runs), Admission::Admit);
         }
         // One of two devices is back, which the first pod has, and the pod needs both.
         after.register(&plugin, 1);
-        assert!(matches!(bring(&after, &large), Brought::Wait { .. }), "the first pod may be gone");
-        after.assignments.release(&[first.clone(), large.clone()], &over);
-        assert_eq!(bring(&after, &large), denied(2, 0));
-        assert_eq!(bring(&after, &first), Brought::Ready);
+        assert!(
+            matches!(allocate(&after, &large), DeviceReadiness::Wait { .. }),
+            "the first pod may be gone"
+        );
+        after.assignments.release(&[first.clone(), large.clone()], &none_runs);
+        assert_eq!(allocate(&after, &large), denied(2, 0));
+        assert_eq!(allocate(&after, &first), DeviceReadiness::Ready);
     }
 
     #[test]
@@ -481,19 +494,19 @@ mod devices {
         let plugin = plugin(root.path());
         let (gone, large) = (widget_pod("gone", 1), widget_pod("large", 2));
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 2);
-            assert_eq!(before.assignments.allocate(&gone, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &gone), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&gone, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &gone), DeviceReadiness::Ready);
         }
-        let after = bench(root.path(), &[]);
-        assert_eq!(after.assignments.allocate(&large, &[], false, &over), Admission::Admit);
+        let after = fixture(root.path(), &[]);
+        assert_eq!(after.assignments.allocate(&large, &[], false, &none_runs), Admission::Admit);
         after.register(&plugin, 1);
         after.assignments.release(std::slice::from_ref(&large), &|uid| uid == gone.uid());
         // The device of the other pod is free for this one; the plugin may still list the second.
-        assert!(matches!(bring(&after, &large), Brought::Wait { .. }));
+        assert!(matches!(allocate(&after, &large), DeviceReadiness::Wait { .. }));
         after.list(&plugin, 2);
-        assert_eq!(bring(&after, &large), Brought::Ready);
+        assert_eq!(allocate(&after, &large), DeviceReadiness::Ready);
     }
 
     #[test]
@@ -502,38 +515,38 @@ mod devices {
         let plugin = plugin(root.path());
         let (gone, new) = (widget_pod("gone", 1), widget_pod("new", 1));
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 1);
-            assert_eq!(before.assignments.allocate(&gone, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &gone), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&gone, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &gone), DeviceReadiness::Ready);
         }
         // The plugin is back before all sources have delivered their pods.
-        let after = bench(root.path(), &[]);
+        let after = fixture(root.path(), &[]);
         after.register(&plugin, 1);
-        assert_eq!(after.assignments.allocate(&new, &[], false, &over), Admission::Admit);
-        assert!(matches!(bring(&after, &new), Brought::Wait { .. }));
-        after.assignments.release(&[gone, new.clone()], &over);
-        assert_eq!(bring(&after, &new), denied(1, 0));
-        after.assignments.release(std::slice::from_ref(&new), &over);
-        assert_eq!(after.assignments.allocate(&new, &[], true, &over), Admission::Admit);
-        assert_eq!(bring(&after, &new), Brought::Ready);
+        assert_eq!(after.assignments.allocate(&new, &[], false, &none_runs), Admission::Admit);
+        assert!(matches!(allocate(&after, &new), DeviceReadiness::Wait { .. }));
+        after.assignments.release(&[gone, new.clone()], &none_runs);
+        assert_eq!(allocate(&after, &new), denied(1, 0));
+        after.assignments.release(std::slice::from_ref(&new), &none_runs);
+        assert_eq!(after.assignments.allocate(&new, &[], true, &none_runs), Admission::Admit);
+        assert_eq!(allocate(&after, &new), DeviceReadiness::Ready);
     }
 
     #[test]
     fn devices_of_a_pod_that_ended_are_free_without_an_admission() {
         let root = tempfile::tempdir().unwrap();
-        let (plugin, bench) = (plugin(root.path()), bench(root.path(), &[]));
-        bench.register(&plugin, 1);
+        let (plugin, fixture) = (plugin(root.path()), fixture(root.path(), &[]));
+        fixture.register(&plugin, 1);
         let pod = widget_pod("pod", 1);
-        assert!(bench.assignments.holds_resources(), "no pods were listed yet");
-        bench.assignments.release(&[], &over);
-        assert!(!bench.assignments.holds_resources());
-        assert_eq!(bench.assignments.allocate(&pod, &[], true, &over), Admission::Admit);
-        assert_eq!(bring(&bench, &pod), Brought::Ready);
-        bench.assignments.release(&[], &|uid| uid == pod.uid());
-        assert!(bench.assignments.holds_resources(), "its container still runs");
-        bench.assignments.release(&[], &over);
-        assert!(!bench.assignments.holds_resources());
+        assert!(fixture.assignments.holds_resources(), "no pods were listed yet");
+        fixture.assignments.release(&[], &none_runs);
+        assert!(!fixture.assignments.holds_resources());
+        assert_eq!(fixture.assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+        assert_eq!(allocate(&fixture, &pod), DeviceReadiness::Ready);
+        fixture.assignments.release(&[], &|uid| uid == pod.uid());
+        assert!(fixture.assignments.holds_resources(), "its container still runs");
+        fixture.assignments.release(&[], &none_runs);
+        assert!(!fixture.assignments.holds_resources());
     }
 
     #[test]
@@ -542,15 +555,15 @@ mod devices {
         let plugin = plugin(root.path());
         let pod = widget_pod("pod", 1);
         {
-            let before = bench(root.path(), &[]);
+            let before = fixture(root.path(), &[]);
             before.register(&plugin, 1);
-            assert_eq!(before.assignments.allocate(&pod, &[], true, &over), Admission::Admit);
-            assert_eq!(bring(&before, &pod), Brought::Ready);
+            assert_eq!(before.assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+            assert_eq!(allocate(&before, &pod), DeviceReadiness::Ready);
         }
         plugin.calls();
-        let after = bench(root.path(), &["c"]);
-        assert_eq!(after.assignments.allocate(&pod, &[], false, &over), Admission::Admit);
-        assert_eq!(bring(&after, &pod), Brought::Ready);
+        let after = fixture(root.path(), &["c"]);
+        assert_eq!(after.assignments.allocate(&pod, &[], false, &none_runs), Admission::Admit);
+        assert_eq!(allocate(&after, &pod), DeviceReadiness::Ready);
         assert_eq!(plugin.calls(), Vec::<String>::new());
     }
 }

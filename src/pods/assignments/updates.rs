@@ -45,11 +45,11 @@ fn run(shared: &Shared, runtime: &Runtime, stop: &StopToken) {
         if !shared.store() {
             retry = Some(Instant::now() + shared.settings.retry);
         }
-        let updates = shared.books().updates();
+        let updates = shared.state().updates();
         for update in updates {
             match runtime.set_cpus(&update.id, &update.cpus.to_string(), stop) {
-                Ok(true) => shared.books().updated(&update.id, Some(update.cpus)),
-                Ok(false) => shared.books().updated(&update.id, None),
+                Ok(true) => shared.state().updated(&update.id, Some(update.cpus)),
+                Ok(false) => shared.state().updated(&update.id, None),
                 Err(_) if stop.is_stopped() => return,
                 Err(error) => {
                     if failures.count() {

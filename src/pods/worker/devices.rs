@@ -1,6 +1,6 @@
 //! The devices of the pod, before its containers start.
 
-use super::super::assignments::Brought;
+use super::super::assignments::DeviceReadiness;
 use super::super::lifecycle::{Failure, Kill, Update};
 use super::{Failed, Next, Worker};
 use crate::model::runtime::PodRuntime;
@@ -10,21 +10,21 @@ use crate::util::stop::StopToken;
 impl Worker {
     /// Has the device plugins prepare the pod's devices. If they cannot, the pod fails: returns its next
     /// step.
-    pub(super) fn bring_devices(
+    pub(super) fn allocate_devices(
         &mut self,
         runtime: &PodRuntime,
         cancel: &StopToken,
     ) -> Result<Option<Next>, Failed> {
-        match self.deps.assignments.bring_devices(self.pod(), runtime, cancel) {
-            Brought::Ready => Ok(None),
-            Brought::Wait { message, retry } if cancel.is_stopped() => {
+        match self.deps.assignments.allocate_devices(self.pod(), runtime, cancel) {
+            DeviceReadiness::Ready => Ok(None),
+            DeviceReadiness::Wait { message, retry } if cancel.is_stopped() => {
                 Err(Failed { message, retry, level: log::Level::Debug })
             }
-            Brought::Wait { message, retry } => {
+            DeviceReadiness::Wait { message, retry } => {
                 self.deps.events.warning(self.pod(), reasons::WAITING_FOR_DEVICES, message.as_str());
                 Err(Failed { message, retry, level: log::Level::Info })
             }
-            Brought::Denied { reason, message } => Ok(Some(self.refuse(reason, &message))),
+            DeviceReadiness::Denied { reason, message } => Ok(Some(self.refuse(reason, &message))),
         }
     }
 

@@ -1,9 +1,9 @@
-//! The books of all managers (pure).
+//! The state of all managers (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::provider::DeviceProvider;
-use super::settings::{Held, Settings};
+use super::settings::{HeldResources, Settings};
 use super::store::{Snapshot, Stored, Version};
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
@@ -23,14 +23,14 @@ use crate::placement::topology::{Outcome, Provider};
 use crate::runtime::Placed;
 
 /// What all containers have.
-pub(super) struct Books {
+pub(super) struct AssignmentState {
     pub(super) cpu: State,
     /// `None`: policy `None`.
     pub(super) memory: Option<Memory>,
     /// The content that the CPU manager's state file is to have, and the number of its changes.
     pub(super) cpu_text: String,
     cpu_changes: u64,
-    /// The number of changes of the memory manager's books.
+    /// The number of changes of the memory manager's state.
     memory_changes: u64,
     /// Running containers, with their pod and name.
     running: BTreeMap<ContainerId, (PodUid, String)>,
@@ -44,9 +44,9 @@ pub(super) struct Books {
     pub(super) recovered: BTreeMap<PodUid, BTreeMap<String, Option<NumaMask>>>,
 }
 
-impl Books {
-    pub(super) fn new(cpu: State, memory: Option<Memory>) -> Books {
-        Books {
+impl AssignmentState {
+    pub(super) fn new(cpu: State, memory: Option<Memory>) -> AssignmentState {
+        AssignmentState {
             cpu,
             memory,
             cpu_text: String::new(),
@@ -108,7 +108,7 @@ impl Books {
         still_runs: &dyn Fn(&PodUid) -> bool,
     ) {
         let exclusive = &self.cpu.exclusive;
-        let names = |pod: &Pod| pod.all_containers().map(|one| one.name.clone()).collect();
+        let names = |pod: &Pod| pod.all_containers().map(|container| container.name.clone()).collect();
         let mut active: BTreeMap<PodUid, BTreeSet<String>> = active
             .filter(|pod| exclusive.contains_key(pod.uid()))
             .map(|pod| (pod.uid().clone(), names(pod)))
@@ -178,18 +178,18 @@ impl Books {
     }
 
     /// The containers of a pod at its inspection. Returns whether one was not known.
-    pub(super) fn seen(&mut self, runtime: &PodRuntime) -> bool {
+    pub(super) fn observe_runtime(&mut self, runtime: &PodRuntime) -> bool {
         let now: BTreeMap<&ContainerId, &str> =
-            runtime.running().map(|one| (&one.id, one.name.as_str())).collect();
+            runtime.running().map(|container| (&container.id, container.name.as_str())).collect();
         self.running.retain(|id, (pod, _)| *pod != runtime.uid || now.contains_key(id));
         let mut is_new = false;
-        for one in runtime.running() {
-            if self.running.contains_key(&one.id) {
+        for container in runtime.running() {
+            if self.running.contains_key(&container.id) {
                 continue;
             }
-            self.running.insert(one.id.clone(), (runtime.uid.clone(), one.name.clone()));
-            if let Some(cpus) = one.cpus.as_deref().and_then(|cpus| CpuSet::parse(cpus).ok()) {
-                self.applied.note(one.id.clone(), cpus);
+            self.running.insert(container.id.clone(), (runtime.uid.clone(), container.name.clone()));
+            if let Some(cpus) = container.cpus.as_deref().and_then(|cpus| CpuSet::parse(cpus).ok()) {
+                self.applied.note(container.id.clone(), cpus);
             }
             is_new = true;
         }
@@ -218,12 +218,12 @@ impl Books {
         }
     }
 
-    pub(super) fn held(&self, uid: &PodUid) -> Held {
+    pub(super) fn held(&self, uid: &PodUid) -> HeldResources {
         let cpus = self.cpu.exclusive.get(uid).cloned().unwrap_or_default();
         let memory = self.memory.as_ref();
         let names = memory.and_then(|memory| memory.assignments().get(uid)).into_iter().flatten();
         let nodes = names.filter_map(|(name, _)| Some((name.clone(), memory?.cpuset_mems(uid, name)?)));
-        Held { cpus, nodes: nodes.collect() }
+        HeldResources { cpus, nodes: nodes.collect() }
     }
 
     /// Numbers the change of the CPU manager's state, if there is one. Returns whether there is.
@@ -254,7 +254,7 @@ impl Books {
     }
 
     /// Shows the numbers of CPUs as metrics.
-    pub(super) fn show(&mut self, policy: &Static) {
+    pub(super) fn update_metrics(&mut self, policy: &Static) {
         let exclusive = self.cpu.all_exclusive();
         metrics::SHARED_CPUS.set(f64::from(policy.free(&self.cpu).len()) * 1000.0);
         metrics::EXCLUSIVE_CPUS.set(f64::from(exclusive.len()));

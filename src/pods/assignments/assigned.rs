@@ -41,23 +41,23 @@ impl Assignments {
         let (uid, name) = (pod.uid(), container.name.as_str());
         let mut given = Given::default();
         if let Some(own) = &self.devices {
-            given.devices = own.devices.read(|books| {
-                let holds = books.holds().pod(uid).and_then(|pod| pod.get(name)).into_iter().flatten();
+            given.devices = own.devices.read(|state| {
+                let holds = state.holds().pod(uid).and_then(|pod| pod.get(name)).into_iter().flatten();
                 let devices = holds.flat_map(|(resource, hold)| {
-                    let one = |(id, nodes): (&DeviceId, &NumaMask)| GivenDevice {
+                    let assigned_device = |(id, nodes): (&DeviceId, &NumaMask)| GivenDevice {
                         resource: resource.clone(),
                         id: DeviceId::clone(id),
                         nodes: *nodes,
                     };
-                    hold.devices.iter().map(one)
+                    hold.devices.iter().map(assigned_device)
                 });
                 devices.collect()
             });
         }
         if let Some(shared) = &self.shared {
-            let books = shared.books();
-            given.cpus = books.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
-            let memory = books.memory.as_ref().map(|memory| memory.blocks(uid, name));
+            let state = shared.state();
+            given.cpus = state.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
+            let memory = state.memory.as_ref().map(|memory| memory.blocks(uid, name));
             given.memory = memory.unwrap_or_default().to_vec();
         }
         if let Some(claims) = &self.claims {
@@ -71,22 +71,22 @@ impl Assignments {
     pub fn givable(&self) -> Given {
         let mut given = Given::default();
         if let Some(own) = &self.devices {
-            given.devices = own.devices.read(|books| {
-                let resources = books.resources().iter();
+            given.devices = own.devices.read(|state| {
+                let resources = state.resources().iter();
                 let devices = resources.flat_map(|(resource, known)| {
-                    let one = |id: &DeviceId| GivenDevice {
+                    let assigned_device = |id: &DeviceId| GivenDevice {
                         resource: resource.clone(),
                         id: DeviceId::clone(id),
                         nodes: known.devices.get(id).map(|device| device.nodes).unwrap_or_default(),
                     };
-                    known.healthy().map(one).collect::<Vec<_>>()
+                    known.healthy().map(assigned_device).collect::<Vec<_>>()
                 });
                 devices.collect()
             });
         }
         if let Some(shared) = &self.shared {
             given.cpus = shared.settings.cpu.as_ref().map(|policy| policy.allocatable()).unwrap_or_default();
-            given.memory = shared.books().memory.as_ref().map(Memory::allocatable).unwrap_or_default();
+            given.memory = shared.state().memory.as_ref().map(Memory::allocatable).unwrap_or_default();
         }
         given
     }
