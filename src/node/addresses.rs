@@ -131,7 +131,7 @@ mod tests {
         match (found, expected) {
             (Ok(found), Ok(expected)) => {
                 let found: Vec<String> =
-                    found.iter().map(|it| format!("{} {}", it.type_, it.address)).collect();
+                    found.iter().map(|address| format!("{} {}", address.type_, address.address)).collect();
                 assert_eq!(found, expected, "{name} {ips:?}");
             }
             (Err(found), Err(expected)) => assert!(found.to_string().contains(expected), "{found}"),
@@ -155,14 +155,14 @@ mod tests {
         check("n", &[], false, &[], &only_v6, Ok(&["InternalIP fd00::10", host]));
         check("n", &[], false, &[], &Fake(None, None), Err("can't get ip address of node n. error: "));
         check("10.0.0.1", &[], false, &[], &both, Ok(&["InternalIP 10.0.0.1", "Hostname 10.0.0.1"]));
-        for (ip, why) in [
+        for (ip, reason) in [
             ("192.0.2.11", "node IP: \"192.0.2.11\" not found in the host's network interfaces"),
             ("127.0.0.1", "nodeIP can't be loopback address"),
             ("224.0.0.1", "multicast"),
             ("169.254.1.1", "link-local"),
             ("fe80::1", "link-local"),
         ] {
-            check("n", &[ip], false, &[], &both, Err(why));
+            check("n", &[ip], false, &[], &both, Err(reason));
         }
         check("n", &["192.0.2.10"], true, &["x"], &both, Ok(&["ExternalIP x"]));
         check("n", &["192.0.2.10"], true, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));

@@ -21,20 +21,20 @@ pub(super) enum Kind {
 
 /// A request about the node or its lease that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot {attempt} {object}: {why}")]
+#[error("cannot {attempt} {object}: {reason}")]
 pub struct NodeError {
     /// What was attempted: a verb.
     attempt: &'static str,
     /// `node n` or `lease n`.
     object: String,
     /// The message of the server or of the connection.
-    why: String,
+    reason: String,
     pub(super) kind: Kind,
 }
 
 impl NodeError {
-    pub(super) fn new(attempt: &'static str, object: String, why: String, kind: Kind) -> Self {
-        NodeError { attempt, object, why, kind }
+    pub(super) fn new(attempt: &'static str, object: String, reason: String, kind: Kind) -> Self {
+        NodeError { attempt, object, reason, kind }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::conditions::{self, News, Pressures};
+use super::conditions::{self, NodeEvent, Pressures};
 use super::resources::{HUGE_PAGES, quantities};
 use super::settings::Settings;
 use crate::cri::{Handler, RuntimeFeatures};
@@ -119,7 +119,7 @@ pub(super) fn initial(
     facts: &Facts,
     addresses: Option<Vec<NodeAddress>>,
     now: Timestamp,
-) -> (Node, Vec<News>) {
+) -> (Node, Vec<NodeEvent>) {
     let external = settings.external_cloud;
     let mut annotations = BTreeMap::new();
     if settings.controller_attach_detach {
@@ -238,11 +238,11 @@ pub(super) fn refreshed(
     addresses: Option<Vec<NodeAddress>>,
     base: &Node,
     now: Timestamp,
-) -> (Node, Vec<News>) {
+) -> (Node, Vec<NodeEvent>) {
     let mut node = base.clone();
     repair(&mut node, PLATFORM_LABELS, &labels(settings));
     let mut status = node.status.take().unwrap_or_default();
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     provided_ip(settings, addresses.is_some(), &mut node.metadata.annotations);
     if let Some(addresses) = addresses {
         status.addresses = some(addresses);
@@ -255,7 +255,7 @@ pub(super) fn refreshed(
         && !facts.system.boot_id.is_empty()
         && old_info.boot_id != facts.system.boot_id
     {
-        news.push(News {
+        events.push(NodeEvent {
             topic: "boot",
             kind: EventType::Warning,
             reason: reasons::REBOOTED,
@@ -278,12 +278,12 @@ pub(super) fn refreshed(
     // The API stores whole seconds only.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let conditions = status.conditions.get_or_insert_default();
-    news.extend(conditions::update(conditions, &settings.name, facts, now));
+    events.extend(conditions::update(conditions, &settings.name, facts, now));
     if let Some(volumes) = &facts.volumes_in_use {
         status.volumes_in_use = some(volumes.clone());
     }
     node.status = Some(status);
-    (node, news)
+    (node, events)
 }
 
 fn some<T>(list: Vec<T>) -> Option<Vec<T>> {

@@ -21,7 +21,7 @@ pub struct Pressures {
 
 /// A change of the node that is reported to users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct NodeEvent {
     /// The topic: a later change of the same topic replaces this one.
     pub(super) topic: &'static str,
     pub(super) kind: EventType,
@@ -29,46 +29,50 @@ pub(super) struct News {
     pub(super) message: String,
 }
 
-impl News {
-    pub(super) fn now(topic: &'static str, name: &str, reason: &'static str) -> Self {
+impl NodeEvent {
+    pub(super) fn new(topic: &'static str, name: &str, reason: &'static str) -> Self {
         let message = format!("Node {name} status is now: {reason}");
-        News { topic, kind: EventType::Normal, reason, message }
+        NodeEvent { topic, kind: EventType::Normal, reason, message }
     }
 }
 
 /// The texts of one condition when it holds and when it does not: reason, message, event.
-struct Wording {
+struct ConditionTexts {
     topic: &'static str,
-    holds: (&'static str, &'static str, &'static str),
-    not: (&'static str, &'static str, &'static str),
+    when_true: (&'static str, &'static str, &'static str),
+    when_false: (&'static str, &'static str, &'static str),
 }
 
-const MEMORY: Wording = Wording {
+const MEMORY: ConditionTexts = ConditionTexts {
     topic: "MemoryPressure",
-    holds: (
+    when_true: (
         "KubeletHasInsufficientMemory",
         "kubelet has insufficient memory available",
         reasons::NODE_HAS_INSUFFICIENT_MEMORY,
     ),
-    not: (
+    when_false: (
         "KubeletHasSufficientMemory",
         "kubelet has sufficient memory available",
         reasons::NODE_HAS_SUFFICIENT_MEMORY,
     ),
 };
-const DISK: Wording = Wording {
+const DISK: ConditionTexts = ConditionTexts {
     topic: "DiskPressure",
-    holds: ("KubeletHasDiskPressure", "kubelet has disk pressure", reasons::NODE_HAS_DISK_PRESSURE),
-    not: ("KubeletHasNoDiskPressure", "kubelet has no disk pressure", reasons::NODE_HAS_NO_DISK_PRESSURE),
+    when_true: ("KubeletHasDiskPressure", "kubelet has disk pressure", reasons::NODE_HAS_DISK_PRESSURE),
+    when_false: (
+        "KubeletHasNoDiskPressure",
+        "kubelet has no disk pressure",
+        reasons::NODE_HAS_NO_DISK_PRESSURE,
+    ),
 };
-const PID: Wording = Wording {
+const PID: ConditionTexts = ConditionTexts {
     topic: "PIDPressure",
-    holds: (
+    when_true: (
         "KubeletHasInsufficientPID",
         "kubelet has insufficient PID available",
         reasons::NODE_HAS_INSUFFICIENT_PID,
     ),
-    not: (
+    when_false: (
         "KubeletHasSufficientPID",
         "kubelet has sufficient PID available",
         reasons::NODE_HAS_SUFFICIENT_PID,
@@ -82,9 +86,10 @@ pub fn pressure_events(old: Pressures, new: Pressures, name: &str) -> Vec<(&'sta
     [(MEMORY, old.memory, new.memory), (DISK, old.disk, new.disk), (PID, old.pid, new.pid)]
         .into_iter()
         .filter(|(_, was, is)| was != is)
-        .map(|(wording, _, holds)| {
-            let news = News::now(wording.topic, name, if holds { wording.holds.2 } else { wording.not.2 });
-            (news.reason, news.message)
+        .map(|(texts, _, holds)| {
+            let event =
+                NodeEvent::new(texts.topic, name, if holds { texts.when_true.2 } else { texts.when_false.2 });
+            (event.reason, event.message)
         })
         .collect()
 }
@@ -98,13 +103,13 @@ pub(super) fn update(
     name: &str,
     facts: &Facts,
     now: Timestamp,
-) -> Vec<News> {
-    let mut news = Vec::new();
+) -> Vec<NodeEvent> {
+    let mut events = Vec::new();
     let pressures = facts.pressures;
-    for (wording, holds) in [(MEMORY, pressures.memory), (DISK, pressures.disk), (PID, pressures.pid)] {
-        let (reason, message, event) = if holds { wording.holds } else { wording.not };
-        if set(conditions, wording.topic, holds, reason, message.to_owned(), now) {
-            news.push(News::now(wording.topic, name, event));
+    for (texts, holds) in [(MEMORY, pressures.memory), (DISK, pressures.disk), (PID, pressures.pid)] {
+        let (reason, message, event) = if holds { texts.when_true } else { texts.when_false };
+        if set(conditions, texts.topic, holds, reason, message.to_owned(), now) {
+            events.push(NodeEvent::new(texts.topic, name, event));
         }
     }
     let problems = problems(facts);
@@ -114,14 +119,14 @@ pub(super) fn update(
     let (reason, message, event) = if ready {
         ("KubeletReady", "kubelet is posting ready status".to_owned(), reasons::NODE_READY)
     } else {
-        ("KubeletNotReady", together(&problems), reasons::NODE_NOT_READY)
+        ("KubeletNotReady", join_problems(&problems), reasons::NODE_NOT_READY)
     };
     let changed = set(conditions, READY, ready, reason, message + &warning, now);
     // A new node is not ready yet; this is not reported.
     if changed && (ready || !first) {
-        news.push(News::now(READY, name, event));
+        events.push(NodeEvent::new(READY, name, event));
     }
-    news
+    events
 }
 
 fn warning(warnings: &[String]) -> String {
@@ -131,32 +136,34 @@ fn warning(warnings: &[String]) -> String {
 /// Why the node is not ready, in a fixed order.
 fn problems(facts: &Facts) -> Vec<String> {
     let health = &facts.health;
-    let runtime =
-        health.runtime.iter().map(|why| prefixed(why, "RuntimeReady=false", "container runtime not ready: "));
+    let runtime = health
+        .runtime
+        .iter()
+        .map(|problem| prefixed(problem, "RuntimeReady=false", "container runtime not ready: "));
     let network = health
         .network
         .iter()
-        .map(|why| prefixed(why, "NetworkReady=false", "container runtime network not ready: "));
+        .map(|problem| prefixed(problem, "NetworkReady=false", "container runtime network not ready: "));
     let missing = facts
         .capacity
         .is_none()
         .then(|| "missing node capacity for resources: cpu, memory, pods, ephemeral-storage".to_owned());
     let mut found: Vec<String> = Vec::new();
-    for why in runtime.chain(network).chain(facts.problems.iter().cloned()).chain(missing) {
-        if !found.contains(&why) {
-            found.push(why);
+    for problem in runtime.chain(network).chain(facts.problems.iter().cloned()).chain(missing) {
+        if !found.contains(&problem) {
+            found.push(problem);
         }
     }
     found
 }
 
-fn prefixed(why: &str, start: &str, prefix: &str) -> String {
-    if why.starts_with(start) { format!("{prefix}{why}") } else { why.to_owned() }
+fn prefixed(problem: &str, start: &str, prefix: &str) -> String {
+    if problem.starts_with(start) { format!("{prefix}{problem}") } else { problem.to_owned() }
 }
 
-fn together(problems: &[String]) -> String {
+fn join_problems(problems: &[String]) -> String {
     match problems {
-        [one] => one.clone(),
+        [problem] => problem.clone(),
         several => format!("[{}]", several.join(", ")),
     }
 }
@@ -197,7 +204,7 @@ mod tests {
     use super::*;
     use crate::observe::RuntimeHealth;
 
-    fn at(second: i64) -> Timestamp {
+    fn timestamp(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -205,15 +212,15 @@ mod tests {
         Facts {
             capacity: Some(Default::default()),
             health: RuntimeHealth {
-                runtime: runtime.iter().map(|why| (*why).to_owned()).collect(),
+                runtime: runtime.iter().map(|problem| (*problem).to_owned()).collect(),
                 network: network.map(str::to_owned),
             },
             ..Facts::default()
         }
     }
 
-    fn reasons(news: &[News]) -> Vec<&'static str> {
-        news.iter().map(|news| news.reason).collect()
+    fn reasons(events: &[NodeEvent]) -> Vec<&'static str> {
+        events.iter().map(|event| event.reason).collect()
     }
 
     #[test]
@@ -226,16 +233,19 @@ mod tests {
         let mut conditions = vec![foreign.clone()];
         let all = ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"];
         let down = facts(&["container runtime is down"], None);
-        assert_eq!(reasons(&update(&mut conditions, "n", &down, at(1))), all);
+        assert_eq!(reasons(&update(&mut conditions, "n", &down, timestamp(1))), all);
         let kinds: Vec<&str> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
         assert_eq!(kinds, ["NetworkUnavailable", "MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]);
         let well = facts(&[], None);
-        let news = update(&mut conditions, "n", &well, at(2));
-        assert_eq!(news[0].message, "Node n status is now: NodeReady");
-        assert!(update(&mut conditions, "n", &well, at(3)).is_empty());
+        let events = update(&mut conditions, "n", &well, timestamp(2));
+        assert_eq!(events[0].message, "Node n status is now: NodeReady");
+        assert!(update(&mut conditions, "n", &well, timestamp(3)).is_empty());
         let times = |index: usize| {
-            let of = |time: &Option<Time>| time.as_ref().unwrap().0.as_second();
-            (of(&conditions[index].last_transition_time), of(&conditions[index].last_heartbeat_time))
+            let seconds = |time: &Option<Time>| time.as_ref().unwrap().0.as_second();
+            (
+                seconds(&conditions[index].last_transition_time),
+                seconds(&conditions[index].last_heartbeat_time),
+            )
         };
         assert_eq!((times(1), times(4)), ((1, 3), (2, 3)));
         assert_eq!(conditions[0], foreign);
@@ -244,13 +254,13 @@ mod tests {
             ..facts(&[], Some("network state unknown"))
         };
         assert_eq!(
-            reasons(&update(&mut conditions, "n", &short, at(4))),
+            reasons(&update(&mut conditions, "n", &short, timestamp(4))),
             ["NodeHasInsufficientMemory", "NodeHasDiskPressure", "NodeHasInsufficientPID", "NodeNotReady"]
         );
         assert_eq!(conditions[2].message.as_deref(), Some("kubelet has disk pressure"));
         assert_eq!(conditions[4].message.as_deref(), Some("network state unknown"));
         // A node that is ready from the start is still reported.
-        assert!(reasons(&update(&mut Vec::new(), "n", &well, at(1))).contains(&"NodeReady"));
+        assert!(reasons(&update(&mut Vec::new(), "n", &well, timestamp(1))).contains(&"NodeReady"));
     }
 
     #[test]
@@ -271,7 +281,7 @@ mod tests {
     fn reasons_for_not_ready_are_listed() {
         let check = |facts: &Facts, expected: &str| {
             let mut conditions = Vec::new();
-            update(&mut conditions, "n", facts, at(1));
+            update(&mut conditions, "n", facts, timestamp(1));
             assert_eq!(conditions[3].message.as_deref(), Some(expected));
         };
         check(&facts(&["container runtime is down"], None), "container runtime is down");

@@ -35,7 +35,7 @@ pub(super) enum Outcome {
 }
 
 /// The last known version of the lease.
-pub(super) struct Keeper {
+pub(super) struct LeaseRenewer {
     name: String,
     seconds: i32,
     api: Box<dyn LeaseApi + Send>,
@@ -43,9 +43,9 @@ pub(super) struct Keeper {
     failures: Failures,
 }
 
-impl Keeper {
+impl LeaseRenewer {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
-        Keeper { name, seconds, api, lease: None, failures: Failures::default() }
+        LeaseRenewer { name, seconds, api, lease: None, failures: Failures::default() }
     }
 
     /// Body of the thread.
@@ -204,30 +204,30 @@ mod tests {
     /// Returns scripted responses and records the requests.
     #[derive(Default)]
     struct Script {
-        answers: RefCell<VecDeque<ScriptedResponse>>,
-        asked: Arc<Mutex<Requests>>,
+        responses: RefCell<VecDeque<ScriptedResponse>>,
+        requests: Arc<Mutex<Requests>>,
     }
 
     impl Script {
-        fn answer(&self, verb: &'static str, lease: Option<&Lease>) -> Result<Lease, NodeError> {
-            self.asked.lock().unwrap().push((verb, lease.cloned()));
-            let answer = self.answers.borrow_mut().pop_front().unwrap_or(Err(Kind::Other));
-            answer.map_err(|kind| NodeError::new(verb, "lease n".to_owned(), "scripted".to_owned(), kind))
+        fn respond(&self, verb: &'static str, lease: Option<&Lease>) -> Result<Lease, NodeError> {
+            self.requests.lock().unwrap().push((verb, lease.cloned()));
+            let response = self.responses.borrow_mut().pop_front().unwrap_or(Err(Kind::Other));
+            response.map_err(|kind| NodeError::new(verb, "lease n".to_owned(), "scripted".to_owned(), kind))
         }
     }
 
     impl LeaseApi for Script {
         fn get(&self) -> Result<Lease, NodeError> {
-            self.answer("get", None)
+            self.respond("get", None)
         }
         fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
-            self.answer("create", Some(lease))
+            self.respond("create", Some(lease))
         }
         fn update(&self, lease: &Lease) -> Result<Lease, NodeError> {
-            self.answer("update", Some(lease))
+            self.respond("update", Some(lease))
         }
         fn drop_connections(&self) {
-            self.asked.lock().unwrap().push(("drop", None));
+            self.requests.lock().unwrap().push(("drop", None));
         }
     }
 
@@ -242,62 +242,62 @@ mod tests {
 
     /// One turn with scripted responses: the verbs that it used, and its outcome.
     fn check(
-        keeper: &mut Keeper,
+        renewer: &mut LeaseRenewer,
         script: Vec<ScriptedResponse>,
         owner: Option<&str>,
         verbs: &[&str],
     ) -> (Outcome, Vec<Lease>) {
-        let api = Script { answers: RefCell::new(script.into()), asked: Arc::default() };
-        let asked = Arc::clone(&api.asked);
-        keeper.api = Box::new(api);
-        let outcome = keeper.turn(owner, Timestamp::from_second(1).unwrap());
-        let asked = std::mem::take(&mut *asked.lock().unwrap());
-        let found: Vec<_> = asked.iter().map(|(verb, _)| *verb).collect();
+        let api = Script { responses: RefCell::new(script.into()), requests: Arc::default() };
+        let requests = Arc::clone(&api.requests);
+        renewer.api = Box::new(api);
+        let outcome = renewer.turn(owner, Timestamp::from_second(1).unwrap());
+        let requests = std::mem::take(&mut *requests.lock().unwrap());
+        let found: Vec<_> = requests.iter().map(|(verb, _)| *verb).collect();
         assert_eq!(found, verbs);
-        (outcome, asked.into_iter().filter_map(|(_, lease)| lease).collect())
+        (outcome, requests.into_iter().filter_map(|(_, lease)| lease).collect())
     }
 
     #[test]
     fn lease_is_created_renewed_and_created_again() {
-        let mut keeper = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
-        let (outcome, _) = check(&mut keeper, vec![Err(Kind::NotFound)], None, &["get"]);
-        assert_eq!((keeper.wait_after(&outcome, 0.5), outcome), (None, Outcome::NoNode));
-        let answers = vec![Err(Kind::NotFound), Ok(lease("1", "u"))];
-        let (outcome, sent) = check(&mut keeper, answers, Some("u"), &["get", "create"]);
+        let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+        let (outcome, _) = check(&mut renewer, vec![Err(Kind::NotFound)], None, &["get"]);
+        assert_eq!((renewer.wait_after(&outcome, 0.5), outcome), (None, Outcome::NoNode));
+        let responses = vec![Err(Kind::NotFound), Ok(lease("1", "u"))];
+        let (outcome, sent) = check(&mut renewer, responses, Some("u"), &["get", "create"]);
         assert_eq!(outcome, Outcome::Renewed);
-        assert_eq!(keeper.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
+        assert_eq!(renewer.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
         assert_eq!(sent[0].metadata.owner_references.as_ref().unwrap()[0].uid, "u");
-        check(&mut keeper, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
-        assert_eq!(keeper.owner(), Some("u"));
+        check(&mut renewer, vec![Ok(lease("2", "u"))], Some("u"), &["update"]);
+        assert_eq!(renewer.owner(), Some("u"));
         // After a restart the node may not be known yet; its lease is renewed anyway.
-        let mut early = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
+        let mut early = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
         check(&mut early, vec![Ok(lease("2", "u")), Ok(lease("3", "u"))], None, &["get", "update"]);
         assert_eq!(early.owner(), Some("u"));
         // Another client wrote it.
-        let answers = vec![Err(Kind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
-        let (_, sent) = check(&mut keeper, answers, Some("u"), &["update", "get", "update"]);
+        let responses = vec![Err(Kind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
+        let (_, sent) = check(&mut renewer, responses, Some("u"), &["update", "get", "update"]);
         assert_eq!(sent[1].metadata.resource_version.as_deref(), Some("7"));
         // The node and its lease were deleted, and the node was registered again.
-        let answers = vec![Err(Kind::NotFound), Err(Kind::NotFound), Ok(lease("9", "v"))];
-        let (_, sent) = check(&mut keeper, answers, Some("v"), &["update", "get", "create"]);
+        let responses = vec![Err(Kind::NotFound), Err(Kind::NotFound), Ok(lease("9", "v"))];
+        let (_, sent) = check(&mut renewer, responses, Some("v"), &["update", "get", "create"]);
         assert_eq!(sent[1].metadata.owner_references.as_ref().unwrap()[0].uid, "v");
         // The same, but the lease is still there: it gets its new owner.
-        let (_, sent) = check(&mut keeper, vec![Ok(lease("10", "w"))], Some("w"), &["update"]);
+        let (_, sent) = check(&mut renewer, vec![Ok(lease("10", "w"))], Some("w"), &["update"]);
         let owners = sent[0].metadata.owner_references.clone().unwrap();
         assert_eq!((owners.len(), owners[0].uid.as_str()), (1, "w"));
     }
 
     #[test]
     fn waits_grow_with_each_failure() {
-        let mut keeper = Keeper::new("n".to_owned(), 40, Box::new(Script::default()));
+        let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
         let verbs = ["get", "get", "drop", "get", "drop", "get", "drop", "get"];
         let mut waits = Vec::new();
         for _ in 0..8 {
-            let (outcome, _) = check(&mut keeper, Vec::new(), Some("u"), &verbs);
-            waits.push(keeper.wait_after(&outcome, 0.5).unwrap().as_millis());
+            let (outcome, _) = check(&mut renewer, Vec::new(), Some("u"), &verbs);
+            waits.push(renewer.wait_after(&outcome, 0.5).unwrap().as_millis());
         }
         assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
-        let (outcome, _) = check(&mut keeper, vec![Err(Kind::Stopping)], Some("u"), &["get"]);
+        let (outcome, _) = check(&mut renewer, vec![Err(Kind::Stopping)], Some("u"), &["get"]);
         assert!(matches!(outcome, Outcome::Failed(_)));
     }
 }

@@ -98,9 +98,10 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
     let (lease_client, break_lease) = heartbeat();
     let (node_client, break_node) = heartbeat();
     let lease_api = api::Server::new(lease_client, &settings.name);
-    let keeper = lease::Keeper::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api));
+    let renewer =
+        lease::LeaseRenewer::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api));
     let owner = watch.clone();
-    let lease = threads::spawn("lease", Stack::Large, on_death(), move |stop| keeper.run(&stop, &owner))?
+    let lease = threads::spawn("lease", Stack::Large, on_death(), move |stop| renewer.run(&stop, &owner))?
         .with_waker(break_lease);
     let node_api = Box::new(api::Server::new(node_client, &settings.name));
     let reporter = reporter::Reporter::new(settings, node_api, sensors, events, watch, Instant::now());

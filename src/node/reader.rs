@@ -30,10 +30,10 @@ impl NodeReader {
     /// the request has failed.
     #[must_use]
     pub fn read(&self) -> Receiver<()> {
-        let (tell, told) = bounded(0);
+        let (sender, receiver) = bounded(0);
         let (api, watch) = (Server::new(self.client.clone(), &self.name), self.watch.clone());
         let body = move |_| {
-            let _told = tell;
+            let _sender = sender;
             match NodeApi::get(&api) {
                 Ok(node) => watch.offer(node),
                 Err(error) if error.kind == Kind::Stopping => {}
@@ -45,6 +45,6 @@ impl NodeReader {
             Ok(running) => running.leave(),
             Err(error) => log::warn!("cannot start the thread node-read: {error}"),
         }
-        told
+        receiver
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::addresses::AddressError;
 use super::api::{Kind, NodeApi, NodeError};
 use super::compose::Facts;
-use super::conditions::{News, READY};
+use super::conditions::{NodeEvent, READY};
 use super::pace::Pace;
 use super::sensors::Sensors;
 use super::settings::Settings;
@@ -113,28 +113,28 @@ impl Reporter {
     }
 
     /// Takes all steps that are due.
-    pub(super) fn turn(&mut self, now: Instant, at: Timestamp, unit: f64) {
+    pub(super) fn turn(&mut self, now: Instant, timestamp: Timestamp, unit: f64) {
         let facts = self.sensors.facts();
         if self.pace.hold(facts.settled && self.watch.ready_for_pods(), now) {
             return;
         }
         if self.registered && self.watch.is_absent() {
-            self.lost(now, unit);
+            self.handle_deletion(now, unit);
         }
-        if !self.registered && !self.register(&facts, now, at, unit) {
+        if !self.registered && !self.register(&facts, now, timestamp, unit) {
             return;
         }
-        let ready = match self.report(&facts, now, at, unit) {
+        let ready = match self.report(&facts, now, timestamp, unit) {
             Ok(ready) => {
                 self.succeeded();
                 if ready {
-                    self.startup.ready(at);
+                    self.startup.ready(timestamp);
                 }
                 Some(ready)
             }
             Err(error) if error.kind == Kind::NotFound => {
                 self.watch.removed(self.watch.uid().as_deref());
-                self.lost(now, unit);
+                self.handle_deletion(now, unit);
                 return;
             }
             Err(error) => {
@@ -153,7 +153,7 @@ impl Reporter {
 
     /// DIFFERS: a node that was deleted is registered again at once. The Go kubelet registers only
     /// at its start; until then the cluster has no pods of the node.
-    fn lost(&mut self, now: Instant, unit: f64) {
+    fn handle_deletion(&mut self, now: Instant, unit: f64) {
         log::warn!("the node {} was deleted", self.settings.name);
         self.registered = false;
         self.reconcile = true;
@@ -167,7 +167,7 @@ impl Reporter {
     }
 
     /// Makes sure that the object exists. `false`: not yet; `pace` has the next attempt's time.
-    fn register(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> bool {
+    fn register(&mut self, facts: &Facts, now: Instant, timestamp: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
             return true;
@@ -180,7 +180,7 @@ impl Reporter {
         if !self.pace.is_due(now) {
             return false;
         }
-        match self.create(facts, now, at, unit) {
+        match self.create(facts, now, timestamp, unit) {
             Ok(()) => {
                 self.succeeded();
                 self.registered = true;
@@ -194,10 +194,16 @@ impl Reporter {
         }
     }
 
-    fn create(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<(), NodeError> {
+    fn create(
+        &mut self,
+        facts: &Facts,
+        now: Instant,
+        timestamp: Timestamp,
+        unit: f64,
+    ) -> Result<(), NodeError> {
         let addresses = self.addresses(None);
-        let (node, news) = compose::initial(&self.settings, facts, addresses, at);
-        self.startup.attempt(at);
+        let (node, events) = compose::initial(&self.settings, facts, addresses, timestamp);
+        self.startup.attempt(timestamp);
         match self.api.create(&node) {
             Ok(created) => {
                 log::info!("registered node {}", self.settings.name);
@@ -210,7 +216,7 @@ impl Reporter {
                 self.sensors.volumes_stored(facts.volumes_number, &stored);
                 self.sensors.registered();
                 self.pace.wrote(true, now, unit);
-                self.raise(news);
+                self.raise(events);
             }
             // A server may refuse to create an object that it allows the agent to change.
             Err(error) if matches!(error.kind, Kind::AlreadyExists | Kind::Forbidden) => {
@@ -227,7 +233,13 @@ impl Reporter {
     }
 
     /// Computes the status and writes it if necessary. Returns whether the node is ready.
-    fn report(&mut self, facts: &Facts, now: Instant, at: Timestamp, unit: f64) -> Result<bool, NodeError> {
+    fn report(
+        &mut self,
+        facts: &Facts,
+        now: Instant,
+        timestamp: Timestamp,
+        unit: f64,
+    ) -> Result<bool, NodeError> {
         let mut base = self.watch.object();
         let mut attempt = 0;
         loop {
@@ -238,7 +250,7 @@ impl Reporter {
                     std::sync::Arc::new(node)
                 }),
             };
-            let error = match old.and_then(|old| self.write(&old, facts, now, at, unit)) {
+            let error = match old.and_then(|old| self.write(&old, facts, now, timestamp, unit)) {
                 Ok(ready) => return Ok(ready),
                 Err(error) => error,
             };
@@ -257,7 +269,7 @@ impl Reporter {
         old: &Node,
         facts: &Facts,
         now: Instant,
-        at: Timestamp,
+        timestamp: Timestamp,
         unit: f64,
     ) -> Result<bool, NodeError> {
         let is_other = old.metadata.uid != self.uid;
@@ -271,9 +283,9 @@ impl Reporter {
             .then(|| compose::reconciled(&self.settings, facts, old, self.resets_devices));
         let addresses = self.addresses(Some(old));
         let base = reconciled.as_ref().unwrap_or(old);
-        let (new, news) = compose::refreshed(&self.settings, facts, addresses, base, at);
+        let (new, events) = compose::refreshed(&self.settings, facts, addresses, base, timestamp);
         let ready = is_ready(&new);
-        self.raise(news);
+        self.raise(events);
         let change = patch::significant(old, &new);
         let changed = change.is_some() && change != self.ignored;
         if self.pace.must_write(changed || self.is_open, now)
@@ -312,10 +324,10 @@ impl Reporter {
                 self.no_addresses = None;
                 Some(addresses)
             }
-            Err(why) => {
-                if self.no_addresses.as_ref() != Some(&why) {
-                    log::warn!("cannot determine the addresses of node {}: {why}", self.settings.name);
-                    self.no_addresses = Some(why);
+            Err(error) => {
+                if self.no_addresses.as_ref() != Some(&error) {
+                    log::warn!("cannot determine the addresses of node {}: {error}", self.settings.name);
+                    self.no_addresses = Some(error);
                 }
                 None
             }
@@ -331,7 +343,7 @@ impl Reporter {
             self.unschedulable = unschedulable;
             let reason =
                 if unschedulable { reasons::NODE_NOT_SCHEDULABLE } else { reasons::NODE_SCHEDULABLE };
-            self.raise(vec![News::now("schedulable", &self.settings.name, reason)]);
+            self.raise(vec![NodeEvent::new("schedulable", &self.settings.name, reason)]);
         }
         let cidrs = spec.pod_cidrs.as_ref().map(|cidrs| cidrs.join(",")).unwrap_or_default();
         if runtime_is_usable && !cidrs.is_empty() && cidrs != self.pod_cidrs {
@@ -341,22 +353,22 @@ impl Reporter {
                     self.pod_cidrs = cidrs;
                 }
                 // The next turn tries again.
-                Err(why) => log::warn!("cannot send the pod address range {cidrs} to the runtime: {why}"),
+                Err(error) => log::warn!("cannot send the pod address range {cidrs} to the runtime: {error}"),
             }
         }
     }
 
     /// Logs each change and raises its event, unless the last message of its topic was the same.
-    fn raise(&mut self, news: Vec<News>) {
-        for news in news {
-            if self.logged.get(news.topic) != Some(&news.message) {
-                self.logged.insert(news.topic, news.message.clone());
-                if news.kind == EventType::Warning {
-                    log::warn!("{}", news.message);
+    fn raise(&mut self, events: Vec<NodeEvent>) {
+        for event in events {
+            if self.logged.get(event.topic) != Some(&event.message) {
+                self.logged.insert(event.topic, event.message.clone());
+                if event.kind == EventType::Warning {
+                    log::warn!("{}", event.message);
                 } else {
-                    log::info!("{}", news.message);
+                    log::info!("{}", event.message);
                 }
-                self.events.raise(Regarding::Node, news.kind, news.reason, news.message);
+                self.events.raise(Regarding::Node, event.kind, event.reason, event.message);
             }
         }
     }

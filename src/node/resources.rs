@@ -63,7 +63,7 @@ impl Threshold {
         Amount::parse(text).map_or(Threshold::None, |amount| Threshold::Bytes(amount.units()))
     }
 
-    fn of(self, capacity: i64) -> i64 {
+    fn resolve(self, capacity: i64) -> i64 {
         match self {
             Threshold::None => 0,
             Threshold::Bytes(bytes) => bytes,
@@ -79,8 +79,8 @@ impl Reservations {
     #[must_use]
     pub fn thresholds(&self, memory_bytes: i64, disk_bytes: i64) -> HardThresholds {
         HardThresholds {
-            memory_bytes: self.memory_threshold.of(memory_bytes),
-            disk_bytes: self.disk_threshold.of(disk_bytes),
+            memory_bytes: self.memory_threshold.resolve(memory_bytes),
+            disk_bytes: self.disk_threshold.resolve(disk_bytes),
         }
     }
 }
@@ -124,11 +124,11 @@ pub fn allocatable(capacity: &Allocatable, reserved: &Reservations) -> Allocatab
         cpu_milli: left(capacity.cpu_milli, &[reserved.cpu_milli]),
         memory_bytes: left(
             capacity.memory_bytes,
-            &[reserved.memory_bytes, reserved.memory_threshold.of(capacity.memory_bytes), huge_pages],
+            &[reserved.memory_bytes, reserved.memory_threshold.resolve(capacity.memory_bytes), huge_pages],
         ),
         ephemeral_bytes: match capacity.ephemeral_bytes {
             i64::MAX => i64::MAX,
-            all => left(all, &[reserved.ephemeral_bytes, reserved.disk_threshold.of(all)]),
+            all => left(all, &[reserved.ephemeral_bytes, reserved.disk_threshold.resolve(all)]),
         },
         pods: capacity.pods,
         extended: capacity.extended.clone(),

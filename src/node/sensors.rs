@@ -237,7 +237,7 @@ mod tests {
             removed: BTreeSet::from(["a/gone".to_owned()]),
         };
         add_devices(devices, &mut all, &mut left);
-        let of = |map: &Allocatable| (map.extended["a/b"], map.extended["a/gone"]);
-        assert_eq!((of(&all), of(&left)), ((4, 0), (3, 0)));
+        let counts = |map: &Allocatable| (map.extended["a/b"], map.extended["a/gone"]);
+        assert_eq!((counts(&all), counts(&left)), ((4, 0), (3, 0)));
     }
 }

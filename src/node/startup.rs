@@ -21,18 +21,18 @@ impl Startup {
     }
 
     /// Records the first attempt to register.
-    pub(super) fn attempt(&mut self, at: Timestamp) {
-        self.attempted.get_or_insert(at);
+    pub(super) fn attempt(&mut self, timestamp: Timestamp) {
+        self.attempted.get_or_insert(timestamp);
     }
 
     /// Records that the object was created.
-    pub(super) fn registered(&mut self, at: Timestamp) {
-        self.registered.get_or_insert(at);
+    pub(super) fn registered(&mut self, timestamp: Timestamp) {
+        self.registered.get_or_insert(timestamp);
     }
 
     /// Records that a ready status was written, and reports the times.
-    pub(super) fn ready(&mut self, at: Timestamp) {
-        let Some(moments) = self.moments(at) else { return };
+    pub(super) fn ready(&mut self, timestamp: Timestamp) {
+        let Some(moments) = self.moments(timestamp) else { return };
         let gauges: [&Gauge; 4] = [
             &metrics::STARTUP_BEFORE,
             &metrics::STARTUP_UNREGISTERED,
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn startup_times_are_reported_once_and_together() {
-        let at = |second| Timestamp::from_second(second).unwrap();
+        let timestamp = |second| Timestamp::from_second(second).unwrap();
         let values = [
             &metrics::STARTUP_BEFORE,
             &metrics::STARTUP_UNREGISTERED,
@@ -71,20 +71,20 @@ mod tests {
             &metrics::STARTUP_REGISTERED,
             &metrics::STARTUP,
         ];
-        let tell = || {
-            let mut found = Startup::new(Some(at(100)), at(130));
-            found.ready(at(140));
-            assert_eq!(found.moments(at(140)), None, "it was registered before");
-            found.attempt(at(131));
-            found.attempt(at(135));
-            found.registered(at(136));
-            assert_eq!(found.moments(at(131)), Some([100, 130, 131, 136, 136].map(at)));
-            found.ready(at(150));
-            found.ready(at(190));
+        let measure = || {
+            let mut found = Startup::new(Some(timestamp(100)), timestamp(130));
+            found.ready(timestamp(140));
+            assert_eq!(found.moments(timestamp(140)), None, "it was registered before");
+            found.attempt(timestamp(131));
+            found.attempt(timestamp(135));
+            found.registered(timestamp(136));
+            assert_eq!(found.moments(timestamp(131)), Some([100, 130, 131, 136, 136].map(timestamp)));
+            found.ready(timestamp(150));
+            found.ready(timestamp(190));
             values.map(Gauge::get)
         };
         // The gauges are global in the process: nodes of other tests report there, too.
         let expected = [30.0, 1.0, 5.0, 14.0, 50.0].map(Some);
-        assert!((0..1000).any(|_| tell() == expected), "{:?}", tell());
+        assert!((0..1000).any(|_| measure() == expected), "{:?}", measure());
     }
 }

@@ -20,7 +20,7 @@ use crate::observe::RuntimeHealth;
 use crate::resources::system::SystemFacts;
 use crate::util::stop::StopToken;
 
-fn at(second: i64) -> Timestamp {
+fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
@@ -129,27 +129,27 @@ fn sent(body: &impl serde::Serialize) -> Value {
 #[test]
 fn registers_with_the_recorded_body() {
     let facts = Facts { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
-    let (node, news) = compose::initial(&settings(), &facts, Some(addresses()), at(100));
+    let (node, events) = compose::initial(&settings(), &facts, Some(addresses()), timestamp(100));
     // The bytes in decimal units, as of a later release.
     let expected = golden(0).to_string().replace("amd64", super::arch());
     let expected = expected.replace("\"264212084Ki\"", "\"270553174016\"");
     assert_eq!(sent(&node), serde_json::from_str::<Value>(&expected).unwrap());
-    let reasons: Vec<_> = news.iter().map(|news| news.reason).collect();
+    let reasons: Vec<_> = events.iter().map(|event| event.reason).collect();
     assert_eq!(reasons, ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]);
 }
 
 #[test]
 fn becomes_ready_with_the_recorded_patch() {
     let early = Facts { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
-    let (old, _) = compose::initial(&settings(), &early, Some(addresses()), at(100));
-    let (new, _) = compose::refreshed(&settings(), &facts(), Some(addresses()), &old, at(100));
+    let (old, _) = compose::initial(&settings(), &early, Some(addresses()), timestamp(100));
+    let (new, _) = compose::refreshed(&settings(), &facts(), Some(addresses()), &old, timestamp(100));
     assert_eq!(patch::between(&old, &new), Some(golden(1)));
 }
 
 #[test]
 fn the_lease_is_the_recorded_one() {
     use super::api::LeaseApi;
-    use super::lease::Keeper;
+    use super::lease::LeaseRenewer;
     use crate::model::coordination::Lease;
     /// Has no lease at first, and then the recorded one.
     struct Server(Arc<Mutex<Vec<Value>>>);
@@ -159,7 +159,7 @@ fn the_lease_is_the_recorded_one() {
             let mut lease = lease.clone();
             lease.metadata.uid = Some("<uid15>".to_owned());
             lease.metadata.resource_version = Some("<rv>".to_owned());
-            lease.metadata.creation_timestamp = Some(crate::model::meta::Time(at(1)));
+            lease.metadata.creation_timestamp = Some(crate::model::meta::Time(timestamp(1)));
             lease.metadata.managed_fields = Some(Vec::new());
             Ok(lease)
         }
@@ -177,9 +177,9 @@ fn the_lease_is_the_recorded_one() {
         fn drop_connections(&self) {}
     }
     let bodies = Arc::new(Mutex::new(Vec::new()));
-    let mut keeper = Keeper::new("node1".to_owned(), 40, Box::new(Server(Arc::clone(&bodies))));
-    keeper.turn(Some("<uid2>"), at(1));
-    keeper.turn(Some("<uid2>"), at(11));
+    let mut renewer = LeaseRenewer::new("node1".to_owned(), 40, Box::new(Server(Arc::clone(&bodies))));
+    renewer.turn(Some("<uid2>"), timestamp(1));
+    renewer.turn(Some("<uid2>"), timestamp(11));
     assert_eq!(*bodies.lock().unwrap(), [golden(2), golden(3)]);
 }
 
@@ -213,7 +213,7 @@ fn a_cloud_node_waits_for_its_cloud() {
         taints: vec![Taint { key: "k".to_owned(), effect: "NoExecute".to_owned(), ..Taint::default() }],
         ..settings()
     };
-    let node = sent(&compose::initial(&settings, &facts(), Some(addresses()), at(1)).0);
+    let node = sent(&compose::initial(&settings, &facts(), Some(addresses()), timestamp(1)).0);
     assert_eq!(
         node["spec"],
         json!({"providerID": "cloud://x", "taints": [
@@ -237,7 +237,7 @@ fn provided_node_ip_follows_the_settings_at_each_status() {
         base.metadata.annotations = before
             .map(|value| BTreeMap::from([(NAME.to_owned(), value.to_owned()), ("a".into(), "b".into())]));
         let addresses = valid.then(addresses);
-        let (node, _) = compose::refreshed(&settings, &facts(), addresses, &base, at(1));
+        let (node, _) = compose::refreshed(&settings, &facts(), addresses, &base, timestamp(1));
         node.metadata.annotations?.get(NAME).cloned()
     };
     let value = |text: &str| Some(text.to_owned());
@@ -266,24 +266,24 @@ fn resource_that_a_client_adds_to_the_capacity_becomes_allocatable() {
     }}))
     .unwrap();
     for _ in 0..2 {
-        let status = compose::refreshed(&settings(), &facts(), None, &base, at(1)).0.status.unwrap();
-        let of = |name| (amounts(&status.capacity, name), amounts(&status.allocatable, name));
+        let status = compose::refreshed(&settings(), &facts(), None, &base, timestamp(1)).0.status.unwrap();
+        let amounts_of = |name| (amounts(&status.capacity, name), amounts(&status.allocatable, name));
         let text = |text: &str| Some(text.to_owned());
-        assert_eq!(of("example.com/dongle"), (text("4"), text("4")));
-        assert_eq!(of("example.com/odd"), (text("-1"), text("0")));
+        assert_eq!(amounts_of("example.com/dongle"), (text("4"), text("4")));
+        assert_eq!(amounts_of("example.com/odd"), (text("-1"), text("0")));
         // Removed from the capacity.
-        assert_eq!(of("example.com/gone"), (None, None));
-        assert_eq!(of("native"), (None, text("7")));
+        assert_eq!(amounts_of("example.com/gone"), (None, None));
+        assert_eq!(amounts_of("native"), (None, text("7")));
         // Our own resources keep their reservation.
-        assert_eq!(of("cpu"), (text("2"), text("2")));
-        assert_eq!(of("memory"), (text("24684084Ki"), text("24683060Ki")));
+        assert_eq!(amounts_of("cpu"), (text("2"), text("2")));
+        assert_eq!(amounts_of("memory"), (text("24684084Ki"), text("24683060Ki")));
         base.status = Some(status);
     }
     // A device plugin offers fewer healthy devices than there are.
     let mut facts = facts();
     facts.capacity.as_mut().unwrap().extended.insert("example.com/dongle".to_owned(), 3);
     facts.allocatable.extended.insert("example.com/dongle".to_owned(), 2);
-    let status = compose::refreshed(&settings(), &facts, None, &base, at(1)).0.status.unwrap();
+    let status = compose::refreshed(&settings(), &facts, None, &base, timestamp(1)).0.status.unwrap();
     assert_eq!(amounts(&status.capacity, "example.com/dongle").as_deref(), Some("3"));
     assert_eq!(amounts(&status.allocatable, "example.com/dongle").as_deref(), Some("2"));
 }
@@ -295,30 +295,30 @@ fn stale_devices_of_a_machine_that_was_installed_again_are_zero() {
         "allocatable": {"nvidia.com/gpu": "8", "example.com/nic": "2", "hugepages-2Mi": "0"},
     }});
     for (register, resets_devices, expected) in [(true, true, "0"), (true, false, "8"), (false, true, "8")] {
-        let mut world = World::new(Settings { register, resets_devices, ..settings() });
-        let node = world.server.0.lock().unwrap().store(existing.clone());
-        world.watch.replaced(vec![node]);
+        let mut fixture = Fixture::new(Settings { register, resets_devices, ..settings() });
+        let node = fixture.server.0.lock().unwrap().store(existing.clone());
+        fixture.watch.replaced(vec![node]);
         // The plugin of one resource was faster.
-        world.facts(|facts| {
+        fixture.facts(|facts| {
             facts.capacity.as_mut().unwrap().extended.insert("example.com/nic".to_owned(), 2);
             facts.allocatable.extended.insert("example.com/nic".to_owned(), 1);
         });
         // A failed write is repeated with the same values.
-        world.server.0.lock().unwrap().failures = vec![Kind::Other];
-        assert_eq!(world.turn(0), ["patch", "get", "patch"]);
-        let status = world.watch.object().unwrap().status.clone().unwrap();
+        fixture.server.0.lock().unwrap().failures = vec![Kind::Other];
+        assert_eq!(fixture.turn(0), ["patch", "get", "patch"]);
+        let status = fixture.watch.object().unwrap().status.clone().unwrap();
         for map in [&status.capacity, &status.allocatable] {
             assert_eq!(amounts(map, "nvidia.com/gpu").as_deref(), Some(expected), "{register}");
         }
         assert_eq!(amounts(&status.capacity, "example.com/nic").as_deref(), Some("2"));
         assert_eq!(amounts(&status.allocatable, "example.com/nic").as_deref(), Some("1"));
         // Only at the first status: a value that a client sets afterwards stays.
-        let node = world.server.edit(|node| {
+        let node = fixture.server.edit(|node| {
             node["status"]["capacity"]["nvidia.com/gpu"] = json!("5");
         });
-        world.watch.offer(node);
-        world.turn(10);
-        let status = world.watch.object().unwrap().status.clone().unwrap();
+        fixture.watch.offer(node);
+        fixture.turn(10);
+        let status = fixture.watch.object().unwrap().status.clone().unwrap();
         assert_eq!(amounts(&status.allocatable, "nvidia.com/gpu").as_deref(), Some("5"));
     }
 }
@@ -532,7 +532,7 @@ impl Sensors for Fixed {
 }
 
 /// A reporter with fakes for all its dependencies, and a clock that is set by hand.
-struct World {
+struct Fixture {
     server: Handle,
     sent: Arc<Mutex<Sent>>,
     watch: NodeWatch,
@@ -542,8 +542,8 @@ struct World {
     second: u64,
 }
 
-impl World {
-    fn new(settings: Settings) -> World {
+impl Fixture {
+    fn new(settings: Settings) -> Fixture {
         let (server, watch, start) = (Handle::default(), NodeWatch::new(), Instant::now());
         watch.replaced(Vec::new());
         let sent = Arc::new(Mutex::new(Sent { facts: facts(), ..Sent::default() }));
@@ -556,14 +556,14 @@ impl World {
             watch.clone(),
             start,
         );
-        World { server, sent, watch, events, reporter, start, second: 0 }
+        Fixture { server, sent, watch, events, reporter, start, second: 0 }
     }
 
     /// One turn `seconds` later; the requests that it made.
     fn turn(&mut self, seconds: u64) -> Vec<String> {
         self.second += seconds;
         let now = self.start + Duration::from_secs(self.second);
-        self.reporter.turn(now, at(1000 + i64::try_from(self.second).unwrap()), 0.5);
+        self.reporter.turn(now, timestamp(1000 + i64::try_from(self.second).unwrap()), 0.5);
         self.server.log()
     }
 
@@ -591,110 +591,110 @@ const NOTHING: [&str; 0] = [];
 
 #[test]
 fn one_request_registers_a_ready_node() {
-    let mut world = World::new(settings());
-    assert_eq!(world.turn(0), ["create"]);
+    let mut fixture = Fixture::new(settings());
+    assert_eq!(fixture.turn(0), ["create"]);
     assert_eq!(
-        world.events(),
+        fixture.events(),
         ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
     );
-    assert_eq!(world.turn(10), NOTHING);
+    assert_eq!(fixture.turn(10), NOTHING);
     // The report period after a change has a random offset, here zero.
-    assert_eq!(world.turn(280), NOTHING);
-    assert_eq!(world.turn(10), ["patch"]);
-    let patch = world.server.0.lock().unwrap().patches[0].clone();
+    assert_eq!(fixture.turn(280), NOTHING);
+    assert_eq!(fixture.turn(10), ["patch"]);
+    let patch = fixture.server.0.lock().unwrap().patches[0].clone();
     let conditions = patch["status"]["conditions"].as_array().unwrap();
     assert_eq!(conditions.len(), 4);
     assert!(conditions.iter().all(|change| change.as_object().unwrap().len() == 2), "{patch}");
-    assert!(world.events().is_empty());
+    assert!(fixture.events().is_empty());
 }
 
 #[test]
 fn change_is_reported_at_once() {
-    let mut world = World::new(settings());
-    world.turn(0);
-    world.events();
-    world.facts(|facts| facts.health.runtime = vec!["container runtime is down".to_owned()]);
-    assert_eq!(world.turn(3), ["patch"]);
-    assert_eq!(world.events(), ["NodeNotReady"]);
-    let ready = world.condition("Ready");
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.events();
+    fixture.facts(|facts| facts.health.runtime = vec!["container runtime is down".to_owned()]);
+    assert_eq!(fixture.turn(3), ["patch"]);
+    assert_eq!(fixture.events(), ["NodeNotReady"]);
+    let ready = fixture.condition("Ready");
     assert_eq!(
         (ready["status"].as_str(), ready["lastTransitionTime"].as_str()),
         (Some("False"), Some("1970-01-01T00:16:43Z"))
     );
-    world.facts(|facts| facts.health = RuntimeHealth::default());
-    assert_eq!(world.turn(3), ["patch"]);
-    assert_eq!(world.events(), ["NodeReady"]);
-    world.facts(|facts| facts.images = Some(largest_images(vec![image("new", 1)], None)));
-    assert_eq!(world.turn(3), ["patch"]);
+    fixture.facts(|facts| facts.health = RuntimeHealth::default());
+    assert_eq!(fixture.turn(3), ["patch"]);
+    assert_eq!(fixture.events(), ["NodeReady"]);
+    fixture.facts(|facts| facts.images = Some(largest_images(vec![image("new", 1)], None)));
+    assert_eq!(fixture.turn(3), ["patch"]);
     // While images are not known, the object keeps them.
-    world.facts(|facts| facts.images = None);
-    assert_eq!(world.turn(3), NOTHING);
-    world.facts(|facts| facts.pressures.disk = true);
-    assert_eq!(world.turn(3), ["patch"]);
-    assert_eq!(world.events(), ["NodeHasDiskPressure"]);
+    fixture.facts(|facts| facts.images = None);
+    assert_eq!(fixture.turn(3), NOTHING);
+    fixture.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(fixture.turn(3), ["patch"]);
+    assert_eq!(fixture.events(), ["NodeHasDiskPressure"]);
     // A platform label is restored; other labels are not ours.
-    let node = world.server.edit(|node| {
+    let node = fixture.server.edit(|node| {
         node["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");
         node["metadata"]["labels"]["example.org/zone"] = json!("c");
     });
-    world.watch.offer(node);
-    assert_eq!(world.turn(3), ["patch"]);
-    let labels = world.watch.object().unwrap().metadata.labels.clone().unwrap();
+    fixture.watch.offer(node);
+    assert_eq!(fixture.turn(3), ["patch"]);
+    let labels = fixture.watch.object().unwrap().metadata.labels.clone().unwrap();
     assert_eq!((labels["kubernetes.io/os"].as_str(), labels["example.org/zone"].as_str()), ("linux", "c"));
 }
 
 #[test]
 fn registration_is_retried_until_the_server_accepts_it() {
-    let mut world = World::new(settings());
-    world.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Other];
-    assert_eq!(world.turn(0), ["create"]);
+    let mut fixture = Fixture::new(settings());
+    fixture.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Other];
+    assert_eq!(fixture.turn(0), ["create"]);
     // Rings do not shorten the wait.
-    assert_eq!(world.turn(0), NOTHING);
-    assert_eq!(world.turn(1), ["create"]);
-    assert_eq!(world.turn(1), ["create"]);
-    assert_eq!(world.turn(10), NOTHING);
+    assert_eq!(fixture.turn(0), NOTHING);
+    assert_eq!(fixture.turn(1), ["create"]);
+    assert_eq!(fixture.turn(1), ["create"]);
+    assert_eq!(fixture.turn(10), NOTHING);
 }
 
 #[test]
 fn a_restart_does_not_show_a_ready_node_as_not_ready() {
-    let mut first = World::new(settings());
+    let mut first = Fixture::new(settings());
     first.turn(0);
-    let mut world = World::new(settings());
+    let mut fixture = Fixture::new(settings());
     let node = first.server.edit(|_| ());
-    world.server.0.lock().unwrap().store(serde_json::to_value(&node).unwrap());
-    world.watch.offer(node);
+    fixture.server.0.lock().unwrap().store(serde_json::to_value(&node).unwrap());
+    fixture.watch.offer(node);
     let unknown = ["container runtime status check may not have completed yet".to_owned()];
-    world.facts(|facts| {
+    fixture.facts(|facts| {
         facts.settled = false;
         facts.health.runtime = unknown.to_vec();
     });
-    assert_eq!(world.turn(0), NOTHING);
-    assert_eq!(world.turn(4), NOTHING);
-    world.facts(|facts| {
+    assert_eq!(fixture.turn(0), NOTHING);
+    assert_eq!(fixture.turn(4), NOTHING);
+    fixture.facts(|facts| {
         facts.settled = true;
         facts.health = RuntimeHealth::default();
     });
-    assert_eq!(world.turn(0), ["patch"]);
-    assert!(world.events().is_empty());
+    assert_eq!(fixture.turn(0), ["patch"]);
+    assert!(fixture.events().is_empty());
     // A runtime that does not respond for this long is reported.
-    let mut world = World::new(settings());
-    world.facts(|facts| {
+    let mut fixture = Fixture::new(settings());
+    fixture.facts(|facts| {
         facts.settled = false;
         facts.health.runtime = unknown.to_vec();
     });
-    assert_eq!(world.turn(4), NOTHING);
-    assert_eq!(world.turn(1), ["create"]);
-    assert_eq!(world.condition("Ready")["status"], "False");
+    assert_eq!(fixture.turn(4), NOTHING);
+    assert_eq!(fixture.turn(1), ["create"]);
+    assert_eq!(fixture.condition("Ready")["status"], "False");
 }
 
 #[test]
 fn existing_node_is_reconciled() {
     for forbids_create in [false, true] {
-        let mut first = World::new(settings());
+        let mut first = Fixture::new(settings());
         first.turn(0);
-        let mut world = World::new(settings());
+        let mut fixture = Fixture::new(settings());
         {
-            let mut server = world.server.0.lock().unwrap();
+            let mut server = fixture.server.0.lock().unwrap();
             let mut node = first.server.0.lock().unwrap().node.clone().unwrap();
             node["status"]["nodeInfo"]["bootID"] = json!("earlier");
             node["metadata"]["labels"]["kubernetes.io/hostname"] = json!("other");
@@ -702,16 +702,16 @@ fn existing_node_is_reconciled() {
             server.forbids_create = forbids_create;
         }
         // One patch for the labels and the status.
-        assert_eq!(world.turn(0), ["create", "get", "patch"]);
-        assert_eq!(world.events(), ["Rebooted"]);
-        assert_eq!(world.turn(10), NOTHING);
+        assert_eq!(fixture.turn(0), ["create", "get", "patch"]);
+        assert_eq!(fixture.events(), ["Rebooted"]);
+        assert_eq!(fixture.turn(10), NOTHING);
         assert_eq!(
-            world.server.0.lock().unwrap().node.as_ref().unwrap()["metadata"]["labels"]["kubernetes.io/hostname"],
+            fixture.server.0.lock().unwrap().node.as_ref().unwrap()["metadata"]["labels"]["kubernetes.io/hostname"],
             "node1"
         );
         // An object that the watch has received is not requested again.
-        let mut third = World::new(settings());
-        let node = world.server.edit(|_| ());
+        let mut third = Fixture::new(settings());
+        let node = fixture.server.edit(|_| ());
         third.server.0.lock().unwrap().node = Some(serde_json::to_value(&node).unwrap());
         third.watch.replaced(vec![node]);
         assert_eq!(third.turn(20), ["patch"]);
@@ -722,158 +722,159 @@ fn existing_node_is_reconciled() {
 #[test]
 fn a_deleted_node_is_registered_again() {
     // Sent by the watch.
-    let mut world = World::new(settings());
-    world.turn(0);
-    assert_eq!((world.watch.uid().as_deref(), world.registrations()), (Some("uid1"), 1));
-    world.turn(1);
-    assert_eq!(world.registrations(), 0);
-    world.server.0.lock().unwrap().node = None;
-    world.watch.removed(Some("uid1"));
-    assert_eq!(world.turn(1), ["create"]);
-    assert_eq!((world.watch.uid().as_deref(), world.registrations()), (Some("uid2"), 1));
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    assert_eq!((fixture.watch.uid().as_deref(), fixture.registrations()), (Some("uid1"), 1));
+    fixture.turn(1);
+    assert_eq!(fixture.registrations(), 0);
+    fixture.server.0.lock().unwrap().node = None;
+    fixture.watch.removed(Some("uid1"));
+    assert_eq!(fixture.turn(1), ["create"]);
+    assert_eq!((fixture.watch.uid().as_deref(), fixture.registrations()), (Some("uid2"), 1));
     // Detected by the response to a patch.
-    world.server.0.lock().unwrap().node = None;
-    world.facts(|facts| facts.pressures.pid = true);
-    assert_eq!(world.turn(1), ["patch"]);
-    assert_eq!(world.turn(0), ["create"]);
-    assert_eq!((world.watch.uid().as_deref(), world.registrations()), (Some("uid3"), 1));
+    fixture.server.0.lock().unwrap().node = None;
+    fixture.facts(|facts| facts.pressures.pid = true);
+    assert_eq!(fixture.turn(1), ["patch"]);
+    assert_eq!(fixture.turn(0), ["create"]);
+    assert_eq!((fixture.watch.uid().as_deref(), fixture.registrations()), (Some("uid3"), 1));
     // Not if another client registers nodes.
-    let mut world = World::new(Settings { register: false, ..settings() });
-    assert_eq!(world.turn(0), NOTHING);
-    let mut node = serde_json::to_value(compose::initial(&settings(), &facts(), None, at(1)).0).unwrap();
+    let mut fixture = Fixture::new(Settings { register: false, ..settings() });
+    assert_eq!(fixture.turn(0), NOTHING);
+    let mut node =
+        serde_json::to_value(compose::initial(&settings(), &facts(), None, timestamp(1)).0).unwrap();
     node["metadata"]["uid"] = json!("theirs");
     node["metadata"]["labels"]["kubernetes.io/hostname"] = json!("theirs");
-    let node = world.server.0.lock().unwrap().store(node);
-    world.watch.replaced(vec![node]);
-    assert_eq!((world.turn(1), world.registrations()), (vec!["patch".to_owned()], 1));
-    let labels = world.watch.object().unwrap().metadata.labels.clone().unwrap();
+    let node = fixture.server.0.lock().unwrap().store(node);
+    fixture.watch.replaced(vec![node]);
+    assert_eq!((fixture.turn(1), fixture.registrations()), (vec!["patch".to_owned()], 1));
+    let labels = fixture.watch.object().unwrap().metadata.labels.clone().unwrap();
     assert_eq!(labels["kubernetes.io/hostname"], "theirs");
-    world.server.0.lock().unwrap().node = None;
-    world.watch.removed(Some("theirs"));
-    assert_eq!(world.turn(1), NOTHING);
+    fixture.server.0.lock().unwrap().node = None;
+    fixture.watch.removed(Some("theirs"));
+    assert_eq!(fixture.turn(1), NOTHING);
 }
 
 #[test]
-fn server_that_shows_a_node_but_refuses_writes_is_not_asked_in_a_loop() {
-    let mut world = World::new(settings());
-    world.turn(0);
-    world.server.0.lock().unwrap().denies_status = true;
-    world.facts(|facts| facts.pressures.disk = true);
-    assert_eq!(world.turn(10), ["patch"]);
-    assert_eq!(world.turn(0), ["create", "get", "patch"]);
-    assert_eq!(world.turn(0), NOTHING);
-    assert_eq!(world.turn(1), ["create", "get", "patch"]);
-    assert_eq!(world.turn(0), NOTHING);
-    world.server.0.lock().unwrap().denies_status = false;
-    assert_eq!(world.turn(1), ["create", "get", "patch"]);
-    assert_eq!(world.turn(10), NOTHING);
+fn server_that_shows_a_node_but_refuses_writes_gets_no_requests_in_a_loop() {
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.server.0.lock().unwrap().denies_status = true;
+    fixture.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(fixture.turn(10), ["patch"]);
+    assert_eq!(fixture.turn(0), ["create", "get", "patch"]);
+    assert_eq!(fixture.turn(0), NOTHING);
+    assert_eq!(fixture.turn(1), ["create", "get", "patch"]);
+    assert_eq!(fixture.turn(0), NOTHING);
+    fixture.server.0.lock().unwrap().denies_status = false;
+    assert_eq!(fixture.turn(1), ["create", "get", "patch"]);
+    assert_eq!(fixture.turn(10), NOTHING);
 }
 
 #[test]
 fn failed_write_is_retried_from_the_servers_version() {
-    let mut world = World::new(settings());
-    world.turn(0);
-    world.facts(|facts| facts.pressures.memory = true);
-    world.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Conflict];
-    assert_eq!(world.turn(10), ["patch", "get", "drop", "get", "patch"]);
-    world.server.0.lock().unwrap().failures = vec![Kind::Other; 5];
-    world.facts(|facts| facts.pressures.memory = false);
-    world.events();
-    assert_eq!(world.turn(10), ["patch", "get", "drop", "get", "drop", "get", "drop", "get"]);
-    assert_eq!(world.turn(10), ["patch"]);
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.facts(|facts| facts.pressures.memory = true);
+    fixture.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Conflict];
+    assert_eq!(fixture.turn(10), ["patch", "get", "drop", "get", "patch"]);
+    fixture.server.0.lock().unwrap().failures = vec![Kind::Other; 5];
+    fixture.facts(|facts| facts.pressures.memory = false);
+    fixture.events();
+    assert_eq!(fixture.turn(10), ["patch", "get", "drop", "get", "drop", "get", "drop", "get"]);
+    assert_eq!(fixture.turn(10), ["patch"]);
     // The status was computed twice and sent once.
-    assert_eq!(world.events(), ["NodeHasSufficientMemory"]);
-    world.server.0.lock().unwrap().failures = vec![Kind::Stopping];
-    world.facts(|facts| facts.pressures.memory = true);
-    assert_eq!(world.turn(10), ["patch"]);
+    assert_eq!(fixture.events(), ["NodeHasSufficientMemory"]);
+    fixture.server.0.lock().unwrap().failures = vec![Kind::Stopping];
+    fixture.facts(|facts| facts.pressures.memory = true);
+    assert_eq!(fixture.turn(10), ["patch"]);
 }
 
 #[test]
 fn field_that_the_server_drops_is_not_sent_again_and_again() {
-    let mut world = World::new(settings());
-    world.server.0.lock().unwrap().drops = Some("declaredFeatures");
-    assert_eq!(world.turn(0), ["create", "patch"]);
-    assert_eq!(world.turn(10), NOTHING);
-    world.facts(|facts| facts.pressures.disk = true);
-    assert_eq!(world.turn(10), ["patch"]);
-    assert_eq!(world.turn(10), NOTHING);
+    let mut fixture = Fixture::new(settings());
+    fixture.server.0.lock().unwrap().drops = Some("declaredFeatures");
+    assert_eq!(fixture.turn(0), ["create", "patch"]);
+    assert_eq!(fixture.turn(10), NOTHING);
+    fixture.facts(|facts| facts.pressures.disk = true);
+    assert_eq!(fixture.turn(10), ["patch"]);
+    assert_eq!(fixture.turn(10), NOTHING);
 }
 
 #[test]
 fn pod_address_ranges_are_passed_to_the_runtime() {
-    let mut world = World::new(settings());
-    world.turn(0);
-    world.events();
-    let cordon = |world: &World, on: bool| {
-        let node = world.server.edit(|node| {
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.events();
+    let cordon = |fixture: &Fixture, on: bool| {
+        let node = fixture.server.edit(|node| {
             node["spec"]["unschedulable"] = json!(on);
             node["spec"]["podCIDRs"] = json!(["10.1.0.0/24", "fd00::/64"]);
         });
-        world.watch.offer(node);
+        fixture.watch.offer(node);
     };
-    world.sent.lock().unwrap().cidr_fails = true;
-    cordon(&world, true);
-    assert_eq!(world.turn(1), NOTHING);
-    assert_eq!(world.events(), ["NodeNotSchedulable"]);
-    world.sent.lock().unwrap().cidr_fails = false;
-    world.turn(10);
-    cordon(&world, false);
-    world.turn(10);
-    assert_eq!(world.events(), ["NodeSchedulable"]);
-    assert_eq!(world.sent.lock().unwrap().cidrs, ["10.1.0.0/24,fd00::/64", "10.1.0.0/24,fd00::/64"]);
+    fixture.sent.lock().unwrap().cidr_fails = true;
+    cordon(&fixture, true);
+    assert_eq!(fixture.turn(1), NOTHING);
+    assert_eq!(fixture.events(), ["NodeNotSchedulable"]);
+    fixture.sent.lock().unwrap().cidr_fails = false;
+    fixture.turn(10);
+    cordon(&fixture, false);
+    fixture.turn(10);
+    assert_eq!(fixture.events(), ["NodeSchedulable"]);
+    assert_eq!(fixture.sent.lock().unwrap().cidrs, ["10.1.0.0/24,fd00::/64", "10.1.0.0/24,fd00::/64"]);
 }
 
 #[test]
 fn list_of_volumes_is_written_at_once_and_counts_when_it_is_stored() {
-    let mut world = World::new(settings());
-    world.turn(0);
-    world.turn(1);
-    let list = |world: &World, number, names: &[&str]| {
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.turn(1);
+    let list = |fixture: &Fixture, number, names: &[&str]| {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        world.facts(|facts| (facts.volumes_in_use, facts.volumes_number) = (Some(names), number));
+        fixture.facts(|facts| (facts.volumes_in_use, facts.volumes_number) = (Some(names), number));
     };
-    let stored = |world: &World| std::mem::take(&mut world.sent.lock().unwrap().stored);
+    let stored = |fixture: &Fixture| std::mem::take(&mut fixture.sent.lock().unwrap().stored);
     let v = || vec!["v".to_owned()];
-    stored(&world);
-    list(&world, 1, &["v"]);
-    assert_eq!(world.turn(1), ["patch"]);
-    assert_eq!(stored(&world), [(1, v())]);
-    let patch = world.server.0.lock().unwrap().patches.pop().unwrap();
+    stored(&fixture);
+    list(&fixture, 1, &["v"]);
+    assert_eq!(fixture.turn(1), ["patch"]);
+    assert_eq!(stored(&fixture), [(1, v())]);
+    let patch = fixture.server.0.lock().unwrap().patches.pop().unwrap();
     assert!(patch.pointer("/metadata/resourceVersion").is_some(), "{patch}");
     // Nothing has changed: the object of the watch has the list.
-    list(&world, 2, &["v"]);
-    assert!(world.turn(1).is_empty());
-    assert_eq!(stored(&world), [(2, v())]);
+    list(&fixture, 2, &["v"]);
+    assert!(fixture.turn(1).is_empty());
+    assert_eq!(stored(&fixture), [(2, v())]);
     // Another client has changed the object: the list is written to the newest one.
-    world.server.edit(|node| node["status"]["volumesAttached"] = json!([{"name": "v", "devicePath": ""}]));
-    list(&world, 3, &["v", "w"]);
-    assert_eq!(world.turn(1), ["patch", "get", "patch"]);
-    assert_eq!(stored(&world), [(3, vec!["v".to_owned(), "w".to_owned()])]);
+    fixture.server.edit(|node| node["status"]["volumesAttached"] = json!([{"name": "v", "devicePath": ""}]));
+    list(&fixture, 3, &["v", "w"]);
+    assert_eq!(fixture.turn(1), ["patch", "get", "patch"]);
+    assert_eq!(stored(&fixture), [(3, vec!["v".to_owned(), "w".to_owned()])]);
     // The request may still arrive: no list counts before another request was answered.
-    list(&world, 4, &["w"]);
-    world.server.0.lock().unwrap().failures = vec![Kind::Other; 20];
-    world.turn(1);
-    world.server.0.lock().unwrap().failures.clear();
-    assert!(stored(&world).is_empty());
-    list(&world, 5, &["v", "w"]);
-    assert!(world.turn(1).contains(&"patch".to_owned()), "a heartbeat is enough");
-    assert_eq!(stored(&world), [(5, vec!["v".to_owned(), "w".to_owned()])]);
+    list(&fixture, 4, &["w"]);
+    fixture.server.0.lock().unwrap().failures = vec![Kind::Other; 20];
+    fixture.turn(1);
+    fixture.server.0.lock().unwrap().failures.clear();
+    assert!(stored(&fixture).is_empty());
+    list(&fixture, 5, &["v", "w"]);
+    assert!(fixture.turn(1).contains(&"patch".to_owned()), "a heartbeat is enough");
+    assert_eq!(stored(&fixture), [(5, vec!["v".to_owned(), "w".to_owned()])]);
 }
 
 /// The controller saw the list of an earlier agent until the next change.
 #[test]
 fn list_of_a_late_request_is_replaced() {
-    let mut world = World::new(settings());
-    world.turn(0);
-    world.turn(1);
-    world.facts(|facts| (facts.volumes_in_use, facts.volumes_number) = (Some(vec!["v".to_owned()]), 1));
-    assert_eq!(world.turn(1), ["patch"]);
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.turn(1);
+    fixture.facts(|facts| (facts.volumes_in_use, facts.volumes_number) = (Some(vec!["v".to_owned()]), 1));
+    assert_eq!(fixture.turn(1), ["patch"]);
     // The watch has not shown it yet.
-    world.server.edit(|node| node["status"]["volumesInUse"] = json!(["old"]));
-    world.facts(|facts| facts.pressures.memory = true);
-    assert_eq!(world.turn(10), ["patch"]);
-    world.sent.lock().unwrap().stored.clear();
-    assert_eq!(world.turn(1), ["patch"]);
-    assert_eq!(world.sent.lock().unwrap().stored, [(1, vec!["v".to_owned()])]);
-    assert_eq!(world.turn(1), NOTHING);
+    fixture.server.edit(|node| node["status"]["volumesInUse"] = json!(["old"]));
+    fixture.facts(|facts| facts.pressures.memory = true);
+    assert_eq!(fixture.turn(10), ["patch"]);
+    fixture.sent.lock().unwrap().stored.clear();
+    assert_eq!(fixture.turn(1), ["patch"]);
+    assert_eq!(fixture.sent.lock().unwrap().stored, [(1, vec!["v".to_owned()])]);
+    assert_eq!(fixture.turn(1), NOTHING);
 }

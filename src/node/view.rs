@@ -28,11 +28,14 @@ pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
 #[must_use]
 pub fn host_ips(node: &Node) -> Vec<IpAddr> {
     let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
-    let of = |kind: &'static str| {
-        addresses.iter().filter(move |it| it.type_ == kind).filter_map(|it| it.address.parse::<IpAddr>().ok())
+    let of_type = |kind: &'static str| {
+        addresses
+            .iter()
+            .filter(move |address| address.type_ == kind)
+            .filter_map(|address| address.address.parse::<IpAddr>().ok())
     };
     let mut ips: Vec<IpAddr> = Vec::new();
-    for ip in of("InternalIP").chain(of("ExternalIP")) {
+    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
         if ips.iter().all(|known| known.is_ipv6() != ip.is_ipv6()) {
             ips.push(ip);
         }

@@ -77,16 +77,16 @@ impl NodeWatch {
         let mut state = self.state.locked();
         let before = state.object.clone();
         let first = !state.synced;
-        let mut news = first;
+        let mut changed = first;
         if nodes.is_empty() {
-            news |= state.object.take().is_some();
+            changed |= state.object.take().is_some();
         }
         for node in nodes {
-            news |= state.store(node);
+            changed |= state.store(node);
         }
         // At the same moment as the object: pods that are admitted without it ignore its taints.
         state.synced = true;
-        if news {
+        if changed {
             state.ring();
         }
         call(state, before.as_deref());
@@ -116,7 +116,7 @@ impl NodeWatch {
 
 /// Calls the hooks, without the lock, if the volumes have changed.
 fn call(state: MutexGuard<'_, State>, before: Option<&Node>) {
-    let is_same = match (before.and_then(|it| it.status.as_ref()), state.object.as_ref()) {
+    let is_same = match (before.and_then(|node| node.status.as_ref()), state.object.as_ref()) {
         (Some(old), Some(new)) => new.status.as_ref().is_some_and(|new| {
             (&old.volumes_in_use, &old.volumes_attached) == (&new.volumes_in_use, &new.volumes_attached)
         }),
