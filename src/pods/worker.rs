@@ -168,20 +168,24 @@ enum Next {
 }
 
 /// Why a step failed, and when to try again.
-struct Failed {
+struct StepError {
     message: String,
     retry: Duration,
     /// The level of the log line: a wait in a back-off has its own event each time.
     level: log::Level,
 }
 
-impl Failed {
-    fn later(message: impl Into<String>) -> Self {
-        Failed { message: message.into(), retry: jitter(RETRY, random_unit()), level: log::Level::Warn }
+impl StepError {
+    fn retry_later(message: impl Into<String>) -> Self {
+        StepError { message: message.into(), retry: jitter(RETRY, random_unit()), level: log::Level::Warn }
     }
 
-    fn soon(message: impl Into<String>) -> Self {
-        Failed { message: message.into(), retry: jitter(RETRY_SOON, random_unit()), level: log::Level::Warn }
+    fn retry_soon(message: impl Into<String>) -> Self {
+        StepError {
+            message: message.into(),
+            retry: jitter(RETRY_SOON, random_unit()),
+            level: log::Level::Warn,
+        }
     }
 }
 
@@ -303,7 +307,7 @@ impl Worker {
         grace: &Grace,
         cancel: &StopToken,
         stop: &StopToken,
-    ) -> Result<Next, Failed> {
+    ) -> Result<Next, StepError> {
         match self.life.phase.clone() {
             Phase::Syncing => self.sync(cancel),
             Phase::Terminating { grace_seconds, failure } => {
@@ -349,7 +353,7 @@ impl Worker {
         }
     }
 
-    fn failed(&mut self, failed: &Failed) {
+    fn failed(&mut self, failed: &StepError) {
         if self.failures.count() {
             log::log!(
                 failed.level,
@@ -370,24 +374,24 @@ impl Worker {
     /// | Step | Needs | If it fails | Go, in `Kubelet.SyncPod` |
     /// |---|---|---|---|
     /// | `observed` | | event `FailedSync`, if the runtime is usable; again after 1 s | `podCache.GetNewerThan` (`podWorkerLoop`) |
-    /// | `judged` | the inspection | cannot; a pod that is over is stopped | `generateAPIPodStatus`, `SetPodStatus`, `probeManager.AddPod` |
+    /// | `evaluate` | the inspection | cannot; a pod that is over is stopped | `generateAPIPodStatus`, `SetPodStatus`, `probeManager.AddPod` |
     /// | `leave_foreign_cgroup`, and no other step | running containers without the pod's cgroup | again after 10 s | `pcm.Exists`, `killPod` |
-    /// | `rest`, the end if the plan is empty | volumes that were set up | again when a held restart may be made | |
+    /// | `idle`, the end if the plan is empty | volumes that were set up | again when a held restart may be made | |
     /// | `await_node` | a plan with changes, or volumes to set up | event `NetworkNotReady`; again after 1 s | `runtimeState.networkErrors`; `allowPodStart` |
     /// | `allocate_devices` | what was reserved at admission | the pod waits for the plugin, or fails | `devicemanager.Allocate`, at admission |
     /// | `make_cgroup`, for a new sandbox | | event `FailedCreatePodContainer`; again after 1 s | `pcm.EnsureExists` |
     /// | `set_up_volumes` | the pod's cgroup, which shows what the pod will use | the back-off of the volume; without a place on the node the pod fails | `secretManager.RegisterPod`, `WaitForAttachAndMount` |
     /// | `act` | mounts and devices | as for the steps of [`Worker::carry_out`] | `containerRuntime.SyncPod` |
-    /// | `judged` | the inspection after the change | cannot | the next sync |
-    fn sync(&mut self, cancel: &StopToken) -> Result<Next, Failed> {
+    /// | `evaluate` | the inspection after the change | cannot | the next sync |
+    fn sync(&mut self, cancel: &StopToken) -> Result<Next, StepError> {
         let Some(runtime) = self.observed(cancel)? else { return Ok(Next::Now) };
-        let Some((plan, held)) = self.judged(&runtime) else { return Ok(Next::Now) };
+        let Some((plan, held)) = self.evaluate(&runtime) else { return Ok(Next::Now) };
         if runtime.running().next().is_some() && self.deps.cgroups.is_missing(self.pod()) {
             return self.leave_foreign_cgroup(&runtime, cancel);
         }
         if plan.is_empty() && self.volumes_ready {
             self.deps.volumes.remount(self.pod(), cancel);
-            return self.rest(held);
+            return self.idle(held);
         }
         self.await_node(&plan)?;
         if let Some(refused) = self.allocate_devices(&runtime, cancel)? {
@@ -401,41 +405,41 @@ impl Worker {
             Err(error) => return self.volumes_failed(&error),
         };
         if plan.is_empty() {
-            return self.rest(held);
+            return self.idle(held);
         }
         let (outcome, seen) = self.act(&plan, &runtime, &mounts, cancel)?;
-        let Some((after, held)) = self.judged(&seen) else { return Ok(Next::Now) };
+        let Some((after, held)) = self.evaluate(&seen) else { return Ok(Next::Now) };
         match (outcome, held) {
             (Err(failed), Some(held)) if held.retry < failed.retry => Err(held),
             (Err(failed), _) => Err(failed),
-            (Ok(()), held) if after.is_empty() => self.rest(held),
+            (Ok(()), held) if after.is_empty() => self.idle(held),
             (Ok(()), _) => Ok(Next::Now),
         }
     }
 
     /// The last inspection of the pod; `None` if it is to be read again.
-    fn observed(&self, cancel: &StopToken) -> Result<Option<Arc<PodRuntime>>, Failed> {
+    fn observed(&self, cancel: &StopToken) -> Result<Option<Arc<PodRuntime>>, StepError> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, cancel) else { return Ok(None) };
-        let Some(error) = view.error else { return Ok(Some(self.addressed(view.pod))) };
+        let Some(error) = view.error else { return Ok(Some(self.with_pod_ips(view.pod))) };
         let message = format!("error determining status: {error}");
         // An unavailable runtime is shown on the node, not on each pod.
         if self.deps.observe.runtime_health().is_usable() {
             self.deps.events.warning(self.pod(), reasons::FAILED_SYNC, message.as_str());
         }
-        self.deps.observe.inspect(&uid, cancel).map(|_| None).map_err(|_| Failed::soon(message))
+        self.deps.observe.inspect(&uid, cancel).map(|_| None).map_err(|_| StepError::retry_soon(message))
     }
 
     /// Passes an inspection on to probes and managers, and decides what has to change. Stores the status;
     /// `None` if the pod is over by it. The second value is as for [`Worker::plan`].
-    fn judged(&mut self, runtime: &Arc<PodRuntime>) -> Option<(Plan, Option<Failed>)> {
+    fn evaluate(&mut self, runtime: &Arc<PodRuntime>) -> Option<(Plan, Option<StepError>)> {
         self.deps.assignments.observe_runtime(runtime);
         self.deps.probes.sync(self.pod(), runtime, false);
         if self.first_sync {
             self.adopt(runtime);
         }
         let decided = self.plan(runtime);
-        self.tell_resize(runtime);
+        self.report_resize(runtime);
         if self.store_status(runtime, Finality::Open) {
             self.completed(runtime);
             return None;
@@ -444,22 +448,24 @@ impl Worker {
     }
 
     /// Whether the runtime, its network and other pods of the name permit the changes.
-    fn await_node(&self, plan: &Plan) -> Result<(), Failed> {
+    fn await_node(&self, plan: &Plan) -> Result<(), StepError> {
         let (pod, health) = (self.pod(), self.deps.observe.runtime_health());
         if !health.is_usable() {
-            return Err(Failed::soon(health.runtime.join("; ")));
+            return Err(StepError::retry_soon(health.runtime.join("; ")));
         }
         // The queues of `Workers` contain only versions that this process has seen.
         if plan.create_sandbox
             && pod.is_static()
             && let Some(other) = self.deps.observe.namesake(pod.uid(), pod.namespace(), pod.name())
         {
-            return Err(Failed::soon(format!("waiting for the end of the pod's earlier version {other}")));
+            return Err(StepError::retry_soon(format!(
+                "waiting for the end of the pod's earlier version {other}"
+            )));
         }
         let Some(network) = health.network.filter(|_| !pod.host_network()) else { return Ok(()) };
         let message = format!("network is not ready: {network}");
         self.deps.events.warning(pod, reasons::NETWORK_NOT_READY, message.as_str());
-        Err(Failed::soon(message))
+        Err(StepError::retry_soon(message))
     }
 
     /// Carries the plan out. Returns how that ended, and an inspection after it: a started container may
@@ -472,13 +478,13 @@ impl Worker {
         runtime: &Arc<PodRuntime>,
         mounts: &[MountedVolume],
         cancel: &StopToken,
-    ) -> Result<(Result<(), Failed>, Arc<PodRuntime>), Failed> {
+    ) -> Result<(Result<(), StepError>, Arc<PodRuntime>), StepError> {
         let uid = self.uid();
         let busy = self.deps.observe.busy(&uid);
         let outcome = self.carry_out(plan, runtime, mounts, cancel);
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
-        let seen = self.addressed(seen.map_err(|error| Failed::soon(error.to_string()))?);
+        let seen = self.with_pod_ips(seen.map_err(|error| StepError::retry_soon(error.to_string()))?);
         if has_surplus(&seen) {
             // If the bell is full, the cleaner wakes anyway.
             let _ = self.deps.clean.try_send(());
@@ -489,25 +495,25 @@ impl Worker {
     /// The pod runs, but not in its cgroup: another agent started it, or this one with other
     /// settings, or the cgroup was removed. Stops it; the next step starts it in its cgroup, if its
     /// restart policy allows that (kubelet: `SyncPod`).
-    fn leave_foreign_cgroup(&self, runtime: &Arc<PodRuntime>, cancel: &StopToken) -> Result<Next, Failed> {
+    fn leave_foreign_cgroup(&self, runtime: &Arc<PodRuntime>, cancel: &StopToken) -> Result<Next, StepError> {
         let uid = self.uid();
         log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());
         let busy = self.deps.observe.busy(&uid);
         let killed = self.deps.runtime.kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel);
         let seen = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
-        killed.map_err(|error| Failed::later(error.to_string()))?;
-        seen.map_err(|error| Failed::soon(error.to_string()))?;
+        killed.map_err(|error| StepError::retry_later(error.to_string()))?;
+        seen.map_err(|error| StepError::retry_soon(error.to_string()))?;
         Ok(Next::Now)
     }
 
     /// The plan is empty, but a restart of all containers may be waiting.
-    fn rest(&self, held: Option<Failed>) -> Result<Next, Failed> {
+    fn idle(&self, held: Option<StepError>) -> Result<Next, StepError> {
         held.map_or_else(|| Ok(Next::After(self.until_next_sync())), Err)
     }
 
     /// The plan, and the reason why a restart of all containers has to wait.
-    fn plan(&mut self, runtime: &PodRuntime) -> (Plan, Option<Failed>) {
+    fn plan(&mut self, runtime: &PodRuntime) -> (Plan, Option<StepError>) {
         let plan = self.plan_with(runtime, false);
         let Some(held) = self.hold_reset(&plan.reset, runtime) else { return (plan, None) };
         (self.plan_with(runtime, true), Some(held))
@@ -521,8 +527,8 @@ impl Worker {
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             reset_held,
         });
-        let given = |name: &str| self.deps.allocations.given(self.pod().uid(), name);
-        plan::resize::add(self.pod(), runtime, &given, &mut plan);
+        let actuated = |name: &str| self.deps.allocations.actuated(self.pod().uid(), name);
+        plan::resize::add(self.pod(), runtime, &actuated, &mut plan);
         plan.resize_pod =
             !plan.kill_pod && !plan.create_sandbox && plan.reset.is_empty() && self.is_pod_resize_due();
         plan
@@ -547,7 +553,7 @@ impl Worker {
         runtime: &Arc<PodRuntime>,
         mounts: &[MountedVolume],
         cancel: &StopToken,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), StepError> {
         if plan.sandbox_changed {
             self.deps.events.normal(
                 self.pod(),
@@ -559,7 +565,7 @@ impl Worker {
             self.deps
                 .runtime
                 .kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel)
-                .map_err(|error| Failed::later(error.to_string()))?;
+                .map_err(|error| StepError::retry_later(error.to_string()))?;
         } else {
             self.kill_single(&plan.kill, runtime, cancel)?;
         }
@@ -583,14 +589,14 @@ impl Worker {
         plan: &Plan,
         runtime: &PodRuntime,
         cancel: &StopToken,
-    ) -> Result<Option<Sandbox>, Failed> {
+    ) -> Result<Option<Sandbox>, StepError> {
         let attempt = plan.attempt;
         if !plan.create_sandbox {
             let ips = runtime.ips.clone();
             return Ok(plan.sandbox_id.clone().map(|id| Sandbox { id, ips, attempt }));
         }
         let made = self.deps.runtime.create_sandbox(self.pod(), attempt, cancel);
-        let made = made.map_err(|error| Failed::later(error.to_string()))?;
+        let made = made.map_err(|error| StepError::retry_later(error.to_string()))?;
         // A pull may take long, and the next complete status is composed after it.
         self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
         Ok(Some(Sandbox { ips: self.pod_ips(&made.ips), id: made.id, attempt }))
@@ -604,9 +610,9 @@ impl Worker {
         runtime: &Arc<PodRuntime>,
         sandbox: &Sandbox,
         mounts: &[MountedVolume],
-        mut first: Option<Failed>,
+        mut first: Option<StepError>,
         cancel: &StopToken,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), StepError> {
         let pod = self.pod().clone();
         let ephemeral = pod.ephemeral_containers();
         let ephemeral = plan.start_ephemeral.iter().filter_map(|index| ephemeral.get(*index));
@@ -635,13 +641,13 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup if it does not exist.
-    fn make_cgroup(&self, cancel: &StopToken) -> Result<(), Failed> {
+    fn make_cgroup(&self, cancel: &StopToken) -> Result<(), StepError> {
         self.deps.cgroups.make(self.pod(), cancel).map_err(|error| {
             let message = format!("unable to ensure pod container exists: {error}");
             if !cancel.is_stopped() {
                 self.deps.events.warning(self.pod(), reasons::FAILED_CREATE_POD_CONTAINER, message.as_str());
             }
-            Failed::soon(message)
+            StepError::retry_soon(message)
         })
     }
 
@@ -683,21 +689,21 @@ impl Worker {
 
     /// The pod is over. Its containers are not started again, but others of their images may be.
     fn completed(&mut self, runtime: &PodRuntime) {
-        self.pod().all_containers().for_each(|one| self.suspect_image(one, runtime));
+        self.pod().all_containers().for_each(|container| self.suspect_image(container, runtime));
         self.life.completed();
     }
 
     /// Has the image of a container checked whose last instance ended as if the image was damaged.
     fn suspect_image(&self, container: &crate::model::api::Container, runtime: &PodRuntime) {
-        if let Some(why) = runtime.newest(&container.name).and_then(images::signs_of_damage) {
+        if let Some(damage) = runtime.newest(&container.name).and_then(images::signs_of_damage) {
             let image = container.image.as_deref().unwrap_or_default();
-            self.deps.image_check.suspect(self.pod(), &container.name, image, &why);
+            self.deps.image_check.suspect(self.pod(), &container.name, image, &damage);
         }
     }
 
     /// The inspected pod, with the addresses of its status. A runtime reports none for
     /// a pod on the host's network.
-    fn addressed(&self, runtime: Arc<PodRuntime>) -> Arc<PodRuntime> {
+    fn with_pod_ips(&self, runtime: Arc<PodRuntime>) -> Arc<PodRuntime> {
         let ips = self.pod_ips(&runtime.ips);
         if ips == runtime.ips { runtime } else { Arc::new(PodRuntime { ips, ..PodRuntime::clone(&runtime) }) }
     }
@@ -731,7 +737,7 @@ impl Worker {
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             resizes: &resizes,
             in_resize: in_resize.as_ref(),
-            memory_request: &|name| self.deps.allocations.given(pod.uid(), name)?.memory.request,
+            memory_request: &|name| self.deps.allocations.actuated(pod.uid(), name)?.memory.request,
             devices: &|container| self.deps.assignments.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.
             sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
@@ -746,13 +752,13 @@ impl Worker {
             composed.phase = Some("Failed".to_owned());
             composed.reason = Some(failure.reason.to_owned());
             composed.message = Some(failure.message.clone());
-            let why = if failure.reason == reasons::PREEMPTING {
+            let message = if failure.reason == reasons::PREEMPTING {
                 super::admission::PREEMPTED_CONDITION
             } else {
                 &failure.message
             };
             if failure.disrupts {
-                status::disrupt(&pod, &mut composed, why, now);
+                status::disrupt(&pod, &mut composed, message, now);
             }
         }
         let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
@@ -795,10 +801,10 @@ impl Worker {
         failure: Option<&super::lifecycle::Failure>,
         (inbox, grace): (&Inbox<(), Update>, &Grace),
         stop: &StopToken,
-    ) -> Result<Next, Failed> {
+    ) -> Result<Next, StepError> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(Next::Now) };
-        let runtime = self.addressed(view.pod);
+        let runtime = self.with_pod_ips(view.pod);
         self.deps.probes.sync(self.pod(), &runtime, true);
         self.store_status(&runtime, Finality::Open);
         if let Some(failure) = failure {
@@ -811,9 +817,12 @@ impl Worker {
         }
         let busy = self.deps.observe.busy(&uid);
         // The last inspection may be older than the last start: inspect again.
-        let before =
-            self.deps.observe.inspect(&uid, stop).map_err(|error| Failed::soon(error.to_string()))?;
-        let before = self.addressed(before);
+        let before = self
+            .deps
+            .observe
+            .inspect(&uid, stop)
+            .map_err(|error| StepError::retry_soon(error.to_string()))?;
+        let before = self.with_pod_ips(before);
         grace.begin(grace_seconds);
         // Processes that wait for a dead file server cannot be killed.
         let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue(grace));
@@ -832,19 +841,19 @@ impl Worker {
             if !stop.is_stopped() {
                 self.deps.events.warning(self.pod(), reasons::FAILED_KILL_POD, message.as_str());
             }
-            return Err(Failed::later(message));
+            return Err(StepError::retry_later(message));
         }
-        let after = after.map_err(|error| Failed::soon(error.to_string()))?;
+        let after = after.map_err(|error| StepError::retry_soon(error.to_string()))?;
         let running: Vec<&str> = after.running().map(|container| container.name.as_str()).collect();
         if !running.is_empty() {
-            return Err(Failed::later(format!(
+            return Err(StepError::retry_later(format!(
                 "detected running containers after a successful KillPod, CRI violation: {}",
                 running.join(", ")
             )));
         }
         // Before the status is final, because the pod may be deleted then.
         let unprepared = self.deps.assignments.unprepare_claims(&uid, stop);
-        unprepared.map_err(|error| Failed::later(error.to_string()))?;
+        unprepared.map_err(|error| StepError::retry_later(error.to_string()))?;
         self.deps.probes.forget(&uid);
         // The pod may have been evicted or deleted meanwhile: the last status shows that.
         self.receive(inbox, grace);
@@ -856,15 +865,15 @@ impl Worker {
     }
 
     /// All containers have stopped: unmounts, and makes the status final.
-    fn clean_up(&mut self, stop: &StopToken) -> Result<Next, Failed> {
+    fn clean_up(&mut self, stop: &StopToken) -> Result<Next, StepError> {
         let uid = self.uid();
-        self.deps.volumes.tear_down(&uid, stop).map_err(|error| Failed::later(error.to_string()))?;
+        self.deps.volumes.tear_down(&uid, stop).map_err(|error| StepError::retry_later(error.to_string()))?;
         if let Some(api) = &self.deps.api {
             api.forget(&uid);
         }
         self.deps.local.forget(&uid);
         let removed = self.deps.cgroups.remove(self.pod(), stop);
-        removed.map_err(|error| Failed::soon(format!("cannot remove the pod's cgroup: {error}")))?;
+        removed.map_err(|error| StepError::retry_soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.assignments.forget_pod(&uid);
         self.deps.status.finish(self.pod(), Timestamp::now());
         self.life.phase = Phase::Finished;
@@ -893,8 +902,8 @@ fn has_surplus(runtime: &PodRuntime) -> bool {
     runtime.containers.iter().filter(exited).any(|container| !dead.insert(container.name.as_str()))
 }
 
-fn until(at: Timestamp) -> Duration {
-    Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
+fn time_until(time: Timestamp) -> Duration {
+    Duration::try_from(time.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
 }
 
 /// The body of a worker that stops a pod that only the runtime knows: grace period 1 s, no hooks,

@@ -48,7 +48,7 @@ impl Runtime {
     ) -> Result<(), StartFailure> {
         match self.restart_wait(pod, container, runtime, now) {
             Some(wait) => {
-                self.tell_back_off(pod, container);
+                self.report_back_off(pod, container);
                 Err(wait)
             }
             None => {
@@ -94,7 +94,7 @@ impl Runtime {
     }
 
     /// Raises the event of a container that has to wait.
-    pub fn tell_back_off(&self, pod: &Pod, container: &Container) {
+    pub fn report_back_off(&self, pod: &Pod, container: &Container) {
         let name = &container.name;
         self.shared.events.raise(
             regarding(pod, name),

@@ -20,7 +20,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     if wanted.is_empty() {
         return Admission::Admit;
     }
-    let refuse = |why: &str| reject(reasons::APP_ARMOR, format!("Cannot enforce AppArmor: {why}"));
+    let refuse = |detail: &str| reject(reasons::APP_ARMOR, format!("Cannot enforce AppArmor: {detail}"));
     if !node.apparmor {
         return refuse("AppArmor is not enabled on the host");
     }

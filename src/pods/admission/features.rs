@@ -10,7 +10,7 @@ use crate::model::node::NodeView;
 pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     let Some(declared) = &node.declared_features else { return Admission::Admit };
     let missing: Vec<&str> =
-        needed(pod).into_iter().filter(|feature| !declared.iter().any(|one| one == feature)).collect();
+        needed(pod).into_iter().filter(|feature| !declared.iter().any(|name| name == feature)).collect();
     if missing.is_empty() {
         return Admission::Admit;
     }

@@ -63,7 +63,7 @@ fn is_extended(resource: &str) -> bool {
 /// What a pod requests of the node: not what it gets from resource claims.
 fn requests(pod: &Pod) -> Amounts {
     let mut wanted = pod_requests(pod, Overhead::Included);
-    let is_claimed = |name: &str| pod.all_containers().any(|one| pod.is_claimed(&one.name, name));
+    let is_claimed = |name: &str| pod.all_containers().any(|container| pod.is_claimed(&container.name, name));
     wanted.retain(|name, _| rows_have(name) || !is_claimed(name));
     wanted
 }

@@ -11,8 +11,9 @@ use crate::model::node::{NodeView, compare, selects};
 
 /// The first reason why this node does not match.
 pub(super) fn failure(pod: &Pod, others: &[&Pod], node: &NodeView) -> Option<Admission> {
-    let failed =
-        |reason: &'static str, why: &str| Some(reject(reason, format!("Predicate {reason} failed: {why}")));
+    let failed = |reason: &'static str, detail: &str| {
+        Some(reject(reason, format!("Predicate {reason} failed: {detail}")))
+    };
     if !matches_affinity(pod, node) {
         return failed(reasons::NODE_AFFINITY, "node(s) didn't match Pod's node affinity/selector");
     }
@@ -73,7 +74,7 @@ type HostPort<'a> = (&'a str, i32, &'a str);
 const ANY_ADDRESS: &str = "0.0.0.0";
 
 fn host_ports<'a>(pod: &'a Pod) -> impl Iterator<Item = HostPort<'a>> {
-    let of = |container: &'a Container| {
+    let ports = |container: &'a Container| {
         container.ports.iter().flatten().filter_map(|port| {
             let number = port.host_port.filter(|number| *number > 0)?;
             let address = port.host_ip.as_deref().filter(|ip| !ip.is_empty()).unwrap_or(ANY_ADDRESS);
@@ -81,7 +82,7 @@ fn host_ports<'a>(pod: &'a Pod) -> impl Iterator<Item = HostPort<'a>> {
         })
     };
     let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
-    pod.containers().iter().chain(sidecars).flat_map(of)
+    pod.containers().iter().chain(sidecars).flat_map(ports)
 }
 
 fn ports_clash(pod: &Pod, others: &[&Pod]) -> bool {

@@ -31,6 +31,6 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     Admission::Admit
 }
 
-fn forbidden(name: &str, why: &str) -> Admission {
-    reject(reasons::SYSCTL_FORBIDDEN, format!("forbidden sysctl: {name:?} {why}"))
+fn forbidden(name: &str, detail: &str) -> Admission {
+    reject(reasons::SYSCTL_FORBIDDEN, format!("forbidden sysctl: {name:?} {detail}"))
 }

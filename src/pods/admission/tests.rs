@@ -79,7 +79,8 @@ fn only_safe_and_allowed_namespaced_sysctls_are_admitted() {
         }
         spec
     };
-    let refused = |name: &str, why: &str| format!("SysctlForbidden: forbidden sysctl: \"{name}\" {why}");
+    let refused =
+        |name: &str, detail: &str| format!("SysctlForbidden: forbidden sysctl: \"{name}\" {detail}");
     check_api(spec(&["kernel.shm_rmid_forced", "net.ipv4.tcp_rmem"], json!({})), "admit");
     check_api(spec(&["net/ipv4/tcp_syncookies"], json!({})), "admit");
     check_api(spec(&["net.core.somaxconn", "kernel.msgmax"], json!({})), "admit");
@@ -451,7 +452,7 @@ fn pod_that_requires_an_undeclared_feature_is_rejected() {
         json!({"containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]});
     let users = json!({"hostNetwork": true, "hostUsers": false});
     let declaring = |features: &[&str]| NodeView {
-        declared_features: Some(features.iter().map(|one| (*one).to_owned()).collect()),
+        declared_features: Some(features.iter().map(|feature| (*feature).to_owned()).collect()),
         ..node()
     };
     let refused = |missing: &str| {

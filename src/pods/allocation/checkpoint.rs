@@ -28,16 +28,16 @@ pub(super) fn read(dir: &Path, name: &str, problems: &mut Vec<String>) -> BTreeM
         Ok(Some(text)) => parse(&text),
         Err(error) => Err(error.to_string()),
     };
-    parsed.unwrap_or_else(|why| {
+    parsed.unwrap_or_else(|reason| {
         let path = file.path().display();
-        problems.push(match file.put_aside(&why) {
+        problems.push(match file.put_aside(&reason) {
             Ok(aside) => format!(
-                "the state file {path} cannot be used: {why}; it is now {}, and pods have the resources \
+                "the state file {path} cannot be used: {reason}; it is now {}, and pods have the resources \
                  that their specs request",
                 aside.display()
             ),
             Err(error) => {
-                format!("the state file {path} cannot be used: {why}; it cannot be renamed: {error}")
+                format!("the state file {path} cannot be used: {reason}; it cannot be renamed: {error}")
             }
         });
         BTreeMap::new()

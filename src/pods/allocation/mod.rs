@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::plan::resize::{Given, Resource};
+use super::plan::resize::{CpuAndMemory, Resource};
 use crate::model::api::{Container, PodCondition};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -151,24 +151,24 @@ impl Allocations {
 
     /// The values that were last sent to the runtime for a container.
     #[must_use]
-    pub fn given(&self, uid: &PodUid, container: &str) -> Option<Given> {
+    pub fn actuated(&self, uid: &PodUid, container: &str) -> Option<CpuAndMemory> {
         let state = self.0.state.locked();
         let resources = PodResources::parse(state.actuated.entries.get(uid)?)?;
-        resources.container(container).map(Given::of_resources)
+        resources.container(container).map(CpuAndMemory::from_requirements)
     }
 
     /// Records that `container` starts with all its granted resources.
-    pub fn gave_all(&self, pod: &Pod, container: &Container) {
+    pub fn set_all_actuated(&self, pod: &Pod, container: &Container) {
         self.change(pod, |resources| resources.set(pod, container));
     }
 
     /// Records that the runtime received one resource of `container`.
-    pub fn gave(&self, pod: &Pod, container: &Container, resource: Resource) {
+    pub fn set_actuated(&self, pod: &Pod, container: &Container, resource: Resource) {
         self.change(pod, |resources| resources.set_one(pod, container, resource));
     }
 
     /// Records that the pod as a whole has what it was granted.
-    pub fn gave_pod_level(&self, pod: &Pod) {
+    pub fn set_pod_level_actuated(&self, pod: &Pod) {
         self.change(pod, |resources| resources.set_pod_level(pod));
     }
 
@@ -194,7 +194,7 @@ impl Allocations {
         let is_known = self.0.state.locked().actuated.entries.contains_key(pod.uid());
         let had_none = !is_known && self.is_in_progress(pod.uid());
         for container in running {
-            if self.given(pod.uid(), &container.name).is_none() {
+            if self.actuated(pod.uid(), &container.name).is_none() {
                 self.change(pod, |resources| match had_none {
                     true => resources.set_none(container),
                     false => resources.set(pod, container),
@@ -270,7 +270,7 @@ impl Allocations {
 
     /// Restores the state of the pod's resize from its status at the API server.
     pub fn restore(&self, pod: &Pod) {
-        let restored = Resizing::of_status(pod);
+        let restored = Resizing::from_status(pod);
         if !restored.is_idle() {
             self.0.state.locked().resizing.insert(pod.uid().clone(), restored);
         }
@@ -292,8 +292,8 @@ impl Allocations {
     }
 
     /// Records that a resize is still to be carried out; its error stays.
-    pub fn go_on(&self, pod: &Pod) {
-        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().go_on(pod);
+    pub fn continue_resize(&self, pod: &Pod) {
+        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().continue_resize(pod);
     }
 
     /// Records that a resize could not be carried out. Returns whether that is new.

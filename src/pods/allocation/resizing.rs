@@ -40,34 +40,42 @@ impl Pending {
 
 /// The content of a condition: only its presence, its reason and its message matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Note {
+struct ConditionContent {
     reason: Option<String>,
     message: Option<String>,
     generation: Option<i64>,
     /// When the condition was set.
-    at: Option<Time>,
+    probe_time: Option<Time>,
 }
 
-impl Note {
-    fn of(pod: &Pod, reason: &str, message: &str) -> Note {
+impl ConditionContent {
+    fn new(pod: &Pod, reason: &str, message: &str) -> ConditionContent {
         let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let at = Some(Time(Timestamp::now()));
-        Note { reason: text(reason), message: text(message), generation: generation(pod), at }
+        let probe_time = Some(Time(Timestamp::now()));
+        ConditionContent {
+            reason: text(reason),
+            message: text(message),
+            generation: generation(pod),
+            probe_time,
+        }
     }
 
     /// Whether both have the same content, apart from the time.
-    fn repeats(&self, other: Option<&Note>) -> bool {
-        other.is_some_and(|other| Note { at: other.at.clone(), ..self.clone() } == *other)
+    fn repeats(&self, other: Option<&ConditionContent>) -> bool {
+        other.is_some_and(|other| {
+            ConditionContent { probe_time: other.probe_time.clone(), ..self.clone() } == *other
+        })
     }
 
-    fn of_status(pod: &Pod, kind: &str) -> Option<Note> {
+    fn from_status(pod: &Pod, kind: &str) -> Option<ConditionContent> {
         let conditions = pod.object().status.as_ref()?.conditions.as_ref()?;
-        let found = conditions.iter().find(|one| one.type_ == kind && one.status == "True")?;
-        Some(Note {
+        let found =
+            conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")?;
+        Some(ConditionContent {
             reason: found.reason.clone(),
             message: found.message.clone(),
             generation: found.observed_generation,
-            at: found.last_probe_time.clone(),
+            probe_time: found.last_probe_time.clone(),
         })
     }
 
@@ -79,7 +87,7 @@ impl Note {
             message: self.message.clone(),
             observed_generation: self.generation,
             last_transition_time: None,
-            last_probe_time: self.at.clone(),
+            last_probe_time: self.probe_time.clone(),
         }
     }
 }
@@ -90,14 +98,17 @@ fn generation(pod: &Pod) -> Option<i64> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Resizing {
-    pending: Option<Note>,
-    in_progress: Option<Note>,
+    pending: Option<ConditionContent>,
+    in_progress: Option<ConditionContent>,
 }
 
 impl Resizing {
     /// The state that the pod's status at the API server shows.
-    pub(super) fn of_status(pod: &Pod) -> Resizing {
-        Resizing { pending: Note::of_status(pod, PENDING), in_progress: Note::of_status(pod, IN_PROGRESS) }
+    pub(super) fn from_status(pod: &Pod) -> Resizing {
+        Resizing {
+            pending: ConditionContent::from_status(pod, PENDING),
+            in_progress: ConditionContent::from_status(pod, IN_PROGRESS),
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -109,12 +120,12 @@ impl Resizing {
     }
 
     pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> bool {
-        let note = Note::of(pod, reason.as_str(), message);
-        let news = !note.repeats(self.pending.as_ref());
-        if news {
+        let note = ConditionContent::new(pod, reason.as_str(), message);
+        let is_new = !note.repeats(self.pending.as_ref());
+        if is_new {
             self.pending = Some(note);
         }
-        news
+        is_new
     }
 
     pub(super) fn settle(&mut self) -> Option<Pending> {
@@ -124,34 +135,34 @@ impl Resizing {
     }
 
     pub(super) fn begin(&mut self, pod: &Pod) {
-        self.in_progress = Some(Note::of(pod, "", ""));
+        self.in_progress = Some(ConditionContent::new(pod, "", ""));
     }
 
-    pub(super) fn go_on(&mut self, pod: &Pod) {
+    pub(super) fn continue_resize(&mut self, pod: &Pod) {
         if self.in_progress.is_none() {
             self.begin(pod);
         }
     }
 
     pub(super) fn fail(&mut self, pod: &Pod, message: &str) -> bool {
-        let note = Note::of(pod, reasons::ERROR, message);
+        let note = ConditionContent::new(pod, reasons::ERROR, message);
         // A newer resize was granted meanwhile: it has not failed.
         let newer = self.in_progress.as_ref().is_some_and(|known| known.generation > note.generation);
-        let news = !newer && !note.repeats(self.in_progress.as_ref());
-        if news {
+        let is_new = !newer && !note.repeats(self.in_progress.as_ref());
+        if is_new {
             self.in_progress = Some(note);
         }
-        news
+        is_new
     }
 
     pub(super) fn complete(&mut self, pod: &Pod) -> Option<i64> {
-        let of = self.in_progress.as_ref()?.generation;
+        let resize_generation = self.in_progress.as_ref()?.generation;
         // A newer resize was granted meanwhile; the worker will receive it.
-        if of > generation(pod) {
+        if resize_generation > generation(pod) {
             return None;
         }
         self.in_progress = None;
-        Some(of.unwrap_or(0))
+        Some(resize_generation.unwrap_or(0))
     }
 
     pub(super) fn conditions(&self) -> Vec<PodCondition> {
@@ -172,14 +183,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub(super) fn with(mut self, one: &Resizing) -> Counts {
+    pub(super) fn with(mut self, resizing: &Resizing) -> Counts {
         let infeasible = Some(Pending::Infeasible.as_str());
-        match &one.pending {
+        match &resizing.pending {
             Some(note) if note.reason.as_deref() == infeasible => self.infeasible += 1,
             Some(_) => self.deferred += 1,
             None => {}
         }
-        self.in_progress += u64::from(one.in_progress.is_some());
+        self.in_progress += u64::from(resizing.in_progress.is_some());
         self
     }
 }
@@ -188,12 +199,12 @@ impl Counts {
 #[must_use]
 pub fn summary(head: &str, pod: &Pod, generation: i64, error: &str) -> String {
     let list = |containers: &[Container]| {
-        let one = |container: &Container| {
+        let entry = |container: &Container| {
             let own = resources::value(container.resources.as_ref());
             // The fields are written in this order, which a map would not keep.
             format!("{{\"name\":{},\"resources\":{own}}}", serde_json::Value::from(container.name.as_str()))
         };
-        containers.iter().map(one).collect::<Vec<_>>().join(",")
+        containers.iter().map(entry).collect::<Vec<_>>().join(",")
     };
     let mut parts = Vec::new();
     for (name, containers) in [("initContainers", pod.init_containers()), ("containers", pod.containers())] {

@@ -148,7 +148,7 @@ fn is_set(limit: &&Quantity) -> bool {
 
 fn inherit(pod: &Pod, own: &mut ResourceRequirements, concerns: &dyn Fn(Resource) -> bool) {
     let whole = pod.spec().resources.as_ref().and_then(|whole| whole.limits.as_ref());
-    for name in Resource::ALL.into_iter().filter(|one| concerns(*one)).map(Resource::name) {
+    for name in Resource::ALL.into_iter().filter(|resource| concerns(*resource)).map(Resource::name) {
         let Some(limit) = whole.and_then(|whole| whole.get(name)).filter(is_set) else { continue };
         let limits = own.limits.get_or_insert_default();
         if limits.get(name).filter(is_set).is_none() {
@@ -171,9 +171,9 @@ fn replace(place: &mut Option<ResourceRequirements>, by: Option<&ResourceRequire
 
 /// Whether both have the same amounts, however they are written.
 fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
-    let amounts = |of: &dyn Fn(&ResourceRequirements) -> Option<Quantities>,
+    let amounts = |select: &dyn Fn(&ResourceRequirements) -> Option<Quantities>,
                    resources: Option<&ResourceRequirements>| {
-        let map = resources.and_then(of).unwrap_or_default();
+        let map = resources.and_then(select).unwrap_or_default();
         map.into_iter().map(|(name, value)| (name, amount(&value))).collect::<BTreeMap<_, _>>()
     };
     let requests = |resources: &ResourceRequirements| resources.requests.clone();

@@ -10,8 +10,8 @@ fn pod(uid: &str, generation: i64, cpu: &str, memory: &str) -> Pod {
     }))
 }
 
-fn given(pod: &Pod) -> Given {
-    Given::of(pod, &pod.containers()[0])
+fn requested(pod: &Pod) -> CpuAndMemory {
+    CpuAndMemory::for_container(pod, &pod.containers()[0])
 }
 
 fn object(value: Value) -> Pod {
@@ -28,7 +28,7 @@ fn granted_resources_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let first = Allocations::load(dir.path());
     first.grant(&pod("u", 1, "1", "64Mi"));
-    first.gave_all(&pod("u", 1, "1", "64Mi"), &pod("u", 1, "1", "64Mi").containers()[0]);
+    first.set_all_actuated(&pod("u", 1, "1", "64Mi"), &pod("u", 1, "1", "64Mi").containers()[0]);
     first.store().unwrap();
 
     let second = Allocations::load(dir.path());
@@ -36,16 +36,16 @@ fn granted_resources_survive_a_restart() {
     let granted = second.granted(&wanted);
     assert_eq!(cpu(&granted), "1");
     assert_eq!(granted.object().metadata.generation, Some(2));
-    assert_eq!(second.given(wanted.uid(), "c"), Some(given(&granted)));
-    assert_eq!(second.given(wanted.uid(), "other"), None);
+    assert_eq!(second.actuated(wanted.uid(), "c"), Some(requested(&granted)));
+    assert_eq!(second.actuated(wanted.uid(), "other"), None);
     // The same amounts in another notation are no other request.
     let same = pod("u", 3, "1000m", "65536Ki");
     assert_eq!(cpu(&second.granted(&same)), "1000m");
 
-    second.gave(&wanted, &wanted.containers()[0], Resource::Memory);
-    assert_ne!(second.given(wanted.uid(), "c"), Some(given(&wanted)));
-    second.gave(&wanted, &wanted.containers()[0], Resource::Cpu);
-    assert_eq!(second.given(wanted.uid(), "c"), Some(given(&wanted)));
+    second.set_actuated(&wanted, &wanted.containers()[0], Resource::Memory);
+    assert_ne!(second.actuated(wanted.uid(), "c"), Some(requested(&wanted)));
+    second.set_actuated(&wanted, &wanted.containers()[0], Resource::Cpu);
+    assert_eq!(second.actuated(wanted.uid(), "c"), Some(requested(&wanted)));
     second.retain(|_| false);
     second.store().unwrap();
     assert_eq!(cpu(&Allocations::load(dir.path()).granted(&wanted)), "2");
@@ -76,10 +76,10 @@ fn damaged_state_files_are_replaced() {
     assert_eq!(allocations.problems().len(), 2);
     let pod = pod("u", 1, "1", "64Mi");
     allocations.grant(&pod);
-    allocations.gave_all(&pod, &pod.containers()[0]);
+    allocations.set_all_actuated(&pod, &pod.containers()[0]);
     allocations.store().unwrap();
     let again = Allocations::load(dir.path());
-    assert!(again.problems().is_empty() && again.given(pod.uid(), "c") == Some(given(&pod)));
+    assert!(again.problems().is_empty() && again.actuated(pod.uid(), "c") == Some(requested(&pod)));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn nothing_is_stored_for_pods_without_resources() {
     let bare = object(json!({"metadata": {"uid": "b"}, "spec": {"containers": [{"name": "c"}]}}));
     let store = |pod: &Pod| {
         allocations.grant(pod);
-        allocations.gave_all(pod, &pod.containers()[0]);
+        allocations.set_all_actuated(pod, &pod.containers()[0]);
         allocations.store().unwrap();
         (dir.path().join(ALLOCATED).exists(), dir.path().join(ACTUATED).exists())
     };
@@ -140,22 +140,22 @@ fn pod_that_loses_its_resources_has_them_in_no_file() {
     let allocations = Allocations::default();
     let full = pod("u", 0, "1", "1Mi");
     allocations.grant(&full);
-    allocations.gave_all(&full, &full.containers()[0]);
+    allocations.set_all_actuated(&full, &full.containers()[0]);
     let bare = object(json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}));
     allocations.grant(&bare);
-    allocations.gave_all(&bare, &bare.containers()[0]);
+    allocations.set_all_actuated(&bare, &bare.containers()[0]);
     assert_eq!(allocations.granted(&bare), bare);
-    assert_eq!(allocations.given(bare.uid(), "c"), Some(Given::default()));
+    assert_eq!(allocations.actuated(bare.uid(), "c"), Some(CpuAndMemory::default()));
 }
 
 fn conditions(allocations: &Allocations, uid: &str) -> String {
-    let one = |condition: PodCondition| {
+    let describe = |condition: PodCondition| {
         let text = |text: Option<String>| text.unwrap_or_default();
         let generation = condition.observed_generation.unwrap_or(0);
         format!("{}@{generation} {}: {}", condition.type_, text(condition.reason), text(condition.message))
     };
     let list = allocations.conditions(&uid.into());
-    list.into_iter().map(one).collect::<Vec<_>>().join("; ")
+    list.into_iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn conditions_show_each_stage_of_the_newest_resize() {
     assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 : ");
     assert!(allocations.fail(&second, "no"));
     assert!(!allocations.fail(&second, "no"));
-    allocations.go_on(&second);
+    allocations.continue_resize(&second);
     assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 Error: no");
     assert_eq!(allocations.counts(), Counts { in_progress: 1, ..Counts::default() });
 
@@ -246,16 +246,16 @@ fn first_resources_of_a_running_pod_are_sent_to_the_runtime() {
     let allocations = Allocations::default();
     let bare = object(json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}));
     allocations.grant(&bare);
-    allocations.gave_all(&bare, &bare.containers()[0]);
+    allocations.set_all_actuated(&bare, &bare.containers()[0]);
     let edited = pod("u", 2, "1", "64Mi");
     allocations.grant(&edited);
     allocations.begin(&edited);
     allocations.adopt(&edited, &[&edited.containers()[0]]);
-    assert_eq!(allocations.given(edited.uid(), "c"), Some(Given::default()));
+    assert_eq!(allocations.actuated(edited.uid(), "c"), Some(CpuAndMemory::default()));
     // A container that is older than the records has what its pod was granted.
     let old = pod("old", 1, "1", "64Mi");
     allocations.adopt(&old, &[&old.containers()[0]]);
-    assert_eq!(allocations.given(old.uid(), "c"), Some(given(&old)));
+    assert_eq!(allocations.actuated(old.uid(), "c"), Some(requested(&old)));
 }
 
 /// `data` is as the Go kubelet writes it for such a pod.
@@ -264,37 +264,37 @@ fn limits_from_the_pod_are_recorded_as_those_of_the_container() {
     let dir = tempfile::tempdir().unwrap();
     let allocations = Allocations::load(dir.path());
     let pod = whole("1");
-    allocations.gave_all(&pod, &pod.containers()[0]);
-    allocations.gave_pod_level(&pod);
+    allocations.set_all_actuated(&pod, &pod.containers()[0]);
+    allocations.set_pod_level_actuated(&pod);
     allocations.store().unwrap();
     let text = std::fs::read_to_string(dir.path().join(ACTUATED)).unwrap();
     let file: Value = serde_json::from_str(&text).unwrap();
     let data = r#"{"entries":{"u":{"ContainerResources":{"c":{"limits":{"cpu":"1","memory":"64Mi"}}},"PodLevelResources":{"limits":{"cpu":"1","memory":"64Mi"},"requests":{"cpu":"1","memory":"64Mi"}}}}}"#;
     assert_eq!(file["data"], data);
-    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+    assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
     // Only one of both was changed.
     let grown = whole("2");
-    assert_ne!(allocations.given(pod.uid(), "c"), Some(given(&grown)));
-    allocations.gave(&grown, &grown.containers()[0], Resource::Cpu);
-    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&grown)));
+    assert_ne!(allocations.actuated(pod.uid(), "c"), Some(requested(&grown)));
+    allocations.set_actuated(&grown, &grown.containers()[0], Resource::Cpu);
+    assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&grown)));
 }
 
 #[test]
 fn open_resize_shows_what_the_pod_and_its_containers_still_have() {
     let allocations = Allocations::default();
     let (old, new) = (pod("u", 1, "1", "64Mi"), pod("u", 2, "2", "64Mi"));
-    allocations.gave_all(&old, &old.containers()[0]);
+    allocations.set_all_actuated(&old, &old.containers()[0]);
     allocations.grant(&new);
     assert_eq!(allocations.in_resize(&new), None);
     allocations.begin(&new);
     let has = |allocations: &Allocations| allocations.in_resize(&new).map(|pod| cpu(&pod)).unwrap();
     assert_eq!(has(&allocations), "1");
-    allocations.gave(&new, &new.containers()[0], Resource::Cpu);
+    allocations.set_actuated(&new, &new.containers()[0], Resource::Cpu);
     assert_eq!(has(&allocations), "2");
 
     let allocations = Allocations::default();
     let (old, new) = (whole("1"), whole("2"));
-    allocations.gave_pod_level(&old);
+    allocations.set_pod_level_actuated(&old);
     allocations.begin(&new);
     let has = allocations.in_resize(&new).unwrap();
     assert_eq!(has.spec().resources, old.spec().resources);
@@ -315,7 +315,7 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
         let earlier = r#"{"ContainerResources":{"c":{}}}"#;
         allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
         allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
-        let (has, wants) = (allocations.given(pod.uid(), "c").unwrap(), given(&pod));
+        let (has, wants) = (allocations.actuated(pod.uid(), "c").unwrap(), requested(&pod));
         Resource::ALL.map(|resource| has.share(resource) == wants.share(resource))
     };
     assert_eq!(adopted(&[]), [false, false]);
@@ -325,14 +325,14 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
     let pod = with_policies("1", &["cpu", "memory"]);
     let earlier = r#"{"ContainerResources":{"c":{},"gone":{}}}"#;
     allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
-    assert_ne!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+    assert_ne!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
     allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
-    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
-    assert_eq!(allocations.given(pod.uid(), "gone"), Some(Given::default()));
+    assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
+    assert_eq!(allocations.actuated(pod.uid(), "gone"), Some(CpuAndMemory::default()));
     // A complete record stays.
     let grown = with_policies("2", &["cpu", "memory"]);
     allocations.adopt_pod_level(&grown, &[&grown.containers()[0]]);
-    assert_eq!(allocations.given(pod.uid(), "c"), Some(given(&pod)));
+    assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
 }
 
 /// The recordings have the file before and after a resize, with `null` for what a pod does not have.
@@ -357,8 +357,8 @@ fn recorded_files_of_the_go_kubelet_are_read() {
         std::fs::write(dir.path().join(ACTUATED), file.to_string()).unwrap();
         let uid = PodUid::from("b5f3729e-5418-905a-d2b2-1ce186b1c01d");
         let allocations = Allocations::load(dir.path());
-        let given = allocations.given(&uid, "main").expect("it is there");
-        [given.cpu.request, given.cpu.limit].map(|amount| amount.map(|amount| amount.milli()))
+        let requested = allocations.actuated(&uid, "main").expect("it is there");
+        [requested.cpu.request, requested.cpu.limit].map(|amount| amount.map(|amount| amount.milli()))
     };
     let all: Vec<_> = found.iter().map(limits).collect();
     assert_eq!(all[..2], [[Some(100), None], [Some(300), Some(500)]]);

@@ -254,7 +254,7 @@ impl PodCgroups {
                 return;
             }
         };
-        for orphan in found.iter().filter(|one| !known(&one.uid)) {
+        for orphan in found.iter().filter(|orphan| !known(&orphan.uid)) {
             let result = if with_volumes(&orphan.uid) {
                 access.update_found(orphan, &Values::least_cpu(), stop)
             } else {

@@ -23,13 +23,13 @@ const UNSEEN: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub(super) struct Core {
     view: View,
-    names: BTreeMap<FullName, Memory>,
+    names: BTreeMap<FullName, NameState>,
     due: Option<Instant>,
 }
 
 /// What is known about one full name in addition to the view.
 #[derive(Default)]
-struct Memory {
+struct NameState {
     /// The object of that name, as a response showed it; the view does not show it yet.
     found: Option<(Existing, Instant)>,
     /// Deleted mirrors that the view still shows.
@@ -51,7 +51,7 @@ struct Existing {
 }
 
 impl Existing {
-    fn of(pod: &Pod) -> Self {
+    fn from_pod(pod: &Pod) -> Self {
         Existing {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),
@@ -78,7 +78,7 @@ enum Step {
 
 impl Core {
     /// Applies a newer view.
-    pub(super) fn look(&mut self, view: View, now: Instant) {
+    pub(super) fn apply_view(&mut self, view: View, now: Instant) {
         self.view = view;
         let shown: BTreeMap<FullName, Vec<PodUid>> =
             self.view.mirrors.iter().flatten().fold(BTreeMap::new(), |mut all, mirror| {
@@ -86,18 +86,18 @@ impl Core {
                 all
             });
         let desired: BTreeSet<FullName> = self.view.desired.iter().map(Pod::full_name).collect();
-        self.names.retain(|name, memory| {
+        self.names.retain(|name, state| {
             let shown = shown.get(name).map(Vec::as_slice).unwrap_or_default();
-            let before = memory.deleted.len();
-            memory.deleted.retain(|uid| shown.contains(uid));
-            if memory.taken && memory.deleted.len() < before {
+            let before = state.deleted.len();
+            state.deleted.retain(|uid| shown.contains(uid));
+            if state.taken && state.deleted.len() < before {
                 // Most likely this mirror had the name.
-                memory.not_before = None;
+                state.not_before = None;
             }
-            if memory.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
-                memory.found = None;
+            if state.found.as_ref().is_some_and(|(found, _)| shown.contains(&found.uid)) {
+                state.found = None;
             }
-            desired.contains(name) || !shown.is_empty() || memory.found.is_some()
+            desired.contains(name) || !shown.is_empty() || state.found.is_some()
         });
         self.due = Some(now);
     }
@@ -121,9 +121,9 @@ impl Core {
         names.extend(self.names.keys().cloned());
         self.due = None;
         for name in names {
-            let waits = self.names.get(&name).and_then(|memory| memory.not_before);
+            let waits = self.names.get(&name).and_then(|state| state.not_before);
             if let Some(until) = waits.filter(|until| now < *until) {
-                earlier(&mut self.due, until);
+                set_earlier(&mut self.due, until);
                 continue;
             }
             match self.step(&name, owner.as_ref(), now) {
@@ -145,23 +145,23 @@ impl Core {
             return Step::Nothing;
         }
         let pod = self.view.desired.iter().find(|pod| pod.full_name() == *name);
-        let memory = self.names.entry(name.clone()).or_default();
+        let state = self.names.entry(name.clone()).or_default();
         let shown = self
             .view
             .mirrors
             .iter()
             .flatten()
-            .find(|mirror| mirror.full_name() == *name && !memory.deleted.contains(mirror.uid()))
-            .map(Existing::of);
-        if memory.found.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= UNSEEN) {
-            memory.found = None;
+            .find(|mirror| mirror.full_name() == *name && !state.deleted.contains(mirror.uid()))
+            .map(Existing::from_pod);
+        if state.found.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= UNSEEN) {
+            state.found = None;
         }
-        let unseen = memory.found.as_ref().filter(|_| shown.is_none());
+        let unseen = state.found.as_ref().filter(|_| shown.is_none());
         let wake = unseen.and_then(|(_, since)| since.checked_add(UNSEEN));
         let there = unseen.map(|(found, _)| found.clone()).or(shown);
-        let taken = memory.taken;
-        if let Some(at) = wake {
-            earlier(&mut self.due, at);
+        let taken = state.taken;
+        if let Some(time) = wake {
+            set_earlier(&mut self.due, time);
         }
         match (pod, there) {
             (None, None) => Step::Nothing,
@@ -186,21 +186,27 @@ impl Core {
     }
 
     /// Applies the result of a request.
-    pub(super) fn answered(&mut self, name: &FullName, request: &Request, answer: Response, now: Instant) {
-        let memory = self.names.entry(name.clone()).or_default();
-        match (request, answer) {
+    pub(super) fn apply_response(
+        &mut self,
+        name: &FullName,
+        request: &Request,
+        response: Response,
+        now: Instant,
+    ) {
+        let state = self.names.entry(name.clone()).or_default();
+        match (request, response) {
             (_, Response::Stopping) => {}
             (Request::Delete { uid, .. }, Response::Gone | Response::Shown(_)) => {
                 let uid = PodUid::from(uid.as_str());
-                if memory.found.as_ref().is_some_and(|(found, _)| found.uid == uid) {
-                    memory.found = None;
+                if state.found.as_ref().is_some_and(|(found, _)| found.uid == uid) {
+                    state.found = None;
                 }
-                memory.deleted.insert(uid);
+                state.deleted.insert(uid);
                 log::info!("mirror deleted pod={name}");
             }
             (Request::Create(_) | Request::Get { .. }, Response::Shown(pod)) => {
-                let found = Existing::of(&Pod::from(*pod));
-                if found.deleting || memory.deleted.contains(&found.uid) {
+                let found = Existing::from_pod(&Pod::from(*pod));
+                if found.deleting || state.deleted.contains(&found.uid) {
                     // A finalizer can keep it without a limit.
                     return self.failed(name, Some("the previous mirror still exists"), now);
                 }
@@ -210,40 +216,40 @@ impl Core {
                     let hash = own.metadata.annotations.as_ref().and_then(|all| all.get(CONFIG_MIRROR));
                     changed = hash != found.hash.as_ref();
                 }
-                memory.found = Some((found, now));
-                memory.taken = false;
+                state.found = Some((found, now));
+                state.taken = false;
                 if changed {
                     return self.failed(name, Some("the API server has changed its hash"), now);
                 }
-                memory.failures.end();
-                memory.not_before = None;
+                state.failures.end();
+                state.not_before = None;
             }
-            (Request::Get { .. }, Response::Gone) => memory.taken = false,
-            (Request::Create(_), Response::Exists) => memory.taken = true,
-            (_, Response::Failed(why)) => self.failed(name, Some(&why), now),
+            (Request::Get { .. }, Response::Gone) => state.taken = false,
+            (Request::Create(_), Response::Exists) => state.taken = true,
+            (_, Response::Failed(reason)) => self.failed(name, Some(&reason), now),
             (_, Response::Gone | Response::Exists) => self.failed(name, Some("unexpected response"), now),
         }
     }
 
     /// Schedules the next attempt, with a growing wait.
-    fn failed(&mut self, name: &FullName, why: Option<&str>, now: Instant) {
-        let memory = self.names.entry(name.clone()).or_default();
-        if memory.failures.count()
-            && let Some(why) = why
+    fn failed(&mut self, name: &FullName, reason: Option<&str>, now: Instant) {
+        let state = self.names.entry(name.clone()).or_default();
+        if state.failures.count()
+            && let Some(reason) = reason
         {
             log::warn!(
-                "cannot create or delete the mirror of a static pod ({} times): {why} pod={name}",
-                memory.failures
+                "cannot create or delete the mirror of a static pod ({} times): {reason} pod={name}",
+                state.failures
             );
         }
-        let until = now + jitter(memory.failures.delay(RETRY, RETRY_MAX), random_unit());
-        memory.not_before = Some(until);
-        earlier(&mut self.due, until);
+        let until = now + jitter(state.failures.delay(RETRY, RETRY_MAX), random_unit());
+        state.not_before = Some(until);
+        set_earlier(&mut self.due, until);
     }
 }
 
-fn earlier(due: &mut Option<Instant>, at: Instant) {
-    *due = Some(due.map_or(at, |due| due.min(at)));
+fn set_earlier(due: &mut Option<Instant>, time: Instant) {
+    *due = Some(due.map_or(time, |due| due.min(time)));
 }
 
 /// The hash of the mirrored pod: its UID, unless the manifest sets a hash.

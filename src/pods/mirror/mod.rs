@@ -59,18 +59,18 @@ fn run(deps: &Deps, stop: &StopToken) {
     let mut core = Core::default();
     loop {
         for (_, view) in deps.views.take() {
-            core.look(view, Instant::now());
+            core.apply_view(view, Instant::now());
         }
         if stop.is_stopped() {
             return;
         }
         let node = (deps.node)();
         if let Some((name, request)) = core.next(node.as_deref(), Instant::now()) {
-            let answer = {
+            let response = {
                 let _waiting = threads::waiting("the API server");
                 deps.api.send(&request)
             };
-            core.answered(&name, &request, answer, Instant::now());
+            core.apply_response(&name, &request, response, Instant::now());
             continue;
         }
         let _waiting = threads::waiting("static pods, mirrors");

@@ -40,13 +40,13 @@ struct Server {
 }
 
 impl Server {
-    fn answer(&mut self, request: &Request) -> Response {
-        let (line, answer) = match request {
+    fn respond(&mut self, request: &Request) -> Response {
+        let (line, response) = match request {
             _ if self.fails => ("fail".to_owned(), Response::Failed("500".into())),
             Request::Create(pod) => {
                 let mut body = serde_json::to_value(pod).unwrap();
                 let name = body["metadata"]["name"].as_str().unwrap().to_owned();
-                let answer = if self.pods.contains_key(&name) {
+                let response = if self.pods.contains_key(&name) {
                     Response::Exists
                 } else {
                     self.made += 1;
@@ -57,14 +57,14 @@ impl Server {
                     self.pods.insert(name.clone(), body);
                     Response::Shown(Box::new(self.mirror(&name).object().clone()))
                 };
-                (format!("create {name}"), answer)
+                (format!("create {name}"), response)
             }
             Request::Get { name, .. } => {
-                let answer = match self.pods.get(name) {
+                let response = match self.pods.get(name) {
                     Some(_) => Response::Shown(Box::new(self.mirror(name).object().clone())),
                     None => Response::Gone,
                 };
-                (format!("get {name}"), answer)
+                (format!("get {name}"), response)
             }
             Request::Delete { name, uid, .. } => {
                 match self.pods.get_mut(name).filter(|pod| pod["metadata"]["uid"] == **uid) {
@@ -78,7 +78,7 @@ impl Server {
             }
         };
         self.log.push(line);
-        answer
+        response
     }
 
     fn mirror(&self, name: &str) -> Pod {
@@ -90,25 +90,25 @@ impl Server {
     }
 }
 
-struct Bench {
+struct Fixture {
     core: Core,
     server: Server,
     node: Option<api::Node>,
     now: Instant,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
-        Bench { core: Core::default(), server: Server::default(), node: Some(node()), now: Instant::now() }
+        Fixture { core: Core::default(), server: Server::default(), node: Some(node()), now: Instant::now() }
     }
 
     /// Posts a view with the mirrors of the server, and sends the requests that are due.
-    fn see(&mut self, desired: &[Pod], removed: &[&Pod]) -> Vec<String> {
+    fn observe(&mut self, desired: &[Pod], removed: &[&Pod]) -> Vec<String> {
         let mirrors = Some(self.server.all());
-        self.see_with(desired, removed, mirrors, true)
+        self.observe_with(desired, removed, mirrors, true)
     }
 
-    fn see_with(
+    fn observe_with(
         &mut self,
         desired: &[Pod],
         removed: &[&Pod],
@@ -116,15 +116,15 @@ impl Bench {
         sources_ready: bool,
     ) -> Vec<String> {
         let removed = removed.iter().map(|pod| pod.full_name()).collect();
-        self.core.look(View { desired: desired.to_vec(), removed, mirrors, sources_ready }, self.now);
+        self.core.apply_view(View { desired: desired.to_vec(), removed, mirrors, sources_ready }, self.now);
         self.run()
     }
 
     fn run(&mut self) -> Vec<String> {
         for _ in 0..20 {
             let Some((name, request)) = self.core.next(self.node.as_ref(), self.now) else { break };
-            let answer = self.server.answer(&request);
-            self.core.answered(&name, &request, answer, self.now);
+            let response = self.server.respond(&request);
+            self.core.apply_response(&name, &request, response, self.now);
         }
         std::mem::take(&mut self.server.log)
     }
@@ -139,16 +139,16 @@ const NOTHING: Vec<String> = Vec::new();
 
 #[test]
 fn mirror_is_created_once_and_again_after_its_deletion() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let desired = [pod("st", "h1")];
     // Before the API server has delivered its pods, the missing mirrors are unknown.
-    assert_eq!(bench.see_with(&desired, &[], None, false), NOTHING);
-    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), false), ["create st"]);
+    assert_eq!(fixture.observe_with(&desired, &[], None, false), NOTHING);
+    assert_eq!(fixture.observe_with(&desired, &[], Some(vec![]), false), ["create st"]);
     // The watch may be late.
-    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), NOTHING);
-    assert_eq!(bench.see(&desired, &[]), NOTHING);
-    assert_eq!(bench.core.next_due(), None, "nothing wakes an idle node");
-    let made = &bench.server.pods["st"];
+    assert_eq!(fixture.observe_with(&desired, &[], Some(vec![]), true), NOTHING);
+    assert_eq!(fixture.observe(&desired, &[]), NOTHING);
+    assert_eq!(fixture.core.next_due(), None, "nothing wakes an idle node");
+    let made = &fixture.server.pods["st"];
     assert_eq!(made["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
     assert_eq!(made["metadata"].get("resourceVersion"), None);
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node-uid",
@@ -156,141 +156,142 @@ fn mirror_is_created_once_and_again_after_its_deletion() {
     assert_eq!(made["metadata"]["ownerReferences"], owner);
     assert_eq!(made["status"], json!({"phase": "Pending"}));
     // A user deletes the mirror: a new one is created.
-    bench.server.pods.clear();
-    assert_eq!(bench.see(&desired, &[]), ["create st"]);
+    fixture.server.pods.clear();
+    assert_eq!(fixture.observe(&desired, &[]), ["create st"]);
 }
 
 #[test]
 fn no_mirror_is_created_without_a_live_node_object() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let desired = [pod("st", "h1")];
-    bench.node = None;
-    assert_eq!(bench.see(&desired, &[]), NOTHING);
-    assert!(bench.core.next_due().is_some_and(|due| due > bench.now));
-    bench.node = Some(node());
-    bench.node.as_mut().unwrap().metadata.deletion_timestamp =
+    fixture.node = None;
+    assert_eq!(fixture.observe(&desired, &[]), NOTHING);
+    assert!(fixture.core.next_due().is_some_and(|due| due > fixture.now));
+    fixture.node = Some(node());
+    fixture.node.as_mut().unwrap().metadata.deletion_timestamp =
         Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-    assert_eq!(bench.after(2), NOTHING);
-    bench.node = Some(node());
-    assert_eq!(bench.after(4), ["create st"]);
+    assert_eq!(fixture.after(2), NOTHING);
+    fixture.node = Some(node());
+    assert_eq!(fixture.after(4), ["create st"]);
 }
 
 #[test]
 fn mirror_is_replaced_when_the_old_static_pod_has_ended() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let (old, new) = (pod("st", "h1"), pod("st", "h2"));
-    bench.see(std::slice::from_ref(&old), &[]);
-    let shown = bench.server.all();
-    assert_eq!(bench.see(std::slice::from_ref(&new), &[&old]), NOTHING);
+    fixture.observe(std::slice::from_ref(&old), &[]);
+    let shown = fixture.server.all();
+    assert_eq!(fixture.observe(std::slice::from_ref(&new), &[&old]), NOTHING);
     let both = std::slice::from_ref(&new);
-    assert_eq!(bench.see_with(both, &[], Some(shown.clone()), true), ["delete st m1", "create st"]);
+    assert_eq!(fixture.observe_with(both, &[], Some(shown.clone()), true), ["delete st m1", "create st"]);
     // The watch still shows the old mirror.
-    assert_eq!(bench.see_with(both, &[], Some(shown), true), NOTHING);
-    assert_eq!(bench.see(both, &[]), NOTHING);
+    assert_eq!(fixture.observe_with(both, &[], Some(shown), true), NOTHING);
+    assert_eq!(fixture.observe(both, &[]), NOTHING);
     // A mirror that a user deletes gracefully has to be deleted by the agent.
-    bench.server.pods.get_mut("st").unwrap()["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    assert_eq!(bench.see(both, &[]), ["delete st m2", "create st"]);
+    fixture.server.pods.get_mut("st").unwrap()["metadata"]["deletionTimestamp"] =
+        json!("2026-01-01T00:00:00Z");
+    assert_eq!(fixture.observe(both, &[]), ["delete st m2", "create st"]);
 }
 
 #[test]
 fn orphan_mirrors_are_deleted_once_sources_delivered_and_pods_ended() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let gone = pod("st", "h1");
-    bench.see(std::slice::from_ref(&gone), &[]);
-    let shown = bench.server.all();
-    assert_eq!(bench.see(&[], &[&gone]), NOTHING);
-    assert_eq!(bench.see_with(&[], &[], Some(shown.clone()), false), NOTHING);
-    assert_eq!(bench.see_with(&[], &[], Some(shown.clone()), true), ["delete st m1"]);
-    assert_eq!(bench.see_with(&[], &[], Some(shown), true), NOTHING);
-    assert_eq!(bench.see(&[], &[]), NOTHING);
-    assert!(bench.core.is_blank());
+    fixture.observe(std::slice::from_ref(&gone), &[]);
+    let shown = fixture.server.all();
+    assert_eq!(fixture.observe(&[], &[&gone]), NOTHING);
+    assert_eq!(fixture.observe_with(&[], &[], Some(shown.clone()), false), NOTHING);
+    assert_eq!(fixture.observe_with(&[], &[], Some(shown.clone()), true), ["delete st m1"]);
+    assert_eq!(fixture.observe_with(&[], &[], Some(shown), true), NOTHING);
+    assert_eq!(fixture.observe(&[], &[]), NOTHING);
+    assert!(fixture.core.is_blank());
     // A mirror that was never shown is also an orphan.
-    let mut bench = Bench::new();
-    bench.see(std::slice::from_ref(&gone), &[]);
-    assert_eq!(bench.see_with(&[], &[], Some(vec![]), true), ["delete st m1"]);
+    let mut fixture = Fixture::new();
+    fixture.observe(std::slice::from_ref(&gone), &[]);
+    assert_eq!(fixture.observe_with(&[], &[], Some(vec![]), true), ["delete st m1"]);
 }
 
 #[test]
 fn name_conflict_deletes_an_outdated_mirror_but_no_other_pod() {
     // The name belongs to the pod's own mirror, which the view does not show.
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let desired = [pod("st", "h1")];
-    bench.see(&desired, &[]);
-    bench.core = Core::default();
-    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
-    assert_eq!(bench.run(), NOTHING);
+    fixture.observe(&desired, &[]);
+    fixture.core = Core::default();
+    assert_eq!(fixture.observe_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
+    assert_eq!(fixture.run(), NOTHING);
     // The name belongs to the mirror of an older static pod.
-    bench.core = Core::default();
+    fixture.core = Core::default();
     let newer = [pod("st", "h2")];
     assert_eq!(
-        bench.see_with(&newer, &[], Some(vec![]), true),
+        fixture.observe_with(&newer, &[], Some(vec![]), true),
         ["create st", "get st", "delete st m1", "create st"]
     );
     // The name belongs to another pod, which must not be deleted.
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let foreign = json!({"metadata": {"name": "st", "namespace": "n", "uid": "x"}});
-    bench.server.pods.insert("st".into(), foreign);
-    assert_eq!(bench.see_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
-    assert_eq!(bench.run(), NOTHING);
-    assert_eq!(bench.after(2), ["create st", "get st"]);
-    assert_eq!(bench.after(1), NOTHING);
+    fixture.server.pods.insert("st".into(), foreign);
+    assert_eq!(fixture.observe_with(&desired, &[], Some(vec![]), true), ["create st", "get st"]);
+    assert_eq!(fixture.run(), NOTHING);
+    assert_eq!(fixture.after(2), ["create st", "get st"]);
+    assert_eq!(fixture.after(1), NOTHING);
 }
 
 /// Requests in ten minutes, with the watch up to date all the time.
-fn ten_minutes(bench: &mut Bench, desired: &[Pod]) -> usize {
+fn ten_minutes(fixture: &mut Fixture, desired: &[Pod]) -> usize {
     (0..600)
         .map(|_| {
-            bench.now += Duration::from_secs(1);
-            bench.see(desired, &[]).len()
+            fixture.now += Duration::from_secs(1);
+            fixture.observe(desired, &[]).len()
         })
         .sum()
 }
 
 #[test]
 fn finalizer_on_a_mirror_causes_no_hot_loop() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let (old, new) = (pod("st", "h1"), pod("st", "h2"));
-    bench.see(std::slice::from_ref(&old), &[]);
-    bench.server.holds = true;
+    fixture.observe(std::slice::from_ref(&old), &[]);
+    fixture.server.holds = true;
     let desired = std::slice::from_ref(&new);
-    assert_eq!(bench.see(desired, &[]), ["delete st m1", "create st", "get st"]);
-    let asked = ten_minutes(&mut bench, desired);
-    assert!(asked <= 20, "{asked} requests");
+    assert_eq!(fixture.observe(desired, &[]), ["delete st m1", "create st", "get st"]);
+    let requests = ten_minutes(&mut fixture, desired);
+    assert!(requests <= 20, "{requests} requests");
     // The finalizer was removed: the new mirror is created immediately, without the back-off.
-    bench.server.holds = false;
-    bench.server.pods.clear();
-    assert_eq!(bench.see(desired, &[]), ["get st", "create st"]);
-    assert_eq!(ten_minutes(&mut bench, desired), 0);
+    fixture.server.holds = false;
+    fixture.server.pods.clear();
+    assert_eq!(fixture.observe(desired, &[]), ["get st", "create st"]);
+    assert_eq!(ten_minutes(&mut fixture, desired), 0);
 }
 
 #[test]
 fn mirror_that_a_webhook_changes_causes_no_hot_loop() {
-    let mut bench = Bench::new();
-    bench.server.changes = true;
+    let mut fixture = Fixture::new();
+    fixture.server.changes = true;
     let desired = [pod("st", "h1")];
-    assert_eq!(bench.see(&desired, &[]), ["create st"]);
-    let asked = ten_minutes(&mut bench, &desired);
-    assert!(asked <= 40, "{asked} requests");
-    bench.server.changes = false;
-    assert!(ten_minutes(&mut bench, &desired) <= 2);
-    assert_eq!(bench.server.pods["st"]["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
-    assert_eq!(ten_minutes(&mut bench, &desired), 0);
+    assert_eq!(fixture.observe(&desired, &[]), ["create st"]);
+    let requests = ten_minutes(&mut fixture, &desired);
+    assert!(requests <= 40, "{requests} requests");
+    fixture.server.changes = false;
+    assert!(ten_minutes(&mut fixture, &desired) <= 2);
+    assert_eq!(fixture.server.pods["st"]["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
+    assert_eq!(ten_minutes(&mut fixture, &desired), 0);
 }
 
 #[test]
 fn failed_requests_are_retried_with_growing_waits() {
-    let mut bench = Bench::new();
-    bench.server.fails = true;
-    assert_eq!(bench.see(&[pod("a", "a"), pod("b", "b")], &[]), ["fail", "fail"]);
-    assert_eq!(bench.run(), NOTHING);
-    assert_eq!(bench.after(2).len(), 2);
-    assert_eq!(bench.after(1), NOTHING);
+    let mut fixture = Fixture::new();
+    fixture.server.fails = true;
+    assert_eq!(fixture.observe(&[pod("a", "a"), pod("b", "b")], &[]), ["fail", "fail"]);
+    assert_eq!(fixture.run(), NOTHING);
+    assert_eq!(fixture.after(2).len(), 2);
+    assert_eq!(fixture.after(1), NOTHING);
     for _ in 0..8 {
-        bench.after(95);
+        fixture.after(95);
     }
-    bench.server.fails = false;
-    assert_eq!(bench.after(30), NOTHING);
-    assert_eq!(bench.after(65), ["create a", "create b"]);
+    fixture.server.fails = false;
+    assert_eq!(fixture.after(30), NOTHING);
+    assert_eq!(fixture.after(65), ["create a", "create b"]);
 }
 
 /// The recorded request, but for what a server adds to a pod by itself.
@@ -310,7 +311,7 @@ fn created_mirror_equals_the_recorded_one() {
     source["metadata"]["annotations"].as_object_mut().unwrap().remove("kubernetes.io/config.mirror");
     let mut core = Core::default();
     let view = View { desired: vec![object(&source)], mirrors: Some(vec![]), ..View::default() };
-    core.look(view, Instant::now());
+    core.apply_view(view, Instant::now());
     let Some((_, Request::Create(made))) = core.next(Some(&node()), Instant::now()) else { panic!() };
     assert_eq!(serde_json::to_value(made).unwrap(), recorded);
 }
@@ -320,9 +321,9 @@ struct Recorded(Mutex<Server>, Sender<String>);
 impl Api for Recorded {
     fn send(&self, request: &Request) -> Response {
         let mut server = self.0.lock().unwrap();
-        let answer = server.answer(request);
+        let response = server.respond(request);
         self.1.send(server.log.pop().unwrap()).unwrap();
-        answer
+        response
     }
 }
 

@@ -12,9 +12,9 @@ use crate::model::pod::is_sidecar;
 use crate::model::runtime::SandboxState;
 
 /// Numbers that look random and are the same in every run.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
@@ -29,26 +29,26 @@ impl Dice {
     }
 }
 
-fn random_spec(dice: &mut Dice) -> Value {
+fn random_spec(random: &mut Random) -> Value {
     let policies = ["Always", "OnFailure", "Never"];
-    let init: Vec<Value> = (0..dice.below(4))
+    let init: Vec<Value> = (0..random.below(4))
         .map(|number| {
             let mut container = json!({"name": format!("i{number}")});
-            if dice.one_in(2) {
+            if random.one_in(2) {
                 container["restartPolicy"] = json!("Always");
-                if dice.one_in(2) {
+                if random.one_in(2) {
                     container["startupProbe"] = json!({"exec": {"command": ["true"]}});
                 }
             }
             container
         })
         .collect();
-    let regular: Vec<Value> = (0..1 + dice.below(3))
+    let regular: Vec<Value> = (0..1 + random.below(3))
         .map(|number| {
             let mut container = json!({"name": format!("c{number}")});
-            if dice.one_in(3) {
-                container["restartPolicy"] = json!(dice.pick(&policies));
-                let action = dice.pick(&["Restart", "RestartAllContainers"]);
+            if random.one_in(3) {
+                container["restartPolicy"] = json!(random.pick(&policies));
+                let action = random.pick(&["Restart", "RestartAllContainers"]);
                 container["restartPolicyRules"] =
                     json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
             }
@@ -56,21 +56,21 @@ fn random_spec(dice: &mut Dice) -> Value {
         })
         .collect();
     let ephemeral: Vec<Value> =
-        (0..dice.below(2)).map(|number| json!({"name": format!("e{number}")})).collect();
-    json!({"restartPolicy": dice.pick(&policies), "initContainers": init, "containers": regular,
+        (0..random.below(2)).map(|number| json!({"name": format!("e{number}")})).collect();
+    json!({"restartPolicy": random.pick(&policies), "initContainers": init, "containers": regular,
         "ephemeralContainers": ephemeral})
 }
 
 /// A runtime that carries out plans.
-struct World {
+struct Fixture {
     pod: Pod,
     runtime: PodRuntime,
     made: u32,
 }
 
-impl World {
+impl Fixture {
     fn new(spec: Value) -> Self {
-        World { pod: pod(spec), runtime: PodRuntime::default(), made: 0 }
+        Fixture { pod: pod(spec), runtime: PodRuntime::default(), made: 0 }
     }
 
     fn plan(&self) -> Plan {
@@ -100,16 +100,17 @@ impl World {
     /// Carries a plan out. Returns whether the pod continues.
     fn apply(&mut self, plan: &Plan) -> bool {
         for reset in &plan.reset {
-            self.runtime.containers.retain(|one| one.id != reset.id);
+            self.runtime.containers.retain(|container| container.id != reset.id);
         }
         let killed: BTreeSet<ContainerId> = if plan.kill_pod {
-            self.runtime.running().map(|one| one.id.clone()).collect()
+            self.runtime.running().map(|container| container.id.clone()).collect()
         } else {
             plan.kill.iter().map(|kill| kill.id.clone()).collect()
         };
-        for one in self.runtime.containers.iter_mut().filter(|one| killed.contains(&one.id)) {
-            one.state = ContainerState::Exited;
-            one.exit_code = 137;
+        for container in self.runtime.containers.iter_mut().filter(|container| killed.contains(&container.id))
+        {
+            container.state = ContainerState::Exited;
+            container.exit_code = 137;
         }
         if plan.kill_pod {
             for old in &mut self.runtime.sandboxes {
@@ -128,28 +129,30 @@ impl World {
         for name in names {
             self.check_start(&name);
             self.made += 1;
-            let mut one = instance(&format!("{name}=Running"));
-            one.id = format!("{name}-{}", self.made).as_str().into();
-            one.sandbox_id = self.runtime.sandboxes[0].id.clone();
-            self.runtime.containers.insert(0, one);
+            let mut container = instance(&format!("{name}=Running"));
+            container.id = format!("{name}-{}", self.made).as_str().into();
+            container.sandbox_id = self.runtime.sandboxes[0].id.clone();
+            self.runtime.containers.insert(0, container);
         }
         true
     }
 
     /// No container runs twice, and none starts too early.
     fn check_start(&self, name: &str) {
-        assert!(self.runtime.running().all(|one| one.name != name), "{name} would run twice");
+        assert!(self.runtime.running().all(|container| container.name != name), "{name} would run twice");
         let here = &self.runtime.sandboxes[0].id;
         let instances = |name: &str| {
-            let of = |one: &&ContainerStatus| one.name == name && one.sandbox_id == *here;
-            self.runtime.containers.iter().filter(of).collect::<Vec<_>>()
+            let is_current =
+                |container: &&ContainerStatus| container.name == name && container.sandbox_id == *here;
+            self.runtime.containers.iter().filter(is_current).collect::<Vec<_>>()
         };
-        let is_regular = |name: &str| self.pod.containers().iter().any(|one| one.name == name);
+        let is_regular = |name: &str| self.pod.containers().iter().any(|container| container.name == name);
         let init = self.pod.init_containers();
         // When a regular container was made, the initialization is complete.
-        let initialized = self.pod.containers().iter().any(|one| !instances(&one.name).is_empty());
-        let earlier = match init.iter().position(|one| one.name == name) {
-            Some(at) => at,
+        let initialized =
+            self.pod.containers().iter().any(|container| !instances(&container.name).is_empty());
+        let earlier = match init.iter().position(|container| container.name == name) {
+            Some(index) => index,
             None if is_regular(name) => init.len(),
             None => 0,
         };
@@ -158,31 +161,34 @@ impl World {
                 // The sidecar has started; later containers do not wait even if it has ended since.
                 !instances(&container.name).is_empty()
             } else {
-                let done = |one: &&ContainerStatus| one.state == ContainerState::Exited && one.exit_code == 0;
+                let done = |container: &&ContainerStatus| {
+                    container.state == ContainerState::Exited && container.exit_code == 0
+                };
                 instances(&container.name).iter().any(done)
             };
             assert!(fine, "{name} starts before {}", container.name);
         }
     }
 
-    fn event(&mut self, dice: &mut Dice) {
-        if dice.one_in(12) && !self.runtime.sandboxes.is_empty() {
+    fn event(&mut self, random: &mut Random) {
+        if random.one_in(12) && !self.runtime.sandboxes.is_empty() {
             self.runtime.sandboxes[0].state = SandboxState::NotReady;
-            for one in &mut self.runtime.containers {
-                if one.state == ContainerState::Running {
-                    (one.state, one.exit_code) = (ContainerState::Exited, 137);
+            for container in &mut self.runtime.containers {
+                if container.state == ContainerState::Running {
+                    (container.state, container.exit_code) = (ContainerState::Exited, 137);
                 }
             }
             return;
         }
-        let code = [0, 0, 0, 1, 42, 137][usize::try_from(dice.below(6)).unwrap()];
-        let running: Vec<ContainerId> = self.runtime.running().map(|one| one.id.clone()).collect();
+        let code = [0, 0, 0, 1, 42, 137][usize::try_from(random.below(6)).unwrap()];
+        let running: Vec<ContainerId> =
+            self.runtime.running().map(|container| container.id.clone()).collect();
         if running.is_empty() {
             return;
         }
-        let chosen = &running[usize::try_from(dice.below(running.len() as u64)).unwrap()];
-        for one in self.runtime.containers.iter_mut().filter(|one| one.id == *chosen) {
-            (one.state, one.exit_code) = (ContainerState::Exited, code);
+        let chosen = &running[usize::try_from(random.below(running.len() as u64)).unwrap()];
+        for container in self.runtime.containers.iter_mut().filter(|container| container.id == *chosen) {
+            (container.state, container.exit_code) = (ContainerState::Exited, code);
         }
     }
 
@@ -197,18 +203,20 @@ impl World {
                 continue;
             }
             let waits = |name: &str| {
-                self.pod.init_containers().iter().any(|one| one.name == name && !is_sidecar(one))
+                self.pod
+                    .init_containers()
+                    .iter()
+                    .any(|container| container.name == name && !is_sidecar(container))
             };
-            let Some(at) = self
-                .runtime
-                .containers
-                .iter()
-                .position(|one| one.state == ContainerState::Running && waits(&one.name))
+            let Some(index) =
+                self.runtime.containers.iter().position(|container| {
+                    container.state == ContainerState::Running && waits(&container.name)
+                })
             else {
                 return true;
             };
-            let one = &mut self.runtime.containers[at];
-            (one.state, one.exit_code) = (ContainerState::Exited, 0);
+            let container = &mut self.runtime.containers[index];
+            (container.state, container.exit_code) = (ContainerState::Exited, 0);
         }
         panic!("the plan never empties: {} {:?}", short(&self.plan()), self.runtime.containers);
     }
@@ -216,37 +224,41 @@ impl World {
 
 #[test]
 fn plans_reach_the_desired_state_after_random_events() {
-    let mut dice = Dice(7);
+    let mut random = Random(7);
     let mut lived = 0;
     for _ in 0..400 {
-        let spec = random_spec(&mut dice);
-        let mut world = World::new(spec);
+        let spec = random_spec(&mut random);
+        let mut fixture = Fixture::new(spec);
         for _ in 0..30 {
-            if dice.one_in(2) {
-                world.event(&mut dice);
+            if random.one_in(2) {
+                fixture.event(&mut random);
             } else {
-                let plan = world.plan();
-                if !world.apply(&plan) {
+                let plan = fixture.plan();
+                if !fixture.apply(&plan) {
                     break;
                 }
             }
         }
-        if world.settle() {
+        if fixture.settle() {
             lived += 1;
             // In the desired state every container runs, or has ended and is not restarted.
-            assert!(world.plan().is_empty());
-            for container in world.pod.containers() {
-                let newest = world.runtime.newest(&container.name);
+            assert!(fixture.plan().is_empty());
+            for container in fixture.pod.containers() {
+                let newest = fixture.runtime.newest(&container.name);
                 assert!(
                     newest.is_some_and(|one| one.state == ContainerState::Running)
-                        || !restart::should_start(&world.pod, container, newest),
+                        || !restart::should_start(&fixture.pod, container, newest),
                     "{} does not run",
                     container.name
                 );
             }
-            for sidecar in world.pod.init_containers().iter().filter(|one| is_sidecar(one)) {
-                let newest = world.runtime.newest(&sidecar.name);
-                assert!(newest.is_some_and(|one| one.state == ContainerState::Running), "{}", sidecar.name);
+            for sidecar in fixture.pod.init_containers().iter().filter(|container| is_sidecar(container)) {
+                let newest = fixture.runtime.newest(&sidecar.name);
+                assert!(
+                    newest.is_some_and(|container| container.state == ContainerState::Running),
+                    "{}",
+                    sidecar.name
+                );
             }
         }
     }
@@ -258,13 +270,13 @@ fn older_instance_of_any_container_is_stopped() {
     let spec = json!({"initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
         "containers": [{"name": "c"}], "ephemeralContainers": [{"name": "e"}]});
     for name in ["s", "c", "e"] {
-        let mut world = World::new(spec.clone());
-        assert!(world.settle());
+        let mut fixture = Fixture::new(spec.clone());
+        assert!(fixture.settle());
         let mut twin = instance(&format!("{name}=Running"));
         twin.id = "twin".into();
-        world.runtime.containers.push(twin);
-        assert_eq!(short(&world.plan()), format!("kill=[{name}:Twin]"));
-        assert!(world.settle());
+        fixture.runtime.containers.push(twin);
+        assert_eq!(short(&fixture.plan()), format!("kill=[{name}:Twin]"));
+        assert!(fixture.settle());
     }
 }
 
@@ -318,34 +330,35 @@ fn any_init() -> impl Strategy<Value = Init> {
 
 fn plan_for(policy: &str, init: &[Init], regular: &str) -> Plan {
     let (mut specs, mut states) = (Vec::new(), Vec::new());
-    for (number, one) in init.iter().enumerate() {
+    for (number, container) in init.iter().enumerate() {
         let mut spec = json!({"name": format!("i{number}")});
-        if one.sidecar {
+        if container.sidecar {
             spec["restartPolicy"] = json!("Always");
-            for (field, probe) in [("startupProbe", one.startup), ("livenessProbe", one.liveness)] {
+            for (field, probe) in [("startupProbe", container.startup), ("livenessProbe", container.liveness)]
+            {
                 if probe.is_some() {
                     spec[field] = json!({"exec": {"command": ["true"]}});
                 }
             }
         }
         specs.push(spec);
-        if !one.state.is_empty() {
-            states.push(format!("i{number}={}", one.state));
+        if !container.state.is_empty() {
+            states.push(format!("i{number}={}", container.state));
         }
     }
     if !regular.is_empty() {
         states.push(format!("c={regular}"));
     }
     let pod = pod(json!({"restartPolicy": policy, "initContainers": specs, "containers": [{"name": "c"}]}));
-    let said = |id: &ContainerId, of: fn(&Init) -> Option<Verdict>| {
+    let verdict = |id: &ContainerId, probe: fn(&Init) -> Option<Verdict>| {
         let number = id.as_str().strip_prefix('i').and_then(|number| number.parse::<usize>().ok());
-        number.and_then(|number| of(&init[number])).unwrap_or(Verdict::NoProbe)
+        number.and_then(|number| probe(&init[number])).unwrap_or(Verdict::NoProbe)
     };
     compute(&Inputs {
         pod: &pod,
         runtime: &ready(&states.join(" ")),
-        liveness: &|id| said(id, |init| init.liveness),
-        startup: &|id| said(id, |init| init.startup),
+        liveness: &|id| verdict(id, |init| init.liveness),
+        startup: &|id| verdict(id, |init| init.startup),
         reset_held: false,
     })
 }
@@ -377,18 +390,18 @@ proptest! {
             prop_assert!(plan.start_init.is_empty(), "{}", short(&plan));
             return Ok(());
         }
-        for (index, one) in init.iter().enumerate() {
+        for (index, container) in init.iter().enumerate() {
             let killed = plan.kill.iter().any(|kill| kill.name == format!("i{index}"));
             let starts = plan.start_init.contains(&index);
             let what = format!("i{index}: {}", short(&plan));
-            if one.sidecar && index < begun && (initialized || newest != Some(index)) {
-                prop_assert_eq!((killed, starts), one.demands(), "{}", what);
+            if container.sidecar && index < begun && (initialized || newest != Some(index)) {
+                prop_assert_eq!((killed, starts), container.demands(), "{}", what);
             }
-            let is_done = one.state == "Exited" && index < begun;
-            if !one.sidecar && (initialized || newest != Some(index) && index < begun) {
+            let is_done = container.state == "Exited" && index < begun;
+            if !container.sidecar && (initialized || newest != Some(index) && index < begun) {
                 prop_assert!(!killed && !starts, "{}", what);
             }
-            if !one.sidecar && (is_done || one.state.starts_with("Running")) {
+            if !container.sidecar && (is_done || container.state.starts_with("Running")) {
                 prop_assert!(!killed && !starts, "{}", what);
             }
             // Of the containers that were never started, only the next one may start.

@@ -9,13 +9,13 @@ use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_tw
 
 /// Fills `start` and `kill`; a pod in which no container runs or will run is killed.
 pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
-    let mut kept = 0_usize;
+    let mut running = 0_usize;
     for (index, container) in inputs.pod.containers().iter().enumerate() {
         let status = inputs.runtime.newest(&container.name);
         stop_twins(inputs, "Container", &container.name, plan);
         match status {
             Some(status) if status.state == ContainerState::Running => {
-                kept += usize::from(!replace_if_needed(inputs, index, container, status, plan));
+                running += usize::from(!replace_if_needed(inputs, index, container, status, plan));
             }
             _ if inputs.waits_for_all(container, status) => {}
             _ if !restart::should_start(inputs.pod, container, status) => {}
@@ -33,7 +33,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) {
             }
         }
     }
-    if kept == 0 && plan.start.is_empty() && !inputs.reset_held {
+    if running == 0 && plan.start.is_empty() && !inputs.reset_held {
         plan.kill_pod = true;
         // Sidecars must not keep a finished pod running.
         plan.start_init.clear();

@@ -35,7 +35,8 @@ pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
             };
             for container in list.iter().filter(wanted) {
                 // The newest instance shows the request, so it is removed last.
-                let instances = runtime.containers.iter().rev().filter(|one| one.name == container.name);
+                let instances =
+                    runtime.containers.iter().rev().filter(|instance| instance.name == container.name);
                 reset.extend(instances.map(|instance| Reset {
                     id: instance.id.clone(),
                     name: container.name.clone(),

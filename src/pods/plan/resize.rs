@@ -40,7 +40,7 @@ impl Resource {
 /// The request and limit of a container for one resource. Zero counts as none, as upstream's records
 /// have it for both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Share {
+pub struct RequestAndLimit {
     /// The request.
     pub request: Option<Amount>,
     /// The limit.
@@ -49,48 +49,51 @@ pub struct Share {
 
 /// The requests and limits of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Given {
+pub struct CpuAndMemory {
     /// Memory.
-    pub memory: Share,
+    pub memory: RequestAndLimit,
     /// CPU.
-    pub cpu: Share,
+    pub cpu: RequestAndLimit,
 }
 
-impl Given {
+impl CpuAndMemory {
     /// The values that a container of `pod` has in the runtime: its own, and the pod's limits in the
     /// place of missing ones (Go: containerResourcesFromRequirements).
     #[must_use]
-    pub fn of(pod: &Pod, container: &Container) -> Given {
-        let (own, whole) = (Given::own(container), Given::whole(pod));
-        let share = |own: Share, whole: Share| Share { limit: own.limit.or(whole.limit), ..own };
-        Given { memory: share(own.memory, whole.memory), cpu: share(own.cpu, whole.cpu) }
+    pub fn for_container(pod: &Pod, container: &Container) -> CpuAndMemory {
+        let (own, whole) = (CpuAndMemory::own(container), CpuAndMemory::whole(pod));
+        let values = |own: RequestAndLimit, whole: RequestAndLimit| RequestAndLimit {
+            limit: own.limit.or(whole.limit),
+            ..own
+        };
+        CpuAndMemory { memory: values(own.memory, whole.memory), cpu: values(own.cpu, whole.cpu) }
     }
 
     /// The values of a container's specification.
-    fn own(container: &Container) -> Given {
-        container.resources.as_ref().map(Given::of_resources).unwrap_or_default()
+    fn own(container: &Container) -> CpuAndMemory {
+        container.resources.as_ref().map(CpuAndMemory::from_requirements).unwrap_or_default()
     }
 
     /// The values of the pod as a whole.
-    fn whole(pod: &Pod) -> Given {
-        pod.spec().resources.as_ref().map(Given::of_resources).unwrap_or_default()
+    fn whole(pod: &Pod) -> CpuAndMemory {
+        pod.spec().resources.as_ref().map(CpuAndMemory::from_requirements).unwrap_or_default()
     }
 
     /// The values of requests and limits.
     #[must_use]
-    pub fn of_resources(resources: &ResourceRequirements) -> Given {
-        let share = |resource: Resource| {
-            let of = |map: &Option<std::collections::BTreeMap<String, crate::model::Quantity>>| {
+    pub fn from_requirements(resources: &ResourceRequirements) -> CpuAndMemory {
+        let values = |resource: Resource| {
+            let value = |map: &Option<std::collections::BTreeMap<String, crate::model::Quantity>>| {
                 map.as_ref()?.get(resource.name()).map(amount).filter(|amount| !amount.is_zero())
             };
-            Share { request: of(&resources.requests), limit: of(&resources.limits) }
+            RequestAndLimit { request: value(&resources.requests), limit: value(&resources.limits) }
         };
-        Given { memory: share(Resource::Memory), cpu: share(Resource::Cpu) }
+        CpuAndMemory { memory: values(Resource::Memory), cpu: values(Resource::Cpu) }
     }
 
     /// The values of one resource.
     #[must_use]
-    pub fn share(&self, resource: Resource) -> Share {
+    pub fn values(&self, resource: Resource) -> RequestAndLimit {
         match resource {
             Resource::Memory => self.memory,
             Resource::Cpu => self.cpu,
@@ -110,9 +113,14 @@ pub struct Resize {
 }
 
 /// Adds to `plan` the changes that give running containers the resources of their specification.
-/// `given` returns the last values that the runtime received for a container; a container for which
+/// `actuated` returns the last values that the runtime received for a container; a container for which
 /// they are unknown is not changed.
-pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>, plan: &mut Plan) {
+pub fn add(
+    pod: &Pod,
+    runtime: &PodRuntime,
+    actuated: &dyn Fn(&str) -> Option<CpuAndMemory>,
+    plan: &mut Plan,
+) {
     if plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
         return;
     }
@@ -125,11 +133,11 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
         if status.state != ContainerState::Running || stopping {
             continue;
         }
-        let Some(has) = given(&container.name) else { continue };
-        let wants = Given::of(pod, container);
+        let Some(has) = actuated(&container.name) else { continue };
+        let wants = CpuAndMemory::for_container(pod, container);
         let changed: Vec<Resource> = Resource::ALL
             .into_iter()
-            .filter(|resource| has.share(*resource) != wants.share(*resource))
+            .filter(|resource| has.values(*resource) != wants.values(*resource))
             .collect();
         let may_restart = !is_init || is_sidecar(container);
         if may_restart && changed.iter().any(|resource| needs_restart(container, *resource)) {
@@ -147,7 +155,7 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
         }
         for resource in changed {
             let change = Resize { id: status.id.clone(), name: container.name.clone(), resource };
-            changes.push((resource, grows(has.share(resource), wants.share(resource)), change));
+            changes.push((resource, grows(has.values(resource), wants.values(resource)), change));
         }
     }
     // Decreases come first: they free room for increases. The sort is stable.
@@ -157,22 +165,24 @@ pub fn add(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given
 
 /// Whether any running container has other resources than its specification grants, even if the
 /// plan stops it for another reason. Unknown last values count as correct.
-pub fn is_due(pod: &Pod, runtime: &PodRuntime, given: &dyn Fn(&str) -> Option<Given>) -> bool {
+pub fn is_due(pod: &Pod, runtime: &PodRuntime, actuated: &dyn Fn(&str) -> Option<CpuAndMemory>) -> bool {
     let differs = |container: &Container| {
-        let runs = runtime.newest(&container.name).is_some_and(|one| one.state == ContainerState::Running);
-        runs && given(&container.name).is_some_and(|has| has != Given::of(pod, container))
+        let runs =
+            runtime.newest(&container.name).is_some_and(|status| status.state == ContainerState::Running);
+        runs && actuated(&container.name)
+            .is_some_and(|has| has != CpuAndMemory::for_container(pod, container))
     };
     pod.init_containers().iter().chain(pod.containers()).any(differs)
 }
 
 /// Whether the limit decreases. No limit is higher than any limit.
 #[must_use]
-pub fn lowers_limit(has: Share, wants: Share) -> bool {
+pub fn lowers_limit(has: RequestAndLimit, wants: RequestAndLimit) -> bool {
     wants.limit.is_some_and(|wants| has.limit.is_none_or(|has| wants < has))
 }
 
 /// Whether the limit grows, or else the request. No limit is higher than any limit.
-fn grows(has: Share, wants: Share) -> bool {
+fn grows(has: RequestAndLimit, wants: RequestAndLimit) -> bool {
     match (has.limit, wants.limit) {
         (has, wants) if has == wants => {}
         (None, Some(_)) => return false,
@@ -230,7 +240,7 @@ impl Rules {
             let message = "In-place resize of containers with swap is not supported.";
             return Some(never(message, "swap_limitation"));
         }
-        if self.fixed_pod_level && Given::whole(granted) != Given::whole(desired) {
+        if self.fixed_pod_level && CpuAndMemory::whole(granted) != CpuAndMemory::whole(desired) {
             let message = "InPlacePodLevelResourcesVerticalScaling is disabled";
             return Some(never(message, "plr_feature_gate_off"));
         }
@@ -241,7 +251,7 @@ impl Rules {
             granted.all_containers().any(|container| {
                 let wanted = desired.all_containers().find(|other| other.name == container.name);
                 // Requests are limits.
-                let request = |one| Given::own(one).share(resource).request;
+                let request = |spec| CpuAndMemory::own(spec).values(resource).request;
                 wanted.is_some_and(|wanted| request(wanted) != request(container))
             })
         };
@@ -267,7 +277,7 @@ fn changes_swap(granted: &Pod, desired: &Pod, settings: &SwapSettings) -> bool {
         let Some(has) = granted.all_containers().find(|other| other.name == wanted.name) else {
             return false;
         };
-        Given::own(wanted).memory.request != Given::own(has).memory.request
+        CpuAndMemory::own(wanted).memory.request != CpuAndMemory::own(has).memory.request
             && !needs_restart(has, Resource::Memory)
             && (has_swap(desired, wanted, settings) || has_swap(granted, has, settings))
     })
@@ -275,11 +285,11 @@ fn changes_swap(granted: &Pod, desired: &Pod, settings: &SwapSettings) -> bool {
 
 /// Whether two versions of a pod request different amounts of resources that can be resized.
 #[must_use]
-pub fn differs(one: &Pod, other: &Pod) -> bool {
-    Given::whole(one) != Given::whole(other)
-        || one.all_containers().any(|container| {
+pub fn differs(pod: &Pod, other: &Pod) -> bool {
+    CpuAndMemory::whole(pod) != CpuAndMemory::whole(other)
+        || pod.all_containers().any(|container| {
             let also = other.all_containers().find(|other| other.name == container.name);
-            also.is_some_and(|also| Given::own(also) != Given::own(container))
+            also.is_some_and(|also| CpuAndMemory::own(also) != CpuAndMemory::own(container))
         })
 }
 
@@ -317,8 +327,8 @@ fn wants_more(granted: &Pod, desired: &Pod) -> bool {
     let total = |pod| pod_requests(pod, Overhead::Included);
     let (has, wants) = (total(granted), total(desired));
     Resource::ALL.iter().any(|resource| {
-        let of = |map: &Amounts| map.get(resource.name()).copied().unwrap_or_default();
-        of(&wants) > of(&has)
+        let requested = |map: &Amounts| map.get(resource.name()).copied().unwrap_or_default();
+        requested(&wants) > requested(&has)
     })
 }
 
@@ -331,8 +341,8 @@ mod tests {
     /// `memory request/limit, CPU request/limit`; `-` for none.
     fn resources(text: &str) -> Value {
         let mut parts = text.split([' ', '/']).map(|part| (part != "-").then(|| part.to_owned()));
-        let mut of = || parts.next().flatten();
-        let (memory, memory_limit, cpu, cpu_limit) = (of(), of(), of(), of());
+        let mut next_part = || parts.next().flatten();
+        let (memory, memory_limit, cpu, cpu_limit) = (next_part(), next_part(), next_part(), next_part());
         let map = |memory: Option<String>, cpu: Option<String>| {
             let mut map = serde_json::Map::new();
             for (name, value) in [("memory", memory), ("cpu", cpu)] {
@@ -345,14 +355,15 @@ mod tests {
         json!({"requests": map(memory, cpu), "limits": map(memory_limit, cpu_limit)})
     }
 
-    fn given(text: &str) -> Given {
-        Given::of_resources(&serde_json::from_value(resources(text)).unwrap())
+    fn given(text: &str) -> CpuAndMemory {
+        CpuAndMemory::from_requirements(&serde_json::from_value(resources(text)).unwrap())
     }
 
     fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {
         let (pod, runtime) = (pod(spec), ready(instances));
         let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
-        let given = |name: &str| had.iter().find(|(of, _)| *of == name).map(|(_, text)| given(text));
+        let given =
+            |name: &str| had.iter().find(|(container, _)| *container == name).map(|(_, text)| given(text));
         add(&pod, &runtime, &given, &mut plan);
         short(&plan)
     }
@@ -465,14 +476,14 @@ mod tests {
     #[test]
     fn resize_is_granted_if_it_fits_and_deferred_otherwise() {
         let (old, new) = (with("1Mi/1Mi 1/1", 0), with("1Mi/1Mi 2/2", 0));
-        let why = || ("OutOfcpu".into(), "Node didn't have enough capacity".to_owned());
-        let full = |_: &Pod| Err(why());
+        let refusal = || ("OutOfcpu".into(), "Node didn't have enough capacity".to_owned());
+        let full = |_: &Pod| Err(refusal());
         let room = |_: &Pod| Ok(());
         let any = Rules::default();
         assert_eq!(decide(&old, &old, any, &full), Decision::Unchanged);
         assert_eq!(decide(&old, &with("1024Ki/1Mi 1000m/1", 0), any, &full), Decision::Unchanged);
         assert_eq!(decide(&old, &new, any, &room), Decision::Granted);
-        assert_eq!(decide(&old, &new, any, &full), Decision::Deferred(why()));
+        assert_eq!(decide(&old, &new, any, &full), Decision::Deferred(refusal()));
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub fn groups<'a>(steps: &[Step], pods: impl IntoIterator<Item = &'a Pod>) -> Ve
         steps.iter().map(|step| Group { period: step.period, pods: Vec::new() }).collect();
     for pod in pods {
         let priority = pod.spec().priority.unwrap_or(0);
-        let at = steps.iter().rposition(|step| step.from <= priority).unwrap_or(0);
-        if let Some(group) = groups.get_mut(at) {
+        let index = steps.iter().rposition(|step| step.from <= priority).unwrap_or(0);
+        if let Some(group) = groups.get_mut(index) {
             let most = i64::try_from(group.period.as_secs()).unwrap_or(i64::MAX);
             let own = pod.spec().termination_grace_period_seconds.unwrap_or(most);
             group.pods.push((pod.uid().clone(), own.min(most)));

@@ -79,15 +79,15 @@ pub(super) fn short(plan: &Plan) -> String {
         words.push(format!("kill=[{}]", kills.join(" ")));
     }
     if !plan.reset.is_empty() {
-        let one = |reset: &Reset| {
+        let describe = |reset: &Reset| {
             let (stop, trigger) = (if reset.stop { "-" } else { "" }, if reset.trigger { "!" } else { "" });
             format!("{stop}{}{trigger}", reset.id)
         };
-        words.push(format!("reset=[{}]", plan.reset.iter().map(one).collect::<Vec<_>>().join(" ")));
+        words.push(format!("reset=[{}]", plan.reset.iter().map(describe).collect::<Vec<_>>().join(" ")));
     }
     if !plan.resize.is_empty() {
-        let one = |resize: &Resize| format!("{}:{:?}", resize.name, resize.resource);
-        words.push(format!("resize=[{}]", plan.resize.iter().map(one).collect::<Vec<_>>().join(" ")));
+        let describe = |resize: &Resize| format!("{}:{:?}", resize.name, resize.resource);
+        words.push(format!("resize=[{}]", plan.resize.iter().map(describe).collect::<Vec<_>>().join(" ")));
     }
     let lists = [("ephemeral", &plan.start_ephemeral), ("init", &plan.start_init), ("start", &plan.start)];
     for (word, list) in lists {
@@ -130,7 +130,7 @@ fn check_probed(spec: Value, runtime: PodRuntime, probes: (&str, &str), expected
     assert_eq!(short(&plan), expected, "{} {:?} {states:?}", pod.restart_policy(), probes);
 }
 
-fn one(policy: &str) -> Value {
+fn single_container(policy: &str) -> Value {
     json!({"restartPolicy": policy, "containers": [{"name": "c"}]})
 }
 
@@ -147,41 +147,41 @@ fn sandbox_is_needed_if_missing_dead_or_unsuitable() {
         assert_eq!(found.replaces.as_ref().map(SandboxId::as_str), replaces);
     };
     let host = json!({"hostNetwork": true, "containers": [{"name": "c"}]});
-    check(one("Always"), runtime(vec![], ""), true, 0, None);
-    check(one("Always"), with(|_| {}), false, 3, Some("s3"));
-    check(one("Always"), with(|s| s.state = SandboxState::NotReady), true, 4, Some("s3"));
+    check(single_container("Always"), runtime(vec![], ""), true, 0, None);
+    check(single_container("Always"), with(|_| {}), false, 3, Some("s3"));
+    check(single_container("Always"), with(|s| s.state = SandboxState::NotReady), true, 4, Some("s3"));
     check(host.clone(), with(|_| {}), true, 4, None);
     check(host.clone(), with(|s| s.host_network = true), false, 3, Some("s3"));
-    check(one("Always"), with(|s| s.host_network = true), true, 4, None);
-    check(one("Always"), with(|s| s.ips.clear()), true, 4, Some("s3"));
+    check(single_container("Always"), with(|s| s.host_network = true), true, 4, None);
+    check(single_container("Always"), with(|s| s.ips.clear()), true, 4, Some("s3"));
     let silent = |s: &mut SandboxStatus| {
         s.ips.clear();
         s.network_reported = false;
     };
-    check(one("Always"), with(silent), false, 3, Some("s3"));
+    check(single_container("Always"), with(silent), false, 3, Some("s3"));
     let no_address = |s: &mut SandboxStatus| {
         s.ips.clear();
         s.host_network = true;
     };
     check(host, with(no_address), false, 3, Some("s3"));
     let two = vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::Ready)];
-    check(one("Always"), runtime(two, ""), true, 4, Some("s3"));
+    check(single_container("Always"), runtime(two, ""), true, 4, Some("s3"));
     let one_ready = vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::NotReady)];
-    check(one("Always"), runtime(one_ready, ""), false, 3, Some("s3"));
+    check(single_container("Always"), runtime(one_ready, ""), false, 3, Some("s3"));
 }
 
 #[test]
 fn new_sandbox_starts_only_containers_that_must_run_again() {
     let gone = |instances| runtime(vec![sandbox(0, SandboxState::NotReady)], instances);
     let init = json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}, {"name": "j"}]});
-    check(one("Always"), runtime(vec![], ""), "pod sandbox0 start=[0]");
-    check(one("Always"), gone("c=Exited:1"), "pod sandbox!1 start=[0]");
+    check(single_container("Always"), runtime(vec![], ""), "pod sandbox0 start=[0]");
+    check(single_container("Always"), gone("c=Exited:1"), "pod sandbox!1 start=[0]");
     check(init.clone(), runtime(vec![], ""), "pod sandbox0 init=[0]");
     check(init, gone("c=Exited i=Exited j=Exited"), "pod sandbox!1 init=[0]");
     // With policy Never no second sandbox is made once there were containers.
-    check(one("Never"), runtime(vec![], ""), "pod sandbox0 start=[0]");
-    check(one("Never"), gone(""), "pod sandbox!1 start=[0]");
-    check(one("Never"), gone("c=Exited:1"), "pod");
+    check(single_container("Never"), runtime(vec![], ""), "pod sandbox0 start=[0]");
+    check(single_container("Never"), gone(""), "pod sandbox!1 start=[0]");
+    check(single_container("Never"), gone("c=Exited:1"), "pod");
     // With OnFailure only failed containers start again; if there is none, no sandbox is made.
     let two = json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}, {"name": "b"}]});
     check(two.clone(), gone("a=Exited b=Exited:1"), "pod sandbox!1 start=[1]");
@@ -197,26 +197,26 @@ fn new_sandbox_starts_only_containers_that_must_run_again() {
 #[test]
 fn regular_container_restarts_by_state_probes_and_policy() {
     for policy in ["Always", "OnFailure", "Never"] {
-        check(one(policy), ready(""), "start=[0]");
-        check(one(policy), ready("c=Created"), "start=[0]");
-        check(one(policy), ready("c=Unknown"), "kill=[c:Unknown] start=[0]");
-        check(one(policy), ready("c=Running"), "");
-        check(one(policy), ready("c=Running#old"), "kill=[c:DefinitionChanged] start=[0]");
+        check(single_container(policy), ready(""), "start=[0]");
+        check(single_container(policy), ready("c=Created"), "start=[0]");
+        check(single_container(policy), ready("c=Unknown"), "kill=[c:Unknown] start=[0]");
+        check(single_container(policy), ready("c=Running"), "");
+        check(single_container(policy), ready("c=Running#old"), "kill=[c:DefinitionChanged] start=[0]");
     }
-    check(one("Always"), ready("c=Exited"), "start=[0]");
-    check(one("Always"), ready("c=Exited:1"), "start=[0]");
-    check(one("OnFailure"), ready("c=Exited:1"), "start=[0]");
+    check(single_container("Always"), ready("c=Exited"), "start=[0]");
+    check(single_container("Always"), ready("c=Exited:1"), "start=[0]");
+    check(single_container("OnFailure"), ready("c=Exited:1"), "start=[0]");
     // No container is kept or started, so the pod ends.
-    check(one("OnFailure"), ready("c=Exited"), "pod");
-    check(one("Never"), ready("c=Exited"), "pod");
-    check(one("Never"), ready("c=Exited:1"), "pod");
+    check(single_container("OnFailure"), ready("c=Exited"), "pod");
+    check(single_container("Never"), ready("c=Exited"), "pod");
+    check(single_container("Never"), ready("c=Exited:1"), "pod");
     for (policy, plan) in [("Always", " start=[0]"), ("OnFailure", " start=[0]"), ("Never", "")] {
         // A killed container counts neither as kept nor, under Never, as started.
         let pod = if plan.is_empty() { "pod " } else { "" };
         let expected = |reason: &str| format!("{pod}kill=[c:{reason}]{plan}");
-        check_probed(one(policy), ready("c=Running"), ("c-", ""), &expected("LivenessProbe"));
-        check_probed(one(policy), ready("c=Running"), ("", "c-"), &expected("StartupProbe"));
-        check_probed(one(policy), ready("c=Running"), ("c+", "c+"), "");
+        check_probed(single_container(policy), ready("c=Running"), ("c-", ""), &expected("LivenessProbe"));
+        check_probed(single_container(policy), ready("c=Running"), ("", "c-"), &expected("StartupProbe"));
+        check_probed(single_container(policy), ready("c=Running"), ("c+", "c+"), "");
     }
     let rules = json!({"restartPolicy": "Never", "containers": [{"name": "c", "restartPolicy": "Never",
         "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]});
@@ -232,20 +232,20 @@ fn regular_container_restarts_by_state_probes_and_policy() {
 fn container_without_a_readable_hash_keeps_running() {
     let mut runtime = ready("c=Running");
     runtime.containers[0].hash = None;
-    check(one("Always"), runtime, "");
+    check(single_container("Always"), runtime, "");
 }
 
 #[test]
 fn newest_instance_decides_and_older_running_ones_are_stopped() {
-    check(one("Always"), ready("c=Running c=Exited:1 c=Unknown"), "");
+    check(single_container("Always"), ready("c=Running c=Exited:1 c=Unknown"), "");
     // An older instance that runs is stopped.
     let twin = |instances: &str| {
         let mut runtime = ready(instances);
         runtime.containers[1].id = "old".into();
         runtime
     };
-    check(one("Always"), twin("c=Running c=Running"), "kill=[c:Twin]");
-    check(one("Always"), twin("c=Exited:1 c=Running"), "kill=[c:Twin] start=[0]");
+    check(single_container("Always"), twin("c=Running c=Running"), "kill=[c:Twin]");
+    check(single_container("Always"), twin("c=Exited:1 c=Running"), "kill=[c:Twin] start=[0]");
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn killing_event_has_upstreams_message_for_each_reason() {
         ("Always", "c=Running", ("", "c-"), "Container c failed startup probe, will be restarted"),
         ("Never", "c=Unknown", ("", ""), "Container is in \"unknown\" state, try killing it before restart"),
     ] {
-        assert_eq!(message(one(policy), instances, probes), expected);
+        assert_eq!(message(single_container(policy), instances, probes), expected);
     }
     for (instances, probes, expected) in [
         ("s=Running#x", ("", ""), "Init container s definition changed"),

@@ -2,7 +2,7 @@
 
 use super::super::assignments::DeviceReadiness;
 use super::super::lifecycle::{Failure, Kill, Update};
-use super::{Failed, Next, Worker};
+use super::{Next, StepError, Worker};
 use crate::model::runtime::PodRuntime;
 use crate::model::{metrics, reasons};
 use crate::util::stop::StopToken;
@@ -14,15 +14,15 @@ impl Worker {
         &mut self,
         runtime: &PodRuntime,
         cancel: &StopToken,
-    ) -> Result<Option<Next>, Failed> {
+    ) -> Result<Option<Next>, StepError> {
         match self.deps.assignments.allocate_devices(self.pod(), runtime, cancel) {
             DeviceReadiness::Ready => Ok(None),
             DeviceReadiness::Wait { message, retry } if cancel.is_stopped() => {
-                Err(Failed { message, retry, level: log::Level::Debug })
+                Err(StepError { message, retry, level: log::Level::Debug })
             }
             DeviceReadiness::Wait { message, retry } => {
                 self.deps.events.warning(self.pod(), reasons::WAITING_FOR_DEVICES, message.as_str());
-                Err(Failed { message, retry, level: log::Level::Info })
+                Err(StepError { message, retry, level: log::Level::Info })
             }
             DeviceReadiness::Denied { reason, message } => Ok(Some(self.refuse(reason, &message))),
         }

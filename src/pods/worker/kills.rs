@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::super::plan;
-use super::{Failed, RETRY, Worker, until};
+use super::{RETRY, StepError, Worker, time_until};
 use crate::model::api::Container;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
@@ -14,12 +14,12 @@ use crate::util::stop::StopToken;
 
 impl Worker {
     /// Records why a container did not start, and returns when to try again.
-    pub(super) fn not_started(&mut self, name: &str, failure: StartFailure) -> Failed {
-        let failed = Failed {
+    pub(super) fn not_started(&mut self, name: &str, failure: StartFailure) -> StepError {
+        let failed = StepError {
             message: format!("failed to start container {name}: {}: {}", failure.reason, failure.message),
             retry: failure.retry_at.map_or_else(
                 || jitter(RETRY, random_unit()),
-                |at| until(at).min(self.settings.sync_frequency),
+                |time| time_until(time).min(self.settings.sync_frequency),
             ),
             level: match failure.retry_at {
                 Some(_) => log::Level::Debug,
@@ -37,7 +37,7 @@ impl Worker {
         kills: &[plan::KillContainer],
         runtime: &PodRuntime,
         cancel: &StopToken,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), StepError> {
         for kill in kills {
             let container = self.pod().all_containers().find(|container| container.name == kill.name);
             let order = Kill {
@@ -49,7 +49,7 @@ impl Worker {
             self.deps
                 .runtime
                 .kill_container(&order, cancel)
-                .map_err(|error| Failed::later(error.to_string()))?;
+                .map_err(|error| StepError::retry_later(error.to_string()))?;
         }
         Ok(())
     }
@@ -58,9 +58,9 @@ impl Worker {
     /// The status of this container shows the reason after this call. `None`: no wait.
     ///
     /// DIFFERS: upstream removes the record of the container that requests it, and so its back-off.
-    pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<Failed> {
+    pub(super) fn hold_reset(&mut self, resets: &[plan::Reset], runtime: &PodRuntime) -> Option<StepError> {
         let pod = self.pod().clone();
-        let mut held: Option<Failed> = None;
+        let mut held: Option<StepError> = None;
         for container in triggers(&pod, resets) {
             let Some(wait) = self.deps.runtime.restart_wait(&pod, container, runtime, Timestamp::now())
             else {
@@ -69,7 +69,7 @@ impl Worker {
             };
             let known = self.reasons.get(&container.name);
             if known.is_none_or(|known| known.message != wait.message) {
-                self.deps.runtime.tell_back_off(&pod, container);
+                self.deps.runtime.report_back_off(&pod, container);
             }
             let wait = self.not_started(&container.name, wait);
             // The longest wait applies: all containers start together.
@@ -85,7 +85,7 @@ impl Worker {
         resets: &[plan::Reset],
         runtime: &PodRuntime,
         cancel: &StopToken,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), StepError> {
         let pod = self.pod().clone();
         for container in triggers(&pod, resets) {
             self.deps.runtime.count_restart(&pod, container, runtime, Timestamp::now());
@@ -93,11 +93,10 @@ impl Worker {
         for reset in resets {
             let kill = Kill { grace_override: Some(0), ..Kill::of(&pod, &reset.id, &reset.name) };
             let stopped = if reset.stop { self.deps.runtime.kill_container(&kill, cancel) } else { Ok(()) };
-            stopped.map_err(|error| Failed::later(error.to_string()))?;
-            self.deps
-                .runtime
-                .remove_container(&reset.id, cancel)
-                .map_err(|error| Failed::later(format!("cannot remove container {}: {error}", reset.name)))?;
+            stopped.map_err(|error| StepError::retry_later(error.to_string()))?;
+            self.deps.runtime.remove_container(&reset.id, cancel).map_err(|error| {
+                StepError::retry_later(format!("cannot remove container {}: {error}", reset.name))
+            })?;
             self.reasons.remove(&reset.name);
         }
         Ok(())

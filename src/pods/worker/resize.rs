@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use super::super::allocation::summary;
 use super::super::cgroups::Resizable;
-use super::super::plan::resize::{Given, Resource, is_due, lowers_limit};
+use super::super::plan::resize::{CpuAndMemory, Resource, is_due, lowers_limit};
 use super::super::plan::{self, KillReason, Plan};
-use super::{Failed, Worker};
+use super::{StepError, Worker};
 use crate::cgroups::Values;
 use crate::cgroups::pod::without_overhead;
 use crate::cgroups::resize::{self, PodStep, Step};
@@ -46,7 +46,7 @@ impl Worker {
     /// Completes the records of what running containers have.
     pub(super) fn adopt(&self, runtime: &PodRuntime) {
         let pod = self.pod();
-        let runs = |one: &&Container| runtime.newest(&one.name).is_some_and(is_running);
+        let runs = |container: &&Container| runtime.newest(&container.name).is_some_and(is_running);
         let running: Vec<_> = pod.all_containers().filter(runs).collect();
         self.deps.allocations.adopt(pod, &running);
         if !self.is_pod_resize_due() {
@@ -60,7 +60,7 @@ impl Worker {
         let init = plan.start_init.iter().filter_map(|index| pod.init_containers().get(*index));
         let regular = plan.start.iter().filter_map(|index| pod.containers().get(*index));
         for container in init.chain(regular) {
-            self.deps.allocations.gave_all(pod, container);
+            self.deps.allocations.set_all_actuated(pod, container);
         }
         self.store_allocations();
     }
@@ -73,11 +73,11 @@ impl Worker {
     }
 
     /// Reports the state of the resize, derived from the resources of running containers.
-    pub(super) fn tell_resize(&self, runtime: &PodRuntime) {
+    pub(super) fn report_resize(&self, runtime: &PodRuntime) {
         let pod = self.pod();
-        let given = |name: &str| self.deps.allocations.given(pod.uid(), name);
-        if is_due(pod, runtime, &given) || self.is_pod_resize_due() {
-            self.deps.allocations.go_on(pod);
+        let actuated = |name: &str| self.deps.allocations.actuated(pod.uid(), name);
+        if is_due(pod, runtime, &actuated) || self.is_pod_resize_due() {
+            self.deps.allocations.continue_resize(pod);
             // A resize that was reported as granted must still be granted after a restart.
             self.store_allocations();
         } else if let Some(generation) = self.deps.allocations.complete(pod) {
@@ -87,7 +87,7 @@ impl Worker {
     }
 
     /// Gives the pod and its running containers other resources.
-    pub(super) fn resize(&self, plan: &Plan, cancel: &StopToken) -> Result<(), Failed> {
+    pub(super) fn resize(&self, plan: &Plan, cancel: &StopToken) -> Result<(), StepError> {
         match work(plan) {
             Work::None => return Ok(()),
             Work::FollowGrant => {
@@ -102,7 +102,7 @@ impl Worker {
             return Ok(());
         }
         if result.is_ok() {
-            self.deps.allocations.gave_pod_level(self.pod());
+            self.deps.allocations.set_pod_level_actuated(self.pod());
         }
         let success = if result.is_ok() { "true" } else { "false" };
         metrics::RESIZE_DURATION.observe([success], begun.elapsed().as_secs_f64() * 1000.0);
@@ -114,7 +114,7 @@ impl Worker {
                 let text = summary("error", pod, generation, &message);
                 self.deps.events.warning(pod, reasons::RESIZE_ERROR, text);
             }
-            Failed::later(format!("cannot resize the pod: {message}"))
+            StepError::retry_later(format!("cannot resize the pod: {message}"))
         })
     }
 
@@ -126,7 +126,7 @@ impl Worker {
         let outcome = if self.has_other_values() { self.resize_all(plan, cancel) } else { Ok(()) };
         match outcome {
             Ok(()) => {
-                self.deps.allocations.gave_pod_level(pod);
+                self.deps.allocations.set_pod_level_actuated(pod);
                 self.store_allocations();
             }
             // No resize is under way. The containers may start nevertheless.
@@ -150,9 +150,9 @@ impl Worker {
         for step in resize::steps(&current, &wanted, &[resize::Resource::Memory, resize::Resource::Cpu]) {
             match step {
                 Step::Containers(resource) => {
-                    let of_step = |one: &&plan::Resize| match resource {
-                        resize::Resource::Memory => one.resource == Resource::Memory,
-                        resize::Resource::Cpu => one.resource == Resource::Cpu,
+                    let of_step = |resize: &&plan::Resize| match resource {
+                        resize::Resource::Memory => resize.resource == Resource::Memory,
+                        resize::Resource::Cpu => resize.resource == Resource::Cpu,
                     };
                     plan.resize
                         .iter()
@@ -201,7 +201,7 @@ impl Worker {
         self.deps.runtime.resize_container(pod, container, &resize.id, memory, cancel).map_err(|error| {
             format!("cannot change the {} of container {:?}: {error}", resize.resource.name(), resize.name)
         })?;
-        self.deps.allocations.gave(pod, container, resize.resource);
+        self.deps.allocations.set_actuated(pod, container, resize.resource);
         Ok(())
     }
 
@@ -213,8 +213,8 @@ impl Worker {
             let Some(container) = pod.all_containers().find(|container| container.name == resize.name) else {
                 continue;
             };
-            let has = self.deps.allocations.given(pod.uid(), &container.name).unwrap_or_default().memory;
-            let wants = Given::of(pod, container).memory;
+            let has = self.deps.allocations.actuated(pod.uid(), &container.name).unwrap_or_default().memory;
+            let wants = CpuAndMemory::for_container(pod, container).memory;
             let Some(limit) = wants.limit.filter(|_| lowers_limit(has, wants)).map(|limit| limit.units())
             else {
                 continue;
@@ -231,7 +231,7 @@ impl Worker {
         }
         match refused.as_slice() {
             [] => Ok(()),
-            [one] => Err(format!("cannot decrease memory limits: {one}")),
+            [reason] => Err(format!("cannot decrease memory limits: {reason}")),
             several => Err(format!("cannot decrease memory limits: [{}]", several.join(", "))),
         }
     }
@@ -253,8 +253,8 @@ impl Worker {
     }
 }
 
-fn is_running(one: &ContainerStatus) -> bool {
-    one.state == ContainerState::Running
+fn is_running(status: &ContainerStatus) -> bool {
+    status.state == ContainerState::Running
 }
 
 fn numbers(values: &Values) -> PodNumbers {

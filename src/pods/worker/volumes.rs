@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Failed, Next, RETRY, Worker};
+use super::{Next, RETRY, StepError, Worker};
 use crate::model::mount::MountedVolume;
 use crate::model::reasons;
 use crate::util::backoff::{jitter, random_unit};
@@ -23,15 +23,15 @@ impl Worker {
 
     /// Waits for a retry. A pod for whose volume the node has no place fails: another one of its
     /// controller may run on another node.
-    pub(super) fn volumes_failed(&mut self, error: &VolumeError) -> Result<Next, Failed> {
+    pub(super) fn volumes_failed(&mut self, error: &VolumeError) -> Result<Next, StepError> {
         if error.has_no_place() {
             let message = format!("Node has reached its volume attachment limit, rejecting pod. {error}");
             return Ok(self.refuse(reasons::VOLUME_ATTACHMENT_LIMIT_EXCEEDED, &message));
         }
-        Err(Failed {
+        Err(StepError {
             retry: error.retry_at().map_or_else(
                 || jitter(RETRY, random_unit()),
-                |at| at.saturating_duration_since(Instant::now()),
+                |time| time.saturating_duration_since(Instant::now()),
             ),
             message: error.to_string(),
             level: log::Level::Warn,
