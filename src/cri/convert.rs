@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn newest_container_has_the_highest_attempt_regardless_of_the_clock() {
-        let one = |id: &str, attempt, created_at| {
+        let container = |id: &str, attempt, created_at| {
             listed_container(runtime::Container {
                 id: id.into(),
                 created_at,
@@ -361,7 +361,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        let mut all = [one("old", 0, 9_000_000_000), one("new", 1, 5_000_000_000)];
+        let mut all = [container("old", 0, 9_000_000_000), container("new", 1, 5_000_000_000)];
         all.sort_by(container_order);
         assert_eq!(all[0].id.as_str(), "new");
     }

@@ -135,7 +135,7 @@ pub(super) fn without_tokens(message: &str) -> String {
         !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
     };
     let is_hidden = |index: usize, part: &str| {
-        let before = |back: usize| index.checked_sub(back).and_then(|at| parts.get(at)).copied();
+        let before = |back: usize| index.checked_sub(back).and_then(|position| parts.get(position)).copied();
         let host = if before(1) == Some("v2") { before(2) } else { before(1) };
         let ends = part.get(token::DIGITS..).is_some_and(|rest| {
             !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_' || next == '-')
@@ -155,15 +155,15 @@ const QUIET: Duration = Duration::from_secs(60);
 const SWEEP_AT: usize = 256;
 
 #[derive(Debug)]
-struct Said {
+struct LoggedError {
     text: String,
-    at: Instant,
+    time: Instant,
 }
 
 /// Logs each error at most once a minute (Go: logreduction).
 #[derive(Debug, Default)]
 pub(super) struct ErrorLog {
-    said: Mutex<HashMap<(&'static str, String), Said>>,
+    logged: Mutex<HashMap<(&'static str, String), LoggedError>>,
 }
 
 impl ErrorLog {
@@ -172,31 +172,31 @@ impl ErrorLog {
         // Missing objects and a stop are ordinary; the caller logs them if it matters.
         if matches!(error.class(), Class::Gone | Class::Stopping) {
             log::debug!("{} of {:?}: {error}", error.method(), error.object());
-        } else if self.is_news(error, Instant::now()) {
+        } else if self.is_new(error, Instant::now()) {
             log::warn!("{} of {:?}: {error}", error.method(), error.object());
         }
     }
 
     /// After a success the next failure is logged again.
     pub(super) fn succeeded(&self, method: &'static str, object: &str) {
-        let mut said = self.said.locked();
-        if !said.is_empty() {
-            said.remove(&(method, object.to_owned()));
+        let mut logged = self.logged.locked();
+        if !logged.is_empty() {
+            logged.remove(&(method, object.to_owned()));
         }
     }
 
-    fn is_news(&self, error: &CriError, now: Instant) -> bool {
-        let mut said = self.said.locked();
-        let fresh = |entry: &Said| now.saturating_duration_since(entry.at) < QUIET;
-        if said.len() >= SWEEP_AT {
-            said.retain(|_, entry| fresh(entry));
+    fn is_new(&self, error: &CriError, now: Instant) -> bool {
+        let mut logged = self.logged.locked();
+        let fresh = |entry: &LoggedError| now.saturating_duration_since(entry.time) < QUIET;
+        if logged.len() >= SWEEP_AT {
+            logged.retain(|_, entry| fresh(entry));
         }
         let key = (error.method(), error.object().to_owned());
         let text = error.to_string();
-        if said.get(&key).is_some_and(|entry| entry.text == text && fresh(entry)) {
+        if logged.get(&key).is_some_and(|entry| entry.text == text && fresh(entry)) {
             return false;
         }
-        said.insert(key, Said { text, at: now });
+        logged.insert(key, LoggedError { text, time: now });
         true
     }
 }
@@ -263,17 +263,17 @@ mod tests {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let error = call(Kind::Unknown, "c1", "boom");
-        assert!(log.is_news(&error, start));
-        assert!(!log.is_news(&error, after(59)));
-        assert!(log.is_news(&call(Kind::Unknown, "c2", "boom"), after(59)));
-        assert!(log.is_news(&call(Kind::Unknown, "c1", "bang"), after(59)));
-        assert!(log.is_news(&error, after(60)));
-        assert!(!log.is_news(&error, after(61)));
+        assert!(log.is_new(&error, start));
+        assert!(!log.is_new(&error, after(59)));
+        assert!(log.is_new(&call(Kind::Unknown, "c2", "boom"), after(59)));
+        assert!(log.is_new(&call(Kind::Unknown, "c1", "bang"), after(59)));
+        assert!(log.is_new(&error, after(60)));
+        assert!(!log.is_new(&error, after(61)));
         log.succeeded("StartContainer", "c1");
-        assert!(log.is_news(&error, after(62)));
+        assert!(log.is_new(&error, after(62)));
         for number in 0..2 * SWEEP_AT {
-            log.is_news(&call(Kind::Unknown, &number.to_string(), "boom"), after(200 + 60 * number as u64));
+            log.is_new(&call(Kind::Unknown, &number.to_string(), "boom"), after(200 + 60 * number as u64));
         }
-        assert!(log.said.lock().unwrap().len() <= SWEEP_AT);
+        assert!(log.logged.lock().unwrap().len() <= SWEEP_AT);
     }
 }

@@ -59,8 +59,8 @@ impl ImageClient {
     pub fn image_status(&self, image: runtime::ImageSpec) -> Result<Option<runtime::Image>, CriError> {
         let object = image.image.clone();
         let request = runtime::ImageStatusRequest { image: MessageField::some(image), ..Default::default() };
-        let answer = self.caller.call(&methods::IMAGE_STATUS, &object, &request)?;
-        match answer.image.into_option() {
+        let response = self.caller.call(&methods::IMAGE_STATUS, &object, &request)?;
+        match response.image.into_option() {
             Some(found) if found.id.is_empty() || found.size == 0 => {
                 Err(self.caller.incomplete(methods::IMAGE_STATUS.name, &object, "id or size"))
             }
@@ -80,8 +80,8 @@ impl ImageClient {
             verbose: true,
             ..Default::default()
         };
-        let answer = self.caller.call(&methods::IMAGE_STATUS, &object, &request)?;
-        Ok(answer.image.into_option().map(|image| (image, answer.info)))
+        let response = self.caller.call(&methods::IMAGE_STATUS, &object, &request)?;
+        Ok(response.image.into_option().map(|image| (image, response.info)))
     }
 
     /// Fetches an image; returns what to start containers from. Only `stop` and `limit` end it early.
@@ -103,11 +103,11 @@ impl ImageClient {
             sandbox_config: MessageField::from_option(sandbox_config.cloned()),
             ..Default::default()
         };
-        let answer = self.caller.call_for(&methods::PULL_IMAGE, &object, &request, limit, stop)?;
-        if answer.image_ref.is_empty() {
+        let response = self.caller.call_for(&methods::PULL_IMAGE, &object, &request, limit, stop)?;
+        if response.image_ref.is_empty() {
             return Err(self.caller.incomplete(methods::PULL_IMAGE.name, &object, "image_ref"));
         }
-        Ok(ImageRef::from(answer.image_ref))
+        Ok(ImageRef::from(response.image_ref))
     }
 
     /// Removes an image; one that does not exist is no error.

@@ -85,15 +85,15 @@ pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRunt
         containers: Vec::with_capacity(listed.containers.len()),
         ..PodRuntime::absent(listed.uid.clone())
     };
-    for (at, sandbox) in listed.sandboxes.iter().enumerate() {
+    for (index, sandbox) in listed.sandboxes.iter().enumerate() {
         // For older sandboxes that are not ready, the list entry has enough data.
-        if at > 0 && sandbox.state == SandboxState::NotReady {
+        if index > 0 && sandbox.state == SandboxState::NotReady {
             pod.sandboxes.push(convert::past_sandbox(sandbox));
             continue;
         }
         if let Some(status) = unless_gone(client.pod_sandbox_status(&sandbox.id))? {
             let status = convert::sandbox_status(&status);
-            if at == 0 && status.state == SandboxState::Ready {
+            if index == 0 && status.state == SandboxState::Ready {
                 pod.ips.clone_from(&status.ips);
             }
             pod.sandboxes.push(status);

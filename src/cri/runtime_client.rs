@@ -257,16 +257,20 @@ impl RuntimeClient {
     pub fn version(&self) -> Result<RuntimeVersion, CriError> {
         let request =
             runtime::VersionRequest { version: KUBELET_API_VERSION.to_owned(), ..Default::default() };
-        let answer = self.caller.call(&methods::VERSION, "", &request)?;
-        let fields =
-            [&answer.version, &answer.runtime_name, &answer.runtime_version, &answer.runtime_api_version];
+        let response = self.caller.call(&methods::VERSION, "", &request)?;
+        let fields = [
+            &response.version,
+            &response.runtime_name,
+            &response.runtime_version,
+            &response.runtime_api_version,
+        ];
         if fields.iter().any(|field| field.is_empty()) {
             return Err(self.caller.incomplete(methods::VERSION.name, "", "a version field"));
         }
         Ok(RuntimeVersion {
-            runtime_name: answer.runtime_name,
-            runtime_version: answer.runtime_version,
-            runtime_api_version: answer.runtime_api_version,
+            runtime_name: response.runtime_name,
+            runtime_version: response.runtime_version,
+            runtime_api_version: response.runtime_api_version,
         })
     }
 
@@ -275,9 +279,9 @@ impl RuntimeClient {
     /// # Errors
     /// When the call fails or one of the two required conditions is missing.
     pub fn status(&self) -> Result<RuntimeStatus, CriError> {
-        let answer = self.caller.call(&methods::STATUS, "", &runtime::StatusRequest::default())?;
+        let response = self.caller.call(&methods::STATUS, "", &runtime::StatusRequest::default())?;
         let condition = |condition: &'static str| {
-            let found = answer.status.conditions.iter().find(|found| found.type_ == condition)?;
+            let found = response.status.conditions.iter().find(|found| found.type_ == condition)?;
             let (reason, message) = (found.reason.clone(), found.message.clone());
             Some(if found.status { Ok(()) } else { Err(NotReady { condition, reason, message }) })
         };
@@ -286,7 +290,7 @@ impl RuntimeClient {
             let what = "the RuntimeReady or NetworkReady condition";
             return Err(self.caller.incomplete(methods::STATUS.name, "", what));
         };
-        let mut handlers: Vec<Handler> = answer
+        let mut handlers: Vec<Handler> = response
             .runtime_handlers
             .iter()
             .map(|handler| Handler {
@@ -296,7 +300,7 @@ impl RuntimeClient {
             })
             .collect();
         handlers.sort_by(|a, b| a.name.cmp(&b.name));
-        let features = answer.features.as_ref().map(|features| RuntimeFeatures {
+        let features = response.features.as_ref().map(|features| RuntimeFeatures {
             supplemental_groups_policy: features.supplemental_groups_policy,
             user_namespaces_host_network: features.user_namespaces_host_network,
         });
@@ -310,8 +314,8 @@ impl RuntimeClient {
     /// When the call fails.
     pub fn sandbox_image(&self) -> Result<Option<String>, CriError> {
         let request = runtime::StatusRequest { verbose: true, ..Default::default() };
-        let answer = self.caller.call(&methods::STATUS, "", &request)?;
-        Ok(answer.info.get("config").and_then(|config| sandbox_image_in(config)))
+        let response = self.caller.call(&methods::STATUS, "", &request)?;
+        Ok(response.info.get("config").and_then(|config| sandbox_image_in(config)))
     }
 
     /// The cgroup driver that the runtime uses; `None` when it does not report one.
@@ -320,8 +324,8 @@ impl RuntimeClient {
     /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
     pub fn cgroup_driver(&self) -> Result<Option<CgroupDriver>, CriError> {
         let request = runtime::RuntimeConfigRequest::default();
-        let answer = self.caller.call(&methods::RUNTIME_CONFIG, "", &request)?;
-        Ok(answer.linux.as_ref().and_then(|linux| match linux.cgroup_driver.enum_value() {
+        let response = self.caller.call(&methods::RUNTIME_CONFIG, "", &request)?;
+        Ok(response.linux.as_ref().and_then(|linux| match linux.cgroup_driver.enum_value() {
             Ok(runtime::CgroupDriver::SYSTEMD) => Some(CgroupDriver::Systemd),
             Ok(runtime::CgroupDriver::CGROUPFS) => Some(CgroupDriver::Cgroupfs),
             Err(_) => None,
@@ -377,16 +381,16 @@ impl RuntimeClient {
         };
         let limit = self.caller.request_timeout.saturating_mul(2);
         let begun = Instant::now();
-        let answer = self.caller.call_within(&methods::RUN_POD_SANDBOX, &object, &request, limit);
+        let response = self.caller.call_within(&methods::RUN_POD_SANDBOX, &object, &request, limit);
         metrics::RUN_POD_SANDBOX.took([runtime_handler.to_owned()], begun.elapsed());
-        if answer.is_err() {
+        if response.is_err() {
             metrics::RUN_POD_SANDBOX_ERRORS.inc([runtime_handler.to_owned()]);
         }
-        let answer = answer?;
-        if answer.pod_sandbox_id.is_empty() {
+        let response = response?;
+        if response.pod_sandbox_id.is_empty() {
             return Err(self.caller.incomplete(methods::RUN_POD_SANDBOX.name, &object, "pod_sandbox_id"));
         }
-        Ok(SandboxId::from(answer.pod_sandbox_id))
+        Ok(SandboxId::from(response.pod_sandbox_id))
     }
 
     /// Kills all processes in the sandbox and removes its network. The call is idempotent.
@@ -415,8 +419,8 @@ impl RuntimeClient {
     pub fn pod_sandbox_status(&self, id: &SandboxId) -> Result<runtime::PodSandboxStatus, CriError> {
         let request =
             runtime::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), ..Default::default() };
-        let answer = self.caller.call(&methods::POD_SANDBOX_STATUS, id.as_str(), &request)?;
-        answer
+        let response = self.caller.call(&methods::POD_SANDBOX_STATUS, id.as_str(), &request)?;
+        response
             .status
             .into_option()
             .ok_or_else(|| self.caller.incomplete(methods::POD_SANDBOX_STATUS.name, id.as_str(), "status"))
@@ -455,11 +459,11 @@ impl RuntimeClient {
             sandbox_config: MessageField::some(sandbox_config.clone()),
             ..Default::default()
         };
-        let answer = self.caller.call(&methods::CREATE_CONTAINER, &object, &request)?;
-        if answer.container_id.is_empty() {
+        let response = self.caller.call(&methods::CREATE_CONTAINER, &object, &request)?;
+        if response.container_id.is_empty() {
             return Err(self.caller.incomplete(methods::CREATE_CONTAINER.name, &object, "container_id"));
         }
-        Ok(ContainerId::from(answer.container_id))
+        Ok(ContainerId::from(response.container_id))
     }
 
     /// Starts a container.
@@ -526,8 +530,8 @@ impl RuntimeClient {
     /// When the call fails or no status comes back.
     pub fn container_status(&self, id: &ContainerId) -> Result<runtime::ContainerStatus, CriError> {
         let request = runtime::ContainerStatusRequest { container_id: id.to_string(), ..Default::default() };
-        let answer = self.caller.call(&methods::CONTAINER_STATUS, id.as_str(), &request)?;
-        answer
+        let response = self.caller.call(&methods::CONTAINER_STATUS, id.as_str(), &request)?;
+        response
             .status
             .into_option()
             .ok_or_else(|| self.caller.incomplete(methods::CONTAINER_STATUS.name, id.as_str(), "status"))
@@ -577,8 +581,8 @@ impl RuntimeClient {
     pub fn memory_used(&self, id: &ContainerId) -> Result<Option<u64>, CriError> {
         let request = runtime::ContainerStatsRequest { container_id: id.to_string(), ..Default::default() };
         match self.caller.call(&methods::CONTAINER_STATS, id.as_str(), &request) {
-            Ok(answer) => {
-                let memory = answer.stats.into_option().and_then(|stats| stats.memory.into_option());
+            Ok(response) => {
+                let memory = response.stats.into_option().and_then(|stats| stats.memory.into_option());
                 Ok(memory.and_then(|memory| memory.usage_bytes.into_option()).map(|bytes| bytes.value))
             }
             Err(error) if error.class() == Class::Unsupported => Ok(None),
@@ -641,8 +645,8 @@ impl RuntimeClient {
             timeout: whole_seconds(timeout),
             ..Default::default()
         };
-        let answer = self.caller.call_for(&methods::EXEC_SYNC, id.as_str(), &request, limit, stop)?;
-        Ok(ExecOutput { stdout: answer.stdout, stderr: answer.stderr, exit_code: answer.exit_code })
+        let response = self.caller.call_for(&methods::EXEC_SYNC, id.as_str(), &request, limit, stop)?;
+        Ok(ExecOutput { stdout: response.stdout, stderr: response.stderr, exit_code: response.exit_code })
     }
 }
 

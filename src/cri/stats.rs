@@ -41,8 +41,9 @@ impl RuntimeClient {
             verbose: true,
             ..Default::default()
         };
-        let answer = self.caller.call_within(&methods::POD_SANDBOX_STATUS, id.as_str(), &request, within)?;
-        Ok(answer.info.get("info").and_then(|info| image_in(info)))
+        let response =
+            self.caller.call_within(&methods::POD_SANDBOX_STATUS, id.as_str(), &request, within)?;
+        Ok(response.info.get("info").and_then(|info| image_in(info)))
     }
 }
 
