@@ -143,9 +143,9 @@ mod tests {
     fn memory_files(resources: Value, settings: &Settings) -> Vec<(String, String)> {
         let object = json!({"spec": {"containers": [{"name": "c", "resources": resources}]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
-        let of = |memory| resized(&pod, &pod.containers()[0], memory, settings);
-        assert!(of(false).unified.is_empty());
-        of(true).unified.into_iter().collect()
+        let resized_with = |memory| resized(&pod, &pod.containers()[0], memory, settings);
+        assert!(resized_with(false).unified.is_empty());
+        resized_with(true).unified.into_iter().collect()
     }
 
     #[test]

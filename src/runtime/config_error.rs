@@ -57,9 +57,9 @@ pub enum ConfigError {
     MountPropagation { mode: String },
     /// A volumeMount with fields that contradict each other or that the runtime does not support.
     #[error(
-        "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is {why}"
+        "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is {reason}"
     )]
-    RecursiveReadOnly { volume: String, why: String },
+    RecursiveReadOnly { volume: String, reason: String },
     /// A volumeMount's `recursiveReadOnly` that is none of the three modes.
     #[error("failed to resolve recursive read-only mode: unknown recursive read-only mode {mode:?}")]
     RecursiveReadOnlyMode { mode: String },

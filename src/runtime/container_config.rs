@@ -74,11 +74,11 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         stop: inputs.stop,
     })?;
     let mut expanded = |field: &str, texts: &Option<Vec<String>>| {
-        let one = |(index, text): (usize, &String)| {
+        let expand = |(index, text): (usize, &String)| {
             let too_large = |_| ConfigError::too_large(container, format!("{field}[{index}]"));
             environment.expand(text).map_err(too_large)
         };
-        texts.iter().flatten().enumerate().map(one).collect::<Result<Vec<String>, ConfigError>>()
+        texts.iter().flatten().enumerate().map(expand).collect::<Result<Vec<String>, ConfigError>>()
     };
     let command = expanded("command", &container.command)?;
     let args = expanded("args", &container.args)?;
@@ -230,14 +230,14 @@ mod tests {
     fn pod_level_resources_apply_to_containers_without_limits() {
         let resources = json!({"limits": {"cpu": "2", "memory": "64Mi", "hugepages-2Mi": "4Mi"},
             "requests": {"cpu": "1", "memory": "32Mi"}});
-        let of = |own: Value| {
+        let built_with = |own: Value| {
             let spec = json!({"resources": resources, "containers": [{"name": "c", "resources": own}, {"name": "d"}]});
             built(spec, None).linux.resources.clone().unwrap()
         };
-        let none = of(json!({}));
+        let none = built_with(json!({}));
         assert_eq!((none.cpu_quota, none.memory_limit_in_bytes, none.cpu_shares), (200_000, 64 << 20, 2048));
-        let own = of(json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "100m"}}));
+        let own = built_with(json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "100m"}}));
         assert_eq!((own.cpu_quota, own.memory_limit_in_bytes, own.cpu_shares), (50_000, 64 << 20, 102));
-        assert!(of(json!({"limits": {"cpu": "bad"}})).cpu_quota >= 0);
+        assert!(built_with(json!({"limits": {"cpu": "bad"}})).cpu_quota >= 0);
     }
 }

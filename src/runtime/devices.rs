@@ -7,7 +7,7 @@ use crate::transport::generated::runtime::{CDIDevice, ContainerConfig, Device, K
 /// Adds the settings of devices. As upstream they come first, so that the pod's own variables and
 /// annotations of the same name replace them; the mounts come first, too, and are not relabelled.
 pub(super) fn apply(setup: Setup, config: &mut ContainerConfig) {
-    let is_set = |name: &str, envs: &[KeyValue]| envs.iter().any(|one| one.key == name);
+    let is_set = |name: &str, envs: &[KeyValue]| envs.iter().any(|env| env.key == name);
     let mut envs: Vec<KeyValue> = setup
         .envs
         .into_iter()

@@ -42,8 +42,8 @@ impl std::fmt::Debug for Env {
 impl Env {
     /// The value of `name`, as text.
     pub fn get(&self, name: &str) -> Option<Cow<'_, str>> {
-        let at = *self.index.get(name)?;
-        self.ordered.get(at).map(|(_, value)| String::from_utf8_lossy(value))
+        let index = *self.index.get(name)?;
+        self.ordered.get(index).map(|(_, value)| String::from_utf8_lossy(value))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
@@ -87,7 +87,7 @@ impl Env {
     fn set(&mut self, name: &str, value: Vec<u8>) -> Result<(), TooLarge> {
         // As the program gets it: `NAME=value`.
         let size = |value: &[u8]| name.len() + 1 + value.len();
-        let known = self.index.get(name).and_then(|at| self.ordered.get_mut(*at));
+        let known = self.index.get(name).and_then(|index| self.ordered.get_mut(*index));
         if let Some((_, old)) = &known {
             self.budget.give_back(size(old));
         }

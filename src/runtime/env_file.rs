@@ -33,12 +33,12 @@ pub enum EnvFileError {
     #[error("the value is not UTF-8, or has a NUL character")]
     Value,
     /// A line is not as it must be.
-    #[error("line {line}: {why}")]
+    #[error("line {line}: {reason}")]
     Format {
         /// From 1.
         line: usize,
         /// What is wrong with it.
-        why: &'static str,
+        reason: &'static str,
     },
 }
 
@@ -101,7 +101,7 @@ fn read(root: &Path, path: &str) -> Result<Vec<u8>, EnvFileError> {
 pub fn find(text: &[u8], key: &str) -> Result<Option<String>, EnvFileError> {
     let mut lines = lines(text).enumerate();
     while let Some((number, line)) = lines.next() {
-        let fail = |why| Err(EnvFileError::Format { line: number + 1, why });
+        let fail = |reason| Err(EnvFileError::Format { line: number + 1, reason });
         let line = without_blanks(line);
         if line.is_empty() || line.starts_with(b"#") {
             continue;
@@ -159,8 +159,8 @@ fn without_blanks(mut line: &[u8]) -> &[u8] {
 }
 
 /// What is before and behind the first of these bytes.
-fn cut(line: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
-    let (before, rest) = line.split_at(line.iter().position(|byte| *byte == at)?);
+fn cut(line: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
+    let (before, rest) = line.split_at(line.iter().position(|byte| *byte == separator)?);
     Some((before, rest.get(1..)?))
 }
 

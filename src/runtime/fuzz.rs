@@ -286,7 +286,7 @@ fn container(bytes: &[u8]) {
         read_only: false,
         selinux_relabel: false,
     };
-    let of_pod = pod.spec().volumes.iter().flatten().map(|one| volume(&one.name));
+    let of_pod = pod.spec().volumes.iter().flatten().map(|spec| volume(&spec.name));
     let volumes: Vec<MountedVolume> = of_pod.chain([volume("v"), volume("w")]).collect();
     // Nothing is waited for: what was never read is an error.
     let (source, stop) = crate::util::stop::pair();

@@ -242,8 +242,8 @@ fn differences(path: &str, expected: &Value, actual: &Value, out: &mut Vec<Strin
             }
         }
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-            for (at, (a, b)) in a.iter().zip(b).enumerate() {
-                differences(&format!("{path}[{at}]"), a, b, out);
+            for (index, (a, b)) in a.iter().zip(b).enumerate() {
+                differences(&format!("{path}[{index}]"), a, b, out);
             }
         }
         (a, b) if a == b => {}

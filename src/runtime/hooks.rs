@@ -48,7 +48,7 @@ pub(super) struct Hook<'a> {
 
 /// How a hook that did not succeed ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Trouble {
+enum HookError {
     /// The stop token ended the hook.
     Stopping,
     /// The hook failed, or did not end in time.
@@ -64,9 +64,9 @@ impl Hook<'_> {
 
     /// The status message of a failed hook. Events do not show its output, which may contain
     /// secrets: more users can read events than statuses.
-    fn failure(&self, kind: &str, what: &str, error: &str) -> Trouble {
+    fn failure(&self, kind: &str, what: &str, error: &str) -> HookError {
         let (container, pod) = (&self.container.name, pod_text(self.pod));
-        Trouble::Failed(format!(
+        HookError::Failed(format!(
             "{kind} lifecycle hook ({what}) for Container {container:?} in Pod {pod:?} failed - error: {error}"
         ))
     }
@@ -83,7 +83,7 @@ impl Runtime {
     pub(super) fn post_start(&self, hook: Hook<'_>, stop: &StopToken) -> Result<(), StartFailure> {
         let message = match self.run_hook(hook, Instant::now(), None, stop) {
             Ok(()) => return Ok(()),
-            Err(Trouble::Stopping) => {
+            Err(HookError::Stopping) => {
                 return Err(StartFailure {
                     reason: reasons::POST_START_HOOK_ERROR,
                     message: "the hook was cancelled".to_owned(),
@@ -91,7 +91,7 @@ impl Runtime {
                     stopping: true,
                 });
             }
-            Err(Trouble::Failed(message)) => message,
+            Err(HookError::Failed(message)) => message,
         };
         let (pod, name) = (hook.pod, &hook.container.name);
         // Part of it is from the container: escaped, it cannot imitate log lines of the agent.
@@ -215,9 +215,9 @@ impl Runtime {
         begun: Instant,
         limit: Duration,
         stop: &StopToken,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HookError> {
         match self.run_hook(hook, begun, Some(limit), stop) {
-            Err(Trouble::Failed(message)) => {
+            Err(HookError::Failed(message)) => {
                 self.pre_stop_failed(hook, &message);
                 Ok(())
             }
@@ -242,7 +242,7 @@ impl Runtime {
         begun: Instant,
         limit: Option<Duration>,
         stop: &StopToken,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HookError> {
         let _waiting = threads::waiting("lifecycle hook");
         let handler = hook.handler;
         if let Some(exec) = &handler.exec {
@@ -261,12 +261,12 @@ impl Runtime {
                     Ok(())
                 }
                 true => Ok(()),
-                false => Err(Trouble::Stopping),
+                false => Err(HookError::Stopping),
             };
         }
         // A TCP hook makes no connection, as upstream.
         let kind = if handler.tcp_socket.is_some() { "tcpSocket" } else { "none" };
-        Err(Trouble::Failed(format!("Cannot run handler: invalid handler: {kind}")))
+        Err(HookError::Failed(format!("Cannot run handler: invalid handler: {kind}")))
     }
 
     fn run_exec(
@@ -275,7 +275,7 @@ impl Runtime {
         command: &[String],
         limit: Option<Duration>,
         stop: &StopToken,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HookError> {
         let failure = |error: &str, output: &[u8]| {
             let output = String::from_utf8_lossy(output);
             let error = format!("{error}, message: {output:?}");
@@ -292,7 +292,7 @@ impl Runtime {
                     format!("command '{}' exited with {}: {shown}", command.join(" "), output.exit_code);
                 Err(failure(&error, &[stdout, stderr].concat()))
             }
-            Err(error) if error.class() == Class::Stopping => Err(Trouble::Stopping),
+            Err(error) if error.class() == Class::Stopping => Err(HookError::Stopping),
             Err(error) => Err(failure(&error.to_string(), b"")),
         }
     }
@@ -304,7 +304,7 @@ impl Runtime {
         action: &HTTPGetAction,
         limit: Option<Duration>,
         stop: &StopToken,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HookError> {
         let start = Instant::now();
         let failure = |error: &str| hook.failure("HTTP", action.path.as_deref().unwrap_or_default(), error);
         let host = self.host_of(hook, action).map_err(|error| failure(&error))?;
@@ -316,7 +316,7 @@ impl Runtime {
             .map(|header| (header.name.clone(), header.value.clone()))
             .collect();
         let get = |scheme, headers: &[(String, String)]| {
-            let answer = http_get(
+            let response = http_get(
                 &HttpGet {
                     scheme,
                     host: &host,
@@ -328,16 +328,16 @@ impl Runtime {
                 },
                 stop,
             );
-            match answer {
+            match response {
                 // The header was received, and the body is not needed.
                 Err(error) if error.is_body() => Ok(()),
-                answer => answer.map(drop),
+                response => response.map(drop),
             }
         };
         let scheme = if action.scheme.as_deref() == Some("HTTPS") { Scheme::Https } else { Scheme::Http };
         let error = match get(scheme, &headers) {
             Ok(()) => return Ok(()),
-            Err(error) if error.is_stopped() => return Err(Trouble::Stopping),
+            Err(error) if error.is_stopped() => return Err(HookError::Stopping),
             Err(error) => error,
         };
         if !error.is_plain_http() {
@@ -356,7 +356,7 @@ impl Runtime {
                 self.shared.events.warning(hook.pod, reasons::LIFECYCLE_HTTP_FALLBACK, text);
                 Ok(())
             }
-            Err(again) if again.is_stopped() => Err(Trouble::Stopping),
+            Err(again) if again.is_stopped() => Err(HookError::Stopping),
             Err(_) => Err(failure(&error.to_string())),
         }
     }

@@ -172,26 +172,26 @@ mod tests {
     #[test]
     fn only_a_regular_file_is_written() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::write(at("precious"), "precious").unwrap();
-        let path = at("etc-hosts");
+        let path_to = |name: &str| dir.path().join(name);
+        std::fs::write(path_to("precious"), "precious").unwrap();
+        let path = path_to("etc-hosts");
         for what in ["link", "pipe", "directory"] {
             match what {
-                "link" => std::os::unix::fs::symlink(at("precious"), &path).unwrap(),
+                "link" => std::os::unix::fs::symlink(path_to("precious"), &path).unwrap(),
                 "pipe" => fifo(&path),
                 _ => std::fs::create_dir(&path).unwrap(),
             }
             let file = path.clone();
             assert!(unblocked(move || write_in_place(&file, b"text").is_err()), "{what}");
-            assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "precious");
+            assert_eq!(std::fs::read_to_string(path_to("precious")).unwrap(), "precious");
             if what == "directory" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) }
                 .unwrap();
         }
         // The pod's directory.
-        std::fs::create_dir(at("outside")).unwrap();
-        std::os::unix::fs::symlink(at("outside"), at("pod")).unwrap();
-        assert!(write_in_place(&at("pod/etc-hosts"), b"text").is_err());
-        assert!(!at("outside/etc-hosts").exists());
+        std::fs::create_dir(path_to("outside")).unwrap();
+        std::os::unix::fs::symlink(path_to("outside"), path_to("pod")).unwrap();
+        assert!(write_in_place(&path_to("pod/etc-hosts"), b"text").is_err());
+        assert!(!path_to("outside/etc-hosts").exists());
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub enum Observed<'a> {
 
 /// A container or sandbox that did not stop.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unstopped {
+pub enum StopFailure {
     #[error("failed to \"KillContainer\" for {name:?} with KillContainerError: \"{error}\"")]
     Container { name: String, error: CriError },
     #[error("failed to \"KillPodSandbox\" for {uid:?} with KillPodSandboxError: \"{error}\"")]
@@ -125,13 +125,13 @@ pub enum Unstopped {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KillError {
     /// At least one entry.
-    pub unstopped: Vec<Unstopped>,
+    pub unstopped: Vec<StopFailure>,
 }
 
 impl std::fmt::Display for KillError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.unstopped.as_slice() {
-            [one] => write!(out, "{one}"),
+            [failure] => write!(out, "{failure}"),
             many => {
                 let texts: Vec<String> = many.iter().map(ToString::to_string).collect();
                 write!(out, "[{}]", texts.join(", "))
@@ -179,7 +179,7 @@ impl Runtime {
     /// When the runtime did not stop it.
     pub fn kill_container(&self, kill: &Kill, stop: &StopToken) -> Result<(), KillError> {
         self.stop_one(kill, None, &Grace::fixed(stop)).map_err(|error| KillError {
-            unstopped: vec![Unstopped::Container { name: kill.name.clone(), error }],
+            unstopped: vec![StopFailure::Container { name: kill.name.clone(), error }],
         })
     }
 
@@ -273,7 +273,7 @@ impl Runtime {
         for sandbox in sandboxes {
             match client.stop_pod_sandbox(&sandbox) {
                 Err(error) if !error.is_not_found() => {
-                    unstopped.push(Unstopped::Sandbox { uid: uid.to_string(), error });
+                    unstopped.push(StopFailure::Sandbox { uid: uid.to_string(), error });
                 }
                 _ => {}
             }
@@ -287,14 +287,14 @@ impl Runtime {
         kills: Vec<Kill>,
         order: Option<&Arc<KillOrder>>,
         grace: &Grace,
-    ) -> Vec<Unstopped> {
+    ) -> Vec<StopFailure> {
         let mut waiting: Vec<String> = kills.iter().map(|kill| kill.name.clone()).collect();
         let (tx, results) = bounded(kills.len());
         let mut threads = Vec::new();
         let count = kills.len();
-        for (at, kill) in kills.into_iter().enumerate() {
+        for (index, kill) in kills.into_iter().enumerate() {
             // The last one (mostly the only one) needs no thread of its own.
-            if at + 1 == count {
+            if index + 1 == count {
                 self.stop_and_report(&kill, order.map(Arc::as_ref), grace, &tx);
                 continue;
             }
@@ -317,14 +317,14 @@ impl Runtime {
         let _waiting = threads::waiting("containers to stop");
         // Ends when every thread has reported or ended: each call has a deadline and a stop token.
         for (name, result) in results {
-            if let Some(at) = waiting.iter().position(|other| *other == name) {
-                waiting.swap_remove(at);
+            if let Some(position) = waiting.iter().position(|other| *other == name) {
+                waiting.swap_remove(position);
             }
             if let Err(error) = result {
-                unstopped.push(Unstopped::Container { name, error });
+                unstopped.push(StopFailure::Container { name, error });
             }
         }
-        unstopped.extend(waiting.into_iter().map(|name| Unstopped::Lost { name }));
+        unstopped.extend(waiting.into_iter().map(|name| StopFailure::Lost { name }));
         unstopped
     }
 

@@ -97,19 +97,19 @@ mod tests {
     #[test]
     fn log_directories_are_made_through_no_link() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        make_log_directory(&at("logs/pod/c")).unwrap();
-        make_log_directory(&at("logs/pod/c")).unwrap();
-        assert!(at("logs/pod/c").is_dir());
-        std::fs::create_dir(at("outside")).unwrap();
+        let path_to = |name: &str| dir.path().join(name);
+        make_log_directory(&path_to("logs/pod/c")).unwrap();
+        make_log_directory(&path_to("logs/pod/c")).unwrap();
+        assert!(path_to("logs/pod/c").is_dir());
+        std::fs::create_dir(path_to("outside")).unwrap();
         for (link, made) in [("logs/other", "logs/other/c"), ("logs/pod/d", "logs/pod/d")] {
-            std::os::unix::fs::symlink(at("outside"), at(link)).unwrap();
-            assert!(make_log_directory(&at(made)).is_err(), "{link}");
+            std::os::unix::fs::symlink(path_to("outside"), path_to(link)).unwrap();
+            assert!(make_log_directory(&path_to(made)).is_err(), "{link}");
         }
-        assert_eq!(std::fs::read_dir(at("outside")).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(path_to("outside")).unwrap().count(), 0);
         // Nor are the numbers of another container's logs this one's.
-        std::fs::write(at("outside/7.log"), "").unwrap();
-        assert_eq!(next_restart_count(&at("logs/pod/d")), 0);
+        std::fs::write(path_to("outside/7.log"), "").unwrap();
+        assert_eq!(next_restart_count(&path_to("logs/pod/d")), 0);
     }
 
     #[test]
@@ -123,13 +123,13 @@ mod tests {
         );
         let path = link_path(&dir.path().join("links"), &pod, "c", &ContainerId::from("abc"));
         assert_eq!(path, dir.path().join("links/p_n_c-abc.log"));
-        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
-        link(&path, &one).unwrap();
+        let (first, second) = (dir.path().join("one"), dir.path().join("two"));
+        link(&path, &first).unwrap();
         assert!(!path.is_symlink());
-        std::fs::write(&one, "").unwrap();
-        std::fs::write(&two, "").unwrap();
-        link(&path, &one).unwrap();
-        link(&path, &two).unwrap();
-        assert_eq!(std::fs::read_link(&path).unwrap(), two);
+        std::fs::write(&first, "").unwrap();
+        std::fs::write(&second, "").unwrap();
+        link(&path, &first).unwrap();
+        link(&path, &second).unwrap();
+        assert_eq!(std::fs::read_link(&path).unwrap(), second);
     }
 }

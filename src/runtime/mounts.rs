@@ -245,7 +245,7 @@ fn container_path(mount: &VolumeMount) -> String {
 }
 
 fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, ConfigError> {
-    let refuse = |why: String| Err(ConfigError::RecursiveReadOnly { volume: mount.name.clone(), why });
+    let refuse = |reason: String| Err(ConfigError::RecursiveReadOnly { volume: mount.name.clone(), reason });
     let mode = match mount.recursive_read_only.as_deref() {
         None | Some("" | "Disabled") => return Ok(false),
         Some(mode) => mode,
@@ -335,7 +335,7 @@ mod tests {
         mounts(&inputs, &mut env.unwrap()).map_err(|error| error.to_string())
     }
 
-    fn one(mount: Value, supported: bool) -> Result<Mount, String> {
+    fn convert_mount(mount: Value, supported: bool) -> Result<Mount, String> {
         let env = json!([{"name": "W", "value": "who"}, {"name": "EMPTY", "value": ""}, {"name": "UP", "value": "../x"},
             {"name": "ROOT", "value": "/x"}]);
         mounts_of(json!({"name": "c", "env": env, "volumeMounts": [mount]}), supported)
@@ -344,13 +344,16 @@ mod tests {
 
     #[test]
     fn volume_mounts_get_absolute_path_and_read_only_flag() {
-        let mount = one(json!({"name": "v", "mountPath": "a/b"}), false).unwrap();
+        let mount = convert_mount(json!({"name": "v", "mountPath": "a/b"}), false).unwrap();
         assert_eq!(
             (mount.container_path.as_str(), mount.readonly, mount.selinux_relabel),
             ("/a/b", false, true)
         );
-        let mount =
-            one(json!({"name": "r", "mountPath": "/x", "mountPropagation": "Bidirectional"}), false).unwrap();
+        let mount = convert_mount(
+            json!({"name": "r", "mountPath": "/x", "mountPropagation": "Bidirectional"}),
+            false,
+        )
+        .unwrap();
         assert!(mount.readonly && !mount.selinux_relabel);
         assert_eq!(mount.propagation.enum_value_or_default(), MountPropagation::PROPAGATION_BIDIRECTIONAL);
         for (mount, text) in [
@@ -363,14 +366,15 @@ mod tests {
                 "unknown MountPropagation mode: \"Up\"",
             ),
         ] {
-            assert_eq!(one(mount, false).unwrap_err(), text);
+            assert_eq!(convert_mount(mount, false).unwrap_err(), text);
         }
     }
 
     #[test]
     fn sub_paths_are_expanded_and_invalid_ones_refused() {
-        let at = |field: &str, text: &str| {
-            one(json!({"name": "v", "mountPath": "/x", field: text}), false).map(|mount| mount.host_path)
+        let host_path = |field: &str, text: &str| {
+            convert_mount(json!({"name": "v", "mountPath": "/x", field: text}), false)
+                .map(|mount| mount.host_path)
         };
         for (field, text, expected) in [
             ("subPath", "", Ok("/v")),
@@ -389,7 +393,7 @@ mod tests {
             ),
             ("subPath", "away", Err("failed to prepare subPath for volumeMount \"v\" of container \"c\"")),
         ] {
-            let found = at(field, text);
+            let found = host_path(field, text);
             assert_eq!(found.as_deref().map_err(String::as_str), expected, "{field} {text}");
         }
     }
@@ -411,7 +415,7 @@ mod tests {
 
     #[test]
     fn image_volume_mount_names_image_and_no_host_path() {
-        let mount = one(json!({"name": "i", "mountPath": "x", "subPath": "a/b"}), false).unwrap();
+        let mount = convert_mount(json!({"name": "i", "mountPath": "x", "subPath": "a/b"}), false).unwrap();
         assert!(mount.readonly);
         assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), ("/x", ""));
         assert_eq!(mount.image_sub_path, "a/b");
@@ -424,14 +428,18 @@ mod tests {
     fn recursive_read_only_needs_support_of_the_runtime() {
         let check = |mode: &str, supported, expected: Option<bool>| {
             let mount = json!({"name": "v", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": mode});
-            assert_eq!(one(mount, supported).ok().map(|mount| mount.recursive_read_only), expected, "{mode}");
+            assert_eq!(
+                convert_mount(mount, supported).ok().map(|mount| mount.recursive_read_only),
+                expected,
+                "{mode}"
+            );
         };
         check("Disabled", true, Some(false));
         check("IfPossible", false, Some(false));
         check("IfPossible", true, Some(true));
         check("Enabled", true, Some(true));
         check("Enabled", false, None);
-        for (more, why) in [
+        for (more, reason) in [
             (json!({}), "it is not read-only"),
             (
                 json!({"readOnly": true, "mountPropagation": "HostToContainer"}),
@@ -442,14 +450,16 @@ mod tests {
             let mut mount = json!({"name": "v", "mountPath": "/x", "recursiveReadOnly": "Enabled"});
             mount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             assert_eq!(
-                one(mount, false).unwrap_err(),
+                convert_mount(mount, false).unwrap_err(),
                 format!(
-                    "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but {why}"
+                    "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but {reason}"
                 )
             );
         }
         let odd = json!({"name": "v", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": "Often"});
-        assert!(one(odd, true).unwrap_err().ends_with("unknown recursive read-only mode \"Often\""));
+        assert!(
+            convert_mount(odd, true).unwrap_err().ends_with("unknown recursive read-only mode \"Often\"")
+        );
     }
 
     #[test]

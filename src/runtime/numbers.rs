@@ -44,11 +44,11 @@ pub fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResour
 pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings) -> LinuxContainerResources {
     let own = container.resources.as_ref();
     let limit = |resource: &str| {
-        let of = |requirements: Option<&ResourceRequirements>| {
+        let non_zero_limit = |requirements: Option<&ResourceRequirements>| {
             lookup(requirements, Side::Limits, resource).filter(|amount| !amount.is_zero())
         };
         // A container without a limit has the pod's.
-        of(own).or_else(|| of(pod.spec().resources.as_ref())).unwrap_or_default()
+        non_zero_limit(own).or_else(|| non_zero_limit(pod.spec().resources.as_ref())).unwrap_or_default()
     };
     let request = lookup(own, Side::Requests, "cpu");
     let mut resources = cpu_and_memory(request, limit("cpu"), limit("memory"), settings);
@@ -67,8 +67,13 @@ pub fn overhead_resources(
     overhead: &BTreeMap<String, crate::model::Quantity>,
     settings: &Settings,
 ) -> LinuxContainerResources {
-    let of = |resource: &str| overhead.get(resource).map(amount);
-    cpu_and_memory(of("cpu"), of("cpu").unwrap_or_default(), of("memory").unwrap_or_default(), settings)
+    let overhead_amount = |resource: &str| overhead.get(resource).map(amount);
+    cpu_and_memory(
+        overhead_amount("cpu"),
+        overhead_amount("cpu").unwrap_or_default(),
+        overhead_amount("memory").unwrap_or_default(),
+        settings,
+    )
 }
 
 fn cpu_and_memory(
@@ -139,21 +144,21 @@ fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
     if let Some(stated) = lookup(pod.spec().resources.as_ref(), side, resource) {
         return Some(stated);
     }
-    let of = |container: &Container| lookup(container.resources.as_ref(), side, resource);
+    let stated_amount = |container: &Container| lookup(container.resources.as_ref(), side, resource);
     let plus = |total: Option<Amount>, more: Option<Amount>| match (total, more) {
         (Some(total), Some(more)) => Some(total + more),
         (total, more) => total.or(more),
     };
-    let mut running = pod.containers().iter().map(of).fold(None, plus);
+    let mut running = pod.containers().iter().map(stated_amount).fold(None, plus);
     let (mut sidecars, mut peak) = (None, None);
     for container in pod.init_containers() {
         // While an init container runs, only the sidecars before it do, too.
         let needed = if is_sidecar(container) {
-            running = plus(running, of(container));
-            sidecars = plus(sidecars, of(container));
+            running = plus(running, stated_amount(container));
+            sidecars = plus(sidecars, stated_amount(container));
             sidecars
         } else {
-            plus(sidecars, of(container))
+            plus(sidecars, stated_amount(container))
         };
         peak = peak.max(needed);
     }
@@ -202,7 +207,7 @@ fn clamp(value: i128) -> i64 {
 /// One entry for every size the node knows: zero unless the container (or else the pod) requests
 /// it.
 fn hugepage_limits(pod: &Pod, container: &Container, sizes: &[String]) -> Vec<HugepageLimit> {
-    let asked = |requirements: Option<&ResourceRequirements>| -> HashMap<String, u64> {
+    let stated_limits = |requirements: Option<&ResourceRequirements>| -> HashMap<String, u64> {
         let limits = requirements.and_then(|requirements| requirements.limits.as_ref());
         limits
             .into_iter()
@@ -213,8 +218,8 @@ fn hugepage_limits(pod: &Pod, container: &Container, sizes: &[String]) -> Vec<Hu
             })
             .collect()
     };
-    let mut limits = asked(pod.spec().resources.as_ref());
-    limits.extend(asked(container.resources.as_ref()));
+    let mut limits = stated_limits(pod.spec().resources.as_ref());
+    limits.extend(stated_limits(container.resources.as_ref()));
     sizes
         .iter()
         .map(|size| HugepageLimit {
@@ -349,7 +354,7 @@ mod tests {
             |name: &str, memory: &str| json!({"name": name, "resources": {"requests": {"memory": memory}}});
         let score = |spec: &serde_json::Value, name: &str| {
             let pod = pod(spec.clone());
-            let container = pod.all_containers().find(|one| one.name == name).unwrap();
+            let container = pod.all_containers().find(|container| container.name == name).unwrap();
             oom_score_adj(&pod, container, 1000 << 20)
         };
         // The larger of init and regular containers counts: 400 less 100, in two parts.

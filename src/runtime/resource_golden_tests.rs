@@ -96,9 +96,9 @@ fn fields(resources: &LinuxContainerResources) -> Value {
     let limits: Vec<Value> = resources
         .hugepage_limits
         .iter()
-        .map(|one| match one.limit {
-            0 => json!({"page_size": one.page_size}),
-            limit => json!({"page_size": one.page_size, "limit": limit.to_string()}),
+        .map(|hugepage| match hugepage.limit {
+            0 => json!({"page_size": hugepage.page_size}),
+            limit => json!({"page_size": hugepage.page_size, "limit": limit.to_string()}),
         })
         .collect();
     if !limits.is_empty() {
@@ -113,7 +113,8 @@ fn computed(call: &Value, pods: &[Pod], settings: &Settings) -> Vec<Value> {
         .filter_map(|pod| match call["call"].as_str()? {
             "RunPodSandbox" => Some(fields(&sandbox_resources(pod, settings))),
             "CreateContainer" => {
-                let container = pod.all_containers().find(|one| call["container"] == json!(one.name))?;
+                let container =
+                    pod.all_containers().find(|container| call["container"] == json!(container.name))?;
                 Some(fields(&container_resources(pod, container, settings)))
             }
             _ => None,

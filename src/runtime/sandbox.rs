@@ -111,7 +111,7 @@ impl Runtime {
         self.check_groups_policy(pod, stop)?;
         let (config, notices) = self.sandbox_config(pod, attempt, stop)?;
         for notice in notices {
-            self.tell_dns(pod, notice);
+            self.report_dns_notice(pod, notice);
         }
         let path = log_directory(&shared.settings, pod);
         log_files::make_directory(&path)
@@ -243,7 +243,7 @@ impl Runtime {
         }
     }
 
-    fn tell_dns(&self, pod: &Pod, notice: DnsNotice) {
+    fn report_dns_notice(&self, pod: &Pod, notice: DnsNotice) {
         let events = &self.shared.events;
         match notice {
             DnsNotice::MissingClusterDns => {

@@ -367,13 +367,13 @@ mod tests {
         assert_eq!(masked(json!({})).unwrap().last().unwrap(), "/t");
         assert!(masked(json!({"procMount": "Unmasked"})).unwrap().is_empty());
         assert!(masked(json!({"procMount": "x"})).is_err());
-        let of = |ids| {
+        let options_for = |ids| {
             let options = of_sandbox(&pod(json!({}), json!({})), ids).namespace_options.unwrap();
             let users = options.userns_options.unwrap();
             (users.mode.enum_value_or_default(), users.uids, users.gids)
         };
-        assert_eq!(of(None), (NamespaceMode::NODE, Vec::new(), Vec::new()));
+        assert_eq!(options_for(None), (NamespaceMode::NODE, Vec::new(), Vec::new()));
         let ids = IdRange { first: 65_536, length: 65_536 };
-        assert_eq!(of(Some(ids)), (NamespaceMode::POD, vec![ids.mapping()], vec![ids.mapping()]));
+        assert_eq!(options_for(Some(ids)), (NamespaceMode::POD, vec![ids.mapping()], vec![ids.mapping()]));
     }
 }

@@ -213,7 +213,7 @@ impl Runtime {
             self.failed(start, regarding, &error.desc());
             runtime_failure(reasons::CREATE_CONTAINER_ERROR, &error)
         })?;
-        self.tell(regarding, reasons::CREATED, "Container created");
+        self.raise_event(regarding, reasons::CREATED, "Container created");
         Ok(id)
     }
 
@@ -223,7 +223,7 @@ impl Runtime {
             self.failed(start, regarding, &error.desc().replace(id.as_str(), &start.container.name));
             runtime_failure(reasons::RUN_CONTAINER_ERROR, &error)
         })?;
-        self.tell(regarding, reasons::STARTED, "Container started");
+        self.raise_event(regarding, reasons::STARTED, "Container started");
         let (pod, container) = (start.pod, &start.container.name);
         let (namespace, name) = (pod.namespace(), pod.name());
         log::info!("container {id} runs pod={namespace}/{name} uid={} container={container}", pod.uid());
@@ -261,7 +261,7 @@ impl Runtime {
         }
     }
 
-    fn tell(&self, regarding: &Regarding, reason: &'static str, message: &str) {
+    fn raise_event(&self, regarding: &Regarding, reason: &'static str, message: &str) {
         self.shared.events.raise(regarding.clone(), EventType::Normal, reason, message);
     }
 
@@ -281,8 +281,8 @@ fn target<'a>(start: &Start<'a>) -> Result<Option<&'a ContainerId>, ConfigError>
         .ephemeral_containers
         .iter()
         .flatten()
-        .find(|one| one.name == start.container.name)
-        .and_then(|one| one.target_container_name.as_deref())
+        .find(|container| container.name == start.container.name)
+        .and_then(|container| container.target_container_name.as_deref())
         .filter(|name| !name.is_empty());
     let Some(name) = name else { return Ok(None) };
     match start.runtime.newest(name) {

@@ -58,7 +58,7 @@ pub struct StartFailure {
 pub(super) fn container_list(pod: &Pod, container: &str) -> &'static str {
     if pod.init_containers().iter().any(|init| init.name == container) {
         "initContainers"
-    } else if pod.spec().ephemeral_containers.iter().flatten().any(|one| one.name == container) {
+    } else if pod.spec().ephemeral_containers.iter().flatten().any(|ephemeral| ephemeral.name == container) {
         "ephemeralContainers"
     } else {
         "containers"

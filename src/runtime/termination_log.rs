@@ -52,13 +52,13 @@ mod tests {
         let mut container = Container { name: "c".into(), ..Container::default() };
         assert_eq!(create(root.path(), &pod, &container).unwrap(), None);
         container.termination_message_path = Some("/dev/termination-log".into());
-        let one = create(root.path(), &pod, &container).unwrap().unwrap();
-        let two = create(root.path(), &pod, &container).unwrap().unwrap();
-        assert_ne!(one, two);
-        assert_eq!(std::fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o666);
-        assert_eq!(one.file_name().unwrap().len(), 8);
+        let first = create(root.path(), &pod, &container).unwrap().unwrap();
+        let second = create(root.path(), &pod, &container).unwrap().unwrap();
+        assert_ne!(first, second);
+        assert_eq!(std::fs::metadata(&first).unwrap().permissions().mode() & 0o777, 0o666);
+        assert_eq!(first.file_name().unwrap().len(), 8);
         // No file is created behind a link.
-        let own = one.parent().unwrap();
+        let own = first.parent().unwrap();
         let outside = root.path().join("outside");
         std::fs::create_dir(&outside).unwrap();
         std::fs::rename(own, root.path().join("moved")).unwrap();

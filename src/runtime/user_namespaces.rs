@@ -73,8 +73,8 @@ pub enum UserNamespaceError {
     #[error("cannot {attempt} {}: {error}", path.display())]
     File { attempt: &'static str, path: PathBuf, error: std::io::Error },
     /// A pod's file has invalid content.
-    #[error("user namespace: invalid user namespace mappings file {}: {why}", path.display())]
-    Content { path: PathBuf, why: String },
+    #[error("user namespace: invalid user namespace mappings file {}: {reason}", path.display())]
+    Content { path: PathBuf, reason: String },
     /// All ranges are in use.
     #[error("create user namespace: could not find an empty slot to allocate a user namespace")]
     Full,
@@ -308,7 +308,7 @@ fn read_file(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNames
             return Err(UserNamespaceError::File { attempt: "read", path: file.to_owned(), error });
         }
     };
-    let wrong = |why: String| UserNamespaceError::Content { path: file.to_owned(), why };
+    let wrong = |reason: String| UserNamespaceError::Content { path: file.to_owned(), reason };
     let mappings: Mappings = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
     let ([uids], [gids]) = (mappings.uid_mappings.as_slice(), mappings.gid_mappings.as_slice()) else {
         return Err(wrong("one mapping of uids and one of gids are allowed".to_owned()));
@@ -350,16 +350,19 @@ mod tests {
     #[test]
     fn ranges_survive_a_restart_and_are_freed_with_the_pods_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let one = namespaces(dir.path());
-        assert_eq!((first(&one, "a"), first(&one, "b"), first(&one, "a")), (65_536, 131_072, 65_536));
+        let before = namespaces(dir.path());
+        assert_eq!(
+            (first(&before, "a"), first(&before, "b"), first(&before, "a")),
+            (65_536, 131_072, 65_536)
+        );
         assert_eq!(
             std::fs::read_to_string(dir.path().join("pods/b/userns")).unwrap(),
             r#"{"uidMappings":[{"hostId":131072,"containerId":0,"length":65536}],"gidMappings":[{"hostId":131072,"containerId":0,"length":65536}]}"#
         );
         let restarted = namespaces(dir.path());
         // A pod keeps its range even if the runtime no longer supports user namespaces.
-        let kept = restarted.of_pod(&pod("b", json!(false)), || Ok(false), &StopToken::never()).unwrap();
-        assert_eq!(kept, Some(IdRange { first: 131_072, length: UNIT }));
+        let restored = restarted.of_pod(&pod("b", json!(false)), || Ok(false), &StopToken::never()).unwrap();
+        assert_eq!(restored, Some(IdRange { first: 131_072, length: UNIT }));
         assert_eq!(first(&restarted, "c"), 196_608);
         std::fs::remove_dir_all(dir.path().join("pods/a")).unwrap();
         assert_eq!(first(&restarted, "d"), 65_536);
@@ -389,7 +392,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("pods/x")).unwrap();
         std::fs::write(dir.path().join("pods/stray"), "").unwrap();
         let good = r#"{"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}],"gidMappings":[{"hostId":65536,"containerId":0,"length":65536}]}"#;
-        for (from, to, why) in [
+        for (from, to, reason) in [
             (good, "{", "EOF"),
             ("\"uidMappings\":[{\"hostId\":65536", "\"uidMappings\":[{\"hostId\":131072", "identical"),
             ("\"containerId\":0", "\"containerId\":1", "UID 0 must be mapped"),
@@ -401,7 +404,7 @@ mod tests {
             let error =
                 namespaces.of_pod(&pod("a", json!(false)), || Ok(true), &StopToken::never()).unwrap_err();
             assert!(
-                error.to_string().contains(why) && error.to_string().contains("pods/x/userns"),
+                error.to_string().contains(reason) && error.to_string().contains("pods/x/userns"),
                 "{error}"
             );
             let path = dir.path().join("pods/x/userns");

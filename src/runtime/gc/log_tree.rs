@@ -234,19 +234,19 @@ mod tests {
     #[test]
     fn links_instead_of_directories_remove_no_logs_of_other_pods() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let path_to = |name: &str| dir.path().join(name);
         let never = StopToken::never();
-        fs::create_dir_all(at("ns_other_u2/c")).unwrap();
-        fs::write(at("ns_other_u2/c/0.log"), "x").unwrap();
-        fs::create_dir(at("ns_pod_u1")).unwrap();
-        symlink(at("ns_other_u2/c"), at("ns_pod_u1/c")).unwrap();
-        remove_with_rotated(&at("ns_pod_u1/c/0.log"), &never).unwrap();
+        fs::create_dir_all(path_to("ns_other_u2/c")).unwrap();
+        fs::write(path_to("ns_other_u2/c/0.log"), "x").unwrap();
+        fs::create_dir(path_to("ns_pod_u1")).unwrap();
+        symlink(path_to("ns_other_u2/c"), path_to("ns_pod_u1/c")).unwrap();
+        remove_with_rotated(&path_to("ns_pod_u1/c/0.log"), &never).unwrap();
         remove_tree(dir.path(), "ns_pod_u1", &never).unwrap();
-        symlink(at("ns_other_u2"), at("ns_pod_u1")).unwrap();
-        remove_with_rotated(&at("ns_pod_u1/c/0.log"), &never).unwrap();
+        symlink(path_to("ns_other_u2"), path_to("ns_pod_u1")).unwrap();
+        remove_with_rotated(&path_to("ns_pod_u1/c/0.log"), &never).unwrap();
         remove_tree(dir.path(), "ns_pod_u1", &never).unwrap();
-        assert!(!at("ns_pod_u1").is_symlink());
-        assert_eq!(fs::read_to_string(at("ns_other_u2/c/0.log")).unwrap(), "x");
+        assert!(!path_to("ns_pod_u1").is_symlink());
+        assert_eq!(fs::read_to_string(path_to("ns_other_u2/c/0.log")).unwrap(), "x");
     }
 
     /// Recursion would take stack for each level, and a container can make any number of levels.

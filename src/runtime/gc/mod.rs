@@ -129,7 +129,7 @@ impl<R: Remover> Collector<R> {
         stop: &StopToken,
     ) -> Collected {
         let mut done = Collected::default();
-        let mut kept = Kept::default();
+        let mut retained = Retained::default();
         for removal in removals {
             if stop.is_stopped() {
                 break;
@@ -138,21 +138,21 @@ impl<R: Remover> Collector<R> {
                 Removal::Container(instance) => match self.remove_container(instance, stop) {
                     Ok(()) => done.containers += 1,
                     Err(problem) => {
-                        kept.sandboxes.insert(&instance.sandbox);
-                        kept.pods.insert(&instance.pod);
+                        retained.sandboxes.insert(&instance.sandbox);
+                        retained.pods.insert(&instance.pod);
                         done.problems.push(problem);
                     }
                 },
-                Removal::Sandbox { pod, id } if !kept.sandboxes.contains(id) => {
+                Removal::Sandbox { pod, id } if !retained.sandboxes.contains(id) => {
                     match self.remove_sandbox(id) {
                         Ok(()) => done.sandboxes += 1,
                         Err(problem) => {
-                            kept.pods.insert(pod);
+                            retained.pods.insert(pod);
                             done.problems.push(problem);
                         }
                     }
                 }
-                Removal::LogDirectory { pod, name } if !kept.pods.contains(pod) && still_gone(pod) => {
+                Removal::LogDirectory { pod, name } if !retained.pods.contains(pod) && still_gone(pod) => {
                     match log_tree::remove_tree(&self.settings.pod_logs_dir, name, stop) {
                         Ok(()) => done.log_entries += 1,
                         Err(error) => {
@@ -203,7 +203,7 @@ impl<R: Remover> Collector<R> {
 
 /// What must not be removed because an earlier step failed.
 #[derive(Default)]
-struct Kept<'a> {
+struct Retained<'a> {
     sandboxes: BTreeSet<&'a SandboxId>,
     pods: BTreeSet<&'a PodUid>,
 }

@@ -100,15 +100,15 @@ pub enum Removal {
 
 /// Decides what to remove, in a possible order: containers, then their sandboxes, then logs.
 pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
-    let doomed = containers(inputs);
-    let goes: BTreeSet<&ContainerId> = doomed.iter().map(|(_, container)| &container.id).collect();
+    let removed = containers(inputs);
+    let goes: BTreeSet<&ContainerId> = removed.iter().map(|(_, container)| &container.id).collect();
     let stays = || {
         let all = inputs.listed.values().flat_map(|pod| &pod.containers);
         all.filter(|container| !goes.contains(&container.id))
     };
     let used: BTreeSet<&SandboxId> = stays().map(|container| &container.sandbox_id).collect();
     let mut removals: Vec<Removal> =
-        doomed.iter().map(|(pod, container)| Removal::Container(instance(pod, container))).collect();
+        removed.iter().map(|(pod, container)| Removal::Container(instance(pod, container))).collect();
     for pod in inputs.listed.values() {
         let mut sandboxes: Vec<_> = pod.sandboxes.iter().collect();
         sandboxes.sort_by(|a, b| {
@@ -158,7 +158,7 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
     // A later creation time means that the clock was set back.
     // DIFFERS: the Go kubelet keeps it until the clock has come as far again.
     let future = inputs.now.saturating_add(SKEW).unwrap_or(Timestamp::MAX);
-    let mut doomed = Vec::new();
+    let mut removed = Vec::new();
     let mut units: Vec<Unit<'a>> = Vec::new();
     for pod in inputs.listed.values() {
         let mut of_pod: BTreeMap<&str, Unit<'a>> = BTreeMap::new();
@@ -175,9 +175,9 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
         for (_, mut unit) in of_pod {
             newest_first(&mut unit);
             if everything {
-                doomed.append(&mut unit);
+                removed.append(&mut unit);
             } else if let Some(keep) = inputs.policy.max_per_pod_container {
-                doomed.extend(cut(&mut unit, keep));
+                removed.extend(cut(&mut unit, keep));
             }
             units.push(unit);
         }
@@ -188,16 +188,16 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
         if total(&units) > most {
             let share = most.checked_div(units.len()).unwrap_or(0).max(1);
             for unit in &mut units {
-                doomed.extend(cut(unit, share));
+                removed.extend(cut(unit, share));
             }
             let mut rest: Unit<'a> = units.into_iter().flatten().collect();
             // Containers of different names have no common attempt number, so the creation time
             // decides.
             rest.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
-            doomed.extend(cut(&mut rest, most));
+            removed.extend(cut(&mut rest, most));
         }
     }
-    doomed
+    removed
 }
 
 /// Whether this is the newest instance of its name, and only created so far.

@@ -4,7 +4,7 @@ use super::*;
 use crate::model::runtime::{ContainerState, ListedContainer, ListedSandbox, SandboxState};
 use std::cell::RefCell;
 
-fn at(second: i64) -> Timestamp {
+fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
@@ -21,7 +21,7 @@ fn pod(uid: &str, sandboxes: &[(char, u32)], containers: &[(&str, char, i64)]) -
                 id: SandboxId::from(format!("{uid}-s{attempt}")),
                 state: if *state == 'r' { SandboxState::Ready } else { SandboxState::NotReady },
                 attempt: *attempt,
-                created_at: Some(at(i64::from(*attempt))),
+                created_at: Some(timestamp(i64::from(*attempt))),
             })
             .collect(),
         containers: containers
@@ -37,7 +37,7 @@ fn pod(uid: &str, sandboxes: &[(char, u32)], containers: &[(&str, char, i64)]) -
                     _ => ContainerState::Exited,
                 },
                 attempt: u32::try_from(*created).unwrap(),
-                created_at: Some(at(*created)),
+                created_at: Some(timestamp(*created)),
                 image_ref: "image".into(),
                 annotations: Default::default(),
             })
@@ -74,7 +74,7 @@ impl Case {
             scope: self.scope,
             policy: self.policy,
             logs: &self.logs,
-            now: at(1000),
+            now: timestamp(1000),
         };
         plan(&inputs).into_iter().map(shown).collect()
     }
@@ -256,7 +256,7 @@ fn collect(fails_at: &'static str, expected_calls: &[&str], problems: usize, log
     let listed = [pod("t1", &[('n', 0)], &[("a", 'u', 1)])].map(|pod| (pod.uid.clone(), pod)).into();
     let runtime = Fake { fails_at, ..Fake::default() };
     let collector = Collector::new(settings, runtime, events);
-    let now = at(1000);
+    let now = timestamp(1000);
     let done = collector.collect(&listed, &standing, true, Scope::Policy, now, &StopToken::never());
     assert_eq!(*collector.runtime.calls.borrow(), expected_calls);
     assert_eq!(done.problems.len(), problems, "{:?}", done.problems);

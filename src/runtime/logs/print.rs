@@ -12,7 +12,7 @@ const BLOCK: usize = 64 * 1024;
 
 /// Whether more can follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Printed {
+pub(super) enum PrintState {
     Done,
     /// All requested lines were written.
     Over,
@@ -27,7 +27,7 @@ enum Format {
 
 /// Of what the next piece is the rest, after a line longer than a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rest {
+enum Remainder {
     None,
     Shown { partial: bool },
     Skipped,
@@ -42,7 +42,7 @@ pub(super) struct Printer<'a> {
     /// Log lines that may still be read: with a tail and without following.
     lines_left: Option<u64>,
     format: Option<Format>,
-    rest: Rest,
+    rest: Remainder,
     /// Whether the next log line begins a line of the container.
     fresh: bool,
 }
@@ -56,7 +56,7 @@ impl<'a> Printer<'a> {
             left: options.limit_bytes,
             lines_left: options.tail_lines.filter(|_| !options.follow),
             format: None,
-            rest: Rest::None,
+            rest: Remainder::None,
             fresh: true,
         }
     }
@@ -68,10 +68,10 @@ impl<'a> Printer<'a> {
 
     /// Takes a line with its newline, the first or a further piece of a very long one, or a last
     /// one without newline. Invalid lines are skipped, but the first must be a log line.
-    pub(super) fn print(&mut self, line: &[u8]) -> Result<Printed, LogError> {
+    pub(super) fn print(&mut self, line: &[u8]) -> Result<PrintState, LogError> {
         let ends = line.ends_with(b"\n");
         let goes_on = !ends && line.len() >= MAX_LINE_BYTES;
-        if self.rest != Rest::None {
+        if self.rest != Remainder::None {
             return self.print_rest(line, ends, goes_on);
         }
         let format = match self.format {
@@ -93,7 +93,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn print_cri(&mut self, line: &[u8], ends: bool, goes_on: bool) -> Result<Printed, LogError> {
+    fn print_cri(&mut self, line: &[u8], ends: bool, goes_on: bool) -> Result<PrintState, LogError> {
         let Ok(parsed) = log_line::parse(line) else {
             return Ok(self.skip(goes_on));
         };
@@ -101,7 +101,7 @@ impl<'a> Printer<'a> {
         let fresh = std::mem::replace(&mut self.fresh, newline || parsed.message.is_empty());
         let shown = self.is_wanted(parsed.at, parsed.stream);
         if goes_on {
-            self.rest = if shown { Rest::Shown { partial: parsed.partial } } else { Rest::Skipped };
+            self.rest = if shown { Remainder::Shown { partial: parsed.partial } } else { Remainder::Skipped };
         }
         if shown {
             self.put(
@@ -112,7 +112,7 @@ impl<'a> Printer<'a> {
         Ok(self.count_line())
     }
 
-    fn print_docker(&mut self, line: &[u8], goes_on: bool) -> Result<Printed, LogError> {
+    fn print_docker(&mut self, line: &[u8], goes_on: bool) -> Result<PrintState, LogError> {
         let Some(parsed) = log_line::parse_docker(line) else {
             return Ok(self.skip(goes_on));
         };
@@ -123,9 +123,9 @@ impl<'a> Printer<'a> {
         Ok(self.count_line())
     }
 
-    fn print_rest(&mut self, line: &[u8], ends: bool, goes_on: bool) -> Result<Printed, LogError> {
-        let rest = if goes_on { self.rest } else { Rest::None };
-        if let Rest::Shown { partial } = std::mem::replace(&mut self.rest, rest) {
+    fn print_rest(&mut self, line: &[u8], ends: bool, goes_on: bool) -> Result<PrintState, LogError> {
+        let rest = if goes_on { self.rest } else { Remainder::None };
+        if let Remainder::Shown { partial } = std::mem::replace(&mut self.rest, rest) {
             let text = if partial { line.strip_suffix(b"\n").unwrap_or(line) } else { line };
             self.fresh = ends && !partial;
             self.put(None, &[text])?;
@@ -133,15 +133,15 @@ impl<'a> Printer<'a> {
         Ok(self.state())
     }
 
-    fn skip(&mut self, goes_on: bool) -> Printed {
+    fn skip(&mut self, goes_on: bool) -> PrintState {
         if goes_on {
-            self.rest = Rest::Skipped;
+            self.rest = Remainder::Skipped;
         }
-        Printed::Done
+        PrintState::Done
     }
 
-    fn is_wanted(&self, at: jiff::Timestamp, stream: Stream) -> bool {
-        self.options.since.is_none_or(|since| at >= since)
+    fn is_wanted(&self, timestamp: jiff::Timestamp, stream: Stream) -> bool {
+        self.options.since.is_none_or(|since| timestamp >= since)
             && self.options.stream.is_none_or(|wanted| wanted == stream)
     }
 
@@ -163,7 +163,7 @@ impl<'a> Printer<'a> {
         if self.block.len() >= BLOCK { self.pass_on() } else { Ok(()) }
     }
 
-    fn count_line(&mut self) -> Printed {
+    fn count_line(&mut self) -> PrintState {
         // The last of them may continue in further pieces.
         if let Some(lines) = &mut self.lines_left {
             *lines = lines.saturating_sub(1);
@@ -171,9 +171,9 @@ impl<'a> Printer<'a> {
         self.state()
     }
 
-    fn state(&self) -> Printed {
-        let more = self.rest != Rest::None && self.left != Some(0);
-        if self.is_over() && !more { Printed::Over } else { Printed::Done }
+    fn state(&self) -> PrintState {
+        let more = self.rest != Remainder::None && self.left != Some(0);
+        if self.is_over() && !more { PrintState::Over } else { PrintState::Done }
     }
 
     fn pass_on(&mut self) -> Result<(), LogError> {

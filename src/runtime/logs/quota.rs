@@ -54,7 +54,7 @@ pub enum Class {
     /// The last file of a container that has ended.
     Ended,
     /// The runtime may write to it, but cannot be asked to close it.
-    Kept,
+    Open,
 }
 
 /// A log file.
@@ -269,13 +269,13 @@ fn of_container(
         let Some(log) = log_of(name).filter(|_| files.len() < limit) else { continue };
         let is_newest = newer.replace(log) != Some(log);
         let writer = writers.get(&path.join(log));
-        let class = match (writer, Form::of(log, name)) {
+        let class = match (writer, Form::parse(log, name)) {
             (Some(Writer::Running(_)), None) if name == log => Class::Running,
             (Some(Writer::Ended), None) if name == log => Class::Ended,
-            (_, None) if name == log => Class::Kept,
+            (_, None) if name == log => Class::Open,
             (_, None) => continue,
             (Some(Writer::Ended), Some(_)) => Class::Rotated,
-            (_, Some(_)) if is_newest && !names.iter().any(|name| name == log) => Class::Kept,
+            (_, Some(_)) if is_newest && !names.iter().any(|name| name == log) => Class::Open,
             (_, Some(_)) => Class::Rotated,
         };
         // A container may have mounted a file system whose server does not respond.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::LogError;
-use super::print::{Printed, Printer};
+use super::print::{PrintState, Printer};
 use super::source::{Rotation, Source};
 use super::watch::Watch;
 use crate::model::ids::ContainerId;
@@ -86,7 +86,7 @@ pub fn read(
         let mut any = false;
         while let Some(line) = source.next_line() {
             any = true;
-            if printer.print(line)? == Printed::Over {
+            if printer.print(line)? == PrintState::Over {
                 return printer.flush();
             }
         }
@@ -317,9 +317,9 @@ mod tests {
                 return None;
             }
             let docker = *docker.get_or_insert(cri.is_none());
-            let Some((at, time, stream, text)) = (if docker { json } else { cri }) else { continue };
+            let Some((timestamp, time, stream, text)) = (if docker { json } else { cri }) else { continue };
             most -= 1;
-            if options.since.is_none_or(|since| at >= since)
+            if options.since.is_none_or(|since| timestamp >= since)
                 && options.stream.is_none_or(|only| only == stream)
             {
                 if options.timestamps && fresh {
@@ -424,10 +424,10 @@ mod tests {
     #[test]
     fn only_a_regular_log_in_its_own_directory_is_shown() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::create_dir_all(at("other/c")).unwrap();
-        std::fs::create_dir_all(at("pod/c")).unwrap();
-        std::fs::write(at("other/c/0.log"), log(&["F secret"])).unwrap();
+        let path_to = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(path_to("other/c")).unwrap();
+        std::fs::create_dir_all(path_to("pod/c")).unwrap();
+        std::fs::write(path_to("other/c/0.log"), log(&["F secret"])).unwrap();
         let shown = |path: PathBuf| {
             unblocked(move || {
                 let mut out = Vec::new();
@@ -436,42 +436,42 @@ mod tests {
             })
         };
         let nothing = (String::new(), true);
-        let path = at("pod/c/0.log");
+        let path = path_to("pod/c/0.log");
         fifo(&path);
         assert_eq!(shown(path.clone()), nothing);
-        for target in [PathBuf::from("/dev/zero"), at("other/c/0.log")] {
+        for target in [PathBuf::from("/dev/zero"), path_to("other/c/0.log")] {
             std::fs::remove_file(&path).unwrap();
             symlink(&target, &path).unwrap();
             assert_eq!(shown(path.clone()), nothing, "{}", target.display());
         }
-        symlink(at("other/c"), at("pod/d")).unwrap();
-        assert_eq!(shown(at("pod/d/0.log")), nothing);
-        symlink(at("other"), at("pod2")).unwrap();
-        assert_eq!(shown(at("pod2/c/0.log")), nothing);
-        assert_eq!(shown(at("other/c/0.log")), ("secret\n".to_owned(), false));
+        symlink(path_to("other/c"), path_to("pod/d")).unwrap();
+        assert_eq!(shown(path_to("pod/d/0.log")), nothing);
+        symlink(path_to("other"), path_to("pod2")).unwrap();
+        assert_eq!(shown(path_to("pod2/c/0.log")), nothing);
+        assert_eq!(shown(path_to("other/c/0.log")), ("secret\n".to_owned(), false));
     }
 
     #[test]
     fn follow_refuses_link_or_pipe_after_rotation() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::create_dir(at("c")).unwrap();
-        std::fs::write(at("secret"), log(&["F secret"])).unwrap();
+        let path_to = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path_to("c")).unwrap();
+        std::fs::write(path_to("secret"), log(&["F secret"])).unwrap();
         for what in ["link", "pipe"] {
-            std::fs::write(at("c/new.log"), log(&["F one"])).unwrap();
-            std::fs::rename(at("c/new.log"), at("c/0.log")).unwrap();
+            std::fs::write(path_to("c/new.log"), log(&["F one"])).unwrap();
+            std::fs::rename(path_to("c/new.log"), path_to("c/0.log")).unwrap();
             match what {
-                "link" => symlink(at("secret"), at("c/new")).unwrap(),
-                _ => fifo(&at("c/new")),
+                "link" => symlink(path_to("secret"), path_to("c/new")).unwrap(),
+                _ => fifo(&path_to("c/new")),
             }
-            let (from, to, path) = (at("c/new"), at("c/0.log"), at("c/0.log"));
+            let (from, to, path) = (path_to("c/new"), path_to("c/0.log"), path_to("c/0.log"));
             let (out, result) = unblocked(move || {
-                let asked = Cell::new(0);
+                let calls = Cell::new(0);
                 let still_running = || {
-                    if asked.replace(asked.get() + 1) == 0 {
+                    if calls.replace(calls.get() + 1) == 0 {
                         std::fs::rename(&from, &to).unwrap();
                     }
-                    asked.get() < 5
+                    calls.get() < 5
                 };
                 let mut out = Vec::new();
                 let options = ReadOptions { follow: true, ..ReadOptions::default() };
@@ -485,20 +485,20 @@ mod tests {
     #[test]
     fn only_links_to_dockers_own_log_are_resolved() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let path_to = |name: &str| dir.path().join(name);
         let id = ContainerId::from("0123abcd");
         let own = "docker/containers/0123abcd/0123abcd-json.log";
         for file in [own, "docker/containers/4567/4567-json.log", "docker/0123abcd-json.log", "secret"] {
-            std::fs::create_dir_all(at(file).parent().unwrap()).unwrap();
-            std::fs::write(at(file), "").unwrap();
-            let link = at("0.log");
+            std::fs::create_dir_all(path_to(file).parent().unwrap()).unwrap();
+            std::fs::write(path_to(file), "").unwrap();
+            let link = path_to("0.log");
             let _ = std::fs::remove_file(&link);
-            symlink(at(file), &link).unwrap();
-            let expected = if file == own { at(own) } else { link.clone() };
+            symlink(path_to(file), &link).unwrap();
+            let expected = if file == own { path_to(own) } else { link.clone() };
             assert_eq!(resolve(link, &id), expected, "{file}");
         }
-        assert_eq!(resolve(at("secret"), &id), at("secret"));
-        assert_eq!(resolve(at("none"), &id), at("none"));
+        assert_eq!(resolve(path_to("secret"), &id), path_to("secret"));
+        assert_eq!(resolve(path_to("none"), &id), path_to("none"));
     }
 
     #[test]

@@ -240,9 +240,9 @@ pub(super) enum Form {
 
 impl Form {
     /// `None`: not a file of the rotation.
-    pub(super) fn of(log: &str, name: &str) -> Option<Form> {
+    pub(super) fn parse(log: &str, name: &str) -> Option<Form> {
         let (stamp, ending) = name.strip_prefix(log)?.strip_prefix('.')?.split_at_checked(15)?;
-        let is_time = stamp.bytes().enumerate().all(|(at, byte)| match at {
+        let is_time = stamp.bytes().enumerate().all(|(index, byte)| match index {
             8 => byte == b'-',
             _ => byte.is_ascii_digit(),
         });
@@ -277,12 +277,12 @@ pub fn plan_rotation(
     }
     let compressed: BTreeSet<&str> = listing
         .iter()
-        .filter(|name| Form::of(log, name) == Some(Form::Compressed))
+        .filter(|name| Form::parse(log, name) == Some(Form::Compressed))
         .filter_map(|name| name.strip_suffix(".gz"))
         .collect();
     let (mut delete, mut rotated) = (Vec::new(), Vec::new());
     for name in listing {
-        match Form::of(log, name) {
+        match Form::parse(log, name) {
             None => {}
             Some(Form::Partial) => delete.push(name.clone()),
             Some(Form::Plain) if compressed.contains(name.as_str()) => delete.push(name.clone()),
@@ -321,7 +321,7 @@ impl Files<'_> {
         for entry in Dir::read_from(self.dir).map_err(failed)?.take(ENTRIES) {
             let entry = entry.map_err(failed)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
-            if Form::of(log, name).is_none() {
+            if Form::parse(log, name).is_none() {
                 continue;
             }
             let is_file = match entry.file_type() {

@@ -24,7 +24,7 @@ fn oldest_rotated_files_go_first_then_the_largest_current_ones() {
         file(Rotated, MIB, 10),
         file(Rotated, MIB, 20),
         file(Ended, 7 * MIB, 2),
-        file(Kept, 9 * MIB, 0),
+        file(Open, 9 * MIB, 0),
         file(Running, LEAST - 1, 3),
     ];
     let used = 24 * MIB + LEAST - 1;
@@ -43,7 +43,7 @@ fn oldest_rotated_files_go_first_then_the_largest_current_ones() {
     // What the runtime may write to, and small current files stay.
     check(MIB, &[2, 3, 1], &[4, 0], 8 * MIB + LEAST - 1);
     assert_eq!(plan(&[], 0), Plan::default());
-    let many: Vec<LogFile> = (0..1000).map(|at| file(Running, MIB, at)).collect();
+    let many: Vec<LogFile> = (0..1000).map(|number| file(Running, MIB, number)).collect();
     assert_eq!(plan(&many, 0).current, (0..CURRENT).collect::<Vec<_>>());
     let huge = [file(Rotated, u64::MAX, 1), file(Rotated, u64::MAX, 2)];
     assert_eq!(plan(&huge, 1).remove, [0]);

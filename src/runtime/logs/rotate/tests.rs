@@ -128,11 +128,11 @@ impl Pods {
         }
         fs::write(pods.of_other("0.log"), SECRET.repeat(10_000)).unwrap();
         fs::write(pods.of_other(&old(1, "")), SECRET.repeat(10_000)).unwrap();
-        fs::write(pods.at("0.log"), "current").unwrap();
+        fs::write(pods.path_to("0.log"), "current").unwrap();
         pods
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    fn path_to(&self, name: &str) -> PathBuf {
         self.dir.path().join("pod/c").join(name)
     }
 
@@ -146,8 +146,8 @@ impl Pods {
         for name in ["0.log".to_owned(), old(1, "")] {
             assert_eq!(fs::read_to_string(self.of_other(&name)).unwrap(), SECRET.repeat(10_000));
         }
-        for name in listing(&self.at("")) {
-            let path = self.at(&name);
+        for name in listing(&self.path_to("")) {
+            let path = self.path_to(&name);
             if name.ends_with(".gz") && fs::symlink_metadata(&path).unwrap().is_file() {
                 assert!(!unpacked(&path).contains("secret"), "{name}");
             }
@@ -213,12 +213,12 @@ fn runtime_opens_a_missing_log() {
 #[test]
 fn irregular_log_file_is_neither_renamed_nor_reopened() {
     let pods = Pods::new();
-    let log = pods.at("0.log");
+    let log = pods.path_to("0.log");
     let check = |what: &str| {
         let (errors, calls) = rotate_once(&log, false);
         assert!(matches!(&errors[..], [LogError::Kind { .. }]), "{what}: {errors:?}");
         assert_eq!(calls, 0, "{what}");
-        assert_eq!(listing(&pods.at("")), ["0.log"], "{what}");
+        assert_eq!(listing(&pods.path_to("")), ["0.log"], "{what}");
         pods.assert_other_is_untouched();
     };
     for target in ["/dev/zero", pods.of_other("0.log").to_str().unwrap(), "/no/such/file"] {
@@ -243,7 +243,7 @@ fn links_in_place_of_log_directories_are_refused() {
         assert_eq!(calls, 0);
         pods.assert_other_is_untouched();
     };
-    fs::remove_dir_all(pods.at("")).unwrap();
+    fs::remove_dir_all(pods.path_to("")).unwrap();
     symlink(pods.of_other(""), pods.dir.path().join("pod/c")).unwrap();
     check(&pods.dir.path().join("pod/c/0.log"));
     fs::remove_dir_all(pods.dir.path().join("pod")).unwrap();
@@ -265,25 +265,28 @@ fn irregular_files_at_rotation_names_do_not_stop_rotation() {
     for what in ["link", "device", "pipe", "directory", "file"] {
         for name in [old(1, ""), old(1, ".gz"), old(1, ".gz.tmp"), old(1, ".tmp")] {
             let pods = Pods::new();
-            fs::write(pods.at(&old(2, "")), "older").unwrap();
-            place(what, &pods, &pods.at(&name));
-            let (errors, calls) = rotate_once(&pods.at("0.log"), false);
+            fs::write(pods.path_to(&old(2, "")), "older").unwrap();
+            place(what, &pods, &pods.path_to(&name));
+            let (errors, calls) = rotate_once(&pods.path_to("0.log"), false);
             assert_eq!((errors.len(), calls), (0, 1), "{what} {name}: {errors:?}");
-            assert_eq!(fs::read_to_string(pods.at("0.log")).unwrap(), "new", "{what} {name}");
-            assert_eq!(unpacked(&pods.at(&old(2, ".gz"))), "older", "{what} {name}");
+            assert_eq!(fs::read_to_string(pods.path_to("0.log")).unwrap(), "new", "{what} {name}");
+            assert_eq!(unpacked(&pods.path_to(&old(2, ".gz"))), "older", "{what} {name}");
             if what != "file" {
-                assert!(fs::symlink_metadata(pods.at(&name)).is_ok(), "{what} {name} is not the rotation's");
+                assert!(
+                    fs::symlink_metadata(pods.path_to(&name)).is_ok(),
+                    "{what} {name} is not the rotation's"
+                );
             }
             pods.assert_other_is_untouched();
         }
         // At the path of the compressed file.
         for ending in [".gz", ".gz.tmp"] {
             let pods = Pods::new();
-            fs::write(pods.at(&old(2, "")), "older").unwrap();
-            place(what, &pods, &pods.at(&old(2, ending)));
-            let (_, calls) = rotate_once(&pods.at("0.log"), false);
+            fs::write(pods.path_to(&old(2, "")), "older").unwrap();
+            place(what, &pods, &pods.path_to(&old(2, ending)));
+            let (_, calls) = rotate_once(&pods.path_to("0.log"), false);
             assert_eq!(calls, 1, "{what} {ending}");
-            assert_eq!(fs::read_to_string(pods.at("0.log")).unwrap(), "new", "{what} {ending}");
+            assert_eq!(fs::read_to_string(pods.path_to("0.log")).unwrap(), "new", "{what} {ending}");
             pods.assert_other_is_untouched();
         }
     }
@@ -292,12 +295,12 @@ fn irregular_files_at_rotation_names_do_not_stop_rotation() {
 #[test]
 fn rename_of_a_log_replaces_no_other_file() {
     let pods = Pods::new();
-    let log = pods.at("0.log");
+    let log = pods.path_to("0.log");
     let name = old(9, "");
     let place = Place::find(&log, LOG_LEVELS).unwrap();
     let files = Files { dir: place.dir(), log: &log };
     for kind in ["file", "link", "directory"] {
-        let path = pods.at(&name);
+        let path = pods.path_to(&name);
         match kind {
             "file" => fs::write(&path, "there").unwrap(),
             "link" => symlink(pods.of_other("0.log"), &path).unwrap(),
@@ -309,7 +312,7 @@ fn rename_of_a_log_replaces_no_other_file() {
         if kind == "directory" { fs::remove_dir(&path).unwrap() } else { fs::remove_file(&path).unwrap() }
     }
     assert!(files.rename_to_new("0.log", &name).unwrap());
-    assert_eq!(fs::read_to_string(pods.at(&name)).unwrap(), "current");
+    assert_eq!(fs::read_to_string(pods.path_to(&name)).unwrap(), "current");
     pods.assert_other_is_untouched();
 }
 
@@ -317,26 +320,26 @@ fn rename_of_a_log_replaces_no_other_file() {
 fn compressed_bytes_per_pass_are_limited() {
     unblocked(|| {
         let pods = Pods::new();
-        let log = pods.at("0.log");
+        let log = pods.path_to("0.log");
         let place = Place::find(&log, LOG_LEVELS).unwrap();
         let files = Files { dir: place.dir(), log: &log };
         let sparse = |number: u32, length: u64| {
-            File::create(pods.at(&old(number, ""))).unwrap().set_len(length).unwrap();
+            File::create(pods.path_to(&old(number, ""))).unwrap().set_len(length).unwrap();
         };
         let never = StopToken::never();
         // Larger than any disk: not started.
         sparse(1, 1 << 42);
         let mut left = 300_000;
         files.compress(&old(1, ""), &mut left, &never).unwrap();
-        assert_eq!((left, pods.at(&old(1, "")).exists()), (300_000, true));
+        assert_eq!((left, pods.path_to(&old(1, "")).exists()), (300_000, true));
         sparse(2, 200_000);
         files.compress(&old(2, ""), &mut left, &never).unwrap();
-        assert_eq!((left, pods.at(&old(2, ".gz")).exists()), (100_000, true));
+        assert_eq!((left, pods.path_to(&old(2, ".gz")).exists()), (100_000, true));
         sparse(3, 200_000);
         files.compress(&old(3, ""), &mut left, &never).unwrap();
-        assert_eq!((left, pods.at(&old(3, "")).exists()), (100_000, true));
+        assert_eq!((left, pods.path_to(&old(3, "")).exists()), (100_000, true));
         // A file that grows while it is read.
-        let source = File::open(pods.at(&old(3, ""))).unwrap();
+        let source = File::open(pods.path_to(&old(3, ""))).unwrap();
         let written = files.write_compressed((&old(3, ""), source), &old(3, ".gz.tmp"), &mut left, &never);
         assert!(matches!(written, Ok(false)), "{written:?}");
         assert!(Settings { max_bytes: Some(1 << 40), max_files: 5 }.compress_bytes() > 1 << 40);
@@ -346,13 +349,13 @@ fn compressed_bytes_per_pass_are_limited() {
 #[test]
 fn compression_ends_when_the_agent_stops() {
     let pods = Pods::new();
-    fs::write(pods.at(&old(1, "")), "older").unwrap();
+    fs::write(pods.path_to(&old(1, "")), "older").unwrap();
     let (source, stop) = crate::util::stop::pair();
     drop(source);
-    let place = Place::find(&pods.at("0.log"), LOG_LEVELS).unwrap();
-    let log = pods.at("0.log");
+    let place = Place::find(&pods.path_to("0.log"), LOG_LEVELS).unwrap();
+    let log = pods.path_to("0.log");
     let files = Files { dir: place.dir(), log: &log };
     let stopped = files.compress(&old(1, ""), &mut 1000, &stop);
     assert!(matches!(stopped, Err(LogError::Stopping)), "{stopped:?}");
-    assert_eq!(listing(&pods.at("")), ["0.log".to_owned(), old(1, "")]);
+    assert_eq!(listing(&pods.path_to("")), ["0.log".to_owned(), old(1, "")]);
 }
