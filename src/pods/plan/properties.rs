@@ -246,7 +246,7 @@ fn plans_reach_the_desired_state_after_random_events() {
             for container in fixture.pod.containers() {
                 let newest = fixture.runtime.newest(&container.name);
                 assert!(
-                    newest.is_some_and(|one| one.state == ContainerState::Running)
+                    newest.is_some_and(|container| container.state == ContainerState::Running)
                         || !restart::should_start(&fixture.pod, container, newest),
                     "{} does not run",
                     container.name
