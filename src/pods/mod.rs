@@ -7,7 +7,7 @@
 //! Invariants: at most one thread per UID; two static pods of one full name never run at the same
 //! time; a terminating pod never runs again.
 //! [`allocation::Allocations`], the CPU and memory that pods were granted, is shared with `sync`.
-//! Deliberately absent: several flags for the state of a pod; a pod has exactly one phase.
+//! Absent on purpose: several flags for the state of a pod; a pod has exactly one phase.
 
 pub mod admission;
 pub mod allocation;

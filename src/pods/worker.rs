@@ -494,7 +494,7 @@ impl Worker {
 
     /// The pod runs, but not in its cgroup: another agent started it, or this one with other
     /// settings, or the cgroup was removed. Stops it; the next step starts it in its cgroup, if its
-    /// restart policy allows that (kubelet: `SyncPod`).
+    /// restart policy allows that (Go: `SyncPod`).
     fn leave_foreign_cgroup(&self, runtime: &Arc<PodRuntime>, cancel: &StopToken) -> Result<Next, StepError> {
         let uid = self.uid();
         log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());

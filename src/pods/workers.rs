@@ -141,7 +141,7 @@ impl Workers {
 
     /// Whether a pod of the API is being stopped because its source removed it. If the source delivers
     /// its UID again, this is the same pod, and ends with its former object: its terminal phase is
-    /// that of the UID (kubelet: `isAdmittedPodTerminal`). Only static pods start again.
+    /// that of the UID (Go: `isAdmittedPodTerminal`). Only static pods start again.
     #[must_use]
     pub fn ends_for_good(&self, uid: &PodUid) -> bool {
         self.records.get(uid).is_some_and(|record| match &record.body {
@@ -512,7 +512,7 @@ impl Record {
 
     /// The pod is to end: ends what its worker does for a pod that runs, and shortens the grace period
     /// of one that is being stopped to `seconds`. To be called after the update is posted, because the
-    /// worker then reads the reason (kubelet: `cancelFn` in pod_workers.go).
+    /// worker then reads the reason (Go: `cancelFn` in pod_workers.go).
     fn interrupt(&mut self, seconds: Option<i64>) {
         let Some(thread) = &mut self.thread else { return };
         thread.cancel = None;

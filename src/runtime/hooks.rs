@@ -111,7 +111,7 @@ impl Runtime {
 
     /// Runs the preStop hook of `kill`, if there is one, and waits for its end, until the grace
     /// period is over at most. A call that takes longer continues in the thread `hook/<uid>` while its
-    /// container is stopped (kubelet: executePreStopHook in pkg/kubelet/kuberuntime). A hook that fails
+    /// container is stopped (Go: executePreStopHook in pkg/kubelet/kuberuntime). A hook that fails
     /// raises an event and changes nothing else.
     ///
     /// Returns the thread of a hook that has not ended in its grace period. Dropping it cancels the

@@ -102,7 +102,7 @@ fn image_volume(pod: &Pod, volume: &str, reference: &str, requested: Option<&str
     }
 }
 
-/// The block devices of volumes (kubelet: makeBlockVolumes).
+/// The block devices of volumes (Go: makeBlockVolumes).
 pub(super) fn devices(inputs: &ContainerInputs<'_>) -> Result<Vec<Device>, ConfigError> {
     let wanted = inputs.container.volume_devices.iter().flatten();
     let device = |device: &VolumeDevice| {

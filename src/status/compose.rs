@@ -195,7 +195,7 @@ fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
 }
 
 /// The addresses that a running pod's status has, primary first: what environment variables,
-/// hosts files, hooks and probes use (kubelet: SyncPod in pkg/kubelet/kubelet.go). `found` are
+/// hosts files, hooks and probes use (Go: SyncPod in pkg/kubelet/kubelet.go). `found` are
 /// those of its sandbox, `old` is its stored status.
 ///
 /// A pod on the host's network has the node's, as far as statuses show these.

@@ -207,7 +207,7 @@ pub(super) mod tests {
                 "conditions": [{"type": "Ready", "status": "True"}]}),
         );
         // If only the order differs, there is no patch.
-        let ordered = |first: &str, two: &str| {
+        let ordered = |first: &str, second: &str| {
             status(json!({"conditions": [condition(first, "True"), condition(second, "True")]}))
         };
         assert_eq!(patch(&"u".into(), &ordered("a", "b"), &ordered("b", "a")), None);

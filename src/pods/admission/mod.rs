@@ -5,7 +5,7 @@
 //! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
 //! Invariants: nothing here needs the API server; no pod is preempted for a pod that a later
 //! handler refuses.
-//! Deliberately absent: the resource managers, which the caller passes in; `InvalidNodeInfo`, because a
+//! Absent on purpose: the resource managers, which the caller passes in; `InvalidNodeInfo`, because a
 //! view of the node always exists.
 //! Go counterpart: pkg/kubelet/lifecycle, preemption, sysctl, and pkg/security/apparmor.
 

@@ -11,7 +11,7 @@
 //! resources has no entry, for it is never resized (its class of service, which a resize cannot
 //! change, is BestEffort). A static pod has entries, too: one with a UID of its own can be resized,
 //! and a Go kubelet that takes the node over reads them.
-//! Deliberately absent: the resources of pods themselves as trees; each is kept as the text
+//! Absent on purpose: the resources of pods themselves as trees; each is kept as the text
 //! that goes to the file.
 
 mod checkpoint;

@@ -83,7 +83,7 @@ impl Shared {
     }
 }
 
-/// A limit of memory below the usage is raised to the usage (kubelet: `UpdateCgroups`).
+/// A limit of memory below the usage is raised to the usage (Go: `UpdateCgroups`).
 fn write_tier(access: &Cgroups, name: &Name, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
     let first = access.update(name, values, stop)?.complete();
     if first.is_err() && values.memory_bytes.is_some() {

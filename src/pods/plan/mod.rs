@@ -4,7 +4,7 @@
 //! the verdicts of its probes onto a [`Plan`]; the pod's worker carries it out.
 //! Invariants: same inputs, same plan; a plan for a pod that is in the desired state is empty;
 //! indices in a plan are in specification order and valid for that specification.
-//! Deliberately absent: crash back-off (the worker checks it before each start).
+//! Absent on purpose: crash back-off (the worker checks it before each start).
 //! Go counterpart: computePodActions in pkg/kubelet/kuberuntime.
 
 mod init;
