@@ -134,7 +134,6 @@ impl<'a> Countdown<'a> {
         Countdown { begun: Instant::now(), seconds, grace }
     }
 
-    /// The pod's grace period.
     pub(super) fn grace(&self) -> &'a Grace {
         self.grace
     }

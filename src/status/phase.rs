@@ -16,7 +16,6 @@ pub fn is_terminal(phase: Option<&str>) -> bool {
 enum RunState {
     /// No status, or one without a state.
     Unknown,
-    /// Running.
     Running,
     /// Ended, with its exit code.
     Ended(i32),

@@ -20,7 +20,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
     )
 }
 
-/// kubelet: lifecycle `NewPodFeaturesAdmitHandler`.
+/// Go: lifecycle `NewPodFeaturesAdmitHandler`.
 pub(super) fn admit_pod_resources(pod: &Pod, node: &NodeView) -> Admission {
     let is_counted =
         |name: &String| matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-");

@@ -77,7 +77,6 @@ enum Step {
 }
 
 impl Core {
-    /// Applies a newer view.
     pub(super) fn apply_view(&mut self, view: View, now: Instant) {
         self.view = view;
         let shown: BTreeMap<FullName, Vec<PodUid>> =
