@@ -245,7 +245,7 @@ pub(super) fn refreshed(
     let mut events = Vec::new();
     provided_ip(settings, addresses.is_some(), &mut node.metadata.annotations);
     if let Some(addresses) = addresses {
-        status.addresses = some(addresses);
+        status.addresses = non_empty(addresses);
     }
     if let Some(capacity) = &facts.capacity {
         resources(&mut status, capacity, &facts.allocatable);
@@ -267,26 +267,26 @@ pub(super) fn refreshed(
         kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(settings.port) }),
     });
     if let Some(images) = &facts.images {
-        status.images = some(images.clone());
+        status.images = non_empty(images.clone());
     }
     if let Some(features) = facts.features {
-        status.runtime_handlers = some(facts.handlers.iter().map(handler).collect());
+        status.runtime_handlers = non_empty(facts.handlers.iter().map(handler).collect());
         status.features =
             Some(NodeFeatures { supplemental_groups_policy: Some(features.supplemental_groups_policy) });
     }
-    status.declared_features = some(settings.declared_features.clone());
+    status.declared_features = non_empty(settings.declared_features.clone());
     // The API stores whole seconds only.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let conditions = status.conditions.get_or_insert_default();
     events.extend(conditions::update(conditions, &settings.name, facts, now));
     if let Some(volumes) = &facts.volumes_in_use {
-        status.volumes_in_use = some(volumes.clone());
+        status.volumes_in_use = non_empty(volumes.clone());
     }
     node.status = Some(status);
     (node, events)
 }
 
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
@@ -361,7 +361,7 @@ pub fn largest_images(mut images: Vec<Image>, most: Option<usize>) -> Vec<Contai
         .into_iter()
         .take(most.unwrap_or(usize::MAX))
         .map(|image| ContainerImage {
-            names: some(image.digests.into_iter().chain(image.tags).take(MAX_NAMES).collect()),
+            names: non_empty(image.digests.into_iter().chain(image.tags).take(MAX_NAMES).collect()),
             size_bytes: Some(image.size_bytes),
         })
         .collect()

@@ -118,7 +118,7 @@ impl LeaseRenewer {
             }
             match self.attempt(owner, now) {
                 Ok(Some(lease)) => {
-                    self.lease = Some(stripped(lease));
+                    self.lease = Some(without_managed_fields(lease));
                     return Outcome::Renewed;
                 }
                 Ok(None) => return Outcome::NoNode,
@@ -141,7 +141,7 @@ impl LeaseRenewer {
         let known = match &self.lease {
             Some(lease) => Some(lease.clone()),
             None => match self.api.get() {
-                Ok(lease) => Some(stripped(lease)),
+                Ok(lease) => Some(without_managed_fields(lease)),
                 Err(error) if error.kind == Kind::NotFound => None,
                 Err(error) => return Err(error),
             },
@@ -185,7 +185,7 @@ impl LeaseRenewer {
     }
 }
 
-fn stripped(mut lease: Lease) -> Lease {
+fn without_managed_fields(mut lease: Lease) -> Lease {
     // The server keeps these fields if they are left out.
     lease.metadata.managed_fields = None;
     lease

@@ -78,7 +78,7 @@ impl Pace {
     }
 
     /// Registration failed.
-    pub(super) fn refused(&mut self, now: Instant, unit: f64) {
+    pub(super) fn record_refusal(&mut self, now: Instant, unit: f64) {
         let doubled = FIRST_WAIT.saturating_mul(1_u32.checked_shl(self.refusals).unwrap_or(u32::MAX));
         self.refusals = self.refusals.saturating_add(1).min(16);
         self.next = now + jitter(doubled.min(LONGEST_WAIT), unit);
@@ -91,7 +91,7 @@ impl Pace {
 
     /// A status was written. After a change the next periodic one is moved by up to half
     /// its period: the same change may have happened on many nodes at the same time.
-    pub(super) fn wrote(&mut self, changed: bool, now: Instant, unit: f64) {
+    pub(super) fn record_write(&mut self, changed: bool, now: Instant, unit: f64) {
         self.last_write = Some(now);
         self.report_after =
             if changed { self.report_every.mul_f64(0.5 + unit.clamp(0.0, 1.0)) } else { self.report_every };
@@ -99,7 +99,7 @@ impl Pace {
 
     /// A status was computed, and written if it had to be. `ready`: its readiness; `None` if it
     /// could not be written.
-    pub(super) fn computed(&mut self, ready: Option<bool>, now: Instant, unit: f64) {
+    pub(super) fn record_status(&mut self, ready: Option<bool>, now: Instant, unit: f64) {
         self.refusals = 0;
         if ready == Some(true) || self.fast_until.is_some_and(|until| now >= until) {
             self.fast_until = None;
@@ -126,15 +126,15 @@ mod tests {
         let start = Instant::now();
         let mut pace = pace(start);
         assert!(pace.must_write(false, start));
-        pace.wrote(true, start, 0.25);
+        pace.record_write(true, start, 0.25);
         // 75 % of the period after a change, all of it after that.
         assert!(!pace.must_write(false, start + SECOND * 224) && pace.must_write(true, start));
         assert!(pace.must_write(false, start + SECOND * 225));
-        pace.wrote(false, start + SECOND * 225, 0.25);
+        pace.record_write(false, start + SECOND * 225, 0.25);
         assert!(!pace.must_write(false, start + SECOND * 524));
         assert!(pace.must_write(false, start + SECOND * 525));
         for (unit, most) in [(0.0, 150), (1.0, 450), (9.0, 450)] {
-            pace.wrote(true, start, unit);
+            pace.record_write(true, start, unit);
             assert!(!pace.must_write(false, start + SECOND * most - SECOND));
             assert!(pace.must_write(false, start + SECOND * most));
         }
@@ -145,16 +145,16 @@ mod tests {
         let start = Instant::now();
         let mut pace = pace(start);
         assert!(pace.is_due(start) && pace.fast_until.is_some());
-        pace.computed(Some(false), start, 0.5);
+        pace.record_status(Some(false), start, 0.5);
         assert_eq!(pace.next(), start + FAST);
-        pace.computed(None, start, 0.0);
+        pace.record_status(None, start, 0.0);
         assert_eq!(pace.next(), start + SECOND * 10);
-        pace.computed(Some(true), start, 0.0);
+        pace.record_status(Some(true), start, 0.0);
         assert!(pace.fast_until.is_none());
-        pace.computed(Some(false), start, 1.0);
+        pace.record_status(Some(false), start, 1.0);
         assert_eq!(pace.next(), start + Duration::from_millis(10_400));
         let mut late = self::pace(start);
-        late.computed(Some(false), start + FAST_LIMIT, 0.0);
+        late.record_status(Some(false), start + FAST_LIMIT, 0.0);
         assert_eq!(late.next(), start + FAST_LIMIT + SECOND * 10);
     }
 
@@ -175,13 +175,13 @@ mod tests {
         let mut pace = pace(start);
         let mut waits = Vec::new();
         for _ in 0..9 {
-            pace.refused(start, 0.0);
+            pace.record_refusal(start, 0.0);
             waits.push(pace.next().duration_since(start).as_millis());
         }
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
         pace.at_once(start);
         assert!(pace.is_due(start));
-        pace.refused(start, 0.0);
+        pace.record_refusal(start, 0.0);
         assert_eq!(pace.next(), start + FIRST_WAIT);
     }
 }

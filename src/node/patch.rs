@@ -97,7 +97,7 @@ fn objects(old: &Object, new: &Object) -> Object {
             }
             Some(Value::Array(old)) if new.is_array() => {
                 if let Value::Array(new) = new {
-                    lists(&mut patch, key, old, new);
+                    patch_list(&mut patch, key, old, new);
                 }
             }
             _ => {
@@ -112,7 +112,7 @@ fn objects(old: &Object, new: &Object) -> Object {
 }
 
 /// `old` and `new` differ.
-fn lists(patch: &mut Object, key: &str, old: &[Value], new: &[Value]) {
+fn patch_list(patch: &mut Object, key: &str, old: &[Value], new: &[Value]) {
     match key {
         "conditions" => {
             let order: Vec<Value> = new.iter().map(|item| json!({MERGE_KEY: item.get(MERGE_KEY)})).collect();

@@ -142,7 +142,7 @@ impl Reporter {
                 None
             }
         };
-        self.pace.computed(ready, now, unit);
+        self.pace.record_status(ready, now, unit);
         if ready.is_some() && self.is_open {
             // The heartbeat of this second was written already.
             self.pace.within(AGAIN, now);
@@ -162,7 +162,7 @@ impl Reporter {
             self.pace.at_once(now);
         } else {
             // Since the last deletion no status was written: wait, to avoid a busy loop.
-            self.pace.refused(now, unit);
+            self.pace.record_refusal(now, unit);
         }
     }
 
@@ -174,7 +174,7 @@ impl Reporter {
         }
         if !self.settings.register {
             // The watch wakes this thread when another client creates the object.
-            self.pace.computed(None, now, unit);
+            self.pace.record_status(None, now, unit);
             return false;
         }
         if !self.pace.is_due(now) {
@@ -188,7 +188,7 @@ impl Reporter {
             }
             Err(error) => {
                 self.failed(&error);
-                self.pace.refused(now, unit);
+                self.pace.record_refusal(now, unit);
                 false
             }
         }
@@ -215,7 +215,7 @@ impl Reporter {
                 self.watch.offer(created);
                 self.sensors.volumes_stored(facts.volumes_number, &stored);
                 self.sensors.registered();
-                self.pace.wrote(true, now, unit);
+                self.pace.record_write(true, now, unit);
                 self.raise(events);
             }
             // A server may refuse to create an object that it allows the agent to change.
@@ -295,7 +295,7 @@ impl Reporter {
             self.is_open = true;
             let written = self.api.patch_status(&patch)?;
             self.is_open = false;
-            self.pace.wrote(changed, now, unit);
+            self.pace.record_write(changed, now, unit);
             // The server does not store the remaining differences: do not send them again.
             self.ignored = patch::significant(&written, &new).and_then(patch::without_volumes);
             self.uid = written.metadata.uid.clone();

@@ -133,13 +133,13 @@ impl State {
     fn store(&mut self, mut node: Node) -> bool {
         // Not used, and often larger than the rest of the object.
         node.metadata.managed_fields = None;
-        let is_news = self.object.as_deref().is_none_or(|old| {
+        let is_new = self.object.as_deref().is_none_or(|old| {
             let (was, is) = (&old.metadata, &node.metadata);
             (&was.uid, &was.labels, &was.annotations, &old.spec)
                 != (&is.uid, &is.labels, &is.annotations, &node.spec)
         });
         self.object = Some(Arc::new(node));
-        is_news
+        is_new
     }
 
     fn ring(&self) {

@@ -30,7 +30,7 @@ impl StartClock {
     pub(super) fn new(pod: &Pod, now: Timestamp) -> Self {
         let seen = pod.annotation(CONFIG_SEEN).and_then(|text| text.parse().ok());
         if let Some(seen) = seen {
-            metrics::POD_WORKER_START.took(since(seen, now));
+            metrics::POD_WORKER_START.took(elapsed(seen, now));
         }
         metrics::CONTAINERS_PER_POD.observe(pod.containers().len() as f64);
         StartClock { seen, first: true, pulled: Duration::ZERO }
@@ -39,7 +39,7 @@ impl StartClock {
     /// A status was stored, on the thread that also pulls the pod's images.
     pub(super) fn stored(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) {
         self.pulled += metrics::take_pull_time();
-        if let Some(took) = self.look(pod, status, now) {
+        if let Some(took) = self.observe(pod, status, now) {
             // DIFFERS: the Go kubelet also counts the first observation of each pod here.
             metrics::POD_START.took(took.total);
             // DIFFERS: without an API server there is no watch that shows the status; the
@@ -54,7 +54,7 @@ impl StartClock {
         }
     }
 
-    fn look(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) -> Option<StartTimes> {
+    fn observe(&mut self, pod: &Pod, status: &PodStatus, now: Timestamp) -> Option<StartTimes> {
         let seen = self.seen?;
         let all =
             || [&status.container_statuses, &status.init_container_statuses].into_iter().flatten().flatten();
@@ -72,14 +72,14 @@ impl StartClock {
             return None;
         }
         self.seen = None;
-        let total = since(seen, now);
-        let init = status.init_container_statuses.iter().flatten().filter_map(ran_for).sum();
+        let total = elapsed(seen, now);
+        let init = status.init_container_statuses.iter().flatten().filter_map(run_time).sum();
         let own = total.saturating_sub(self.pulled).saturating_sub(init);
         Some(StartTimes { total, own: (!has_slow_volumes(pod)).then_some(own) })
     }
 }
 
-fn since(earlier: Timestamp, later: Timestamp) -> Duration {
+fn elapsed(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
 }
 
@@ -96,9 +96,9 @@ fn has_begun(status: &ContainerStatus) -> bool {
 }
 
 /// How long an init container ran that has ended.
-fn ran_for(status: &ContainerStatus) -> Option<Duration> {
+fn run_time(status: &ContainerStatus) -> Option<Duration> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
-    Some(since(ended.started_at.as_ref()?.0, ended.finished_at.as_ref()?.0))
+    Some(elapsed(ended.started_at.as_ref()?.0, ended.finished_at.as_ref()?.0))
 }
 
 /// Whether the pod has volumes whose set-up depends on other systems.
@@ -149,22 +149,25 @@ mod tests {
                 "finishedAt": "2026-01-02T03:04:05Z"}}}]);
         let plain = pod(json!([{"name": "v", "emptyDir": {}}]));
         let mut clock = StartClock::new(&plain, now);
-        assert_eq!(clock.look(&plain, &status(&[waiting.clone(), waiting.clone()], json!([])), now), None);
-        assert_eq!(clock.look(&plain, &status(&[running.clone(), waiting.clone()], init.clone()), now), None);
+        assert_eq!(clock.observe(&plain, &status(&[waiting.clone(), waiting.clone()], json!([])), now), None);
+        assert_eq!(
+            clock.observe(&plain, &status(&[running.clone(), waiting.clone()], init.clone()), now),
+            None
+        );
         clock.pulled = Duration::from_secs(2);
         let both = status(&[running.clone(), running.clone()], init);
         let took = StartTimes { total: Duration::from_secs(10), own: Some(Duration::from_secs(5)) };
-        assert_eq!(clock.look(&plain, &both, now), Some(took));
-        assert_eq!(clock.look(&plain, &both, now), None);
+        assert_eq!(clock.observe(&plain, &both, now), Some(took));
+        assert_eq!(clock.observe(&plain, &both, now), None);
 
         // The pod already runs: another agent started it.
         let mut clock = StartClock::new(&plain, now);
-        assert_eq!(clock.look(&plain, &both, now), None);
-        assert_eq!(clock.look(&plain, &both, now), None);
+        assert_eq!(clock.observe(&plain, &both, now), None);
+        assert_eq!(clock.observe(&plain, &both, now), None);
 
         let slow = pod(json!([{"name": "v", "hostPath": {"path": "/x"}}]));
         let mut clock = StartClock::new(&slow, now);
-        assert_eq!(clock.look(&slow, &status(&[waiting.clone(), waiting], json!([])), now), None);
-        assert_eq!(clock.look(&slow, &both, now).unwrap().own, None);
+        assert_eq!(clock.observe(&slow, &status(&[waiting.clone(), waiting], json!([])), now), None);
+        assert_eq!(clock.observe(&slow, &both, now).unwrap().own, None);
     }
 }

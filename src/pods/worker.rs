@@ -158,8 +158,7 @@ impl WorkerReport {
 
 pub(super) type Shared = Arc<Mutex<WorkerReport>>;
 
-/// How a step ended.
-enum Next {
+enum StepOutcome {
     /// Another step is due now.
     Now,
     /// Another step is due after this time, or at the next update.
@@ -193,7 +192,7 @@ impl StepError {
 pub(super) struct Worker {
     settings: Settings,
     deps: Deps,
-    life: Lifecycle,
+    lifecycle: Lifecycle,
     shared: Shared,
     /// Container name → the reason of the last failed start.
     reasons: HashMap<String, StartReason>,
@@ -209,7 +208,7 @@ impl Worker {
             clock: StartClock::new(&pod, Timestamp::now()),
             settings,
             deps,
-            life: Lifecycle::new(pod),
+            lifecycle: Lifecycle::new(pod),
             shared,
             reasons: HashMap::new(),
             volumes_ready: false,
@@ -251,11 +250,11 @@ impl Worker {
                 let stepped = self.step(inbox, grace, cancel, stop);
                 metrics::POD_WORKER.took([work], begun.elapsed());
                 match stepped {
-                    Ok(Next::Now) if steps >= STEPS_AT_ONCE => {
+                    Ok(StepOutcome::Now) if steps >= STEPS_AT_ONCE => {
                         self.succeeded();
-                        break Next::After(jitter(RETRY_SOON, random_unit()));
+                        break StepOutcome::After(jitter(RETRY_SOON, random_unit()));
                     }
-                    Ok(Next::Now) => self.succeeded(),
+                    Ok(StepOutcome::Now) => self.succeeded(),
                     Ok(next) => {
                         self.succeeded();
                         break next;
@@ -265,24 +264,24 @@ impl Worker {
                             return false;
                         }
                         // A kill in the mailbox interrupted the step: this is no failure.
-                        if self.life.phase == Phase::Syncing && cancel.is_stopped() {
-                            break Next::Now;
+                        if self.lifecycle.phase == Phase::Syncing && cancel.is_stopped() {
+                            break StepOutcome::Now;
                         }
                         self.failed(&failed);
                         // A pod ends at its deadline even if its steps fail, without a hot loop.
                         let wait = self.within_deadline(failed.retry).max(RETRY_SOON.min(failed.retry));
-                        break Next::After(wait);
+                        break StepOutcome::After(wait);
                     }
                 }
                 self.receive(inbox, grace);
             };
             match next {
-                Next::Done => {
+                StepOutcome::Done => {
                     self.report_phase();
                     return true;
                 }
-                Next::Now => due = Some(Instant::now()),
-                Next::After(wait) => {
+                StepOutcome::Now => due = Some(Instant::now()),
+                StepOutcome::After(wait) => {
                     due = Some(Instant::now() + wait);
                     self.shared.locked().next_sync = jiff::SignedDuration::try_from(wait)
                         .ok()
@@ -297,7 +296,7 @@ impl Worker {
     fn receive(&mut self, inbox: &Inbox<(), Update>, grace: &Grace) {
         grace.reset();
         for (_, update) in inbox.take() {
-            self.life.apply(update);
+            self.lifecycle.apply(update);
         }
     }
 
@@ -307,20 +306,20 @@ impl Worker {
         grace: &Grace,
         cancel: &StopToken,
         stop: &StopToken,
-    ) -> Result<Next, StepError> {
-        match self.life.phase.clone() {
+    ) -> Result<StepOutcome, StepError> {
+        match self.lifecycle.phase.clone() {
             Phase::Syncing => self.sync(cancel),
             Phase::Terminating { grace_seconds, failure } => {
                 self.terminate(grace_seconds, failure.as_ref(), (inbox, grace), stop)
             }
             Phase::Terminated => self.clean_up(stop),
-            Phase::Finished => Ok(Next::Done),
+            Phase::Finished => Ok(StepOutcome::Done),
         }
     }
 
     /// The name of the next step in metrics.
     fn work(&self) -> &'static str {
-        match self.life.phase {
+        match self.lifecycle.phase {
             Phase::Syncing if self.first_sync => "create",
             Phase::Syncing => "sync",
             Phase::Terminating { .. } => "kill",
@@ -329,16 +328,16 @@ impl Worker {
     }
 
     fn pod(&self) -> &Pod {
-        &self.life.pod
+        &self.lifecycle.pod
     }
 
     fn uid(&self) -> PodUid {
-        self.life.pod.uid().clone()
+        self.lifecycle.pod.uid().clone()
     }
 
     fn report_phase(&self) {
         let mut shared = self.shared.locked();
-        shared.phase = match self.life.phase {
+        shared.phase = match self.lifecycle.phase {
             Phase::Syncing => WorkerPhase::Syncing,
             Phase::Terminating { .. } => WorkerPhase::Terminating,
             Phase::Terminated => WorkerPhase::Terminated,
@@ -383,9 +382,9 @@ impl Worker {
     /// | `set_up_volumes` | the pod's cgroup, which shows what the pod will use | the back-off of the volume; without a place on the node the pod fails | `secretManager.RegisterPod`, `WaitForAttachAndMount` |
     /// | `act` | mounts and devices | as for the steps of [`Worker::carry_out`] | `containerRuntime.SyncPod` |
     /// | `evaluate` | the inspection after the change | cannot | the next sync |
-    fn sync(&mut self, cancel: &StopToken) -> Result<Next, StepError> {
-        let Some(runtime) = self.observed(cancel)? else { return Ok(Next::Now) };
-        let Some((plan, held)) = self.evaluate(&runtime) else { return Ok(Next::Now) };
+    fn sync(&mut self, cancel: &StopToken) -> Result<StepOutcome, StepError> {
+        let Some(runtime) = self.observed(cancel)? else { return Ok(StepOutcome::Now) };
+        let Some((plan, held)) = self.evaluate(&runtime) else { return Ok(StepOutcome::Now) };
         if runtime.running().next().is_some() && self.deps.cgroups.is_missing(self.pod()) {
             return self.leave_foreign_cgroup(&runtime, cancel);
         }
@@ -408,12 +407,12 @@ impl Worker {
             return self.idle(held);
         }
         let (outcome, seen) = self.act(&plan, &runtime, &mounts, cancel)?;
-        let Some((after, held)) = self.evaluate(&seen) else { return Ok(Next::Now) };
+        let Some((after, held)) = self.evaluate(&seen) else { return Ok(StepOutcome::Now) };
         match (outcome, held) {
             (Err(failed), Some(held)) if held.retry < failed.retry => Err(held),
             (Err(failed), _) => Err(failed),
             (Ok(()), held) if after.is_empty() => self.idle(held),
-            (Ok(()), _) => Ok(Next::Now),
+            (Ok(()), _) => Ok(StepOutcome::Now),
         }
     }
 
@@ -495,7 +494,11 @@ impl Worker {
     /// The pod runs, but not in its cgroup: another agent started it, or this one with other
     /// settings, or the cgroup was removed. Stops it; the next step starts it in its cgroup, if its
     /// restart policy allows that (Go: `SyncPod`).
-    fn leave_foreign_cgroup(&self, runtime: &Arc<PodRuntime>, cancel: &StopToken) -> Result<Next, StepError> {
+    fn leave_foreign_cgroup(
+        &self,
+        runtime: &Arc<PodRuntime>,
+        cancel: &StopToken,
+    ) -> Result<StepOutcome, StepError> {
         let uid = self.uid();
         log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());
         let busy = self.deps.observe.busy(&uid);
@@ -504,12 +507,12 @@ impl Worker {
         drop(busy);
         killed.map_err(|error| StepError::retry_later(error.to_string()))?;
         seen.map_err(|error| StepError::retry_soon(error.to_string()))?;
-        Ok(Next::Now)
+        Ok(StepOutcome::Now)
     }
 
     /// The plan is empty, but a restart of all containers may be waiting.
-    fn idle(&self, held: Option<StepError>) -> Result<Next, StepError> {
-        held.map_or_else(|| Ok(Next::After(self.until_next_sync())), Err)
+    fn idle(&self, held: Option<StepError>) -> Result<StepOutcome, StepError> {
+        held.map_or_else(|| Ok(StepOutcome::After(self.until_next_sync())), Err)
     }
 
     /// The plan, and the reason why a restart of all containers has to wait.
@@ -690,7 +693,7 @@ impl Worker {
     /// The pod is over. Its containers are not started again, but others of their images may be.
     fn completed(&mut self, runtime: &PodRuntime) {
         self.pod().all_containers().for_each(|container| self.suspect_image(container, runtime));
-        self.life.completed();
+        self.lifecycle.completed();
     }
 
     /// Has the image of a container checked whose last instance ended as if the image was damaged.
@@ -731,7 +734,7 @@ impl Worker {
             old: old.as_deref(),
             failures: &failures,
             terminal: finality == Finality::Final,
-            deleting: self.life.phase != Phase::Syncing,
+            deleting: self.lifecycle.phase != Phase::Syncing,
             runtime_name: &runtime_name,
             readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
@@ -745,7 +748,7 @@ impl Worker {
         });
         // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so.
         let succeeded = old.as_ref().is_some_and(|old| old.phase.as_deref() == Some("Succeeded"));
-        if let Phase::Terminating { failure: Some(failure), .. } = &self.life.phase
+        if let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase
             && !succeeded
         {
             // DIFFERS: upstream reports Succeeded, without a reason, if all containers exit with 0.
@@ -764,7 +767,7 @@ impl Worker {
         let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
         if over
             && composed.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED)
-            && self.life.phase == Phase::Syncing
+            && self.lifecycle.phase == Phase::Syncing
         {
             let message = composed.message.clone().unwrap_or_default();
             self.deps.events.normal(&pod, reasons::DEADLINE_EXCEEDED, message);
@@ -783,7 +786,7 @@ impl Worker {
 
     /// Returns `wait`, or less if the pod's active deadline is earlier.
     fn within_deadline(&self, wait: Duration) -> Duration {
-        if self.life.phase != Phase::Syncing {
+        if self.lifecycle.phase != Phase::Syncing {
             return wait;
         }
         let stored = self.deps.status.get(self.pod().uid());
@@ -801,9 +804,9 @@ impl Worker {
         failure: Option<&super::lifecycle::Failure>,
         (inbox, grace): (&Inbox<(), Update>, &Grace),
         stop: &StopToken,
-    ) -> Result<Next, StepError> {
+    ) -> Result<StepOutcome, StepError> {
         let uid = self.uid();
-        let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(Next::Now) };
+        let Some(view) = self.deps.observe.view(&uid, stop) else { return Ok(StepOutcome::Now) };
         let runtime = self.with_pod_ips(view.pod);
         self.deps.probes.sync(self.pod(), &runtime, true);
         self.store_status(&runtime, Finality::Open);
@@ -860,12 +863,12 @@ impl Worker {
         // The phase is set first, because the publisher of the status checks it.
         self.shared.locked().phase = WorkerPhase::Terminated;
         self.store_status(&after, Finality::Final);
-        self.life.phase = Phase::Terminated;
-        Ok(Next::Now)
+        self.lifecycle.phase = Phase::Terminated;
+        Ok(StepOutcome::Now)
     }
 
     /// All containers have stopped: unmounts, and makes the status final.
-    fn clean_up(&mut self, stop: &StopToken) -> Result<Next, StepError> {
+    fn clean_up(&mut self, stop: &StopToken) -> Result<StepOutcome, StepError> {
         let uid = self.uid();
         self.deps.volumes.tear_down(&uid, stop).map_err(|error| StepError::retry_later(error.to_string()))?;
         if let Some(api) = &self.deps.api {
@@ -876,8 +879,8 @@ impl Worker {
         removed.map_err(|error| StepError::retry_soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.assignments.forget_pod(&uid);
         self.deps.status.finish(self.pod(), Timestamp::now());
-        self.life.phase = Phase::Finished;
-        Ok(Next::Done)
+        self.lifecycle.phase = Phase::Finished;
+        Ok(StepOutcome::Done)
     }
 }
 

@@ -48,7 +48,7 @@ struct Record {
     /// Whether a thread was ever started: only then can containers run.
     started: bool,
     finished: bool,
-    again: bool,
+    start_again: bool,
     killed: bool,
     /// Whether the source has removed the pod: if the source delivers it again, it is a new pod.
     removed: bool,
@@ -84,22 +84,22 @@ pub enum AfterEnd {
 pub struct Workers {
     settings: Settings,
     deps: Deps,
-    news: Post<PodUid, Ended>,
+    worker_ends: Post<PodUid, Ended>,
     records: BTreeMap<PodUid, Record>,
-    lines: HashMap<FullName, VecDeque<PodUid>>,
+    queues: HashMap<FullName, VecDeque<PodUid>>,
     retries: Deadlines<PodUid>,
 }
 
 impl Workers {
     /// Makes an empty set of workers.
     #[must_use]
-    pub fn new(settings: Settings, deps: Deps, news: Post<PodUid, Ended>) -> Self {
+    pub fn new(settings: Settings, deps: Deps, worker_ends: Post<PodUid, Ended>) -> Self {
         Workers {
             settings,
             deps,
-            news,
+            worker_ends,
             records: BTreeMap::new(),
-            lines: HashMap::new(),
+            queues: HashMap::new(),
             retries: Deadlines::default(),
         }
     }
@@ -185,13 +185,13 @@ impl Workers {
         if let Some(record) = self.records.get_mut(&uid) {
             if matches!(record.body, Body::Unknown(_)) || (record.is_leaving() && pod.is_static()) {
                 // The pod is being stopped; it starts again when it has ended.
-                record.again = true;
+                record.start_again = true;
                 return;
             }
             // A pod of the API that is being stopped fails under its UID, and does not start again.
             record.removed = false;
             record.body = Body::Pod(pod.clone());
-            record.feed(Update { pod: Some(pod.clone()), kill: None });
+            record.send_update(Update { pod: Some(pod.clone()), kill: None });
             if must_end(pod) {
                 // Only a deletion sets this.
                 record.interrupt(pod.object().metadata.deletion_grace_period_seconds);
@@ -206,9 +206,9 @@ impl Workers {
         self.records
             .insert(uid.clone(), Record { in_queue, ..Record::new(Body::Pod(pod.clone()), pod.full_name()) });
         if in_queue {
-            let line = self.lines.entry(pod.full_name()).or_default();
-            line.push_back(uid.clone());
-            if line.front() != Some(&uid) {
+            let queue = self.queues.entry(pod.full_name()).or_default();
+            queue.push_back(uid.clone());
+            if queue.front() != Some(&uid) {
                 self.set_phase(&uid, WorkerPhase::Waiting);
                 return;
             }
@@ -230,7 +230,7 @@ impl Workers {
     pub fn resync(&mut self, uid: &PodUid) -> bool {
         match self.records.get_mut(uid) {
             Some(record) if !record.finished => {
-                record.feed(Update::default());
+                record.send_update(Update::default());
                 true
             }
             _ => false,
@@ -240,7 +240,7 @@ impl Workers {
     /// Makes every worker run again.
     pub fn resync_all(&mut self) {
         for record in self.records.values_mut().filter(|record| !record.finished) {
-            record.feed(Update::default());
+            record.send_update(Update::default());
         }
     }
 
@@ -253,7 +253,7 @@ impl Workers {
         }
         let grace = kill.grace_override;
         let all = record.note_kill(kill);
-        record.feed(all);
+        record.send_update(all);
         record.interrupt(grace);
         if record.thread.is_none() {
             // The worker panicked. The next one starts now, without the wait, to stop the pod.
@@ -271,7 +271,7 @@ impl Workers {
                 true
             }
             Some(record) => {
-                record.again |= record.killed;
+                record.start_again |= record.killed;
                 false
             }
             None => true,
@@ -316,9 +316,9 @@ impl Workers {
             Ended::Finished => {
                 record.finished = true;
                 let unknown = matches!(record.body, Body::Unknown(_));
-                let again = record.again;
+                let start_again = record.start_again;
                 self.leave_queue(uid);
-                if wanted && (again || unknown) {
+                if wanted && (start_again || unknown) {
                     self.purge(uid);
                     AfterEnd::Restart
                 } else if wanted {
@@ -379,12 +379,12 @@ impl Workers {
             return;
         }
         let name = record.full_name.clone();
-        let Some(line) = self.lines.get_mut(&name) else { return };
-        let was_first = line.front() == Some(uid);
-        line.retain(|other| other != uid);
-        let next = line.front().cloned();
-        if line.is_empty() {
-            self.lines.remove(&name);
+        let Some(queue) = self.queues.get_mut(&name) else { return };
+        let was_first = queue.front() == Some(uid);
+        queue.retain(|other| other != uid);
+        let next = queue.front().cloned();
+        if queue.is_empty() {
+            self.queues.remove(&name);
         }
         if was_first && let Some(next) = next {
             self.start(&next);
@@ -401,22 +401,22 @@ impl Workers {
         }
         let (cancel_source, cancel) = stop::pair();
         let (grace_owner, grace) = grace::pair();
-        let news = self.news.clone();
+        let worker_ends = self.worker_ends.clone();
         let (settings, deps, shared) = (self.settings.clone(), self.deps.clone(), record.shared.clone());
         let own_uid = uid.clone();
-        let death_news = self.news.clone();
+        let death_ends = self.worker_ends.clone();
         let death_uid = uid.clone();
         let on_death = OnDeath::Unit(Box::new(move |died| {
             // A body that returns has already reported how it ended.
             if let Some(panic) = died.panic {
                 log::error!("the worker of a pod panicked: {panic} uid={death_uid}");
-                death_news.put(death_uid, Ended::Panicked);
+                death_ends.put(death_uid, Ended::Panicked);
             }
         }));
         let name = format!("pod/{}", uid.short());
         let finish = move |over: bool| {
             if over {
-                news.put(own_uid, Ended::Finished);
+                worker_ends.put(own_uid, Ended::Finished);
             }
         };
         let spawned = match &record.body {
@@ -459,7 +459,7 @@ impl Record {
             shared: Shared::default(),
             started: false,
             finished: false,
-            again: false,
+            start_again: false,
             killed: false,
             removed: false,
             kill: None,
@@ -483,7 +483,7 @@ impl Record {
         let is_eviction =
             |failure: &Failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason);
         // One that would have run again was not to end.
-        let would_run = std::mem::take(&mut self.again) || !self.is_ending();
+        let would_run = std::mem::take(&mut self.start_again) || !self.is_ending();
         self.evicted |= would_run && kill.failure.as_ref().is_some_and(is_eviction);
         self.killed = true;
         self.removed |= kill.failure.is_none();
@@ -503,7 +503,7 @@ impl Record {
         self.killed || is_over || report.is_ending()
     }
 
-    fn feed(&mut self, update: Update) {
+    fn send_update(&mut self, update: Update) {
         match &self.thread {
             Some(thread) => thread.post.put((), update),
             None => self.pending.merge(update),
@@ -576,7 +576,10 @@ mod tests {
         assert!(!evicted(record(), &[None, Some("Evicted")]));
         let stopping = || Record { killed: true, removed: true, ..record() };
         assert!(!evicted(stopping(), &[Some("Preempting")]));
-        assert!(evicted(Record { again: true, ..stopping() }, &[Some("Preempting"), Some("Terminated")]));
+        assert!(evicted(
+            Record { start_again: true, ..stopping() },
+            &[Some("Preempting"), Some("Terminated")]
+        ));
         // It has ended by itself, or was deleted.
         let ending = record();
         ending.shared.lock().unwrap().phase = WorkerPhase::Terminating;

@@ -106,7 +106,7 @@ pub fn find(text: &[u8], key: &str) -> Result<Option<String>, EnvFileError> {
         if line.is_empty() || line.starts_with(b"#") {
             continue;
         }
-        let Some((name, rest)) = cut(line, b'=') else { return fail("missing '='") };
+        let Some((name, rest)) = split_once(line, b'=') else { return fail("missing '='") };
         if name.is_empty() || name.ends_with(b" ") || name.ends_with(b"\t") {
             return fail("want a name right before '='");
         }
@@ -124,7 +124,7 @@ pub fn find(text: &[u8], key: &str) -> Result<Option<String>, EnvFileError> {
         let mut value = Vec::new();
         let mut rest = first;
         let after = loop {
-            if let Some((before, after)) = cut(rest, b'\'') {
+            if let Some((before, after)) = split_once(rest, b'\'') {
                 value.extend_from_slice(before);
                 break after;
             }
@@ -159,7 +159,7 @@ fn without_blanks(mut line: &[u8]) -> &[u8] {
 }
 
 /// What is before and behind the first of these bytes.
-fn cut(line: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
+fn split_once(line: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
     let (before, rest) = line.split_at(line.iter().position(|byte| *byte == separator)?);
     Some((before, rest.get(1..)?))
 }

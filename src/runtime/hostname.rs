@@ -51,7 +51,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
         if !is_dns_subdomain(name) {
             return Err(HostnameError::NotASubdomain { value: name.clone(), pod: pod.name().to_owned() });
         }
-        return Ok(Hostname { name: cut(pod, name)?, domain: String::new() });
+        return Ok(Hostname { name: truncate(pod, name)?, domain: String::new() });
     }
     let label = |field, value: &Option<String>| match value.as_deref().unwrap_or_default() {
         "" => Ok(None),
@@ -59,7 +59,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
         value => Err(HostnameError::NotALabel { field, value: value.to_owned(), pod: pod.name().to_owned() }),
     };
     let full = label("hostname", &spec.hostname)?.unwrap_or_else(|| pod.name().to_owned());
-    let name = cut(pod, &full)?;
+    let name = truncate(pod, &full)?;
     let domain = match label("subdomain", &spec.subdomain)? {
         Some(subdomain) => format!("{subdomain}.{}.svc.{cluster_domain}", pod.namespace()),
         None => String::new(),
@@ -68,7 +68,7 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameErr
 }
 
 /// A name of the length that the kernel takes. It does not end with a separator.
-fn cut(pod: &Pod, full: &str) -> Result<String, HostnameError> {
+fn truncate(pod: &Pod, full: &str) -> Result<String, HostnameError> {
     let name: String = full.chars().take(LABEL_LIMIT).collect();
     let name = name.trim_end_matches(['-', '.']).to_owned();
     if name.is_empty() {

@@ -29,7 +29,7 @@ pub fn path(root_dir: &Path, pod: &Pod) -> PathBuf {
 }
 
 /// Whether the pod's containers get the file, which needs an address of the pod.
-pub fn wanted(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
+pub fn needs_file(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
     pod.host_network() || !pod_ips.is_empty()
 }
 
@@ -216,7 +216,7 @@ mod tests {
         let node = dir.path().join("hosts");
         let host = Hostname { name: "h".into(), domain: String::new() };
         let pod = pod(json!({"hostNetwork": true}));
-        assert!(wanted(&pod, &[]));
+        assert!(needs_file(&pod, &[]));
         assert!(write(dir.path(), &node, &pod, &host, &[]).is_err());
         std::fs::write(&node, "127.0.0.1 node\n").unwrap();
         let path = write(dir.path(), &node, &pod, &host, &[]).unwrap();

@@ -80,7 +80,7 @@ pub(super) fn of_container(
     let own = container.security_context.as_ref();
     let run_as_user = run_as_user(of_pod, own);
     let run_as_group = own.and_then(|own| own.run_as_group).or(of_pod.and_then(|pod| pod.run_as_group));
-    let (masked_paths, readonly_paths) = masks(own, node.host)?;
+    let (masked_paths, readonly_paths) = masked_and_readonly_paths(own, node.host)?;
     let mut context = LinuxContainerSecurityContext {
         capabilities: capabilities(own.and_then(|own| own.capabilities.as_ref())),
         privileged: is_privileged(container),
@@ -207,7 +207,10 @@ fn groups_policy(of_pod: Option<&PodSecurityContext>) -> EnumOrUnknown<Supplemen
     }
 }
 
-fn masks(own: Option<&SecurityContext>, host: &Host) -> Result<(Vec<String>, Vec<String>), ConfigError> {
+fn masked_and_readonly_paths(
+    own: Option<&SecurityContext>,
+    host: &Host,
+) -> Result<(Vec<String>, Vec<String>), ConfigError> {
     match own.and_then(|own| own.proc_mount.as_deref()) {
         None | Some("" | "Default") => {
             let masked = MASKED_PATHS.iter().map(|path| (*path).to_owned());

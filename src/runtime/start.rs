@@ -158,7 +158,7 @@ impl Runtime {
             path: log_dir,
             error,
         })?;
-        let hosts_file = if hosts::wanted(pod, start.pod_ips) {
+        let hosts_file = if hosts::needs_file(pod, start.pod_ips) {
             let hostname = hostname(pod, &settings.cluster_domain)?;
             Some(hosts::write(&settings.root_dir, &settings.hosts_file, pod, &hostname, start.pod_ips)?)
         } else {

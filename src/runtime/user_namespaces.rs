@@ -154,8 +154,8 @@ impl UserNamespaces {
         // Stored until the agent exits: the subordinate ids do not change before.
         let mut span = self.span.locked();
         let span = *span.get_or_insert(found);
-        let taken = self.taken()?;
-        let range = free(span, self.ids_per_pod, &taken).ok_or(UserNamespaceError::Full)?;
+        let taken = self.ids_in_use()?;
+        let range = first_free_range(span, self.ids_per_pod, &taken).ok_or(UserNamespaceError::Full)?;
         self.write(&file, range)?;
         Ok(Some(range))
     }
@@ -165,7 +165,7 @@ impl UserNamespaces {
     }
 
     /// First ids of all ranges in use. Fails if a file cannot be read, as its range is unknown.
-    fn taken(&self) -> Result<BTreeSet<u32>, UserNamespaceError> {
+    fn ids_in_use(&self) -> Result<BTreeSet<u32>, UserNamespaceError> {
         let failed = |error| UserNamespaceError::File { attempt: "list", path: self.pods.clone(), error };
         let entries = match std::fs::read_dir(&self.pods) {
             Ok(entries) => entries,
@@ -273,7 +273,7 @@ fn parse_span(text: &str) -> Result<Span, String> {
 }
 
 /// The first range in `span` that no pod has.
-fn free(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
+fn first_free_range(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
     let mut first = span.first;
     loop {
         let end = u64::from(first) + u64::from(each);
@@ -442,9 +442,9 @@ mod tests {
     #[test]
     fn full_span_has_no_free_range() {
         let span = Span { first: 65_536, end: 65_536 * 3 };
-        assert_eq!(free(span, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
-        assert_eq!(free(span, UNIT, &BTreeSet::from([65_536, 131_072])), None);
+        assert_eq!(first_free_range(span, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
+        assert_eq!(first_free_range(span, UNIT, &BTreeSet::from([65_536, 131_072])), None);
         let top = Span { first: 0xffff_0000, end: 1 << 32 };
-        assert_eq!(free(top, UNIT, &BTreeSet::new()), None);
+        assert_eq!(first_free_range(top, UNIT, &BTreeSet::new()), None);
     }
 }

@@ -14,7 +14,7 @@ use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-use super::containers::{LOST_WHEN_TERMINATED, vanished};
+use super::containers::{LOST_WHEN_TERMINATED, terminated_without_record};
 use super::phase::is_terminal;
 use super::{conditions, ended, transitions};
 
@@ -86,7 +86,7 @@ impl StatusCache {
     /// Records a readiness verdict on the container `id` (with the runtime's prefix). An unknown
     /// pod or container and an unchanged verdict change nothing.
     pub fn set_ready(&self, pod: &Pod, id: &str, ready: bool, now: Timestamp) -> Stored {
-        self.amend(pod, now, |status| {
+        self.update_stored(pod, now, |status| {
             let container = find_by_id(status, id)?;
             // The verdict may be from before the container's end.
             let running = container.state.as_ref().is_some_and(|state| state.running.is_some());
@@ -102,7 +102,7 @@ impl StatusCache {
     /// Records that the pod's sandbox is ready: its containers can be started, although their
     /// images may still be pulled.
     pub fn set_sandbox_ready(&self, pod: &Pod, now: Timestamp) -> Stored {
-        self.amend(pod, now, |status| {
+        self.update_stored(pod, now, |status| {
             let conditions = status.conditions.as_mut()?;
             let found =
                 conditions.iter_mut().find(|condition| condition.type_ == "PodReadyToStartContainers")?;
@@ -211,16 +211,16 @@ impl StatusCache {
     }
 
     fn listen(&self) -> (u64, Receiver<()>) {
-        let (bell, ear) = bounded(1);
+        let (bell, receiver) = bounded(1);
         let mut inner = self.inner.locked();
         let number = inner.next_bell;
         inner.next_bell += 1;
         inner.bells.push((number, bell));
-        (number, ear)
+        (number, receiver)
     }
 
     /// Changes a status that is already stored.
-    fn amend(&self, pod: &Pod, now: Timestamp, by: impl Fn(&mut PodStatus) -> Option<()>) -> Stored {
+    fn update_stored(&self, pod: &Pod, now: Timestamp, by: impl Fn(&mut PodStatus) -> Option<()>) -> Stored {
         if self.get(pod.uid()).is_none() {
             return Stored { changed: false, version: 0 };
         }
@@ -258,7 +258,7 @@ impl StatusCache {
                 return unchanged;
             }
             transitions::settle(pod, old, &mut status, now);
-            if entry.is_some() && force == Force::No && transitions::same(old, &status) {
+            if entry.is_some() && force == Force::No && transitions::own_fields_equal(old, &status) {
                 return unchanged;
             }
             let mut inner = self.inner.locked();
@@ -313,7 +313,7 @@ fn end(container: &mut ContainerStatus) {
         return;
     }
     container.state = Some(ContainerState {
-        terminated: Some(vanished(LOST_WHEN_TERMINATED)),
+        terminated: Some(terminated_without_record(LOST_WHEN_TERMINATED)),
         ..ContainerState::default()
     });
     container.ready = false;

@@ -9,7 +9,7 @@ use crate::model::api::{
 };
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
-use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance};
+use crate::model::runtime::{ContainerState as RuntimeState, ContainerStatus as Instance};
 use crate::model::{reasons, restart};
 
 use super::inputs::Inputs;
@@ -71,7 +71,7 @@ pub(super) fn ephemeral(pod: &Pod) -> Vec<Container> {
 }
 
 /// A terminated state for a container whose real exit code is unknown.
-pub(super) fn vanished(message: &str) -> ContainerStateTerminated {
+pub(super) fn terminated_without_record(message: &str) -> ContainerStateTerminated {
     ContainerStateTerminated {
         exit_code: UNKNOWN_EXIT,
         reason: Some(reasons::CONTAINER_STATUS_UNKNOWN.to_owned()),
@@ -97,7 +97,7 @@ fn container_status(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerS
             status.last_state = instances
                 .next()
                 .map(|second| ContainerState { terminated: ended(inputs, second), ..empty() })
-                .or_else(|| restart_all::end_before(old, &status))
+                .or_else(|| restart_all::state_before_removal(old, &status))
                 .or_else(|| Some(empty()));
             status
         }
@@ -130,20 +130,20 @@ fn instance_status(
     let id = full_id(inputs, instance);
     let mut restart_count = i32::try_from(instance.restart_count).unwrap_or(i32::MAX);
     let state = match instance.state {
-        Lives::Running => ContainerState {
+        RuntimeState::Running => ContainerState {
             running: Some(ContainerStateRunning {
                 started_at: instance.started_at.or(instance.created_at).map(Time),
             }),
             ..empty()
         },
-        Lives::Exited => ContainerState { terminated: ended(inputs, instance), ..empty() },
-        Lives::Created => waiting(None, None),
-        Lives::Unknown => {
+        RuntimeState::Exited => ContainerState { terminated: ended(inputs, instance), ..empty() },
+        RuntimeState::Created => waiting(None, None),
+        RuntimeState::Unknown => {
             let was = old.and_then(|old| old.state.as_ref());
             if was.is_some_and(|was| was.running.is_some()) {
                 restart_count = old.map_or(0, |old| old.restart_count).saturating_add(1);
-                let mut end = vanished(LOST_WHEN_TERMINATED);
-                if restart_all::under_way(inputs) {
+                let mut end = terminated_without_record(LOST_WHEN_TERMINATED);
+                if restart_all::is_in_progress(inputs) {
                     end.reason = Some(reasons::RESTARTING_ALL_CONTAINERS.to_owned());
                 }
                 ContainerState { terminated: Some(end), ..empty() }
@@ -187,7 +187,7 @@ fn unknown_to_runtime(
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
     let is = |old: &ContainerStatus, what: fn(&ContainerState) -> bool| old.state.as_ref().is_some_and(what);
-    let restarting = kind != Kind::Ephemeral && restart_all::under_way(inputs);
+    let restarting = kind != Kind::Ephemeral && restart_all::is_in_progress(inputs);
     if let Some(old) = old.filter(|old| !restarting && is(old, |state| state.terminated.is_some())) {
         return old.clone();
     }
@@ -208,7 +208,7 @@ fn unknown_to_runtime(
         restart_all::show_removed(&mut status, old);
         return status;
     }
-    if let Some(state) = old.and_then(restart_all::still_removed) {
+    if let Some(state) = old.and_then(restart_all::removed_state) {
         status.state = Some(state.clone());
         return status;
     }
@@ -228,7 +228,10 @@ fn unknown_to_runtime(
     let never_ended = status.last_state.as_ref().is_none_or(|last| last.terminated.is_none());
     if was_running && never_ended {
         // Without a last state the container would seem new, and the pod would be Pending again.
-        status.last_state = Some(ContainerState { terminated: Some(vanished(LOST_WHEN_DELETED)), ..empty() });
+        status.last_state = Some(ContainerState {
+            terminated: Some(terminated_without_record(LOST_WHEN_DELETED)),
+            ..empty()
+        });
         if !inputs.is_deleting() {
             status.restart_count = status.restart_count.saturating_add(1);
         }
@@ -239,7 +242,7 @@ fn unknown_to_runtime(
 /// Whether any regular container was ever made, whatever became of it.
 fn any_regular_created(inputs: &Inputs) -> bool {
     inputs.pod.containers().iter().any(|container| {
-        inputs.runtime.newest(&container.name).is_some_and(|instance| instance.state != Lives::Unknown)
+        inputs.runtime.newest(&container.name).is_some_and(|instance| instance.state != RuntimeState::Unknown)
     })
 }
 
@@ -252,7 +255,7 @@ fn show_failure(
     newest: Option<&Instance>,
     status: &mut ContainerStatus,
 ) {
-    let done = newest.is_some_and(|newest| newest.state == Lives::Exited && newest.exit_code == 0);
+    let done = newest.is_some_and(|newest| newest.state == RuntimeState::Exited && newest.exit_code == 0);
     // DIFFERS: a sidecar that exited with 0 restarts and so may show a back-off, too.
     if kind == Kind::Init && done && !is_sidecar(spec) {
         return;
@@ -271,7 +274,7 @@ fn show_failure(
 /// The end of an instance; `None` if it has not ended.
 fn ended(inputs: &Inputs, instance: &Instance) -> Option<ContainerStateTerminated> {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    (instance.state == Lives::Exited).then(|| ContainerStateTerminated {
+    (instance.state == RuntimeState::Exited).then(|| ContainerStateTerminated {
         container_id: Some(full_id(inputs, instance)),
         exit_code: instance.exit_code,
         reason: text(&instance.reason),

@@ -28,7 +28,7 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
         _ => None,
     };
     let mut left = inputs.pod.all_containers().map(|container| inputs.runtime.newest(&container.name));
-    let yes = over.is_none() && under_way(inputs) && left.any(|newest| newest.is_some());
+    let yes = over.is_none() && is_in_progress(inputs) && left.any(|newest| newest.is_some());
     Some(PodCondition {
         type_: CONDITION.to_owned(),
         status: if yes { "True" } else { "False" }.to_owned(),
@@ -43,7 +43,7 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
 /// shown as a failure), or the removal has begun already.
 ///
 /// DIFFERS: false for a pod that is being deleted, because no container starts again.
-pub(super) fn under_way(inputs: &Inputs) -> bool {
+pub(super) fn is_in_progress(inputs: &Inputs) -> bool {
     let requests_restart = |container: &Container| {
         restart::restarts_all(container, inputs.runtime.newest(&container.name))
             && (inputs.failures)(&container.name).is_none()
@@ -69,7 +69,7 @@ pub(super) fn show_removed(status: &mut ContainerStatus, old: &ContainerStatus) 
 /// The state that a removed container keeps until it is made again.
 ///
 /// DIFFERS: upstream shows this state once, and then that the container is being created.
-pub(super) fn still_removed(old: &ContainerStatus) -> Option<&ContainerState> {
+pub(super) fn removed_state(old: &ContainerStatus) -> Option<&ContainerState> {
     let state = old.state.as_ref()?;
     let reason = state.waiting.as_ref()?.reason.as_deref();
     (reason == Some(reasons::RESTARTING_ALL_CONTAINERS)).then_some(state)
@@ -77,7 +77,10 @@ pub(super) fn still_removed(old: &ContainerStatus) -> Option<&ContainerState> {
 
 /// The last state of a container that was made again after its removal, until it ends again: the
 /// runtime has no record of the earlier instance.
-pub(super) fn end_before(old: Option<&ContainerStatus>, status: &ContainerStatus) -> Option<ContainerState> {
+pub(super) fn state_before_removal(
+    old: Option<&ContainerStatus>,
+    status: &ContainerStatus,
+) -> Option<ContainerState> {
     let same = |old: &&ContainerStatus| old.container_id.is_none() || old.container_id == status.container_id;
     let last = old.filter(same)?.last_state.as_ref()?;
     let reason = last.terminated.as_ref()?.reason.as_deref();
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
     use crate::model::api;
     use crate::model::pod::Pod;
-    use crate::model::runtime::{ContainerState as Lives, ContainerStatus as Instance, PodRuntime};
+    use crate::model::runtime::{ContainerState as RuntimeState, ContainerStatus as Instance, PodRuntime};
     use crate::status::tests::{instance, timestamp};
     use crate::status::{NodeAddresses, StartReason, StatusCache, compose};
     use serde_json::{Value, json};
@@ -141,7 +144,7 @@ mod tests {
         let parse = |word: &str| {
             let (word, code) = word.split_once(':').unwrap_or((word, "0"));
             let (name, state) = word.split_once('=').unwrap();
-            let state = if state == "Running" { Lives::Running } else { Lives::Exited };
+            let state = if state == "Running" { RuntimeState::Running } else { RuntimeState::Exited };
             Instance {
                 id: format!("{name}/{number}").as_str().into(),
                 exit_code: code.parse().unwrap(),

@@ -79,7 +79,8 @@ fn differences(
                     continue;
                 }
                 patch.insert(key.clone(), Value::Array(changed));
-                let order: Vec<Value> = after.iter().map(|element| only(element, identity)).collect();
+                let order: Vec<Value> =
+                    after.iter().map(|element| identity_only(element, identity)).collect();
                 patch.insert(format!("$setElementOrder/{key}"), Value::Array(order));
             }
             _ => {
@@ -111,7 +112,7 @@ fn elements(old: &[Value], new: &[Value], identity: &str) -> Vec<Value> {
         }
     }
     for gone in old.iter().filter(|element| find(new, element).is_none()) {
-        let mut removal = only(gone, identity);
+        let mut removal = identity_only(gone, identity);
         if let Some(removal) = removal.as_object_mut() {
             removal.insert("$patch".to_owned(), "delete".into());
         }
@@ -121,7 +122,7 @@ fn elements(old: &[Value], new: &[Value], identity: &str) -> Vec<Value> {
 }
 
 /// An element reduced to its identity.
-fn only(element: &Value, identity: &str) -> Value {
+fn identity_only(element: &Value, identity: &str) -> Value {
     json!({identity: element.get(identity).cloned().unwrap_or(Value::Null)})
 }
 
@@ -167,7 +168,8 @@ pub(super) mod tests {
                         (None, _) => elements.push(change.clone()),
                     }
                 }
-                elements.sort_by_key(|element| rank.get(&only(element, identity).to_string()).copied());
+                elements
+                    .sort_by_key(|element| rank.get(&identity_only(element, identity).to_string()).copied());
             } else if patch.contains_key(&format!("$setElementOrder/{key}")) {
             } else if value.is_null() {
                 target.remove(key);

@@ -96,10 +96,10 @@ fn is_ours(condition: &PodCondition) -> bool {
 }
 
 fn normalize(pod: &Pod, status: &mut PodStatus) {
-    cut(&mut status.start_time);
+    truncate_to_seconds(&mut status.start_time);
     for condition in status.conditions.iter_mut().flatten() {
-        cut(&mut condition.last_probe_time);
-        cut(&mut condition.last_transition_time);
+        truncate_to_seconds(&mut condition.last_probe_time);
+        truncate_to_seconds(&mut condition.last_transition_time);
     }
     let ephemeral = pod.spec().ephemeral_containers.as_ref().map_or(0, Vec::len);
     let budget = MESSAGE_BUDGET_BYTES / (pod.all_containers().count() + ephemeral).max(1);
@@ -125,11 +125,11 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
 
 fn normalize_state(state: &mut ContainerState, budget: usize) {
     if let Some(running) = &mut state.running {
-        cut(&mut running.started_at);
+        truncate_to_seconds(&mut running.started_at);
     }
     if let Some(ended) = &mut state.terminated {
-        cut(&mut ended.started_at);
-        cut(&mut ended.finished_at);
+        truncate_to_seconds(&mut ended.started_at);
+        truncate_to_seconds(&mut ended.finished_at);
         if let Some(message) = &mut ended.message
             && message.len() > budget
         {
@@ -139,7 +139,7 @@ fn normalize_state(state: &mut ContainerState, budget: usize) {
 }
 
 /// The API stores whole seconds only.
-fn cut(time: &mut Option<Time>) {
+fn truncate_to_seconds(time: &mut Option<Time>) {
     if let Some(time) = time
         && let Ok(whole) = Timestamp::from_second(time.0.as_second())
     {
@@ -149,7 +149,7 @@ fn cut(time: &mut Option<Time>) {
 
 /// Whether two stored statuses are equal in the fields of this agent: conditions of other writers,
 /// the times and generations of conditions, and resource claims are not compared.
-pub(super) fn same(old: &PodStatus, new: &PodStatus) -> bool {
+pub(super) fn own_fields_equal(old: &PodStatus, new: &PodStatus) -> bool {
     let own_conditions = |status: &PodStatus| {
         let mut list: Vec<_> = status
             .conditions

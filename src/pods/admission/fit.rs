@@ -64,7 +64,7 @@ fn is_extended(resource: &str) -> bool {
 fn requests(pod: &Pod) -> Amounts {
     let mut wanted = pod_requests(pod, Overhead::Included);
     let is_claimed = |name: &str| pod.all_containers().any(|container| pod.is_claimed(&container.name, name));
-    wanted.retain(|name, _| rows_have(name) || !is_claimed(name));
+    wanted.retain(|name, _| is_basic_resource(name) || !is_claimed(name));
     wanted
 }
 
@@ -84,7 +84,7 @@ pub(super) fn shortages(pod: &Pod, others: &[&Pod], node: &Allocatable) -> Vec<S
         ("memory", node.memory_bytes),
         ("ephemeral-storage", node.ephemeral_bytes),
     ];
-    for name in wanted.keys().filter(|name| !rows_have(name)) {
+    for name in wanted.keys().filter(|name| !is_basic_resource(name)) {
         match node.extended.get(name) {
             Some(capacity) => rows.push((name, *capacity)),
             // No component of this node manages the resource, so it is not a reason to refuse.
@@ -103,6 +103,6 @@ pub(super) fn shortages(pod: &Pod, others: &[&Pod], node: &Allocatable) -> Vec<S
     short
 }
 
-fn rows_have(resource: &str) -> bool {
+fn is_basic_resource(resource: &str) -> bool {
     matches!(resource, "cpu" | "memory" | "ephemeral-storage")
 }

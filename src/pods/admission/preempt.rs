@@ -45,7 +45,7 @@ pub(super) fn victims(pod: &Pod, others: &[&Pod], short: &[Shortage]) -> Result<
     let of_class = |class: QosClass| -> Vec<Candidate> {
         others
             .iter()
-            .filter(|other| yields(pod, other) && other.qos() == class)
+            .filter(|other| may_preempt(pod, other) && other.qos() == class)
             .map(|other| Candidate { pod: other, requests: pod_requests(other, Overhead::Included) })
             .collect()
     };
@@ -53,22 +53,27 @@ pub(super) fn victims(pod: &Pod, others: &[&Pod], short: &[Shortage]) -> Result<
     let burstable = of_class(QosClass::Burstable);
     let guaranteed = of_class(QosClass::Guaranteed);
 
-    let missing = without(&needs, best_effort.iter().chain(&burstable).chain(&guaranteed));
+    let missing = remaining_needs(&needs, best_effort.iter().chain(&burstable).chain(&guaranteed));
     if !missing.is_empty() {
         return Err(NoVictims { missing });
     }
     // A higher class supplies only what the lower ones cannot; the lower ones supply the rest.
-    let from_guaranteed = nearest(&guaranteed, without(&needs, best_effort.iter().chain(&burstable)))?;
-    let from_burstable =
-        nearest(&burstable, without(&needs, best_effort.iter().chain(from_guaranteed.iter().copied())))?;
-    let from_best_effort =
-        nearest(&best_effort, without(&needs, from_burstable.iter().chain(&from_guaranteed).copied()))?;
+    let from_guaranteed =
+        nearest(&guaranteed, remaining_needs(&needs, best_effort.iter().chain(&burstable)))?;
+    let from_burstable = nearest(
+        &burstable,
+        remaining_needs(&needs, best_effort.iter().chain(from_guaranteed.iter().copied())),
+    )?;
+    let from_best_effort = nearest(
+        &best_effort,
+        remaining_needs(&needs, from_burstable.iter().chain(&from_guaranteed).copied()),
+    )?;
     let chosen = from_best_effort.into_iter().chain(from_burstable).chain(from_guaranteed);
     Ok(chosen.map(|candidate| candidate.pod.uid().clone()).collect())
 }
 
 /// Whether `other` may be preempted for `pod`.
-fn yields(pod: &Pod, other: &Pod) -> bool {
+fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     if pod.is_critical() && !other.is_critical() {
         return true;
     }
@@ -79,7 +84,7 @@ fn yields(pod: &Pod, other: &Pod) -> bool {
 }
 
 /// The resources that are missing after the pods `gone` have ended.
-fn without<'a>(needs: &[Need], gone: impl Iterator<Item = &'a Candidate<'a>> + Clone) -> Vec<Need> {
+fn remaining_needs<'a>(needs: &[Need], gone: impl Iterator<Item = &'a Candidate<'a>> + Clone) -> Vec<Need> {
     needs
         .iter()
         .filter_map(|need| {
@@ -111,7 +116,7 @@ fn nearest<'a>(
             .map(|(index, _)| index);
         let Some(best) = best else { return Err(NoVictims { missing: needs }) };
         let candidate = left.swap_remove(best);
-        needs = without(&needs, std::iter::once(candidate));
+        needs = remaining_needs(&needs, std::iter::once(candidate));
         chosen.push(candidate);
     }
     Ok(chosen)

@@ -30,9 +30,9 @@ impl PodResources {
         PodResources {
             containers: pod
                 .all_containers()
-                .map(|container| (container.name.clone(), plain(container.resources.as_ref())))
+                .map(|container| (container.name.clone(), requests_and_limits(container.resources.as_ref())))
                 .collect(),
-            pod: pod.spec().resources.as_ref().map(|own| plain(Some(own))),
+            pod: pod.spec().resources.as_ref().map(|own| requests_and_limits(Some(own))),
         }
     }
 
@@ -75,7 +75,7 @@ impl PodResources {
 
     /// Copies the resources of the pod as a whole.
     pub fn set_pod_level(&mut self, pod: &Pod) {
-        self.pod = pod.spec().resources.as_ref().map(|own| plain(Some(own)));
+        self.pod = pod.spec().resources.as_ref().map(|own| requests_and_limits(Some(own)));
     }
 
     /// Copies all values that a container of `pod` has in the runtime.
@@ -113,14 +113,17 @@ impl PodResources {
     #[must_use]
     pub fn applied_to(&self, pod: &Pod) -> Pod {
         let differs = |container: &Container| {
-            self.container(&container.name).is_some_and(|own| !same(container.resources.as_ref(), Some(own)))
+            self.container(&container.name)
+                .is_some_and(|own| !equal_amounts(container.resources.as_ref(), Some(own)))
         };
-        if !pod.all_containers().any(differs) && same(pod.spec().resources.as_ref(), self.pod.as_ref()) {
+        if !pod.all_containers().any(differs)
+            && equal_amounts(pod.spec().resources.as_ref(), self.pod.as_ref())
+        {
             return pod.clone();
         }
         let mut object = pod.clone().into_object();
         if let Some(spec) = &mut object.spec {
-            if !same(spec.resources.as_ref(), self.pod.as_ref()) {
+            if !equal_amounts(spec.resources.as_ref(), self.pod.as_ref()) {
                 replace(&mut spec.resources, self.pod.as_ref());
             }
             for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
@@ -137,7 +140,7 @@ impl PodResources {
 /// The resources that a container of `pod` has in the runtime: its own, and the pod's limits in the
 /// place of missing ones, as upstream records them (Go: setActuatedContainerResources).
 fn in_effect(pod: &Pod, container: &Container) -> ResourceRequirements {
-    let mut own = plain(container.resources.as_ref());
+    let mut own = requests_and_limits(container.resources.as_ref());
     inherit(pod, &mut own, &|_| true);
     own
 }
@@ -158,19 +161,19 @@ fn inherit(pod: &Pod, own: &mut ResourceRequirements, concerns: &dyn Fn(Resource
 }
 
 /// Requests and limits, without other fields.
-fn plain(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
+fn requests_and_limits(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
     let resources = resources.cloned().unwrap_or_default();
     ResourceRequirements { claims: None, ..resources }
 }
 
 fn replace(place: &mut Option<ResourceRequirements>, by: Option<&ResourceRequirements>) {
     let claims = place.take().and_then(|old| old.claims);
-    let by = plain(by);
+    let by = requests_and_limits(by);
     *place = Some(ResourceRequirements { claims, ..by });
 }
 
 /// Whether both have the same amounts, however they are written.
-fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
+fn equal_amounts(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
     let amounts = |select: &dyn Fn(&ResourceRequirements) -> Option<Quantities>,
                    resources: Option<&ResourceRequirements>| {
         let map = resources.and_then(select).unwrap_or_default();

@@ -69,7 +69,7 @@ impl Existing {
 /// The next step for one name.
 enum Step {
     Nothing,
-    Ask(Request),
+    Send(Request),
     /// The mirror has to be created, but the Node object is not known.
     NoNode,
     /// A pod that is no mirror has the name.
@@ -127,7 +127,7 @@ impl Core {
             }
             match self.step(&name, owner.as_ref(), now) {
                 Step::Nothing => {}
-                Step::Ask(request) => return Some((name, request)),
+                Step::Send(request) => return Some((name, request)),
                 Step::NoNode => self.failed(&name, None, now),
                 Step::Foreign => {
                     self.failed(&name, Some("a pod that is no mirror has the name of a static pod"), now);
@@ -164,21 +164,22 @@ impl Core {
         }
         match (pod, there) {
             (None, None) => Step::Nothing,
-            (None, Some(mirror)) if self.view.sources_ready => Step::Ask(mirror.delete()),
+            (None, Some(mirror)) if self.view.sources_ready => Step::Send(mirror.delete()),
             (None, Some(_)) => Step::Nothing,
             (Some(_), Some(Existing { hash: None, .. })) => Step::Foreign,
             (Some(pod), Some(mirror)) if mirror.deleting || mirror.hash.as_deref() != Some(hash(pod)) => {
-                Step::Ask(mirror.delete())
+                Step::Send(mirror.delete())
             }
             (Some(_), Some(_)) => Step::Nothing,
             // The server may already have the mirror that is missing here.
             (Some(_), None) if self.view.mirrors.is_none() => Step::Nothing,
-            (Some(pod), None) if taken => {
-                Step::Ask(Request::Get { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
-            }
+            (Some(pod), None) if taken => Step::Send(Request::Get {
+                namespace: pod.namespace().to_owned(),
+                name: pod.name().to_owned(),
+            }),
             // DIFFERS: the Go kubelet waits for the pod's next periodic sync.
             (Some(pod), None) => match owner {
-                Some(owner) => Step::Ask(Request::Create(Box::new(mirror_of(pod, owner)))),
+                Some(owner) => Step::Send(Request::Create(Box::new(mirror_of(pod, owner)))),
                 None => Step::NoNode,
             },
         }

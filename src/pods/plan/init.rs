@@ -43,7 +43,8 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     //
     // DIFFERS: Kubernetes 1.36 counts the containers of any sandbox; this is the rule of 1.37.
     let initialized_before = inputs.pod.containers().iter().any(|container| {
-        newest_here(inputs, &container.name).is_some_and(|status| status.state != ContainerState::Unknown)
+        newest_in_sandbox(inputs, &container.name)
+            .is_some_and(|status| status.state != ContainerState::Unknown)
     });
     let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
     // The loop runs from the last container to the first: the newest init container shows how far
@@ -52,7 +53,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
     // init containers.
     let mut progress_known = initialized_before;
     for (index, container) in containers.iter().enumerate().rev() {
-        let status = newest_here(inputs, &container.name);
+        let status = newest_in_sandbox(inputs, &container.name);
         if progress_known {
             if is_sidecar(container) && !inputs.waits_for_all(container, status) {
                 keep_sidecar(inputs, index, container, status, plan);
@@ -84,7 +85,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
 
 /// The newest instance, unless it belongs to a sandbox that was removed: an init container
 /// has to run once in every sandbox.
-fn newest_here<'a>(inputs: &Inputs<'a>, name: &str) -> Option<&'a ContainerStatus> {
+fn newest_in_sandbox<'a>(inputs: &Inputs<'a>, name: &str) -> Option<&'a ContainerStatus> {
     let sandbox = inputs.runtime.newest_sandbox().map(|sandbox| &sandbox.id);
     inputs
         .runtime
@@ -170,12 +171,12 @@ fn ordinary(
         ContainerState::Exited if !failed(status) => Step::Done,
         // A deleting pod starts nothing; its worker ends it.
         _ if inputs.pod.is_deleting() => Step::Wait,
-        ContainerState::Exited if again(inputs, container, status.exit_code) => {
+        ContainerState::Exited if is_retried(inputs, container, status.exit_code) => {
             plan.start_init.push(index);
             Step::Wait
         }
         // An instance in an unknown state counts as failed; its code is not known.
-        ContainerState::Unknown if again(inputs, container, 1) => {
+        ContainerState::Unknown if is_retried(inputs, container, 1) => {
             replace(index, container, status, KillReason::Unknown, plan);
             Step::Wait
         }
@@ -189,7 +190,7 @@ fn failed(status: &ContainerStatus) -> bool {
 
 /// Whether a failed init container is retried. After an out-of-memory kill the exit code may
 /// be 0, which no policy treats as a failure.
-fn again(inputs: &Inputs, container: &Container, exit_code: i32) -> bool {
+fn is_retried(inputs: &Inputs, container: &Container, exit_code: i32) -> bool {
     let code = if exit_code == 0 { 137 } else { exit_code };
     restart::may_restart(inputs.pod, container, code)
 }

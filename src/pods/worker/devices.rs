@@ -2,7 +2,7 @@
 
 use super::super::assignments::DeviceReadiness;
 use super::super::lifecycle::{Failure, Kill, Update};
-use super::{Next, StepError, Worker};
+use super::{StepError, StepOutcome, Worker};
 use crate::model::runtime::PodRuntime;
 use crate::model::{metrics, reasons};
 use crate::util::stop::StopToken;
@@ -14,7 +14,7 @@ impl Worker {
         &mut self,
         runtime: &PodRuntime,
         cancel: &StopToken,
-    ) -> Result<Option<Next>, StepError> {
+    ) -> Result<Option<StepOutcome>, StepError> {
         match self.deps.assignments.allocate_devices(self.pod(), runtime, cancel) {
             DeviceReadiness::Ready => Ok(None),
             DeviceReadiness::Wait { message, retry } if cancel.is_stopped() => {
@@ -29,12 +29,12 @@ impl Worker {
     }
 
     /// Ends a pod that cannot run on this node, as if it had not been admitted.
-    pub(super) fn refuse(&mut self, reason: &'static str, message: &str) -> Next {
+    pub(super) fn refuse(&mut self, reason: &'static str, message: &str) -> StepOutcome {
         metrics::ADMISSION_REJECTIONS.inc([reason]);
         self.deps.events.warning(self.pod(), reason, message);
         let message = format!("Pod was rejected: {message}");
         let failure = Some(Failure { reason, message, disrupts: false });
-        self.life.apply(Update { pod: None, kill: Some(Kill { grace_override: None, failure }) });
-        Next::Now
+        self.lifecycle.apply(Update { pod: None, kill: Some(Kill { grace_override: None, failure }) });
+        StepOutcome::Now
     }
 }

@@ -19,7 +19,7 @@ use crate::util::stop::StopToken;
 
 /// What a plan needs before its containers start.
 #[derive(Debug, PartialEq)]
-enum Work {
+enum ResizeWork {
     /// The pod's cgroup stays as it is.
     None,
     /// A container that starts was perhaps granted other resources after it had ended: the pod's cgroup
@@ -29,16 +29,16 @@ enum Work {
     Resize,
 }
 
-fn work(plan: &Plan) -> Work {
+fn resize_work(plan: &Plan) -> ResizeWork {
     // A container that restarts with other resources needs a pod that has them.
     let restarts = plan.kill.iter().any(|kill| kill.reason == KillReason::Resize);
     let starts = !plan.start.is_empty() || !plan.start_init.is_empty();
     if !plan.resize.is_empty() || plan.resize_pod || restarts {
-        Work::Resize
+        ResizeWork::Resize
     } else if starts {
-        Work::FollowGrant
+        ResizeWork::FollowGrant
     } else {
-        Work::None
+        ResizeWork::None
     }
 }
 
@@ -88,13 +88,13 @@ impl Worker {
 
     /// Gives the pod and its running containers other resources.
     pub(super) fn resize(&self, plan: &Plan, cancel: &StopToken) -> Result<(), StepError> {
-        match work(plan) {
-            Work::None => return Ok(()),
-            Work::FollowGrant => {
+        match resize_work(plan) {
+            ResizeWork::None => return Ok(()),
+            ResizeWork::FollowGrant => {
                 self.follow_grant(plan, cancel);
                 return Ok(());
             }
-            Work::Resize => {}
+            ResizeWork::Resize => {}
         }
         let begun = Instant::now();
         let result = self.resize_all(plan, cancel);
@@ -279,15 +279,18 @@ mod tests {
         };
         let resize = plan::Resize { id: "1".into(), name: "c".to_owned(), resource: Resource::Cpu };
         for (plan, expected) in [
-            (Plan::default(), Work::None),
-            (Plan { start: vec![0], ..Plan::default() }, Work::FollowGrant),
-            (Plan { start_init: vec![0], ..Plan::default() }, Work::FollowGrant),
-            (Plan { create_sandbox: true, start: vec![0], ..Plan::default() }, Work::FollowGrant),
-            (Plan { start: vec![0], kill: vec![kill(KillReason::Resize)], ..Plan::default() }, Work::Resize),
-            (Plan { resize: vec![resize], ..Plan::default() }, Work::Resize),
-            (Plan { resize_pod: true, ..Plan::default() }, Work::Resize),
+            (Plan::default(), ResizeWork::None),
+            (Plan { start: vec![0], ..Plan::default() }, ResizeWork::FollowGrant),
+            (Plan { start_init: vec![0], ..Plan::default() }, ResizeWork::FollowGrant),
+            (Plan { create_sandbox: true, start: vec![0], ..Plan::default() }, ResizeWork::FollowGrant),
+            (
+                Plan { start: vec![0], kill: vec![kill(KillReason::Resize)], ..Plan::default() },
+                ResizeWork::Resize,
+            ),
+            (Plan { resize: vec![resize], ..Plan::default() }, ResizeWork::Resize),
+            (Plan { resize_pod: true, ..Plan::default() }, ResizeWork::Resize),
         ] {
-            assert_eq!(work(&plan), expected, "{plan:?}");
+            assert_eq!(resize_work(&plan), expected, "{plan:?}");
         }
     }
 }

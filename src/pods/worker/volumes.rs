@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Next, RETRY, StepError, Worker};
+use super::{RETRY, StepError, StepOutcome, Worker};
 use crate::model::mount::MountedVolume;
 use crate::model::reasons;
 use crate::util::backoff::{jitter, random_unit};
@@ -23,7 +23,7 @@ impl Worker {
 
     /// Waits for a retry. A pod for whose volume the node has no place fails: another one of its
     /// controller may run on another node.
-    pub(super) fn volumes_failed(&mut self, error: &VolumeError) -> Result<Next, StepError> {
+    pub(super) fn volumes_failed(&mut self, error: &VolumeError) -> Result<StepOutcome, StepError> {
         if error.has_no_place() {
             let message = format!("Node has reached its volume attachment limit, rejecting pod. {error}");
             return Ok(self.refuse(reasons::VOLUME_ATTACHMENT_LIMIT_EXCEEDED, &message));

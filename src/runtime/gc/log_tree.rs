@@ -49,7 +49,7 @@ impl LogTree {
         let dangling_links = names(container_logs)
             .into_iter()
             .filter_map(|name| Some((name.clone(), container_id(&name)?)))
-            .filter(|(name, _)| dangles(&container_logs.join(name)))
+            .filter(|(name, _)| is_dangling(&container_logs.join(name)))
             .collect();
         (LogTree { pod_dirs, dangling_links }, problems)
     }
@@ -86,7 +86,7 @@ fn container_id(link: &str) -> Option<ContainerId> {
     (id.len() >= 6).then(|| ContainerId::from(id))
 }
 
-fn dangles(path: &Path) -> bool {
+fn is_dangling(path: &Path) -> bool {
     let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_symlink());
     is_link && fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
@@ -136,7 +136,7 @@ fn is_no_directory(error: &io::Error) -> bool {
 
 /// Removes a file or a link, not its target. A missing one is no error.
 pub(super) fn remove_link(path: &Path) -> io::Result<()> {
-    gone_is_fine(fs::remove_file(path))
+    ignore_not_found(fs::remove_file(path))
 }
 
 /// Removes the directory `name` in `parent` with its content, however deep it is; links are not
@@ -162,7 +162,7 @@ pub(super) fn remove_tree(parent: &Path, name: &str, stop: &StopToken) -> io::Re
     }
 }
 
-fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,

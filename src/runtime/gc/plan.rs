@@ -101,12 +101,12 @@ pub enum Removal {
 /// Decides what to remove, in a possible order: containers, then their sandboxes, then logs.
 pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
     let removed = containers(inputs);
-    let goes: BTreeSet<&ContainerId> = removed.iter().map(|(_, container)| &container.id).collect();
-    let stays = || {
+    let removed_ids: BTreeSet<&ContainerId> = removed.iter().map(|(_, container)| &container.id).collect();
+    let remaining = || {
         let all = inputs.listed.values().flat_map(|pod| &pod.containers);
-        all.filter(|container| !goes.contains(&container.id))
+        all.filter(|container| !removed_ids.contains(&container.id))
     };
-    let used: BTreeSet<&SandboxId> = stays().map(|container| &container.sandbox_id).collect();
+    let used: BTreeSet<&SandboxId> = remaining().map(|container| &container.sandbox_id).collect();
     let mut removals: Vec<Removal> =
         removed.iter().map(|(pod, container)| Removal::Container(instance(pod, container))).collect();
     for pod in inputs.listed.values() {
@@ -115,7 +115,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
             (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id))
         });
         // The newest sandbox of a pod that stays carries its address for the status.
-        let keep = usize::from(!content_goes(inputs, &pod.uid));
+        let keep = usize::from(!removes_all(inputs, &pod.uid));
         for sandbox in sandboxes.into_iter().skip(keep) {
             if sandbox.state == SandboxState::NotReady && !used.contains(&sandbox.id) {
                 removals.push(Removal::Sandbox { pod: pod.uid.clone(), id: sandbox.id.clone() });
@@ -126,13 +126,13 @@ pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
         let holds_containers = inputs
             .listed
             .get(uid)
-            .is_some_and(|pod| pod.containers.iter().any(|container| !goes.contains(&container.id)));
+            .is_some_and(|pod| pod.containers.iter().any(|container| !removed_ids.contains(&container.id)));
         if is_gone(inputs, uid) && !holds_containers {
             removals.push(Removal::LogDirectory { pod: uid.clone(), name: name.clone() });
         }
     }
     // During a rotation the link of a running container may lead nowhere for a moment.
-    let alive: BTreeSet<&ContainerId> = stays()
+    let alive: BTreeSet<&ContainerId> = remaining()
         .filter(|container| container.state != ContainerState::Exited)
         .map(|container| &container.id)
         .collect();
@@ -162,7 +162,7 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
     let mut units: Vec<Unit<'a>> = Vec::new();
     for pod in inputs.listed.values() {
         let mut of_pod: BTreeMap<&str, Unit<'a>> = BTreeMap::new();
-        let everything = content_goes(inputs, &pod.uid);
+        let everything = removes_all(inputs, &pod.uid);
         for container in &pod.containers {
             let old = container.created_at.is_none_or(|created| created <= newest_to_go || created > future);
             // DIFFERS: the Go kubelet counts a container that is about to be started among the dead
@@ -177,7 +177,7 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
             if everything {
                 removed.append(&mut unit);
             } else if let Some(keep) = inputs.policy.max_per_pod_container {
-                removed.extend(cut(&mut unit, keep));
+                removed.extend(split_oldest(&mut unit, keep));
             }
             units.push(unit);
         }
@@ -188,13 +188,13 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
         if total(&units) > most {
             let share = most.checked_div(units.len()).unwrap_or(0).max(1);
             for unit in &mut units {
-                removed.extend(cut(unit, share));
+                removed.extend(split_oldest(unit, share));
             }
             let mut rest: Unit<'a> = units.into_iter().flatten().collect();
             // Containers of different names have no common attempt number, so the creation time
             // decides.
             rest.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
-            removed.extend(cut(&mut rest, most));
+            removed.extend(split_oldest(&mut rest, most));
         }
     }
     removed
@@ -216,7 +216,7 @@ fn newest_first(unit: &mut Unit<'_>) {
     unit.sort_by(|(_, a), (_, b)| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
 }
 
-fn cut<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {
+fn split_oldest<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {
     unit.split_off(keep.min(unit.len()))
 }
 
@@ -226,7 +226,7 @@ pub(super) fn is_gone(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
 }
 
 /// Whether nothing of the pod is worth keeping.
-fn content_goes(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
+fn removes_all(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
     is_gone(inputs, uid)
         || (inputs.scope == Scope::Everything && (inputs.standing)(uid) == PodStanding::Finished)
 }

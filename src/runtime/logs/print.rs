@@ -42,7 +42,7 @@ pub(super) struct Printer<'a> {
     /// Log lines that may still be read: with a tail and without following.
     lines_left: Option<u64>,
     format: Option<Format>,
-    rest: Remainder,
+    remainder: Remainder,
     /// Whether the next log line begins a line of the container.
     fresh: bool,
 }
@@ -56,7 +56,7 @@ impl<'a> Printer<'a> {
             left: options.limit_bytes,
             lines_left: options.tail_lines.filter(|_| !options.follow),
             format: None,
-            rest: Remainder::None,
+            remainder: Remainder::None,
             fresh: true,
         }
     }
@@ -71,7 +71,7 @@ impl<'a> Printer<'a> {
     pub(super) fn print(&mut self, line: &[u8]) -> Result<PrintState, LogError> {
         let ends = line.ends_with(b"\n");
         let goes_on = !ends && line.len() >= MAX_LINE_BYTES;
-        if self.rest != Remainder::None {
+        if self.remainder != Remainder::None {
             return self.print_rest(line, ends, goes_on);
         }
         let format = match self.format {
@@ -95,13 +95,14 @@ impl<'a> Printer<'a> {
 
     fn print_cri(&mut self, line: &[u8], ends: bool, goes_on: bool) -> Result<PrintState, LogError> {
         let Ok(parsed) = log_line::parse(line) else {
-            return Ok(self.skip(goes_on));
+            return Ok(self.skip_line(goes_on));
         };
         let newline = ends && !parsed.partial;
         let fresh = std::mem::replace(&mut self.fresh, newline || parsed.message.is_empty());
         let shown = self.is_wanted(parsed.at, parsed.stream);
         if goes_on {
-            self.rest = if shown { Remainder::Shown { partial: parsed.partial } } else { Remainder::Skipped };
+            self.remainder =
+                if shown { Remainder::Shown { partial: parsed.partial } } else { Remainder::Skipped };
         }
         if shown {
             self.put(
@@ -114,7 +115,7 @@ impl<'a> Printer<'a> {
 
     fn print_docker(&mut self, line: &[u8], goes_on: bool) -> Result<PrintState, LogError> {
         let Some(parsed) = log_line::parse_docker(line) else {
-            return Ok(self.skip(goes_on));
+            return Ok(self.skip_line(goes_on));
         };
         let fresh = std::mem::replace(&mut self.fresh, parsed.text.is_empty() || parsed.text.ends_with('\n'));
         if self.is_wanted(parsed.at, parsed.stream) {
@@ -124,8 +125,8 @@ impl<'a> Printer<'a> {
     }
 
     fn print_rest(&mut self, line: &[u8], ends: bool, goes_on: bool) -> Result<PrintState, LogError> {
-        let rest = if goes_on { self.rest } else { Remainder::None };
-        if let Remainder::Shown { partial } = std::mem::replace(&mut self.rest, rest) {
+        let remainder = if goes_on { self.remainder } else { Remainder::None };
+        if let Remainder::Shown { partial } = std::mem::replace(&mut self.remainder, remainder) {
             let text = if partial { line.strip_suffix(b"\n").unwrap_or(line) } else { line };
             self.fresh = ends && !partial;
             self.put(None, &[text])?;
@@ -133,9 +134,9 @@ impl<'a> Printer<'a> {
         Ok(self.state())
     }
 
-    fn skip(&mut self, goes_on: bool) -> PrintState {
+    fn skip_line(&mut self, goes_on: bool) -> PrintState {
         if goes_on {
-            self.rest = Remainder::Skipped;
+            self.remainder = Remainder::Skipped;
         }
         PrintState::Done
     }
@@ -160,7 +161,7 @@ impl<'a> Printer<'a> {
             self.block.truncate(allowed);
             *left = left.saturating_sub((self.block.len() - before) as u64);
         }
-        if self.block.len() >= BLOCK { self.pass_on() } else { Ok(()) }
+        if self.block.len() >= BLOCK { self.write_block() } else { Ok(()) }
     }
 
     fn count_line(&mut self) -> PrintState {
@@ -172,11 +173,11 @@ impl<'a> Printer<'a> {
     }
 
     fn state(&self) -> PrintState {
-        let more = self.rest != Remainder::None && self.left != Some(0);
+        let more = self.remainder != Remainder::None && self.left != Some(0);
         if self.is_over() && !more { PrintState::Over } else { PrintState::Done }
     }
 
-    fn pass_on(&mut self) -> Result<(), LogError> {
+    fn write_block(&mut self) -> Result<(), LogError> {
         let written = self.out.write_all(&self.block).map_err(|source| LogError::Output { source });
         self.block.clear();
         written
@@ -185,13 +186,13 @@ impl<'a> Printer<'a> {
     /// Writes and flushes the buffer.
     pub(super) fn flush(&mut self) -> Result<(), LogError> {
         if !self.block.is_empty() {
-            self.pass_on()?;
+            self.write_block()?;
         }
         self.out.flush().map_err(|source| LogError::Output { source })
     }
 
     /// Frees memory before a wait.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn free_block(&mut self) {
         self.block = Vec::new();
     }
 }

@@ -240,13 +240,13 @@ fn scan(top: &Path, writers: &BTreeMap<PathBuf, Writer>, stop: &StopToken) -> Re
     let mut left = ENTRIES;
     for pod in names(root.as_fd(), &mut left)? {
         // A pod that cannot be read does not count, and does not keep the others from it.
-        let Ok(dir) = below(root.as_fd(), &pod) else { continue };
+        let Ok(dir) = open_subdirectory(root.as_fd(), &pod) else { continue };
         let (mut left, limit) = (ENTRIES, FILES.min(files.len() + FILES_OF_POD));
         for container in names(dir.as_fd(), &mut left).unwrap_or_default() {
             if stop.is_stopped() || files.len() >= limit {
                 break;
             }
-            let Ok(dir) = below(dir.as_fd(), &container) else { continue };
+            let Ok(dir) = open_subdirectory(dir.as_fd(), &container) else { continue };
             let names = names(dir.as_fd(), &mut left).unwrap_or_default();
             of_container(dir.as_fd(), names, (&top.join(&pod).join(container), writers), limit, &mut files);
         }
@@ -311,7 +311,7 @@ fn names(dir: BorrowedFd<'_>, left: &mut usize) -> Result<Vec<String>, Errno> {
 }
 
 /// Opens a directory in another one. A link or a mount is an error.
-fn below(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+fn open_subdirectory(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     tree::open_same_mount(parent, &CString::new(name).map_err(|_| Errno::INVAL)?)
 }
 

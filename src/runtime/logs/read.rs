@@ -131,8 +131,8 @@ pub fn read(
             ended = Ended::Yes;
             continue;
         }
-        source.rest();
-        printer.rest();
+        source.free_buffer();
+        printer.free_block();
         if watch.wait(&place, source.identity(), stop) == Waited::Stopped {
             return Err(LogError::Stopping);
         }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     /// A reference implementation of the reader, which is slow and uses much memory.
-    fn plainly(content: &[u8], options: &ReadOptions) -> Option<Vec<u8>> {
+    fn simple_read(content: &[u8], options: &ReadOptions) -> Option<Vec<u8>> {
         let mut lines: Vec<&[u8]> = content.split_inclusive(|byte| *byte == b'\n').collect();
         let mut most = usize::MAX;
         if let Some(tail) = options.tail_lines {
@@ -375,7 +375,7 @@ mod tests {
             let options = ReadOptions { follow, tail_lines, since, stream, timestamps, limit_bytes };
             let mut out = Vec::new();
             let result = read(&path, &options, &mut out, &|| false, &StopToken::never());
-            match plainly(content, &options) {
+            match simple_read(content, &options) {
                 Some(expected) => {
                     prop_assert!(result.is_ok(), "{:?}", result);
                     prop_assert_eq!(String::from_utf8_lossy(&out), String::from_utf8_lossy(&expected));

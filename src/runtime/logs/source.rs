@@ -129,7 +129,7 @@ impl Source {
     }
 
     /// Frees the buffer before a wait if all of it has been read.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn free_buffer(&mut self) {
         if self.start == self.end {
             (self.buffer, self.start, self.end, self.searched) = (Vec::new(), 0, 0, 0);
         }

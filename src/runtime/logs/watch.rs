@@ -74,7 +74,7 @@ impl Watch {
             let mut fds = [PollFd::new(inotify, PollFlags::IN)];
             let outcome = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
             if outcome.is_ok_and(|count| count > 0) {
-                if closes(inotify, place, identity) {
+                if has_close_event(inotify, place, identity) {
                     self.closed = Some(identity);
                 }
                 self.woken = Some(Instant::now());
@@ -89,7 +89,7 @@ impl Watch {
 
 /// Reads the events and returns whether one of them is the end of the writing to the file with this
 /// identity under another name than the log's. All else is discarded: the caller inspects the file.
-fn closes(inotify: &OwnedFd, place: &Place, identity: (u64, u64)) -> bool {
+fn has_close_event(inotify: &OwnedFd, place: &Place, identity: (u64, u64)) -> bool {
     let is_renamed = |name: &CStr| {
         name.to_bytes() != place.name().as_encoded_bytes()
             && statat(place.dir(), name, AtFlags::SYMLINK_NOFOLLOW)
