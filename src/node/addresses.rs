@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case() {
+    fn addresses_follow_settings_cloud_and_interfaces() {
         let both = Fake(Some("192.0.2.10"), Some("fd00::10"));
         let host = "Hostname n";
         check("n", &["192.0.2.10"], false, &[], &both, Ok(&["InternalIP 192.0.2.10", host]));

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_of_failure() {
+    fn api_errors_are_classified_by_code_and_reason() {
         for (code, reason, kind) in [
             (404, "NotFound", Kind::NotFound),
             (409, "AlreadyExists", Kind::AlreadyExists),

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_pods() {
+    fn number_of_pods_is_limited_by_the_maximum_and_by_cores() {
         for (max, per_core, pods) in [(110, 0, "110"), (110, 10, "40"), (20, 10, "20"), (1000, 0, "1k")] {
             assert_eq!(quantities(&capacity(&machine(), None, max, per_core))["pods"].0, pods);
         }

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_object_is_kept() {
+    fn newest_object_stays() {
         let watch = NodeWatch::new();
         let ring = watch.subscribe();
         let rung = || ring.try_recv().is_ok();

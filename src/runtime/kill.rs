@@ -52,7 +52,7 @@ pub struct Orphan {
 #[derive(Clone)]
 pub struct Kill {
     /// The container's pod.
-    pub who: KillTarget,
+    pub target: KillTarget,
     /// Runtime id.
     pub id: ContainerId,
     /// Container name.
@@ -73,7 +73,7 @@ impl Kill {
     #[must_use]
     pub fn of(pod: &Pod, id: &ContainerId, name: &str) -> Kill {
         Kill {
-            who: KillTarget::Pod(pod.clone()),
+            target: KillTarget::Pod(pod.clone()),
             id: id.clone(),
             name: name.to_owned(),
             message: None,
@@ -86,14 +86,14 @@ impl Kill {
     /// Seconds of grace, before the minimum.
     fn grace_seconds(&self) -> i64 {
         self.grace_override
-            .or_else(|| self.who.grace_seconds(self.probe_grace))
+            .or_else(|| self.target.grace_seconds(self.probe_grace))
             .unwrap_or(MINIMUM_GRACE_SECONDS)
     }
 
     /// The hook to run before the container is stopped.
     pub(super) fn pre_stop(&self) -> Option<Hook<'_>> {
         // A pod known only from the runtime is stopped without hooks.
-        let KillTarget::Pod(pod) = &self.who else { return None };
+        let KillTarget::Pod(pod) = &self.target else { return None };
         let container = pod.all_containers().find(|container| container.name == self.name)?;
         let handler = container.lifecycle.as_ref()?.pre_stop.as_ref()?;
         Some(Hook { handler, pod, container, id: &self.id, ips: &self.ips })
@@ -194,7 +194,7 @@ impl Runtime {
 
     fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, grace: &Grace) -> Result<(), CriError> {
         let mut kill = kill.clone();
-        if let (KillTarget::Orphan(orphan), None) = (&mut kill.who, kill.grace_override)
+        if let (KillTarget::Orphan(orphan), None) = (&mut kill.target, kill.grace_override)
             && orphan.annotations.is_none()
         {
             let stop = Countdown::begin(0, grace).wait().token;
@@ -205,7 +205,7 @@ impl Runtime {
             }
         }
         let message = kill.message.clone().unwrap_or_else(|| format!("Stopping container {}", kill.name));
-        let regarding = kill.who.regarding(&kill.name);
+        let regarding = kill.target.regarding(&kill.name);
         self.shared.events.raise(regarding, EventType::Normal, reasons::KILLING, message);
         let countdown = Countdown::begin(kill.grace_seconds(), grace);
         // A hook that still runs continues until this is dropped.
@@ -367,7 +367,7 @@ fn plan(
     };
     let kill =
         |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| Kill {
-            who: match pod {
+            target: match pod {
                 Some(pod) => KillTarget::Pod(pod.clone()),
                 None => KillTarget::Orphan(Orphan {
                     namespace: namespace.clone(),

@@ -55,7 +55,7 @@ pub use change::PodNumbers;
 pub use client::Runtime;
 pub use image_volumes::volume_image_names;
 pub use kill::{Kill, Observed};
-pub use placement::{Placed, Placement, PlacementError, SharedPlacement};
+pub use placement::{CpusetPlacement, Placement, PlacementError, SharedPlacement};
 pub use sandbox::NewSandbox;
 pub use security_context::{MASKED_PATHS, READONLY_PATHS};
 pub use settings::{CrashBackoff, Deps, MachineNumbers, Settings};

@@ -14,7 +14,7 @@ pub type PlacementError = Box<dyn std::error::Error + Send + Sync>;
 /// The decisions of the resource managers, for requests to the runtime.
 pub trait Placement: Send + Sync {
     /// The CPUs and NUMA nodes of a container that is created now.
-    fn place(&self, pod: &Pod, container: &str) -> Placed;
+    fn place(&self, pod: &Pod, container: &str) -> CpusetPlacement;
 
     /// The container runs, with what [`Placement::place`] returned last for it.
     fn started(&self, pod: &Pod, container: &str, id: &ContainerId);
@@ -32,8 +32,8 @@ pub trait Placement: Send + Sync {
 
 /// No decisions: any CPUs and nodes.
 impl Placement for () {
-    fn place(&self, _: &Pod, _: &str) -> Placed {
-        Placed::default()
+    fn place(&self, _: &Pod, _: &str) -> CpusetPlacement {
+        CpusetPlacement::default()
     }
 
     fn started(&self, _: &Pod, _: &str, _: &ContainerId) {}
@@ -52,7 +52,7 @@ pub type SharedPlacement = Arc<dyn Placement>;
 
 /// What a container gets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Placed {
+pub struct CpusetPlacement {
     /// Such as `0-3,8`; empty: any CPUs.
     pub cpus: String,
     /// NUMA nodes, such as `0,1`; empty: any nodes.
@@ -62,7 +62,7 @@ pub struct Placed {
 }
 
 /// Adds the decision to the resources of a container.
-pub(super) fn apply(placed: Placed, resources: &mut LinuxContainerResources) {
+pub(super) fn apply(placed: CpusetPlacement, resources: &mut LinuxContainerResources) {
     resources.cpuset_cpus = placed.cpus;
     resources.cpuset_mems = placed.mems;
     if placed.without_quota {
@@ -86,11 +86,11 @@ mod tests {
     fn exclusive_container_has_its_sets_and_no_quota() {
         let mut resources =
             LinuxContainerResources { cpu_quota: 100_000, cpu_period: 100_000, ..Default::default() };
-        let placed = Placed { cpus: "1".into(), mems: "0".into(), without_quota: false };
+        let placed = CpusetPlacement { cpus: "1".into(), mems: "0".into(), without_quota: false };
         apply(placed.clone(), &mut resources);
         assert_eq!((resources.cpuset_cpus.as_str(), resources.cpuset_mems.as_str()), ("1", "0"));
         assert_eq!(resources.cpu_quota, 100_000);
-        apply(Placed { without_quota: true, ..placed }, &mut resources);
+        apply(CpusetPlacement { without_quota: true, ..placed }, &mut resources);
         assert_eq!((resources.cpu_quota, resources.cpu_period), (-1, 100_000));
         let mut off = LinuxContainerResources::default();
         remove_quota(&mut off);

@@ -20,7 +20,7 @@ enum RunState {
     /// Ended, with its exit code.
     Ended(i32),
     /// Waiting for its next run; with the exit code of the last one.
-    Between(i32),
+    BetweenRuns(i32),
     /// Waiting for its first run.
     Waiting,
     /// Ended by a restart of all containers of the pod.
@@ -77,8 +77,8 @@ fn from_statuses(pod: &Pod, status: &PodStatus, starts: ContainerStarts, initial
             count_sidecar(&mut count, container, status, &seen);
         } else {
             match seen {
-                RunState::Ended(0) | RunState::Between(0) | RunState::Reset => {}
-                RunState::Ended(code) | RunState::Between(code) => {
+                RunState::Ended(0) | RunState::BetweenRuns(0) | RunState::Reset => {}
+                RunState::Ended(code) | RunState::BetweenRuns(code) => {
                     count.failed_init |= !restart::may_restart(pod, container, code);
                 }
                 RunState::Unknown | RunState::Running | RunState::Waiting => count.pending_init = true,
@@ -95,7 +95,7 @@ fn from_statuses(pod: &Pod, status: &PodStatus, starts: ContainerStarts, initial
                 count.succeeded += usize::from(code == 0);
                 count.restarting |= restart::may_restart(pod, container, code);
             }
-            RunState::Between(code) => {
+            RunState::BetweenRuns(code) => {
                 count.stopped += 1;
                 count.restarting |= restart::may_restart(pod, container, code);
             }
@@ -115,7 +115,7 @@ fn count_sidecar(count: &mut Count, container: &Container, status: &PodStatus, s
             count.pending_sidecar |= find(container, status.init_container_statuses.as_deref())
                 .is_none_or(|status| status.started != Some(true));
         }
-        RunState::Ended(_) | RunState::Between(_) | RunState::Reset => {}
+        RunState::Ended(_) | RunState::BetweenRuns(_) | RunState::Reset => {}
         RunState::Waiting => {
             count.pending_sidecar = true;
             count.waiting = true;
@@ -170,7 +170,7 @@ fn run_state(container: &Container, list: Option<&[ContainerStatus]>) -> RunStat
         return RunState::Unknown;
     }
     match status.last_state.as_ref().and_then(|last| last.terminated.as_ref()) {
-        Some(ended) => RunState::Between(ended.exit_code),
+        Some(ended) => RunState::BetweenRuns(ended.exit_code),
         None => RunState::Waiting,
     }
 }

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::plan::resize::{CpuAndMemory, Resource};
+use super::plan::resize::{ResizableResources, Resource};
 use crate::model::api::{Container, PodCondition};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -151,10 +151,10 @@ impl Allocations {
 
     /// The values that were last sent to the runtime for a container.
     #[must_use]
-    pub fn actuated(&self, uid: &PodUid, container: &str) -> Option<CpuAndMemory> {
+    pub fn actuated(&self, uid: &PodUid, container: &str) -> Option<ResizableResources> {
         let state = self.0.state.locked();
         let resources = PodResources::parse(state.actuated.entries.get(uid)?)?;
-        resources.container(container).map(CpuAndMemory::from_requirements)
+        resources.container(container).map(ResizableResources::from_requirements)
     }
 
     /// Records that `container` starts with all its granted resources.

@@ -10,8 +10,8 @@ fn pod(uid: &str, generation: i64, cpu: &str, memory: &str) -> Pod {
     }))
 }
 
-fn requested(pod: &Pod) -> CpuAndMemory {
-    CpuAndMemory::for_container(pod, &pod.containers()[0])
+fn requested(pod: &Pod) -> ResizableResources {
+    ResizableResources::for_container(pod, &pod.containers()[0])
 }
 
 fn object(value: Value) -> Pod {
@@ -145,7 +145,7 @@ fn pod_that_loses_its_resources_has_them_in_no_file() {
     allocations.grant(&bare);
     allocations.set_all_actuated(&bare, &bare.containers()[0]);
     assert_eq!(allocations.granted(&bare), bare);
-    assert_eq!(allocations.actuated(bare.uid(), "c"), Some(CpuAndMemory::default()));
+    assert_eq!(allocations.actuated(bare.uid(), "c"), Some(ResizableResources::default()));
 }
 
 fn conditions(allocations: &Allocations, uid: &str) -> String {
@@ -251,7 +251,7 @@ fn first_resources_of_a_running_pod_are_sent_to_the_runtime() {
     allocations.grant(&edited);
     allocations.begin(&edited);
     allocations.adopt(&edited, &[&edited.containers()[0]]);
-    assert_eq!(allocations.actuated(edited.uid(), "c"), Some(CpuAndMemory::default()));
+    assert_eq!(allocations.actuated(edited.uid(), "c"), Some(ResizableResources::default()));
     // A container that is older than the records has what its pod was granted.
     let old = pod("old", 1, "1", "64Mi");
     allocations.adopt(&old, &[&old.containers()[0]]);
@@ -328,7 +328,7 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
     assert_ne!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
     allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
     assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
-    assert_eq!(allocations.actuated(pod.uid(), "gone"), Some(CpuAndMemory::default()));
+    assert_eq!(allocations.actuated(pod.uid(), "gone"), Some(ResizableResources::default()));
     // A complete record stays.
     let grown = with_policies("2", &["cpu", "memory"]);
     allocations.adopt_pod_level(&grown, &[&grown.containers()[0]]);

@@ -45,7 +45,7 @@ use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::placement::numa::Hint;
 use crate::placement::topology::{Candidate, Denial, Policy, Provider as _};
-use crate::runtime::{Placed, Placement, PlacementError};
+use crate::runtime::{CpusetPlacement, Placement, PlacementError};
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
@@ -177,8 +177,8 @@ impl Assignments {
 }
 
 impl Placement for Assignments {
-    fn place(&self, pod: &Pod, container: &str) -> Placed {
-        let Some(shared) = &self.shared else { return Placed::default() };
+    fn place(&self, pod: &Pod, container: &str) -> CpusetPlacement {
+        let Some(shared) = &self.shared else { return CpusetPlacement::default() };
         let mut state = shared.state();
         let placed = state.place(&shared.settings, pod, container);
         shared.note_changes(&mut state);

@@ -20,7 +20,7 @@ use crate::placement::machine::Level;
 use crate::placement::memory::{self, Memory};
 use crate::placement::numa::NumaMask;
 use crate::placement::topology::{Outcome, Provider};
-use crate::runtime::Placed;
+use crate::runtime::CpusetPlacement;
 
 /// What all containers have.
 pub(super) struct AssignmentState {
@@ -144,8 +144,8 @@ impl AssignmentState {
     }
 
     /// The sets of a container that is created now.
-    pub(super) fn place(&mut self, settings: &Settings, pod: &Pod, container: &str) -> Placed {
-        let mut placed = Placed::default();
+    pub(super) fn place(&mut self, settings: &Settings, pod: &Pod, container: &str) -> CpusetPlacement {
+        let mut placed = CpusetPlacement::default();
         if settings.cpu.is_some() {
             let key = (pod.uid().clone(), container.to_owned());
             match self.cpu.cpus_of(pod.uid(), container) {

@@ -49,46 +49,46 @@ pub struct RequestAndLimit {
 
 /// The requests and limits of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CpuAndMemory {
+pub struct ResizableResources {
     /// Memory.
     pub memory: RequestAndLimit,
     /// CPU.
     pub cpu: RequestAndLimit,
 }
 
-impl CpuAndMemory {
+impl ResizableResources {
     /// The values that a container of `pod` has in the runtime: its own, and the pod's limits in the
     /// place of missing ones (Go: containerResourcesFromRequirements).
     #[must_use]
-    pub fn for_container(pod: &Pod, container: &Container) -> CpuAndMemory {
-        let (own, whole) = (CpuAndMemory::own(container), CpuAndMemory::whole(pod));
+    pub fn for_container(pod: &Pod, container: &Container) -> ResizableResources {
+        let (own, whole) = (ResizableResources::own(container), ResizableResources::whole(pod));
         let values = |own: RequestAndLimit, whole: RequestAndLimit| RequestAndLimit {
             limit: own.limit.or(whole.limit),
             ..own
         };
-        CpuAndMemory { memory: values(own.memory, whole.memory), cpu: values(own.cpu, whole.cpu) }
+        ResizableResources { memory: values(own.memory, whole.memory), cpu: values(own.cpu, whole.cpu) }
     }
 
     /// The values of a container's specification.
-    fn own(container: &Container) -> CpuAndMemory {
-        container.resources.as_ref().map(CpuAndMemory::from_requirements).unwrap_or_default()
+    fn own(container: &Container) -> ResizableResources {
+        container.resources.as_ref().map(ResizableResources::from_requirements).unwrap_or_default()
     }
 
     /// The values of the pod as a whole.
-    fn whole(pod: &Pod) -> CpuAndMemory {
-        pod.spec().resources.as_ref().map(CpuAndMemory::from_requirements).unwrap_or_default()
+    fn whole(pod: &Pod) -> ResizableResources {
+        pod.spec().resources.as_ref().map(ResizableResources::from_requirements).unwrap_or_default()
     }
 
     /// The values of requests and limits.
     #[must_use]
-    pub fn from_requirements(resources: &ResourceRequirements) -> CpuAndMemory {
+    pub fn from_requirements(resources: &ResourceRequirements) -> ResizableResources {
         let values = |resource: Resource| {
             let value = |map: &Option<std::collections::BTreeMap<String, crate::model::Quantity>>| {
                 map.as_ref()?.get(resource.name()).map(amount).filter(|amount| !amount.is_zero())
             };
             RequestAndLimit { request: value(&resources.requests), limit: value(&resources.limits) }
         };
-        CpuAndMemory { memory: values(Resource::Memory), cpu: values(Resource::Cpu) }
+        ResizableResources { memory: values(Resource::Memory), cpu: values(Resource::Cpu) }
     }
 
     /// The values of one resource.
@@ -118,7 +118,7 @@ pub struct Resize {
 pub fn add(
     pod: &Pod,
     runtime: &PodRuntime,
-    actuated: &dyn Fn(&str) -> Option<CpuAndMemory>,
+    actuated: &dyn Fn(&str) -> Option<ResizableResources>,
     plan: &mut Plan,
 ) {
     if plan.kill_pod || plan.create_sandbox || !plan.reset.is_empty() {
@@ -134,7 +134,7 @@ pub fn add(
             continue;
         }
         let Some(has) = actuated(&container.name) else { continue };
-        let wants = CpuAndMemory::for_container(pod, container);
+        let wants = ResizableResources::for_container(pod, container);
         let changed: Vec<Resource> = Resource::ALL
             .into_iter()
             .filter(|resource| has.values(*resource) != wants.values(*resource))
@@ -165,12 +165,16 @@ pub fn add(
 
 /// Whether any running container has other resources than its specification grants, even if the
 /// plan stops it for another reason. Unknown last values count as correct.
-pub fn is_due(pod: &Pod, runtime: &PodRuntime, actuated: &dyn Fn(&str) -> Option<CpuAndMemory>) -> bool {
+pub fn is_due(
+    pod: &Pod,
+    runtime: &PodRuntime,
+    actuated: &dyn Fn(&str) -> Option<ResizableResources>,
+) -> bool {
     let differs = |container: &Container| {
         let runs =
             runtime.newest(&container.name).is_some_and(|status| status.state == ContainerState::Running);
         runs && actuated(&container.name)
-            .is_some_and(|has| has != CpuAndMemory::for_container(pod, container))
+            .is_some_and(|has| has != ResizableResources::for_container(pod, container))
     };
     pod.init_containers().iter().chain(pod.containers()).any(differs)
 }
@@ -240,7 +244,7 @@ impl Rules {
             let message = "In-place resize of containers with swap is not supported.";
             return Some(never(message, "swap_limitation"));
         }
-        if self.fixed_pod_level && CpuAndMemory::whole(granted) != CpuAndMemory::whole(desired) {
+        if self.fixed_pod_level && ResizableResources::whole(granted) != ResizableResources::whole(desired) {
             let message = "InPlacePodLevelResourcesVerticalScaling is disabled";
             return Some(never(message, "plr_feature_gate_off"));
         }
@@ -251,7 +255,7 @@ impl Rules {
             granted.all_containers().any(|container| {
                 let wanted = desired.all_containers().find(|other| other.name == container.name);
                 // Requests are limits.
-                let request = |spec| CpuAndMemory::own(spec).values(resource).request;
+                let request = |spec| ResizableResources::own(spec).values(resource).request;
                 wanted.is_some_and(|wanted| request(wanted) != request(container))
             })
         };
@@ -277,7 +281,7 @@ fn changes_swap(granted: &Pod, desired: &Pod, settings: &SwapSettings) -> bool {
         let Some(has) = granted.all_containers().find(|other| other.name == wanted.name) else {
             return false;
         };
-        CpuAndMemory::own(wanted).memory.request != CpuAndMemory::own(has).memory.request
+        ResizableResources::own(wanted).memory.request != ResizableResources::own(has).memory.request
             && !needs_restart(has, Resource::Memory)
             && (has_swap(desired, wanted, settings) || has_swap(granted, has, settings))
     })
@@ -286,10 +290,10 @@ fn changes_swap(granted: &Pod, desired: &Pod, settings: &SwapSettings) -> bool {
 /// Whether two versions of a pod request different amounts of resources that can be resized.
 #[must_use]
 pub fn differs(pod: &Pod, other: &Pod) -> bool {
-    CpuAndMemory::whole(pod) != CpuAndMemory::whole(other)
+    ResizableResources::whole(pod) != ResizableResources::whole(other)
         || pod.all_containers().any(|container| {
             let also = other.all_containers().find(|other| other.name == container.name);
-            also.is_some_and(|also| CpuAndMemory::own(also) != CpuAndMemory::own(container))
+            also.is_some_and(|also| ResizableResources::own(also) != ResizableResources::own(container))
         })
 }
 
@@ -355,8 +359,8 @@ mod tests {
         json!({"requests": map(memory, cpu), "limits": map(memory_limit, cpu_limit)})
     }
 
-    fn given(text: &str) -> CpuAndMemory {
-        CpuAndMemory::from_requirements(&serde_json::from_value(resources(text)).unwrap())
+    fn given(text: &str) -> ResizableResources {
+        ResizableResources::from_requirements(&serde_json::from_value(resources(text)).unwrap())
     }
 
     fn plan_of(spec: Value, instances: &str, had: &[(&str, &str)]) -> String {

@@ -349,7 +349,7 @@ fn sidecars_start_in_order_and_restart_during_initialization() {
 }
 
 #[test]
-fn earlier_sidecars_are_kept_running_during_initialization() {
+fn earlier_sidecars_keep_running_during_initialization() {
     let probe = || json!({"exec": {"command": ["true"]}});
     let spec = |policy: &str| {
         json!({"restartPolicy": policy, "containers": [{"name": "c"}], "initContainers": [

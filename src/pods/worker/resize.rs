@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::super::allocation::summary;
 use super::super::cgroups::Resizable;
-use super::super::plan::resize::{CpuAndMemory, Resource, is_due, lowers_limit};
+use super::super::plan::resize::{ResizableResources, Resource, is_due, lowers_limit};
 use super::super::plan::{self, KillReason, Plan};
 use super::{StepError, Worker};
 use crate::cgroups::Values;
@@ -214,7 +214,7 @@ impl Worker {
                 continue;
             };
             let has = self.deps.allocations.actuated(pod.uid(), &container.name).unwrap_or_default().memory;
-            let wants = CpuAndMemory::for_container(pod, container).memory;
+            let wants = ResizableResources::for_container(pod, container).memory;
             let Some(limit) = wants.limit.filter(|_| lowers_limit(has, wants)).map(|limit| limit.units())
             else {
                 continue;

@@ -23,7 +23,7 @@ use crate::model::runtime::ListedPod;
 use crate::util::stop::StopToken;
 
 pub use log_tree::{LogTree, legacy_link_name};
-pub use plan::{Inputs, Instance, PodStanding, Policy, Removal, Scope, plan};
+pub use plan::{DeadContainer, Inputs, PodStanding, Policy, Removal, Scope, plan};
 
 /// The directories of logs, and the policy.
 #[derive(Debug, Clone)]
@@ -135,11 +135,11 @@ impl<R: Remover> Collector<R> {
                 break;
             }
             match removal {
-                Removal::Container(instance) => match self.remove_container(instance, stop) {
+                Removal::Container(container) => match self.remove_container(container, stop) {
                     Ok(()) => done.containers += 1,
                     Err(problem) => {
-                        retained.sandboxes.insert(&instance.sandbox);
-                        retained.pods.insert(&instance.pod);
+                        retained.sandboxes.insert(&container.sandbox);
+                        retained.pods.insert(&container.pod);
                         done.problems.push(problem);
                     }
                 },
@@ -176,23 +176,25 @@ impl<R: Remover> Collector<R> {
         done
     }
 
-    fn remove_container(&self, instance: &Instance, stop: &StopToken) -> Result<(), String> {
+    fn remove_container(&self, container: &DeadContainer, stop: &StopToken) -> Result<(), String> {
         let failed = |attempt: &str, error: &dyn Error| {
-            format!("failed to {attempt} container {}: {error}", instance.id)
+            format!("failed to {attempt} container {}: {error}", container.id)
         };
-        if let Some(grace) = instance.stop_first {
-            self.runtime.stop_container(&instance.id, grace, stop).map_err(|error| failed("stop", &error))?;
+        if let Some(grace) = container.stop_first {
+            self.runtime
+                .stop_container(&container.id, grace, stop)
+                .map_err(|error| failed("stop", &error))?;
         }
-        if let Some(log) = &instance.log {
+        if let Some(log) = &container.log {
             let log = self.settings.pod_logs_dir.join(log);
             log_tree::remove_with_rotated(&log, stop)
                 .map_err(|error| failed("remove the logs of", &error))?;
         }
-        if let Some(link) = &instance.link {
+        if let Some(link) = &container.link {
             let link = self.settings.container_logs_dir.join(link);
             log_tree::remove_link(&link).map_err(|error| failed("remove the log link of", &error))?;
         }
-        self.runtime.remove_container(&instance.id).map_err(|error| failed("remove", &error))
+        self.runtime.remove_container(&container.id).map_err(|error| failed("remove", &error))
     }
 
     fn remove_sandbox(&self, id: &SandboxId) -> Result<(), String> {

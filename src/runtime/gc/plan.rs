@@ -67,7 +67,7 @@ pub struct Inputs<'a> {
 
 /// One dead container, with what belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instance {
+pub struct DeadContainer {
     pub pod: PodUid,
     pub id: ContainerId,
     pub sandbox: SandboxId,
@@ -82,7 +82,7 @@ pub struct Instance {
 /// One thing that has to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removal {
-    Container(Instance),
+    Container(DeadContainer),
     /// A sandbox without containers.
     Sandbox {
         pod: PodUid,
@@ -108,7 +108,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
     };
     let used: BTreeSet<&SandboxId> = remaining().map(|container| &container.sandbox_id).collect();
     let mut removals: Vec<Removal> =
-        removed.iter().map(|(pod, container)| Removal::Container(instance(pod, container))).collect();
+        removed.iter().map(|(pod, container)| Removal::Container(dead_container(pod, container))).collect();
     for pod in inputs.listed.values() {
         let mut sandboxes: Vec<_> = pod.sandboxes.iter().collect();
         sandboxes.sort_by(|a, b| {
@@ -231,12 +231,12 @@ fn removes_all(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
         || (inputs.scope == Scope::Everything && (inputs.standing)(uid) == PodStanding::Finished)
 }
 
-fn instance(pod: &ListedPod, container: &ListedContainer) -> Instance {
+fn dead_container(pod: &ListedPod, container: &ListedContainer) -> DeadContainer {
     let number = |key: &str| container.annotations.get(key)?.parse::<u32>().ok();
     let restarts = number(labels::CONTAINER_RESTART_COUNT).unwrap_or(container.attempt);
     let grace = number(labels::POD_TERMINATION_GRACE_PERIOD)
         .map_or(MIN_GRACE, |seconds| Duration::from_secs(seconds.into()));
-    Instance {
+    DeadContainer {
         pod: pod.uid.clone(),
         id: container.id.clone(),
         sandbox: container.sandbox_id.clone(),

@@ -91,7 +91,7 @@ fn standing(uid: &PodUid) -> PodStanding {
 
 fn shown(removal: Removal) -> String {
     match removal {
-        Removal::Container(instance) => instance.id.to_string(),
+        Removal::Container(container) => container.id.to_string(),
         Removal::Sandbox { id, .. } => id.to_string(),
         Removal::LogDirectory { name, .. } | Removal::Link { name } => name,
     }

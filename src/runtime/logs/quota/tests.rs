@@ -140,7 +140,7 @@ impl Node {
 }
 
 #[test]
-fn rotated_files_of_all_pods_go_by_age_until_the_quota_is_kept() {
+fn rotated_files_of_all_pods_are_removed_by_age_until_the_quota_is_met() {
     let mut node = Node::new();
     node.running("ns_a_1/c/0.log", "a");
     node.write("ns_a_1/c/0.log", 128 * KIB, 100);
