@@ -55,8 +55,8 @@ pub(super) fn addresses(
         internal.chain([address("Hostname", name.to_owned())]).collect()
     };
     // 0.0.0.0 and :: only select the preferred family.
-    let given: Vec<IpAddr> = node_ips.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
-    for (ip, field) in given.iter().zip(["nodeIP", "secondaryNodeIP"]) {
+    let configured: Vec<IpAddr> = node_ips.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
+    for (ip, field) in configured.iter().zip(["nodeIP", "secondaryNodeIP"]) {
         is_usable(*ip).map_err(|kind| AddressError::Kind { field, kind })?;
         if !network.is_local(*ip) {
             return Err(AddressError::NotLocal { field, ip: *ip });
@@ -67,8 +67,8 @@ pub(super) fn addresses(
     if external_cloud && !known.is_empty() {
         return Ok(known.to_vec());
     }
-    if !given.is_empty() || external_cloud && node_ips.is_empty() {
-        return Ok(with_name(&given));
+    if !configured.is_empty() || external_cloud && node_ips.is_empty() {
+        return Ok(with_name(&configured));
     }
     if let Ok(ip) = name.parse::<IpAddr>() {
         return Ok(with_name(&[ip]));

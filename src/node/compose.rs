@@ -297,8 +297,8 @@ fn provided_ip(settings: &Settings, are_valid: bool, annotations: &mut Option<BT
     let is_given = settings.node_ips.first().is_some_and(|ip| !ip.is_unspecified());
     if settings.external_cloud && is_given {
         if are_valid {
-            let given = settings.node_ips.iter().filter(|ip| !ip.is_unspecified());
-            let texts: Vec<String> = given.map(ToString::to_string).collect();
+            let configured = settings.node_ips.iter().filter(|ip| !ip.is_unspecified());
+            let texts: Vec<String> = configured.map(ToString::to_string).collect();
             annotations.get_or_insert_default().insert(PROVIDED_NODE_IP.to_owned(), texts.join(","));
         }
     } else if let Some(present) = annotations {
@@ -315,14 +315,14 @@ fn provided_ip(settings: &Settings, are_valid: bool, annotations: &mut Option<BT
 fn resources(status: &mut NodeStatus, capacity: &Allocatable, allocatable: &Allocatable) {
     let all = status.capacity.get_or_insert_default();
     all.extend(quantities(capacity));
-    let left = status.allocatable.get_or_insert_default();
-    left.retain(|name, _| all.contains_key(name) || !is_extended_resource(name));
+    let entries = status.allocatable.get_or_insert_default();
+    entries.retain(|name, _| all.contains_key(name) || !is_extended_resource(name));
     for (name, quantity) in &*all {
         let is_negative = quantity.0.starts_with('-');
         let value = if is_negative { Quantity("0".to_owned()) } else { quantity.clone() };
-        left.insert(name.clone(), value);
+        entries.insert(name.clone(), value);
     }
-    left.extend(quantities(allocatable));
+    entries.extend(quantities(allocatable));
 }
 
 fn info(settings: &Settings, facts: &Facts, old: NodeSystemInfo) -> NodeSystemInfo {

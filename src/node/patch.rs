@@ -54,18 +54,18 @@ pub(super) fn without_volumes(mut patch: Value) -> Option<Value> {
 /// As [`between`], without heartbeats: the changes that have to be sent immediately.
 pub(super) fn significant(old: &Node, new: &Node) -> Option<Value> {
     let mut quiet = new.clone();
-    let was = old.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let was: Vec<_> = was.collect();
+    let old_conditions = old.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let old_conditions: Vec<_> = old_conditions.collect();
     for condition in quiet.status.iter_mut().flat_map(|status| status.conditions.iter_mut().flatten()) {
-        if let Some(old) = was.iter().find(|old| old.type_ == condition.type_) {
+        if let Some(old) = old_conditions.iter().find(|old| old.type_ == condition.type_) {
             condition.last_heartbeat_time = old.last_heartbeat_time.clone();
         }
     }
     // Cheaper than two trees of JSON, and true most of the time.
-    let same = old.status == quiet.status
+    let is_same = old.status == quiet.status
         && old.metadata.labels == quiet.metadata.labels
         && old.metadata.annotations == quiet.metadata.annotations;
-    if same { None } else { between(old, &quiet) }
+    if is_same { None } else { between(old, &quiet) }
 }
 
 fn metadata(node: &Node) -> Object {
@@ -136,10 +136,10 @@ fn merged(old: &[Value], new: &[Value]) -> Vec<Value> {
     }
     let mut changes = Vec::new();
     for item in new {
-        let was = old.iter().find(|old| id(old) == id(item));
-        match (was, item) {
-            (Some(Value::Object(was)), Value::Object(now)) => {
-                let mut change = objects(was, now);
+        let old_item = old.iter().find(|old| id(old) == id(item));
+        match (old_item, item) {
+            (Some(Value::Object(old_item)), Value::Object(now)) => {
+                let mut change = objects(old_item, now);
                 if !change.is_empty() {
                     change.insert(MERGE_KEY.to_owned(), id(item).cloned().unwrap_or_default());
                     changes.push(Value::Object(change));

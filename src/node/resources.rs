@@ -112,7 +112,7 @@ pub fn capacity(
 /// The resources that remain for pods.
 #[must_use]
 pub fn allocatable(capacity: &Allocatable, reserved: &Reservations) -> Allocatable {
-    let left =
+    let remaining =
         |all: i64, taken: &[i64]| taken.iter().fold(all, |rest, taken| rest.saturating_sub(*taken)).max(0);
     let is_huge_pages = |name: &str| name.starts_with(HUGE_PAGES);
     let huge_pages: i64 = capacity
@@ -121,14 +121,14 @@ pub fn allocatable(capacity: &Allocatable, reserved: &Reservations) -> Allocatab
         .filter(|(name, _)| is_huge_pages(name))
         .fold(0, |sum: i64, (_, bytes)| sum.saturating_add(*bytes));
     Allocatable {
-        cpu_milli: left(capacity.cpu_milli, &[reserved.cpu_milli]),
-        memory_bytes: left(
+        cpu_milli: remaining(capacity.cpu_milli, &[reserved.cpu_milli]),
+        memory_bytes: remaining(
             capacity.memory_bytes,
             &[reserved.memory_bytes, reserved.memory_threshold.resolve(capacity.memory_bytes), huge_pages],
         ),
         ephemeral_bytes: match capacity.ephemeral_bytes {
             i64::MAX => i64::MAX,
-            all => left(all, &[reserved.ephemeral_bytes, reserved.disk_threshold.resolve(all)]),
+            all => remaining(all, &[reserved.ephemeral_bytes, reserved.disk_threshold.resolve(all)]),
         },
         pods: capacity.pods,
         extended: capacity.extended.clone(),

@@ -79,14 +79,14 @@ pub trait VolumesInUse: Send + Sync {
 }
 
 /// Adds devices to the capacity and to what pods may use. Of a resource without a plugin there are 0.
-fn add_devices(devices: Capacity, all: &mut Allocatable, left: &mut Allocatable) {
+fn add_devices(devices: Capacity, capacity: &mut Allocatable, allocatable: &mut Allocatable) {
     let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     for name in devices.removed {
-        all.extended.insert(name.clone(), 0);
-        left.extended.insert(name, 0);
+        capacity.extended.insert(name.clone(), 0);
+        allocatable.extended.insert(name, 0);
     }
-    all.extended.extend(devices.capacity.into_iter().map(|(name, count)| (name, signed(count))));
-    left.extended.extend(devices.allocatable.into_iter().map(|(name, count)| (name, signed(count))));
+    capacity.extended.extend(devices.capacity.into_iter().map(|(name, count)| (name, signed(count))));
+    allocatable.extended.extend(devices.allocatable.into_iter().map(|(name, count)| (name, signed(count))));
 }
 
 /// The real machine and runtime.

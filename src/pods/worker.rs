@@ -259,7 +259,7 @@ impl Worker {
                         self.succeeded();
                         break next;
                     }
-                    Err(failed) => {
+                    Err(error) => {
                         if stop.is_stopped() {
                             return false;
                         }
@@ -267,9 +267,9 @@ impl Worker {
                         if self.lifecycle.phase == Phase::Syncing && cancel.is_stopped() {
                             break StepOutcome::Now;
                         }
-                        self.failed(&failed);
+                        self.failed(&error);
                         // A pod ends at its deadline even if its steps fail, without a hot loop.
-                        let wait = self.within_deadline(failed.retry).max(RETRY_SOON.min(failed.retry));
+                        let wait = self.within_deadline(error.retry).max(RETRY_SOON.min(error.retry));
                         break StepOutcome::After(wait);
                     }
                 }
@@ -352,18 +352,18 @@ impl Worker {
         }
     }
 
-    fn failed(&mut self, failed: &StepError) {
+    fn failed(&mut self, error: &StepError) {
         if self.failures.count() {
             log::log!(
-                failed.level,
+                error.level,
                 "{} ({} times) pod={} uid={}",
-                failed.message,
+                error.message,
                 self.failures,
                 self.pod().full_name(),
                 self.pod().uid()
             );
         }
-        self.shared.locked().last_error = Some(failed.message.clone());
+        self.shared.locked().last_error = Some(error.message.clone());
     }
 
     /// Brings the containers to the state that the manifest describes. The order of the steps is a
@@ -406,11 +406,11 @@ impl Worker {
         if plan.is_empty() {
             return self.idle(held);
         }
-        let (outcome, seen) = self.act(&plan, &runtime, &mounts, cancel)?;
-        let Some((after, held)) = self.evaluate(&seen) else { return Ok(StepOutcome::Now) };
+        let (outcome, inspected) = self.act(&plan, &runtime, &mounts, cancel)?;
+        let Some((after, held)) = self.evaluate(&inspected) else { return Ok(StepOutcome::Now) };
         match (outcome, held) {
-            (Err(failed), Some(held)) if held.retry < failed.retry => Err(held),
-            (Err(failed), _) => Err(failed),
+            (Err(error), Some(held)) if held.retry < error.retry => Err(held),
+            (Err(error), _) => Err(error),
             (Ok(()), held) if after.is_empty() => self.idle(held),
             (Ok(()), _) => Ok(StepOutcome::Now),
         }
@@ -481,14 +481,15 @@ impl Worker {
         let uid = self.uid();
         let busy = self.deps.observe.busy(&uid);
         let outcome = self.carry_out(plan, runtime, mounts, cancel);
-        let seen = self.deps.observe.inspect(&uid, cancel);
+        let inspected = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
-        let seen = self.with_pod_ips(seen.map_err(|error| StepError::retry_soon(error.to_string()))?);
-        if has_surplus(&seen) {
+        let inspected =
+            self.with_pod_ips(inspected.map_err(|error| StepError::retry_soon(error.to_string()))?);
+        if has_surplus(&inspected) {
             // If the bell is full, the cleaner wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
-        Ok((outcome, seen))
+        Ok((outcome, inspected))
     }
 
     /// The pod runs, but not in its cgroup: another agent started it, or this one with other
@@ -503,10 +504,10 @@ impl Worker {
         log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());
         let busy = self.deps.observe.busy(&uid);
         let killed = self.deps.runtime.kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel);
-        let seen = self.deps.observe.inspect(&uid, cancel);
+        let inspected = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         killed.map_err(|error| StepError::retry_later(error.to_string()))?;
-        seen.map_err(|error| StepError::retry_soon(error.to_string()))?;
+        inspected.map_err(|error| StepError::retry_soon(error.to_string()))?;
         Ok(StepOutcome::Now)
     }
 
@@ -598,11 +599,11 @@ impl Worker {
             let ips = runtime.ips.clone();
             return Ok(plan.sandbox_id.clone().map(|id| Sandbox { id, ips, attempt }));
         }
-        let made = self.deps.runtime.create_sandbox(self.pod(), attempt, cancel);
-        let made = made.map_err(|error| StepError::retry_later(error.to_string()))?;
+        let created = self.deps.runtime.create_sandbox(self.pod(), attempt, cancel);
+        let created = created.map_err(|error| StepError::retry_later(error.to_string()))?;
         // A pull may take long, and the next complete status is composed after it.
         self.deps.status.set_sandbox_ready(self.pod(), Timestamp::now());
-        Ok(Some(Sandbox { ips: self.pod_ips(&made.ips), id: made.id, attempt }))
+        Ok(Some(Sandbox { ips: self.pod_ips(&created.ips), id: created.id, attempt }))
     }
 
     /// Starts the plan's containers. Starts are independent of each other: returns the failure with the
@@ -632,10 +633,10 @@ impl Worker {
                 }
                 Err(failure) if failure.stopping => return Ok(()),
                 Err(failure) => {
-                    let failed = self.not_started(&name, failure);
+                    let error = self.not_started(&name, failure);
                     first = Some(match first {
-                        Some(other) if other.retry <= failed.retry => other,
-                        _ => failed,
+                        Some(other) if other.retry <= error.retry => other,
+                        _ => error,
                     });
                 }
             }
@@ -764,8 +765,8 @@ impl Worker {
                 status::disrupt(&pod, &mut composed, message, now);
             }
         }
-        let over = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
-        if over
+        let has_ended = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
+        if has_ended
             && composed.reason.as_deref() == Some(reasons::DEADLINE_EXCEEDED)
             && self.lifecycle.phase == Phase::Syncing
         {
@@ -777,7 +778,7 @@ impl Worker {
         if std::mem::take(&mut self.first_sync) {
             log::info!("began to manage a pod pod={} uid={}", pod.full_name(), pod.uid());
         }
-        over
+        has_ended
     }
 
     fn until_next_sync(&self) -> Duration {

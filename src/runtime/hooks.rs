@@ -356,7 +356,7 @@ impl Runtime {
                 self.shared.events.warning(hook.pod, reasons::LIFECYCLE_HTTP_FALLBACK, text);
                 Ok(())
             }
-            Err(again) if again.is_stopped() => Err(HookError::Stopping),
+            Err(error) if error.is_stopped() => Err(HookError::Stopping),
             Err(_) => Err(failure(&error.to_string())),
         }
     }

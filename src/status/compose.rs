@@ -88,11 +88,12 @@ fn start_time(inputs: &Inputs) -> Option<Time> {
 
 fn statuses_of_containers(inputs: &Inputs, status: &mut PodStatus) {
     let pod = inputs.pod;
-    let some = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
-    status.init_container_statuses = some(containers::convert(inputs, pod.init_containers(), Kind::Init));
-    status.container_statuses = some(containers::convert(inputs, pod.containers(), Kind::Regular));
+    let non_empty = |list: Vec<ContainerStatus>| (!list.is_empty()).then_some(list);
+    status.init_container_statuses =
+        non_empty(containers::convert(inputs, pod.init_containers(), Kind::Init));
+    status.container_statuses = non_empty(containers::convert(inputs, pod.containers(), Kind::Regular));
     let ephemeral = containers::ephemeral(pod);
-    status.ephemeral_container_statuses = some(containers::convert(inputs, &ephemeral, Kind::Ephemeral));
+    status.ephemeral_container_statuses = non_empty(containers::convert(inputs, &ephemeral, Kind::Ephemeral));
 }
 
 /// Phase, reason and message.

@@ -157,8 +157,8 @@ fn initialized(inputs: &Inputs, status: &PodStatus) -> ConditionValue {
         status.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     });
     // A restart of all containers in the same sandbox does not undo the initialization.
-    let was = || restart::may_restart_all(pod) && holds_before(inputs, "Initialized");
-    if has_run || was() {
+    let was_initialized = || restart::may_restart_all(pod) && holds_before(inputs, "Initialized");
+    if has_run || was_initialized() {
         return ConditionValue::met();
     }
     value_for_names(&unknown, "incomplete", &incomplete, reasons::CONTAINERS_NOT_INITIALIZED)
@@ -169,11 +169,11 @@ fn containers_ready(pod: &Pod, status: &PodStatus) -> ConditionValue {
         return ConditionValue::unmet(reasons::UNKNOWN_CONTAINER_STATUSES, None);
     }
     let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
-    let by = |_: &Container, status: &ContainerStatus| status.ready;
+    let is_ready = |_: &Container, status: &ContainerStatus| status.ready;
     let (mut unknown, mut unready) =
-        unknown_and_failing(sidecars, status.init_container_statuses.as_deref(), by);
+        unknown_and_failing(sidecars, status.init_container_statuses.as_deref(), is_ready);
     let (more_unknown, more_unready) =
-        unknown_and_failing(pod.containers().iter(), status.container_statuses.as_deref(), by);
+        unknown_and_failing(pod.containers().iter(), status.container_statuses.as_deref(), is_ready);
     unknown.extend(more_unknown);
     unready.extend(more_unready);
     if phase_is(status, "Succeeded") && unknown.is_empty() {

@@ -139,8 +139,8 @@ fn instance_status(
         RuntimeState::Exited => ContainerState { terminated: ended(inputs, instance), ..empty() },
         RuntimeState::Created => waiting(None, None),
         RuntimeState::Unknown => {
-            let was = old.and_then(|old| old.state.as_ref());
-            if was.is_some_and(|was| was.running.is_some()) {
+            let old_state = old.and_then(|old| old.state.as_ref());
+            if old_state.is_some_and(|old_state| old_state.running.is_some()) {
                 restart_count = old.map_or(0, |old| old.restart_count).saturating_add(1);
                 let mut end = terminated_without_record(LOST_WHEN_TERMINATED);
                 if restart_all::is_in_progress(inputs) {
@@ -255,9 +255,10 @@ fn show_failure(
     newest: Option<&Instance>,
     status: &mut ContainerStatus,
 ) {
-    let done = newest.is_some_and(|newest| newest.state == RuntimeState::Exited && newest.exit_code == 0);
+    let has_completed =
+        newest.is_some_and(|newest| newest.state == RuntimeState::Exited && newest.exit_code == 0);
     // DIFFERS: a sidecar that exited with 0 restarts and so may show a back-off, too.
-    if kind == Kind::Init && done && !is_sidecar(spec) {
+    if kind == Kind::Init && has_completed && !is_sidecar(spec) {
         return;
     }
     if inputs.is_deleting() || !restart::should_start(inputs.pod, spec, newest) {

@@ -22,18 +22,22 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
     if !restart::may_restart_all(inputs.pod) {
         return None;
     }
-    let over = match status.phase.as_deref() {
+    let end_reason = match status.phase.as_deref() {
         Some("Succeeded") => Some(reasons::POD_COMPLETED),
         Some("Failed") => Some(reasons::POD_FAILED),
         _ => None,
     };
-    let mut left = inputs.pod.all_containers().map(|container| inputs.runtime.newest(&container.name));
-    let yes = over.is_none() && is_in_progress(inputs) && left.any(|newest| newest.is_some());
+    let mut instances = inputs.pod.all_containers().map(|container| inputs.runtime.newest(&container.name));
+    let is_restarting =
+        end_reason.is_none() && is_in_progress(inputs) && instances.any(|newest| newest.is_some());
     Some(PodCondition {
         type_: CONDITION.to_owned(),
-        status: if yes { "True" } else { "False" }.to_owned(),
-        reason: yes.then_some(reasons::RESTART_ALL_CONTAINERS_STARTED).or(over).map(str::to_owned),
-        message: yes.then(|| "container exited with restart policy rule".to_owned()),
+        status: if is_restarting { "True" } else { "False" }.to_owned(),
+        reason: is_restarting
+            .then_some(reasons::RESTART_ALL_CONTAINERS_STARTED)
+            .or(end_reason)
+            .map(str::to_owned),
+        message: is_restarting.then(|| "container exited with restart policy rule".to_owned()),
         last_transition_time: Some(Time(inputs.now)),
         ..PodCondition::default()
     })

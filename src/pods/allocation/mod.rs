@@ -178,11 +178,11 @@ impl Allocations {
     pub fn in_resize(&self, pod: &Pod) -> Option<Pod> {
         let state = self.0.state.locked();
         state.resizing.get(pod.uid()).filter(|resizing| resizing.is_in_progress())?;
-        let mut has = PodResources::parse(state.actuated.entries.get(pod.uid())?)?;
-        if !has.has_pod_level() {
-            has.set_pod_level(pod);
+        let mut actual = PodResources::parse(state.actuated.entries.get(pod.uid())?)?;
+        if !actual.has_pod_level() {
+            actual.set_pod_level(pod);
         }
-        Some(has.applied_to(pod))
+        Some(actual.applied_to(pod))
     }
 
     /// Assumes that running containers without a record of their last values (they are older than the

@@ -157,12 +157,12 @@ impl Core {
         }
         let unseen = state.found.as_ref().filter(|_| shown.is_none());
         let wake = unseen.and_then(|(_, since)| since.checked_add(UNSEEN));
-        let there = unseen.map(|(found, _)| found.clone()).or(shown);
+        let present = unseen.map(|(found, _)| found.clone()).or(shown);
         let taken = state.taken;
         if let Some(time) = wake {
             set_earlier(&mut self.due, time);
         }
-        match (pod, there) {
+        match (pod, present) {
             (None, None) => Step::Nothing,
             (None, Some(mirror)) if self.view.sources_ready => Step::Send(mirror.delete()),
             (None, Some(_)) => Step::Nothing,

@@ -140,10 +140,11 @@ impl Fixture {
     /// No container runs twice, and none starts too early.
     fn check_start(&self, name: &str) {
         assert!(self.runtime.running().all(|container| container.name != name), "{name} would run twice");
-        let here = &self.runtime.sandboxes[0].id;
+        let newest_sandbox = &self.runtime.sandboxes[0].id;
         let instances = |name: &str| {
-            let is_current =
-                |container: &&ContainerStatus| container.name == name && container.sandbox_id == *here;
+            let is_current = |container: &&ContainerStatus| {
+                container.name == name && container.sandbox_id == *newest_sandbox
+            };
             self.runtime.containers.iter().filter(is_current).collect::<Vec<_>>()
         };
         let is_regular = |name: &str| self.pod.containers().iter().any(|container| container.name == name);
@@ -157,7 +158,7 @@ impl Fixture {
             None => 0,
         };
         for container in init.iter().take(earlier).filter(|_| !initialized) {
-            let fine = if is_sidecar(container) {
+            let may_start = if is_sidecar(container) {
                 // The sidecar has started; later containers do not wait even if it has ended since.
                 !instances(&container.name).is_empty()
             } else {
@@ -166,7 +167,7 @@ impl Fixture {
                 };
                 instances(&container.name).iter().any(done)
             };
-            assert!(fine, "{name} starts before {}", container.name);
+            assert!(may_start, "{name} starts before {}", container.name);
         }
     }
 

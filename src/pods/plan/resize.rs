@@ -292,8 +292,10 @@ fn changes_swap(granted: &Pod, desired: &Pod, settings: &SwapSettings) -> bool {
 pub fn differs(pod: &Pod, other: &Pod) -> bool {
     ResizableResources::whole(pod) != ResizableResources::whole(other)
         || pod.all_containers().any(|container| {
-            let also = other.all_containers().find(|other| other.name == container.name);
-            also.is_some_and(|also| ResizableResources::own(also) != ResizableResources::own(container))
+            let counterpart = other.all_containers().find(|other| other.name == container.name);
+            counterpart.is_some_and(|counterpart| {
+                ResizableResources::own(counterpart) != ResizableResources::own(container)
+            })
         })
 }
 

@@ -23,16 +23,16 @@ pub fn check(pod: &Pod, runtime: &PodRuntime) -> SandboxCheck {
         return SandboxCheck { needed: true, attempt: 0, replaces: None };
     };
     let next = newest.attempt.saturating_add(1);
-    let again = |replaces| SandboxCheck { needed: true, attempt: next, replaces };
+    let new_sandbox = |replaces| SandboxCheck { needed: true, attempt: next, replaces };
     let ready = runtime.sandboxes.iter().filter(|sandbox| sandbox.state == SandboxState::Ready).count();
     if ready > 1 || newest.state != SandboxState::Ready {
-        return again(Some(newest.id.clone()));
+        return new_sandbox(Some(newest.id.clone()));
     }
     if newest.host_network != pod.host_network() {
-        return again(None);
+        return new_sandbox(None);
     }
     if !pod.host_network() && newest.network_reported && newest.ips.is_empty() {
-        return again(Some(newest.id.clone()));
+        return new_sandbox(Some(newest.id.clone()));
     }
     SandboxCheck { needed: false, attempt: newest.attempt, replaces: Some(newest.id.clone()) }
 }

@@ -15,7 +15,7 @@ use crate::util::stop::StopToken;
 impl Worker {
     /// Records why a container did not start, and returns when to try again.
     pub(super) fn not_started(&mut self, name: &str, failure: StartFailure) -> StepError {
-        let failed = StepError {
+        let error = StepError {
             message: format!("failed to start container {name}: {}: {}", failure.reason, failure.message),
             retry: failure.retry_at.map_or_else(
                 || jitter(RETRY, random_unit()),
@@ -28,7 +28,7 @@ impl Worker {
         };
         let reason = StartReason { reason: failure.reason, message: failure.message };
         self.reasons.insert(name.to_owned(), reason);
-        failed
+        error
     }
 
     /// Stops single containers one after the other. A failed probe may set the grace period.

@@ -190,11 +190,11 @@ fn containers<'a>(inputs: &Inputs<'a>) -> Unit<'a> {
             for unit in &mut units {
                 removed.extend(split_oldest(unit, share));
             }
-            let mut rest: Unit<'a> = units.into_iter().flatten().collect();
+            let mut all: Unit<'a> = units.into_iter().flatten().collect();
             // Containers of different names have no common attempt number, so the creation time
             // decides.
-            rest.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
-            removed.extend(split_oldest(&mut rest, most));
+            all.sort_by(|(_, a), (_, b)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+            removed.extend(split_oldest(&mut all, most));
         }
     }
     removed

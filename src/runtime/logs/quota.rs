@@ -207,22 +207,22 @@ impl Quota {
 
 /// Removes a log file unless another one has its name by now. Returns whether it was removed.
 fn remove(path: &Path, inode: u64) -> Result<bool, LogError> {
-    let gone = |error: io::Error| match error.kind() {
+    let ignore_not_found = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Ok(false),
         _ => Err(LogError::io("remove", path)(error)),
     };
     let place = match untrusted::Place::find(path, LOG_LEVELS) {
         Ok(place) => place,
-        Err(error) => return gone(error),
+        Err(error) => return ignore_not_found(error),
     };
     match place.stat() {
         Ok(Some(stat)) if untrusted::is_file(&stat) && stat.st_ino == inode => {}
         Ok(_) => return Ok(false),
-        Err(error) => return gone(error),
+        Err(error) => return ignore_not_found(error),
     }
     match unlinkat(place.dir(), place.name(), AtFlags::empty()) {
         Ok(()) => Ok(true),
-        Err(errno) => gone(errno.into()),
+        Err(errno) => ignore_not_found(errno.into()),
     }
 }
 

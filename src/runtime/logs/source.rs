@@ -85,8 +85,8 @@ impl Source {
         let mut rest = unread.get(self.searched..)?;
         // The fastest search for a byte in the standard library.
         let length = self.searched + rest.skip_until(b'\n').ok()?;
-        let whole = length.checked_sub(1).and_then(|last| unread.get(last)) == Some(&b'\n');
-        if !whole && length < MAX_LINE_BYTES {
+        let has_newline = length.checked_sub(1).and_then(|last| unread.get(last)) == Some(&b'\n');
+        if !has_newline && length < MAX_LINE_BYTES {
             self.searched = length;
             return None;
         }

@@ -217,18 +217,20 @@ impl Core {
         }
         let patch = strategic::patch(uid, shown, &merged.status);
         // A part that was withheld in the last patch and is reported now was not refused.
-        let same = record.sent == entry.version && record.in_full != merged.withheld;
+        let is_same_status = record.sent == entry.version && record.in_full != merged.withheld;
         // A difference that the patch did not contain was written by another client.
         if let Some(last_patch) = record.last_patch.take_if(|_| stage == Stage::Taken)
-            && same
+            && is_same_status
         {
             let refused = |patch: &&Value| strategic::is_part(&patch["status"], &last_patch["status"]);
             record.residue = patch.as_ref().filter(refused).cloned();
         }
         if let Some(body) = patch.filter(|patch| record.residue.as_ref() != Some(patch)) {
-            let again = record.patched.and_then(|patched| patched.checked_add(RECONCILE));
-            if let Some(again) = again.filter(|again| record.acknowledged >= entry.version && now < *again) {
-                self.due.set_earlier(uid.clone(), again);
+            let reconcile_at = record.patched.and_then(|patched| patched.checked_add(RECONCILE));
+            if let Some(reconcile_at) = reconcile_at
+                .filter(|reconcile_at| record.acknowledged >= entry.version && now < *reconcile_at)
+            {
+                self.due.set_earlier(uid.clone(), reconcile_at);
                 return None;
             }
             record.sent = entry.version;
@@ -245,8 +247,8 @@ impl Core {
             return None;
         }
         record.acknowledge(entry.version, now);
-        let over = record.pod.is_deleting() && is_terminal(shown_phase(&record.pod)) && entry.finished;
-        (over && !record.pod.is_mirror()).then(|| record.request(uid, Operation::Delete))
+        let has_ended = record.pod.is_deleting() && is_terminal(shown_phase(&record.pod)) && entry.finished;
+        (has_ended && !record.pod.is_mirror()).then(|| record.request(uid, Operation::Delete))
     }
 
     /// Applies the response to the request about a pod.
