@@ -316,7 +316,7 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
         allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
         allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
         let (has, wants) = (allocations.actuated(pod.uid(), "c").unwrap(), requested(&pod));
-        Resource::ALL.map(|resource| has.share(resource) == wants.share(resource))
+        Resource::ALL.map(|resource| has.values(resource) == wants.values(resource))
     };
     assert_eq!(adopted(&[]), [false, false]);
     assert_eq!(adopted(&["memory"]), [true, false]);
