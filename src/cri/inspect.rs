@@ -155,8 +155,11 @@ mod tests {
         assert_eq!(pods.len(), 2);
         let pod = &pods[&PodUid::from("u1")];
         assert_eq!((&*pod.name, &*pod.namespace), ("web", "default"));
-        assert_eq!(pod.sandboxes.iter().map(|s| s.id.as_str()).collect::<Vec<_>>(), ["s2", "s1"]);
-        assert_eq!(pod.containers.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), ["c2", "c1"]);
+        assert_eq!(pod.sandboxes.iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>(), ["s2", "s1"]);
+        assert_eq!(
+            pod.containers.iter().map(|container| container.id.as_str()).collect::<Vec<_>>(),
+            ["c2", "c1"]
+        );
         let orphan = &pods[&PodUid::from("u2")];
         assert!(orphan.sandboxes.is_empty() && orphan.containers.len() == 1);
     }

@@ -935,7 +935,7 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
         match result {
             Ok(now)
                 if now.running().next().is_none()
-                    && now.sandboxes.iter().all(|s| s.state == SandboxState::NotReady) =>
+                    && now.sandboxes.iter().all(|sandbox| sandbox.state == SandboxState::NotReady) =>
             {
                 return true;
             }

@@ -227,7 +227,8 @@ fn fit(resolver: &mut Resolver, notices: &mut Vec<DnsNotice>) {
 fn fit_searches(searches: &mut Vec<String>) {
     searches.truncate(SEARCH_LIMIT);
     searches.retain(|domain| domain.len() <= DOMAIN_LIMIT);
-    let line = |searches: &[String]| searches.iter().map(|s| s.len() + 1).sum::<usize>().saturating_sub(1);
+    let line =
+        |searches: &[String]| searches.iter().map(|search| search.len() + 1).sum::<usize>().saturating_sub(1);
     while line(searches) > SEARCH_LINE_LIMIT {
         searches.pop();
     }

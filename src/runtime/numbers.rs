@@ -315,7 +315,7 @@ mod tests {
     fn oom_score_follows_from_qos_and_memory_request() {
         let check = |spec: serde_json::Value, container: &str, expected| {
             let pod = pod(spec);
-            let container = pod.all_containers().find(|c| c.name == container).unwrap();
+            let container = pod.all_containers().find(|candidate| candidate.name == container).unwrap();
             assert_eq!(oom_score_adj(&pod, container, 1000 << 20), expected);
         };
         let memory =

@@ -134,7 +134,9 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
 /// `started` and `ready` of every container, from its state and its probes.
 fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
     let before = inputs.before();
-    let sidecar = |name: &str| inputs.pod.init_containers().iter().any(|c| c.name == name && is_sidecar(c));
+    let sidecar = |name: &str| {
+        inputs.pod.init_containers().iter().any(|container| container.name == name && is_sidecar(container))
+    };
     let before_of = |status: &ContainerStatus| {
         before.into_iter().flat_map(all_statuses).find(|old| {
             old.name == status.name && old.container_id.is_some() && old.container_id == status.container_id

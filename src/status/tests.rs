@@ -398,7 +398,7 @@ fn active_deadline_fails_a_pod_that_runs_longer() {
     let over = check(150, "c=Running", "Failed", Some("DeadlineExceeded"));
     let message = "Pod was active on the node longer than the specified deadline";
     assert_eq!(over.message.as_deref(), Some(message));
-    let ready = over.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
+    let ready = over.conditions.iter().flatten().find(|condition| condition.type_ == "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("PodFailed")));
     // The container ended by itself before the deadline was checked.
     check(150, "c=Exited", "Succeeded", None);
@@ -572,9 +572,11 @@ fn pod_is_ready_only_when_its_readiness_gates_are_true() {
         let node = NodeAddresses::default();
         let runtime = runtime(instances("c=Running"));
         let composed = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
-        let ready = composed.conditions.iter().flatten().find(|c| c.type_ == "Ready").unwrap();
+        let ready =
+            composed.conditions.iter().flatten().find(|condition| condition.type_ == "Ready").unwrap();
         assert_eq!((ready.status.as_str(), ready.message.as_deref()), (status, message));
-        let foreign = composed.conditions.iter().flatten().filter(|c| c.type_ == "x/y").count();
+        let foreign =
+            composed.conditions.iter().flatten().filter(|condition| condition.type_ == "x/y").count();
         assert_eq!(foreign, conditions.as_array().unwrap().len());
     };
     let missing = "corresponding condition of pod readiness gate \"x/y\" does not exist.";

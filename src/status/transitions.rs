@@ -156,12 +156,19 @@ pub(super) fn own_fields_equal(old: &PodStatus, new: &PodStatus) -> bool {
             .iter()
             .flatten()
             .filter(|condition| is_ours(condition))
-            .map(|c| (c.type_.clone(), c.status.clone(), c.reason.clone(), c.message.clone()))
+            .map(|condition| {
+                (
+                    condition.type_.clone(),
+                    condition.status.clone(),
+                    condition.reason.clone(),
+                    condition.message.clone(),
+                )
+            })
             .collect();
         list.sort();
         list
     };
-    let rest =
+    let other_fields =
         |status: &PodStatus| PodStatus { conditions: None, resource_claim_statuses: None, ..status.clone() };
-    own_conditions(old) == own_conditions(new) && rest(old) == rest(new)
+    own_conditions(old) == own_conditions(new) && other_fields(old) == other_fields(new)
 }

@@ -94,5 +94,5 @@ fn ports_clash(pod: &Pod, others: &[&Pod]) -> bool {
         && others
             .iter()
             .flat_map(|other| host_ports(other))
-            .any(|used| wanted.iter().any(|w| clash(w, &used)))
+            .any(|used| wanted.iter().any(|port| clash(port, &used)))
 }

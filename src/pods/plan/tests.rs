@@ -126,7 +126,11 @@ fn check(spec: Value, runtime: PodRuntime, expected: &str) {
 fn check_probed(spec: Value, runtime: PodRuntime, probes: (&str, &str), expected: &str) {
     let pod = pod(spec);
     let plan = plan_of(&pod, &runtime, probes.0, probes.1);
-    let states: Vec<_> = runtime.containers.iter().map(|c| format!("{}={:?}", c.name, c.state)).collect();
+    let states: Vec<_> = runtime
+        .containers
+        .iter()
+        .map(|container| format!("{}={:?}", container.name, container.state))
+        .collect();
     assert_eq!(short(&plan), expected, "{} {:?} {states:?}", pod.restart_policy(), probes);
 }
 
@@ -149,19 +153,25 @@ fn sandbox_is_needed_if_missing_dead_or_unsuitable() {
     let host = json!({"hostNetwork": true, "containers": [{"name": "c"}]});
     check(single_container("Always"), runtime(vec![], ""), true, 0, None);
     check(single_container("Always"), with(|_| {}), false, 3, Some("s3"));
-    check(single_container("Always"), with(|s| s.state = SandboxState::NotReady), true, 4, Some("s3"));
+    check(
+        single_container("Always"),
+        with(|sandbox| sandbox.state = SandboxState::NotReady),
+        true,
+        4,
+        Some("s3"),
+    );
     check(host.clone(), with(|_| {}), true, 4, None);
-    check(host.clone(), with(|s| s.host_network = true), false, 3, Some("s3"));
-    check(single_container("Always"), with(|s| s.host_network = true), true, 4, None);
-    check(single_container("Always"), with(|s| s.ips.clear()), true, 4, Some("s3"));
-    let silent = |s: &mut SandboxStatus| {
-        s.ips.clear();
-        s.network_reported = false;
+    check(host.clone(), with(|sandbox| sandbox.host_network = true), false, 3, Some("s3"));
+    check(single_container("Always"), with(|sandbox| sandbox.host_network = true), true, 4, None);
+    check(single_container("Always"), with(|sandbox| sandbox.ips.clear()), true, 4, Some("s3"));
+    let silent = |sandbox: &mut SandboxStatus| {
+        sandbox.ips.clear();
+        sandbox.network_reported = false;
     };
     check(single_container("Always"), with(silent), false, 3, Some("s3"));
-    let no_address = |s: &mut SandboxStatus| {
-        s.ips.clear();
-        s.host_network = true;
+    let no_address = |sandbox: &mut SandboxStatus| {
+        sandbox.ips.clear();
+        sandbox.host_network = true;
     };
     check(host, with(no_address), false, 3, Some("s3"));
     let two = vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::Ready)];
