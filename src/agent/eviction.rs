@@ -12,7 +12,7 @@ use super::rooms::{Context, Rooms};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::driver::Need;
 use crate::eviction::kernel::Files;
-use crate::eviction::{self, ImagePlaces, PlacesError, Reports, Victim};
+use crate::eviction::{self, ImageDirectories, ImageDirectoriesError, Reports, Victim};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::node;
@@ -26,7 +26,7 @@ use crate::util::wake::Wake;
 
 /// The deadline of a request for the runtime's directories: a shortage of memory is not noticed
 /// meanwhile.
-const PLACES_LIMIT: Duration = Duration::from_secs(2);
+const IMAGE_DIRECTORIES_LIMIT: Duration = Duration::from_secs(2);
 
 /// The channel ends of the thread, made before the threads that use the other ends.
 pub(super) struct Ends {
@@ -79,13 +79,13 @@ pub(super) fn start(
             };
             collector.snapshot(wanted)
         }),
-        image_places: Box::new(move || {
-            let info = images.with_request_timeout(PLACES_LIMIT).image_fs_info()?;
-            let images = info.image_filesystems.first().ok_or(PlacesError::None)?;
+        image_directories: Box::new(move || {
+            let info = images.with_request_timeout(IMAGE_DIRECTORIES_LIMIT).image_fs_info()?;
+            let images = info.image_filesystems.first().ok_or(ImageDirectoriesError::None)?;
             let images = PathBuf::from(&images.fs_id.mountpoint);
             let containers = info.container_filesystems.first();
-            let containers = containers.map(|one| PathBuf::from(&one.fs_id.mountpoint));
-            Ok(ImagePlaces { containers: containers.filter(|place| *place != images), images })
+            let containers = containers.map(|file_system| PathBuf::from(&file_system.fs_id.mountpoint));
+            Ok(ImageDirectories { containers: containers.filter(|directory| *directory != images), images })
         }),
         pods_cgroup: Box::new(move || cgroups.pods_path()),
         pods: Box::new(move || {

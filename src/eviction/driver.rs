@@ -15,7 +15,7 @@ use super::layout::{Layout, Reclaim};
 use super::local::is_limited;
 use super::notify::Reading;
 use super::observations::{Observation, Observations};
-use super::pass::{Action, Eviction, Settings, Starved};
+use super::pass::{Action, Eviction, Settings, Shortage};
 use super::report::{Report, Row};
 use super::signal::{Pressure, Pressures, Signal};
 use super::thresholds::Threshold;
@@ -65,7 +65,7 @@ pub trait World {
     /// A pod with the resources that it was granted.
     fn granted(&mut self, pod: &Pod) -> Pod;
     /// A threshold is met: raises the event.
-    fn starved(&mut self, starved: &Starved);
+    fn report_shortage(&mut self, shortage: &Shortage);
     /// A pod has to be evicted for statistics of these times: counts their age.
     fn count_age(&mut self, measured: &[(Signal, Timestamp)]);
     /// An evicted pod has not ended in time.
@@ -103,7 +103,7 @@ enum Stage {
     Watching,
     /// Space is being freed. If that is not enough, the victim is evicted.
     Reclaiming {
-        starved: Box<Starved>,
+        shortage: Box<Shortage>,
         /// The pods of the measurement: swap that they may use counts as available.
         uses: Vec<PodUse>,
         until: Instant,
@@ -125,15 +125,15 @@ pub struct Driver {
     /// Pods that were evicted and have not ended yet: they are not evicted again.
     evicted: BTreeSet<PodUid>,
     /// When local storage is measured next.
-    local: Option<Instant>,
+    local_due: Option<Instant>,
     /// How long the last measurement of local storage took.
     took: Option<Duration>,
     /// Signals without numbers that were logged.
     unobserved: Vec<Signal>,
     /// Whether it was logged that no pod may be evicted.
-    helpless: bool,
+    logged_no_victim: bool,
     /// When space may be freed again although no pod may be evicted.
-    rested: Option<Instant>,
+    next_reclaim: Option<Instant>,
 }
 
 /// The time until local storage is measured again. The quicker of the last two measurements counts:
@@ -148,7 +148,7 @@ impl Driver {
     #[must_use]
     pub fn new(settings: Settings, processors: u32) -> Driver {
         // Memory is watched before the runtime responds.
-        let eviction = Eviction::new(settings.clone(), Layout::One);
+        let eviction = Eviction::new(settings.clone(), Layout::Single);
         let (stage, evicted) = (Stage::Watching, BTreeSet::new());
         Driver {
             settings,
@@ -157,11 +157,11 @@ impl Driver {
             layout: None,
             stage,
             evicted,
-            local: None,
+            local_due: None,
             took: None,
             unobserved: Vec::new(),
-            helpless: false,
-            rested: None,
+            logged_no_victim: false,
+            next_reclaim: None,
         }
     }
 
@@ -177,12 +177,12 @@ impl Driver {
         self.evicted.retain(|pod| !world.has_ended(pod));
         match std::mem::replace(&mut self.stage, Stage::Watching) {
             Stage::Watching => {}
-            Stage::Reclaiming { starved, uses, until } => {
+            Stage::Reclaiming { shortage, uses, until } => {
                 if !world.is_reclaimed() && now < until {
-                    self.stage = Stage::Reclaiming { starved, uses, until };
+                    self.stage = Stage::Reclaiming { shortage, uses, until };
                     return Wait { until: Some(until), left: None };
                 }
-                self.reclaimed(world, &starved, uses, now);
+                self.reclaimed(world, &shortage, uses, now);
             }
             // DIFFERS: upstream evicts the same pod again after this time. Here the next one is
             // evicted: a pod whose processes the kernel cannot end frees nothing.
@@ -196,7 +196,7 @@ impl Driver {
             }
         }
         match self.stage {
-            Stage::Watching => self.look(world, polls, now),
+            Stage::Watching => self.run_pass(world, polls, now),
             Stage::Reclaiming { until, .. } | Stage::Ending { until, .. } => {
                 Wait { until: Some(until), left: None }
             }
@@ -204,24 +204,24 @@ impl Driver {
     }
 
     /// Space was freed: evicts the victim if a threshold is still met.
-    fn reclaimed(&mut self, world: &mut dyn World, starved: &Starved, pods: Vec<PodUse>, now: Instant) {
-        self.rested = Some(now + PERIOD);
+    fn reclaimed(&mut self, world: &mut dyn World, shortage: &Shortage, pods: Vec<PodUse>, now: Instant) {
+        self.next_reclaim = Some(now + PERIOD);
         let snapshot = world.glance().map(|node| Snapshot { node, pods, ..Snapshot::default() });
         if self.eviction.is_relieved(snapshot.as_ref()) {
             log::info!("freed enough space; no pod has to be evicted");
             return;
         }
-        match &starved.victim {
+        match &shortage.victim {
             // It may have ended by itself.
             Some(victim) if world.has_ended(victim.pod.uid()) => {}
-            _ => self.evict_for(world, starved, now),
+            _ => self.evict_for(world, shortage, now),
         }
     }
 
     /// Evicts the victim of a threshold.
-    fn evict_for(&mut self, world: &mut dyn World, starved: &Starved, now: Instant) {
-        let Some(victim) = &starved.victim else { return self.no_victim(starved) };
-        world.count_age(&starved.measured);
+    fn evict_for(&mut self, world: &mut dyn World, shortage: &Shortage, now: Instant) {
+        let Some(victim) = &shortage.victim else { return self.no_victim(shortage) };
+        world.count_age(&shortage.measured);
         self.evict(world, std::slice::from_ref(victim), now);
     }
 
@@ -236,20 +236,20 @@ impl Driver {
         self.stage = Stage::Ending { pods, until: now + grace + VICTIM_LIMIT };
     }
 
-    fn no_victim(&mut self, starved: &Starved) {
-        if !std::mem::replace(&mut self.helpless, true) {
-            let resource = starved.threshold.signal.resource().as_str();
+    fn no_victim(&mut self, shortage: &Shortage) {
+        if !std::mem::replace(&mut self.logged_no_victim, true) {
+            let resource = shortage.threshold.signal.resource().as_str();
             log::warn!("{resource} is short on the node, and there is no pod that may be evicted");
         }
     }
 
     /// Reads the machine's numbers and makes a pass.
-    fn look(&mut self, world: &mut dyn World, polls: bool, now: Instant) -> Wait {
+    fn run_pass(&mut self, world: &mut dyn World, polls: bool, now: Instant) -> Wait {
         if self.layout.is_none()
             && let Some(layout) = world.layout()
         {
             self.layout = Some(layout);
-            if layout != Layout::One {
+            if layout != Layout::Single {
                 self.eviction = Eviction::new(self.settings.clone(), layout);
             }
         }
@@ -257,11 +257,11 @@ impl Driver {
         let pods = world.pods();
         let limited = self.settings.local_limits && pods.iter().any(is_limited);
         if !limited {
-            self.local = None;
+            self.local_due = None;
         }
         let glance = Snapshot { node, ..Snapshot::default() };
         let observations = self.eviction.observe(&glance);
-        let need = if self.local.is_none_or(|due| now >= due) && limited {
+        let need = if self.local_due.is_none_or(|due| now >= due) && limited {
             Some(Need::Disks)
         } else {
             self.need(&observations)
@@ -280,21 +280,22 @@ impl Driver {
         let observations = self.eviction.observe(&snapshot);
         self.log_unobserved(&outcome.unobserved);
         let met = !self.eviction.is_relieved(Some(&snapshot));
-        self.helpless &= met;
+        self.logged_no_victim &= met;
         world.publish(self.report(outcome.pressures, &observations));
         let mut again = self.period(&observations, polls);
         match outcome.action {
             Action::None => {}
             Action::Limits(victims) => self.evict(world, &victims, now),
-            Action::Starved(starved) => {
-                world.starved(&starved);
-                let rests = starved.victim.is_none() && self.rested.is_some_and(|rested| now < rested);
-                if starved.reclaim.is_empty() || rests {
-                    self.evict_for(world, &starved, now);
+            Action::Shortage(shortage) => {
+                world.report_shortage(&shortage);
+                let rests = shortage.victim.is_none()
+                    && self.next_reclaim.is_some_and(|next_reclaim| now < next_reclaim);
+                if shortage.reclaim.is_empty() || rests {
+                    self.evict_for(world, &shortage, now);
                 } else {
-                    world.reclaim(starved.reclaim);
+                    world.reclaim(shortage.reclaim);
                     let until = now + RECLAIM_LIMIT;
-                    self.stage = Stage::Reclaiming { starved, uses: snapshot.pods, until };
+                    self.stage = Stage::Reclaiming { shortage, uses: snapshot.pods, until };
                 }
             }
         }
@@ -308,7 +309,7 @@ impl Driver {
         if met || outcome.pressures != Pressures::default() || !outcome.unobserved.is_empty() {
             again = Some(PERIOD);
         }
-        let timers = [again.map(|again| now + again), outcome.due, self.local.filter(|_| limited)];
+        let timers = [again.map(|again| now + again), outcome.due, self.local_due.filter(|_| limited)];
         let until = timers.into_iter().flatten().min().map(|until| until.max(now + REST / 10));
         Wait { until, left: Some(self.left(&snapshot.node, world.pods_cgroup())) }
     }
@@ -324,7 +325,7 @@ impl Driver {
         let measured = world.measure(need);
         if need == Need::Disks && limited {
             let took = begun.elapsed();
-            self.local = Some(now + pause(took, self.took.replace(took)));
+            self.local_due = Some(now + pause(took, self.took.replace(took)));
         }
         measured
     }
@@ -355,7 +356,7 @@ impl Driver {
                 super::signal::Resource::Memory | super::signal::Resource::EphemeralStorage => FILL,
             };
             let Some(observed) = observations.get(&threshold.signal) else { return FAR };
-            let left = observed.available.units() - threshold.value.of(observed.capacity).units();
+            let left = observed.available.units() - threshold.value.amount(observed.capacity).units();
             let seconds = u64::try_from(i128::from(left) / rate).unwrap_or(0);
             Duration::from_secs(seconds).clamp(PERIOD, FAR)
         });
@@ -370,8 +371,9 @@ impl Driver {
             let observed = observations.get(&signal)?;
             let available = u64::try_from(observed.available.units()).ok()?;
             let thresholds = self.eviction.thresholds().filter(|threshold| threshold.signal == signal);
-            let levels = thresholds
-                .filter_map(|threshold| u64::try_from(threshold.value.of(observed.capacity).units()).ok());
+            let levels = thresholds.filter_map(|threshold| {
+                u64::try_from(threshold.value.amount(observed.capacity).units()).ok()
+            });
             let next = levels.filter(|level| *level <= available).max()?;
             Some(Reading::new(usage?, available, next))
         };
@@ -407,7 +409,7 @@ impl Driver {
 }
 
 fn row(threshold: &Threshold, observed: &Observation) -> Row {
-    let least = threshold.value.of(observed.capacity);
+    let least = threshold.value.amount(observed.capacity);
     Row {
         signal: threshold.signal.as_str(),
         available: observed.text(),

@@ -34,7 +34,7 @@ impl Machine {
     fn new() -> Machine {
         Machine {
             now: Instant::now(),
-            layout: Some(Layout::One),
+            layout: Some(Layout::Single),
             readable: true,
             memory_left: 900,
             pods_left: None,
@@ -138,8 +138,8 @@ impl World for Machine {
         self.log.push(format!("{} exceeds its grace period", pod.name()));
     }
 
-    fn starved(&mut self, starved: &Starved) {
-        self.log.push(starved.message.clone());
+    fn report_shortage(&mut self, shortage: &Shortage) {
+        self.log.push(shortage.message.clone());
     }
 
     fn reclaim(&mut self, what: &'static [Reclaim]) {
@@ -371,7 +371,7 @@ fn disks_far_from_their_thresholds_are_read_less_often() {
     check(&mut machine, 60_000);
     machine.layout = None;
     check(&mut machine, 10_000);
-    machine.layout = Some(Layout::One);
+    machine.layout = Some(Layout::Single);
     let mut processes = driver(&[threshold(Signal::PidAvailable, "10", 0)]);
     assert_eq!(machine.turn(&mut processes, 0).1, Some(10_000));
 }

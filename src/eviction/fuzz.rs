@@ -35,7 +35,7 @@ pub(crate) fn targets() -> Vec<Target> {
                 .collect();
             for text in map.values() {
                 if let Ok(Some(value)) = value(text) {
-                    let _ = (value.of(i64::MAX), value.text(0));
+                    let _ = (value.amount(i64::MAX), value.text(0));
                 }
                 let _ = (reclaim(text), grace(text));
             }

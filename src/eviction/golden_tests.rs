@@ -52,8 +52,10 @@ fn is_exception(name: &str) -> bool {
 fn read(part: &str, name: &str) -> Value {
     let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
     let path = Path::new(&root).join("tests/golden/resources").join(part).join(format!("{name}.json"));
-    serde_json::from_slice(&std::fs::read(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display())))
-        .unwrap()
+    serde_json::from_slice(
+        &std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+    )
+    .unwrap()
 }
 
 /// What a container writes, by its command: MiB, to where, after how many seconds.
@@ -64,7 +66,7 @@ struct Writes {
 }
 
 impl Writes {
-    fn of(container: &api::Container) -> Option<Writes> {
+    fn from_container(container: &api::Container) -> Option<Writes> {
         let text = container.command.as_ref()?.last()?;
         let after = |field: &str| {
             let rest = text.split_once(field)?.1;
@@ -75,12 +77,12 @@ impl Writes {
             to: after("of=").unwrap_or("log").to_owned(),
             after: after("sleep ")
                 .filter(|_| text.find("sleep ") < text.find("dd "))
-                .map_or(0, |one| one.parse().unwrap()),
+                .map_or(0, |seconds| seconds.parse().unwrap()),
         })
     }
 
     /// Bytes at `place` of a pod that started at `started`.
-    fn at(&self, place: &str, started: u64, now: u64) -> u64 {
+    fn bytes_at(&self, place: &str, started: u64, now: u64) -> u64 {
         if self.to.starts_with(place) && now >= started + START + self.after { self.mib * MIB } else { 0 }
     }
 }
@@ -98,12 +100,13 @@ impl Running {
     }
 
     fn has_ended(&self, now: u64) -> bool {
-        self.evicted.is_some_and(|at| now >= at + END)
+        self.evicted.is_some_and(|evicted| now >= evicted + END)
     }
 
     /// Where an emptyDir is mounted, and whether it is in memory.
     fn volumes(&self) -> impl Iterator<Item = (&str, bool, &str)> {
-        let mounts = || self.pod.containers().iter().flat_map(|one| one.volume_mounts.iter().flatten());
+        let mounts =
+            || self.pod.containers().iter().flat_map(|container| container.volume_mounts.iter().flatten());
         self.pod.spec().volumes.iter().flatten().filter_map(move |volume| {
             let in_memory = volume.empty_dir.as_ref()?.medium.as_deref() == Some("Memory");
             let mount = mounts().find(|mount| mount.name == volume.name)?;
@@ -112,8 +115,8 @@ impl Running {
     }
 
     fn written(&self, place: &str, now: u64) -> u64 {
-        let writes = self.pod.containers().iter().filter_map(Writes::of);
-        writes.map(|writes| writes.at(place, self.started, now)).sum()
+        let writes = self.pod.containers().iter().filter_map(Writes::from_container);
+        writes.map(|writes| writes.bytes_at(place, self.started, now)).sum()
     }
 
     /// Bytes on the disk of the root directory.
@@ -132,15 +135,16 @@ impl Running {
             .containers()
             .iter()
             .map(|container| {
-                let at = |place: &str, now| {
-                    Writes::of(container).map_or(0, |one| one.at(place, self.started, now))
+                let written = |place: &str, now| {
+                    Writes::from_container(container)
+                        .map_or(0, |writes| writes.bytes_at(place, self.started, now))
                 };
-                let memory = SHELL + in_memory.iter().map(|mount| at(mount, now)).sum::<u64>();
+                let memory = SHELL + in_memory.iter().map(|mount| written(mount, now)).sum::<u64>();
                 ContainerUse {
                     name: container.name.clone(),
                     numbers: Numbers { working_set: Some(memory), ..Numbers::default() },
-                    rootfs: Some(space((8 << 10) + at("/tmp", before))),
-                    logs: Some(space((4 << 10) + at("log", before))),
+                    rootfs: Some(space((8 << 10) + written("/tmp", before))),
+                    logs: Some(space((4 << 10) + written("log", before))),
                     ..ContainerUse::default()
                 }
             })
@@ -154,11 +158,15 @@ impl Running {
                 ..VolumeUse::default()
             })
             .collect();
-        let sum = |of: fn(&ContainerUse) -> u64| containers.iter().map(of).sum::<u64>();
-        let storage = sum(|one| one.rootfs.as_ref().and_then(|space| space.used).unwrap_or(0))
-            + sum(|one| one.logs.as_ref().and_then(|space| space.used).unwrap_or(0))
-            + volumes.iter().filter(|one| one.ephemeral).filter_map(|one| one.space.used).sum::<u64>();
-        let memory = sum(|one| one.numbers.working_set.unwrap_or(0)) + SHELL;
+        let sum = |number: fn(&ContainerUse) -> u64| containers.iter().map(number).sum::<u64>();
+        let storage = sum(|container| container.rootfs.as_ref().and_then(|space| space.used).unwrap_or(0))
+            + sum(|container| container.logs.as_ref().and_then(|space| space.used).unwrap_or(0))
+            + volumes
+                .iter()
+                .filter(|volume| volume.ephemeral)
+                .filter_map(|volume| volume.space.used)
+                .sum::<u64>();
+        let memory = sum(|container| container.numbers.working_set.unwrap_or(0)) + SHELL;
         PodUse {
             uid: self.pod.uid().clone(),
             name: self.name().to_owned(),
@@ -261,11 +269,11 @@ impl Node {
     fn snapshot(&self) -> Snapshot {
         let alive = || self.pods.iter().filter(|pod| !pod.has_ended(self.now));
         let pods: Vec<PodUse> = alive().map(|pod| pod.used(self.now)).collect();
-        let at = Timestamp::from_second(1_000_000 + i64::try_from(self.now).unwrap()).unwrap();
+        let time = Timestamp::from_second(1_000_000 + i64::try_from(self.now).unwrap()).unwrap();
         let memory: u64 = SYSTEM + pods.iter().filter_map(|pod| pod.numbers.working_set).sum::<u64>();
         let written: u64 = alive().map(|pod| pod.on_disk(self.now)).sum();
         let space = |available: u64| FileSystem {
-            at,
+            at: time,
             available: Some(available),
             capacity: Some(2 * FREE),
             inodes_free: Some(1000),
@@ -273,7 +281,7 @@ impl Node {
             ..FileSystem::default()
         };
         let numbers = Numbers {
-            at,
+            at: time,
             available: Some(CAPACITY - memory),
             working_set: Some(memory),
             ..Numbers::default()
@@ -310,10 +318,16 @@ impl Node {
         match outcome.action {
             Action::None => {}
             Action::Limits(victims) => victims.into_iter().for_each(|victim| self.evict(victim)),
-            Action::Starved(starved) => {
-                self.event("Node", "golden-node", "Warning", "EvictionThresholdMet", starved.message.clone());
-                assert!(starved.reclaim.is_empty(), "images are on another file system");
-                starved.victim.into_iter().for_each(|victim| self.evict(victim));
+            Action::Shortage(shortage) => {
+                self.event(
+                    "Node",
+                    "golden-node",
+                    "Warning",
+                    "EvictionThresholdMet",
+                    shortage.message.clone(),
+                );
+                assert!(shortage.reclaim.is_empty(), "images are on another file system");
+                shortage.victim.into_iter().for_each(|victim| self.evict(victim));
             }
         }
     }
@@ -356,8 +370,8 @@ fn without_amounts(message: &str) -> String {
     let mut text = message.to_owned();
     for before in ["Threshold quantity: ", "available: ", "was using "] {
         let mut from = 0;
-        while let Some(at) = text.get(from..).and_then(|rest| rest.find(before)) {
-            let start = from + at + before.len();
+        while let Some(offset) = text.get(from..).and_then(|rest| rest.find(before)) {
+            let start = from + offset + before.len();
             let end = start + text[start..].find([',', '.', ' ']).unwrap();
             text.replace_range(start..end, "<n>");
             from = start;

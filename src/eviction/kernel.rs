@@ -42,8 +42,8 @@ pub struct Left {
 pub enum Armed {
     /// It will, or nothing is left to wait for.
     Set,
-    /// So little is left that a tripwire would slow pods down: read the numbers again within
-    /// [`REST`](super::watch::REST).
+    /// So little is left that a level in `memory.high` would slow pods down: read the numbers again
+    /// within [`REST`](super::watch::REST).
     Near,
     /// The use has passed the level since the numbers were read: read them again now.
     Passed,
@@ -58,8 +58,8 @@ struct Usage {
     refused: bool,
 }
 
-/// The tripwire in the cgroup of all pods of version 2.
-struct Tripwire {
+/// The level in `memory.high` of the cgroup of all pods, on version 2.
+struct MemoryHigh {
     path: PathBuf,
     events: File,
     /// What `memory.high` has.
@@ -68,13 +68,13 @@ struct Tripwire {
     refused: bool,
 }
 
-/// The open descriptors. Dropping it removes the tripwire.
+/// The open descriptors. Dropping it removes the level in `memory.high`.
 pub struct Signals {
     files: Files,
     plan: Plan,
     machine: Usage,
     pods: Usage,
-    tripwire: Option<Tripwire>,
+    memory_high: Option<MemoryHigh>,
     stalls: Option<File>,
     pressure: Option<OwnedFd>,
 }
@@ -103,7 +103,7 @@ impl Signals {
             plan_now = plan(kernel);
         }
         let (machine, pods) = (Usage::default(), Usage::default());
-        Signals { files, plan: plan_now, machine, pods, tripwire: None, stalls, pressure }
+        Signals { files, plan: plan_now, machine, pods, memory_high: None, stalls, pressure }
     }
 
     /// Whether the use of memory has to be read regularly, because the kernel does not signal.
@@ -112,7 +112,7 @@ impl Signals {
         self.plan.poll
             || (self.machine.refused && plans(Source::MachineUsage))
             // Without `cgroupsPerQOS` there is no cgroup of all pods.
-            || (self.tripwire.is_none() && plans(Source::PodsEvents))
+            || (self.memory_high.is_none() && plans(Source::PodsEvents))
     }
 
     /// What to wait for.
@@ -121,17 +121,17 @@ impl Signals {
         let mut all: Vec<_> = usage.map(|(_, _, event)| (event.as_fd(), PollFlags::IN)).collect();
         all.extend(self.pressure.as_ref().map(|event| (event.as_fd(), PollFlags::IN)));
         all.extend(self.stalls.as_ref().map(|file| (file.as_fd(), PollFlags::PRI)));
-        all.extend(self.tripwire.as_ref().map(|wire| (wire.events.as_fd(), PollFlags::PRI)));
+        all.extend(self.memory_high.as_ref().map(|memory_high| (memory_high.events.as_fd(), PollFlags::PRI)));
         all
     }
 
-    /// Takes what was signaled, so that the descriptors are no longer ready. The tripwire is removed
-    /// first: it would slow pods down until the next [`Signals::arm`], which may be after a long
-    /// measurement or after the end of a pod.
+    /// Takes what was signaled, so that the descriptors are no longer ready. The level in
+    /// `memory.high` is removed first: it would slow pods down until the next [`Signals::arm`], which
+    /// may be after a long measurement or after the end of a pod.
     pub fn take(&mut self) {
-        if let Some(wire) = &mut self.tripwire {
-            wire.disarm();
-            wire.read();
+        if let Some(memory_high) = &mut self.memory_high {
+            memory_high.disarm();
+            memory_high.read();
         }
         for (_, _, event) in [&self.machine, &self.pods].into_iter().filter_map(|usage| usage.armed.as_ref())
         {
@@ -145,7 +145,7 @@ impl Signals {
 
     /// Sets the levels for these numbers, if the old ones are outdated.
     pub fn arm(&mut self, left: &Left) -> Armed {
-        let Signals { files, plan, machine, pods, tripwire, .. } = self;
+        let Signals { files, plan, machine, pods, memory_high, .. } = self;
         if plan.sources.contains(&Source::MachineUsage) {
             machine.arm(&files.memory, left.machine);
         }
@@ -157,14 +157,14 @@ impl Signals {
             }
         }
         if plan.sources.contains(&Source::PodsEvents) {
-            if tripwire.as_ref().is_some_and(|wire| Some(&wire.path) != path.as_ref()) {
-                *tripwire = None;
+            if memory_high.as_ref().is_some_and(|memory_high| Some(&memory_high.path) != path.as_ref()) {
+                *memory_high = None;
             }
-            if let (None, Some(path)) = (&tripwire, &path) {
-                *tripwire = Tripwire::open(path);
+            if let (None, Some(path)) = (&memory_high, &path) {
+                *memory_high = MemoryHigh::open(path);
             }
-            if let Some(wire) = tripwire {
-                return wire.arm(left);
+            if let Some(memory_high) = memory_high {
+                return memory_high.arm(left);
             }
         }
         Armed::Set
@@ -183,7 +183,7 @@ impl Usage {
         {
             return;
         }
-        let levels = Levels::of(reading);
+        let levels = Levels::from_reading(reading);
         match request(dir, levels) {
             Ok(event) => {
                 self.armed = Some((dir.to_owned(), levels, event));
@@ -240,14 +240,15 @@ fn trigger(path: &Path) -> Option<File> {
     })
 }
 
-impl Tripwire {
-    fn open(path: &Path) -> Option<Tripwire> {
+impl MemoryHigh {
+    fn open(path: &Path) -> Option<MemoryHigh> {
         let events = File::open(path.join(psi::EVENTS)).ok()?;
-        let mut wire = Tripwire { path: path.to_owned(), events, high: String::new(), refused: false };
-        // An agent that was killed may have left its tripwire.
-        wire.disarm();
-        wire.read();
-        Some(wire)
+        let mut memory_high =
+            MemoryHigh { path: path.to_owned(), events, high: String::new(), refused: false };
+        // An agent that was killed may have left its level.
+        memory_high.disarm();
+        memory_high.read();
+        Some(memory_high)
     }
 
     /// Reads the file: only changes after it are signaled.
@@ -281,7 +282,8 @@ impl Tripwire {
             self.disarm();
             return Armed::Set;
         };
-        let passed = |wire: &Tripwire| wire.number("memory.current").is_some_and(|now| now >= level);
+        let passed =
+            |memory_high: &MemoryHigh| memory_high.number("memory.current").is_some_and(|now| now >= level);
         // The kernel reclaims memory during the write of a level that is passed already.
         if !passed(self) {
             if !self.set(&high) {
@@ -325,7 +327,7 @@ impl Tripwire {
     }
 }
 
-impl Drop for Tripwire {
+impl Drop for MemoryHigh {
     fn drop(&mut self) {
         self.disarm();
     }
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn allocation_between_the_reading_and_the_tripwire_is_noticed() {
+    fn allocation_between_the_reading_and_the_write_of_memory_high_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let pods = dir.path().join("kubepods");
         std::fs::create_dir(&pods).unwrap();
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn tripwire_is_removed_before_each_pass_and_at_the_end() {
+    fn memory_high_is_removed_before_each_pass_and_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let pods = dir.path().join("kubepods");
         std::fs::create_dir(&pods).unwrap();

@@ -8,7 +8,7 @@ use super::signal::Signal;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Everything is on the file system of the root directory.
-    One,
+    Single,
     /// Images and writable layers are together on a file system of their own.
     Images,
     /// Images are on one file system, writable layers on another; upstream assumes that the other
@@ -40,17 +40,17 @@ impl Layout {
     /// From the device numbers of the file systems; `layers` is `None` if the runtime reports no
     /// separate file system for writable layers.
     #[must_use]
-    pub fn of(root: u64, images: u64, layers: Option<u64>) -> Layout {
+    pub fn from_devices(root: u64, images: u64, layers: Option<u64>) -> Layout {
         match layers.unwrap_or(images) {
             layers if layers != images => Layout::Split,
             _ if images != root => Layout::Images,
-            _ => Layout::One,
+            _ => Layout::Single,
         }
     }
 
     /// Whether images or writable layers are not on the file system of the root directory.
     pub fn has_image_fs(self) -> bool {
-        self != Layout::One
+        self != Layout::Single
     }
 
     /// What to try, in order, before a pod is evicted for this signal.
@@ -58,7 +58,7 @@ impl Layout {
         use Reclaim::{DeadContainers, UnusedImages};
         match (self, file_system(signal)) {
             (_, None) | (Layout::Images, Some(FileSystem::Node)) => &[],
-            (Layout::One, _) | (Layout::Images, _) => &[DeadContainers, UnusedImages],
+            (Layout::Single, _) | (Layout::Images, _) => &[DeadContainers, UnusedImages],
             (Layout::Split, Some(FileSystem::Images)) => &[UnusedImages],
             (Layout::Split, _) => &[DeadContainers],
         }
@@ -69,7 +69,7 @@ impl Layout {
         use Part::{Layers, Logs, Volumes};
         match (self, file_system(signal)) {
             (_, None) => &[],
-            (Layout::One, _) => &[Layers, Logs, Volumes],
+            (Layout::Single, _) => &[Layers, Logs, Volumes],
             (Layout::Images, Some(FileSystem::Node)) => &[Logs, Volumes],
             (Layout::Images, _) => &[Layers],
             // A pod has no share of the images.
@@ -82,7 +82,7 @@ impl Layout {
     /// for bytes and for inodes.
     pub(super) fn container_fs_source(self) -> [(Signal, Signal); 2] {
         let (bytes, inodes) = match self {
-            Layout::One | Layout::Split => (Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
+            Layout::Single | Layout::Split => (Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
             Layout::Images => (Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
         };
         [(bytes, Signal::ContainerFsAvailable), (inodes, Signal::ContainerFsInodesFree)]
@@ -111,13 +111,13 @@ mod tests {
 
     #[test]
     fn layout_follows_from_devices() {
-        assert_eq!(Layout::of(1, 1, None), Layout::One);
-        assert_eq!(Layout::of(1, 1, Some(1)), Layout::One);
-        assert_eq!(Layout::of(1, 2, None), Layout::Images);
-        assert_eq!(Layout::of(1, 2, Some(2)), Layout::Images);
-        assert_eq!(Layout::of(1, 2, Some(1)), Layout::Split);
-        assert_eq!(Layout::of(1, 2, Some(3)), Layout::Split);
-        assert_eq!(Layout::of(1, 1, Some(2)), Layout::Split);
+        assert_eq!(Layout::from_devices(1, 1, None), Layout::Single);
+        assert_eq!(Layout::from_devices(1, 1, Some(1)), Layout::Single);
+        assert_eq!(Layout::from_devices(1, 2, None), Layout::Images);
+        assert_eq!(Layout::from_devices(1, 2, Some(2)), Layout::Images);
+        assert_eq!(Layout::from_devices(1, 2, Some(1)), Layout::Split);
+        assert_eq!(Layout::from_devices(1, 2, Some(3)), Layout::Split);
+        assert_eq!(Layout::from_devices(1, 1, Some(2)), Layout::Split);
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
             assert_eq!(layout.counted(signal), parts, "{layout:?} {signal:?}");
         };
         for signal in [NodeFsAvailable, ImageFsInodesFree, ContainerFsAvailable] {
-            check(Layout::One, signal, &[DeadContainers, UnusedImages], &[Layers, Logs, Volumes]);
+            check(Layout::Single, signal, &[DeadContainers, UnusedImages], &[Layers, Logs, Volumes]);
         }
         check(Layout::Images, NodeFsAvailable, &[], &[Logs, Volumes]);
         check(Layout::Images, ImageFsInodesFree, &[DeadContainers, UnusedImages], &[Layers]);
@@ -138,7 +138,7 @@ mod tests {
         check(Layout::Split, NodeFsAvailable, &[DeadContainers], &[Logs, Volumes, Layers]);
         check(Layout::Split, ContainerFsAvailable, &[DeadContainers], &[Logs, Volumes, Layers]);
         check(Layout::Split, ImageFsInodesFree, &[UnusedImages], &[]);
-        for layout in [Layout::One, Layout::Images, Layout::Split] {
+        for layout in [Layout::Single, Layout::Images, Layout::Split] {
             check(layout, Signal::MemoryAvailable, &[], &[]);
             check(layout, Signal::PidAvailable, &[], &[]);
         }

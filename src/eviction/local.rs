@@ -107,11 +107,11 @@ fn container(pod: &Pod, used: &PodUse, layout: Layout) -> Option<String> {
         .filter_map(|container| Some((container.name.as_str(), storage_limit(container)?)))
         .filter(|(_, limit)| !amount(limit).is_zero())
         .collect();
-    let of = |space: Option<&FileSystem>| space.and_then(|space| space.used).unwrap_or(0);
+    let used_bytes = |space: Option<&FileSystem>| space.and_then(|space| space.used).unwrap_or(0);
     used.containers.iter().find_map(|container| {
         let limit = limits.get(container.name.as_str())?;
-        let layer = if layout.has_image_fs() { 0 } else { of(container.rootfs.as_ref()) };
-        let used = of(container.logs.as_ref()).saturating_add(layer);
+        let layer = if layout.has_image_fs() { 0 } else { used_bytes(container.rootfs.as_ref()) };
+        let used = used_bytes(container.logs.as_ref()).saturating_add(layer);
         (units(used) > amount(limit)).then(|| texts::container_storage(&container.name, &canonical(&limit.0)))
     })
 }
@@ -153,13 +153,13 @@ mod tests {
 
     fn check(spec: Value, used: PodUse, layout: Layout, expected: Option<(&str, &str)>) {
         let snapshot = Snapshot { pods: vec![used], ..Snapshot::default() };
-        let found = above_limits(&[pod("p", spec.clone())], &Uses::of(&snapshot), layout);
+        let found = above_limits(&[pod("p", spec.clone())], &Uses::new(&snapshot), layout);
         let shown = found.first().map(|victim| (victim.signal, victim.message.as_str()));
         assert_eq!(shown, expected);
         for victim in found {
             assert_eq!((victim.grace_seconds, victim.disruption_target), (1, false));
         }
-        let critical = above_limits(&[static_pod("p", spec)], &Uses::of(&snapshot), layout);
+        let critical = above_limits(&[static_pod("p", spec)], &Uses::new(&snapshot), layout);
         assert_eq!(critical, [], "static pods are critical");
     }
 
@@ -183,11 +183,11 @@ mod tests {
         check(
             spec.clone(),
             all(513),
-            Layout::One,
+            Layout::Single,
             Some((EMPTY_DIR, "Usage of EmptyDir volume \"d\" exceeds the limit \"512Mi\". ")),
         );
         let pod_limit = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ";
-        check(spec, all(512), Layout::One, Some((POD, pod_limit)));
+        check(spec, all(512), Layout::Single, Some((POD, pod_limit)));
     }
 
     #[test]
@@ -195,26 +195,31 @@ mod tests {
         let message = |sum: &str| {
             format!("Pod ephemeral local storage usage exceeds the total limit of containers {sum}. ")
         };
-        let one = |storage| uses(&[], storage, &[]);
-        check(limited(&[("a", ""), ("b", "")]), one(9000), Layout::One, None);
-        check(limited(&[("a", "10Mi"), ("b", "")]), one(10), Layout::One, None);
-        check(limited(&[("a", "10Mi"), ("b", "")]), one(11), Layout::One, Some((POD, &message("10Mi"))));
+        let stored = |storage| uses(&[], storage, &[]);
+        check(limited(&[("a", ""), ("b", "")]), stored(9000), Layout::Single, None);
+        check(limited(&[("a", "10Mi"), ("b", "")]), stored(10), Layout::Single, None);
+        check(
+            limited(&[("a", "10Mi"), ("b", "")]),
+            stored(11),
+            Layout::Single,
+            Some((POD, &message("10Mi"))),
+        );
         check(
             limited(&[("a", "10Mi"), ("b", "10240Ki")]),
-            one(21),
-            Layout::One,
+            stored(21),
+            Layout::Single,
             Some((POD, &message("20Mi"))),
         );
-        check(limited(&[("a", "5M"), ("b", "5M")]), one(21), Layout::One, Some((POD, &message("10M"))));
-        check(limited(&[("a", "0")]), one(1), Layout::One, Some((POD, &message("0"))));
+        check(limited(&[("a", "5M"), ("b", "5M")]), stored(21), Layout::Single, Some((POD, &message("10M"))));
+        check(limited(&[("a", "0")]), stored(1), Layout::Single, Some((POD, &message("0"))));
         let with_overhead = |limit| {
             let mut spec = limited(&[("a", limit)]);
             spec["overhead"] = json!({"ephemeral-storage": "5Mi"});
             spec
         };
-        check(with_overhead("10Mi"), one(15), Layout::One, None);
-        check(with_overhead("10Mi"), one(16), Layout::One, Some((POD, &message("15Mi"))));
-        check(with_overhead("0"), one(1), Layout::One, Some((POD, &message("0"))));
+        check(with_overhead("10Mi"), stored(15), Layout::Single, None);
+        check(with_overhead("10Mi"), stored(16), Layout::Single, Some((POD, &message("15Mi"))));
+        check(with_overhead("0"), stored(1), Layout::Single, Some((POD, &message("0"))));
     }
 
     #[test]
@@ -223,8 +228,8 @@ mod tests {
         let message = "Container b exceeded its local ephemeral storage limit \"10Mi\". ";
         let all =
             |layer, logs| uses(&[], 0, &[("c", 99, 99), ("a", 50, 50), ("b", layer, logs), ("x", 99, 99)]);
-        check(spec.clone(), all(5, 5), Layout::One, None);
-        check(spec.clone(), all(5, 6), Layout::One, Some((CONTAINER, message)));
+        check(spec.clone(), all(5, 5), Layout::Single, None);
+        check(spec.clone(), all(5, 6), Layout::Single, Some((CONTAINER, message)));
         check(spec.clone(), all(99, 6), Layout::Images, None);
         check(spec.clone(), all(99, 6), Layout::Split, None);
         check(spec, all(0, 11), Layout::Images, Some((CONTAINER, message)));
@@ -237,15 +242,15 @@ mod tests {
         init[0]["restartPolicy"] = json!("Always");
         spec["initContainers"] = init;
         let used = |sidecar, init| uses(&[], 0, &[("sidecar", sidecar, 0), ("init", init, 0)]);
-        check(spec.clone(), used(10, 99), Layout::One, None);
+        check(spec.clone(), used(10, 99), Layout::Single, None);
         let message = "Container sidecar exceeded its local ephemeral storage limit \"10Mi\". ";
-        check(spec, used(11, 0), Layout::One, Some((CONTAINER, message)));
+        check(spec, used(11, 0), Layout::Single, Some((CONTAINER, message)));
     }
 
     #[test]
     fn pods_without_statistics_are_left_alone() {
         let spec = limited(&[("a", "0")]);
-        assert_eq!(above_limits(&[pod("p", spec)], &Uses::of(&Snapshot::default()), Layout::One), []);
+        assert_eq!(above_limits(&[pod("p", spec)], &Uses::new(&Snapshot::default()), Layout::Single), []);
     }
 
     #[test]
@@ -255,7 +260,7 @@ mod tests {
         let used = |name: &&str, mib| PodUse { uid: (*name).to_owned().into(), ..uses(&[], mib, &[]) };
         let snapshot =
             Snapshot { pods: vec![used(&"a", 2), used(&"b", 2), used(&"c", 1)], ..Snapshot::default() };
-        let found = above_limits(&pods, &Uses::of(&snapshot), Layout::One);
+        let found = above_limits(&pods, &Uses::new(&snapshot), Layout::Single);
         assert_eq!(found.iter().map(|victim| victim.pod.name()).collect::<Vec<_>>(), ["b", "a"]);
     }
 }

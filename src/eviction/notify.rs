@@ -54,7 +54,7 @@ impl Levels {
     /// DIFFERS: upstream sets one level every 10 s. The lower one makes that unnecessary: the
     /// level is only wrong after the use of memory has changed.
     #[must_use]
-    pub fn of(reading: Reading) -> Levels {
+    pub fn from_reading(reading: Reading) -> Levels {
         let distance = (reading.headroom / 4).max(LEAST_DISTANCE);
         Levels {
             lower: reading.usage.checked_sub(distance).filter(|lower| *lower > 0),
@@ -67,7 +67,9 @@ impl Levels {
     #[must_use]
     pub fn are_outdated(self, reading: Reading) -> bool {
         let passed = self.lower.is_some_and(|lower| reading.usage <= lower) || reading.usage >= self.upper;
-        passed || Levels::of(reading).upper.abs_diff(self.upper) > (reading.headroom / 8).max(LEAST_DISTANCE)
+        passed
+            || Levels::from_reading(reading).upper.abs_diff(self.upper)
+                > (reading.headroom / 8).max(LEAST_DISTANCE)
     }
 }
 
@@ -97,7 +99,7 @@ mod tests {
     fn the_level_is_upstreams() {
         // capacity 8000, threshold 100, usage 3000 of which 500 are inactive: 8000 - 100 + 500.
         let reading = Reading::new(3000 * MIB, (8000 - 2500) * MIB, 100 * MIB);
-        let levels = Levels::of(reading);
+        let levels = Levels::from_reading(reading);
         assert_eq!(levels.upper, 8400 * MIB);
         assert_eq!(levels.lower, Some(1650 * MIB));
         assert_eq!(usage_line(7, 8, levels.upper), "7 8 8808038400");
@@ -106,15 +108,15 @@ mod tests {
 
     #[test]
     fn a_met_threshold_has_its_level_at_the_present_use() {
-        let levels = Levels::of(Reading::new(100 * MIB, 50 * MIB, 60 * MIB));
+        let levels = Levels::from_reading(Reading::new(100 * MIB, 50 * MIB, 60 * MIB));
         assert_eq!(levels, Levels { lower: Some(68 * MIB), upper: 100 * MIB + 1 });
-        assert_eq!(Levels::of(Reading::new(10, 0, 60)).lower, None);
+        assert_eq!(Levels::from_reading(Reading::new(10, 0, 60)).lower, None);
     }
 
     #[test]
     fn levels_are_set_again_only_after_the_use_has_changed() {
         let reading = |usage: u64, available: u64| Reading::new(usage * MIB, available * MIB, 100 * MIB);
-        let levels = Levels::of(reading(3000, 5500));
+        let levels = Levels::from_reading(reading(3000, 5500));
         assert!(!levels.are_outdated(reading(3000, 5500)));
         assert!(!levels.are_outdated(reading(3500, 5000)), "a pod took 500 MiB: the level is the same");
         assert!(!levels.are_outdated(reading(3300, 5500)), "300 MiB of files were read");
@@ -127,7 +129,7 @@ mod tests {
         #[test]
         fn any_numbers_give_levels_around_the_use(usage: u64, available: u64, threshold: u64) {
             let reading = Reading::new(usage, available, threshold);
-            let levels = Levels::of(reading);
+            let levels = Levels::from_reading(reading);
             prop_assert!(levels.upper > usage || usage == u64::MAX);
             prop_assert!(levels.lower.is_none_or(|lower| lower < usage));
             prop_assert!(usage == u64::MAX || !levels.are_outdated(reading));

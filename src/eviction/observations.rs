@@ -28,7 +28,7 @@ pub enum Swap {
 impl Swap {
     /// From `memorySwap.swapBehavior`.
     #[must_use]
-    pub fn of(behavior: &str) -> Swap {
+    pub fn from_behavior(behavior: &str) -> Swap {
         if behavior == "LimitedSwap" { Swap::Counted } else { Swap::Ignored }
     }
 }
@@ -41,7 +41,7 @@ pub struct Observation {
     /// Shares are taken of this.
     pub capacity: i64,
     /// When it was measured.
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// How the amount is written.
     pub form: Form,
 }
@@ -83,7 +83,7 @@ pub fn observations(snapshot: &Snapshot, swap: Swap) -> Observations {
     let processes = node.processes.and_then(|limit| {
         let (most, now) = (signed(limit.most?), signed(limit.now?));
         let available = Amount::from_units(most.saturating_sub(now));
-        Some(Observation { available, capacity: most, at: limit.at, form: Form::Decimal })
+        Some(Observation { available, capacity: most, time: limit.at, form: Form::Decimal })
     });
     put(Signal::PidAvailable, processes);
     found
@@ -109,7 +109,7 @@ fn memory(numbers: &Numbers, swappable: u64) -> Option<Observation> {
     Some(Observation {
         available: Amount::from_units(signed(available.saturating_add(swappable))),
         capacity: signed(available.saturating_add(used)),
-        at: numbers.at,
+        time: numbers.at,
         form: Form::Binary,
     })
 }
@@ -118,7 +118,7 @@ fn bytes(space: &FileSystem) -> Option<Observation> {
     Some(Observation {
         available: Amount::from_units(signed(space.available?)),
         capacity: signed(space.capacity?),
-        at: space.at,
+        time: space.at,
         form: Form::Binary,
     })
 }
@@ -127,7 +127,7 @@ fn inodes(space: &FileSystem) -> Option<Observation> {
     Some(Observation {
         available: Amount::from_units(signed(space.inodes_free?)),
         capacity: signed(space.inodes?),
-        at: space.at,
+        time: space.at,
         form: Form::Decimal,
     })
 }
@@ -167,8 +167,8 @@ mod tests {
     }
 
     fn texts(found: &Observations) -> Vec<String> {
-        let text = |(signal, one): (&Signal, &Observation)| {
-            format!("{} {} of {}", signal.as_str(), one.text(), one.capacity)
+        let text = |(signal, observation): (&Signal, &Observation)| {
+            format!("{} {} of {}", signal.as_str(), observation.text(), observation.capacity)
         };
         found.iter().map(text).collect()
     }
@@ -235,8 +235,8 @@ mod tests {
         assert_eq!(available(30, some()).0, "330Mi", "the node has less swap");
         assert_eq!(available(1000, vec![container(50, None, None)]).0, "300Mi", "not known");
         assert_eq!(available(1000, vec![container(50, Some(3), None)]).0, "350Mi", "without a limit");
-        assert_eq!(Swap::of("LimitedSwap"), Swap::Counted);
-        assert_eq!((Swap::of("NoSwap"), Swap::of("")), (Swap::Ignored, Swap::Ignored));
+        assert_eq!(Swap::from_behavior("LimitedSwap"), Swap::Counted);
+        assert_eq!((Swap::from_behavior("NoSwap"), Swap::from_behavior("")), (Swap::Ignored, Swap::Ignored));
     }
 
     #[test]

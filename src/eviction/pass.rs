@@ -48,7 +48,7 @@ impl Settings {
             transition: config.eviction_pressure_transition_period.to_std(),
             max_grace_seconds: i64::from(config.eviction_max_pod_grace_period),
             local_limits: config.local_storage_capacity_isolation,
-            swap: Swap::of(&config.memory_swap.swap_behavior),
+            swap: Swap::from_behavior(&config.memory_swap.swap_behavior),
         })
     }
 
@@ -87,12 +87,12 @@ pub enum Action {
     /// Evict all of these pods: they exceed limits of their own.
     Limits(Vec<Victim>),
     /// A threshold is met.
-    Starved(Box<Starved>),
+    Shortage(Box<Shortage>),
 }
 
 /// How to end a shortage: raise the event, reclaim, and if that is not enough evict.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Starved {
+pub struct Shortage {
     /// The threshold.
     pub threshold: Threshold,
     /// The message of the Warning event `EvictionThresholdMet` on the node.
@@ -135,15 +135,21 @@ impl Eviction {
     pub fn pass(&mut self, snapshot: &Snapshot, pods: &[Pod], now: Instant) -> Outcome {
         let observations = self.observe(snapshot);
         let decision = step(&mut self.state, &observations, now);
-        let uses = Uses::of(snapshot);
+        let uses = Uses::new(snapshot);
         let limits =
             if self.settings.local_limits { above_limits(pods, &uses, self.layout) } else { Vec::new() };
-        let action = match decision.starved.first() {
+        let action = match decision.actionable.first() {
             _ if !limits.is_empty() => Action::Limits(limits),
             None => Action::None,
             Some(first) => {
                 self.state.reclaim(first.signal);
-                Action::Starved(Box::new(self.starved(first, &decision.starved, &observations, pods, &uses)))
+                Action::Shortage(Box::new(self.shortage(
+                    first,
+                    &decision.actionable,
+                    &observations,
+                    pods,
+                    &uses,
+                )))
             }
         };
         Outcome { pressures: decision.pressures, action, unobserved: decision.unobserved, due: decision.due }
@@ -156,18 +162,18 @@ impl Eviction {
         snapshot.is_some_and(|snapshot| self.state.is_relieved(&self.observe(snapshot)))
     }
 
-    fn starved(
+    fn shortage(
         &self,
         first: &Threshold,
-        starved: &[Threshold],
+        actionable: &[Threshold],
         observations: &Observations,
         pods: &[Pod],
         uses: &Uses<'_>,
-    ) -> Starved {
+    ) -> Shortage {
         let ranked = rank(pods, uses, first.signal, self.layout, self.settings.swap);
         let victim = ranked.into_iter().find(|pod| !pod.is_critical()).map(|pod| {
             let (message, annotations) =
-                texts::evicted(pod, uses.get(pod), starved, observations, self.settings.swap);
+                texts::evicted(pod, uses.get(pod), actionable, observations, self.settings.swap);
             Victim {
                 pod: pod.clone(),
                 grace_seconds: self.grace(first, pod),
@@ -177,11 +183,11 @@ impl Eviction {
                 signal: first.signal.as_str(),
             }
         });
-        let measured = starved.iter().filter_map(|threshold| {
-            let at = observations.get(&threshold.signal)?.at;
-            (at != Timestamp::default()).then_some((threshold.signal, at))
+        let measured = actionable.iter().filter_map(|threshold| {
+            let time = observations.get(&threshold.signal)?.time;
+            (time != Timestamp::default()).then_some((threshold.signal, time))
         });
-        Starved {
+        Shortage {
             threshold: first.clone(),
             message: texts::threshold_met(first.signal.resource()),
             reclaim: self.layout.reclaim(first.signal),

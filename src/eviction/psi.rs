@@ -68,7 +68,7 @@ impl Trigger {
 }
 
 /// If less is left until a threshold, [`HIGH`] has no limit: pods must not be slowed down by the
-/// agent's tripwire.
+/// agent.
 pub const LEAST: u64 = 16 << 20;
 
 /// The value of [`HIGH`] of the cgroup of all pods that makes the kernel signal when a threshold
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tripwire_is_what_is_left_above_the_use() {
+    fn memory_high_is_the_use_plus_what_is_left() {
         const MIB: u64 = 1 << 20;
         assert_eq!(high(100 * MIB, 500 * MIB, None), (600 * MIB).to_string());
         assert_eq!(high(100 * MIB, 500 * MIB, Some(700 * MIB)), (600 * MIB).to_string());
@@ -128,7 +128,7 @@ mod tests {
                 window: Duration::from_micros(window.into()),
             };
             if let Some(text) = trigger.text() {
-                let numbers: Vec<u64> = text.split_whitespace().skip(1).map(|one| one.parse().unwrap()).collect();
+                let numbers: Vec<u64> = text.split_whitespace().skip(1).map(|number| number.parse().unwrap()).collect();
                 prop_assert!(numbers[0] > 0 && numbers[0] <= numbers[1] && (500_000..=10_000_000).contains(&numbers[1]));
             }
         }

@@ -45,10 +45,10 @@ pub(super) fn rank<'a>(
     let mut entries: Vec<Entry<'a>> = pods.iter().map(|pod| entry(pod, uses, signal, layout, swap)).collect();
     match signal.resource() {
         Resource::Pids => {
-            entries.sort_by_key(|one| (one.priority, one.known != uses.incomplete, Reverse(one.used)))
+            entries.sort_by_key(|entry| (entry.priority, entry.known != uses.incomplete, Reverse(entry.used)))
         }
         _ => entries.sort_by(|a, b| {
-            let first = |one: &Entry| (one.known != uses.incomplete, !one.exceeds, one.priority);
+            let first = |entry: &Entry| (entry.known != uses.incomplete, !entry.exceeds, entry.priority);
             first(a).cmp(&first(b)).then_with(|| a.by_excess(b))
         }),
     }
@@ -88,7 +88,7 @@ fn entry<'a>(pod: &'a Pod, uses: &Uses<'_>, signal: Signal, layout: Layout, swap
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::eviction::testing::{pod, used};
@@ -96,7 +96,7 @@ mod tests {
 
     fn order(pods: &[Pod], uses: Vec<PodUse>, signal: Signal, layout: Layout, swap: Swap) -> Vec<String> {
         let snapshot = Snapshot { pods: uses, ..Snapshot::default() };
-        let ranked = rank(pods, &Uses::of(&snapshot), signal, layout, swap);
+        let ranked = rank(pods, &Uses::new(&snapshot), signal, layout, swap);
         ranked.into_iter().map(|pod| pod.name().to_owned()).collect()
     }
 
@@ -129,7 +129,7 @@ mod tests {
             memory("exactly the request", 20),
         ];
         assert_eq!(
-            order(&pods, uses, Signal::MemoryAvailable, Layout::One, Swap::Ignored),
+            order(&pods, uses, Signal::MemoryAvailable, Layout::Single, Swap::Ignored),
             [
                 "unknown, important",
                 "over by 50",
@@ -150,29 +150,28 @@ mod tests {
         for (incomplete, first) in [(false, "unknown"), (true, "known")] {
             let snapshot = snapshot(incomplete);
             let ranked =
-                rank(&pods, &Uses::of(&snapshot), Signal::MemoryAvailable, Layout::One, Swap::Ignored);
+                rank(&pods, &Uses::new(&snapshot), Signal::MemoryAvailable, Layout::Single, Swap::Ignored);
             assert_eq!(ranked[0].name(), first);
         }
     }
 
     #[test]
     fn requests_of_whole_pods_and_overhead_count() {
-        let one = |name: &str, spec: Value| pod(name, spec);
         let container = json!([{"name": "c", "resources": {"requests": {"memory": "100Mi"}}}]);
         let pods = [
-            one("container", json!({"containers": container})),
-            one("pod", json!({"containers": container, "resources": {"requests": {"memory": "150Mi"}}})),
-            one("pod, cpu only", json!({"containers": container, "resources": {"requests": {"cpu": "1"}}})),
-            one("overhead", json!({"containers": container, "overhead": {"memory": "20Mi"}})),
-            one("only overhead", json!({"containers": [{"name": "c"}], "overhead": {"memory": "1Gi"}})),
-            one(
+            pod("container", json!({"containers": container})),
+            pod("pod", json!({"containers": container, "resources": {"requests": {"memory": "150Mi"}}})),
+            pod("pod, cpu only", json!({"containers": container, "resources": {"requests": {"cpu": "1"}}})),
+            pod("overhead", json!({"containers": container, "overhead": {"memory": "20Mi"}})),
+            pod("only overhead", json!({"containers": [{"name": "c"}], "overhead": {"memory": "1Gi"}})),
+            pod(
                 "init",
                 json!({"containers": container, "initContainers": [{"name": "i", "resources": {"requests": {"memory": "500Mi"}}}]}),
             ),
         ];
         let uses = pods.iter().map(|pod| memory(pod.name(), 160)).collect();
         assert_eq!(
-            order(&pods, uses, Signal::AllocatableMemoryAvailable, Layout::One, Swap::Ignored),
+            order(&pods, uses, Signal::AllocatableMemoryAvailable, Layout::Single, Swap::Ignored),
             ["pod, cpu only", "only overhead", "container", "overhead", "pod", "init"]
         );
     }
@@ -182,7 +181,7 @@ mod tests {
         let pods = [with("swapped out", None, None), with("resident", None, None)];
         let mut uses = vec![memory("swapped out", 10), memory("resident", 50)];
         uses[0].numbers.swap = Some(100 << 20);
-        let order = |swap| order(&pods, uses.clone(), Signal::MemoryAvailable, Layout::One, swap);
+        let order = |swap| order(&pods, uses.clone(), Signal::MemoryAvailable, Layout::Single, swap);
         assert_eq!(order(Swap::Ignored), ["resident", "swapped out"]);
         assert_eq!(order(Swap::Counted), ["swapped out", "resident"]);
     }
@@ -199,7 +198,7 @@ mod tests {
             |name: &str, count| used(name, Numbers { processes: Some(count), ..Numbers::default() });
         let uses = vec![processes("few", 1), processes("many", 9), processes("low", 0)];
         assert_eq!(
-            order(&pods, uses, Signal::PidAvailable, Layout::One, Swap::Ignored),
+            order(&pods, uses, Signal::PidAvailable, Layout::Single, Swap::Ignored),
             ["low", "unknown", "many", "few"]
         );
     }
@@ -253,8 +252,8 @@ mod tests {
         let pod = with_volumes("p", "0");
         let used = filled("p", 1);
         for (layout, signal, expected) in [
-            (Layout::One, Signal::NodeFsAvailable, 1_010_111),
-            (Layout::One, Signal::ContainerFsAvailable, 1_010_111),
+            (Layout::Single, Signal::NodeFsAvailable, 1_010_111),
+            (Layout::Single, Signal::ContainerFsAvailable, 1_010_111),
             (Layout::Images, Signal::NodeFsAvailable, 1_010_110),
             (Layout::Images, Signal::ImageFsAvailable, 1),
             (Layout::Images, Signal::ContainerFsInodesFree, 1),
@@ -276,12 +275,12 @@ mod tests {
         let uses =
             || vec![filled("asks for much", 60), filled("asks for little", 2), filled("asks for nothing", 1)];
         assert_eq!(
-            order(&pods, uses(), Signal::NodeFsAvailable, Layout::One, Swap::Ignored),
+            order(&pods, uses(), Signal::NodeFsAvailable, Layout::Single, Swap::Ignored),
             ["asks for little", "asks for nothing", "asks for much"]
         );
         // All exceed their request of inodes, which is none.
         assert_eq!(
-            order(&pods, uses(), Signal::NodeFsInodesFree, Layout::One, Swap::Ignored),
+            order(&pods, uses(), Signal::NodeFsInodesFree, Layout::Single, Swap::Ignored),
             ["asks for little", "asks for nothing", "asks for much"]
         );
     }
@@ -289,15 +288,19 @@ mod tests {
     /// The cgroup of a pod has no process itself, so that its own number is zero.
     #[test]
     fn processes_of_a_pod_are_those_of_its_containers() {
-        let of = |name: &str, own: Option<u64>, containers: &[u64]| {
+        let with_processes = |name: &str, own: Option<u64>, containers: &[u64]| {
             let numbers = |processes| Numbers { processes, ..Numbers::default() };
             let container =
                 |count: &u64| ContainerUse { numbers: numbers(Some(*count)), ..ContainerUse::default() };
             PodUse { containers: containers.iter().map(container).collect(), ..used(name, numbers(own)) }
         };
-        let uses = vec![of("few", Some(0), &[2]), of("many", Some(0), &[5, 9]), of("some", Some(8), &[])];
+        let uses = vec![
+            with_processes("few", Some(0), &[2]),
+            with_processes("many", Some(0), &[5, 9]),
+            with_processes("some", Some(8), &[]),
+        ];
         let pods = ["few", "many", "some"].map(|name| with(name, None, None));
-        let found = order(&pods, uses, Signal::PidAvailable, Layout::One, Swap::Ignored);
+        let found = order(&pods, uses, Signal::PidAvailable, Layout::Single, Swap::Ignored);
         assert_eq!(found, ["many", "some", "few"]);
     }
 
@@ -317,7 +320,7 @@ mod tests {
                 })
                 .collect();
             for signal in Signal::ALL {
-                let found = order(&all, uses.clone(), signal, Layout::One, Swap::Counted);
+                let found = order(&all, uses.clone(), signal, Layout::Single, Swap::Counted);
                 prop_assert_eq!(found.len(), all.len());
                 let unknown = found.iter().map(|name| uses.iter().any(|used| &used.name == name)).collect::<Vec<_>>();
                 if signal != Signal::PidAvailable {

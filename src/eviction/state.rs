@@ -41,7 +41,7 @@ pub struct Decision {
     /// The conditions that the node reports now.
     pub pressures: Pressures,
     /// The thresholds that require action, the one to act on first.
-    pub starved: Vec<Threshold>,
+    pub actionable: Vec<Threshold>,
     /// Signals of thresholds without numbers.
     pub unobserved: Vec<Signal>,
     /// When the next grace period or transition period ends: another pass is due then, even if
@@ -123,23 +123,24 @@ pub fn step(state: &mut State, observations: &Observations, now: Instant) -> Dec
             continue;
         }
         watched.acted = true;
-        let at = observed.map(|observed| observed.at).unwrap_or_default();
+        let time = observed.map(|observed| observed.time).unwrap_or_default();
         // DIFFERS: upstream compares which is later. The clock may be set back, and a measurement
         // is never replaced by an older one.
-        if at == Timestamp::default() || state.measured.get(&threshold.signal) != Some(&at) {
-            decision.starved.push(threshold.clone());
+        if time == Timestamp::default() || state.measured.get(&threshold.signal) != Some(&time) {
+            decision.actionable.push(threshold.clone());
         }
     }
-    let held = state.caused.iter().filter(|(_, at)| now.saturating_duration_since(**at) < state.transition);
+    let held =
+        state.caused.iter().filter(|(_, time)| now.saturating_duration_since(**time) < state.transition);
     decision.pressures = held.clone().map(|(pressure, _)| *pressure).collect();
-    for (_, at) in held {
-        sooner(&mut decision.due, *at + state.transition);
+    for (_, time) in held {
+        sooner(&mut decision.due, *time + state.transition);
     }
-    state.measured = observations.iter().map(|(signal, observed)| (*signal, observed.at)).collect();
+    state.measured = observations.iter().map(|(signal, observed)| (*signal, observed.time)).collect();
     // Memory before all others. Of two thresholds of one signal the hard one.
     // DIFFERS: of the others upstream takes any. Here it is the one whose turn was the longest time
     // ago, so that a shortage that cannot be ended does not hide another.
-    decision.starved.sort_by_key(|threshold| {
+    decision.actionable.sort_by_key(|threshold| {
         let turn = match threshold.signal.pressure() {
             Pressure::Memory => 0,
             Pressure::Disk | Pressure::Pid => {
@@ -154,13 +155,13 @@ pub fn step(state: &mut State, observations: &Observations, now: Instant) -> Dec
 /// Whether less than the threshold is available; without numbers it is not met.
 fn is_met(threshold: &Threshold, observations: &Observations, with_reclaim: bool) -> bool {
     let Some(observed) = observations.get(&threshold.signal) else { return false };
-    let mut least = threshold.value.of(observed.capacity);
+    let mut least = threshold.value.amount(observed.capacity);
     if let Some(more) = threshold.min_reclaim.as_ref().filter(|_| with_reclaim) {
-        least = least + more.of(observed.capacity);
+        least = least + more.amount(observed.capacity);
     }
     observed.available < least
 }
 
-fn sooner(due: &mut Option<Instant>, at: Instant) {
-    *due = Some(due.map_or(at, |due| due.min(at)));
+fn sooner(due: &mut Option<Instant>, time: Instant) {
+    *due = Some(due.map_or(time, |due| due.min(time)));
 }

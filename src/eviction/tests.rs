@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-use super::pass::{Action, Eviction, Outcome, Settings, Starved};
+use super::pass::{Action, Eviction, Outcome, Settings, Shortage};
 use super::testing::{pod, static_pod, used};
 use super::*;
 use crate::model::pod::Pod;
@@ -31,19 +31,22 @@ struct Passes {
 
 impl Passes {
     fn new(thresholds: &[Threshold]) -> Passes {
-        Passes { state: State::new(thresholds, Layout::One, Duration::from_secs(300)), start: Instant::now() }
+        Passes {
+            state: State::new(thresholds, Layout::Single, Duration::from_secs(300)),
+            start: Instant::now(),
+        }
     }
 
-    fn at(&mut self, second: u64, available: &[(Signal, i64)]) -> Decision {
+    fn pass_at(&mut self, second: u64, available: &[(Signal, i64)]) -> Decision {
         self.measured_at(second, second, available)
     }
 
     fn measured_at(&mut self, second: u64, measured: u64, available: &[(Signal, i64)]) -> Decision {
-        let at = Timestamp::from_second(1000 + i64::try_from(measured).unwrap()).unwrap();
+        let time = Timestamp::from_second(1000 + i64::try_from(measured).unwrap()).unwrap();
         let observation = |available: i64| Observation {
             available: Amount::from_units(available),
             capacity: 1000,
-            at,
+            time,
             form: Form::Decimal,
         };
         let found = available.iter().map(|(signal, available)| (*signal, observation(*available))).collect();
@@ -56,7 +59,7 @@ impl Passes {
 }
 
 fn signals(decision: &Decision) -> Vec<Signal> {
-    decision.starved.iter().map(|threshold| threshold.signal).collect()
+    decision.actionable.iter().map(|threshold| threshold.signal).collect()
 }
 
 use Signal::{
@@ -67,9 +70,9 @@ use Signal::{
 #[test]
 fn hard_threshold_is_met_below_its_value_only() {
     let mut passes = Passes::new(&[threshold(Memory, "100", 0, None)]);
-    let decision = passes.at(0, &[(Memory, 100)]);
+    let decision = passes.pass_at(0, &[(Memory, 100)]);
     assert_eq!(decision, Decision::default());
-    let decision = passes.at(10, &[(Memory, 99)]);
+    let decision = passes.pass_at(10, &[(Memory, 99)]);
     assert_eq!(signals(&decision), [Memory]);
     assert!(decision.pressures.memory && !decision.pressures.disk);
 }
@@ -77,45 +80,45 @@ fn hard_threshold_is_met_below_its_value_only() {
 #[test]
 fn soft_threshold_waits_for_its_grace_period_and_reports_pressure_at_once() {
     let mut passes = Passes::new(&[threshold(Memory, "100", 30, None)]);
-    let first = passes.at(5, &[(Memory, 50)]);
+    let first = passes.pass_at(5, &[(Memory, 50)]);
     assert_eq!(signals(&first), []);
     assert!(first.pressures.memory);
     assert_eq!(passes.due(&first), Some(35), "the grace period ends");
-    assert_eq!(signals(&passes.at(34, &[(Memory, 50)])), []);
-    let over = passes.at(35, &[(Memory, 50)]);
+    assert_eq!(signals(&passes.pass_at(34, &[(Memory, 50)])), []);
+    let over = passes.pass_at(35, &[(Memory, 50)]);
     assert_eq!(signals(&over), [Memory]);
     assert_eq!(passes.due(&over), Some(335), "the transition period ends");
     // A pass in between in which it is not met starts the period again.
-    assert_eq!(signals(&passes.at(36, &[(Memory, 100)])), []);
-    assert_eq!(signals(&passes.at(37, &[(Memory, 50)])), []);
-    assert_eq!(signals(&passes.at(67, &[(Memory, 50)])), [Memory]);
+    assert_eq!(signals(&passes.pass_at(36, &[(Memory, 100)])), []);
+    assert_eq!(signals(&passes.pass_at(37, &[(Memory, 50)])), []);
+    assert_eq!(signals(&passes.pass_at(67, &[(Memory, 50)])), [Memory]);
 }
 
 #[test]
 fn minimum_reclaim_keeps_a_threshold_that_was_acted_on() {
     let mut passes = Passes::new(&[threshold(NodeFs, "100", 0, Some("50"))]);
-    assert_eq!(signals(&passes.at(0, &[(NodeFs, 120)])), [], "it was not met before");
-    assert_eq!(signals(&passes.at(1, &[(NodeFs, 99)])), [NodeFs]);
-    assert_eq!(signals(&passes.at(2, &[(NodeFs, 149)])), [NodeFs]);
-    assert_eq!(signals(&passes.at(3, &[(NodeFs, 150)])), []);
-    assert_eq!(signals(&passes.at(4, &[(NodeFs, 149)])), []);
+    assert_eq!(signals(&passes.pass_at(0, &[(NodeFs, 120)])), [], "it was not met before");
+    assert_eq!(signals(&passes.pass_at(1, &[(NodeFs, 99)])), [NodeFs]);
+    assert_eq!(signals(&passes.pass_at(2, &[(NodeFs, 149)])), [NodeFs]);
+    assert_eq!(signals(&passes.pass_at(3, &[(NodeFs, 150)])), []);
+    assert_eq!(signals(&passes.pass_at(4, &[(NodeFs, 149)])), []);
 }
 
 #[test]
 fn minimum_reclaim_does_not_keep_a_threshold_in_its_grace_period() {
     let mut passes = Passes::new(&[threshold(NodeFs, "100", 30, Some("50"))]);
-    passes.at(0, &[(NodeFs, 99)]);
-    let decision = passes.at(31, &[(NodeFs, 120)]);
+    passes.pass_at(0, &[(NodeFs, 99)]);
+    let decision = passes.pass_at(31, &[(NodeFs, 120)]);
     assert_eq!(signals(&decision), []);
-    assert_eq!(signals(&passes.at(40, &[(NodeFs, 99)])), [], "the grace period begins again");
+    assert_eq!(signals(&passes.pass_at(40, &[(NodeFs, 99)])), [], "the grace period begins again");
 }
 
 #[test]
 fn a_share_is_of_the_capacity_of_the_moment() {
     let mut passes = Passes::new(&[threshold(Pids, "10%", 0, Some("5%"))]);
-    assert_eq!(signals(&passes.at(0, &[(Pids, 100)])), []);
-    assert_eq!(signals(&passes.at(1, &[(Pids, -5)])), [Pids]);
-    assert_eq!(signals(&passes.at(2, &[(Pids, 149)])), [Pids]);
+    assert_eq!(signals(&passes.pass_at(0, &[(Pids, 100)])), []);
+    assert_eq!(signals(&passes.pass_at(1, &[(Pids, -5)])), [Pids]);
+    assert_eq!(signals(&passes.pass_at(2, &[(Pids, 149)])), [Pids]);
 }
 
 #[test]
@@ -137,14 +140,14 @@ fn the_same_statistics_do_not_cause_two_evictions() {
 fn a_condition_holds_for_the_transition_period_after_its_last_cause() {
     let mut passes = Passes::new(&[threshold(Memory, "100", 0, None), threshold(Inodes, "100", 0, None)]);
     let fine = [(Memory, 500), (Inodes, 500)];
-    assert_eq!(passes.at(0, &fine).pressures, Pressures::default());
-    passes.at(10, &[(Memory, 50), (Inodes, 500)]);
-    let both = passes.at(110, &[(Memory, 500), (Inodes, 50)]);
+    assert_eq!(passes.pass_at(0, &fine).pressures, Pressures::default());
+    passes.pass_at(10, &[(Memory, 50), (Inodes, 500)]);
+    let both = passes.pass_at(110, &[(Memory, 500), (Inodes, 50)]);
     assert_eq!(both.pressures, Pressures { memory: true, disk: true, pid: false });
     assert_eq!(passes.due(&both), Some(310));
-    assert!(passes.at(309, &fine).pressures.memory);
-    assert_eq!(passes.at(310, &fine).pressures, Pressures { disk: true, ..Pressures::default() });
-    let last = passes.at(410, &fine);
+    assert!(passes.pass_at(309, &fine).pressures.memory);
+    assert_eq!(passes.pass_at(310, &fine).pressures, Pressures { disk: true, ..Pressures::default() });
+    let last = passes.pass_at(410, &fine);
     assert_eq!((last.pressures, last.due), (Pressures::default(), None));
 }
 
@@ -155,7 +158,7 @@ fn signals_without_numbers_meet_no_threshold() {
         threshold(NodeFs, "200", 60, None),
         threshold(Pids, "100", 0, None),
     ]);
-    let decision = passes.at(0, &[(Pids, 50)]);
+    let decision = passes.pass_at(0, &[(Pids, 50)]);
     assert_eq!(signals(&decision), [Pids]);
     assert_eq!(decision.unobserved, [NodeFs, Signal::ContainerFsAvailable]);
 }
@@ -170,10 +173,10 @@ fn memory_comes_first_and_hard_before_soft() {
         threshold(Allocatable, "100", 0, None),
     ]);
     let all = [(Pids, 0), (NodeFs, 0), (Memory, 0), (Allocatable, 0)];
-    assert_eq!(signals(&passes.at(0, &all)), [Memory, Allocatable, NodeFs, Pids]);
-    let decision = passes.at(10, &all);
+    assert_eq!(signals(&passes.pass_at(0, &all)), [Memory, Allocatable, NodeFs, Pids]);
+    let decision = passes.pass_at(10, &all);
     assert_eq!(signals(&decision), [Memory, Memory, Allocatable, NodeFs, Pids]);
-    assert!(decision.starved[0].is_hard() && !decision.starved[1].is_hard());
+    assert!(decision.actionable[0].is_hard() && !decision.actionable[1].is_hard());
 }
 
 #[test]
@@ -181,8 +184,8 @@ fn a_shortage_that_does_not_end_does_not_hide_another() {
     let mut passes = Passes::new(&[threshold(NodeFs, "100", 0, None), threshold(Pids, "100", 0, None)]);
     let mut first = Vec::new();
     for second in 0..4 {
-        let decision = passes.at(second, &[(NodeFs, 0), (Pids, 0)]);
-        let signal = decision.starved[0].signal;
+        let decision = passes.pass_at(second, &[(NodeFs, 0), (Pids, 0)]);
+        let signal = decision.actionable[0].signal;
         passes.state.reclaim(signal);
         first.push(signal);
     }
@@ -193,13 +196,13 @@ fn a_shortage_that_does_not_end_does_not_hide_another() {
 fn the_node_is_relieved_when_no_threshold_is_met_with_its_reclaim() {
     let passes = Passes::new(&[threshold(NodeFs, "100", 0, Some("50")), threshold(ImageFs, "100", 60, None)]);
     let observed = |node: i64, image: i64| -> Observations {
-        let of = |available| Observation {
+        let observation = |available| Observation {
             available: Amount::from_units(available),
             capacity: 1000,
-            at: Timestamp::default(),
+            time: Timestamp::default(),
             form: Form::Binary,
         };
-        [(NodeFs, of(node)), (ImageFs, of(image))].into()
+        [(NodeFs, observation(node)), (ImageFs, observation(image))].into()
     };
     assert!(passes.state.is_relieved(&observed(150, 100)));
     assert!(!passes.state.is_relieved(&observed(149, 100)));
@@ -218,15 +221,15 @@ fn settings(thresholds: &[Threshold]) -> Settings {
 
 /// A node with what is available of memory (in MiB), disk space (MiB), inodes and process ids.
 fn node(second: i64, memory: u64, disk: u64, inodes: u64, pids: u64) -> NodeUse {
-    let at = Timestamp::from_second(1000 + second).unwrap();
+    let time = Timestamp::from_second(1000 + second).unwrap();
     let numbers = Numbers {
-        at,
+        at: time,
         available: Some(memory * MIB),
         working_set: Some(10_000 * MIB - memory * MIB),
         ..Numbers::default()
     };
     let space = FileSystem {
-        at,
+        at: time,
         available: Some(disk * MIB),
         capacity: Some(100_000 * MIB),
         inodes_free: Some(inodes),
@@ -238,7 +241,7 @@ fn node(second: i64, memory: u64, disk: u64, inodes: u64, pids: u64) -> NodeUse 
         numbers,
         fs: Some(space.clone()),
         image_fs: Some(space),
-        processes: Some(ProcessLimit { at, most: Some(32_768), now: Some(32_768 - pids) }),
+        processes: Some(ProcessLimit { at: time, most: Some(32_768), now: Some(32_768 - pids) }),
         ..NodeUse::default()
     }
 }
@@ -265,14 +268,14 @@ fn use_of(name: &str, mib: u64) -> PodUse {
     }
 }
 
-fn starved(outcome: Outcome) -> Starved {
-    let Action::Starved(starved) = outcome.action else { panic!("{outcome:?}") };
-    *starved
+fn shortage(outcome: Outcome) -> Shortage {
+    let Action::Shortage(shortage) = outcome.action else { panic!("{outcome:?}") };
+    *shortage
 }
 
 #[test]
 fn memory_shortage_evicts_at_once_with_the_numbers_in_the_message() {
-    let mut eviction = Eviction::new(settings(&[threshold(Memory, "0.5Gi", 0, None)]), Layout::One);
+    let mut eviction = Eviction::new(settings(&[threshold(Memory, "0.5Gi", 0, None)]), Layout::Single);
     let pods = [
         simple("small", json!({})),
         static_pod("static", json!({"containers": []})),
@@ -301,11 +304,11 @@ fn memory_shortage_evicts_at_once_with_the_numbers_in_the_message() {
     let now = Instant::now();
     let outcome = eviction.pass(&snapshot, &pods, now);
     assert!(outcome.pressures.memory);
-    let starved = starved(outcome);
-    assert_eq!(starved.message, "Attempting to reclaim memory");
-    assert_eq!((starved.reclaim, starved.threshold.signal), (&[][..], Memory));
-    assert_eq!(starved.measured, [(Memory, snapshot.node.numbers.at)]);
-    let victim = starved.victim.unwrap();
+    let shortage = shortage(outcome);
+    assert_eq!(shortage.message, "Attempting to reclaim memory");
+    assert_eq!((shortage.reclaim, shortage.threshold.signal), (&[][..], Memory));
+    assert_eq!(shortage.measured, [(Memory, snapshot.node.numbers.at)]);
+    let victim = shortage.victim.unwrap();
     assert_eq!(victim.pod.name(), "large");
     assert_eq!(
         (victim.grace_seconds, victim.disruption_target, victim.signal),
@@ -331,10 +334,10 @@ fn memory_shortage_evicts_at_once_with_the_numbers_in_the_message() {
 
 #[test]
 fn a_request_of_the_whole_pod_is_in_the_message() {
-    let mut eviction = Eviction::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::One);
+    let mut eviction = Eviction::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::Single);
     let pods = [simple("p", json!({"resources": {"requests": {"memory": "1024Mi"}}}))];
     let snapshot = Snapshot { node: node(1, 1, 9, 9, 9), pods: vec![use_of("p", 30)], ..Snapshot::default() };
-    let victim = starved(eviction.pass(&snapshot, &pods, Instant::now())).victim.unwrap();
+    let victim = shortage(eviction.pass(&snapshot, &pods, Instant::now())).victim.unwrap();
     assert_eq!(
         victim.message,
         "The node was low on resource: memory. Threshold quantity: 512Mi, available: 1Mi. \
@@ -348,10 +351,10 @@ fn a_request_of_the_whole_pod_is_in_the_message() {
 #[test]
 fn messages_of_other_resources_and_of_pods_without_statistics() {
     let check = |signal, least: &str, uses: Vec<PodUse>, expected: &str, annotations: usize| {
-        let mut eviction = Eviction::new(settings(&[threshold(signal, least, 0, None)]), Layout::One);
+        let mut eviction = Eviction::new(settings(&[threshold(signal, least, 0, None)]), Layout::Single);
         let snapshot = Snapshot { node: node(1, 100, 100, 100, 100), pods: uses, ..Snapshot::default() };
-        let starved = starved(eviction.pass(&snapshot, &[simple("p", json!({}))], Instant::now()));
-        let victim = starved.victim.unwrap();
+        let shortage = shortage(eviction.pass(&snapshot, &[simple("p", json!({}))], Instant::now()));
+        let victim = shortage.victim.unwrap();
         assert_eq!(victim.message, expected);
         assert_eq!(victim.annotations.len(), annotations);
     };
@@ -401,26 +404,26 @@ fn soft_evictions_have_the_smaller_grace_period() {
     ] {
         let mut settings = settings(&[threshold(Memory, "512Mi", 5, None)]);
         settings.max_grace_seconds = most;
-        let mut eviction = Eviction::new(settings, Layout::One);
+        let mut eviction = Eviction::new(settings, Layout::Single);
         let (start, snapshot) =
             (Instant::now(), |second| Snapshot { node: node(second, 1, 9, 9, 9), ..Snapshot::default() });
         assert_eq!(eviction.pass(&snapshot(0), &pods(own), start).action, Action::None);
         let outcome = eviction.pass(&snapshot(5), &pods(own), start + Duration::from_secs(5));
-        assert_eq!(starved(outcome).victim.unwrap().grace_seconds, expected, "{most} {own:?}");
+        assert_eq!(shortage(outcome).victim.unwrap().grace_seconds, expected, "{most} {own:?}");
     }
 }
 
 #[test]
 fn a_disk_shortage_reclaims_first_and_only_then_evicts() {
-    let mut eviction = Eviction::new(settings(&[threshold(NodeFs, "1Gi", 0, Some("500Mi"))]), Layout::One);
+    let mut eviction = Eviction::new(settings(&[threshold(NodeFs, "1Gi", 0, Some("500Mi"))]), Layout::Single);
     let snapshot = |disk| Snapshot {
         node: node(1, 9000, disk, 9_000, 9000),
         pods: vec![use_of("p", 30)],
         ..Snapshot::default()
     };
-    let starved = starved(eviction.pass(&snapshot(100), &[simple("p", json!({}))], Instant::now()));
-    assert_eq!(starved.reclaim, [Reclaim::DeadContainers, Reclaim::UnusedImages]);
-    assert!(starved.victim.is_some());
+    let shortage = shortage(eviction.pass(&snapshot(100), &[simple("p", json!({}))], Instant::now()));
+    assert_eq!(shortage.reclaim, [Reclaim::DeadContainers, Reclaim::UnusedImages]);
+    assert!(shortage.victim.is_some());
     assert!(!eviction.is_relieved(None));
     assert!(!eviction.is_relieved(Some(&snapshot(1500))));
     assert!(eviction.is_relieved(Some(&snapshot(1524))));
@@ -441,32 +444,32 @@ fn pods_above_their_own_limits_go_before_thresholds() {
         pods: vec![use_of("ordinary", 900), use_of("limited", 1)],
         ..Snapshot::default()
     };
-    let mut eviction = Eviction::new(settings(&all), Layout::One);
+    let mut eviction = Eviction::new(settings(&all), Layout::Single);
     let outcome = eviction.pass(&snapshot(1), &pods, Instant::now());
     let Action::Limits(victims) = outcome.action else { panic!("{outcome:?}") };
     assert_eq!(victims.iter().map(|victim| victim.pod.name()).collect::<Vec<_>>(), ["limited"]);
     assert_eq!(victims[0].signal, "ephemeralcontainerfs.limit");
     assert!(outcome.pressures.memory, "the condition is reported all the same");
     // Without limits of local storage the threshold is acted on.
-    let mut eviction = Eviction::new(Settings { local_limits: false, ..settings(&all) }, Layout::One);
+    let mut eviction = Eviction::new(Settings { local_limits: false, ..settings(&all) }, Layout::Single);
     assert_eq!(
-        starved(eviction.pass(&snapshot(1), &pods, Instant::now())).victim.unwrap().pod.name(),
+        shortage(eviction.pass(&snapshot(1), &pods, Instant::now())).victim.unwrap().pod.name(),
         "ordinary"
     );
 }
 
 #[test]
 fn critical_pods_are_never_victims() {
-    let mut eviction = Eviction::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::One);
+    let mut eviction = Eviction::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::Single);
     let pods = [
         static_pod("static", json!({"containers": []})),
         simple("important", json!({"priority": 2_000_000_001})),
     ];
     let uses = vec![use_of("static", 900), use_of("important", 900)];
     let snapshot = Snapshot { node: node(1, 1, 9, 9, 9), pods: uses, ..Snapshot::default() };
-    assert_eq!(starved(eviction.pass(&snapshot, &pods, Instant::now())).victim, None);
+    assert_eq!(shortage(eviction.pass(&snapshot, &pods, Instant::now())).victim, None);
     assert_eq!(
-        starved(eviction.pass(&Snapshot { node: node(2, 1, 9, 9, 9), ..snapshot }, &[], Instant::now()))
+        shortage(eviction.pass(&Snapshot { node: node(2, 1, 9, 9, 9), ..snapshot }, &[], Instant::now()))
             .victim,
         None
     );
@@ -505,7 +508,7 @@ proptest! {
             threshold(NodeFs, "50%", grace, Some("10%")),
             threshold(Pids, "99%", 0, None),
         ];
-        let mut eviction = Eviction::new(settings(&all), Layout::One);
+        let mut eviction = Eviction::new(settings(&all), Layout::Single);
         let pods = [
             static_pod("static", json!({"containers": [{"name": "c"}]})),
             simple("a", json!({"priority": 5})),
@@ -528,18 +531,18 @@ proptest! {
             });
             let snapshot = Snapshot { node, pods: pods_used.collect(), ..Snapshot::default() };
             let observed = eviction.observe(&snapshot);
-            let met = all[0].value.of(observed[&Memory].capacity) > observed[&Memory].available;
+            let met = all[0].value.amount(observed[&Memory].capacity) > observed[&Memory].available;
             let outcome = eviction.pass(&snapshot, &pods, start + Duration::from_secs(second));
             if met {
                 caused = Some(second);
             }
             // A minimum reclaim may keep the condition for longer.
-            let expected = caused.is_some_and(|at| second - at < 300);
+            let expected = caused.is_some_and(|caused| second - caused < 300);
             prop_assert!(outcome.pressures.memory || !expected);
             prop_assert!(outcome.pressures.memory == expected || reclaim.is_some());
             prop_assert!(outcome.due.is_none_or(|due| due > start + Duration::from_secs(second)));
-            if let Action::Starved(starved) = outcome.action {
-                let victim = starved.victim.unwrap();
+            if let Action::Shortage(shortage) = outcome.action {
+                let victim = shortage.victim.unwrap();
                 prop_assert!(victim.pod.name() != "static");
                 prop_assert!(victim.message.ends_with(' '));
                 prop_assert!(victim.grace_seconds >= 1);

@@ -46,15 +46,15 @@ pub(super) fn refused(pressures: Pressures) -> String {
 pub(super) fn evicted(
     pod: &Pod,
     used: Option<&PodUse>,
-    starved: &[Threshold],
+    actionable: &[Threshold],
     observations: &Observations,
     swap: Swap,
 ) -> (String, Annotations) {
     let mut annotations = Annotations::new();
-    let Some(first) = starved.first() else { return (String::new(), annotations) };
+    let Some(first) = actionable.first() else { return (String::new(), annotations) };
     let resource = first.signal.resource();
     let mut message = format!("The node was low on resource: {}. ", resource.as_str());
-    let same = starved.iter().filter(|threshold| threshold.signal.resource() == resource);
+    let same = actionable.iter().filter(|threshold| threshold.signal.resource() == resource);
     let measured =
         |threshold: &Threshold| Some((threshold.value.clone(), observations.get(&threshold.signal)?));
     if let Some((value, observed)) = same.clone().find_map(measured) {

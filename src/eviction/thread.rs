@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::driver::{Driver, Need, Wait, World};
 use super::kernel::{Armed, Files, Signals};
 use super::layout::{Layout, Reclaim};
-use super::pass::{Settings, Starved};
+use super::pass::{Settings, Shortage};
 use super::report::{Report, Reports};
 use super::signal::Signal;
 use super::victim::Victim;
@@ -32,7 +32,7 @@ use crate::util::wake::Wake;
 
 /// The directories of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImagePlaces {
+pub struct ImageDirectories {
     /// For images.
     pub images: PathBuf,
     /// For writable layers, if the runtime reports another one.
@@ -46,7 +46,7 @@ pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
 
 /// Why the directories of the runtime are not known.
 #[derive(Debug, thiserror::Error)]
-pub enum PlacesError {
+pub enum ImageDirectoriesError {
     /// The runtime does not respond.
     #[error(transparent)]
     Runtime(#[from] CriError),
@@ -62,7 +62,7 @@ pub struct Deps {
     /// Measures pods.
     pub measure: Box<Measure>,
     /// Asks the runtime for its directories.
-    pub image_places: Box<dyn Fn() -> Result<ImagePlaces, PlacesError> + Send>,
+    pub image_directories: Box<dyn Fn() -> Result<ImageDirectories, ImageDirectoriesError> + Send>,
     /// The path of the cgroup of all pods, if there is one.
     pub pods_cgroup: Box<dyn Fn() -> Option<String> + Send>,
     /// The pods that have not ended.
@@ -193,7 +193,7 @@ impl Node {
 impl World for Node {
     fn layout(&mut self) -> Option<Layout> {
         if self.layout.is_none() {
-            let found = match (self.deps.image_places)() {
+            let found = match (self.deps.image_directories)() {
                 Ok(found) => found,
                 Err(error) => {
                     self.fail(format!("cannot find out where images are: {error}"));
@@ -211,7 +211,7 @@ impl World for Node {
                 return None;
             };
             let layers = found.containers.as_deref().and_then(device);
-            self.layout = Some(Layout::of(root, images, layers));
+            self.layout = Some(Layout::from_devices(root, images, layers));
             self.places.images = Some(found.images);
             self.places.containers = found.containers;
             self.failed = None;
@@ -250,15 +250,15 @@ impl World for Node {
         (self.deps.granted)(pod)
     }
 
-    fn starved(&mut self, starved: &Starved) {
+    fn report_shortage(&mut self, shortage: &Shortage) {
         let reason = reasons::EVICTION_THRESHOLD_MET;
-        self.deps.events.raise(Regarding::Node, EventType::Warning, reason, starved.message.as_str());
+        self.deps.events.raise(Regarding::Node, EventType::Warning, reason, shortage.message.as_str());
     }
 
     fn count_age(&mut self, measured: &[(Signal, Timestamp)]) {
         let now = Timestamp::now();
-        for (signal, at) in measured {
-            let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
+        for (signal, time) in measured {
+            let age = Duration::try_from(now.duration_since(*time)).unwrap_or_default();
             metrics::EVICTION_STATS_AGE.took([signal.as_str()], age);
         }
     }

@@ -38,7 +38,7 @@ pub enum Value {
 impl Value {
     /// The amount, of this capacity.
     #[must_use]
-    pub fn of(&self, capacity: i64) -> Amount {
+    pub fn amount(&self, capacity: i64) -> Amount {
         match self {
             Value::Quantity(amount, _) => *amount,
             // The conversion truncates and saturates; a share is a finite number.
@@ -51,7 +51,7 @@ impl Value {
     pub fn text(&self, capacity: i64) -> String {
         match self {
             Value::Quantity(_, text) => text.clone(),
-            Value::Share(_) => self.of(capacity).write(Form::Binary),
+            Value::Share(_) => self.amount(capacity).write(Form::Binary),
         }
     }
 }
@@ -237,10 +237,10 @@ mod tests {
     }
 
     fn shown(thresholds: &[Threshold]) -> Vec<String> {
-        let show = |one: &Threshold| {
-            let reclaim = one.min_reclaim.as_ref().map(|reclaim| format!(" +{}", reclaim.text(1000)));
-            let (signal, value) = (one.signal.as_str(), one.value.text(1000));
-            format!("{signal}<{value} {:?}{}", one.grace, reclaim.unwrap_or_default())
+        let show = |threshold: &Threshold| {
+            let reclaim = threshold.min_reclaim.as_ref().map(|reclaim| format!(" +{}", reclaim.text(1000)));
+            let (signal, value) = (threshold.signal.as_str(), threshold.value.text(1000));
+            format!("{signal}<{value} {:?}{}", threshold.grace, reclaim.unwrap_or_default())
         };
         thresholds.iter().map(show).collect()
     }
@@ -299,7 +299,9 @@ mod tests {
                 "allocatableMemory.available<1Gi 0ns +500Mi",
             ]
         );
-        assert!(found.iter().find(|one| one.signal == Signal::ImageFsAvailable).unwrap().is_hard());
+        assert!(
+            found.iter().find(|threshold| threshold.signal == Signal::ImageFsAvailable).unwrap().is_hard()
+        );
     }
 
     #[test]
@@ -356,7 +358,7 @@ mod tests {
             ("0.0001%", 1000, 0),
         ] {
             let Some(share) = value(text).unwrap() else { panic!("{text} is off") };
-            assert_eq!(share.of(capacity), Amount::from_units(expected), "{text} of {capacity}");
+            assert_eq!(share.amount(capacity), Amount::from_units(expected), "{text} of {capacity}");
         }
     }
 
@@ -376,15 +378,15 @@ mod tests {
             false,
         )
         .unwrap();
-        let of = |layout| {
+        let copies = |layout| {
             let all = with_container_fs(&found, layout);
             assert!(all.len() >= 4);
-            shown(&all.into_iter().filter(|one| one.signal.is_container_fs()).collect::<Vec<_>>())
+            shown(&all.into_iter().filter(|threshold| threshold.signal.is_container_fs()).collect::<Vec<_>>())
         };
-        assert_eq!(of(Layout::One), ["containerfs.available<1Gi 0ns"]);
-        assert_eq!(of(Layout::Split), ["containerfs.available<1Gi 0ns"]);
+        assert_eq!(copies(Layout::Single), ["containerfs.available<1Gi 0ns"]);
+        assert_eq!(copies(Layout::Split), ["containerfs.available<1Gi 0ns"]);
         assert_eq!(
-            of(Layout::Images),
+            copies(Layout::Images),
             [
                 "containerfs.available<2Gi 0ns",
                 "containerfs.available<4Gi 1s",
@@ -404,11 +406,11 @@ mod tests {
         #[test]
         fn no_value_causes_a_panic_or_an_amount_below_zero(text: String, capacity in 0..=i64::MAX) {
             if let Ok(Some(found)) = value(&text) {
-                prop_assert!(!found.of(capacity).is_negative());
+                prop_assert!(!found.amount(capacity).is_negative());
                 let _ = found.text(capacity);
             }
             if let Ok(found) = reclaim(&text) {
-                prop_assert!(!found.of(capacity).is_negative());
+                prop_assert!(!found.amount(capacity).is_negative());
             }
             let _ = grace(&text);
         }
@@ -417,7 +419,7 @@ mod tests {
         fn a_share_is_at_most_the_capacity(percent in 0.0_f32..=100.0, capacity in 0..=(1_i64 << 53)) {
             if let Some(found) = value(&format!("{percent}%")).unwrap() {
                 // 100 % and a rounding error of 32 bits.
-                prop_assert!(found.of(capacity).units() <= capacity + (capacity >> 23));
+                prop_assert!(found.amount(capacity).units() <= capacity + (capacity >> 23));
             }
         }
     }

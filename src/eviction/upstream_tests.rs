@@ -115,7 +115,7 @@ fn eviction(case: &Value) -> Eviction {
         ..KubeletConfiguration::default()
     };
     let layout = match case["layout"].as_str().unwrap() {
-        "one" => Layout::One,
+        "one" => Layout::Single,
         "images" => Layout::Images,
         _ => Layout::Split,
     };
@@ -155,15 +155,15 @@ fn check(case: &Value) -> Vec<String> {
         match &outcome.action {
             Action::None => {}
             Action::Limits(victims) => kills.extend(victims.iter().map(victim)),
-            Action::Starved(starved) => {
-                events.push(format!("Warning EvictionThresholdMet {}", starved.message));
-                reclaimed.extend(starved.reclaim.iter().map(|reclaim| match reclaim {
+            Action::Shortage(shortage) => {
+                events.push(format!("Warning EvictionThresholdMet {}", shortage.message));
+                reclaimed.extend(shortage.reclaim.iter().map(|reclaim| match reclaim {
                     Reclaim::DeadContainers => "containers",
                     Reclaim::UnusedImages => "images",
                 }));
                 let after = pass.get("after").map(snapshot);
-                if starved.reclaim.is_empty() || !eviction.is_relieved(after.as_ref()) {
-                    kills.extend(starved.victim.as_ref().map(victim));
+                if shortage.reclaim.is_empty() || !eviction.is_relieved(after.as_ref()) {
+                    kills.extend(shortage.victim.as_ref().map(victim));
                 }
             }
         }

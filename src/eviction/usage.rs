@@ -22,7 +22,7 @@ pub(super) struct Uses<'a> {
 }
 
 impl<'a> Uses<'a> {
-    pub(super) fn of(snapshot: &'a Snapshot) -> Self {
+    pub(super) fn new(snapshot: &'a Snapshot) -> Self {
         let pods = snapshot.pods.iter().map(|used| (&used.uid, used)).collect();
         Uses { pods, incomplete: snapshot.incomplete }
     }
@@ -48,7 +48,7 @@ pub(super) fn memory(numbers: &Numbers, swap: Swap) -> Option<u64> {
 
 /// The processes of a pod. Its cgroup contains none itself: they are in those of its containers.
 pub(super) fn processes(used: &PodUse) -> u64 {
-    let containers = used.containers.iter().filter_map(|one| one.numbers.processes);
+    let containers = used.containers.iter().filter_map(|container| container.numbers.processes);
     let sum = containers.fold(0_u64, u64::saturating_add);
     sum.max(used.numbers.processes.unwrap_or(0))
 }
@@ -59,13 +59,15 @@ pub(super) fn disk(pod: &Pod, used: &PodUse, parts: &[Part], resource: Resource)
         Resource::Inodes => space.inodes_used,
         _ => space.used,
     };
-    let of = |space: Option<&FileSystem>| space.and_then(number).map(units).unwrap_or_default();
+    let units_of = |space: Option<&FileSystem>| space.and_then(number).map(units).unwrap_or_default();
     let mut sum = Amount::ZERO;
     for part in parts {
         sum = sum
             + match part {
-                Part::Layers => used.containers.iter().map(|one| of(one.rootfs.as_ref())).sum(),
-                Part::Logs => used.containers.iter().map(|one| of(one.logs.as_ref())).sum(),
+                Part::Layers => {
+                    used.containers.iter().map(|container| units_of(container.rootfs.as_ref())).sum()
+                }
+                Part::Logs => used.containers.iter().map(|container| units_of(container.logs.as_ref())).sum(),
                 Part::Volumes => volumes(pod, used, number),
             };
     }

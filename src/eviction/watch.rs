@@ -11,7 +11,7 @@
 //! a level ([`notify::Levels`](super::notify::Levels)), for the machine and for the cgroup of all
 //! pods. The kernel compares on each 128 charged pages, so the signal comes within a millisecond,
 //! and it never signals while the use stays between the levels. Version 2 has no levels. There
-//! `memory.high` of the cgroup of all pods is a tripwire at the same use
+//! `memory.high` of the cgroup of all pods has a limit at the same use
 //! ([`psi::high`](super::psi::high)): the first allocation above it counts in `memory.events`,
 //! which the agent waits for. The agent removes the limit at the beginning of each pass, so that pods
 //! are slowed down for a few milliseconds at most; it also removes it when it stops, and first
@@ -31,13 +31,13 @@
 //! files are read) wakes once per second. An idle node allocates nothing and reclaims nothing: none
 //! of these sources wakes it.
 //!
-//! *What no kernel signals.* On version 2 the tripwire covers pods only: a system service that grows
+//! *What no kernel signals.* On version 2 `memory.high` covers pods only: a system service that grows
 //! into free memory is not noticed before the kernel reclaims. Cached files that are read a second
 //! time become part of the working set although no page is allocated. So the numbers are also read
 //! every [`PERIOD`], or less often if the threshold is far away, as those of disks are.
 //!
 //! *80 % of memory at once.* A threshold is met between two pages. If the memory was free, the
-//! level or tripwire was at this page. If it was cached files, clearing them takes the kernel more
+//! level or `memory.high` was at this page. If it was cached files, clearing them takes the kernel more
 //! than 20 ms. In both cases the pass begins within 100 ms, and a signal that comes during [`REST`]
 //! waits for a second at most.
 //!
@@ -143,7 +143,7 @@ pub fn headroom<'a>(
     let memory = thresholds.into_iter().filter(|threshold| threshold.signal.pressure() == Pressure::Memory);
     let left = memory.filter_map(|threshold| {
         let observed = observations.get(&threshold.signal)?;
-        let (available, least) = (observed.available.units(), threshold.value.of(observed.capacity));
+        let (available, least) = (observed.available.units(), threshold.value.amount(observed.capacity));
         Some(available.saturating_sub(least.max(Amount::ZERO).units()))
     });
     left.min().map(|left| u64::try_from(left).unwrap_or(0))
@@ -247,7 +247,7 @@ mod tests {
         let least = threshold(Signal::MemoryAvailable, "300Mi");
         let before = snapshot(500, 9000);
         let headroom = headroom([&least], &observations(&before, Swap::Ignored)).unwrap();
-        let mut state = State::new(&[least], Layout::One, Duration::from_secs(300));
+        let mut state = State::new(&[least], Layout::Single, Duration::from_secs(300));
         let after = |taken: u64| {
             let mut after = before.clone();
             let numbers = &mut after.node.numbers;
@@ -256,8 +256,8 @@ mod tests {
             observations(&after, Swap::Ignored)
         };
         let now = Instant::now();
-        assert!(step(&mut state, &after(headroom), now).starved.is_empty());
-        assert_eq!(step(&mut state, &after(headroom + 1), now).starved.len(), 1);
+        assert!(step(&mut state, &after(headroom), now).actionable.is_empty());
+        assert_eq!(step(&mut state, &after(headroom + 1), now).actionable.len(), 1);
         assert!(matches!(state.thresholds().next().unwrap().value, Value::Quantity(..)));
     }
 }
