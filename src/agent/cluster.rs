@@ -63,7 +63,6 @@ pub(super) struct Parts<'a> {
     pub(super) mirrors: Inbox<(), mirror::View>,
     /// The serving certificate, if the cluster issues it.
     pub(super) serving: Option<Serving>,
-    /// The pressure conditions.
     pub(super) pressures: Arc<dyn Fn() -> node::Pressures + Send + Sync>,
 }
 

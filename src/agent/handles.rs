@@ -65,7 +65,6 @@ pub(super) struct Handles {
     pub(super) assignments: Assignments,
     /// Device plugins.
     pub(super) devices: Devices,
-    /// Resource claims.
     pub(super) claims: Claims,
     /// Plugins of all kinds.
     pub(super) plugins: Listing,

@@ -284,7 +284,6 @@ fn volumes(handles: &Handles, snapshot: &Snapshot, page: &mut Page) {
     }
 }
 
-/// The node's certificates.
 fn certificates(page: &mut Page) {
     // DIFFERS: the Go kubelet leaves out the series of a certificate that it does not renew.
     for (name, help, end) in [

@@ -123,7 +123,6 @@ impl Handler for WatchedDevices {
     }
 }
 
-/// Drivers of resource claims.
 struct ClaimDrivers {
     claims: Claims,
     view: View,
@@ -153,7 +152,6 @@ impl Handler for ClaimDrivers {
     }
 }
 
-/// CSI drivers.
 struct CsiDrivers {
     registry: Arc<Registry>,
     objects: Option<Arc<NodeObjects>>,

@@ -71,7 +71,6 @@ pub(super) struct Rooms {
     pub(super) assignments: Assignments,
     /// Device plugins.
     pub(super) devices: Devices,
-    /// Resource claims.
     pub(super) claims: Claims,
     /// Plugins of all kinds.
     pub(super) plugins: Listing,

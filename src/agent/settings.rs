@@ -46,7 +46,6 @@ pub(super) fn reservations(args: &AgentArgs, config: &KubeletConfiguration) -> n
     node::Reservations::new(&config.system_reserved, &config.kube_reserved, reserved, thresholds)
 }
 
-/// The node's allocatable.
 pub(super) fn allocatable(
     args: &AgentArgs,
     config: &KubeletConfiguration,
@@ -361,7 +360,6 @@ pub(super) struct EndpointSettings {
     pub(super) switches: Switches,
     pub(super) config: Arc<KubeletConfiguration>,
     pub(super) flags: Arc<[(String, String)]>,
-    /// The directory of checkpoints.
     pub(super) checkpoints: PathBuf,
 }
 

@@ -17,7 +17,6 @@ const REPORTS: u32 = 4;
 /// The shortest time between two of them.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Why the agent stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StopReason {
     /// SIGTERM or SIGINT.

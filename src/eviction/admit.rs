@@ -1,4 +1,4 @@
-//! Which pods may start while the node reports pressure (pure; kubelet: eviction `Admit`): what
+//! Which pods may start while the node reports pressure (pure; Go: eviction `Admit`): what
 //! `pods::admission` decides, for the comparison with recordings. That room is of the same layer.
 
 use super::signal::Pressures;

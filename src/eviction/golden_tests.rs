@@ -90,7 +90,6 @@ impl Writes {
 struct Running {
     pod: Pod,
     started: u64,
-    /// When it was evicted.
     evicted: Option<u64>,
 }
 

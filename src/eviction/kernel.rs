@@ -54,7 +54,6 @@ pub enum Armed {
 struct Usage {
     /// What was requested last. An event that was requested and whose descriptor is closed ends.
     armed: Option<(PathBuf, Levels, OwnedFd)>,
-    /// Whether the kernel refused.
     refused: bool,
 }
 

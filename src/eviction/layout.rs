@@ -1,5 +1,5 @@
 //! How images, writable layers and the root directory share file systems, and what follows for
-//! eviction (kubelet: eviction `buildSignalToRankFunc`, `buildSignalToNodeReclaimFuncs`; stats
+//! eviction (Go: eviction `buildSignalToRankFunc`, `buildSignalToNodeReclaimFuncs`; stats
 //! `HasDedicatedImageFs`, `HasDedicatedContainerFs`).
 
 use super::signal::Signal;

@@ -1,4 +1,4 @@
-//! Pods that use more local storage than they may (pure; kubelet: eviction `localStorageEviction`).
+//! Pods that use more local storage than they may (pure; Go: eviction `localStorageEviction`).
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! Memory thresholds of cgroup version 1: what is written into `cgroup.event_control`, and at which
 //! use of memory the kernel signals (pure; kernel: Documentation/admin-guide/cgroup-v1/memory.rst;
-//! kubelet: eviction `NewCgroupNotifier`, `UpdateThreshold`).
+//! Go: eviction `NewCgroupNotifier`, `UpdateThreshold`).
 
 use std::os::fd::RawFd;
 

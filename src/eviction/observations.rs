@@ -1,4 +1,4 @@
-//! What the signals show now, from one snapshot of the statistics (kubelet: eviction
+//! What the signals show now, from one snapshot of the statistics (Go: eviction
 //! `makeSignalObservations`).
 
 use std::collections::BTreeMap;

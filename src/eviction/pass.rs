@@ -1,5 +1,5 @@
 //! One pass: the state, the limits of pods, what to reclaim, and whom to evict, in upstream's order
-//! (pure; kubelet: eviction `synchronize`).
+//! (pure; Go: eviction `synchronize`).
 
 use std::time::{Duration, Instant};
 

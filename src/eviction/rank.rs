@@ -1,4 +1,4 @@
-//! The order in which pods are evicted (pure; kubelet: eviction `rankMemoryPressure`,
+//! The order in which pods are evicted (pure; Go: eviction `rankMemoryPressure`,
 //! `rankPIDPressure`, `rankDiskPressureFunc`).
 
 use std::cmp::{Ordering, Reverse};

@@ -1,5 +1,5 @@
 //! The signals of thresholds, the resources that they stand for, and the node conditions that they
-//! cause (kubelet: pkg/kubelet/eviction/api/types.go, helpers.go).
+//! cause (Go: pkg/kubelet/eviction/api/types.go, helpers.go).
 
 /// What a threshold compares. The order is the order in which signals of the same urgency are
 /// handled.

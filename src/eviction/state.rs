@@ -1,5 +1,5 @@
 //! What the passes remember, and one pass over the thresholds: which are met, for how long, which
-//! conditions the node reports, and what to reclaim (pure; kubelet: eviction `synchronize`).
+//! conditions the node reports, and what to reclaim (pure; Go: eviction `synchronize`).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ impl State {
     }
 
     /// Whether no threshold is met any more, including its minimum reclaim and without regard to
-    /// grace periods: then no pod has to be evicted after node-level reclaim (kubelet: eviction
+    /// grace periods: then no pod has to be evicted after node-level reclaim (Go: eviction
     /// `reclaimNodeLevelResources`).
     #[must_use]
     pub fn is_relieved(&self, observations: &Observations) -> bool {

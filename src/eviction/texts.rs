@@ -1,4 +1,4 @@
-//! The texts that users see (kubelet: eviction helpers.go). Messages end in a space, as upstream's
+//! The texts that users see (Go: eviction helpers.go). Messages end in a space, as upstream's
 //! do. The reasons and messages of the node's conditions are in `node::conditions`.
 
 use std::collections::{BTreeMap, HashMap};
@@ -135,7 +135,7 @@ pub(super) fn container_storage(container: &str, limit: &str) -> String {
     format!("Container {container} exceeded its local ephemeral storage limit {limit:?}. ")
 }
 
-/// The message of the Warning event `ExceededGracePeriod` on a pod (kubelet: pod_workers.go
+/// The message of the Warning event `ExceededGracePeriod` on a pod (Go: pod_workers.go
 /// `killPodNow`).
 #[must_use]
 pub fn exceeded_grace_period() -> &'static str {

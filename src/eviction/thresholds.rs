@@ -1,4 +1,4 @@
-//! Thresholds, from the configuration (kubelet: eviction `ParseThresholdConfig`,
+//! Thresholds, from the configuration (Go: eviction `ParseThresholdConfig`,
 //! `UpdateContainerFsThresholds`, api `GetThresholdQuantity`).
 //!
 //! The configuration's own rules (`config::validate`) have checked most of this, with the same

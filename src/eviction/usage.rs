@@ -1,4 +1,4 @@
-//! What a pod uses and requests of a resource, as eviction counts it (kubelet: eviction helpers.go,
+//! What a pod uses and requests of a resource, as eviction counts it (Go: eviction helpers.go,
 //! pkg/api/v1/resource `GetResourceRequestQuantity`).
 
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 use super::texts::Annotations;
 use crate::model::pod::Pod;
 
-/// The grace period of evictions that cannot wait (kubelet: eviction
+/// The grace period of evictions that cannot wait (Go: eviction
 /// `immediateEvictionGracePeriodSeconds`).
 pub(super) const AT_ONCE: i64 = 1;
 

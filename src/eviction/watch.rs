@@ -52,12 +52,12 @@ use super::thresholds::Threshold;
 use crate::model::quantity::Amount;
 
 /// The interval of passes that look for shortages that no kernel reports: disks and process ids
-/// (kubelet: `evictionMonitoringPeriod`).
+/// (Go: `evictionMonitoringPeriod`).
 pub const PERIOD: Duration = Duration::from_secs(10);
 /// The least time between two passes that the kernel causes. A kernel that reclaims memory all the
 /// time signals all the time.
 pub const REST: Duration = Duration::from_secs(1);
-/// The longest wait for an evicted pod to end, before the next pass (kubelet: `podCleanupTimeout`).
+/// The longest wait for an evicted pod to end, before the next pass (Go: `podCleanupTimeout`).
 pub const VICTIM_LIMIT: Duration = Duration::from_secs(30);
 
 /// The fastest growth of memory use, per second and processor: the kernel has to clear each page.

@@ -1,5 +1,5 @@
 //! The machine's CPUs: which core, socket, NUMA node and cache each belongs to (Go: cadvisor
-//! utils/sysinfo, kubelet: pkg/kubelet/cm/cpumanager/topology).
+//! utils/sysinfo, Go: pkg/kubelet/cm/cpumanager/topology).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The NUMA nodes of the machine, from `/sys/devices/system/node` (kubelet: cadvisor
+//! The NUMA nodes of the machine, from `/sys/devices/system/node` (Go: cadvisor
 //! utils/sysinfo `GetNodesInfo`). The only file access for the memory and topology managers
 //! besides their state files.
 

@@ -494,7 +494,7 @@ fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
         // It is about to get a worker.
         None => PodStanding::Wanted,
         Some(worker) if !worker.report().has_stopped() => PodStanding::Wanted,
-        // Also while its volumes are unmounted, for which a dead server may take any time (kubelet:
+        // Also while its volumes are unmounted, for which a dead server may take any time (Go:
         // `ShouldPodContentBeRemoved`, `ShouldPodRuntimeBeRemoved`).
         Some(_) if goes || entry.pod.as_ref().is_some_and(Pod::is_deleting) => PodStanding::Terminated,
         Some(_) => PodStanding::Finished,

@@ -402,7 +402,7 @@ impl Core {
 
     /// The pods that use resources of the node, with the resources that they were granted. A pod that
     /// has failed, and whose containers still run, has its resources, ports and devices until they
-    /// have ended (kubelet: `isPodInactive`).
+    /// have ended (Go: `isPodInactive`).
     ///
     /// DIFFERS: upstream also counts a pod that is being deleted, and of which nothing runs after a
     /// restart, until its worker has found that out.
@@ -481,7 +481,7 @@ impl Core {
         let can_wait = !world.is_listed || !runs;
         let mut starts_after = Vec::new();
         let (mut rejected, mut rejected_for_shutdown) = (false, false);
-        // One that has ended, or is about to, needs no room (kubelet: HandlePodAdditions).
+        // One that has ended, or is about to, needs no room (Go: HandlePodAdditions).
         // DIFFERS: after a restart, the Go kubelet may refuse a pod that is being deleted; its containers
         // are then stopped without the rest of their grace period, or others have to make room for it.
         let ends = pod.is_over() || pod.is_deleting() || (world.ends_for_good)(&uid);

@@ -13,7 +13,6 @@ use crate::sources::SourceSet;
 
 /// One event. Events from mailboxes carry all entries of the mailbox.
 pub(super) enum Event {
-    /// Pod workers ended.
     WorkersEnded(HashMap<PodUid, Ended>),
     /// The machine is about to shut down, or no longer is; or pods are to be stopped for it.
     Shutdown(Orders),

@@ -9,7 +9,7 @@
 //! wait for the end of others, `schedule` for the periods. The thread waits for an event, lets them
 //! decide, and carries their effects out.
 //! Invariants: a turn does no I/O and does not block; a turn over 100 ms is logged.
-//! Deliberately absent: a pause while the runtime is unhealthy. Each worker checks the health
+//! Absent on purpose: a pause while the runtime is unhealthy. Each worker checks the health
 //! itself; sources and health checks continue.
 
 pub mod clean;

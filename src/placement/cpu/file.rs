@@ -1,4 +1,4 @@
-//! The state file `cpu_manager_state`, in the formats of the Go kubelet (kubelet:
+//! The state file `cpu_manager_state`, in the formats of the Go kubelet (Go:
 //! pkg/kubelet/cm/cpumanager/state/checkpoint.go, state_checkpoint.go).
 //!
 //! It is written in format 2, which every Go kubelet since 1.18 reads.

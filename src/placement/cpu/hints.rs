@@ -1,4 +1,4 @@
-//! What the policy `static` says to the topology manager (kubelet:
+//! What the policy `static` says to the topology manager (Go:
 //! pkg/kubelet/cm/cpumanager/policy_static.go).
 
 use std::collections::BTreeMap;

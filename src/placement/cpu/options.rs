@@ -1,4 +1,4 @@
-//! The options of the static policy (kubelet: pkg/kubelet/cm/cpumanager/policy_options.go).
+//! The options of the static policy (Go: pkg/kubelet/cm/cpumanager/policy_options.go).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Policy `static` (kubelet: pkg/kubelet/cm/cpumanager/policy_static.go).
+//! Policy `static` (Go: pkg/kubelet/cm/cpumanager/policy_static.go).
 
 use std::collections::BTreeSet;
 

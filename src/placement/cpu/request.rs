@@ -39,7 +39,7 @@ pub struct PodCpus {
 
 impl PodCpus {
     /// A container gets exclusive CPUs if its pod's class is Guaranteed and its request is a
-    /// positive whole number; not if the pod has resources as a whole (kubelet:
+    /// positive whole number; not if the pod has resources as a whole (Go:
     /// pkg/kubelet/cm/cpumanager/policy_static.go; gate `PodLevelResourceManagers`, alpha, is not
     /// implemented).
     #[must_use]

@@ -1,4 +1,4 @@
-//! Option `distribute-cpus-across-numa`: equal shares of several NUMA nodes (kubelet:
+//! Option `distribute-cpus-across-numa`: equal shares of several NUMA nodes (Go:
 //! pkg/kubelet/cm/cpumanager/cpu_assignment.go, KEP-2902).
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Which CPUs of a set are taken for a request (kubelet: pkg/kubelet/cm/cpumanager/cpu_assignment.go).
+//! Which CPUs of a set are taken for a request (Go: pkg/kubelet/cm/cpumanager/cpu_assignment.go).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The books of the policy `Static` (kubelet: memorymanager `staticPolicy` and `manager`).
+//! The books of the policy `Static` (Go: memorymanager `staticPolicy` and `manager`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ impl Memory {
         std::mem::take(&mut self.changed)
     }
 
-    /// The nodes for `cpuset_mems` of a container; `None`: it may use all (kubelet:
+    /// The nodes for `cpuset_mems` of a container; `None`: it may use all (Go:
     /// `GetMemoryNUMANodes`). They are set when the container is created, and never changed.
     #[must_use]
     pub fn cpuset_mems(&self, uid: &PodUid, container: &str) -> Option<NumaMask> {
@@ -77,7 +77,7 @@ impl Memory {
     }
 
     /// A container of the pod starts: the plain init containers before it have ended, and what they
-    /// have is released (kubelet: `AddContainer`).
+    /// have is released (Go: `AddContainer`).
     pub fn container_started(&mut self, pod: &Pod, container: &str) {
         let before = pod.init_containers().iter().take_while(|init| init.name != container);
         for init in before.filter(|init| !is_sidecar(init)) {
@@ -99,7 +99,7 @@ impl Memory {
     /// Releases what containers have that are not in `active`: the pods that are neither over nor
     /// removed, with the one that is being admitted. Pods that are not in it keep what they have
     /// while they run. Upstream does this before each admission, if all sources of pods are ready
-    /// (kubelet: `removeStaleState`).
+    /// (Go: `removeStaleState`).
     pub fn release_inactive<'a>(
         &mut self,
         active: impl IntoIterator<Item = &'a Pod>,
@@ -179,7 +179,7 @@ impl Memory {
     }
 
     /// Notes what an init container leaves to later ones, or what a later one uses of it
-    /// (kubelet: `updatePodReusableMemory`).
+    /// (Go: `updatePodReusableMemory`).
     fn note_reusable(&mut self, pod: &Pod, container: &Container, blocks: &[Block]) {
         let same = self.reusable.take().filter(|(owner, _)| owner == pod.uid());
         let (owner, mut all) = same.unwrap_or_else(|| (pod.uid().clone(), BTreeMap::new()));
@@ -193,7 +193,7 @@ impl Memory {
     }
 
     /// Takes what a container reuses off the blocks of the init containers before it, so that the
-    /// blocks of a pod add up to what it has (kubelet: `updateInitContainersMemoryBlocks`).
+    /// blocks of a pod add up to what it has (Go: `updateInitContainersMemoryBlocks`).
     fn shrink_init_containers(&mut self, pod: &Pod, container: &Container, blocks: &[Block]) {
         let Some(containers) = self.assignments.get_mut(pod.uid()) else { return };
         for block in blocks {
@@ -278,7 +278,7 @@ impl Provider for Memory {
 }
 
 /// The hints of a container that has its blocks already; none if they are not what it requests
-/// (kubelet: `regenerateHints`).
+/// (Go: `regenerateHints`).
 fn existing(blocks: &[Block], requested: &Bytes) -> Hints {
     let mut hints: Hints = requested.keys().map(|resource| (resource.clone(), Vec::new())).collect();
     if blocks.len() != requested.len() {

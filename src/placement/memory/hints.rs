@@ -13,7 +13,7 @@ use crate::placement::numa::{Hint, NumaMask};
 const MOST_SETS: usize = 1 << 12;
 
 /// The sets of nodes that can hold `requested`, smallest first; the smallest sets that could hold
-/// it on an empty machine are preferred (kubelet: `calculateHints`). `reusable` is what the pod's
+/// it on an empty machine are preferred (Go: `calculateHints`). `reusable` is what the pod's
 /// init containers leave on exactly this set.
 pub(super) fn possible(
     nodes: &Nodes,
@@ -60,7 +60,7 @@ pub(super) fn possible(
 }
 
 /// The best of these hints: a preferred one, then the one with the fewest nodes, then with the
-/// lowest numbers (kubelet: `findBestHint`).
+/// lowest numbers (Go: `findBestHint`).
 pub(super) fn best(hints: impl IntoIterator<Item = Hint>) -> Option<(NumaMask, bool)> {
     let known = hints.into_iter().filter_map(|hint| Some((hint.nodes?, hint.preferred)));
     known.min_by_key(|(nodes, preferred)| (!preferred, nodes.len(), *nodes))

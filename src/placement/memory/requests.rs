@@ -15,7 +15,7 @@ pub(super) type Bytes = BTreeMap<String, u64>;
 #[error("[memorymanager] failed to represent quantity as int64")]
 pub(super) struct NotBytes;
 
-/// What a container requests (kubelet: `getContainerRequestedResources`).
+/// What a container requests (Go: `getContainerRequestedResources`).
 ///
 /// DIFFERS: upstream refuses whole numbers that are written as fractions, such as 1.5Gi; an API
 /// server writes them as 1536Mi.
@@ -34,7 +34,7 @@ pub(super) fn of_container(container: &Container) -> Result<Bytes, NotBytes> {
 }
 
 /// What the containers of a pod request together, as far as app containers request it at all
-/// (kubelet: `getPodRequestedResources`).
+/// (Go: `getPodRequestedResources`).
 pub(super) fn of_pod(pod: &Pod) -> Result<Bytes, NotBytes> {
     let (mut sidecars, mut peaks, mut total) = (Bytes::new(), Bytes::new(), Bytes::new());
     for container in pod.init_containers() {

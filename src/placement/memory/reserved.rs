@@ -33,7 +33,7 @@ pub struct Reserved(BTreeMap<u32, BTreeMap<String, u64>>);
 impl Reserved {
     /// Checks `configured`, which has node numbers and amounts by resource, against the machine
     /// and against `expected`: what kubeReserved, systemReserved and the hard eviction thresholds
-    /// take from the node's capacity together (kubelet: `validateReservedMemory`,
+    /// take from the node's capacity together (Go: `validateReservedMemory`,
     /// `NewPolicyStatic`).
     ///
     /// # Errors

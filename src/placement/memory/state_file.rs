@@ -110,7 +110,7 @@ pub fn check_none(text: &str) -> Result<(), StateError> {
 }
 
 impl Memory {
-    /// The books of a state file (kubelet: `restoreState`, `validateState`).
+    /// The books of a state file (Go: `restoreState`, `validateState`).
     ///
     /// # Errors
     /// When the file is damaged, of another policy, or of another machine.
@@ -272,7 +272,7 @@ fn sum(policy: &str, nodes: &Nodes, assignments: &Assignments) -> u32 {
 }
 
 /// Whether the nodes of a file are those of the machine with the file's assignments. Within a group
-/// only the sums count (kubelet: `areMachineStatesEqual`).
+/// only the sums count (Go: `areMachineStatesEqual`).
 fn same(found: &Nodes, expected: &Nodes) -> bool {
     let fixed = |table: &Table| (table.total, table.system_reserved, table.allocatable);
     let sums = |nodes: &Nodes, cells: NumaMask, resource: &str| {

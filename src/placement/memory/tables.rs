@@ -1,4 +1,4 @@
-//! What NUMA nodes have, and what of it is in use (kubelet: memorymanager/state `NUMANodeMap`).
+//! What NUMA nodes have, and what of it is in use (Go: memorymanager/state `NUMANodeMap`).
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub struct Block {
 /// Blocks by pod and container.
 pub type Assignments = BTreeMap<PodUid, BTreeMap<String, Vec<Block>>>;
 
-/// The nodes of the machine while nothing is allocated (kubelet: `getDefaultMachineState`).
+/// The nodes of the machine while nothing is allocated (Go: `getDefaultMachineState`).
 ///
 /// DIFFERS: a reservation that is larger than the resource leaves 0; upstream gets a number near
 /// 2⁶⁴.
@@ -101,7 +101,7 @@ pub(super) fn sum(nodes: &Nodes, mask: NumaMask, resource: &str, number: fn(&Tab
 }
 
 /// Adds a block: its bytes are taken from its nodes in order, as far as they have them
-/// (kubelet: `updateMachineState`). `bytes` can be less than the block has, where memory is reused.
+/// (Go: `updateMachineState`). `bytes` can be less than the block has, where memory is reused.
 pub(super) fn take(nodes: &mut Nodes, mask: NumaMask, resource: &str, bytes: u64) {
     let mut left = bytes;
     for number in mask.iter() {
@@ -116,7 +116,7 @@ pub(super) fn take(nodes: &mut Nodes, mask: NumaMask, resource: &str, bytes: u64
     }
 }
 
-/// Removes a block (kubelet: `releaseMemory`).
+/// Removes a block (Go: `releaseMemory`).
 pub(super) fn give_back(nodes: &mut Nodes, block: &Block) {
     let mut left = block.bytes;
     for number in block.nodes.iter() {
@@ -134,7 +134,7 @@ pub(super) fn give_back(nodes: &mut Nodes, block: &Block) {
 }
 
 /// Whether a block on `mask` would use nodes that are in another group. Blocks on a single node
-/// are compatible with everything here (kubelet: `isAffinityViolatingNUMAAllocations`).
+/// are compatible with everything here (Go: `isAffinityViolatingNUMAAllocations`).
 pub(super) fn violates_groups(nodes: &Nodes, mask: NumaMask) -> bool {
     let used = |number| nodes.get(&number).filter(|node: &&NodeState| node.assignments > 0);
     mask.len() > 1 && mask.iter().filter_map(used).any(|node| node.cells != mask)

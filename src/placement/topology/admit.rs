@@ -1,4 +1,4 @@
-//! Admission of a pod (kubelet: `scope_container.go`, `scope_pod.go`, `scope_none.go`,
+//! Admission of a pod (Go: `scope_container.go`, `scope_pod.go`, `scope_none.go`,
 //! pkg/kubelet/cm/admission).
 
 use std::collections::BTreeMap;

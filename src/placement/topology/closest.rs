@@ -1,4 +1,4 @@
-//! Which of two sets of NUMA nodes is better (kubelet: `NUMAInfo.Narrowest`, `NUMAInfo.Closest`).
+//! Which of two sets of NUMA nodes is better (Go: `NUMAInfo.Narrowest`, `NUMAInfo.Closest`).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

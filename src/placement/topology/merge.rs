@@ -1,4 +1,4 @@
-//! One hint out of the hints for each resource (kubelet: `HintMerger.Merge`).
+//! One hint out of the hints for each resource (Go: `HintMerger.Merge`).
 //!
 //! Upstream goes through all combinations of one hint per resource: the product of the lengths of
 //! the lists, which grows exponentially with the resources of a container. The results here are
@@ -94,7 +94,7 @@ fn best_preferred(lists: &[Choices], all: NumaMask, distances: Option<&Distances
 
 /// The best intersection of one set of each list: with as many nodes as the resource with the
 /// largest minimum needs, else with fewer, but as many as possible, else with more, but as few as
-/// possible (kubelet: `BestNonPreferredAffinityCount`).
+/// possible (Go: `BestNonPreferredAffinityCount`).
 fn best_other(lists: &[Choices], all: NumaMask, distances: Option<&Distances>) -> Option<NumaMask> {
     let narrowest = |list: &Choices| list.sets.iter().map(|nodes| nodes.len()).min();
     let wanted = lists.iter().filter_map(narrowest).max().unwrap_or(0);

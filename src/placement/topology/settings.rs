@@ -7,7 +7,7 @@ use crate::placement::numa::NumaMask;
 use crate::placement::numa_nodes::{NumaNode, all};
 
 /// The default and the minimum of the option `max-allowable-numa-nodes`
-/// (kubelet: `defaultMaxAllowableNUMANodes`).
+/// (Go: `defaultMaxAllowableNUMANodes`).
 pub const MAX_NUMA_NODES: i64 = 8;
 
 /// `topologyManagerPolicy`.
@@ -99,7 +99,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reads the options of the configuration (kubelet: `NewPolicyOptions`).
+    /// Reads the options of the configuration (Go: `NewPolicyOptions`).
     ///
     /// # Errors
     /// For an unknown option or a bad value.

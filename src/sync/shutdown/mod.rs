@@ -8,7 +8,7 @@
 //! Invariants: the lock is held until the pods have ended or their time has elapsed; signals are
 //! accepted only from the owner of logind's name; without D-Bus everything else works, and one
 //! warning is logged.
-//! Deliberately absent: the end of the agent alone, which stops no pod.
+//! Absent on purpose: the end of the agent alone, which stops no pod.
 
 mod core;
 mod logind;

@@ -213,7 +213,7 @@ impl Manager {
 }
 
 /// Whether a pod has ended by itself: it keeps its status. The containers of a failed one may still
-/// run, and have a long grace period (kubelet: `isPodInactive`).
+/// run, and have a long grace period (Go: `isPodInactive`).
 fn has_ended(status: &PodStatus) -> bool {
     let lists = [&status.init_container_statuses, &status.container_statuses];
     let mut containers = lists.into_iter().flatten().flatten();
