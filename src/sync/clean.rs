@@ -44,7 +44,7 @@ const FIRST_GARBAGE: Duration = Duration::from_secs(5);
 /// Period of the lists of images, and of their removal.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
 /// How long the removal of orphaned directories is waited for.
-const ORPHANS_PATIENCE: Duration = Duration::from_secs(1);
+const ORPHANS_WAIT: Duration = Duration::from_secs(1);
 /// Period of the release of code pages that only the start of the agent or of pods needed.
 const CODE_PERIOD: Duration = Duration::from_secs(30);
 /// Wait before the first release of code pages; a start without pods ends earlier.
@@ -254,7 +254,7 @@ impl Cleaner {
         let view = &self.deps.view;
         let collected = self.deps.collector.collect(
             &listed,
-            &|uid| match (standing(&snapshot, uid), standing(&view.get(), uid)) {
+            &|uid| match (pod_state(&snapshot, uid), pod_state(&view.get(), uid)) {
                 (PodStanding::Unknown, now) => now,
                 (before, PodStanding::Unknown) => before,
                 (_, now) => now,
@@ -281,11 +281,12 @@ impl Cleaner {
         // As upstream: a pod that has ended keeps no directory, even if the runtime fails to remove
         // its record (containerd 1.6 may, when the caller of a start is killed).
         let runs = |pod: &ListedPod| {
-            pod.is_running() || pod.containers.iter().any(|one| one.state == ContainerState::Unknown)
+            pod.is_running()
+                || pod.containers.iter().any(|container| container.state == ContainerState::Unknown)
         };
         let running: BTreeSet<PodUid> =
             listed.iter().filter(|(_, pod)| runs(pod)).map(|(uid, _)| uid.clone()).collect();
-        let known = Known { view: view.clone(), running };
+        let known = KnownPods { view: view.clone(), running };
         self.remove_orphans(&known, stop);
         let volumes = &self.deps.volumes;
         // What is still there is being unmounted, or cannot be removed.
@@ -297,7 +298,7 @@ impl Cleaner {
     /// Has the directories of pods that are not known removed by another thread, as servers and disks
     /// may be slow, and waits for it a moment: nearly always it is finished then. While an earlier
     /// removal is not finished, no other is begun.
-    fn remove_orphans(&mut self, known: &Known, stop: &StopToken) {
+    fn remove_orphans(&mut self, known: &KnownPods, stop: &StopToken) {
         if self.orphans.as_ref().is_some_and(|running| !running.is_finished()) {
             return;
         }
@@ -325,7 +326,7 @@ impl Cleaner {
             recv(stop.signal()) -> _ => {}
             // It is never sent to: it closes at the end of the thread.
             recv(finished) -> _ => {}
-            default(ORPHANS_PATIENCE) => {}
+            default(ORPHANS_WAIT) => {}
         }
     }
 
@@ -432,13 +433,13 @@ impl Cleaner {
 
 /// The pods whose directories are not removed.
 #[derive(Clone)]
-struct Known {
+struct KnownPods {
     view: View,
     /// Pods with running containers in the runtime.
     running: BTreeSet<PodUid>,
 }
 
-impl Known {
+impl KnownPods {
     /// By the newest snapshot.
     fn is_known(&self, uid: &PodUid) -> bool {
         self.view.get().pods.contains_key(uid) || self.running.contains(uid)
@@ -448,8 +449,8 @@ impl Known {
 fn report_orphans(report: &OrphanReport) {
     metrics::ORPHANS_CLEANED.set(report.removed.len() as f64);
     metrics::ORPHANS_LEFT.set(report.left.len() as f64);
-    for (uid, why) in &report.left {
-        log::warn!("{why} uid={uid}");
+    for (uid, reason) in &report.left {
+        log::warn!("{reason} uid={uid}");
     }
 }
 
@@ -486,7 +487,7 @@ fn report(
     }
 }
 
-fn standing(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
+fn pod_state(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
     let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
     match &entry.worker {
@@ -516,25 +517,25 @@ mod tests {
             object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
             Pod::from(object)
         };
-        let standing_of = |phase: Option<WorkerPhase>, pod: Option<Pod>, evicted: bool| {
+        let state_of = |phase: Option<WorkerPhase>, pod: Option<Pod>, evicted: bool| {
             let worker = phase.map(WorkerHandle::in_phase);
             let entry = Entry { pod, removed: None, rejected: false, evicted, worker };
             let snapshot = Snapshot { pods: [("u".into(), entry)].into(), ..Snapshot::default() };
-            standing(&Arc::new(snapshot), &"u".into())
+            pod_state(&Arc::new(snapshot), &"u".into())
         };
         for (pod, evicted) in [(Some(present()), true), (None, false), (Some(deleted()), false)] {
-            let standing_in = |phase| standing_of(Some(phase), pod.clone(), evicted);
-            assert_eq!(standing_in(WorkerPhase::Terminating), PodStanding::Wanted);
+            let state_in = |phase| state_of(Some(phase), pod.clone(), evicted);
+            assert_eq!(state_in(WorkerPhase::Terminating), PodStanding::Wanted);
             // Its volumes are being unmounted.
-            assert_eq!(standing_in(WorkerPhase::Terminated), PodStanding::Terminated);
-            assert_eq!(standing_in(WorkerPhase::Finished), PodStanding::Terminated);
+            assert_eq!(state_in(WorkerPhase::Terminated), PodStanding::Terminated);
+            assert_eq!(state_in(WorkerPhase::Finished), PodStanding::Terminated);
         }
         // One that has ended by itself keeps its last containers for their logs.
         for phase in [WorkerPhase::Terminated, WorkerPhase::Finished] {
-            assert_eq!(standing_of(Some(phase), Some(present()), false), PodStanding::Finished);
+            assert_eq!(state_of(Some(phase), Some(present()), false), PodStanding::Finished);
         }
         // After a restart of the agent its containers may run.
-        assert_eq!(standing_of(None, Some(deleted()), false), PodStanding::Wanted);
-        assert_eq!(standing_of(None, Some(present()), false), PodStanding::Wanted);
+        assert_eq!(state_of(None, Some(deleted()), false), PodStanding::Wanted);
+        assert_eq!(state_of(None, Some(present()), false), PodStanding::Wanted);
     }
 }

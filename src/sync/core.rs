@@ -1,7 +1,7 @@
 //! Decides what to do about each event (Go: HandlePod{Additions,Updates,Removes,Cleanups}).
 //!
 //! Pure but for two things. `World::allocate`, which is called once for a new pod in the middle of its
-//! admission, reserves CPUs, memory and devices in the books of the managers; if a later check refuses the
+//! admission, reserves CPUs, memory and devices in the state of the managers; if a later check refuses the
 //! pod, they are released at the end of the turn. And resizes that are requested are counted in a metric.
 //! All other functions of `World` only read.
 
@@ -260,12 +260,12 @@ impl Core {
 
     /// The pods for which this one waited have ended, or had their time to do so: `late` have not.
     pub fn end_wait(&mut self, uid: &PodUid, late: &[Pod]) {
-        if let Some(one) = self.desired.get_mut(uid) {
-            one.starts_after.clear();
+        if let Some(desired) = self.desired.get_mut(uid) {
+            desired.starts_after.clear();
         }
         for victim in late {
-            if let Some(one) = self.desired.get_mut(victim.uid()) {
-                one.is_late = true;
+            if let Some(desired) = self.desired.get_mut(victim.uid()) {
+                desired.is_late = true;
             }
         }
     }
@@ -407,13 +407,14 @@ impl Core {
     /// DIFFERS: upstream also counts a pod that is being deleted, and of which nothing runs after a
     /// restart, until its worker has found that out.
     pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
-        let is_active = |one: &&Desired| {
-            let uid = one.pod.uid();
-            let is_over = one.pod.is_over() || (world.is_over)(uid);
-            let never_runs = one.pod.is_deleting() && !(world.has_worker)(uid) && !(world.still_runs)(uid);
-            !one.rejected && !never_runs && (!is_over || (world.is_stopping)(uid))
+        let is_active = |desired: &&Desired| {
+            let uid = desired.pod.uid();
+            let is_over = desired.pod.is_over() || (world.is_over)(uid);
+            let never_runs =
+                desired.pod.is_deleting() && !(world.has_worker)(uid) && !(world.still_runs)(uid);
+            !desired.rejected && !never_runs && (!is_over || (world.is_stopping)(uid))
         };
-        self.desired.values().filter(is_active).map(|one| one.granted.clone()).collect()
+        self.desired.values().filter(is_active).map(|desired| desired.granted.clone()).collect()
     }
 
     /// The active pods now and later.
@@ -423,16 +424,16 @@ impl Core {
         let all = self.active(world);
         let desired = |pod: &Pod| self.desired.get(pod.uid());
         let preempted: BTreeSet<&PodUid> =
-            all.iter().filter_map(desired).flat_map(|one| &one.starts_after).collect();
+            all.iter().filter_map(desired).flat_map(|entry| &entry.starts_after).collect();
         // One that runs again, such as a static pod that was put back, is not late any more.
         let is_late =
-            |pod: &&Pod| desired(pod).is_some_and(|one| one.is_late) && (world.is_stopping)(pod.uid());
+            |pod: &&Pod| desired(pod).is_some_and(|entry| entry.is_late) && (world.is_stopping)(pod.uid());
         let late: BTreeSet<PodUid> = all.iter().filter(is_late).map(|pod| pod.uid().clone()).collect();
         let victims = all.iter().filter(|pod| preempted.contains(pod.uid()) && !is_late(pod));
         let victims: Vec<Pod> = victims.cloned().collect();
         let is_victim = |pod: &Pod| victims.iter().any(|victim| victim.uid() == pod.uid());
         let waits = |pod: &Pod| {
-            let after = desired(pod).map(|one| &one.starts_after);
+            let after = desired(pod).map(|entry| &entry.starts_after);
             after.is_some_and(|after| victims.iter().any(|victim| after.contains(victim.uid())))
         };
         let now = all.iter().filter(|pod| !waits(pod)).cloned().collect();
@@ -445,14 +446,16 @@ impl Core {
     ///
     /// DIFFERS: the Go kubelet keeps such pods rejected until it is restarted.
     pub fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
-        let rejected =
-            self.desired.iter().filter(|(_, one)| one.rejected_for_shutdown && one.pod.is_static());
+        let rejected = self
+            .desired
+            .iter()
+            .filter(|(_, desired)| desired.rejected_for_shutdown && desired.pod.is_static());
         let rejected: Vec<PodUid> = rejected.map(|(uid, _)| uid.clone()).collect();
         let mut effects = Vec::new();
         for uid in rejected {
-            let Some(one) = self.desired.remove(&uid) else { continue };
+            let Some(desired) = self.desired.remove(&uid) else { continue };
             effects.push(Effect::ForgetStatus(uid));
-            self.add(one.pod, world, &mut effects);
+            self.add(desired.pod, world, &mut effects);
         }
         effects
     }
@@ -527,8 +530,8 @@ impl Core {
             }
         }
         let starts_after = after;
-        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late: false };
-        self.desired.insert(uid, one);
+        let desired = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late: false };
+        self.desired.insert(uid, desired);
     }
 
     /// Compares the desired pods with the running ones: stops pods that are not desired, starts
@@ -596,7 +599,7 @@ mod tests {
     }
 
     /// A core with a set of workers that follows its effects.
-    struct Bench {
+    struct Fixture {
         core: Core,
         workers: RefCell<BTreeSet<PodUid>>,
         /// The pods that run while sets are applied.
@@ -611,25 +614,25 @@ mod tests {
         node: NodeView,
     }
 
-    impl Bench {
+    impl Fixture {
         fn new(sources: &[SourceName]) -> Self {
             let mut node = NodeView::default();
             node.allocatable.pods = 10;
             let core = Core::new(sources.iter().copied().collect());
             let (running, over, stopping, leaving) = Default::default();
             let workers = RefCell::default();
-            Bench { core, workers, running, over, stopping, leaving, is_listed: true, node }
+            Fixture { core, workers, running, over, stopping, leaving, is_listed: true, node }
         }
 
-        fn ask(
+        fn decide(
             &mut self,
             still_runs: &dyn Fn(&PodUid) -> bool,
             decide: impl FnOnce(&mut Core, &World<'_>) -> Vec<Effect>,
         ) -> Vec<String> {
-            self.ask_with(still_runs, &|_, _, _| Admission::Admit, decide)
+            self.decide_with(still_runs, &|_, _, _| Admission::Admit, decide)
         }
 
-        fn ask_with(
+        fn decide_with(
             &mut self,
             still_runs: &dyn Fn(&PodUid) -> bool,
             allocate: &dyn Fn(&Pod, &[Pod], bool) -> Admission,
@@ -654,18 +657,18 @@ mod tests {
 
         fn apply(&mut self, source: SourceName, set: impl Into<PodSet>) -> Vec<String> {
             let running = self.running.clone();
-            self.ask(&|uid| running.contains(uid), |core, world| {
+            self.decide(&|uid| running.contains(uid), |core, world| {
                 core.apply_set(source, set, Timestamp::now(), world)
             })
         }
 
         fn clean_up(&mut self, listed: &BTreeMap<PodUid, ListedPod>) -> Vec<String> {
             let still_runs = |uid: &PodUid| listed.get(uid).is_some_and(ListedPod::is_running);
-            self.ask(&still_runs, |core, world| core.clean_up(listed, world))
+            self.decide(&still_runs, |core, world| core.clean_up(listed, world))
         }
 
         fn readmit(&mut self) -> Vec<String> {
-            self.ask(&|_| false, Core::readmit)
+            self.decide(&|_| false, Core::readmit)
         }
 
         fn follow(&self, effects: &[Effect]) -> Vec<String> {
@@ -701,37 +704,37 @@ mod tests {
 
     #[test]
     fn edited_static_pod_is_killed_before_its_successor_starts() {
-        let mut bench = Bench::new(&[SourceName::File]);
-        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "1")]), ["update 1"]);
-        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
-        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
-        assert!(bench.core.is_desired(&"2".into()) && !bench.core.is_desired(&"1".into()));
+        let mut fixture = Fixture::new(&[SourceName::File]);
+        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "1")]), ["update 1"]);
+        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
+        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
+        assert!(fixture.core.is_desired(&"2".into()) && !fixture.core.is_desired(&"1".into()));
     }
 
     #[test]
     fn new_incarnation_kills_and_restarts_the_pod() {
-        let mut bench = Bench::new(&[SourceName::File]);
+        let mut fixture = Fixture::new(&[SourceName::File]);
         let web =
             |number| PodSet { pods: vec![pod("web", "1")], incarnations: [("1".into(), number)].into() };
-        assert_eq!(bench.apply(SourceName::File, web(1)), ["update 1"]);
-        assert_eq!(bench.apply(SourceName::File, web(1)), Vec::<String>::new());
-        assert_eq!(bench.apply(SourceName::File, web(2)), ["kill 1", "update 1"]);
-        assert!(bench.core.is_desired(&"1".into()));
+        assert_eq!(fixture.apply(SourceName::File, web(1)), ["update 1"]);
+        assert_eq!(fixture.apply(SourceName::File, web(1)), Vec::<String>::new());
+        assert_eq!(fixture.apply(SourceName::File, web(2)), ["kill 1", "update 1"]);
+        assert!(fixture.core.is_desired(&"1".into()));
     }
 
     #[test]
     fn unknown_pods_run_until_all_sources_have_delivered() {
-        let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
+        let mut fixture = Fixture::new(&[SourceName::File, SourceName::Http]);
         let running = BTreeMap::from([listed("9", SandboxState::Ready), listed("8", SandboxState::NotReady)]);
-        bench.apply(SourceName::File, vec![]);
-        assert!(bench.clean_up(&running).is_empty());
-        bench.apply(SourceName::Http, vec![]);
-        assert_eq!(bench.clean_up(&running), ["stop 9"]);
+        fixture.apply(SourceName::File, vec![]);
+        assert!(fixture.clean_up(&running).is_empty());
+        fixture.apply(SourceName::Http, vec![]);
+        assert_eq!(fixture.clean_up(&running), ["stop 9"]);
     }
 
     #[test]
     fn replaced_static_pod_is_stopped_before_all_sources_have_delivered() {
-        let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
+        let mut fixture = Fixture::new(&[SourceName::File, SourceName::Http]);
         let running = |uid: &str, name: &str, source| {
             let (uid, pod) = listed(uid, SandboxState::Ready);
             (uid, ListedPod { name: name.to_owned(), namespace: "default".to_owned(), source, ..pod })
@@ -743,25 +746,25 @@ mod tests {
             running("4", "web", None),
             running("5", "other", Some(SourceName::File)),
         ]);
-        assert_eq!(bench.apply(SourceName::File, vec![pod("web", "9")]), ["update 9"]);
-        assert_eq!(bench.clean_up(&running), ["stop 1"]);
+        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "9")]), ["update 9"]);
+        assert_eq!(fixture.clean_up(&running), ["stop 1"]);
         // All sources have delivered: nothing else is desired.
-        bench.apply(SourceName::Http, vec![]);
-        assert_eq!(bench.clean_up(&running), ["stop 1", "stop 2", "stop 3", "stop 4", "stop 5"]);
+        fixture.apply(SourceName::Http, vec![]);
+        assert_eq!(fixture.clean_up(&running), ["stop 1", "stop 2", "stop 3", "stop 4", "stop 5"]);
         // A rejected successor does not replace the running pod.
-        let mut bench = Bench::new(&[SourceName::File, SourceName::Http]);
-        bench.node.allocatable.pods = 0;
-        bench.apply(SourceName::File, vec![pod("web", "9")]);
-        assert_eq!(bench.clean_up(&running), ["finish 9"]);
+        let mut fixture = Fixture::new(&[SourceName::File, SourceName::Http]);
+        fixture.node.allocatable.pods = 0;
+        fixture.apply(SourceName::File, vec![pod("web", "9")]);
+        assert_eq!(fixture.clean_up(&running), ["finish 9"]);
     }
 
     #[test]
     fn preemption_names_the_missing_resource() {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.node.allocatable.pods = 1;
-        bench.apply(SourceName::Api, vec![pod("a", "1")]);
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.node.allocatable.pods = 1;
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
         assert_eq!(
-            bench.apply(SourceName::File, vec![pod("s", "2")]),
+            fixture.apply(SourceName::File, vec![pod("s", "2")]),
             ["preempt 1 pods", "start 2 after 1", "update 2"]
         );
     }
@@ -769,11 +772,11 @@ mod tests {
     #[test]
     fn critical_pod_waits_for_its_victims_also_before_the_first_list() {
         let effects = |is_listed: bool| {
-            let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-            (bench.node.allocatable.pods, bench.is_listed) = (1, is_listed);
-            bench.running = ["1".into(), "2".into()].into();
-            bench.apply(SourceName::Api, vec![pod("a", "1")]);
-            bench.apply(SourceName::File, vec![pod("s", "2")])
+            let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+            (fixture.node.allocatable.pods, fixture.is_listed) = (1, is_listed);
+            fixture.running = ["1".into(), "2".into()].into();
+            fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+            fixture.apply(SourceName::File, vec![pod("s", "2")])
         };
         assert_eq!(effects(false), ["preempt 1 pods", "start 2 after 1", "update 2"]);
         assert_eq!(effects(true), ["preempt 1 pods", "update 2"]);
@@ -787,77 +790,80 @@ mod tests {
     }
 
     /// A node with four CPUs, of which pod 1 has three, and a critical pod 9, which needs two.
-    fn preempting() -> Bench {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.node.allocatable.cpu_milli = 4000;
-        bench.apply(SourceName::Api, vec![with_cpu("1", "1", "3")]);
+    fn preempting() -> Fixture {
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.node.allocatable.cpu_milli = 4000;
+        fixture.apply(SourceName::Api, vec![with_cpu("1", "1", "3")]);
         assert_eq!(
-            bench.apply(SourceName::File, vec![with_cpu("s", "9", "2")]),
+            fixture.apply(SourceName::File, vec![with_cpu("s", "9", "2")]),
             ["preempt 1 cpu", "start 9 after 1", "update 9"]
         );
-        bench.over.insert("1".into());
-        bench.stopping.insert("1".into());
-        bench
+        fixture.over.insert("1".into());
+        fixture.stopping.insert("1".into());
+        fixture
     }
 
     /// The API server has pod 1, and a pod with one CPU for each of these UIDs.
-    fn beside(uids: &[&str]) -> Vec<Pod> {
+    fn api_pods(uids: &[&str]) -> Vec<Pod> {
         let small = uids.iter().map(|uid| with_cpu(uid, uid, "1"));
         std::iter::once(with_cpu("1", "1", "3")).chain(small).collect()
     }
 
     #[test]
-    fn pod_that_fits_beside_a_waiting_critical_pod_or_its_victim_is_admitted() {
-        let mut bench = preempting();
-        assert_eq!(bench.apply(SourceName::Api, beside(&["2"])), ["shown 2", "update 2"]);
+    fn pod_that_fits_with_a_waiting_critical_pod_or_its_victim_is_admitted() {
+        let mut fixture = preempting();
+        assert_eq!(fixture.apply(SourceName::Api, api_pods(&["2"])), ["shown 2", "update 2"]);
         // Now there is room for no other pod, but for one when the victim has ended.
         assert_eq!(
-            bench.apply(SourceName::Api, beside(&["2", "3"])),
+            fixture.apply(SourceName::Api, api_pods(&["2", "3"])),
             ["shown 3", "start 3 after 1", "update 3"]
         );
-        assert_eq!(bench.apply(SourceName::Api, beside(&["2", "3", "4"])), ["shown 4", "reject 4 OutOfcpu"]);
-        bench.stopping.clear();
+        assert_eq!(
+            fixture.apply(SourceName::Api, api_pods(&["2", "3", "4"])),
+            ["shown 4", "reject 4 OutOfcpu"]
+        );
+        fixture.stopping.clear();
         for uid in ["3", "9"] {
-            bench.core.end_wait(&uid.into(), &[]);
+            fixture.core.end_wait(&uid.into(), &[]);
         }
         assert_eq!(
-            bench.apply(SourceName::Api, beside(&["2", "3", "4", "5"])),
+            fixture.apply(SourceName::Api, api_pods(&["2", "3", "4", "5"])),
             ["shown 5", "reject 5 OutOfcpu"]
         );
         assert_eq!(
-            bench.apply(SourceName::Api, beside(&["3", "4", "5", "6"])),
+            fixture.apply(SourceName::Api, api_pods(&["3", "4", "5", "6"])),
             ["removed 2", "kill 2", "shown 6", "update 6"]
         );
     }
 
     #[test]
     fn victim_that_did_not_end_in_time_counts_until_it_has() {
-        let mut bench = preempting();
-        bench.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
-        assert_eq!(bench.apply(SourceName::Api, beside(&["2"])), ["shown 2", "reject 2 OutOfcpu"]);
-        bench.stopping.clear();
-        assert_eq!(bench.apply(SourceName::Api, beside(&["2", "3"])), ["shown 3", "update 3"]);
+        let mut fixture = preempting();
+        fixture.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
+        assert_eq!(fixture.apply(SourceName::Api, api_pods(&["2"])), ["shown 2", "reject 2 OutOfcpu"]);
+        fixture.stopping.clear();
+        assert_eq!(fixture.apply(SourceName::Api, api_pods(&["2", "3"])), ["shown 3", "update 3"]);
     }
 
     #[test]
     fn late_victim_is_neither_preempted_again_nor_waited_for_again() {
-        let mut bench = preempting();
-        bench.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
+        let mut fixture = preempting();
+        fixture.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
         let first = with_cpu("s", "9", "2");
         // There is room for the next critical pod when the late victim has ended.
         let two = vec![first.clone(), with_cpu("t", "8", "2")];
-        assert_eq!(bench.apply(SourceName::File, two), ["update 8"]);
+        assert_eq!(fixture.apply(SourceName::File, two), ["update 8"]);
         // A change of the victim's object changes nothing.
-        let mut object = beside(&[]).remove(0).into_object();
+        let mut object = api_pods(&[]).remove(0).into_object();
         object.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
-        bench.apply(SourceName::Api, vec![Pod::from(object)]);
+        fixture.apply(SourceName::Api, vec![Pod::from(object)]);
         let two = vec![first, with_cpu("u", "7", "2")];
-        assert_eq!(bench.apply(SourceName::File, two), ["kill 8", "update 7"]);
+        assert_eq!(fixture.apply(SourceName::File, two), ["kill 8", "update 7"]);
     }
 
     /// A victim (0) and the pod that preempts it (1), which share a node, and what `sync` does.
     struct Pair {
-        bench: Bench,
+        fixture: Fixture,
         waits: Preemptions,
         pods: [Pod; 2],
         /// The victim when its manifest is put back: it has room then.
@@ -876,9 +882,9 @@ mod tests {
             };
             let (waits, manifests, again) = Default::default();
             let (pods, smaller) = ([ranked("1", "3", 1), ranked("9", "2", 2)], ranked("1", "1", 1));
-            let mut bench = Bench::new(&[SourceName::File]);
-            bench.node.allocatable.cpu_milli = 4000;
-            Pair { bench, waits, pods, smaller, manifests, again }
+            let mut fixture = Fixture::new(&[SourceName::File]);
+            fixture.node.allocatable.cpu_milli = 4000;
+            Pair { fixture, waits, pods, smaller, manifests, again }
         }
 
         /// Removes a manifest, or puts it back.
@@ -890,7 +896,7 @@ mod tests {
             let set = self.pods.iter().zip(self.manifests).filter(|(_, is_there)| *is_there);
             let set: Vec<Pod> = set.map(|(pod, _)| pod.clone()).collect();
             let mut effects = Vec::new();
-            self.bench.ask(&|_| false, |core, world| {
+            self.fixture.decide(&|_| false, |core, world| {
                 effects = core.apply_set(SourceName::File, set, Timestamp::now(), world);
                 effects.clone()
             });
@@ -900,15 +906,15 @@ mod tests {
         fn carry_out(&mut self, effect: Effect) {
             match effect {
                 Effect::Preempt { victim, .. } => {
-                    self.bench.over.insert(victim.uid().clone());
+                    self.fixture.over.insert(victim.uid().clone());
                     self.stop(victim.uid());
                 }
                 Effect::Kill(uid, _) | Effect::ForgetStatus(uid) => self.stop(&uid),
                 Effect::StartAfter { pod, victims } => self.waits.begin(pod, victims, Instant::now()),
                 Effect::Update(pod) if self.waits.waits(pod.uid()) => {
-                    self.bench.workers.borrow_mut().remove(pod.uid());
+                    self.fixture.workers.borrow_mut().remove(pod.uid());
                 }
-                Effect::Update(pod) if self.bench.stopping.contains(pod.uid()) => {
+                Effect::Update(pod) if self.fixture.stopping.contains(pod.uid()) => {
                     self.again.insert(pod.uid().clone());
                 }
                 _ => {}
@@ -918,29 +924,29 @@ mod tests {
         fn stop(&mut self, uid: &PodUid) {
             self.waits.forget(uid);
             self.again.remove(uid);
-            if self.bench.workers.borrow().contains(uid) {
-                self.bench.stopping.insert(uid.clone());
+            if self.fixture.workers.borrow().contains(uid) {
+                self.fixture.stopping.insert(uid.clone());
             }
         }
 
         /// The pod ends if it is being stopped.
         fn end(&mut self, index: usize) {
             let uid = self.pods[index].uid();
-            if self.bench.stopping.remove(uid) {
-                self.bench.over.remove(uid);
+            if self.fixture.stopping.remove(uid) {
+                self.fixture.over.remove(uid);
                 self.waits.ended(&|other| other == uid);
                 if !self.again.remove(uid) {
-                    self.bench.workers.borrow_mut().remove(uid);
+                    self.fixture.workers.borrow_mut().remove(uid);
                 }
             }
         }
 
         /// The end of a turn.
         fn start_waiting(&mut self) {
-            let workers = self.bench.workers.borrow().clone();
+            let workers = self.fixture.workers.borrow().clone();
             for ready in self.waits.take_ready(&|uid| !workers.contains(uid), Instant::now()) {
-                self.bench.core.end_wait(&ready.pod, &ready.late);
-                self.bench.workers.borrow_mut().insert(ready.pod);
+                self.fixture.core.end_wait(&ready.pod, &ready.late);
+                self.fixture.workers.borrow_mut().insert(ready.pod);
             }
         }
     }
@@ -958,10 +964,10 @@ mod tests {
                 order /= 4;
                 pair.start_waiting();
                 let waits = pair.waits.due(Instant::now()).is_some();
-                assert!(!waits || !pair.bench.stopping.is_empty(), "{:?}", pair.waits);
-                let waits_for = |uid: &PodUid| pair.bench.core.desired[uid].starts_after.len();
+                assert!(!waits || !pair.fixture.stopping.is_empty(), "{:?}", pair.waits);
+                let waits_for = |uid: &PodUid| pair.fixture.core.desired[uid].starts_after.len();
                 assert!(
-                    pair.bench.core.desired.keys().all(|uid| waits_for(uid) == 0 || pair.waits.waits(uid))
+                    pair.fixture.core.desired.keys().all(|uid| waits_for(uid) == 0 || pair.waits.waits(uid))
                 );
                 waited += usize::from(waits);
                 again += usize::from(waits && !pair.again.is_empty());
@@ -972,11 +978,11 @@ mod tests {
 
     #[test]
     fn victim_of_one_critical_pod_is_not_preempted_for_the_next() {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.node.allocatable.cpu_milli = 4000;
-        bench.apply(SourceName::Api, vec![with_cpu("a", "1", "2"), with_cpu("b", "2", "2")]);
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.node.allocatable.cpu_milli = 4000;
+        fixture.apply(SourceName::Api, vec![with_cpu("a", "1", "2"), with_cpu("b", "2", "2")]);
         assert_eq!(
-            bench.apply(SourceName::File, vec![with_cpu("s", "8", "2"), with_cpu("t", "9", "2")]),
+            fixture.apply(SourceName::File, vec![with_cpu("s", "8", "2"), with_cpu("t", "9", "2")]),
             [
                 "preempt 1 cpu",
                 "start 8 after 1",
@@ -990,35 +996,35 @@ mod tests {
 
     #[test]
     fn victim_keeps_its_devices_until_it_has_ended() {
-        let mut bench = preempting();
-        let asked = Cell::new(0);
+        let mut fixture = preempting();
+        let allocations = Cell::new(0);
         let allocate = |_: &Pod, active: &[Pod], _: bool| {
-            asked.set(asked.get() + 1);
+            allocations.set(allocations.get() + 1);
             // A pod that is not in the list would lose its devices, even if the allocation fails.
             assert!(active.iter().any(|pod| pod.name() == "1"));
             Admission::Reject { reason: "UnexpectedAdmissionError".into(), message: String::new() }
         };
-        bench.ask_with(&|_| false, &allocate, |core, world| {
-            core.apply_set(SourceName::Api, beside(&["2"]), Timestamp::now(), world)
+        fixture.decide_with(&|_| false, &allocate, |core, world| {
+            core.apply_set(SourceName::Api, api_pods(&["2"]), Timestamp::now(), world)
         });
-        assert_eq!(asked.get(), 1);
-        assert!(bench.core.admitted(&"2".into()).is_none() && bench.core.rejected(&"2".into()).is_some());
+        assert_eq!(allocations.get(), 1);
+        assert!(fixture.core.admitted(&"2".into()).is_none() && fixture.core.rejected(&"2".into()).is_some());
     }
 
     #[test]
     fn pod_that_fails_before_its_start_is_not_started_later() {
-        let mut bench = Bench::new(&[SourceName::File]);
-        bench.node.allocatable.pods = 1;
-        bench.apply(SourceName::File, vec![pod("s", "1")]);
+        let mut fixture = Fixture::new(&[SourceName::File]);
+        fixture.node.allocatable.pods = 1;
+        fixture.apply(SourceName::File, vec![pod("s", "1")]);
         // It waited for others, so it has no worker.
-        bench.workers.borrow_mut().clear();
-        assert_eq!(bench.clean_up(&BTreeMap::new()), ["update 1"]);
-        bench.workers.borrow_mut().clear();
-        assert_eq!(bench.core.fail(&"1".into()).map(|pod| pod.uid().to_string()), Some("1".to_owned()));
-        assert!(bench.core.rejected(&"1".into()).is_some() && bench.core.fail(&"1".into()).is_none());
-        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 1"]);
+        fixture.workers.borrow_mut().clear();
+        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["update 1"]);
+        fixture.workers.borrow_mut().clear();
+        assert_eq!(fixture.core.fail(&"1".into()).map(|pod| pod.uid().to_string()), Some("1".to_owned()));
+        assert!(fixture.core.rejected(&"1".into()).is_some() && fixture.core.fail(&"1".into()).is_none());
+        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["finish 1"]);
         // What it was to have is free.
-        let effects = bench.apply(SourceName::File, vec![pod("s", "1"), pod("t", "2")]);
+        let effects = fixture.apply(SourceName::File, vec![pod("s", "1"), pod("t", "2")]);
         assert_eq!(effects, ["update 2"]);
     }
 
@@ -1033,13 +1039,13 @@ mod tests {
             (true, vec!["shown 1", "update 1"]),
             (false, vec!["shown 1", "preempt 2 pods", "start 1 after 2", "update 1"]),
         ] {
-            let mut bench = Bench::new(&[SourceName::Api]);
-            bench.node.allocatable.pods = 1;
-            bench.apply(SourceName::Api, vec![critical("a", "1")]);
-            assert_eq!(bench.apply(SourceName::Api, vec![pod("b", "2")]).last().unwrap(), "update 2");
-            bench.leaving.extend(leaving.then(|| "1".into()));
+            let mut fixture = Fixture::new(&[SourceName::Api]);
+            fixture.node.allocatable.pods = 1;
+            fixture.apply(SourceName::Api, vec![critical("a", "1")]);
+            assert_eq!(fixture.apply(SourceName::Api, vec![pod("b", "2")]).last().unwrap(), "update 2");
+            fixture.leaving.extend(leaving.then(|| "1".into()));
             // No pod has to make room for one that ends.
-            let effects = bench.apply(SourceName::Api, vec![critical("a", "1"), pod("b", "2")]);
+            let effects = fixture.apply(SourceName::Api, vec![critical("a", "1"), pod("b", "2")]);
             assert_eq!(effects, expected);
         }
     }
@@ -1054,81 +1060,81 @@ mod tests {
     /// The agent was restarted while a pod was being stopped. It starts nothing any more.
     #[test]
     fn pod_that_is_being_deleted_is_not_refused() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.allocatable.pods = 1;
-        bench.running = ["1".into(), "2".into()].into();
-        let effects = bench.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 1;
+        fixture.running = ["1".into(), "2".into()].into();
+        let effects = fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
         assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
-        bench.node.shutting_down = true;
+        fixture.node.shutting_down = true;
         let all = vec![pod("a", "1"), deleted("b", "2"), deleted("c", "3")];
-        assert_eq!(bench.apply(SourceName::Api, all), ["shown 3", "update 3"]);
+        assert_eq!(fixture.apply(SourceName::Api, all), ["shown 3", "update 3"]);
     }
 
     /// Neither is it in the way after a restart of the agent, when all pods are admitted again.
     #[test]
     fn pod_that_is_being_deleted_takes_no_place_of_a_pod_that_runs() {
         for is_listed in [true, false] {
-            let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-            (bench.node.allocatable.pods, bench.is_listed) = (1, is_listed);
-            bench.running = ["1".into(), "2".into(), "3".into()].into();
+            let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+            (fixture.node.allocatable.pods, fixture.is_listed) = (1, is_listed);
+            fixture.running = ["1".into(), "2".into(), "3".into()].into();
             let both = vec![deleted("a", "1"), pod("b", "2")];
-            let effects = bench.apply(SourceName::Api, both);
+            let effects = fixture.apply(SourceName::Api, both);
             assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
             // For a critical one of another source, no pod is preempted.
-            bench.node.allocatable.pods = 2;
-            assert_eq!(bench.apply(SourceName::File, vec![of_file("s", "3")]), ["update 3"]);
+            fixture.node.allocatable.pods = 2;
+            assert_eq!(fixture.apply(SourceName::File, vec![file_pod("s", "3")]), ["update 3"]);
         }
     }
 
     #[test]
     fn new_pod_takes_no_place_of_a_pod_that_runs_also_one_that_is_being_deleted() {
         let set = || vec![pod("a", "1"), deleted("b", "2"), pod("c", "3")];
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.allocatable.pods = 2;
-        bench.running = ["2".into(), "3".into()].into();
-        let effects = bench.apply(SourceName::Api, set());
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 2;
+        fixture.running = ["2".into(), "3".into()].into();
+        let effects = fixture.apply(SourceName::Api, set());
         assert_eq!(effects[3..], ["update 2", "update 3", "reject 1 OutOfpods"]);
     }
 
     /// The list of the runtime changes while a set is handled.
     #[test]
     fn pods_that_end_while_they_are_sorted_are_all_admitted() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.allocatable.pods = 1_000;
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 1_000;
         let set: Vec<Pod> = (0..500).map(|n| pod(&format!("p{n}"), &n.to_string())).collect();
-        let questions = std::cell::Cell::new(0_usize);
+        let calls = std::cell::Cell::new(0_usize);
         let still_runs = |_: &PodUid| {
-            questions.set(questions.get() + 1);
-            questions.get() * 7 % 13 < 6
+            calls.set(calls.get() + 1);
+            calls.get() * 7 % 13 < 6
         };
-        let effects = bench
-            .ask(&still_runs, |core, world| core.apply_set(SourceName::Api, set, Timestamp::now(), world));
+        let effects = fixture
+            .decide(&still_runs, |core, world| core.apply_set(SourceName::Api, set, Timestamp::now(), world));
         assert_eq!(effects.iter().filter(|effect| effect.starts_with("update")).count(), 500);
     }
 
     #[test]
     fn static_pod_that_comes_back_while_it_stops_takes_no_place_of_one_that_is_being_deleted() {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.node.allocatable.pods = 1;
-        bench.running = ["1".into(), "2".into()].into();
-        bench.apply(SourceName::Api, vec![deleted("a", "1")]);
-        bench.workers.borrow_mut().insert("2".into());
-        let effects = bench.apply(SourceName::File, vec![of_file("s", "2")]);
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.node.allocatable.pods = 1;
+        fixture.running = ["1".into(), "2".into()].into();
+        fixture.apply(SourceName::Api, vec![deleted("a", "1")]);
+        fixture.workers.borrow_mut().insert("2".into());
+        let effects = fixture.apply(SourceName::File, vec![file_pod("s", "2")]);
         assert_ne!(effects, ["update 2"]);
     }
 
     #[test]
     fn pod_that_is_being_deleted_and_has_ended_takes_no_place() {
         for has_worker in [false, true] {
-            let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-            bench.node.allocatable.pods = 2;
-            bench.running = ["1".into()].into();
-            bench.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
+            let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+            fixture.node.allocatable.pods = 2;
+            fixture.running = ["1".into()].into();
+            fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
             if !has_worker {
-                bench.workers.borrow_mut().remove(&"2".into());
+                fixture.workers.borrow_mut().remove(&"2".into());
             }
             // One that has a worker may have begun to start.
-            let effects = bench.apply(SourceName::File, vec![of_file("s", "3")]);
+            let effects = fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
             assert_eq!(effects[0] == "update 3", !has_worker, "{effects:?}");
         }
     }
@@ -1141,28 +1147,28 @@ mod tests {
             object.spec.as_mut().unwrap().containers[0].ports = serde_json::from_value(ports).unwrap();
             Pod::from(object)
         };
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.apply(SourceName::Api, vec![with_port("a", "1")]);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.apply(SourceName::Api, vec![with_port("a", "1")]);
         // It has exceeded its deadline, and its containers have a long grace period.
-        bench.over.insert("1".into());
-        bench.stopping.insert("1".into());
+        fixture.over.insert("1".into());
+        fixture.stopping.insert("1".into());
         let set = |uids: &[&str]| uids.iter().map(|uid| with_port(uid, uid)).collect::<Vec<_>>();
-        let effects = bench.apply(SourceName::Api, set(&["1", "2"]));
+        let effects = fixture.apply(SourceName::Api, set(&["1", "2"]));
         assert_eq!(effects, ["shown 2", "reject 2 NodePorts"]);
-        bench.stopping.clear();
-        let effects = bench.apply(SourceName::Api, set(&["1", "2", "3"]));
+        fixture.stopping.clear();
+        let effects = fixture.apply(SourceName::Api, set(&["1", "2", "3"]));
         assert_eq!(effects, ["shown 3", "update 3"]);
     }
 
     #[test]
     fn forced_deletion_of_a_pod_that_stops_ends_its_grace_period() {
-        let mut bench = Bench::new(&[SourceName::Api]);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
         let mut object = pod("a", "1").into_object();
-        bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
         object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
-        bench.apply(SourceName::Api, vec![Pod::from(object), pod("b", "2")]);
+        fixture.apply(SourceName::Api, vec![Pod::from(object), pod("b", "2")]);
         let mut kills = Vec::new();
-        bench.ask(&|_| true, |core, world| {
+        fixture.decide(&|_| true, |core, world| {
             let effects = core.apply_set(SourceName::Api, Vec::new(), Timestamp::now(), world);
             for effect in &effects {
                 if let Effect::Kill(uid, kill) = effect {
@@ -1175,7 +1181,7 @@ mod tests {
         assert_eq!(kills, [("1".to_owned(), Some(0)), ("2".to_owned(), None)]);
     }
 
-    fn of_file(name: &str, uid: &str) -> Pod {
+    fn file_pod(name: &str, uid: &str) -> Pod {
         let mut object = pod(name, uid).into_object();
         let source = (crate::model::pod::CONFIG_SOURCE.to_owned(), "file".to_owned());
         object.metadata.annotations = Some([source].into());
@@ -1184,54 +1190,54 @@ mod tests {
 
     #[test]
     fn cancelled_shutdown_readmits_static_pods() {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.node.shutting_down = true;
-        bench.apply(SourceName::Api, vec![pod("a", "1")]);
-        let rejected = bench.apply(SourceName::File, vec![of_file("s", "2"), of_file("t", "3")]);
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.node.shutting_down = true;
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        let rejected = fixture.apply(SourceName::File, vec![file_pod("s", "2"), file_pod("t", "3")]);
         assert_eq!(rejected, ["reject 2 NodeShutdown", "reject 3 NodeShutdown"]);
         // Pod 3 is now rejected for another reason; pod 1 has a controller and stays rejected.
-        bench.node.shutting_down = false;
-        bench.node.allocatable.pods = 1;
+        fixture.node.shutting_down = false;
+        fixture.node.allocatable.pods = 1;
         assert_eq!(
-            bench.readmit(),
+            fixture.readmit(),
             ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]
         );
-        assert_eq!(bench.readmit(), Vec::<String>::new());
-        assert!(bench.core.rejected(&"1".into()).is_some() && bench.core.admitted(&"2".into()).is_some());
+        assert_eq!(fixture.readmit(), Vec::<String>::new());
+        assert!(fixture.core.rejected(&"1".into()).is_some() && fixture.core.admitted(&"2".into()).is_some());
     }
 
     /// The agent was restarted during a shutdown of the machine, while pods run.
     #[test]
     fn running_pod_is_not_rejected_for_a_shutdown() {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.node.shutting_down = true;
-        bench.running = ["1".into(), "3".into()].into();
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.node.shutting_down = true;
+        fixture.running = ["1".into(), "3".into()].into();
         assert_eq!(
-            bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "reject 2 NodeShutdown"]
         );
-        bench.node.allocatable.pods = 1;
+        fixture.node.allocatable.pods = 1;
         // All other checks of admission still apply.
-        let effects = bench.apply(SourceName::File, vec![of_file("s", "3")]);
+        let effects = fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
         assert_eq!(effects, ["preempt 1 pods", "update 3"]);
     }
 
     /// The agent was restarted while the node is short of memory.
     #[test]
     fn running_pod_is_not_rejected_for_a_pressure() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.pressures = vec!["MemoryPressure".to_owned()];
-        bench.running = ["1".into()].into();
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.pressures = vec!["MemoryPressure".to_owned()];
+        fixture.running = ["1".into()].into();
         assert_eq!(
-            bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "reject 2 Evicted"]
         );
     }
 
     #[test]
     fn running_pod_without_worker_is_detected() {
-        let mut bench = Bench::new(&[SourceName::Api, SourceName::File]);
-        bench.apply(SourceName::File, vec![of_file("s", "1")]);
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.apply(SourceName::File, vec![file_pod("s", "1")]);
         let running = |uid| BTreeMap::from([listed(uid, SandboxState::Ready)]);
         let gone = BTreeMap::from([listed("2", SandboxState::NotReady)]);
         for (listed, still_runs, expected) in [
@@ -1242,7 +1248,7 @@ mod tests {
             (gone, true, false),
         ] {
             let mut found = None;
-            bench.ask(&|_| still_runs, |_, world| {
+            fixture.decide(&|_| still_runs, |_, world| {
                 found = Some(is_running_without_worker(&listed, world));
                 Vec::new()
             });
@@ -1253,79 +1259,79 @@ mod tests {
     #[test]
     fn disabled_restart_rules_are_removed() {
         let gates = RuleGates { rules: false, restart_all: false };
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.core = bench.core.with_restart_rules(gates);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.core = fixture.core.with_restart_rules(gates);
         let mut object = pod("a", "1").object().clone();
         object.spec.as_mut().unwrap().containers[0].restart_policy = Some("Never".to_owned());
-        bench.apply(SourceName::Api, vec![Pod::from(object)]);
-        let kept = bench.core.admitted(&"1".into()).unwrap();
-        assert_eq!(kept.containers()[0].restart_policy, None);
+        fixture.apply(SourceName::Api, vec![Pod::from(object)]);
+        let admitted = fixture.core.admitted(&"1".into()).unwrap();
+        assert_eq!(admitted.containers()[0].restart_policy, None);
     }
 
     #[test]
     fn rejected_pod_has_no_worker_and_is_stopped_if_it_runs() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.allocatable.pods = 1;
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 1;
         assert_eq!(
-            bench.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
+            fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "reject 2 OutOfpods"]
         );
         let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
-        assert_eq!(bench.clean_up(&running), ["stop 2"]);
+        assert_eq!(fixture.clean_up(&running), ["stop 2"]);
         // The pod's status is final only now: a taint may have caused the rejection of a running
         // pod when the agent was restarted.
-        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 2"]);
-        assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["removed 2", "forget 2"]);
+        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["finish 2"]);
+        assert_eq!(fixture.apply(SourceName::Api, vec![pod("a", "1")]), ["removed 2", "forget 2"]);
     }
 
     #[test]
     fn mirror_pods_get_no_worker() {
-        let mut bench = Bench::new(&[SourceName::Api]);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
         let mut object = pod("web", "m1").object().clone();
         object.metadata.annotations =
             Some([("kubernetes.io/config.mirror".to_owned(), "s1".to_owned())].into());
         let mirror = Pod::from(object);
-        assert_eq!(bench.apply(SourceName::Api, vec![mirror]), ["shown m1"]);
-        assert!(!bench.core.is_desired(&"m1".into()) && bench.core.mirrors().len() == 1);
-        assert_eq!(bench.apply(SourceName::Api, vec![]), ["removed m1"]);
-        assert!(bench.core.mirrors().is_empty());
+        assert_eq!(fixture.apply(SourceName::Api, vec![mirror]), ["shown m1"]);
+        assert!(!fixture.core.is_desired(&"m1".into()) && fixture.core.mirrors().len() == 1);
+        assert_eq!(fixture.apply(SourceName::Api, vec![]), ["removed m1"]);
+        assert!(fixture.core.mirrors().is_empty());
     }
 
     #[test]
     fn deleted_rejected_pod_is_final_when_no_container_of_it_runs() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.allocatable.pods = 0;
-        bench.apply(SourceName::Api, vec![pod("a", "1")]);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 0;
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
         let mut object = pod("a", "1").object().clone();
         object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(bench.apply(SourceName::Api, vec![Pod::from(object)]), ["shown 1"]);
+        assert_eq!(fixture.apply(SourceName::Api, vec![Pod::from(object)]), ["shown 1"]);
         let running = BTreeMap::from([listed("1", SandboxState::Ready)]);
-        assert_eq!(bench.clean_up(&running), ["stop 1"]);
-        assert_eq!(bench.clean_up(&BTreeMap::new()), ["finish 1"]);
+        assert_eq!(fixture.clean_up(&running), ["stop 1"]);
+        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["finish 1"]);
     }
 
     #[test]
     fn terminal_phase_set_by_another_client_updates_the_worker() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        assert_eq!(bench.apply(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        assert_eq!(fixture.apply(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
         let shown = |phase: &str| {
             let mut object = pod("a", "1").object().clone();
             object.status.get_or_insert_default().phase = Some(phase.to_owned());
             vec![Pod::from(object)]
         };
-        assert_eq!(bench.apply(SourceName::Api, shown("Running")), ["shown 1"]);
-        assert_eq!(bench.apply(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
+        assert_eq!(fixture.apply(SourceName::Api, shown("Running")), ["shown 1"]);
+        assert_eq!(fixture.apply(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
     }
 
     /// After a restart, the agent knows phases only from the API server.
     #[test]
     fn completed_pods_use_no_resources() {
-        let mut bench = Bench::new(&[SourceName::Api]);
-        bench.node.allocatable.pods = 1;
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 1;
         let mut done = pod("a", "1").object().clone();
         done.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
         assert_eq!(
-            bench.apply(SourceName::Api, vec![Pod::from(done), pod("b", "2")]),
+            fixture.apply(SourceName::Api, vec![Pod::from(done), pod("b", "2")]),
             ["shown 1", "shown 2", "update 1", "update 2"]
         );
     }

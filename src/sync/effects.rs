@@ -210,8 +210,8 @@ impl Loop {
         let now = Timestamp::now();
         if failure.disrupts {
             let is_preempted = failure.reason == reasons::PREEMPTING;
-            let why = if is_preempted { admission::PREEMPTED_CONDITION } else { &failure.message };
-            disrupt(&pod, &mut status, why, now);
+            let message = if is_preempted { admission::PREEMPTED_CONDITION } else { &failure.message };
+            disrupt(&pod, &mut status, message, now);
         }
         self.report_end(&pod, status, now);
     }

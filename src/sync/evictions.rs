@@ -69,10 +69,10 @@ impl Loop {
     /// Whether the pod was evicted or preempted, by this agent or, as its status shows, by the one
     /// before: nothing of it is kept for its user.
     pub(super) fn is_evicted(&self, pod: &Pod) -> bool {
-        let is_one = |reason: &str| [reasons::EVICTED, reasons::PREEMPTING].contains(&reason);
+        let is_eviction = |reason: &str| [reasons::EVICTED, reasons::PREEMPTING].contains(&reason);
         let reported = pod.object().status.as_ref().and_then(|status| status.reason.as_deref());
         let evicted = self.deps.workers.is_evicted(pod.uid());
-        evicted.unwrap_or_else(|| pod.is_over() && reported.is_some_and(is_one))
+        evicted.unwrap_or_else(|| pod.is_over() && reported.is_some_and(is_eviction))
     }
 
     /// Whether the pod was evicted by the thread `evict`.

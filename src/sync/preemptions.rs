@@ -111,7 +111,7 @@ mod tests {
     fn ready(preemptions: &mut Preemptions, ended: &[&str], now: Instant) -> Vec<(String, Vec<String>)> {
         let names = |pods: Vec<Pod>| pods.iter().map(|pod| pod.name().to_owned()).collect();
         let ready = preemptions.take_ready(&|uid| ended.contains(&uid.as_str()), now);
-        ready.into_iter().map(|one| (one.pod.to_string(), names(one.late))).collect()
+        ready.into_iter().map(|ready| (ready.pod.to_string(), names(ready.late))).collect()
     }
 
     #[test]
@@ -123,17 +123,17 @@ mod tests {
         preemptions.begin("p".into(), vec![victim("a", 2), victim("b", 60)], now);
         preemptions.begin("q".into(), vec![victim("c", 60)], now);
         assert!(preemptions.waits(&"p".into()) && preemptions.due(now).is_some());
-        let at = |seconds| now + Duration::from_secs(seconds);
+        let after = |seconds| now + Duration::from_secs(seconds);
         // Ten seconds are the least; a victim that is late does not end the wait for the others.
-        assert!(ready(&mut preemptions, &[], at(10)).is_empty());
-        assert_eq!(ready(&mut preemptions, &["b"], at(10)), [("p".to_owned(), vec!["a".to_owned()])]);
-        assert!(ready(&mut preemptions, &[], at(89)).is_empty());
-        assert_eq!(ready(&mut preemptions, &["c"], at(89)), [("q".to_owned(), Vec::new())]);
+        assert!(ready(&mut preemptions, &[], after(10)).is_empty());
+        assert_eq!(ready(&mut preemptions, &["b"], after(10)), [("p".to_owned(), vec!["a".to_owned()])]);
+        assert!(ready(&mut preemptions, &[], after(89)).is_empty());
+        assert_eq!(ready(&mut preemptions, &["c"], after(89)), [("q".to_owned(), Vec::new())]);
         // A pod that is admitted later waits no longer for a victim than the first one.
         preemptions.begin("s".into(), vec![victim("e", 60)], now);
-        preemptions.begin("t".into(), vec![victim("e", 60)], at(80));
+        preemptions.begin("t".into(), vec![victim("e", 60)], after(80));
         let names = |pod: &str| (pod.to_owned(), vec!["e".to_owned()]);
-        assert_eq!(ready(&mut preemptions, &[], at(90)), [names("s"), names("t")]);
+        assert_eq!(ready(&mut preemptions, &[], after(90)), [names("s"), names("t")]);
         preemptions.begin("r".into(), vec![victim("d", i64::MAX)], now);
         preemptions.forget(&"r".into());
         assert_eq!(preemptions.due(now), None);

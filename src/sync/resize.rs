@@ -21,7 +21,7 @@ impl Core {
     /// Whether the pod was granted the resources that it desires.
     #[must_use]
     pub fn has_desired_resources(&self, uid: &PodUid) -> bool {
-        self.desired.get(uid).is_none_or(|one| !differs(&one.granted, &one.pod))
+        self.desired.get(uid).is_none_or(|desired| !differs(&desired.granted, &desired.pod))
     }
 
     /// Applies a new version of a pod, which keeps the resources that it was granted. Returns
@@ -31,8 +31,8 @@ impl Core {
         let Some(old) = self.desired.get(&uid) else {
             let granted = pod.clone();
             let (rejected, rejected_for_shutdown, starts_after, is_late) = Default::default();
-            let one = Desired { granted, pod, rejected, rejected_for_shutdown, starts_after, is_late };
-            self.desired.insert(uid, one);
+            let desired = Desired { granted, pod, rejected, rejected_for_shutdown, starts_after, is_late };
+            self.desired.insert(uid, desired);
             return false;
         };
         let (rejected, rejected_for_shutdown) = (old.rejected, old.rejected_for_shutdown);
@@ -42,8 +42,8 @@ impl Core {
             count_requested(&old.pod, &pod);
         }
         let granted = PodResources::of(&old.granted).applied_to(&pod);
-        let one = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late };
-        self.desired.insert(uid.clone(), one);
+        let desired = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late };
+        self.desired.insert(uid.clone(), desired);
         if resized && !self.deferred_resizes.contains(&uid) {
             self.deferred_resizes.push(uid);
         }
@@ -59,9 +59,9 @@ impl Core {
         let mut deferred: Vec<(PodUid, Pod, Pod)> = std::mem::take(&mut self.deferred_resizes)
             .into_iter()
             .filter_map(|uid| {
-                let one = self.desired.get(&uid)?;
-                let runs = !one.rejected && !one.pod.is_deleting() && !(world.is_over)(&uid);
-                (runs && !one.pod.is_over()).then(|| (uid, one.granted.clone(), one.pod.clone()))
+                let desired = self.desired.get(&uid)?;
+                let runs = !desired.rejected && !desired.pod.is_deleting() && !(world.is_over)(&uid);
+                (runs && !desired.pod.is_over()).then(|| (uid, desired.granted.clone(), desired.pod.clone()))
             })
             .collect();
         self.deferred_resizes = deferred.iter().map(|(uid, ..)| uid.clone()).collect();
@@ -83,8 +83,8 @@ impl Core {
             let effect = match decide(&granted, &desired, self.resize_rules, &fits) {
                 Decision::Unchanged => Effect::ResizeReverted(desired),
                 Decision::Granted => {
-                    if let Some(one) = self.desired.get_mut(&uid) {
-                        one.granted = desired.clone();
+                    if let Some(entry) = self.desired.get_mut(&uid) {
+                        entry.granted = desired.clone();
                     }
                     Effect::Resize { pod: desired, trigger }
                 }
@@ -109,8 +109,8 @@ fn count_requested(before: &Pod, now: &Pod) {
         let Some(old) = before.all_containers().find(|old| old.name == container.name) else { continue };
         for resource in Resource::ALL {
             for requirement in ["requests", "limits"] {
-                let of = |container| amount_of(container, requirement, resource.name());
-                let operation = match (of(old), of(container)) {
+                let value = |container| amount_of(container, requirement, resource.name());
+                let operation = match (value(old), value(container)) {
                     (old, new) if old == new => continue,
                     (None, Some(_)) => "add",
                     (Some(_), None) => "remove",
@@ -157,7 +157,7 @@ mod tests {
     }
 
     /// A node with four CPUs and the pods of one source.
-    struct Bench {
+    struct Fixture {
         source: SourceName,
         /// The pods that have a worker.
         workers: BTreeSet<PodUid>,
@@ -169,9 +169,9 @@ mod tests {
         still_runs: bool,
     }
 
-    impl Bench {
+    impl Fixture {
         fn new() -> Self {
-            Bench::with_source(SourceName::Api)
+            Fixture::with_source(SourceName::Api)
         }
 
         fn with_source(source: SourceName) -> Self {
@@ -180,7 +180,7 @@ mod tests {
             node.allocatable.memory_bytes = 1 << 30;
             let core = Core::new(BTreeSet::from([source]));
             let workers = BTreeSet::new();
-            Bench {
+            Fixture {
                 source,
                 workers,
                 core,
@@ -252,51 +252,57 @@ mod tests {
             object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
             Pod::from(object)
         };
-        let mut bench = Bench::new();
+        let mut fixture = Fixture::new();
         let (a, b) = (pod("a", "2", 1), |cpu, generation| critical("b", cpu, generation));
-        bench.still_runs = false;
-        bench.apply(vec![a.clone(), b("1", 1)]);
-        let effects = bench.apply(vec![a.clone(), b("1", 1), critical("p", "2", 1)]);
+        fixture.still_runs = false;
+        fixture.apply(vec![a.clone(), b("1", 1)]);
+        let effects = fixture.apply(vec![a.clone(), b("1", 1), critical("p", "2", 1)]);
         assert!(effects.iter().any(|effect| effect.starts_with("StartAfter")), "{effects:?}");
         let with_b = |cpu, generation| vec![a.clone(), b(cpu, generation), critical("p", "2", 1)];
         // Two CPUs are in use by `a`, and then by `p`.
-        assert_eq!(bench.apply(with_b("2", 2)), ["pod_updated b=2", "update b=2"]);
-        assert_eq!(bench.apply(with_b("3", 3)), [format!("Deferred b: {FULL}"), "update b=2".to_owned()]);
+        assert_eq!(fixture.apply(with_b("2", 2)), ["pod_updated b=2", "update b=2"]);
+        assert_eq!(fixture.apply(with_b("3", 3)), [format!("Deferred b: {FULL}"), "update b=2".to_owned()]);
     }
 
     const FULL: &str = "Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000";
 
     #[test]
     fn resize_that_fits_is_granted_and_others_are_deferred() {
-        let mut bench = Bench::new();
-        bench.apply(vec![pod("a", "1", 1), pod("b", "2", 1)]);
-        assert_eq!(bench.apply(vec![pod("a", "2", 2), pod("b", "2", 1)]), ["pod_updated a=2", "update a=2"]);
+        let mut fixture = Fixture::new();
+        fixture.apply(vec![pod("a", "1", 1), pod("b", "2", 1)]);
+        assert_eq!(
+            fixture.apply(vec![pod("a", "2", 2), pod("b", "2", 1)]),
+            ["pod_updated a=2", "update a=2"]
+        );
         // The other pod has two of the four CPUs, so three are too many: the pod keeps its two.
         assert_eq!(
-            bench.apply(vec![pod("a", "3", 3), pod("b", "2", 1)]),
+            fixture.apply(vec![pod("a", "3", 3), pod("b", "2", 1)]),
             [format!("Deferred a: {FULL}").as_str(), "update a=2"]
         );
-        assert_eq!(bench.retry("periodic_retry"), [format!("Deferred a: {FULL}")]);
+        assert_eq!(fixture.retry("periodic_retry"), [format!("Deferred a: {FULL}")]);
         // Admission uses the resources that pods were granted.
-        assert!(bench.core.has_deferred_resizes());
-        assert_eq!(cpu_of(bench.core.admitted(&"a".into()).unwrap()), "2");
+        assert!(fixture.core.has_deferred_resizes());
+        assert_eq!(cpu_of(fixture.core.admitted(&"a".into()).unwrap()), "2");
         // When another pod shrinks, its CPU is granted in the same turn.
         assert_eq!(
-            bench.apply(vec![pod("a", "3", 3), pod("b", "1", 2)]),
+            fixture.apply(vec![pod("a", "3", 3), pod("b", "1", 2)]),
             ["pod_updated b=1", "pod_updated a=3", "update b=1"]
         );
-        assert!(!bench.core.has_deferred_resizes());
+        assert!(!fixture.core.has_deferred_resizes());
     }
 
     #[test]
     fn edited_static_pod_with_a_uid_of_its_own_is_resized() {
-        let mut bench = Bench::with_source(SourceName::File);
-        bench.apply(vec![pod("a", "1", 0), pod("b", "2", 0)]);
-        assert_eq!(bench.apply(vec![pod("a", "2", 0), pod("b", "2", 0)]), ["pod_updated a=2", "update a=2"]);
-        let deferred = bench.apply(vec![pod("a", "3", 0), pod("b", "2", 0)]);
+        let mut fixture = Fixture::with_source(SourceName::File);
+        fixture.apply(vec![pod("a", "1", 0), pod("b", "2", 0)]);
+        assert_eq!(
+            fixture.apply(vec![pod("a", "2", 0), pod("b", "2", 0)]),
+            ["pod_updated a=2", "update a=2"]
+        );
+        let deferred = fixture.apply(vec![pod("a", "3", 0), pod("b", "2", 0)]);
         assert_eq!(deferred, [format!("Deferred a: {FULL}").as_str(), "update a=2"]);
         assert_eq!(
-            bench.apply(vec![pod("a", "3", 0)]).last().map(String::as_str),
+            fixture.apply(vec![pod("a", "3", 0)]).last().map(String::as_str),
             Some("pods_removed a=3"),
             "it has what it waited for"
         );
@@ -304,23 +310,23 @@ mod tests {
 
     #[test]
     fn edit_of_a_manifest_while_the_agent_was_stopped_is_a_resize() {
-        let mut bench = Bench::with_source(SourceName::File);
-        bench.restarted = true;
-        assert_eq!(bench.apply(vec![pod("a", "3", 0)]), ["update a=1", "pods_added a=3"]);
+        let mut fixture = Fixture::with_source(SourceName::File);
+        fixture.restarted = true;
+        assert_eq!(fixture.apply(vec![pod("a", "3", 0)]), ["update a=1", "pods_added a=3"]);
     }
 
     /// A manifest that was removed and written again is another pod, although it has the same UID.
     #[test]
     fn static_pod_that_comes_back_starts_with_the_resources_of_its_manifest() {
-        let mut bench = Bench::with_source(SourceName::File);
-        bench.restarted = true;
+        let mut fixture = Fixture::with_source(SourceName::File);
+        fixture.restarted = true;
         let set = |cpu: &str, incarnation| PodSet {
             pods: vec![pod("a", cpu, 0)],
             incarnations: [(PodUid::from("a"), incarnation)].into(),
         };
-        assert_eq!(bench.apply_set(set("1", 1)), ["update a=1"]);
-        bench.workers.insert("a".into());
-        let effects = bench.apply_set(set("3", 2));
+        assert_eq!(fixture.apply_set(set("1", 1)), ["update a=1"]);
+        fixture.workers.insert("a".into());
+        let effects = fixture.apply_set(set("3", 2));
         assert!(effects[0].starts_with("Kill("), "{effects:?}");
         assert_eq!(effects[1..], ["update a=3"]);
     }
@@ -328,47 +334,47 @@ mod tests {
     #[test]
     fn deferred_resize_is_granted_when_another_pod_ends_or_is_removed() {
         for removed in [true, false] {
-            let mut bench = Bench::new();
-            bench.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
-            let deferred = bench.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
+            let mut fixture = Fixture::new();
+            fixture.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
+            let deferred = fixture.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
             assert_eq!(deferred, [format!("Deferred a: {FULL}").as_str(), "update a=2"]);
             if removed {
-                let effects = bench.apply(vec![pod("a", "3", 2)]);
+                let effects = fixture.apply(vec![pod("a", "3", 2)]);
                 assert_eq!(effects.last().unwrap(), "pods_removed a=3");
             } else {
-                bench.over.borrow_mut().insert("b".into());
-                assert_eq!(bench.retry("pod_terminated"), ["pod_terminated a=3"]);
+                fixture.over.borrow_mut().insert("b".into());
+                assert_eq!(fixture.retry("pod_terminated"), ["pod_terminated a=3"]);
             }
         }
     }
 
     #[test]
     fn reverted_resize_is_no_longer_deferred() {
-        let mut bench = Bench::new();
-        bench.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
-        bench.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
-        assert_eq!(bench.apply(vec![pod("a", "2", 3), pod("b", "2", 1)]), ["reverted a", "update a=2"]);
-        assert!(!bench.core.has_deferred_resizes());
+        let mut fixture = Fixture::new();
+        fixture.apply(vec![pod("a", "2", 1), pod("b", "2", 1)]);
+        fixture.apply(vec![pod("a", "3", 2), pod("b", "2", 1)]);
+        assert_eq!(fixture.apply(vec![pod("a", "2", 3), pod("b", "2", 1)]), ["reverted a", "update a=2"]);
+        assert!(!fixture.core.has_deferred_resizes());
     }
 
     #[test]
     fn infeasible_resize_is_not_retried() {
-        let mut bench = Bench::new();
-        bench.core.resize_rules = Rules { static_cpu: true, ..Rules::default() };
-        bench.apply(vec![pod("a", "1", 1)]);
-        let effects = bench.apply(vec![pod("a", "2", 2)]);
+        let mut fixture = Fixture::new();
+        fixture.core.resize_rules = Rules { static_cpu: true, ..Rules::default() };
+        fixture.apply(vec![pod("a", "1", 1)]);
+        let effects = fixture.apply(vec![pod("a", "2", 2)]);
         assert!(effects[0].starts_with("Infeasible a: Resize is infeasible"), "{effects:?}");
-        assert!(!bench.core.has_deferred_resizes());
-        assert_eq!(bench.apply(vec![pod("a", "1", 3)]), ["reverted a", "update a=1"]);
+        assert!(!fixture.core.has_deferred_resizes());
+        assert_eq!(fixture.apply(vec![pod("a", "1", 3)]), ["reverted a", "update a=1"]);
     }
 
     #[test]
     fn restored_pods_are_admitted_with_their_granted_resources() {
-        let mut bench = Bench::new();
-        bench.restarted = true;
+        let mut fixture = Fixture::new();
+        fixture.restarted = true;
         // Together they desire eight CPUs, and the node has four.
         assert_eq!(
-            bench.apply(vec![pod("a", "3", 2), pod("b", "3", 2), pod("c", "2", 2)]),
+            fixture.apply(vec![pod("a", "3", 2), pod("b", "3", 2), pod("c", "2", 2)]),
             [
                 "update a=1",
                 "update b=1",
@@ -383,9 +389,9 @@ mod tests {
     #[test]
     fn requested_resizes_are_counted_by_resource_and_direction() {
         let before = metrics::REQUESTED_RESIZES.get(["cpu", "limits", "increase"]);
-        let mut bench = Bench::new();
-        bench.apply(vec![pod("a", "1", 1)]);
-        bench.apply(vec![pod("a", "2", 2)]);
+        let mut fixture = Fixture::new();
+        fixture.apply(vec![pod("a", "1", 1)]);
+        fixture.apply(vec![pod("a", "2", 2)]);
         assert!(metrics::REQUESTED_RESIZES.get(["cpu", "limits", "increase"]) > before);
     }
 }

@@ -55,7 +55,7 @@ enum Stage {
     /// A group is being stopped. An empty group is a wait for pods that are not known yet.
     Stopping { now: Vec<PodUid>, until: Instant },
     /// The pods have ended, or their time is over; the statuses are being sent.
-    Writing { look: Instant, until: Instant },
+    Writing { next_check: Instant, until: Instant },
     /// The lock is released.
     Over,
 }
@@ -107,7 +107,7 @@ impl Core {
         match &self.stage {
             Stage::Watching | Stage::Over => None,
             Stage::Notifying { until } | Stage::Stopping { until, .. } => Some(*until),
-            Stage::Writing { look, until } => Some(*look.min(until)),
+            Stage::Writing { next_check, until } => Some(*next_check.min(until)),
         }
     }
 
@@ -149,11 +149,11 @@ impl Core {
                     }
                     // DIFFERS: the Go kubelet releases the lock immediately.
                     let end = self.begun + total;
-                    self.stage = Stage::Writing { look: now, until: end.min(now + WRITTEN_LIMIT) };
+                    self.stage = Stage::Writing { next_check: now, until: end.min(now + WRITTEN_LIMIT) };
                 }
-                Stage::Writing { look, until } => {
+                Stage::Writing { next_check, until } => {
                     if now < *until && !world.is_written() {
-                        *look = now + WRITTEN_STEP;
+                        *next_check = now + WRITTEN_STEP;
                         return actions;
                     }
                     self.stage = Stage::Over;

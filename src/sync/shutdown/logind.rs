@@ -43,11 +43,11 @@ impl LogindError {
 
 /// The meaning of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum LogindSignal {
     /// The machine is about to shut down, or no longer is.
     Prepare(bool),
     /// Logind was restarted: it does not know our lock.
-    Another,
+    Restarted,
     /// Nothing: the bell rang, the time has elapsed, or the signal does not concern us.
     Nothing,
 }
@@ -111,8 +111,8 @@ impl Logind {
 
     fn name_owner(&mut self) -> Result<String, LogindError> {
         let name = Value::Text(LOGIND.to_owned());
-        let answer = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
-        Ok(answer.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned())
+        let reply = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
+        Ok(reply.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned())
     }
 
     /// Sets the owner: only signals of the bus and of this connection are accepted afterwards.
@@ -127,9 +127,9 @@ impl Logind {
 
     fn lock(&mut self) -> Result<OwnedFd, LogindError> {
         let text = |text: &str| Value::Text(text.to_owned());
-        let why = "Kubelet needs time to handle node shutdown";
+        let reason = "Kubelet needs time to handle node shutdown";
         let call = Call { destination: LOGIND, path: LOGIND_PATH, interface: MANAGER, member: "Inhibit" };
-        let args = vec![text("shutdown"), text("kubelet"), text(why), text("delay")];
+        let args = vec![text("shutdown"), text("kubelet"), text(reason), text("delay")];
         let Incoming { message, fds } = self.bus.call(call, args)?;
         let index = match message.args.first() {
             Some(Value::Fd(index)) => usize::try_from(*index).ok(),
@@ -140,13 +140,13 @@ impl Logind {
     }
 
     /// Waits for a signal.
-    pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<Heard, LogindError> {
-        let Some(incoming) = self.bus.next(until)? else { return Ok(Heard::Nothing) };
-        let heard = heard(&incoming.message, &self.owner);
-        if let Heard::Another = heard {
+    pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<LogindSignal, LogindError> {
+        let Some(incoming) = self.bus.next(until)? else { return Ok(LogindSignal::Nothing) };
+        let signal = interpret(&incoming.message, &self.owner);
+        if let LogindSignal::Restarted = signal {
             self.set_owner(incoming.message.text(2).unwrap_or_default().to_owned());
         }
-        Ok(heard)
+        Ok(signal)
     }
 
     /// How long logind delays a shutdown at most.
@@ -209,22 +209,22 @@ fn of_bus(member: &'static str) -> Call {
 /// The meaning of a message: a signal of logind or nothing.
 /// DIFFERS: the Go kubelet accepts the signal from any sender, and any user of the machine may send
 /// it: match rules do not apply to a message that is addressed to one connection.
-fn heard(message: &Message, owner: &str) -> Heard {
+fn interpret(message: &Message, owner: &str) -> LogindSignal {
     if message.kind != Kind::Signal {
-        return Heard::Nothing;
+        return LogindSignal::Nothing;
     }
     match (message.interface.as_str(), message.member.as_str(), message.args.as_slice()) {
         (MANAGER, "PrepareForShutdown", [Value::Bool(on)])
             if !owner.is_empty() && message.sender == owner && message.path == LOGIND_PATH =>
         {
-            Heard::Prepare(*on)
+            LogindSignal::Prepare(*on)
         }
         (BUS, "NameOwnerChanged", [Value::Text(name), _, Value::Text(new)])
             if message.sender == BUS && name == LOGIND && !new.is_empty() && new != owner =>
         {
-            Heard::Another
+            LogindSignal::Restarted
         }
-        _ => Heard::Nothing,
+        _ => LogindSignal::Nothing,
     }
 }
 
@@ -245,9 +245,11 @@ mod tests {
             let mut preparing = preparing.iter().copied();
             loop {
                 let call = played::read_message(&mut stream);
-                let of = call.text(1).unwrap_or_default().to_owned();
-                sender.send(if call.member == "Get" { of.clone() } else { call.member.clone() }).unwrap();
-                let value = match (call.member.as_str(), of.as_str()) {
+                let property = call.text(1).unwrap_or_default().to_owned();
+                sender
+                    .send(if call.member == "Get" { property.clone() } else { call.member.clone() })
+                    .unwrap();
+                let value = match (call.member.as_str(), property.as_str()) {
                     ("Get", "PreparingForShutdown") => {
                         Value::Variant(Box::new(Value::Bool(preparing.next().unwrap())))
                     }
@@ -339,7 +341,7 @@ mod tests {
         let state = logind.set_up(Duration::from_secs(30), dir.path());
         assert!(matches!(state, Ok(State::Watched(_))), "{state:?}");
         let soon = Instant::now() + Duration::from_secs(60);
-        assert_eq!(logind.wait(Some(soon)).unwrap(), Heard::Prepare(true));
+        assert_eq!(logind.wait(Some(soon)).unwrap(), LogindSignal::Prepare(true));
     }
 
     #[test]
@@ -354,29 +356,32 @@ mod tests {
         };
         let (on, off) = (Value::Bool(true), Value::Bool(false));
         for (message, expected) in [
-            (prepare(":1.3", LOGIND_PATH, on.clone()), Heard::Prepare(true)),
-            (prepare(":1.3", LOGIND_PATH, off), Heard::Prepare(false)),
-            (prepare(":1.9", LOGIND_PATH, on.clone()), Heard::Nothing),
-            (prepare("", LOGIND_PATH, on.clone()), Heard::Nothing),
-            (prepare(":1.3", "/", on.clone()), Heard::Nothing),
-            (prepare(":1.3", LOGIND_PATH, Value::Uint(1)), Heard::Nothing),
-            (Message { kind: Kind::Return, ..prepare(":1.3", LOGIND_PATH, on.clone()) }, Heard::Nothing),
+            (prepare(":1.3", LOGIND_PATH, on.clone()), LogindSignal::Prepare(true)),
+            (prepare(":1.3", LOGIND_PATH, off), LogindSignal::Prepare(false)),
+            (prepare(":1.9", LOGIND_PATH, on.clone()), LogindSignal::Nothing),
+            (prepare("", LOGIND_PATH, on.clone()), LogindSignal::Nothing),
+            (prepare(":1.3", "/", on.clone()), LogindSignal::Nothing),
+            (prepare(":1.3", LOGIND_PATH, Value::Uint(1)), LogindSignal::Nothing),
+            (
+                Message { kind: Kind::Return, ..prepare(":1.3", LOGIND_PATH, on.clone()) },
+                LogindSignal::Nothing,
+            ),
         ] {
-            assert_eq!(heard(&message, ":1.3"), expected, "{message:?}");
+            assert_eq!(interpret(&message, ":1.3"), expected, "{message:?}");
         }
-        assert_eq!(heard(&prepare("", LOGIND_PATH, on), ""), Heard::Nothing);
+        assert_eq!(interpret(&prepare("", LOGIND_PATH, on), ""), LogindSignal::Nothing);
         let owner = |sender: &str, new: &str| {
             let args = [LOGIND, ":1.3", new].map(|text| Value::Text(text.to_owned())).to_vec();
             let (interface, member) = (BUS.to_owned(), "NameOwnerChanged".to_owned());
             Message { sender: sender.to_owned(), interface, member, args, ..Message::new(Kind::Signal) }
         };
         for (message, expected) in [
-            (owner(BUS, ":1.7"), Heard::Another),
-            (owner(BUS, ":1.3"), Heard::Nothing),
-            (owner(BUS, ""), Heard::Nothing),
-            (owner(":1.9", ":1.9"), Heard::Nothing),
+            (owner(BUS, ":1.7"), LogindSignal::Restarted),
+            (owner(BUS, ":1.3"), LogindSignal::Nothing),
+            (owner(BUS, ""), LogindSignal::Nothing),
+            (owner(":1.9", ":1.9"), LogindSignal::Nothing),
         ] {
-            assert_eq!(heard(&message, ":1.3"), expected, "{message:?}");
+            assert_eq!(interpret(&message, ":1.3"), expected, "{message:?}");
         }
     }
 }

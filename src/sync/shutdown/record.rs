@@ -50,7 +50,7 @@ impl Record {
     fn store(&self, ended: Option<Timestamp>) {
         let (Some(path), Some(begun)) = (&self.file, self.begun) else { return };
         show(Some(begun), ended);
-        let ended = ended.map_or_else(|| NEVER.to_owned(), |at| at.to_string());
+        let ended = ended.map_or_else(|| NEVER.to_owned(), |time| time.to_string());
         let text = json!({"startTime": begun.to_string(), "endTime": ended}).to_string();
         match atomic_file::write(path, text.as_bytes(), 0o644) {
             Ok(()) => state_files::usable(path),
@@ -60,7 +60,7 @@ impl Record {
 }
 
 fn show(begun: Option<Timestamp>, ended: Option<Timestamp>) {
-    let seconds = |at: Option<Timestamp>| at.map_or(0.0, |at| at.as_second() as f64);
+    let seconds = |time: Option<Timestamp>| time.map_or(0.0, |time| time.as_second() as f64);
     metrics::SHUTDOWN_START.set(seconds(begun));
     metrics::SHUTDOWN_END.set(seconds(ended));
 }
@@ -82,14 +82,14 @@ mod tests {
     fn times_survive_a_restart_of_the_machine() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("graceful_node_shutdown_state");
-        let at = |second| Timestamp::from_second(second).unwrap();
+        let time = |second| Timestamp::from_second(second).unwrap();
         let shown = || (metrics::SHUTDOWN_START.get(), metrics::SHUTDOWN_END.get());
         let mut record = Record::load(Some(file.clone()));
-        record.begin(at(1_000));
+        record.begin(time(1_000));
         assert_eq!(shown(), (Some(1000.0), Some(0.0)));
         let text = std::fs::read_to_string(&file).unwrap();
         assert_eq!(text, r#"{"endTime":"0001-01-01T00:00:00Z","startTime":"1970-01-01T00:16:40Z"}"#);
-        record.end(at(1_030));
+        record.end(time(1_030));
         show(None, None);
         Record::load(Some(file.clone()));
         assert_eq!(shown(), (Some(1000.0), Some(1030.0)));
@@ -104,7 +104,7 @@ mod tests {
         std::fs::write(&file, "{").unwrap();
         Record::load(Some(file.clone()));
         assert!(is_reported());
-        record.end(at(1_030));
+        record.end(time(1_030));
         assert!(!is_reported());
         for odd in ["", "{}", r#"{"startTime":1,"endTime":2}"#, r#"{"startTime":"x","endTime":"y"}"#] {
             assert_eq!(times(odd.as_bytes()), None, "{odd}");

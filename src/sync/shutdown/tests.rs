@@ -13,7 +13,7 @@ use crate::model::pod::Pod;
 use crate::pods::plan::shutdown::two_steps;
 
 #[derive(Default)]
-struct Fake {
+struct FakeNode {
     notified: Cell<bool>,
     /// A source has not delivered its pods.
     silent: Cell<bool>,
@@ -22,7 +22,7 @@ struct Fake {
     ended: RefCell<BTreeSet<PodUid>>,
 }
 
-impl World for Fake {
+impl World for FakeNode {
     fn is_acknowledged(&self) -> bool {
         self.notified.get()
     }
@@ -51,31 +51,31 @@ fn pod(uid: &str, priority: i32, grace: i64) -> Pod {
 }
 
 /// A node with the regular pods `n` and `m` (20 s in total) and the critical pod `c` (10 s).
-struct Bench {
+struct Fixture {
     core: Core,
-    fake: Fake,
+    fake: FakeNode,
     start: Instant,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let start = Instant::now();
-        let fake = Fake::default();
+        let fake = FakeNode::default();
         fake.pods.replace(vec![pod("n", 0, 30), pod("m", 0, 5), pod("c", 2_000_000_000, 30)]);
         let steps = two_steps(Duration::from_secs(30), Duration::from_secs(10));
-        Bench { core: Core::new(steps, start), fake, start }
+        Fixture { core: Core::new(steps, start), fake, start }
     }
 
-    fn at(&self, seconds: f64) -> Instant {
+    fn time(&self, seconds: f64) -> Instant {
         self.start + Duration::from_secs_f64(seconds)
     }
 
     fn prepare(&mut self, on: bool, seconds: f64) -> Option<Action> {
-        self.core.prepare(on, self.at(seconds))
+        self.core.prepare(on, self.time(seconds))
     }
 
     fn turn(&mut self, seconds: f64) -> Vec<Action> {
-        self.core.turn(&self.fake, self.at(seconds))
+        self.core.turn(&self.fake, self.time(seconds))
     }
 
     fn end(&self, uid: &str) {
@@ -93,111 +93,111 @@ fn kill(pods: &[(&str, i64)]) -> Action {
 
 #[test]
 fn groups_are_stopped_in_order_and_then_the_lock_is_released() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.core.total(), Duration::from_secs(30));
-    assert_eq!((bench.turn(0.0), bench.due()), (vec![], None));
-    assert_eq!(bench.prepare(true, 1.0), Some(Action::Begin));
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.core.total(), Duration::from_secs(30));
+    assert_eq!((fixture.turn(0.0), fixture.due()), (vec![], None));
+    assert_eq!(fixture.prepare(true, 1.0), Some(Action::Begin));
     // A repeated signal does not start the shutdown again.
-    assert_eq!(bench.prepare(true, 1.0), None);
-    assert_eq!((bench.turn(1.0), bench.due()), (vec![], Some(3.0)));
-    bench.fake.notified.set(true);
-    assert_eq!(bench.turn(1.1), [kill(&[("n", 20), ("m", 5)])]);
-    assert_eq!(bench.due(), Some(21.1));
-    bench.end("m");
-    assert_eq!(bench.turn(2.0), []);
+    assert_eq!(fixture.prepare(true, 1.0), None);
+    assert_eq!((fixture.turn(1.0), fixture.due()), (vec![], Some(3.0)));
+    fixture.fake.notified.set(true);
+    assert_eq!(fixture.turn(1.1), [kill(&[("n", 20), ("m", 5)])]);
+    assert_eq!(fixture.due(), Some(21.1));
+    fixture.end("m");
+    assert_eq!(fixture.turn(2.0), []);
     // The next group is stopped as soon as all pods of this group have ended.
-    bench.end("n");
-    assert_eq!((bench.turn(3.0), bench.due()), (vec![kill(&[("c", 10)])], Some(13.0)));
-    assert_eq!(bench.turn(3.1), []);
-    bench.end("c");
-    assert_eq!((bench.turn(5.0), bench.due()), (vec![], Some(5.05)));
-    assert!(!bench.core.is_over());
-    bench.fake.written.set(true);
-    assert_eq!((bench.turn(5.05), bench.due()), (vec![Action::Release], None));
-    assert!(bench.core.is_over());
-    assert_eq!(bench.turn(6.0), []);
+    fixture.end("n");
+    assert_eq!((fixture.turn(3.0), fixture.due()), (vec![kill(&[("c", 10)])], Some(13.0)));
+    assert_eq!(fixture.turn(3.1), []);
+    fixture.end("c");
+    assert_eq!((fixture.turn(5.0), fixture.due()), (vec![], Some(5.05)));
+    assert!(!fixture.core.is_over());
+    fixture.fake.written.set(true);
+    assert_eq!((fixture.turn(5.05), fixture.due()), (vec![Action::Release], None));
+    assert!(fixture.core.is_over());
+    assert_eq!(fixture.turn(6.0), []);
 }
 
 #[test]
 fn no_wait_is_longer_than_its_limit() {
-    let mut bench = Bench::new();
-    bench.prepare(true, 0.0);
+    let mut fixture = Fixture::new();
+    fixture.prepare(true, 0.0);
     // `sync` hangs: the pods that were known before are stopped.
-    assert_eq!(bench.turn(1.9), []);
-    assert_eq!(bench.turn(2.0), [kill(&[("n", 20), ("m", 5)])]);
-    bench.end("n");
-    assert_eq!(bench.turn(21.9), []);
-    assert_eq!(bench.turn(22.0), [Action::Overdue(vec!["m".into()]), kill(&[("c", 10)])]);
+    assert_eq!(fixture.turn(1.9), []);
+    assert_eq!(fixture.turn(2.0), [kill(&[("n", 20), ("m", 5)])]);
+    fixture.end("n");
+    assert_eq!(fixture.turn(21.9), []);
+    assert_eq!(fixture.turn(22.0), [Action::Overdue(vec!["m".into()]), kill(&[("c", 10)])]);
     // No time is left to send the statuses to the API server.
-    assert_eq!(bench.turn(32.0), [Action::Overdue(vec!["c".into()]), Action::Release]);
+    assert_eq!(fixture.turn(32.0), [Action::Overdue(vec!["c".into()]), Action::Release]);
 }
 
 #[test]
 fn pods_that_a_source_delivers_late_get_the_time_of_their_group() {
-    let mut bench = Bench::new();
-    let all = bench.fake.pods.replace(vec![pod("s", 2_000_000_000, 30)]);
-    bench.fake.notified.set(true);
-    bench.fake.silent.set(true);
-    bench.prepare(true, 0.0);
+    let mut fixture = Fixture::new();
+    let all = fixture.fake.pods.replace(vec![pod("s", 2_000_000_000, 30)]);
+    fixture.fake.notified.set(true);
+    fixture.fake.silent.set(true);
+    fixture.prepare(true, 0.0);
     // The other source may still deliver its pods.
-    assert_eq!((bench.turn(0.0), bench.due()), (vec![], Some(2.0)));
-    assert_eq!(bench.turn(2.0), [kill(&[("s", 10)])]);
-    bench.end("s");
-    assert_eq!((bench.turn(3.0), bench.due()), (vec![], Some(10.0)));
-    bench.fake.silent.set(false);
-    bench.fake.pods.borrow_mut().extend(all);
-    assert_eq!(bench.turn(4.0), [kill(&[("n", 20), ("m", 5)])]);
-    bench.end("n");
-    bench.end("m");
-    assert_eq!(bench.turn(5.0), [kill(&[("c", 10)])]);
-    bench.end("c");
-    bench.fake.written.set(true);
-    assert_eq!(bench.turn(6.0), [Action::Release]);
+    assert_eq!((fixture.turn(0.0), fixture.due()), (vec![], Some(2.0)));
+    assert_eq!(fixture.turn(2.0), [kill(&[("s", 10)])]);
+    fixture.end("s");
+    assert_eq!((fixture.turn(3.0), fixture.due()), (vec![], Some(10.0)));
+    fixture.fake.silent.set(false);
+    fixture.fake.pods.borrow_mut().extend(all);
+    assert_eq!(fixture.turn(4.0), [kill(&[("n", 20), ("m", 5)])]);
+    fixture.end("n");
+    fixture.end("m");
+    assert_eq!(fixture.turn(5.0), [kill(&[("c", 10)])]);
+    fixture.end("c");
+    fixture.fake.written.set(true);
+    assert_eq!(fixture.turn(6.0), [Action::Release]);
 }
 
 #[test]
 fn source_that_never_delivers_does_not_delay_the_shutdown() {
-    let mut bench = Bench::new();
-    bench.fake.pods.replace(Vec::new());
-    bench.fake.notified.set(true);
-    bench.fake.written.set(true);
-    bench.fake.silent.set(true);
-    bench.prepare(true, 0.0);
-    assert_eq!((bench.turn(2.0), bench.due()), (vec![], Some(10.0)));
-    assert_eq!(bench.turn(9.9), []);
-    assert_eq!(bench.turn(10.0), [Action::Release]);
+    let mut fixture = Fixture::new();
+    fixture.fake.pods.replace(Vec::new());
+    fixture.fake.notified.set(true);
+    fixture.fake.written.set(true);
+    fixture.fake.silent.set(true);
+    fixture.prepare(true, 0.0);
+    assert_eq!((fixture.turn(2.0), fixture.due()), (vec![], Some(10.0)));
+    assert_eq!(fixture.turn(9.9), []);
+    assert_eq!(fixture.turn(10.0), [Action::Release]);
 }
 
 #[test]
 fn statuses_get_the_time_that_is_left() {
-    let mut bench = Bench::new();
-    bench.fake.notified.set(true);
-    bench.fake.pods.replace(Vec::new());
-    bench.prepare(true, 0.0);
-    assert_eq!(bench.turn(0.0), []);
-    assert_eq!(bench.turn(1.99), []);
-    assert_eq!(bench.turn(2.0), [Action::Release]);
+    let mut fixture = Fixture::new();
+    fixture.fake.notified.set(true);
+    fixture.fake.pods.replace(Vec::new());
+    fixture.prepare(true, 0.0);
+    assert_eq!(fixture.turn(0.0), []);
+    assert_eq!(fixture.turn(1.99), []);
+    assert_eq!(fixture.turn(2.0), [Action::Release]);
 }
 
 #[test]
 fn cancelled_shutdown_kills_no_more_pods() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.prepare(false, 0.0), None);
-    bench.fake.notified.set(true);
-    bench.prepare(true, 0.0);
-    assert_eq!(bench.turn(0.0).len(), 1);
-    assert_eq!(bench.prepare(false, 1.0), Some(Action::Undo));
-    bench.end("n");
-    bench.end("m");
-    assert_eq!((bench.turn(2.0), bench.due()), (vec![], None));
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.prepare(false, 0.0), None);
+    fixture.fake.notified.set(true);
+    fixture.prepare(true, 0.0);
+    assert_eq!(fixture.turn(0.0).len(), 1);
+    assert_eq!(fixture.prepare(false, 1.0), Some(Action::Undo));
+    fixture.end("n");
+    fixture.end("m");
+    assert_eq!((fixture.turn(2.0), fixture.due()), (vec![], None));
     // The next shutdown proceeds like the first.
-    assert_eq!(bench.prepare(true, 3.0), Some(Action::Begin));
-    bench.fake.pods.replace(vec![pod("c", 2_000_000_000, 3)]);
-    assert_eq!(bench.turn(3.0), [kill(&[("c", 3)])]);
-    bench.end("c");
-    bench.fake.written.set(true);
-    assert_eq!(bench.turn(4.0), [Action::Release]);
-    assert_eq!(bench.prepare(false, 5.0), Some(Action::Undo));
+    assert_eq!(fixture.prepare(true, 3.0), Some(Action::Begin));
+    fixture.fake.pods.replace(vec![pod("c", 2_000_000_000, 3)]);
+    assert_eq!(fixture.turn(3.0), [kill(&[("c", 3)])]);
+    fixture.end("c");
+    fixture.fake.written.set(true);
+    assert_eq!(fixture.turn(4.0), [Action::Release]);
+    assert_eq!(fixture.prepare(false, 5.0), Some(Action::Undo));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::core::{Action, Core, World};
-use super::logind::{Heard, Logind, LogindError, State};
+use super::logind::{Logind, LogindError, LogindSignal, State};
 use super::record::Record;
 use super::{Deps, Orders, Settings};
 use crate::model::api::PodStatus;
@@ -71,7 +71,7 @@ impl Manager {
             for action in self.core.turn(&world, now) {
                 self.carry_out(action);
             }
-            let heard = {
+            let signal = {
                 let _waiting = threads::waiting("a shutdown of the machine");
                 let due = self.core.due();
                 match &mut self.logind {
@@ -81,16 +81,16 @@ impl Manager {
                         self.wake
                             .wait(None, Some(until))
                             .map_err(|error| LogindError::Dbus(error.into()))
-                            .map(|_| Heard::Nothing)
+                            .map(|_| LogindSignal::Nothing)
                     }
                 }
             };
             // The bell is silenced before the state is read, so that no later ring is lost.
             self.wake.silence();
-            match heard {
-                Ok(Heard::Nothing) => {}
-                Ok(Heard::Prepare(on)) => self.prepare(on),
-                Ok(Heard::Another) => self.set_up(),
+            match signal {
+                Ok(LogindSignal::Nothing) => {}
+                Ok(LogindSignal::Prepare(on)) => self.prepare(on),
+                Ok(LogindSignal::Restarted) => self.set_up(),
                 Err(error) => self.lost(&error),
             }
         }
@@ -217,7 +217,8 @@ impl Manager {
 fn has_ended(status: &PodStatus) -> bool {
     let lists = [&status.init_container_statuses, &status.container_statuses];
     let mut containers = lists.into_iter().flatten().flatten();
-    let runs = containers.any(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()));
+    let runs =
+        containers.any(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()));
     status::is_terminal(status.phase.as_deref()) && !runs
 }
 
