@@ -82,8 +82,8 @@ impl CpuSet {
 
     /// The CPUs in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0_u32..).zip(&self.words).flat_map(|(at, word)| {
-            (0..BITS).filter(move |bit| word & (1 << bit) != 0).map(move |bit| at * BITS + bit)
+        (0_u32..).zip(&self.words).flat_map(|(index, word)| {
+            (0..BITS).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index * BITS + bit)
         })
     }
 
@@ -117,10 +117,11 @@ impl CpuSet {
         self.difference(other).is_empty()
     }
 
-    fn combined(&self, other: &CpuSet, of: impl Fn(u64, u64) -> u64) -> CpuSet {
-        let word = |set: &CpuSet, at: usize| set.words.get(at).copied().unwrap_or(0);
+    fn combined(&self, other: &CpuSet, combine: impl Fn(u64, u64) -> u64) -> CpuSet {
+        let word = |set: &CpuSet, index: usize| set.words.get(index).copied().unwrap_or(0);
         let most = self.words.len().max(other.words.len());
-        let mut words: Vec<u64> = (0..most).map(|at| of(word(self, at), word(other, at))).collect();
+        let mut words: Vec<u64> =
+            (0..most).map(|index| combine(word(self, index), word(other, index))).collect();
         while words.last() == Some(&0) {
             words.pop();
         }
@@ -207,15 +208,15 @@ mod tests {
 
     #[test]
     fn sets_combine() {
-        let (one, other) = (set("0-3,70"), set("2-5"));
-        assert_eq!(one.union(&other), set("0-5,70"));
-        assert_eq!(one.intersection(&other), set("2-3"));
-        assert_eq!(one.difference(&other), set("0-1,70"));
-        assert_eq!(one.difference(&set("70")), set("0-3"));
-        assert!(!one.is_disjoint(&other) && one.is_disjoint(&set("4-9")));
-        assert!(set("1,70").is_subset(&one) && !one.is_subset(&other));
-        assert_eq!((one.len(), CpuSet::new().len()), (5, 0));
-        assert!(one.contains(70) && !one.contains(71) && !one.contains(u32::MAX));
+        let (left, right) = (set("0-3,70"), set("2-5"));
+        assert_eq!(left.union(&right), set("0-5,70"));
+        assert_eq!(left.intersection(&right), set("2-3"));
+        assert_eq!(left.difference(&right), set("0-1,70"));
+        assert_eq!(left.difference(&set("70")), set("0-3"));
+        assert!(!left.is_disjoint(&right) && left.is_disjoint(&set("4-9")));
+        assert!(set("1,70").is_subset(&left) && !left.is_subset(&right));
+        assert_eq!((left.len(), CpuSet::new().len()), (5, 0));
+        assert!(left.contains(70) && !left.contains(71) && !left.contains(u32::MAX));
     }
 
     #[test]
@@ -226,8 +227,8 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_printed_is_parsed_back(cpus: Vec<u16>) {
-            let one: CpuSet = cpus.iter().map(|cpu| u32::from(*cpu)).collect();
-            prop_assert_eq!(CpuSet::parse(&one.to_string()).unwrap(), one);
+            let original: CpuSet = cpus.iter().map(|cpu| u32::from(*cpu)).collect();
+            prop_assert_eq!(CpuSet::parse(&original.to_string()).unwrap(), printed);
         }
 
         #[test]

@@ -255,7 +255,7 @@ fn topology(system: &Path, cpu: u32, name: &str) -> Result<Option<u32>, MachineE
 fn numbered(directory: &Path, prefix: &str) -> Result<BTreeSet<u32>, MachineError> {
     let failed = |source| MachineError::Read { path: directory.to_owned(), source };
     let entries = match std::fs::read_dir(directory) {
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
         other => other.map_err(failed)?,
     };
     let mut numbers = BTreeSet::new();
@@ -271,7 +271,7 @@ fn numbered(directory: &Path, prefix: &str) -> Result<BTreeSet<u32>, MachineErro
 fn read(path: &Path) -> Result<Option<String>, MachineError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(MachineError::Read { path: path.to_owned(), source }),
     }
 }

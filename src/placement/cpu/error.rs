@@ -56,7 +56,7 @@ impl AllocateError {
 }
 
 impl From<TakeError> for AllocateError {
-    fn from(why: TakeError) -> AllocateError {
-        AllocateError::Take(why)
+    fn from(error: TakeError) -> AllocateError {
+        AllocateError::Take(error)
     }
 }

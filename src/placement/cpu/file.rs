@@ -27,10 +27,10 @@ pub const STATIC: &str = "static";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     /// It is not JSON of one of the formats.
-    #[error("the content has none of the known formats: {why}")]
+    #[error("the content has none of the known formats: {message}")]
     Format {
         /// What the parser says.
-        why: String,
+        message: String,
     },
     /// The checksum is wrong: the file was changed by hand, or is damaged.
     #[error("the checksum {found} does not fit the content")]
@@ -47,10 +47,10 @@ pub enum FileError {
         found: String,
     },
     /// A set is not a list of CPUs.
-    #[error("the CPUs of {of} are invalid: {text:?}")]
+    #[error("the CPUs of {owner} are invalid: {text:?}")]
     Cpus {
         /// The container, or `defaultCpuSet`.
-        of: String,
+        owner: String,
         /// The text.
         text: String,
     },
@@ -180,14 +180,14 @@ pub fn decode(
             (old.policy_name, old.default_cpu_set, entries, BTreeMap::new())
         }
         Ok(Parsed::New(new)) => (new.policy_name, new.default_cpu_set, new.entries, new.pod_entries),
-        Err(why) => return Err(why),
+        Err(error) => return Err(error),
     };
     if found != policy {
         return Err(FileError::Policy { configured: policy.to_owned(), found });
     }
-    let cpus = |of: &str, text: &str| {
+    let cpus = |owner: &str, text: &str| {
         let shown: String = text.chars().take(100).collect();
-        CpuSet::parse(text).map_err(|_| FileError::Cpus { of: of.to_owned(), text: shown })
+        CpuSet::parse(text).map_err(|_| FileError::Cpus { owner: owner.to_owned(), text: shown })
     };
     let mut state = State { shared: cpus("defaultCpuSet", &shared)?, ..State::default() };
     for (pod, of_pod) in &entries {
@@ -262,7 +262,7 @@ enum Parsed {
 /// Finds the format, and checks the checksum. 0 is accepted in formats 1 and 2, for files from
 /// before there were checksums.
 fn parse(text: &str) -> Result<Parsed, FileError> {
-    let wrong = |why: serde_json::Error| FileError::Format { why: why.to_string() };
+    let wrong = |error: serde_json::Error| FileError::Format { message: error.to_string() };
     match serde_json::from_str::<Content<Entries, BTreeMap<String, PodEntry>>>(text) {
         Ok(new) => {
             let entries = nested(&new.entries);
@@ -278,9 +278,9 @@ fn parse(text: &str) -> Result<Parsed, FileError> {
                 || as_pods() == Some(new.checksum);
             if fits { Ok(Parsed::New(new)) } else { Err(FileError::Checksum { found: new.checksum }) }
         }
-        Err(why) => {
+        Err(error) => {
             let Ok(old) = serde_json::from_str::<Content<BTreeMap<String, String>, ()>>(text) else {
-                return Err(wrong(why));
+                return Err(wrong(error));
             };
             let entries = format!("(map[string]string){}", flat(&old.entries));
             let fits = old.checksum == 0
@@ -301,8 +301,8 @@ fn dump(version: &str, policy: &str, shared: &str, entries: &str, pods: Option<&
 
 fn nested(entries: &Entries) -> String {
     let mut text = String::from("(map[string]map[string]string)map[");
-    for (at, (pod, of_pod)) in entries.iter().enumerate() {
-        let _ = write!(text, "{}{pod}:{}", if at == 0 { "" } else { " " }, flat(of_pod));
+    for (index, (pod, of_pod)) in entries.iter().enumerate() {
+        let _ = write!(text, "{}{pod}:{}", if index == 0 { "" } else { " " }, flat(of_pod));
     }
     text + "]"
 }

@@ -61,12 +61,12 @@ pub enum OptionsError {
         value: String,
     },
     /// Two options exclude each other.
-    #[error("static policy options {one} and {other} can not be used at the same time")]
+    #[error("static policy options {first} and {second} can not be used at the same time")]
     Conflict {
         /// One option.
-        one: &'static str,
+        first: &'static str,
         /// The other.
-        other: &'static str,
+        second: &'static str,
     },
 }
 
@@ -113,7 +113,7 @@ impl Options {
             (options.by_cache && options.across_nodes, BY_CACHE, ACROSS_NODES),
         ];
         match conflicts.into_iter().find(|(both, ..)| *both) {
-            Some((_, one, other)) => Err(OptionsError::Conflict { one, other }),
+            Some((_, first, second)) => Err(OptionsError::Conflict { first, second }),
             None => Ok(options),
         }
     }

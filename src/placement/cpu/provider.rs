@@ -26,7 +26,7 @@ fn hints_of(list: Option<Vec<Hint>>) -> Hints {
 impl Provider for CpuProvider<'_> {
     fn hints(&self, pod: Candidate<'_>, container: &Container) -> Hints {
         let pod = PodCpus::only(pod, container);
-        hints_of(pod.containers.first().and_then(|one| self.policy.hints(self.state, &pod, one)))
+        hints_of(pod.containers.first().and_then(|container| self.policy.hints(self.state, &pod, container)))
     }
 
     fn pod_hints(&self, pod: Candidate<'_>) -> Hints {
@@ -40,13 +40,13 @@ impl Provider for CpuProvider<'_> {
         hint: Hint,
     ) -> Result<(), topology::AllocateError> {
         let pod = PodCpus::only(pod, container);
-        let Some(one) = pod.containers.first() else { return Ok(()) };
-        if one.exclusive == 0 {
+        let Some(request) = pod.containers.first() else { return Ok(()) };
+        if request.exclusive == 0 {
             return Ok(());
         }
         metrics::CPU_PINNINGS.inc();
         let is_whole = self.policy.options.full_cores;
-        match self.policy.allocate(self.state, &pod, one, hint.nodes) {
+        match self.policy.allocate(self.state, &pod, request, hint.nodes) {
             Ok(allocated) => {
                 if matches!(allocated, Allocated::New { .. }) {
                     metrics::RESOURCE_ALLOCATIONS.inc(["cpu", "node"]);
@@ -60,15 +60,17 @@ impl Provider for CpuProvider<'_> {
                 }
                 Ok(())
             }
-            Err(why) => {
+            Err(error) => {
                 metrics::CPU_PINNING_ERRORS.inc();
                 metrics::RESOURCE_ALLOCATION_ERRORS.inc(["cpu", "node"]);
                 if is_whole {
                     metrics::UNALIGNED_RESOURCES.inc(["container", "physical_cpu"]);
                 }
-                Err(match why {
-                    AllocateError::Take(why) => topology::AllocateError::Unexpected(why.to_string()),
-                    why => topology::AllocateError::Denied { reason: why.reason(), message: why.to_string() },
+                Err(match error {
+                    AllocateError::Take(error) => topology::AllocateError::Unexpected(error.to_string()),
+                    error => {
+                        topology::AllocateError::Denied { reason: error.reason(), message: error.to_string() }
+                    }
                 })
             }
         }

@@ -26,7 +26,7 @@ pub struct Rebuilt {
 #[must_use]
 pub fn rebuild(policy: &Static, pods: &[PodCpus], observed: &Observed) -> Rebuilt {
     let mut pods: Vec<&PodCpus> = pods.iter().collect();
-    pods.sort_by(|one, other| one.uid.cmp(&other.uid));
+    pods.sort_by(|left, right| left.uid.cmp(&right.uid));
     let mut rebuilt = Rebuilt { state: policy.empty_state(), left_out: Vec::new() };
     let allocatable = policy.allocatable();
     for pod in pods {

@@ -86,13 +86,13 @@ impl Replay {
             if config["cpuManagerPolicy"] == "none" {
                 let known = BTreeMap::new();
                 let read = self.file.as_ref().map(|text| file::decode(text, file::NONE, &known)).transpose();
-                self.state = read.map_err(|why| why.to_string())?.unwrap_or_default();
+                self.state = read.map_err(|error| error.to_string())?.unwrap_or_default();
                 self.file = Some(file::encode(file::NONE, &self.state));
                 return Ok(());
             }
             let given = config["cpuManagerPolicyOptions"].as_object().into_iter().flatten();
             let given = given.map(|(name, value)| (name.clone(), text(value))).collect();
-            let options = Options::parse(&given, Gates::default()).map_err(|why| why.to_string())?;
+            let options = Options::parse(&given, Gates::default()).map_err(|error| error.to_string())?;
             let reservation = match config["reservedSystemCPUs"].as_str() {
                 Some(list) => Reservation::List(CpuSet::parse(list).unwrap()),
                 None => {
@@ -101,11 +101,11 @@ impl Replay {
                 }
             };
             let policy =
-                Static::new(machine(), &reservation, options, false).map_err(|why| why.to_string())?;
+                Static::new(machine(), &reservation, options, false).map_err(|error| error.to_string())?;
             self.state = match &self.file {
                 Some(text) => file::decode(text, file::STATIC, &BTreeMap::new())
                     .and_then(|state| file::check(&policy, state))
-                    .map_err(|why: FileError| why.to_string())?,
+                    .map_err(|error: FileError| error.to_string())?,
                 None => policy.empty_state(),
             };
             self.policy = Some(policy);
@@ -150,8 +150,8 @@ impl Replay {
     /// A container is created with its set, or updated to it.
     fn run(&mut self, name: &str, pod: &PodCpus, container: &str, created: bool) {
         let Some(cpus) = self.state.cpus_of(&pod.uid, container).cloned() else { return };
-        let of = (name.to_owned(), container.to_owned());
-        self.sets.entry(of).or_default().insert(cpus.to_string());
+        let key = (name.to_owned(), container.to_owned());
+        self.sets.entry(key).or_default().insert(cpus.to_string());
         if created {
             self.applied.note(format!("{name}/{container}").into(), cpus);
         }
@@ -176,8 +176,8 @@ impl Replay {
         for update in self.applied.updates(&self.state, &running) {
             let id = update.id.as_str().to_owned();
             let (name, container) = id.split_once('/').unwrap();
-            let of = (name.to_owned(), container.to_owned());
-            self.sets.entry(of).or_default().insert(update.cpus.to_string());
+            let key = (name.to_owned(), container.to_owned());
+            self.sets.entry(key).or_default().insert(update.cpus.to_string());
             self.applied.note(update.id, update.cpus);
         }
         self.write();
@@ -230,20 +230,21 @@ fn replay(scenario: &'static str) -> usize {
     let mut sets: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
     for (pod, calls) in recorded["cri"].as_object().unwrap() {
         for call in calls.as_array().unwrap() {
-            let of = call["of"].as_str().map(|of| of.trim_start_matches("<container ").trim_end_matches('>'));
-            let Some(container) = call["container"].as_str().or(of) else { continue };
+            let name =
+                call["of"].as_str().map(|name| name.trim_start_matches("<container ").trim_end_matches('>'));
+            let Some(container) = call["container"].as_str().or(name) else { continue };
             let cpus = call["resources"]["cpuset_cpus"].as_str().or(call["linux"]["cpuset_cpus"].as_str());
             if let Some(cpus) = cpus {
-                let of = (pod.clone(), container.to_owned());
-                sets.entry(of).or_default().insert(cpus.to_owned());
+                let key = (pod.clone(), container.to_owned());
+                sets.entry(key).or_default().insert(cpus.to_owned());
             }
         }
     }
-    for (of, expected) in sets {
-        if BY_CHANCE.contains(&(scenario, of.0.as_str())) {
+    for (key, expected) in sets {
+        if BY_CHANCE.contains(&(scenario, key.0.as_str())) {
             continue;
         }
-        assert_eq!(replay.sets.get(&of), Some(&expected), "{scenario}: {of:?}");
+        assert_eq!(replay.sets.get(&key), Some(&expected), "{scenario}: {key:?}");
         replay.checked += 1;
     }
     replay.checked

@@ -45,8 +45,9 @@ impl PodCpus {
     #[must_use]
     pub fn of(pod: &Pod) -> PodCpus {
         let candidate = Candidate::of(pod);
-        let init = pod.init_containers().iter().map(|one| request(candidate, one, init_kind(one)));
-        let app = pod.containers().iter().map(|one| request(candidate, one, Kind::App));
+        let init =
+            pod.init_containers().iter().map(|container| request(candidate, container, init_kind(container)));
+        let app = pod.containers().iter().map(|container| request(candidate, container, Kind::App));
         PodCpus { uid: pod.uid().clone(), containers: init.chain(app).collect() }
     }
 
@@ -54,7 +55,7 @@ impl PodCpus {
     #[must_use]
     pub fn only(candidate: Candidate<'_>, container: &Container) -> PodCpus {
         let pod = candidate.pod;
-        let init = pod.init_containers().iter().any(|one| one.name == container.name);
+        let init = pod.init_containers().iter().any(|init| init.name == container.name);
         let kind = if init { init_kind(container) } else { Kind::App };
         PodCpus { uid: pod.uid().clone(), containers: vec![request(candidate, container, kind)] }
     }

@@ -239,11 +239,11 @@ fn combinations(
         see(&chosen)?;
         // The last place that can move on, and those after it right behind it.
         let last = nodes.len() - number;
-        let Some(at) = places.iter().enumerate().rposition(|(at, place)| *place < at + last) else {
+        let Some(index) = places.iter().enumerate().rposition(|(index, place)| *place < index + last) else {
             return ControlFlow::Continue(());
         };
-        let start = places.get(at).copied().unwrap_or(0) + 1;
-        for (offset, place) in places.iter_mut().skip(at).enumerate() {
+        let start = places.get(index).copied().unwrap_or(0) + 1;
+        for (offset, place) in places.iter_mut().skip(index).enumerate() {
             *place = start + offset;
         }
     }

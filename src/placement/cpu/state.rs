@@ -44,7 +44,11 @@ impl State {
     /// What may be reused by the containers of a pod.
     #[must_use]
     pub fn reusable_by(&self, pod: &PodUid) -> CpuSet {
-        self.reusable.as_ref().filter(|(of, _)| of == pod).map(|(_, cpus)| cpus.clone()).unwrap_or_default()
+        self.reusable
+            .as_ref()
+            .filter(|(owner, _)| owner == pod)
+            .map(|(_, cpus)| cpus.clone())
+            .unwrap_or_default()
     }
 
     /// Gives a container CPUs for itself.

@@ -36,12 +36,12 @@ fn reserved(text: &str, machine: Machine, options: Options) -> Static {
 }
 
 fn pod(uid: &str, containers: &[(&str, Kind, u32)]) -> PodCpus {
-    let one = |(name, kind, exclusive): &(&str, Kind, u32)| ContainerCpus {
+    let container = |(name, kind, exclusive): &(&str, Kind, u32)| ContainerCpus {
         name: (*name).to_owned(),
         kind: *kind,
         exclusive: *exclusive,
     };
-    PodCpus { uid: uid.into(), containers: containers.iter().map(one).collect() }
+    PodCpus { uid: uid.into(), containers: containers.iter().map(container).collect() }
 }
 
 fn app(uid: &str, cpus: u32) -> PodCpus {
@@ -50,14 +50,14 @@ fn app(uid: &str, cpus: u32) -> PodCpus {
 
 /// Allocates all containers of a pod.
 fn admit(policy: &Static, state: &mut State, pod: &PodCpus) -> Result<Vec<String>, AllocateError> {
-    let one = |container| {
+    let allocate = |container| {
         Ok(match policy.allocate(state, pod, container, None)? {
             Allocated::Shared => "shared".to_owned(),
             Allocated::Kept(cpus) => format!("kept {cpus}"),
             Allocated::New { cpus, .. } => cpus.to_string(),
         })
     };
-    pod.containers.iter().map(one).collect()
+    pod.containers.iter().map(allocate).collect()
 }
 
 #[test]
@@ -238,7 +238,8 @@ fn spec(containers: serde_json::Value) -> PodCpus {
 #[test]
 fn only_whole_cpus_of_guaranteed_pods_are_exclusive() {
     let container = |cpu: &str| json!({"name": cpu, "resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}});
-    let exclusive = |pod: &PodCpus| pod.containers.iter().map(|one| one.exclusive).collect::<Vec<_>>();
+    let exclusive =
+        |pod: &PodCpus| pod.containers.iter().map(|container| container.exclusive).collect::<Vec<_>>();
     let all =
         json!({"containers": [container("2"), container("1500m"), container("3000m"), container("9e18")]});
     assert_eq!(exclusive(&spec(all)), [2, 0, 3, u32::MAX]);

@@ -46,14 +46,14 @@ impl Applied {
     /// without a set are left alone.
     #[must_use]
     pub fn updates(&mut self, state: &State, running: &[Running]) -> Vec<Update> {
-        let ids: BTreeSet<&ContainerId> = running.iter().map(|one| &one.id).collect();
+        let ids: BTreeSet<&ContainerId> = running.iter().map(|container| &container.id).collect();
         self.sets.retain(|id, _| ids.contains(id));
         let mut updates: Vec<Update> = running
             .iter()
-            .filter_map(|one| {
-                let cpus = state.cpus_of(&one.pod, &one.name)?;
-                let differs = self.sets.get(&one.id) != Some(cpus);
-                differs.then(|| Update { id: one.id.clone(), cpus: cpus.clone() })
+            .filter_map(|container| {
+                let cpus = state.cpus_of(&container.pod, &container.name)?;
+                let differs = self.sets.get(&container.id) != Some(cpus);
+                differs.then(|| Update { id: container.id.clone(), cpus: cpus.clone() })
             })
             .collect();
         updates.sort_by_key(|update| self.sets.get(&update.id).is_none_or(|has| !update.cpus.is_subset(has)));

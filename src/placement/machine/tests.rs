@@ -8,10 +8,10 @@ struct Tree {
 }
 
 /// A CPU: number, core id, package, NUMA node.
-type One = (u32, u32, i64, Option<u32>);
+type CpuRow = (u32, u32, i64, Option<u32>);
 
 impl Tree {
-    fn new(cpus: &[One]) -> Tree {
+    fn new(cpus: &[CpuRow]) -> Tree {
         let tree = Tree { dir: tempfile::tempdir().unwrap() };
         for (cpu, core, package, node) in cpus {
             tree.write(&format!("cpu/cpu{cpu}/topology/core_id"), &core.to_string());
@@ -48,7 +48,7 @@ impl Tree {
 }
 
 /// Nodes of four cores of one socket each; sibling threads are far apart.
-fn regular(nodes: u32, threads: u32) -> Vec<One> {
+fn regular(nodes: u32, threads: u32) -> Vec<CpuRow> {
     let cores = nodes * 4;
     (0..threads)
         .flat_map(|thread| {
@@ -100,7 +100,7 @@ fn cpu_without_topology_is_left_out() {
 
 #[test]
 fn all_cpus_are_one_node_where_there_are_no_nodes() {
-    let cpus: Vec<One> =
+    let cpus: Vec<CpuRow> =
         regular(2, 1).into_iter().map(|(cpu, core, socket, _)| (cpu, core, socket, None)).collect();
     let machine = Tree::new(&cpus).read();
     assert_eq!(shape(&machine), [8, 8, 2, 1, 1]);

@@ -1,7 +1,7 @@
 //! Memory and huge pages of NUMA nodes for the containers of Guaranteed pods, policy `Static`
 //! (Go: pkg/kubelet/cm/memorymanager).
 //!
-//! Owns: [`Memory`], the books: what each node has, and what each container has of it. Threads:
+//! Owns: [`Memory`], the state: what each node has, and what each container has of it. Threads:
 //! none. In: the machine's nodes, `reservedMemory`, pods as the topology manager admits them, and
 //! containers that start and end. Out: the nodes for `cpuset_mems` of a container, the text of the
 //! state file, and what is allocatable. Invariants: a node is used either by allocations on it
@@ -9,11 +9,11 @@
 //! purpose: files ([`super::checkpoint_file`]); pod-level resources, which need the gate
 //! `PodLevelResourceManagers` (alpha); the policy `BestEffort`, which is Windows'.
 
-mod books;
 mod hints;
 mod rebuild;
 mod requests;
 mod reserved;
+mod state;
 mod state_file;
 mod tables;
 
@@ -22,8 +22,8 @@ mod recordings;
 #[cfg(test)]
 mod tests;
 
-pub use books::Memory;
 pub use rebuild::{Problem, Running};
 pub use reserved::{Reserved, ReservedError};
+pub use state::Memory;
 pub use state_file::{NONE_STATE, StateError, check_none};
 pub use tables::{Assignments, Block, NodeState, Nodes, Table};

@@ -1,10 +1,10 @@
-//! The books without a usable state file: from the containers that run.
+//! The state without a usable state file: from the containers that run.
 
 use std::collections::BTreeMap;
 
-use super::books::Memory;
-use super::requests::of_container;
+use super::requests::container_bytes;
 use super::reserved::Reserved;
+use super::state::Memory;
 use super::tables::{Assignments, Block, Nodes, empty, take, violates_groups};
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
@@ -24,22 +24,22 @@ pub struct Running<'a> {
     pub mems: Option<NumaMask>,
 }
 
-/// A container whose memory is not in the rebuilt books.
+/// A container whose memory is not in the rebuilt state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the memory of container {container} of pod {pod} is not known: {why}")]
+#[error("the memory of container {container} of pod {pod} is not known: {reason}")]
 pub struct Problem {
     /// Its pod.
     pub pod: PodUid,
     /// Its name.
     pub container: String,
     /// For people.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 impl Memory {
-    /// Rebuilds the books: each running container of a Guaranteed pod has what it requests on the
-    /// nodes that it is bound to. The first containers win if two contradict each other. The books
-    /// have to be written.
+    /// Rebuilds the state: each running container of a Guaranteed pod has what it requests on the
+    /// nodes that it is bound to. The first containers win if two contradict each other. The state
+    /// has to be written.
     ///
     /// DIFFERS: upstream does not start, and its operator has to drain the node.
     pub fn rebuild<'a>(
@@ -51,22 +51,22 @@ impl Memory {
         let mut assignments = Assignments::new();
         let mut problems = Vec::new();
         let mut exclusive = BTreeMap::new();
-        for one in running {
-            let (uid, name) = (one.pod.uid(), &one.container.name);
-            if !*exclusive.entry(uid).or_insert_with(|| Candidate::of(one.pod).exclusive) {
+        for instance in running {
+            let (uid, name) = (instance.pod.uid(), &instance.container.name);
+            if !*exclusive.entry(uid).or_insert_with(|| Candidate::of(instance.pod).exclusive) {
                 continue;
             }
             if assignments.get(uid).is_some_and(|containers| containers.contains_key(name)) {
                 continue;
             }
-            match blocks(&nodes, all(machine), one) {
+            match blocks(&nodes, all(machine), instance) {
                 Ok(blocks) => {
                     for block in &blocks {
                         take(&mut nodes, block.nodes, &block.resource, block.bytes);
                     }
                     assignments.entry(uid.clone()).or_default().insert(name.clone(), blocks);
                 }
-                Err(why) => problems.push(Problem { pod: uid.clone(), container: name.clone(), why }),
+                Err(reason) => problems.push(Problem { pod: uid.clone(), container: name.clone(), reason }),
             }
         }
         let mut memory = Memory::new(machine, reserved);
@@ -76,19 +76,19 @@ impl Memory {
 }
 
 impl Memory {
-    /// A container runs that is not in the books: it has what it requests on the nodes that it is bound
-    /// to. Containers that are not entitled to memory of their own, or are in the books, are left alone.
+    /// A container runs that is not in the state: it has what it requests on the nodes that it is bound
+    /// to. Containers that are not entitled to memory of their own, or are in the state, are left alone.
     ///
     /// # Errors
-    /// When that contradicts the books, which then do not change.
-    pub fn adopt(&mut self, one: Running<'_>) -> Result<(), Problem> {
-        let (uid, name) = (one.pod.uid(), &one.container.name);
-        if !Candidate::of(one.pod).exclusive || !self.blocks(uid, name).is_empty() {
+    /// When that contradicts the state, which then does not change.
+    pub fn adopt(&mut self, instance: Running<'_>) -> Result<(), Problem> {
+        let (uid, name) = (instance.pod.uid(), &instance.container.name);
+        if !Candidate::of(instance.pod).exclusive || !self.blocks(uid, name).is_empty() {
             return Ok(());
         }
         let machine = NumaMask::of(self.nodes.keys().copied());
-        let problem = |why| Problem { pod: uid.clone(), container: name.clone(), why };
-        let blocks = blocks(&self.nodes, machine, one).map_err(problem)?;
+        let problem = |reason| Problem { pod: uid.clone(), container: name.clone(), reason };
+        let blocks = blocks(&self.nodes, machine, instance).map_err(problem)?;
         for block in &blocks {
             take(&mut self.nodes, block.nodes, &block.resource, block.bytes);
         }
@@ -98,8 +98,8 @@ impl Memory {
     }
 }
 
-fn blocks(nodes: &Nodes, all: NumaMask, one: Running<'_>) -> Result<Vec<Block>, &'static str> {
-    let mems = one.mems.filter(|mems| !mems.is_empty()).ok_or("it is not bound to NUMA nodes")?;
+fn blocks(nodes: &Nodes, all: NumaMask, instance: Running<'_>) -> Result<Vec<Block>, &'static str> {
+    let mems = instance.mems.filter(|mems| !mems.is_empty()).ok_or("it is not bound to NUMA nodes")?;
     if mems.and(all) != mems {
         return Err("it is bound to NUMA nodes that do not exist");
     }
@@ -107,7 +107,7 @@ fn blocks(nodes: &Nodes, all: NumaMask, one: Running<'_>) -> Result<Vec<Block>, 
     if violates_groups(nodes, mems) || (mems.len() == 1 && mems.iter().any(grouped)) {
         return Err("its NUMA nodes are in another group");
     }
-    let requested = of_container(one.container).map_err(|_| "it requests a fraction of a byte")?;
+    let requested = container_bytes(instance.container).map_err(|_| "it requests a fraction of a byte")?;
     let lacks = |number, name: &String| nodes.get(&number).is_none_or(|node| !node.tables.contains_key(name));
     if mems.iter().any(|number| requested.keys().any(|name| lacks(number, name))) {
         return Err("it requests huge pages of a size that its NUMA nodes do not have");

@@ -24,7 +24,7 @@ const MEMORY: u64 = 12_308_393_984;
 /// Starts that fail for another manager.
 const OTHER_MANAGERS: [&str; 2] = ["Failed to initialize cpu manager", "start cpu manager error"];
 
-/// Pods that a later check refuses, so that their memory stays in the books for a while.
+/// Pods that a later check refuses, so that their memory stays in the state for a while.
 const REFUSED_LATER: [&str; 1] = ["gu-frac"];
 
 fn pod(name: &str) -> Pod {
@@ -167,7 +167,7 @@ impl Replay {
         }
         let admitted = self.admit(&pod);
         if !admitted || REFUSED_LATER.contains(&name) {
-            self.active.retain(|one| one.uid() != pod.uid());
+            self.active.retain(|active| active.uid() != pod.uid());
         } else if let Some(memory) = &mut self.memory {
             for container in pod.all_containers() {
                 memory.container_started(&pod, &container.name);
@@ -208,8 +208,8 @@ fn reserved(node: &NumaNode, config: &Value) -> Result<Reserved, ReservedError> 
         value.as_object().unwrap().iter().map(|(name, value)| (name.clone(), amount(value))).collect()
     };
     let mut configured = Vec::new();
-    for one in config["reservedMemory"].as_array().into_iter().flatten() {
-        configured.push((one["numaNode"].as_i64().unwrap(), amounts(&one["limits"])));
+    for reservation in config["reservedMemory"].as_array().into_iter().flatten() {
+        configured.push((reservation["numaNode"].as_i64().unwrap(), amounts(&reservation["limits"])));
     }
     let memory =
         amount(&config["kubeReserved"]["memory"]) + amount(&config["evictionHard"]["memory.available"]);

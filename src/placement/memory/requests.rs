@@ -19,7 +19,7 @@ pub(super) struct NotBytes;
 ///
 /// DIFFERS: upstream refuses whole numbers that are written as fractions, such as 1.5Gi; an API
 /// server writes them as 1536Mi.
-pub(super) fn of_container(container: &Container) -> Result<Bytes, NotBytes> {
+pub(super) fn container_bytes(container: &Container) -> Result<Bytes, NotBytes> {
     let mut bytes = Bytes::new();
     for (name, amount) in requests_of(container.resources.as_ref()) {
         if is_memory(&name) {
@@ -35,21 +35,21 @@ pub(super) fn of_container(container: &Container) -> Result<Bytes, NotBytes> {
 
 /// What the containers of a pod request together, as far as app containers request it at all
 /// (Go: `getPodRequestedResources`).
-pub(super) fn of_pod(pod: &Pod) -> Result<Bytes, NotBytes> {
+pub(super) fn pod_bytes(pod: &Pod) -> Result<Bytes, NotBytes> {
     let (mut sidecars, mut peaks, mut total) = (Bytes::new(), Bytes::new(), Bytes::new());
     for container in pod.init_containers() {
-        for (name, bytes) in of_container(container)? {
-            let beside = sidecars.entry(name.clone()).or_default();
+        for (name, bytes) in container_bytes(container)? {
+            let sidecar_bytes = sidecars.entry(name.clone()).or_default();
             if is_sidecar(container) {
-                *beside = beside.saturating_add(bytes);
+                *sidecar_bytes = sidecar_bytes.saturating_add(bytes);
             } else {
                 let peak = peaks.entry(name).or_default();
-                *peak = (*peak).max(beside.saturating_add(bytes));
+                *peak = (*peak).max(sidecar_bytes.saturating_add(bytes));
             }
         }
     }
     for container in pod.containers() {
-        for (name, bytes) in of_container(container)? {
+        for (name, bytes) in container_bytes(container)? {
             let sum = total.entry(name).or_default();
             *sum = sum.saturating_add(bytes);
         }

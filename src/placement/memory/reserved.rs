@@ -77,7 +77,7 @@ impl Reserved {
         Ok(reserved)
     }
 
-    pub(super) fn of(&self, node: u32, resource: &str) -> u64 {
+    pub(super) fn bytes(&self, node: u32, resource: &str) -> u64 {
         self.0.get(&node).and_then(|node| node.get(resource)).copied().unwrap_or(0)
     }
 }

@@ -2,7 +2,7 @@
 //! `MemoryManagerCheckpoint`).
 //!
 //! DIFFERS: a file that cannot be used keeps the Go kubelet from starting. Here it is an error
-//! with a type: the caller puts the file aside and rebuilds the books from what runs
+//! with a type: the caller puts the file aside and rebuilds the state from what runs
 //! ([`Memory::rebuild`]).
 
 use std::borrow::Cow;
@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::books::Memory;
 use super::reserved::Reserved;
+use super::state::Memory;
 use super::tables::{Assignments, Block, NodeState, Nodes, Table, empty, take};
 use crate::model::ids::PodUid;
 use crate::placement::checksum::{Value, checksum};
@@ -27,8 +27,8 @@ const STATIC: &str = "Static";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum StateError {
-    #[error("it is not a state file of the memory manager: {why}")]
-    Content { why: String },
+    #[error("it is not a state file of the memory manager: {message}")]
+    Content { message: String },
     #[error("checkpoint is corrupted")]
     Checksum,
     #[error(
@@ -110,7 +110,7 @@ pub fn check_none(text: &str) -> Result<(), StateError> {
 }
 
 impl Memory {
-    /// The books of a state file (Go: `restoreState`, `validateState`).
+    /// The state in a state file (Go: `restoreState`, `validateState`).
     ///
     /// # Errors
     /// When the file is damaged, of another policy, or of another machine.
@@ -142,7 +142,7 @@ impl Memory {
         if !same(&nodes, &expected) {
             return Err(StateError::Machine);
         }
-        Ok(Memory::of(nodes, assignments))
+        Ok(Memory::from_parts(nodes, assignments))
     }
 
     /// The content of the state file.
@@ -158,7 +158,7 @@ impl Memory {
         };
         let node = |node: &NodeState| NodeInFile {
             number_of_assignments: node.assignments,
-            memory_map: node.tables.iter().map(|(name, one)| (name.clone(), table(one))).collect(),
+            memory_map: node.tables.iter().map(|(name, entry)| (name.clone(), table(entry))).collect(),
             cells: numbers(node.cells),
         };
         let block = |block: &Block| BlockInFile {
@@ -170,7 +170,11 @@ impl Memory {
             |(name, blocks): (&String, &Vec<Block>)| (name.clone(), blocks.iter().map(block).collect());
         let file = File {
             policy_name: STATIC.to_owned(),
-            machine_state: self.nodes.iter().map(|(number, one)| (number.to_string(), node(one))).collect(),
+            machine_state: self
+                .nodes
+                .iter()
+                .map(|(number, state)| (number.to_string(), node(state)))
+                .collect(),
             entries: self
                 .assignments
                 .iter()
@@ -185,7 +189,7 @@ impl Memory {
 
 /// The nodes and assignments of a file whose checksum and policy are right.
 fn parse(text: &str, policy: &'static str) -> Result<(Nodes, Assignments), StateError> {
-    let content = |why: &dyn ToString| StateError::Content { why: why.to_string() };
+    let content = |message: &dyn ToString| StateError::Content { message: message.to_string() };
     let file: File = serde_json::from_str(text).map_err(|error| content(&error))?;
     let mask = |numbers: &[u32]| {
         let mask = NumaMask::of(numbers.iter().copied());
@@ -197,8 +201,8 @@ fn parse(text: &str, policy: &'static str) -> Result<(Nodes, Assignments), State
     for (number, node) in file.machine_state {
         let number = number.parse().ok().filter(|number: &u32| *number < 64);
         let number = number.ok_or_else(|| content(&"a node's number is not usable"))?;
-        let tables = node.memory_map.into_iter().map(|(name, one)| {
-            let TableInFile { total, system_reserved, allocatable, reserved, free } = one;
+        let tables = node.memory_map.into_iter().map(|(name, table)| {
+            let TableInFile { total, system_reserved, allocatable, reserved, free } = table;
             (name, Table { total, system_reserved, allocatable, reserved, free })
         });
         let (assignments, tables) = (node.number_of_assignments, tables.collect());
@@ -241,7 +245,7 @@ fn sum(policy: &str, nodes: &Nodes, assignments: &Assignments) -> u32 {
     let pointer = |value| Value::Pointer(Box::new(value));
     let node = |node: &NodeState| {
         let tables = node.tables.iter();
-        let tables = tables.map(|(name, one)| (Cow::Owned(name.clone()), pointer(table(one))));
+        let tables = tables.map(|(name, entry)| (Cow::Owned(name.clone()), pointer(table(entry))));
         Value::Struct(vec![
             ("NumberOfAssignments", "int", Value::number(node.assignments)),
             ("MemoryMap", "map[v1.ResourceName]*state.MemoryTable", Value::Map(tables.collect())),
@@ -255,7 +259,7 @@ fn sum(policy: &str, nodes: &Nodes, assignments: &Assignments) -> u32 {
             ("Size", "uint64", Value::number(block.bytes)),
         ])
     };
-    let nodes = nodes.iter().map(|(number, one)| (Cow::Owned(number.to_string()), pointer(node(one))));
+    let nodes = nodes.iter().map(|(number, state)| (Cow::Owned(number.to_string()), pointer(node(state))));
     let entries = assignments.iter().map(|(pod, containers)| {
         let containers = containers
             .iter()
@@ -280,15 +284,15 @@ fn same(found: &Nodes, expected: &Nodes) -> bool {
         (number(|table| table.free), number(|table| table.reserved))
     };
     found.len() == expected.len()
-        && found.iter().zip(expected).all(|((number, one), (other_number, other))| {
+        && found.iter().zip(expected).all(|((number, node), (other_number, other))| {
             number == other_number
-                && one.assignments == other.assignments
-                && one.cells == other.cells
-                && one.tables.len() == other.tables.len()
-                && one.tables.iter().zip(&other.tables).all(|((name, table), (other_name, other_table))| {
+                && node.assignments == other.assignments
+                && node.cells == other.cells
+                && node.tables.len() == other.tables.len()
+                && node.tables.iter().zip(&other.tables).all(|((name, table), (other_name, other_table))| {
                     name == other_name
                         && fixed(table) == fixed(other_table)
-                        && sums(found, one.cells, name) == sums(expected, one.cells, name)
+                        && sums(found, node.cells, name) == sums(expected, node.cells, name)
                 })
         })
 }

@@ -70,10 +70,10 @@ pub(super) fn empty(machine: &[NumaNode], reserved: &Reserved) -> Nodes {
             let resource = huge_page_resource(*size);
             let total = size.saturating_mul(*count);
             huge = huge.saturating_add(total);
-            let system = reserved.of(node.number, &resource);
+            let system = reserved.bytes(node.number, &resource);
             tables.insert(resource, table(total, system, 0));
         }
-        let system = reserved.of(node.number, MEMORY);
+        let system = reserved.bytes(node.number, MEMORY);
         tables.insert(MEMORY.to_owned(), table(node.memory_bytes, system, huge));
         NodeState { assignments: 0, tables, cells: NumaMask::of([node.number]) }
     };

@@ -100,10 +100,10 @@ fn a_reservation_must_be_that_of_the_node() {
         let found = Reserved::new(&machine, configured, &expected).unwrap_err();
         assert_eq!(found.to_string(), error);
     };
-    let one = amounts(&[("memory", "1Gi")]);
+    let gibibyte = amounts(&[("memory", "1Gi")]);
     check(
-        &[(2, one.clone())],
-        one.clone(),
+        &[(2, gibibyte.clone())],
+        gibibyte.clone(),
         "the reserved memory configuration references a NUMA node 2 that does not exist on this machine",
     );
     check(
@@ -113,8 +113,8 @@ fn a_reservation_must_be_that_of_the_node() {
          Allocatable feature",
     );
     check(
-        &[(0, one.clone()), (1, amounts(&[("hugepages-2Mi", "2Mi")]))],
-        one.clone(),
+        &[(0, gibibyte.clone()), (1, amounts(&[("hugepages-2Mi", "2Mi")]))],
+        gibibyte.clone(),
         "the total amount \"2Mi\" of type \"hugepages-2Mi\" is not equal to the value \"0\" determined by Node \
          Allocatable feature",
     );
@@ -211,7 +211,7 @@ fn later_containers_use_the_memory_of_init_containers() {
     allocate(&mut memory, &pod, ANY).unwrap();
     // i's 1 GiB is used by s and j, then j's by a; b is new.
     let bytes = |memory: &Memory| -> Vec<u64> {
-        let blocks = pod.all_containers().map(|one| memory.blocks(pod.uid(), &one.name));
+        let blocks = pod.all_containers().map(|container| memory.blocks(pod.uid(), &container.name));
         blocks.map(|blocks| blocks.iter().map(|block| block.bytes >> 20).sum()).collect()
     };
     let sum: u64 = bytes(&memory).iter().sum();
@@ -242,15 +242,15 @@ fn huge_pages_are_allocated_with_the_memory() {
         let limits = json!({"cpu": "1", "memory": "1Gi", "hugepages-2Mi": pages});
         pod(uid, vec![json!({"name": "c", "resources": {"limits": limits}})])
     };
-    let one = with("a", "1Gi");
-    allocate(&mut memory, &one, ANY).unwrap();
+    let first = with("a", "1Gi");
+    allocate(&mut memory, &first, ANY).unwrap();
     let names: Vec<&str> =
-        memory.blocks(one.uid(), "c").iter().map(|block| block.resource.as_str()).collect();
+        memory.blocks(first.uid(), "c").iter().map(|block| block.resource.as_str()).collect();
     assert_eq!(names, ["hugepages-2Mi", "memory"]);
     assert_eq!(memory.nodes()[&0].assignments, 2);
-    let two = with("b", "2Mi");
-    allocate(&mut memory, &two, ANY).unwrap();
-    assert_eq!(memory.cpuset_mems(two.uid(), "c"), Some(mask(&[1])));
+    let second = with("b", "2Mi");
+    allocate(&mut memory, &second, ANY).unwrap();
+    assert_eq!(memory.cpuset_mems(second.uid(), "c"), Some(mask(&[1])));
     assert!(allocate(&mut memory, &with("c", "2Gi"), ANY).is_err());
     // A size that the machine does not have.
     let limits = json!({"cpu": "1", "memory": "1Gi", "hugepages-64Ki": "64Ki"});
@@ -347,7 +347,7 @@ fn unusable_state_files_are_errors_with_a_type() {
 }
 
 #[test]
-fn books_are_rebuilt_from_running_containers() {
+fn state_is_rebuilt_from_running_containers() {
     let (machine, reserved) = machine(4);
     let mut memory = Memory::new(&machine, &reserved);
     let group = pod("a", vec![container("c", "4Gi")]);
@@ -431,8 +431,8 @@ proptest! {
         for (index, (bytes, nodes, restart)) in bytes.into_iter().enumerate() {
             let text = bytes.to_string();
             let limits = json!({"cpu": "1", "memory": text, "hugepages-2Mi": text});
-            let one = json!({"name": "c", "resources": {"limits": limits}});
-            let pod = pod_of(&format!("u{index}"), json!({"containers": [one], "initContainers": [one]}));
+            let container = json!({"name": "c", "resources": {"limits": limits}});
+            let pod = pod_of(&format!("u{index}"), json!({"containers": [container], "initContainers": [container]}));
             let _ = (memory.pod_hints(Candidate::of(&pod)), memory.hints(Candidate::of(&pod), &pod.containers()[0]));
             let hint = Hint { nodes: Some(NumaMask(nodes)).filter(|_| nodes > 0), preferred: restart };
             let _: Result<(), AllocateError> = memory.allocate(Candidate::of(&pod), &pod.containers()[0], hint);

@@ -96,9 +96,9 @@ impl From<AllocateError> for Denial {
     fn from(error: AllocateError) -> Denial {
         match error {
             AllocateError::Denied { reason, message } => Denial { reason, message },
-            AllocateError::Unexpected(why) => Denial {
+            AllocateError::Unexpected(message) => Denial {
                 reason: "UnexpectedAdmissionError",
-                message: format!("Allocate failed due to {why}, which is unexpected"),
+                message: format!("Allocate failed due to {message}, which is unexpected"),
             },
         }
     }

@@ -38,10 +38,10 @@ impl Distances {
 }
 
 /// Less is better: fewer nodes, then shorter distances if they count, then lower numbers.
-pub(super) fn compare(one: NumaMask, other: NumaMask, distances: Option<&Distances>) -> Ordering {
+pub(super) fn compare(left: NumaMask, right: NumaMask, distances: Option<&Distances>) -> Ordering {
     let far = |mask| distances.map(|distances| distances.sum(mask));
-    one.len()
-        .cmp(&other.len())
-        .then_with(|| if one == other { Ordering::Equal } else { far(one).cmp(&far(other)) })
-        .then(one.cmp(&other))
+    left.len()
+        .cmp(&right.len())
+        .then_with(|| if left == right { Ordering::Equal } else { far(left).cmp(&far(right)) })
+        .then(left.cmp(&right))
 }

@@ -89,7 +89,7 @@ fn best_preferred(lists: &[Choices], all: NumaMask, distances: Option<&Distances
         None => lists.iter().flat_map(|list| &list.preferred).copied().chain([all]).collect(),
     };
     let usable = common.into_iter().map(|nodes| nodes.and(all)).filter(|nodes| !nodes.is_empty());
-    usable.min_by(|one, other| compare(*one, *other, distances))
+    usable.min_by(|left, right| compare(*left, *right, distances))
 }
 
 /// The best intersection of one set of each list: with as many nodes as the resource with the
@@ -106,7 +106,7 @@ fn best_other(lists: &[Choices], all: NumaMask, distances: Option<&Distances>) -
     reachable(lists, all)
         .into_iter()
         .filter(|nodes| !nodes.is_empty())
-        .min_by(|one, other| rank(*one).cmp(&rank(*other)).then_with(|| compare(*one, *other, distances)))
+        .min_by(|left, right| rank(*left).cmp(&rank(*right)).then_with(|| compare(*left, *right, distances)))
 }
 
 /// All intersections of one set of each list with `all`, which has at most [`DENSE_NODES`] nodes.

@@ -1,6 +1,6 @@
 //! Admission of pods by the NUMA nodes of their resources (Go: pkg/kubelet/cm/topologymanager).
 //!
-//! Owns: the policy and the distances between nodes. The books of resources are with the
+//! Owns: the policy and the distances between nodes. The state of resources is with the
 //! [`Provider`]s. Threads: none; the caller serializes admissions. In: a pod and the providers in
 //! the order devices, CPUs, memory. Out: an [`Outcome`], and allocations in the providers.
 //! Invariants: the work of a merge is bounded by the number of hints and by 2^[`DENSE_NODES`], not

@@ -190,13 +190,13 @@ proptest! {
 
 /// Gives the same hints to each container, and notes the allocations.
 #[derive(Default)]
-struct Given {
+struct FakeProvider {
     hints: Hints,
     fails: Option<(&'static str, AllocateError)>,
     allocated: Vec<(String, Hint)>,
 }
 
-impl Provider for Given {
+impl Provider for FakeProvider {
     fn hints(&self, _: Candidate<'_>, _: &Container) -> Hints {
         self.hints.clone()
     }
@@ -214,17 +214,20 @@ impl Provider for Given {
     }
 }
 
-fn admit(policy: Policy, scope: Scope, one: &mut Given, other: &mut Given) -> Outcome {
+fn admit(policy: Policy, scope: Scope, first: &mut FakeProvider, second: &mut FakeProvider) -> Outcome {
     let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]});
     let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap());
     let topology = Topology::new(policy, scope, &BTreeMap::new(), &nodes(2)).unwrap();
-    topology.admit(&pod, &mut [one, other])
+    topology.admit(&pod, &mut [first, second])
 }
 
 #[test]
 fn each_container_is_allocated_by_each_provider_with_the_merged_hint() {
-    let mut one = Given { hints: Hints::from([("cpu".into(), vec![hint(&[1], true)])]), ..Given::default() };
-    let mut other = Given::default();
+    let mut first = FakeProvider {
+        hints: Hints::from([("cpu".into(), vec![hint(&[1], true)])]),
+        ..FakeProvider::default()
+    };
+    let mut second = FakeProvider::default();
     for (policy, scope, nodes, aligned) in [
         (Policy::None, Scope::Pod, NONE, 0),
         (Policy::BestEffort, Scope::Container, hint(&[1], true), 0),
@@ -232,11 +235,11 @@ fn each_container_is_allocated_by_each_provider_with_the_merged_hint() {
         (Policy::SingleNumaNode, Scope::Container, hint(&[1], true), 3),
         (Policy::SingleNumaNode, Scope::Pod, hint(&[1], true), 1),
     ] {
-        let outcome = admit(policy, scope, &mut one, &mut other);
+        let outcome = admit(policy, scope, &mut first, &mut second);
         assert_eq!(outcome, Outcome { denial: None, aligned, unaligned: 0 });
         let expected = ["i", "a", "b"].map(|name| (name.to_owned(), nodes));
-        assert_eq!(std::mem::take(&mut one.allocated), expected);
-        assert_eq!(std::mem::take(&mut other.allocated), expected);
+        assert_eq!(std::mem::take(&mut first.allocated), expected);
+        assert_eq!(std::mem::take(&mut second.allocated), expected);
     }
 }
 
@@ -247,24 +250,28 @@ fn denials_have_upstreams_reasons_and_messages() {
     };
     let locality =
         ("TopologyAffinityError", "Resources cannot be allocated with Topology locality".to_owned());
-    let mut one = Given { hints: Hints::from([("cpu".into(), Vec::new())]), ..Given::default() };
-    let mut other = Given::default();
+    let mut first =
+        FakeProvider { hints: Hints::from([("cpu".into(), Vec::new())]), ..FakeProvider::default() };
+    let mut second = FakeProvider::default();
     for (policy, unaligned) in [(Policy::Restricted, 0), (Policy::SingleNumaNode, 1)] {
         for scope in [Scope::Container, Scope::Pod] {
-            let outcome = admit(policy, scope, &mut one, &mut other);
+            let outcome = admit(policy, scope, &mut first, &mut second);
             assert_eq!(denial(&outcome), locality);
             assert_eq!((outcome.aligned, outcome.unaligned), (0, unaligned));
-            assert!(one.allocated.is_empty());
+            assert!(first.allocated.is_empty());
         }
     }
-    assert_eq!(admit(Policy::BestEffort, Scope::Pod, &mut one, &mut other).denial, None);
-    one = Given { fails: Some(("a", AllocateError::Unexpected("no room".into()))), ..Given::default() };
-    let outcome = admit(Policy::None, Scope::Container, &mut one, &mut other);
+    assert_eq!(admit(Policy::BestEffort, Scope::Pod, &mut first, &mut second).denial, None);
+    first = FakeProvider {
+        fails: Some(("a", AllocateError::Unexpected("no room".into()))),
+        ..FakeProvider::default()
+    };
+    let outcome = admit(Policy::None, Scope::Container, &mut first, &mut second);
     let message = "Allocate failed due to no room, which is unexpected".to_owned();
     assert_eq!(denial(&outcome), ("UnexpectedAdmissionError", message));
-    assert_eq!(one.allocated.len(), 2);
+    assert_eq!(first.allocated.len(), 2);
     let own = AllocateError::Denied { reason: "SMTAlignmentError", message: "SMT".into() };
-    one = Given { fails: Some(("i", own)), ..Given::default() };
-    let outcome = admit(Policy::Restricted, Scope::Pod, &mut one, &mut other);
+    first = FakeProvider { fails: Some(("i", own)), ..FakeProvider::default() };
+    let outcome = admit(Policy::Restricted, Scope::Pod, &mut first, &mut second);
     assert_eq!(denial(&outcome), ("SMTAlignmentError", "SMT".to_owned()));
 }

@@ -1,9 +1,9 @@
-//! The books of the policy `Static` (Go: memorymanager `staticPolicy` and `manager`).
+//! The state of the policy `Static` (Go: memorymanager `staticPolicy` and `manager`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::hints::{best, possible, requests_memory, satisfies};
-use super::requests::{Bytes, of_container, of_pod};
+use super::requests::{Bytes, container_bytes, pod_bytes};
 use super::reserved::Reserved;
 use super::tables::{Assignments, Block, Nodes, empty, give_back, take, violates_groups};
 use crate::model::api::Container;
@@ -29,10 +29,10 @@ impl Memory {
     /// Nothing is allocated yet. It has to be written.
     #[must_use]
     pub fn new(machine: &[NumaNode], reserved: &Reserved) -> Memory {
-        Memory { changed: true, ..Memory::of(empty(machine, reserved), Assignments::new()) }
+        Memory { changed: true, ..Memory::from_parts(empty(machine, reserved), Assignments::new()) }
     }
 
-    pub(super) fn of(nodes: Nodes, assignments: Assignments) -> Memory {
+    pub(super) fn from_parts(nodes: Nodes, assignments: Assignments) -> Memory {
         Memory { nodes, assignments, reusable: None, changed: false }
     }
 
@@ -108,7 +108,10 @@ impl Memory {
         let mut known: BTreeMap<&PodUid, BTreeSet<&str>> = BTreeMap::new();
         for pod in active {
             if self.assignments.contains_key(pod.uid()) {
-                known.insert(pod.uid(), pod.all_containers().map(|one| one.name.as_str()).collect());
+                known.insert(
+                    pod.uid(),
+                    pod.all_containers().map(|container| container.name.as_str()).collect(),
+                );
             }
         }
         let mut stale = Vec::new();
@@ -200,7 +203,8 @@ impl Memory {
             let mut left = block.bytes;
             let before = pod.init_containers().iter().take_while(|init| init.name != container.name);
             for init in before.filter(|init| !is_sidecar(init)) {
-                let same = |one: &&mut Block| one.resource == block.resource && one.nodes == block.nodes;
+                let same =
+                    |other: &&mut Block| other.resource == block.resource && other.nodes == block.nodes;
                 for earlier in containers.get_mut(&init.name).into_iter().flatten().filter(same) {
                     let reused = earlier.bytes.min(left);
                     earlier.bytes -= reused;
@@ -217,7 +221,7 @@ impl Provider for Memory {
             return Hints::new();
         }
         // Upstream: no preference; the allocation fails.
-        let Ok(requested) = of_container(container) else { return Hints::new() };
+        let Ok(requested) = container_bytes(container) else { return Hints::new() };
         match self.entry(pod.pod.uid(), &container.name) {
             Some(blocks) => existing(blocks, &requested),
             None => self.hints_of(pod.pod, &requested),
@@ -229,8 +233,8 @@ impl Provider for Memory {
         if !exclusive {
             return Hints::new();
         }
-        let Ok(requested) = of_pod(pod) else { return Hints::new() };
-        let mut blocks = pod.all_containers().filter_map(|one| self.entry(pod.uid(), &one.name));
+        let Ok(requested) = pod_bytes(pod) else { return Hints::new() };
+        let mut blocks = pod.all_containers().filter_map(|container| self.entry(pod.uid(), &container.name));
         match blocks.next() {
             Some(blocks) => existing(blocks, &requested),
             None => self.hints_of(pod, &requested),
@@ -252,14 +256,14 @@ impl Provider for Memory {
             self.note_reusable(pod, container, &blocks);
             return Ok(());
         }
-        let unexpected = |why: String| {
+        let unexpected = |message: String| {
             metrics::MEMORY_PINNING_ERRORS.inc();
             metrics::RESOURCE_ALLOCATION_ERRORS.inc(["memory", "node"]);
-            AllocateError::Unexpected(why)
+            AllocateError::Unexpected(message)
         };
-        let requested = of_container(container).map_err(|error| unexpected(error.to_string()))?;
+        let requested = container_bytes(container).map_err(|error| unexpected(error.to_string()))?;
         let chosen = self.choose(pod, &requested, hint);
-        let nodes = chosen.map_err(|why| unexpected(format!("[memorymanager] {why}")))?;
+        let nodes = chosen.map_err(|reason| unexpected(format!("[memorymanager] {reason}")))?;
         let mut blocks = Vec::new();
         for (resource, bytes) in requested {
             let new = bytes.saturating_sub(self.reusable(pod.uid(), nodes, &resource));
