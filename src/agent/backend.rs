@@ -190,10 +190,10 @@ impl NodeBackend for Handles {
             .running_container(&uid, container)?
             .ok_or_else(|| format!("container {container} not found"))?;
         let directory = &self.endpoints.checkpoints;
-        make_private(directory).map_err(|why| format!("cannot make {}: {why}", directory.display()))?;
-        let at = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
+        make_private(directory).map_err(|error| format!("cannot make {}: {error}", directory.display()))?;
+        let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
         let (name, namespace) = (text(&pod.metadata.name), text(&pod.metadata.namespace));
-        let location = directory.join(format!("checkpoint-{name}_{namespace}-{container}-{at}.tar"));
+        let location = directory.join(format!("checkpoint-{name}_{namespace}-{container}-{time}.tar"));
         self.cri.checkpoint_container(&id, &location, seconds, stop)?;
         Ok(location)
     }
@@ -213,7 +213,9 @@ impl NodeBackend for Handles {
         progress: &mut dyn FnMut(usize, usize),
         stop: &StopToken,
     ) -> Result<CheckReport, BackendError> {
-        self.image_check.verify(image, options, progress, stop).map_err(|why| BackendError::of(&why, stop))
+        self.image_check
+            .verify(image, options, progress, stop)
+            .map_err(|error| BackendError::of(&error, stop))
     }
 
     fn image_set(&self) -> Arc<dyn Images> {

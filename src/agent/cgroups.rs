@@ -48,7 +48,7 @@ pub(super) fn settings(
     let gates = settings::gates(config);
     let memory_qos = Some(settings::reservation(config))
         .filter(|_| gates.enabled("MemoryQoS") && host.cgroups.version.is_v2());
-    let enforced = config.enforce_node_allocatable.iter().any(|one| one == "pods");
+    let enforced = config.enforce_node_allocatable.iter().any(|part| part == "pods");
     let daemons = limited_daemons(
         &config.enforce_node_allocatable,
         &reservations,

@@ -122,7 +122,12 @@ impl Cluster {
                 let status = node.status.as_ref()?;
                 Some(ShownVolumes {
                     in_use: status.volumes_in_use.iter().flatten().cloned().collect(),
-                    attached: status.volumes_attached.iter().flatten().map(|it| it.name.clone()).collect(),
+                    attached: status
+                        .volumes_attached
+                        .iter()
+                        .flatten()
+                        .map(|volume| volume.name.clone())
+                        .collect(),
                 })
             }),
             // If the bell is full, the thread wakes anyway.

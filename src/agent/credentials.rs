@@ -45,10 +45,10 @@ pub(super) fn credentials(
     if path.exists() {
         own = Some(read(path)?);
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
-        let why =
+        let reason =
             identity.and_then(|identity| bootstrap::why_needed(Some(identity.certificate.reveal()), now));
-        if let Some(why) = why.filter(|_| args.bootstrap_kubeconfig.is_some()) {
-            log::info!("{}: {why}; requesting a new one", path.display());
+        if let Some(reason) = reason.filter(|_| args.bootstrap_kubeconfig.is_some()) {
+            log::info!("{}: {reason}; requesting a new one", path.display());
             own = None;
         }
     }
@@ -87,7 +87,7 @@ pub(super) fn credentials(
 }
 
 fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
-    let refused = |why: String| StartError::Refused(format!("kubeconfig {why}"));
+    let refused = |message: String| StartError::Refused(format!("kubeconfig {message}"));
     let file = config::kubeconfig::load(path).map_err(|problem| refused(problem.to_string()))?;
     let credentials = kubeconfig::credentials(&file, path)
         .map_err(|error| refused(format!("{}: {error}", path.display())))?;

@@ -16,20 +16,20 @@ use crate::sync::view::Snapshot;
 use crate::volumes::{Shown, State};
 
 /// The names of a pod: namespace and name, or nothing and the UID.
-type Name = (String, String);
+type PodName = (String, String);
 
 /// The known pods by UID.
-struct Names(HashMap<PodUid, Name>);
+struct PodNames(HashMap<PodUid, PodName>);
 
-impl Names {
-    fn of(snapshot: &Snapshot) -> Names {
+impl PodNames {
+    fn new(snapshot: &Snapshot) -> PodNames {
         let name =
             |(uid, pod): (&PodUid, &Pod)| (uid.clone(), (pod.namespace().to_owned(), pod.name().to_owned()));
         let pods = snapshot.pods.iter().filter_map(|(uid, entry)| Some((uid, entry.any_pod()?)));
-        Names(pods.map(name).collect())
+        PodNames(pods.map(name).collect())
     }
 
-    fn get(&self, uid: &PodUid) -> Name {
+    fn get(&self, uid: &PodUid) -> PodName {
         self.0.get(uid).cloned().unwrap_or_else(|| (String::new(), uid.to_string()))
     }
 
@@ -58,7 +58,7 @@ impl Handles {
     /// The volumes of a pod, or of all pods.
     pub(super) fn volume_rows(&self, only: Option<&PodUid>) -> VolumesReply {
         let snapshot = self.view.get();
-        let names = Names::of(&snapshot);
+        let names = PodNames::new(&snapshot);
         let mut uids: BTreeSet<PodUid> = self.volumes.shown_pods().into_iter().collect();
         uids.extend(snapshot.pods.keys().cloned());
         uids.retain(|uid| only.is_none_or(|only| only == uid));
@@ -72,7 +72,9 @@ impl Handles {
             let shown = self.volumes.shown(uid, pod).into_iter();
             let name = names.get(uid);
             volumes.extend(
-                shown.filter(|one| one.state.is_some() || !has_ended).map(|one| volume_row(&name, one)),
+                shown
+                    .filter(|volume| volume.state.is_some() || !has_ended)
+                    .map(|volume| volume_row(&name, volume)),
             );
         }
         let omitted = limit(&mut volumes);
@@ -84,8 +86,8 @@ impl Handles {
 
     /// The devices and claims of a pod, or of all pods; then also the plugins.
     pub(super) fn device_rows(&self, only: Option<&PodUid>) -> DevicesReply {
-        let names = Names::of(&self.view.get());
-        let mut devices = self.devices.read(|books| device_rows(books, &names, only));
+        let names = PodNames::new(&self.view.get());
+        let mut devices = self.devices.read(|state| device_rows(state, &names, only));
         let mut claims = claim_rows(self.claims.list(), &names, only);
         let mut plugins = match only {
             None => plugin_rows(self.plugins.list(), self.devices.registered()),
@@ -106,7 +108,7 @@ fn limit<T>(rows: &mut Vec<T>) -> usize {
     omitted
 }
 
-fn volume_row((namespace, pod): &Name, shown: Shown) -> VolumeRow {
+fn volume_row((namespace, pod): &PodName, shown: Shown) -> VolumeRow {
     let state = match shown.state {
         None => "waiting",
         Some(State::SettingUp) => "being set up",
@@ -128,15 +130,15 @@ fn volume_row((namespace, pod): &Name, shown: Shown) -> VolumeRow {
 }
 
 /// The devices that plugins list, and those that containers have although no plugin lists them.
-fn device_rows(books: &Books, names: &Names, only: Option<&PodUid>) -> Vec<DeviceRow> {
+fn device_rows(state: &Books, names: &PodNames, only: Option<&PodUid>) -> Vec<DeviceRow> {
     let mut users: BTreeMap<(&str, &str), Vec<(&PodUid, &str)>> = BTreeMap::new();
-    for (pod, container, resource, hold) in books.holds().iter() {
+    for (pod, container, resource, hold) in state.holds().iter() {
         for device in hold.devices.keys() {
             users.entry((resource, device)).or_default().push((pod, container));
         }
     }
     let mut rows: BTreeMap<(&str, &str), DeviceRow> = BTreeMap::new();
-    for (resource, known) in books.resources() {
+    for (resource, known) in state.resources() {
         for (id, device) in &known.devices {
             if rows.len() > 2 * MOST_ROWS && !users.contains_key(&(resource.as_str(), &**id)) {
                 continue;
@@ -151,12 +153,12 @@ fn device_rows(books: &Books, names: &Names, only: Option<&PodUid>) -> Vec<Devic
             rows.insert((resource, id), row);
         }
     }
-    for (key, of) in users {
+    for (key, holders) in users {
         let unlisted = || DeviceRow { health: "Unknown".to_owned(), ..DeviceRow::default() };
         let row = rows.entry(key).or_insert_with(unlisted);
         let is_wanted = |uid: &PodUid| only.is_none_or(|only| only == uid);
-        let of = of.into_iter().filter(|(uid, _)| is_wanted(uid));
-        row.users = of.map(|(uid, container)| format!("{}/{container}", names.text(uid))).collect();
+        let holders = holders.into_iter().filter(|(uid, _)| is_wanted(uid));
+        row.users = holders.map(|(uid, container)| format!("{}/{container}", names.text(uid))).collect();
     }
     let named = rows.into_iter().filter(|(_, row)| only.is_none() || !row.users.is_empty());
     let name = |((resource, device), row): ((&str, &str), DeviceRow)| DeviceRow {
@@ -167,7 +169,7 @@ fn device_rows(books: &Books, names: &Names, only: Option<&PodUid>) -> Vec<Devic
     named.map(name).collect()
 }
 
-fn claim_rows(claims: Vec<ClaimInfo>, names: &Names, only: Option<&PodUid>) -> Vec<ClaimRow> {
+fn claim_rows(claims: Vec<ClaimInfo>, names: &PodNames, only: Option<&PodUid>) -> Vec<ClaimRow> {
     let mut rows = Vec::new();
     for claim in claims {
         if only.is_some_and(|only| !claim.pods.contains(only)) {
@@ -201,27 +203,27 @@ fn claim_rows(claims: Vec<ClaimInfo>, names: &Names, only: Option<&PodUid>) -> V
 /// The plugins of the directory, and the device plugins that registered on our own socket.
 fn plugin_rows(listed: Vec<plugins::Listed>, registered: Vec<Registered>) -> Vec<PluginRow> {
     let now = Instant::now();
-    let since = |at: Instant| ago(now.saturating_duration_since(at));
+    let since = |time: Instant| ago(now.saturating_duration_since(time));
     let watched = |name: &str| {
-        let mut all = listed.iter().filter_map(|one| one.plugin.as_ref());
+        let mut all = listed.iter().filter_map(|entry| entry.plugin.as_ref());
         all.any(|plugin| plugin.kind == plugins::DEVICE && plugin.name == name)
     };
-    let own = registered.iter().filter(|one| !watched(&one.resource)).map(|one| PluginRow {
-        name: clip(&one.resource),
+    let own = registered.iter().filter(|plugin| !watched(&plugin.resource)).map(|plugin| PluginRow {
+        name: clip(&plugin.resource),
         kind: plugins::DEVICE.to_owned(),
-        socket: one.socket.as_ref().map(|path| clip(&path.to_string_lossy())).unwrap_or_default(),
-        registered: one.socket.is_some(),
-        since: Some(since(one.since)),
-        error: one.socket.is_none().then(|| "the plugin is not connected".to_owned()),
+        socket: plugin.socket.as_ref().map(|path| clip(&path.to_string_lossy())).unwrap_or_default(),
+        registered: plugin.socket.is_some(),
+        since: Some(since(plugin.since)),
+        error: plugin.socket.is_none().then(|| "the plugin is not connected".to_owned()),
     });
     let mut rows: Vec<PluginRow> = own.collect();
-    rows.extend(listed.iter().map(|one| PluginRow {
-        name: one.plugin.as_ref().map(|plugin| clip(&plugin.name)).unwrap_or_default(),
-        kind: one.plugin.as_ref().map(|plugin| clip(&plugin.kind)).unwrap_or_default(),
-        socket: clip(&one.socket.to_string_lossy()),
-        registered: one.plugin.is_some(),
-        since: one.since.map(since),
-        error: one.error.as_deref().map(clip),
+    rows.extend(listed.iter().map(|entry| PluginRow {
+        name: entry.plugin.as_ref().map(|plugin| clip(&plugin.name)).unwrap_or_default(),
+        kind: entry.plugin.as_ref().map(|plugin| clip(&plugin.kind)).unwrap_or_default(),
+        socket: clip(&entry.socket.to_string_lossy()),
+        registered: entry.plugin.is_some(),
+        since: entry.since.map(since),
+        error: entry.error.as_deref().map(clip),
     }));
     rows.sort_by(|a, b| (&a.kind, &a.name, &a.socket).cmp(&(&b.kind, &b.name, &b.socket)));
     rows

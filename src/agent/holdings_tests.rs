@@ -3,26 +3,27 @@ use crate::claims::info::{ClaimKey, ClaimRef, Device as ClaimDevice};
 use crate::devices::{Device, DeviceId, Hold, HoldState, Holds, PluginOptions};
 use crate::model::numa::NumaMask;
 
-fn names() -> Names {
+fn names() -> PodNames {
     let known = (PodUid::from("u1"), ("default".to_owned(), "web".to_owned()));
-    Names(HashMap::from([known]))
+    PodNames(HashMap::from([known]))
 }
 
-/// Books with a plugin that lists `listed`; pod `u1` has d1, the unknown pod `u2` has `gone`.
-fn books(listed: &[(&str, bool)]) -> Books {
+/// The state of the device manager with a plugin that lists `listed`; pod `u1` has d1, the unknown
+/// pod `u2` has `gone`.
+fn device_state(listed: &[(&str, bool)]) -> Books {
     let mut holds = Holds::default();
     for (pod, device) in [("u1", "d1"), ("u2", "gone")] {
         let devices = BTreeMap::from([(DeviceId::from(device), NumaMask::default())]);
         let hold = Hold { devices, state: HoldState::Reserved { nodes: None } };
         holds.insert(&PodUid::from(pod), "main", "example.com/d", hold);
     }
-    let mut books = Books::new(holds, BTreeMap::new(), Vec::new(), Instant::now());
-    books.connected("example.com/d", 1, PluginOptions::default()).unwrap();
-    let one = |(id, is_healthy): &(&str, bool)| {
+    let mut state = Books::new(holds, BTreeMap::new(), Vec::new(), Instant::now());
+    state.connected("example.com/d", 1, PluginOptions::default()).unwrap();
+    let device = |(id, is_healthy): &(&str, bool)| {
         (DeviceId::from(*id), Device { is_healthy: *is_healthy, nodes: NumaMask::of([1]) })
     };
-    books.listed("example.com/d", 1, listed.iter().map(one).collect()).unwrap();
-    books
+    state.listed("example.com/d", 1, listed.iter().map(device).collect()).unwrap();
+    state
 }
 
 fn texts(rows: &[DeviceRow]) -> Vec<String> {
@@ -33,13 +34,13 @@ fn texts(rows: &[DeviceRow]) -> Vec<String> {
 
 #[test]
 fn devices_have_their_health_and_users_also_when_no_plugin_lists_them() {
-    let books = books(&[("d1", true), ("d2", false)]);
-    let all = device_rows(&books, &names(), None);
+    let state = device_state(&[("d1", true), ("d2", false)]);
+    let all = device_rows(&state, &names(), None);
     assert_eq!(
         texts(&all),
         ["d1 Healthy [1] default/web/main", "d2 Unhealthy [1] ", "gone Unknown [] u2/main"]
     );
-    let own = device_rows(&books, &names(), Some(&PodUid::from("u1")));
+    let own = device_rows(&state, &names(), Some(&PodUid::from("u1")));
     assert_eq!(texts(&own), ["d1 Healthy [1] default/web/main"]);
 }
 
@@ -48,7 +49,7 @@ fn the_number_of_devices_is_limited_but_used_ones_are_shown() {
     let many: Vec<String> = (0..3 * MOST_ROWS).map(|number| format!("a{number}")).collect();
     let mut listed: Vec<(&str, bool)> = many.iter().map(|name| (name.as_str(), true)).collect();
     listed.push(("d1", true));
-    let rows = device_rows(&books(&listed), &names(), None);
+    let rows = device_rows(&device_state(&listed), &names(), None);
     assert!(rows.len() < 2 * MOST_ROWS + 10, "{}", rows.len());
     assert!(rows.iter().any(|row| row.device == "d1" && !row.users.is_empty()));
     let mut rows = vec![0_u8; MOST_ROWS + 3];

@@ -67,7 +67,7 @@ pub(super) fn main_port(
     let tls = Settings {
         min_version: config.tls_min_version.clone(),
         cipher_suites: config.tls_cipher_suites.clone(),
-        curves: config.tls_curve_preferences.iter().filter_map(|one| u16::try_from(*one).ok()).collect(),
+        curves: config.tls_curve_preferences.iter().filter_map(|curve| u16::try_from(*curve).ok()).collect(),
         ask_for_certificates: settings.client_ca_file.is_some(),
     };
     let reviews = client.map(|client| -> Arc<dyn Reviews> {

@@ -58,30 +58,30 @@ fn claims(handles: &Handles, page: &mut Page) {
 }
 
 /// Seconds since 1970 of a moment in the past.
-fn unix_time(at: Instant) -> f64 {
+fn unix_time(instant: Instant) -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    now.saturating_sub(at.elapsed()).as_secs_f64()
+    now.saturating_sub(instant.elapsed()).as_secs_f64()
 }
 
 fn start_time(handles: &Handles, page: &mut Page) {
-    let at = unix_time(handles.started);
-    page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", at);
+    let time = unix_time(handles.started);
+    page.gauge("process_start_time_seconds", "When the agent was started, in Unix time.", time);
 }
 
 /// On its own page, since its labels name pods.
 fn probes(handles: &Handles, page: &mut Page) {
     let all = handles.probes.counters();
     let mut family = page.family("prober_probe_total", "Probes by their result.", Type::Counter);
-    for one in &all {
-        for (result, count) in [("successful", one.successful), ("failed", one.failed)] {
+    for probe in &all {
+        for (result, count) in [("successful", probe.successful), ("failed", probe.failed)] {
             if count > 0 {
                 let labels = [
-                    ("probe_type", one.kind.as_str()),
+                    ("probe_type", probe.kind.as_str()),
                     ("result", result),
-                    ("container", &*one.container),
-                    ("pod", &*one.pod),
-                    ("namespace", &*one.namespace),
-                    ("pod_uid", one.uid.as_str()),
+                    ("container", &*probe.container),
+                    ("pod", &*probe.pod),
+                    ("namespace", &*probe.namespace),
+                    ("pod_uid", probe.uid.as_str()),
                 ];
                 family.series(&labels, count as f64);
             }
@@ -90,14 +90,14 @@ fn probes(handles: &Handles, page: &mut Page) {
     drop(family);
     let mut family =
         page.family("prober_probe_duration_seconds", "Duration of probes that succeeded.", Type::Histogram);
-    for one in all.iter().filter(|one| one.successful > 0) {
+    for probe in all.iter().filter(|probe| probe.successful > 0) {
         let labels = [
-            ("probe_type", one.kind.as_str()),
-            ("container", &*one.container),
-            ("pod", &*one.pod),
-            ("namespace", &*one.namespace),
+            ("probe_type", probe.kind.as_str()),
+            ("container", &*probe.container),
+            ("pod", &*probe.pod),
+            ("namespace", &*probe.namespace),
         ];
-        family.histogram(&labels, &BUCKETS, &one.buckets, one.successful, one.seconds);
+        family.histogram(&labels, &BUCKETS, &probe.buckets, probe.successful, probe.seconds);
     }
 }
 

@@ -94,8 +94,8 @@ pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> O
                     Outcome::Stopped
                 }
                 StopReason::Died(died) => {
-                    let why = died.panic.as_deref().unwrap_or("its body returned");
-                    log::error!("stopping because thread {} ended: {why}", died.thread);
+                    let reason = died.panic.as_deref().unwrap_or("its body returned");
+                    log::error!("stopping because thread {} ended: {reason}", died.thread);
                     Outcome::Failed
                 }
                 StopReason::Fatal(message) => {

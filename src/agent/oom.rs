@@ -126,8 +126,8 @@ mod tests {
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,\
              oom_memcg=/kubepods/podu2,task_memcg=/kubepods/podu2/c2,task=other,pid=78,uid=0",
         ];
-        for (at, line) in (1..).zip(lines) {
-            if let Some(kill) = parser.read(&record(at, line)) {
+        for (sequence, line) in (1..).zip(lines) {
+            if let Some(kill) = parser.read(&record(sequence, line)) {
                 report(&kill, &View::default(), &events);
             }
         }

@@ -130,8 +130,8 @@ pub(super) fn running_containers(observe: &Observe) -> RunningContainers {
     Arc::new(move |uid| {
         let listed = observe.listed();
         let containers = listed.get(uid).into_iter().flat_map(|pod| &pod.containers);
-        let running = containers.filter(|one| one.state == ContainerState::Running);
-        running.map(|one| one.name.clone()).collect()
+        let running = containers.filter(|container| container.state == ContainerState::Running);
+        running.map(|container| container.name.clone()).collect()
     })
 }
 
@@ -161,8 +161,8 @@ fn settings(
         false if config.cpu_manager_policy_options.is_empty() => None,
         false => {
             let given = go_map(&config.cpu_manager_policy_options);
-            let why = format!("new none policy error: none policy: received unsupported options={given}");
-            return Err(StartError::Refused(why));
+            let message = format!("new none policy error: none policy: received unsupported options={given}");
+            return Err(StartError::Refused(message));
         }
     };
     let memory = match is_memory_static {
@@ -207,8 +207,8 @@ fn cpu(config: &KubeletConfiguration, single_numa_node: bool) -> Result<Static, 
 /// The CPUs of systemReserved and kubeReserved together. The texts are upstream's.
 fn reserved_cpus(config: &KubeletConfiguration) -> Result<Amount, String> {
     let all = [&config.system_reserved, &config.kube_reserved];
-    let of = |reserved: &&BTreeMap<String, String>| Amount::parse(reserved.get("cpu")?).ok();
-    let found: Vec<Amount> = all.iter().filter_map(of).collect();
+    let cpu_amount = |reserved: &&BTreeMap<String, String>| Amount::parse(reserved.get("cpu")?).ok();
+    let found: Vec<Amount> = all.iter().filter_map(cpu_amount).collect();
     if found.is_empty() {
         return Err("[cpumanager] unable to determine reserved CPU resources for static policy".to_owned());
     }
@@ -242,9 +242,9 @@ fn memory(
     let configured: Vec<(i64, Amounts)> = config
         .reserved_memory
         .iter()
-        .map(|one| {
-            let limits = one.limits.iter().map(|(name, value)| (name.clone(), amount(value)));
-            (i64::from(one.numa_node), limits.collect())
+        .map(|reservation| {
+            let limits = reservation.limits.iter().map(|(name, value)| (name.clone(), amount(value)));
+            (i64::from(reservation.numa_node), limits.collect())
         })
         .collect();
     let reserved = Reserved::new(&nodes, &configured, &expected);
@@ -259,7 +259,8 @@ fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<Found>, CriError> 
     let mut cgroups = None;
     let mut found = Vec::new();
     for pod in pods.into_values() {
-        for container in pod.containers.iter().filter(|one| one.state == ContainerState::Running) {
+        for container in pod.containers.iter().filter(|container| container.state == ContainerState::Running)
+        {
             let status = cri.container_status(&container.id)?;
             let linux = &status.resources.linux;
             let mut sets = (linux.cpuset_cpus.clone(), linux.cpuset_mems.clone());
@@ -310,13 +311,13 @@ mod tests {
 
     #[test]
     fn missing_and_empty_reservations_have_the_texts_of_upstream() {
-        let why = |body| reserved_cpus(&config(body)).unwrap_err();
+        let message = |body| reserved_cpus(&config(body)).unwrap_err();
         assert_eq!(
-            why(serde_json::json!({})),
+            message(serde_json::json!({})),
             "[cpumanager] unable to determine reserved CPU resources for static policy"
         );
         assert_eq!(
-            why(serde_json::json!({"kubeReserved": {"cpu": "0"}})),
+            message(serde_json::json!({"kubeReserved": {"cpu": "0"}})),
             "[cpumanager] the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero"
         );
         let both = serde_json::json!({"kubeReserved": {"cpu": "500m"}, "systemReserved": {"cpu": "1"}});

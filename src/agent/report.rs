@@ -57,8 +57,8 @@ fn cores(milli: i64) -> String {
 
 /// Rows for CPU, memory, disk space and the number of pods.
 fn resources([capacity, allocatable]: &[Allocatable; 2]) -> Vec<ResourceReport> {
-    let row = |name: &str, of: fn(&Allocatable) -> i64, text: fn(i64) -> String| {
-        let (all, left) = (of(capacity), of(allocatable));
+    let row = |name: &str, amount: fn(&Allocatable) -> i64, text: fn(i64) -> String| {
+        let (all, left) = (amount(capacity), amount(allocatable));
         // Not known.
         (all != i64::MAX).then(|| ResourceReport {
             name: name.to_owned(),
@@ -68,10 +68,10 @@ fn resources([capacity, allocatable]: &[Allocatable; 2]) -> Vec<ResourceReport> 
         })
     };
     let rows = [
-        row("cpu", |one| one.cpu_milli, cores),
-        row("memory", |one| one.memory_bytes, |units| units.to_string()),
-        row("ephemeral-storage", |one| one.ephemeral_bytes, |units| units.to_string()),
-        row("pods", |one| one.pods, |units| units.to_string()),
+        row("cpu", |amounts| amounts.cpu_milli, cores),
+        row("memory", |amounts| amounts.memory_bytes, |units| units.to_string()),
+        row("ephemeral-storage", |amounts| amounts.ephemeral_bytes, |units| units.to_string()),
+        row("pods", |amounts| amounts.pods, |units| units.to_string()),
     ];
     rows.into_iter().flatten().collect()
 }
@@ -150,8 +150,8 @@ impl Handles {
         let snapshot = self.view.get();
         let health = self.observe.runtime_health();
         let mut problems = Vec::new();
-        problems.extend(health.runtime.iter().map(|why| format!("container runtime: {why}")));
-        problems.extend(health.network.iter().map(|why| format!("network: {why}")));
+        problems.extend(health.runtime.iter().map(|reason| format!("container runtime: {reason}")));
+        problems.extend(health.network.iter().map(|reason| format!("network: {reason}")));
         problems.extend(self.assignments.problems().iter().cloned());
         for (path, text) in state_files::problems() {
             // `assignments` says more about its own.
@@ -163,26 +163,35 @@ impl Handles {
         problems.extend(self.local.problems());
         problems.extend(self.image_check.problems());
         problems.extend(self.image_set.problems());
-        problems.extend(self.api.as_ref().and_then(Client::trouble).map(|why| format!("API server: {why}")));
-        let lingering = self.volumes.lingering();
-        problems.extend(lingering.iter().map(|one| {
-            let (pod, seconds) = (self.pod_text(&one.uid), one.since.as_secs());
-            format!("volumes of pod {pod} cannot be removed for {seconds} s: {}", one.why)
+        problems.extend(
+            self.api.as_ref().and_then(Client::trouble).map(|reason| format!("API server: {reason}")),
+        );
+        let unremoved = self.volumes.lingering();
+        problems.extend(unremoved.iter().map(|removal| {
+            let (pod, seconds) = (self.pod_text(&removal.uid), removal.since.as_secs());
+            format!("volumes of pod {pod} cannot be removed for {seconds} s: {}", removal.why)
         }));
-        problems.extend(self.volumes.unreleased().map(|(why, since)| {
-            format!("volumes that no pod uses cannot be released for {} s: {why}", since.as_secs())
+        problems.extend(self.volumes.unreleased().map(|(reason, since)| {
+            format!("volumes that no pod uses cannot be released for {} s: {reason}", since.as_secs())
         }));
-        let hung = crate::volumes::stuck().into_iter().filter(|one| one.since >= SLOW_VOLUME);
-        problems.extend(hung.map(|one| {
-            format!("{} of {} hangs for {} s", one.call, one.path.display(), one.since.as_secs())
+        let hung = crate::volumes::stuck().into_iter().filter(|operation| operation.since >= SLOW_VOLUME);
+        problems.extend(hung.map(|operation| {
+            format!(
+                "{} of {} hangs for {} s",
+                operation.call,
+                operation.path.display(),
+                operation.since.as_secs()
+            )
         }));
         let slow = self.volumes.slow(SLOW_VOLUME);
         let mut pods: BTreeMap<String, usize> = BTreeMap::new();
         self.each_pod_view(&mut |view| {
             let phase = view.pod.status.as_ref().and_then(|status| status.phase.clone());
             *pods.entry(phase.unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
-            let of_pod = slow.iter().filter(|one| view.pod.metadata.uid.as_deref() == Some(one.uid.as_str()));
-            problems.extend(of_pod.map(|one| slow_volume(&view, one)));
+            let of_pod = slow
+                .iter()
+                .filter(|operation| view.pod.metadata.uid.as_deref() == Some(operation.uid.as_str()));
+            problems.extend(of_pod.map(|operation| slow_volume(&view, operation)));
             if let Some(error) = &view.last_error {
                 problems.push(format!("pod {}/{}: {error}", view.namespace(), view.name()));
             }

@@ -104,7 +104,7 @@ pub(super) fn make(
     }));
     let (cri, images) = cri::connect(cri::Settings {
         runtime_endpoint: config.container_runtime_endpoint.clone(),
-        image_endpoint: Some(config.image_service_endpoint.clone()).filter(|it| !it.is_empty()),
+        image_endpoint: Some(config.image_service_endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
         request_timeout: config.runtime_request_timeout.to_std(),
     })?;
     let allocations = Allocations::load(&args.root_dir);

@@ -343,7 +343,7 @@ pub(super) fn server(
     };
     let registry = args.image_registry.and_then(|address| {
         let settings = RegistrySettings::new(address, args.image_mirror_file(), args.image_node_token());
-        settings.inspect_err(|why| log::error!("there is no registry of image archives: {why}")).ok()
+        settings.inspect_err(|error| log::error!("there is no registry of image archives: {error}")).ok()
     });
     server::Settings {
         registry,

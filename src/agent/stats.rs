@@ -72,8 +72,9 @@ fn reserved_memory(config: &KubeletConfiguration) -> u64 {
     if !config.enforce_node_allocatable.iter().any(|part| part == "pods") {
         return 0;
     }
-    let of = |map: &BTreeMap<String, String>| Amount::parse(map.get("memory")?).ok();
-    let sum: Amount = [&config.kube_reserved, &config.system_reserved].into_iter().filter_map(of).sum();
+    let memory_amount = |map: &BTreeMap<String, String>| Amount::parse(map.get("memory")?).ok();
+    let sum: Amount =
+        [&config.kube_reserved, &config.system_reserved].into_iter().filter_map(memory_amount).sum();
     u64::try_from(sum.units()).unwrap_or(0)
 }
 
@@ -91,7 +92,7 @@ fn memory_limit(pod: &Pod) -> Option<u64> {
         limit.is_some_and(|limit| amount(limit) > Amount::ZERO)
     };
     let mut containers = pod.containers().iter().chain(pod.init_containers());
-    if !has(pod.spec().resources.as_ref()) && !containers.all(|one| has(one.resources.as_ref())) {
+    if !has(pod.spec().resources.as_ref()) && !containers.all(|container| has(container.resources.as_ref())) {
         return None;
     }
     let limit = pod_limits(pod, Overhead::Included).get("memory")?.units();
@@ -106,12 +107,12 @@ fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
     }
     let Some(pod) = pod_of(view, uid) else { return Vec::new() };
     let of_drivers = volumes.of_drivers(uid);
-    let of = |volume: &Volume| {
+    let measure = |volume: &Volume| {
         let mounted = mounted.iter().find(|mounted| mounted.volume == volume.name)?;
-        let of_driver = of_drivers.iter().find(|one| one.volume == volume.name);
+        let of_driver = of_drivers.iter().find(|measured| measured.volume == volume.name);
         measurement(volume, mounted, of_driver, pod.name())
     };
-    pod.spec().volumes.iter().flatten().filter_map(of).collect()
+    pod.spec().volumes.iter().flatten().filter_map(measure).collect()
 }
 
 /// How a volume's usage is measured; `None`: it is not measured.
@@ -121,10 +122,12 @@ fn measurement(
     of_driver: Option<&MeasuredVolume>,
     pod: &str,
 ) -> Option<VolumeAt> {
-    let driver = of_driver.and_then(|one| one.stats.as_ref()).map(|(at, stats)| numbers(*at, stats));
+    let driver =
+        of_driver.and_then(|measured| measured.stats.as_ref()).map(|(time, stats)| numbers(*time, stats));
     // Directories of the node, images, and block devices that no driver measures.
     let has_sizes = driver.as_ref().is_some_and(|numbers| numbers.space.is_some());
-    let is_device = of_driver.is_some_and(|one| one.is_block) || mounted.host_path.starts_with("/dev");
+    let is_device =
+        of_driver.is_some_and(|measured| measured.is_block) || mounted.host_path.starts_with("/dev");
     if volume.host_path.is_some() || volume.image.is_some() || (is_device && !has_sizes) {
         return None;
     }
@@ -149,9 +152,9 @@ fn measurement(
 }
 
 /// The numbers of a CSI driver. Negative ones are unknown.
-fn numbers(at: Timestamp, stats: &VolumeStats) -> DriverNumbers {
+fn numbers(time: Timestamp, stats: &VolumeStats) -> DriverNumbers {
     let number = |value: i64| u64::try_from(value).ok();
-    let mut space = FileSystem { at, ..FileSystem::default() };
+    let mut space = FileSystem { at: time, ..FileSystem::default() };
     if let Some(bytes) = &stats.bytes {
         (space.capacity, space.available) = (number(bytes.total), number(bytes.available));
         space.used = number(bytes.used);
@@ -208,7 +211,7 @@ pub(super) fn own(collector: &Collector, observe: &Observe, page: &mut Page) {
     let help = "What the logs of a container take.";
     let mut family = page.family("kubelet_container_log_filesystem_used_bytes", help, Type::Gauge);
     for pod in listed.values().filter(|pod| pod.is_running()) {
-        let mut names: Vec<&str> = pod.containers.iter().map(|one| one.name.as_str()).collect();
+        let mut names: Vec<&str> = pod.containers.iter().map(|container| container.name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
         for container in names {
@@ -265,7 +268,8 @@ mod tests {
             volume["name"] = json!("v");
             let volume: Volume = serde_json::from_value(volume).unwrap();
             let found = measurement(&volume, &mounted, None, "p");
-            let found = found.as_ref().map(|at| (at.walk, at.ephemeral, at.claim.as_deref()));
+            let found =
+                found.as_ref().map(|measured| (measured.walk, measured.ephemeral, measured.claim.as_deref()));
             assert_eq!(found, expected, "{source}");
         }
         assert_driver_measures(&mounted);
@@ -289,8 +293,8 @@ mod tests {
         ] {
             let of_driver = MeasuredVolume { volume: "v".to_owned(), is_block, stats };
             let found = measurement(&volume, mounted, Some(&of_driver), "p");
-            let found = found.map(|at| {
-                let numbers = at.driver?;
+            let found = found.map(|measured| {
+                let numbers = measured.driver?;
                 let space = numbers.space?;
                 Some((space.capacity, space.available, numbers.abnormal))
             });
