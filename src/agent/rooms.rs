@@ -271,7 +271,7 @@ mod tests {
     use crate::model::pod::Pod;
 
     #[test]
-    fn containers_of_unknown_pods_are_kept_until_all_sources_have_delivered() {
+    fn containers_of_unknown_pods_stay_until_all_sources_have_delivered() {
         let uid = PodUid::from("u");
         let mut pods = Snapshot::default();
         assert!(!runs_again(&pods, &uid, "main", 1));

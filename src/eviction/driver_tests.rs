@@ -307,7 +307,7 @@ fn without_a_pod_to_evict_passes_continue() {
 }
 
 #[test]
-fn soft_threshold_evicts_after_its_grace_and_the_kernel_is_asked_for_the_hard_one() {
+fn soft_threshold_evicts_after_its_grace_and_the_kernel_signals_the_hard_one() {
     let mut driver = driver(&[
         threshold(Signal::MemoryAvailable, "100Mi", 0),
         threshold(Signal::MemoryAvailable, "500Mi", 25),

@@ -160,7 +160,7 @@ fn strict_reservation_does_not_share_reserved_cpus() {
 }
 
 #[test]
-fn uncore_caches_are_kept_together() {
+fn cpus_are_taken_from_as_few_uncore_caches_as_possible() {
     // A cache for two cores, which are four CPUs.
     let policy = reserved("0", machine(1, 8), Options { by_cache: true, ..Options::default() });
     let mut state = policy.empty_state();
