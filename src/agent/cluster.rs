@@ -53,7 +53,7 @@ pub(super) struct Cluster {
 }
 
 /// The dependencies of the threads in addition to the handles of the rooms.
-pub(super) struct Parts<'a> {
+pub(super) struct ClusterDeps<'a> {
     pub(super) log: &'a EventLog,
     pub(super) shutting_down: Flag,
     pub(super) sources: &'a sources::Deps,
@@ -148,18 +148,18 @@ impl Cluster {
         self,
         context: Context<'_>,
         rooms: &Rooms,
-        parts: Parts<'_>,
+        deps: ClusterDeps<'_>,
     ) -> Result<Vec<Running>, StartError> {
         let Context { args, config, host, supervisor, .. } = context;
         let Cluster { client, node, health_rings, registered, services, renewed, .. } = self;
         let mut threads = vec![services];
         let mut certificates = None;
-        if renewed.is_some() || parts.serving.is_some() {
+        if renewed.is_some() || deps.serving.is_some() {
             let settings = certificates::Settings {
                 cert_dir: args.cert_dir.clone(),
                 node_name: host.node_name.clone(),
                 client: renewed,
-                serving: parts.serving,
+                serving: deps.serving,
             };
             let (running, handle) =
                 certificates::spawn(settings, &client, supervisor.on_death()).map_err(thread("certs"))?;
@@ -169,14 +169,14 @@ impl Cluster {
         let limits = event_sink::limits(config.event_record_qps, config.event_burst);
         let known = node.clone();
         let uid = Box::new(move || known.uid());
-        let sender = event_sink::spawn(parts.log, &client, limits, uid, supervisor.on_death());
+        let sender = event_sink::spawn(deps.log, &client, limits, uid, supervisor.on_death());
         threads.push(sender.map_err(thread("events-api"))?);
         let node_deps = node::Deps {
             client: client.clone(),
             sensors: Box::new(sensors(
                 context,
                 rooms,
-                (parts.shutting_down, parts.pressures),
+                (deps.shutting_down, deps.pressures),
                 certificates,
                 registered,
             )),
@@ -189,19 +189,19 @@ impl Cluster {
         threads.extend(node::spawn(node_settings, node_deps, &supervisor.deaths()).map_err(thread("node"))?);
         let publish_deps = publish::Deps {
             status: rooms.status.clone(),
-            pods: parts.api_pods,
+            pods: deps.api_pods,
             api: Box::new(client.clone()),
             activity: Box::new(activity(rooms)),
         };
         threads.push(publish::spawn(publish_deps, supervisor.on_death()).map_err(thread("status"))?);
         let shown = node.clone();
         let mirror_deps = mirror::Deps {
-            views: parts.mirrors,
+            views: deps.mirrors,
             api: Box::new(client.clone()),
             node: Box::new(move || shown.object()),
         };
         threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread("mirrors"))?);
-        let pods = bound::spawn(&host.node_name, client, parts.sources);
+        let pods = bound::spawn(&host.node_name, client, deps.sources);
         threads.push(pods.map_err(thread("watch/pods"))?);
         Ok(threads)
     }
@@ -231,7 +231,7 @@ fn sensors(
             problems: Some(Arc::new(move || {
                 shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
             })),
-            volumes_in_use: Some(Arc::new(InUse(Arc::clone(&rooms.volumes)))),
+            volumes_in_use: Some(Arc::new(UsedVolumes(Arc::clone(&rooms.volumes)))),
             devices: {
                 let devices = rooms.devices.clone();
                 Some(Arc::new(move || devices.capacity()))
@@ -251,9 +251,9 @@ fn sensors(
 }
 
 /// The volumes in use, for the node's status.
-struct InUse(Arc<Volumes>);
+struct UsedVolumes(Arc<Volumes>);
 
-impl node::VolumesInUse for InUse {
+impl node::VolumesInUse for UsedVolumes {
     fn list(&self) -> (u64, Vec<String>) {
         self.0.list_in_use()
     }

@@ -29,7 +29,7 @@ use crate::util::wake::Wake;
 const IMAGE_DIRECTORIES_LIMIT: Duration = Duration::from_secs(2);
 
 /// The channel ends of the thread, made before the threads that use the other ends.
-pub(super) struct Ends {
+pub(super) struct ChannelEnds {
     bell: Wake,
     orders: Post<PodUid, Order>,
     reclaim: Sender<Request>,
@@ -37,7 +37,10 @@ pub(super) struct Ends {
 }
 
 /// Makes the channels: the ends of the thread, that of `sync`, and that of `clean`.
-pub(super) fn link(rooms: &Rooms, reports: &Reports) -> Result<(Ends, Link, Receiver<Request>), StartError> {
+pub(super) fn link(
+    rooms: &Rooms,
+    reports: &Reports,
+) -> Result<(ChannelEnds, Link, Receiver<Request>), StartError> {
     let bell = Wake::new().map_err(thread("evict"))?;
     let (orders, inbox) = crate::sync::evictions::orders();
     let (reclaim, requests) = reclaim::requests();
@@ -45,7 +48,7 @@ pub(super) fn link(rooms: &Rooms, reports: &Reports) -> Result<(Ends, Link, Rece
     // Before the first list it is not known which pods run; those are not refused.
     let pressures = move || observe.last_relist().map(|_| shown.pressures()).unwrap_or_default();
     let link = Link { orders: inbox, bell: bell.clone(), pressures: Arc::new(pressures) };
-    Ok((Ends { bell, orders, reclaim, reports: reports.clone() }, link, requests))
+    Ok((ChannelEnds { bell, orders, reclaim, reports: reports.clone() }, link, requests))
 }
 
 /// Starts the thread; `None` if there is nothing to watch. `changed` is rung when the conditions
@@ -54,7 +57,7 @@ pub(super) fn start(
     context: Context<'_>,
     rooms: &Rooms,
     collector: Collector,
-    ends: Ends,
+    ends: ChannelEnds,
     changed: Option<Sender<()>>,
 ) -> Result<Option<Running>, StartError> {
     let Context { args, config, host, supervisor, .. } = context;
@@ -62,16 +65,16 @@ pub(super) fn start(
     if !settings.is_active() {
         return Ok(None);
     }
-    let Ends { bell, orders, reclaim, reports } = ends;
+    let ChannelEnds { bell, orders, reclaim, reports } = ends;
     let pressures = pressures(&reports);
     let is_v2 = host.cgroups.version.is_v2();
     let files =
         Files { memory: host.cgroups.dir("memory"), is_v2, stalls: PathBuf::from(eviction::psi::MACHINE) };
-    let (glance, images, cgroups) = (collector.clone(), rooms.images.clone(), rooms.cgroups.clone());
+    let (reader, images, cgroups) = (collector.clone(), rooms.images.clone(), rooms.cgroups.clone());
     let (view, ended, allocations) = (rooms.view.clone(), rooms.view.clone(), rooms.allocations.clone());
     let ring = bell.clone();
     let deps = eviction::Deps {
-        glance: Box::new(move |places| glance.glance(places)),
+        read_node: Box::new(move |places| reader.glance(places)),
         measure: Box::new(move |need| {
             let wanted = match need {
                 Need::Memory => Wanted::RESOURCE,

@@ -35,7 +35,7 @@ const TURN_LIMIT: Duration = Duration::from_secs(300);
 /// The handles on started threads.
 pub(super) struct ThreadHandles {
     /// The path or URL of each configured source.
-    pub(super) places: BTreeMap<SourceName, String>,
+    pub(super) source_locations: BTreeMap<SourceName, String>,
     pub(super) log: EventLog,
     /// When the sync loop ended its last turn.
     pub(super) turn: Arc<Mutex<Instant>>,

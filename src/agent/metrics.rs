@@ -37,9 +37,9 @@ pub(super) fn write(handles: &Handles, which: MetricsPage, page: &mut Page) {
     metrics::SHUTDOWN_START.set_first(0.0);
     metrics::SHUTDOWN_END.set_first(0.0);
     page.add(metrics::ALL);
-    stats::own(&handles.stats, &handles.observe, page);
+    stats::measured_metrics(&handles.stats, &handles.observe, page);
     certificates(page);
-    own_parts(handles, page);
+    agent_metrics(handles, page);
     node(handles, page);
     features(handles, page);
     runtime(handles, page);
@@ -298,12 +298,12 @@ fn certificates(page: &mut Page) {
             &metrics::SERVING_CERTIFICATE_END,
         ),
     ] {
-        page.gauge(name, help, stats::left(end.get()));
+        page.gauge(name, help, stats::seconds_until(end.get()));
     }
 }
 
 /// Metrics that only this agent has.
-fn own_parts(handles: &Handles, page: &mut Page) {
+fn agent_metrics(handles: &Handles, page: &mut Page) {
     let turn = handles.threads.turn.locked().elapsed();
     let help = "Since the last turn of the sync loop.";
     page.gauge("coracle_sync_turn_age_seconds", help, turn.as_secs_f64());

@@ -206,7 +206,7 @@ impl Handles {
                 }
                 SourceReport {
                     name: name.as_str().to_owned(),
-                    place: self.threads.places.get(name).cloned().unwrap_or_default(),
+                    place: self.threads.source_locations.get(name).cloned().unwrap_or_default(),
                     seen: state.seen,
                     pods: state.pods,
                     problems: state

@@ -274,7 +274,7 @@ pub(super) fn sources(args: &AgentArgs, config: &KubeletConfiguration, node_name
 }
 
 /// The configured sources, each with its path or URL.
-pub(super) fn configured(
+pub(super) fn source_locations(
     settings: &sources::Settings,
     client: Option<&Client>,
 ) -> BTreeMap<SourceName, String> {

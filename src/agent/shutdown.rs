@@ -18,7 +18,7 @@ const LOGIND_CONF_DIR: &str = "/etc/systemd/logind.conf.d";
 const BUS_VARIABLE: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 
 /// The settings and the bell of the thread; `None`: graceful shutdown is off.
-pub(super) fn watch(
+pub(super) fn settings(
     args: &AgentArgs,
     config: &KubeletConfiguration,
 ) -> Result<Option<(Settings, Wake)>, StartError> {

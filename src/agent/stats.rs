@@ -206,7 +206,7 @@ pub(super) fn cadvisor(collector: &Collector, page: &mut Page) {
 }
 
 /// The part of `/metrics` that is measured at a scrape: logs, and volumes of claims.
-pub(super) fn own(collector: &Collector, observe: &Observe, page: &mut Page) {
+pub(super) fn measured_metrics(collector: &Collector, observe: &Observe, page: &mut Page) {
     let listed = observe.listed();
     let help = "What the logs of a container take.";
     let mut family = page.family("kubelet_container_log_filesystem_used_bytes", help, Type::Gauge);
@@ -235,7 +235,7 @@ pub(super) fn own(collector: &Collector, observe: &Observe, page: &mut Page) {
 }
 
 /// The seconds until a Unix time; infinite if it is unknown.
-pub(super) fn left(until: Option<f64>) -> f64 {
+pub(super) fn seconds_until(until: Option<f64>) -> f64 {
     let now = Timestamp::now().duration_since(Timestamp::UNIX_EPOCH);
     until.map_or(f64::INFINITY, |until| until - SignedDuration::as_secs_f64(&now))
 }
@@ -273,9 +273,9 @@ mod tests {
             assert_eq!(found, expected, "{source}");
         }
         assert_driver_measures(&mounted);
-        assert_eq!(left(None), f64::INFINITY);
+        assert_eq!(seconds_until(None), f64::INFINITY);
         let soon = Timestamp::now().as_second() as f64 + 100.0;
-        assert!((90.0..101.0).contains(&left(Some(soon))));
+        assert!((90.0..101.0).contains(&seconds_until(Some(soon))));
     }
 
     /// With and without numbers of its driver.

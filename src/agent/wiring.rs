@@ -178,12 +178,12 @@ fn start_threads(
     threads.extend(start_image_set(context, rooms, &reports)?);
     let source_settings = settings::sources(args, config, &host.node_name);
     let client = cluster.as_ref().map(|cluster| &cluster.client);
-    let places = settings::configured(&source_settings, client);
+    let source_locations = settings::source_locations(&source_settings, client);
     let stats = stats::collector(context, rooms);
     let (ends, evictions, reclaim) = eviction::link(rooms, &reports)?;
     let changed = cluster.as_ref().map(|cluster| cluster.health.clone());
-    let from = FromRooms { probes: from_probes, objects: from_objects, evictions, reclaim };
-    let sync = start_sync(context, rooms, cluster.as_ref(), &places, from)?;
+    let from = SyncInboxes { probes: from_probes, objects: from_objects, evictions, reclaim };
+    let sync = start_sync(context, rooms, cluster.as_ref(), &source_locations, from)?;
     threads.extend(sync.threads);
     let wake = rooms.wake.clone();
     let cgroup_deps = crate::pods::cgroups::Deps {
@@ -205,7 +205,7 @@ fn start_threads(
     threads.extend(sources::spawn(&source_settings, &source_deps).map_err(thread("sources"))?);
     if let Some(cluster) = cluster {
         threads.push(placement_settings::start_claims(rooms, supervisor.on_death())?);
-        let parts = cluster::Parts {
+        let deps = cluster::ClusterDeps {
             log: &log,
             shutting_down: sync.shutting_down,
             sources: &source_deps,
@@ -214,12 +214,12 @@ fn start_threads(
             serving: serving.filter(|_| config.server_tls_bootstrap),
             pressures: eviction::pressures(&reports),
         };
-        threads.extend(cluster.start(context, rooms, parts)?);
+        threads.extend(cluster.start(context, rooms, deps)?);
     }
     threads.extend(oom::start(context, rooms)?);
     threads.extend(eviction::start(context, rooms, stats.clone(), ends, changed)?);
     let (turn, ephemeral) = (sync.turn, sync.ephemeral);
-    Ok((threads, ThreadHandles { places, log, turn, ephemeral, stats, eviction: reports }))
+    Ok((threads, ThreadHandles { source_locations, log, turn, ephemeral, stats, eviction: reports }))
 }
 
 /// Starts to read image archives. Pods that wait for an image that becomes available are woken.
@@ -271,7 +271,7 @@ struct Sync {
 }
 
 /// What other rooms send to `sync` and its threads.
-struct FromRooms {
+struct SyncInboxes {
     probes: Inbox<PodUid, ()>,
     objects: Inbox<PodUid, ()>,
     evictions: evictions::Link,
@@ -283,7 +283,7 @@ fn start_sync(
     rooms: &Rooms,
     cluster: Option<&Cluster>,
     sources: &BTreeMap<SourceName, String>,
-    from: FromRooms,
+    from: SyncInboxes,
 ) -> Result<Sync, StartError> {
     let Context { args, config, host, supervisor, .. } = context;
     let (sets, from_sources) = mailbox(newest);
@@ -294,7 +294,7 @@ fn start_sync(
     let (ephemeral, ephemeral_requests) = ephemeral::requests();
     let (api_pods_post, api_pods) = publish::inbox();
     let (mirrors_post, mirrors) = mirror::inbox();
-    let shutdown_settings = shutdown::watch(args, config)?;
+    let shutdown_settings = shutdown::settings(args, config)?;
     let wake = shutdown_settings.as_ref().map(|(_, wake)| wake.clone());
     let (shutdown_orders, shutdown) = sync::shutdown::link(wake);
     let turn = Arc::new(Mutex::new(Instant::now()));

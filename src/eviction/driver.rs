@@ -2,7 +2,7 @@
 //! are behind [`World`], and time is a parameter (Go: pkg/kubelet/eviction `managerImpl.Start`,
 //! `synchronize`).
 //!
-//! Most turns only read the few numbers of the machine ([`World::glance`]). Pods are measured when
+//! Most turns only read the few numbers of the machine ([`World::read_node`]). Pods are measured when
 //! a threshold is met, or when a pod has limits of local storage.
 
 use std::collections::BTreeSet;
@@ -16,20 +16,20 @@ use super::local::is_limited;
 use super::notify::Reading;
 use super::observations::{Observation, Observations};
 use super::pass::{Action, Eviction, Settings, Shortage};
-use super::report::{Report, Row};
+use super::report::{Report, ThresholdStatus};
 use super::signal::{Pressure, Pressures, Signal};
 use super::thresholds::Threshold;
 use super::victim::Victim;
-use super::watch::{self, PERIOD, REST, VICTIM_LIMIT};
+use super::watch::{self, PERIOD, SIGNAL_INTERVAL, VICTIM_LIMIT};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::resources::stats::sample::{NodeUse, PodUse, Snapshot};
 
 /// The longest time between two reads of disks and memory that are far from their thresholds.
-const FAR: Duration = Duration::from_secs(60);
+const FAR_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest time between two measurements of local storage, however long they take: they may have
 /// waited for the runtime, and walks through large volumes have a longer pause of their own.
-const SLOWEST: Duration = Duration::from_secs(60);
+const LOCAL_INTERVAL_LIMIT: Duration = Duration::from_secs(60);
 /// Measurements of local storage take at most this part of the time.
 const SHARE: u32 = 50;
 /// How long space may be freed before the next measurement.
@@ -37,9 +37,9 @@ const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
 
 /// Bytes per second by which the use of a disk grows at most, or the use of memory where the kernel
 /// does not signal its growth.
-const FILL: i128 = 1 << 30;
+const FILL_RATE: i128 = 1 << 30;
 /// Inodes per second that are expected to be made at most.
-const INODES: i128 = 100_000;
+const INODE_RATE: i128 = 100_000;
 
 /// What a measurement of pods has to contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +55,7 @@ pub trait World {
     /// The layout of the file systems, once the runtime has reported its directories.
     fn layout(&mut self) -> Option<Layout>;
     /// The numbers of the machine, which cost little.
-    fn glance(&mut self) -> Option<NodeUse>;
+    fn read_node(&mut self) -> Option<NodeUse>;
     /// The path of the cgroup of all pods, if there is one.
     fn pods_cgroup(&mut self) -> Option<String>;
     /// The numbers of pods. `None`: they could not be measured, which was logged.
@@ -140,7 +140,7 @@ pub struct Driver {
 /// a single slow one has waited for a runtime or a disk that was busy, and must not keep pods above
 /// their limits for minutes.
 fn pause(took: Duration, before: Option<Duration>) -> Duration {
-    took.min(before.unwrap_or(Duration::ZERO)).saturating_mul(SHARE).clamp(PERIOD, SLOWEST)
+    took.min(before.unwrap_or(Duration::ZERO)).saturating_mul(SHARE).clamp(PERIOD, LOCAL_INTERVAL_LIMIT)
 }
 
 impl Driver {
@@ -206,7 +206,7 @@ impl Driver {
     /// Space was freed: evicts the victim if a threshold is still met.
     fn reclaimed(&mut self, world: &mut dyn World, shortage: &Shortage, pods: Vec<PodUse>, now: Instant) {
         self.next_reclaim = Some(now + PERIOD);
-        let snapshot = world.glance().map(|node| Snapshot { node, pods, ..Snapshot::default() });
+        let snapshot = world.read_node().map(|node| Snapshot { node, pods, ..Snapshot::default() });
         if self.eviction.is_relieved(snapshot.as_ref()) {
             log::info!("freed enough space; no pod has to be evicted");
             return;
@@ -253,20 +253,20 @@ impl Driver {
                 self.eviction = Eviction::new(self.settings.clone(), layout);
             }
         }
-        let Some(node) = world.glance() else { return Wait { until: Some(now + PERIOD), left: None } };
+        let Some(node) = world.read_node() else { return Wait { until: Some(now + PERIOD), left: None } };
         let pods = world.pods();
         let limited = self.settings.local_limits && pods.iter().any(is_limited);
         if !limited {
             self.local_due = None;
         }
-        let glance = Snapshot { node, ..Snapshot::default() };
-        let observations = self.eviction.observe(&glance);
+        let node_snapshot = Snapshot { node, ..Snapshot::default() };
+        let observations = self.eviction.observe(&node_snapshot);
         let need = if self.local_due.is_none_or(|due| now >= due) && limited {
             Some(Need::Disks)
         } else {
             self.need(&observations)
         };
-        let (mut snapshot, mut candidates) = (glance, Vec::new());
+        let (mut snapshot, mut candidates) = (node_snapshot, Vec::new());
         if let Some(need) = need
             && let Some(measured) = self.measure(world, need, limited, now)
         {
@@ -310,7 +310,7 @@ impl Driver {
             again = Some(PERIOD);
         }
         let timers = [again.map(|again| now + again), outcome.due, self.local_due.filter(|_| limited)];
-        let until = timers.into_iter().flatten().min().map(|until| until.max(now + REST / 10));
+        let until = timers.into_iter().flatten().min().map(|until| until.max(now + SIGNAL_INTERVAL / 10));
         Wait { until, left: Some(self.left(&snapshot.node, world.pods_cgroup())) }
     }
 
@@ -346,19 +346,19 @@ impl Driver {
         }
         let polled = polls.then(|| {
             let headroom = watch::headroom(self.eviction.thresholds(), observations);
-            watch::glance(headroom, self.processors)
+            watch::poll_interval(headroom, self.processors)
         });
         let all = self.eviction.thresholds().map(|threshold| {
             let rate = match threshold.signal.resource() {
                 // Processes are made so fast that no distance is large.
                 super::signal::Resource::Pids => return PERIOD,
-                super::signal::Resource::Inodes => INODES,
-                super::signal::Resource::Memory | super::signal::Resource::EphemeralStorage => FILL,
+                super::signal::Resource::Inodes => INODE_RATE,
+                super::signal::Resource::Memory | super::signal::Resource::EphemeralStorage => FILL_RATE,
             };
-            let Some(observed) = observations.get(&threshold.signal) else { return FAR };
+            let Some(observed) = observations.get(&threshold.signal) else { return FAR_INTERVAL };
             let left = observed.available.units() - threshold.value.amount(observed.capacity).units();
             let seconds = u64::try_from(i128::from(left) / rate).unwrap_or(0);
-            Duration::from_secs(seconds).clamp(PERIOD, FAR)
+            Duration::from_secs(seconds).clamp(PERIOD, FAR_INTERVAL)
         });
         all.chain(polled).min()
     }
@@ -387,7 +387,7 @@ impl Driver {
     }
 
     fn report(&self, pressures: Pressures, observations: &Observations) -> Report {
-        let mut rows: Vec<Row> = Vec::new();
+        let mut rows: Vec<ThresholdStatus> = Vec::new();
         for threshold in self.eviction.thresholds() {
             let Some(observed) = observations.get(&threshold.signal) else { continue };
             rows.push(row(threshold, observed));
@@ -408,9 +408,9 @@ impl Driver {
     }
 }
 
-fn row(threshold: &Threshold, observed: &Observation) -> Row {
+fn row(threshold: &Threshold, observed: &Observation) -> ThresholdStatus {
     let least = threshold.value.amount(observed.capacity);
-    Row {
+    ThresholdStatus {
         signal: threshold.signal.as_str(),
         available: observed.text(),
         threshold: threshold.value.text(observed.capacity),

@@ -92,7 +92,7 @@ impl World for Machine {
         self.layout
     }
 
-    fn glance(&mut self) -> Option<NodeUse> {
+    fn read_node(&mut self) -> Option<NodeUse> {
         let space = FileSystem {
             at: Timestamp::now(),
             available: Some(self.disk_left * MIB),
@@ -442,5 +442,5 @@ fn one_slow_measurement_of_local_storage_does_not_delay_the_next() {
     assert_eq!(pause(seconds(30), Some(Duration::from_millis(20))), PERIOD);
     assert_eq!(pause(Duration::from_millis(20), Some(seconds(30))), PERIOD);
     assert_eq!(pause(seconds(1), Some(seconds(2))), seconds(50));
-    assert_eq!(pause(Duration::MAX, Some(seconds(30))), SLOWEST);
+    assert_eq!(pause(Duration::MAX, Some(seconds(30))), LOCAL_INTERVAL_LIMIT);
 }

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 use super::notify::{self, Levels, Reading};
 use super::psi::{self, Trigger};
-use super::watch::{Kernel, Plan, Source};
+use super::watch::{KernelFeatures, Plan, Source};
 
 /// Where the files of the kernel are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub enum Armed {
     /// It will, or nothing is left to wait for.
     Set,
     /// So little is left that a level in `memory.high` would slow pods down: read the numbers again
-    /// within [`REST`](super::watch::REST).
+    /// within [`SIGNAL_INTERVAL`](super::watch::SIGNAL_INTERVAL).
     Near,
     /// The use has passed the level since the numbers were read: read them again now.
     Passed,
@@ -80,9 +80,9 @@ pub struct Signals {
 
 impl Signals {
     /// Opens what does not depend on numbers. `plan` makes the plan for this kernel.
-    pub fn open(files: Files, plan: impl Fn(Kernel) -> Plan) -> Signals {
+    pub fn open(files: Files, plan: impl Fn(KernelFeatures) -> Plan) -> Signals {
         let control = || files.memory.join(notify::EVENT_CONTROL).exists();
-        let mut kernel = Kernel {
+        let mut kernel = KernelFeatures {
             usage_events: !files.is_v2 && control(),
             pressure_levels: !files.is_v2 && control() && files.memory.join(notify::PRESSURE_LEVEL).exists(),
             pods_events: files.is_v2,
@@ -340,7 +340,7 @@ mod tests {
         Files { memory: dir.to_owned(), is_v2, stalls: dir.join("stalls") }
     }
 
-    fn memory_plan(kernel: Kernel) -> Plan {
+    fn memory_plan(kernel: KernelFeatures) -> Plan {
         let value = crate::eviction::thresholds::value("100Mi").unwrap().unwrap();
         let threshold = |signal| crate::eviction::Threshold {
             signal,

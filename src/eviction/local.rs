@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::layout::Layout;
 use super::texts::{self, Annotations};
 use super::usage::{Uses, units};
-use super::victim::{AT_ONCE, Victim};
+use super::victim::{IMMEDIATE_GRACE_SECONDS, Victim};
 use crate::model::Quantity;
 use crate::model::api::{Container, EmptyDirVolumeSource};
 use crate::model::pod::{Pod, is_sidecar};
@@ -34,7 +34,7 @@ fn above_limit(pod: &Pod, used: &PodUse, layout: Layout) -> Option<Victim> {
         .or_else(|| Some((CONTAINER, container(pod, used, layout)?)))?;
     Some(Victim {
         pod: pod.clone(),
-        grace_seconds: AT_ONCE,
+        grace_seconds: IMMEDIATE_GRACE_SECONDS,
         message,
         annotations: Annotations::new(),
         disruption_target: false,

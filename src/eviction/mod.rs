@@ -48,7 +48,7 @@ pub use layout::{Layout, Part, Reclaim};
 pub use local::is_limited;
 pub use observations::{Observation, Observations, Swap, observations};
 pub use pass::{Action, Eviction, Outcome, Settings, Shortage};
-pub use report::{Report, Reports, Row};
+pub use report::{Report, Reports, ThresholdStatus};
 pub use signal::{Pressure, Pressures, Resource, Signal};
 pub use state::{Decision, State, step};
 pub use thread::{Deps, ImageDirectories, ImageDirectoriesError, spawn};

@@ -14,7 +14,7 @@ use super::state::{State, step};
 use super::texts;
 use super::thresholds::{Problem, Threshold, thresholds};
 use super::usage::Uses;
-use super::victim::{AT_ONCE, Victim};
+use super::victim::{IMMEDIATE_GRACE_SECONDS, Victim};
 use crate::config::KubeletConfiguration;
 use crate::model::pod::Pod;
 use crate::resources::stats::sample::Snapshot;
@@ -199,7 +199,7 @@ impl Eviction {
     /// At least a second, as of every pod that ends.
     fn grace(&self, threshold: &Threshold, pod: &Pod) -> i64 {
         if threshold.is_hard() {
-            return AT_ONCE;
+            return IMMEDIATE_GRACE_SECONDS;
         }
         let own = pod.spec().termination_grace_period_seconds;
         let grace = match self.settings.max_grace_seconds {
@@ -207,6 +207,6 @@ impl Eviction {
             ..0 => own.unwrap_or(DEFAULT_GRACE),
             most => own.map_or(most, |own| own.min(most)),
         };
-        grace.max(AT_ONCE)
+        grace.max(IMMEDIATE_GRACE_SECONDS)
     }
 }

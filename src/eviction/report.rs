@@ -12,12 +12,12 @@ pub struct Report {
     /// The conditions of the node.
     pub pressures: Pressures,
     /// Each threshold whose signal has numbers.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ThresholdStatus>,
 }
 
 /// One threshold and what is available.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct ThresholdStatus {
     /// The name of the signal in the configuration.
     pub signal: &'static str,
     /// What is available, as messages show it.

@@ -13,7 +13,7 @@ use super::thresholds::{Threshold, with_container_fs};
 
 /// A threshold with its history.
 #[derive(Debug, Clone)]
-struct Watched {
+struct ThresholdHistory {
     threshold: Threshold,
     /// Since when it has been met in every pass.
     first: Option<Instant>,
@@ -24,7 +24,7 @@ struct Watched {
 /// The memory of the passes. It is lost at a restart, as upstream's is.
 #[derive(Debug, Clone)]
 pub struct State {
-    watched: Vec<Watched>,
+    watched: Vec<ThresholdHistory>,
     transition: Duration,
     /// When each condition was caused last.
     caused: BTreeMap<Pressure, Instant>,
@@ -49,7 +49,7 @@ pub struct Decision {
     pub due: Option<Instant>,
 }
 
-impl Watched {
+impl ThresholdHistory {
     /// A threshold that pods were evicted for stays met until the minimum reclaim is reached.
     fn is_met(&self, observations: &Observations) -> bool {
         is_met(&self.threshold, observations, false)
@@ -63,7 +63,7 @@ impl State {
     pub fn new(thresholds: &[Threshold], layout: Layout, transition: Duration) -> State {
         let watched = with_container_fs(thresholds, layout)
             .into_iter()
-            .map(|threshold| Watched { threshold, first: None, acted: false })
+            .map(|threshold| ThresholdHistory { threshold, first: None, acted: false })
             .collect();
         State {
             watched,
@@ -119,7 +119,7 @@ pub fn step(state: &mut State, observations: &Observations, now: Instant) -> Dec
         state.caused.insert(threshold.signal.pressure(), now);
         let over = *watched.first.get_or_insert(now) + threshold.grace;
         if now < over {
-            sooner(&mut decision.due, over);
+            set_earlier(&mut decision.due, over);
             continue;
         }
         watched.acted = true;
@@ -134,7 +134,7 @@ pub fn step(state: &mut State, observations: &Observations, now: Instant) -> Dec
         state.caused.iter().filter(|(_, time)| now.saturating_duration_since(**time) < state.transition);
     decision.pressures = held.clone().map(|(pressure, _)| *pressure).collect();
     for (_, time) in held {
-        sooner(&mut decision.due, *time + state.transition);
+        set_earlier(&mut decision.due, *time + state.transition);
     }
     state.measured = observations.iter().map(|(signal, observed)| (*signal, observed.time)).collect();
     // Memory before all others. Of two thresholds of one signal the hard one.
@@ -162,6 +162,6 @@ fn is_met(threshold: &Threshold, observations: &Observations, with_reclaim: bool
     observed.available < least
 }
 
-fn sooner(due: &mut Option<Instant>, time: Instant) {
+fn set_earlier(due: &mut Option<Instant>, time: Instant) {
     *due = Some(due.map_or(time, |due| due.min(time)));
 }

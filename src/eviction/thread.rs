@@ -17,7 +17,7 @@ use super::pass::{Settings, Shortage};
 use super::report::{Report, Reports};
 use super::signal::Signal;
 use super::victim::Victim;
-use super::watch::{Plan, REST};
+use super::watch::{Plan, SIGNAL_INTERVAL};
 use crate::cri::CriError;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
@@ -40,7 +40,7 @@ pub struct ImageDirectories {
 }
 
 /// Reads the machine's numbers.
-pub type Glance = dyn Fn(&Places) -> Option<NodeUse> + Send;
+pub type ReadNode = dyn Fn(&Places) -> Option<NodeUse> + Send;
 /// Measures pods.
 pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
 
@@ -58,7 +58,7 @@ pub enum ImageDirectoriesError {
 /// Handles and functions of the rest of the agent.
 pub struct Deps {
     /// Reads the machine's numbers.
-    pub glance: Box<Glance>,
+    pub read_node: Box<ReadNode>,
     /// Measures pods.
     pub measure: Box<Measure>,
     /// Asks the runtime for its directories.
@@ -117,7 +117,7 @@ fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
         let mut turn = driver.turn(&mut node, signals.needs_polling(), Instant::now());
         let armed = turn.left.as_ref().map_or(Armed::Set, |left| signals.arm(left));
         if armed == Armed::Near {
-            turn.within(REST);
+            turn.within(SIGNAL_INTERVAL);
         }
         // Memory that grows all the time may pass each level: every second time it is waited.
         signaled =
@@ -137,7 +137,7 @@ fn wait(turn: &Wait, signals: &Signals, bell: &Wake, signaled: bool) -> bool {
         return false;
     }
     if signaled {
-        let rested = Instant::now() + REST;
+        let rested = Instant::now() + SIGNAL_INTERVAL;
         let until = turn.until.map_or(rested, |until| until.min(rested));
         if ready(&[], bell, Some(until)) || turn.until.is_some_and(|until| until <= rested) {
             return false;
@@ -219,9 +219,9 @@ impl World for Node {
         self.layout
     }
 
-    fn glance(&mut self) -> Option<NodeUse> {
+    fn read_node(&mut self) -> Option<NodeUse> {
         self.places.pods = (self.deps.pods_cgroup)();
-        let found = (self.deps.glance)(&self.places);
+        let found = (self.deps.read_node)(&self.places);
         if found.is_none() {
             self.fail("cannot read the machine's memory, so no pod is evicted".to_owned());
         }

@@ -5,7 +5,7 @@ use crate::model::pod::Pod;
 
 /// The grace period of evictions that cannot wait (Go: eviction
 /// `immediateEvictionGracePeriodSeconds`).
-pub(super) const AT_ONCE: i64 = 1;
+pub(super) const IMMEDIATE_GRACE_SECONDS: i64 = 1;
 
 /// A pod to evict. Its status becomes `Failed` with the reason `Evicted` and the message, which is
 /// also that of a Warning event `Evicted` on the pod.

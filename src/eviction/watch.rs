@@ -27,9 +27,9 @@
 //!
 //! *Again.* After a signal the agent reads the memory's numbers (two files) and nothing else. If a
 //! threshold is met it makes a pass. If not, it sets the levels again if they are outdated, and
-//! leaves the file descriptors unread for [`REST`], so that a node that reclaims all the time (many
-//! files are read) wakes once per second. An idle node allocates nothing and reclaims nothing: none
-//! of these sources wakes it.
+//! leaves the file descriptors unread for [`SIGNAL_INTERVAL`], so that a node that reclaims all the
+//! time (many files are read) wakes once per second. An idle node allocates nothing and reclaims
+//! nothing: none of these sources wakes it.
 //!
 //! *What no kernel signals.* On version 2 `memory.high` covers pods only: a system service that grows
 //! into free memory is not noticed before the kernel reclaims. Cached files that are read a second
@@ -38,11 +38,11 @@
 //!
 //! *80 % of memory at once.* A threshold is met between two pages. If the memory was free, the
 //! level or `memory.high` was at this page. If it was cached files, clearing them takes the kernel more
-//! than 20 ms. In both cases the pass begins within 100 ms, and a signal that comes during [`REST`]
-//! waits for a second at most.
+//! than 20 ms. In both cases the pass begins within 100 ms, and a signal that comes during
+//! [`SIGNAL_INTERVAL`] waits for a second at most.
 //!
 //! *Neither.* On a kernel that lacks one of the two, the memory's numbers are read before memory
-//! can be full ([`glance`]: 1 s near a threshold, up to 10 s far from it).
+//! can be full ([`poll_interval`]: 1 s near a threshold, up to 10 s far from it).
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ use crate::model::quantity::Amount;
 pub const PERIOD: Duration = Duration::from_secs(10);
 /// The least time between two passes that the kernel causes. A kernel that reclaims memory all the
 /// time signals all the time.
-pub const REST: Duration = Duration::from_secs(1);
+pub const SIGNAL_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest wait for an evicted pod to end, before the next pass (Go: `podCleanupTimeout`).
 pub const VICTIM_LIMIT: Duration = Duration::from_secs(30);
 
@@ -65,7 +65,7 @@ const GROWTH: u64 = 4 << 30;
 
 /// What this kernel can report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Kernel {
+pub struct KernelFeatures {
     /// Version 1 of the memory controller, with `cgroup.event_control`.
     pub usage_events: bool,
     /// Version 1, with `memory.pressure_level`.
@@ -96,14 +96,14 @@ pub enum Source {
 pub struct Plan {
     /// What to request.
     pub sources: Vec<Source>,
-    /// Whether memory has to be read regularly, as [`glance`] says.
+    /// Whether memory has to be read regularly, as [`poll_interval`] says.
     pub poll: bool,
 }
 
 impl Plan {
     /// The plan for this kernel. Without thresholds of memory it is empty.
     #[must_use]
-    pub fn new<'a>(thresholds: impl IntoIterator<Item = &'a Threshold>, kernel: Kernel) -> Plan {
+    pub fn new<'a>(thresholds: impl IntoIterator<Item = &'a Threshold>, kernel: KernelFeatures) -> Plan {
         let (mut machine, mut pods) = (false, false);
         for threshold in thresholds {
             machine |= threshold.signal == Signal::MemoryAvailable;
@@ -152,7 +152,7 @@ pub fn headroom<'a>(
 /// When to read the use of memory again where the kernel reports nothing: so early that a threshold
 /// is not met for more than a second, even if all processors do nothing but fill memory.
 #[must_use]
-pub fn glance(headroom: Option<u64>, processors: u32) -> Duration {
+pub fn poll_interval(headroom: Option<u64>, processors: u32) -> Duration {
     let Some(headroom) = headroom else { return PERIOD };
     let growth = GROWTH.saturating_mul(processors.clamp(1, 64).into());
     Duration::from_secs(1).saturating_add(Duration::from_secs(headroom / growth)).min(PERIOD)
@@ -186,16 +186,16 @@ mod tests {
             (plan.sources, plan.poll)
         };
         use Source::{MachineReclaim, MachineUsage, PodsEvents, PodsUsage, Stalls};
-        let none = Kernel::default();
-        let first = Kernel { usage_events: true, pressure_levels: true, ..none };
+        let none = KernelFeatures::default();
+        let first = KernelFeatures { usage_events: true, pressure_levels: true, ..none };
         assert_eq!(plan(first), (vec![MachineUsage, PodsUsage, MachineReclaim], false));
         assert_eq!(
-            plan(Kernel { stall_triggers: true, ..first }),
+            plan(KernelFeatures { stall_triggers: true, ..first }),
             (vec![MachineUsage, PodsUsage, Stalls], false)
         );
-        let second = Kernel { pods_events: true, stall_triggers: true, ..none };
+        let second = KernelFeatures { pods_events: true, stall_triggers: true, ..none };
         assert_eq!(plan(second), (vec![PodsEvents, Stalls], false));
-        assert_eq!(plan(Kernel { stall_triggers: false, ..second }), (vec![PodsEvents], true));
+        assert_eq!(plan(KernelFeatures { stall_triggers: false, ..second }), (vec![PodsEvents], true));
         assert_eq!(plan(none), (vec![], true));
         assert_eq!(Plan::new(&all[2..], first), Plan::default());
         assert_eq!(Plan::new(&all[..1], first).sources, [MachineUsage, MachineReclaim]);
@@ -231,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn a_glance_comes_before_memory_can_be_full() {
-        let seconds = |headroom, processors| glance(headroom, processors).as_secs();
+    fn numbers_are_read_before_memory_can_be_full() {
+        let seconds = |headroom, processors| poll_interval(headroom, processors).as_secs();
         assert_eq!(seconds(Some(0), 4), 1);
         assert_eq!(seconds(Some(8 << 30), 1), 3);
         assert_eq!(seconds(Some(8 << 30), 2), 2);

@@ -53,7 +53,7 @@ impl CpuSet {
 
     /// Adds a CPU. Numbers above the limit are left out.
     pub fn insert(&mut self, cpu: u32) {
-        let Some((word, bit)) = place(cpu) else { return };
+        let Some((word, bit)) = word_and_bit(cpu) else { return };
         if self.words.len() <= word {
             self.words.resize(word + 1, 0);
         }
@@ -65,7 +65,7 @@ impl CpuSet {
     /// Whether it has the CPU.
     #[must_use]
     pub fn contains(&self, cpu: u32) -> bool {
-        place(cpu).and_then(|(word, bit)| Some(self.words.get(word)? & bit != 0)).unwrap_or(false)
+        word_and_bit(cpu).and_then(|(word, bit)| Some(self.words.get(word)? & bit != 0)).unwrap_or(false)
     }
 
     /// How many CPUs it has.
@@ -129,7 +129,7 @@ impl CpuSet {
     }
 }
 
-fn place(cpu: u32) -> Option<(usize, u64)> {
+fn word_and_bit(cpu: u32) -> Option<(usize, u64)> {
     (cpu < MOST_CPUS).then_some((usize::try_from(cpu / BITS).ok()?, 1 << (cpu % BITS)))
 }
 

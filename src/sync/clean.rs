@@ -254,7 +254,7 @@ impl Cleaner {
         let view = &self.deps.view;
         let collected = self.deps.collector.collect(
             &listed,
-            &|uid| match (pod_state(&snapshot, uid), pod_state(&view.get(), uid)) {
+            &|uid| match (pod_retention(&snapshot, uid), pod_retention(&view.get(), uid)) {
                 (PodStanding::Unknown, now) => now,
                 (before, PodStanding::Unknown) => before,
                 (_, now) => now,
@@ -487,7 +487,7 @@ fn report(
     }
 }
 
-fn pod_state(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
+fn pod_retention(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
     let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
     let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
     match &entry.worker {
@@ -517,25 +517,25 @@ mod tests {
             object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
             Pod::from(object)
         };
-        let state_of = |phase: Option<WorkerPhase>, pod: Option<Pod>, evicted: bool| {
+        let retention_of = |phase: Option<WorkerPhase>, pod: Option<Pod>, evicted: bool| {
             let worker = phase.map(WorkerHandle::in_phase);
             let entry = Entry { pod, removed: None, rejected: false, evicted, worker };
             let snapshot = Snapshot { pods: [("u".into(), entry)].into(), ..Snapshot::default() };
-            pod_state(&Arc::new(snapshot), &"u".into())
+            pod_retention(&Arc::new(snapshot), &"u".into())
         };
         for (pod, evicted) in [(Some(present()), true), (None, false), (Some(deleted()), false)] {
-            let state_in = |phase| state_of(Some(phase), pod.clone(), evicted);
-            assert_eq!(state_in(WorkerPhase::Terminating), PodStanding::Wanted);
+            let retention_in = |phase| retention_of(Some(phase), pod.clone(), evicted);
+            assert_eq!(retention_in(WorkerPhase::Terminating), PodStanding::Wanted);
             // Its volumes are being unmounted.
-            assert_eq!(state_in(WorkerPhase::Terminated), PodStanding::Terminated);
-            assert_eq!(state_in(WorkerPhase::Finished), PodStanding::Terminated);
+            assert_eq!(retention_in(WorkerPhase::Terminated), PodStanding::Terminated);
+            assert_eq!(retention_in(WorkerPhase::Finished), PodStanding::Terminated);
         }
         // One that has ended by itself keeps its last containers for their logs.
         for phase in [WorkerPhase::Terminated, WorkerPhase::Finished] {
-            assert_eq!(state_of(Some(phase), Some(present()), false), PodStanding::Finished);
+            assert_eq!(retention_of(Some(phase), Some(present()), false), PodStanding::Finished);
         }
         // After a restart of the agent its containers may run.
-        assert_eq!(state_of(None, Some(deleted()), false), PodStanding::Wanted);
-        assert_eq!(state_of(None, Some(present()), false), PodStanding::Wanted);
+        assert_eq!(retention_of(None, Some(deleted()), false), PodStanding::Wanted);
+        assert_eq!(retention_of(None, Some(present()), false), PodStanding::Wanted);
     }
 }

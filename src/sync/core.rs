@@ -106,7 +106,7 @@ pub(super) struct Desired {
 }
 
 /// The active pods now, and when the pods that are preempted have ended. Each list has a pod once.
-pub(super) struct Load {
+pub(super) struct ActivePods {
     /// All active pods.
     all: Vec<Pod>,
     /// Those that use resources now: the pods that are preempted, but not those that start after them.
@@ -148,7 +148,7 @@ pub struct World<'a> {
     pub node: &'a NodeView,
 }
 
-impl Load {
+impl ActivePods {
     /// Decides about a new pod, and whether there is room for it beside the pods that are preempted. One
     /// that has room only without them is admitted, as by the Go kubelet, which decides when they have
     /// ended.
@@ -420,7 +420,7 @@ impl Core {
     /// The active pods now and later.
     ///
     /// DIFFERS: the Go kubelet handles no other pod until the pods that it preempts have ended.
-    pub(super) fn load(&self, world: &World<'_>) -> Load {
+    pub(super) fn active_pods(&self, world: &World<'_>) -> ActivePods {
         let all = self.active(world);
         let desired = |pod: &Pod| self.desired.get(pod.uid());
         let preempted: BTreeSet<&PodUid> =
@@ -438,7 +438,7 @@ impl Core {
         };
         let now = all.iter().filter(|pod| !waits(pod)).cloned().collect();
         let later = all.iter().filter(|pod| !is_victim(pod)).cloned().collect();
-        Load { all, now, later, victims, late }
+        ActivePods { all, now, later, victims, late }
     }
 
     /// The shutdown was cancelled: static pods that were rejected for it go through admission
@@ -467,7 +467,7 @@ impl Core {
         // DIFFERS: upstream starts it with those of the former one, and resizes it.
         let is_incarnation = pod.is_static() && (world.has_worker)(&uid);
         let granted = if is_incarnation { pod.clone() } else { (world.granted)(&pod) };
-        let load = self.load(world);
+        let active_pods = self.active_pods(world);
         // Before the first list, every pod counts as running.
         let runs = (world.still_runs)(&uid);
         // DIFFERS: if the shutdown or the pressure began before the Go kubelet learned of the pod, it
@@ -493,8 +493,9 @@ impl Core {
             false => {
                 // A static pod whose former incarnation still stops is new.
                 let ran = runs && !(world.has_worker)(&uid);
-                let (verdict, has_room) = load.admit(&granted, ran, &node, self.sources_ready(), world);
-                starts_after.extend((!has_room).then(|| load.victims.clone()).into_iter().flatten());
+                let (verdict, has_room) =
+                    active_pods.admit(&granted, ran, &node, self.sources_ready(), world);
+                starts_after.extend((!has_room).then(|| active_pods.victims.clone()).into_iter().flatten());
                 verdict
             }
         };
@@ -506,7 +507,7 @@ impl Core {
                 effects.push(Effect::Reject { pod: pod.clone(), reason, message });
             }
             Admission::Preempt { victims, resource } => {
-                let chosen = load.later.iter().filter(|other| victims.contains(other.uid()));
+                let chosen = active_pods.later.iter().filter(|other| victims.contains(other.uid()));
                 let chosen: Vec<Pod> = chosen.cloned().collect();
                 effects.extend(
                     chosen

@@ -68,11 +68,11 @@ impl Core {
         deferred.sort_by_key(|(_, granted, desired)| retry_rank(granted, desired));
         let mut effects = Vec::new();
         for (uid, granted, desired) in deferred {
-            let load = self.load(world);
+            let active_pods = self.active_pods(world);
             // The pod gets its resources at once, so there must be room now, too.
             let fits = |pod: &Pod| {
-                admission::admit_resize(pod, &load.later, world.node)?;
-                admission::admit_resize(pod, &load.now, world.node)
+                admission::admit_resize(pod, &active_pods.later, world.node)?;
+                admission::admit_resize(pod, &active_pods.now, world.node)
             };
             let pending = |reason, message, detail| Effect::ResizePending {
                 pod: desired.clone(),

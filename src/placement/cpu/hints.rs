@@ -96,16 +96,16 @@ impl Static {
 /// The sets of these nodes: those of one node first, each size in the order of the nodes' numbers.
 fn by_size(nodes: &[u32]) -> Vec<NumaMask> {
     let mut masks: Vec<NumaMask> = Vec::new();
-    // Each set with the place of its last node, so that it only grows to the right.
+    // Each set with the position of its last node, so that it only grows to the right.
     let mut previous: Vec<(NumaMask, usize)> = vec![(NumaMask::default(), 0)];
     while !previous.is_empty() && masks.len() < MOST_MASKS {
         let mut next = Vec::new();
         for (mask, from) in previous {
-            for (place, node) in nodes.iter().enumerate().skip(from) {
+            for (position, node) in nodes.iter().enumerate().skip(from) {
                 if masks.len() + next.len() >= MOST_MASKS {
                     break;
                 }
-                next.push((NumaMask(mask.0 | NumaMask::of([*node]).0), place + 1));
+                next.push((NumaMask(mask.0 | NumaMask::of([*node]).0), position + 1));
             }
         }
         masks.extend(next.iter().map(|(mask, _)| *mask));

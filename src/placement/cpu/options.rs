@@ -86,7 +86,7 @@ impl Options {
     pub fn parse(given: &BTreeMap<String, String>, gates: Gates) -> Result<Options, OptionsError> {
         let mut options = Options::default();
         for (name, value) in given {
-            let place = match name.as_str() {
+            let option = match name.as_str() {
                 FULL_CORES => &mut options.full_cores,
                 ACROSS_NODES => &mut options.across_nodes,
                 BY_SOCKET => &mut options.by_socket,
@@ -103,7 +103,7 @@ impl Options {
             if let Some(maturity) = off {
                 return Err(OptionsError::Gate { maturity, name: name.clone() });
             }
-            *place = boolean(value)
+            *option = boolean(value)
                 .ok_or_else(|| OptionsError::Value { name: name.clone(), value: value.clone() })?;
         }
         let conflicts = [

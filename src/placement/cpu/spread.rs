@@ -233,18 +233,21 @@ fn combinations(
     if number == 0 || number > nodes.len() {
         return ControlFlow::Continue(());
     }
-    let mut places: Vec<usize> = (0..number).collect();
+    let mut positions: Vec<usize> = (0..number).collect();
     loop {
-        let chosen: Vec<u32> = places.iter().filter_map(|place| nodes.get(*place).copied()).collect();
+        let chosen: Vec<u32> =
+            positions.iter().filter_map(|position| nodes.get(*position).copied()).collect();
         see(&chosen)?;
-        // The last place that can move on, and those after it right behind it.
+        // The last position that can move on, and those after it right behind it.
         let last = nodes.len() - number;
-        let Some(index) = places.iter().enumerate().rposition(|(index, place)| *place < index + last) else {
+        let Some(index) =
+            positions.iter().enumerate().rposition(|(index, position)| *position < index + last)
+        else {
             return ControlFlow::Continue(());
         };
-        let start = places.get(index).copied().unwrap_or(0) + 1;
-        for (offset, place) in places.iter_mut().skip(index).enumerate() {
-            *place = start + offset;
+        let start = positions.get(index).copied().unwrap_or(0) + 1;
+        for (offset, position) in positions.iter_mut().skip(index).enumerate() {
+            *position = start + offset;
         }
     }
 }

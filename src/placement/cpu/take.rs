@@ -40,10 +40,10 @@ pub fn packed(
     if count > free.len() {
         return Err(TakeError::NotEnough { requested: count, available: available.len() });
     }
-    let mut taking = Taking { machine, options, free, needed: count, taken: CpuSet::new() };
-    taking.run();
+    let mut allocation = Allocation { machine, options, free, needed: count, taken: CpuSet::new() };
+    allocation.run();
     // INVARIANT: single threads are taken until the request is met.
-    if taking.needed == 0 { Ok(taking.taken) } else { Err(TakeError::Failed) }
+    if allocation.needed == 0 { Ok(allocation.taken) } else { Err(TakeError::Failed) }
 }
 
 /// The numbers of the NUMA nodes with CPUs of `free`, in the order in which they are used.
@@ -51,7 +51,7 @@ pub fn nodes_in_order(machine: &Machine, free: &CpuSet) -> Vec<u32> {
     Order { machine, free }.nodes()
 }
 
-struct Taking<'a> {
+struct Allocation<'a> {
     machine: &'a Machine,
     options: Options,
     free: CpuSet,
@@ -59,7 +59,7 @@ struct Taking<'a> {
     taken: CpuSet,
 }
 
-impl Taking<'_> {
+impl Allocation<'_> {
     fn run(&mut self) {
         let levels = if nodes_are_larger(self.machine) {
             [Level::Node, Level::Socket]

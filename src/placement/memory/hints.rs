@@ -78,14 +78,14 @@ pub(super) fn requests_memory(requested: &Bytes) -> bool {
 
 /// All sets of these numbers that are not empty, the smaller ones first.
 fn sets(numbers: &[u32]) -> impl Iterator<Item = NumaMask> + '_ {
-    (1..=numbers.len()).flat_map(|size| Sets { numbers, places: (0..size).collect(), done: false })
+    (1..=numbers.len()).flat_map(|size| Sets { numbers, positions: (0..size).collect(), done: false })
 }
 
 /// The sets of one size, in the order of their numbers.
 struct Sets<'a> {
     numbers: &'a [u32],
-    /// The places of the next set's members in `numbers`, ascending.
-    places: Vec<usize>,
+    /// The positions of the next set's members in `numbers`, ascending.
+    positions: Vec<usize>,
     done: bool,
 }
 
@@ -96,15 +96,16 @@ impl Iterator for Sets<'_> {
         if self.done {
             return None;
         }
-        let mask = NumaMask::of(self.places.iter().filter_map(|place| self.numbers.get(*place).copied()));
-        // The last place that can grow; all after it follow closely.
-        let size = self.places.len();
+        let mask =
+            NumaMask::of(self.positions.iter().filter_map(|position| self.numbers.get(*position).copied()));
+        // The last position that can grow; all after it follow closely.
+        let size = self.positions.len();
         let room = self.numbers.len().saturating_sub(size);
-        let last = self.places.iter().enumerate().rposition(|(index, place)| *place < index + room);
-        match last.and_then(|last| Some((last, *self.places.get(last)?))) {
-            Some((last, place)) => {
-                let later = self.places.iter_mut().skip(last).zip(place + 1..);
-                later.for_each(|(place, next)| *place = next);
+        let last = self.positions.iter().enumerate().rposition(|(index, position)| *position < index + room);
+        match last.and_then(|last| Some((last, *self.positions.get(last)?))) {
+            Some((last, position)) => {
+                let later = self.positions.iter_mut().skip(last).zip(position + 1..);
+                later.for_each(|(position, next)| *position = next);
             }
             None => self.done = true,
         }

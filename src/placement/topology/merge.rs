@@ -112,46 +112,46 @@ fn best_other(lists: &[Choices], all: NumaMask, distances: Option<&Distances>) -
 /// All intersections of one set of each list with `all`, which has at most [`DENSE_NODES`] nodes.
 fn reachable(lists: &[Choices], all: NumaMask) -> Vec<NumaMask> {
     let numbers: Vec<u32> = all.iter().collect();
-    let place = |nodes: NumaMask| {
+    let index_of = |nodes: NumaMask| {
         let bits = numbers.iter().enumerate().filter(|(_, number)| nodes.contains(**number));
-        bits.fold(0_usize, |place, (bit, _)| place | 1 << bit)
+        bits.fold(0_usize, |index, (bit, _)| index | 1 << bit)
     };
-    let mut table = Table::new(numbers.len());
-    table.set(place(all));
+    let mut table = NodeSets::new(numbers.len());
+    table.set(index_of(all));
     for list in lists {
-        let mut other = Table::new(numbers.len());
-        list.sets.iter().for_each(|nodes| other.set(place(*nodes)));
+        let mut other = NodeSets::new(numbers.len());
+        list.sets.iter().for_each(|nodes| other.set(index_of(*nodes)));
         if list.any {
-            other.set(place(all));
+            other.set(index_of(all));
         }
         table.intersect(other);
     }
-    let nodes_at = |place: usize| {
-        let bits = numbers.iter().enumerate().filter(|(bit, _)| place & (1 << bit) != 0);
+    let nodes_of = |index: usize| {
+        let bits = numbers.iter().enumerate().filter(|(bit, _)| index & (1 << bit) != 0);
         NumaMask::of(bits.map(|(_, number)| *number))
     };
-    table.places().map(nodes_at).collect()
+    table.indices().map(nodes_of).collect()
 }
 
-/// Which of the 2ⁿ sets of n nodes there are. A place is a set: bit i is the i-th node.
-struct Table {
+/// Which of the 2ⁿ sets of n nodes there are. An index is a set: bit i is the i-th node.
+struct NodeSets {
     bits: usize,
     counts: Vec<u32>,
 }
 
-impl Table {
-    fn new(bits: usize) -> Table {
-        Table { bits, counts: vec![0; 1 << bits] }
+impl NodeSets {
+    fn new(bits: usize) -> NodeSets {
+        NodeSets { bits, counts: vec![0; 1 << bits] }
     }
 
-    fn set(&mut self, place: usize) {
-        if let Some(count) = self.counts.get_mut(place) {
+    fn set(&mut self, index: usize) {
+        if let Some(count) = self.counts.get_mut(index) {
             *count = 1;
         }
     }
 
-    fn places(&self) -> impl Iterator<Item = usize> {
-        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, _)| place)
+    fn indices(&self) -> impl Iterator<Item = usize> {
+        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(index, _)| index)
     }
 
     /// Replaces the sets by all intersections of one of them with one of `other`.
@@ -159,7 +159,7 @@ impl Table {
     /// A pair's intersection contains a set exactly if both do. So after counting, for each set,
     /// its supersets, the products count the pairs; taking the counts apart again gives the number
     /// of pairs for each intersection. The numbers stay below 2²⁴.
-    fn intersect(&mut self, mut other: Table) {
+    fn intersect(&mut self, mut other: NodeSets) {
         self.combine(u32::wrapping_add);
         other.combine(u32::wrapping_add);
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
