@@ -209,7 +209,7 @@ impl Agent {
             let all = status.container_statuses.as_deref().unwrap_or_default();
             status.phase.as_deref() == Some("Running")
                 && !all.is_empty()
-                && all.iter().all(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+                && all.iter().all(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
         };
         self.pods().unwrap_or_default().iter().filter(|pod| runs(pod)).count()
     }

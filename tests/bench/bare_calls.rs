@@ -242,13 +242,13 @@ fn at_once<T: Send>(count: usize, width: usize, operation: impl Fn(usize) -> T +
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..width).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|one| one.join().expect("a call failed")).collect()
+        workers.into_iter().flat_map(|worker| worker.join().expect("a call failed")).collect()
     })
 }
 
 /// The time of the last start among what runs now.
 fn last_start(runtime: &Runtime) -> i64 {
-    runtime.started().iter().map(|one| one.at).max().unwrap_or(0)
+    runtime.started().iter().map(|container| container.started_at).max().unwrap_or(0)
 }
 
 /// Starts, stops and removes `count` pods, `width` at a time, under the three given names.
@@ -312,14 +312,14 @@ pub fn measure(results: &mut Results, runtime: &Runtime, base: &Path, plan: &Pla
         single(results, runtime, &dir, number, Requests::Least);
         single(results, runtime, &dir, number, Requests::Kubelets);
     }
-    for &count in &plan.crowds {
+    for &count in &plan.pod_counts {
         let best = [Requests::Least, Requests::Kubelets].map(|requests| {
             let took = [1, 2, 4, 8].map(|width| {
                 let names = ["started", "stopped", "removed"]
                     .map(|what| format!("{count} pods {what}, bare calls by {width}"));
                 (many_pods(results, runtime, &dir, (count, width), requests, &names), width)
             });
-            let best = took.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
+            let best = took.into_iter().min_by(|left, right| left.0.total_cmp(&right.0));
             (requests, best.map_or(1, |best| best.1))
         });
         // The best width is the floor; measured again, or its luck would be the floor.

@@ -113,7 +113,7 @@ impl Trace {
     fn end(mut self) -> Changes {
         process::signal(self.child.id(), Signal::INT);
         let _ = self.child.wait();
-        Changes::of(&fs::read_to_string(&self.file).unwrap_or_default())
+        Changes::parse(&fs::read_to_string(&self.file).unwrap_or_default())
     }
 }
 
@@ -128,7 +128,7 @@ struct Changes {
 }
 
 impl Changes {
-    fn of(text: &str) -> Changes {
+    fn parse(text: &str) -> Changes {
         let mut changes = Changes::default();
         let mut begun: BTreeMap<&str, String> = BTreeMap::new();
         for line in text.lines() {
@@ -175,7 +175,7 @@ impl Changes {
 
 /// A path without ids.
 fn short(path: &str) -> String {
-    let is_id = |word: &str| word.len() >= 8 && word.bytes().all(|one| one.is_ascii_hexdigit());
+    let is_id = |word: &str| word.len() >= 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let word = |word: &str| if is_id(word) { "ID".to_owned() } else { word.to_owned() };
     let part = |part: &str| part.split(['-', '.']).map(word).collect::<Vec<_>>().join("-");
     path.split('/').map(part).collect::<Vec<_>>().join("/")

@@ -28,7 +28,7 @@ const LINE: usize = 128;
 /// A log that is rotated meanwhile would be another one.
 const LOG_SIZE: &str = "2Gi";
 /// Pods besides those that are called.
-const CROWD: usize = 100;
+const MANY_PODS: usize = 100;
 const STREAMS: usize = 100;
 /// Longer than any agent caches statistics.
 const SPACED: Duration = Duration::from_millis(1500);
@@ -55,13 +55,13 @@ pub fn measure(
     } else {
         Counts { execs: 30, reads: 5, scrapes: 15 }
     };
-    let mut one = NodeUnderTest::start(subject, binary, runtime, plane, base);
-    one.execs(results, &counts);
-    one.logs(results, &counts);
-    one.forwards(results, &counts);
-    one.streams(results);
-    one.scrapes(results, &counts);
-    one.agent.stop();
+    let mut node = NodeUnderTest::start(subject, binary, runtime, plane, base);
+    node.execs(results, &counts);
+    node.logs(results, &counts);
+    node.forwards(results, &counts);
+    node.streams(results);
+    node.scrapes(results, &counts);
+    node.agent.stop();
 }
 
 struct NodeUnderTest<'a> {
@@ -259,10 +259,10 @@ impl<'a> NodeUnderTest<'a> {
     }
 
     fn scrapes(&self, results: &mut Results, counts: &Counts) {
-        for number in 0..CROWD {
+        for number in 0..MANY_PODS {
             self.create(&format!("many-{number}"), FOREVER, true);
         }
-        for number in 0..CROWD {
+        for number in 0..MANY_PODS {
             self.wait_ready(&format!("many-{number}"));
         }
         pause(Duration::from_secs(15));
@@ -288,13 +288,18 @@ impl<'a> NodeUnderTest<'a> {
         }
         results.note(self.subject, "the runtime's answers: calls, mean ms", &json!(runtime_operations()));
         let after = memory(self.agent.pid());
-        results.put(self.subject, &format!("resident after all, {} pods", CROWD + 1), "MiB", after.resident);
-        for number in 0..CROWD {
+        results.put(
+            self.subject,
+            &format!("resident after all, {} pods", MANY_PODS + 1),
+            "MiB",
+            after.resident,
+        );
+        for number in 0..MANY_PODS {
             let target = Target::pod("default", &self.name(&format!("many-{number}")));
             self.admin.delete(&target, &DeleteOptions::default()).unwrap_or_else(|error| panic!("{error}"));
         }
         self.delete("web");
-        for number in 0..CROWD {
+        for number in 0..MANY_PODS {
             let target = Target::pod("default", &self.name(&format!("many-{number}")));
             wait_until("a pod to go", LONG, || {
                 self.admin.get::<Pod>(&target).is_err_and(|error| error.is_not_found())
@@ -311,8 +316,8 @@ fn runtime_operations() -> BTreeMap<String, (f64, f64)> {
             format!("kubelet_runtime_operations_duration_seconds_{name}{{operation_type=\"{operation}\"}} ");
         page.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok())
     };
-    let asked = ["list_container_stats", "list_podsandbox_stats", "image_fs_info", "list_containers"];
-    let found = asked.into_iter().filter_map(|name| {
+    let operations = ["list_container_stats", "list_podsandbox_stats", "image_fs_info", "list_containers"];
+    let found = operations.into_iter().filter_map(|name| {
         let (count, sum) = (value("count", name)?, value("sum", name)?);
         Some((name.to_owned(), (count, sum * 1e3 / count)))
     });

@@ -28,7 +28,7 @@ const SINGLES: usize = 10;
 /// What the watch may say before anyone listens.
 const NEWS: usize = 4096;
 /// Pods at once.
-const CROWD: usize = 30;
+const MANY_PODS: usize = 30;
 
 /// All measures of one binary.
 pub fn measure(
@@ -40,15 +40,15 @@ pub fn measure(
     base: &Path,
     plan: &Plan,
 ) {
-    let mut one = JoinedNode::start(results, subject, binary, runtime, plane, base);
-    one.idle(results, plan, 0);
+    let mut node = JoinedNode::start(results, subject, binary, runtime, plane, base);
+    node.idle(results, plan, 0);
     for (network, host) in [("host network", true), ("pod network", false)] {
-        one.singles(results, network, host);
+        node.singles(results, network, host);
     }
-    one.many_pods(results, plan);
-    process_memory(results, subject, &one.agent, "registered, after all, no pods");
-    one.agent.stop();
-    let complaints = one.agent.complaints();
+    node.many_pods(results, plan);
+    process_memory(results, subject, &node.agent, "registered, after all, no pods");
+    node.agent.stop();
+    let complaints = node.agent.complaints();
     if !complaints.is_empty() {
         results.note(subject, "warnings and errors of its logs", &json!(complaints));
     }
@@ -56,7 +56,7 @@ pub fn measure(
 
 /// What the watch said of a pod, and when.
 struct ObservedPod {
-    at: Instant,
+    time: Instant,
     name: String,
     /// `None` when it has gone.
     ready: Option<bool>,
@@ -84,14 +84,14 @@ impl<'a> JoinedNode<'a> {
         let dir = base.join(format!("reg-{subject}"));
         let mut agent = Agent::joining(binary, dir, runtime, subject, &kubeconfig);
         let admin = administrator(plane);
-        let (tell, seen) = bounded(NEWS);
+        let (sender, seen) = bounded(NEWS);
         let watched = Watched {
             target: Target::pods(),
             field_selector: Some(format!("spec.nodeName={subject}")),
             label_selector: None,
         };
         let sink = move |change: Change<Pod>| {
-            let at = Instant::now();
+            let time = Instant::now();
             let (pods, gone) = match change {
                 Change::Replaced(pods) => (pods, false),
                 Change::Set(pod) => (vec![pod], false),
@@ -99,7 +99,7 @@ impl<'a> JoinedNode<'a> {
             };
             for pod in pods {
                 let ready = (!gone).then(|| is_ready(&pod));
-                let _ = tell.send(ObservedPod { at, name: pod.metadata.name.unwrap_or_default(), ready });
+                let _ = sender.send(ObservedPod { time, name: pod.metadata.name.unwrap_or_default(), ready });
             }
         };
         let watch =
@@ -122,7 +122,7 @@ impl<'a> JoinedNode<'a> {
         let span = Duration::from_secs(60).max(plan.idle);
         pause(span.saturating_sub(begun.elapsed()));
         let minutes = begun.elapsed().as_secs_f64() / 60.0;
-        let new = self.asked_since(&before);
+        let new = self.requests_since(&before);
         let measure = format!("requests per minute, idle, {count} pods");
         results.put(self.subject, &measure, "1/min", count_of(&new) / minutes);
         results.note(self.subject, &measure, &json!(new));
@@ -136,15 +136,15 @@ impl<'a> JoinedNode<'a> {
         for name in &names {
             let begun = Instant::now();
             self.create(name, host);
-            let at = self.wait_seen(std::slice::from_ref(name), Some(true));
-            let took = at.duration_since(begun).as_secs_f64() * 1e3;
+            let seen = self.wait_seen(std::slice::from_ref(name), Some(true));
+            let took = seen.duration_since(begun).as_secs_f64() * 1e3;
             results.put(self.subject, &format!("created → Ready, {network}"), "ms", took);
             pause(Duration::from_millis(1200));
         }
         // The last events are sent.
         pause(Duration::from_secs(2));
         let new: BTreeMap<String, usize> =
-            self.asked_since(&before).into_iter().filter(|(kind, _)| !of_the_node(kind)).collect();
+            self.requests_since(&before).into_iter().filter(|(kind, _)| !of_the_node(kind)).collect();
         let pods = f64::from(u32::try_from(SINGLES).unwrap_or(u32::MAX));
         let measure = format!("requests per pod start, {network}");
         results.put(self.subject, &measure, "", count_of(&new) / pods);
@@ -152,32 +152,33 @@ impl<'a> JoinedNode<'a> {
         for name in &names {
             let begun = Instant::now();
             self.delete(name);
-            let at = self.wait_seen(std::slice::from_ref(name), None);
-            let took = at.duration_since(begun).as_secs_f64() * 1e3;
+            let seen = self.wait_seen(std::slice::from_ref(name), None);
+            let took = seen.duration_since(begun).as_secs_f64() * 1e3;
             results.put(self.subject, &format!("deleted → gone, {network}"), "ms", took);
         }
     }
 
     fn many_pods(&self, results: &mut Results, plan: &Plan) {
-        let names: Vec<String> = (0..CROWD).map(|number| format!("{}-many-{number}", self.subject)).collect();
+        let names: Vec<String> =
+            (0..MANY_PODS).map(|number| format!("{}-many-{number}", self.subject)).collect();
         let cpu = cpu_seconds(self.agent.pid());
         let begun = Instant::now();
         for name in &names {
             self.create(name, true);
         }
-        let at = self.wait_seen(&names, Some(true));
-        let took = at.duration_since(begun).as_secs_f64() * 1e3;
+        let seen = self.wait_seen(&names, Some(true));
+        let took = seen.duration_since(begun).as_secs_f64() * 1e3;
         results.put(self.subject, &format!("{CROWD} created → all Ready"), "ms", took);
         pause(Duration::from_secs(2));
         let spent = cpu_seconds(self.agent.pid()) - cpu;
         results.put(self.subject, &format!("processor for {CROWD} starts"), "s", spent);
-        self.idle(results, plan, CROWD);
+        self.idle(results, plan, MANY_PODS);
         let begun = Instant::now();
         for name in &names {
             self.delete(name);
         }
-        let at = self.wait_seen(&names, None);
-        let took = at.duration_since(begun).as_secs_f64() * 1e3;
+        let seen = self.wait_seen(&names, None);
+        let took = seen.duration_since(begun).as_secs_f64() * 1e3;
         results.put(self.subject, &format!("{CROWD} deleted → all gone"), "ms", took);
     }
 
@@ -200,7 +201,7 @@ impl<'a> JoinedNode<'a> {
             let seen = self.seen.recv_deadline(deadline);
             let seen = seen.unwrap_or_else(|_| panic!("timed out waiting for {missing:?} to be {wanted:?}"));
             if seen.ready == wanted && missing.remove(&seen.name) && missing.is_empty() {
-                return seen.at;
+                return seen.time;
             }
         }
     }
@@ -208,22 +209,23 @@ impl<'a> JoinedNode<'a> {
     /// The requests of this node so far: their kinds by identity.
     fn received(&self) -> BTreeMap<String, String> {
         let user = format!("system:node:{}", self.subject);
-        let text =
-            |one: &Value, at: &str| one.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let own = self.plane.requests().into_iter().filter(|one| text(one, "/user/username") == user);
-        own.map(|one| {
-            let mut kind = format!("{} {}", text(&one, "/verb"), text(&one, "/objectRef/resource"));
-            let part = text(&one, "/objectRef/subresource");
+        let text = |request: &Value, pointer: &str| {
+            request.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        let own = self.plane.requests().into_iter().filter(|request| text(request, "/user/username") == user);
+        own.map(|request| {
+            let mut kind = format!("{} {}", text(&request, "/verb"), text(&request, "/objectRef/resource"));
+            let part = text(&request, "/objectRef/subresource");
             if !part.is_empty() {
                 kind = format!("{kind}/{part}");
             }
-            (text(&one, "/auditID"), kind)
+            (text(&request, "/auditID"), kind)
         })
         .collect()
     }
 
     /// How many of each kind are new.
-    fn asked_since(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, usize> {
+    fn requests_since(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, usize> {
         let mut kinds = BTreeMap::new();
         for (id, kind) in self.received() {
             if !before.contains_key(&id) {
@@ -238,7 +240,7 @@ impl<'a> JoinedNode<'a> {
 fn of_the_node(kind: &str) -> bool {
     ["leases", "nodes", "nodes/status", "csinodes", "csidrivers", "services", "runtimeclasses"]
         .iter()
-        .any(|one| kind.split(' ').nth(1) == Some(one))
+        .any(|resource| kind.split(' ').nth(1) == Some(resource))
 }
 
 fn count_of(kinds: &BTreeMap<String, usize>) -> f64 {
@@ -254,12 +256,12 @@ pub fn administrator(plane: &ControlPlane) -> Client {
 
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 pub fn node_is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True")
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// A pod as `kubectl apply` makes it: with the token that every pod gets.

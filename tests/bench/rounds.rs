@@ -45,18 +45,18 @@ pub struct Plan {
     pub rounds: usize,
     pub idle: Duration,
     pub settle: Duration,
-    pub crowds: Vec<usize>,
+    pub pod_counts: Vec<usize>,
 }
 
 impl Plan {
     pub fn new(quick: bool, full: bool) -> Plan {
-        let crowds = if full { vec![30, 100] } else { vec![30] };
+        let pod_counts = if full { vec![30, 100] } else { vec![30] };
         if quick {
             let (idle, settle) = (Duration::from_secs(10), Duration::from_secs(3));
-            Plan { starts: 3, singles: 3, rounds: 1, idle, settle, crowds }
+            Plan { starts: 3, singles: 3, rounds: 1, idle, settle, pod_counts }
         } else {
             let (idle, settle) = (Duration::from_secs(30), Duration::from_secs(12));
-            Plan { starts: 7, singles: 7, rounds: 3, idle, settle, crowds }
+            Plan { starts: 7, singles: 7, rounds: 3, idle, settle, pod_counts }
         }
     }
 }
@@ -84,7 +84,7 @@ pub fn measure(
     for number in 0..plan.singles {
         single(results, subject, &agent, runtime, number);
     }
-    for &count in &plan.crowds {
+    for &count in &plan.pod_counts {
         for round in 0..plan.rounds {
             many_pods(results, subject, &mut agent, runtime, plan, count, round);
         }
@@ -129,7 +129,7 @@ fn single(results: &mut Results, subject: &'static str, agent: &Agent, runtime: 
     let begun = now_nanos();
     agent.apply(&names);
     let first = runtime.wait_attempt(&full_name(&name), 0);
-    results.put(subject, ONE_STARTED, "ms", millis(begun, first.at));
+    results.put(subject, ONE_STARTED, "ms", millis(begun, first.started_at));
     wait_until("the pod to be known as running", LONG, || agent.known_running() == 1);
     // Past the moment of the next relist, wherever that is: the kill comes at rest.
     pause(Duration::from_millis(1500 + 130 * u64::try_from(number).unwrap_or(0)));
@@ -137,7 +137,7 @@ fn single(results: &mut Results, subject: &'static str, agent: &Agent, runtime: 
     let begun = now_nanos();
     process::kill(pid);
     let second = runtime.wait_attempt(&full_name(&name), first.attempt + 1);
-    results.put(subject, RESTARTED, "ms", millis(begun, second.at));
+    results.put(subject, RESTARTED, "ms", millis(begun, second.started_at));
     wait_until("the pod to be known as running", LONG, || agent.known_running() == 1);
     pause(Duration::from_millis(1500));
     let begun = now_nanos();
@@ -148,7 +148,7 @@ fn single(results: &mut Results, subject: &'static str, agent: &Agent, runtime: 
 }
 
 fn attempts(started: &[Started]) -> BTreeMap<String, String> {
-    started.iter().map(|one| (one.pod.clone(), one.id.to_string())).collect()
+    started.iter().map(|container| (container.pod.clone(), container.id.to_string())).collect()
 }
 
 fn many_pods(
@@ -170,7 +170,7 @@ fn many_pods(
         runtime.count() == count
     });
     let before = runtime.started();
-    let last = before.iter().map(|one| one.at).max().unwrap_or(0);
+    let last = before.iter().map(|container| container.started_at).max().unwrap_or(0);
     results.put(subject, &started(count), "ms", millis(begun, last));
     wait_until("all pods to be known as running", LONG, || agent.known_running() == count);
     results.put(subject, &format!("{count} pods known as running"), "ms", millis(begun, now_nanos()));

@@ -33,7 +33,7 @@ pub struct Started {
     pub id: ContainerId,
     pub pod: String,
     pub attempt: u32,
-    pub at: i64,
+    pub started_at: i64,
 }
 
 /// The runtime with the looks that the benchmark takes.
@@ -91,7 +91,7 @@ impl Runtime {
             let Ok(status) = self.client.container_status(&id) else { continue };
             let pod = container.labels.get("io.kubernetes.pod.name").cloned().unwrap_or_default();
             let attempt = container.metadata.attempt;
-            found.push(Started { id, pod, attempt, at: status.started_at });
+            found.push(Started { id, pod, attempt, started_at: status.started_at });
         }
         found
     }
@@ -110,15 +110,13 @@ impl Runtime {
     /// Waits for a container of this pod and at least this attempt to run.
     pub fn wait_attempt(&self, pod: &str, attempt: u32) -> Started {
         wait_for(&format!("attempt {attempt} of {pod}"), LONG, || {
-            let runs = |one: &rt::Container| {
-                one.metadata.attempt >= attempt
-                    && one.labels.get("io.kubernetes.pod.name").is_some_and(|name| name == pod)
+            let runs = |container: &rt::Container| {
+                container.metadata.attempt >= attempt
+                    && container.labels.get("io.kubernetes.pod.name").is_some_and(|name| name == pod)
             };
-            self.running()
-                .iter()
-                .any(runs)
-                .then(|| self.started())
-                .and_then(|all| all.into_iter().find(|one| one.pod == pod && one.attempt >= attempt))
+            self.running().iter().any(runs).then(|| self.started()).and_then(|all| {
+                all.into_iter().find(|started| started.pod == pod && started.attempt >= attempt)
+            })
         })
     }
 

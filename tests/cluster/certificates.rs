@@ -39,8 +39,8 @@ fn requesters(plane: &ControlPlane, node: &str) -> Vec<String> {
     let user = format!("system:node:{node}");
     let signed = list["items"].as_array().into_iter().flatten();
     let signed = signed.filter(|csr| !text(csr, "/status/certificate").is_empty());
-    let asked = signed.map(|csr| text(csr, "/spec/username").to_owned());
-    asked.filter(|one| *one == user || one.starts_with(BY_TOKEN)).collect()
+    let usernames = signed.map(|csr| text(csr, "/spec/username").to_owned());
+    usernames.filter(|username| *username == user || username.starts_with(BY_TOKEN)).collect()
 }
 
 /// Signed requests for client certificates of a node.
@@ -50,7 +50,7 @@ fn signed(plane: &ControlPlane, node: &str) -> usize {
 
 /// The ones that were requested with the bootstrap token.
 fn joined_by_token(plane: &ControlPlane, node: &str) -> usize {
-    requesters(plane, node).iter().filter(|one| one.starts_with(BY_TOKEN)).count()
+    requesters(plane, node).iter().filter(|username| username.starts_with(BY_TOKEN)).count()
 }
 
 // Runtimes: containerd 2.

@@ -32,14 +32,17 @@ fn let_go(joined: &JoinedNode<'_>, pod: &str) {
 }
 
 fn has_event(joined: &JoinedNode<'_>, about: &str, reason: &str, part: &str) -> bool {
-    joined.events(about).iter().any(|(one, message)| one == reason && message.contains(part))
+    joined
+        .events(about)
+        .iter()
+        .any(|(event_reason, message)| event_reason == reason && message.contains(part))
 }
 
 /// The requests of the node, as verb and URI.
-fn asked(joined: &JoinedNode<'_>, part: &str) -> Vec<(String, String)> {
+fn requests_by(joined: &JoinedNode<'_>, part: &str) -> Vec<(String, String)> {
     let user = format!("system:node:{}", joined.name);
-    let mine = joined.plane.requests().into_iter().filter(|one| text(one, "/user/username") == user);
-    mine.map(|one| (text(&one, "/verb").to_owned(), text(&one, "/requestURI").to_owned()))
+    let mine = joined.plane.requests().into_iter().filter(|request| text(request, "/user/username") == user);
+    mine.map(|request| (text(&request, "/verb").to_owned(), text(&request, "/requestURI").to_owned()))
         .filter(|(_, uri)| uri.contains(part))
         .collect()
 }
@@ -70,7 +73,7 @@ fn deleted_pods_report_their_final_state() {
     joined.bind(&key);
 
     // The first request for pods is a streaming list of this node's pods; others are forbidden.
-    let first = || asked(&joined, "/api/v1/pods").into_iter().next();
+    let first = || requests_by(&joined, "/api/v1/pods").into_iter().next();
     let (_, first) = wait_for("the request for pods", LIMIT, first);
     for part in
         ["watch=true", "sendInitialEvents=true", "resourceVersionMatch=NotOlderThan", "spec.nodeName%3Dends"]
@@ -111,8 +114,8 @@ fn deleted_pods_report_their_final_state() {
     });
     let events = joined.plane.get(&["events", "--field-selector", "involvedObject.name=ends-label"]);
     let events = events.unwrap_or_default();
-    let started = events["items"].as_array().into_iter().flatten().find(|one| one["reason"] == "Started");
-    assert_eq!(started.map(|one| &one["source"]), Some(&json!({"component": "kubelet", "host": "ends"})));
+    let started = events["items"].as_array().into_iter().flatten().find(|event| event["reason"] == "Started");
+    assert_eq!(started.map(|event| &event["source"]), Some(&json!({"component": "kubelet", "host": "ends"})));
     joined.finish(&["ends-label", "ends-key"]);
 }
 
@@ -175,9 +178,9 @@ fn wrong_node_fields_are_corrected() {
     });
     let sizes: Vec<i64> = node["status"]["images"].as_array().into_iter().flatten().map(size).collect();
     assert!(!sizes.is_empty() && sizes.len() <= 50 && sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
-    let memory = |of: &str| {
-        let amount = text(&node, &format!("/status/{of}/memory")).trim_end_matches("Ki");
-        amount.parse::<i64>().unwrap_or_else(|error| panic!("{of}: {error}: {node}"))
+    let memory = |field: &str| {
+        let amount = text(&node, &format!("/status/{field}/memory")).trim_end_matches("Ki");
+        amount.parse::<i64>().unwrap_or_else(|error| panic!("{field}: {error}: {node}"))
     };
     assert_eq!(memory("capacity") - memory("allocatable"), 100 * 1024, "the eviction threshold");
 
@@ -232,16 +235,16 @@ fn size(image: &Value) -> i64 {
 #[test]
 fn node_conditions_report_failures() {
     let joined = JoinedNode::start("wrong");
-    let said = |what: &str, status: &str, part: &str| {
+    let wait_condition = |what: &str, status: &str, part: &str| {
         joined.plane.wait(&["node", "wrong"], what, LIMIT, |node| {
             let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let ready = all.into_iter().find(|one| one["type"] == "Ready").unwrap_or_default();
+            let ready = all.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default();
             text(&ready, "/status") == status && text(&ready, "/message").contains(part)
         })
     };
     let (plugins, away) = (joined.node.containerd.network_config(), joined.node.shared().join("plugins"));
     fs::rename(&plugins, &away).expect("the network's configuration can be moved away");
-    said("without network", "False", "NetworkReady=false");
+    wait_condition("without network", "False", "NetworkReady=false");
     // The taint of a node that is not ready keeps the scheduler away, not a binding.
     joined.bind(&pod("wrong-web", json!([busybox("main", FOREVER)])));
     wait_until("the pod's event", LIMIT, || {
@@ -251,21 +254,23 @@ fn node_conditions_report_failures() {
     // A rename into the directory is not noticed by containerd, a write is.
     fs::write(&plugins, fs::read(&away).expect("it was moved away")).expect("it can be written back");
     joined.wait_ready("wrong-web");
-    said("well", "True", "");
+    wait_condition("well", "True", "");
 
     // Detected after half a minute, and reported with the next node status: `LIMIT` is for a slow
     // machine.
     joined.node.containerd.stop();
-    said("without runtime", "False", "container runtime is down");
+    wait_condition("without runtime", "False", "container runtime is down");
     joined.node.containerd.resume();
-    said("well again", "True", "");
+    wait_condition("well again", "True", "");
 
     // Its lease is renewed every ten seconds, never much more often.
     let renewals: Vec<f64> = (joined.plane.requests().iter())
-        .filter(|one| text(one, "/user/username") == "system:node:wrong")
-        .filter(|one| text(one, "/objectRef/resource") == "leases" && text(one, "/verb") == "update")
-        .filter_map(|one| text(one, "/requestReceivedTimestamp").parse::<jiff::Timestamp>().ok())
-        .map(|at| at.as_millisecond() as f64 / 1000.0)
+        .filter(|request| text(request, "/user/username") == "system:node:wrong")
+        .filter(|request| {
+            text(request, "/objectRef/resource") == "leases" && text(request, "/verb") == "update"
+        })
+        .filter_map(|request| text(request, "/requestReceivedTimestamp").parse::<jiff::Timestamp>().ok())
+        .map(|time| time.as_millisecond() as f64 / 1000.0)
         .collect();
     assert!(renewals.len() >= 2, "{renewals:?}");
     assert!(renewals.windows(2).all(|pair| pair[1] - pair[0] > 7.0), "{renewals:?}");

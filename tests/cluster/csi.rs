@@ -221,7 +221,7 @@ fn measured(joined: &JoinedNode<'_>, pod: &str) -> Option<Value> {
     let (_, text) = joined.node.read_only("/stats/summary");
     let summary: Value = serde_json::from_str(&text).ok()?;
     let pods = summary.get("pods")?.as_array()?;
-    let pod = pods.iter().find(|one| one.pointer("/podRef/name").and_then(Value::as_str) == Some(pod))?;
+    let pod = pods.iter().find(|stats| stats.pointer("/podRef/name").and_then(Value::as_str) == Some(pod))?;
     pod.pointer("/volume/0").cloned()
 }
 

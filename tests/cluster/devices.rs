@@ -55,8 +55,8 @@ fn with_device(name: &str) -> Value {
 /// What the Node object has: capacity and allocatable.
 fn counts(joined: &JoinedNode<'_>) -> (String, String) {
     let node = joined.object().unwrap_or_default();
-    let of = |field: &str| node["status"][field][RESOURCE].as_str().unwrap_or_default().to_owned();
-    (of("capacity"), of("allocatable"))
+    let quantity = |field: &str| node["status"][field][RESOURCE].as_str().unwrap_or_default().to_owned();
+    (quantity("capacity"), quantity("allocatable"))
 }
 
 fn wait_counts(joined: &JoinedNode<'_>, allocatable: &str) {

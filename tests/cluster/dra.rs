@@ -215,8 +215,12 @@ fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_a
     drop(Driver::start(&joined, 1));
     // The slices stay for 30 s, so that the pod can be scheduled.
     make_pod(&joined, "dralate-pod", json!({"resourceClaimTemplateName": "dralate-template"}));
-    let reported =
-        || joined.events("dralate-pod").iter().any(|(why, _)| why == "FailedPrepareDynamicResources");
+    let reported = || {
+        joined
+            .events("dralate-pod")
+            .iter()
+            .any(|(event_reason, _)| event_reason == "FailedPrepareDynamicResources")
+    };
     wait_until("an event that names the driver", LIMIT, reported);
     let phase = || {
         let pod = joined.plane.look(&["pod", "dralate-pod"]).unwrap_or_default();

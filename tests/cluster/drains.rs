@@ -28,7 +28,7 @@ fn spec(name: &str, out: &str) -> Value {
     })
 }
 
-fn of(joined: &JoinedNode<'_>, label: &str) -> Vec<Value> {
+fn labeled_pods(joined: &JoinedNode<'_>, label: &str) -> Vec<Value> {
     let list = joined.plane.get(&["pods", "-l", &format!("app={label}")]).unwrap_or_default();
     list["items"].as_array().cloned().unwrap_or_default()
 }
@@ -59,11 +59,12 @@ fn drained_node_keeps_only_its_own_pods() {
     joined.bind(&bare);
     joined.node.apply("own.json", &simple("own"));
     wait_until("all pods to be ready", LIMIT, || {
-        ready(&of(&joined, "drain-web"), 2) && ready(&of(&joined, "drain-each"), 1)
+        ready(&labeled_pods(&joined, "drain-web"), 2) && ready(&labeled_pods(&joined, "drain-each"), 1)
     });
     joined.wait_ready("drain-bare");
     joined.wait_ready("own-drain");
-    let old: Vec<Value> = of(&joined, "drain-web").iter().map(|pod| pod["metadata"]["uid"].clone()).collect();
+    let old: Vec<Value> =
+        labeled_pods(&joined, "drain-web").iter().map(|pod| pod["metadata"]["uid"].clone()).collect();
     assert_eq!(joined.node.running_ids().len(), 5);
 
     // kubectl waits until the pods are deleted, and by then none of their containers runs.
@@ -77,13 +78,14 @@ fn drained_node_keeps_only_its_own_pods() {
     }
     assert!(!out.join("drain-each").exists());
     assert!(joined.plane.get(&["pod", "drain-bare"]).is_none());
-    assert!(ready(&of(&joined, "drain-each"), 1));
-    let has_event = |reason: &str| joined.events("drain").iter().any(|(one, _)| one == reason);
+    assert!(ready(&labeled_pods(&joined, "drain-each"), 1));
+    let has_event =
+        |reason: &str| joined.events("drain").iter().any(|(event_reason, _)| event_reason == reason);
     wait_until("the node's event", LIMIT, || has_event("NodeNotSchedulable"));
 
     joined.plane.kubectl(&["uncordon", "drain"]);
     wait_until("the pods to run again", LIMIT, || {
-        let pods = of(&joined, "drain-web");
+        let pods = labeled_pods(&joined, "drain-web");
         ready(&pods, 2) && pods.iter().all(|pod| !old.contains(&pod["metadata"]["uid"]))
     });
     wait_until("the node's other event", LIMIT, || has_event("NodeSchedulable"));

@@ -264,20 +264,20 @@ impl Side {
         let (_, text) = self.joined.node.read_only("/stats/summary");
         let summary: Value = serde_json::from_str(&text).ok()?;
         let pods = summary["pods"].as_array()?;
-        let found = pods.iter().find(|one| one["podRef"]["name"] == self.name(pod).as_str())?;
+        let found = pods.iter().find(|stats| stats["podRef"]["name"] == self.name(pod).as_str())?;
         found["containers"][0]["memory"]["workingSetBytes"].as_u64()
     }
 
     fn condition(&self, kind: &str) -> Value {
         let node = self.joined.object().unwrap_or_default();
         let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        all.into_iter().find(|one| one["type"] == kind).unwrap_or_default()
+        all.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
     }
 
     fn taints(&self) -> Value {
         let node = self.joined.object().unwrap_or_default();
         let all = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
-        all.into_iter().filter(|one| one["key"] == TAINT).collect()
+        all.into_iter().filter(|taint| taint["key"] == TAINT).collect()
     }
 
     /// Without what is of this node and moment only.
@@ -398,7 +398,7 @@ fn total_memory() -> u64 {
 fn common(value: &Value, node: &str) -> Value {
     match value {
         Value::Object(fields) => {
-            let of = |(key, value): (&String, &Value)| {
+            let common_field = |(key, value): (&String, &Value)| {
                 let value = match (key.as_str(), value) {
                     (_, Value::Null) => Value::Null,
                     // Older runtimes do not report it.
@@ -417,9 +417,9 @@ fn common(value: &Value, node: &str) -> Value {
                 };
                 (key.clone(), value)
             };
-            Value::Object(fields.iter().map(of).collect())
+            Value::Object(fields.iter().map(common_field).collect())
         }
-        Value::Array(all) => all.iter().map(|one| common(one, node)).collect(),
+        Value::Array(all) => all.iter().map(|item| common(item, node)).collect(),
         Value::String(text) => {
             let mut text = text.replace(node, "<node>");
             for before in ["available: ", "was using "] {
@@ -439,22 +439,22 @@ fn without_quantity(text: &str, before: &str) -> String {
 }
 
 /// Lists where two values differ.
-fn differences(at: &str, own: &Value, other: &Value, found: &mut Vec<String>) {
+fn differences(path: &str, own: &Value, other: &Value, found: &mut Vec<String>) {
     match (own, other) {
         (Value::Object(own), Value::Object(other)) => {
             let keys: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
             for key in keys {
-                let of =
+                let field =
                     |fields: &serde_json::Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
-                differences(&format!("{at}.{key}"), &of(own), &of(other), found);
+                differences(&format!("{path}.{key}"), &field(own), &field(other), found);
             }
         }
         (Value::Array(own), Value::Array(other)) if own.len() == other.len() => {
             for (index, (own, other)) in own.iter().zip(other).enumerate() {
-                differences(&format!("{at}[{index}]"), own, other, found);
+                differences(&format!("{path}[{index}]"), own, other, found);
             }
         }
-        _ if own != other => found.push(format!("{at}: coracle {own}, Go kubelet {other}")),
+        _ if own != other => found.push(format!("{path}: coracle {own}, Go kubelet {other}")),
         _ => {}
     }
 }
@@ -520,7 +520,8 @@ fn evictions_have_the_recorded_outcome_of_the_go_kubelet() {
         record();
     }
     let recorded = fs::read(RECORDED);
-    let recorded = recorded.unwrap_or_else(|why| panic!("{RECORDED}: {why}: EVICTIONS_RECORD=1 makes it"));
+    let recorded =
+        recorded.unwrap_or_else(|error| panic!("{RECORDED}: {error}: EVICTIONS_RECORD=1 makes it"));
     let recorded: Value = serde_json::from_slice(&recorded).expect("JSON");
     let mut different = Vec::new();
     differences("", &ours.comparable(), &recorded, &mut different);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, directory, text};
 use crate::recording::{
-    Request, asked_by, common, differences, kinds, merge, recorded, without_early_refusals,
+    Request, common, differences, kinds, merge, recorded, requests_by, without_early_refusals,
 };
 use crate::support::control_plane::{Choice, ControlPlane};
 use crate::support::launch::skip_on_go_kubelet;
@@ -124,18 +124,18 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
         let of_node = list["items"].as_array().into_iter().flatten();
         let of_node = of_node.filter(|event| text(event, "/source/component") == "kubelet");
         let events = of_node.map(|event| {
-            let said = |pointer| text(event, pointer);
-            line(said("/type"), said("/reason"), said("/involvedObject/name"), said("/message"))
+            let field = |pointer| text(event, pointer);
+            line(field("/type"), field("/reason"), field("/involvedObject/name"), field("/message"))
         });
         events.collect()
     };
     // A slow machine may still be sending them; the comparison below names the missing ones.
     let wanted = recorded_events();
-    let comes = |one: &&String| EVENTS.iter().all(|(part, _)| !one.contains(part));
+    let comes = |event: &&String| EVENTS.iter().all(|(part, _)| !event.contains(part));
     let begun = Instant::now();
     let events = loop {
         let found = node_events();
-        if wanted.iter().filter(comes).all(|one| found.contains(one)) || begun.elapsed() > LIMIT {
+        if wanted.iter().filter(comes).all(|event| found.contains(event)) || begun.elapsed() > LIMIT {
             break found;
         }
         pause(Duration::from_millis(500));
@@ -150,7 +150,7 @@ fn scenario() -> (Vec<Request>, BTreeSet<String>) {
         !joined.node.running_of_all().contains_key(FORCED)
     });
     joined.node.stop_agent();
-    (without_early_refusals(asked_by(&plane.requests(), "system:node:node1")), events)
+    (without_early_refusals(requests_by(&plane.requests(), "system:node:node1")), events)
 }
 
 /// An event in one line.
@@ -167,9 +167,9 @@ fn recorded_events() -> BTreeSet<String> {
     rows.map(|row| {
         let mut rest = row;
         let mut column = || {
-            let (one, tail) = rest.split_once(' ').unwrap_or((rest, ""));
+            let (word, tail) = rest.split_once(' ').unwrap_or((rest, ""));
             rest = tail.trim_start();
-            one
+            word
         };
         let (kind, reason, object, _count) = (column(), column(), column(), column());
         line(kind, reason, object, rest)
@@ -179,8 +179,8 @@ fn recorded_events() -> BTreeSet<String> {
 
 /// Whether a patch came between the two writes of a forced deletion, of which the first one raises
 /// the generation and the second removes the pod: a few milliseconds later it had found nothing.
-fn of_the_end(one: &Request) -> bool {
-    one.name() == FORCED && one.body["status"]["observedGeneration"] == 2
+fn of_the_end(request: &Request) -> bool {
+    request.name() == FORCED && request.body["status"]["observedGeneration"] == 2
 }
 
 /// The pod that is deleted by force.
@@ -193,13 +193,16 @@ const ENDLESS: &[&str] = &["missing-cm", "missing-secret-volume", "bad-image"];
 /// The status of a pod after each of its patches, with the time.
 fn statuses(requests: &[Request], pod: &str) -> Vec<(f64, Value)> {
     let mut whole = json!({"status": {"phase": "Pending"}});
-    let patches = requests.iter().filter(|one| {
-        one.kind() == "patch pods/status" && one.name() == pod && one.code == 200 && !of_the_end(one)
+    let patches = requests.iter().filter(|request| {
+        request.kind() == "patch pods/status"
+            && request.name() == pod
+            && request.code == 200
+            && !of_the_end(request)
     });
     patches
-        .map(|one| {
-            merge(&mut whole, &one.body);
-            (one.at, common(&whole["status"]))
+        .map(|request| {
+            merge(&mut whole, &request.body);
+            (request.time, common(&whole["status"]))
         })
         .collect()
 }
@@ -216,13 +219,13 @@ fn of_pod<'a>(requests: &'a [Request], pod: &str, length: f64) -> (Vec<&'a Reque
         let end = all.iter().position(|(_, status)| over(status)).expect("it was restarted twice");
         all.truncate(end + 1);
     }
-    let (at, last) = all.pop().unwrap_or_default();
+    let (time, last) = all.pop().unwrap_or_default();
     let until = match pod {
-        "crash" => at,
+        "crash" => time,
         _ if ENDLESS.contains(&pod) => length,
         _ => f64::MAX,
     };
-    let of_pod = |one: &&Request| one.about().as_deref() == Some(pod) && one.at <= until;
+    let of_pod = |request: &&Request| request.about().as_deref() == Some(pod) && request.time <= until;
     (requests.iter().filter(of_pod).collect(), last)
 }
 
@@ -240,8 +243,9 @@ impl Differences {
     /// Compares two objects, without the known differences.
     fn same(&mut self, object: &str, recorded: &Value, ours: &Value) {
         for (path, recorded, ours) in differences("", &common(recorded), &common(ours)) {
-            let known =
-                FIELDS.iter().any(|(of, at, _)| (*of == object || *of == "*") && path.starts_with(at));
+            let known = FIELDS
+                .iter()
+                .any(|(kind, prefix, _)| (*kind == object || *kind == "*") && path.starts_with(prefix));
             self.check(known, || format!("{object} {path}: recorded {recorded}, ours {ours}"));
         }
     }
@@ -249,7 +253,7 @@ impl Differences {
 
 fn first<'a>(requests: &'a [Request], kind: &str) -> &'a Value {
     static NONE: Value = Value::Null;
-    requests.iter().find(|one| one.kind() == kind).map_or(&NONE, |one| &one.body)
+    requests.iter().find(|request| request.kind() == kind).map_or(&NONE, |request| &request.body)
 }
 
 // Runtimes: containerd 2.
@@ -269,15 +273,16 @@ fn requests_do_not_exceed_the_recorded_ones() {
     for kind in all {
         let (recorded, ours) = (their_kinds.get(kind), our_kinds.get(kind));
         println!("{kind:<40} {:>8} {:>6}", recorded.unwrap_or(&0), ours.unwrap_or(&0));
-        let known = recorded.is_some() == ours.is_some() || KINDS.iter().any(|(one, _)| one == kind);
+        let known =
+            recorded.is_some() == ours.is_some() || KINDS.iter().any(|(known_kind, _)| known_kind == kind);
         verdict.check(known, || format!("{kind}: recorded {recorded:?}, ours {ours:?}"));
     }
     println!("{:<40} {:>8} {:>6}", "all", theirs.len(), ours.len());
     verdict.check(ours.len() <= theirs.len(), || format!("{} requests in all", ours.len()));
     let watches = |requests: &[Request]| -> BTreeMap<String, usize> {
         let mut all = BTreeMap::new();
-        for one in requests.iter().filter(|one| one.verb == "watch") {
-            *all.entry(format!("{} {}", one.path, one.selector())).or_default() += 1;
+        for request in requests.iter().filter(|request| request.verb == "watch") {
+            *all.entry(format!("{} {}", request.path, request.selector())).or_default() += 1;
         }
         all
     };
@@ -304,10 +309,11 @@ fn requests_do_not_exceed_the_recorded_ones() {
     }
     let ready = |requests: &[Request]| {
         let mut merged = json!({});
-        for one in
-            requests.iter().filter(|one| one.kind() == "create nodes" || one.kind() == "patch nodes/status")
+        for request in requests
+            .iter()
+            .filter(|request| request.kind() == "create nodes" || request.kind() == "patch nodes/status")
         {
-            merge(&mut merged, &one.body);
+            merge(&mut merged, &request.body);
         }
         machine(&merged)
     };
@@ -316,7 +322,7 @@ fn requests_do_not_exceed_the_recorded_ones() {
     // Every pod.
     let pods: BTreeSet<String> = theirs.iter().chain(&ours).filter_map(Request::about).collect();
     println!("{:<24} {:>20} {:>20}", "pod", "patches rec./ours", "requests rec./ours");
-    let length = theirs.last().map_or(0.0, |one| one.at);
+    let length = theirs.last().map_or(0.0, |request| request.time);
     for pod in pods.iter().filter(|pod| *pod != "node1") {
         let (their_requests, their_end) = of_pod(&theirs, pod, length);
         let (our_requests, our_end) = of_pod(&ours, pod, length);
@@ -325,54 +331,63 @@ fn requests_do_not_exceed_the_recorded_ones() {
         // its end come a few milliseconds apart) counts as a request only: before each patch the Go
         // kubelet asks for the pod.
         let patches = |all: &[&Request]| {
-            let counts = |one: &&&Request| {
-                one.code != 404 && !of_the_end(one) && !one.body.to_string().contains(NOT_READ_YET)
+            let counts = |request: &&&Request| {
+                request.code != 404
+                    && !of_the_end(request)
+                    && !request.body.to_string().contains(NOT_READ_YET)
             };
-            all.iter().filter(|one| one.kind() == "patch pods/status").filter(counts).count()
+            all.iter().filter(|request| request.kind() == "patch pods/status").filter(counts).count()
         };
         let (their_patches, our_patches) = (patches(&their_requests), patches(&our_requests));
-        let (most, asked) = (their_requests.len(), our_requests.len());
+        let (most, our_count) = (their_requests.len(), our_requests.len());
         println!(
             "{pod:<24} {:>20} {:>20}",
             format!("{their_patches} / {our_patches}"),
-            format!("{most} / {asked}")
+            format!("{most} / {our_count}")
         );
         let list = || {
-            let line = |one: &&Request| {
-                format!("  {:.2} {} {} {} {}", one.at, one.verb, one.path, one.code, one.body)
+            let line = |request: &&Request| {
+                format!(
+                    "  {:.2} {} {} {} {}",
+                    request.time, request.verb, request.path, request.code, request.body
+                )
             };
             our_requests.iter().map(line).collect::<Vec<_>>().join("\n")
         };
-        verdict.check(our_patches <= their_patches && asked <= most, || {
-            format!("{pod}: {our_patches} status patches instead of {their_patches}, {asked} requests instead of {most}:\n{}", list())
+        verdict.check(our_patches <= their_patches && our_count <= most, || {
+            format!("{pod}: {our_patches} status patches instead of {their_patches}, {our_count} requests instead of {most}:\n{}", list())
         });
         // Tokens, and the end.
         for kind in ["create serviceaccounts/token", "delete pods"] {
-            let of = |all: &[&Request]| -> Vec<Value> {
-                let good = all.iter().filter(|one| one.kind() == kind && one.code < 400);
-                good.map(|one| one.body.clone()).collect()
+            let good_bodies = |all: &[&Request]| -> Vec<Value> {
+                let good = all.iter().filter(|request| request.kind() == kind && request.code < 400);
+                good.map(|request| request.body.clone()).collect()
             };
-            verdict.same(&format!("{pod} {kind}"), &json!(of(&their_requests)), &json!(of(&our_requests)));
+            verdict.same(
+                &format!("{pod} {kind}"),
+                &json!(good_bodies(&their_requests)),
+                &json!(good_bodies(&our_requests)),
+            );
         }
     }
 
     // Events: what kubectl shows, and the bodies.
-    let not_read = events.iter().filter(|one| one.contains(NOT_READ_YET)).count();
+    let not_read = events.iter().filter(|event| event.contains(NOT_READ_YET)).count();
     verdict.check(not_read <= 3, || format!("{not_read} events of objects that were not read in time"));
     let recorded = recorded_events();
-    for one in recorded.symmetric_difference(&events) {
-        let known = EVENTS.iter().any(|(part, _)| one.contains(part));
-        let side = if events.contains(one) { "only ours" } else { "only recorded" };
-        verdict.check(known, || format!("event {side}: {one}"));
+    for event in recorded.symmetric_difference(&events) {
+        let known = EVENTS.iter().any(|(part, _)| event.contains(part));
+        let side = if events.contains(event) { "only ours" } else { "only recorded" };
+        verdict.check(known, || format!("event {side}: {event}"));
     }
     let bodies = |requests: &[Request]| -> BTreeMap<String, Value> {
-        let events = requests.iter().filter(|one| one.kind() == "create events");
+        let events = requests.iter().filter(|request| request.kind() == "create events");
         events
-            .map(|one| {
-                let said = |pointer| text(&one.body, pointer);
-                let field = said("/involvedObject/fieldPath");
-                let key = format!("{} {} {field}", said("/involvedObject/name"), said("/reason"));
-                let mut body = common(&one.body);
+            .map(|request| {
+                let value = |pointer| text(&request.body, pointer);
+                let field = value("/involvedObject/fieldPath");
+                let key = format!("{} {} {field}", value("/involvedObject/name"), value("/reason"));
+                let mut body = common(&request.body);
                 // The time.
                 body["metadata"]["name"] = json!("<name>");
                 (key, body)

@@ -141,22 +141,25 @@ impl<'a> JoinedNode<'a> {
                 // The stacks of all threads are written to the agent's log, which is printed.
                 crate::support::containerd::kill(self.node.pid(), "QUIT");
                 crate::support::wait::pause(Duration::from_secs(1));
-                let asked =
-                    self.plane.requests().into_iter().filter(|one| text(one, "/objectRef/name") == name);
-                let asked: Vec<String> = asked
-                    .map(|one| {
-                        let said = |pointer| text(&one, pointer).to_owned();
-                        let code = &one["responseStatus"];
-                        let at = said("/requestReceivedTimestamp");
+                let requests = self
+                    .plane
+                    .requests()
+                    .into_iter()
+                    .filter(|request| text(request, "/objectRef/name") == name);
+                let requests: Vec<String> = requests
+                    .map(|request| {
+                        let field = |pointer| text(&request, pointer).to_owned();
+                        let code = &request["responseStatus"];
+                        let time = field("/requestReceivedTimestamp");
                         format!(
-                            "{at} {} {} {code} {}",
-                            said("/verb"),
-                            said("/requestURI"),
-                            one["requestObject"]
+                            "{time} {} {} {code} {}",
+                            field("/verb"),
+                            field("/requestURI"),
+                            request["requestObject"]
                         )
                     })
                     .collect();
-                panic!("timed out waiting for pod {name} to be gone: {pod}; asked:\n{}", asked.join("\n"));
+                panic!("timed out waiting for pod {name} to be gone: {pod}; asked:\n{}", requests.join("\n"));
             }
             crate::support::wait::pause(Duration::from_millis(200));
         }
@@ -199,17 +202,17 @@ pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 fn find<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind)
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }
 
 /// The status of a condition, empty without it.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
-    find(object, kind).map(|one| text(one, "/status")).unwrap_or_default()
+    find(object, kind).map(|condition| text(condition, "/status")).unwrap_or_default()
 }
 
 /// The reason of a condition, empty without it.
 pub fn reason<'a>(object: &'a Value, kind: &str) -> &'a str {
-    find(object, kind).map(|one| text(one, "/reason")).unwrap_or_default()
+    find(object, kind).map(|condition| text(condition, "/reason")).unwrap_or_default()
 }
 
 /// A pod that does not end by itself.

@@ -130,7 +130,7 @@ fn furnish(machine: &Machine, plane: &ControlPlane) -> Vec<String> {
             "kubernetesVersion": "v1.36.3", "controlPlaneEndpoint": endpoint,
             "networking": {"serviceSubnet": "10.96.0.0/16"}}),
     ];
-    let config = machine.write("init.yaml", &documents.map(|one| one.to_string()).join("\n---\n"));
+    let config = machine.write("init.yaml", &documents.map(|document| document.to_string()).join("\n---\n"));
     let admin = plane.admin_kubeconfig().display().to_string();
     for phase in ["upload-config all", "bootstrap-token"] {
         let mut args = vec!["init", "phase"];

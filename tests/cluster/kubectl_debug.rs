@@ -17,7 +17,9 @@ const IMAGE: &str = "--image=localhost/busybox:1";
 /// The state of an ephemeral container.
 fn state(pod: &Value, name: &str) -> Value {
     let all = pod["status"]["ephemeralContainerStatuses"].as_array().cloned().unwrap_or_default();
-    all.into_iter().find(|one| one["name"] == name).map_or(Value::Null, |one| one["state"].clone())
+    all.into_iter()
+        .find(|status| status["name"] == name)
+        .map_or(Value::Null, |status| status["state"].clone())
 }
 
 /// kubectl at a terminal.
@@ -65,13 +67,13 @@ fn kubectl_debug_adds_an_ephemeral_container() {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
     let mut input = child.stdin.take().expect("its input is piped");
     input.write_all(b"a line\n").expect("it reads");
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut output = BufReader::new(child.stdout.take().expect("its output is piped"));
-    while said.lines().count() < 2 && output.read_line(&mut said).expect("text") > 0 {}
-    assert_eq!(said, "got a line\napart\n");
+    while printed.lines().count() < 2 && output.read_line(&mut printed).expect("text") > 0 {}
+    assert_eq!(printed, "got a line\napart\n");
     assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "pipe", "--", "touch", "/tmp/heard"]), "");
-    output.read_to_string(&mut said).expect("text");
-    assert_eq!(said, "got a line\napart\n", "it has no more output");
+    output.read_to_string(&mut printed).expect("text");
+    assert_eq!(printed, "got a line\napart\n", "it has no more output");
     assert!(child.wait().expect("it ends").success());
     drop(input);
     assert_eq!(ended("pipe"), 0);
@@ -94,24 +96,24 @@ fn kubectl_debug_adds_an_ephemeral_container() {
     let mut command = joined.plane.kubectl_command(&args);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("kubectl runs");
-    let mut said = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
-    assert!(said.any(|line| line.is_ok_and(|line| line == "aloud")), "it ended before its output arrived");
+    let mut lines = BufReader::new(child.stdout.take().expect("its output is piped")).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line == "aloud")), "it ended before its output arrived");
     assert_eq!(joined.plane.kubectl(&["exec", "patient", "-c", "heard", "--", "touch", "/tmp/go"]), "");
-    said.map_while(Result::ok).for_each(drop);
+    lines.map_while(Result::ok).for_each(drop);
     assert!(child.wait().expect("it ends").success());
     assert_eq!(ended("heard"), 5);
 
     // None of this was a restart.
     let pod = joined.plane.get(&["pod", "patient"]).expect("it is there");
     let debugged = pod["status"]["ephemeralContainerStatuses"].as_array().expect("there are some");
-    for one in debugged {
-        assert_eq!((one.get("started"), &one["ready"]), (None, &json!(false)), "{one}");
+    for status in debugged {
+        assert_eq!((status.get("started"), &status["ready"]), (None, &json!(false)), "{status}");
     }
     let restarts: Vec<&Value> = pod["status"]["containerStatuses"]
         .as_array()
         .into_iter()
         .flatten()
-        .map(|one| &one["restartCount"])
+        .map(|status| &status["restartCount"])
         .collect();
     assert_eq!(restarts, [0, 0]);
     assert_eq!(text(&pod, "/status/phase"), "Running");

@@ -122,7 +122,7 @@ struct CpuSamples {
 }
 
 impl CpuSamples {
-    fn of(pid: u32) -> CpuSamples {
+    fn new(pid: u32) -> CpuSamples {
         CpuSamples { pid, last: (Instant::now(), cpu_time(pid)), seen: Vec::new() }
     }
 
@@ -137,7 +137,7 @@ impl CpuSamples {
 
     /// A rate over some part of the last minute cannot be less than this, a quarter for the clocks.
     fn least(&self) -> u64 {
-        let recent = self.seen.iter().filter(|(at, _)| at.elapsed() < Duration::from_secs(60));
+        let recent = self.seen.iter().filter(|(time, _)| time.elapsed() < Duration::from_secs(60));
         (recent.map(|(_, part)| *part).min().unwrap_or(0) * 3 / 4).max(1)
     }
 }
@@ -168,9 +168,9 @@ fn kubectl_top_shows_usage_of_nodes_and_pods() {
     let ready = joined.wait_ready("busy");
     joined.wait_ready("holds");
     let statuses = ready["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
-    let spinning = statuses.iter().find(|one| one["name"] == "spins").expect("it runs");
+    let spinning = statuses.iter().find(|status| status["name"] == "spins").expect("it runs");
     let id = text(spinning, "/containerID").trim_start_matches("containerd://");
-    let mut share = CpuSamples::of(joined.node.process(id));
+    let mut share = CpuSamples::new(joined.node.process(id));
     install(&plane);
     let server = start(&plane);
 

@@ -65,13 +65,13 @@ fn kubectl_logs_supports_every_flag() {
     let c = format!("if [ -e /d/c ]; then echo second; {FOREVER}; fi; touch /d/c; echo first; exit 1");
     // Ends once a client has received its output.
     let d = "n=0; while [ $n -lt 20 ]; do n=$((n+1)); echo d$n; sleep 0.1; done";
-    let mut talk = pod("talk", json!([busybox("a", &a), busybox("b", &b), busybox("c", &c)]));
-    talk["spec"]["initContainers"] = json!([busybox("i", "echo init")]);
-    talk["spec"]["volumes"] = json!([{"name": "d", "emptyDir": {}}]);
-    for at in 0..3 {
-        talk["spec"]["containers"][at]["volumeMounts"] = json!([{"name": "d", "mountPath": "/d"}]);
+    let mut manifest = pod("talk", json!([busybox("a", &a), busybox("b", &b), busybox("c", &c)]));
+    manifest["spec"]["initContainers"] = json!([busybox("i", "echo init")]);
+    manifest["spec"]["volumes"] = json!([{"name": "d", "emptyDir": {}}]);
+    for index in 0..3 {
+        manifest["spec"]["containers"][index]["volumeMounts"] = json!([{"name": "d", "mountPath": "/d"}]);
     }
-    joined.bind(&talk);
+    joined.bind(&manifest);
     let mut short = pod("short", json!([busybox("main", d)]));
     short["spec"]["restartPolicy"] = json!("Never");
     joined.wait_ready("talk");
@@ -116,10 +116,10 @@ fn kubectl_logs_supports_every_flag() {
     let chosen =
         ["logs", "-l", "of=talk", "--all-containers", "--prefix", "--tail=1", "--max-log-requests=9"];
     let lines = "[pod/talk/a] a5\n[pod/talk/b] b1\n[pod/talk/c] second\n[pod/talk/i] init\n";
-    let mut said: Vec<String> =
+    let mut printed: Vec<String> =
         joined.plane.kubectl(&chosen).lines().map(|line| format!("{line}\n")).collect();
-    said.sort();
-    assert_eq!(said.concat(), lines);
+    printed.sort();
+    assert_eq!(printed.concat(), lines);
     let several = ["--since=1h", "--tail=3", "--limit-bytes=5", "--insecure-skip-tls-verify-backend"];
     assert_eq!(logs(&several), "a3\na4");
     assert_eq!(logs(&["-c", "a", "--ignore-errors", "--pod-running-timeout=5s", "--tail=1"]), "a5\n");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::joined::{JoinedNode, LIMIT, patience, served, shared, text};
 use crate::support::control_plane::ControlPlane;
 use crate::support::launch::over;
-use crate::support::tls_client::{Answer, Identity, TlsClient};
+use crate::support::tls_client::{Identity, Response, TlsClient};
 use crate::support::wait::{wait_for, wait_until};
 
 /// The certificate of a kubeconfig.
@@ -67,16 +67,19 @@ fn node_api_allows_what_rbac_allows() {
 
     // Clients that connect directly.
     let client = TlsClient::new(port, None);
-    let said = |answer: Answer| (answer.status, answer.body);
+    let status_and_body = |response: Response| (response.status, response.body);
     let forbidden = |user: &str, subresources: &str| {
         let text =
             format!("Forbidden (user={user}, verb=get, resource=nodes, subresource(s)=[{subresources}])\n");
         (403, text)
     };
-    assert_eq!(said(client.get("/metrics")), forbidden("system:anonymous", "metrics"));
+    assert_eq!(status_and_body(client.get("/metrics")), forbidden("system:anonymous", "metrics"));
     let forged = "X-Remote-User: admin\r\nX-Remote-Group: system:masters\r\nImpersonate-User: admin\r\n";
-    assert_eq!(said(client.get_with("/pods", forged)), forbidden("system:anonymous", "pods proxy"));
-    assert_eq!(said(client.get_by("/metrics", "nonsense")), (401, "Unauthorized".to_owned()));
+    assert_eq!(
+        status_and_body(client.get_with("/pods", forged)),
+        forbidden("system:anonymous", "pods proxy")
+    );
+    assert_eq!(status_and_body(client.get_by("/metrics", "nonsense")), (401, "Unauthorized".to_owned()));
     for account in ["door-scraper", "door-unbound", "door-looker", "door-reader"] {
         plane.kubectl(&["create", "serviceaccount", account]);
     }
@@ -88,8 +91,9 @@ fn node_api_allows_what_rbac_allows() {
     for (role, subresource, account) in ROLES {
         let resource = format!("--resource=nodes/{subresource}");
         plane.kubectl(&["create", "clusterrole", role, "--verb=get", &resource]);
-        let (of, to) = (format!("--clusterrole={role}"), format!("--serviceaccount=default:{account}"));
-        plane.kubectl(&["create", "clusterrolebinding", role, &of, &to]);
+        let (role_flag, account_flag) =
+            (format!("--clusterrole={role}"), format!("--serviceaccount=default:{account}"));
+        plane.kubectl(&["create", "clusterrolebinding", role, &role_flag, &account_flag]);
     }
     let token = |account: &str| plane.kubectl(&["create", "token", account]).trim().to_owned();
     let (scraper, unbound) = (token("door-scraper"), token("door-unbound"));
@@ -106,17 +110,26 @@ fn node_api_allows_what_rbac_allows() {
     wait_until("the permission to list pods", LIMIT, || client.get_by("/pods", &looker).status == 200);
     assert_eq!(client.get_by("/runningpods/", &looker).status, 200);
     wait_until("the permission to read logs", LIMIT, || client.get_by("/logs/", &reader).status == 200);
-    assert_eq!(said(client.get_by("/logs/", &looker)), forbidden(&user("door-looker"), "log"));
-    assert_eq!(said(client.get_by("/pods", &reader)), forbidden(&user("door-reader"), "pods proxy"));
-    assert_eq!(said(client.get_by("/pods", &scraper)), forbidden(&user("door-scraper"), "pods proxy"));
-    assert_eq!(said(client.get_by("/metrics", &unbound)), forbidden(&user("door-unbound"), "metrics"));
+    assert_eq!(status_and_body(client.get_by("/logs/", &looker)), forbidden(&user("door-looker"), "log"));
+    assert_eq!(
+        status_and_body(client.get_by("/pods", &reader)),
+        forbidden(&user("door-reader"), "pods proxy")
+    );
+    assert_eq!(
+        status_and_body(client.get_by("/pods", &scraper)),
+        forbidden(&user("door-scraper"), "pods proxy")
+    );
+    assert_eq!(
+        status_and_body(client.get_by("/metrics", &unbound)),
+        forbidden(&user("door-unbound"), "metrics")
+    );
 
     // Another node has no rights here, the administrator has.
     let other = identity(&plane.node_kubeconfig("door-other"));
-    let answer = TlsClient::new(port, Some(&other)).get("/pods");
-    assert_eq!(said(answer), forbidden("system:node:door-other", "pods proxy"));
+    let response = TlsClient::new(port, Some(&other)).get("/pods");
+    assert_eq!(status_and_body(response), forbidden("system:node:door-other", "pods proxy"));
     let admin = identity(&plane.admin_kubeconfig());
-    assert_eq!(said(TlsClient::new(port, Some(&admin)).get("/healthz")), (200, "ok".to_owned()));
+    assert_eq!(status_and_body(TlsClient::new(port, Some(&admin)).get("/healthz")), (200, "ok".to_owned()));
 
     for (role, _, account) in ROLES {
         for (kind, name) in [("serviceaccount", account), ("clusterrolebinding", role), ("clusterrole", role)]

@@ -9,8 +9,8 @@ use crate::support::wait::{holds_for, wait_until};
 
 fn id_of(pod: &Value, container: &str) -> String {
     let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
-    let found = statuses.iter().find(|one| one["name"] == container);
-    let full = found.map(|one| text(one, "/containerID").to_owned()).unwrap_or_default();
+    let found = statuses.iter().find(|status| status["name"] == container);
+    let full = found.map(|status| text(status, "/containerID").to_owned()).unwrap_or_default();
     full.split_once("://").map_or(full.clone(), |(_, id)| id.to_owned())
 }
 
@@ -85,7 +85,10 @@ fn missing_objects_are_reported_and_pods_wait_for_them() {
     joined.bind(&volume);
     joined.bind(&env);
     let has_event = |pod: &str, reason: &str, part: &str| {
-        joined.events(pod).iter().any(|(one, message)| one == reason && message.contains(part))
+        joined
+            .events(pod)
+            .iter()
+            .any(|(event_reason, message)| event_reason == reason && message.contains(part))
     };
     wait_until("the volume's event", LIMIT, || {
         has_event("miss-volume", "FailedMount", "configmap \"miss-cm\" not found")
@@ -108,9 +111,9 @@ fn review(joined: &JoinedNode<'_>, token: &str) -> Value {
     let body =
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
-    let answer = joined.plane.try_kubectl(&["create", "--raw", path, "-f", "-"], &body.to_string());
-    assert!(answer.status.success(), "{answer:?}");
-    serde_json::from_slice::<Value>(&answer.stdout).expect("a TokenReview")["status"].clone()
+    let output = joined.plane.try_kubectl(&["create", "--raw", path, "-f", "-"], &body.to_string());
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice::<Value>(&output.stdout).expect("a TokenReview")["status"].clone()
 }
 
 /// The token in the file is valid, belongs to its pod alone, and becomes invalid with it.
@@ -133,31 +136,31 @@ fn each_pod_has_its_own_token() {
         pods.iter().map(|pod| joined.node.exec(&id_of(pod, "main"), &["cat", "/t/token"])).collect();
     assert_ne!(tokens[0], tokens[1]);
     for (pod, token) in pods.iter().zip(&tokens) {
-        let said = review(&joined, token);
-        assert_eq!(said["authenticated"], json!(true), "{said}");
-        assert_eq!(said["user"]["username"], "system:serviceaccount:default:default");
+        let status = review(&joined, token);
+        assert_eq!(status["authenticated"], json!(true), "{status}");
+        assert_eq!(status["user"]["username"], "system:serviceaccount:default:default");
         let extra =
-            |key: &str| said["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0].clone();
+            |key: &str| status["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0].clone();
         assert_eq!(extra("pod-name"), pod["metadata"]["name"]);
         assert_eq!(extra("pod-uid"), pod["metadata"]["uid"]);
         assert_eq!(extra("node-name"), "token");
     }
     // Requested for as long as the pod wants it, and no more often than there are tokens: one for
     // the account of each pod beside the one that it names.
-    let asked: Vec<Value> = joined
+    let expirations: Vec<Value> = joined
         .plane
         .requests()
         .into_iter()
-        .filter(|one| text(one, "/user/username") == "system:node:token")
-        .filter(|one| text(one, "/objectRef/subresource") == "token")
-        .filter(|one| text(one, "/stage") == "ResponseComplete")
+        .filter(|request| text(request, "/user/username") == "system:node:token")
+        .filter(|request| text(request, "/objectRef/subresource") == "token")
+        .filter(|request| text(request, "/stage") == "ResponseComplete")
         // Requested at once, the API server may not know yet whose the pod is (403), or of the pod
         // itself (404, where another pod has the same account), and is asked again.
-        .filter(|one| one["responseStatus"]["code"] == json!(201))
-        .map(|one| one["requestObject"]["spec"]["expirationSeconds"].clone())
+        .filter(|request| request["responseStatus"]["code"] == json!(201))
+        .map(|request| request["requestObject"]["spec"]["expirationSeconds"].clone())
         .collect();
-    assert_eq!(asked.iter().filter(|seconds| **seconds == json!(600)).count(), 2, "{asked:?}");
-    assert_eq!(asked.len(), 4, "{asked:?}");
+    assert_eq!(expirations.iter().filter(|seconds| **seconds == json!(600)).count(), 2, "{expirations:?}");
+    assert_eq!(expirations.len(), 4, "{expirations:?}");
 
     joined.plane.kubectl(&["delete", "pod", "token-one", "--grace-period=1"]);
     wait_until("the token of a pod that has gone to be refused", LIMIT, || {

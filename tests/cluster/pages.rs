@@ -143,12 +143,12 @@ impl NodeUnderTest {
         let label = |labels: &BTreeMap<String, String>, key: &str| {
             labels.get(&format!("io.kubernetes.{key}")).cloned().unwrap_or_default()
         };
-        for one in runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox") {
-            names.push((label(&one.labels, "pod.uid"), "<uid>".to_owned()));
-            names.push((one.id, "<sandbox>".to_owned()));
+        for sandbox in runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox") {
+            names.push((label(&sandbox.labels, "pod.uid"), "<uid>".to_owned()));
+            names.push((sandbox.id, "<sandbox>".to_owned()));
         }
-        for one in runtime.list_containers(Default::default()).expect("ListContainers") {
-            names.push((one.id, "<container>".to_owned()));
+        for container in runtime.list_containers(Default::default()).expect("ListContainers") {
+            names.push((container.id, "<container>".to_owned()));
         }
         let tests = directory("").display().to_string();
         names.push((tests.trim_end_matches('/').to_owned(), "<tests>".to_owned()));
@@ -170,7 +170,7 @@ impl NodeUnderTest {
 
     /// A series by its name and labels, without what differs between the nodes.
     fn series(&self, sample: &Sample) -> String {
-        let of = |(name, value): (&String, &String)| {
+        let label = |(name, value): (&String, &String)| {
             let mut value = self.common(value);
             // Each agent places the cgroup of a container itself; its name is the container's id.
             if name == "id" && !sample.label("name").is_empty() {
@@ -180,7 +180,7 @@ impl NodeUnderTest {
             }
             format!("{name}={value:?}")
         };
-        let labels: Vec<String> = sample.labels.iter().map(of).collect();
+        let labels: Vec<String> = sample.labels.iter().map(label).collect();
         format!("{}{{{}}}", sample.name, labels.join(","))
     }
 
@@ -202,9 +202,9 @@ impl NodeUnderTest {
                 });
                 let of_pod = summary["pods"].as_array().into_iter().flatten();
                 let mut containers = of_pod
-                    .filter(|one| one["podRef"]["name"] == **pod)
-                    .flat_map(|one| one["containers"].as_array().into_iter().flatten());
-                in_page && containers.any(|one| one["name"] == **container)
+                    .filter(|stats| stats["podRef"]["name"] == **pod)
+                    .flat_map(|stats| stats["containers"].as_array().into_iter().flatten());
+                in_page && containers.any(|stats| stats["name"] == **container)
             })
         })
     }
@@ -238,14 +238,14 @@ impl Report {
     ) {
         let mut used = vec![0_usize; exceptions.len()];
         let (mut all, before) = (0, self.missing.len());
-        for one in theirs {
+        for item in theirs {
             all += 1;
-            if ours.contains(one) {
+            if ours.contains(item) {
                 continue;
             }
-            match exceptions.iter().position(|exception| (exception.holds)(one)) {
-                Some(at) => used[at] += 1,
-                None => self.missing.push(format!("{what}: {one}")),
+            match exceptions.iter().position(|exception| (exception.holds)(item)) {
+                Some(index) => used[index] += 1,
+                None => self.missing.push(format!("{what}: {item}")),
             }
         }
         let (excepted, missing): (usize, usize) = (used.iter().sum(), self.missing.len() - before);
@@ -280,11 +280,12 @@ fn compare_pages(ours: &NodeUnderTest, theirs: &NodeUnderTest, report: &mut Repo
         }
         // A limit has no time, a sample of the past has.
         let timed = |page: &Exposition| -> BTreeSet<(String, bool)> {
-            page.samples.iter().map(|sample| (sample.name.clone(), sample.at.is_some())).collect()
+            page.samples.iter().map(|sample| (sample.name.clone(), sample.timestamp.is_some())).collect()
         };
         let own = timed(&own);
         let names: BTreeSet<String> = own.iter().map(|(name, _)| name.clone()).collect();
-        let odd = timed(&other).into_iter().filter(|one| names.contains(&one.0) && !own.contains(one));
+        let odd =
+            timed(&other).into_iter().filter(|family| names.contains(&family.0) && !own.contains(family));
         report.missing.extend(odd.map(|(name, timed)| format!("{page}: {name} with a time: {timed}")));
     }
 }

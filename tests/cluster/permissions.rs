@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, directory, pod, text};
-use crate::recording::{asked_by, without_early_refusals};
+use crate::recording::{requests_by, without_early_refusals};
 use crate::support::control_plane::{Choice, ControlPlane};
 use crate::support::launch::skip_on_go_kubelet;
 use crate::support::node::{FOREVER, Node, busybox, simple};
@@ -142,7 +142,7 @@ fn secrets(plane: &ControlPlane, root: &Path) -> Vec<(String, String)> {
     ];
     let bootstrap = fs::read_to_string(plane.bootstrap_kubeconfig()).expect("the bootstrap kubeconfig");
     let token = bootstrap.lines().find_map(|line| line.split_once("token")).expect("it has a token").1;
-    let token = token.trim_matches(|one: char| !one.is_ascii_alphanumeric());
+    let token = token.trim_matches(|character: char| !character.is_ascii_alphanumeric());
     let token = token.split(['"', ',', '}']).next().unwrap_or_default();
     assert!(token.len() > 16 && token.contains('.'), "{token:?}");
     secrets.push(("the bootstrap token".to_owned(), token.to_owned()));
@@ -155,9 +155,9 @@ fn secrets(plane: &ControlPlane, root: &Path) -> Vec<(String, String)> {
             secrets.push((format!("the token {}", path.display()), text.trim().to_owned()));
         }
     }
-    let of = |what: &str| secrets.iter().filter(|(name, _)| name.contains(what)).count();
+    let count = |what: &str| secrets.iter().filter(|(name, _)| name.contains(what)).count();
     assert!(
-        of("the key of") >= 2 && of("the token /") >= 2,
+        count("the key of") >= 2 && count("the token /") >= 2,
         "{:?}",
         secrets.iter().map(|(name, _)| name).collect::<Vec<_>>()
     );
@@ -244,8 +244,8 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
         &["describe", "rights-rich"],
     ] {
         let output = joined.node.command(args);
-        let said = [output.stdout, output.stderr].concat();
-        assert_none(&secrets, &format!("coracle {args:?}"), &String::from_utf8_lossy(&said));
+        let printed = [output.stdout, output.stderr].concat();
+        assert_none(&secrets, &format!("coracle {args:?}"), &String::from_utf8_lossy(&printed));
     }
     for page in ["/pods", "/metrics", "/configz", "/healthz?verbose", "/runningpods"] {
         assert_none(&secrets, page, &joined.node.read_only(page).1);
@@ -255,9 +255,9 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
     assert_eq!(mode(&root.join("pods")).map(|mode| mode & 0o007), Some(0));
     for path in below(&root) {
         let of_volume = path.strip_prefix(&root).is_ok_and(|path| {
-            path.components()
-                .nth(2)
-                .is_some_and(|one| one.as_os_str() == "volumes" || one.as_os_str() == "volume-subpaths")
+            path.components().nth(2).is_some_and(|component| {
+                component.as_os_str() == "volumes" || component.as_os_str() == "volume-subpaths"
+            })
         });
         if of_volume || mode(&path).is_none_or(|mode| mode & 0o077 == 0) {
             continue;
@@ -286,23 +286,29 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
     }
     joined.node.stop_agent();
     for log in &logs {
-        let said = fs::read(log).expect("the agent's log");
-        assert!(said.len() > 1000);
-        assert_none(&secrets, "the log", &String::from_utf8_lossy(&said));
+        let logged = fs::read(log).expect("the agent's log");
+        assert!(logged.len() > 1000);
+        assert_none(&secrets, "the log", &String::from_utf8_lossy(&logged));
     }
     key_files(&root);
 
     // Every kind of request, and its responses.
     let log = plane.requests();
-    let users: BTreeSet<&str> = log.iter().map(|one| text(one, "/user/username")).collect();
+    let users: BTreeSet<&str> = log.iter().map(|entry| text(entry, "/user/username")).collect();
     let mut seen: BTreeMap<String, BTreeMap<u64, usize>> = BTreeMap::new();
     let mut refused = Vec::new();
     for user in users {
-        for one in without_early_refusals(asked_by(&log, user)) {
-            if one.code == 403 {
-                refused.push(format!("{:.2} {user} {} {} {}", one.at, one.verb, one.path, one.selector()));
+        for request in without_early_refusals(requests_by(&log, user)) {
+            if request.code == 403 {
+                refused.push(format!(
+                    "{:.2} {user} {} {} {}",
+                    request.time,
+                    request.verb,
+                    request.path,
+                    request.selector()
+                ));
             }
-            *seen.entry(one.kind()).or_default().entry(one.code).or_default() += 1;
+            *seen.entry(request.kind()).or_default().entry(request.code).or_default() += 1;
         }
     }
     println!("{:<44} answers", "request");

@@ -90,10 +90,10 @@ fn nodes_have_only_the_permissions_of_nodes() {
     let create = ["create", "-f", "-"];
     let output = plane.kubectl_as(&own, &create, &node("n1"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let refused = |kubeconfig: &Path, args: &[&str], input: &str, why: &str| {
+    let refused = |kubeconfig: &Path, args: &[&str], input: &str, message: &str| {
         let output = plane.kubectl_as(kubeconfig, args, input);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(why), "{args:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && stderr.contains(message), "{args:?}: {stderr}");
     };
     refused(&own, &create, &node("n2"), "is not allowed to modify node");
     refused(&own, &["get", "secrets", "-A"], "", "can only read namespaced object of this type");
@@ -118,13 +118,14 @@ fn nodes_have_only_the_permissions_of_nodes() {
         refused(&own, &["patch", "node", "n1", "-p", &patch.to_string()], "", NO);
     }
 
-    let asked = plane.requests();
-    let created =
-        asked.iter().find(|one| text(one, "/verb") == "create" && text(one, "/objectRef/name") == "n1");
-    let created = created.unwrap_or_else(|| panic!("not in the audit log: {asked:?}"));
+    let requests = plane.requests();
+    let created = requests
+        .iter()
+        .find(|request| text(request, "/verb") == "create" && text(request, "/objectRef/name") == "n1");
+    let created = created.unwrap_or_else(|| panic!("not in the audit log: {requests:?}"));
     assert_eq!(text(created, "/user/username"), "system:node:n1");
     assert_eq!(text(created, "/requestObject/metadata/name"), "n1");
-    assert!(asked.iter().all(|one| text(one, "/user/username") != "admin"));
+    assert!(requests.iter().all(|request| text(request, "/user/username") != "admin"));
 }
 
 /// A request for a certificate with the bootstrap token is approved and signed.
@@ -151,7 +152,7 @@ fn bootstrap_certificate_request_is_approved_and_signed() {
 /// A watch from before the compaction is answered with 410 after the API server has restarted.
 // Runtimes: containerd 2.
 #[test]
-fn compacted_history_is_answered_with_410() {
+fn compacted_history_gives_410() {
     let (_, plane) = made_in("cp5", &Choice::bare());
     let before = plane.get(&["configmap", "kube-root-ca.crt"]).expect("it is made at the start");
     let version = text(&before, "/metadata/resourceVersion");

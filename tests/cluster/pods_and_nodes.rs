@@ -17,13 +17,13 @@ fn forever(name: &str) -> Value {
 fn node_registers_and_renews_its_lease() {
     let joined = JoinedNode::start("reg");
     let node = joined.object().expect("it is registered");
-    for (kind, status, why) in [
+    for (kind, status, expected_reason) in [
         ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
         ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
         ("PIDPressure", "False", "KubeletHasSufficientPID"),
         ("Ready", "True", "KubeletReady"),
     ] {
-        assert_eq!((condition(&node, kind), reason(&node, kind)), (status, why));
+        assert_eq!((condition(&node, kind), reason(&node, kind)), (status, expected_reason));
     }
     assert_eq!(text(&node, "/metadata/labels/kubernetes.io~1hostname"), "reg");
     assert_eq!(text(&node, "/metadata/labels/kubernetes.io~1os"), "linux");
@@ -45,7 +45,8 @@ fn node_registers_and_renews_its_lease() {
     wait_until("the lease to be renewed", LIMIT, || {
         lease().is_some_and(|now| text(&now, "/spec/renewTime") > text(&first, "/spec/renewTime"))
     });
-    let has_event = |reason: &str| joined.events("reg").iter().any(|(one, _)| one == reason);
+    let has_event =
+        |reason: &str| joined.events("reg").iter().any(|(event_reason, _)| event_reason == reason);
     wait_until("the node's events", LIMIT, || has_event("Starting") && has_event("NodeReady"));
     joined.finish(&[]);
 }
@@ -66,7 +67,7 @@ fn pods_bound_by_the_scheduler_run_and_terminate() {
         let events = joined.events("placed-web");
         ["Scheduled", "Pulled", "Created", "Started"]
             .iter()
-            .all(|want| events.iter().any(|(one, _)| one == want))
+            .all(|want| events.iter().any(|(event_reason, _)| event_reason == want))
     });
     assert!(described.contains("placed/192.0.2.10"), "{described}");
 
@@ -153,7 +154,7 @@ fn agent_restart_does_not_restart_api_pods() {
 
 // Runtimes: containerd 2.
 #[test]
-fn sidecars_are_kept_running_during_initialization() {
+fn sidecars_keep_running_during_initialization() {
     let joined = JoinedNode::start("starts");
     let mut sidecar = busybox("sidecar", "sleep 2; exit 0");
     sidecar["restartPolicy"] = json!("Always");
@@ -266,12 +267,14 @@ fn pods_that_do_not_fit_the_node_are_rejected() {
         ("refuse-os", &os, "PodOSNotSupported"),
         ("refuse-taken", &taken, "NodePorts"),
     ];
-    for (name, manifest, why) in all {
+    for (name, manifest, expected_reason) in all {
         joined.bind(manifest);
         let failed = joined.wait_pod(name, "refused", |pod| text(pod, "/status/phase") == "Failed");
-        assert_eq!(text(&failed, "/status/reason"), why, "{}", failed["status"]);
+        assert_eq!(text(&failed, "/status/reason"), expected_reason, "{}", failed["status"]);
         assert!(text(&failed, "/status/message").starts_with("Pod was rejected: "), "{}", failed["status"]);
-        wait_until("its event", LIMIT, || joined.events(name).iter().any(|(reason, _)| reason == why));
+        wait_until("its event", LIMIT, || {
+            joined.events(name).iter().any(|(reason, _)| reason == expected_reason)
+        });
     }
     assert_eq!(joined.node.running_ids().len(), 1);
     joined.finish(&["refuse-cpu", "refuse-label", "refuse-os", "refuse-port", "refuse-taken"]);
@@ -280,7 +283,7 @@ fn pods_that_do_not_fit_the_node_are_rejected() {
 /// Conditions of other clients are kept, and wrong conditions of the agent are corrected.
 // Runtimes: containerd 1, containerd 2.
 #[test]
-fn wrong_pod_conditions_are_corrected_and_foreign_ones_kept() {
+fn wrong_pod_conditions_are_corrected_and_foreign_ones_stay() {
     let joined = JoinedNode::start("status");
     let mut gated = forever("status-gated");
     gated["spec"]["readinessGates"] = json!([{"conditionType": "example.org/checked"}]);

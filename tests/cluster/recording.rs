@@ -11,7 +11,7 @@ use crate::joined::text;
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Seconds since the first one.
-    pub at: f64,
+    pub time: f64,
     pub verb: String,
     pub path: String,
     pub query: String,
@@ -20,10 +20,10 @@ pub struct Request {
 }
 
 impl Request {
-    fn new(at: f64, verb: &str, uri: &str, code: u64, body: &Value) -> Request {
+    fn new(time: f64, verb: &str, uri: &str, code: u64, body: &Value) -> Request {
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
         let (path, query) = (path.to_owned(), query.to_owned());
-        Request { at, verb: verb.to_owned(), path, query, code, body: body.clone() }
+        Request { time, verb: verb.to_owned(), path, query, code, body: body.clone() }
     }
 
     /// What follows the group and version, without `namespaces/NAME`.
@@ -40,7 +40,7 @@ impl Request {
     /// Verb, resource and subresource.
     pub fn kind(&self) -> String {
         let parts = self.parts();
-        let subresource = parts.get(2).map(|one| format!("/{one}")).unwrap_or_default();
+        let subresource = parts.get(2).map(|part| format!("/{part}")).unwrap_or_default();
         format!("{} {}{subresource}", self.verb, parts.first().unwrap_or(&"?"))
     }
 
@@ -74,32 +74,32 @@ pub fn recorded() -> Vec<Request> {
     let lines = include_str!("data/requests.jsonl").lines();
     lines
         .map(|line| {
-            let one: Value = serde_json::from_str(line).expect("the recording is JSON");
-            let at = one["t"].as_f64().unwrap_or_default();
-            let code = one["code"].as_u64().unwrap_or_default();
-            Request::new(at, text(&one, "/verb"), text(&one, "/uri"), code, &one["body"])
+            let entry: Value = serde_json::from_str(line).expect("the recording is JSON");
+            let time = entry["t"].as_f64().unwrap_or_default();
+            let code = entry["code"].as_u64().unwrap_or_default();
+            Request::new(time, text(&entry, "/verb"), text(&entry, "/uri"), code, &entry["body"])
         })
         .collect()
 }
 
 /// The requests of a user in an audit log, in the order in which they arrived; a watch counts when
 /// it begins.
-pub fn asked_by(log: &[Value], user: &str) -> Vec<Request> {
-    let of_user = |one: &&Value| {
-        let begins = text(one, "/stage") == "ResponseStarted";
-        text(one, "/user/username") == user && begins == (text(one, "/verb") == "watch")
+pub fn requests_by(log: &[Value], user: &str) -> Vec<Request> {
+    let of_user = |entry: &&Value| {
+        let begins = text(entry, "/stage") == "ResponseStarted";
+        text(entry, "/user/username") == user && begins == (text(entry, "/verb") == "watch")
     };
     let mut all: Vec<(jiff::Timestamp, &Value)> = log
         .iter()
         .filter(of_user)
-        .map(|one| (text(one, "/requestReceivedTimestamp").parse().expect("a time"), one))
+        .map(|entry| (text(entry, "/requestReceivedTimestamp").parse().expect("a time"), entry))
         .collect();
-    all.sort_by_key(|(at, _)| *at);
-    let first = all.first().map(|(at, _)| *at).unwrap_or_default();
-    let request = |(at, one): &(jiff::Timestamp, &Value)| {
-        let code = one["responseStatus"]["code"].as_u64().unwrap_or_default();
-        let since = (at.as_microsecond() - first.as_microsecond()) as f64 / 1e6;
-        Request::new(since, text(one, "/verb"), text(one, "/requestURI"), code, &one["requestObject"])
+    all.sort_by_key(|(time, _)| *time);
+    let first = all.first().map(|(time, _)| *time).unwrap_or_default();
+    let request = |(time, entry): &(jiff::Timestamp, &Value)| {
+        let code = entry["responseStatus"]["code"].as_u64().unwrap_or_default();
+        let since = (time.as_microsecond() - first.as_microsecond()) as f64 / 1e6;
+        Request::new(since, text(entry, "/verb"), text(entry, "/requestURI"), code, &entry["requestObject"])
     };
     all.iter().map(request).collect()
 }
@@ -108,16 +108,17 @@ pub fn asked_by(log: &[Value], user: &str) -> Vec<Request> {
 /// node may request the objects of the pod before that. The same request is permitted later; of a list
 /// that followed a refused watch, that watch.
 pub fn without_early_refusals(all: Vec<Request>) -> Vec<Request> {
-    let granted = |one: &Request, after: &[Request]| {
+    let granted = |request: &Request, after: &[Request]| {
         after.iter().any(|later| {
-            let same = (&later.path, later.selector()) == (&one.path, one.selector());
-            let verb = later.verb == one.verb || (one.verb == "list" && later.verb == "watch");
+            let same = (&later.path, later.selector()) == (&request.path, request.selector());
+            let verb = later.verb == request.verb || (request.verb == "list" && later.verb == "watch");
             same && verb && later.code < 400
         })
     };
-    let keep: Vec<bool> =
-        (0..all.len()).map(|at| all[at].code != 403 || !granted(&all[at], &all[at + 1..])).collect();
-    all.into_iter().zip(keep).filter(|(_, keep)| *keep).map(|(one, _)| one).collect()
+    let keep: Vec<bool> = (0..all.len())
+        .map(|index| all[index].code != 403 || !granted(&all[index], &all[index + 1..]))
+        .collect();
+    all.into_iter().zip(keep).filter(|(_, keep)| *keep).map(|(request, _)| request).collect()
 }
 
 /// How many there are of each kind.
@@ -150,7 +151,7 @@ pub fn common(value: &Value) -> Value {
             map.iter().map(|(key, value)| (key.clone(), common_field(key, value))).collect()
         }
         Value::Array(items) => items.iter().map(common).collect(),
-        Value::String(said) => Value::String(common_text(said)),
+        Value::String(text) => Value::String(common_text(text)),
         other => other.clone(),
     }
 }
@@ -171,23 +172,23 @@ fn common_field(key: &str, value: &Value) -> Value {
 }
 
 /// A pod's UID in a message, and what it says of the machine.
-fn common_text(said: &str) -> String {
-    let mut said = said.to_owned();
+fn common_text(message: &str) -> String {
+    let mut message = message.to_owned();
     for (before, after, instead) in [("_default(", ")", "<uid>"), ("capacity: ", "", "<machine>")] {
-        if let Some(begin) = said.find(before).map(|at| at + before.len()) {
-            let rest = &said[begin..];
+        if let Some(begin) = message.find(before).map(|start| start + before.len()) {
+            let rest = &message[begin..];
             let end = if after.is_empty() {
-                rest.find(|one: char| !one.is_ascii_digit()).unwrap_or(rest.len())
+                rest.find(|character: char| !character.is_ascii_digit()).unwrap_or(rest.len())
             } else {
                 rest.find(after).unwrap_or(rest.len())
             };
             if after.is_empty() && rest.starts_with("<") {
                 continue;
             }
-            said.replace_range(begin..begin + end, instead);
+            message.replace_range(begin..begin + end, instead);
         }
     }
-    said
+    message
 }
 
 /// Where two values differ: the path, the first and the second.
@@ -197,8 +198,8 @@ pub fn differences(path: &str, first: &Value, second: &Value) -> Vec<(String, Va
             let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
             keys.into_iter()
                 .flat_map(|key| {
-                    let of = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
-                    differences(&format!("{path}/{key}"), &of(a), &of(b))
+                    let field = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+                    differences(&format!("{path}/{key}"), &field(a), &field(b))
                 })
                 .collect()
         }
@@ -206,7 +207,7 @@ pub fn differences(path: &str, first: &Value, second: &Value) -> Vec<(String, Va
             .iter()
             .zip(b)
             .enumerate()
-            .flat_map(|(at, (a, b))| differences(&format!("{path}/{at}"), a, b))
+            .flat_map(|(index, (a, b))| differences(&format!("{path}/{index}"), a, b))
             .collect(),
         (a, b) if a == b => Vec::new(),
         (a, b) => vec![(path.to_owned(), a.clone(), b.clone())],
@@ -232,8 +233,8 @@ pub fn merge(target: &mut Value, patch: &Value) {
                 let Value::Array(list) = list else { continue };
                 for item in items {
                     assert!(item.get("$patch").is_none(), "not expected here: {item}");
-                    match list.iter_mut().find(|one| one["type"] == item["type"]) {
-                        Some(one) => merge(one, item),
+                    match list.iter_mut().find(|condition| condition["type"] == item["type"]) {
+                        Some(condition) => merge(condition, item),
                         None => {
                             let mut new = json!({});
                             merge(&mut new, item);

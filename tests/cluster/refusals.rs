@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::joined::{JoinedNode, pod, shared};
 use crate::support::node::{FOREVER, busybox};
-use crate::support::tls_client::{Answer, TlsClient};
+use crate::support::tls_client::{Response, TlsClient};
 
 /// The request, and the answer: its code, the type of its body, and its body.
 #[rustfmt::skip]
@@ -87,10 +87,10 @@ const TABLE: &[(&str, u16, &str, &str)] = &[
 ];
 
 /// The body of an answer of one chunk, or of none.
-fn body(answer: &Answer) -> &str {
-    let chunk = answer.head.contains("Transfer-Encoding: chunked").then_some(answer.body.as_str());
+fn body(response: &Response) -> &str {
+    let chunk = response.head.contains("Transfer-Encoding: chunked").then_some(response.body.as_str());
     let chunk = chunk.and_then(|body| body.split_once("\r\n")?.1.strip_suffix("\r\n0\r\n\r\n"));
-    chunk.unwrap_or(&answer.body)
+    chunk.unwrap_or(&response.body)
 }
 
 // Runtimes: containerd 2.
@@ -103,14 +103,14 @@ fn error_responses_equal_the_go_kubelets() {
     let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64().expect("its port");
     let client = TlsClient::new(u16::try_from(port).expect("a port"), None);
     let mut differences = Vec::new();
-    for (asked, code, kind, text) in TABLE {
+    for (request_line, code, kind, text) in TABLE {
         let head = "Host: n\r\nContent-Length: 0\r\nConnection: close";
-        let answer = client.send(&format!("{asked} HTTP/1.1\r\n{head}\r\n\r\n"));
-        let shown = answer.head.lines().find_map(|line| line.strip_prefix("Content-Type: "));
+        let response = client.send(&format!("{request_line} HTTP/1.1\r\n{head}\r\n\r\n"));
+        let shown = response.head.lines().find_map(|line| line.strip_prefix("Content-Type: "));
         // The Go kubelet leaves it out where it has begun to send.
-        let got = (answer.status, shown.unwrap_or("text/plain; charset=utf-8"), body(&answer));
+        let got = (response.status, shown.unwrap_or("text/plain; charset=utf-8"), body(&response));
         if got != (*code, *kind, *text) {
-            differences.push(format!("{asked}: {got:?} and not {:?}", (code, kind, text)));
+            differences.push(format!("{request_line}: {got:?} and not {:?}", (code, kind, text)));
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));

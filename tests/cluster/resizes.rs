@@ -48,7 +48,7 @@ fn wait_has(joined: &JoinedNode<'_>, name: &str, cpu: &str, memory: &str) -> Val
 /// The messages of the events with a reason, in no order.
 fn event_messages(joined: &JoinedNode<'_>, name: &str, reason: &str) -> Vec<String> {
     let events = joined.events(name).into_iter();
-    events.filter(|(one, _)| one == reason).map(|(_, message)| message).collect()
+    events.filter(|(event_reason, _)| event_reason == reason).map(|(_, message)| message).collect()
 }
 
 fn wait_event(joined: &JoinedNode<'_>, name: &str, reason: &str, words: &str) {
@@ -218,17 +218,17 @@ fn pod_level_resize_reaches_the_pod_and_its_containers() {
 fn running_init_containers_and_sidecars_are_resized() {
     let joined = start("inits", json!({}));
     let named = |name: &str, script: &str| {
-        let mut one = busybox(name, script);
-        one["resources"] = resources("100m", "64Mi");
-        one
+        let mut container = busybox(name, script);
+        container["resources"] = resources("100m", "64Mi");
+        container
     };
     let mut side = named("side", FOREVER);
     side["restartPolicy"] = json!("Always");
     let mut web = pod("inits-web", json!([named("main", FOREVER)]));
     web["spec"]["initContainers"] = json!([side, named("first", FOREVER)]);
     joined.bind(&web);
-    let of = |pod: &Value, index: usize| pod["status"]["initContainerStatuses"][index].clone();
-    joined.wait_pod("inits-web", "initializing", |pod| of(pod, 1)["state"]["running"].is_object());
+    let init_status = |pod: &Value, index: usize| pod["status"]["initContainerStatuses"][index].clone();
+    joined.wait_pod("inits-web", "initializing", |pod| init_status(pod, 1)["state"]["running"].is_object());
     let running = joined.node.running_ids();
     for (cpu, memory, quota, mebibytes) in
         [("200m", "128Mi", "20000", 128_i64), ("150m", "96Mi", "15000", 96)]
@@ -238,10 +238,10 @@ fn running_init_containers_and_sidecars_are_resized() {
             {"name": "side", "resources": all}, {"name": "first", "resources": all}]});
         patch(&joined, "inits-web", &spec);
         let now = joined.wait_pod("inits-web", &format!("resized to {cpu} and {memory}"), |pod| {
-            is_settled(pod) && [0, 1].iter().all(|index| of(pod, *index)["resources"] == all)
+            is_settled(pod) && [0, 1].iter().all(|index| init_status(pod, *index)["resources"] == all)
         });
         for index in [0, 1] {
-            let status = of(&now, index);
+            let status = init_status(&now, index);
             assert_eq!(status["restartCount"], json!(0));
             let expected = (quota.to_owned(), (mebibytes << 20).to_string());
             assert_eq!(limits(&joined, &now, &directory_of(&status)), expected, "{}", status["name"]);
@@ -282,7 +282,8 @@ fn deferred_resize_survives_agent_restart() {
     };
     let waiting = joined.wait_pod("waits-web", "deferred", deferred);
     let conditions = waiting["status"]["conditions"].as_array().expect("conditions");
-    let pending = conditions.iter().find(|one| one["type"] == "PodResizePending").expect("it is there");
+    let pending =
+        conditions.iter().find(|condition| condition["type"] == "PodResizePending").expect("it is there");
     assert_eq!(
         (text(pending, "/message"), &pending["observedGeneration"]),
         (message.as_str(), &json!(2)),

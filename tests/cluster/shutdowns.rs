@@ -16,14 +16,14 @@ use crate::support::wait::{holds_for, wait_until};
 const BUS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 const TERMINATED: &str = "Pod was terminated in response to imminent node shutdown.";
 /// How long the agent waits for statuses to reach the API server.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+const NOTICE_LIMIT: Duration = Duration::from_secs(2);
 const WATCHED: &str = "shutdowns of the machine wait for the pods";
 
 fn ready_message(node: &Value) -> String {
     let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
     all.iter()
-        .find(|one| one["type"] == "Ready")
-        .map_or(String::new(), |one| text(one, "/message").to_owned())
+        .find(|condition| condition["type"] == "Ready")
+        .map_or(String::new(), |condition| text(condition, "/message").to_owned())
 }
 
 fn priority(mut pod: Value, class: &str) -> Value {
@@ -98,7 +98,7 @@ fn graceful_shutdown_stops_pods_in_order() {
     });
     // By then the API server knows, unless telling it took longer than a machine is kept waiting
     // for that; from the Go kubelet it hears later.
-    let may_be_late = runs_go_kubelet() || ran.elapsed() >= TOLD_WITHIN;
+    let may_be_late = runs_go_kubelet() || ran.elapsed() >= NOTICE_LIMIT;
     for name in ["bye-ordinary", "bye-critical"] {
         let pod = joined.wait_pod(name, "failed", |pod| {
             let failed = pod["status"]["phase"] == "Failed";
@@ -114,8 +114,8 @@ fn graceful_shutdown_stops_pods_in_order() {
     let start = joined.node.metric("kubelet_graceful_shutdown_start_time_seconds");
     let end = joined.node.metric("kubelet_graceful_shutdown_end_time_seconds");
     assert!(start > 1e9 && end >= start, "{start} {end}");
-    let kept = fs::read_to_string(joined.node.root().join("graceful_node_shutdown_state"));
-    assert!(kept.is_ok_and(|text| text.contains("startTime") && text.contains("endTime")));
+    let saved = fs::read_to_string(joined.node.root().join("graceful_node_shutdown_state"));
+    assert!(saved.is_ok_and(|text| text.contains("startTime") && text.contains("endTime")));
 
     machine.prepare(false);
     joined.wait_node_ready();

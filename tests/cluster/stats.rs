@@ -18,9 +18,9 @@ fn summary_is_available_through_the_api_server() {
     let shown = joined.wait_ready("summed");
     let raw = |path: &str| {
         let target = format!("/api/v1/nodes/{}/proxy{path}", joined.name);
-        let answer = plane.try_kubectl(&["get", "--raw", &target], "");
-        let text = String::from_utf8_lossy(&answer.stdout).into_owned();
-        answer.status.success().then_some(text)
+        let output = plane.try_kubectl(&["get", "--raw", &target], "");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(text)
     };
     // The API server asks for a certificate that it can check.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {

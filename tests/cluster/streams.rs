@@ -99,10 +99,10 @@ fn everything(name: &str, gates: Value) -> JoinedNode<'static> {
     let mut attached = attach.spawn().expect("kubectl runs");
     let mut input = attached.stdin.take().expect("its input is piped");
     input.write_all(b"to and fro\n").expect("it reads");
-    let mut said = BufReader::new(attached.stdout.take().expect("its output is piped")).lines();
-    assert!(said.any(|line| line.is_ok_and(|line| line.contains("to and fro"))), "not heard");
+    let mut lines = BufReader::new(attached.stdout.take().expect("its output is piped")).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("to and fro"))), "not heard");
     drop(input);
-    said.map_while(Result::ok).for_each(drop);
+    lines.map_while(Result::ok).for_each(drop);
     assert!(attached.wait().expect("it ends").success());
 
     // A terminal that exists before clients attach, and stays when they leave.
@@ -181,8 +181,9 @@ fn repeats(joined: &JoinedNode<'_>, web: &str, rounds: usize) {
         let mut follower = joined.plane.kubectl_command(&["logs", "-f", web]);
         let mut follower = follower.stdout(Stdio::piped()).spawn().expect("kubectl runs");
         let mut line = String::new();
-        let said = BufReader::new(follower.stdout.take().expect("its output is piped")).read_line(&mut line);
-        assert_eq!((said.ok(), line.as_str()), (Some(6), "ready\n"));
+        let length =
+            BufReader::new(follower.stdout.take().expect("its output is piped")).read_line(&mut line);
+        assert_eq!((length.ok(), line.as_str()), (Some(6), "ready\n"));
         follower.kill().expect("it runs");
         follower.wait().expect("it ends");
         let forwarded =

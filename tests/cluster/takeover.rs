@@ -33,8 +33,8 @@ fn pod_states(joined: &JoinedNode<'_>, pods: &[&str]) -> PodStates {
         .list_pod_sandbox(Default::default())
         .expect("ListPodSandbox")
         .into_iter()
-        .filter(|one| one.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY))
-        .map(|one| one.id)
+        .filter(|sandbox| sandbox.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY))
+        .map(|sandbox| sandbox.id)
         .collect();
     sandboxes.sort();
     PodStates { running: joined.node.running_of_all(), sandboxes, shown }
@@ -46,10 +46,10 @@ fn shown(joined: &JoinedNode<'_>, name: &str) -> Value {
     let containers: Vec<Value> = ["initContainerStatuses", "containerStatuses"]
         .iter()
         .flat_map(|list| pod["status"][list].as_array().cloned().unwrap_or_default())
-        .map(|one| {
+        .map(|status| {
             let keys =
                 ["name", "containerID", "restartCount", "state", "lastState", "ready", "image", "imageID"];
-            keys.iter().map(|key| ((*key).to_owned(), one[key].clone())).collect()
+            keys.iter().map(|key| ((*key).to_owned(), status[key].clone())).collect()
         })
         .collect();
     let status = |key: &str| pod["status"][key].clone();
@@ -63,8 +63,8 @@ fn shown(joined: &JoinedNode<'_>, name: &str) -> Value {
 fn id_of(pod: &Value, container: &str) -> String {
     let lists = ["containerStatuses", "initContainerStatuses"];
     let mut all = lists.iter().flat_map(|list| pod["status"][list].as_array().cloned().unwrap_or_default());
-    let found = all.find(|one| one["name"] == container);
-    let full = found.map(|one| text(&one, "/containerID").to_owned()).unwrap_or_default();
+    let found = all.find(|status| status["name"] == container);
+    let full = found.map(|status| text(&status, "/containerID").to_owned()).unwrap_or_default();
     full.split_once("://").map_or(full.clone(), |(_, id)| id.to_owned())
 }
 
@@ -159,8 +159,8 @@ fn switch_agent(joined: &mut JoinedNode<'_>, to_incumbent: bool, pods: &[&str]) 
     joined.node.start_agent();
     let name = joined.name.clone();
     joined.plane.wait(&["node", &name], "ready", LIMIT, |node| {
-        let said = text(node, "/status/nodeInfo/kubeletVersion");
-        condition(node, "Ready") == "True" && !said.is_empty()
+        let version = text(node, "/status/nodeInfo/kubeletVersion");
+        condition(node, "Ready") == "True" && !version.is_empty()
     });
     wait_until("all pods to be known", LIMIT, || {
         joined.node.try_pods().is_some_and(|known| known.len() == pods.len())

@@ -254,7 +254,7 @@ pub(crate) fn meanwhile(node: &FakeNode, has_seen: bool) {
         !has_seen || node.running("hurt").get("main").is_some_and(|ids| !ids.contains(&victim))
     });
     wait_until("the static pod to run", LONG, || !node.running("fixed-late").is_empty());
-    node.assert_answers();
+    node.assert_responsive();
 }
 
 pub(crate) fn settle(node: FakeNode, case: &Case, before: &RunningBefore, deaths: i32) {
@@ -356,7 +356,7 @@ fn agent_stops_in_time_during_api_server_faults() {
         wait_reported(&node, case, "web");
         (case.strike)(node.api());
         node.bind(&simple("late"));
-        node.assert_answers();
+        node.assert_responsive();
         pause(Duration::from_secs(2));
         node.stop_agent();
     });
@@ -378,7 +378,7 @@ fn pod_starts_once_its_secret_becomes_readable() {
     node.bind(&pod);
     pause(Duration::from_secs(8));
     assert!(node.running("web").is_empty());
-    node.assert_answers();
+    node.assert_responsive();
     let rate = (attempts(&node) - sent) / begun.elapsed().as_secs_f64();
     print_line(&format!("api server, a secret is forbidden: {rate:.1} requests/s"));
     assert!(rate <= MAX_RATE, "{rate:.1} requests/s");

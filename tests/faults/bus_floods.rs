@@ -17,7 +17,7 @@ fn flood_of_bus_signals_does_not_disturb_the_shutdown() {
     let mut machine = Machine::new(&node.path("dbus"), Duration::from_secs(60));
     machine.start();
     // Signals arrive while the agent waits for a response.
-    machine.answer_slowly(Duration::from_millis(300));
+    machine.reply_slowly(Duration::from_millis(300));
     node.set_variable("DBUS_SYSTEM_BUS_ADDRESS", &machine.address());
     let flood = machine.flood();
     wait_until("the flood to begin", LONG, || flood.sent() > 10_000);

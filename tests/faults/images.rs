@@ -49,7 +49,7 @@ fn run(fault: Fault, method: &'static str) {
         Fault::FailsThrice => fake.fail_times(method, 3, Kind::Unknown, "it failed"),
         Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
         Fault::IsSlow => fake.delay(method, Duration::from_millis(200)),
-        Fault::LosesAnswer => fake.lose_answers(method, 1),
+        Fault::LosesResponse => fake.lose_responses(method, 1),
         Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
     }
     let longest = std::thread::scope(|scope| {

@@ -84,7 +84,7 @@ pub enum Fault {
     Hangs,
     IsSlow,
     /// It is done, and the caller gets an error of the connection.
-    LosesAnswer,
+    LosesResponse,
     /// The connection ends while the call is under way; the runtime carries it out later.
     IsCut,
     /// As above, but the connection ends with random bytes.
@@ -96,7 +96,7 @@ pub const FAULTS: &[Fault] = &[
     Fault::IsAway,
     Fault::Hangs,
     Fault::IsSlow,
-    Fault::LosesAnswer,
+    Fault::LosesResponse,
     Fault::IsCut,
     Fault::IsGarbled,
 ];
@@ -126,8 +126,8 @@ impl<'a> Active<'a> {
             Fault::IsAway => fake.fail(method, Kind::Unavailable, "it is away"),
             Fault::IsSlow => fake.delay(method, Duration::from_secs(2)),
             // The response of a stream is its events.
-            Fault::LosesAnswer if method == STREAM => fake.set_stream_fault(StreamFault::Loses),
-            Fault::LosesAnswer => fake.lose_answers(method, 1),
+            Fault::LosesResponse if method == STREAM => fake.set_stream_fault(StreamFault::Loses),
+            Fault::LosesResponse => fake.lose_responses(method, 1),
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
         }
         Active { fault, method, wire, gate, calls_before }
@@ -149,7 +149,7 @@ impl<'a> Active<'a> {
             (Fault::IsGarbled, Some(wire)) => wire.send_random_bytes(),
             _ => {}
         }
-        node.assert_answers();
+        node.assert_responsive();
         // A hanging call delays only its own pod: another pod starts meanwhile.
         if let (Fault::Hangs, Some(gate)) = (self.fault, &self.gate)
             && stage != Stage::Boot
@@ -157,14 +157,14 @@ impl<'a> Active<'a> {
             node.apply(&simple("other"));
             node.assert_runs_once("other", &["main"]);
             assert!(gate.waiting() > 0, "{} hangs no more", self.method);
-            node.assert_answers();
+            node.assert_responsive();
         }
     }
 
     /// Waits until the fault is over, or ends it.
     fn end(self, node: &FakeNode) {
         match self.fault {
-            Fault::FailsThrice | Fault::LosesAnswer => {
+            Fault::FailsThrice | Fault::LosesResponse => {
                 wait_until(&format!("{} to have failed often enough", self.method), RETRIES, || {
                     node.assert_no_duplicates();
                     // The end of a sandbox is the end of its containers: no third stop is due.
@@ -344,7 +344,7 @@ fn pods_recover_when_each_method_is_unavailable() {
 
 #[test]
 fn pods_recover_when_each_method_loses_its_response() {
-    row(Fault::LosesAnswer);
+    row(Fault::LosesResponse);
 }
 
 #[test]

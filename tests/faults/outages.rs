@@ -36,7 +36,7 @@ fn pods_survive_a_runtime_outage() {
     let before = node.running("web");
     node.fake.go_down();
     wait_until("the agent to notice", LONG, || node.health("/healthz").0 == 500);
-    node.assert_answers();
+    node.assert_responsive();
     let status = node.cli(&["status"]);
     assert!(status.contains("runtime"), "{status}");
     node.apply(&two("new"));
@@ -58,7 +58,7 @@ fn pods_start_when_the_runtime_starts_after_the_agent() {
     node.fake.go_down();
     node.apply(&two("web"));
     node.launch_agent();
-    node.assert_answers();
+    node.assert_responsive();
     wait_until("the pod to be listed", LONG, || node.pod("web").is_some());
     node.fake.go_up();
     node.assert_runs_once("web", &BOTH);
@@ -163,7 +163,7 @@ fn manifest_rewritten_during_a_hanging_stop_restarts_its_pod() {
     let gate = node.fake.hang("StopContainer");
     node.remove("web");
     wait_until("both stops to hang", LONG, || gate.waiting() == 2);
-    node.assert_answers();
+    node.assert_responsive();
     node.apply(&simple("other"));
     node.assert_runs_once("other", &["main"]);
     node.apply(&two("web"));
@@ -202,7 +202,7 @@ fn calls_completed_after_their_deadline_create_no_duplicate() {
             wait_until("the call to hang", LONG, || gate.waiting() > 0);
             let calls = node.fake.count(method);
             wait_until("the call to be made again", LONG, || {
-                node.assert_answers();
+                node.assert_responsive();
                 node.fake.count(method) > calls
             });
             gate.open();

@@ -17,7 +17,7 @@ enum Fault {
     Hangs,
     IsSlow,
     /// It is done, and the caller gets an error of the connection.
-    LosesAnswer,
+    LosesResponse,
     /// The plugin ends in the middle of the call, and registers again. Nothing was done.
     Dies,
     /// As above, but the call was carried out.
@@ -33,7 +33,7 @@ fn begin(plugins: &FakePlugins, method: &'static str, fault: Fault) -> Option<Ga
     let how = match fault {
         Fault::FailsTwice => Misbehavior::Fails(2),
         Fault::IsSlow => Misbehavior::IsSlow(3, SLOW),
-        Fault::LosesAnswer => Misbehavior::LosesAnswer,
+        Fault::LosesResponse => Misbehavior::LosesResponse,
         Fault::Dies => Misbehavior::Dies { is_carried_out: false },
         Fault::DiesAfterwards => Misbehavior::Dies { is_carried_out: true },
         Fault::Hangs => return Some(plugins.hang_next(method, CarriedOut::AfterwardsOnly)),
@@ -45,12 +45,12 @@ fn begin(plugins: &FakePlugins, method: &'static str, fault: Fault) -> Option<Ga
 fn run(&(method, stage): &Case, fault: Fault) {
     let (at, gate) = PluginNode::approach(stage, |plugins| begin(plugins, method, fault));
     wait_until(&format!("{method} to be called"), LONG, || at.plugins.count(method).faulty > 0);
-    at.node.assert_answers();
+    at.node.assert_responsive();
     at.assert_sound();
     if let Some(gate) = gate {
         at.start_other();
         assert!(gate.waiting() > 0, "{method} hangs no more");
-        at.node.assert_answers();
+        at.node.assert_responsive();
         gate.open();
     }
     at.complete((method, stage));
@@ -85,7 +85,7 @@ fn pods_with_plugins_start_when_each_method_is_slow() {
 
 #[test]
 fn pods_with_plugins_recover_when_each_method_loses_its_response() {
-    row(Fault::LosesAnswer);
+    row(Fault::LosesResponse);
 }
 
 #[test]

@@ -266,7 +266,7 @@ impl PluginNode {
         }
         wait_until(&format!("{method} to succeed"), LONG, || {
             self.assert_sound();
-            self.plugins.count(method).answered > 0
+            self.plugins.count(method).responses > 0
         });
         if stage != Stage::End {
             self.node.api().delete_pod(&FakeNode::pod_path(WEB));

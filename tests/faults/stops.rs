@@ -63,7 +63,7 @@ fn quit_signal_logs_every_thread() {
             .iter()
             .all(|name| log.lines().any(|line| line.contains(&format!("  {name} ")) && line.contains(" s  ")))
     });
-    node.assert_answers();
+    node.assert_responsive();
     gate.open();
     node.fake.behave("PullImage");
     node.assert_runs_once("web", &BOTH);

@@ -316,7 +316,7 @@ fn second_agent_on_the_same_root_directory_exits() {
     assert_eq!(second.status.code(), Some(LOCKED), "{}", stderr(&second));
     assert!(stderr(&second).contains("another agent"), "{}", stderr(&second));
     assert_eq!(node.pid(), before);
-    node.assert_answers();
+    node.assert_responsive();
     assert!(node.cli(&["status"]).contains(NODE));
     node.stop_agent();
 }

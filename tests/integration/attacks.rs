@@ -38,7 +38,7 @@ impl RegularClient {
     fn start(admin: &TlsClient) -> RegularClient {
         let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
         let (tell, results) = bounded(1);
-        let admin = admin.at(Ipv4Addr::new(127, 0, 0, 2));
+        let admin = admin.bound_to(Ipv4Addr::new(127, 0, 0, 2));
         let mut kept = admin.connect().unwrap();
         let running = spawn("regular", Stack::Large, OnDeath::Unsupervised, move |stop| {
             let (mut count, mut slowest) = (0, Duration::ZERO);
@@ -166,7 +166,7 @@ fn three_unauthenticated_requests_in_a_row_close_the_connection() {
         ] {
             assert_eq!(ask(&mut connection, token), expected, "{token}");
         }
-        assert!(connection.answer(false).is_err(), "the connection is closed");
+        assert!(connection.read_response(false).is_err(), "the connection is closed");
     }
     regular.end();
     node.finish();
@@ -349,7 +349,7 @@ fn read_access_to_the_root_directory_cannot_block_the_start() {
         assert!(shared.is_ok() || reader.metadata().unwrap().is_dir(), "{reader:?}");
     }
     node.start_agent();
-    node.assert_answers();
+    node.assert_responsive();
     drop(locked);
     node.finish();
 }
@@ -436,7 +436,7 @@ fn ambiguous_requests_are_rejected() {
         let answer = connection.ask(&text).unwrap();
         assert_eq!(answer.status, status, "{text:.80}: {answer:?}");
         // No request after it is answered.
-        assert!(connection.answer(false).is_err(), "{text:.80}");
+        assert!(connection.read_response(false).is_err(), "{text:.80}");
     }
     // The body of an accepted request is not parsed as a request.
     let mut connection = admin.connect().unwrap();
@@ -602,7 +602,7 @@ fn five_hundred_slow_clients_do_not_block_others() {
     for n in 0..500 {
         // First all from one address, then from many.
         let from = Ipv4Addr::new(127, 0, 1, if n < 250 { 1 } else { u8::try_from(n % 60).unwrap() + 1 });
-        let (admin, stranger) = (admin.at(from), stranger.at(from));
+        let (admin, stranger) = (admin.bound_to(from), stranger.bound_to(from));
         // Some send nothing, some begin a handshake, some a request head, and some authenticated ones a
         // body.
         match n % 4 {

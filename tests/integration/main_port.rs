@@ -147,7 +147,7 @@ fn clients_authenticate_by_certificate_or_token() {
     }
     let two = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n".repeat(2);
     assert_eq!(connection.ask(&two).unwrap().body, "ok");
-    assert_eq!(connection.answer(false).unwrap().body, "ok");
+    assert_eq!(connection.read_response(false).unwrap().body, "ok");
     let answer = connection.ask("POST /pods HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\n\r\nhello").unwrap();
     assert_eq!(answer.status, 405);
     assert_eq!(connection.ask("HEAD /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().status, 200);

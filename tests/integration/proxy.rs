@@ -141,7 +141,7 @@ fn socks5_proxy_resolves_name() {
     let client = behind.client(&format!("socks5://{}", behind.proxy.address()));
     assert_eq!(ask(&client), Ok(()));
     assert_eq!(behind.proxy.heads(), ["SOCKS api.example:443"]);
-    behind.proxy.set_behavior(ProxyBehavior::Answer(vec![5, 2, 0, 1]));
+    behind.proxy.set_behavior(ProxyBehavior::Respond(vec![5, 2, 0, 1]));
     behind.proxy.cut();
     let error = ask(&client).unwrap_err();
     let expected = format!(
@@ -169,7 +169,7 @@ fn error_names_the_refusing_proxy() {
         (b"HTTP/1.1 200 OK\r\nHalf: ", "CONNECT api.example:443: EOF"),
         (b"", "CONNECT api.example:443: EOF"),
     ] {
-        behind.proxy.set_behavior(ProxyBehavior::Answer(answer.to_vec()));
+        behind.proxy.set_behavior(ProxyBehavior::Respond(answer.to_vec()));
         let error = ask(&client).unwrap_err();
         assert!(error.ends_with(&format!(": proxyconnect tcp: proxy {proxy}: {expected}")), "{error}");
     }
@@ -287,7 +287,7 @@ fn node_joins_through_https_proxy_of_kubeconfig() {
     let heads = proxy.heads();
     assert!(heads.iter().all(|head| head.starts_with("CONNECT api.example:6443 ")), "{heads:?}");
 
-    proxy.set_behavior(ProxyBehavior::Answer(b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec()));
+    proxy.set_behavior(ProxyBehavior::Respond(b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec()));
     proxy.cut();
     let why = format!("proxyconnect tcp: proxy {address}: CONNECT api.example:6443: 403 Forbidden");
     wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
@@ -343,7 +343,7 @@ fn environment_proxies_serve_api_server_and_manifest_url() {
     assert!(heads.iter().all(|head| expected.iter().any(|start| head.starts_with(start))), "{heads:?}");
     assert!(!web.received("/pods.json").is_empty());
 
-    proxy.set_behavior(ProxyBehavior::Answer(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
+    proxy.set_behavior(ProxyBehavior::Respond(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
     let why = format!("GET failed with status 503 through proxy {}", proxy.address());
     wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
     let configz = node.read_only("/configz").1;

@@ -140,10 +140,10 @@ impl Containerd {
                 .ok()
                 .filter(|_| output.status.success())
         });
-        let task = |one: &serde_json::Value| Task {
-            id: one["id"].as_str().unwrap_or_default().to_owned(),
-            pid: one["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
-            running: one["status"] == "running",
+        let task = |container: &serde_json::Value| Task {
+            id: container["id"].as_str().unwrap_or_default().to_owned(),
+            pid: container["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
+            running: container["status"] == "running",
         };
         list.as_array().into_iter().flatten().map(task).collect()
     }
@@ -158,7 +158,7 @@ impl Containerd {
     /// The ids of all container records, living and dead, sandboxes included.
     pub fn record_ids(&self) -> Vec<String> {
         if is_crio() {
-            return self.runc_containers().into_iter().map(|one| one.id).collect();
+            return self.runc_containers().into_iter().map(|task| task.id).collect();
         }
         self.ctr(&["containers", "ls", "-q"]).split_whitespace().map(str::to_owned).collect()
     }

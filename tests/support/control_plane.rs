@@ -79,7 +79,7 @@ pub struct ControlPlane {
 struct Pipes {
     /// Its end is the program's end.
     commands: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    responses: BufReader<ChildStdout>,
 }
 
 impl ControlPlane {
@@ -124,22 +124,22 @@ impl ControlPlane {
             .spawn()
             .expect("the control plane starts");
         let commands = program.stdin.take();
-        let answers = BufReader::new(program.stdout.take().expect("its output is piped"));
-        let pipes = Mutex::new(Pipes { commands, answers });
+        let responses = BufReader::new(program.stdout.take().expect("its output is piped"));
+        let pipes = Mutex::new(Pipes { commands, responses });
         let mut plane = ControlPlane { dir, bin, server: String::new(), components, pipes, program };
-        let said = plane.answer();
-        plane.server = said.strip_prefix("ready ").map(str::to_owned).unwrap_or_else(|| {
+        let response = plane.read_response();
+        plane.server = response.strip_prefix("ready ").map(str::to_owned).unwrap_or_else(|| {
             let log = fs::read_to_string(plane.dir.join("cluster.log")).unwrap_or_default();
-            panic!("the control plane is not ready: {said} {log}")
+            panic!("the control plane is not ready: {response} {log}")
         });
         plane
     }
 
     /// One line of the program. It bounds all waiting by itself.
-    fn answer(&self) -> String {
+    fn read_response(&self) -> String {
         let mut line = String::new();
         let mut pipes = self.pipes.lock().expect("no test thread died with the lock");
-        pipes.answers.read_line(&mut line).expect("the control plane answers");
+        pipes.responses.read_line(&mut line).expect("the control plane answers");
         line.trim_end().to_owned()
     }
 
@@ -149,9 +149,9 @@ impl ControlPlane {
         let mut pipes = self.pipes.lock().expect("no test thread died with the lock");
         let commands = pipes.commands.as_mut().expect("it is open until the end");
         writeln!(commands, "{words}").map_err(|error| format!("the control plane has ended: {error}"))?;
-        pipes.answers.read_line(&mut line).expect("the control plane answers");
+        pipes.responses.read_line(&mut line).expect("the control plane answers");
         match line.trim_end().split_once(' ').unwrap_or((line.trim_end(), "")) {
-            ("ok", said) => Ok(said.to_owned()),
+            ("ok", result) => Ok(result.to_owned()),
             (_, error) => Err(error.to_owned()),
         }
     }
@@ -241,7 +241,7 @@ impl ControlPlane {
 
     /// Standard output of kubectl, which has to succeed, as the administrator.
     pub fn kubectl(&self, args: &[&str]) -> String {
-        said(args, &self.with_retries(args, ""))
+        stdout_of(args, &self.with_retries(args, ""))
     }
 
     /// kubectl as the administrator, retried when the server did not respond in time.
@@ -295,7 +295,7 @@ impl ControlPlane {
     /// `kubectl apply` of a document.
     pub fn apply(&self, document: &Value) {
         let args = ["apply", "-f", "-"];
-        said(&args, &self.with_retries(&args, &document.to_string()));
+        stdout_of(&args, &self.with_retries(&args, &document.to_string()));
     }
 
     /// `kubectl get -o json`; `None` when it is not there.
@@ -351,7 +351,7 @@ impl ControlPlane {
         if let Ok(pipes) = self.pipes.get_mut() {
             pipes.commands = None;
             // The end of its output is the end of the program.
-            let _ = pipes.answers.read_to_end(&mut Vec::new());
+            let _ = pipes.responses.read_to_end(&mut Vec::new());
         }
         let _ = self.program.wait();
     }
@@ -371,7 +371,7 @@ impl Drop for ControlPlane {
     }
 }
 
-fn said(args: &[&str], output: &Output) -> String {
+fn stdout_of(args: &[&str], output: &Output) -> String {
     assert!(output.status.success(), "kubectl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -19,8 +19,8 @@ pub fn split(mut content: &[u8]) -> Vec<&[u8]> {
     let mut all = Vec::new();
     while !content.is_empty() {
         let (head, length) = measure(content);
-        let (one, rest) = content.split_at(head + length);
-        all.push(one);
+        let (element, rest) = content.split_at(head + length);
+        all.push(element);
         content = rest;
     }
     all

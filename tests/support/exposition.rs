@@ -10,7 +10,7 @@ pub struct Sample {
     pub labels: BTreeMap<String, String>,
     pub value: f64,
     /// Milliseconds since 1970, if it carries a time.
-    pub at: Option<i64>,
+    pub timestamp: Option<i64>,
 }
 
 impl Sample {
@@ -89,20 +89,20 @@ fn sample(line: &str) -> Option<Sample> {
         "-Inf" => f64::NEG_INFINITY,
         word => word.parse().ok()?,
     };
-    let at = match words.next() {
+    let timestamp = match words.next() {
         Some(word) => Some(word.parse().ok()?),
         None => None,
     };
-    words.next().is_none().then(|| Sample { name: name.to_owned(), labels, value, at })
+    words.next().is_none().then(|| Sample { name: name.to_owned(), labels, value, timestamp })
 }
 
 /// What is before the closing quotation mark, and what is after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
-    while let Some((at, one)) = chars.next() {
-        match one {
-            '"' => return Some((value, text.get(at + 1..)?)),
+    while let Some((offset, character)) = chars.next() {
+        match character {
+            '"' => return Some((value, text.get(offset + 1..)?)),
             '\\' => match chars.next()?.1 {
                 'n' => value.push('\n'),
                 other => value.push(other),

@@ -31,7 +31,7 @@ pub const LONG: Duration = Duration::from_secs(150);
 pub const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// An answer may take this long: less than a call that hangs, and the rest is for a busy machine.
-const ANSWER_LIMIT: Duration = Duration::from_secs(45);
+const RESPONSE_LIMIT: Duration = Duration::from_secs(45);
 
 /// The ceiling of the debug build with a few pods.
 const MAX_RESIDENT_KIB: u64 = 80 * 1024;
@@ -175,7 +175,7 @@ impl FakeNode {
     pub fn node_is_ready(&self) -> bool {
         let node = self.api().object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
         let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+        conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     }
 
     /// Where the API server has a pod.
@@ -292,7 +292,7 @@ impl FakeNode {
 
     /// What the agent uses right now.
     pub fn usage(&self) -> Option<ProcessUsage> {
-        self.agent.as_ref().and_then(|agent| ProcessUsage::of(agent.id()))
+        self.agent.as_ref().and_then(|agent| ProcessUsage::read(agent.id()))
     }
 
     /// Waits until `/healthz` answers 200.
@@ -302,17 +302,17 @@ impl FakeNode {
 
     /// Asserts that the agent answers soon. Its health is not checked: the
     /// runtime may be down.
-    pub fn assert_answers(&self) {
+    pub fn assert_responsive(&self) {
         wait_until("the server to listen", LONG, || http_get(self.read_only, "/healthz").is_ok());
         let begun = Instant::now();
-        let answer = http_get_within(self.healthz, "/healthz", ANSWER_LIMIT);
-        assert!(matches!(answer, Ok((200 | 500, _))), "/healthz: {answer:?}");
-        let (code, text) = http_get_within(self.read_only, "/pods", ANSWER_LIMIT).expect("/pods answers");
+        let response = http_get_within(self.healthz, "/healthz", RESPONSE_LIMIT);
+        assert!(matches!(response, Ok((200 | 500, _))), "/healthz: {response:?}");
+        let (code, text) = http_get_within(self.read_only, "/pods", RESPONSE_LIMIT).expect("/pods answers");
         assert_eq!(code, 200, "/pods: {text}");
         let list: Value = serde_json::from_str(&text).expect("/pods answers JSON");
         let _pods: Option<Vec<Pod>> =
             serde_json::from_value(list["items"].clone()).expect("/pods answers pods");
-        assert!(begun.elapsed() < ANSWER_LIMIT, "the agent took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < RESPONSE_LIMIT, "the agent took {:?}", begun.elapsed());
     }
 
     /// An answer of the health port.
@@ -473,7 +473,7 @@ impl FakeNode {
     pub fn containers(&self, name: &str) -> Vec<Container> {
         let full = full_name(name);
         let mut all = self.fake.containers();
-        all.retain(|one| one.config.labels.get(POD_NAME) == Some(&full));
+        all.retain(|container| container.config.labels.get(POD_NAME) == Some(&full));
         all
     }
 
@@ -481,15 +481,18 @@ impl FakeNode {
     pub fn sandboxes(&self, name: &str) -> Vec<Sandbox> {
         let full = full_name(name);
         let mut all = self.fake.sandboxes();
-        all.retain(|one| one.config.labels.get(POD_NAME) == Some(&full));
+        all.retain(|sandbox| sandbox.config.labels.get(POD_NAME) == Some(&full));
         all
     }
 
     /// Ids of the running containers of a pod by container name.
     pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
         let mut running: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for one in self.containers(name).into_iter().filter(Container::is_running) {
-            running.entry(one.config.metadata.name.clone()).or_default().push(one.status.id.clone());
+        for container in self.containers(name).into_iter().filter(Container::is_running) {
+            running
+                .entry(container.config.metadata.name.clone())
+                .or_default()
+                .push(container.status.id.clone());
         }
         running
     }
@@ -506,15 +509,15 @@ impl FakeNode {
         let key = |labels: &BTreeMap<String, String>, container: &str| {
             labels.get(POD_UID).map(|uid| (uid.clone(), container.to_owned()))
         };
-        for one in self.fake.sandboxes().into_iter().filter(is_sandbox_ready) {
-            if let Some(key) = key(&one.config.labels, "(sandbox)") {
-                running.entry(key).or_default().push(one.status.id.clone());
+        for sandbox in self.fake.sandboxes().into_iter().filter(is_sandbox_ready) {
+            if let Some(key) = key(&sandbox.config.labels, "(sandbox)") {
+                running.entry(key).or_default().push(sandbox.status.id.clone());
             }
         }
-        for one in self.fake.containers().into_iter().filter(Container::is_running) {
-            let name = one.config.labels.get(CONTAINER_NAME).cloned().unwrap_or_default();
-            if let Some(key) = key(&one.config.labels, &name) {
-                running.entry(key).or_default().push(one.status.id.clone());
+        for container in self.fake.containers().into_iter().filter(Container::is_running) {
+            let name = container.config.labels.get(CONTAINER_NAME).cloned().unwrap_or_default();
+            if let Some(key) = key(&container.config.labels, &name) {
+                running.entry(key).or_default().push(container.status.id.clone());
             }
         }
         let alarms = self.fake.alarms();

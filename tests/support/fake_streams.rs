@@ -36,7 +36,7 @@ impl FakeStreams {
                 let serving = serving.expect("a thread").with_waker(Box::new(move || {
                     let _ = second.shutdown(Shutdown::Both);
                 }));
-                open.retain(|one: &Running| !one.is_finished());
+                open.retain(|connection: &Running| !connection.is_finished());
                 open.push(serving);
             }
         });
@@ -95,11 +95,11 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
             for _ in 0..number / chunk.len() {
                 stream.write_all(&chunk)?;
             }
-            let mut heard = 0;
+            let mut received = 0;
             loop {
                 match stream.read(&mut chunk)? {
-                    0 => return stream.write_all(format!("<{heard}>").as_bytes()),
-                    count => heard += count,
+                    0 => return stream.write_all(format!("<{received}>").as_bytes()),
+                    count => received += count,
                 }
             }
         }

@@ -240,7 +240,7 @@ impl Canary {
         let mut names = vec![dir.to_owned()];
         let mut next = 0;
         while let Some(path) = names.get(next).cloned() {
-            if std::fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir()) {
+            if std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir()) {
                 let entries = std::fs::read_dir(&path).expect("the directory can be read");
                 names.extend(entries.map(|entry| entry.expect("an entry").path()));
             }
@@ -266,7 +266,7 @@ impl Canary {
     pub fn is_at(&self, path: &Path) -> bool {
         let inode = |path: &Path| {
             use std::os::unix::fs::MetadataExt;
-            std::fs::metadata(path).map(|it| (it.dev(), it.ino()))
+            std::fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
         };
         let Ok(found) = inode(path) else { return false };
         self.names.iter().any(|name| inode(name).is_ok_and(|own| own == found))
@@ -295,16 +295,16 @@ impl Canary {
 fn look(paths: &[PathBuf]) -> Vec<(PathBuf, String)> {
     use std::os::unix::fs::MetadataExt;
     let look = |path: &PathBuf| {
-        let it = std::fs::symlink_metadata(path).expect("the file is there");
-        let times = (it.mtime(), it.mtime_nsec(), it.ctime(), it.ctime_nsec());
+        let metadata = std::fs::symlink_metadata(path).expect("the file is there");
+        let times = (metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec());
         let text = format!(
             "inode {} mode {:o} {}:{} {} bytes, {} links, {times:?}",
-            it.ino(),
-            it.mode(),
-            it.uid(),
-            it.gid(),
-            it.len(),
-            it.nlink()
+            metadata.ino(),
+            metadata.mode(),
+            metadata.uid(),
+            metadata.gid(),
+            metadata.len(),
+            metadata.nlink()
         );
         (path.clone(), text)
     };

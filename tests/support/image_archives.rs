@@ -57,7 +57,7 @@ pub fn write_made_up(scratch: &Path, image: &str, layer_bytes: usize, path: &Pat
         let media_type = format!("application/vnd.oci.image.{kind}");
         json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len()})
     };
-    let bytes: Vec<u8> = (0..layer_bytes).map(|at| (at % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..layer_bytes).map(|index| (index % 251) as u8).collect();
     let layer = add("layer.v1.tar", &bytes);
     let architecture = Platform::of_this_machine().architecture;
     let config = json!({"os": "linux", "architecture": architecture,

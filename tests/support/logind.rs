@@ -45,7 +45,7 @@ struct State {
     /// The read ends of the locks, which see the other ends close.
     locks: Vec<OwnedFd>,
     /// The texts of every request for a lock.
-    asked: Vec<Vec<Value>>,
+    calls: Vec<Vec<Value>>,
     /// The bus name of the last client that requested one.
     holder: String,
     reloads: u32,
@@ -147,7 +147,7 @@ impl Machine {
     }
 
     /// From now on logind is busy: each answer takes so long.
-    pub fn answer_slowly(&self, delay: Duration) {
+    pub fn reply_slowly(&self, delay: Duration) {
         self.state().delay = delay;
     }
 
@@ -188,8 +188,8 @@ impl Machine {
             while stream.write_all(&some).is_ok() {
                 counted.fetch_add(FLOODED * BURST as u64, Ordering::SeqCst);
                 // What the bus answers must not pile up there.
-                let mut answers = [0; 65_536];
-                while stream.read(&mut answers).is_ok_and(|count| count == answers.len()) {}
+                let mut replies = [0; 65_536];
+                while stream.read(&mut replies).is_ok_and(|count| count == replies.len()) {}
             }
         });
         let waker = Box::new(move || drop(shut.shutdown(Shutdown::Both)));
@@ -207,7 +207,7 @@ impl Machine {
     /// How often a lock was asked for, and with which words the last time.
     pub fn received(&self) -> (usize, Vec<Value>) {
         let state = self.state();
-        (state.asked.len(), state.asked.last().cloned().unwrap_or_default())
+        (state.calls.len(), state.calls.last().cloned().unwrap_or_default())
     }
 
     /// How often logind received a request to read its configuration again.
@@ -291,7 +291,7 @@ fn prepare_signal(to: &str, on: bool) -> Vec<u8> {
 }
 
 fn serve(stream: &mut UnixStream, call: &Message, state: &mut State) {
-    let mut answer = Message {
+    let mut reply = Message {
         serial: 6,
         reply_to: Some(call.serial),
         destination: call.sender.clone(),
@@ -305,20 +305,20 @@ fn serve(stream: &mut UnixStream, call: &Message, state: &mut State) {
                 "PreparingForShutdown" => Value::Bool(state.preparing),
                 _ => Value::Uint(0),
             };
-            answer.args.push(Value::Variant(Box::new(value)));
+            reply.args.push(Value::Variant(Box::new(value)));
         }
         ("Inhibit", _) if state.preparing => {
-            answer.kind = Kind::Error;
-            answer.error = "org.freedesktop.login1.OperationInProgress".to_owned();
+            reply.kind = Kind::Error;
+            reply.error = "org.freedesktop.login1.OperationInProgress".to_owned();
         }
         ("Inhibit", args) => {
             let (ours, theirs) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).expect("a pipe");
             state.locks.push(ours);
-            state.asked.push(args.to_vec());
+            state.calls.push(args.to_vec());
             state.holder.clone_from(&call.sender);
             lock = Some(theirs);
-            answer.fds = 1;
-            answer.args.push(Value::Fd(0));
+            reply.fds = 1;
+            reply.args.push(Value::Fd(0));
         }
         ("KillUnit", [Value::Text(unit), _, Value::Int(1)]) if unit == "systemd-logind.service" => {
             state.reloads += 1;
@@ -330,11 +330,11 @@ fn serve(stream: &mut UnixStream, call: &Message, state: &mut State) {
             }
         }
         _ => {
-            answer.kind = Kind::Error;
-            answer.error = "org.freedesktop.DBus.Error.UnknownMethod".to_owned();
+            reply.kind = Kind::Error;
+            reply.error = "org.freedesktop.DBus.Error.UnknownMethod".to_owned();
         }
     }
-    let bytes = answer.encode();
+    let bytes = reply.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = lock.as_ref().map(|lock| [lock.as_fd()]);

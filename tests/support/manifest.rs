@@ -46,21 +46,19 @@ pub fn phase(pod: &Pod) -> &str {
 /// Whether the pod runs and its Ready condition is true.
 pub fn is_ready(pod: &Pod) -> bool {
     phase(pod) == "Running"
-        && pod
-            .status
-            .as_ref()
-            .and_then(|status| status.conditions.as_ref())
-            .is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+        && pod.status.as_ref().and_then(|status| status.conditions.as_ref()).is_some_and(|all| {
+            all.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        })
 }
 
 /// The status of a container by name.
 pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|one| one.name == name)
+    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|container| container.name == name)
 }
 
 /// The status of an init container by name.
 pub fn init_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    pod.status.as_ref()?.init_container_statuses.as_ref()?.iter().find(|one| one.name == name)
+    pod.status.as_ref()?.init_container_statuses.as_ref()?.iter().find(|container| container.name == name)
 }
 
 /// How a container of the pod ended, if it has and was not started again.
@@ -76,7 +74,7 @@ pub fn ended_before(pod: &Pod, name: &str) -> Option<ContainerStateTerminated> {
 /// A condition of the pod: its status and its message.
 pub fn condition(pod: &Pod, kind: &str) -> Option<(String, String)> {
     let all = pod.status.as_ref()?.conditions.as_ref()?;
-    let found = all.iter().find(|one| one.type_ == kind)?;
+    let found = all.iter().find(|condition| condition.type_ == kind)?;
     Some((found.status.clone(), found.message.clone().unwrap_or_default()))
 }
 

@@ -108,7 +108,7 @@ fn exported() -> BTreeSet<String> {
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         for literal in text.split('"').skip(1).step_by(2) {
             let is_name =
-                literal.chars().all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || one == '_');
+                literal.chars().all(|character| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '_');
             let of_metrics =
                 STARTS.iter().any(|start| literal.starts_with(start) && literal.len() > start.len());
             let by_file = file.ends_with("metrics.rs") || file.contains("/stats");
@@ -132,8 +132,8 @@ fn metric_tables_match_the_sources() {
     for name in &exported {
         // Words of another kind that begin likewise are in no page.
         if !works.contains_key(name) {
-            let said = if others.contains(name) { "is said not to work" } else { "has no row" };
-            problems.push(format!("docs/compatibility.md: {name} {said}"));
+            let problem = if others.contains(name) { "is said not to work" } else { "has no row" };
+            problems.push(format!("docs/compatibility.md: {name} {problem}"));
         }
     }
     report(&problems);
@@ -143,51 +143,51 @@ fn metric_tables_match_the_sources() {
 fn pieces(expression: &str) -> Result<Vec<String>, String> {
     let chars: Vec<char> = expression.chars().collect();
     let mut pieces = Vec::new();
-    let mut at = 0;
-    while let Some(&one) = chars.get(at) {
-        let begin = at;
-        at += 1;
-        if one.is_whitespace() {
+    let mut index = 0;
+    while let Some(&character) = chars.get(index) {
+        let begin = index;
+        index += 1;
+        if character.is_whitespace() {
             continue;
         }
-        if one == '"' {
-            while chars.get(at).is_some_and(|next| *next != '"') {
-                at += if chars.get(at) == Some(&'\\') { 2 } else { 1 };
+        if character == '"' {
+            while chars.get(index).is_some_and(|next| *next != '"') {
+                index += if chars.get(index) == Some(&'\\') { 2 } else { 1 };
             }
-            if chars.get(at).is_none() {
+            if chars.get(index).is_none() {
                 return Err("a string does not end".to_owned());
             }
-            at += 1;
-        } else if one.is_alphanumeric() || one == '_' {
-            while chars.get(at).is_some_and(|next| next.is_alphanumeric() || matches!(next, '_' | '.')) {
-                at += 1;
+            index += 1;
+        } else if character.is_alphanumeric() || character == '_' {
+            while chars.get(index).is_some_and(|next| next.is_alphanumeric() || matches!(next, '_' | '.')) {
+                index += 1;
             }
         }
-        pieces.push(chars.get(begin..at).unwrap_or_default().iter().collect());
+        pieces.push(chars.get(begin..index).unwrap_or_default().iter().collect());
     }
     Ok(pieces)
 }
 
 fn is_word(piece: &str) -> bool {
-    piece.starts_with(|one: char| one.is_ascii_alphabetic() || one == '_')
+    piece.starts_with(|character: char| character.is_ascii_alphabetic() || character == '_')
 }
 
 /// What is wrong with an expression.
 fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
     let pieces = match pieces(expression) {
         Ok(pieces) => pieces,
-        Err(why) => return vec![why],
+        Err(error) => return vec![error],
     };
-    let piece = |at: usize| pieces.get(at).map_or("", String::as_str);
+    let piece = |index: usize| pieces.get(index).map_or("", String::as_str);
     let mut problems = Vec::new();
     let mut open: Vec<&str> = Vec::new();
     let mut grouped: BTreeSet<&str> = BTreeSet::new();
     let mut metrics: Vec<&Metric> = Vec::new();
     let mut current: Option<&Metric> = None;
-    for (at, now) in pieces.iter().enumerate() {
+    for (index, now) in pieces.iter().enumerate() {
         match now.as_str() {
             "(" | "{" | "[" => {
-                open.push(if now == "(" && matches!(piece(at.wrapping_sub(1)), "by" | "on" | "without") {
+                open.push(if now == "(" && matches!(piece(index.wrapping_sub(1)), "by" | "on" | "without") {
                     "labels"
                 } else {
                     now
@@ -214,7 +214,7 @@ fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
                 Some(&"labels") => drop(grouped.insert(word)),
                 Some(&"[") => {}
                 _ if WORDS.contains(&word) => {}
-                _ if matches!(piece(at + 1), "(" | "by" | "without") => {
+                _ if matches!(piece(index + 1), "(" | "by" | "without") => {
                     if !FUNCTIONS.contains(&word) {
                         problems.push(format!("the function {word} is not known"));
                     }
@@ -231,7 +231,7 @@ fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
                     };
                     metrics.push(metric);
                     let function =
-                        if piece(at.wrapping_sub(1)) == "(" { piece(at.wrapping_sub(2)) } else { "" };
+                        if piece(index.wrapping_sub(1)) == "(" { piece(index.wrapping_sub(2)) } else { "" };
                     let counts = metric.kind != "gauge";
                     if matches!(function, "rate" | "increase") && !counts {
                         problems.push(format!("{function} of {word}, which is a gauge"));
@@ -260,7 +260,7 @@ fn check(expression: &str, works: &BTreeMap<String, Metric>) -> Vec<String> {
 }
 
 fn read(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn dashboard_queries_exported_metrics_only() {
                 }
             }
             problems
-                .extend(check(expression, &works).into_iter().map(|why| format!("{FILE}: {title}: {why}")));
+                .extend(check(expression, &works).into_iter().map(|problem| format!("{FILE}: {title}: {problem}")));
         }
     }
     assert!(expressions > 30, "{expressions} expressions");
@@ -306,7 +306,7 @@ fn alerts_query_exported_metrics_only() {
     assert!(head.contains("groups:\n  - name: coracle\n"), "one group");
     for rule in rules.split("      - alert: ").skip(1) {
         let (name, rest) = rule.split_once('\n').unwrap_or((rule, ""));
-        let mut problem = |why: String| problems.push(format!("{FILE}: {name}: {why}"));
+        let mut problem = |message: String| problems.push(format!("{FILE}: {name}: {message}"));
         if !names.insert(name) || !name.starts_with("Coracle") {
             problem("the name is not one of its own".to_owned());
         }
@@ -335,7 +335,7 @@ fn alerts_query_exported_metrics_only() {
         let field = |name: &str| fields.get(name).map_or("", String::as_str);
         if !["critical", "warning", "info"]
             .iter()
-            .any(|one| field("labels").trim() == format!("severity: {one}"))
+            .any(|severity| field("labels").trim() == format!("severity: {severity}"))
         {
             problem("no severity".to_owned());
         }
@@ -351,8 +351,8 @@ fn alerts_query_exported_metrics_only() {
         if !wait.is_empty() && wait.strip_suffix('m').is_none_or(|number| number.parse::<u32>().is_err()) {
             problem(format!("for: {wait}"));
         }
-        for why in check(field("expr"), &works) {
-            problem(why);
+        for message in check(field("expr"), &works) {
+            problem(message);
         }
     }
     assert!(names.len() > 10, "{names:?}");
@@ -362,7 +362,7 @@ fn alerts_query_exported_metrics_only() {
 #[test]
 fn bad_expressions_are_found() {
     let (works, _) = tables();
-    for (expression, why) in [
+    for (expression, expected) in [
         ("rate(kubelet_started_pods_total[5m])", None),
         ("sum by (operation_type) (rate(kubelet_runtime_operations_total[5m])) > 0.5", None),
         ("kubelet_no_such_thing", Some("not exported")),
@@ -379,9 +379,9 @@ fn bad_expressions_are_found() {
         ("kubelet_node_name{node=\"x}", Some("does not end")),
     ] {
         let found = check(expression, &works);
-        match why {
+        match expected {
             None => assert_eq!(found, Vec::<String>::new(), "{expression}"),
-            Some(why) => assert!(found.iter().any(|one| one.contains(why)), "{expression}: {found:?}"),
+            Some(expected) => assert!(found.iter().any(|problem| problem.contains(expected)), "{expression}: {found:?}"),
         }
     }
 }

@@ -405,11 +405,11 @@ impl Node {
             wait_for("ListPodSandbox", LONG, || self.runtime().list_pod_sandbox(Default::default()).ok());
         sandboxes
             .into_iter()
-            .filter(|one| {
-                one.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY)
-                    && one.labels.get("io.kubernetes.pod.name") == Some(&full)
+            .filter(|sandbox| {
+                sandbox.state.enum_value() == Ok(rt::PodSandboxState::SANDBOX_READY)
+                    && sandbox.labels.get("io.kubernetes.pod.name") == Some(&full)
             })
-            .map(|one| one.id)
+            .map(|sandbox| sandbox.id)
             .collect()
     }
 
@@ -467,7 +467,7 @@ impl Node {
 
     /// What the agent under test uses right now.
     pub fn usage(&self) -> Option<ProcessUsage> {
-        self.agent.as_ref().and_then(|agent| ProcessUsage::of(agent.id()))
+        self.agent.as_ref().and_then(|agent| ProcessUsage::read(agent.id()))
     }
 
     /// As [`Node::finish`], and waits for garbage collection to remove the dead containers
@@ -489,9 +489,10 @@ impl Node {
             else {
                 return false;
             };
-            let of_stuck = |id: &String| containers.iter().any(|one| one.pod_sandbox_id == *id);
-            stuck = containers.iter().map(|one| one.id.clone()).collect();
-            containers.iter().all(|one| refused(&one.id)) && sandboxes.iter().all(|one| of_stuck(&one.id))
+            let of_stuck = |id: &String| containers.iter().any(|container| container.pod_sandbox_id == *id);
+            stuck = containers.iter().map(|container| container.id.clone()).collect();
+            containers.iter().all(|container| refused(&container.id))
+                && sandboxes.iter().all(|sandbox| of_stuck(&sandbox.id))
         });
         if !stuck.is_empty() {
             eprintln!("containers that containerd refuses to remove for a task of its own: {stuck:?}");
@@ -519,8 +520,10 @@ impl Node {
         let containers = runtime.list_containers(Default::default()).ok()?;
         let sandboxes = runtime.list_pod_sandbox(Default::default()).ok()?;
         let refused = self.refused();
-        let known =
-            |id: &str| containers.iter().any(|one| one.id == id) || sandboxes.iter().any(|one| one.id == id);
+        let known = |id: &str| {
+            containers.iter().any(|container| container.id == id)
+                || sandboxes.iter().any(|sandbox| sandbox.id == id)
+        };
         let running = tasks.into_iter().filter(|task| task.running);
         Some(running.partition(|task| known(&task.id) && !refused(&task.id)))
     }
@@ -598,10 +601,10 @@ pub fn http_get_within(port: u16, path: &str, limit: Duration) -> std::io::Resul
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    let answer = String::from_utf8_lossy(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response)?;
+    let response = String::from_utf8_lossy(&response);
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
     let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
     Ok((code, body.to_owned()))
 }

@@ -16,7 +16,7 @@ impl Node {
         let full = self.full_name(pod);
         let events: Vec<Value> =
             serde_json::from_str(&self.cli(&["events", "-o", "json"])).expect("events are JSON");
-        let mut events: Vec<NodeEvent> = events.iter().map(NodeEvent::of).collect();
+        let mut events: Vec<NodeEvent> = events.iter().map(NodeEvent::from_event).collect();
         events.retain(|event| pod.is_empty() || event.name == full);
         events
     }
@@ -122,7 +122,7 @@ pub struct NodeEvent {
 }
 
 impl NodeEvent {
-    fn of(event: &Value) -> NodeEvent {
+    fn from_event(event: &Value) -> NodeEvent {
         let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
         let object = &event["involvedObject"];
         NodeEvent {

@@ -50,8 +50,8 @@ impl PortForward {
     pub fn get_parallel(&self, count: usize, path: &str, expected: &str) {
         scope(|scope| {
             let all: Vec<_> = (0..count).map(|_| scope.spawn(|| self.get(path))).collect();
-            for one in all {
-                let (code, text) = one.join().expect("the client did not panic");
+            for client in all {
+                let (code, text) = client.join().expect("the client did not panic");
                 assert_eq!((code, text.as_str()), (200, expected));
             }
         });

@@ -24,7 +24,7 @@ const SPARE_DESCRIPTORS: usize = 8;
 
 impl ProcessUsage {
     /// Reads it from `/proc`; `None` when the process is gone.
-    pub fn of(pid: u32) -> Option<ProcessUsage> {
+    pub fn read(pid: u32) -> Option<ProcessUsage> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -43,7 +43,7 @@ impl ProcessUsage {
 pub fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
     let mut last = first;
     let back = |last: &mut ProcessUsage| {
-        let Some(now) = ProcessUsage::of(pid) else { return false };
+        let Some(now) = ProcessUsage::read(pid) else { return false };
         *last = now;
         now.threads <= first.threads + SPARE_THREADS
             && now.descriptors <= first.descriptors + SPARE_DESCRIPTORS
@@ -66,7 +66,7 @@ pub fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
 /// before: `spare_kib` is for what an allocator keeps for itself.
 pub fn assert_memory_back_to(warm: ProcessUsage, pid: u32, spare_kib: u64) {
     let begun = std::time::Instant::now();
-    let now = || ProcessUsage::of(pid).expect("the process runs");
+    let now = || ProcessUsage::read(pid).expect("the process runs");
     while now().anonymous_kib > warm.anonymous_kib + spare_kib {
         let waited = begun.elapsed();
         assert!(waited < Duration::from_secs(60), "memory grows: used {warm:?}, uses {:?}", now());

@@ -14,7 +14,7 @@ pub enum ProxyBehavior {
     /// Connects to the target.
     Forward,
     /// These bytes are the answer; then it closes.
-    Answer(Vec<u8>),
+    Respond(Vec<u8>),
     /// Reads the request and keeps silent.
     Hang,
     /// Connects to the target and cuts both connections after so many bytes from the target.
@@ -155,7 +155,7 @@ fn serve(mut client: &TcpStream, shared: &Shared) -> io::Result<()> {
     let refusal = |status: &str| format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").into_bytes();
     let given = head.lines().find_map(|line| line.strip_prefix("Proxy-Authorization: "));
     let most = match conduct {
-        ProxyBehavior::Answer(bytes) => return client.write_all(&bytes),
+        ProxyBehavior::Respond(bytes) => return client.write_all(&bytes),
         ProxyBehavior::Hang => return client.read(&mut first).map(drop),
         _ if authorization.is_some() && authorization.as_deref() != given => {
             return client.write_all(&refusal("407 Proxy Authentication Required"));

@@ -80,8 +80,8 @@ impl Pty {
     pub fn wait_for(&mut self, text: &str, limit: Duration) {
         let deadline = Instant::now() + limit;
         loop {
-            if let Some(at) = self.seen.find(text) {
-                self.seen.drain(..at + text.len());
+            if let Some(position) = self.seen.find(text) {
+                self.seen.drain(..position + text.len());
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());

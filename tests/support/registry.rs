@@ -19,7 +19,7 @@ struct State {
     /// `Authorization` header that is wanted.
     wanted: Option<String>,
     /// Names and times of manifests asked for by tag.
-    asked: Vec<(String, Instant)>,
+    requests: Vec<(String, Instant)>,
 }
 
 struct Shared {
@@ -41,7 +41,7 @@ impl Registry {
         let manifest = index["manifests"][0].clone();
         let shared = Arc::new(Shared { state: Mutex::new(State::default()), changed: Condvar::new() });
         let state = Arc::clone(&shared);
-        let server = Server::start(move |request| answer(&state, &layout, &manifest, request));
+        let server = Server::start(move |request| respond(&state, &layout, &manifest, request));
         Registry { shared, server }
     }
 
@@ -64,9 +64,9 @@ impl Registry {
     }
 
     fn state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        let answer = look(&mut self.shared.state.lock().expect("no holder panics"));
+        let result = look(&mut self.shared.state.lock().expect("no holder panics"));
         self.shared.changed.notify_all();
-        answer
+        result
     }
 
     /// Holds every pull that begins from now on.
@@ -86,7 +86,9 @@ impl Registry {
 
     /// When an image was asked for.
     pub fn received(&self, name: &str) -> Vec<Instant> {
-        self.state(|state| state.asked.iter().filter(|(asked, _)| asked == name).map(|(_, at)| *at).collect())
+        self.state(|state| {
+            state.requests.iter().filter(|(path, _)| path == name).map(|(_, time)| *time).collect()
+        })
     }
 }
 
@@ -96,7 +98,7 @@ impl Drop for Registry {
     }
 }
 
-fn answer(shared: &Shared, layout: &Path, manifest: &Value, request: &Request) -> Reply {
+fn respond(shared: &Shared, layout: &Path, manifest: &Value, request: &Request) -> Reply {
     let mut state = shared.state.lock().expect("no holder panics");
     let mut parts = request.path.split('/').skip(2);
     let (name, kind, which) =
@@ -105,7 +107,7 @@ fn answer(shared: &Shared, layout: &Path, manifest: &Value, request: &Request) -
     let knows = state.wanted.is_none() || request.header("Authorization") == state.wanted;
     // A client without a password asks first and comes again with it: one pull, one entry.
     if by_tag && (knows || request.header("Authorization").is_none()) && request.method == "HEAD" {
-        state.asked.push((name.to_owned(), Instant::now()));
+        state.requests.push((name.to_owned(), Instant::now()));
     }
     if !knows {
         return Reply::text(401, "who is there?").with("WWW-Authenticate", "Basic realm=\"test\"");

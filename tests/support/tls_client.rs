@@ -131,7 +131,7 @@ impl ServerCertVerifier for AcceptAnyServer {
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     pub head: String,
     pub body: String,
@@ -197,7 +197,7 @@ impl TlsClient {
     }
 
     /// The same with another address of its own.
-    pub fn at(&self, ip: Ipv4Addr) -> TlsClient {
+    pub fn bound_to(&self, ip: Ipv4Addr) -> TlsClient {
         TlsClient { from: Some(ip), ..self.clone() }
     }
 
@@ -236,22 +236,22 @@ impl TlsClient {
     }
 
     /// One request on a connection of its own.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> Response {
         self.get_with(path, "")
     }
 
     /// With more header lines, each with its end.
-    pub fn get_with(&self, path: &str, headers: &str) -> Answer {
+    pub fn get_with(&self, path: &str, headers: &str) -> Response {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n"))
     }
 
     /// With a bearer token.
-    pub fn get_by(&self, path: &str, token: &str) -> Answer {
+    pub fn get_by(&self, path: &str, token: &str) -> Response {
         self.get_with(path, &format!("Authorization: Bearer {token}\r\n"))
     }
 
     /// These bytes on a connection of their own.
-    pub fn send(&self, text: &str) -> Answer {
+    pub fn send(&self, text: &str) -> Response {
         let mut connection = self.connect().expect("a connection");
         connection.ask(text).expect("an answer")
     }
@@ -261,18 +261,18 @@ impl Connection {
     /// The certificate that the server showed, DER.
     pub fn shown(&self) -> Vec<u8> {
         let shown = self.stream.conn.peer_certificates().and_then(|all| all.first());
-        shown.map(|one| one.to_vec()).unwrap_or_default()
+        shown.map(|certificate| certificate.to_vec()).unwrap_or_default()
     }
 
     /// Sends a request and reads its answer.
-    pub fn ask(&mut self, text: &str) -> io::Result<Answer> {
+    pub fn ask(&mut self, text: &str) -> io::Result<Response> {
         let sent = self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush());
         // A refusal may come, and the server go, before all is sent.
-        self.answer(text.starts_with("HEAD")).map_err(|error| sent.err().unwrap_or(error))
+        self.read_response(text.starts_with("HEAD")).map_err(|error| sent.err().unwrap_or(error))
     }
 
     /// Reads one answer.
-    pub fn answer(&mut self, head_only: bool) -> io::Result<Answer> {
+    pub fn read_response(&mut self, head_only: bool) -> io::Result<Response> {
         let mut incoming = Incoming(&mut self.stream);
         let mut head = Vec::new();
         let mut byte = [0];
@@ -297,6 +297,6 @@ impl Connection {
             // An end without a close_notify is an end, too.
             let _ = incoming.read_to_end(&mut body);
         }
-        Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned(), head })
+        Ok(Response { status, body: String::from_utf8_lossy(&body).into_owned(), head })
     }
 }

@@ -30,10 +30,10 @@ impl Authority {
         params.distinguished_name.push(rcgen::DnType::CommonName, "fake-api");
         params.is_ca = is_ca;
         let now = jiff::Timestamp::now().as_second();
-        let at = |second: i64| {
+        let time = |second: i64| {
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs((now + second).unsigned_abs())
         };
-        (params.not_before, params.not_after) = (at(from), at(until));
+        (params.not_before, params.not_after) = (time(from), time(until));
         params.self_signed(&self.0).unwrap()
     }
 

@@ -57,22 +57,22 @@ pub struct Server {
 
 impl Server {
     /// Answers every request by `answer`, on a port that the kernel chooses.
-    pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
+    pub fn start(respond: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port on loopback");
         let port = listener.local_addr().expect("a bound socket has an address").port();
-        let answer: Arc<dyn Fn(&Request) -> Reply + Send + Sync> = Arc::new(answer);
+        let respond: Arc<dyn Fn(&Request) -> Reply + Send + Sync> = Arc::new(respond);
         let running = spawn("t/web", Stack::Small, OnDeath::Unsupervised, move |stop| {
             let mut open: Vec<Running> = Vec::new();
             for stream in listener.incoming() {
                 if stop.is_stopped() {
                     return;
                 }
-                open.retain(|one| !one.is_finished());
+                open.retain(|connection| !connection.is_finished());
                 let Ok(stream) = stream else { continue };
-                let answer = Arc::clone(&answer);
+                let respond = Arc::clone(&respond);
                 let serving = spawn("t/web/conn", Stack::Large, OnDeath::Unsupervised, move |_| {
                     // A client may disconnect at any time, which is no error.
-                    let _ = serve(stream, answer.as_ref());
+                    let _ = serve(stream, respond.as_ref());
                 });
                 open.extend(serving);
             }
@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-fn serve(mut stream: TcpStream, answer: &(dyn Fn(&Request) -> Reply + Send + Sync)) -> std::io::Result<()> {
+fn serve(mut stream: TcpStream, respond: &(dyn Fn(&Request) -> Reply + Send + Sync)) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     let mut head = Vec::new();
     let mut byte = [0];
@@ -107,7 +107,7 @@ fn serve(mut stream: TcpStream, answer: &(dyn Fn(&Request) -> Reply + Send + Syn
     if request.path.is_empty() {
         return Ok(());
     }
-    let reply = answer(&request);
+    let reply = respond(&request);
     let mut out = format!("HTTP/1.1 {} Text\r\nConnection: close\r\n", reply.status);
     if !reply.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-length")) {
         out += &format!("Content-Length: {}\r\n", reply.body.len());
@@ -126,34 +126,34 @@ fn serve(mut stream: TcpStream, answer: &(dyn Fn(&Request) -> Reply + Send + Syn
 /// A server of fixed answers by path that records its requests.
 pub struct Web {
     pub port: u16,
-    answers: Arc<Mutex<BTreeMap<String, Reply>>>,
-    asked: Arc<Mutex<Vec<Request>>>,
+    replies: Arc<Mutex<BTreeMap<String, Reply>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
     _server: Server,
 }
 
 impl Web {
     /// Starts with no path: everything is 404.
     pub fn start() -> Web {
-        let answers = Arc::new(Mutex::new(BTreeMap::<String, Reply>::new()));
-        let asked = Arc::new(Mutex::new(Vec::<Request>::new()));
-        let (serves, notes) = (Arc::clone(&answers), Arc::clone(&asked));
+        let replies = Arc::new(Mutex::new(BTreeMap::<String, Reply>::new()));
+        let requests = Arc::new(Mutex::new(Vec::<Request>::new()));
+        let (serves, notes) = (Arc::clone(&replies), Arc::clone(&requests));
         let server = Server::start(move |request| {
             notes.lock().expect("no holder panics").push(request.clone());
             let known = serves.lock().expect("no holder panics").get(&request.path).cloned();
             known.unwrap_or_else(|| Reply::text(404, "nothing here"))
         });
-        Web { port: server.port, answers, asked, _server: server }
+        Web { port: server.port, replies, requests, _server: server }
     }
 
     /// What a path answers from now on.
     pub fn set(&self, path: &str, reply: Reply) {
-        self.answers.lock().expect("no holder panics").insert(path.to_owned(), reply);
+        self.replies.lock().expect("no holder panics").insert(path.to_owned(), reply);
     }
 
     /// The requests for a path so far.
     pub fn received(&self, path: &str) -> Vec<Request> {
-        let asked = self.asked.lock().expect("no holder panics");
-        asked.iter().filter(|request| request.path == path).cloned().collect()
+        let requests = self.requests.lock().expect("no holder panics");
+        requests.iter().filter(|request| request.path == path).cloned().collect()
     }
 }
 
@@ -161,7 +161,7 @@ impl Web {
 pub fn metric(page: &str, series: &str) -> f64 {
     let wanted = identity(series);
     let mut lines = page.lines().filter_map(|line| line.rsplit_once(' '));
-    let found = lines.find(|(one, _)| one.starts_with(wanted.0) && identity(one) == wanted);
+    let found = lines.find(|(name, _)| name.starts_with(wanted.0) && identity(name) == wanted);
     found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0.0)
 }
 

@@ -114,7 +114,7 @@ pub(super) fn parts() -> Vec<Part> {
         "dd if=/dev/zero of=/disk/pages-NODE bs=64k count=32 oflag=direct; rm /disk/pages-NODE; {FOREVER}"
     );
     let stumble = format!("test -e /data/x || {{ touch /data/x; exit 3; }}; {FOREVER}");
-    let crowd = format!("for i in 1 2 3 4 5; do sleep 100000 & done; {FOREVER}");
+    let processes = format!("for i in 1 2 3 4 5; do sleep 100000 & done; {FOREVER}");
     let listen = format!("nc -l -p 7001 & nc -l -p 7002 & exec 9</dev/null; {FOREVER}");
     let data = || json!([{"name": "data", "emptyDir": {}}]);
     vec![
@@ -163,7 +163,7 @@ pub(super) fn parts() -> Vec<Part> {
             .shown(Shown::Over),
         part("probed", json!([probed])),
         part("hooked", json!([hooked])),
-        part("crowd", json!([busybox("main", &crowd), busybox("other", FOREVER)]))
+        part("crowd", json!([busybox("main", &processes), busybox("other", FOREVER)]))
             .spec("shareProcessNamespace", json!(true)),
         part("listens", json!([busybox("main", &listen)])),
         part("elsewhere", json!([main()]))
@@ -175,8 +175,8 @@ pub(super) fn parts() -> Vec<Part> {
 impl Shown {
     fn holds(self, pod: &Value) -> bool {
         let containers = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
-        let has = |state: &str| containers.iter().any(|one| one["state"].get(state).is_some());
-        let restarted = containers.iter().any(|one| one["restartCount"].as_u64() > Some(0));
+        let has = |state: &str| containers.iter().any(|status| status["state"].get(state).is_some());
+        let restarted = containers.iter().any(|status| status["restartCount"].as_u64() > Some(0));
         match self {
             Shown::Ready => condition(pod, "Ready") == "True",
             Shown::Over => ["Succeeded", "Failed"].contains(&text(pod, "/status/phase")),

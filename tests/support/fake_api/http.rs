@@ -42,25 +42,25 @@ impl ReceivedRequest {
 
 fn unescape(text: &str) -> String {
     let bytes = text.as_bytes();
-    let (mut out, mut at) = (Vec::new(), 0);
-    while at < bytes.len() {
-        if bytes[at] == b'%' {
-            out.push(u8::from_str_radix(&text[at + 1..at + 3], 16).unwrap());
-            at += 3;
+    let (mut out, mut index) = (Vec::new(), 0);
+    while index < bytes.len() {
+        if bytes[index] == b'%' {
+            out.push(u8::from_str_radix(&text[index + 1..index + 3], 16).unwrap());
+            index += 3;
         } else {
-            out.push(bytes[at]);
-            at += 1;
+            out.push(bytes[index]);
+            index += 1;
         }
     }
     String::from_utf8(out).unwrap()
 }
 
 /// Answers the requests of a connection one after the other.
-pub(super) fn serve(socket: TcpStream, answer: impl Fn(ReceivedRequest, &mut TcpStream) -> bool) {
+pub(super) fn serve(socket: TcpStream, respond: impl Fn(ReceivedRequest, &mut TcpStream) -> bool) {
     let mut writer = socket.try_clone().unwrap();
     let mut reader = BufReader::new(socket);
     while let Some(request) = request(&mut reader) {
-        if !answer(request, &mut writer) {
+        if !respond(request, &mut writer) {
             break;
         }
     }

@@ -120,7 +120,7 @@ impl FakeApi {
             match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
                 Ok(listener) => return FakeApi::on(Ipv4Addr::LOCALHOST, listener),
                 // Another test program's.
-                Err(why) => assert_eq!(why.kind(), ErrorKind::AddrInUse, "port {port}: {why}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::AddrInUse, "port {port}: {error}"),
             }
         }
     }
@@ -152,7 +152,7 @@ impl FakeApi {
                 own.lock().sockets.push(socket.try_clone().unwrap());
                 let shared = Arc::clone(&own);
                 let thread = spawn("fake-api/conn", Stack::Large, OnDeath::Unsupervised, move |_| {
-                    http::serve(socket, |request, socket| shared.answer(request, socket));
+                    http::serve(socket, |request, socket| shared.respond(request, socket));
                 });
                 let mut threads = own.threads.lock().unwrap_or_else(PoisonError::into_inner);
                 threads.retain(|thread| !thread.is_finished());
@@ -380,7 +380,7 @@ pub fn status(code: u16, reason: &str, message: &str) -> Value {
 
 impl Shared {
     /// Answers one request; `false` ends the connection.
-    fn answer(&self, request: ReceivedRequest, socket: &mut TcpStream) -> bool {
+    fn respond(&self, request: ReceivedRequest, socket: &mut TcpStream) -> bool {
         let fault = {
             let mut state = self.lock();
             state.received.push_back(request.clone());
@@ -388,12 +388,12 @@ impl Shared {
                 (fault.method.is_empty() || fault.method == request.method)
                     && request.uri.contains(&fault.path)
             });
-            struck.and_then(|at| {
-                let fault = state.faults.get_mut(at)?;
+            struck.and_then(|index| {
+                let fault = state.faults.get_mut(index)?;
                 fault.times = fault.times.saturating_sub(1);
                 let what = fault.what.clone();
                 if fault.times == 0 {
-                    state.faults.remove(at);
+                    state.faults.remove(index);
                 }
                 Some(what)
             })
@@ -404,7 +404,7 @@ impl Shared {
             None => {}
             Some(FaultResponse::Late(span)) => self.wait(span),
             Some(FaultResponse::Lost) => {
-                let _ = self.lock().store.answer(&request);
+                let _ = self.lock().store.respond(&request);
                 self.changed.notify_all();
                 return false;
             }
@@ -420,7 +420,7 @@ impl Shared {
                 review["status"] = reviewer(&request.body);
                 (201, review)
             }
-            None => self.lock().store.answer(&request),
+            None => self.lock().store.respond(&request),
         };
         self.changed.notify_all();
         http::send(socket, code, None, &body.to_string())
@@ -486,7 +486,7 @@ impl Shared {
         let path = Path::parse(&request.path()).unwrap();
         let state = self.lock();
         let era = state.watch_era;
-        let (mut lines, mut at) = match state.store.open_watch(&path, request) {
+        let (mut lines, mut position) = match state.store.open_watch(&path, request) {
             Ok(opened) => opened,
             Err((code, body)) => {
                 drop(state);
@@ -510,7 +510,7 @@ impl Shared {
                 if state.stopped {
                     return false;
                 }
-                match state.store.news(&path, request, &mut at) {
+                match state.store.news(&path, request, &mut position) {
                     Ok(news) if !news.is_empty() => {
                         lines = news;
                         break;

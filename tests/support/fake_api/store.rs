@@ -32,8 +32,8 @@ impl Path {
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
             rest => ("", rest),
         };
-        let at = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
-        let (plural, name, subresource) = (at(0), at(1), at(2));
+        let segment = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
+        let (plural, name, subresource) = (segment(0), segment(1), segment(2));
         (!plural.is_empty()).then(|| Path {
             prefix,
             plural,
@@ -198,7 +198,7 @@ impl Store {
     }
 
     /// Anything but a watch.
-    pub fn answer(&mut self, request: &ReceivedRequest) -> Response {
+    pub fn respond(&mut self, request: &ReceivedRequest) -> Response {
         let Some(path) = Path::parse(&request.path()) else {
             return (404, status(404, "NotFound", "the server could not find the requested resource"));
         };
@@ -325,8 +325,9 @@ impl Store {
         };
         let grace = options["gracePeriodSeconds"].as_i64().unwrap_or(default);
         if path.plural == "pods" && grace > 0 {
-            let at = Timestamp::now().as_second() + grace;
-            old["metadata"]["deletionTimestamp"] = json!(Timestamp::from_second(at).unwrap().to_string());
+            let deadline = Timestamp::now().as_second() + grace;
+            old["metadata"]["deletionTimestamp"] =
+                json!(Timestamp::from_second(deadline).unwrap().to_string());
             old["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
             return (200, self.put(path, old));
         }
@@ -358,7 +359,7 @@ impl Store {
             let text = format!("too old resource version: {from} ({})", self.oldest);
             return Err((410, status(410, "Expired", &text)));
         }
-        let at = WatchPosition { version: self.version, bookmarks: self.bookmarks };
+        let position = WatchPosition { version: self.version, bookmarks: self.bookmarks };
         let mut lines = Vec::new();
         if request.parameter("sendInitialEvents") == "true" {
             if from > self.version {
@@ -372,13 +373,13 @@ impl Store {
                 "BOOKMARK",
                 &json!({"kind": path.kind(), "apiVersion": path.api_version(), "metadata": meta}),
             ));
-            return Ok((lines, at));
+            return Ok((lines, position));
         }
         if from == 0 {
             lines.extend(self.selected(path, request).map(|object| line("ADDED", object)));
-            return Ok((lines, at));
+            return Ok((lines, position));
         }
-        Ok((lines, WatchPosition { version: from, ..at }))
+        Ok((lines, WatchPosition { version: from, ..position }))
     }
 
     /// What happened since.
@@ -386,13 +387,14 @@ impl Store {
         &self,
         path: &Path,
         request: &ReceivedRequest,
-        at: &mut WatchPosition,
+        position: &mut WatchPosition,
     ) -> Result<Vec<String>, Value> {
-        if at.version < self.oldest {
+        if position.version < self.oldest {
             return Err(status(410, "Expired", "too old resource version"));
         }
         let mut lines = Vec::new();
-        for past in self.past.iter().filter(|past| past.version > at.version && path.holds(&past.path)) {
+        for past in self.past.iter().filter(|past| past.version > position.version && path.holds(&past.path))
+        {
             let before = past.before.as_ref().filter(|object| matches(request, object));
             let after = past.after.as_ref().filter(|object| matches(request, object));
             match (before, after) {
@@ -402,15 +404,15 @@ impl Store {
                 (None, None) => {}
             }
         }
-        at.version = at.version.max(self.version);
+        position.version = position.version.max(self.version);
         if self.repeats_events && !lines.is_empty() {
             lines.extend(lines.clone());
             // Of what is there, an event that others have overtaken.
             let old = self.objects.iter().find(|(key, object)| path.holds(key) && matches(request, object));
             lines.extend(old.map(|(_, object)| line("MODIFIED", object)));
         }
-        if at.bookmarks != self.bookmarks {
-            at.bookmarks = self.bookmarks;
+        if position.bookmarks != self.bookmarks {
+            position.bookmarks = self.bookmarks;
             let meta = json!({"resourceVersion": self.version.to_string()});
             lines.push(line(
                 "BOOKMARK",
@@ -440,7 +442,7 @@ fn matches(request: &ReceivedRequest, object: &Value) -> bool {
         })
     };
     let field = |path: &str| {
-        let found = path.split('.').try_fold(object, |at, part| at.get(part));
+        let found = path.split('.').try_fold(object, |value, part| value.get(part));
         found.and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let label = |name: &str| object["metadata"]["labels"][name].as_str().unwrap_or_default().to_owned();
@@ -453,13 +455,13 @@ fn merge(into: &mut Value, patch: &Value, field: &str) {
         (Value::Object(into), Value::Object(patch)) => merge_map(into, patch),
         (Value::Array(into), Value::Array(patch)) if merge_key(field).is_some() => {
             let key = merge_key(field).unwrap();
-            for one in patch {
-                let at = into.iter().position(|old| old[key] == one[key]);
-                match at {
-                    Some(at) if one["$patch"] == "delete" => drop(into.remove(at)),
-                    Some(at) => merge(&mut into[at], one, ""),
-                    None if one["$patch"] == "delete" || one["$patch"] == "replace" => {}
-                    None => into.push(one.clone()),
+            for item in patch {
+                let index = into.iter().position(|old| old[key] == item[key]);
+                match index {
+                    Some(index) if item["$patch"] == "delete" => drop(into.remove(index)),
+                    Some(index) => merge(&mut into[index], item, ""),
+                    None if item["$patch"] == "delete" || item["$patch"] == "replace" => {}
+                    None => into.push(item.clone()),
                 }
             }
         }

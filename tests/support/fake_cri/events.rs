@@ -137,7 +137,7 @@ impl StreamFaults {
                 }
             }
         }
-        let (due, held) = std::mem::take(&mut self.held).into_iter().partition(|(at, _)| *at <= now);
+        let (due, held) = std::mem::take(&mut self.held).into_iter().partition(|(time, _)| *time <= now);
         self.held = held;
         let due: Vec<(Instant, ContainerEventResponse)> = due;
         out.extend(due.into_iter().map(|(_, event)| event));

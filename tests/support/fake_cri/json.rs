@@ -44,9 +44,9 @@ fn bytes_json(bytes: &[u8]) -> Value {
     for chunk in bytes.chunks(3) {
         let bits =
             chunk.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for at in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
-            text.push(if at <= chunk.len() { char::from(digit) } else { '=' });
+        for index in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * index) & 63) as usize];
+            text.push(if index <= chunk.len() { char::from(digit) } else { '=' });
         }
     }
     text.into()

@@ -41,7 +41,7 @@ pub use gate::Gate;
 pub use json::ToJson;
 pub use service::Entry;
 use service::{Misbehavior, Service, Shared, create_image_service, create_runtime_service};
-pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecAnswer, Failure, Sandbox, State, state_name};
+pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecOutput, Failure, Sandbox, State, state_name};
 pub use wire::Wire;
 
 /// How long the helpers here wait before they fail the test.
@@ -172,7 +172,7 @@ impl FakeCri {
 
     /// The next `times` calls of `method` are carried out, but their callers get an error of the
     /// connection.
-    pub fn lose_answers(&self, method: &str, times: u32) {
+    pub fn lose_responses(&self, method: &str, times: u32) {
         let message = "Socket closed".to_owned();
         let failure = Failure { code: service::code(Kind::Unavailable), message };
         self.add_misbehavior(method, Misbehavior::Lose { failure, times: Some(times) });
@@ -283,7 +283,7 @@ impl FakeCri {
 
     /// How many event streams are open.
     pub fn listeners(&self) -> usize {
-        self.shared.subscribers.lock().unwrap().iter().filter(|it| !it.has_ended()).count()
+        self.shared.subscribers.lock().unwrap().iter().filter(|subscriber| !subscriber.has_ended()).count()
     }
 
     /// Ends every event stream in order.
@@ -337,7 +337,7 @@ impl FakeCri {
     }
 
     /// Decides what exec answers, from the container's name and the command.
-    pub fn on_exec(&self, rule: impl Fn(&str, &[String]) -> ExecAnswer + Send + Sync + 'static) {
+    pub fn on_exec(&self, rule: impl Fn(&str, &[String]) -> ExecOutput + Send + Sync + 'static) {
         self.with_state(|state| state.exec = Arc::new(rule));
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::events::{StreamFaults, Subscriber};
 use super::gate::Gate;
 use super::json::ToJson;
-use super::state::{Answer, Failure, State};
+use super::state::{Failure, MethodResult, State};
 
 /// Stubs that `build.rs` writes.
 #[allow(clippy::all, clippy::unwrap_used, missing_docs, unused)]
@@ -91,13 +91,13 @@ pub struct Endless {
 pub struct Service(pub Arc<Shared>);
 
 impl Service {
-    fn answer<Req, Resp>(
+    fn respond<Req, Resp>(
         &self,
         ctx: &RpcContext<'_>,
         method: &'static str,
         request: Req,
         sink: UnarySink<Resp>,
-        act: fn(&mut State, Req) -> Answer<Resp>,
+        act: fn(&mut State, Req) -> MethodResult<Resp>,
     ) where
         Req: ToJson + Send + 'static,
         Resp: Send + 'static,
@@ -117,7 +117,7 @@ impl Service {
             for gate in gate.into_iter().chain(endless) {
                 gate.await;
             }
-            let answer = match failure {
+            let result = match failure {
                 Some(failure) => Err(failure),
                 None => {
                     let mut state = shared.state.lock().unwrap();
@@ -126,18 +126,18 @@ impl Service {
                 }
             };
             shared.publish();
-            if let (Some(at), Err(failure)) = (noted, &answer)
-                && let Some(entry) = shared.journal.lock().unwrap().get_mut(at)
+            if let (Some(index), Err(failure)) = (noted, &result)
+                && let Some(entry) = shared.journal.lock().unwrap().get_mut(index)
             {
                 entry.error = Some(failure.clone());
             }
-            let answer = match (answer, loss) {
+            let result = match (result, loss) {
                 (Ok(_), Some(loss)) => Err(loss),
-                (answer, _) => answer,
+                (result, _) => result,
             };
             // The client may have disconnected by now, which is no error.
-            let _ = match answer {
-                Ok(answer) => sink.success(answer).await,
+            let _ = match result {
+                Ok(response) => sink.success(response).await,
                 Err(Failure { code, message }) => sink.fail(RpcStatus::with_message(code, message)).await,
             };
         });
@@ -262,7 +262,7 @@ fn is_last(times: &mut Option<u32>) -> bool {
 macro_rules! serve {
     ($($name:ident $method:literal ($request:ident) -> $response:ident;)*) => {
         $(fn $name(&mut self, ctx: RpcContext, request: rt::$request, sink: UnarySink<rt::$response>) {
-            self.answer(&ctx, $method, request, sink, State::$name);
+            self.respond(&ctx, $method, request, sink, State::$name);
         })*
     };
 }

@@ -17,9 +17,9 @@ pub struct Failure {
     pub message: String,
 }
 
-pub type Answer<T> = Result<T, Failure>;
+pub type MethodResult<T> = Result<T, Failure>;
 
-fn fail<T>(code: Code, message: impl Into<String>) -> Answer<T> {
+fn fail<T>(code: Code, message: impl Into<String>) -> MethodResult<T> {
     Err(Failure { code, message: message.into() })
 }
 
@@ -43,14 +43,14 @@ impl Container {
         self.status.state == rt::ContainerState::CONTAINER_RUNNING.into()
     }
 
-    fn exit(&mut self, at: i64, code: i32) {
+    fn exit(&mut self, time: i64, code: i32) {
         let reason = if code == 0 { "Completed" } else { "Error" };
-        self.end(at, code, reason, "");
+        self.end(time, code, reason, "");
     }
 
-    fn end(&mut self, at: i64, code: i32, reason: &str, message: &str) {
+    fn end(&mut self, time: i64, code: i32, reason: &str, message: &str) {
         self.status.state = rt::ContainerState::CONTAINER_EXITED.into();
-        self.status.finished_at = at;
+        self.status.finished_at = time;
         self.status.exit_code = code;
         self.status.reason = reason.to_owned();
         self.status.message = message.to_owned();
@@ -59,9 +59,9 @@ impl Container {
 }
 
 /// What an exec answers: exit code, standard output, standard error.
-pub type ExecAnswer = (i32, Vec<u8>, Vec<u8>);
+pub type ExecOutput = (i32, Vec<u8>, Vec<u8>);
 /// Decides it from the container's name and the command.
-pub type ExecRule = Arc<dyn Fn(&str, &[String]) -> ExecAnswer + Send + Sync>;
+pub type ExecRule = Arc<dyn Fn(&str, &[String]) -> ExecOutput + Send + Sync>;
 
 /// The image that golden manifests use, with the id in their recordings.
 pub const BUSYBOX: &str = "localhost/busybox:1";
@@ -131,8 +131,8 @@ impl State {
     pub fn set_clock(&mut self, ahead: i64) {
         // What ends by itself does so when it would have.
         for container in self.containers.values_mut() {
-            if let Some((at, _)) = &mut container.ends {
-                *at = at.saturating_add(ahead - self.ahead);
+            if let Some((time, _)) = &mut container.ends {
+                *time = time.saturating_add(ahead - self.ahead);
             }
         }
         (self.ahead, self.clock) = (ahead, 0);
@@ -165,26 +165,26 @@ impl State {
         let now = self.now();
         let mut ended = Vec::new();
         for container in self.containers.values_mut() {
-            if let Some((at, code)) = container.ends
-                && at <= now
+            if let Some((time, code)) = container.ends
+                && time <= now
                 && container.is_running()
             {
-                container.exit(at, code);
+                container.exit(time, code);
                 ended.push(container.status.id.clone());
             }
         }
         for id in ended {
-            self.tell(&id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
+            self.emit(&id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
         }
     }
 
-    fn tell(&mut self, id: &str, kind: rt::ContainerEventType) {
+    fn emit(&mut self, id: &str, kind: rt::ContainerEventType) {
         let sandbox_id = self.containers.get(id).map_or(id, |container| &container.sandbox_id).to_owned();
-        self.tell_of(id, &sandbox_id, kind);
+        self.emit_for(id, &sandbox_id, kind);
     }
 
     /// As the runtime does, with all that it knows of the sandbox, which may be nothing.
-    fn tell_of(&mut self, id: &str, sandbox_id: &str, kind: rt::ContainerEventType) {
+    fn emit_for(&mut self, id: &str, sandbox_id: &str, kind: rt::ContainerEventType) {
         let created_at = self.now();
         let event = rt::ContainerEventResponse {
             container_id: id.to_owned(),
@@ -208,7 +208,7 @@ impl State {
     pub fn repeat_all_events(&mut self) {
         let ids: Vec<String> = self.containers.keys().cloned().collect();
         for id in ids {
-            self.tell(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
+            self.emit(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         }
     }
 
@@ -217,7 +217,7 @@ impl State {
         match self.containers.get_mut(id) {
             Some(container) if container.is_running() => {
                 container.exit(now, code);
-                self.tell(id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
+                self.emit(id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
                 true
             }
             _ => false,
@@ -234,14 +234,14 @@ impl State {
         let was_ready = sandbox.status.state == rt::PodSandboxState::SANDBOX_READY.into();
         sandbox.status.state = rt::PodSandboxState::SANDBOX_NOTREADY.into();
         if was_ready {
-            self.tell(id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
+            self.emit(id, rt::ContainerEventType::CONTAINER_STOPPED_EVENT);
         }
         true
     }
 
     // ---- the runtime itself ----
 
-    pub fn version(&mut self, _: rt::VersionRequest) -> Answer<rt::VersionResponse> {
+    pub fn version(&mut self, _: rt::VersionRequest) -> MethodResult<rt::VersionResponse> {
         Ok(rt::VersionResponse {
             version: "0.1.0".into(),
             runtime_name: "containerd".into(),
@@ -251,7 +251,7 @@ impl State {
         })
     }
 
-    pub fn status(&mut self, _: rt::StatusRequest) -> Answer<rt::StatusResponse> {
+    pub fn status(&mut self, _: rt::StatusRequest) -> MethodResult<rt::StatusResponse> {
         let conditions = self
             .conditions
             .iter()
@@ -274,7 +274,7 @@ impl State {
         })
     }
 
-    pub fn runtime_config(&mut self, _: rt::RuntimeConfigRequest) -> Answer<rt::RuntimeConfigResponse> {
+    pub fn runtime_config(&mut self, _: rt::RuntimeConfigRequest) -> MethodResult<rt::RuntimeConfigResponse> {
         let linux =
             rt::LinuxRuntimeConfiguration { cgroup_driver: self.cgroup_driver.into(), ..Default::default() };
         Ok(rt::RuntimeConfigResponse { linux: MessageField::some(linux), ..Default::default() })
@@ -283,7 +283,7 @@ impl State {
     pub fn update_runtime_config(
         &mut self,
         _: rt::UpdateRuntimeConfigRequest,
-    ) -> Answer<rt::UpdateRuntimeConfigResponse> {
+    ) -> MethodResult<rt::UpdateRuntimeConfigResponse> {
         Ok(rt::UpdateRuntimeConfigResponse::default())
     }
 
@@ -292,7 +292,7 @@ impl State {
     pub fn run_pod_sandbox(
         &mut self,
         request: rt::RunPodSandboxRequest,
-    ) -> Answer<rt::RunPodSandboxResponse> {
+    ) -> MethodResult<rt::RunPodSandboxResponse> {
         let config = request.config.unwrap_or_default();
         if !request.runtime_handler.is_empty()
             && !self.handlers.iter().any(|handler| handler.name == request.runtime_handler)
@@ -347,14 +347,14 @@ impl State {
             ..Default::default()
         };
         self.sandboxes.insert(id.clone(), Sandbox { config, status });
-        self.tell(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
+        self.emit(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         Ok(rt::RunPodSandboxResponse { pod_sandbox_id: id, ..Default::default() })
     }
 
     pub fn stop_pod_sandbox(
         &mut self,
         request: rt::StopPodSandboxRequest,
-    ) -> Answer<rt::StopPodSandboxResponse> {
+    ) -> MethodResult<rt::StopPodSandboxResponse> {
         self.kill_sandbox(&request.pod_sandbox_id);
         Ok(rt::StopPodSandboxResponse::default())
     }
@@ -362,7 +362,7 @@ impl State {
     pub fn remove_pod_sandbox(
         &mut self,
         request: rt::RemovePodSandboxRequest,
-    ) -> Answer<rt::RemovePodSandboxResponse> {
+    ) -> MethodResult<rt::RemovePodSandboxResponse> {
         let id = request.pod_sandbox_id;
         let inside: Vec<String> =
             self.containers.values().filter(|c| c.sandbox_id == id).map(|c| c.status.id.clone()).collect();
@@ -371,7 +371,7 @@ impl State {
             self.remove_container(request)?;
         }
         if self.sandboxes.remove(&id).is_some() {
-            self.tell_of(&id, &id, rt::ContainerEventType::CONTAINER_DELETED_EVENT);
+            self.emit_for(&id, &id, rt::ContainerEventType::CONTAINER_DELETED_EVENT);
         }
         Ok(rt::RemovePodSandboxResponse::default())
     }
@@ -379,7 +379,7 @@ impl State {
     pub fn pod_sandbox_status(
         &mut self,
         request: rt::PodSandboxStatusRequest,
-    ) -> Answer<rt::PodSandboxStatusResponse> {
+    ) -> MethodResult<rt::PodSandboxStatusResponse> {
         match self.sandboxes.get(&request.pod_sandbox_id) {
             Some(sandbox) => Ok(rt::PodSandboxStatusResponse {
                 status: MessageField::some(sandbox.status.clone()),
@@ -392,7 +392,7 @@ impl State {
     pub fn list_pod_sandbox(
         &mut self,
         request: rt::ListPodSandboxRequest,
-    ) -> Answer<rt::ListPodSandboxResponse> {
+    ) -> MethodResult<rt::ListPodSandboxResponse> {
         let filter = request.filter.unwrap_or_default();
         let items = self
             .sandboxes
@@ -420,7 +420,7 @@ impl State {
     pub fn create_container(
         &mut self,
         request: rt::CreateContainerRequest,
-    ) -> Answer<rt::CreateContainerResponse> {
+    ) -> MethodResult<rt::CreateContainerResponse> {
         let config = request.config.unwrap_or_default();
         let Some(sandbox) = self.sandboxes.get(&request.pod_sandbox_id) else {
             let message = format!("failed to find sandbox id \"{}\": not found", request.pod_sandbox_id);
@@ -481,14 +481,14 @@ impl State {
         };
         let container = Container { sandbox_id: request.pod_sandbox_id, config, status, ends: None };
         self.containers.insert(id.clone(), container);
-        self.tell(&id, rt::ContainerEventType::CONTAINER_CREATED_EVENT);
+        self.emit(&id, rt::ContainerEventType::CONTAINER_CREATED_EVENT);
         Ok(rt::CreateContainerResponse { container_id: id, ..Default::default() })
     }
 
     pub fn start_container(
         &mut self,
         request: rt::StartContainerRequest,
-    ) -> Answer<rt::StartContainerResponse> {
+    ) -> MethodResult<rt::StartContainerResponse> {
         let now = self.now();
         let writes_logs = self.writes_logs;
         self.check_for_duplicates(&request.container_id);
@@ -520,21 +520,20 @@ impl State {
                 return fail(Code::UNKNOWN, format!("failed to create log {}: {error}", path.display()));
             }
         }
-        self.tell(&request.container_id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
+        self.emit(&request.container_id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         self.settle();
         Ok(rt::StartContainerResponse::default())
     }
 
     fn check_for_duplicates(&mut self, id: &str) {
-        let who = |one: &Container| {
-            let labels = &one.config.labels;
+        let who = |container: &Container| {
+            let labels = &container.config.labels;
             Some((labels.get(POD_UID)?.clone(), labels.get(CONTAINER_NAME)?.clone()))
         };
         let Some(started) = self.containers.get(id).and_then(who) else { return };
-        let twin = self
-            .containers
-            .values()
-            .find(|one| one.status.id != id && one.is_running() && who(one).as_ref() == Some(&started));
+        let twin = self.containers.values().find(|other| {
+            other.status.id != id && other.is_running() && who(other).as_ref() == Some(&started)
+        });
         if let Some(twin) = twin {
             let alarm = format!("container {started:?} was started as {id} while {} runs", twin.status.id);
             self.alarms.push(alarm);
@@ -543,10 +542,15 @@ impl State {
 
     /// Whether a running container ignores the request to end.
     pub fn is_stubborn(&self, id: &str) -> bool {
-        self.containers.get(id).is_some_and(|one| one.is_running() && words(&one.config).contains("stubborn"))
+        self.containers
+            .get(id)
+            .is_some_and(|container| container.is_running() && words(&container.config).contains("stubborn"))
     }
 
-    pub fn stop_container(&mut self, request: rt::StopContainerRequest) -> Answer<rt::StopContainerResponse> {
+    pub fn stop_container(
+        &mut self,
+        request: rt::StopContainerRequest,
+    ) -> MethodResult<rt::StopContainerResponse> {
         // One that is gone has stopped.
         if let Ok(container) = self.container(&request.container_id) {
             let polite = words(&container.config).contains("trap");
@@ -558,10 +562,10 @@ impl State {
     pub fn remove_container(
         &mut self,
         request: rt::RemoveContainerRequest,
-    ) -> Answer<rt::RemoveContainerResponse> {
+    ) -> MethodResult<rt::RemoveContainerResponse> {
         if let Some(container) = self.containers.remove(&request.container_id) {
             let kind = rt::ContainerEventType::CONTAINER_DELETED_EVENT;
-            self.tell_of(&request.container_id, &container.sandbox_id, kind);
+            self.emit_for(&request.container_id, &container.sandbox_id, kind);
         }
         Ok(rt::RemoveContainerResponse::default())
     }
@@ -569,26 +573,30 @@ impl State {
     pub fn list_containers(
         &mut self,
         request: rt::ListContainersRequest,
-    ) -> Answer<rt::ListContainersResponse> {
+    ) -> MethodResult<rt::ListContainersResponse> {
         let filter = request.filter.unwrap_or_default();
         let containers = self
             .containers
             .values()
-            .filter(|it| filter.id.is_empty() || it.status.id == filter.id)
-            .filter(|it| filter.pod_sandbox_id.is_empty() || it.sandbox_id == filter.pod_sandbox_id)
-            .filter(|it| filter.state.as_ref().is_none_or(|wanted| wanted.state == it.status.state))
-            .filter(|it| matches(&filter.label_selector, &it.status.labels))
-            .map(|it| rt::Container {
-                id: it.status.id.clone(),
-                pod_sandbox_id: it.sandbox_id.clone(),
-                metadata: it.status.metadata.clone(),
-                image: it.config.image.clone(),
-                image_ref: it.status.image_ref.clone(),
-                image_id: it.status.image_id.clone(),
-                state: it.status.state,
-                created_at: it.status.created_at,
-                labels: it.status.labels.clone(),
-                annotations: it.status.annotations.clone(),
+            .filter(|container| filter.id.is_empty() || container.status.id == filter.id)
+            .filter(|container| {
+                filter.pod_sandbox_id.is_empty() || container.sandbox_id == filter.pod_sandbox_id
+            })
+            .filter(|container| {
+                filter.state.as_ref().is_none_or(|wanted| wanted.state == container.status.state)
+            })
+            .filter(|container| matches(&filter.label_selector, &container.status.labels))
+            .map(|container| rt::Container {
+                id: container.status.id.clone(),
+                pod_sandbox_id: container.sandbox_id.clone(),
+                metadata: container.status.metadata.clone(),
+                image: container.config.image.clone(),
+                image_ref: container.status.image_ref.clone(),
+                image_id: container.status.image_id.clone(),
+                state: container.status.state,
+                created_at: container.status.created_at,
+                labels: container.status.labels.clone(),
+                annotations: container.status.annotations.clone(),
                 ..Default::default()
             })
             .collect();
@@ -598,7 +606,7 @@ impl State {
     pub fn container_status(
         &mut self,
         request: rt::ContainerStatusRequest,
-    ) -> Answer<rt::ContainerStatusResponse> {
+    ) -> MethodResult<rt::ContainerStatusResponse> {
         let status = self.container(&request.container_id)?.status.clone();
         Ok(rt::ContainerStatusResponse { status: MessageField::some(status), ..Default::default() })
     }
@@ -606,7 +614,7 @@ impl State {
     pub fn update_pod_sandbox_resources(
         &mut self,
         request: rt::UpdatePodSandboxResourcesRequest,
-    ) -> Answer<rt::UpdatePodSandboxResourcesResponse> {
+    ) -> MethodResult<rt::UpdatePodSandboxResourcesResponse> {
         if !self.sandboxes.contains_key(&request.pod_sandbox_id) {
             return fail(Code::NOT_FOUND, "sandbox not found");
         }
@@ -616,7 +624,7 @@ impl State {
     pub fn update_container_resources(
         &mut self,
         request: rt::UpdateContainerResourcesRequest,
-    ) -> Answer<rt::UpdateContainerResourcesResponse> {
+    ) -> MethodResult<rt::UpdateContainerResourcesResponse> {
         let container = self.container(&request.container_id)?;
         let wanted = request.linux.unwrap_or_default();
         let resources = container.status.resources.mut_or_insert_default().linux.mut_or_insert_default();
@@ -639,7 +647,7 @@ impl State {
     pub fn reopen_container_log(
         &mut self,
         request: rt::ReopenContainerLogRequest,
-    ) -> Answer<rt::ReopenContainerLogResponse> {
+    ) -> MethodResult<rt::ReopenContainerLogResponse> {
         let writes_logs = self.writes_logs;
         let container = self.container(&request.container_id)?;
         if !container.is_running() {
@@ -651,7 +659,7 @@ impl State {
         Ok(rt::ReopenContainerLogResponse::default())
     }
 
-    pub fn exec_sync(&mut self, request: rt::ExecSyncRequest) -> Answer<rt::ExecSyncResponse> {
+    pub fn exec_sync(&mut self, request: rt::ExecSyncRequest) -> MethodResult<rt::ExecSyncResponse> {
         let rule = Arc::clone(&self.exec);
         let container = self.container(&request.container_id)?;
         if !container.is_running() {
@@ -661,7 +669,7 @@ impl State {
         Ok(rt::ExecSyncResponse { stdout, stderr, exit_code, ..Default::default() })
     }
 
-    pub fn exec(&mut self, request: rt::ExecRequest) -> Answer<rt::ExecResponse> {
+    pub fn exec(&mut self, request: rt::ExecRequest) -> MethodResult<rt::ExecResponse> {
         let base = self.streams.clone();
         if !self.container(&request.container_id)?.is_running() {
             return fail(Code::UNKNOWN, "failed to exec in container: container is not running");
@@ -669,20 +677,20 @@ impl State {
         Ok(rt::ExecResponse { url: format!("{base}/{}", request.cmd.join("/")), ..Default::default() })
     }
 
-    pub fn attach(&mut self, request: rt::AttachRequest) -> Answer<rt::AttachResponse> {
+    pub fn attach(&mut self, request: rt::AttachRequest) -> MethodResult<rt::AttachResponse> {
         let base = self.streams.clone();
         self.container(&request.container_id)?;
         Ok(rt::AttachResponse { url: format!("{base}/echo"), ..Default::default() })
     }
 
-    pub fn port_forward(&mut self, request: rt::PortForwardRequest) -> Answer<rt::PortForwardResponse> {
+    pub fn port_forward(&mut self, request: rt::PortForwardRequest) -> MethodResult<rt::PortForwardResponse> {
         if !self.sandboxes.contains_key(&request.pod_sandbox_id) {
             return fail(Code::NOT_FOUND, "sandbox not found");
         }
         Ok(rt::PortForwardResponse { url: format!("{}/echo", self.streams), ..Default::default() })
     }
 
-    fn container(&mut self, id: &str) -> Answer<&mut Container> {
+    fn container(&mut self, id: &str) -> MethodResult<&mut Container> {
         match self.containers.get_mut(id) {
             Some(container) => Ok(container),
             None => {
@@ -694,7 +702,7 @@ impl State {
 
     // ---- images ----
 
-    pub fn list_images(&mut self, request: rt::ListImagesRequest) -> Answer<rt::ListImagesResponse> {
+    pub fn list_images(&mut self, request: rt::ListImagesRequest) -> MethodResult<rt::ListImagesResponse> {
         let name = request.filter.image.image.clone();
         let images = match name.as_str() {
             "" => self.images.values().cloned().collect(),
@@ -703,13 +711,13 @@ impl State {
         Ok(rt::ListImagesResponse { images, ..Default::default() })
     }
 
-    pub fn image_status(&mut self, request: rt::ImageStatusRequest) -> Answer<rt::ImageStatusResponse> {
+    pub fn image_status(&mut self, request: rt::ImageStatusRequest) -> MethodResult<rt::ImageStatusResponse> {
         let image = self.image(&request.image.image).cloned();
         Ok(rt::ImageStatusResponse { image: MessageField::from_option(image), ..Default::default() })
     }
 
     /// Every image can be pulled, except those with `none` or `missing` in their names.
-    pub fn pull_image(&mut self, request: rt::PullImageRequest) -> Answer<rt::PullImageResponse> {
+    pub fn pull_image(&mut self, request: rt::PullImageRequest) -> MethodResult<rt::PullImageResponse> {
         let name = request.image.image.as_str();
         if name.contains("none") || name.contains("missing") {
             let message = format!(
@@ -732,7 +740,7 @@ impl State {
         Ok(rt::PullImageResponse { image_ref, ..Default::default() })
     }
 
-    pub fn remove_image(&mut self, request: rt::RemoveImageRequest) -> Answer<rt::RemoveImageResponse> {
+    pub fn remove_image(&mut self, request: rt::RemoveImageRequest) -> MethodResult<rt::RemoveImageResponse> {
         if let Some(id) = self.image(&request.image.image).map(|image| image.id.clone()) {
             self.images.remove(&id);
         }
@@ -742,23 +750,23 @@ impl State {
     // ---- statistics ----
 
     /// The same numbers for everything: two seconds of a processor, and a MiB.
-    fn container_use(id: &str, at: i64) -> rt::ContainerStats {
+    fn container_use(id: &str, now: i64) -> rt::ContainerStats {
         let number = |value| MessageField::some(rt::UInt64Value { value, ..Default::default() });
         rt::ContainerStats {
             attributes: MessageField::some(rt::ContainerAttributes { id: id.into(), ..Default::default() }),
             cpu: MessageField::some(rt::CpuUsage {
-                timestamp: at,
+                timestamp: now,
                 usage_core_nano_seconds: number(2_000_000_000),
                 usage_nano_cores: number(1_000_000),
                 ..Default::default()
             }),
             memory: MessageField::some(rt::MemoryUsage {
-                timestamp: at,
+                timestamp: now,
                 working_set_bytes: number(1 << 20),
                 ..Default::default()
             }),
             writable_layer: MessageField::some(rt::FilesystemUsage {
-                timestamp: at,
+                timestamp: now,
                 fs_id: MessageField::some(rt::FilesystemIdentifier {
                     mountpoint: "/".into(),
                     ..Default::default()
@@ -774,29 +782,29 @@ impl State {
     pub fn list_container_stats(
         &mut self,
         request: rt::ListContainerStatsRequest,
-    ) -> Answer<rt::ListContainerStatsResponse> {
+    ) -> MethodResult<rt::ListContainerStatsResponse> {
         // containerd measures each sandbox, too, where there is none: twice the work.
         if request.filter.is_none() {
             return fail(Code::INVALID_ARGUMENT, "no filter");
         }
-        let at = self.now();
+        let now = self.now();
         let running = self.containers.iter().filter(|(_, container)| container.is_running());
-        let stats = running.map(|(id, _)| State::container_use(id, at)).collect();
+        let stats = running.map(|(id, _)| State::container_use(id, now)).collect();
         Ok(rt::ListContainerStatsResponse { stats, ..Default::default() })
     }
 
     pub fn list_pod_sandbox_stats(
         &mut self,
         _: rt::ListPodSandboxStatsRequest,
-    ) -> Answer<rt::ListPodSandboxStatsResponse> {
-        let at = self.now();
-        let of = |sandbox: &String| {
-            let own = State::container_use(sandbox, at);
+    ) -> MethodResult<rt::ListPodSandboxStatsResponse> {
+        let now = self.now();
+        let stats_of = |sandbox: &String| {
+            let own = State::container_use(sandbox, now);
             let containers = self
                 .containers
                 .iter()
                 .filter(|(_, container)| container.is_running() && container.sandbox_id == *sandbox)
-                .map(|(id, _)| State::container_use(id, at))
+                .map(|(id, _)| State::container_use(id, now))
                 .collect();
             rt::PodSandboxStats {
                 attributes: MessageField::some(rt::PodSandboxAttributes {
@@ -812,11 +820,11 @@ impl State {
                 ..Default::default()
             }
         };
-        let stats = self.sandboxes.keys().map(of).collect();
+        let stats = self.sandboxes.keys().map(stats_of).collect();
         Ok(rt::ListPodSandboxStatsResponse { stats, ..Default::default() })
     }
 
-    pub fn image_fs_info(&mut self, _: rt::ImageFsInfoRequest) -> Answer<rt::ImageFsInfoResponse> {
+    pub fn image_fs_info(&mut self, _: rt::ImageFsInfoRequest) -> MethodResult<rt::ImageFsInfoResponse> {
         let used: u64 = self.images.values().map(|image| image.size).sum();
         let usage = rt::FilesystemUsage {
             timestamp: self.now(),

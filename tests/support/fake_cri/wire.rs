@@ -37,7 +37,7 @@ impl Wire {
                 if stop.is_stopped() {
                     return;
                 }
-                copying.retain(|one| !one.is_finished());
+                copying.retain(|copier| !copier.is_finished());
                 // A runtime that is down refuses: the agent's connection ends at once, too.
                 let (Ok(agent), Ok(runtime)) = (agent, UnixStream::connect(&target)) else { continue };
                 for (from, to) in [(&agent, &runtime), (&runtime, &agent)] {

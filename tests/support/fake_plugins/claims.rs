@@ -30,11 +30,11 @@ impl Prepared {
 }
 
 fn subject(request: &pb::ClaimsRequest) -> String {
-    request.claims.iter().map(|one| one.uid.as_str()).collect::<Vec<_>>().join(" ")
+    request.claims.iter().map(|claim| claim.uid.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 fn prepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::PrepareResponse, Refusal> {
-    let mut answer = pb::PrepareResponse::default();
+    let mut response = pb::PrepareResponse::default();
     for claim in &request.claims {
         let device = pb::PreparedDevice {
             pool_name: "pool".to_owned(),
@@ -43,19 +43,19 @@ fn prepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::PrepareRe
             ..Default::default()
         };
         let result = pb::PrepareResult { devices: vec![to_bytes(&device)], ..Default::default() };
-        answer.claims.insert(claim.uid.clone(), result);
-        shared.books.lock().unwrap().claims.0.insert(claim.uid.clone());
+        response.claims.insert(claim.uid.clone(), result);
+        shared.state.lock().unwrap().claims.0.insert(claim.uid.clone());
     }
-    Ok(answer)
+    Ok(response)
 }
 
 fn unprepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::UnprepareResponse, Refusal> {
-    let mut answer = pb::UnprepareResponse::default();
+    let mut response = pb::UnprepareResponse::default();
     for claim in &request.claims {
-        answer.claims.insert(claim.uid.clone(), pb::UnprepareResult::default());
-        shared.books.lock().unwrap().claims.0.remove(&claim.uid);
+        response.claims.insert(claim.uid.clone(), pb::UnprepareResult::default());
+        shared.state.lock().unwrap().claims.0.remove(&claim.uid);
     }
-    Ok(answer)
+    Ok(response)
 }
 
 fn report() -> drahealth::HealthResponse {

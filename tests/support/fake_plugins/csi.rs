@@ -37,7 +37,7 @@ impl Volumes {
     }
 
     pub(super) fn published(&self) -> BTreeSet<String> {
-        self.published.values().map(|one| one.volume_id.clone()).collect()
+        self.published.values().map(|request| request.volume_id.clone()).collect()
     }
 
     pub(super) fn size(&self, volume: &str) -> Option<i64> {
@@ -47,7 +47,7 @@ impl Volumes {
     /// Removes the mounts of a test that failed.
     pub(super) fn unmount_all(&self) {
         let targets = self.published.keys().map(String::as_str);
-        let staged = self.staged.values().map(|one| one.staging_target_path.as_str());
+        let staged = self.staged.values().map(|request| request.staging_target_path.as_str());
         for target in targets.chain(staged) {
             let _ = unmount(target, UnmountFlags::DETACH);
         }
@@ -68,7 +68,7 @@ impl Volumes {
 
     fn unstage(&mut self, request: &pb::NodeUnstageVolumeRequest) -> Result<(), String> {
         let volume = &request.volume_id;
-        if self.published.values().any(|one| one.volume_id == *volume) {
+        if self.published.values().any(|published| published.volume_id == *volume) {
             return Err(format!("volume {volume} is unstaged while it is published"));
         }
         let Some(before) = self.staged.get(volume) else { return Ok(()) };
@@ -85,7 +85,8 @@ impl Volumes {
         }
         // A volume of one pod is not staged.
         let is_inline = request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
-        let staged = self.staged.get(volume).map(|one| one.staging_target_path.as_str()).unwrap_or_default();
+        let staged =
+            self.staged.get(volume).map(|staged| staged.staging_target_path.as_str()).unwrap_or_default();
         if staged != request.staging_target_path || staged.is_empty() != is_inline {
             return Err(format!("volume {volume} is published before it is staged"));
         }
@@ -149,7 +150,7 @@ fn unmounted(target: &str) {
 
 /// Does something with the volumes. A text is a violation.
 fn with<T>(shared: &Shared, work: impl FnOnce(&mut Volumes) -> Result<T, String>) -> Result<T, Refusal> {
-    let done = work(&mut shared.books.lock().unwrap().csi);
+    let done = work(&mut shared.state.lock().unwrap().csi);
     done.map_err(|text| {
         shared.violation(text.clone());
         Refusal::failed_precondition(text)
@@ -172,11 +173,11 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
     });
     let method = &methods::NODE_GET_CAPABILITIES;
     let service = unary(service, shared, call("NodeGetCapabilities"), method, |_, _| {
-        let one = |type_: i32| {
+        let capability = |type_: i32| {
             let rpc = MessageField::some(pb::NodeServiceRpc { type_, ..Default::default() });
             pb::NodeServiceCapability { rpc, ..Default::default() }
         };
-        let capabilities = CAPABILITIES.map(one).to_vec();
+        let capabilities = CAPABILITIES.map(capability).to_vec();
         Ok(pb::NodeGetCapabilitiesResponse { capabilities, ..Default::default() })
     });
     let service = unary_alone(

@@ -26,7 +26,7 @@ pub(super) struct Allocations {
 }
 
 pub(super) fn take_lost(shared: &Shared) -> bool {
-    std::mem::take(&mut shared.books.lock().unwrap().devices.is_lost)
+    std::mem::take(&mut shared.state.lock().unwrap().devices.is_lost)
 }
 
 pub(super) fn agent_socket(shared: &Shared) -> PathBuf {
@@ -64,29 +64,32 @@ fn sorted(ids: &[String]) -> Vec<String> {
 
 /// The devices of the one container of a request.
 fn allocate(shared: &Shared, request: &pb::AllocateRequest) -> Result<pb::AllocateResponse, Refusal> {
-    let ids: Vec<String> = request.container_requests.iter().flat_map(|one| one.devices.clone()).collect();
+    let ids: Vec<String> =
+        request.container_requests.iter().flat_map(|container| container.devices.clone()).collect();
     let different: BTreeSet<&String> = ids.iter().collect();
     if ids.is_empty()
         || different.len() != ids.len()
-        || !different.iter().all(|id| self::ids().any(|it| it == **id))
+        || !different.iter().all(|id| self::ids().any(|known| known == **id))
     {
         shared.violation(format!("the devices {ids:?} are allocated"));
     }
     let mut container = pb::ContainerAllocateResponse::default();
     container.envs.insert(VARIABLE.to_owned(), sorted(&ids).join(","));
-    shared.books.lock().unwrap().devices.allocated.insert(sorted(&ids));
+    shared.state.lock().unwrap().devices.allocated.insert(sorted(&ids));
     Ok(pb::AllocateResponse { container_responses: vec![to_bytes(&container)], ..Default::default() })
 }
 
 fn prefer(request: &pb::PreferredRequest) -> pb::PreferredResponse {
-    let one = |one: &pb::ContainerPreferredRequest| {
-        let mut devices = one.must_include.clone();
+    let preferred = |container: &pb::ContainerPreferredRequest| {
+        let mut devices = container.must_include.clone();
         // Not the first ones, which the agent would take without a question.
-        devices.extend(one.available.iter().rev().filter(|id| !one.must_include.contains(id)).cloned());
-        devices.truncate(usize::try_from(one.size).unwrap_or_default());
+        devices.extend(
+            container.available.iter().rev().filter(|id| !container.must_include.contains(id)).cloned(),
+        );
+        devices.truncate(usize::try_from(container.size).unwrap_or_default());
         pb::ContainerPreferredResponse { devices, ..Default::default() }
     };
-    let container_responses = request.container_requests.iter().map(one).collect();
+    let container_responses = request.container_requests.iter().map(preferred).collect();
     pb::PreferredResponse { container_responses, ..Default::default() }
 }
 
@@ -106,7 +109,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
             out.send(list(), stop).map_err(|_| Refusal::unavailable("the agent has left"))
         });
         if let Err(error) = served {
-            own.books.lock().unwrap().devices.is_lost = true;
+            own.state.lock().unwrap().devices.is_lost = true;
             return Err(error);
         }
         while !out.is_left() && stop.wait(PERIOD) == Waited::TimedOut {}
@@ -119,7 +122,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
     let method = &methods::PRE_START_CONTAINER;
     unary(service, shared, call("PreStartContainer"), method, |shared, request| {
         let ids = sorted(&request.devices);
-        if !shared.books.lock().unwrap().devices.allocated.contains(&ids) {
+        if !shared.state.lock().unwrap().devices.allocated.contains(&ids) {
             shared.violation(format!("a container starts with {ids:?}, which were not allocated together"));
         }
         Ok(pb::Empty::default())

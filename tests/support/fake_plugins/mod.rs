@@ -74,7 +74,7 @@ pub enum Misbehavior {
     /// So many calls take longer.
     IsSlow(u32, Duration),
     /// One call is carried out, and its caller gets an error of the connection.
-    LosesAnswer,
+    LosesResponse,
     /// The plugin ends in the middle of one call, and starts again.
     Dies { is_carried_out: bool },
     /// One call waits at the gate.
@@ -88,14 +88,14 @@ pub struct Count {
     /// A fault applied to so many.
     pub faulty: usize,
     /// So many were carried out and answered.
-    pub answered: usize,
+    pub responses: usize,
     /// So many came while another call for the same volume or claim was under way. They are not in
     /// `called`.
     pub refused: usize,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct State {
     counts: BTreeMap<&'static str, Count>,
     /// The calls under way by volume or claim, with the life of the agent.
     busy: BTreeMap<String, usize>,
@@ -109,7 +109,7 @@ struct Shared {
     /// The agent's root directory.
     root: PathBuf,
     misbehavior: Mutex<HashMap<&'static str, Misbehavior>>,
-    books: Mutex<Books>,
+    state: Mutex<State>,
     /// Plugins that are to be started again.
     dead: Mutex<BTreeSet<Plugin>>,
     /// Counts the starts of the agent.
@@ -128,7 +128,7 @@ impl FakePlugins {
         let shared = Shared {
             root: root.to_owned(),
             misbehavior: Mutex::default(),
-            books: Mutex::default(),
+            state: Mutex::default(),
             dead: Mutex::default(),
             life: AtomicUsize::new(0),
         };
@@ -159,57 +159,57 @@ impl FakePlugins {
     }
 
     pub fn count(&self, method: &str) -> Count {
-        self.shared.books.lock().unwrap().counts.get(method).copied().unwrap_or_default()
+        self.shared.state.lock().unwrap().counts.get(method).copied().unwrap_or_default()
     }
 
     /// All methods that were called.
     pub fn methods(&self) -> BTreeSet<&'static str> {
-        self.shared.books.lock().unwrap().counts.keys().copied().collect()
+        self.shared.state.lock().unwrap().counts.keys().copied().collect()
     }
 
     /// What an agent must never do, and has done.
     pub fn violations(&self) -> BTreeSet<String> {
-        self.shared.books.lock().unwrap().violations.clone()
+        self.shared.state.lock().unwrap().violations.clone()
     }
 
     /// What was not undone.
     pub fn left(&self) -> Vec<String> {
-        let books = self.shared.books.lock().unwrap();
-        let mut left = books.csi.left();
-        left.extend(books.claims.left());
+        let state = self.shared.state.lock().unwrap();
+        let mut left = state.csi.left();
+        left.extend(state.claims.left());
         left
     }
 
     /// The volumes that are published.
     pub fn published(&self) -> BTreeSet<String> {
-        self.shared.books.lock().unwrap().csi.published()
+        self.shared.state.lock().unwrap().csi.published()
     }
 
     pub fn is_prepared(&self, claim: &str) -> bool {
-        self.shared.books.lock().unwrap().claims.is_prepared(claim)
+        self.shared.state.lock().unwrap().claims.is_prepared(claim)
     }
 
     /// The size that the volume was grown to.
     pub fn size(&self, volume: &str) -> Option<i64> {
-        self.shared.books.lock().unwrap().csi.size(volume)
+        self.shared.state.lock().unwrap().csi.size(volume)
     }
 }
 
 impl Drop for FakePlugins {
     fn drop(&mut self) {
         drop(self.keeper.take());
-        self.shared.books.lock().unwrap().csi.unmount_all();
+        self.shared.state.lock().unwrap().csi.unmount_all();
     }
 }
 
 impl Shared {
     /// Notes what must never happen.
     fn violation(&self, text: String) {
-        self.books.lock().unwrap().violations.insert(text);
+        self.state.lock().unwrap().violations.insert(text);
     }
 
     fn update(&self, method: &'static str, update: impl FnOnce(&mut Count)) {
-        update(self.books.lock().unwrap().counts.entry(method).or_default());
+        update(self.state.lock().unwrap().counts.entry(method).or_default());
     }
 
     /// The fault of the next call of a method.
@@ -240,14 +240,14 @@ impl Shared {
     ) -> Result<T, Refusal> {
         self.update(method, |count| count.called += 1);
         let closed = || Refusal::unavailable("Socket closed");
-        let answer = match self.take_fault(method) {
+        let result = match self.take_fault(method) {
             None => work(),
             Some(Misbehavior::Fails(_)) => Err(Refusal::internal("it fails on request")),
             Some(Misbehavior::IsSlow(_, delay)) => {
                 let _ = stop.wait(delay);
                 work()
             }
-            Some(Misbehavior::LosesAnswer) => {
+            Some(Misbehavior::LosesResponse) => {
                 work()?;
                 Err(closed())
             }
@@ -269,10 +269,10 @@ impl Shared {
                 }
             }
         };
-        if answer.is_ok() {
-            self.update(method, |count| count.answered += 1);
+        if result.is_ok() {
+            self.update(method, |count| count.responses += 1);
         }
-        answer
+        result
     }
 
     /// Serves one call about a volume or a claim. Two calls of one agent at a time are a violation;
@@ -286,10 +286,10 @@ impl Shared {
     ) -> Result<T, Refusal> {
         let life = self.life.load(Ordering::Relaxed);
         let other = {
-            let mut books = self.books.lock().unwrap();
-            let other = books.busy.get(subject).copied();
+            let mut state = self.state.lock().unwrap();
+            let other = state.busy.get(subject).copied();
             if other.is_none() {
-                books.busy.insert(subject.to_owned(), life);
+                state.busy.insert(subject.to_owned(), life);
             }
             other
         };
@@ -300,9 +300,9 @@ impl Shared {
             self.update(call.1, |count| count.refused += 1);
             return Err(Refusal::unavailable("an operation is pending"));
         }
-        let answer = self.serve(call, stop, work);
-        self.books.lock().unwrap().busy.remove(subject);
-        answer
+        let result = self.serve(call, stop, work);
+        self.state.lock().unwrap().busy.remove(subject);
+        result
     }
 }
 
