@@ -223,7 +223,7 @@ fn put_first(random: &mut Random, tree: &mut Tree) {
 }
 
 /// A number of the answer; 0 is also what upstream leaves out.
-fn of(value: &Value, path: &str) -> u64 {
+fn number_at(value: &Value, path: &str) -> u64 {
     path.split('.').fold(value, |value, name| &value[name]).as_u64().unwrap_or_default()
 }
 
@@ -232,7 +232,7 @@ fn pressure_of(value: &Value) -> Pressure {
         avg10: value["avg10"].as_f64().unwrap_or_default(),
         avg60: value["avg60"].as_f64().unwrap_or_default(),
         avg300: value["avg300"].as_f64().unwrap_or_default(),
-        total: of(value, "total"),
+        total: number_at(value, "total"),
     };
     Pressure { full: share(&value["full"]), some: share(&value["some"]) }
 }
@@ -251,7 +251,7 @@ fn disks_of(numbers: &Numbers) -> Disks {
     let mut all = Disks::new();
     for disk in numbers.details.iter().flat_map(|details| &details.disks) {
         for (counted, operation, value) in &disk.counts {
-            let Some((_, name)) = kinds.iter().find(|(one, _)| one == counted) else { continue };
+            let Some((_, name)) = kinds.iter().find(|(kind, _)| kind == counted) else { continue };
             let _ = all
                 .insert((disk.device.clone(), format!("{name} {}", Operation::as_str(*operation))), *value);
         }
@@ -264,7 +264,7 @@ fn disks_of_go(theirs: &Value) -> Disks {
     for name in ["io_service_bytes", "io_serviced", "io_cost_usage", "io_cost_wait", "io_cost_indebt"] {
         for disk in theirs["diskio"][name].as_array().into_iter().flatten() {
             for (operation, value) in disk["stats"].as_object().into_iter().flatten() {
-                let device = format!("{}:{}", of(disk, "major"), of(disk, "minor"));
+                let device = format!("{}:{}", number_at(disk, "major"), number_at(disk, "minor"));
                 let _ = all.insert((device, format!("{name} {operation}")), value.as_u64().unwrap());
             }
         }
@@ -311,36 +311,36 @@ fn compare(numbers: &Numbers, theirs: &Value, second: bool) -> Vec<String> {
         ("inactive", details.inactive_file, "memory.total_inactive_file"),
         ("peak", details.peak, "memory.max_usage"),
     ] {
-        check(what, ours, of(stats, path));
+        check(what, ours, number_at(stats, path));
     }
     if !second {
-        check("failures", details.failures, of(stats, "memory.failcnt"));
-        check("kernel", details.kernel, of(theirs, "kernel"));
+        check("failures", details.failures, number_at(stats, "memory.failcnt"));
+        check("kernel", details.kernel, number_at(theirs, "kernel"));
     }
-    check("threads", details.threads, of(theirs, "pids.current"));
-    check("limit of threads", details.threads_max, of(theirs, "pids.limit"));
-    check("shares", details.shares, of(spec, "cpu.limit"));
-    check("quota", details.quota, of(spec, "cpu.quota"));
-    check("period", details.period, of(spec, "cpu.period"));
+    check("threads", details.threads, number_at(theirs, "pids.current"));
+    check("limit of threads", details.threads_max, number_at(theirs, "pids.limit"));
+    check("shares", details.shares, number_at(spec, "cpu.limit"));
+    check("quota", details.quota, number_at(spec, "cpu.quota"));
+    check("period", details.period, number_at(spec, "cpu.period"));
     for (what, ours, path) in [
         ("limit", details.memory_limit, "memory.limit"),
         ("limit of swap", details.swap_limit, "memory.swap_limit"),
         ("reservation", details.reservation, "memory.reservation"),
     ] {
-        check(what, ours, Some(of(spec, path)).filter(|bytes| is_limit(*bytes)).unwrap_or_default());
+        check(what, ours, Some(number_at(spec, path)).filter(|bytes| is_limit(*bytes)).unwrap_or_default());
     }
     for (what, ours, limit, used) in [
         ("available", ours.available, "memory.limit", "memory.working_set"),
         ("available swap", ours.swap_available, "memory.swap_limit", "memory.swap"),
     ] {
         // Upstream subtracts without a check, also from a limit that it cannot read.
-        let limit = of(spec, limit);
+        let limit = number_at(spec, limit);
         if what == "available swap" && numbers.swap.is_none() {
             // No line about it.
             continue;
         }
-        if is_limit(limit) && limit >= of(stats, used) && limit > 0 {
-            check(what, ours, limit - of(stats, used));
+        if is_limit(limit) && limit >= number_at(stats, used) && limit > 0 {
+            check(what, ours, limit - number_at(stats, used));
         } else if !is_limit(limit) && ours.is_some() {
             check(what, ours, 0);
         }
@@ -363,14 +363,14 @@ fn compare(numbers: &Numbers, theirs: &Value, second: bool) -> Vec<String> {
 
 /// The values that a resize of a pod begins with.
 fn compare_values(top: &Path, theirs: &Value, second: bool) -> Vec<String> {
-    let mount = |controller: &str, at: &Path, kind: &str, options: &str| {
-        format!("40 30 0:30 / {} rw,nosuid shared:9 - {kind} {controller} rw{options}\n", at.display())
+    let mount = |controller: &str, path: &Path, kind: &str, options: &str| {
+        format!("40 30 0:30 / {} rw,nosuid shared:9 - {kind} {controller} rw{options}\n", path.display())
     };
     let mountinfo: String = match second {
         true => mount("cgroup", top, "cgroup2", ""),
         false => CONTROLLERS
             .iter()
-            .map(|one| mount("cgroup", &top.join(one), "cgroup", &format!(",{one}")))
+            .map(|controller| mount("cgroup", &top.join(controller), "cgroup", &format!(",{controller}")))
             .collect(),
     };
     let layout = Layout::new("/", Driver::Cgroupfs).unwrap();
@@ -382,7 +382,7 @@ fn compare_values(top: &Path, theirs: &Value, second: bool) -> Vec<String> {
         if value["error"].is_null() {
             let theirs = value[field].as_i64().or(value[field].as_u64().map(u64::cast_signed));
             // The number of version 1 that stands for no limit.
-            let theirs = theirs.map(|one| if field == "memory" && one >= UNLIMITED { -1 } else { one });
+            let theirs = theirs.map(|bytes| if field == "memory" && bytes >= UNLIMITED { -1 } else { bytes });
             if ours != theirs {
                 found.push(format!("{what}: {ours:?}, in Go {theirs:?}"));
             }
@@ -401,10 +401,13 @@ fn run(name: &'static str, second: bool, count: u64) {
     let mut tree = Tree::new();
     while cases.next() {
         tree.clear();
-        let top = tree.at();
+        let top = tree.path();
         let controllers = match second {
             true => BTreeMap::new(),
-            false => CONTROLLERS.iter().map(|one| ((*one).to_owned(), top.join(one))).collect(),
+            false => CONTROLLERS
+                .iter()
+                .map(|controller| ((*controller).to_owned(), top.join(controller)))
+                .collect(),
         };
         if second {
             put_second(&mut random, &mut tree);
@@ -472,18 +475,18 @@ fn interfaces_equal_those_of_cadvisor() {
             text.push('\n');
         }
         tree.put("7/net/dev", &text);
-        let theirs = peer.ask(&json!({"ask": "interfaces", "file": tree.at().join("7/net/dev")}));
+        let theirs = peer.ask(&json!({"ask": "interfaces", "file": tree.path().join("7/net/dev")}));
         if theirs["ok"] != true {
             cases.count("refused by Go");
             continue;
         }
-        let ours: Vec<Value> = network(&tree.at(), 7)
+        let ours: Vec<Value> = network(&tree.path(), 7)
             .unwrap()
             .interfaces
             .into_iter()
-            .map(|one| {
-                let (received, sent) = (one.received, one.sent);
-                json!({"name": one.name, "rx_bytes": received.bytes, "rx_packets": received.packets,
+            .map(|interface| {
+                let (received, sent) = (interface.received, interface.sent);
+                json!({"name": interface.name, "rx_bytes": received.bytes, "rx_packets": received.packets,
                     "rx_errors": received.errors, "rx_dropped": received.dropped, "tx_bytes": sent.bytes,
                     "tx_packets": sent.packets, "tx_errors": sent.errors, "tx_dropped": sent.dropped})
             })

@@ -87,9 +87,9 @@ fn params(random: &mut Random, is_client: bool) -> CertificateParams {
             3 => GeneralSubtree::DirectoryName(DistinguishedName::new()),
             _ => GeneralSubtree::DnsName(".example.com".into()),
         };
-        let (one, other) = (tree(random), tree(random));
+        let (first, second) = (tree(random), tree(random));
         let (permitted_subtrees, excluded_subtrees) =
-            if rarely(random, 2) { (vec![one], Vec::new()) } else { (vec![one], vec![other]) };
+            if rarely(random, 2) { (vec![first], Vec::new()) } else { (vec![first], vec![second]) };
         params.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees });
     }
     if rarely(random, 12) {

@@ -63,8 +63,8 @@ fn host(random: &mut Random) -> Host {
     }
     for _ in 0..offline {
         if found.len() > 2 {
-            let at = random.below(found.len() as u64) as usize;
-            found.remove(at);
+            let index = random.below(found.len() as u64) as usize;
+            found.remove(index);
         }
     }
     found.sort_unstable();
@@ -123,15 +123,16 @@ fn container(random: &mut Random, name: &str, most: u64) -> Value {
 fn pod(random: &mut Random, number: usize, cpus: u64) -> Value {
     let most = pick(random, &[2, 4, 4, 8, cpus.max(1)]).min(cpus.max(1));
     let mut init = Vec::new();
-    for at in 0..pick(random, &[0, 0, 0, 1, 2, 3]) {
-        let mut one = container(random, &format!("i{at}"), most);
+    for index in 0..pick(random, &[0, 0, 0, 1, 2, 3]) {
+        let mut init_container = container(random, &format!("i{index}"), most);
         if rarely(random, 3) {
-            one["restartPolicy"] = "Always".into();
+            init_container["restartPolicy"] = "Always".into();
         }
-        init.push(one);
+        init.push(init_container);
     }
-    let apps: Vec<Value> =
-        (0..pick(random, &[1, 1, 1, 2, 3])).map(|at| container(random, &format!("a{at}"), most)).collect();
+    let apps: Vec<Value> = (0..pick(random, &[1, 1, 1, 2, 3]))
+        .map(|index| container(random, &format!("a{index}"), most))
+        .collect();
     let mut spec = json!({"containers": apps, "initContainers": init});
     if rarely(random, 25) {
         let own = json!({"cpu": "2", "memory": "1Gi"});
@@ -142,59 +143,59 @@ fn pod(random: &mut Random, number: usize, cpus: u64) -> Value {
 
 fn plain(hints: Option<Vec<Hint>>) -> Value {
     hints.map_or(Value::Null, |list| {
-        let one = |hint: &Hint| {
+        let entry = |hint: &Hint| {
             let nodes: Vec<u32> = hint.nodes.unwrap_or_default().iter().collect();
             json!({"nodes": nodes, "preferred": hint.preferred})
         };
-        list.iter().map(one).collect()
+        list.iter().map(entry).collect()
     })
 }
 
 /// One step of ours, and what is needed to judge a difference.
-struct Done {
+struct CompletedStep {
     result: Value,
     before: State,
-    kept: bool,
+    had_cpus: bool,
     wanted: u32,
 }
 
-struct Life<'a> {
+struct Simulation<'a> {
     random: &'a mut Random,
     policy: &'a Static,
     state: State,
     pods: Vec<PodCpus>,
     steps: Vec<Value>,
-    done: Vec<Done>,
+    done: Vec<CompletedStep>,
 }
 
-impl Life<'_> {
+impl Simulation<'_> {
     fn step(&mut self, what: &str, pod: usize, name: &str, nodes: Option<NumaMask>) -> Value {
-        let of = self.pods[pod].clone();
+        let pod_cpus = self.pods[pod].clone();
         let before = self.state.clone();
-        let (mut result, mut kept, mut wanted) =
+        let (mut result, mut had_cpus, mut wanted) =
             (json!({"reason": "", "message": "", "hints": null}), false, 0);
-        let container = of.container(name);
+        let container = pod_cpus.container(name);
         match what {
-            "hints" => result["hints"] = plain(self.policy.hints(&self.state, &of, container.unwrap())),
-            "podHints" => result["hints"] = plain(self.policy.pod_hints(&self.state, &of)),
+            "hints" => result["hints"] = plain(self.policy.hints(&self.state, &pod_cpus, container.unwrap())),
+            "podHints" => result["hints"] = plain(self.policy.pod_hints(&self.state, &pod_cpus)),
             "allocate" => {
                 wanted = container.unwrap().exclusive;
-                match self.policy.allocate(&mut self.state, &of, container.unwrap(), nodes) {
-                    Ok(allocated) => kept = matches!(allocated, Allocated::Kept(_)),
-                    Err(why) => {
-                        result["reason"] = why.reason().into();
-                        result["message"] = why.to_string().into();
+                match self.policy.allocate(&mut self.state, &pod_cpus, container.unwrap(), nodes) {
+                    Ok(allocated) => had_cpus = matches!(allocated, Allocated::Kept(_)),
+                    Err(error) => {
+                        result["reason"] = error.reason().into();
+                        result["message"] = error.to_string().into();
                     }
                 }
             }
-            _ => drop(self.state.release(&of.uid, name)),
+            _ => drop(self.state.release(&pod_cpus.uid, name)),
         }
-        let cpus = self.state.exclusive_of(&of.uid, name).map(ToString::to_string).unwrap_or_default();
+        let cpus = self.state.exclusive_of(&pod_cpus.uid, name).map(ToString::to_string).unwrap_or_default();
         result["cpus"] = cpus.into();
         result["default"] = self.state.shared.to_string().into();
         let affinity = nodes.map(|nodes| nodes.iter().collect::<Vec<_>>());
         self.steps.push(json!({"do": what, "pod": pod, "container": name, "affinity": affinity}));
-        self.done.push(Done { result: result.clone(), before, kept, wanted });
+        self.done.push(CompletedStep { result: result.clone(), before, had_cpus, wanted });
         result
     }
 
@@ -212,7 +213,8 @@ impl Life<'_> {
     }
 
     fn admit(&mut self, pod: usize) {
-        let names: Vec<String> = self.pods[pod].containers.iter().map(|one| one.name.clone()).collect();
+        let names: Vec<String> =
+            self.pods[pod].containers.iter().map(|container| container.name.clone()).collect();
         let as_pod = rarely(self.random, 3);
         let mut nodes = None;
         if as_pod {
@@ -231,7 +233,8 @@ impl Life<'_> {
     }
 
     fn release(&mut self, pod: usize) {
-        let mut names: Vec<String> = self.pods[pod].containers.iter().map(|one| one.name.clone()).collect();
+        let mut names: Vec<String> =
+            self.pods[pod].containers.iter().map(|container| container.name.clone()).collect();
         if rarely(self.random, 2) {
             names.reverse();
         }
@@ -243,9 +246,9 @@ impl Life<'_> {
 }
 
 /// A difference that is on purpose; each is a row in docs/differences.md.
-fn known(host: &Host, options: &Options, ours: &Done, theirs: &Value) -> Option<&'static str> {
+fn known(host: &Host, options: &Options, ours: &CompletedStep, theirs: &Value) -> Option<&'static str> {
     let taken = CpuSet::parse(theirs["cpus"].as_str().unwrap_or_default()).unwrap();
-    if ours.kept && theirs["reason"] == "SMTAlignmentError" {
+    if ours.had_cpus && theirs["reason"] == "SMTAlignmentError" {
         return Some("had its CPUs, refused by Go");
     }
     let reusable = ours.before.reusable.as_ref().map(|(_, cpus)| cpus.clone()).unwrap_or_default();
@@ -272,30 +275,30 @@ fn compare(
     cases: &mut Cases,
     host: &Host,
     options: &Options,
-    life: &Life<'_>,
+    simulation: &Simulation<'_>,
     question: &Value,
     theirs: &Value,
 ) {
-    let answers = theirs["steps"].as_array().cloned().unwrap_or_default();
-    for (at, ours) in life.done.iter().enumerate() {
-        let Some(answer) = answers.get(at) else {
+    let their_steps = theirs["steps"].as_array().cloned().unwrap_or_default();
+    for (index, ours) in simulation.done.iter().enumerate() {
+        let Some(their_step) = their_steps.get(index) else {
             if theirs["hangs"] == true {
                 return cases.count("Go does not end");
             }
             return cases.differs(&format!("{question}: {theirs}"));
         };
-        if ours.result == *answer {
+        if ours.result == *their_step {
             continue;
         }
-        return match known(host, options, ours, answer) {
+        return match known(host, options, ours, their_step) {
             Some(known) => cases.count(known),
             None => cases.differs(&format!(
-                "step {at} {}: {}, in Go {answer}, state {:?}, {question}",
-                life.steps[at], ours.result, ours.before
+                "step {index} {}: {}, in Go {their_step}, state {:?}, {question}",
+                simulation.steps[index], ours.result, ours.before
             )),
         };
     }
-    let written = file::encode(STATIC, &life.state);
+    let written = file::encode(STATIC, &simulation.state);
     if theirs["file"] == written.as_str() {
         cases.count("all steps alike");
     } else {
@@ -326,11 +329,11 @@ fn policy(random: &mut Random, host: &Host) -> (Value, Result<(Static, Options),
         false => Reservation::List(listed),
     };
     let made = Options::parse(&given, Gates { alpha: true, beta: true })
-        .map_err(|why| why.to_string())
+        .map_err(|error| error.to_string())
         .and_then(|options| {
             let made =
                 Static::new(host.machine.clone(), &reservation, options, topology == "single-numa-node");
-            made.map(|made| (made, options)).map_err(|why| why.to_string())
+            made.map(|made| (made, options)).map_err(|error| error.to_string())
         });
     (question, made)
 }
@@ -344,18 +347,18 @@ fn cpus_are_assigned_as_the_kubelet_does() {
         let (mut question, made) = policy(&mut random, &host);
         let (policy, options) = match made {
             Ok(made) => made,
-            Err(why) => {
+            Err(error) => {
                 let theirs = peer.ask(&question);
                 match theirs["error"] != "" {
                     true => cases.count("refused to start by both"),
-                    false => cases.differs(&format!("{why}, not in Go: {question}")),
+                    false => cases.differs(&format!("{error}, not in Go: {question}")),
                 }
                 continue;
             }
         };
         let cpus = u64::from(host.machine.all().len());
         let pods: Vec<Value> =
-            (0..3 + random.below(6) as usize).map(|at| pod(&mut random, at, cpus / 2)).collect();
+            (0..3 + random.below(6) as usize).map(|index| pod(&mut random, index, cpus / 2)).collect();
         let read: Vec<PodCpus> = pods
             .iter()
             .map(|pod| {
@@ -367,20 +370,21 @@ fn cpus_are_assigned_as_the_kubelet_does() {
         let number = read.len();
         let state = policy.empty_state();
         let (steps, done) = (Vec::new(), Vec::new());
-        let mut life = Life { random: &mut random, policy: &policy, state, pods: read, steps, done };
-        for at in 0..number {
-            life.admit(at);
-            if rarely(life.random, 3) {
-                let at = life.random.below(at as u64 + 1) as usize;
-                life.release(at);
+        let mut simulation =
+            Simulation { random: &mut random, policy: &policy, state, pods: read, steps, done };
+        for index in 0..number {
+            simulation.admit(index);
+            if rarely(simulation.random, 3) {
+                let earlier = simulation.random.below(index as u64 + 1) as usize;
+                simulation.release(earlier);
             }
-            if rarely(life.random, 8) {
-                let at = life.random.below(at as u64 + 1) as usize;
-                life.admit(at);
+            if rarely(simulation.random, 8) {
+                let earlier = simulation.random.below(index as u64 + 1) as usize;
+                simulation.admit(earlier);
             }
         }
         question["pods"] = pods.into();
-        question["steps"] = life.steps.clone().into();
+        question["steps"] = simulation.steps.clone().into();
         let theirs = peer.ask(&question);
         if theirs["error"] != "" || theirs["start"] != "" {
             // On a machine whose cores are not alike, Go can reserve the wrong number.
@@ -397,7 +401,7 @@ fn cpus_are_assigned_as_the_kubelet_does() {
             }
             continue;
         }
-        compare(&mut cases, &host, &options, &life, &question, &theirs);
+        compare(&mut cases, &host, &options, &simulation, &question, &theirs);
         if theirs["hangs"] == true {
             peer = Peer::managers();
         }
@@ -442,11 +446,11 @@ fn state_files_are_read_as_the_kubelet_does() {
             continue;
         };
         let mut state = policy.empty_state();
-        for at in 0..random.below(4) {
+        for index in 0..random.below(4) {
             let free: Vec<u32> = policy.free(&state).iter().collect();
             let cpus: CpuSet = free.into_iter().filter(|_| rarely(&mut random, 3)).collect();
             if !cpus.is_empty() {
-                let uid = format!("uid-{at}");
+                let uid = format!("uid-{index}");
                 state.assign(&uid.as_str().into(), pick(&mut random, &["a", "b"]), cpus);
             }
         }

@@ -144,8 +144,8 @@ fn key(random: &mut Random) -> String {
 
 fn object(random: &mut Random, fields: Vec<(String, String)>) -> String {
     let space = if rarely(random, 4) { "\n " } else { "" };
-    let one = |(name, value)| format!("{space}\"{name}\":{space}{value}");
-    format!("{{{}{space}}}", fields.into_iter().map(one).collect::<Vec<_>>().join(","))
+    let field = |(name, value)| format!("{space}\"{name}\":{space}{value}");
+    format!("{{{}{space}}}", fields.into_iter().map(field).collect::<Vec<_>>().join(","))
 }
 
 fn entry(random: &mut Random) -> String {
@@ -195,8 +195,8 @@ fn text(random: &mut Random, form: Form) -> Vec<u8> {
                 _ if name.starts_with(['A', 'a']) => auths(random),
                 _ => pick(random, &["\"desktop\"", "{}", "{\"a\": 1}", "null"]).to_owned(),
             };
-            let at = random.below(fields.len() as u64 + 1) as usize;
-            fields.insert(at, (name.to_owned(), value));
+            let index = random.below(fields.len() as u64 + 1) as usize;
+            fields.insert(index, (name.to_owned(), value));
         }
         object(random, fields)
     };
@@ -232,7 +232,7 @@ type Pairs = Vec<(String, String)>;
 /// `None`: a user name or password is no text.
 fn pairs(value: &Value) -> Option<Pairs> {
     let text = |value: &Value| String::from_utf8(decode(value)).ok().map(|text| plain(&text));
-    let pair = |one: &Value| text(&one["username"]).zip(text(&one["password"]));
+    let pair = |entry: &Value| text(&entry["username"]).zip(text(&entry["password"]));
     value.as_array().into_iter().flatten().map(pair).collect()
 }
 
@@ -275,7 +275,7 @@ fn credentials_of_registries_are_those_of_the_kubelet() {
         for (image, found) in images.iter().zip(theirs["found"].as_array().unwrap()) {
             let found_here = lookup(&ours, image).into_iter();
             let mut found_here: Pairs =
-                found_here.map(|one| (plain(&one.username), plain(&one.password))).collect();
+                found_here.map(|found| (plain(&found.username), plain(&found.password))).collect();
             let Some(mut found) = pairs(found) else {
                 what = "credentials that are no text";
                 continue;
@@ -287,7 +287,7 @@ fn credentials_of_registries_are_those_of_the_kubelet() {
                 what = "the key of Docker Hub for localhost";
                 continue;
             }
-            if image.starts_with("[fd00::1]/") && found.iter().all(|one| found_here.contains(one)) {
+            if image.starts_with("[fd00::1]/") && found.iter().all(|pair| found_here.contains(pair)) {
                 what = "an IPv6 address without a port";
                 continue;
             }

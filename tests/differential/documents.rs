@@ -93,11 +93,11 @@ fn text(random: &mut Random) -> String {
         let place = |random: &mut Random, text: &str| {
             text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize)
         };
-        let at = place(random, &text);
+        let offset = place(random, &text);
         match random.below(8) {
             0 => {
-                let end = text.ceil_char_boundary((at + 1 + random.below(6) as usize).min(text.len()));
-                text.replace_range(at..end, "");
+                let end = text.ceil_char_boundary((offset + 1 + random.below(6) as usize).min(text.len()));
+                text.replace_range(offset..end, "");
             }
             1 => {
                 // A part of another document, as it is or with another indentation.
@@ -105,16 +105,16 @@ fn text(random: &mut Random) -> String {
                 let from = place(random, other);
                 let to = other.ceil_char_boundary((from + random.below(40) as usize).min(other.len()));
                 let part = other[from..to].replace('\n', pick(random, &["\n", "\n", "\n  ", "\r\n"]));
-                text.insert_str(at, &part);
+                text.insert_str(offset, &part);
             }
             2 => {
                 let lines: Vec<&str> = text.split_inclusive('\n').collect();
                 let line = random.below(lines.len() as u64 + 1) as usize;
                 let line = lines.get(line).copied().unwrap_or_default().to_owned();
-                let at = text[..at].rfind('\n').map_or(0, |end| end + 1);
-                text.insert_str(at, &line);
+                let offset = text[..offset].rfind('\n').map_or(0, |end| end + 1);
+                text.insert_str(offset, &line);
             }
-            _ => text.insert_str(at, pick(random, &PIECES)),
+            _ => text.insert_str(offset, pick(random, &PIECES)),
         }
     }
     text

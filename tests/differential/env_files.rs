@@ -65,8 +65,8 @@ fn line(random: &mut Random) -> String {
 fn file(random: &mut Random) -> Vec<u8> {
     let mut text: String = (0..random.below(7)).map(|_| line(random)).collect();
     if rarely(random, 10) {
-        let at = text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize);
-        text.insert_str(at, pick(random, &PIECES));
+        let offset = text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize);
+        text.insert_str(offset, pick(random, &PIECES));
     }
     if rarely(random, 4) {
         text.pop();

@@ -27,9 +27,9 @@ fn table() -> (String, Vec<String>, Rows) {
 
 /// The kubelet's list as rows with one cell.
 fn listed() -> BTreeMap<String, String> {
-    let answer = Peer::managers().ask(&json!({"ask": "gates"}));
+    let response = Peer::managers().ask(&json!({"ask": "gates"}));
     let mut rows = BTreeMap::new();
-    for gate in answer.as_array().unwrap() {
+    for gate in response.as_array().unwrap() {
         let name = gate["name"].as_str().unwrap();
         let preset = if gate["preset"].as_bool().unwrap() { "on" } else { "off" };
         let locked = if gate["locked"].as_bool().unwrap() { "-locked" } else { "" };

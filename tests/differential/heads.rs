@@ -160,7 +160,8 @@ fn head(random: &mut Random) -> Vec<u8> {
         text += line;
     }
     // Latin-1, as heads are.
-    let mut bytes: Vec<u8> = text.chars().map(|one| u8::try_from(u32::from(one)).unwrap_or(b'?')).collect();
+    let mut bytes: Vec<u8> =
+        text.chars().map(|character| u8::try_from(u32::from(character)).unwrap_or(b'?')).collect();
     if rarely(random, 8) {
         mutate(random, &mut bytes);
     }
@@ -199,7 +200,7 @@ fn difference(ours: &RequestHead, theirs: &Value) -> Option<String> {
         .as_array()
         .into_iter()
         .flatten()
-        .map(|one| one["values"].as_array().map_or(0, Vec::len))
+        .map(|header| header["values"].as_array().map_or(0, Vec::len))
         .sum();
     if names != named {
         return differs("parameters", &ours.target.query, &theirs["params"]);

@@ -85,7 +85,7 @@ fn table_of_mounts_equals_that_of_mount_utils() {
         let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
         let ours: Vec<Vec<String>> = table
             .into_iter()
-            .map(|one| vec![one.device, path(&one.root), path(&one.point), one.kind, one.source])
+            .map(|mount| vec![mount.device, path(&mount.root), path(&mount.point), mount.kind, mount.source])
             .collect();
         let read: Vec<Vec<String>> = serde_json::from_value(theirs["lines"].clone()).unwrap();
         let decoded = |text: &String| {
@@ -136,7 +136,7 @@ fn lists_of_cpus_equal_those_of_cpuset() {
     while cases.next() {
         let text = list(&mut random);
         // Go adds each CPU of a range.
-        if text.split(|one: char| !one.is_ascii_digit()).any(|digits| digits.len() > 6) {
+        if text.split(|character: char| !character.is_ascii_digit()).any(|digits| digits.len() > 6) {
             continue;
         }
         let theirs = peer.ask(&json!({"ask": "cpu lists", "text": text}));
@@ -150,7 +150,7 @@ fn lists_of_cpus_equal_those_of_cpuset() {
                 cases.count("a sign, refused here");
             }
             (Err(_), Some(value))
-                if value.split([',', '-']).any(|one| one.parse().is_ok_and(|cpu: u32| cpu > 1023)) =>
+                if value.split([',', '-']).any(|part| part.parse().is_ok_and(|cpu: u32| cpu > 1023)) =>
             {
                 cases.count("a CPU above the limit, refused here");
             }

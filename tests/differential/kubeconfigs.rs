@@ -243,12 +243,12 @@ fn user(random: &mut Random) -> String {
     let mut fields = Vec::new();
     if rarely(random, 4) {
         // A certificate and its key.
-        let one = |random: &mut Random, name: &str, file: &str| match rarely(random, 2) {
+        let entry = |random: &mut Random, name: &str, file: &str| match rarely(random, 2) {
             true => format!("{name}: {file}"),
             false => format!("{name}-data: {}", pick(random, &DATA[..5])),
         };
-        fields.push(one(random, "client-certificate", "cert.pem"));
-        fields.push(one(random, "client-key", "key.pem"));
+        fields.push(entry(random, "client-certificate", "cert.pem"));
+        fields.push(entry(random, "client-key", "key.pem"));
     }
     for _ in 0..random.below(3) {
         let name = pick(random, &USER_FIELDS);
@@ -328,8 +328,8 @@ fn text(random: &mut Random) -> String {
     }
     let mut text = parts.concat();
     if rarely(random, 20) {
-        let at = text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize);
-        text.insert_str(at, pick(random, &PIECES));
+        let offset = text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize);
+        text.insert_str(offset, pick(random, &PIECES));
     }
     text
 }

@@ -25,29 +25,29 @@ impl Tree {
     }
 
     /// The directory of this case.
-    pub fn at(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.top.path().join("case")
     }
 
     pub fn clear(&mut self) {
         self.files.clear();
-        let _ = std::fs::remove_dir_all(self.at());
-        std::fs::create_dir(self.at()).unwrap();
+        let _ = std::fs::remove_dir_all(self.path());
+        std::fs::create_dir(self.path()).unwrap();
     }
 
     pub fn put(&mut self, path: &str, text: &str) {
-        let place = self.at().join(path);
+        let place = self.path().join(path);
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
         std::fs::write(place, text).unwrap();
         self.files.insert(path.to_owned(), text.to_owned());
     }
 
     pub fn directory(&mut self, path: &str) {
-        std::fs::create_dir_all(self.at().join(path)).unwrap();
+        std::fs::create_dir_all(self.path().join(path)).unwrap();
     }
 
     pub fn link(&mut self, path: &str, target: &str) {
-        let place = self.at().join(path);
+        let place = self.path().join(path);
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
         std::os::unix::fs::symlink(target, place).unwrap();
     }
@@ -121,27 +121,27 @@ fn is_mutated(text: &str) -> bool {
     !text.lines().all(is_good)
 }
 
-fn huge_pages(random: &mut Random, tree: &mut Tree, at: &str) {
+fn huge_pages(random: &mut Random, tree: &mut Tree, directory: &str) {
     for size in [64_u64, 2048, 32768, 1 << 20, 16 << 20] {
         if rarely(random, 2) {
             let number = small(random, 1);
-            tree.put(&format!("{at}/hugepages-{size}kB/nr_hugepages"), &format!("{number}\n"));
+            tree.put(&format!("{directory}/hugepages-{size}kB/nr_hugepages"), &format!("{number}\n"));
         }
     }
     if rarely(random, 60) {
-        tree.directory(&format!("{at}/hugepages-1024kB"));
+        tree.directory(&format!("{directory}/hugepages-1024kB"));
     }
 }
 
 fn modules(random: &mut Random, tree: &mut Tree) {
     for controller in 0..random.below(3) {
         for module in 0..random.below(4) {
-            let at = format!("sys/devices/system/edac/mc/mc{controller}/dimm{module}");
+            let directory = format!("sys/devices/system/edac/mc/mc{controller}/dimm{module}");
             let kind =
                 pick(random, &["Unbuffered-DDR4", "Unbuffered-DDR4", "Registered-DDR5", "Unknown", ""]);
-            tree.put(&format!("{at}/dimm_mem_type"), &format!("{kind}\n"));
+            tree.put(&format!("{directory}/dimm_mem_type"), &format!("{kind}\n"));
             let size = small(random, 4096);
-            tree.put(&format!("{at}/size"), &format!("{size}\n"));
+            tree.put(&format!("{directory}/size"), &format!("{size}\n"));
         }
     }
     if rarely(random, 2) {
@@ -152,10 +152,10 @@ fn modules(random: &mut Random, tree: &mut Tree) {
 /// The list of these numbers as the kernel writes it.
 fn list_of(all: &BTreeSet<u32>) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
-    for one in all {
+    for number in all {
         match parts.last_mut() {
-            Some((_, last)) if *last + 1 == *one => *last = *one,
-            _ => parts.push((*one, *one)),
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => parts.push((*number, *number)),
         }
     }
     let part = |(first, last): (u32, u32)| match first == last {
@@ -168,15 +168,18 @@ fn list_of(all: &BTreeSet<u32>) -> String {
 /// A map of processors as the kernel writes it: words of 32, the highest first.
 fn map_of(all: &[u32]) -> String {
     let words = all.iter().max().map_or(1, |last| last / 32 + 1);
-    let word =
-        |at: u32| all.iter().filter(|one| **one / 32 == at).fold(0_u32, |word, one| word | 1 << (one % 32));
-    (0..words).rev().map(|at| format!("{:08x}", word(at))).collect::<Vec<_>>().join(",")
+    let word = |index: u32| {
+        all.iter()
+            .filter(|number| **number / 32 == index)
+            .fold(0_u32, |word, number| word | 1 << (number % 32))
+    };
+    (0..words).rev().map(|index| format!("{:08x}", word(index))).collect::<Vec<_>>().join(",")
 }
 
 /// Nodes of sockets of cores of threads, with caches that some cores share. Returns whether the kernel
 /// says which nodes there are.
 fn processors(random: &mut Random, tree: &mut Tree) -> bool {
-    let at = "sys/devices/system";
+    let system = "sys/devices/system";
     let sockets = 1 + random.below(2) as u32;
     let cores = 1 + random.below(7) as u32;
     let threads = pick(random, &[1, 2, 2, 4]);
@@ -197,10 +200,10 @@ fn processors(random: &mut Random, tree: &mut Tree) -> bool {
     for cpu in 0..all {
         let (socket, core) = ((cpu % (sockets * cores)) / cores, cpu % cores);
         let node = (socket * nodes_of_socket + core % nodes_of_socket) * number_of_node;
-        let base = format!("{at}/cpu/cpu{cpu}");
+        let base = format!("{system}/cpu/cpu{cpu}");
         tree.directory(&base);
         if has_nodes {
-            tree.link(&format!("{at}/node/node{node}/cpu{cpu}"), &format!("../../cpu/cpu{cpu}"));
+            tree.link(&format!("{system}/node/node{node}/cpu{cpu}"), &format!("../../cpu/cpu{cpu}"));
         }
         if offline.contains(&cpu) {
             continue;
@@ -219,14 +222,14 @@ fn processors(random: &mut Random, tree: &mut Tree) -> bool {
         }
         let group = core / shared;
         let members: Vec<u32> = (0..all)
-            .filter(|one| {
-                !offline.contains(one)
-                    && one % (sockets * cores) / cores == socket
-                    && one % cores / shared == group
+            .filter(|other| {
+                !offline.contains(other)
+                    && other % (sockets * cores) / cores == socket
+                    && other % cores / shared == group
             })
             .collect();
         let siblings: Vec<u32> = (0..all)
-            .filter(|one| !offline.contains(one) && one % (sockets * cores) == cpu % (sockets * cores))
+            .filter(|other| !offline.contains(other) && other % (sockets * cores) == cpu % (sockets * cores))
             .collect();
         for (index, level, kind, size, id, sharing) in [
             (0, 1, "Data", "32K", core, &siblings),
@@ -247,22 +250,22 @@ fn processors(random: &mut Random, tree: &mut Tree) -> bool {
             }
         }
     }
-    tree.put(&format!("{at}/cpu/online"), &format!("{}\n", list_of(&online)));
-    tree.put(&format!("{at}/cpu/cpufreq/boost"), "1\n");
+    tree.put(&format!("{system}/cpu/online"), &format!("{}\n", list_of(&online)));
+    tree.put(&format!("{system}/cpu/cpufreq/boost"), "1\n");
     if !has_nodes {
         return false;
     }
     if rarely(random, 8) {
         // Memory without processors.
-        tree.put(&format!("{at}/node/node9/meminfo"), "Node 9 MemTotal:  1024 kB\n");
+        tree.put(&format!("{system}/node/node9/meminfo"), "Node 9 MemTotal:  1024 kB\n");
     }
-    let names: Vec<String> = std::fs::read_dir(tree.at().join(at).join("node"))
+    let names: Vec<String> = std::fs::read_dir(tree.path().join(system).join("node"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     let count = names.len();
     for name in names {
-        let base = format!("{at}/node/{name}");
+        let base = format!("{system}/node/{name}");
         if !rarely(random, 20) {
             let before = format!("Node {} ", &name[4..]);
             let text = meminfo(random, &before);
@@ -302,27 +305,29 @@ enum Verdict {
 }
 
 /// The value of a part of the answer.
-fn part<'a>(answer: &'a Value, name: &str) -> Result<&'a Value, String> {
-    match answer[name]["error"].as_str() {
+fn part<'a>(response: &'a Value, name: &str) -> Result<&'a Value, String> {
+    match response[name]["error"].as_str() {
         Some(error) => Err(error.to_owned()),
-        None => Ok(&answer[name]["ok"]),
+        None => Ok(&response[name]["ok"]),
     }
 }
 
 fn sizes(pages: &Value) -> BTreeMap<u64, u64> {
     let pages = pages.as_array().into_iter().flatten();
-    pages.map(|one| (one["page_size"].as_u64().unwrap() * 1024, one["num_pages"].as_u64().unwrap())).collect()
+    pages
+        .map(|entry| (entry["page_size"].as_u64().unwrap() * 1024, entry["num_pages"].as_u64().unwrap()))
+        .collect()
 }
 
 fn compare(tree: &Tree, theirs: &Value, has_nodes: bool) -> Vec<Verdict> {
-    let roots = Roots { proc: tree.at().join("proc"), sys: tree.at().join("sys") };
+    let roots = Roots { proc: tree.path().join("proc"), sys: tree.path().join("sys") };
     let system = roots.sys.join("devices/system");
     let unsigned = |name: &str| part(theirs, name).map(|value| value.as_u64().unwrap());
     let machine = Machine::read(&roots);
     let mut all = vec![
         same(
             "memory",
-            machine.as_ref().map(|one| one.memory_bytes).map_err(ToString::to_string),
+            machine.as_ref().map(|machine| machine.memory_bytes).map_err(ToString::to_string),
             unsigned("memory"),
         ),
         pages_of_both(&machine, theirs),
@@ -342,17 +347,20 @@ fn compare(tree: &Tree, theirs: &Value, has_nodes: bool) -> Vec<Verdict> {
 
 fn pages_of_both<E: ToString>(machine: &Result<Machine, E>, theirs: &Value) -> Verdict {
     let Ok(machine) = machine else { return Verdict::RefusedByBoth };
-    let ours = machine.huge_pages.iter().map(|one| (one.size_bytes, one.total)).collect::<BTreeMap<_, _>>();
+    let ours =
+        machine.huge_pages.iter().map(|pages| (pages.size_bytes, pages.total)).collect::<BTreeMap<_, _>>();
     same("huge pages", Ok(ours), part(theirs, "pages").map(sizes))
 }
 
 fn modules_of_both(roots: &Roots, theirs: &Value) -> Verdict {
-    let ours =
-        dimms(roots).into_iter().map(|one| (one.kind, (one.count, one.bytes))).collect::<BTreeMap<_, _>>();
+    let ours = dimms(roots)
+        .into_iter()
+        .map(|module| (module.kind, (module.count, module.bytes)))
+        .collect::<BTreeMap<_, _>>();
     let read = |all: &Value| {
         let all = all.as_object().unwrap().iter();
-        all.map(|(kind, one)| {
-            (kind.clone(), (one["dimm_count"].as_u64().unwrap(), one["capacity"].as_u64().unwrap()))
+        all.map(|(kind, module)| {
+            (kind.clone(), (module["dimm_count"].as_u64().unwrap(), module["capacity"].as_u64().unwrap()))
         })
         .collect()
     };
@@ -363,14 +371,18 @@ fn processors_of_both(system: &Path, theirs: &Value, has_nodes: bool) -> Vec<Ver
     let cpus = |found: &Value| -> BTreeMap<u32, [i64; 4]> {
         let found = found.as_object().unwrap().iter();
         found
-            .map(|(cpu, of)| (cpu.parse().unwrap(), [0, 1, 2, 3].map(|at| of[at].as_i64().unwrap())))
+            .map(|(cpu, numbers)| {
+                (cpu.parse().unwrap(), [0, 1, 2, 3].map(|index| numbers[index].as_i64().unwrap()))
+            })
             .collect()
     };
     let ours = Processors::read(system).map(|machine| {
-        let one = |cpu: u32| {
-            machine.cpu(cpu).map(|of| (cpu, [of.core, of.socket, of.node, of.cache].map(i64::from)))
+        let row = |cpu: u32| {
+            machine.cpu(cpu).map(|cpu_info| {
+                (cpu, [cpu_info.core, cpu_info.socket, cpu_info.node, cpu_info.cache].map(i64::from))
+            })
         };
-        let mut all = machine.all().iter().filter_map(one).collect::<BTreeMap<_, _>>();
+        let mut all = machine.all().iter().filter_map(row).collect::<BTreeMap<_, _>>();
         // A cache that a whole node shares counts as none, and the nodes differ.
         all.values_mut().filter(|_| !has_nodes).for_each(|[.., cache]| *cache = 0);
         all
@@ -395,19 +407,19 @@ fn processors_of_both(system: &Path, theirs: &Value, has_nodes: bool) -> Vec<Ver
 fn nodes_of_both(directory: &Path, theirs: &Value) -> Verdict {
     type Node = (u64, u64, BTreeMap<u64, u64>, Vec<u64>);
     let ours = numa_nodes::read(directory, 0, &BTreeMap::new()).map(|nodes| {
-        let one = |node: numa_nodes::NumaNode| {
+        let row = |node: numa_nodes::NumaNode| {
             (u64::from(node.number), node.memory_bytes, node.huge_pages, node.distances.unwrap_or_default())
         };
-        nodes.into_iter().map(one).collect::<Vec<Node>>()
+        nodes.into_iter().map(row).collect::<Vec<Node>>()
     });
     let read = |nodes: &Value| {
-        let one = |node: &Value| {
+        let row = |node: &Value| {
             let distances = node["distances"].as_array().into_iter().flatten();
-            let distances = distances.map(|one| one.as_u64().unwrap()).collect();
+            let distances = distances.map(|distance| distance.as_u64().unwrap()).collect();
             let memory = node["memory"].as_u64().unwrap();
             (node["node_id"].as_u64().unwrap(), memory, sizes(&node["hugepages"]), distances)
         };
-        let mut nodes: Vec<Node> = nodes.as_array().unwrap().iter().map(one).collect();
+        let mut nodes: Vec<Node> = nodes.as_array().unwrap().iter().map(row).collect();
         nodes.sort_by_key(|node| node.0);
         nodes
     };
@@ -424,14 +436,14 @@ fn facts_about_the_machine_equal_those_of_cadvisor() {
         let text = meminfo(&mut random, "");
         tree.put("proc/meminfo", &text);
         let mut swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n".to_owned();
-        for at in 0..random.below(3) {
-            swaps += &format!("/dev/sda{at}                               partition\t999420\t\t0\t\t-2\n");
+        for index in 0..random.below(3) {
+            swaps += &format!("/dev/sda{index}                               partition\t999420\t\t0\t\t-2\n");
         }
         tree.put("proc/swaps", &swaps);
         huge_pages(&mut random, &mut tree, "sys/kernel/mm/hugepages");
         modules(&mut random, &mut tree);
         let has_nodes = processors(&mut random, &mut tree);
-        let theirs = peer.ask(&json!({"ask": "machine", "dir": tree.at()}));
+        let theirs = peer.ask(&json!({"ask": "machine", "dir": tree.path()}));
         let mut verdicts = compare(&tree, &theirs, has_nodes);
         verdicts.push(counts_of_both(&tree, &theirs));
         let is_odd = tree.files.iter().any(|(path, text)| path.ends_with("meminfo") && is_mutated(text));
@@ -457,7 +469,7 @@ fn is_unread(how: &str) -> bool {
 
 /// Cores and sockets for metrics. Upstream counts 0 for a processor without a topology.
 fn counts_of_both(tree: &Tree, theirs: &Value) -> Verdict {
-    let system = tree.at().join("sys/devices/system/cpu");
+    let system = tree.path().join("sys/devices/system/cpu");
     let online: Vec<u32> =
         (0..1024).filter(|cpu| system.join(format!("cpu{cpu}/topology")).is_dir()).collect();
     let text = std::fs::read_to_string(system.join("online")).unwrap();
@@ -465,7 +477,7 @@ fn counts_of_both(tree: &Tree, theirs: &Value) -> Verdict {
         return Verdict::RefusedByGo;
     }
     let Topology { cores, sockets } =
-        Topology::read(&Roots { proc: tree.at().join("proc"), sys: tree.at().join("sys") });
-    let count = |at: usize| theirs["cores"]["ok"][at].as_u64().unwrap() as usize;
+        Topology::read(&Roots { proc: tree.path().join("proc"), sys: tree.path().join("sys") });
+    let count = |index: usize| theirs["cores"]["ok"][index].as_u64().unwrap() as usize;
     same("cores and sockets", Ok([cores, sockets]), Ok([count(0), count(1)]))
 }

@@ -87,9 +87,9 @@ impl Cases {
     }
 
     /// Keeps a difference, which fails the test at its end.
-    fn differs(&mut self, why: &str) {
+    fn differs(&mut self, message: &str) {
         if self.differences.len() < REPORTED {
-            self.differences.push(format!("case {}: {why}", self.done));
+            self.differences.push(format!("case {}: {message}", self.done));
         }
     }
 
@@ -122,12 +122,12 @@ fn pick<T: Copy>(random: &mut Random, among: &[T]) -> T {
 /// Changes, adds or removes a few bytes.
 fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..=random.below(3) {
-        let at = random.below(bytes.len() as u64 + 1) as usize;
+        let offset = random.below(bytes.len() as u64 + 1) as usize;
         let byte = random.below(256) as u8;
         match random.below(3) {
-            0 => bytes.insert(at, byte),
-            1 if at < bytes.len() => bytes[at] = byte,
-            _ if at < bytes.len() => drop(bytes.remove(at)),
+            0 => bytes.insert(offset, byte),
+            1 if offset < bytes.len() => bytes[offset] = byte,
+            _ if offset < bytes.len() => drop(bytes.remove(offset)),
             _ => {}
         }
     }

@@ -96,11 +96,11 @@ fn pod(random: &mut Random, machine: &Machine, uid: &str) -> Value {
     let kind = pick(random, &[0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
     let mut init = Vec::new();
     for number in 0..random.below(8).saturating_sub(4) {
-        let mut one = container(random, machine, &format!("i{number}"), kind);
+        let mut init_container = container(random, machine, &format!("i{number}"), kind);
         if rarely(random, 3) {
-            one["restartPolicy"] = "Always".into();
+            init_container["restartPolicy"] = "Always".into();
         }
-        init.push(one);
+        init.push(init_container);
     }
     let count = 1 + random.below(6).saturating_sub(3);
     let apps: Vec<Value> =
@@ -141,7 +141,7 @@ impl Host {
                 mems.insert(container.name.clone(), nodes.iter().collect());
             }
         }
-        let names: Vec<String> = pod.all_containers().map(|one| one.name.clone()).collect();
+        let names: Vec<String> = pod.all_containers().map(|container| container.name.clone()).collect();
         let Some(denial) = outcome.denial else {
             self.waiting.push((pod, names));
             return json!([true, "", "", mems]);
@@ -191,7 +191,7 @@ fn is_mixed(state: &Value) -> bool {
 }
 
 #[test]
-fn books_equal_those_of_the_memory_manager() {
+fn state_equals_that_of_the_memory_manager() {
     let (mut cases, mut random) = Cases::new("memory manager", 3_000);
     let mut peer = Peer::managers();
     while cases.next() {
@@ -229,10 +229,10 @@ fn books_equal_those_of_the_memory_manager() {
         let reserved = match Reserved::new(&machine.nodes, &configured, &expected) {
             Ok(reserved) => reserved,
             Err(error) => {
-                let answer = peer.ask(&question);
-                match answer["error"] == error.to_string() {
+                let response = peer.ask(&question);
+                match response["error"] == error.to_string() {
                     true => cases.count("start refused by both"),
-                    false => cases.differs(&format!("{question}: {error}, in Go {answer}")),
+                    false => cases.differs(&format!("{question}: {error}, in Go {response}")),
                 }
                 continue;
             }
@@ -308,15 +308,15 @@ fn books_equal_those_of_the_memory_manager() {
         if !mixed {
             question["takeOver"] = last.into();
         }
-        let answer = peer.ask(&question);
-        if answer["error"] != "" {
-            cases.differs(&format!("{question}: in Go {}", answer["error"]));
+        let response = peer.ask(&question);
+        if response["error"] != "" {
+            cases.differs(&format!("{question}: in Go {}", response["error"]));
             continue;
         }
-        let results = answer["results"].as_array().cloned().unwrap_or_default();
+        let results = response["results"].as_array().cloned().unwrap_or_default();
         let mut admitted = 0;
-        let mut same = found.len() == results.len() && answer["takeOver"] == "";
-        let mut difference = format!("take-over: {}", answer["takeOver"]);
+        let mut same = found.len() == results.len() && response["takeOver"] == "";
+        let mut difference = format!("take-over: {}", response["takeOver"]);
         for ((number, (result, text)), theirs) in found.iter().enumerate().zip(&results) {
             let step = &question["steps"][number];
             let expected = match step["do"].as_str().unwrap() {

@@ -19,8 +19,8 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Some of several, each once, in any order.
 fn some<T: Copy>(random: &mut Random, among: &[T]) -> Vec<T> {
     let mut chosen: Vec<T> = among.iter().copied().filter(|_| rarely(random, 2)).collect();
-    for at in (1..chosen.len()).rev() {
-        chosen.swap(at, random.below(at as u64 + 1) as usize);
+    for index in (1..chosen.len()).rev() {
+        chosen.swap(index, random.below(index as u64 + 1) as usize);
     }
     chosen
 }
@@ -67,12 +67,12 @@ fn resources(random: &mut Random) -> Value {
 
 fn conditions(random: &mut Random, kinds: &[&str], times: [&str; 2]) -> Value {
     let kinds = some(random, kinds);
-    let one = |kind: &str, random: &mut Random| {
+    let condition = |kind: &str, random: &mut Random| {
         let object =
             fields(random, &[(times[0], &time), (times[1], &time), ("reason", &text), ("message", &text)]);
         with(object, json!({"type": kind, "status": pick(random, &["True", "False", "Unknown"])}))
     };
-    kinds.into_iter().map(|kind| one(kind, random)).collect()
+    kinds.into_iter().map(|kind| condition(kind, random)).collect()
 }
 
 fn addresses(random: &mut Random) -> Value {
@@ -95,11 +95,11 @@ fn state(random: &mut Random) -> Value {
 }
 
 fn containers(random: &mut Random) -> Value {
-    let one = |name: &str, random: &mut Random| {
+    let container = |name: &str, random: &mut Random| {
         let flag = |random: &mut Random| json!(rarely(random, 2));
         let mounts = |random: &mut Random| -> Value {
-            let one = |path: &str| json!({"name": path, "mountPath": format!("/{path}"), "readOnly": true});
-            some(random, &NAMES).into_iter().map(one).collect()
+            let mount = |path: &str| json!({"name": path, "mountPath": format!("/{path}"), "readOnly": true});
+            some(random, &NAMES).into_iter().map(mount).collect()
         };
         let object = fields(
             random,
@@ -118,7 +118,7 @@ fn containers(random: &mut Random) -> Value {
         with(object, rest)
     };
     let names = some(random, &NAMES);
-    names.into_iter().map(|name| one(name, random)).collect()
+    names.into_iter().map(|name| container(name, random)).collect()
 }
 
 fn pod_status(random: &mut Random) -> Map<String, Value> {
@@ -193,11 +193,11 @@ fn check(cases: &mut Cases, peer: &mut Peer, kind: &str, old: &Value, wanted: &V
     let sent = patch.is_some();
     let patch = patch.unwrap_or_else(|| json!({}));
     let question = json!({"ask": "patch", "kind": kind, "old": old, "wanted": wanted, "patch": patch});
-    let answer = peer.ask(&question);
-    if answer["ok"] != true {
+    let response = peer.ask(&question);
+    if response["ok"] != true {
         cases.differs(&format!(
             "{}\nold {old}\npatch {patch}\nreached {}\nwanted {}",
-            answer["error"], answer["reached"], answer["wanted"]
+            response["error"], response["reached"], response["wanted"]
         ));
     }
     cases.count(if sent { "reached" } else { "without a patch" });
@@ -254,12 +254,12 @@ fn node(random: &mut Random) -> (Value, Map<String, Value>) {
     };
     let endpoints = |random: &mut Random| json!({"kubeletEndpoint": {"Port": 10250 + random.below(2)}});
     let handlers = |random: &mut Random| -> Value {
-        let one = |name: &str, random: &mut Random| match rarely(random, 2) {
+        let handler = |name: &str, random: &mut Random| match rarely(random, 2) {
             true => json!({"name": name}),
             false => json!({"name": name, "features": {"userNamespaces": rarely(random, 2)}}),
         };
         let names = some(random, &NAMES);
-        names.into_iter().map(|name| one(name, random)).collect()
+        names.into_iter().map(|name| handler(name, random)).collect()
     };
     let texts = |random: &mut Random| json!(some(random, &NAMES));
     let attached = |random: &mut Random| -> Value {

@@ -10,42 +10,42 @@ use serde_json::Value;
 /// A running one. It ends with its standard input.
 pub struct Peer {
     child: Child,
-    asks: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    requests: Option<ChildStdin>,
+    responses: BufReader<ChildStdout>,
     line: String,
 }
 
 impl Peer {
     pub fn start() -> Peer {
-        Peer::of("DIFFERENTIAL_PEER")
+        Peer::from_variable("DIFFERENTIAL_PEER")
     }
 
     /// The one with the resource managers.
     pub fn managers() -> Peer {
-        Peer::of("DIFFERENTIAL_MANAGERS")
+        Peer::from_variable("DIFFERENTIAL_MANAGERS")
     }
 
-    fn of(variable: &str) -> Peer {
+    fn from_variable(variable: &str) -> Peer {
         let path = std::env::var_os(variable).expect("run by: tests/run differential");
         let mut command = Command::new(path);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Peer { asks: child.stdin.take(), child, answers, line: String::new() }
+        let responses = BufReader::new(child.stdout.take().unwrap());
+        Peer { requests: child.stdin.take(), child, responses, line: String::new() }
     }
 
     /// One question, one answer.
     pub fn ask(&mut self, question: &Value) -> Value {
-        let asks = self.asks.as_mut().expect("it runs");
-        asks.write_all(format!("{question}\n").as_bytes()).unwrap();
+        let requests = self.requests.as_mut().expect("it runs");
+        requests.write_all(format!("{question}\n").as_bytes()).unwrap();
         self.line.clear();
-        self.answers.read_line(&mut self.line).unwrap();
-        serde_json::from_str(&self.line).unwrap_or_else(|why| panic!("{why}: {question} {}", self.line))
+        self.responses.read_line(&mut self.line).unwrap();
+        serde_json::from_str(&self.line).unwrap_or_else(|error| panic!("{error}: {question} {}", self.line))
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        self.asks = None;
+        self.requests = None;
         let _ = self.child.wait();
     }
 }

@@ -46,10 +46,13 @@ fn text(random: &mut Random) -> String {
 /// What differs on purpose; each is a row in docs/differences.md.
 fn known(text: &str, ours: &Result<Amount, NotAQuantity>) -> Option<&'static str> {
     let number = text.trim_start_matches(['-', '+']);
-    let number =
-        number.find(|one: char| !one.is_ascii_digit() && one != '.').map_or(number, |end| &number[..end]);
+    let number = number
+        .find(|character: char| !character.is_ascii_digit() && character != '.')
+        .map_or(number, |end| &number[..end]);
     match ours {
-        Err(_) if !number.contains(|one: char| one.is_ascii_digit()) => Some("without a digit, zero for Go"),
+        Err(_) if !number.contains(|character: char| character.is_ascii_digit()) => {
+            Some("without a digit, zero for Go")
+        }
         Err(_) if number.len() > 100 => Some("too many digits, refused here"),
         Ok(amount) if amount.is_negative() => Some("below zero, another number for Go"),
         _ => None,

@@ -24,7 +24,7 @@ const FILES: [&str; 8] = [
 const IMAGES: [&str; 3] = ["a.example/x", "b.example/x", "busybox"];
 
 /// What is in the place of a file: nothing, these bytes, or something else.
-enum Place {
+enum FileState {
     Absent,
     Bytes(Vec<u8>),
     Directory,
@@ -58,7 +58,7 @@ fn content(random: &mut Random, user: &str, is_current: bool) -> (Vec<u8>, Optio
         // More than coracle reads, and more entries than it uses.
         0 => ([text, vec![b' '; 1 << 20]].concat(), None),
         1 => {
-            let many: Vec<String> = (0..1_001).map(|at| format!("\"r{at}.example\": {{}}")).collect();
+            let many: Vec<String> = (0..1_001).map(|index| format!("\"r{index}.example\": {{}}")).collect();
             (whole(entries(&keys, &many.join(", "))), None)
         }
         // An entry that is left out here, and for which Go leaves the file out.
@@ -89,25 +89,25 @@ fn content(random: &mut Random, user: &str, is_current: bool) -> (Vec<u8>, Optio
     }
 }
 
-fn put(top: &Path, name: &str, place: &Place) {
+fn put(top: &Path, name: &str, place: &FileState) {
     let path = top.join(name);
     let directory = path.parent().unwrap();
-    if matches!(place, Place::NoDirectory) && directory.ends_with(".docker") {
+    if matches!(place, FileState::NoDirectory) && directory.ends_with(".docker") {
         std::fs::create_dir_all(directory.parent().unwrap()).unwrap();
         std::fs::write(directory, "").unwrap();
         return;
     }
     std::fs::create_dir_all(directory).unwrap();
     match place {
-        Place::Absent | Place::NoDirectory => {}
-        Place::Bytes(bytes) => std::fs::write(path, bytes).unwrap(),
-        Place::Directory => std::fs::create_dir(path).unwrap(),
-        Place::Link(bytes) => {
+        FileState::Absent | FileState::NoDirectory => {}
+        FileState::Bytes(bytes) => std::fs::write(path, bytes).unwrap(),
+        FileState::Directory => std::fs::create_dir(path).unwrap(),
+        FileState::Link(bytes) => {
             let target = format!("{}.target", path.file_name().unwrap().display());
             std::fs::write(directory.join(&target), bytes).unwrap();
             std::os::unix::fs::symlink(target, path).unwrap();
         }
-        Place::Dangling => std::os::unix::fs::symlink("absent", path).unwrap(),
+        FileState::Dangling => std::os::unix::fs::symlink("absent", path).unwrap(),
     }
 }
 
@@ -122,18 +122,19 @@ fn files_of_registries_are_searched_as_the_kubelet_does() {
             let _ = std::fs::remove_dir_all(top);
         }
         let (mut shown, mut is_known) = (String::new(), false);
-        for (at, name) in FILES.iter().enumerate() {
-            let (bytes, of_go) = content(&mut random, &format!("u{at}"), at < 4);
+        for (number, name) in FILES.iter().enumerate() {
+            let (bytes, of_go) = content(&mut random, &format!("u{number}"), number < 4);
             let (ours, theirs) = match random.below(10) {
-                0..6 => (Place::Absent, Place::Absent),
-                6 if rarely(&mut random, 2) => (Place::Directory, Place::Directory),
-                6 => (Place::Dangling, Place::Dangling),
-                7 if rarely(&mut random, 3) => (Place::NoDirectory, Place::NoDirectory),
+                0..6 => (FileState::Absent, FileState::Absent),
+                6 if rarely(&mut random, 2) => (FileState::Directory, FileState::Directory),
+                6 => (FileState::Dangling, FileState::Dangling),
+                7 if rarely(&mut random, 3) => (FileState::NoDirectory, FileState::NoDirectory),
                 kind => {
                     is_known |= of_go.as_ref() != Some(&bytes);
                     shown += &format!("{name}: {}\n", bytes[..bytes.len().min(200)].escape_ascii());
-                    let place = |bytes| if kind == 7 { Place::Link(bytes) } else { Place::Bytes(bytes) };
-                    (place(bytes), of_go.map_or(Place::Absent, place))
+                    let place =
+                        |bytes| if kind == 7 { FileState::Link(bytes) } else { FileState::Bytes(bytes) };
+                    (place(bytes), of_go.map_or(FileState::Absent, place))
                 }
             };
             put(&here, name, &ours);
@@ -141,8 +142,14 @@ fn files_of_registries_are_searched_as_the_kubelet_does() {
         }
         let theirs = peer.ask(&json!({"ask": "registry files", "dir": there, "images": IMAGES}));
         let theirs: Vec<Vec<String>> = serde_json::from_value(theirs).unwrap();
-        let at = ["root", "work", "home", "top"].map(|name| here.join(name));
-        let index = Places { root_dir: &at[0], working: &at[1], home: &at[2], top: &at[3] }.read();
+        let directories = ["root", "work", "home", "top"].map(|name| here.join(name));
+        let index = Places {
+            root_dir: &directories[0],
+            working: &directories[1],
+            home: &directories[2],
+            top: &directories[3],
+        }
+        .read();
         let ours = IMAGES
             .map(|image| lookup(&index, image).into_iter().map(|found| found.username).collect::<Vec<_>>());
         match ours.as_slice() == theirs {

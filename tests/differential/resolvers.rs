@@ -120,8 +120,8 @@ fn line(random: &mut Random) -> String {
 fn file(random: &mut Random) -> Vec<u8> {
     let mut text: String = (0..random.below(9)).map(|_| line(random)).collect();
     if rarely(random, 6) {
-        let at = text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize);
-        text.insert_str(at, pick(random, &PIECES));
+        let offset = text.floor_char_boundary(random.below(text.len() as u64 + 1) as usize);
+        text.insert_str(offset, pick(random, &PIECES));
     }
     if rarely(random, 8) {
         text.pop();
@@ -134,8 +134,8 @@ fn file(random: &mut Random) -> Vec<u8> {
 }
 
 fn pod(random: &mut Random) -> Value {
-    let list = |random: &mut Random, one: fn(&mut Random) -> String| -> Vec<String> {
-        (0..random.below(5)).map(|_| one(random)).collect()
+    let list = |random: &mut Random, make: fn(&mut Random) -> String| -> Vec<String> {
+        (0..random.below(5)).map(|_| make(random)).collect()
     };
     let mut spec = json!({"containers": [], "hostNetwork": rarely(random, 3)});
     match pick(random, &["ClusterFirst", "ClusterFirst", "ClusterFirstWithHostNet", "Default", "None", ""]) {
@@ -166,13 +166,13 @@ fn pod(random: &mut Random) -> Value {
 }
 
 /// What coracle makes of a case, in the form of the answer.
-struct Ours {
+struct OwnResolver {
     lists: [Vec<String>; 3],
     events: Vec<String>,
     limits: Vec<String>,
 }
 
-fn ours(pod: &Value, node: &NodeDns<'_>) -> Result<Ours, String> {
+fn ours(pod: &Value, node: &NodeDns<'_>) -> Result<OwnResolver, String> {
     let host = read_host(node.resolv_conf).map_err(|error| error.to_string())?;
     let limits = check_host(&host, node.resolv_conf, node.cluster_domain);
     let pod = Pod::from(serde_json::from_value::<api::Pod>(pod.clone()).unwrap());
@@ -183,16 +183,16 @@ fn ours(pod: &Value, node: &NodeDns<'_>) -> Result<Ours, String> {
         DnsNotice::Forming(text) => format!("Warning DNSConfigForming {text}"),
     };
     let events = notices.into_iter().map(event).collect();
-    Ok(Ours { lists: [resolver.servers, resolver.searches, resolver.options], events, limits })
+    Ok(OwnResolver { lists: [resolver.servers, resolver.searches, resolver.options], events, limits })
 }
 
 fn texts(value: &Value) -> Vec<String> {
-    let text = |one: &Value| String::from_utf8_lossy(&decode(one)).into_owned();
+    let text = |item: &Value| String::from_utf8_lossy(&decode(item)).into_owned();
     value.as_array().into_iter().flatten().map(text).collect()
 }
 
 fn lines(value: &Value) -> Vec<String> {
-    value.as_array().into_iter().flatten().map(|one| one.as_str().unwrap().to_owned()).collect()
+    value.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
 
 /// The settings of a pod are the same, and so are the warnings about the limits of resolvers.
@@ -216,7 +216,7 @@ fn resolver_settings_of_pods_equal_those_of_the_kubelet() {
         let theirs = peer.ask(&json!({
             "ask": "dns", "pod": pod, "file": path, "servers": servers, "domain": domain, "node_ips": node_ips,
         }));
-        let ips = |texts: &[&str]| texts.iter().map(|one| one.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
         let (cluster_dns, node_ips) = (ips(&servers), ips(node_ips));
         let node = NodeDns {
             resolv_conf: path,
@@ -243,9 +243,9 @@ fn resolver_settings_of_pods_equal_those_of_the_kubelet() {
         let mut read = [texts(&theirs["servers"]), texts(&theirs["searches"]), texts(&theirs["options"])];
         // Go keeps them in a map.
         read[2].sort();
-        let event = |one: String| match one.starts_with("Warning MissingClusterDNS") {
+        let event = |text: String| match text.starts_with("Warning MissingClusterDNS") {
             true => "Warning MissingClusterDNS".to_owned(),
-            false => one,
+            false => text,
         };
         let events: Vec<String> = lines(&theirs["events"]).into_iter().map(event).collect();
         // Go stops at the first limit, and does not name the domain that is too long.

@@ -107,7 +107,7 @@ const BODIES: [&str; 22] = [
     "00000000000000005\r\nhello\r\n0\r\n\r\n",
 ];
 
-fn answer(random: &mut Random) -> Vec<u8> {
+fn response(random: &mut Random) -> Vec<u8> {
     let mut text = String::new();
     if rarely(random, 20) {
         text += pick(random, &["HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Hints\r\nLink: a\r\n\r\n"]);
@@ -130,7 +130,8 @@ fn answer(random: &mut Random) -> Vec<u8> {
     }
     text += if rarely(random, 20) { "\n\n" } else { "\r\n\r\n" };
     text += pick(random, &BODIES);
-    let mut bytes: Vec<u8> = text.chars().map(|one| u8::try_from(u32::from(one)).unwrap_or(b'?')).collect();
+    let mut bytes: Vec<u8> =
+        text.chars().map(|character| u8::try_from(u32::from(character)).unwrap_or(b'?')).collect();
     if rarely(random, 8) {
         mutate(random, &mut bytes);
     }
@@ -166,11 +167,11 @@ fn headers(head: &ResponseHead) -> BTreeMap<String, Vec<Vec<u8>>> {
 const TAKEN: [&str; 4] = ["content-length", "transfer-encoding", "connection", "trailer"];
 
 #[test]
-fn answers_to_probes_equal_those_of_net_http() {
+fn probe_responses_equal_those_of_net_http() {
     let (mut cases, mut random) = Cases::new("responses", 40_000);
     let mut peer = Peer::start();
     while cases.next() {
-        let bytes = answer(&mut random);
+        let bytes = response(&mut random);
         let theirs = peer.ask(&json!({"ask": "response", "data": encode(&bytes)}));
         let shown = bytes.escape_ascii();
         let is_whole = theirs["ok"] == true && theirs["error"].is_null();
@@ -193,10 +194,10 @@ fn answers_to_probes_equal_those_of_net_http() {
                 cases.count("read alike");
             }
             Ok((head, _)) => cases.differs(&format!("{head:?}, in Go {theirs}: {shown}")),
-            Err((_, why)) if is_whole => cases.differs(&format!("{why}, in Go {theirs}: {shown}")),
+            Err((_, error)) if is_whole => cases.differs(&format!("{error}, in Go {theirs}: {shown}")),
             // The head is good and the body is not.
-            Err((status, why)) if status.is_some() != (theirs["ok"] == true) => {
-                cases.differs(&format!("{why}, in Go {theirs}: {shown}"));
+            Err((status, error)) if status.is_some() != (theirs["ok"] == true) => {
+                cases.differs(&format!("{error}, in Go {theirs}: {shown}"));
             }
             Err((Some(status), _)) => {
                 if theirs["status"] != status {

@@ -90,7 +90,7 @@ fn accepted_subject_is_parsed_equally_by_go() {
                         .as_array()
                         .into_iter()
                         .flatten()
-                        .map(|one| one.as_str().unwrap().to_owned())
+                        .map(|value| value.as_str().unwrap().to_owned())
                         .collect()
                 };
                 let read = Subject {

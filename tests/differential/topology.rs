@@ -16,7 +16,7 @@ use crate::random::Random;
 use crate::{Cases, pick, rarely};
 
 /// A provider whose answers are given.
-struct Given {
+struct FixedProvider {
     containers: Vec<Hints>,
     pod: Hints,
     fails: i64,
@@ -28,7 +28,7 @@ fn number(container: &Container) -> usize {
     container.name.parse().unwrap()
 }
 
-impl Provider for Given {
+impl Provider for FixedProvider {
     fn hints(&self, _: Candidate<'_>, container: &Container) -> Hints {
         self.containers[number(container)].clone()
     }
@@ -132,12 +132,14 @@ fn admissions_equal_those_of_the_topology_manager() {
         let chosen = Rc::new(RefCell::new(Vec::new()));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..random.below(3) {
-            let of: Vec<(Hints, Value)> = (0..containers).map(|_| hints(random, &nodes)).collect();
-            let (of, of_value): (Vec<Hints>, Vec<Value>) = of.into_iter().unzip();
+            let container_hints: Vec<(Hints, Value)> =
+                (0..containers).map(|_| hints(random, &nodes)).collect();
+            let (container_hints, container_values): (Vec<Hints>, Vec<Value>) =
+                container_hints.into_iter().unzip();
             let (pod, pod_value) = hints(random, &nodes);
             let fails = if rarely(random, 10) { random.below(containers as u64) as i64 } else { -1 };
-            theirs.push(json!({"containers": of_value, "pod": pod_value, "fails": fails}));
-            ours.push(Given { containers: of, pod, fails, chosen: chosen.clone() });
+            theirs.push(json!({"containers": container_values, "pod": pod_value, "fails": fails}));
+            ours.push(FixedProvider { containers: container_hints, pod, fails, chosen: chosen.clone() });
         }
         let list: Vec<Value> =
             nodes.iter().map(|node| json!({"id": node.number, "distances": node.distances})).collect();
@@ -145,8 +147,8 @@ fn admissions_equal_those_of_the_topology_manager() {
             "ask": "topology", "policy": policy, "scope": scope, "options": options, "nodes": list,
             "containers": containers, "providers": theirs,
         });
-        let answer = peer.ask(&question);
-        let error = answer["error"].as_str().unwrap();
+        let response = peer.ask(&question);
+        let error = response["error"].as_str().unwrap();
         let topology =
             Topology::new(Policy::parse(policy).unwrap(), Scope::parse(scope).unwrap(), &options, &nodes);
         let topology = match topology {
@@ -165,14 +167,14 @@ fn admissions_equal_those_of_the_topology_manager() {
         let pod = json!({"metadata": {"uid": "pod"}, "spec": {"containers": names}});
         let pod = Pod::from(serde_json::from_value::<coracle::model::api::Pod>(pod).unwrap());
         let mut providers: Vec<&mut dyn Provider> =
-            ours.iter_mut().map(|one| one as &mut dyn Provider).collect();
+            ours.iter_mut().map(|provider| provider as &mut dyn Provider).collect();
         let outcome = topology.admit(&pod, &mut providers);
         let (reason, message) =
             outcome.denial.as_ref().map_or(("", ""), |denial| (denial.reason, denial.message.as_str()));
         let chosen = Value::from(chosen.take());
         let found = json!([outcome.denial.is_none(), reason, message, chosen]);
-        let their_chosen = if answer["chosen"].is_null() { json!([]) } else { answer["chosen"].clone() };
-        let expected = json!([answer["admit"], answer["reason"], answer["message"], their_chosen]);
+        let their_chosen = if response["chosen"].is_null() { json!([]) } else { response["chosen"].clone() };
+        let expected = json!([response["admit"], response["reason"], response["message"], their_chosen]);
         if found == expected {
             let preferred = chosen.as_array().unwrap().iter().all(|hint| hint["preferred"] == true);
             cases.count(match (outcome.denial.is_none(), preferred) {

@@ -67,8 +67,11 @@ fn unfit_pods_are_rejected_once() {
         assert_eq!((events[0].reason.as_str(), events[0].count), (*reason, 1), "{name}");
     }
     let sandboxes = runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox");
-    let names: Vec<_> =
-        sandboxes.iter().filter_map(|one| one.metadata.as_ref()).map(|one| one.name.clone()).collect();
+    let names: Vec<_> = sandboxes
+        .iter()
+        .filter_map(|sandbox| sandbox.metadata.as_ref())
+        .map(|metadata| metadata.name.clone())
+        .collect();
     assert_eq!(names, ["first-e2e"], "nothing was created for rejected pods");
     node.finish();
 }

@@ -44,18 +44,18 @@ fn pod_has_its_cgroup_and_a_restart_of_the_agent_changes_no_value() {
     let ids = ["gu", "bu", "be"].map(|name| container_id(&node.wait_ready(name), "main"));
     let [gu, bu, be] = [("", "gu"), ("burstable/", "bu"), ("besteffort/", "be")]
         .map(|(tier, name)| cgroup(&node, tier, name));
-    let of = |cgroup: &str, v1: &str, v2: &str| value(&node, cgroup, v1, v2);
-    assert!(["256", "10"].contains(&of(&gu, "cpu.shares", "cpu.weight").as_str()));
-    assert!(["25000", "25000 100000"].contains(&of(&gu, "cpu.cfs_quota_us", "cpu.max").as_str()));
-    assert_eq!(of(&gu, "memory.limit_in_bytes", "memory.max"), (64 << 20).to_string());
+    let cgroup_value = |cgroup: &str, v1: &str, v2: &str| value(&node, cgroup, v1, v2);
+    assert!(["256", "10"].contains(&cgroup_value(&gu, "cpu.shares", "cpu.weight").as_str()));
+    assert!(["25000", "25000 100000"].contains(&cgroup_value(&gu, "cpu.cfs_quota_us", "cpu.max").as_str()));
+    assert_eq!(cgroup_value(&gu, "memory.limit_in_bytes", "memory.max"), (64 << 20).to_string());
     for pod in [&gu, &bu, &be] {
-        assert_eq!(of(pod, "pids.max", "pids.max"), "500");
+        assert_eq!(cgroup_value(pod, "pids.max", "pids.max"), "500");
     }
-    assert!(["102", "4"].contains(&of(&bu, "cpu.shares", "cpu.weight").as_str()));
-    assert!(["2", "1"].contains(&of(&be, "cpu.shares", "cpu.weight").as_str()));
+    assert!(["102", "4"].contains(&cgroup_value(&bu, "cpu.shares", "cpu.weight").as_str()));
+    assert!(["2", "1"].contains(&cgroup_value(&be, "cpu.shares", "cpu.weight").as_str()));
     // The tier follows the pods in it: its weight grew before the pod started.
-    assert!(["102", "4"].contains(&of("kubepods/burstable", "cpu.shares", "cpu.weight").as_str()));
-    assert!(["2", "1"].contains(&of("kubepods/besteffort", "cpu.shares", "cpu.weight").as_str()));
+    assert!(["102", "4"].contains(&cgroup_value("kubepods/burstable", "cpu.shares", "cpu.weight").as_str()));
+    assert!(["2", "1"].contains(&cgroup_value("kubepods/besteffort", "cpu.shares", "cpu.weight").as_str()));
     // The containers are in the cgroups of their pods.
     let tree = node.cgroups().tree();
     for (pod, id) in [&gu, &bu, &be].into_iter().zip(&ids) {

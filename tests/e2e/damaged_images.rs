@@ -113,12 +113,14 @@ fn image_without_an_intact_copy_is_pulled_again() {
     done["spec"]["containers"][0]["command"] = json!(["true"]);
     node.apply("done.json", &done);
     node.wait_pod("done", "ended", LONG, |pod| phase(pod) == "Succeeded");
-    let kept = |node: &Node| {
+    let finished_containers = |node: &Node| {
         let all = node.cri().0.list_containers(Default::default()).expect("containers are listed");
-        let of_done = all.into_iter().filter(|one| one.labels["io.kubernetes.pod.name"].starts_with("done"));
-        of_done.map(|one| one.id).collect::<Vec<_>>()
+        let of_done = all
+            .into_iter()
+            .filter(|container| container.labels["io.kubernetes.pod.name"].starts_with("done"));
+        of_done.map(|container| container.id).collect::<Vec<_>>()
     };
-    let before = kept(&node);
+    let before = finished_containers(&node);
     assert_eq!(before.len(), 1);
 
     let intact = fs::read(program(&node)).expect("the program is readable");
@@ -141,7 +143,7 @@ fn image_without_an_intact_copy_is_pulled_again() {
     node.start_agent();
     node.apply("second.json", &with_image("second", &image));
     node.wait_event("second", "ImageMendFailed", "is not pulled again while the finished container");
-    assert_eq!(kept(&node), before);
+    assert_eq!(finished_containers(&node), before);
     node.remove("done.json");
     node.wait_gone("done");
     // It would check the image again after an hour.
@@ -170,7 +172,7 @@ fn image_with_the_configuration_of_another_removes_nothing() {
         images.as_array().expect("a list").clone()
     };
     let tags = |image: &Value| image["tags"].as_array().expect("tags").clone();
-    let has = |image: &Value, tag: &str| tags(image).iter().any(|one| one == tag);
+    let has = |image: &Value, tag: &str| tags(image).iter().any(|other| other == tag);
     let id = {
         let images = of_node(&node);
         let busybox = images.iter().find(|image| has(image, IMAGE)).expect("the image is listed");

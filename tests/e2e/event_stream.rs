@@ -20,9 +20,9 @@ fn time_of(line: &str) -> SystemTime {
 /// When the agent noticed the end of the container `id`, and when it started the next one.
 fn noticed_and_started(node: &str, id: &str) -> (Option<SystemTime>, SystemTime) {
     let log = fs::read_to_string(Node::base(node).join("agent-1.log")).expect("the agent's log");
-    let heard = log.lines().rfind(|line| line.contains(&format!("event of {id} ")));
+    let noticed = log.lines().rfind(|line| line.contains(&format!("event of {id} ")));
     let started = log.lines().rfind(|line| line.contains("start: container ")).expect("a start is logged");
-    (heard.map(time_of), time_of(started))
+    (noticed.map(time_of), time_of(started))
 }
 
 /// How often each thread of a process has waited so far, by name.
@@ -51,9 +51,9 @@ fn killed_container_restarts_at_once() {
         let before = SystemTime::now();
         kill(pid, "KILL");
         node.wait_pod(&name, "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
-        let (heard, started) = noticed_and_started("events", &id);
-        let since = |at: SystemTime| at.duration_since(before).unwrap_or_default();
-        took.push((heard.map(since), since(started)));
+        let (noticed, started) = noticed_and_started("events", &id);
+        let since = |time: SystemTime| time.duration_since(before).unwrap_or_default();
+        took.push((noticed.map(since), since(started)));
     }
     // A stream that was delayed for seconds is not trusted until the next event arrives.
     let changes = wait_for("an event stream, or the report that there is none", LONG, || {

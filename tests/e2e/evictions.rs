@@ -67,7 +67,7 @@ impl Joined {
     fn condition(&self, kind: &str) -> Value {
         let node = self.api.object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
         let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.into_iter().find(|one| one["type"] == kind).unwrap_or_default()
+        conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
     }
 
     fn wait_condition(&self, kind: &str, status: &str) -> Value {
@@ -83,8 +83,8 @@ impl Joined {
                 return shown;
             }
             assert!(begun.elapsed() < LONG, "{name} is not {what}: {}\n{}", shown["status"], self.node.log());
-            let answer = http_get_within(self.node.healthz_port(), "/healthz", RESPONSE);
-            assert!(matches!(answer, Ok((200, _))), "{answer:?}");
+            let response = http_get_within(self.node.healthz_port(), "/healthz", RESPONSE);
+            assert!(matches!(response, Ok((200, _))), "{response:?}");
             pause(Duration::from_millis(50));
         }
     }
@@ -139,8 +139,10 @@ impl Joined {
 /// The text of a pod's condition `DisruptionTarget`; null without it.
 fn disruption(pod: &Value) -> Value {
     let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    let found = conditions.into_iter().find(|one| one["type"] == "DisruptionTarget");
-    found.map_or(Value::Null, |one| json!([one["status"], one["reason"], one["message"]]))
+    let found = conditions.into_iter().find(|condition| condition["type"] == "DisruptionTarget");
+    found.map_or(Value::Null, |condition| {
+        json!([condition["status"], condition["reason"], condition["message"]])
+    })
 }
 
 fn message(pod: &Value) -> String {
@@ -267,8 +269,11 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     // It was not killed: it had more than one second.
     assert_eq!(evicted["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
     let log = joined.node.log();
-    let at = |text: &str| log.lines().position(|line| line.contains(text));
-    assert!(at("pressure conditions of the node: MemoryPressure") < at("evicting a pod: "), "{log}");
+    let line_of = |text: &str| log.lines().position(|line| line.contains(text));
+    assert!(
+        line_of("pressure conditions of the node: MemoryPressure") < line_of("evicting a pod: "),
+        "{log}"
+    );
     joined.finish(&["soft"]);
 }
 
@@ -330,11 +335,11 @@ fn pods_above_their_limits_of_local_storage_are_evicted() {
 struct Disk(std::path::PathBuf);
 
 impl Disk {
-    fn mount(at: std::path::PathBuf, options: &str) -> Disk {
-        fs::create_dir_all(&at).expect("a directory");
-        let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&at).status();
+    fn mount(path: std::path::PathBuf, options: &str) -> Disk {
+        fs::create_dir_all(&path).expect("a directory");
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).status();
         assert!(done.expect("mount is there").success());
-        Disk(at)
+        Disk(path)
     }
 }
 

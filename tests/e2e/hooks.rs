@@ -146,7 +146,7 @@ fn next_container_waits_for_the_previous_post_start_hook() {
     let seen = node.wait_pod("failing", "waiting after its hook", LONG, |pod| {
         ["PostStartHookError", "CrashLoopBackOff"].contains(&waiting_reason(pod, "main"))
     });
-    assert!(!container(&seen, "main").is_some_and(|one| one.ready));
+    assert!(!container(&seen, "main").is_some_and(|status| status.ready));
     node.wait_pod("failing", "started again", LONG, |pod| restarts(pod, "main") >= 1);
     assert!(!node.cli(&["events"]).contains("no luck"), "the output of a hook may be secret");
     node.finish();

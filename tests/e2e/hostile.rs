@@ -20,7 +20,7 @@ use crate::support::wait::{wait_for, wait_until};
 
 /// Seconds without a probe, whose period is one second, after which a pod counts as starved: many
 /// times the gap on a busy machine. The longest gap is printed.
-const STARVED: f64 = 60.0;
+const PROBE_GAP_LIMIT: f64 = 60.0;
 
 /// Probes that have to run while an attack is under way.
 const PROBES: usize = 3;
@@ -84,7 +84,7 @@ impl AttackedNode {
             .filter(|pair| pair[1] >= since)
             .map(|pair| pair[1] - pair[0])
             .fold(0.0, f64::max);
-        assert!(gap < STARVED, "{attack}: no probe for {gap} s");
+        assert!(gap < PROBE_GAP_LIMIT, "{attack}: no probe for {gap} s");
         let witness = node.pod("witness").expect("the witness is listed");
         assert_eq!(restarts(&witness, "main"), 0, "{attack}: {witness:?}");
         let peak = peak_kib(&node);
@@ -229,8 +229,8 @@ fn removal_of_a_pod_follows_no_links_in_volumes() {
     wait_file(node, "done");
     siege.restart_goes_on();
     remove_attacker(node);
-    let kept = std::fs::read_to_string(canary.join("deep/file")).expect("the canary is there");
-    assert_eq!(kept, "untouched");
+    let text = std::fs::read_to_string(canary.join("deep/file")).expect("the canary is there");
+    assert_eq!(text, "untouched");
     siege.finish("links");
 }
 
@@ -316,7 +316,7 @@ impl Endless {
                     return;
                 }
                 counter.fetch_add(1, Ordering::Relaxed);
-                open.retain(|one| !one.is_finished());
+                open.retain(|connection| !connection.is_finished());
                 open.extend(spawn("t/drip", Stack::Small, OnDeath::Unsupervised, move |stop| {
                     drip(stream, between, &stop);
                 }));

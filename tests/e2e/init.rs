@@ -25,7 +25,7 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     wait_until("the first to run", LONG, || node.out("order") == "one\n");
     let early = node.wait_pod("web", "initializing", LONG, |pod| {
         init_container(pod, "one")
-            .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+            .is_some_and(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
     });
     assert_eq!((phase(&early), waiting_reason(&early, "main")), ("Pending", "PodInitializing"));
     let (status, message) = condition(&early, "Initialized").unwrap_or_default();
@@ -42,7 +42,7 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     wait_until("everything to run", LONG, || words(&node.out("order")).len() >= 3);
     assert_eq!(words(&node.out("order")), ["one", "two", "main"]);
     for name in ["one", "two"] {
-        let end = init_container(&ready, name).and_then(|one| one.state.as_ref()?.terminated.clone());
+        let end = init_container(&ready, name).and_then(|status| status.state.as_ref()?.terminated.clone());
         assert_eq!(end.map(|end| (end.exit_code, end.reason)), Some((0, Some("Completed".to_owned()))));
     }
     assert_eq!(condition(&ready, "Initialized").map(|(status, _)| status).as_deref(), Some("True"));
@@ -51,8 +51,8 @@ fn init_containers_run_in_order_and_again_in_a_new_sandbox() {
     let attempts = || -> Vec<u32> {
         let running = node.running_sandboxes("web");
         let sandboxes = runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox");
-        let running = sandboxes.iter().filter(|one| running.contains(&one.id));
-        running.filter_map(|one| one.metadata.as_ref()).map(|one| one.attempt).collect()
+        let running = sandboxes.iter().filter(|sandbox| running.contains(&sandbox.id));
+        running.filter_map(|sandbox| sandbox.metadata.as_ref()).map(|metadata| metadata.attempt).collect()
     };
     let first = attempts();
     let sandbox = node.running_sandboxes("web");
@@ -90,12 +90,12 @@ fn failed_init_container_fails_or_retries_the_pod_by_policy() {
         node.apply(&format!("{name}.json"), &node.with_out(manifest));
     }
     let failed = node.wait_pod("never", "failed", LONG, |pod| phase(pod) == "Failed");
-    let end = init_container(&failed, "setup").and_then(|one| one.state.as_ref()?.terminated.clone());
+    let end = init_container(&failed, "setup").and_then(|status| status.state.as_ref()?.terminated.clone());
     assert_eq!(end.map(|end| end.exit_code), Some(3));
     let again = node.wait_pod("again", "backing off", LONG, |pod| {
-        init_container(pod, "setup").is_some_and(|one| {
-            one.restart_count >= 1
-                && one.state.as_ref().and_then(|state| state.waiting.as_ref()?.reason.as_deref())
+        init_container(pod, "setup").is_some_and(|status| {
+            status.restart_count >= 1
+                && status.state.as_ref().and_then(|state| state.waiting.as_ref()?.reason.as_deref())
                     == Some("CrashLoopBackOff")
         })
     });
@@ -142,14 +142,14 @@ fn sidecars_start_first_and_stop_last() {
     );
     node.touch("go");
     node.wait_ready("web");
-    let at = |what: &str| node.wait_stamp(what);
+    let stamp = |what: &str| node.wait_stamp(what);
     for pair in [["s1-start", "between-start"], ["between-start", "between-end"], ["between-end", "s2-start"]]
     {
-        assert!(at(pair[0]) <= at(pair[1]), "{pair:?}");
+        assert!(stamp(pair[0]) <= stamp(pair[1]), "{pair:?}");
     }
     // The start of the app waits for no output of a sidecar without a startup probe, so the app's
     // output may come first. The starts themselves are in order.
-    at("app-start");
+    stamp("app-start");
     wait_until("all starts to be reported", LONG, || node.events_with_reason("web", "Started").len() >= 4);
     let started: Vec<String> =
         node.events_with_reason("web", "Started").into_iter().map(|event| event.field).collect();
@@ -165,16 +165,16 @@ fn sidecars_start_first_and_stop_last() {
 
     node.remove("web.json");
     node.wait_gone("web");
-    assert!(at("app-end") <= at("s2-term"), "the sidecar was signaled before the container had ended");
-    assert!(at("s2-end") <= at("s1-term"), "sidecars end in reverse order");
-    let apart = at("s1-pre") - at("app-term");
+    assert!(stamp("app-end") <= stamp("s2-term"), "the sidecar was signaled before the container had ended");
+    assert!(stamp("s2-end") <= stamp("s1-term"), "sidecars end in reverse order");
+    let apart = stamp("s1-pre") - stamp("app-term");
     assert!(apart.abs() < 8.0, "a sidecar's hook runs at once: {apart} s after the signal of the container");
-    assert!(at("s1-pre") < at("s2-term"));
+    assert!(stamp("s1-pre") < stamp("s2-term"));
     let killing = node.events_with_reason("web", "Killing");
     for name in ["app", "s1", "s2"] {
         let message = format!("Stopping container {name}");
-        let of = killing.iter().filter(|event| event.message == message);
-        assert_eq!(of.map(|event| event.count).sum::<u64>(), 1, "{name}: {killing:#?}");
+        let matching = killing.iter().filter(|event| event.message == message);
+        assert_eq!(matching.map(|event| event.count).sum::<u64>(), 1, "{name}: {killing:#?}");
     }
     node.finish();
 }
@@ -197,7 +197,7 @@ fn sidecars_stop_when_the_pod_completes() {
     let running = node.running("job");
     node.containerd.kill_task(&running["s2"][0]);
     node.wait_pod("job", "with its sidecar again", LONG, |pod| {
-        init_container(pod, "s2").is_some_and(|one| one.restart_count == 1 && one.ready)
+        init_container(pod, "s2").is_some_and(|status| status.restart_count == 1 && status.ready)
     });
     wait_until("it to have started again", LONG, || node.stamps("s2-start").len() == 2);
     node.touch("done");
@@ -248,7 +248,7 @@ fn restart_rules_match_exit_codes() {
     let pod = node.wait_pod("rule", "restarted", LONG, |pod| restarts(pod, "main") == 1 && is_ready(pod));
     assert_eq!(restarts(&pod, "side"), 0);
     let pod = node.wait_pod("norule", "ended but for its side", LONG, |pod| {
-        ended(pod, "main").is_some() && container(pod, "side").is_some_and(|one| one.ready)
+        ended(pod, "main").is_some() && container(pod, "side").is_some_and(|status| status.ready)
     });
     assert_eq!(ended(&pod, "main").map(|end| end.exit_code), Some(41));
     assert_eq!(phase(&pod), "Running");

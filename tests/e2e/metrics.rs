@@ -28,11 +28,12 @@ fn value(node: &Node, name: &str) -> f64 {
 /// A sandbox that the runtime could not create is requested again.
 fn made(node: &Node) -> (f64, f64) {
     let page = samples(node, "/metrics");
-    let at = |name: &str| page.get(name).copied().unwrap_or(0.0);
-    let calls =
-        |of: &str| at(&format!("kubelet_runtime_operations_{of}{{operation_type=\"run_podsandbox\"}}"));
+    let value = |name: &str| page.get(name).copied().unwrap_or(0.0);
+    let calls = |counter: &str| {
+        value(&format!("kubelet_runtime_operations_{counter}{{operation_type=\"run_podsandbox\"}}"))
+    };
     (
-        at("kubelet_started_pods_total") - at("kubelet_started_pods_errors_total"),
+        value("kubelet_started_pods_total") - value("kubelet_started_pods_errors_total"),
         calls("total") - calls("errors_total"),
     )
 }

@@ -87,10 +87,10 @@ impl Watcher {
             let (mut slowest, mut most) = (Duration::ZERO, 0);
             while stop.wait(Duration::from_millis(300)) == Waited::TimedOut {
                 let begun = Instant::now();
-                let answer = http_get(port, "/healthz");
-                assert_eq!(answer.map(|(code, _)| code).unwrap_or_default(), 200, "/healthz");
+                let response = http_get(port, "/healthz");
+                assert_eq!(response.map(|(code, _)| code).unwrap_or_default(), 200, "/healthz");
                 slowest = slowest.max(begun.elapsed());
-                most = most.max(ProcessUsage::of(pid).map_or(0, |usage| usage.threads));
+                most = most.max(ProcessUsage::read(pid).map_or(0, |usage| usage.threads));
             }
             let _ = sender.send((slowest, most));
         };
@@ -115,14 +115,14 @@ fn writer(name: &str, address: &str) -> Value {
 
 /// The times of pods without a volume, from the manifest to Ready, one after the other.
 fn starts(node: &Node, prefix: &str, count: usize) -> Vec<Duration> {
-    let one = |number: usize| {
+    let start_duration = |number: usize| {
         let name = format!("{prefix}{number}");
         let begun = Instant::now();
         node.apply(&format!("{name}.json"), &simple(&name));
         node.wait_ready(&name);
         begun.elapsed()
     };
-    (0..count).map(one).collect()
+    (0..count).map(start_duration).collect()
 }
 
 /// Prints a line, of a test that passes too.

@@ -45,17 +45,20 @@ fn first_readiness_probe_runs_at_container_start() {
     node.apply("web.json", &node.with_out(manifest));
     node.wait_pod("web", "running", LONG, |pod| {
         container(pod, "main")
-            .is_some_and(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()))
+            .is_some_and(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
     });
     node.wait_event("web", "Unhealthy", "Startup probe failed: ");
     let waiting = node.pod("web").expect("the pod is listed");
-    assert_eq!(container(&waiting, "main").map(|one| (one.started, one.ready)), Some((Some(false), false)));
+    assert_eq!(
+        container(&waiting, "main").map(|status| (status.started, status.ready)),
+        Some((Some(false), false))
+    );
     assert_eq!(node.out("readiness"), "", "readiness waits for the start");
     node.touch("started");
     let begun = Instant::now();
     let ready = node.wait_ready("web");
     assert!(begun.elapsed() < Duration::from_secs(45), "ready {:?} after the start", begun.elapsed());
-    assert_eq!(container(&ready, "main").and_then(|one| one.started), Some(true));
+    assert_eq!(container(&ready, "main").and_then(|status| status.started), Some(true));
     node.finish();
 }
 
@@ -228,13 +231,13 @@ fn agent_restart_keeps_ready_containers_ready() {
     // age is the input.
     pause(Duration::from_secs(11));
     node.stop_agent();
-    let asked = node.out("readiness").lines().count();
+    let probes = node.out("readiness").lines().count();
     node.start_agent();
     // It is listed before its first inspection.
     node.wait_pod("web", "inspected", LONG, |pod| container(pod, "main").is_some());
     holds_for("the pod is ready from the first moment on", Duration::from_secs(3), || {
         node.pod("web").is_some_and(|pod| is_ready(&pod) && restarts(&pod, "main") == 0)
     });
-    wait_until("the probes to go on", LONG, || node.out("readiness").lines().count() > asked);
+    wait_until("the probes to go on", LONG, || node.out("readiness").lines().count() > probes);
     node.finish();
 }

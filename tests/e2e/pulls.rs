@@ -162,11 +162,11 @@ fn provider_flags(base: &Path) -> [String; 2] {
 fn credential_provider_supplies_credentials() {
     let base = prepare("provider");
     let registry = Registry::with_password(&base, "robot", "token");
-    let answer = json!({
+    let response = json!({
         "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
         "cacheKeyType": "Registry", "auth": {registry.host(): {"username": "robot", "password": "token"}},
     });
-    provider(&base, &registry, "vault", &format!("cat >> $NOTES; echo \" $1\" >> $NOTES; echo '{answer}'"));
+    provider(&base, &registry, "vault", &format!("cat >> $NOTES; echo \" $1\" >> $NOTES; echo '{response}'"));
     let mut node = Node::prepare("provider", json!({}));
     node.set_flags(&provider_flags(&base));
     node.start_agent();
@@ -175,12 +175,12 @@ fn credential_provider_supplies_credentials() {
     node.apply("two.json", &with_image("two", &registry.image("two"), "IfNotPresent"));
     node.wait_ready("two");
     let notes = fs::read_to_string(base.join("notes")).unwrap_or_default();
-    let asked: Vec<&str> = notes.lines().collect();
-    assert_eq!(asked.len(), 1, "the answer holds for the whole registry: {notes}");
+    let requests: Vec<&str> = notes.lines().collect();
+    assert_eq!(requests.len(), 1, "the answer holds for the whole registry: {notes}");
     assert!(
-        asked[0].contains("CredentialProviderRequest")
-            && asked[0].contains(&format!("{}/one", registry.host()))
-            && asked[0].ends_with(" get"),
+        requests[0].contains("CredentialProviderRequest")
+            && requests[0].contains(&format!("{}/one", registry.host()))
+            && requests[0].ends_with(" get"),
         "{notes}"
     );
     node.finish();

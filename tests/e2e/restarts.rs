@@ -119,8 +119,8 @@ fn restart_all_containers_rule_and_ephemeral_container_work() {
     let during = node.wait_pod("web", "restarting as a whole", LONG, |now| restarting(now).0 == "True");
     assert_eq!(restarting(&during).1, "container exited with restart policy rule");
     let conditions = during.status.as_ref().and_then(|status| status.conditions.as_ref()).unwrap();
-    let reason = conditions.iter().find(|one| one.type_ == "AllContainersRestarting");
-    assert_eq!(reason.and_then(|one| one.reason.as_deref()), Some("RestartAllContainersStarted"));
+    let reason = conditions.iter().find(|condition| condition.type_ == "AllContainersRestarting");
+    assert_eq!(reason.and_then(|condition| condition.reason.as_deref()), Some("RestartAllContainersStarted"));
     let removed = node.wait_pod("web", "removed as a whole", LONG, |now| {
         waiting_reason(now, "main") == "RestartingAllContainers"
     });

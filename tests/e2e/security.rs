@@ -92,17 +92,17 @@ fn capabilities_and_profiles_are_those_of_the_security_context() {
     }
     node.apply("many.json", &manifest);
     let ready = node.wait_ready("many");
-    let of = |name: &str| status(&node, "many", name);
+    let status_of = |name: &str| status(&node, "many", name);
 
-    let plain = of("plain");
+    let plain = status_of("plain");
     assert_eq!(plain["CapEff"], "00000000a80425fb", "the runtime's default set");
     assert_eq!((plain["Seccomp"].as_str(), plain["NoNewPrivs"].as_str()), ("0", "0"));
-    assert_eq!(of("one")["CapEff"], "0000000000000400");
-    assert_eq!(of("all")["CapEff"], of("all")["CapBnd"]);
-    assert_ne!(of("all")["CapEff"], plain["CapEff"]);
-    assert_eq!(of("filtered")["Seccomp"], "2");
-    assert_eq!(of("own")["Seccomp"], "2");
-    assert_eq!(of("sealed")["NoNewPrivs"], "1");
+    assert_eq!(status_of("one")["CapEff"], "0000000000000400");
+    assert_eq!(status_of("all")["CapEff"], status_of("all")["CapBnd"]);
+    assert_ne!(status_of("all")["CapEff"], plain["CapEff"]);
+    assert_eq!(status_of("filtered")["Seccomp"], "2");
+    assert_eq!(status_of("own")["Seccomp"], "2");
+    assert_eq!(status_of("sealed")["NoNewPrivs"], "1");
 
     let run = |name: &str, script: &str| node.exec(&container_id(&ready, name), &["sh", "-c", script]);
     assert_eq!(run("own", "mkdir /tmp/d 2>/dev/null && echo made || echo refused"), "refused\n");
@@ -182,7 +182,7 @@ fn run_as_non_root_refuses_root_without_a_crash() {
         assert_eq!(waiting_reason(&seen, "main"), "CreateContainerConfigError");
         assert!(crate::support::node::waiting_message(&seen, "main").starts_with(words), "{name}");
         assert!(node.events_with_reason(name, "BackOff").is_empty(), "{name} is no crash");
-        assert_eq!(container(&seen, "main").map(|one| one.restart_count), Some(0));
+        assert_eq!(container(&seen, "main").map(|status| status.restart_count), Some(0));
     }
     assert!(is_ready(&node.wait_ready("fine")));
     node.finish();
@@ -207,8 +207,8 @@ fn container_with_the_local_socket_is_denied_access() {
     node.apply("thief.json", &manifest);
     node.wait_ready("thief");
     wait_until("the end of the command", LONG, || node.out("said").contains("code "));
-    let said = node.out("said");
-    assert!(said.contains("own mount and PID namespaces only") && said.ends_with("code 1\n"), "{said}");
+    let output = node.out("said");
+    assert!(output.contains("own mount and PID namespaces only") && output.ends_with("code 1\n"), "{output}");
     assert!(node.cli(&["pods"]).contains("thief"));
     node.finish();
 }

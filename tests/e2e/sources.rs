@@ -37,9 +37,13 @@ fn static_pod_gets_name_suffix_and_annotations() {
     let spec = pod.spec.clone().unwrap_or_default();
     assert_eq!(spec.node_name.as_deref(), Some("node-1"));
     assert!(
-        spec.tolerations.iter().flatten().any(|one| one.key.as_deref().unwrap_or("").is_empty()
-            && one.operator.as_deref() == Some("Exists")
-            && one.effect.as_deref() == Some("NoExecute")),
+        spec.tolerations.iter().flatten().any(|toleration| toleration
+            .key
+            .as_deref()
+            .unwrap_or("")
+            .is_empty()
+            && toleration.operator.as_deref() == Some("Exists")
+            && toleration.effect.as_deref() == Some("NoExecute")),
         "{:?}",
         spec.tolerations
     );

@@ -48,8 +48,8 @@ fn without_configuration_file_anonymous_reads_are_allowed() {
     ]);
     let mut agent = launch::spawn(&mut command, &dir.join("flags.log"));
     launch::wait_healthy(&mut agent, healthz, LONG);
-    let answer = TlsClient::new(port, None).get("/pods");
-    assert!(answer.status == 200 && answer.body.contains("\"PodList\""), "{answer:?}");
+    let response = TlsClient::new(port, None).get("/pods");
+    assert!(response.status == 200 && response.body.contains("\"PodList\""), "{response:?}");
     assert!(http_get(read_only, "/metrics").is_ok_and(|(code, _)| code == 200));
     kill(agent.id(), "TERM");
     assert!(agent.wait().expect("the agent ends").success());

@@ -21,7 +21,7 @@ fn of_pod(node: &Node, summary: &Value, name: &str) -> Option<Value> {
 
 fn names(pod: &Value) -> Vec<&str> {
     let containers = pod["containers"].as_array().expect("a list of containers");
-    containers.iter().filter_map(|one| one["name"].as_str()).collect()
+    containers.iter().filter_map(|container| container["name"].as_str()).collect()
 }
 
 /// The directory of a container's cgroup, wherever the runtime made it.
@@ -93,10 +93,12 @@ fn summary_equals_the_cgroup_files() {
     let whole = wait_for("eight MiB in use, and a line in the log", LONG, || {
         let whole = summary(&node, "");
         let pod = of_pod(&node, &whole, "eater")?;
-        let said = |one: &Value| one["name"] == "main" && one["logs"]["usedBytes"].as_u64() > Some(0);
+        let has_logs = |container: &Value| {
+            container["name"] == "main" && container["logs"]["usedBytes"].as_u64() > Some(0)
+        };
         let eaten = pod["memory"]["workingSetBytes"].as_u64() > Some(8 << 20);
         let complete = names(&pod).len() == 2 && pod["volume"][0]["name"] == "scratch";
-        let done = eaten && complete && pod["containers"].as_array().into_iter().flatten().any(said);
+        let done = eaten && complete && pod["containers"].as_array().into_iter().flatten().any(has_logs);
         done.then_some(whole)
     });
     let found = of_pod(&node, &whole, "eater").expect("the pod has numbers");
@@ -115,7 +117,8 @@ fn summary_equals_the_cgroup_files() {
         );
         assert!(container["rootfs"]["usedBytes"].is_u64(), "{container}");
     }
-    let main = found["containers"].as_array().into_iter().flatten().find(|one| one["name"] == "main");
+    let main =
+        found["containers"].as_array().into_iter().flatten().find(|container| container["name"] == "main");
     assert!(main.expect("main")["logs"]["usedBytes"].as_u64() > Some(0), "{found}");
     let parts: u64 = ids.values().flatten().map(|id| working_set(id)).sum();
     let together = found["memory"]["workingSetBytes"].as_u64().expect("a working set");
@@ -186,12 +189,12 @@ fn samples(node: &Node, path: &str) -> Vec<(String, f64, Option<i64>)> {
     text.lines()
         .filter(|line| !line.starts_with('#') && !line.is_empty())
         .map(|line| {
-            let end = line.rfind('}').map_or_else(|| line.find(' ').expect("a value"), |at| at + 1);
+            let end = line.rfind('}').map_or_else(|| line.find(' ').expect("a value"), |index| index + 1);
             let (name, rest) = line.split_at(end);
             let mut words = rest.split_whitespace();
             let value = words.next().and_then(|word| word.parse().ok());
-            let at = words.next().map(|word| word.parse().expect("a time"));
-            (name.to_owned(), value.unwrap_or_else(|| panic!("no number: {line}")), at)
+            let timestamp = words.next().map(|word| word.parse().expect("a time"));
+            (name.to_owned(), value.unwrap_or_else(|| panic!("no number: {line}")), timestamp)
         })
         .collect()
 }
@@ -217,20 +220,21 @@ fn metrics_have_timestamps_of_their_samples() {
     // Requested again at once, it is the same sample: its time is not that of the answer.
     wait_until("two answers within a second", LONG, || {
         let begun = std::time::Instant::now();
-        let at = |found: Option<((String, f64, Option<i64>), _)>| found.and_then(|((.., at), _)| at);
-        let pair = [at(of_one("/metrics/resource")), at(of_one("/metrics/resource"))];
+        let timestamp_of =
+            |found: Option<((String, f64, Option<i64>), _)>| found.and_then(|((.., timestamp), _)| timestamp);
+        let pair = [timestamp_of(of_one("/metrics/resource")), timestamp_of(of_one("/metrics/resource"))];
         let soon = begun.elapsed() < std::time::Duration::from_millis(900);
-        let [Some(one), Some(other)] = pair else { return false };
+        let [Some(earlier), Some(later)] = pair else { return false };
         // The first of them may have been a second old already.
-        soon && one == other
+        soon && earlier == later
     });
     // A second later it is another sample.
     wait_until("another sample", LONG, || {
-        of_one("/metrics/resource").is_some_and(|((.., at), _)| at > Some(first + 900))
+        of_one("/metrics/resource").is_some_and(|((.., timestamp), _)| timestamp > Some(first + 900))
     });
 
-    let ((name, value, at), all) = of_one("/metrics/cadvisor").expect("the container");
-    assert!(value > 0.0 && at.is_some());
+    let ((name, value, timestamp), all) = of_one("/metrics/cadvisor").expect("the container");
+    assert!(value > 0.0 && timestamp.is_some());
     for label in
         ["cpu=\"total\"", "id=\"/", "name=\"", "image=\"localhost/busybox:1\"", "namespace=\"default\""]
     {

@@ -130,7 +130,7 @@ fn local_exec_attach_and_port_forward_work() {
     node.wait_pod("web", "without its debug container", LONG, |pod| {
         let status = pod.status.clone().unwrap_or_default();
         let ended = status.ephemeral_container_statuses.unwrap_or_default().into_iter().next();
-        let state = ended.and_then(|one| one.state).unwrap_or_default();
+        let state = ended.and_then(|status| status.state).unwrap_or_default();
         state.terminated.is_some_and(|ended| ended.exit_code == 3)
     });
     let args = ["debug", "-i", "web", "--image", "localhost/none:1", "-c", "never"];

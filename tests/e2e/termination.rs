@@ -148,25 +148,25 @@ fn termination_messages_share_a_size_limit() {
         let over = node.wait_pod(name, "over", LONG, |pod| phase(pod) == "Failed");
         for index in 0..number {
             let container = format!("c{index}");
-            let said = ended(&over, &container).and_then(|end| end.message).unwrap_or_default();
-            assert_eq!(said.len(), limit, "{name}/{container}");
+            let message = ended(&over, &container).and_then(|end| end.message).unwrap_or_default();
+            assert_eq!(message.len(), limit, "{name}/{container}");
             if name == "three" {
                 assert!(
-                    said.ends_with(&container),
+                    message.ends_with(&container),
                     "the end of the message is kept: {}",
-                    &said[said.len() - 9..]
+                    &message[message.len() - 9..]
                 );
             }
         }
     }
     let over = node.wait_pod("logs", "over", LONG, |pod| phase(pod) == "Failed");
-    let said = |name: &str| ended(&over, name).and_then(|end| end.message).unwrap_or_default();
-    let lines: Vec<String> = said("failed").lines().map(str::to_owned).collect();
+    let message_of = |name: &str| ended(&over, name).and_then(|end| end.message).unwrap_or_default();
+    let lines: Vec<String> = message_of("failed").lines().map(str::to_owned).collect();
     assert_eq!(
         (lines.len(), lines.first().map(String::as_str), lines.last().map(String::as_str)),
         (80, Some("line 121"), Some("line 200"))
     );
-    assert_eq!((said("fine").as_str(), said("spoken").as_str()), ("", "said\n"));
+    assert_eq!((message_of("fine").as_str(), message_of("spoken").as_str()), ("", "said\n"));
     node.finish();
 }
 
@@ -246,6 +246,6 @@ fn log_files_and_links_are_at_the_documented_paths() {
     // The agents of all tests share the links' directory, and each removes what leads nowhere and
     // is not its own: another one's look may fall into the moment of a rotation.
     wait_until("the link to lead to a file", LONG, || link.exists() || fs::symlink_metadata(&link).is_err());
-    assert_eq!(container(&node.wait_ready("talker"), "main").map(|one| one.restart_count), Some(0));
+    assert_eq!(container(&node.wait_ready("talker"), "main").map(|status| status.restart_count), Some(0));
     node.finish();
 }

@@ -170,9 +170,9 @@ fn downward_api_files_follow_the_pod() {
     node.apply("web.json", &manifest);
     node.wait_pod("web", "shown with the new mode", LONG, |now| {
         let volumes = now.spec.as_ref().and_then(|spec| spec.volumes.clone()).unwrap_or_default();
-        volumes
-            .iter()
-            .any(|one| one.downward_api.as_ref().and_then(|source| source.default_mode) == Some(0o600))
+        volumes.iter().any(|projection| {
+            projection.downward_api.as_ref().and_then(|source| source.default_mode) == Some(0o600)
+        })
     });
     holds_for("the files stay", Duration::from_secs(2), || sh("readlink /info/..data") == before);
     assert_eq!(sh("stat -L -c %a /info/labels"), "640\n");
@@ -255,7 +255,7 @@ fn sub_paths_do_not_escape_their_volume() {
     let root = node.root().display().to_string();
     for (name, _) in links {
         let seen = refused(name);
-        assert!(init_container(&seen, "attack").is_some_and(|one| one.ready), "{name}");
+        assert!(init_container(&seen, "attack").is_some_and(|status| status.ready), "{name}");
         let message = waiting_message(&seen, "main");
         assert!(
             message.contains("subPath") && message.contains("volumeMount \"v\" of container \"main\""),
@@ -280,14 +280,14 @@ fn mounts_of_a_killed_agent_are_removed() {
     );
     let gone = node.root().join("pods").join(uid(&node.wait_ready("web")));
     let stay = node.wait_ready("stay");
-    let kept = node.root().join("pods").join(uid(&stay));
+    let pod_dir = node.root().join("pods").join(uid(&stay));
     node.exec(&container_id(&stay, "main"), &["sh", "-c", "echo data > /v/file"]);
     node.kill_agent();
     node.remove("web.json");
     // No container of the pod runs when the agent restarts: only its files and mounts are left.
     let (runtime, _) = node.cri();
     for sandbox in runtime.list_pod_sandbox(Default::default()).expect("ListPodSandbox") {
-        if sandbox.metadata.as_ref().is_some_and(|one| one.name == "web-e2e") {
+        if sandbox.metadata.as_ref().is_some_and(|metadata| metadata.name == "web-e2e") {
             let id = sandbox.id.into();
             runtime.stop_pod_sandbox(&id).expect("StopPodSandbox");
             runtime.remove_pod_sandbox(&id).expect("RemovePodSandbox");
@@ -300,7 +300,7 @@ fn mounts_of_a_killed_agent_are_removed() {
     let after = node.wait_ready("stay");
     assert_eq!(container_id(&after, "main"), container_id(&stay, "main"));
     assert_eq!(
-        fs::read_to_string(kept.join("volumes/kubernetes.io~empty-dir/v/file")).ok().as_deref(),
+        fs::read_to_string(pod_dir.join("volumes/kubernetes.io~empty-dir/v/file")).ok().as_deref(),
         Some("data\n")
     );
     node.finish();

@@ -92,8 +92,8 @@ const CASES: &[Case] = &[
     case("401", 5, |api| all(api, FaultResponse::Status(401, "Unauthorized", None))),
     // A proxy without a server behind it.
     case("404 without a word of Kubernetes", 10, |api| {
-        let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 19\r\n\r\n404 page not found\n";
-        all(api, FaultResponse::Raw(answer.as_bytes().to_vec()));
+        let response = "HTTP/1.1 404 Not Found\r\nContent-Length: 19\r\n\r\n404 page not found\n";
+        all(api, FaultResponse::Raw(response.as_bytes().to_vec()));
     }),
     case("cuts every connection", 10, |api| all(api, FaultResponse::Cut)),
     case("watches are gone", 10, |api| {
@@ -188,9 +188,9 @@ fn statuses(pod: &Pod) -> Value {
 
 fn ids(pod: &Pod) -> BTreeMap<String, Vec<String>> {
     let all = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-    all.map(|one| {
-        let id = one.container_id.as_deref().and_then(|id| id.rsplit('/').next()).unwrap_or_default();
-        (one.name.clone(), vec![id.to_owned()])
+    all.map(|status| {
+        let id = status.container_id.as_deref().and_then(|id| id.rsplit('/').next()).unwrap_or_default();
+        (status.name.clone(), vec![id.to_owned()])
     })
     .collect()
 }
@@ -277,7 +277,7 @@ pub(crate) fn settle(node: FakeNode, case: &Case, before: &RunningBefore, deaths
     // An agent that dies between creation and start uses up an attempt number.
     let count = restarts(&hurt, "main");
     assert!((1..=1 + deaths).contains(&count), "{count} restarts of a container that died once");
-    assert!(container(&hurt, "main").is_some_and(|one| one.last_state.is_some()));
+    assert!(container(&hurt, "main").is_some_and(|status| status.last_state.is_some()));
     // Delayed requests, such as events, may still be sent for a while.
     wait_until(&format!("at most {MAX_IDLE_RATE} requests/s afterwards"), PATIENCE, || {
         let (sent, begun) = (node.api().requests(), Instant::now());
@@ -460,22 +460,22 @@ fn node_label_is_read_again_before_a_rejection() {
     let node = FakeNode::join(json!({"nodeStatusUpdateFrequency": "10m"}));
     node.bind(&simple("first"));
     node.wait_ready("first");
-    let (one, all) = (format!("/api/v1/nodes/{NODE}"), "/api/v1/nodes?");
-    let asked = |what: &str| {
+    let (one_node, all_nodes) = (format!("/api/v1/nodes/{NODE}"), "/api/v1/nodes?");
+    let read_count = |what: &str| {
         let is =
             |uri: &str| uri.split('?').next() == Some(what) || (what.ends_with('?') && uri.starts_with(what));
         node.api().received().iter().filter(|request| request.method == "GET" && is(&request.uri)).count()
     };
-    let mut object = node.api().object(&one).unwrap();
+    let mut object = node.api().object(&one_node).unwrap();
     let version = &object["metadata"]["resourceVersion"];
     let bookmark = json!({"type": "BOOKMARK", "object": {"kind": "Node", "apiVersion": "v1",
         "metadata": {"resourceVersion": version}}});
-    let before = asked(all);
-    every(node.api(), "GET", all, FaultResponse::ThenSilence(format!("{bookmark}\n")));
-    wait_until("the node to be watched again", LONG, || asked(all) > before);
+    let before = read_count(all_nodes);
+    every(node.api(), "GET", all_nodes, FaultResponse::ThenSilence(format!("{bookmark}\n")));
+    wait_until("the node to be watched again", LONG, || read_count(all_nodes) > before);
     object["metadata"]["labels"]["example.org/room"] = json!("here");
-    node.api().put(&one, object);
-    let reads = asked(&one);
+    node.api().put(&one_node, object);
+    let reads = read_count(&one_node);
 
     for (name, room) in [("here", "here"), ("there", "there")] {
         let mut pod = simple(name);
@@ -483,7 +483,7 @@ fn node_label_is_read_again_before_a_rejection() {
         node.bind(&pod);
         if name == "here" {
             node.wait_ready(name);
-            assert_eq!(asked(&one) - reads, 1);
+            assert_eq!(read_count(&one_node) - reads, 1);
         }
     }
     wait_until("the other pod to be refused", LONG, || {
@@ -493,7 +493,7 @@ fn node_label_is_read_again_before_a_rejection() {
     // Pods that are already admitted cause no more reads.
     node.bind(&simple("last"));
     node.wait_ready("last");
-    assert_eq!(asked(&one) - reads, 2);
+    assert_eq!(read_count(&one_node) - reads, 2);
     node.api().clear_faults();
     node.api().cut();
     node.finish();
@@ -507,17 +507,17 @@ fn unreadable_node_does_not_delay_other_pods() {
         node.bind(&simple(name));
         wait_reported(&node, &CASES[0], name);
     }
-    let one = format!("/api/v1/nodes/{NODE}");
-    let asked = || {
-        let asked = node.api().received();
-        asked.iter().filter(|request| request.method == "GET" && request.uri.starts_with(&one)).count()
+    let path = format!("/api/v1/nodes/{NODE}");
+    let read_count = || {
+        let requests = node.api().received();
+        requests.iter().filter(|request| request.method == "GET" && request.uri.starts_with(&path)).count()
     };
-    node.api().fault(Fault::always("GET", &one, FaultResponse::Hang));
-    let (before, begun) = (asked(), Instant::now());
+    node.api().fault(Fault::always("GET", &path, FaultResponse::Hang));
+    let (before, begun) = (read_count(), Instant::now());
     let mut pod = simple("there");
     pod["spec"]["nodeSelector"] = json!({"example.org/room": "there"});
     node.bind(&pod);
-    wait_until("the request for the node", LONG, || asked() > before);
+    wait_until("the request for the node", LONG, || read_count() > before);
     node.api().delete_pod(&FakeNode::pod_path("leaves"));
     node.bind(&simple("comes"));
     let phase = |name: &str| node.shown(name)?.status?.phase;
@@ -530,7 +530,7 @@ fn unreadable_node_does_not_delay_other_pods() {
     }
     wait_until("the pod to be refused", LONG, || phase("there").as_deref() == Some("Failed"));
     assert!(begun.elapsed() >= Duration::from_secs(5), "it was not waited for");
-    assert_eq!(asked() - before, 1, "one request, however many sets of pods arrive");
+    assert_eq!(read_count() - before, 1, "one request, however many sets of pods arrive");
     node.api().clear_faults();
     node.finish();
 }
@@ -552,9 +552,10 @@ fn token_is_renewed_before_it_expires() {
     wait_reported(&node, &CASES[0], "web");
     let uid = node.shown("web").and_then(|pod| pod.metadata.uid).unwrap();
     let file = node.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/v/token");
-    let asked = || node.api().received().iter().filter(|request| request.path().ends_with("/token")).count();
+    let request_count =
+        || node.api().received().iter().filter(|request| request.path().ends_with("/token")).count();
     let mut seen = std::collections::BTreeSet::new();
-    let earlier = asked();
+    let earlier = request_count();
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(80) {
         let now = jiff::Timestamp::now().as_second();
@@ -567,8 +568,8 @@ fn token_is_renewed_before_it_expires() {
     // Renewed when a fifth of its life is left, or up to ten seconds earlier; not at each sync.
     assert!((3..=8).contains(&seen.len()), "{seen:?}");
     // One for each token but the first, and perhaps one for the next token.
-    let asked = asked() - earlier;
-    assert!(asked <= seen.len(), "{asked} requests, {seen:?}");
+    let renewals = request_count() - earlier;
+    assert!(renewals <= seen.len(), "{renewals} requests, {seen:?}");
     assert!(seen.iter().all(|token| !node.log().contains(token)));
     node.finish();
 }

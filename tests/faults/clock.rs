@@ -85,9 +85,9 @@ fn changed_clock_restarts_no_container() {
         assert!(rate <= MAX_RATE && calls <= MAX_CALLS, "{rate:.1} requests/s, {calls:.1} calls/s");
         wait_until("the next start after its wait", LONG, || loops() >= 2);
         // Once at the start, once for a clock by which it has expired, and the same again.
-        let asked = token_requests(&node);
+        let requests = token_requests(&node);
         let most = 1 + jumps.len() + more_requests(bound);
-        assert!(asked <= most, "{asked} requests for a token, at most {most}");
+        assert!(requests <= most, "{requests} requests for a token, at most {most}");
         settle(node, &CASE, &before, 0);
     });
 }
@@ -119,9 +119,9 @@ fn wrong_clock_at_start_restarts_no_container() {
         }
         assert_eq!(running(&node), before);
         assert_eq!(restarts(&node.shown("web").unwrap(), "one"), 0);
-        let asked = token_requests(&node);
+        let requests = token_requests(&node);
         let most = 3 + more_requests(bound);
-        assert!(asked <= most, "{asked} requests for a token, at most {most}");
+        assert!(requests <= most, "{requests} requests for a token, at most {most}");
         node.finish();
     });
 }

@@ -110,7 +110,7 @@ impl WorkerThread {
     fn new() -> WorkerThread {
         let (work, todo) = bounded::<Box<dyn FnOnce() + Send>>(1);
         let running = spawn("t/worker", Stack::Large, OnDeath::Unsupervised, move |_| {
-            todo.iter().for_each(|one| one());
+            todo.iter().for_each(|task| task());
         })
         .unwrap();
         WorkerThread { work, running }
@@ -150,7 +150,7 @@ fn sweep(volumes: &Volumes, root: &Path) {
 
 /// The inode at a path, of the mounted file system.
 fn inode(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|it| (it.dev(), it.ino()))
+    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// A container runs in the volume while sub paths of it are prepared for the next one.
@@ -297,9 +297,9 @@ impl ObjectApi for Server {
 
 impl TokenApi for Server {
     fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
-        let answer = json!({"spec": {"expirationSeconds": 3600},
+        let response = json!({"spec": {"expirationSeconds": 3600},
             "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
-        serde_json::from_value(answer).map_err(|error| error.to_string())
+        serde_json::from_value(response).map_err(|error| error.to_string())
     }
 }
 

@@ -37,7 +37,7 @@ fn wait_preempted(node: &FakeNode, name: &str) {
 /// Whether the runtime got a request of this kind that names the pod.
 fn was_requested(node: &FakeNode, method: &str, text: &str) -> bool {
     let journal = node.fake.journal();
-    journal.iter().any(|one| one.method == method && one.request.to_string().contains(text))
+    journal.iter().any(|entry| entry.method == method && entry.request.to_string().contains(text))
 }
 
 /// A node with room for one pod. Its agent lists all pods once a second.

@@ -17,7 +17,7 @@ use crate::print_line;
 use crate::support::fake_node::FakeNode;
 use crate::support::file_attack::{Attack, Canary, RunningAttack, race_duration, race_seed};
 use crate::support::random::Random;
-use crate::support::tls_client::{Answer, TlsClient};
+use crate::support::tls_client::{Response, TlsClient};
 
 /// What was not observed so long after the end will not be.
 const HANGS: Duration = Duration::from_secs(120);
@@ -78,7 +78,7 @@ fn path(random: &mut Random) -> String {
     }
 }
 
-fn ask(client: &TlsClient, path: &str) -> io::Result<Answer> {
+fn ask(client: &TlsClient, path: &str) -> io::Result<Response> {
     client.connect()?.ask(&format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"))
 }
 
@@ -112,7 +112,7 @@ fn log_requests_never_read_outside_the_log_directory() {
         requests += 1;
         let service = path == format!("/logs/?query={NAME}");
         match ask(&client, &path) {
-            Ok(Answer { status, body, head }) => {
+            Ok(Response { status, body, head }) => {
                 assert!(!body.contains(Canary::TEXT), "{path} shows a file outside: {head}{body}");
                 match status {
                     200 if service => seen.services += u32::from(body.contains("xxx")),

@@ -109,13 +109,13 @@ impl Drop for CaseSlot {
 /// Runs one case per thread and fails with the names of all that failed. The cases mostly
 /// wait, so that many of them hardly take more time than the longest alone.
 fn in_parallel<T: Debug + Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
-    let one = |case: &T| {
+    let run_case = |case: &T| {
         let _slot = CaseSlot::take();
         run(case);
     };
-    let one = &one;
+    let run_case = &run_case;
     let failed: Vec<String> = std::thread::scope(|scope| {
-        let running: Vec<_> = cases.iter().map(|case| (case, scope.spawn(move || one(case)))).collect();
+        let running: Vec<_> = cases.iter().map(|case| (case, scope.spawn(move || run_case(case)))).collect();
         running
             .into_iter()
             .filter_map(|(case, thread)| Some(format!("{case:?}: {}", message(&*thread.join().err()?))))
@@ -137,10 +137,10 @@ const REMOTE_IMAGE: &str = "registry.example/app:1";
 
 /// A pod of two containers, of which the first needs a pull.
 fn two(name: &str) -> Value {
-    let mut one = busybox("one", FOREVER);
-    one["image"] = json!(REMOTE_IMAGE);
-    one["imagePullPolicy"] = json!("Always");
-    pod(name, json!([one, busybox("two", FOREVER)]))
+    let mut first = busybox("one", FOREVER);
+    first["image"] = json!(REMOTE_IMAGE);
+    first["imagePullPolicy"] = json!("Always");
+    pod(name, json!([first, busybox("two", FOREVER)]))
 }
 
 /// The running containers of [`rich`].
@@ -154,12 +154,12 @@ fn rich(name: &str) -> Value {
     let mut side = busybox("side", FOREVER);
     side["restartPolicy"] = json!("Always");
     spec["initContainers"] = json!([side, busybox("first", "exit 0")]);
-    let one = &mut spec["containers"][0];
-    one["lifecycle"] = json!({
+    let container = &mut spec["containers"][0];
+    container["lifecycle"] = json!({
         "postStart": {"exec": {"command": ["post-start"]}},
         "preStop": {"exec": {"command": ["pre-stop"]}},
     });
-    one["volumeMounts"] = json!([
+    container["volumeMounts"] = json!([
         {"name": "disk", "mountPath": "/disk"},
         {"name": "memory", "mountPath": "/memory"},
         {"name": "files", "mountPath": "/files"},

@@ -281,10 +281,10 @@ fn assert_known(node: &FakeNode) {
 fn ask_for_images(node: &FakeNode, active: Active<'_>) {
     let fault = active.fault;
     let code = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| node.command(&["images"]).status.code());
+        let running = scope.spawn(|| node.command(&["images"]).status.code());
         active.look(node, Stage::Images);
         if fault == Fault::IsAway {
-            let code = asked.join().unwrap();
+            let code = running.join().unwrap();
             active.end(node);
             return code;
         }
@@ -294,7 +294,7 @@ fn ask_for_images(node: &FakeNode, active: Active<'_>) {
             }
         }
         active.end(node);
-        asked.join().unwrap()
+        running.join().unwrap()
     });
     let succeeds = matches!(fault, Fault::Hangs | Fault::IsSlow);
     assert_eq!(code, Some(if succeeds { 0 } else { 1 }));

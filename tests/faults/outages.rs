@@ -232,7 +232,7 @@ fn containers_of_other_clients_are_not_touched() {
     for id in [&sandbox, &container] {
         assert!(!journal.contains(id.as_str()), "a call about what is not ours: {journal}");
     }
-    assert!(node.fake.containers().iter().any(|one| one.status.id == container && one.is_running()));
+    assert!(node.fake.containers().iter().any(|other| other.status.id == container && other.is_running()));
     // Nothing of the agent is left; the foreign pod is removed now, for the final check.
     node.fake.with_state(|state| {
         state.containers.remove(&container);
@@ -283,7 +283,7 @@ fn crashing_pod_backs_off_and_leaves_one_record() {
     let pod = node.wait_pod("bad", "restarted four times", LONG, |pod| restarts(pod, "main") >= 4);
     assert_eq!(restarts(&pod, "good"), 0);
     let dead = wait_for("all but the newest dead containers to be removed", LONG, || {
-        let dead = node.containers("bad").into_iter().filter(|one| !one.is_running()).count();
+        let dead = node.containers("bad").into_iter().filter(|container| !container.is_running()).count();
         (dead <= 2).then_some(dead)
     });
     assert!(dead >= 1);

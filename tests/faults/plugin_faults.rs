@@ -43,17 +43,17 @@ fn begin(plugins: &FakePlugins, method: &'static str, fault: Fault) -> Option<Ga
 }
 
 fn run(&(method, stage): &Case, fault: Fault) {
-    let (at, gate) = PluginNode::approach(stage, |plugins| begin(plugins, method, fault));
-    wait_until(&format!("{method} to be called"), LONG, || at.plugins.count(method).faulty > 0);
-    at.node.assert_responsive();
-    at.assert_sound();
+    let (fixture, gate) = PluginNode::approach(stage, |plugins| begin(plugins, method, fault));
+    wait_until(&format!("{method} to be called"), LONG, || fixture.plugins.count(method).faulty > 0);
+    fixture.node.assert_responsive();
+    fixture.assert_sound();
     if let Some(gate) = gate {
-        at.start_other();
+        fixture.start_other();
         assert!(gate.waiting() > 0, "{method} hangs no more");
-        at.node.assert_responsive();
+        fixture.node.assert_responsive();
         gate.open();
     }
-    at.complete((method, stage));
+    fixture.complete((method, stage));
 }
 
 fn row(fault: Fault) {

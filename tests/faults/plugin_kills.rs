@@ -8,18 +8,18 @@ use crate::support::wait::wait_until;
 use crate::{in_parallel, print_line};
 
 fn run(&(method, stage): &Case, carried_out: CarriedOut) {
-    let (mut at, gate) = PluginNode::approach(stage, |plugins| plugins.hang_next(method, carried_out));
+    let (mut fixture, gate) = PluginNode::approach(stage, |plugins| plugins.hang_next(method, carried_out));
     wait_until(&format!("{method} to be called"), LONG, || gate.waiting() > 0);
-    at.assert_sound();
-    at.node.kill_agent();
-    at.plugins.next_life();
+    fixture.assert_sound();
+    fixture.node.kill_agent();
+    fixture.plugins.next_life();
     if carried_out != CarriedOut::AfterwardsOnly {
         gate.open();
     }
-    at.node.start_agent();
+    fixture.node.start_agent();
     // The plugin carries the call of the killed agent out while the next agent works.
     gate.open();
-    at.complete((method, stage));
+    fixture.complete((method, stage));
 }
 
 fn kill(carried_out: CarriedOut, when: &str) {

@@ -191,7 +191,7 @@ impl PluginNode {
                 Some(pod) if phase(pod) == "Failed" => {
                     let text = json!(pod.status).to_string();
                     let ended = method == LISTED_AND_ENDED.0
-                        && LISTED_AND_ENDED.1.iter().any(|one| text.contains(one));
+                        && LISTED_AND_ENDED.1.iter().any(|words| text.contains(words));
                     let is_expected = REJECTING.contains(&method) || ended;
                     assert!(is_expected && self.webs < MOST_PODS, "rejected: {text}");
                     self.node.api().delete_pod(&FakeNode::pod_path(WEB));
@@ -219,10 +219,10 @@ impl PluginNode {
 
     /// The devices of a pod's running containers.
     fn devices_of(&self, name: &str) -> Vec<String> {
-        let running = self.node.containers(name).into_iter().filter(|one| one.is_running());
-        let variables = running.flat_map(|one| one.config.envs);
-        let texts = variables.filter(|one| one.key == VARIABLE);
-        let texts = texts.map(|one| String::from_utf8_lossy(&one.value).into_owned());
+        let running = self.node.containers(name).into_iter().filter(|container| container.is_running());
+        let variables = running.flat_map(|container| container.config.envs);
+        let texts = variables.filter(|variable| variable.key == VARIABLE);
+        let texts = texts.map(|variable| String::from_utf8_lossy(&variable.value).into_owned());
         texts.flat_map(|text| text.split(',').map(str::to_owned).collect::<Vec<_>>()).collect()
     }
 
@@ -326,7 +326,8 @@ pub fn wait_registered(node: &FakeNode) {
         let output = node.command(&["devices", "-o", "json"]);
         let reply: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let healthy = reply["devices"].as_array().into_iter().flatten();
-        healthy.filter(|one| one["resource"] == RESOURCE && one["health"] == "Healthy").count() == DEVICES
+        healthy.filter(|device| device["resource"] == RESOURCE && device["health"] == "Healthy").count()
+            == DEVICES
     });
 }
 

@@ -46,8 +46,8 @@ fn pod_readded_during_its_cleanup_is_not_damaged() {
         let logs: Vec<PathBuf> = node
             .containers("web")
             .into_iter()
-            .filter(|one| one.is_running())
-            .map(|one| one.status.log_path.into())
+            .filter(|container| container.is_running())
+            .map(|container| container.status.log_path.into())
             .collect();
         // More rounds of the cleaner.
         node.apply(&simple("other"));

@@ -40,7 +40,7 @@ fn resize(node: &FakeNode, name: &str, cpu: &str, generation: i64) {
 /// The reason of a condition; `None` without it.
 fn condition(pod: &Pod, kind: &str) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.iter().flatten();
-    let found = conditions.into_iter().find(|one| one.type_ == kind)?;
+    let found = conditions.into_iter().find(|condition| condition.type_ == kind)?;
     Some(found.reason.clone().unwrap_or_default())
 }
 
@@ -49,7 +49,7 @@ fn shows(node: &FakeNode, name: &str, kind: &str) -> Option<String> {
 }
 
 /// The CPU limit that a state file has for the only pod's container.
-fn kept(node: &FakeNode, file: &str) -> String {
+fn saved_limit(node: &FakeNode, file: &str) -> String {
     let text = std::fs::read_to_string(node.root().join(file)).unwrap_or_default();
     let outer: Value = serde_json::from_str(&text).unwrap_or_default();
     let inner: Value = serde_json::from_str(outer["data"].as_str().unwrap_or_default()).unwrap_or_default();
@@ -67,12 +67,12 @@ fn quota(node: &FakeNode, name: &str) -> i64 {
 /// Begins a resize of the pod `web` from 100m to 200m, up to the call of the runtime, which hangs.
 fn begin(node: &FakeNode, request: impl FnOnce()) -> Gate {
     node.assert_runs_once("web", &["main"]);
-    assert_eq!((kept(node, "actuated_pods_state"), quota(node, "web")), ("100m".into(), 10_000));
+    assert_eq!((saved_limit(node, "actuated_pods_state"), quota(node, "web")), ("100m".into(), 10_000));
     let gate = node.fake.hang_next("UpdateContainerResources");
     request();
     wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
     // The container may get it at any moment.
-    assert_eq!(kept(node, "actuated_pods_state"), "100m");
+    assert_eq!(saved_limit(node, "actuated_pods_state"), "100m");
     wait_until("the resize to be shown", LONG, || shows(node, "web", "PodResizeInProgress").is_some());
     gate
 }
@@ -84,7 +84,7 @@ fn complete_after_a_kill(mut node: FakeNode, gate: &Gate) {
     gate.open();
     node.start_agent();
     wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    assert_eq!((saved_limit(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     assert_eq!(node.running("web"), running);
     node.finish();
 }
@@ -94,7 +94,7 @@ fn interrupted_resize_continues_after_agent_restart() {
     let node = FakeNode::join(json!({}));
     node.bind(&sized("web", "100m"));
     let gate = begin(&node, || resize(&node, "web", "200m", 2));
-    assert_eq!(kept(&node, "allocated_pods_state"), "200m");
+    assert_eq!(saved_limit(&node, "allocated_pods_state"), "200m");
     complete_after_a_kill(node, &gate);
 }
 
@@ -108,12 +108,12 @@ fn reported_allocation_survives_an_agent_kill() {
     wait_until("the node to be unready", LONG, || !node.node_is_ready());
     resize(&node, "web", "200m", 2);
     wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
-    assert_eq!(kept(&node, "allocated_pods_state"), "200m");
+    assert_eq!(saved_limit(&node, "allocated_pods_state"), "200m");
     node.kill_agent();
     node.fake.set_condition("NetworkReady", true, "", "");
     node.start_agent();
     wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    assert_eq!((saved_limit(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     node.finish();
 }
 
@@ -179,10 +179,10 @@ fn resize_refused_by_the_runtime_is_not_reported_as_done() {
     node.fake.fail("UpdateContainerResources", coracle::transport::grpc::Kind::Unavailable, "not today");
     resize(&node, "web", "200m", 2);
     wait_until("the error", LONG, || shows(&node, "web", "PodResizeInProgress").as_deref() == Some("Error"));
-    assert_eq!(kept(&node, "actuated_pods_state"), "100m");
+    assert_eq!(saved_limit(&node, "actuated_pods_state"), "100m");
     node.fake.behave("UpdateContainerResources");
     wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
-    assert_eq!((kept(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
+    assert_eq!((saved_limit(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     node.finish();
 }
 
@@ -222,7 +222,9 @@ fn edited_static_pod_is_resized_without_an_api_server() {
     node.apply(&with_uid("100m"));
     node.assert_runs_once("web", &["main"]);
     let running = node.running("web");
-    let both = |node: &FakeNode| (kept(node, "allocated_pods_state"), kept(node, "actuated_pods_state"));
+    let both = |node: &FakeNode| {
+        (saved_limit(node, "allocated_pods_state"), saved_limit(node, "actuated_pods_state"))
+    };
     let is_resized = |node: &FakeNode, cpu: &str, microseconds: i64| {
         both(node) == (cpu.into(), cpu.into()) && quota(node, "web") == microseconds
     };

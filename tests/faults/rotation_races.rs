@@ -125,8 +125,8 @@ impl LogDirectories {
             .collect();
         let ending = random.pick(&["", ".gz", ".gz.tmp", ".tmp"]).unwrap();
         for seconds in 0..2 {
-            let at = jiff::Zoned::now().checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
-            names.push(format!("0.log.{}{ending}", at.strftime("%Y%m%d-%H%M%S")));
+            let time = jiff::Zoned::now().checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
+            names.push(format!("0.log.{}{ending}", time.strftime("%Y%m%d-%H%M%S")));
         }
         for name in names.clone() {
             names.push(format!("{}{ending}", name.trim_end_matches(".tmp").trim_end_matches(".gz")));

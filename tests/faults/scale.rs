@@ -178,8 +178,11 @@ fn memory_grows_linearly_with_probed_pods() {
             node.apply(&pod(&format!("pod{number:04}"), Value::from(containers)));
         }
         made = pods;
-        let running =
-            || node.fake.with_state(|state| state.containers.values().filter(|one| one.is_running()).count());
+        let running = || {
+            node.fake.with_state(|state| {
+                state.containers.values().filter(|container| container.is_running()).count()
+            })
+        };
         wait_until(&format!("{} containers to run", pods * each), PATIENCE, || running() == pods * each);
         // Measured before a list of all pods is requested: a response of megabytes needs memory, too.
         let threads = measurements[0].holding.threads + most_threads(pods);
@@ -222,7 +225,7 @@ fn memory_grows_linearly_with_probed_pods() {
     let pid = node.pid();
     fs::read_dir(node.manifests()).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
     wait_until("all pods to be gone", PATIENCE, || {
-        node.fake.with_state(|state| state.containers.values().all(|one| !one.is_running()))
+        node.fake.with_state(|state| state.containers.values().all(|container| !container.is_running()))
             && node.try_pods().is_some_and(|pods| pods.is_empty())
     });
     let left = measurements[0].holding.threads + SPARE_THREADS;

@@ -205,7 +205,7 @@ fn manifest(step: Step, reason: Reason) -> Value {
 }
 
 /// A node with a pod in each step.
-struct Bench {
+struct Fixture {
     node: FakeNode,
     plugins: FakePlugins,
     gates: Vec<Gate>,
@@ -217,8 +217,8 @@ struct Bench {
     disk: Option<SmallDisk>,
 }
 
-impl Bench {
-    fn new(reason: Reason) -> Bench {
+impl Fixture {
+    fn new(reason: Reason) -> Fixture {
         let config = match reason {
             Reason::SoftEviction => json!({
                 "evictionSoft": {"nodefs.available": "50%"},
@@ -256,12 +256,12 @@ impl Bench {
         ];
         let gates = methods.map(|(method, carried_out)| plugins.hang_next(method, carried_out)).into();
         let steps = BTreeMap::new();
-        let bench = Bench { node, plugins, gates, machine, reason, steps, disk };
-        crate::plugin_node::wait_registered(&bench.node);
-        if let Some(machine) = &bench.machine {
+        let fixture = Fixture { node, plugins, gates, machine, reason, steps, disk };
+        crate::plugin_node::wait_registered(&fixture.node);
+        if let Some(machine) = &fixture.machine {
             wait_until("the lock to be taken", LONG, || machine.locks() == 1);
         }
-        bench
+        fixture
     }
 
     fn path(step: Step) -> String {
@@ -279,13 +279,14 @@ impl Bench {
         }
         let called = |method: &str, text: &str| {
             let journal = node.fake.journal();
-            journal.iter().any(|one| one.method == method && one.request.to_string().contains(text))
+            journal.iter().any(|entry| entry.method == method && entry.request.to_string().contains(text))
         };
-        let id = || node.containers(name).pop().map_or_else(|| "-".to_owned(), |one| one.status.id);
+        let id =
+            || node.containers(name).pop().map_or_else(|| "-".to_owned(), |container| container.status.id);
         if step.is_stop() {
             wait_until("the pod to run", LONG, || !node.running(name).is_empty());
             if self.reason != Reason::Deletion {
-                node.api().delete_pod(&Bench::path(step));
+                node.api().delete_pod(&Fixture::path(step));
             }
         }
         wait_until(&format!("the step {step:?}"), LONG, || match step {
@@ -310,7 +311,7 @@ impl Bench {
         let api = self.node.api();
         let steps: Vec<Step> = self.steps.keys().copied().collect();
         for step in &steps {
-            let (path, name) = (Bench::path(*step), step.name());
+            let (path, name) = (Fixture::path(*step), step.name());
             match self.reason {
                 Reason::Deletion | Reason::ShorterDeletion => api.delete_pod_within(&path, 2),
                 Reason::ForcedDeletion => api.delete_pod_within(&path, 0),
@@ -358,10 +359,10 @@ impl Bench {
 
     /// Whether the pod of this UID runs.
     fn runs(&self, step: Step, uid: &str) -> bool {
-        let of_pod = |one: &crate::support::fake_cri::Container| {
-            one.config.labels.get("io.kubernetes.pod.uid").is_some_and(|other| other == uid)
+        let of_pod = |container: &crate::support::fake_cri::Container| {
+            container.config.labels.get("io.kubernetes.pod.uid").is_some_and(|other| other == uid)
         };
-        self.node.containers(step.name()).iter().any(|one| one.is_running() && of_pod(one))
+        self.node.containers(step.name()).iter().any(|container| container.is_running() && of_pod(container))
     }
 
     /// Waits for the ends of all steps. Returns those that go on.
@@ -405,10 +406,10 @@ impl Bench {
         }
         // Static pods have only mirrors there.
         for step in self.steps.keys().filter(|_| !self.reason.is_for_static_pods()) {
-            self.node.api().delete_pod_within(&Bench::path(*step), 1);
+            self.node.api().delete_pod_within(&Fixture::path(*step), 1);
         }
         wait_until("the plugins to have nothing left", LONG, || self.plugins.left().is_empty());
-        let Bench { node, plugins, disk, .. } = self;
+        let Fixture { node, plugins, disk, .. } = self;
         node.finish();
         drop((plugins, disk));
     }
@@ -435,10 +436,10 @@ fn assert_preempted_first(node: &FakeNode) {
     let name = full_name(PREEMPTOR);
     let began = journal
         .iter()
-        .position(|one| one.method == "RunPodSandbox" && one.request.to_string().contains(&name))
+        .position(|entry| entry.method == "RunPodSandbox" && entry.request.to_string().contains(&name))
         .expect("the preempting pod has a sandbox");
-    let last_stop = journal.iter().take(began).filter(|one| one.method == "StopContainer").count();
-    let all_stops = journal.iter().filter(|one| one.method == "StopContainer").count();
+    let last_stop = journal.iter().take(began).filter(|entry| entry.method == "StopContainer").count();
+    let all_stops = journal.iter().filter(|entry| entry.method == "StopContainer").count();
     assert_eq!(last_stop, all_stops, "the preempting pod started before its victims had ended");
 }
 
@@ -468,21 +469,21 @@ fn furnish(api: &FakeApi) {
 
 /// One column of the table. Returns the number of its cells.
 fn column(reason: Reason) -> (usize, Vec<String>) {
-    let mut bench = Bench::new(reason);
+    let mut fixture = Fixture::new(reason);
     for step in STEPS.into_iter().filter(|step| impossible(*step, reason).is_none()) {
-        bench.enter(step);
+        fixture.enter(step);
     }
-    let cells = bench.steps.len();
-    let before: Vec<_> = bench.steps.keys().map(|step| bench.node.running(step.name())).collect();
-    bench.give_reason();
+    let cells = fixture.steps.len();
+    let before: Vec<_> = fixture.steps.keys().map(|step| fixture.node.running(step.name())).collect();
+    fixture.give_reason();
     if reason == Reason::AgentStop {
         // The pods continue to run.
-        let after: Vec<_> = bench.steps.keys().map(|step| bench.node.running(step.name())).collect();
+        let after: Vec<_> = fixture.steps.keys().map(|step| fixture.node.running(step.name())).collect();
         assert_eq!(after, before);
     }
-    let open = if reason == Reason::AgentStop { Vec::new() } else { bench.wait() };
+    let open = if reason == Reason::AgentStop { Vec::new() } else { fixture.wait() };
     if open.is_empty() {
-        bench.finish();
+        fixture.finish();
     }
     (cells, open)
 }
@@ -501,7 +502,7 @@ fn each_step_of_a_pod_ends_for_each_reason() {
     for reason in REASONS {
         for step in STEPS {
             match impossible(step, reason) {
-                Some(why) => print_line(&format!("no cell {step:?} x {reason:?}: {why}")),
+                Some(cause) => print_line(&format!("no cell {step:?} x {reason:?}: {cause}")),
                 None => whole += 1,
             }
         }

@@ -214,7 +214,7 @@ fn restarts(pod: &Value) -> bool {
     let status = &pod["status"];
     ["containerStatuses", "initContainerStatuses"].iter().any(|list| {
         let list = status[list].as_array().into_iter().flatten();
-        list.into_iter().any(|one| one["restartCount"].as_u64().is_some_and(|count| count > 0))
+        list.into_iter().any(|container| container["restartCount"].as_u64().is_some_and(|count| count > 0))
     })
 }
 

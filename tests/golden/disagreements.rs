@@ -25,8 +25,8 @@ pub const DISAGREEMENTS: &[Disagreement] =
     &[waits_at_once("crash"), waits_at_once("exit1-onfailure"), waits_at_once("bad-command")];
 
 /// The entry of a pod in the list.
-pub fn of(pod: &str) -> Option<&'static Disagreement> {
-    DISAGREEMENTS.iter().find(|one| one.pod == pod)
+pub fn for_pod(pod: &str) -> Option<&'static Disagreement> {
+    DISAGREEMENTS.iter().find(|entry| entry.pod == pod)
 }
 
 impl Disagreement {

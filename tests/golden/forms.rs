@@ -125,9 +125,9 @@ pub fn base64(bytes: &[u8]) -> String {
     for chunk in bytes.chunks(3) {
         let bits =
             chunk.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for at in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
-            text.push(if at <= chunk.len() { char::from(digit) } else { '=' });
+        for index in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * index) & 63) as usize];
+            text.push(if index <= chunk.len() { char::from(digit) } else { '=' });
         }
     }
     text
@@ -158,8 +158,8 @@ pub fn differences(path: &str, recorded: &Value, seen: &Value, found: &mut Vec<S
             }
         }
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-            for (at, (a, b)) in a.iter().zip(b).enumerate() {
-                differences(&format!("{path}[{at}]"), a, b, found);
+            for (index, (a, b)) in a.iter().zip(b).enumerate() {
+                differences(&format!("{path}[{index}]"), a, b, found);
             }
         }
         (a, b) if a == b => {}

@@ -76,9 +76,9 @@ impl Machine {
 /// The OOM score adjustment of a container of a burstable pod.
 fn score(container: &Container, capacity: i64) -> i64 {
     let resources = container.resources.as_ref();
-    let of = |list: Option<&std::collections::BTreeMap<String, _>>| list?.get("memory").map(amount);
-    let requested = of(resources.and_then(|resources| resources.requests.as_ref()))
-        .or_else(|| of(resources.and_then(|resources| resources.limits.as_ref())));
+    let memory = |list: Option<&std::collections::BTreeMap<String, _>>| list?.get("memory").map(amount);
+    let requested = memory(resources.and_then(|resources| resources.requests.as_ref()))
+        .or_else(|| memory(resources.and_then(|resources| resources.limits.as_ref())));
     let requested = requested.map_or(0, Amount::units);
     (1000 - 1000 * requested / capacity).clamp(3, 999)
 }

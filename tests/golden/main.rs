@@ -131,14 +131,14 @@ fn look(node: &Node, seen: &mut BTreeMap<String, ObservedPod>) {
     for pod in pods.as_ref().and_then(Value::as_array).into_iter().flatten() {
         let metadata = &pod["metadata"];
         let Some(name) = metadata["name"].as_str().and_then(manifest_name) else { continue };
-        let one = seen.entry(name.to_owned()).or_default();
-        one.uid = metadata["uid"].as_str().unwrap_or("").to_owned();
+        let observed = seen.entry(name.to_owned()).or_default();
+        observed.uid = metadata["uid"].as_str().unwrap_or("").to_owned();
         if let Some(ip) = pod["status"]["podIP"].as_str() {
-            one.ip = ip.to_owned();
+            observed.ip = ip.to_owned();
         }
         let moment = json!({"annotations": metadata["annotations"], "status": pod["status"]});
-        if one.moments.last() != Some(&moment) {
-            one.moments.push(moment);
+        if observed.moments.last() != Some(&moment) {
+            observed.moments.push(moment);
         }
     }
 }
@@ -222,7 +222,7 @@ fn verdicts(
 
 /// What is wrong with a pod, considering the list of disagreements.
 fn verdict(name: &str, found: &[String]) -> Option<String> {
-    match disagreements::of(name) {
+    match disagreements::for_pod(name) {
         None if found.is_empty() => None,
         None => Some(found.join("\n    ")),
         Some(listed) if found.is_empty() && !listed.sometimes => {
@@ -273,7 +273,9 @@ fn calls_and_statuses_match_the_recordings() {
         let agree = || {
             let found = verdicts(&recordings, &seen, &proxy, &base, false);
             found.iter().all(|(name, found)| {
-                found.iter().all(|line| disagreements::of(name).is_some_and(|listed| listed.covers(line)))
+                found
+                    .iter()
+                    .all(|line| disagreements::for_pod(name).is_some_and(|listed| listed.covers(line)))
             })
         };
         if begun.elapsed() >= AT_MOST || begun.elapsed() >= LOOK_AFTER && agree() {
@@ -313,7 +315,7 @@ fn calls_and_statuses_match_the_recordings() {
             eprintln!("{name}:\n    {problem}");
         }
     }
-    let agrees = |name: &str, found: &[String]| found.is_empty() && disagreements::of(name).is_none();
+    let agrees = |name: &str, found: &[String]| found.is_empty() && disagreements::for_pod(name).is_none();
     let agreeing = found.iter().filter(|(name, found)| agrees(name, found)).count();
     // Not through the test harness, which hides the output of a passing test.
     let _ = writeln!(std::io::stderr(), "golden: {agreeing} of {} agree", found.len());

@@ -99,29 +99,29 @@ fn forward(
 ) {
     let name = method.name.rsplit('/').next().unwrap_or(method.name);
     // Noted before it is carried out: the order is that of arrival.
-    let at = mutation(name, &request.write_to_bytes().unwrap()).map(|request| {
+    let index = mutation(name, &request.write_to_bytes().unwrap()).map(|request| {
         let mut notes = notes.lock().unwrap();
         notes.calls.push(Call { method: name, request, made: None, error: None });
         notes.calls.len() - 1
     });
-    let answer = client.unary_call_async(method, request, CallOption::default());
+    let call = client.unary_call_async(method, request, CallOption::default());
     let notes = Arc::clone(notes);
     ctx.spawn(async move {
-        let answer = match answer {
-            Ok(answer) => answer.await,
+        let result = match call {
+            Ok(call) => call.await,
             Err(error) => Err(error),
         };
-        let sent = match answer {
-            Ok(answer) => {
-                notes.lock().unwrap().answered(name, at, &answer.write_to_bytes().unwrap());
-                sink.success(answer)
+        let sent = match result {
+            Ok(response) => {
+                notes.lock().unwrap().record_response(name, index, &response.write_to_bytes().unwrap());
+                sink.success(response)
             }
             Err(error) => {
                 let status = match error {
                     grpcio::Error::RpcFailure(status) => status,
                     other => RpcStatus::with_message(RpcStatusCode::UNAVAILABLE, other.to_string()),
                 };
-                notes.lock().unwrap().failed(at, status.message());
+                notes.lock().unwrap().failed(index, status.message());
                 sink.fail(status)
             }
         };
@@ -131,12 +131,12 @@ fn forward(
 }
 
 impl Recording {
-    fn answered(&mut self, name: &str, at: Option<usize>, answer: &[u8]) {
+    fn record_response(&mut self, name: &str, index: Option<usize>, response: &[u8]) {
         let made = match name {
-            "RunPodSandbox" => decoded::<rt::RunPodSandboxResponse>(answer).pod_sandbox_id,
-            "CreateContainer" => decoded::<rt::CreateContainerResponse>(answer).container_id,
+            "RunPodSandbox" => decoded::<rt::RunPodSandboxResponse>(response).pod_sandbox_id,
+            "CreateContainer" => decoded::<rt::CreateContainerResponse>(response).container_id,
             "ListImages" => {
-                for image in decoded::<rt::ListImagesResponse>(answer).images {
+                for image in decoded::<rt::ListImagesResponse>(response).images {
                     for tag in image.repo_tags {
                         self.images.insert(tag, image.id.clone());
                     }
@@ -144,7 +144,7 @@ impl Recording {
                 return;
             }
             "ImageStatus" => {
-                if let Some(image) = decoded::<rt::ImageStatusResponse>(answer).image.into_option() {
+                if let Some(image) = decoded::<rt::ImageStatusResponse>(response).image.into_option() {
                     for tag in image.repo_tags {
                         self.images.insert(tag, image.id.clone());
                     }
@@ -153,13 +153,13 @@ impl Recording {
             }
             _ => return,
         };
-        if let Some(call) = at.and_then(|at| self.calls.get_mut(at)) {
+        if let Some(call) = index.and_then(|index| self.calls.get_mut(index)) {
             call.made = Some(made);
         }
     }
 
-    fn failed(&mut self, at: Option<usize>, message: &str) {
-        if let Some(call) = at.and_then(|at| self.calls.get_mut(at)) {
+    fn failed(&mut self, index: Option<usize>, message: &str) {
+        if let Some(call) = index.and_then(|index| self.calls.get_mut(index)) {
             call.error = Some(message.to_owned());
         }
     }

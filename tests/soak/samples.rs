@@ -57,7 +57,7 @@ impl Samples {
     /// Measures the agent.
     pub fn take(&mut self, node: &Node, quiet: bool, pods: usize) {
         let pid = node.pid();
-        let holding = ProcessUsage::of(pid).expect("the agent runs");
+        let holding = ProcessUsage::read(pid).expect("the agent runs");
         let sample = Sample {
             quiet,
             seconds: self.seconds(),
@@ -97,9 +97,10 @@ impl Samples {
         for quiet in [true, false] {
             // The first of the quiet ones is the warm-up: everything was done once before it.
             let skip = usize::from(quiet);
-            let kind: Vec<&Sample> = self.all.iter().filter(|one| one.quiet == quiet).skip(skip).collect();
+            let kind: Vec<&Sample> =
+                self.all.iter().filter(|sample| sample.quiet == quiet).skip(skip).collect();
             let (first, second): (Vec<&Sample>, Vec<&Sample>) =
-                kind.into_iter().partition(|one| one.seconds < end / 2.0);
+                kind.into_iter().partition(|sample| sample.seconds < end / 2.0);
             let when = if quiet { "without pods" } else { "with pods" };
             println!("{when}: {} samples in the first half, {} in the second", first.len(), second.len());
             if first.is_empty() || second.is_empty() {
@@ -108,11 +109,11 @@ impl Samples {
             }
             type Field = fn(&Sample) -> f64;
             let fields: [(&str, Field, f64, f64); 4] = [
-                ("KiB resident", |one| one.resident_kib, MEMORY_SHARE, MEMORY_KIB),
-                ("KiB proportional", |one| one.proportional_kib, MEMORY_SHARE, MEMORY_KIB),
+                ("KiB resident", |sample| sample.resident_kib, MEMORY_SHARE, MEMORY_KIB),
+                ("KiB proportional", |sample| sample.proportional_kib, MEMORY_SHARE, MEMORY_KIB),
                 // Of the pods' own threads there are as many as pods, give or take.
-                ("threads", |one| one.threads - one.pods as f64, 0.0, THREADS),
-                ("descriptors", |one| one.descriptors, 0.0, DESCRIPTORS),
+                ("threads", |sample| sample.threads - sample.pods as f64, 0.0, THREADS),
+                ("descriptors", |sample| sample.descriptors, 0.0, DESCRIPTORS),
             ];
             for (name, field, share, more) in fields {
                 let (before, after) = (median(&first, field), median(&second, field));
@@ -124,7 +125,7 @@ impl Samples {
                 }
             }
         }
-        for sample in self.all.iter().filter(|one| one.quiet && one.mounts > 0) {
+        for sample in self.all.iter().filter(|sample| sample.quiet && sample.mounts > 0) {
             grown.push(format!("{} mounts without pods after {:.0} s", sample.mounts, sample.seconds));
         }
         grown
@@ -132,7 +133,7 @@ impl Samples {
 }
 
 fn median(samples: &[&Sample], field: fn(&Sample) -> f64) -> f64 {
-    let mut values: Vec<f64> = samples.iter().map(|one| field(one)).collect();
+    let mut values: Vec<f64> = samples.iter().map(|sample| field(sample)).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
