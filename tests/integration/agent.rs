@@ -43,8 +43,8 @@ fn json_of(text: &str) -> Value {
 /// A web server of one document, which tests change. It ends when it is dropped.
 struct Web {
     port: u16,
-    answer: Arc<Mutex<(u16, String)>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    response: Arc<Mutex<(u16, String)>>,
+    requests: Arc<Mutex<Vec<String>>>,
     _running: Running,
 }
 
@@ -52,9 +52,9 @@ impl Web {
     fn start(status: u16, body: &str) -> Web {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let answer = Arc::new(Mutex::new((status, body.to_owned())));
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (serves, notes) = (Arc::clone(&answer), Arc::clone(&asked));
+        let response = Arc::new(Mutex::new((status, body.to_owned())));
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (serves, notes) = (Arc::clone(&response), Arc::clone(&requests));
         let running = spawn("t/web", Stack::Small, OnDeath::Unsupervised, move |stop| {
             for stream in listener.incoming() {
                 if stop.is_stopped() {
@@ -81,7 +81,7 @@ impl Web {
         let running = running.with_waker(Box::new(move || {
             let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
-        Web { port, answer, asked, _running: running }
+        Web { port, response, requests, _running: running }
     }
 
     fn url(&self) -> String {
@@ -89,13 +89,13 @@ impl Web {
     }
 
     fn set(&self, status: u16, body: &str) {
-        *self.answer.lock().unwrap() = (status, body.to_owned());
+        *self.response.lock().unwrap() = (status, body.to_owned());
     }
 
     /// Waits until the agent has sent `times` more requests, so that it has read the response.
-    fn wait_asked(&self, times: usize) {
-        let before = self.asked.lock().unwrap().len();
-        wait_until("a request of the agent", LONG, || self.asked.lock().unwrap().len() >= before + times);
+    fn wait_requests(&self, times: usize) {
+        let before = self.requests.lock().unwrap().len();
+        wait_until("a request of the agent", LONG, || self.requests.lock().unwrap().len() >= before + times);
     }
 }
 
@@ -125,13 +125,13 @@ fn statistics_of_a_hanging_runtime_time_out() {
         assert!(took > Duration::from_secs(7), "{took:?}");
     });
     // The runtime gets no call for a while: requests get the last known values at once.
-    let asked = node.fake.count("ImageFsInfo");
+    let calls = node.fake.count("ImageFsInfo");
     let (code, text, took) = timed("/stats/summary");
     assert!(took < SOON, "{took:?}");
     assert_eq!((code, text.as_str()), (500, WHY));
     let (code, text, took) = timed("/metrics/cadvisor");
     assert!(took < SOON && code == 200 && text.contains("machine_cpu_cores"), "{code} after {took:?}");
-    assert_eq!(node.fake.count("ImageFsInfo"), asked);
+    assert_eq!(node.fake.count("ImageFsInfo"), calls);
     node.fake.behave("ImageFsInfo");
     wait_until("numbers again", LONG, || node.read_only("/stats/summary").0 == 200);
     node.finish();
@@ -339,8 +339,8 @@ fn second_agent_on_the_same_socket_exits() {
     other.apply(&simple("web"));
     let second = other.agent_command().arg("--local-socket").arg(node.local_socket()).output().unwrap();
     assert_eq!(second.status.code(), Some(LOCKED), "{}", stderr(&second));
-    let said = stderr(&second);
-    assert!(said.contains("--local-socket") && said.contains("run/coracle.sock"), "{said}");
+    let message = stderr(&second);
+    assert!(message.contains("--local-socket") && message.contains("run/coracle.sock"), "{message}");
     assert!(other.fake.calls().is_empty(), "{:?}", other.fake.calls());
     assert!(!other.root().join("pods").exists());
     assert!(node.cli(&["status"]).contains(NODE));
@@ -497,12 +497,12 @@ fn pods_from_a_url_survive_server_errors() {
     let first = node.wait_ready("web");
     let annotations = first.metadata.annotations.clone().unwrap_or_default();
     assert_eq!(annotations.get("kubernetes.io/config.source").map(String::as_str), Some("http"));
-    let request = web.asked.lock().unwrap()[0].to_lowercase();
+    let request = web.requests.lock().unwrap()[0].to_lowercase();
     assert!(request.starts_with("get /pods.json ") && request.contains("x-site: harbour"), "{request}");
 
     // The same document again, and a failing server: the pod is not changed.
     let ids = node.running("web");
-    web.wait_asked(2);
+    web.wait_requests(2);
     assert_eq!((node.running("web"), uid(&node.wait_ready("web"))), (ids.clone(), uid(&first)));
     web.set(500, "sorry");
     wait_until("the failure to be shown", LONG, || node.cli(&["status"]).contains("status 500"));
@@ -533,7 +533,7 @@ fn pods_from_a_url_survive_server_errors() {
 }
 
 #[test]
-fn single_manifest_file_is_followed_and_kept_when_invalid() {
+fn single_manifest_file_is_followed_and_its_pods_stay_when_invalid() {
     let mut node = FakeNode::prepare(json!({}));
     let file = node.path("pod.yaml");
     node.configure(json!({"staticPodPath": file, "fileCheckFrequency": "1s"}));
@@ -688,7 +688,7 @@ fn restart_policies_are_applied() {
 }
 
 #[test]
-fn one_dead_record_per_container_is_kept() {
+fn one_dead_record_per_container_stays() {
     let mut node = FakeNode::prepare(json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}));
     node.set_flags(&["--maximum-dead-containers-per-container=1"]);
     node.start_agent();
@@ -696,12 +696,12 @@ fn one_dead_record_per_container_is_kept() {
     node.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= 3);
     // A running one, the dead one before it, and at most the one that has just died.
     wait_until("old records to be removed", Duration::from_secs(90), || {
-        let main = |one: &crate::support::fake_cri::Container| one.config.metadata.name == "main";
+        let main = |container: &crate::support::fake_cri::Container| container.config.metadata.name == "main";
         let all = node.containers("bad").into_iter().filter(main).count();
         node.fake.calls().contains(&"RemoveContainer") && all <= 3
     });
     let pod = node.wait_pod("bad", "shown with its last state", LONG, |pod| {
-        container(pod, "main").is_some_and(|one| one.last_state.is_some())
+        container(pod, "main").is_some_and(|status| status.last_state.is_some())
     });
     assert!(restarts(&pod, "main") >= 3);
     node.finish();
@@ -755,7 +755,7 @@ fn unknown_pods_are_stopped_once_all_sources_have_reported() {
     node.configure(json!({"staticPodURL": web.url(), "httpCheckFrequency": "1s"}));
     node.launch_agent();
     node.wait_ready("file");
-    web.wait_asked(3);
+    web.wait_requests(3);
     holds_for("a pod that the silent source may know runs on", Duration::from_secs(3), || {
         node.running("left") == left
     });

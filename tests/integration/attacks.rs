@@ -37,14 +37,14 @@ struct RegularClient {
 impl RegularClient {
     fn start(admin: &TlsClient) -> RegularClient {
         let ask = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
-        let (tell, results) = bounded(1);
+        let (sender, results) = bounded(1);
         let admin = admin.bound_to(Ipv4Addr::new(127, 0, 0, 2));
-        let mut kept = admin.connect().unwrap();
+        let mut connection = admin.connect().unwrap();
         let running = spawn("regular", Stack::Large, OnDeath::Unsupervised, move |stop| {
             let (mut count, mut slowest) = (0, Duration::ZERO);
             loop {
                 let begun = Instant::now();
-                assert_eq!(kept.ask(ask).unwrap().body, "ok");
+                assert_eq!(connection.ask(ask).unwrap().body, "ok");
                 assert_eq!(admin.get("/healthz").body, "ok");
                 slowest = slowest.max(begun.elapsed());
                 count += 1;
@@ -52,7 +52,7 @@ impl RegularClient {
                     break;
                 }
             }
-            let _ = tell.send((count, slowest));
+            let _ = sender.send((count, slowest));
         });
         RegularClient { running: running.unwrap(), results }
     }
@@ -116,8 +116,8 @@ fn unauthorized_clients_are_denied() {
         let mut connection = attacker.connect().unwrap();
         for (method, path, verb, subresources) in TARGETS {
             let text = format!("{method} {path} HTTP/1.1\r\nHost: n\r\nContent-Length: 0\r\n{headers}\r\n");
-            let answer = connection.ask(&text).unwrap();
-            if answer.head.contains("\r\nConnection: close\r\n") {
+            let response = connection.ask(&text).unwrap();
+            if response.head.contains("\r\nConnection: close\r\n") {
                 connection = attacker.connect().unwrap();
             }
             let expected = match user {
@@ -129,7 +129,7 @@ fn unauthorized_clients_are_denied() {
                     ),
                 ),
             };
-            assert_eq!((answer.status, answer.body), expected, "{what}: {method} {path}");
+            assert_eq!((response.status, response.body), expected, "{what}: {method} {path}");
         }
     }
     regular.end();
@@ -146,8 +146,8 @@ fn three_unauthenticated_requests_in_a_row_close_the_connection() {
     let ask = |connection: &mut Connection, token: &str| {
         let headers =
             if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
-        let answer = connection.ask(&format!("GET /metrics HTTP/1.1\r\nHost: n\r\n{headers}\r\n")).unwrap();
-        (answer.status, answer.head.contains("\r\nConnection: close\r\n"))
+        let response = connection.ask(&format!("GET /metrics HTTP/1.1\r\nHost: n\r\n{headers}\r\n")).unwrap();
+        (response.status, response.head.contains("\r\nConnection: close\r\n"))
     };
     for identity in [None, Some(stranger.issue("root", &["admins"]))] {
         let attacker = client(&node, identity.as_ref());
@@ -218,9 +218,9 @@ fn no_request_path_escapes_the_log_directory() {
         assert_eq!(admin.get("/logs/attack-none").body, "shown\n");
     }
     for (path, status) in paths {
-        let answer = admin.get(&path);
-        assert_eq!(answer.status, status, "{path}: {answer:?}");
-        assert!(!answer.body.contains("root:"), "{path}: {answer:?}");
+        let response = admin.get(&path);
+        assert_eq!(response.status, status, "{path}: {response:?}");
+        assert!(!response.body.contains("root:"), "{path}: {response:?}");
     }
     for name in ["absolute", "relative", "all", "none"] {
         let _ = private.then(|| fs::remove_file(log.join(format!("attack-{name}"))));
@@ -231,12 +231,12 @@ fn no_request_path_escapes_the_log_directory() {
 
 /// Runs on a thread with another user id and no capabilities.
 fn as_other_user<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, results) = bounded(1);
+    let (sender, results) = bounded(1);
     let running = spawn("other-user", Stack::Small, OnDeath::Unsupervised, move |_| {
         let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
         set_thread_res_gid(group, group, group).unwrap();
         set_thread_res_uid(user, user, user).unwrap();
-        let _ = tell.send(work());
+        let _ = sender.send(work());
     });
     let outcome = results.recv_timeout(LONG).unwrap();
     drop(running);
@@ -268,19 +268,19 @@ fn local_users_without_rights_cannot_open_sockets() {
             let mut stream = UnixStream::connect(path)?;
             stream.set_read_timeout(Some(LONG))?;
             let request = b"GET /v1/pods HTTP/1.0\r\nX-Remote-User: root\r\n\r\n";
-            let mut answer = Vec::new();
+            let mut response = Vec::new();
             // The server reads nothing of it and may close the connection at any point; its response can
             // be read all the same.
             let _ = stream.write_all(request);
-            let _ = stream.read_to_end(&mut answer);
-            Ok(String::from_utf8_lossy(&answer).into_owned())
+            let _ = stream.read_to_end(&mut response);
+            Ok(String::from_utf8_lossy(&response).into_owned())
         })
     };
     assert_eq!(connect(&socket).unwrap_err().kind(), ErrorKind::PermissionDenied);
     // Also if its mode was opened to all users.
     mode(&socket, 0o666);
-    let answer = connect(&socket);
-    assert!(answer.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.1 403 ")), "{answer:?}");
+    let response = connect(&socket);
+    assert!(response.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.1 403 ")), "{response:?}");
     // There is no other socket beside it.
     let sockets = fs::read_dir(&parent).unwrap().map(|entry| entry.unwrap());
     let sockets = sockets.filter(|entry| entry.file_type().unwrap().is_socket());
@@ -310,8 +310,11 @@ fn root_of_other_namespaces_is_refused_at_the_local_socket() {
         assert_eq!(ask(&node, from), (Some(0), String::new()), "{from:?}");
     }
     for from in elsewhere {
-        let (code, said) = ask(&node, from);
-        assert!(code == Some(1) && said.contains("own mount and PID namespaces only"), "{from:?}: {said}");
+        let (code, message) = ask(&node, from);
+        assert!(
+            code == Some(1) && message.contains("own mount and PID namespaces only"),
+            "{from:?}: {message}"
+        );
     }
     assert!(node.log().contains("rejected at the local socket"), "{}", node.log());
     node.stop_agent();
@@ -433,8 +436,8 @@ fn ambiguous_requests_are_rejected() {
         (head(&"X: y\r\n".repeat(200)), 431),
     ] {
         let mut connection = admin.connect().unwrap();
-        let answer = connection.ask(&text).unwrap();
-        assert_eq!(answer.status, status, "{text:.80}: {answer:?}");
+        let response = connection.ask(&text).unwrap();
+        assert_eq!(response.status, status, "{text:.80}: {response:?}");
         // No request after it is answered.
         assert!(connection.read_response(false).is_err(), "{text:.80}");
     }
@@ -486,9 +489,9 @@ fn junk(node: &FakeNode, admin: &TlsClient, place: InvalidBytesAt, bytes: &[u8])
             let mut hello = admin.hello();
             // At a position that the random bytes choose.
             let sum = bytes.iter().fold(0_usize, |sum, byte| sum.wrapping_mul(31) ^ usize::from(*byte));
-            let at = sum % hello.len();
-            let end = hello.len().min(at + bytes.len());
-            hello[at..end].copy_from_slice(&bytes[..end - at]);
+            let offset = sum % hello.len();
+            let end = hello.len().min(offset + bytes.len());
+            hello[offset..end].copy_from_slice(&bytes[..end - offset]);
             hello
         }
         _ => Vec::new(),
@@ -528,8 +531,8 @@ fn refused_request_with_a_body_receives_the_reason() {
         body.len()
     );
     for _ in 0..50 {
-        let answer = jane.connect().unwrap().ask(&text).unwrap();
-        assert_eq!(answer.status, 403, "{answer:?}");
+        let response = jane.connect().unwrap().ask(&text).unwrap();
+        assert_eq!(response.status, 403, "{response:?}");
     }
     node.finish();
 }

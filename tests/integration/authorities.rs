@@ -55,13 +55,13 @@ fn bundle(certificates: &[&[u8]]) -> Authorities {
     Authorities::of_pem(pem.as_bytes()).unwrap()
 }
 
-fn at(year: u16) -> Timestamp {
+fn june(year: u16) -> Timestamp {
     format!("{year}-06-01T00:00:00Z").parse().unwrap()
 }
 
 fn verify(bundle: &Authorities, chain: &[&[u8]]) -> Verdict {
     let chain: Vec<Vec<u8>> = chain.iter().map(|der| der.to_vec()).collect();
-    bundle.verify(&chain, at(2026))
+    bundle.verify(&chain, june(2026))
 }
 
 fn plain(_: &mut CertificateParams) {}
@@ -83,55 +83,65 @@ fn only_certificates_that_may_sign_for_clients_are_authorities() {
     };
     let cases: [(&str, Change, Result<(), &str>); 13] = [
         ("an authority", plain, Ok(())),
-        ("one that may sign", |it| it.key_usages = vec![KeyUsagePurpose::KeyCertSign], Ok(())),
-        ("one for clients", |it| it.extended_key_usages = vec![Purpose::ClientAuth], Ok(())),
-        ("one for everything", |it| it.extended_key_usages = vec![Purpose::Any], Ok(())),
-        ("no basic constraints", |it| it.is_ca = IsCa::NoCa, Err("unknown authority")),
-        ("marked as none", |it| it.is_ca = IsCa::ExplicitNoCa, Err("unknown authority")),
+        (
+            "one that may sign",
+            |parameters| parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign],
+            Ok(()),
+        ),
+        ("one for clients", |parameters| parameters.extended_key_usages = vec![Purpose::ClientAuth], Ok(())),
+        ("one for everything", |parameters| parameters.extended_key_usages = vec![Purpose::Any], Ok(())),
+        ("no basic constraints", |parameters| parameters.is_ca = IsCa::NoCa, Err("unknown authority")),
+        ("marked as none", |parameters| parameters.is_ca = IsCa::ExplicitNoCa, Err("unknown authority")),
         (
             "may only sign data",
-            |it| it.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::CrlSign],
+            |parameters| {
+                parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::CrlSign]
+            },
             Err("unknown authority"),
         ),
         (
             "one for servers",
-            |it| it.extended_key_usages = vec![Purpose::ServerAuth, Purpose::CodeSigning],
+            |parameters| parameters.extended_key_usages = vec![Purpose::ServerAuth, Purpose::CodeSigning],
             Err("unknown authority"),
         ),
         ("critical and unknown", odd, Err("unknown authority")),
         ("a constraint that is unknown", unknown_constraint, Err("unknown authority")),
-        ("expired", |it| it.not_after = date_time_ymd(2026, 5, 31), Err("has expired or is not yet valid")),
+        (
+            "expired",
+            |parameters| parameters.not_after = date_time_ymd(2026, 5, 31),
+            Err("has expired or is not yet valid"),
+        ),
         (
             "of the future",
-            |it| it.not_before = date_time_ymd(2026, 6, 2),
+            |parameters| parameters.not_before = date_time_ymd(2026, 6, 2),
             Err("has expired or is not yet valid"),
         ),
         (
             "for other names",
-            |it| {
+            |parameters| {
                 let permitted_subtrees = vec![GeneralSubtree::DnsName("example.org".into())];
-                it.name_constraints =
+                parameters.name_constraints =
                     Some(NameConstraints { permitted_subtrees, excluded_subtrees: Vec::new() });
             },
             Ok(()),
         ),
     ];
     for (what, change, expected) in cases {
-        let one = authority("authority", None, change);
+        let candidate = authority("authority", None, change);
         let others = authority("authority", None, plain);
-        let all = bundle(&[&others.der, &one.der]);
-        let outcome = verify(&all, &[&client(&one, plain)]).outcome;
+        let all = bundle(&[&others.der, &candidate.der]);
+        let outcome = verify(&all, &[&client(&candidate, plain)]).outcome;
         match (&outcome, expected) {
             (Ok(()), Ok(())) => {}
-            (Err(why), Err(words)) if why.contains(words) => {}
+            (Err(error), Err(words)) if error.contains(words) => {}
             _ => panic!("{what}: {outcome:?}, not {expected:?}"),
         }
         // A name that the constraint does not permit.
-        let named = |it: &mut CertificateParams| {
-            it.subject_alt_names = vec![SanType::DnsName("example.com".try_into().unwrap())];
+        let named = |parameters: &mut CertificateParams| {
+            parameters.subject_alt_names = vec![SanType::DnsName("example.com".try_into().unwrap())];
         };
         if what == "for other names" {
-            assert!(verify(&all, &[&client(&one, named)]).outcome.is_err());
+            assert!(verify(&all, &[&client(&candidate, named)]).outcome.is_err());
         }
     }
 }
@@ -148,27 +158,28 @@ fn version_1_root_signs_and_version_1_intermediate_does_not() {
     let leaf = client(&between, plain);
     assert_eq!(verify(&all, &[&leaf, &between.der]).outcome, Ok(()));
     assert!(verify(&all, &[&leaf, &der::of_version_1(&between.der)]).outcome.is_err());
-    let why = "x509: a client certificate of version 1 is not supported";
-    assert_eq!(verify(&all, &[&der::of_version_1(&leaf), &between.der]).outcome, Err(why.to_owned()));
+    let expected = "x509: a client certificate of version 1 is not supported";
+    assert_eq!(verify(&all, &[&der::of_version_1(&leaf), &between.der]).outcome, Err(expected.to_owned()));
 }
 
 #[test]
 fn bundled_client_certificate_is_accepted_and_cannot_sign() {
     let root = authority("root", None, plain);
-    let own = authority("jane", Some(&root), |it| it.is_ca = IsCa::NoCa);
+    let own = authority("jane", Some(&root), |parameters| parameters.is_ca = IsCa::NoCa);
     let all = bundle(&[&own.der]);
-    assert_eq!(all.count(at(2026)), (1, 0));
+    assert_eq!(all.count(june(2026)), (1, 0));
     assert_eq!(verify(&all, &[&own.der]).outcome, Ok(()));
     assert!(verify(&all, &[&client(&root, plain)]).outcome.is_err());
     assert!(verify(&all, &[&client(&own, plain)]).outcome.is_err());
     assert!(verify(&all, &[&client(&own, plain), &own.der]).outcome.is_err());
     // It must be for clients, and valid at the time.
-    let server = authority("jane", Some(&root), |it| {
-        it.is_ca = IsCa::NoCa;
-        it.extended_key_usages = vec![Purpose::ServerAuth];
+    let server = authority("jane", Some(&root), |parameters| {
+        parameters.is_ca = IsCa::NoCa;
+        parameters.extended_key_usages = vec![Purpose::ServerAuth];
     });
     assert!(verify(&bundle(&[&server.der]), &[&server.der]).outcome.is_err());
-    let expired = authority("jane", Some(&root), |it| it.not_after = date_time_ymd(2026, 5, 31));
+    let expired =
+        authority("jane", Some(&root), |parameters| parameters.not_after = date_time_ymd(2026, 5, 31));
     assert!(verify(&bundle(&[&expired.der]), &[&expired.der]).outcome.is_err());
 }
 
@@ -185,7 +196,7 @@ fn path_length_counts_intermediates() {
         (Some(2), 2, true),
     ] {
         let constraints = limit.map_or(BasicConstraints::Unconstrained, BasicConstraints::Constrained);
-        let root = authority("root", None, |it| it.is_ca = IsCa::Ca(constraints));
+        let root = authority("root", None, |parameters| parameters.is_ca = IsCa::Ca(constraints));
         let mut path = vec![root];
         for number in 0..between {
             let next = authority(&format!("a{number}"), path.last(), plain);
@@ -194,7 +205,7 @@ fn path_length_counts_intermediates() {
         let leaf = client(path.last().unwrap(), plain);
         let mut chain: Vec<&[u8]> = vec![&leaf];
         // In any order, and with the authority itself.
-        chain.extend(path.iter().map(|one| one.der.as_slice()));
+        chain.extend(path.iter().map(|signer| signer.der.as_slice()));
         let outcome = verify(&bundle(&[&path[0].der]), &chain).outcome;
         assert_eq!(outcome.is_ok(), good, "{limit:?} {between}: {outcome:?}");
     }
@@ -210,11 +221,11 @@ fn intermediates_must_be_authorities() {
     };
     let cases: [(&str, Change, bool); 7] = [
         ("an authority", plain, true),
-        ("none", |it| it.is_ca = IsCa::NoCa, false),
-        ("marked as none", |it| it.is_ca = IsCa::ExplicitNoCa, false),
-        ("may not sign", |it| it.key_usages = vec![KeyUsagePurpose::DigitalSignature], false),
-        ("for servers", |it| it.extended_key_usages = vec![Purpose::ServerAuth], false),
-        ("expired", |it| it.not_after = date_time_ymd(2026, 5, 31), false),
+        ("none", |parameters| parameters.is_ca = IsCa::NoCa, false),
+        ("marked as none", |parameters| parameters.is_ca = IsCa::ExplicitNoCa, false),
+        ("may not sign", |parameters| parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature], false),
+        ("for servers", |parameters| parameters.extended_key_usages = vec![Purpose::ServerAuth], false),
+        ("expired", |parameters| parameters.not_after = date_time_ymd(2026, 5, 31), false),
         ("demands policies", policies, false),
     ];
     let root = authority("root", None, plain);
@@ -231,9 +242,10 @@ fn intermediates_must_be_authorities() {
 
 #[test]
 fn verification_result_expires_with_its_certificates() {
-    let root = authority("root", None, |it| it.not_after = date_time_ymd(2040, 1, 1));
-    let between = authority("between", Some(&root), |it| it.not_before = date_time_ymd(2025, 1, 1));
-    let leaf = client(&between, |it| it.not_after = date_time_ymd(2030, 1, 1));
+    let root = authority("root", None, |parameters| parameters.not_after = date_time_ymd(2040, 1, 1));
+    let between =
+        authority("between", Some(&root), |parameters| parameters.not_before = date_time_ymd(2025, 1, 1));
+    let leaf = client(&between, |parameters| parameters.not_after = date_time_ymd(2030, 1, 1));
     let all = bundle(&[&root.der]);
     let chain = [leaf, between.der];
     for (year, good, holds) in [
@@ -243,14 +255,14 @@ fn verification_result_expires_with_its_certificates() {
         (2035, false, 2030..=2060),
         (2050, false, 2030..=2060),
     ] {
-        let verdict = all.verify(&chain, at(year));
+        let verdict = all.verify(&chain, june(year));
         assert_eq!(verdict.outcome.is_ok(), good, "{year}: {:?}", verdict.outcome);
         for other in 2000..=2060 {
-            assert_eq!(verdict.holds(at(other)), holds.contains(&other), "{year}, {other}");
+            assert_eq!(verdict.holds(june(other)), holds.contains(&other), "{year}, {other}");
         }
     }
     // To the nanosecond.
-    let verdict = all.verify(&chain, at(2026));
+    let verdict = all.verify(&chain, june(2026));
     let last: Timestamp = "2030-01-01T00:00:00Z".parse().unwrap();
     let first: Timestamp = "2025-01-01T00:00:00Z".parse().unwrap();
     let instant = jiff::SignedDuration::from_nanos(1);
@@ -272,27 +284,29 @@ fn unrelated_certificates_cost_few_signature_checks() {
     let same: Vec<Vec<u8>> = (0..60).map(|_| authority("root", None, plain).der).collect();
     let circle = |names: &[&str]| -> Vec<Vec<u8>> {
         let signers: Vec<Signer> = names.iter().map(|name| authority(name, None, plain)).collect();
-        let certificates = (0..60).map(|at| {
-            let (name, by) = (names[at % names.len()], &signers[(at + 1) % names.len()]);
+        let certificates = (0..60).map(|index| {
+            let (name, by) = (names[index % names.len()], &signers[(index + 1) % names.len()]);
             authority(name, Some(by), plain).der
         });
         certificates.collect()
     };
     let shared = KeyPair::generate().unwrap().serialize_pem();
     let mesh: Vec<Vec<u8>> = (0..60)
-        .map(|at| {
+        .map(|index| {
             let key = KeyPair::from_pem(&shared).unwrap();
             let names = ["root", "a", "b", "c", "d"];
-            let authority = |name| params(name, |it| it.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
-            let by = Issuer::new(authority(names[at % 5]), KeyPair::from_pem(&shared).unwrap());
-            authority(names[at / 5 % 5]).signed_by(&key, &by).unwrap().der().to_vec()
+            let authority = |name| {
+                params(name, |parameters| parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained))
+            };
+            let by = Issuer::new(authority(names[index % 5]), KeyPair::from_pem(&shared).unwrap());
+            authority(names[index / 5 % 5]).signed_by(&key, &by).unwrap().der().to_vec()
         })
         .collect();
     let leaf = |name: &str| client(&authority(name, None, plain), plain);
     let time = |chain: &[Vec<u8>]| {
         let once = |_| {
             let begun = Instant::now();
-            assert!(all.verify(chain, at(2026)).outcome.is_err());
+            assert!(all.verify(chain, june(2026)).outcome.is_err());
             begun.elapsed()
         };
         (0..10).map(once).min().unwrap()
@@ -305,7 +319,7 @@ fn unrelated_certificates_cost_few_signature_checks() {
         ("a mesh", leaf("d"), mesh),
     ] {
         let chain = [vec![leaf], others].concat();
-        let tried = all.verify(&chain, at(2026)).tried;
+        let tried = all.verify(&chain, june(2026)).tried;
         assert!(tried <= 32, "{what}: {tried}");
         // A try is one signature. The library would look for paths by itself, a hundred
         // signatures for each try, if there were several ways through what it is given.
@@ -315,7 +329,7 @@ fn unrelated_certificates_cost_few_signature_checks() {
     // Many authorities of one name in the bundle.
     let many: Vec<Vec<u8>> = (0..100).map(|_| authority("root", None, plain).der).collect();
     let all = bundle(&many.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let verdict = all.verify(&[leaf("root")], at(2026));
+    let verdict = all.verify(&[leaf("root")], june(2026));
     assert_eq!((verdict.outcome.is_err(), verdict.tried), (true, 32));
 }
 
@@ -325,11 +339,11 @@ fn bundle_with_invalid_blocks_is_accepted_and_empty_one_is_rejected() {
     let pem = |der: &[u8]| pem::encode(&pem::Pem::new("CERTIFICATE", der));
     let mixed = format!("words\n{}{}{}", pem(b"nonsense"), pem(&root.der), pem(&root.der));
     let all = Authorities::of_pem(mixed.as_bytes()).unwrap();
-    assert_eq!((all.count(at(2026)), all.count(at(2101))), ((1, 1), (1, 0)));
+    assert_eq!((all.count(june(2026)), all.count(june(2101))), ((1, 1), (1, 0)));
     assert_eq!(verify(&all, &[&client(&root, plain)]).outcome, Ok(()));
     for nothing in ["", "words", &pem(b"nonsense")] {
-        let why = Authorities::of_pem(nothing.as_bytes()).unwrap_err().to_string();
-        assert_eq!(why, "certificate authorities: no usable certificate");
+        let error = Authorities::of_pem(nothing.as_bytes()).unwrap_err().to_string();
+        assert_eq!(error, "certificate authorities: no usable certificate");
     }
     assert!(verify(&all, &[]).outcome.is_err());
     assert!(verify(&all, &[b"nonsense"]).outcome.is_err());

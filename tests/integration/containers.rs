@@ -28,7 +28,7 @@ fn with_init(name: &str, containers: Value, init: Value) -> Value {
 /// Container names by id, of all that the runtime has now.
 fn names(node: &FakeNode) -> BTreeMap<String, String> {
     let all = node.fake.containers().into_iter();
-    all.map(|one| (one.status.id.clone(), one.config.metadata.name.clone())).collect()
+    all.map(|container| (container.status.id.clone(), container.config.metadata.name.clone())).collect()
 }
 
 /// Container names of the calls of `method`, in order.
@@ -112,7 +112,7 @@ fn sidecar_that_exits_during_initialization_starts_again() {
         });
         let made = |container: &str| {
             let all = node.containers(name);
-            all.iter().filter(|one| one.config.metadata.name == container).count()
+            all.iter().filter(|entry| entry.config.metadata.name == container).count()
         };
         assert_eq!((made("first"), made("long"), made("main")), (1, 1, 1), "{policy}");
     }
@@ -198,7 +198,8 @@ fn each_container_has_its_own_restart_policy() {
         node.containers("web").len() == 3 && running_id(&node, "web", "again").is_some()
     });
     holds_for("the other one stays ended", Duration::from_secs(1), || {
-        node.containers("web").iter().filter(|one| one.config.metadata.name == "once").count() == 1
+        node.containers("web").iter().filter(|container| container.config.metadata.name == "once").count()
+            == 1
     });
     kill(&node, "web", "again", 1);
     node.wait_pod("web", "to fail", LONG, |pod| phase(pod) == "Failed");
@@ -308,7 +309,7 @@ fn disabled_restart_rules_do_not_restart_other_containers() {
 
 fn ephemeral<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
     let list = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
-    list.iter().find(|one| one.name == name)
+    list.iter().find(|status| status.name == name)
 }
 
 #[test]
@@ -316,7 +317,7 @@ fn ephemeral_container_runs_once() {
     let node = FakeNode::start();
     node.apply(&simple("web"));
     node.wait_ready("web");
-    let said = node.cli(&[
+    let output = node.cli(&[
         "debug",
         "web",
         "--image",
@@ -330,9 +331,11 @@ fn ephemeral_container_runs_once() {
         "-c",
         FOREVER,
     ]);
-    assert!(said.contains("ephemeral container dbg"), "{said}");
+    assert!(output.contains("ephemeral container dbg"), "{output}");
     let runs = |pod: &Pod| {
-        ephemeral(pod, "dbg").and_then(|one| one.state.as_ref()).is_some_and(|state| state.running.is_some())
+        ephemeral(pod, "dbg")
+            .and_then(|status| status.state.as_ref())
+            .is_some_and(|state| state.running.is_some())
     };
     node.wait_pod("web", "to show it", LONG, runs);
     for (args, code) in [
@@ -347,7 +350,7 @@ fn ephemeral_container_runs_once() {
     kill(&node, "web", "dbg", 1);
     let ended = |pod: &Pod| {
         ephemeral(pod, "dbg")
-            .and_then(|one| one.state.as_ref())
+            .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.terminated.is_some())
     };
     node.wait_pod("web", "to show its end", LONG, |pod| ended(pod) && phase(pod) == "Running");

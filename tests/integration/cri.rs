@@ -271,13 +271,16 @@ fn lists_filter_by_pod_and_are_newest_first() {
     let all = cri::list_pods(&client, None).unwrap();
     assert_eq!(all.keys().map(PodUid::as_str).collect::<Vec<_>>(), ["u1", "u2"]);
     let uid = PodUid::from("u1");
-    let one = cri::list_pods(&client, Some(&uid)).unwrap();
-    assert_eq!(one.len(), 1);
-    assert_eq!(one[&uid], all[&uid]);
-    assert_eq!(one[&uid].sandboxes.iter().map(|it| it.id.clone()).collect::<Vec<_>>(), [new.clone(), old]);
+    let filtered = cri::list_pods(&client, Some(&uid)).unwrap();
+    assert_eq!(filtered.len(), 1);
+    assert_eq!(filtered[&uid], all[&uid]);
+    assert_eq!(
+        filtered[&uid].sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect::<Vec<_>>(),
+        [new.clone(), old]
+    );
 
     fake.clear_journal();
-    let pod = cri::pod_runtime(&client, &one[&uid]).unwrap();
+    let pod = cri::pod_runtime(&client, &filtered[&uid]).unwrap();
     assert_eq!(pod.newest_sandbox().unwrap().id, new);
     assert_eq!(pod.ips, pod.newest_sandbox().unwrap().ips);
     assert_eq!(pod.newest("main").unwrap().exit_code, 3);
@@ -286,7 +289,7 @@ fn lists_filter_by_pod_and_are_newest_first() {
 
     // Any other error than "gone" fails the whole inspection.
     fake.fail("ContainerStatus", Kind::Unavailable, "busy");
-    assert_eq!(cri::pod_runtime(&client, &one[&uid]).unwrap_err().kind(), Some(Kind::Unavailable));
+    assert_eq!(cri::pod_runtime(&client, &filtered[&uid]).unwrap_err().kind(), Some(Kind::Unavailable));
 }
 
 #[test]

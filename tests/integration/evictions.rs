@@ -68,7 +68,9 @@ fn short_disk_removes_images_and_dead_containers_and_then_evicts_pods() {
     wait_until("the condition", LONG, || {
         let object = node.api().object("/api/v1/nodes/e2e").unwrap_or_default();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|one| one["type"] == "DiskPressure" && one["status"] == "True")
+        conditions
+            .iter()
+            .any(|condition| condition["type"] == "DiskPressure" && condition["status"] == "True")
     });
     // A static pod runs, and another one does not.
     node.apply(&simple("static2"));

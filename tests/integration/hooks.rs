@@ -206,8 +206,8 @@ fn http_pre_stop_continues_after_its_grace_period() {
     let pod = hooked_as("http-pre", json!({"httpGet": {"host": "127.0.0.1", "port": port}}));
     assert_outlives_grace(&node, &pod, || {
         let (mut stream, _) = listener.accept().unwrap();
-        let answer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-        stream.write_all(answer.as_bytes()).unwrap();
+        let response = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        stream.write_all(response.as_bytes()).unwrap();
     });
 }
 
@@ -288,16 +288,16 @@ fn kill_uses_the_most_specific_grace_period() {
 /// Answers every request with `answer` and records the requests.
 struct Web {
     port: u16,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
     _running: Running,
 }
 
 impl Web {
-    fn start(answer: &'static str) -> Web {
+    fn start(response: &'static str) -> Web {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let notes = Arc::clone(&asked);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let notes = Arc::clone(&requests);
         let running = spawn("t/web", Stack::Small, OnDeath::Unsupervised, move |stop| {
             for stream in listener.incoming() {
                 if stop.is_stopped() {
@@ -313,18 +313,18 @@ impl Web {
                     }
                 }
                 notes.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
-                let _ = stream.write_all(answer.as_bytes());
+                let _ = stream.write_all(response.as_bytes());
             }
         })
         .unwrap()
         .with_waker(Box::new(move || {
             let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
-        Web { port, asked, _running: running }
+        Web { port, requests, _running: running }
     }
 
     fn received(&self) -> Vec<String> {
-        std::mem::take(&mut *self.asked.lock().unwrap())
+        std::mem::take(&mut *self.requests.lock().unwrap())
     }
 }
 
@@ -339,10 +339,10 @@ fn http_hooks_send_the_expected_requests() {
     // Any response is a success.
     let (events, calls) = stopped(&node, get("HTTP", json!("127.0.0.1"), json!(web.port)), None);
     assert_eq!((events, calls), (vec![KILLING.to_owned()], vec!["StopContainer"]));
-    let asked = web.received().pop().unwrap();
-    assert!(asked.starts_with("GET /bye?now HTTP/1.1\r\n"), "{asked}");
-    assert!(asked.contains("User-Agent: kube-lifecycle/1.36\r\n"), "{asked}");
-    assert!(asked.contains("X-A: b") && asked.contains("Authorization: secret"), "{asked}");
+    let request = web.received().pop().unwrap();
+    assert!(request.starts_with("GET /bye?now HTTP/1.1\r\n"), "{request}");
+    assert!(request.contains("User-Agent: kube-lifecycle/1.36\r\n"), "{request}");
+    assert!(request.contains("X-A: b") && request.contains("Authorization: secret"), "{request}");
     // A server without TLS gets the request again in plain HTTP, without secret headers.
     let (events, _) = stopped(&node, get("HTTPS", json!("127.0.0.1"), json!(web.port.to_string())), None);
     let host = format!("127.0.0.1:{}", web.port);
@@ -350,8 +350,8 @@ fn http_hooks_send_the_expected_requests() {
         "LifecycleHTTPFallback: request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
     );
     assert_eq!(events, [KILLING, fallback.as_str()]);
-    let asked = web.received().pop().unwrap();
-    assert!(asked.contains("X-A: b") && !asked.contains("Authorization"), "{asked}");
+    let request = web.received().pop().unwrap();
+    assert!(request.contains("X-A: b") && !request.contains("Authorization"), "{request}");
     // No server, no such port.
     let (_bound, closed) = refusing();
     for port in [json!(closed), json!("web"), json!("0"), json!(70000)] {
@@ -374,8 +374,9 @@ fn with_sidecars() -> Pod {
 fn stops(node: &Node) -> Vec<String> {
     let stopped = |id: &Value| {
         let all = node.fake.containers();
-        let of = all.iter().find(|one| Some(one.status.id.as_str()) == id.as_str()).unwrap();
-        of.config.metadata.name.clone()
+        let container =
+            all.iter().find(|container| Some(container.status.id.as_str()) == id.as_str()).unwrap();
+        container.config.metadata.name.clone()
     };
     let journal = node.fake.journal().into_iter().filter(|entry| entry.method == "StopContainer");
     journal.map(|entry| stopped(&entry.request["container_id"])).collect()

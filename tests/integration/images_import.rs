@@ -129,11 +129,11 @@ fn import_without_enough_free_space_is_refused_and_other_images_are_served() {
     let (source, small) = (archive(&node, BIG, 6 * MIB), archive(&node, SMALL, 100 * KIB));
     node.cli(&["images", "import", "--no-wait", &small]);
     let output = node.command(&["images", "import", "--no-wait", &source]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("{}: there are ", directory(&node).display())), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains(&format!("{}: there are ", directory(&node).display())), "{message}");
     let size = length(Path::new(&source)).unwrap();
-    assert!(said.contains(&format!("bytes of free space for {size} bytes of {source}\n")), "{said}");
+    assert!(message.contains(&format!("bytes of free space for {size} bytes of {source}\n")), "{message}");
     assert_eq!(names(&node), ["small.tar"]);
     assert_served(&node, SMALL);
     node.stop_agent();

@@ -61,9 +61,9 @@ fn reflect(client: &Client) -> (Running, Receiver<String>) {
 }
 
 fn reflect_as(name: &'static str, client: &Client) -> (Running, Receiver<String>) {
-    let (tell, changes) = bounded(1000);
+    let (sender, changes) = bounded(1000);
     let running = spawn_reflector(name, client.clone(), watched(), OnDeath::Unsupervised, move |change| {
-        let _ = tell.send(describe(change));
+        let _ = sender.send(describe(change));
     })
     .unwrap();
     (running, changes)
@@ -120,12 +120,12 @@ fn objects_are_created_changed_and_deleted() {
     api.put("/api/v1/nodes/n1", json!({"status": {"conditions": 7}}));
     let error = client.get::<coracle::model::api::Node>(&Target::node("n1")).unwrap_err();
     assert!(!error.is_transport() && error.status().is_none(), "{error}");
-    let asked = api.received();
-    assert!(asked[0].header("user-agent").starts_with("kubelet/v1.36.3 (linux/"));
-    assert_eq!(asked[0].header("content-type"), "application/json");
-    let patch = asked.iter().find(|request| request.method == "PATCH").unwrap();
+    let requests = api.received();
+    assert!(requests[0].header("user-agent").starts_with("kubelet/v1.36.3 (linux/"));
+    assert_eq!(requests[0].header("content-type"), "application/json");
+    let patch = requests.iter().find(|request| request.method == "PATCH").unwrap();
     assert_eq!(patch.header("content-type"), "application/strategic-merge-patch+json");
-    let delete = asked.iter().rfind(|request| request.method == "DELETE").unwrap();
+    let delete = requests.iter().rfind(|request| request.method == "DELETE").unwrap();
     assert_eq!(delete.body["kind"], "DeleteOptions");
     assert_eq!(delete.body["gracePeriodSeconds"], 0);
 }
@@ -164,9 +164,9 @@ fn wait_for_a_busy_server_ends_with_the_client() {
     let client = api.client();
     api.fault(Fault::always("GET", "/nodes/", FaultResponse::Status(429, "TooManyRequests", Some(30))));
     let asking = client.clone();
-    let (tell, outcome) = bounded(1);
+    let (sender, outcome) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
-        let _ = tell.send(asking.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
+        let _ = sender.send(asking.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
     })
     .unwrap();
     api.wait_for(1, |_| true);
@@ -218,21 +218,21 @@ fn tokens_are_sent_and_never_printed() {
     let client = Client::new(credentials, None).unwrap();
     let error = client.get::<Value>(&Target::node("n1")).unwrap_err();
     assert!(!format!("{error:?} {error} {client:?}").contains("sesame"));
-    let asked = api.received();
-    assert_eq!(asked[0].header("authorization"), "Bearer sesame");
-    assert_eq!(asked[0].path(), "/api/v1/namespaces/x/api/v1/nodes/n1");
+    let requests = api.received();
+    assert_eq!(requests[0].header("authorization"), "Bearer sesame");
+    assert_eq!(requests[0].path(), "/api/v1/namespaces/x/api/v1/nodes/n1");
 }
 
 /// A credential plugin that returns certificates, or nothing while `certificates` is false.
 #[derive(Debug, Default)]
 struct Plugin {
-    asked: AtomicUsize,
+    request_count: AtomicUsize,
     certificates: bool,
 }
 
 impl CredentialSource for Plugin {
     fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
-        let number = self.asked.fetch_add(1, Ordering::SeqCst);
+        let number = self.request_count.fetch_add(1, Ordering::SeqCst);
         if !self.certificates {
             return Err("not yet".to_owned().into());
         }
@@ -262,7 +262,7 @@ fn exec_plugin_runs_again_after_its_certificate_is_rejected() {
     let (client, plugin) = with_plugin(&api, true);
     for count in 1..=6 {
         client.get::<Value>(&Target::node("n1")).unwrap();
-        assert_eq!(plugin.asked.load(Ordering::SeqCst), count);
+        assert_eq!(plugin.request_count.load(Ordering::SeqCst), count);
     }
 }
 
@@ -285,7 +285,7 @@ fn events_wait_for_credentials() {
         annotations: std::collections::BTreeMap::new(),
     });
     // The wait after the second attempt is ten seconds, after the first a random part of that.
-    wait_until("the second attempt", SOON, || plugin.asked.load(Ordering::SeqCst) >= 2);
+    wait_until("the second attempt", SOON, || plugin.request_count.load(Ordering::SeqCst) >= 2);
     let begun = Instant::now();
     client.set_identity(Identity::default()).unwrap();
     api.wait_for(1, |request| request.method == "POST" && request.path().ends_with("/events"));
@@ -314,7 +314,7 @@ fn largest_and_deepest_responses_fit_a_small_stack() {
     (endpoint.https, endpoint.port) = (true, front.port());
     endpoint.roots = Roots::Pem(front.authority().into_bytes());
     let client = Client::new(Credentials { endpoint, ..api.credentials() }, None).unwrap();
-    let (tell, sizes) = bounded(1);
+    let (sender, sizes) = bounded(1);
     let _small = spawn("t/small", Stack::Small, OnDeath::Unsupervised, move |_| {
         let pod: Pod = client.get(&Target::pod("ns", "deep")).unwrap();
         let map: ConfigMap = client.get(&Target::config_map("ns", "wide")).unwrap();
@@ -326,7 +326,7 @@ fn largest_and_deepest_responses_fit_a_small_stack() {
             secret.data.map_or(0, |data| data["key"].0.len()),
             list["items"].as_array().map_or(0, Vec::len),
         );
-        let _ = tell.send(sizes);
+        let _ = sender.send(sizes);
     })
     .unwrap();
     assert_eq!(sizes.recv_timeout(SOON), Ok((200, 20_000, 3 * 350_000, 1)));
@@ -350,13 +350,13 @@ fn reflector_follows_a_collection() {
     let start = Instant::now();
     assert_eq!(running.stop(SOON), Stopped::Joined);
     assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
-    let asked = api.received();
-    assert_eq!(asked.len(), 1, "{asked:#?}");
-    let timeout: u64 = asked[0].parameter("timeoutSeconds").parse().unwrap();
+    let requests = api.received();
+    assert_eq!(requests.len(), 1, "{requests:#?}");
+    let timeout: u64 = requests[0].parameter("timeoutSeconds").parse().unwrap();
     assert!((300..600).contains(&timeout));
     let go = format!("{}m{}s", timeout / 60, timeout % 60);
     assert_eq!(
-        asked[0].uri,
+        requests[0].uri,
         format!(
             "/api/v1/pods?allowWatchBookmarks=true&fieldSelector=spec.nodeName%3Dn1&\
              resourceVersionMatch=NotOlderThan&sendInitialEvents=true&timeout={go}&\
@@ -374,10 +374,10 @@ fn server_without_streaming_lists_is_listed_in_pages() {
     assert_eq!(next(&changes), "=a");
     api.put(&format!("{PODS}/b"), pod("n1"));
     assert_eq!(next(&changes), "+b");
-    let asked = api.received();
-    assert_eq!(asked[1].uri, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500&resourceVersion=0");
-    assert!(asked[2].is_watch() && asked[2].parameter("resourceVersion") == "1");
-    assert_eq!(asked[2].parameter("sendInitialEvents"), "");
+    let requests = api.received();
+    assert_eq!(requests[1].uri, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500&resourceVersion=0");
+    assert!(requests[2].is_watch() && requests[2].parameter("resourceVersion") == "1");
+    assert_eq!(requests[2].parameter("sendInitialEvents"), "");
 }
 
 #[test]
@@ -527,9 +527,9 @@ fn changed_credentials_are_used_at_once() {
     assert_eq!(next(&changes), "=a");
     // From an open watch.
     change();
-    let asked = api.wait_for(2, |asked| asked.is_watch());
-    assert_eq!([0, 1].map(|index: usize| asked[index].header("authorization")), ["Bearer old", ""]);
-    assert_eq!(asked[1].parameter("resourceVersion"), "1", "it goes on where it was");
+    let requests = api.wait_for(2, |request| request.is_watch());
+    assert_eq!([0, 1].map(|index: usize| requests[index].header("authorization")), ["Bearer old", ""]);
+    assert_eq!(requests[1].parameter("resourceVersion"), "1", "it goes on where it was");
     api.put(&format!("{PODS}/b"), pod("n1"));
     assert_eq!(next(&changes), "+b");
     // From a wait after an error, which would become long.
@@ -579,7 +579,7 @@ fn long_lists_are_read_in_pages() {
     api.fault(Fault::once("GET", "resourceVersion=0", FaultResponse::Status(410, "Expired", None)));
     let (_running, changes) = reflect(&api.client());
     assert_eq!(next(&changes).matches('p').count(), 1201);
-    let lists = api.wait_for(4, |asked| !asked.is_watch());
+    let lists = api.wait_for(4, |request| !request.is_watch());
     let pages: Vec<String> = lists.iter().map(|request| request.parameter("continue")).collect();
     assert_eq!(pages, ["", "", "500", "1000"]);
 }

@@ -18,16 +18,16 @@ use crate::support::wait::{wait_for, wait_until};
 
 /// Written whole, as tools replace such files.
 fn replace(path: &Path, text: &str) {
-    let beside = path.with_extension("new");
-    fs::write(&beside, text).unwrap();
-    fs::rename(beside, path).unwrap();
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text).unwrap();
+    fs::rename(temporary, path).unwrap();
 }
 
 /// `good-NAME` is the token of NAME in the group `people`; `readers` may read metrics, `admins`
 /// and `tenant…` may do everything.
-pub fn review(asked: &Value) -> Value {
-    if asked["kind"] == "TokenReview" {
-        let token = asked["spec"]["token"].as_str().unwrap();
+pub fn review(request: &Value) -> Value {
+    if request["kind"] == "TokenReview" {
+        let token = request["spec"]["token"].as_str().unwrap();
         return match token.strip_prefix("good-") {
             Some(name) => {
                 let user =
@@ -37,7 +37,7 @@ pub fn review(asked: &Value) -> Value {
             None => json!({"authenticated": false}),
         };
     }
-    let spec = &asked["spec"];
+    let spec = &request["spec"];
     let is_in = |group: &str| spec["groups"].as_array().is_some_and(|all| all.contains(&json!(group)));
     let metrics = spec["resourceAttributes"]["verb"] == "get"
         && spec["resourceAttributes"]["subresource"] == "metrics"
@@ -80,8 +80,8 @@ fn clients_authenticate_by_certificate_or_token() {
     let (authority, stranger) = (Authority::new("clients"), Authority::new("clients"));
     let node = guarded(&authority, &json!({}));
     let unauthorized = |client: &TlsClient, headers: &str| {
-        let answer = client.get_with("/metrics", headers);
-        assert_eq!((answer.status, answer.body.as_str()), (401, "Unauthorized"), "{headers}");
+        let response = client.get_with("/metrics", headers);
+        assert_eq!((response.status, response.body.as_str()), (401, "Unauthorized"), "{headers}");
     };
     let anonymous = client(&node, None);
     unauthorized(&anonymous, "");
@@ -95,40 +95,40 @@ fn clients_authenticate_by_certificate_or_token() {
     assert_eq!(reviews(&node, "SubjectAccessReview").len(), 0);
 
     let reader = client(&node, Some(&authority.issue("jane", &["readers", "others"])));
-    let answer = reader.get_with("/metrics", "Accept: text/plain;version=0.0.4;escaping=dots\r\n");
-    assert_eq!(answer.status, 200, "{answer:?}");
+    let response = reader.get_with("/metrics", "Accept: text/plain;version=0.0.4;escaping=dots\r\n");
+    assert_eq!(response.status, 200, "{response:?}");
     let kind = "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8; escaping=dots\r\n";
-    assert!(answer.head.contains(kind), "{}", answer.head);
+    assert!(response.head.contains(kind), "{}", response.head);
     let packed = reader.get_with("/metrics", "Accept-Encoding: gzip\r\n");
     assert!(packed.head.contains("\r\nContent-Encoding: gzip\r\n"), "{}", packed.head);
-    assert!(packed.body.len() < answer.body.len() / 3, "{} of {}", packed.body.len(), answer.body.len());
-    assert!(answer.head.starts_with("HTTP/1.1 200 OK\r\n"), "{}", answer.head);
+    assert!(packed.body.len() < response.body.len() / 3, "{} of {}", packed.body.len(), response.body.len());
+    assert!(response.head.starts_with("HTTP/1.1 200 OK\r\n"), "{}", response.head);
     let counted = |line: &str| line.starts_with("kubelet_http_requests_total") && line.contains("readwrite");
-    assert!(answer.body.lines().any(counted), "{}", answer.body);
-    let asked = reviews(&node, "SubjectAccessReview").remove(0)["spec"].clone();
+    assert!(response.body.lines().any(counted), "{}", response.body);
+    let spec = reviews(&node, "SubjectAccessReview").remove(0)["spec"].clone();
     assert_eq!(
-        asked["resourceAttributes"],
+        spec["resourceAttributes"],
         json!({"verb": "get", "version": "v1", "resource": "nodes", "subresource": "metrics", "name": NODE})
     );
-    assert_eq!(asked["user"], "jane");
-    assert_eq!(asked["groups"], json!(["readers", "others", "system:authenticated"]));
-    let id = &asked["extra"]["authentication.kubernetes.io/credential-id"][0];
-    assert!(id.as_str().unwrap().starts_with("X509SHA256="), "{asked}");
+    assert_eq!(spec["user"], "jane");
+    assert_eq!(spec["groups"], json!(["readers", "others", "system:authenticated"]));
+    let id = &spec["extra"]["authentication.kubernetes.io/credential-id"][0];
+    assert!(id.as_str().unwrap().starts_with("X509SHA256="), "{spec}");
 
     // The text of a 403 response; HEAD needs its own permission.
-    let answer = reader.get("/pods");
+    let response = reader.get("/pods");
     let text = "Forbidden (user=jane, verb=get, resource=nodes, subresource(s)=[pods proxy])\n";
-    assert_eq!((answer.status, answer.body.as_str()), (403, text));
-    let answer = reader.send("HEAD /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
-    assert_eq!((answer.status, answer.body.as_str()), (403, ""));
+    assert_eq!((response.status, response.body.as_str()), (403, text));
+    let response = reader.send("HEAD /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
+    assert_eq!((response.status, response.body.as_str()), (403, ""));
 
     // Tokens; one review is enough for many requests.
     for _ in 0..3 {
         assert_eq!(anonymous.get_by("/metrics", "good-scraper").status, 200);
     }
-    let answer = anonymous.get_by("/metrics", "good-other");
+    let response = anonymous.get_by("/metrics", "good-other");
     let text = "Forbidden (user=other, verb=get, resource=nodes, subresource(s)=[metrics])\n";
-    assert_eq!((answer.status, answer.body.as_str()), (403, text));
+    assert_eq!((response.status, response.body.as_str()), (403, text));
     let tokens = reviews(&node, "TokenReview");
     assert_eq!(tokens.iter().filter(|body| body["spec"]["token"] == "good-scraper").count(), 1);
     let spec = reviews(&node, "SubjectAccessReview").pop().unwrap()["spec"].clone();
@@ -142,14 +142,15 @@ fn clients_authenticate_by_certificate_or_token() {
     let admin = client(&node, Some(&authority.issue("root", &["admins"])));
     let mut connection = admin.connect().unwrap();
     for path in ["/healthz", "/pods", "/nothing", "/healthz/ping"] {
-        let answer = connection.ask(&format!("GET {path} HTTP/1.1\r\nHost: n\r\n\r\n")).unwrap();
-        assert_eq!(answer.status, if path == "/nothing" { 404 } else { 200 }, "{path}");
+        let response = connection.ask(&format!("GET {path} HTTP/1.1\r\nHost: n\r\n\r\n")).unwrap();
+        assert_eq!(response.status, if path == "/nothing" { 404 } else { 200 }, "{path}");
     }
     let two = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n".repeat(2);
     assert_eq!(connection.ask(&two).unwrap().body, "ok");
     assert_eq!(connection.read_response(false).unwrap().body, "ok");
-    let answer = connection.ask("POST /pods HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\n\r\nhello").unwrap();
-    assert_eq!(answer.status, 405);
+    let response =
+        connection.ask("POST /pods HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\n\r\nhello").unwrap();
+    assert_eq!(response.status, 405);
     assert_eq!(connection.ask("HEAD /pods HTTP/1.1\r\nHost: n\r\n\r\n").unwrap().status, 200);
     assert_eq!(connection.ask("GET /healthz HTTP/1.0\r\n\r\n").unwrap().status, 200);
 
@@ -223,9 +224,9 @@ fn cached_reviews_are_used_until_expiry_without_the_api_server() {
     assert_eq!(reader.get("/metrics").status, 200);
     // A review that was not cached fails.
     assert_eq!(anonymous.get_by("/metrics", "good-new").status, 401);
-    let answer = reader.get("/pods");
+    let response = reader.get("/pods");
     let text = "Authorization error (user=jane, verb=get, resource=nodes, subresource=pods)";
-    assert_eq!((answer.status, answer.body.as_str()), (500, text));
+    assert_eq!((response.status, response.body.as_str()), (500, text));
     wait_until("the cached reviews to expire", LONG, || reader.get("/metrics").status == 500);
     wait_until("the cached review of the token to expire", LONG, || {
         anonymous.get_by("/metrics", "good-scraper").status == 401
@@ -241,16 +242,16 @@ fn cached_reviews_are_used_until_expiry_without_the_api_server() {
 #[test]
 fn serving_certificate_is_read_from_the_configured_files() {
     let authority = Authority::new("servers");
-    let der = |one: &Identity| {
+    let der = |identity: &Identity| {
         use rustls::pki_types::{CertificateDer, pem::PemObject};
-        CertificateDer::from_pem_slice(one.certificate.as_bytes()).unwrap().to_vec()
+        CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap().to_vec()
     };
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
     let (first, second) = (authority.issue("first", &[]), authority.issue("second", &[]));
-    let put = |one: &Identity| {
-        replace(&key, &one.key);
-        replace(&certificate, &one.certificate);
+    let put = |identity: &Identity| {
+        replace(&key, &identity.key);
+        replace(&certificate, &identity.certificate);
     };
     put(&first);
     let node = FakeNode::start_with(json!({
@@ -286,7 +287,7 @@ fn requested_serving_certificate_is_used_once_issued() {
     assert!(client.connect().is_err());
     let csr = wait_for("a request for a serving certificate", LONG, || {
         let all = node.api().objects("/apis/certificates.k8s.io/v1/certificatesigningrequests");
-        all.into_iter().find(|one| one["spec"]["signerName"] == "kubernetes.io/kubelet-serving")
+        all.into_iter().find(|csr| csr["spec"]["signerName"] == "kubernetes.io/kubelet-serving")
     });
     assert!(csr["spec"]["usages"].as_array().unwrap().contains(&json!("server auth")), "{csr}");
     assert!(client.connect().is_err());
@@ -304,9 +305,9 @@ fn webhook_reviews_without_an_api_server_prevent_the_start() {
         ),
     ] {
         let output = FakeNode::prepare(config).agent_command().output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(3), "{said}");
-        assert!(said.contains(words), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{message}");
+        assert!(message.contains(words), "{message}");
     }
 }
 
@@ -348,8 +349,8 @@ fn default_authentication_depends_on_a_configuration_file() {
     let mut node = FakeNode::prepare(json!({}));
     let anonymous = TlsClient::new(port, None);
     let ask = |path: &str| {
-        let answer = anonymous.get(path);
-        (answer.status, answer.body)
+        let response = anonymous.get(path);
+        (response.status, response.body)
     };
     // Flags alone: as in the Go kubelet every client may do everything.
     let agent = AgentByFlags::start(&node, port, &[]);
@@ -416,30 +417,30 @@ fn reviews_are_retried_at_a_limited_rate() {
     for round in 1..=5 {
         let (before, begun) = (api.requests(), Instant::now());
         api.freeze();
-        let (tell, results) = crossbeam_channel::bounded(100);
+        let (sender, results) = crossbeam_channel::bounded(100);
         let askers: Vec<_> = (0..100)
             .map(|n| {
-                let (reviewer, tell) = (reviewer.clone(), tell.clone());
+                let (reviewer, sender) = (reviewer.clone(), sender.clone());
                 spawn("asker", Stack::Small, OnDeath::Unsupervised, move |_| {
-                    let _ = tell.send(reviewer.token(&format!("good-{n}")).is_ok());
+                    let _ = sender.send(reviewer.token(&format!("good-{n}")).is_ok());
                 })
                 .unwrap()
             })
             .collect();
-        let answers =
+        let take_results =
             |count: usize| -> Vec<bool> { (0..count).map(|_| results.recv_timeout(LONG).unwrap()).collect() };
-        let refused = answers(28);
+        let refused = take_results(28);
         wait_until("the first request", LONG, || api.requests() - before >= 8);
         let first = api.requests() - before;
         api.thaw();
-        let answered = answers(72);
+        let granted = take_results(72);
         drop(askers);
         if begun.elapsed() >= Duration::from_secs(10) && round < 5 {
             (api, reviewer) = reviewed();
             continue;
         }
         assert!(!refused.contains(&true), "more than can wait are refused at once");
-        assert!(!answered.contains(&false), "{answered:?}");
+        assert!(!granted.contains(&false), "{granted:?}");
         assert_eq!((first, api.requests() - before), (8, 72));
         break;
     }

@@ -26,8 +26,8 @@ fn config() -> Value {
 
 /// A Guaranteed pod with a container per number of CPUs.
 fn guaranteed(name: &str, uid: &str, cpus: &[&str]) -> Value {
-    let container = |(at, cpus): (usize, &&str)| {
-        let mut container = busybox(&format!("c{at}"), FOREVER);
+    let container = |(index, cpus): (usize, &&str)| {
+        let mut container = busybox(&format!("c{index}"), FOREVER);
         container["resources"] = json!({"limits": {"cpu": cpus, "memory": "128Mi"}});
         container
     };
@@ -52,17 +52,17 @@ fn online() -> CpuSet {
 /// The CPUs of a running container.
 fn cpus(node: &FakeNode, pod: &str, container: &str) -> Option<CpuSet> {
     let all = node.containers(pod);
-    let one = all.iter().find(|one| one.is_running() && one.config.metadata.name == container)?;
-    Some(CpuSet::parse(&one.status.resources.linux.cpuset_cpus).unwrap())
+    let found = all.iter().find(|found| found.is_running() && found.config.metadata.name == container)?;
+    Some(CpuSet::parse(&found.status.resources.linux.cpuset_cpus).unwrap())
 }
 
 /// The fields `cpuset_cpus` of all updates of a pod's containers, in order.
 fn updates(node: &FakeNode, pod: &str) -> Vec<String> {
-    let ids: Vec<String> = node.containers(pod).into_iter().map(|one| one.status.id).collect();
-    let journal = node.fake.journal().into_iter().filter(|one| one.method == "UpdateContainerResources");
+    let ids: Vec<String> = node.containers(pod).into_iter().map(|container| container.status.id).collect();
+    let journal = node.fake.journal().into_iter().filter(|entry| entry.method == "UpdateContainerResources");
     journal
-        .filter(|one| ids.iter().any(|id| one.request["container_id"] == id.as_str()))
-        .map(|one| one.request["linux"]["cpuset_cpus"].as_str().unwrap().to_owned())
+        .filter(|entry| ids.iter().any(|id| entry.request["container_id"] == id.as_str()))
+        .map(|entry| entry.request["linux"]["cpuset_cpus"].as_str().unwrap().to_owned())
         .collect()
 }
 
@@ -99,8 +99,8 @@ fn shared_container_loses_a_cpu_that_becomes_exclusive_and_gets_it_back() {
     // The requests to the runtime: only the container with its own CPU has no quota, and the pod.
     let containers = node.containers("gu");
     let sent = |name: &str| {
-        let one = containers.iter().find(|one| one.config.metadata.name == name).unwrap();
-        let linux = &one.config.linux.resources;
+        let container = containers.iter().find(|container| container.config.metadata.name == name).unwrap();
+        let linux = &container.config.linux.resources;
         (linux.cpu_quota, linux.cpuset_cpus.clone(), linux.cpuset_mems.clone())
     };
     assert_eq!(sent("c0"), (-1, own.to_string(), "0".to_owned()));
@@ -129,8 +129,8 @@ fn shared_container_loses_a_cpu_that_becomes_exclusive_and_gets_it_back() {
 #[test]
 fn state_files_equal_the_recordings() {
     let node = FakeNode::start_with(config());
-    let mut one = guaranteed("gu-one", UID, &["1"]);
-    one["spec"]["containers"][0]["name"] = json!("main");
+    let mut manifest = guaranteed("gu-one", UID, &["1"]);
+    manifest["spec"]["containers"][0]["name"] = json!("main");
     let check = |dump: &str| {
         // The recordings are of a machine with two CPUs.
         if online().to_string() == "0-1" {
@@ -146,7 +146,7 @@ fn state_files_equal_the_recordings() {
         }
         assert_eq!(node["numberOfAssignments"], expected["numberOfAssignments"]);
     };
-    node.apply(&one);
+    node.apply(&manifest);
     node.wait_ready("gu-one");
     check("before");
     node.remove("gu-one");
@@ -197,7 +197,7 @@ fn restart_keeps_cpus_and_a_damaged_file_is_rebuilt_from_what_runs() {
         wait_until("the pods to be admitted again", LONG, || files.map(|file| state(&node, file)) == before);
         let calls = |node: &FakeNode| {
             let changing = ["UpdateContainerResources", "StopContainer", "CreateContainer"];
-            node.fake.journal().iter().any(|one| changing.contains(&one.method))
+            node.fake.journal().iter().any(|entry| changing.contains(&entry.method))
         };
         holds_for("no container changes", Duration::from_millis(500), || !calls(&node));
         assert_eq!([node.running("gu"), node.running("be")], running);

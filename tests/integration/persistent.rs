@@ -61,16 +61,16 @@ impl ClaimApi for Server {
     }
 }
 
-struct Place(tempfile::TempDir);
+struct Fixture(tempfile::TempDir);
 
-impl Place {
+impl Fixture {
     /// `None`: there is no private mount namespace.
-    fn new() -> Option<Place> {
+    fn new() -> Option<Fixture> {
         let Some(base) = std::env::var_os("E2E_DIR") else {
             eprintln!("skipped: no namespace of its own; run through tests/run integration");
             return None;
         };
-        Some(Place(tempfile::Builder::new().prefix("claims").tempdir_in(base).unwrap()))
+        Some(Fixture(tempfile::Builder::new().prefix("claims").tempdir_in(base).unwrap()))
     }
 
     fn root(&self) -> PathBuf {
@@ -134,13 +134,13 @@ fn flags(path: &Path) -> Vec<String> {
 
 #[test]
 fn bind_of_a_local_volume_keeps_the_flags_of_its_source_and_has_its_options() {
-    let Some(place) = Place::new() else { return };
-    let data = place.0.path().join("data");
+    let Some(fixture) = Fixture::new() else { return };
+    let data = fixture.0.path().join("data");
     fs::create_dir_all(&data).unwrap();
     let hard = rustix::mount::MountFlags::NOEXEC | rustix::mount::MountFlags::NOSUID;
     rustix::mount::mount("tmpfs", &data, "tmpfs", hard, c"").unwrap();
     let spec = json!({"local": {"path": data.to_str().unwrap()}, "mountOptions": ["nodev"]});
-    let volumes = place.volumes(&spec);
+    let volumes = fixture.volumes(&spec);
     for (uid, read_only, access) in [("u1", false, "rw"), ("u2", true, "ro")] {
         let ready = volumes.setup(&pod(uid, read_only), &STOP()).unwrap();
         let found = flags(&ready[0].host_path);
@@ -154,16 +154,16 @@ fn bind_of_a_local_volume_keeps_the_flags_of_its_source_and_has_its_options() {
 
 #[test]
 fn data_of_a_local_volume_outlive_pod_and_agent() {
-    let Some(place) = Place::new() else { return };
-    let data = place.0.path().join("data");
+    let Some(fixture) = Fixture::new() else { return };
+    let data = fixture.0.path().join("data");
     fs::create_dir_all(data.join("sub")).unwrap();
     fs::write(data.join("sub/file"), "kept").unwrap();
     let spec = json!({"local": {"path": data.to_str().unwrap()}});
-    let volumes = place.volumes(&spec);
+    let volumes = fixture.volumes(&spec);
     let ready = volumes.setup(&pod("u1", false), &STOP()).unwrap();
     let target = ready[0].host_path.clone();
     assert!(target.ends_with("pods/u1/volumes/kubernetes.io~local-volume/pv"));
-    assert_eq!(place.mounts(), 1);
+    assert_eq!(fixture.mounts(), 1);
     assert_eq!(fs::metadata(data.join("sub/file")).unwrap().gid(), 2000);
     fs::write(target.join("new"), "x").unwrap();
 
@@ -172,18 +172,18 @@ fn data_of_a_local_volume_outlive_pod_and_agent() {
     assert!(reader[0].read_only);
     let refused = fs::write(reader[0].host_path.join("other"), "x").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
-    assert_eq!(place.mounts(), 2);
+    assert_eq!(fixture.mounts(), 2);
     drop(volumes);
 
     // A new agent finds the mounts, and makes none.
-    let volumes = place.volumes(&spec);
+    let volumes = fixture.volumes(&spec);
     assert_eq!(volumes.setup(&pod("u1", false), &STOP()).unwrap(), ready);
-    assert_eq!(place.mounts(), 2);
+    assert_eq!(fixture.mounts(), 2);
     // The pod of the reader is gone from all sources: its mount is removed, its data stay.
     let report = volumes.orphans(&|uid| uid.as_str() == "u1", &STOP()).unwrap();
     assert_eq!(report.removed, [PodUid::from("u2")]);
     volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
     assert_eq!(fs::read_to_string(data.join("sub/file")).unwrap(), "kept");
     assert_eq!(fs::read_to_string(data.join("new")).unwrap(), "x");
     assert!(!Path::new(&target).exists());

@@ -78,8 +78,8 @@ fn pod_waits_for_its_trust_bundles() {
     assert_eq!(read("named.pem"), certificate("cm9vdA=="));
     assert_eq!(read("none.pem"), "");
     let both = read("signer.pem");
-    let (one, two) = (certificate("b25l"), certificate("dHdv"));
-    assert!(both == format!("{one}{two}") || both == format!("{two}{one}"), "{both}");
+    let (first, second) = (certificate("b25l"), certificate("dHdv"));
+    assert!(both == format!("{first}{second}") || both == format!("{second}{first}"), "{both}");
     node.finish();
 }
 

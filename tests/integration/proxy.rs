@@ -156,7 +156,7 @@ fn error_names_the_refusing_proxy() {
     let behind = ServerBehindProxy::start();
     let client = behind.client(&behind.url());
     let proxy = behind.proxy.address();
-    for (answer, expected) in [
+    for (response, expected) in [
         (
             &b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"[..],
             "CONNECT api.example:443: 403 Forbidden",
@@ -169,7 +169,7 @@ fn error_names_the_refusing_proxy() {
         (b"HTTP/1.1 200 OK\r\nHalf: ", "CONNECT api.example:443: EOF"),
         (b"", "CONNECT api.example:443: EOF"),
     ] {
-        behind.proxy.set_behavior(ProxyBehavior::Respond(answer.to_vec()));
+        behind.proxy.set_behavior(ProxyBehavior::Respond(response.to_vec()));
         let error = ask(&client).unwrap_err();
         assert!(error.ends_with(&format!(": proxyconnect tcp: proxy {proxy}: {expected}")), "{error}");
     }
@@ -200,13 +200,13 @@ fn silent_proxy_times_out_or_stops() {
     // The same, stopped while it waits.
     let breaker = Breaker::default();
     let (child, endpoint) = (breaker.child(), behind.endpoint(&behind.url()));
-    let (tell, results) = bounded(1);
+    let (sender, results) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let deadline = std::time::Instant::now() + LONG;
         let request =
             Request { method: "GET", path: "/", headers: &[], body: None, deadline, kind: Use::Stream };
         let outcome = Connections::new(&endpoint).unwrap().send(&request, &child);
-        let _ = tell.send(outcome.map(|response| response.status));
+        let _ = sender.send(outcome.map(|response| response.status));
     })
     .unwrap();
     wait_until("a request to the proxy", LONG, || behind.proxy.heads().len() == 2);
@@ -289,10 +289,10 @@ fn node_joins_through_https_proxy_of_kubeconfig() {
 
     proxy.set_behavior(ProxyBehavior::Respond(b"HTTP/1.1 403 Forbidden\r\n\r\n".to_vec()));
     proxy.cut();
-    let why = format!("proxyconnect tcp: proxy {address}: CONNECT api.example:6443: 403 Forbidden");
-    wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
+    let message = format!("proxyconnect tcp: proxy {address}: CONNECT api.example:6443: 403 Forbidden");
+    wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&message));
     let log = node.log();
-    assert!(log.contains(&format!("through the proxy https://{address}")) && log.contains(&why), "{log}");
+    assert!(log.contains(&format!("through the proxy https://{address}")) && log.contains(&message), "{log}");
     proxy.set_behavior(ProxyBehavior::Forward);
     wait_until("the API server to be reached", LONG, || !node.cli(&["status"]).contains("proxyconnect"));
     let log = node.log();
@@ -344,8 +344,8 @@ fn environment_proxies_serve_api_server_and_manifest_url() {
     assert!(!web.received("/pods.json").is_empty());
 
     proxy.set_behavior(ProxyBehavior::Respond(b"HTTP/1.1 503 Away\r\nContent-Length: 0\r\n\r\n".to_vec()));
-    let why = format!("GET failed with status 503 through proxy {}", proxy.address());
-    wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&why));
+    let message = format!("GET failed with status 503 through proxy {}", proxy.address());
+    wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&message));
     let configz = node.read_only("/configz").1;
     for text in [node.log(), configz, node.cli(&["status", "-o", "json"])] {
         for secret in ["p%3A%40ss", "p:@ss", "bWU6cDpAc3M"] {

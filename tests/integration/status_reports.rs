@@ -94,11 +94,11 @@ fn pod_lifecycle() -> (bool, Duration) {
     let begun = Instant::now();
     let fixture = StatusFixture::start();
     fixture.store(json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}));
-    let asked = fixture.wait("PATCH", 1);
-    assert_eq!(asked[0].path(), format!("{POD}/status"));
-    let kind = asked[0].headers.iter().find(|(name, _)| name == "content-type").unwrap();
+    let requests = fixture.wait("PATCH", 1);
+    assert_eq!(requests[0].path(), format!("{POD}/status"));
+    let kind = requests[0].headers.iter().find(|(name, _)| name == "content-type").unwrap();
     assert_eq!(kind.1, "application/strategic-merge-patch+json");
-    assert_eq!(asked[0].body["metadata"]["uid"], fixture.pod.uid().as_str());
+    assert_eq!(requests[0].body["metadata"]["uid"], fixture.pod.uid().as_str());
     fixture.store(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
     fixture.wait("PATCH", 2);
     // Deleted by a user: the object is removed when nothing of the pod is left.

@@ -65,7 +65,7 @@ impl StreamFixture {
 
     /// The status and the text of a refusal.
     fn refused(&self, method: &str, target: &str) -> (u16, String) {
-        answer(self.ask(method, target))
+        read_response(self.ask(method, target))
     }
 
     fn exec(&self, command: &str) -> String {
@@ -83,7 +83,7 @@ fn head(stream: &mut UnixStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-fn answer(mut stream: UnixStream) -> (u16, String) {
+fn read_response(mut stream: UnixStream) -> (u16, String) {
     let head = head(&mut stream);
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     let mut body = String::new();
@@ -166,11 +166,11 @@ fn full_direction_does_not_block_the_other() {
     let pushing = push(&stream, MUCH);
     // Until this direction is full.
     pause(Duration::from_millis(500));
-    let mut said = Vec::new();
-    stream.read_to_end(&mut said).unwrap();
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
     let expected = format!("<{MUCH}>");
-    assert_eq!(said.len(), MUCH + expected.len());
-    assert!(said.ends_with(expected.as_bytes()));
+    assert_eq!(received.len(), MUCH + expected.len());
+    assert!(received.ends_with(expected.as_bytes()));
     drop(pushing);
 
     // No client reads its output. How much of it is buffered where varies: often enough for a whole
@@ -219,7 +219,7 @@ fn stream_errors_have_the_kubelets_codes_and_messages() {
     // Without an upgrade.
     let mut stream = bench.connect();
     write!(stream, "POST {} HTTP/1.1\r\nHost: x\r\n\r\n", bench.exec("echo")).unwrap();
-    assert_eq!(answer(stream), (500, "Upgrade request required\n".to_owned()));
+    assert_eq!(read_response(stream), (500, "Upgrade request required\n".to_owned()));
     bench.node.finish();
 
     let bench = StreamFixture::with(json!({"enableDebuggingHandlers": false}));

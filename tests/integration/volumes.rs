@@ -66,8 +66,8 @@ impl VolumeFixture {
     fn mounts(&self, below: &Path) -> Vec<String> {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let below = below.to_str().unwrap().to_owned();
-        let of = |line: &str| line.split(' ').nth(4).map(str::to_owned);
-        table.lines().filter_map(of).filter(|mount| mount.starts_with(&below)).collect()
+        let mount_point = |line: &str| line.split(' ').nth(4).map(str::to_owned);
+        table.lines().filter_map(mount_point).filter(|mount| mount.starts_with(&below)).collect()
     }
 }
 
@@ -126,10 +126,10 @@ fn take_off(mount: &Path) {
 
 #[test]
 fn downward_api_files_follow_the_pod() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, queue) = place.volumes();
-    let one = downward(json!({"a": "1"}));
-    let ready = volumes.setup(&one, &STOP()).unwrap();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, queue) = fixture.volumes();
+    let first = downward(json!({"a": "1"}));
+    let ready = volumes.setup(&first, &STOP()).unwrap();
     let dir = &ready[0].host_path;
     assert!(ready[0].read_only && !ready[1].read_only);
     assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"1\"");
@@ -140,14 +140,14 @@ fn downward_api_files_follow_the_pod() {
     assert_eq!(mode(&dir.join("deep")) & 0o2050, 0o2050);
     assert_eq!((fs::metadata(dir).unwrap().gid(), mode(dir)), (2000, 0o3777));
     assert!(dir.join("in/e").is_dir(), "another volume's mount point");
-    assert_eq!(place.mounts(&place.root()).len(), 2);
+    assert_eq!(fixture.mounts(&fixture.root()).len(), 2);
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let line = table.lines().find(|line| line.contains(dir.to_str().unwrap())).unwrap();
     assert!(line.contains("tmpfs") && line.contains("size=8192k"), "{line}");
 
     let version = |dir: &Path| fs::read_link(dir.join("..data")).unwrap();
     let before = version(dir);
-    volumes.remount(&one, &STOP());
+    volumes.remount(&first, &STOP());
     assert_eq!(version(dir), before, "nothing new, nothing written");
     volumes.remount(&downward(json!({"a": "2"})), &STOP());
     assert_ne!(version(dir), before);
@@ -156,24 +156,24 @@ fn downward_api_files_follow_the_pod() {
     assert!(queue.is_empty());
 
     // Another agent on the same directories mounts nothing again.
-    let (next, _queue) = place.volumes();
+    let (next, _queue) = fixture.volumes();
     assert_eq!(next.setup(&downward(json!({"a": "2"})), &STOP()).unwrap(), ready);
-    assert_eq!(place.mounts(&place.root()).len(), 2);
-    tear_down(&next, one.uid());
-    assert!(place.mounts(&place.root()).is_empty());
+    assert_eq!(fixture.mounts(&fixture.root()).len(), 2);
+    tear_down(&next, first.uid());
+    assert!(fixture.mounts(&fixture.root()).is_empty());
     assert!(!dir.exists());
     next.orphans(&|_| false, &STOP()).unwrap();
-    assert_eq!(fs::read_dir(place.root().join("pods")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(fixture.root().join("pods")).unwrap().count(), 0);
 }
 
 #[test]
 fn huge_pages_volume_is_a_separate_mount() {
-    let Some(place) = VolumeFixture::new() else { return };
+    let Some(fixture) = VolumeFixture::new() else { return };
     if !Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists() {
         eprintln!("skipped: no huge pages of 2 MiB here");
         return;
     }
-    let (volumes, queue) = place.volumes();
+    let (volumes, queue) = fixture.volumes();
     let pod = pod(
         json!({}),
         json!({
@@ -188,11 +188,11 @@ fn huge_pages_volume_is_a_separate_mount() {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let line = table.lines().find(|line| line.contains(ready[0].host_path.to_str().unwrap())).unwrap();
     assert!(line.contains("hugetlbfs") && line.contains("pagesize=2M"), "{line}");
-    let (again, _queue) = place.volumes();
+    let (again, _queue) = fixture.volumes();
     again.setup(&pod, &STOP()).unwrap();
-    assert_eq!(place.mounts(&place.root()).len(), 1);
+    assert_eq!(fixture.mounts(&fixture.root()).len(), 1);
     tear_down(&again, pod.uid());
-    assert!(place.mounts(&place.root()).is_empty());
+    assert!(fixture.mounts(&fixture.root()).is_empty());
 }
 
 fn with_volume() -> Pod {
@@ -231,23 +231,23 @@ fn inode(path: &Path) -> (u64, u64) {
 
 #[test]
 fn sub_path_mounts_the_object_itself() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, _queue) = place.volumes();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, _queue) = fixture.volumes();
     let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
     let (volume, dir) = (&ready[0], ready[0].host_path.clone());
     fs::write(dir.join("file"), "one").unwrap();
-    let pod_dir = fs::canonicalize(place.root()).unwrap().join("pods/u1");
+    let pod_dir = fs::canonicalize(fixture.root()).unwrap().join("pods/u1");
 
-    let at = bind(&volumes, volume, 0, "made/deep").unwrap();
-    assert_eq!(at, pod_dir.join("volume-subpaths/e/c/0"));
-    assert_eq!(inode(&at), inode(&dir.join("made/deep")));
+    let target = bind(&volumes, volume, 0, "made/deep").unwrap();
+    assert_eq!(target, pod_dir.join("volume-subpaths/e/c/0"));
+    assert_eq!(inode(&target), inode(&dir.join("made/deep")));
     assert_eq!(mode(&dir.join("made/deep")), 0o777, "as the volume's root");
     let file = bind(&volumes, volume, 1, "file").unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "one");
-    assert_eq!(place.mounts(&pod_dir).len(), 2);
+    assert_eq!(fixture.mounts(&pod_dir).len(), 2);
 
     // The next container: an unchanged mount stays, a replaced one is mounted again.
-    assert_eq!(bind(&volumes, volume, 0, "made/deep").unwrap(), at);
+    assert_eq!(bind(&volumes, volume, 0, "made/deep").unwrap(), target);
     fs::write(dir.join("new"), "two").unwrap();
     fs::rename(dir.join("new"), dir.join("file")).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "one", "it is still mounted");
@@ -256,25 +256,25 @@ fn sub_path_mounts_the_object_itself() {
     fs::remove_file(dir.join("file")).unwrap();
     bind_again(&volumes, volume, 1, "file");
     assert!(file.is_dir(), "made, since it was missing");
-    assert_eq!(place.mounts(&pod_dir).len(), 2);
+    assert_eq!(fixture.mounts(&pod_dir).len(), 2);
 
     // A volume outside of the agent's directories.
-    let outside = place.dir.path().join("outside");
+    let outside = fixture.dir.path().join("outside");
     fs::create_dir(&outside).unwrap();
     let host = MountedVolume { host_path: outside.clone(), ..volume.clone() };
     let other = bind(&volumes, &host, 2, "x").unwrap();
     assert_eq!(inode(&other), inode(&outside.join("x")));
 
     tear_down(&volumes, &PodUid::from("u1"));
-    assert!(place.mounts(&pod_dir).is_empty());
+    assert!(fixture.mounts(&pod_dir).is_empty());
     assert!(!pod_dir.join("volume-subpaths").exists());
     assert!(outside.join("x").exists());
 }
 
 #[test]
 fn sub_paths_through_links_out_of_the_volume_are_refused() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, _queue) = place.volumes();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, _queue) = fixture.volumes();
     let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
     let dir = &ready[0].host_path;
     symlink("/etc", dir.join("etc")).unwrap();
@@ -285,8 +285,8 @@ fn sub_paths_through_links_out_of_the_volume_are_refused() {
     }
     symlink("real", dir.join("in")).unwrap();
     fs::create_dir(dir.join("real")).unwrap();
-    let at = bind(&volumes, &ready[0], 0, "in").unwrap();
-    assert_eq!(inode(&at), inode(&dir.join("real")));
+    let target = bind(&volumes, &ready[0], 0, "in").unwrap();
+    assert_eq!(inode(&target), inode(&dir.join("real")));
     tear_down(&volumes, &PodUid::from("u1"));
 }
 
@@ -294,23 +294,23 @@ fn sub_paths_through_links_out_of_the_volume_are_refused() {
 /// as it can, while sub paths through it are mounted.
 #[test]
 fn racing_links_never_mount_outside_directories() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, _queue) = place.volumes();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, _queue) = fixture.volumes();
     let ready = volumes.setup(&with_volume(), &STOP()).unwrap();
     let dir = ready[0].host_path.clone();
-    let secret = place.dir.path().join("secret");
+    let secret = fixture.dir.path().join("secret");
     fs::create_dir_all(secret.join("sub/deep")).unwrap();
     fs::create_dir_all(dir.join("a/sub/deep")).unwrap();
     symlink(&secret, dir.join("link")).unwrap();
     symlink("../../../../../../secret", dir.join("relative")).unwrap();
     let forbidden = inode(&secret.join("sub/deep"));
     let done = Arc::new(AtomicBool::new(false));
-    let (until, at) = (Arc::clone(&done), dir.clone());
+    let (until, volume_dir) = (Arc::clone(&done), dir.clone());
     let swapper = threads::spawn("t/swapper", Stack::Small, OnDeath::Unsupervised, move |_| {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         let cwd = rustix::fs::CWD;
         let exchange = |other: &str| {
-            let _ = rustix::fs::renameat_with(cwd, at.join("a"), cwd, at.join(other), flags);
+            let _ = rustix::fs::renameat_with(cwd, volume_dir.join("a"), cwd, volume_dir.join(other), flags);
         };
         while !until.load(Ordering::Relaxed) {
             for other in ["link", "link", "relative", "relative"] {
@@ -345,17 +345,17 @@ fn racing_links_never_mount_outside_directories() {
 
 #[test]
 fn leftovers_of_a_killed_agent_are_removed() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, _queue) = place.volumes();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, _queue) = fixture.volumes();
     let ready = volumes.setup(&downward(json!({})), &STOP()).unwrap();
     fs::write(ready[1].host_path.join("data"), "x").unwrap();
     bind(&volumes, &ready[1], 1, "sub").unwrap();
     drop(volumes);
 
-    let (next, _queue) = place.volumes();
+    let (next, _queue) = fixture.volumes();
     let busy = fs::File::open(ready[1].host_path.join("data")).unwrap();
-    let kept = next.orphans(&|_| true, &STOP()).unwrap();
-    assert_eq!((kept.removed.len(), kept.left.len()), (0, 0));
+    let cleanup = next.orphans(&|_| true, &STOP()).unwrap();
+    assert_eq!((cleanup.removed.len(), cleanup.left.len()), (0, 0));
     let report = next.orphans(&|_| false, &STOP()).unwrap();
     assert!(report.removed.is_empty());
     let text = &report.left[0].1;
@@ -367,45 +367,45 @@ fn leftovers_of_a_killed_agent_are_removed() {
         report.left.is_empty().then_some(report.removed)
     });
     assert_eq!(removed, [PodUid::from("u1")]);
-    assert!(place.mounts(&place.root()).is_empty());
+    assert!(fixture.mounts(&fixture.root()).is_empty());
 }
 
 /// An operator moved the directory of the pods to another disk.
 #[test]
 fn pods_end_and_leftovers_are_removed_if_the_directory_of_pods_is_a_link() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let disk = place.dir.path().join("disk/pods");
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let disk = fixture.dir.path().join("disk/pods");
     fs::create_dir_all(&disk).unwrap();
-    fs::create_dir_all(place.root()).unwrap();
-    symlink(&disk, place.root().join("pods")).unwrap();
+    fs::create_dir_all(fixture.root()).unwrap();
+    symlink(&disk, fixture.root().join("pods")).unwrap();
     let memory = json!({"name": "m", "emptyDir": {"medium": "Memory"}});
     let pod = pod_of("u1", &[memory]);
     let set_up = |volumes: &Volumes| {
         let ready = volumes.setup(&pod, &STOP()).unwrap();
         bind(volumes, &ready[0], 1, "sub").unwrap();
-        assert_eq!(place.mounts(&disk).len(), 2);
+        assert_eq!(fixture.mounts(&disk).len(), 2);
     };
-    let (volumes, _queue) = place.volumes();
+    let (volumes, _queue) = fixture.volumes();
     set_up(&volumes);
     // A restarted agent finds the mounts, and makes none.
     drop(volumes);
-    let (volumes, _queue) = place.volumes();
+    let (volumes, _queue) = fixture.volumes();
     set_up(&volumes);
     tear_down(&volumes, pod.uid());
-    assert!(place.mounts(place.dir.path()).is_empty());
+    assert!(fixture.mounts(fixture.dir.path()).is_empty());
     // The pod is gone when the agent starts again.
     set_up(&volumes);
     drop(volumes);
-    let (volumes, _queue) = place.volumes();
+    let (volumes, _queue) = fixture.volumes();
     assert_eq!(volumes.orphans(&|_| false, &STOP()).unwrap().removed, [PodUid::from("u1")]);
-    assert!(place.mounts(place.dir.path()).is_empty());
+    assert!(fixture.mounts(fixture.dir.path()).is_empty());
     assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
 }
 
 #[test]
 fn empty_dir_is_writable_for_its_fs_group() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, _queue) = place.volumes();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, _queue) = fixture.volumes();
     let pod = pod(
         json!({}),
         json!({
@@ -418,29 +418,29 @@ fn empty_dir_is_writable_for_its_fs_group() {
     assert_eq!((fs::metadata(&dir).unwrap().gid(), mode(&dir)), (2000, 0o2777));
     // Changes by the containers stay, also for the next agent.
     fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
-    place.volumes().0.setup(&pod, &STOP()).unwrap();
+    fixture.volumes().0.setup(&pod, &STOP()).unwrap();
     assert_eq!(mode(&dir), 0o700);
 }
 
 /// The states that a kill or a reboot can leave: from each the set-up reaches the normal result.
 #[test]
 fn interrupted_volume_setup_continues_from_every_step() {
-    let Some(place) = VolumeFixture::new() else { return };
+    let Some(fixture) = VolumeFixture::new() else { return };
     let pod = downward(json!({"a": "1"}));
-    let (volumes, _queue) = place.volumes();
+    let (volumes, _queue) = fixture.volumes();
     let ready = volumes.setup(&pod, &STOP()).unwrap();
     let dir = ready[0].host_path.clone();
-    let marker = place.root().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_d/ready");
+    let marker = fixture.root().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_d/ready");
     let unmount = || {
         take_off(&ready[1].host_path);
         take_off(&dir);
     };
     let complete = |what: &str| {
-        let (next, queue) = place.volumes();
+        let (next, queue) = fixture.volumes();
         assert_eq!(next.setup(&pod, &STOP()).unwrap(), ready, "{what}");
         assert!(queue.is_empty(), "{what}");
         assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"1\"", "{what}");
-        assert_eq!(place.mounts(&place.root()).len(), 2, "{what}");
+        assert_eq!(fixture.mounts(&fixture.root()).len(), 2, "{what}");
         assert!(marker.exists(), "{what}");
         let names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names.len(), 5, "{what}: {names:?}");
@@ -464,10 +464,10 @@ fn interrupted_volume_setup_continues_from_every_step() {
 
     // The same for the removal.
     tear_down(&volumes, pod.uid());
-    fs::create_dir_all(place.root().join("pods/u1/volume-subpaths/e/c/0")).unwrap();
+    fs::create_dir_all(fixture.root().join("pods/u1/volume-subpaths/e/c/0")).unwrap();
     fs::create_dir_all(&dir).unwrap();
     tear_down(&volumes, pod.uid());
-    assert!(!dir.exists() && !place.root().join("pods/u1/volume-subpaths").exists());
+    assert!(!dir.exists() && !fixture.root().join("pods/u1/volume-subpaths").exists());
 }
 
 /// An API server with a Secret and a ConfigMap `n/s` of the same content, and tokens that are
@@ -494,9 +494,9 @@ impl TokenApi for Server {
         let mut number = self.tokens.lock().unwrap();
         *number += 1;
         // The token expires at once: each read gets another one.
-        let answer = json!({"spec": {"expirationSeconds": 0},
+        let response = json!({"spec": {"expirationSeconds": 0},
             "status": {"token": format!("token {number}"), "expirationTimestamp": "2026-01-01T00:00:00Z"}});
-        serde_json::from_value(answer).map_err(|error| error.to_string())
+        serde_json::from_value(response).map_err(|error| error.to_string())
     }
 }
 
@@ -532,10 +532,11 @@ impl ClassApi for NoClasses {
 
 #[test]
 fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
-    let Some(place) = VolumeFixture::new() else { return };
-    fs::create_dir_all(place.root()).unwrap();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    fs::create_dir_all(fixture.root()).unwrap();
     let (events, queue) = EventSink::new();
-    let (server, settings) = (Server::default(), Settings { root_dir: place.root(), ..Settings::default() });
+    let (server, settings) =
+        (Server::default(), Settings { root_dir: fixture.root(), ..Settings::default() });
     let api = server.api();
     let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));
     let pod = pod(
@@ -559,7 +560,7 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
         messages,
         ["s", "t"].map(|v| format!("MountVolume.SetUp failed for volume {v:?} : secret \"s\" not found"))
     );
-    assert!(place.mounts(&place.root()).is_empty());
+    assert!(fixture.mounts(&fixture.root()).is_empty());
     api.forget(pod.uid());
     tear_down(&volumes, pod.uid());
 
@@ -568,7 +569,7 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
     let ready = volumes.setup(&pod, &STOP()).unwrap();
     let (secret, tokens) = (&ready[0].host_path, &ready[1].host_path);
     assert!(secret.ends_with("volumes/kubernetes.io~secret/s") && ready[0].read_only);
-    assert_eq!(place.mounts(&place.root()).len(), 2);
+    assert_eq!(fixture.mounts(&fixture.root()).len(), 2);
     assert_eq!(fs::read_to_string(secret.join("pw")).unwrap(), "one");
     assert_eq!(mode(&secret.join("pw")), 0o400);
     let token = fs::metadata(tokens.join("token")).unwrap();
@@ -587,19 +588,19 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
     assert_eq!(fs::read_to_string(&bound).unwrap(), "one", "a sub path stays what it was");
     assert!(queue.is_empty());
     tear_down(&volumes, pod.uid());
-    assert!(place.mounts(&place.root()).is_empty());
+    assert!(fixture.mounts(&fixture.root()).is_empty());
 }
 
 /// Links themselves are checked, not their targets, as the tests of Kubernetes do.
 #[test]
 fn links_have_the_owner_and_group_of_their_files() {
-    let Some(place) = VolumeFixture::new() else { return };
-    fs::create_dir_all(place.root()).unwrap();
+    let Some(fixture) = VolumeFixture::new() else { return };
+    fs::create_dir_all(fixture.root()).unwrap();
     let (events, queue) = EventSink::new();
     let server = Server::default();
     server.set("one");
     let api = server.api();
-    let settings = Settings { root_dir: place.root(), ..Settings::default() };
+    let settings = Settings { root_dir: fixture.root(), ..Settings::default() };
     let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));
     let names = ["secret", "map", "fields", "all"];
     let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
@@ -627,15 +628,26 @@ fn links_have_the_owner_and_group_of_their_files() {
         let ready = volumes.setup(&pod, &STOP()).unwrap();
         for (volume, name) in ready.iter().zip(names) {
             assert_eq!(volume.volume, name);
-            let of = |path: &str| {
+            let link_owner = |path: &str| {
                 let link = fs::symlink_metadata(volume.host_path.join(path)).unwrap();
                 assert!(link.is_symlink(), "{name}/{path}");
                 (link.uid(), link.gid())
             };
-            let file = |path: &str| fs::metadata(volume.host_path.join(path)).map(|it| (it.uid(), it.gid()));
-            assert_eq!([of("..data"), of("pw"), file("pw").unwrap()], [(0, group); 3], "{name} {context}");
+            let file = |path: &str| {
+                fs::metadata(volume.host_path.join(path)).map(|metadata| (metadata.uid(), metadata.gid()))
+            };
+            assert_eq!(
+                [link_owner("..data"), link_owner("pw"), file("pw").unwrap()],
+                [(0, group); 3],
+                "{name} {context}"
+            );
             if name == "all" {
-                let token = [of("token"), file("token").unwrap(), of("deep"), file("deep/token").unwrap()];
+                let token = [
+                    link_owner("token"),
+                    file("token").unwrap(),
+                    link_owner("deep"),
+                    file("deep/token").unwrap(),
+                ];
                 assert_eq!(token, [(user, group); 4], "{context}");
                 assert_eq!(file("deep").unwrap(), (0, group), "{context}");
             }
@@ -649,19 +661,19 @@ fn links_have_the_owner_and_group_of_their_files() {
 /// A file system whose server does not answer.
 struct HangingFilesystem {
     server: Option<fs::File>,
-    at: PathBuf,
+    mount_point: PathBuf,
 }
 
 impl HangingFilesystem {
     /// `None`: the kernel has no FUSE.
-    fn mount(at: PathBuf) -> Option<HangingFilesystem> {
+    fn mount(mount_point: PathBuf) -> Option<HangingFilesystem> {
         let server = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
-        fs::create_dir(&at).unwrap();
+        fs::create_dir(&mount_point).unwrap();
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
         let options = CString::new(options).unwrap();
         let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("none", &at, "fuse", flags, options.as_c_str()).unwrap();
-        Some(HangingFilesystem { server: Some(server), at })
+        rustix::mount::mount("none", &mount_point, "fuse", flags, options.as_c_str()).unwrap();
+        Some(HangingFilesystem { server: Some(server), mount_point })
     }
 }
 
@@ -669,7 +681,7 @@ impl Drop for HangingFilesystem {
     fn drop(&mut self) {
         // Each call that waits for an answer fails.
         drop(self.server.take());
-        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+        rustix::mount::unmount(&self.mount_point, rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }
 
@@ -688,9 +700,9 @@ fn pod_of(uid: &str, volumes: &[Value]) -> Pod {
 
 #[test]
 fn hanging_volume_delays_no_other() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, queue) = place.volumes();
-    let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, queue) = fixture.volumes();
+    let (hung_at, made) = (fixture.dir.path().join("hung"), fixture.dir.path().join("made"));
     let pod = pod_of(
         "u1",
         &[
@@ -698,7 +710,7 @@ fn hanging_volume_delays_no_other() {
             host("file", &made.join("file"), "FileOrCreate"),
             host("dir", &made, "DirectoryOrCreate"),
             json!({"name": "e", "emptyDir": {}}),
-            host("none", &place.dir.path().join("none"), "Directory"),
+            host("none", &fixture.dir.path().join("none"), "Directory"),
         ],
     );
     std::thread::scope(|scope| {
@@ -725,9 +737,9 @@ fn hanging_volume_delays_no_other() {
 /// One pod has more volumes on a dead file server than the node has threads for operations.
 #[test]
 fn pod_with_hanging_volumes_leaves_threads_for_other_pods() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, queue) = place.volumes();
-    let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, queue) = fixture.volumes();
+    let (hung_at, made) = (fixture.dir.path().join("hung"), fixture.dir.path().join("made"));
     let mut many: Vec<Value> =
         (0..20).map(|n| host(&format!("h{n}"), &hung_at.join(n.to_string()), "Directory")).collect();
     many.push(json!({"name": "e", "emptyDir": {}}));
@@ -764,9 +776,9 @@ fn pod_with_hanging_volumes_leaves_threads_for_other_pods() {
 /// Six pods with three volumes each on a dead file server used all threads of the node.
 #[test]
 fn pods_with_hanging_volumes_do_not_delay_a_pod_of_another_namespace() {
-    let Some(place) = VolumeFixture::new() else { return };
-    let (volumes, queue) = place.volumes();
-    let (hung_at, made) = (place.dir.path().join("hung"), place.dir.path().join("made"));
+    let Some(fixture) = VolumeFixture::new() else { return };
+    let (volumes, queue) = fixture.volumes();
+    let (hung_at, made) = (fixture.dir.path().join("hung"), fixture.dir.path().join("made"));
     let dead = |n: usize| {
         let volume = |v: usize| host(&format!("h{v}"), &hung_at.join(format!("{n}-{v}")), "Directory");
         pod_of(&format!("dead{n}"), &[volume(0), volume(1), volume(2)])
