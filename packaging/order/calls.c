@@ -133,19 +133,19 @@ static void write_waiting(int memory, FILE *out, unsigned long window) {
 static int was_breakpoint(pid_t thread, FILE *out, unsigned long window) {
     struct user_regs_struct registers;
     if (ptrace(PTRACE_GETREGS, thread, 0, &registers) != 0) return 0;
-    unsigned long at = registers.rip - 1;
-    unsigned long *found = bsearch(&at, addresses, count, sizeof at, compare);
+    unsigned long address = registers.rip - 1;
+    unsigned long *found = bsearch(&address, addresses, count, sizeof address, compare);
     if (!found) return 0;
     size_t index = (size_t)(found - addresses);
     int memory = memory_of(thread);
-    if (memory < 0 || pwrite(memory, &bytes[index], 1, (off_t)at) != 1) fail("restore");
+    if (memory < 0 || pwrite(memory, &bytes[index], 1, (off_t)address) != 1) fail("restore");
     close(memory);
     if (!seen[index]) {
         seen[index] = 1;
-        fprintf(out, "%d %lu %lx\n", (int)program, window, at);
+        fprintf(out, "%d %lu %lx\n", (int)program, window, address);
         fflush(out);
     }
-    registers.rip = at;
+    registers.rip = address;
     ptrace(PTRACE_SETREGS, thread, 0, &registers);
     return 1;
 }

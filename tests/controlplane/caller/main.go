@@ -90,7 +90,7 @@ func run() error {
 }
 
 // Prints one call: how long it took and what came.
-func tell(begun time.Time, count int64) {
+func report(begun time.Time, count int64) {
 	line, _ := json.Marshal(map[string]any{"seconds": time.Since(begun).Seconds(), "bytes": count})
 	fmt.Println(string(line))
 }
@@ -113,19 +113,19 @@ func (c *caller) get(path string) error {
 		if c.gzip {
 			request.Header.Set("Accept-Encoding", "gzip")
 		}
-		answer, err := client.Do(request)
+		response, err := client.Do(request)
 		if err != nil {
 			return err
 		}
-		count, err := io.Copy(io.Discard, answer.Body)
-		answer.Body.Close()
+		count, err := io.Copy(io.Discard, response.Body)
+		response.Body.Close()
 		if err != nil {
 			return err
 		}
-		if answer.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", path, answer.Status)
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", path, response.Status)
 		}
-		tell(begun, count)
+		report(begun, count)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (c *caller) exec(target string, command []string) error {
 		if err := executor.StreamWithContext(context.Background(), streams); err != nil {
 			return fmt.Errorf("%w: %s", err, complaint.String())
 		}
-		tell(begun, int64(out.Len()))
+		report(begun, int64(out.Len()))
 	}
 	return nil
 }
@@ -212,7 +212,7 @@ func (c *caller) hold(target string, command []string) error {
 			return errors.New("a stream did not open")
 		}
 	}
-	tell(begun, int64(c.count))
+	report(begun, int64(c.count))
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	close(release)
 	for range c.count {
@@ -230,14 +230,14 @@ func (c *caller) hold(target string, command []string) error {
 
 func fetch(connection net.Conn, path string) (int64, error) {
 	fmt.Fprintf(connection, "GET %s HTTP/1.0\r\n\r\n", path)
-	answer, err := http.ReadResponse(bufio.NewReaderSize(connection, 64*1024), nil)
+	response, err := http.ReadResponse(bufio.NewReaderSize(connection, 64*1024), nil)
 	if err != nil {
 		return 0, err
 	}
-	if answer.StatusCode != http.StatusOK || answer.ContentLength < 0 {
-		return 0, fmt.Errorf("%s: %s, length %d", path, answer.Status, answer.ContentLength)
+	if response.StatusCode != http.StatusOK || response.ContentLength < 0 {
+		return 0, fmt.Errorf("%s: %s, length %d", path, response.Status, response.ContentLength)
 	}
-	return io.Copy(io.Discard, answer.Body)
+	return io.Copy(io.Discard, response.Body)
 }
 
 // Opens one forwarding, and fetches through it again and again.
@@ -278,7 +278,7 @@ func (c *caller) forward(target, port string) error {
 		}
 		count, err := fetch(connection, c.path)
 		// The end of the stream takes a while, which is not part of the transfer.
-		tell(begun, count)
+		report(begun, count)
 		connection.Close()
 		if err != nil {
 			return err

@@ -62,7 +62,7 @@ type cluster struct {
 
 // NewCluster lays out the directory; nothing runs yet.
 func newCluster(dir string, chosen settings) (*cluster, error) {
-	program, err := beside("controlplane")
+	program, err := siblingProgram("controlplane")
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +106,9 @@ func (c *cluster) add(program, name string, flags []string) {
 func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
 func (c *cluster) component(name string) (*component, error) {
-	for _, one := range c.components {
-		if one.name == name {
-			return one, nil
+	for _, member := range c.components {
+		if member.name == name {
+			return member, nil
 		}
 	}
 	return nil, fmt.Errorf("there is no %q here", name)
@@ -133,7 +133,7 @@ func (c *cluster) writeFiles() error {
 		c.chosen.address, "127.0.0.1", "localhost", firstService,
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
 	}
-	for _, one := range []struct {
+	for _, wanted := range []struct {
 		by      *authority
 		file    string
 		subject pkix.Name
@@ -145,11 +145,11 @@ func (c *cluster) writeFiles() error {
 		{store, "etcd", pkix.Name{CommonName: "etcd"}, []string{"127.0.0.1", "localhost"}},
 		{store, "etcd-client", pkix.Name{CommonName: "kube-apiserver"}, nil},
 	} {
-		made, err := one.by.issue(one.subject, one.hosts, lifetime)
+		made, err := wanted.by.issue(wanted.subject, wanted.hosts, lifetime)
 		if err != nil {
 			return err
 		}
-		if err := made.write(pki, one.file); err != nil {
+		if err := made.write(pki, wanted.file); err != nil {
 			return err
 		}
 	}
@@ -164,11 +164,11 @@ func (c *cluster) writeFiles() error {
 		return err
 	}
 	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
-		one, err := ca.issue(pkix.Name{CommonName: "system:" + name}, nil, lifetime)
+		issued, err := ca.issue(pkix.Name{CommonName: "system:" + name}, nil, lifetime)
 		if err != nil {
 			return err
 		}
-		if err := writeKubeconfig(c.path(name+".kubeconfig"), c.server, ca.pem, one.user()); err != nil {
+		if err := writeKubeconfig(c.path(name+".kubeconfig"), c.server, ca.pem, issued.user()); err != nil {
 			return err
 		}
 	}
@@ -252,24 +252,24 @@ func (c *cluster) controllerFlags() []string {
 func (c *cluster) begin(until context.Context) error {
 	// One after the other: the API server would wait for etcd by itself, but looks less and
 	// less often, and the others give up after a while without an API server.
-	for _, one := range c.components[:2] {
-		if err := one.start(); err != nil {
+	for _, member := range c.components[:2] {
+		if err := member.start(); err != nil {
 			return err
 		}
-		if err := c.waitReady(until, one); err != nil {
+		if err := c.waitReady(until, member); err != nil {
 			return err
 		}
 	}
-	for _, one := range c.components[2:] {
-		if err := one.start(); err != nil {
+	for _, member := range c.components[2:] {
+		if err := member.start(); err != nil {
 			return err
 		}
 	}
 	if err := c.furnish(until); err != nil {
 		return err
 	}
-	for _, one := range c.components[2:] {
-		if err := c.waitReady(until, one); err != nil {
+	for _, member := range c.components[2:] {
+		if err := c.waitReady(until, member); err != nil {
 			return err
 		}
 	}
@@ -283,24 +283,24 @@ func (c *cluster) end() {
 }
 
 // WaitReady waits until a component does its work.
-func (c *cluster) waitReady(until context.Context, one *component) error {
+func (c *cluster) waitReady(until context.Context, member *component) error {
 	var look func() error
-	switch one.name {
+	switch member.name {
 	case "etcd":
-		look = func() error { return answers(c.store, c.etcd+"/health") }
+		look = func() error { return probe(c.store, c.etcd+"/health") }
 	case "kube-apiserver":
-		look = func() error { return answers(c.admin, c.server+"/readyz") }
+		look = func() error { return probe(c.admin, c.server+"/readyz") }
 	case "kube-controller-manager":
 		// What it does first of all that others can see.
 		look = func() error {
-			return answers(c.admin, c.server+"/api/v1/namespaces/default/serviceaccounts/default")
+			return probe(c.admin, c.server+"/api/v1/namespaces/default/serviceaccounts/default")
 		}
 	default:
 		return nil
 	}
-	return poll(until, one.name+" to be ready", func() error {
-		if !one.running() {
-			return fatal{fmt.Errorf("%s has ended: %s", one.name, one.lastWords())}
+	return poll(until, member.name+" to be ready", func() error {
+		if !member.running() {
+			return fatal{fmt.Errorf("%s has ended: %s", member.name, member.lastWords())}
 		}
 		return look()
 	})
@@ -346,7 +346,7 @@ func client(ca *authority, own leaf) (*http.Client, error) {
 	}, nil
 }
 
-func answers(by *http.Client, url string) error {
+func probe(by *http.Client, url string) error {
 	response, err := by.Get(url)
 	if err != nil {
 		return err
@@ -369,8 +369,8 @@ func post(by *http.Client, url string, body any) (int, []byte, error) {
 		return 0, nil, err
 	}
 	defer response.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	return response.StatusCode, answer, err
+	content, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	return response.StatusCode, content, err
 }
 
 // Furnish creates what an installer would: the token for joining and the rights that come with
@@ -407,7 +407,7 @@ func (c *cluster) furnish(until context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, one := range []struct {
+		for _, created := range []struct {
 			path string
 			body object
 		}{
@@ -416,16 +416,16 @@ func (c *cluster) furnish(until context.Context) error {
 				"metadata": object{"name": "kube-root-ca.crt"}, "data": object{"ca.crt": string(authorities)},
 			}},
 		} {
-			one.path = "/api/v1/namespaces/default/" + one.path
-			wanted = append(wanted, one)
+			created.path = "/api/v1/namespaces/default/" + created.path
+			wanted = append(wanted, created)
 		}
 	}
-	for _, one := range wanted {
+	for _, created := range wanted {
 		// The namespaces come a moment after the server is ready.
-		if err := poll(until, "POST "+one.path, func() error {
-			code, answer, err := post(c.admin, c.server+one.path, one.body)
+		if err := poll(until, "POST "+created.path, func() error {
+			code, reply, err := post(c.admin, c.server+created.path, created.body)
 			if err == nil && code != http.StatusCreated && code != http.StatusConflict {
-				err = fmt.Errorf("POST %s: %d %s", one.path, code, answer)
+				err = fmt.Errorf("POST %s: %d %s", created.path, code, reply)
 			}
 			return err
 		}); err != nil {
@@ -438,14 +438,14 @@ func (c *cluster) furnish(until context.Context) error {
 // Compact makes etcd forget every revision but the newest, through its JSON gateway.
 func (c *cluster) compact() error {
 	ask := func(path string, body any, into any) error {
-		code, answer, err := post(c.store, c.etcd+path, body)
+		code, reply, err := post(c.store, c.etcd+path, body)
 		if err != nil {
 			return err
 		}
 		if code != http.StatusOK {
-			return fmt.Errorf("etcd answers %d: %s", code, answer)
+			return fmt.Errorf("etcd answers %d: %s", code, reply)
 		}
-		return json.Unmarshal(answer, into)
+		return json.Unmarshal(reply, into)
 	}
 	var range_ struct {
 		Header struct {
@@ -465,8 +465,8 @@ func word(length int) string {
 	const letters = "abcdefghijklmnopqrstuvwxyz234567"
 	bytes := make([]byte, length)
 	_, _ = rand.Read(bytes)
-	for index, one := range bytes {
-		bytes[index] = letters[one%32]
+	for index, value := range bytes {
+		bytes[index] = letters[value%32]
 	}
 	return string(bytes)
 }

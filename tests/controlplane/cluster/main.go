@@ -95,11 +95,11 @@ func parse(args []string) (settings, error) {
 	set.StringVar(&chosen.address, "address", "127.0.0.1", "where the API server listens")
 	set.IntVar(&chosen.port, "port", 0, "the API server's port; etcd takes the two above (0: free ones)")
 	set.Func("flag", "COMPONENT=FLAG, a flag more for a component", func(text string) error {
-		component, one, found := strings.Cut(text, "=")
+		component, setting, found := strings.Cut(text, "=")
 		if !found {
 			return errors.New("want COMPONENT=FLAG")
 		}
-		chosen.flags[component] = append(chosen.flags[component], one)
+		chosen.flags[component] = append(chosen.flags[component], setting)
 		return nil
 	})
 	if err := set.Parse(args); err != nil {
@@ -121,11 +121,11 @@ func run(dir string, args []string) error {
 			return err
 		}
 	}
-	one, err := newCluster(dir, chosen)
+	plane, err := newCluster(dir, chosen)
 	if err != nil {
 		return err
 	}
-	defer one.end()
+	defer plane.end()
 
 	until, end := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer end()
@@ -140,21 +140,21 @@ func run(dir string, args []string) error {
 			end()
 		}()
 	}
-	if err := one.begin(until); err != nil {
+	if err := plane.begin(until); err != nil {
 		return err
 	}
-	fmt.Println("ready", one.server)
+	fmt.Println("ready", plane.server)
 	for {
 		select {
 		case <-until.Done():
 			return nil
 		case line := <-lines:
-			answer, err := one.obey(until, strings.Fields(line))
+			result, err := plane.obey(until, strings.Fields(line))
 			if err != nil {
 				fmt.Println("error", strings.ReplaceAll(err.Error(), "\n", " "))
 				continue
 			}
-			fmt.Println(strings.TrimSpace("ok " + answer))
+			fmt.Println(strings.TrimSpace("ok " + result))
 		}
 	}
 }

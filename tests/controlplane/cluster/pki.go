@@ -227,12 +227,12 @@ func nodeKubeconfig(dir string, args []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	one, err := ca.issue(nodeSubject(name), nil, ttl)
+	issued, err := ca.issue(nodeSubject(name), nil, ttl)
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "nodes", name+".kubeconfig")
-	return path, writeKubeconfig(path, server, ca.pem, one.user())
+	return path, writeKubeconfig(path, server, ca.pem, issued.user())
 }
 
 // NodeRequest makes what a joining node sends, for tests of the approval: the key is lost.

@@ -111,7 +111,7 @@ func allFree(address string, first, count int) bool {
 	return true
 }
 
-func beside(name string) (string, error) {
+func siblingProgram(name string) (string, error) {
 	own, err := os.Executable()
 	if err != nil {
 		return "", err

@@ -77,8 +77,8 @@ func devices(ctx context.Context, args []string) error {
 	plugin := stub.NewDevicePluginStub(klog.FromContext(ctx), all, socket, *name, false, false)
 	plugin.SetAllocFunc(func(request *device.AllocateRequest, _ map[string]*device.Device) (*device.AllocateResponse, error) {
 		response := &device.AllocateResponse{}
-		for _, one := range request.ContainerRequests {
-			ids := strings.Join(one.DevicesIds, ",")
+		for _, container := range request.ContainerRequests {
+			ids := strings.Join(container.DevicesIds, ",")
 			fmt.Println("Allocate", ids)
 			response.ContainerResponses = append(response.ContainerResponses,
 				&device.ContainerAllocateResponse{Envs: map[string]string{"DEVICES": ids}})
@@ -171,20 +171,20 @@ func (d *driver) prepare(claim *resource.ResourceClaim) kubeletplugin.PrepareRes
 	}
 	kind := d.name + "/claim"
 	var made []any
-	for _, one := range claim.Status.Allocation.Devices.Results {
-		if one.Driver != d.name {
+	for _, allocated := range claim.Status.Allocation.Devices.Results {
+		if allocated.Driver != d.name {
 			continue
 		}
-		name := fmt.Sprintf("%s-%s", claim.UID, one.Device)
-		variable := "CLAIMED_" + strings.ReplaceAll(one.Device, "-", "_") + "=" + claim.Name
+		name := fmt.Sprintf("%s-%s", claim.UID, allocated.Device)
+		variable := "CLAIMED_" + strings.ReplaceAll(allocated.Device, "-", "_") + "=" + claim.Name
 		made = append(made, map[string]any{
 			"name":           name,
 			"containerEdits": map[string]any{"env": []string{variable}},
 		})
 		result.Devices = append(result.Devices, kubeletplugin.Device{
-			Requests:     []string{one.Request},
-			PoolName:     one.Pool,
-			DeviceName:   one.Device,
+			Requests:     []string{allocated.Request},
+			PoolName:     allocated.Pool,
+			DeviceName:   allocated.Device,
 			CDIDeviceIDs: []string{kind + "=" + name},
 		})
 	}

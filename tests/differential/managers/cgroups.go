@@ -21,15 +21,15 @@ import (
 // The numbers and limits of a cgroup "/x" of version 1 or 2 whose hierarchies are in a directory.
 func init() {
 	cgroups.TestMode = true
-	answers["cgroup"] = cgroupFacts
-	answers["interfaces"] = func(text json.RawMessage) (any, error) {
-		var asked struct {
+	handlers["cgroup"] = cgroupFacts
+	handlers["interfaces"] = func(text json.RawMessage) (any, error) {
+		var request struct {
 			File string `json:"file"`
 		}
-		if err := json.Unmarshal(text, &asked); err != nil {
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		found, err := interfaces(asked.File)
+		found, err := interfaces(request.File)
 		if err != nil {
 			return map[string]any{"error": err.Error()}, nil
 		}
@@ -57,56 +57,56 @@ func (noMachine) GetMachineInfo() (*info.MachineInfo, error) {
 func (noMachine) GetVersionInfo() (*info.VersionInfo, error) { return &info.VersionInfo{}, nil }
 
 func cgroupFacts(text json.RawMessage) (any, error) {
-	var asked struct {
+	var request struct {
 		Directory string `json:"dir"`
 		Unified   bool   `json:"unified"`
 	}
-	if err := json.Unmarshal(text, &asked); err != nil {
+	if err := json.Unmarshal(text, &request); err != nil {
 		return nil, err
 	}
 	unifiedOnce.Do(func() {})
-	unified = asked.Unified
-	answer := map[string]any{}
-	stats, paths, mounts, err := read(asked.Directory, asked.Unified)
+	unified = request.Unified
+	response := map[string]any{}
+	stats, paths, mounts, err := read(request.Directory, request.Unified)
 	if err != nil {
-		answer["error"] = err.Error()
+		response["error"] = err.Error()
 	} else {
 		spec, err := common.GetSpec(paths, noMachine{}, false, false)
 		if err != nil {
 			return nil, err
 		}
-		answer["stats"], answer["spec"] = containerStats(stats, container.AllMetrics), spec
-		answer["pids"], answer["kernel"] = stats.PidsStats, stats.MemoryStats.KernelUsage.Usage
+		response["stats"], response["spec"] = containerStats(stats, container.AllMetrics), spec
+		response["pids"], response["kernel"] = stats.PidsStats, stats.MemoryStats.KernelUsage.Usage
 	}
 	// What a pod's cgroup has, for a resize.
 	subsystems := &cm.CgroupSubsystems{MountPoints: mounts}
 	manager := cm.NewCgroupV1Manager(logr.Discard(), subsystems, "cgroupfs")
-	if asked.Unified {
+	if request.Unified {
 		manager = cm.NewCgroupV2Manager(logr.Discard(), subsystems, "cgroupfs")
 	}
 	for _, resource := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		values, err := manager.GetCgroupConfig(cm.CgroupName{"x"}, resource)
 		if err != nil {
-			answer["config "+string(resource)] = map[string]any{"error": err.Error()}
+			response["config "+string(resource)] = map[string]any{"error": err.Error()}
 			continue
 		}
-		answer["config "+string(resource)] = map[string]any{
+		response["config "+string(resource)] = map[string]any{
 			"shares": values.CPUShares, "quota": values.CPUQuota, "period": values.CPUPeriod, "memory": values.Memory,
 		}
 	}
-	return answer, nil
+	return response, nil
 }
 
 func read(directory string, unified bool) (*cgroups.Stats, map[string]string, map[string]string, error) {
 	if unified {
-		at := directory + "/x"
+		path := directory + "/x"
 		mounts := map[string]string{"cpu": directory, "memory": directory}
-		manager, err := fs2.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{}}, at)
+		manager, err := fs2.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{}}, path)
 		if err != nil {
 			return nil, nil, mounts, err
 		}
 		stats, err := manager.GetStats()
-		return stats, map[string]string{"": at}, mounts, err
+		return stats, map[string]string{"": path}, mounts, err
 	}
 	paths, mounts := map[string]string{}, map[string]string{}
 	for _, controller := range []string{"cpu", "cpuacct", "memory", "blkio", "pids", "cpuset"} {

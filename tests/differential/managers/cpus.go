@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-func init() { answers["cpus"] = cpus }
+func init() { handlers["cpus"] = cpus }
 
 const cpuStateFile = "cpu_manager_state"
 
@@ -63,7 +63,7 @@ type cpuQuestion struct {
 	PodLevel bool `json:"podLevel"`
 }
 
-type cpuStepAnswer struct {
+type cpuStepResult struct {
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
 	CPUs    string `json:"cpus"`
@@ -72,12 +72,12 @@ type cpuStepAnswer struct {
 	Hints *[]hint `json:"hints"`
 }
 
-type cpuAnswer struct {
+type cpuResult struct {
 	// Why the policy does not start.
 	Error   string          `json:"error"`
 	Start   string          `json:"start"`
 	Default string          `json:"default"`
-	Steps   []cpuStepAnswer `json:"steps"`
+	Steps   []cpuStepResult `json:"steps"`
 	// The state file at the end.
 	File string `json:"file"`
 	// A step did not end; this program cannot be used any more.
@@ -114,24 +114,24 @@ func machineInfo(machine []cpuOfMachine) *cadvisor.MachineInfo {
 	sockets := map[int]bool{}
 	nodes := map[int]int{}
 	cores := map[[3]int]int{}
-	for _, one := range machine {
-		sockets[one.Socket] = true
-		if _, ok := nodes[one.Node]; !ok {
-			nodes[one.Node] = len(info.Topology)
-			info.Topology = append(info.Topology, cadvisor.Node{Id: one.Node})
+	for _, cpu := range machine {
+		sockets[cpu.Socket] = true
+		if _, ok := nodes[cpu.Node]; !ok {
+			nodes[cpu.Node] = len(info.Topology)
+			info.Topology = append(info.Topology, cadvisor.Node{Id: cpu.Node})
 		}
-		node := &info.Topology[nodes[one.Node]]
-		key := [3]int{one.Node, one.Socket, one.Core}
+		node := &info.Topology[nodes[cpu.Node]]
+		key := [3]int{cpu.Node, cpu.Socket, cpu.Core}
 		if _, ok := cores[key]; !ok {
 			cores[key] = len(node.Cores)
-			core := cadvisor.Core{Id: one.Core, SocketID: one.Socket}
-			if one.Cache != nil {
-				core.UncoreCaches = []cadvisor.Cache{{Id: *one.Cache, Level: 3}}
+			core := cadvisor.Core{Id: cpu.Core, SocketID: cpu.Socket}
+			if cpu.Cache != nil {
+				core.UncoreCaches = []cadvisor.Cache{{Id: *cpu.Cache, Level: 3}}
 			}
 			node.Cores = append(node.Cores, core)
 		}
 		core := &node.Cores[cores[key]]
-		core.Threads = append(core.Threads, one.CPU)
+		core.Threads = append(core.Threads, cpu.CPU)
 	}
 	info.NumSockets = len(sockets)
 	return info
@@ -143,39 +143,39 @@ func cpuHints(from map[string][]topologymanager.TopologyHint) *[]hint {
 		return nil
 	}
 	to := []hint{}
-	for _, one := range list {
-		to = append(to, plain(one))
+	for _, hint := range list {
+		to = append(to, plain(hint))
 	}
 	return &to
 }
 
 func cpus(raw json.RawMessage) (any, error) {
-	var asked cpuQuestion
-	if err := json.Unmarshal(raw, &asked); err != nil {
+	var request cpuQuestion
+	if err := json.Unmarshal(raw, &request); err != nil {
 		return nil, err
 	}
-	gates := fmt.Sprintf("CPUManagerPolicyAlphaOptions=true,PodLevelResourceManagers=%t", asked.PodLevel)
+	gates := fmt.Sprintf("CPUManagerPolicyAlphaOptions=true,PodLevelResourceManagers=%t", request.PodLevel)
 	if err := utilfeature.DefaultMutableFeatureGate.Set(gates); err != nil {
 		return nil, err
 	}
 	logger := klog.Background()
-	machine, err := cputopology.Discover(logger, machineInfo(asked.Machine))
+	machine, err := cputopology.Discover(logger, machineInfo(request.Machine))
 	if err != nil {
 		return nil, err
 	}
-	reserved, err := cpuset.Parse(asked.Reserved)
+	reserved, err := cpuset.Parse(request.Reserved)
 	if err != nil {
 		return nil, err
 	}
-	store := &chosen{policy: asked.Policy}
+	store := &chosen{policy: request.Policy}
 	var policy cpumanager.Policy
-	if asked.Policy == "" {
-		policy, err = cpumanager.NewNonePolicy(asked.Options)
+	if request.Policy == "" {
+		policy, err = cpumanager.NewNonePolicy(request.Options)
 	} else {
-		policy, err = cpumanager.NewStaticPolicy(logger, machine, asked.Count, reserved, store, asked.Options)
+		policy, err = cpumanager.NewStaticPolicy(logger, machine, request.Count, reserved, store, request.Options)
 	}
 	if err != nil {
-		return cpuAnswer{Error: err.Error()}, nil
+		return cpuResult{Error: err.Error()}, nil
 	}
 	directory, err := os.MkdirTemp("", "cpus")
 	if err != nil {
@@ -183,47 +183,47 @@ func cpus(raw json.RawMessage) (any, error) {
 	}
 	defer os.RemoveAll(directory)
 	file := filepath.Join(directory, cpuStateFile)
-	if asked.File != "" {
-		if err := os.WriteFile(file, []byte(asked.File), 0o600); err != nil {
+	if request.File != "" {
+		if err := os.WriteFile(file, []byte(request.File), 0o600); err != nil {
 			return nil, err
 		}
 	}
 	known := containermap.NewContainerMap()
-	for id, names := range asked.Known {
+	for id, names := range request.Known {
 		known.Add(names[0], names[1], id)
 	}
-	kept, err := state.NewCheckpointState(logger, directory, cpuStateFile, policy.Name(), known)
+	saved, err := state.NewCheckpointState(logger, directory, cpuStateFile, policy.Name(), known)
 	if err != nil {
-		return cpuAnswer{Start: err.Error()}, nil
+		return cpuResult{Start: err.Error()}, nil
 	}
-	if err := policy.Start(logger, kept); err != nil {
-		return cpuAnswer{Start: err.Error()}, nil
+	if err := policy.Start(logger, saved); err != nil {
+		return cpuResult{Start: err.Error()}, nil
 	}
-	answer := cpuAnswer{Default: kept.GetDefaultCPUSet().String(), Steps: []cpuStepAnswer{}}
-	for _, step := range asked.Steps {
-		done := make(chan cpuStepAnswer, 1)
-		go func() { done <- cpuStepOf(policy, kept, store, asked.Pods[step.Pod], step) }()
+	response := cpuResult{Default: saved.GetDefaultCPUSet().String(), Steps: []cpuStepResult{}}
+	for _, step := range request.Steps {
+		done := make(chan cpuStepResult, 1)
+		go func() { done <- cpuStepOf(policy, saved, store, request.Pods[step.Pod], step) }()
 		select {
-		case one := <-done:
-			answer.Steps = append(answer.Steps, one)
+		case stepResult := <-done:
+			response.Steps = append(response.Steps, stepResult)
 		case <-time.After(cpuStepLimit):
-			answer.Hangs = true
-			return answer, nil
+			response.Hangs = true
+			return response, nil
 		}
 	}
 	written, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	answer.File = string(written)
-	return answer, nil
+	response.File = string(written)
+	return response, nil
 }
 
-func cpuStepOf(policy cpumanager.Policy, kept state.State, store *chosen, pod *v1.Pod, step cpuStep) (answer cpuStepAnswer) {
+func cpuStepOf(policy cpumanager.Policy, saved state.State, store *chosen, pod *v1.Pod, step cpuStep) (stepResult cpuStepResult) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			answer.Reason = "panic"
-			answer.Message = fmt.Sprint(panicked)
+			stepResult.Reason = "panic"
+			stepResult.Message = fmt.Sprint(panicked)
 		}
 	}()
 	logger := klog.Background()
@@ -238,25 +238,25 @@ func cpuStepOf(policy cpumanager.Policy, kept state.State, store *chosen, pod *v
 	var err error
 	switch step.Do {
 	case "hints":
-		answer.Hints = cpuHints(policy.GetTopologyHints(logger, kept, pod, container))
+		stepResult.Hints = cpuHints(policy.GetTopologyHints(logger, saved, pod, container))
 	case "podHints":
-		answer.Hints = cpuHints(policy.GetPodTopologyHints(logger, kept, pod))
+		stepResult.Hints = cpuHints(policy.GetPodTopologyHints(logger, saved, pod))
 	case "allocate":
 		store.affinity = step.Affinity
-		err = policy.Allocate(logger, kept, pod, container)
+		err = policy.Allocate(logger, saved, pod, container)
 	case "allocatePod":
 		store.affinity = step.Affinity
-		err = policy.AllocatePod(logger, kept, pod)
+		err = policy.AllocatePod(logger, saved, pod)
 	case "release":
-		err = policy.RemoveContainer(logger, kept, string(pod.UID), step.Container)
+		err = policy.RemoveContainer(logger, saved, string(pod.UID), step.Container)
 	}
 	if err != nil {
 		result := admission.GetPodAdmitResult(err)
-		answer.Reason, answer.Message = result.Reason, result.Message
+		stepResult.Reason, stepResult.Message = result.Reason, result.Message
 	}
-	if cpus, ok := kept.GetCPUSet(string(pod.UID), step.Container); ok {
-		answer.CPUs = cpus.String()
+	if cpus, ok := saved.GetCPUSet(string(pod.UID), step.Container); ok {
+		stepResult.CPUs = cpus.String()
 	}
-	answer.Default = kept.GetDefaultCPUSet().String()
-	return answer
+	stepResult.Default = saved.GetDefaultCPUSet().String()
+	return stepResult
 }

@@ -11,18 +11,18 @@ import (
 
 // Which credentials of a pull secret are for which images.
 func init() {
-	answers["credentials"] = func(text json.RawMessage) (any, error) {
-		var asked struct {
+	handlers["credentials"] = func(text json.RawMessage) (any, error) {
+		var request struct {
 			Data   []byte   `json:"data"`
 			Legacy bool     `json:"legacy"`
 			Images []string `json:"images"`
 		}
-		if err := json.Unmarshal(text, &asked); err != nil {
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		secret := v1.Secret{Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: asked.Data}}
-		if asked.Legacy {
-			secret = v1.Secret{Type: v1.SecretTypeDockercfg, Data: map[string][]byte{v1.DockerConfigKey: asked.Data}}
+		secret := v1.Secret{Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: request.Data}}
+		if request.Legacy {
+			secret = v1.Secret{Type: v1.SecretTypeDockercfg, Data: map[string][]byte{v1.DockerConfigKey: request.Data}}
 		}
 		keyring, err := secrets.MakeDockerKeyring([]v1.Secret{secret}, &credentialprovider.BasicDockerKeyring{})
 		if err != nil {
@@ -33,12 +33,12 @@ func init() {
 			Password []byte `json:"password"`
 		}
 		found := [][]pair{}
-		for _, image := range asked.Images {
+		for _, image := range request.Images {
 			pairs := []pair{}
 			if repository, _, _, err := parsers.ParseImageName(image); err == nil {
 				credentials, _ := keyring.Lookup(repository)
-				for _, one := range credentials {
-					pairs = append(pairs, pair{[]byte(one.Username), []byte(one.Password)})
+				for _, credential := range credentials {
+					pairs = append(pairs, pair{[]byte(credential.Username), []byte(credential.Password)})
 				}
 			}
 			found = append(found, pairs)

@@ -15,26 +15,26 @@ import (
 
 // The resolver settings of a pod, and the warnings of the node's file.
 func init() {
-	answers["dns"] = func(text json.RawMessage) (any, error) {
-		var asked struct {
+	handlers["dns"] = func(text json.RawMessage) (any, error) {
+		var request struct {
 			Pod     v1.Pod   `json:"pod"`
 			File    string   `json:"file"`
 			Servers []string `json:"servers"`
 			Domain  string   `json:"domain"`
 			NodeIPs []string `json:"node_ips"`
 		}
-		if err := json.Unmarshal(text, &asked); err != nil {
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
 		addresses := func(texts []string) (all []net.IP) {
-			for _, one := range texts {
-				all = append(all, netutils.ParseIPSloppy(one))
+			for _, text := range texts {
+				all = append(all, netutils.ParseIPSloppy(text))
 			}
 			return all
 		}
 		recorder := record.NewFakeRecorder(100)
 		node := &v1.ObjectReference{Kind: "Node", Name: "n"}
-		configurer := dns.NewConfigurer(recorder, node, addresses(asked.NodeIPs), addresses(asked.Servers), asked.Domain, asked.File)
+		configurer := dns.NewConfigurer(recorder, node, addresses(request.NodeIPs), addresses(request.Servers), request.Domain, request.File)
 		noted := func() (all []string) {
 			for len(recorder.Events) > 0 {
 				event := <-recorder.Events
@@ -45,19 +45,19 @@ func init() {
 			}
 			return all
 		}
-		answer := map[string]any{}
-		settings, err := configurer.GetPodDNS(context.Background(), &asked.Pod)
+		response := map[string]any{}
+		settings, err := configurer.GetPodDNS(context.Background(), &request.Pod)
 		if err != nil {
-			answer["error"] = err.Error()
+			response["error"] = err.Error()
 		} else {
-			answer["servers"], answer["searches"], answer["options"] = bytesOf(settings.Servers), bytesOf(settings.Searches), bytesOf(settings.Options)
+			response["servers"], response["searches"], response["options"] = bytesOf(settings.Servers), bytesOf(settings.Searches), bytesOf(settings.Options)
 		}
-		answer["events"] = noted()
-		if asked.File != "" {
+		response["events"] = noted()
+		if request.File != "" {
 			configurer.CheckLimitsForResolvConf(klog.Background())
-			answer["limits"] = noted()
+			response["limits"] = noted()
 		}
-		return answer, nil
+		return response, nil
 	}
 }
 

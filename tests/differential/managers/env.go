@@ -9,21 +9,21 @@ import (
 
 // The values of keys in a file of variables (fileKeyRef).
 func init() {
-	answers["env file"] = func(text json.RawMessage) (any, error) {
-		var asked struct {
+	handlers["env file"] = func(text json.RawMessage) (any, error) {
+		var request struct {
 			File string   `json:"file"`
 			Data []byte   `json:"data"`
 			Keys []string `json:"keys"`
 		}
-		if err := json.Unmarshal(text, &asked); err != nil {
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		if err := os.WriteFile(asked.File, asked.Data, 0o600); err != nil {
+		if err := os.WriteFile(request.File, request.Data, 0o600); err != nil {
 			return nil, err
 		}
 		found := []map[string]any{}
-		for _, key := range asked.Keys {
-			value, err := env.ParseEnv(asked.File, key)
+		for _, key := range request.Keys {
+			value, err := env.ParseEnv(request.File, key)
 			if err != nil {
 				found = append(found, map[string]any{"error": err.Error()})
 				continue

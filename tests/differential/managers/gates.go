@@ -24,7 +24,7 @@ func init() {
 	if err := logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate); err != nil {
 		fail(err)
 	}
-	answers["gates"] = func(json.RawMessage) (any, error) {
+	handlers["gates"] = func(json.RawMessage) (any, error) {
 		needs := utilfeature.DefaultMutableFeatureGate.Dependencies()
 		all := []gate{}
 		for name, spec := range utilfeature.DefaultMutableFeatureGate.GetAll() {
@@ -32,12 +32,12 @@ func init() {
 			if stage == "" {
 				stage = "ga"
 			}
-			one := gate{Name: string(name), Stage: stage, Preset: spec.Default, Locked: spec.LockToDefault, Needs: []string{}}
+			entry := gate{Name: string(name), Stage: stage, Preset: spec.Default, Locked: spec.LockToDefault, Needs: []string{}}
 			for _, other := range needs[name] {
-				one.Needs = append(one.Needs, string(other))
+				entry.Needs = append(entry.Needs, string(other))
 			}
-			sort.Strings(one.Needs)
-			all = append(all, one)
+			sort.Strings(entry.Needs)
+			all = append(all, entry)
 		}
 		sort.Slice(all, func(i, j int) bool { return all[i].Name < all[j].Name })
 		return all, nil

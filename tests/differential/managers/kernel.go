@@ -14,27 +14,27 @@ func init() {
 		File string `json:"file"`
 		Text string `json:"text"`
 	}
-	answers["mounts"] = func(text json.RawMessage) (any, error) {
-		var asked question
-		if err := json.Unmarshal(text, &asked); err != nil {
+	handlers["mounts"] = func(text json.RawMessage) (any, error) {
+		var request question
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		table, err := mount.ParseMountInfo(asked.File)
+		table, err := mount.ParseMountInfo(request.File)
 		if err != nil {
 			return map[string]any{"error": err.Error()}, nil
 		}
 		lines := [][]string{}
-		for _, one := range table {
-			lines = append(lines, []string{fmt.Sprintf("%d:%d", one.Major, one.Minor), one.Root, one.MountPoint, one.FsType, one.Source})
+		for _, entry := range table {
+			lines = append(lines, []string{fmt.Sprintf("%d:%d", entry.Major, entry.Minor), entry.Root, entry.MountPoint, entry.FsType, entry.Source})
 		}
 		return map[string]any{"ok": true, "lines": lines}, nil
 	}
-	answers["cpu lists"] = func(text json.RawMessage) (any, error) {
-		var asked question
-		if err := json.Unmarshal(text, &asked); err != nil {
+	handlers["cpu lists"] = func(text json.RawMessage) (any, error) {
+		var request question
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		set, err := cpuset.Parse(asked.Text)
+		set, err := cpuset.Parse(request.Text)
 		if err != nil {
 			return map[string]any{"error": err.Error()}, nil
 		}

@@ -14,18 +14,18 @@ import (
 
 // The server and the credentials of a kubeconfig, as the kubelet loads it.
 func init() {
-	answers["kubeconfig"] = func(text json.RawMessage) (any, error) {
-		var asked struct {
+	handlers["kubeconfig"] = func(text json.RawMessage) (any, error) {
+		var request struct {
 			File string `json:"file"`
 		}
-		if err := json.Unmarshal(text, &asked); err != nil {
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		answer, err := kubeconfig(asked.File)
+		response, err := kubeconfig(request.File)
 		if err != nil {
 			return map[string]any{"error": err.Error()}, nil
 		}
-		return answer, nil
+		return response, nil
 	}
 }
 
@@ -35,7 +35,7 @@ func kubeconfig(file string) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer := map[string]any{"user": config.Username, "as": config.Impersonate.UserName, "provider": config.AuthProvider != nil}
+	response := map[string]any{"user": config.Username, "as": config.Impersonate.UserName, "provider": config.AuthProvider != nil}
 	// What the first client checks, but for the certificates.
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, err
@@ -51,22 +51,22 @@ func kubeconfig(file string) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer["scheme"], answer["host"], answer["port"] = server.Scheme, server.Hostname(), server.Port()
+	response["scheme"], response["host"], response["port"] = server.Scheme, server.Hostname(), server.Port()
 	server.Path, server.RawPath = path.Join("/", server.Path), ""
-	answer["path"] = server.EscapedPath()
-	answer["ca"], answer["certificate"], answer["key"] = config.CAData, config.CertData, config.KeyData
-	answer["insecure"], answer["name"] = config.Insecure, config.ServerName
+	response["path"] = server.EscapedPath()
+	response["ca"], response["certificate"], response["key"] = config.CAData, config.CertData, config.KeyData
+	response["insecure"], response["name"] = config.Insecure, config.ServerName
 	if config.Proxy != nil {
 		proxy, err := config.Proxy(&http.Request{})
 		if err != nil {
 			return nil, err
 		}
-		answer["proxy"] = proxy.String()
+		response["proxy"] = proxy.String()
 	}
 	if config.ExecProvider != nil {
-		answer["program"] = config.ExecProvider.Command
+		response["program"] = config.ExecProvider.Command
 		if config.BearerToken == "" && config.BearerTokenFile == "" {
-			return answer, nil
+			return response, nil
 		}
 		// A token is sent without the program.
 		settings.WrapTransport = nil
@@ -86,8 +86,8 @@ func kubeconfig(file string) (map[string]any, error) {
 	if _, err := wrapped.RoundTrip(request); err != nil {
 		return nil, err
 	}
-	answer["sent"] = sent
-	return answer, nil
+	response["sent"] = sent
+	return response, nil
 }
 
 type sender func(*http.Request) (*http.Response, error)

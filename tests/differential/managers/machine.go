@@ -20,7 +20,7 @@ import (
 )
 
 // Facts about the machine, from a tree with "proc" and "sys" in it.
-func init() { answers["machine"] = machineFacts }
+func init() { handlers["machine"] = machineFacts }
 
 //go:linkname parseCapacity github.com/google/cadvisor/machine.parseCapacity
 func parseCapacity(text []byte, line *regexp.Regexp) (uint64, error)
@@ -40,26 +40,28 @@ func countProcessors(directory string) (int, error)
 // The readers of sysfs, in another place than /sys/devices/system.
 type system struct {
 	sysfs.SysFs
-	at string
+	directory string
 }
 
-func systemAt(at string) system {
+func systemAt(directory string) system {
 	real := sysfs.NewRealSysFs()
 	field := reflect.ValueOf(real).Elem().FieldByName("cpuPath")
-	reflect.NewAt(field.Type(), unsafe.Pointer(field.UnsafeAddr())).Elem().SetString(at + "/cpu")
-	return system{real, at}
+	reflect.NewAt(field.Type(), unsafe.Pointer(field.UnsafeAddr())).Elem().SetString(directory + "/cpu")
+	return system{real, directory}
 }
 
-func (s system) GetNodesPaths() ([]string, error) { return filepath.Glob(s.at + "/node/node*[0-9]") }
+func (s system) GetNodesPaths() ([]string, error) {
+	return filepath.Glob(s.directory + "/node/node*[0-9]")
+}
 
 func (s system) GetCPUsPaths(path string) ([]string, error) {
 	if path == "/sys/devices/system/cpu" {
-		path = s.at + "/cpu"
+		path = s.directory + "/cpu"
 	}
 	return s.SysFs.GetCPUsPaths(path)
 }
 
-func (s system) caches(cpu int) string { return fmt.Sprintf("%s/cpu/cpu%d/cache", s.at, cpu) }
+func (s system) caches(cpu int) string { return fmt.Sprintf("%s/cpu/cpu%d/cache", s.directory, cpu) }
 
 func (s system) GetCaches(cpu int) ([]os.FileInfo, error) {
 	entries, err := os.ReadDir(s.caches(cpu))
@@ -68,11 +70,11 @@ func (s system) GetCaches(cpu int) ([]os.FileInfo, error) {
 	}
 	var all []os.FileInfo
 	for _, entry := range entries {
-		one, err := entry.Info()
+		info, err := entry.Info()
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, one)
+		all = append(all, info)
 	}
 	return all, nil
 }
@@ -81,15 +83,15 @@ func (s system) GetCaches(cpu int) ([]os.FileInfo, error) {
 func (s system) GetCacheInfo(cpu int, name string) (sysfs.CacheInfo, error) {
 	var cache sysfs.CacheInfo
 	directory := filepath.Join(s.caches(cpu), name)
-	for _, one := range []struct {
+	for _, source := range []struct {
 		file, format string
 		value        any
 	}{{"id", "%d", &cache.Id}, {"size", "%dK", &cache.Size}, {"level", "%d", &cache.Level}} {
-		text, err := os.ReadFile(filepath.Join(directory, one.file))
+		text, err := os.ReadFile(filepath.Join(directory, source.file))
 		if err != nil {
 			return cache, err
 		}
-		if _, err := fmt.Sscanf(string(text), one.format, one.value); err != nil {
+		if _, err := fmt.Sscanf(string(text), source.format, source.value); err != nil {
 			return cache, err
 		}
 	}
@@ -103,21 +105,21 @@ func (s system) GetCacheInfo(cpu int, name string) (sysfs.CacheInfo, error) {
 }
 
 func machineFacts(text json.RawMessage) (any, error) {
-	var asked struct {
+	var request struct {
 		Directory string `json:"dir"`
 	}
-	if err := json.Unmarshal(text, &asked); err != nil {
+	if err := json.Unmarshal(text, &request); err != nil {
 		return nil, err
 	}
-	answer := map[string]any{}
+	response := map[string]any{}
 	add := func(name string, value any, err error) {
 		if err != nil {
-			answer[name] = map[string]any{"error": err.Error()}
+			response[name] = map[string]any{"error": err.Error()}
 			return
 		}
-		answer[name] = map[string]any{"ok": value}
+		response[name] = map[string]any{"ok": value}
 	}
-	meminfo, err := os.ReadFile(asked.Directory + "/proc/meminfo")
+	meminfo, err := os.ReadFile(request.Directory + "/proc/meminfo")
 	if err != nil {
 		return nil, err
 	}
@@ -125,20 +127,20 @@ func machineFacts(text json.RawMessage) (any, error) {
 	add("memory", memory, err)
 	swap, err := parseCapacity(meminfo, swapLine)
 	add("swap", swap, err)
-	swaps, err := os.ReadFile(asked.Directory + "/proc/swaps")
+	swaps, err := os.ReadFile(request.Directory + "/proc/swaps")
 	if err != nil {
 		return nil, err
 	}
 	add("swaps", isSwapOn(logr.Discard(), swaps), nil)
-	at := asked.Directory + "/sys/devices/system"
-	readers := systemAt(at)
-	pages, err := sysinfo.GetHugePagesInfo(readers, asked.Directory+"/sys/kernel/mm/hugepages/")
+	devices := request.Directory + "/sys/devices/system"
+	readers := systemAt(devices)
+	pages, err := sysinfo.GetHugePagesInfo(readers, request.Directory+"/sys/kernel/mm/hugepages/")
 	add("pages", pages, err)
-	modules, err := machine.GetMachineMemoryByType(at + "/edac/mc")
+	modules, err := machine.GetMachineMemoryByType(devices + "/edac/mc")
 	add("modules", modules, err)
 	add("cores", []int{
-		sysfs.GetUniqueCPUPropertyCount(at+"/cpu/", sysfs.CPUCoreID),
-		sysfs.GetUniqueCPUPropertyCount(at+"/cpu/", sysfs.CPUPhysicalPackageID),
+		sysfs.GetUniqueCPUPropertyCount(devices+"/cpu/", sysfs.CPUCoreID),
+		sysfs.GetUniqueCPUPropertyCount(devices+"/cpu/", sysfs.CPUPhysicalPackageID),
 	}, nil)
 	nodes, count, err := sysinfo.GetNodesInfo(readers)
 	add("nodes", nodes, err)
@@ -146,14 +148,14 @@ func machineFacts(text json.RawMessage) (any, error) {
 		found, err := processors.Discover(logr.Discard(), &info.MachineInfo{Topology: nodes, NumCores: count})
 		details := map[string][]int{}
 		if err == nil {
-			for cpu, one := range found.CPUDetails {
-				details[fmt.Sprint(cpu)] = []int{one.CoreID, one.SocketID, one.NUMANodeID, one.UncoreCacheID}
+			for cpu, cpuInfo := range found.CPUDetails {
+				details[fmt.Sprint(cpu)] = []int{cpuInfo.CoreID, cpuInfo.SocketID, cpuInfo.NUMANodeID, cpuInfo.UncoreCacheID}
 			}
 		}
 		add("cpus", details, err)
-		answer["count"] = count
+		response["count"] = count
 	} else {
 		add("cpus", nil, fmt.Errorf("%s", strings.TrimSpace(err.Error())))
 	}
-	return answer, nil
+	return response, nil
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // What is answered, by the question's field "ask". Each file adds its own.
-var answers = map[string]func(json.RawMessage) (any, error){}
+var handlers = map[string]func(json.RawMessage) (any, error){}
 
 func main() {
 	klog.SetLogger(logr.Discard())
@@ -24,21 +24,21 @@ func main() {
 	out := bufio.NewWriter(os.Stdout)
 	encoder := json.NewEncoder(out)
 	for lines.Scan() {
-		var asked struct {
+		var request struct {
 			Ask string `json:"ask"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &asked); err != nil {
+		if err := json.Unmarshal(lines.Bytes(), &request); err != nil {
 			fail(err)
 		}
-		answer, ok := answers[asked.Ask]
+		handler, ok := handlers[request.Ask]
 		if !ok {
-			fail(fmt.Errorf("nothing answers %q", asked.Ask))
+			fail(fmt.Errorf("nothing answers %q", request.Ask))
 		}
-		answered, err := answer(lines.Bytes())
+		response, err := handler(lines.Bytes())
 		if err != nil {
 			fail(err)
 		}
-		if err := encoder.Encode(answered); err != nil {
+		if err := encoder.Encode(response); err != nil {
 			fail(err)
 		}
 		if err := out.Flush(); err != nil {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
-func init() { answers["memory"] = memory }
+func init() { handlers["memory"] = memory }
 
 const stateFile = "memory_manager_state"
 
@@ -59,7 +59,7 @@ type memoryResult struct {
 	State   string            `json:"state"`
 }
 
-type memoryAnswer struct {
+type memoryResponse struct {
 	// Why the manager does not start.
 	Error   string         `json:"error"`
 	Results []memoryResult `json:"results"`
@@ -74,7 +74,7 @@ func (ready) AllReady() bool   { return true }
 
 // The two managers of a node, and its pods.
 type memoryHost struct {
-	asked   *memoryQuestion
+	request *memoryQuestion
 	dir     string
 	machine *cadvisor.MachineInfo
 	manager memorymanager.Manager
@@ -85,15 +85,15 @@ type memoryHost struct {
 }
 
 func (h *memoryHost) start() error {
-	topology, err := topologymanager.NewManager(h.machine.Topology, h.asked.Policy, h.asked.Scope, nil)
+	topology, err := topologymanager.NewManager(h.machine.Topology, h.request.Policy, h.request.Scope, nil)
 	if err != nil {
 		return err
 	}
 	total := v1.ResourceList{}
 	var reserved []config.MemoryReservation
-	for _, one := range h.asked.Nodes {
+	for _, node := range h.request.Nodes {
 		limits := v1.ResourceList{}
-		for name, bytes := range one.Reserved {
+		for name, bytes := range node.Reserved {
 			quantity := *resource.NewQuantity(bytes, resource.BinarySI)
 			limits[v1.ResourceName(name)] = quantity
 			sum := total[v1.ResourceName(name)]
@@ -101,7 +101,7 @@ func (h *memoryHost) start() error {
 			total[v1.ResourceName(name)] = sum
 		}
 		if len(limits) > 0 {
-			reserved = append(reserved, config.MemoryReservation{NumaNode: int32(one.ID), Limits: limits})
+			reserved = append(reserved, config.MemoryReservation{NumaNode: int32(node.ID), Limits: limits})
 		}
 	}
 	h.manager, err = memorymanager.NewManager(klog.Background(), "Static", h.machine, total, reserved, h.dir, topology)
@@ -112,8 +112,8 @@ func (h *memoryHost) start() error {
 	h.admits = topology
 	active := func() []*v1.Pod { return h.active }
 	containers := containermap.NewContainerMap()
-	for _, one := range h.known {
-		containers.Add(one[0], one[1], one[0]+"/"+one[1])
+	for _, entry := range h.known {
+		containers.Add(entry[0], entry[1], entry[0]+"/"+entry[1])
 	}
 	return h.manager.Start(context.Background(), active, ready{}, nil, nil, containers)
 }
@@ -144,8 +144,8 @@ func plainHints(from map[string][]topologymanager.TopologyHint) map[string][]hin
 			continue
 		}
 		to[resource] = []hint{}
-		for _, one := range list {
-			to[resource] = append(to[resource], plain(one))
+		for _, hint := range list {
+			to[resource] = append(to[resource], plain(hint))
 		}
 	}
 	return to
@@ -173,7 +173,7 @@ func (h *memoryHost) do(step memoryStep) (memoryResult, error) {
 	case "hints":
 		// As if it was about to be admitted.
 		h.active = append(h.active, step.Pod)
-		if h.asked.Scope == "pod" {
+		if h.request.Scope == "pod" {
 			result.Hints = plainHints(h.manager.GetPodTopologyHints(step.Pod))
 		} else {
 			result.Hints = plainHints(h.manager.GetTopologyHints(step.Pod, &step.Pod.Spec.Containers[0]))
@@ -208,8 +208,8 @@ func (h *memoryHost) do(step memoryStep) (memoryResult, error) {
 }
 
 func memory(raw json.RawMessage) (any, error) {
-	var asked memoryQuestion
-	if err := json.Unmarshal(raw, &asked); err != nil {
+	var request memoryQuestion
+	if err := json.Unmarshal(raw, &request); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "managers")
@@ -218,33 +218,33 @@ func memory(raw json.RawMessage) (any, error) {
 	}
 	defer os.RemoveAll(dir)
 	machine := &cadvisor.MachineInfo{}
-	for _, one := range asked.Nodes {
-		node := cadvisor.Node{Id: one.ID, Memory: one.Memory, Distances: one.Distances}
-		for _, pages := range one.HugePages {
+	for _, described := range request.Nodes {
+		node := cadvisor.Node{Id: described.ID, Memory: described.Memory, Distances: described.Distances}
+		for _, pages := range described.HugePages {
 			node.HugePages = append(node.HugePages, cadvisor.HugePagesInfo{PageSize: pages[0], NumPages: pages[1]})
 		}
 		machine.Topology = append(machine.Topology, node)
 	}
-	host := &memoryHost{asked: &asked, dir: dir, machine: machine}
-	var answer memoryAnswer
+	host := &memoryHost{request: &request, dir: dir, machine: machine}
+	var response memoryResponse
 	if err := host.start(); err != nil {
-		return memoryAnswer{Error: err.Error()}, nil
+		return memoryResponse{Error: err.Error()}, nil
 	}
-	for _, step := range asked.Steps {
+	for _, step := range request.Steps {
 		result, err := host.do(step)
 		if err != nil {
-			answer.Error = err.Error()
-			return answer, nil
+			response.Error = err.Error()
+			return response, nil
 		}
-		answer.Results = append(answer.Results, result)
+		response.Results = append(response.Results, result)
 	}
-	if asked.TakeOver != "" {
-		if err := os.WriteFile(filepath.Join(dir, stateFile), []byte(asked.TakeOver), 0o600); err != nil {
+	if request.TakeOver != "" {
+		if err := os.WriteFile(filepath.Join(dir, stateFile), []byte(request.TakeOver), 0o600); err != nil {
 			return nil, err
 		}
 		if err := host.start(); err != nil {
-			answer.TakeOver = err.Error()
+			response.TakeOver = err.Error()
 		}
 	}
-	return answer, nil
+	return response, nil
 }

@@ -26,29 +26,29 @@ var rootJSONDirPath string
 
 // The user names for images, from the files of the node in the directories "root", "work", "home" and "top".
 func init() {
-	answers["registry files"] = func(text json.RawMessage) (any, error) {
-		var asked struct {
+	handlers["registry files"] = func(text json.RawMessage) (any, error) {
+		var request struct {
 			Directory string   `json:"dir"`
 			Images    []string `json:"images"`
 		}
-		if err := json.Unmarshal(text, &asked); err != nil {
+		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, err
 		}
-		at := func(name string) string { return filepath.Join(asked.Directory, name) }
-		credentialprovider.SetPreferredDockercfgPath(at("root"))
-		workingDirPath, homeDirPath, rootDirPath = at("work"), at("home"), at("top")
-		homeJSONDirPath, rootJSONDirPath = at("home/.docker"), at("top/.docker")
+		inDirectory := func(name string) string { return filepath.Join(request.Directory, name) }
+		credentialprovider.SetPreferredDockercfgPath(inDirectory("root"))
+		workingDirPath, homeDirPath, rootDirPath = inDirectory("work"), inDirectory("home"), inDirectory("top")
+		homeJSONDirPath, rootJSONDirPath = inDirectory("home/.docker"), inDirectory("top/.docker")
 		ring := &credentialprovider.BasicDockerKeyring{}
 		if config, err := credentialprovider.ReadDockerConfigFile(); err == nil {
 			ring.Add(nil, config)
 		}
 		found := [][]string{}
-		for _, image := range asked.Images {
+		for _, image := range request.Images {
 			names := []string{}
 			if repository, _, _, err := parsers.ParseImageName(image); err == nil {
 				credentials, _ := ring.Lookup(repository)
-				for _, one := range credentials {
-					names = append(names, one.Username)
+				for _, credential := range credentials {
+					names = append(names, credential.Username)
 				}
 			}
 			found = append(found, names)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
-func init() { answers["topology"] = topology }
+func init() { handlers["topology"] = topology }
 
 type node struct {
 	ID        int      `json:"id"`
@@ -48,7 +48,7 @@ type topologyQuestion struct {
 	Providers  []*provider       `json:"providers"`
 }
 
-type topologyAnswer struct {
+type topologyResult struct {
 	Error   string `json:"error"`
 	Admit   bool   `json:"admit"`
 	Reason  string `json:"reason"`
@@ -67,10 +67,10 @@ func converted(from hints) map[string][]topologymanager.TopologyHint {
 		if list != nil {
 			to[resource] = []topologymanager.TopologyHint{}
 		}
-		for _, one := range list {
-			converted := topologymanager.TopologyHint{Preferred: one.Preferred}
-			if one.Nodes != nil {
-				converted.NUMANodeAffinity, _ = bitmask.NewBitMask(one.Nodes...)
+		for _, hint := range list {
+			converted := topologymanager.TopologyHint{Preferred: hint.Preferred}
+			if hint.Nodes != nil {
+				converted.NUMANodeAffinity, _ = bitmask.NewBitMask(hint.Nodes...)
 			}
 			to[resource] = append(to[resource], converted)
 		}
@@ -111,31 +111,31 @@ func plain(from topologymanager.TopologyHint) hint {
 }
 
 func topology(raw json.RawMessage) (any, error) {
-	var asked topologyQuestion
-	if err := json.Unmarshal(raw, &asked); err != nil {
+	var request topologyQuestion
+	if err := json.Unmarshal(raw, &request); err != nil {
 		return nil, err
 	}
 	var nodes []cadvisor.Node
-	for _, one := range asked.Nodes {
-		nodes = append(nodes, cadvisor.Node{Id: one.ID, Distances: one.Distances})
+	for _, node := range request.Nodes {
+		nodes = append(nodes, cadvisor.Node{Id: node.ID, Distances: node.Distances})
 	}
-	manager, err := topologymanager.NewManager(nodes, asked.Policy, asked.Scope, asked.Options)
+	manager, err := topologymanager.NewManager(nodes, request.Policy, request.Scope, request.Options)
 	if err != nil {
-		return topologyAnswer{Error: err.Error()}, nil
+		return topologyResult{Error: err.Error()}, nil
 	}
-	var answer topologyAnswer
-	for _, one := range asked.Providers {
-		one.chosen = &answer.Chosen
-		one.store = manager
-		manager.AddHintProvider(klog.Background(), one)
+	var response topologyResult
+	for _, provider := range request.Providers {
+		provider.chosen = &response.Chosen
+		provider.store = manager
+		manager.AddHintProvider(klog.Background(), provider)
 	}
 	pod := &v1.Pod{}
 	pod.UID = types.UID("pod")
-	for number := range asked.Containers {
+	for number := range request.Containers {
 		name := string(rune('0'+number/10)) + string(rune('0'+number%10))
 		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: name})
 	}
 	result := manager.Admit(&lifecycle.PodAdmitAttributes{Pod: pod})
-	answer.Admit, answer.Reason, answer.Message = result.Admit, result.Reason, result.Message
-	return answer, nil
+	response.Admit, response.Reason, response.Message = result.Admit, result.Reason, result.Message
+	return response, nil
 }

@@ -16,15 +16,15 @@ type name struct {
 	Error         string   `json:"error"`
 }
 
-func subject(asked question) any {
-	certificate, err := x509.ParseCertificate(asked.Data)
+func subject(request question) any {
+	certificate, err := x509.ParseCertificate(request.Data)
 	if err != nil {
 		return name{Error: err.Error()}
 	}
 	read := certificate.Subject
 	found := name{OK: true, CommonName: read.CommonName, Organizations: read.Organization}
-	for _, one := range read.Names {
-		if text, isText := one.Value.(string); isText && one.Type.Equal(asn1.X509UID()) {
+	for _, attribute := range read.Names {
+		if text, isText := attribute.Value.(string); isText && attribute.Type.Equal(asn1.X509UID()) {
 			found.UIDs = append(found.UIDs, text)
 		}
 	}
@@ -43,15 +43,15 @@ type verdict struct {
 // pkg/authentication/request/x509). Go's TLS library ends the handshake when any certificate that
 // a client shows does not parse; here only the client's own one has to: the others count for
 // nothing then.
-func chain(asked question) any {
+func chain(request question) any {
 	options := x509.VerifyOptions{
 		Roots:         x509.NewCertPool(),
 		Intermediates: x509.NewCertPool(),
-		CurrentTime:   time.Unix(asked.Time, 0),
+		CurrentTime:   time.Unix(request.Time, 0),
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	var found verdict
-	for _, der := range asked.Roots {
+	for _, der := range request.Roots {
 		// One that does not parse spoils no other here, for it does not with coracle.
 		if root, err := x509.ParseCertificate(der); err == nil {
 			options.Roots.AddCert(root)
@@ -60,14 +60,14 @@ func chain(asked question) any {
 		}
 	}
 	var own *x509.Certificate
-	for at, der := range asked.Chain {
+	for index, der := range request.Chain {
 		certificate, err := x509.ParseCertificate(der)
 		switch {
-		case err == nil && at == 0:
+		case err == nil && index == 0:
 			own = certificate
 		case err == nil:
 			options.Intermediates.AddCert(certificate)
-		case at == 0:
+		case index == 0:
 			found.Error = err.Error()
 			return found
 		}

@@ -52,10 +52,10 @@ func (all *heads) Close() error              { return nil }
 func (all *heads) Addr() net.Addr            { return &net.TCPAddr{} }
 
 // One answer for one head: what the handler saw, or none when the connection ends before.
-func (all *heads) read(asked question) any {
-	one := &connection{in: bytes.NewReader(asked.Data), seen: make(chan head, 2)}
-	all.connections <- one
-	return <-one.seen
+func (all *heads) read(request question) any {
+	conn := &connection{in: bytes.NewReader(request.Data), seen: make(chan head, 2)}
+	all.connections <- conn
+	return <-conn.seen
 }
 
 type key struct{}
@@ -74,18 +74,18 @@ func note(_ http.ResponseWriter, r *http.Request) {
 		Headers: map[string][][]byte{},
 	}
 	for name, values := range r.URL.Query() {
-		one := param{Name: []byte(name)}
+		parameter := param{Name: []byte(name)}
 		for _, value := range values {
-			one.Values = append(one.Values, []byte(value))
+			parameter.Values = append(parameter.Values, []byte(value))
 		}
-		seen.Params = append(seen.Params, one)
+		seen.Params = append(seen.Params, parameter)
 	}
 	for name, values := range r.Header {
 		for _, value := range values {
 			seen.Headers[name] = append(seen.Headers[name], []byte(value))
 		}
 	}
-	r.Context().Value(key{}).(*connection).answer(seen)
+	r.Context().Value(key{}).(*connection).deliver(seen)
 }
 
 // A connection that brings some bytes and then ends. What is written to it is dropped.
@@ -95,11 +95,11 @@ type connection struct {
 	seen chan head
 }
 
-func (c *connection) answer(seen head) { c.once.Do(func() { c.seen <- seen }) }
+func (c *connection) deliver(seen head) { c.once.Do(func() { c.seen <- seen }) }
 
 func (c *connection) Read(into []byte) (int, error)    { return c.in.Read(into) }
 func (c *connection) Write(bytes []byte) (int, error)  { return len(bytes), nil }
-func (c *connection) Close() error                     { c.answer(head{}); return nil }
+func (c *connection) Close() error                     { c.deliver(head{}); return nil }
 func (c *connection) LocalAddr() net.Addr              { return &net.TCPAddr{} }
 func (c *connection) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 func (c *connection) SetDeadline(time.Time) error      { return nil }

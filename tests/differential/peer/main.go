@@ -32,11 +32,11 @@ type question struct {
 }
 
 func main() {
-	answers := map[string]func(question) any{
-		"document": func(asked question) any { return document(asked.Data) },
-		"pods":     func(asked question) any { return samePod(asked.Chain) },
-		"duration": func(asked question) any { return duration(asked.Text) },
-		"response": func(asked question) any { return response(asked.Data) },
+	handlers := map[string]func(question) any{
+		"document": func(request question) any { return document(request.Data) },
+		"pods":     func(request question) any { return samePod(request.Chain) },
+		"duration": func(request question) any { return duration(request.Text) },
+		"response": func(request question) any { return response(request.Data) },
 		"head":     newHeads().read,
 		"subject":  subject,
 		"chain":    chain,
@@ -48,15 +48,15 @@ func main() {
 	out := bufio.NewWriter(os.Stdout)
 	encoder := json.NewEncoder(out)
 	for lines.Scan() {
-		var asked question
-		if err := json.Unmarshal(lines.Bytes(), &asked); err != nil {
+		var request question
+		if err := json.Unmarshal(lines.Bytes(), &request); err != nil {
 			fail(err)
 		}
-		answer, ok := answers[asked.Ask]
+		handler, ok := handlers[request.Ask]
 		if !ok {
-			fail(fmt.Errorf("nothing is known of %q", asked.Ask))
+			fail(fmt.Errorf("nothing is known of %q", request.Ask))
 		}
-		if err := encoder.Encode(answer(asked)); err != nil {
+		if err := encoder.Encode(handler(request)); err != nil {
 			fail(err)
 		}
 		if err := out.Flush(); err != nil {

@@ -18,27 +18,27 @@ type patched struct {
 	Wanted  any    `json:"wanted"`
 }
 
-func patch(asked question) any {
-	switch asked.Kind {
+func patch(request question) any {
+	switch request.Kind {
 	case "Pod":
-		return patchAs[v1.Pod](asked)
+		return patchAs[v1.Pod](request)
 	case "Node":
-		return patchAs[v1.Node](asked)
+		return patchAs[v1.Node](request)
 	}
-	return patched{Error: "unknown kind " + asked.Kind}
+	return patched{Error: "unknown kind " + request.Kind}
 }
 
 // As the API server patches (apiserver: pkg/endpoints/handlers/patch.go): the object it has,
 // as a map, patched and converted back.
-func patchAs[T any](asked question) any {
+func patchAs[T any](request question) any {
 	var old, wanted, reached T
-	for text, into := range map[*json.RawMessage]*T{&asked.Old: &old, &asked.Wanted: &wanted} {
+	for text, into := range map[*json.RawMessage]*T{&request.Old: &old, &request.Wanted: &wanted} {
 		if err := json.Unmarshal(*text, into); err != nil {
 			return patched{Error: err.Error()}
 		}
 	}
 	var changes map[string]any
-	if err := kjson.Unmarshal(asked.Patch, &changes); err != nil {
+	if err := kjson.Unmarshal(request.Patch, &changes); err != nil {
 		return patched{Error: err.Error()}
 	}
 	before, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&old)

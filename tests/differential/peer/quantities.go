@@ -12,8 +12,8 @@ type amount struct {
 	Fits bool `json:"fits"`
 }
 
-func quantity(asked question) any {
-	parsed, err := resource.ParseQuantity(asked.Text)
+func quantity(request question) any {
+	parsed, err := resource.ParseQuantity(request.Text)
 	if err != nil {
 		return amount{}
 	}

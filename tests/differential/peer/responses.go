@@ -16,7 +16,7 @@ func response(data []byte) map[string]any {
 		DisableKeepAlives:  true,
 		DisableCompression: true,
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			return &server{in: bytes.NewReader(data), asked: make(chan struct{})}, nil
+			return &server{in: bytes.NewReader(data), written: make(chan struct{})}, nil
 		},
 	}
 	request, err := http.NewRequest("GET", "http://pod/", nil)
@@ -34,37 +34,37 @@ func response(data []byte) map[string]any {
 			headers[name] = append(headers[name], []byte(value))
 		}
 	}
-	answer := map[string]any{"ok": true, "status": got.StatusCode, "headers": headers}
+	result := map[string]any{"ok": true, "status": got.StatusCode, "headers": headers}
 	if got.StatusCode == http.StatusSwitchingProtocols {
-		return answer
+		return result
 	}
 	body, err := io.ReadAll(got.Body)
-	answer["body"] = body
+	result["body"] = body
 	if err != nil {
-		answer["error"] = err.Error()
+		result["error"] = err.Error()
 	}
-	return answer
+	return result
 }
 
 // A connection on which a server answers once it was asked.
 type server struct {
-	in    *bytes.Reader
-	once  sync.Once
-	asked chan struct{}
+	in      *bytes.Reader
+	once    sync.Once
+	written chan struct{}
 }
 
 func (s *server) Read(into []byte) (int, error) {
-	<-s.asked
+	<-s.written
 	return s.in.Read(into)
 }
 
 func (s *server) Write(bytes []byte) (int, error) {
-	s.once.Do(func() { close(s.asked) })
+	s.once.Do(func() { close(s.written) })
 	return len(bytes), nil
 }
 
 func (s *server) Close() error {
-	s.once.Do(func() { close(s.asked) })
+	s.once.Do(func() { close(s.written) })
 	return nil
 }
 

@@ -118,20 +118,20 @@ func generate(r *rand.Rand) *eviction.PeerCase {
 		c.Pods = append(c.Pods, p)
 	}
 	c.Specs, _ = json.Marshal(specs)
-	at := int64(0)
+	second := int64(0)
 	for i := 0; i < 1+r.Intn(4); i++ {
-		pass := eviction.PeerPass{At: at}
-		measured := at
+		pass := eviction.PeerPass{At: second}
+		measured := second
 		if i > 0 && r.Intn(6) == 0 {
 			measured = c.Passes[i-1].Summary.Node.Memory.Time.Unix() - 1000000
 		}
 		pass.Summary = summary(r, c, layout, measured, noStats)
 		if r.Intn(3) > 0 {
-			pass.After = summary(r, c, layout, at, noStats)
+			pass.After = summary(r, c, layout, second, noStats)
 			pass.After.Pods = nil
 		}
 		c.Passes = append(c.Passes, pass)
-		at += int64(pick(r, 2, 10, 10, 30, 70))
+		second += int64(pick(r, 2, 10, 10, 30, 70))
 	}
 	return c
 }
@@ -157,11 +157,11 @@ func pod(r *rand.Rand, i int) json.RawMessage {
 	}
 	spec["containers"] = containers
 	if r.Intn(4) == 0 {
-		one := container("init")
+		initContainer := container("init")
 		if r.Intn(2) == 0 {
-			one["restartPolicy"] = "Always"
+			initContainer["restartPolicy"] = "Always"
 		}
-		spec["initContainers"] = []m{one}
+		spec["initContainers"] = []m{initContainer}
 	}
 	if r.Intn(3) == 0 {
 		spec["priority"] = pick(r, -10, 0, 5, 1000, 2000000000)
@@ -193,8 +193,8 @@ func pod(r *rand.Rand, i int) json.RawMessage {
 	return raw
 }
 
-func summary(r *rand.Rand, c *eviction.PeerCase, layout string, at int64, noStats int) *statsapi.Summary {
-	now := metav1.NewTime(time.Unix(1000000+at, 0).UTC())
+func summary(r *rand.Rand, c *eviction.PeerCase, layout string, second int64, noStats int) *statsapi.Summary {
+	now := metav1.NewTime(time.Unix(1000000+second, 0).UTC())
 	s := &statsapi.Summary{}
 	available := pick(r, uint64(100), 400, 499, 500, 525, 600, 700, 3000) * mib
 	if r.Intn(10) == 0 {
@@ -227,13 +227,13 @@ func summary(r *rand.Rand, c *eviction.PeerCase, layout string, at int64, noStat
 		space := func(most int) *statsapi.FsStats {
 			return &statsapi.FsStats{UsedBytes: size(most), InodesUsed: u(uint64(r.Intn(100000)))}
 		}
-		one := statsapi.PodStats{PodRef: statsapi.PodReference{Name: pod.Name, Namespace: "ns", UID: pod.Name}}
-		one.Memory = &statsapi.MemoryStats{WorkingSetBytes: u(*size(400) + uint64(r.Intn(4096)))}
-		one.ProcessStats = &statsapi.ProcessStats{ProcessCount: u(uint64(r.Intn(100000)))}
+		podStats := statsapi.PodStats{PodRef: statsapi.PodReference{Name: pod.Name, Namespace: "ns", UID: pod.Name}}
+		podStats.Memory = &statsapi.MemoryStats{WorkingSetBytes: u(*size(400) + uint64(r.Intn(4096)))}
+		podStats.ProcessStats = &statsapi.ProcessStats{ProcessCount: u(uint64(r.Intn(100000)))}
 		if r.Intn(3) == 0 {
-			one.EphemeralStorage = space(80)
+			podStats.EphemeralStorage = space(80)
 		} else {
-			one.EphemeralStorage = space(10)
+			podStats.EphemeralStorage = space(10)
 		}
 		for _, container := range append(append([]v1.Container{}, pod.Spec.Containers...), pod.Spec.InitContainers...) {
 			if r.Intn(8) == 0 {
@@ -243,12 +243,12 @@ func summary(r *rand.Rand, c *eviction.PeerCase, layout string, at int64, noStat
 			if r.Intn(6) > 0 {
 				stats.Rootfs = space(30)
 			}
-			one.Containers = append(one.Containers, stats)
+			podStats.Containers = append(podStats.Containers, stats)
 		}
 		for _, volume := range pod.Spec.Volumes {
-			one.VolumeStats = append(one.VolumeStats, statsapi.VolumeStats{Name: volume.Name, FsStats: *space(45)})
+			podStats.VolumeStats = append(podStats.VolumeStats, statsapi.VolumeStats{Name: volume.Name, FsStats: *space(45)})
 		}
-		s.Pods = append(s.Pods, one)
+		s.Pods = append(s.Pods, podStats)
 	}
 	return s
 }

@@ -60,9 +60,9 @@ func (p *peer) Get(context.Context, bool) (*statsapi.Summary, error) {
 	if len(p.summaries) == 0 {
 		return nil, fmt.Errorf("none")
 	}
-	one := p.summaries[0]
+	summary := p.summaries[0]
 	p.summaries = p.summaries[1:]
-	return one, nil
+	return summary, nil
 }
 func (p *peer) GetCPUAndMemoryStats(context.Context) (*statsapi.Summary, error) { return nil, nil }
 func (p *peer) HasDedicatedImageFs(context.Context) (bool, error)               { return p.layout != "one", nil }
