@@ -97,7 +97,7 @@ impl Agent {
             // The default one is the machine's, as that of the certificates.
             "volumePluginDir": dir.join("volume-plugins"),
         });
-        launch::write_config(&dir, &runtime.containerd.endpoint(), launch::over(ours, extra));
+        launch::write_config(&dir, &runtime.containerd.endpoint(), launch::merged(ours, extra));
         let mut flags = flags;
         flags.extend(["--cert-dir".to_owned(), dir.join("pki").display().to_string()]);
         Agent { binary: binary.to_owned(), dir, node: node.to_owned(), flags, child: None, starts: 0 }

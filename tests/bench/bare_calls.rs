@@ -228,7 +228,7 @@ fn remove(runtime: &Runtime, pod: &BarePod) {
 }
 
 /// Runs `deed` for every number below `count`, `width` at a time.
-fn at_once<T: Send>(count: usize, width: usize, operation: impl Fn(usize) -> T + Sync) -> Vec<T> {
+fn in_parallel<T: Send>(count: usize, width: usize, operation: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut done = Vec::new();
@@ -264,14 +264,14 @@ fn many_pods(
     let subject = requests.subject();
     let [started, stopped, removed] = names;
     let begun = now_nanos();
-    let pods = at_once(count, width, |number| start(runtime, dir, &format!("many{number}"), requests));
+    let pods = in_parallel(count, width, |number| start(runtime, dir, &format!("many{number}"), requests));
     let took = millis(begun, last_start(runtime));
     results.put(subject, started, "ms", took);
     pause(Duration::from_millis(500));
     let begun = now_nanos();
-    at_once(count, width, |number| pods.get(number).map(|pod| stop(runtime, pod)));
+    in_parallel(count, width, |number| pods.get(number).map(|pod| stop(runtime, pod)));
     results.put(subject, stopped, "ms", millis(begun, now_nanos()));
-    at_once(count, width, |number| pods.get(number).map(|pod| remove(runtime, pod)));
+    in_parallel(count, width, |number| pods.get(number).map(|pod| remove(runtime, pod)));
     results.put(subject, removed, "ms", millis(begun, now_nanos()));
     took
 }

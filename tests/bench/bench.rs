@@ -23,7 +23,7 @@ use results::Results;
 use rounds::Plan;
 use runtime::Runtime;
 use support::containerd::Containerd;
-use support::control_plane::{Choice, ControlPlane};
+use support::control_plane::{ControlPlane, ControlPlaneOptions};
 
 /// What the command line asks for.
 #[derive(Debug, Default)]
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     };
     eprintln!("==> load average {}", std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim());
     if let (Some(disk), Some(span)) = (&disk, options.flash) {
-        attempt("the runtime alone", &mut |results| flash::alone(results, disk, &dir, base, span));
+        attempt("the runtime alone", &mut |results| flash::runtime_alone(results, disk, &dir, base, span));
         let subjects =
             [(results::CORACLE, Some(Path::new(&binary))), (results::OTHER, options.against.as_deref())];
         for (subject, binary) in subjects {
@@ -107,8 +107,10 @@ fn main() -> ExitCode {
         return if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     if options.registered || options.api {
-        let plane =
-            ControlPlane::start_with(&base.join("plane"), &Choice { scheduler: false, ..Choice::default() });
+        let plane = ControlPlane::start_with(
+            &base.join("plane"),
+            &ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() },
+        );
         let subjects =
             [(results::CORACLE, Some(Path::new(&binary))), (results::OTHER, options.against.as_deref())];
         for (subject, binary) in subjects {

@@ -249,7 +249,7 @@ fn runtime_pid(dir: &Path) -> u32 {
 }
 
 /// The runtime without an agent.
-pub fn alone(results: &mut Results, disk: &Disk, dir: &Path, base: &Path, span: Duration) {
+pub fn runtime_alone(results: &mut Results, disk: &Disk, dir: &Path, base: &Path, span: Duration) {
     pause(SETTLE);
     let part = Part { subject: BARE, name: "no pods", disk, base, runtime_pid: runtime_pid(dir) };
     part.measure(results, None, span, &an_hour);

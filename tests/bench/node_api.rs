@@ -33,7 +33,6 @@ const STREAMS: usize = 100;
 /// Longer than any agent caches statistics.
 const SPACED: Duration = Duration::from_millis(1500);
 
-/// How often.
 struct Counts {
     execs: usize,
     reads: usize,

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::agent::{Agent, full_name};
 use crate::process::{self, cpu_seconds};
 use crate::results::Results;
-use crate::runtime::{LONG, Runtime, Started, millis, now_nanos};
+use crate::runtime::{LONG, Runtime, StartedContainer, millis, now_nanos};
 use crate::support::wait::{pause, wait_until};
 
 /// The grace period of the pods; they end at once when told to.
@@ -90,7 +90,7 @@ pub fn measure(
         }
     }
     // The first look was at an agent that has just started; this one knows its runtime.
-    at_rest(results, subject, &agent, plan, "after all, no pods");
+    measure_idle(results, subject, &agent, plan, "after all, no pods");
     agent.stop();
     let complaints = agent.complaints();
     if !complaints.is_empty() {
@@ -111,10 +111,10 @@ pub fn process_memory(results: &mut Results, subject: &'static str, agent: &Agen
 
 /// Waits until the agent is idle, measures it while idle, then reads its memory.
 pub fn footprint(results: &mut Results, subject: &'static str, agent: &Agent, plan: &Plan, count: usize) {
-    at_rest(results, subject, agent, plan, &format!("{count} pods"));
+    measure_idle(results, subject, agent, plan, &format!("{count} pods"));
 }
 
-fn at_rest(results: &mut Results, subject: &'static str, agent: &Agent, plan: &Plan, when: &str) {
+fn measure_idle(results: &mut Results, subject: &'static str, agent: &Agent, plan: &Plan, when: &str) {
     pause(plan.settle);
     let idle = process::idle(agent.pid(), plan.idle);
     results.put(subject, &format!("idle processor, {when}"), "%", idle.cpu_percent);
@@ -147,7 +147,7 @@ fn single(results: &mut Results, subject: &'static str, agent: &Agent, runtime: 
     agent.wait_no_pods();
 }
 
-fn attempts(started: &[Started]) -> BTreeMap<String, String> {
+fn attempts(started: &[StartedContainer]) -> BTreeMap<String, String> {
     started.iter().map(|container| (container.pod.clone(), container.id.to_string())).collect()
 }
 
@@ -201,7 +201,7 @@ fn takeover(
     agent: &mut Agent,
     runtime: &Runtime,
     count: usize,
-    before: &[Started],
+    before: &[StartedContainer],
 ) {
     agent.stop();
     let begun = agent.launch();

@@ -29,7 +29,7 @@ pub fn millis(from: i64, to: i64) -> f64 {
 
 /// A container as the runtime reports it.
 #[derive(Debug, Clone)]
-pub struct Started {
+pub struct StartedContainer {
     pub id: ContainerId,
     pub pod: String,
     pub attempt: u32,
@@ -83,7 +83,7 @@ impl Runtime {
     }
 
     /// All running containers with their start times.
-    pub fn started(&self) -> Vec<Started> {
+    pub fn started(&self) -> Vec<StartedContainer> {
         let mut found = Vec::new();
         for container in self.running() {
             let id = ContainerId::from(container.id.clone());
@@ -91,7 +91,7 @@ impl Runtime {
             let Ok(status) = self.client.container_status(&id) else { continue };
             let pod = container.labels.get("io.kubernetes.pod.name").cloned().unwrap_or_default();
             let attempt = container.metadata.attempt;
-            found.push(Started { id, pod, attempt, started_at: status.started_at });
+            found.push(StartedContainer { id, pod, attempt, started_at: status.started_at });
         }
         found
     }
@@ -108,7 +108,7 @@ impl Runtime {
     }
 
     /// Waits for a container of this pod and at least this attempt to run.
-    pub fn wait_attempt(&self, pod: &str, attempt: u32) -> Started {
+    pub fn wait_attempt(&self, pod: &str, attempt: u32) -> StartedContainer {
         wait_for(&format!("attempt {attempt} of {pod}"), LONG, || {
             let runs = |container: &rt::Container| {
                 container.metadata.attempt >= attempt

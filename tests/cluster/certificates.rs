@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::joined::{JoinedNode, LIMIT, directory, pod, text};
-use crate::support::control_plane::{API_SERVER, CONTROLLERS, Choice, ControlPlane};
+use crate::support::control_plane::{API_SERVER, CONTROLLERS, ControlPlane, ControlPlaneOptions};
 use crate::support::launch::skip_on_go_kubelet;
 use crate::support::node::{FOREVER, Node, busybox, simple};
 use crate::support::wait::{pause, wait_for, wait_until};
@@ -57,9 +57,9 @@ fn joined_by_token(plane: &ControlPlane, node: &str) -> usize {
 #[test]
 fn a_node_joins_by_token_and_renews_its_certificate() {
     // Short-lived, so that renewals happen during the test.
-    let choice =
-        Choice { scheduler: false, ..Choice::default() }.flag(CONTROLLERS, "--cluster-signing-duration=90s");
-    let plane = ControlPlane::start_with(&directory("boot-cp"), &choice);
+    let options = ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() }
+        .flag(CONTROLLERS, "--cluster-signing-duration=90s");
+    let plane = ControlPlane::start_with(&directory("boot-cp"), &options);
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     let dir = Node::base("boot");
     let (kubeconfig, pki) = (dir.join("kubelet.conf"), dir.join("pki"));
@@ -118,8 +118,8 @@ fn pods_survive_expired_certificates_and_the_node_recovers() {
     if skip_on_go_kubelet("run out", "it ends five minutes later, and asks at its next start") {
         return;
     }
-    let choice = Choice { scheduler: false, ..Choice::default() };
-    let plane = ControlPlane::start_with(&directory("late-cp"), &choice);
+    let options = ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() };
+    let plane = ControlPlane::start_with(&directory("late-cp"), &options);
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     let life = Duration::from_secs(90);
     let node = |name: &'static str, rotates: bool| {

@@ -14,7 +14,7 @@ use crate::support::wait::{holds_for, wait_for, wait_until};
 /// Keeps the object of a pod after its end, so that its last phase can be read.
 const HELD: &str = "example.org/held";
 
-fn held(name: &str, script: &str) -> Value {
+fn pod_with_finalizer(name: &str, script: &str) -> Value {
     let mut pod = pod(name, json!([busybox("main", script)]));
     pod["metadata"]["finalizers"] = json!([HELD]);
     pod
@@ -26,7 +26,7 @@ fn delete(joined: &JoinedNode<'_>, pod: &str, grace: u32) {
     joined.plane.kubectl(&["delete", "pod", pod, "--wait=false", "--ignore-not-found", &grace]);
 }
 
-fn let_go(joined: &JoinedNode<'_>, pod: &str) {
+fn remove_finalizers(joined: &JoinedNode<'_>, pod: &str) {
     joined.plane.kubectl(&["patch", "pod", pod, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
     joined.wait_gone(pod);
 }
@@ -51,10 +51,10 @@ fn requests_by(joined: &JoinedNode<'_>, part: &str) -> Vec<(String, String)> {
 #[test]
 fn deleted_pods_report_their_final_state() {
     let joined = JoinedNode::start("ends");
-    joined.bind(&held("ends-zero", "trap 'exit 0' TERM; while :; do sleep 0.1; done"));
-    joined.bind(&held("ends-signal", "trap 'exit 143' TERM; while :; do sleep 0.1; done"));
+    joined.bind(&pod_with_finalizer("ends-zero", "trap 'exit 0' TERM; while :; do sleep 0.1; done"));
+    joined.bind(&pod_with_finalizer("ends-signal", "trap 'exit 143' TERM; while :; do sleep 0.1; done"));
     joined.bind(&pod("ends-deaf", json!([busybox("main", "trap '' TERM; while :; do sleep 0.1; done")])));
-    let mut unstarted = held("ends-unstarted", FOREVER);
+    let mut unstarted = pod_with_finalizer("ends-unstarted", FOREVER);
     unstarted["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "ends-none"}}]);
     unstarted["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
     joined.bind(&unstarted);
@@ -98,7 +98,7 @@ fn deleted_pods_report_their_final_state() {
     {
         delete(&joined, name, 5);
         joined.wait_pod(name, phase, |pod| text(pod, "/status/phase") == phase);
-        let_go(&joined, name);
+        remove_finalizers(&joined, name);
     }
     joined.wait_gone("ends-deaf");
 

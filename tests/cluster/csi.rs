@@ -306,7 +306,7 @@ fn ephemeral_volumes_end_with_their_pods_also_of_force_deleted_ones() {
 }
 
 /// For how long the driver is away.
-fn absence() -> Duration {
+fn outage_duration() -> Duration {
     let seconds = std::env::var("AWAY_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(15))
 }
@@ -345,7 +345,7 @@ fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back
     // Other pods start.
     joined.bind(&pod("csid-other", json!([busybox("main", FOREVER)])));
     joined.wait_ready("csid-other");
-    holds_for("only pods that need the driver wait", absence(), || {
+    holds_for("only pods that need the driver wait", outage_duration(), || {
         let is_pending = |pod: &Value| text(pod, "/status/phase") == "Pending";
         joined.plane.look(&["pod", "csid-waiting"]).is_some_and(|pod| is_pending(&pod))
             && joined.plane.look(&["pod", "csid-ending"]).is_some()

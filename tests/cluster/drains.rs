@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, text};
-use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::control_plane::{ControlPlane, ControlPlaneOptions};
 use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, wait_until};
 
@@ -101,7 +101,7 @@ fn drained_node_keeps_only_its_own_pods() {
 // Runtimes: containerd 2.
 #[test]
 fn no_execute_taint_evicts_pods_when_the_agent_starts() {
-    let plane = ControlPlane::start_with(&directory("taint-cp"), &Choice::bare());
+    let plane = ControlPlane::start_with(&directory("taint-cp"), &ControlPlaneOptions::bare());
     let mut joined = JoinedNode::prepare(&plane, "taint", json!({})).start_and_wait();
     joined.bind(&pod("taint-web", json!([busybox("main", FOREVER)])));
     let mut tolerant = pod("taint-stays", json!([busybox("main", FOREVER)]));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, directory, patience, pod, shared, text};
-use crate::support::launch::{go_kubelet_config, over, skip_on_go_kubelet};
+use crate::support::launch::{go_kubelet_config, merged, skip_on_go_kubelet};
 use crate::support::node::{busybox, http_get_within};
 use crate::support::wait::{pause, wait_for, wait_until};
 
@@ -119,7 +119,7 @@ fn print(line: &str) {
 impl Side {
     fn start(name: &'static str, go_kubelet: bool) -> Side {
         let reserved = total_memory() - PODS;
-        let mut config = over(
+        let mut config = merged(
             go_kubelet_config(&directory(name)),
             json!({
                 "systemReserved": {"memory": reserved.to_string()},
@@ -150,7 +150,7 @@ impl Side {
         let go = self.name(name);
         // It ignores SIGTERM: of a pod whose containers exit with 0, the Go kubelet reports another
         // phase, and no eviction (docs/differences.md).
-        let mut main = busybox("main", &format!("{}; {script}; sleep 100000", until(&go)));
+        let mut main = busybox("main", &format!("{}; {script}; sleep 100000", wait_script(&go)));
         main["resources"] = resources;
         let mut manifest = pod(&go, json!([main]));
         if name == "dir" {
@@ -170,7 +170,7 @@ impl Side {
         let eat =
             |mebibytes| format!("dd if=/dev/zero bs={mebibytes}M count=1 | (sleep 100000; cat) >/dev/null");
         let more = self.name(MORE);
-        let script = format!("{} & {}; {}", eat(250), until(&more), eat(200));
+        let script = format!("{} & {}; {}", eat(250), wait_script(&more), eat(200));
         self.bind("eater", json!({"requests": {"memory": "64Mi"}}), &script);
         let write = |path: &str| format!("dd if=/dev/zero of={path} bs=1M count=20");
         self.bind("dir", json!({}), &write("/dir/file"));
@@ -211,7 +211,7 @@ impl Side {
     }
 
     /// Lets the memory run short. Returns what was wrong with `/healthz` meanwhile.
-    fn starve(&self, times: &mut Times) -> Option<String> {
+    fn exhaust_memory(&self, times: &mut Times) -> Option<String> {
         let process = self.process("eater");
         self.joined.node.touch(&self.name("eater"));
         wait_until("the memory of the pod in the statistics", patience(), || {
@@ -319,7 +319,7 @@ impl Side {
         let mut outcome = Outcome::default();
         times.dir = self.run("dir");
         times.layer = self.run("layer");
-        outcome.failures.extend(self.starve(times));
+        outcome.failures.extend(self.exhaust_memory(times));
         outcome.pressure = self.common(&self.condition("MemoryPressure"));
         wait_until("the taint", LIMIT, || self.taints() != json!([]));
         outcome.taints = self.common(&self.taints());
@@ -377,7 +377,7 @@ impl Side {
 }
 
 /// A script that waits for a file of the test.
-fn until(file: &str) -> String {
+fn wait_script(file: &str) -> String {
     format!("until [ -e /out/{file} ]; do sleep 0.1; done")
 }
 

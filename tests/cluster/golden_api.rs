@@ -15,7 +15,7 @@ use crate::joined::{JoinedNode, LIMIT, directory, text};
 use crate::recording::{
     Request, common, differences, kinds, merge, recorded, requests_by, without_early_refusals,
 };
-use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::control_plane::{ControlPlane, ControlPlaneOptions};
 use crate::support::launch::skip_on_go_kubelet;
 use crate::support::wait::{pause, wait_until};
 
@@ -82,7 +82,7 @@ const MACHINE: &[&str] = &[
 
 /// Runs the scenario: the requests, and the events before the deletions.
 fn scenario() -> (Vec<Request>, BTreeSet<String>) {
-    let plane = ControlPlane::start_with(&directory("goldapi"), &Choice::bare());
+    let plane = ControlPlane::start_with(&directory("goldapi"), &ControlPlaneOptions::bare());
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/data");
     let meta = |name: &str| json!({"name": name, "namespace": "default"});
     plane.apply(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta("cm1"), "data": {"k1": "v1", "k2": "v2"}}));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::control_plane::{ControlPlane, ControlPlaneOptions};
 use crate::support::launch::runs_go_kubelet;
 use crate::support::node::Node;
 
@@ -23,7 +23,7 @@ pub fn patience() -> Duration {
 pub fn shared() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| {
-        let plane = ControlPlane::start_with(&Node::base("shared"), &Choice::default());
+        let plane = ControlPlane::start_with(&Node::base("shared"), &ControlPlaneOptions::default());
         // A pod that names no account gets this one, which a controller makes.
         plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
         plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);

@@ -15,7 +15,7 @@ use crate::joined::{LIMIT, condition, pod, shared, text};
 use crate::support::cgroups::CgroupRoot;
 use crate::support::containerd::{Containerd, kill};
 use crate::support::control_plane::ControlPlane;
-use crate::support::launch::{binary, go_kubelet_config, over, runs_go_kubelet};
+use crate::support::launch::{binary, go_kubelet_config, merged, runs_go_kubelet};
 use crate::support::node::{FOREVER, Node, busybox, simple};
 use crate::support::wait::wait_until;
 
@@ -120,7 +120,7 @@ fn succeeded(what: &str, output: &Output) -> String {
 
 /// Gives the cluster what `kubeadm init` would: its configuration, that of kubelets, and the rights of
 /// tokens. Returns the arguments of `kubeadm join` that kubeadm prints for users.
-fn furnish(machine: &Machine, plane: &ControlPlane) -> Vec<String> {
+fn create_kubeadm_objects(machine: &Machine, plane: &ControlPlane) -> Vec<String> {
     let endpoint = plane.server().strip_prefix("https://").expect("a URL of HTTPS");
     let documents = [
         json!({"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "InitConfiguration",
@@ -161,7 +161,7 @@ fn node(plane: &ControlPlane) -> Value {
 fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     let plane = shared();
     let machine = Machine::install();
-    let join = furnish(&machine, plane);
+    let join = create_kubeadm_objects(&machine, plane);
 
     // What differs on this machine from others of the cluster is a patch, as users of kubeadm do it.
     let own = json!({
@@ -169,7 +169,7 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
         "cgroupRoot": machine.cgroups.path(), "maxPods": 17,
         "evictionHard": {"memory.available": "100Mi"},
     });
-    let own = if runs_go_kubelet() { over(own, go_kubelet_config(&machine.dir)) } else { own };
+    let own = if runs_go_kubelet() { merged(own, go_kubelet_config(&machine.dir)) } else { own };
     machine.write("patches/kubeletconfiguration+strategic.json", &own.to_string());
     machine.write("default", "KUBELET_EXTRA_ARGS='--node-ip=192.0.2.10 --v=2'\n");
     let (patches, socket) =

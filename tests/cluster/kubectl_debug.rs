@@ -23,7 +23,7 @@ fn state(pod: &Value, name: &str) -> Value {
 }
 
 /// kubectl at a terminal.
-fn typed(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
+fn kubectl_at_terminal(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
     Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
 }
 
@@ -44,14 +44,14 @@ fn kubectl_debug_adds_an_ephemeral_container() {
     // At a terminal, in the process namespace of another container.
     let args =
         ["debug", "-it", "patient", IMAGE, "--target=main", "-c", "tools", "--profile=sysadmin", "--", "sh"];
-    let mut pty = typed(&joined, &args);
-    pty.types("cd /proc/1/root && cat tmp/mark; echo seen-$((1+1))\n");
+    let mut pty = kubectl_at_terminal(&joined, &args);
+    pty.type_text("cd /proc/1/root && cat tmp/mark; echo seen-$((1+1))\n");
     pty.wait_for("mark", LIMIT);
     pty.wait_for("seen-2", LIMIT);
     pty.resize(120, 50);
-    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.type_text("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
     pty.wait_for("resized-2", LIMIT);
-    pty.types("echo to the log; exit 3\n");
+    pty.type_text("echo to the log; exit 3\n");
     pty.wait_ended(LIMIT);
     assert_eq!(ended("tools"), 3);
     // The text of the screen is in the log.
@@ -117,7 +117,7 @@ fn kubectl_debug_adds_an_ephemeral_container() {
         .collect();
     assert_eq!(restarts, [0, 0]);
     assert_eq!(text(&pod, "/status/phase"), "Running");
-    crate::streams::leaves_nothing(&joined, before);
+    crate::streams::assert_no_leaks(&joined, before);
     joined.finish(&["patient"]);
 }
 
@@ -138,8 +138,8 @@ fn kubectl_debug_copies_a_pod_and_debugs_the_node() {
         "--share-processes",
         "--container=main",
     ];
-    let mut pty = typed(&joined, &[&args[..], &["--", "sh"]].concat());
-    pty.types("hostname; echo seen-$((1+1))\n");
+    let mut pty = kubectl_at_terminal(&joined, &[&args[..], &["--", "sh"]].concat());
+    pty.type_text("hostname; echo seen-$((1+1))\n");
     pty.wait_for("twin", LIMIT);
     pty.wait_for("seen-2", LIMIT);
     drop(pty);
@@ -150,12 +150,12 @@ fn kubectl_debug_copies_a_pod_and_debugs_the_node() {
     // A pod with the node's namespaces and files.
     let mark = joined.node.shared().join("mark");
     std::fs::write(&mark, "of the node\n").expect("it can be written");
-    let mut pty = typed(&joined, &["debug", "-it", "node/ward", IMAGE, "--", "sh"]);
+    let mut pty = kubectl_at_terminal(&joined, &["debug", "-it", "node/ward", IMAGE, "--", "sh"]);
     let agent = joined.node.pid();
-    pty.types(&format!("cat /host{}; [ -d /proc/{agent} ] && echo pids-$((1+1))\n", mark.display()));
+    pty.type_text(&format!("cat /host{}; [ -d /proc/{agent} ] && echo pids-$((1+1))\n", mark.display()));
     pty.wait_for("of the node", LIMIT);
     pty.wait_for("pids-2", LIMIT);
-    pty.types("exit\n");
+    pty.type_text("exit\n");
     pty.wait_ended(LIMIT);
     let list = joined.plane.get(&["pods", "--field-selector", "spec.nodeName=ward"]).expect("a list");
     let names =

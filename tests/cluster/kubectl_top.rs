@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, directory, pod, served, text};
-use crate::support::control_plane::{Choice, ControlPlane};
-use crate::support::launch::over;
+use crate::support::control_plane::{ControlPlane, ControlPlaneOptions};
+use crate::support::launch::merged;
 use crate::support::node::{FOREVER, busybox};
 use crate::support::process_usage::cpu_time;
 use crate::support::wait::{pause, wait_for, wait_until};
@@ -127,7 +127,7 @@ impl CpuSamples {
     }
 
     /// Adds the CPU time since the last sample.
-    fn look(&mut self) {
+    fn measure(&mut self) {
         let now = (Instant::now(), cpu_time(self.pid));
         let (passed, used) = (now.0.duration_since(self.last.0), now.1.saturating_sub(self.last.1));
         let part = used.as_millis() * 1000 / passed.as_millis().max(1);
@@ -145,11 +145,13 @@ impl CpuSamples {
 // Runtimes: containerd 1, containerd 2.
 #[test]
 fn kubectl_top_shows_usage_of_nodes_and_pods() {
-    let plane =
-        ControlPlane::start_with(&directory("tops"), &Choice { scheduler: false, ..Choice::default() });
+    let plane = ControlPlane::start_with(
+        &directory("tops"),
+        &ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() },
+    );
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);
-    let config = over(served(&plane), json!({"serverTLSBootstrap": true}));
+    let config = merged(served(&plane), json!({"serverTLSBootstrap": true}));
     let joined = JoinedNode::prepare(&plane, "topped", config).start_and_wait();
     // The node has a serving certificate that the metrics-server can verify.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {
@@ -188,7 +190,7 @@ fn kubectl_top_shows_usage_of_nodes_and_pods() {
             let row = rows.iter().find(|row| row[0] == pod && row[1] == name)?;
             Some((amount(&row[2], "m")?, amount(&row[3], "Mi")?))
         };
-        share.look();
+        share.measure();
         let found = (find("busy", "spins"), find("busy", "rests"), find("holds", "main"));
         // The first rate covers the time of the start.
         if let (Some(spins), Some(rests), Some(main)) = found
@@ -206,7 +208,7 @@ fn kubectl_top_shows_usage_of_nodes_and_pods() {
     assert!(spins.1 < 8 && (32..=40).contains(&main.1), "{spins:?} {rests:?} {main:?}");
     // A late sample is missing until the next one.
     wait_until("the pod with the usage of its containers", RATES, || {
-        share.look();
+        share.measure();
         let pods = top(&["pod", "busy"]).unwrap_or_default();
         let used = pods.first().and_then(|row| amount(row.get(1)?, "m"));
         used.is_some_and(|used| (share.least()..=280).contains(&used))
@@ -219,7 +221,7 @@ fn kubectl_top_shows_usage_of_nodes_and_pods() {
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     };
     wait_for("the node with the numbers of its summary", RATES, || {
-        share.look();
+        share.measure();
         let nodes = top(&["node"])?;
         let summary = raw("/api/v1/nodes/topped/proxy/stats/summary")?;
         let own = summary["node"]["memory"]["workingSetBytes"].as_u64().expect("a number") >> 20;

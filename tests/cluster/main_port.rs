@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, patience, served, shared, text};
 use crate::support::control_plane::ControlPlane;
-use crate::support::launch::over;
+use crate::support::launch::merged;
 use crate::support::tls_client::{Identity, Response, TlsClient};
 use crate::support::wait::{wait_for, wait_until};
 
@@ -44,7 +44,7 @@ fn request(plane: &ControlPlane, node: &str) -> Option<Value> {
 #[test]
 fn node_api_allows_what_rbac_allows() {
     let plane = shared();
-    let config = over(served(plane), json!({"serverTLSBootstrap": true}));
+    let config = merged(served(plane), json!({"serverTLSBootstrap": true}));
     let mut config = config;
     config["authentication"]["anonymous"]["enabled"] = json!(true);
     let joined = JoinedNode::prepare(plane, "door", config).start_and_wait();

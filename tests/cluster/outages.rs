@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, text};
-use crate::support::control_plane::{API_SERVER, Choice, ControlPlane};
+use crate::support::control_plane::{API_SERVER, ControlPlane, ControlPlaneOptions};
 use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{pause, wait_until};
 
@@ -13,8 +13,10 @@ use crate::support::wait::{pause, wait_until};
 // Runtimes: containerd 2.
 #[test]
 fn pods_survive_a_minute_without_the_api_server() {
-    let plane =
-        ControlPlane::start_with(&directory("away-cp"), &Choice { scheduler: false, ..Choice::default() });
+    let plane = ControlPlane::start_with(
+        &directory("away-cp"),
+        &ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() },
+    );
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     let mut joined = JoinedNode::prepare(&plane, "away", json!({})).start_and_wait();
     joined.bind(&pod("away-web", json!([busybox("main", FOREVER)])));

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, directory, patience, served, shared};
 use crate::support::exposition::{Exposition, Sample};
-use crate::support::launch::{go_kubelet_config, over, skip_on_go_kubelet};
+use crate::support::launch::{go_kubelet_config, merged, skip_on_go_kubelet};
 use crate::support::wait::{pause, wait_for, wait_until};
 
 /// Names of the two nodes. Pods carry the name of their node.
@@ -108,9 +108,9 @@ struct NodeUnderTest {
 impl NodeUnderTest {
     fn start(name: &'static str, go_kubelet: bool) -> NodeUnderTest {
         // The Go kubelet measures volumes periodically.
-        let mut config = over(served(shared()), json!({"volumeStatsAggPeriod": "5s"}));
+        let mut config = merged(served(shared()), json!({"volumeStatsAggPeriod": "5s"}));
         if go_kubelet {
-            config = over(config, go_kubelet_config(&directory(name)));
+            config = merged(config, go_kubelet_config(&directory(name)));
         }
         let kubeconfig = shared().node_kubeconfig(name).display().to_string();
         let mut flags = vec!["--kubeconfig", &kubeconfig];

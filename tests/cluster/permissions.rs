@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, directory, pod, text};
 use crate::recording::{requests_by, without_early_refusals};
-use crate::support::control_plane::{Choice, ControlPlane};
+use crate::support::control_plane::{ControlPlane, ControlPlaneOptions};
 use crate::support::launch::skip_on_go_kubelet;
 use crate::support::node::{FOREVER, Node, busybox, simple};
 use crate::support::registry::{Registry, base64};
@@ -107,7 +107,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-fn below(dir: &Path) -> Vec<PathBuf> {
+fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     files(dir, &mut found);
     found
@@ -146,7 +146,7 @@ fn secrets(plane: &ControlPlane, root: &Path) -> Vec<(String, String)> {
     let token = token.split(['"', ',', '}']).next().unwrap_or_default();
     assert!(token.len() > 16 && token.contains('.'), "{token:?}");
     secrets.push(("the bootstrap token".to_owned(), token.to_owned()));
-    for path in below(root) {
+    for path in files_below(root) {
         let Ok(text) = fs::read_to_string(&path) else { continue };
         for line in key_lines(&text) {
             secrets.push((format!("the key of {}", path.display()), line));
@@ -176,8 +176,10 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
     if skip_on_go_kubelet("rights", "the list is of coracle's requests, and the logs are coracle's") {
         return;
     }
-    let plane =
-        ControlPlane::start_with(&directory("rights-cp"), &Choice { scheduler: false, ..Choice::default() });
+    let plane = ControlPlane::start_with(
+        &directory("rights-cp"),
+        &ControlPlaneOptions { scheduler: false, ..ControlPlaneOptions::default() },
+    );
     plane.wait(&["serviceaccount", "default"], "made", LIMIT, |_| true);
     plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);
     let registry = Registry::with_password(&directory("rights-images"), "user", PASSWORD);
@@ -217,7 +219,7 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
     joined.bind(&rich(&format!("{}/rights:1", registry.host())));
     joined.wait_ready("rights-rich");
     let key_files = |dir: &Path| {
-        let keys: Vec<PathBuf> = below(dir)
+        let keys: Vec<PathBuf> = files_below(dir)
             .into_iter()
             .filter(|path| fs::read_to_string(path).is_ok_and(|text| !key_lines(&text).is_empty()))
             .collect();
@@ -231,7 +233,7 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
     let secrets = secrets(&plane, &root);
 
     // The value is in its place, so that the search is able to find it elsewhere.
-    assert!(below(&root).iter().any(|path| fs::read_to_string(path).is_ok_and(|text| text == SECRET)));
+    assert!(files_below(&root).iter().any(|path| fs::read_to_string(path).is_ok_and(|text| text == SECRET)));
 
     // The output of the node itself.
     for args in [
@@ -253,7 +255,7 @@ fn node_sends_only_permitted_requests_and_leaks_no_secret() {
 
     // Files: pods' volumes have the modes that the pods ask for, below a directory that only root can enter.
     assert_eq!(mode(&root.join("pods")).map(|mode| mode & 0o007), Some(0));
-    for path in below(&root) {
+    for path in files_below(&root) {
         let of_volume = path.strip_prefix(&root).is_ok_and(|path| {
             path.components().nth(2).is_some_and(|component| {
                 component.as_os_str() == "volumes" || component.as_os_str() == "volume-subpaths"

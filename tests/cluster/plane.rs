@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::containerd::kill;
 use crate::support::control_plane::{
-    API_SERVER, CONTROLLERS, Choice, ControlPlane, ETCD, SCHEDULER, wait_ended,
+    API_SERVER, CONTROLLERS, ControlPlane, ControlPlaneOptions, ETCD, SCHEDULER, wait_ended,
 };
 use crate::support::node::Node;
 use crate::support::wait::wait_until;
@@ -27,16 +27,16 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn made_in(name: &str, choice: &Choice) -> (PathBuf, ControlPlane) {
+fn made_in(name: &str, options: &ControlPlaneOptions) -> (PathBuf, ControlPlane) {
     let dir = Node::base(name);
-    let plane = ControlPlane::start_with(&dir, choice);
+    let plane = ControlPlane::start_with(&dir, options);
     (dir, plane)
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn control_plane_survives_an_api_server_restart_and_leaves_no_process() {
-    let (dir, plane) = made_in("cp1", &Choice::default());
+    let (dir, plane) = made_in("cp1", &ControlPlaneOptions::default());
     let version: Value = serde_json::from_str(&plane.kubectl(&["get", "--raw", "/version"])).expect("JSON");
     assert_eq!(text(&version, "/gitVersion"), "v1.36.3");
 
@@ -67,7 +67,7 @@ fn control_plane_survives_an_api_server_restart_and_leaves_no_process() {
 // Runtimes: containerd 2.
 #[test]
 fn control_plane_ends_with_its_parent_process() {
-    let (_, plane) = made_in("cp2", &Choice::bare());
+    let (_, plane) = made_in("cp2", &ControlPlaneOptions::bare());
     let pids = plane.pids();
     assert_eq!(pids.len(), 3, "{pids:?}");
     plane.freeze(ETCD);
@@ -153,7 +153,7 @@ fn bootstrap_certificate_request_is_approved_and_signed() {
 // Runtimes: containerd 2.
 #[test]
 fn compacted_history_gives_410() {
-    let (_, plane) = made_in("cp5", &Choice::bare());
+    let (_, plane) = made_in("cp5", &ControlPlaneOptions::bare());
     let before = plane.get(&["configmap", "kube-root-ca.crt"]).expect("it is made at the start");
     let version = text(&before, "/metadata/resourceVersion");
     for round in 0..3 {

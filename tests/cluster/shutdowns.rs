@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, reason, shared, text};
 use crate::support::launch::{runs_go_kubelet, skip_on_go_kubelet};
-use crate::support::logind::{CONF, Machine};
+use crate::support::logind::{CONF, FakeSystemBus};
 use crate::support::manifest::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, wait_until};
 
@@ -35,19 +35,19 @@ fn priority(mut pod: Value, class: &str) -> Value {
 #[test]
 fn graceful_shutdown_stops_pods_in_order() {
     let name = "bye";
-    let mut machine = Machine::new(&directory(name).join("dbus"), Duration::from_secs(5));
-    machine.start();
+    let mut bus = FakeSystemBus::new(&directory(name).join("dbus"), Duration::from_secs(5));
+    bus.start();
     let periods = json!({"shutdownGracePeriod": "80s", "shutdownGracePeriodCriticalPods": "20s"});
     let mut joined = JoinedNode::prepare(shared(), name, periods);
-    joined.node.set_env(BUS, machine.address());
+    joined.node.set_env(BUS, bus.address());
     let joined = joined.start_and_wait();
-    wait_until("the lock to be taken", LIMIT, || machine.locks() == 1);
+    wait_until("the lock to be taken", LIMIT, || bus.locks() == 1);
     // logind's own maximum delay is 5 s; the agent has raised it.
-    assert_eq!(machine.reloads(), 1);
+    assert_eq!(bus.reloads(), 1);
     let conf = fs::read_to_string(CONF).expect("it is there");
     assert!(conf.contains("[Login]\nInhibitDelayMaxSec=80\n"), "{conf}");
     let words = ["shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay"];
-    assert_eq!(machine.received().1, words.map(|word| DbusValue::Text(word.to_owned())));
+    assert_eq!(bus.received().1, words.map(|word| DbusValue::Text(word.to_owned())));
 
     // They end with an error: the Go kubelet reports no shutdown for pods that end without one.
     // An ordinary pod that ends when the test lets it, and a critical one that ends at once.
@@ -67,7 +67,7 @@ fn graceful_shutdown_stops_pods_in_order() {
     joined.wait_ready("bye-ordinary");
     joined.wait_ready("bye-critical");
 
-    machine.prepare(true);
+    bus.prepare(true);
     joined.plane.wait(&["node", name], "shown as shutting down", LIMIT, |node| {
         condition(node, "Ready") == "False"
             && reason(node, "Ready") == "KubeletNotReady"
@@ -82,12 +82,12 @@ fn graceful_shutdown_stops_pods_in_order() {
     let running = || joined.node.running_of_all();
     let both = running();
     assert!(both.contains_key("bye-ordinary") && both.contains_key("bye-critical"), "{both:?}");
-    assert_eq!(machine.locks(), 1);
+    assert_eq!(bus.locks(), 1);
     fs::write(&go, "").expect("it can be written");
     let mut ran = Instant::now();
     wait_until("the lock to be released", LIMIT, || {
         let now = Instant::now();
-        let locks = machine.locks();
+        let locks = bus.locks();
         let running = running();
         let (ordinary, critical) =
             (running.contains_key("bye-ordinary"), running.contains_key("bye-critical"));
@@ -117,11 +117,11 @@ fn graceful_shutdown_stops_pods_in_order() {
     let saved = fs::read_to_string(joined.node.root().join("graceful_node_shutdown_state"));
     assert!(saved.is_ok_and(|text| text.contains("startTime") && text.contains("endTime")));
 
-    machine.prepare(false);
+    bus.prepare(false);
     joined.wait_node_ready();
     // The Go kubelet closes the old lock's descriptor a second time, which by then is the new one.
     if !runs_go_kubelet() {
-        wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
+        wait_until("the lock to be taken again", LIMIT, || bus.locks() == 1);
     }
     joined.bind(&pod("bye-next", json!([busybox("main", FOREVER)])));
     joined.wait_ready("bye-next");
@@ -145,13 +145,13 @@ fn shutdown_works_after_the_message_bus_restarts() {
         return;
     }
     let name = "bus";
-    let mut machine = Machine::new(&directory(name).join("dbus"), Duration::from_secs(3600));
+    let mut bus = FakeSystemBus::new(&directory(name).join("dbus"), Duration::from_secs(3600));
     let by_priority = json!({"shutdownGracePeriodByPodPriority": [
         {"priority": 0, "shutdownGracePeriodSeconds": 20},
         {"priority": 1000, "shutdownGracePeriodSeconds": 20},
     ]});
     let mut joined = JoinedNode::prepare(shared(), name, by_priority);
-    joined.node.set_env(BUS, machine.address());
+    joined.node.set_env(BUS, bus.address());
     joined.node.apply("st.json", &simple("st"));
     // Without a bus the node works, and logs once that shutdowns are not watched.
     let joined = joined.start_and_wait();
@@ -159,37 +159,37 @@ fn shutdown_works_after_the_message_bus_restarts() {
     let warned = || joined.node.log().matches("cannot be watched").count();
     wait_until("the warning", LIMIT, || warned() == 1);
     holds_for("one warning", Duration::from_secs(3), || warned() == 1);
-    machine.start();
+    bus.start();
     // The retries for a bus that never existed become rarer.
-    wait_until("the lock to be taken", LIMIT * 4, || machine.locks() == 1);
+    wait_until("the lock to be taken", LIMIT * 4, || bus.locks() == 1);
     wait_until("the log line that shutdowns are watched", LIMIT, || joined.node.log().contains(WATCHED));
-    assert_eq!((machine.reloads(), machine.received().0), (0, 1));
+    assert_eq!((bus.reloads(), bus.received().0), (0, 1));
 
     // Any local user can send this.
-    machine.forge();
+    bus.forge();
     holds_for("the node ignores it", Duration::from_secs(2), || {
-        machine.locks() == 1 && !joined.node.log().contains("the machine shuts down")
+        bus.locks() == 1 && !joined.node.log().contains("the machine shuts down")
     });
     // A new logind has a new lock; the old one is released when the new one is held.
-    machine.start_logind();
-    wait_until("the lock of the new logind", LIMIT, || machine.received().0 == 2 && machine.locks() == 1);
+    bus.start_logind();
+    wait_until("the lock of the new logind", LIMIT, || bus.received().0 == 2 && bus.locks() == 1);
     // A lock survives the bus, and a restarted bus is found soon.
-    machine.stop();
-    holds_for("the lock is held without a bus", Duration::from_secs(2), || machine.locks() == 1);
-    machine.start();
-    wait_until("the lock by the new bus", LIMIT, || machine.received().0 == 3 && machine.locks() == 1);
+    bus.stop();
+    holds_for("the lock is held without a bus", Duration::from_secs(2), || bus.locks() == 1);
+    bus.start();
+    wait_until("the lock by the new bus", LIMIT, || bus.received().0 == 3 && bus.locks() == 1);
 
     // A shutdown that began while the agent was disconnected is detected.
-    machine.stop();
-    machine.set_preparing(true);
-    machine.start();
-    wait_until("the lock to be released", LIMIT, || machine.locks() == 0);
+    bus.stop();
+    bus.set_preparing(true);
+    bus.start();
+    wait_until("the lock to be released", LIMIT, || bus.locks() == 0);
     assert!(joined.node.running("st").is_empty());
     let stopped = joined.node.pod("st").and_then(|pod| pod.status).unwrap_or_default();
     assert_eq!((stopped.phase.as_deref(), stopped.message.as_deref()), (Some("Failed"), Some(TERMINATED)));
     // The shutdown is canceled: everything is as before, the static pod too.
-    machine.prepare(false);
-    wait_until("the lock to be taken again", LIMIT, || machine.locks() == 1);
+    bus.prepare(false);
+    wait_until("the lock to be taken again", LIMIT, || bus.locks() == 1);
     joined.wait_node_ready();
     joined.node.wait_ready("st");
     let mirror = joined.node.full_name("st");
@@ -200,16 +200,16 @@ fn shutdown_works_after_the_message_bus_restarts() {
     let JoinedNode { mut node, .. } = joined;
     let before = node.running("st");
     node.stop_agent();
-    assert_eq!(machine.locks(), 0);
+    assert_eq!(bus.locks(), 0);
     assert_eq!(node.running("st"), before);
     node.start_agent();
-    wait_until("the lock to be taken after a restart", LIMIT, || machine.locks() == 1);
+    wait_until("the lock to be taken after a restart", LIMIT, || bus.locks() == 1);
     assert_eq!(node.running("st"), before);
 
     // The agent is started while the machine already shuts down: no lock is to be had. What runs
     // is stopped in order all the same, and what is new is refused.
     node.stop_agent();
-    machine.set_preparing(true);
+    bus.set_preparing(true);
     node.start_agent();
     let has_event = |pod: &str, reason: &str| {
         let status = node.pod(pod).and_then(|pod| pod.status).unwrap_or_default();
@@ -223,12 +223,12 @@ fn shutdown_works_after_the_message_bus_restarts() {
     let ended = shared().wait(&["pod", "bus-api"], "over", LIMIT, |pod| pod["status"]["phase"] == "Failed");
     assert_eq!((text(&ended, "/status/reason"), text(&ended, "/status/message")), ("Terminated", TERMINATED));
     wait_until("the rejection of the new pod", LIMIT, || has_event("late", "NodeShutdown"));
-    assert_eq!(machine.locks(), 0);
+    assert_eq!(bus.locks(), 0);
     // After the canceled shutdown both run.
-    machine.prepare(false);
+    bus.prepare(false);
     node.wait_ready("st");
     node.wait_ready("late");
-    wait_until("the lock to be taken once more", LIMIT, || machine.locks() == 1);
+    wait_until("the lock to be taken once more", LIMIT, || bus.locks() == 1);
     shared().kubectl(&["delete", "pod", "bus-api", "--grace-period=1"]);
     node.finish();
     shared().kubectl(&["delete", "node", name, "--ignore-not-found"]);

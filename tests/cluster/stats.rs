@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, pod, served, shared, text};
-use crate::support::launch::{over, runs_go_kubelet};
+use crate::support::launch::{merged, runs_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{wait_for, wait_until};
 
@@ -11,7 +11,7 @@ use crate::support::wait::{wait_for, wait_until};
 #[test]
 fn summary_is_available_through_the_api_server() {
     let plane = shared();
-    let config = over(served(plane), json!({"serverTLSBootstrap": true}));
+    let config = merged(served(plane), json!({"serverTLSBootstrap": true}));
     let joined = JoinedNode::prepare(plane, "stats", config).start_and_wait();
     let two = pod("summed", json!([busybox("main", FOREVER), busybox("side", FOREVER)]));
     joined.bind(&two);

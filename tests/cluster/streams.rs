@@ -66,7 +66,7 @@ fn checksum(path: &Path) -> String {
     String::from_utf8_lossy(&output.expect("md5sum runs").stdout).into_owned()
 }
 
-fn everything(name: &str, gates: Value) -> JoinedNode<'static> {
+fn use_every_stream(name: &str, gates: Value) -> JoinedNode<'static> {
     let joined = start(name, gates);
     let (web, cat) = (format!("{name}-web"), format!("{name}-cat"));
     let before = joined.node.usage().expect("the agent runs");
@@ -84,12 +84,12 @@ fn everything(name: &str, gates: Value) -> JoinedNode<'static> {
     assert!(!output.status.success() && !output.stderr.is_empty(), "{output:?}");
 
     let mut pty = Pty::spawn(&joined.plane.kubectl_command(&["exec", "-it", &web, "--", "sh"]), 100, 40);
-    pty.types("while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
+    pty.type_text("while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
     pty.wait_for("sized-2", LIMIT);
     pty.resize(120, 50);
-    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.type_text("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
     pty.wait_for("resized-2", LIMIT);
-    pty.types("exit 5\n");
+    pty.type_text("exit 5\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
 
     // The input ends, and the program with it, after its output was received: the last bytes may not
@@ -109,16 +109,18 @@ fn everything(name: &str, gates: Value) -> JoinedNode<'static> {
     let shell = format!("{name}-shell");
     let attach = || joined.plane.kubectl_command(&["attach", "-it", &shell]);
     let mut pty = Pty::spawn(&attach(), 100, 40);
-    pty.types("x=kept; while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n");
+    pty.type_text(
+        "x=kept; while [ \"$(stty size)\" != '40 100' ]; do sleep 0.1; done; echo sized-$((1+1))\n",
+    );
     pty.wait_for("sized-2", LIMIT);
     pty.resize(120, 50);
-    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.type_text("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
     pty.wait_for("resized-2", LIMIT);
     drop(pty);
     let mut pty = Pty::spawn(&attach(), 100, 40);
-    pty.types("echo $x-$((1+1))\n");
+    pty.type_text("echo $x-$((1+1))\n");
     pty.wait_for("kept-2", LIMIT);
-    pty.types("exit 6\n");
+    pty.type_text("exit 6\n");
     pty.wait_ended(LIMIT);
     let code = "/status/containerStatuses/0/state/terminated/exitCode";
     joined.wait_pod(&shell, "over", |pod| pod.pointer(code) == Some(&json!(6)));
@@ -129,26 +131,26 @@ fn everything(name: &str, gates: Value) -> JoinedNode<'static> {
     assert_eq!(forwarded.get("/index.html"), (200, "hello\n".to_owned()));
     forwarded.get_parallel(CONNECTIONS, "/index.html", "hello\n");
     drop(forwarded);
-    leaves_nothing(&joined, before);
+    assert_no_leaks(&joined, before);
 
     repeats(&joined, &web, 3);
-    leaves_nothing(&joined, before);
+    assert_no_leaks(&joined, before);
     // How much at once there was the first time is a matter of chance, and so is what the allocator
     // keeps for it. What leaks grows every time.
     let stays = (0..3).any(|_| {
         let warm = joined.node.usage().expect("the agent runs");
         repeats(&joined, &web, 6);
-        leaves_nothing(&joined, before);
+        assert_no_leaks(&joined, before);
         let now = joined.node.usage();
         println!("used {before:?} before, {warm:?} once warm, {now:?} at the end");
-        runs_go_kubelet() || comes_back(&joined, warm)
+        runs_go_kubelet() || memory_returns(&joined, warm)
     });
     assert!(stays, "memory grows");
     joined
 }
 
 /// Whether the agent has no more memory than before, but for what an allocator keeps.
-fn comes_back(joined: &JoinedNode<'_>, warm: ProcessUsage) -> bool {
+fn memory_returns(joined: &JoinedNode<'_>, warm: ProcessUsage) -> bool {
     let begun = Instant::now();
     let held = || joined.node.usage().expect("the agent runs").anonymous_kib;
     while held() > warm.anonymous_kib + SPARE_KIB {
@@ -162,7 +164,7 @@ fn comes_back(joined: &JoinedNode<'_>, warm: ProcessUsage) -> bool {
 
 /// Asserts that threads and descriptors are back to what they were. Not of the Go kubelet, for
 /// which no time is known.
-pub fn leaves_nothing(joined: &JoinedNode<'_>, before: ProcessUsage) {
+pub fn assert_no_leaks(joined: &JoinedNode<'_>, before: ProcessUsage) {
     if !runs_go_kubelet() {
         process_usage::assert_back_to(before, joined.node.pid(), u64::MAX);
     }
@@ -175,7 +177,7 @@ fn repeats(joined: &JoinedNode<'_>, web: &str, rounds: usize) {
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "100000", "{output:?}");
         assert!(!joined.plane.try_kubectl(&["exec", web, "--", "false"], "").status.success());
         let mut pty = Pty::spawn(&joined.plane.kubectl_command(&["exec", "-it", web, "--", "sh"]), 80, 24);
-        pty.types("echo here-$((1+1))\n");
+        pty.type_text("echo here-$((1+1))\n");
         pty.wait_for("here-2", LIMIT);
         drop(pty);
         let mut follower = joined.plane.kubectl_command(&["logs", "-f", web]);
@@ -236,7 +238,7 @@ fn finish(joined: JoinedNode<'static>, name: &str) {
 // Runtimes: containerd 1, containerd 2.
 #[test]
 fn websocket_streams_are_served_by_the_node() {
-    let joined = everything("wsnode", json!({}));
+    let joined = use_every_stream("wsnode", json!({}));
     if !runs_go_kubelet() {
         for subresource in ["exec", "attach", "portforward"] {
             let series =
@@ -251,6 +253,6 @@ fn websocket_streams_are_served_by_the_node() {
 // Runtimes: containerd 1, containerd 2.
 #[test]
 fn spdy_streams_are_forwarded_to_the_runtime() {
-    let joined = everything("spdynode", json!({"ExtendWebSocketsToKubelet": false}));
+    let joined = use_every_stream("spdynode", json!({"ExtendWebSocketsToKubelet": false}));
     finish(joined, "spdynode");
 }

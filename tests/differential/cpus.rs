@@ -19,7 +19,7 @@ use crate::random::Random;
 use crate::{Cases, pick, rarely};
 
 /// A machine, and how the Go program reads it.
-struct Host {
+struct TestMachine {
     machine: Machine,
     described: Vec<Value>,
     /// Each socket, NUMA node and core is like the others.
@@ -28,7 +28,7 @@ struct Host {
 
 /// Sockets in nodes or nodes in sockets, caches in nodes, one to four threads per core; numbered in
 /// one of the ways of real machines. Rarely some CPUs are offline.
-fn host(random: &mut Random) -> Host {
+fn host(random: &mut Random) -> TestMachine {
     let nodes = pick(random, &[1_u32, 1, 2, 2, 4, 4, 8]);
     let sockets_per_node = if rarely(random, 12) { 2 } else { 1 };
     let nodes_per_socket = if sockets_per_node == 1 { pick(random, &[1_u32, 1, 2, 4]).min(nodes) } else { 1 };
@@ -81,7 +81,7 @@ fn host(random: &mut Random) -> Host {
     let cpus = found.iter().map(|(cpu, place, socket, node, cache)| {
         (*cpu, Cpu { core: lowest[place], socket: *socket, node: *node, cache: cache.unwrap_or(*socket) })
     });
-    Host { machine: Machine::new(cpus.collect()), described, even: !hybrid && offline == 0 }
+    TestMachine { machine: Machine::new(cpus.collect()), described, even: !hybrid && offline == 0 }
 }
 
 fn options(random: &mut Random) -> BTreeMap<String, String> {
@@ -246,7 +246,12 @@ impl Simulation<'_> {
 }
 
 /// A difference that is on purpose; each is a row in docs/differences.md.
-fn known(host: &Host, options: &Options, ours: &CompletedStep, theirs: &Value) -> Option<&'static str> {
+fn known(
+    host: &TestMachine,
+    options: &Options,
+    ours: &CompletedStep,
+    theirs: &Value,
+) -> Option<&'static str> {
     let taken = CpuSet::parse(theirs["cpus"].as_str().unwrap_or_default()).unwrap();
     if ours.had_cpus && theirs["reason"] == "SMTAlignmentError" {
         return Some("had its CPUs, refused by Go");
@@ -273,7 +278,7 @@ fn known(host: &Host, options: &Options, ours: &CompletedStep, theirs: &Value) -
 
 fn compare(
     cases: &mut Cases,
-    host: &Host,
+    host: &TestMachine,
     options: &Options,
     simulation: &Simulation<'_>,
     question: &Value,
@@ -307,7 +312,7 @@ fn compare(
 }
 
 /// A random policy that starts, with what the Go program needs for the same; `Err`: it does not.
-fn policy(random: &mut Random, host: &Host) -> (Value, Result<(Static, Options), String>) {
+fn policy(random: &mut Random, host: &TestMachine) -> (Value, Result<(Static, Options), String>) {
     let given = options(random);
     let topology = pick(random, &["none", "best-effort", "restricted", "single-numa-node"]);
     let count = 1 + random.below(u64::from(host.machine.all().len()).div_ceil(2).min(5)) as u32;

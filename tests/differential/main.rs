@@ -114,7 +114,6 @@ fn rarely(random: &mut Random, one_in: u64) -> bool {
     random.below(one_in) == 0
 }
 
-/// One of several.
 fn pick<T: Copy>(random: &mut Random, among: &[T]) -> T {
     *random.pick(among).expect("there is one")
 }

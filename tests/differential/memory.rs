@@ -114,7 +114,7 @@ fn pod(random: &mut Random, machine: &Machine, uid: &str) -> Value {
 }
 
 /// The machine's managers, its pods, and what was done.
-struct Host {
+struct ManagedNode {
     memory: Memory,
     topology: Topology,
     active: Vec<Pod>,
@@ -123,7 +123,7 @@ struct Host {
     started: Vec<(Pod, String)>,
 }
 
-impl Host {
+impl ManagedNode {
     fn remove(&mut self, uid: &str) {
         self.active.retain(|pod| pod.uid().as_str() != uid);
         self.waiting.retain(|(pod, _)| pod.uid().as_str() != uid);
@@ -131,7 +131,7 @@ impl Host {
     }
 
     fn admit(&mut self, value: &Value) -> Value {
-        let pod = typed(value);
+        let pod = to_pod(value);
         self.active.push(pod.clone());
         self.memory.release_inactive(&self.active, &|_| false);
         let outcome = self.topology.admit(&pod, &mut [&mut self.memory]);
@@ -151,7 +151,7 @@ impl Host {
     }
 
     fn hints(&mut self, value: &Value, scope: &str) -> Value {
-        let pod = typed(value);
+        let pod = to_pod(value);
         let active = self.active.iter().chain([&pod]);
         self.memory.release_inactive(active, &|_| false);
         let hints = match scope {
@@ -166,7 +166,7 @@ impl Host {
     }
 }
 
-fn typed(value: &Value) -> Pod {
+fn to_pod(value: &Value) -> Pod {
     Pod::from(serde_json::from_value::<coracle::model::api::Pod>(value.clone()).unwrap())
 }
 
@@ -243,7 +243,7 @@ fn state_equals_that_of_the_memory_manager() {
             &BTreeMap::new(),
             &machine.nodes,
         );
-        let mut host = Host {
+        let mut host = ManagedNode {
             memory: Memory::new(&machine.nodes, &reserved),
             topology: topology.unwrap(),
             active: Vec::new(),

@@ -39,7 +39,7 @@ fn fields(random: &mut Random, all: &[(&str, MakeValue<'_>)]) -> Map<String, Val
     object
 }
 
-fn with(mut object: Map<String, Value>, more: Value) -> Value {
+fn extended(mut object: Map<String, Value>, more: Value) -> Value {
     object.extend(more.as_object().unwrap().clone());
     Value::Object(object)
 }
@@ -70,7 +70,7 @@ fn conditions(random: &mut Random, kinds: &[&str], times: [&str; 2]) -> Value {
     let condition = |kind: &str, random: &mut Random| {
         let object =
             fields(random, &[(times[0], &time), (times[1], &time), ("reason", &text), ("message", &text)]);
-        with(object, json!({"type": kind, "status": pick(random, &["True", "False", "Unknown"])}))
+        extended(object, json!({"type": kind, "status": pick(random, &["True", "False", "Unknown"])}))
     };
     kinds.into_iter().map(|kind| condition(kind, random)).collect()
 }
@@ -88,7 +88,7 @@ fn state(random: &mut Random) -> Value {
                 random,
                 &[("reason", &text), ("message", &text), ("startedAt", &time), ("finishedAt", &time)],
             );
-            json!({"terminated": with(object, json!({"exitCode": random.below(3)}))})
+            json!({"terminated": extended(object, json!({"exitCode": random.below(3)}))})
         }
         _ => json!({}),
     }
@@ -115,7 +115,7 @@ fn containers(random: &mut Random) -> Value {
         );
         let rest = json!({"name": name, "ready": rarely(random, 2), "restartCount": random.below(3),
             "image": "i", "imageID": pick(random, &TEXTS)});
-        with(object, rest)
+        extended(object, rest)
     };
     let names = some(random, &NAMES);
     names.into_iter().map(|name| container(name, random)).collect()
@@ -284,7 +284,7 @@ fn node(random: &mut Random) -> (Value, Map<String, Value>) {
         ],
     );
     let metadata =
-        with(fields(random, &[("labels", &labels), ("annotations", &labels)]), json!({"name": "n"}));
+        extended(fields(random, &[("labels", &labels), ("annotations", &labels)]), json!({"name": "n"}));
     (metadata, status)
 }
 

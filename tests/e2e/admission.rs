@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::node::{LONG, Node, phase, simple};
 use crate::support::wait::wait_for;
 
-fn with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
+fn pod_with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut manifest = simple(name);
     change(&mut manifest["spec"]);
     manifest
@@ -16,29 +16,29 @@ fn with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
 fn unfit_pods_are_rejected_once() {
     let node = Node::start("refused");
     let port = json!([{"containerPort": 80, "hostPort": 18080}]);
-    node.apply("first.json", &with("first", |spec| spec["containers"][0]["ports"] = port.clone()));
+    node.apply("first.json", &pod_with("first", |spec| spec["containers"][0]["ports"] = port.clone()));
     node.wait_ready("first");
     let refused = [
         (
             // Static pods are critical: preemption is tried, and there is no pod to evict.
-            with("big", |spec| {
+            pod_with("big", |spec| {
                 spec["containers"][0]["resources"] = json!({"requests": {"cpu": "100000"}});
             }),
             "UnexpectedAdmissionError",
             "no set of running pods found to reclaim resources: [(res: cpu, q: ",
         ),
         (
-            with("elsewhere", |spec| spec["nodeSelector"] = json!({"kubernetes.io/hostname": "other"})),
+            pod_with("elsewhere", |spec| spec["nodeSelector"] = json!({"kubernetes.io/hostname": "other"})),
             "NodeAffinity",
             "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
         ),
         (
-            with("second", |spec| spec["containers"][0]["ports"] = port.clone()),
+            pod_with("second", |spec| spec["containers"][0]["ports"] = port.clone()),
             "NodePorts",
             "node(s) didn't have free ports for the requested pod ports",
         ),
         (
-            with("sysctl", |spec| {
+            pod_with("sysctl", |spec| {
                 spec["securityContext"] = json!({"sysctls": [{"name": "net.core.somaxconn", "value": "99"}]});
             }),
             "SysctlForbidden",

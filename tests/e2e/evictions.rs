@@ -16,15 +16,15 @@ use crate::support::wait::{pause, wait_until};
 const RESPONSE: Duration = Duration::from_secs(10);
 
 /// A node of a cluster whose API server is a fake.
-struct Joined {
+struct JoinedNode {
     api: FakeApi,
     node: Node,
 }
 
-impl Joined {
-    fn prepare(name: &str, config: Value) -> Joined {
+impl JoinedNode {
+    fn prepare(name: &str, config: Value) -> JoinedNode {
         let api = FakeApi::start();
-        api.age();
+        api.raise_versions();
         let mut node = Node::prepare(name, config);
         let file = node.shared().join("kubeconfig");
         let kubeconfig = json!({
@@ -37,11 +37,11 @@ impl Joined {
         });
         fs::write(&file, kubeconfig.to_string()).expect("the kubeconfig is written");
         node.set_flags(&["--kubeconfig".to_owned(), file.display().to_string()]);
-        Joined { api, node }
+        JoinedNode { api, node }
     }
 
-    fn start(name: &str, config: Value) -> Joined {
-        let mut joined = Joined::prepare(name, config);
+    fn start(name: &str, config: Value) -> JoinedNode {
+        let mut joined = JoinedNode::prepare(name, config);
         joined.node.start_agent();
         joined.wait_condition("Ready", "True");
         joined
@@ -57,11 +57,11 @@ impl Joined {
         let name = pod["metadata"]["name"].as_str().expect("the manifest has a name").to_owned();
         pod["spec"]["nodeName"] = json!(NODE);
         pod["status"] = json!({"phase": "Pending"});
-        self.api.put(&Joined::path(&name), pod);
+        self.api.put(&JoinedNode::path(&name), pod);
     }
 
     fn shown(&self, name: &str) -> Value {
-        self.api.object(&Joined::path(name)).unwrap_or_default()
+        self.api.object(&JoinedNode::path(name)).unwrap_or_default()
     }
 
     fn condition(&self, kind: &str) -> Value {
@@ -128,7 +128,7 @@ impl Joined {
     /// Deletes the pods and ends the node.
     fn finish(mut self, pods: &[&str]) {
         for name in pods {
-            self.api.delete_pod(&Joined::path(name));
+            self.api.delete_pod(&JoinedNode::path(name));
         }
         wait_until("the pods to be gone", LONG, || pods.iter().all(|name| self.shown(name).is_null()));
         self.node.stop_agent();
@@ -196,7 +196,7 @@ fn small_memory(thresholds: Value) -> Value {
 #[test]
 fn pod_that_eats_the_memory_is_evicted_and_others_live() {
     let config = small_memory(json!({"evictionHard": {"memory.available": "300Mi"}}));
-    let mut joined = Joined::start("evmem", config);
+    let mut joined = JoinedNode::start("evmem", config);
     joined.node.apply("static.json", &simple("static"));
     joined.bind(&simple("quiet"));
     joined.wait_ready("quiet");
@@ -254,7 +254,7 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     }));
     let mut config = config;
     config["evictionSoft"]["memory.available"] = json!((available() + (2 << 30)).to_string());
-    let joined = Joined::start("evsoft", config);
+    let joined = JoinedNode::start("evsoft", config);
     let mut main = busybox("main", "trap 'sleep 1; echo end; exit 3' TERM; while :; do sleep 0.1; done");
     main["resources"] = json!({"requests": {"memory": "1Mi"}});
     let mut manifest = pod("soft", json!([main]));
@@ -281,7 +281,7 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
 // Runtimes: containerd 1, containerd 2.
 #[test]
 fn pods_above_their_limits_of_local_storage_are_evicted() {
-    let joined = Joined::start("evlocal", json!({"volumeStatsAggPeriod": "1s"}));
+    let joined = JoinedNode::start("evlocal", json!({"volumeStatsAggPeriod": "1s"}));
     let write = |path: &str, mebibytes: u32| {
         format!("dd if=/dev/zero of={path}/file bs=1M count={mebibytes}; sleep 100000")
     };
@@ -350,8 +350,8 @@ impl Drop for Disk {
 }
 
 /// One pod fills the file system of the root directory with `script`; another one does not.
-fn filled_disk(name: &str, options: &str, hard: &Value, script: &str) -> (Joined, Disk, Value) {
-    let mut joined = Joined::prepare(name, json!({"evictionHard": hard}));
+fn filled_disk(name: &str, options: &str, hard: &Value, script: &str) -> (JoinedNode, Disk, Value) {
+    let mut joined = JoinedNode::prepare(name, json!({"evictionHard": hard}));
     let disk = Disk::mount(joined.node.root(), options);
     joined.node.start_agent();
     joined.wait_condition("Ready", "True");
@@ -423,7 +423,8 @@ fn pod_with_many_processes_is_evicted_when_process_ids_are_short() {
         load.split(&[' ', '/'][..]).nth(4).and_then(|tasks| tasks.parse().ok()).expect("the number of tasks");
     // Other programs on the machine start and end.
     let threshold = most - tasks - 600;
-    let joined = Joined::start("evpids", json!({"evictionHard": {"pid.available": threshold.to_string()}}));
+    let joined =
+        JoinedNode::start("evpids", json!({"evictionHard": {"pid.available": threshold.to_string()}}));
     joined.bind(&simple("modest"));
     joined.wait_ready("modest");
     let fork = "i=0; while [ $i -lt 1000 ]; do sleep 100000 & i=$((i+1)); done; wait";
@@ -446,7 +447,7 @@ fn allocation_beyond_the_threshold_of_the_machine_is_noticed_without_polling() {
     let hard = json!({"memory.available": threshold.to_string()});
     let mut config = json!({"evictionHard": hard, "cgroupsPerQOS": false, "enforceNodeAllocatable": []});
     config["cgroupRoot"] = Value::Null;
-    let joined = Joined::start("evmach", config);
+    let joined = JoinedNode::start("evmach", config);
     joined.node.apply("static.json", &simple("static"));
     joined.node.wait_ready("static");
     let mut main = eater(3000, 0);

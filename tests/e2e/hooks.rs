@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use crate::support::node::{FOREVER, LONG, Node, STAMP, busybox, container, pod, restarts, waiting_reason};
 use crate::support::node_inspection::moment;
 use crate::support::wait::{holds_for, wait_until};
-use crate::support::web::{Reply, Web};
+use crate::support::web::{FixedServer, Reply};
 
 /// Runs until SIGTERM; writes the time of the signal to /out/NAME-term and the last time at which it
 /// ran to /out/NAME-beat. A deaf one ignores the signal.
-fn noting(name: &str, deaf: bool) -> String {
+fn signal_recorder(name: &str, deaf: bool) -> String {
     let end = if deaf { "" } else { "; exit 0" };
     format!(
         "trap '{STAMP} >> /out/{name}-term{end}' TERM; \
@@ -20,7 +20,7 @@ fn noting(name: &str, deaf: bool) -> String {
 }
 
 fn ending(node: &Node, name: &str, grace: u64, deaf: bool, pre_stop: Option<Value>) -> Value {
-    let mut manifest = pod(name, json!([busybox("main", &noting(name, deaf))]));
+    let mut manifest = pod(name, json!([busybox("main", &signal_recorder(name, deaf))]));
     manifest["spec"]["terminationGracePeriodSeconds"] = json!(grace);
     if let Some(hook) = pre_stop {
         manifest["spec"]["containers"][0]["lifecycle"] = json!({"preStop": hook});
@@ -35,7 +35,7 @@ fn shell(script: &str) -> Value {
 // Runtimes: containerd 1, containerd 2, CRI-O.
 #[test]
 fn pre_stop_hook_time_counts_against_the_grace_period() {
-    let web = Web::start();
+    let web = FixedServer::start();
     web.set("/bye", Reply::text(500, "no"));
     let node = Node::start("prestop");
     let slow = shell(&format!("{STAMP} >> /out/slow-pre; sleep 3"));

@@ -297,14 +297,14 @@ fn hanging_hook_does_not_prevent_pod_removal() {
 }
 
 /// A server on loopback that answers each request with a head and a body without an end.
-struct Endless {
+struct EndlessServer {
     port: u16,
     connections: Arc<AtomicUsize>,
     _running: Running,
 }
 
-impl Endless {
-    fn start(between: Duration) -> Endless {
+impl EndlessServer {
+    fn start(between: Duration) -> EndlessServer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let port = listener.local_addr().expect("it has an address").port();
         let connections = Arc::new(AtomicUsize::new(0));
@@ -326,10 +326,9 @@ impl Endless {
         let running = running.with_waker(Box::new(move || {
             let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
-        Endless { port, connections, _running: running }
+        EndlessServer { port, connections, _running: running }
     }
 
-    /// Connections so far.
     fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
@@ -351,7 +350,7 @@ fn endless_probe_responses_do_not_delay_other_probes() {
     let siege = AttackedNode::start("hprobes");
     let node = &siege.node;
     let mut manifest = pod("attacker", json!([]));
-    let servers = [Endless::start(Duration::from_secs(1)), Endless::start(Duration::ZERO)];
+    let servers = [EndlessServer::start(Duration::from_secs(1)), EndlessServer::start(Duration::ZERO)];
     let attackers = 20;
     for number in 0..attackers {
         let server = &servers[number % servers.len()];
@@ -367,7 +366,7 @@ fn endless_probe_responses_do_not_delay_other_probes() {
     siege.restart_goes_on();
     // Four more rounds of the attacker's probes, and as many seconds of the witness's as its
     // probes take at least: each holds a connection for its whole timeout.
-    let (probes, before) = (siege.probes(), servers.each_ref().map(Endless::connections));
+    let (probes, before) = (siege.probes(), servers.each_ref().map(EndlessServer::connections));
     for (server, before) in servers.iter().zip(before) {
         let more = 4 * attackers / servers.len();
         wait_until("four more rounds of probes", LONG * 4, || server.connections() >= before + more);

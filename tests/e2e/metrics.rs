@@ -26,7 +26,7 @@ fn value(node: &Node, name: &str) -> f64 {
 
 /// The sandboxes that were requested and created, by the agent's counters and by those of its calls.
 /// A sandbox that the runtime could not create is requested again.
-fn made(node: &Node) -> (f64, f64) {
+fn sandbox_counts(node: &Node) -> (f64, f64) {
     let page = samples(node, "/metrics");
     let value = |name: &str| page.get(name).copied().unwrap_or(0.0);
     let calls = |counter: &str| {
@@ -55,14 +55,14 @@ fn metrics_count_pods_and_runtime_calls() {
     node.apply("one.json", &simple("one"));
     node.wait_ready("one");
     wait_until("one running pod", LONG, || value(&node, "kubelet_running_pods") == 1.0);
-    assert_eq!(made(&node), (1.0, 1.0));
+    assert_eq!(sandbox_counts(&node), (1.0, 1.0));
 
     node.apply("two.json", &pod("two", json!([busybox("a", FOREVER), busybox("b", FOREVER)])));
     node.wait_ready("two");
     wait_until("two running pods", LONG, || value(&node, "kubelet_running_pods") == 2.0);
     let sandboxes = node.running_sandboxes("one").len() + node.running_sandboxes("two").len();
     assert_eq!(sandboxes, 2);
-    assert_eq!(made(&node), (2.0, 2.0));
+    assert_eq!(sandbox_counts(&node), (2.0, 2.0));
     assert_eq!(sum(&node, "kubelet_started_containers_total"), 3.0);
     wait_until("three running containers", LONG, || {
         value(&node, "kubelet_running_containers{container_state=\"running\"}") == 3.0

@@ -9,7 +9,7 @@ use crate::support::node::{FOREVER, LONG, Node, busybox, container_id, pod};
 use crate::support::wait::wait_until;
 
 /// A pod of one container with these volumes and mounts.
-fn with(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
+fn pod_with(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
     let mut manifest = pod(name, json!([busybox("main", script)]));
     manifest["spec"]["volumes"] = volumes;
     manifest["spec"]["containers"][0]["volumeMounts"] = mounts;
@@ -26,7 +26,7 @@ fn downward_api_files_exist() {
         {"path": "deep/cpu", "mode": 0o400, "resourceFieldRef":
             {"containerName": "main", "resource": "limits.cpu", "divisor": "1m"}},
     ]);
-    let mut manifest = with(
+    let mut manifest = pod_with(
         "down",
         FOREVER,
         json!([
@@ -70,7 +70,7 @@ fn downward_api_files_exist() {
 fn sub_paths_survive_restarts_and_go_with_the_pod() {
     let mut node = Node::start("subrest");
     let script = "echo \"$W\" >> /x/said; [ -e /e/once ] || { touch /e/once; exit 1; }; ";
-    let mut manifest = with(
+    let mut manifest = pod_with(
         "sub",
         &format!("{script}{FOREVER}"),
         json!([{"name": "e", "emptyDir": {}}]),
@@ -113,7 +113,7 @@ fn mount_propagation_modes_take_effect() {
     };
     mount(&["--bind", shared.to_str().unwrap()]);
     mount(&["--make-shared"]);
-    let mut manifest = with(
+    let mut manifest = pod_with(
         "prop",
         FOREVER,
         json!([{"name": "h", "hostPath": {"path": shared}}]),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::node::{FOREVER, LONG, Node, busybox, container_id, is_ready, pod, simple};
 use crate::support::wait::wait_until;
 
-fn with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
+fn pod_with(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut manifest = simple(name);
     change(&mut manifest["spec"]);
     manifest
@@ -48,7 +48,7 @@ fn dns_policies_configure_name_resolution() {
     );
     node.apply(
         "cluster.json",
-        &with("cluster", |spec| {
+        &pod_with("cluster", |spec| {
             spec["hostname"] = json!("web");
             spec["subdomain"] = json!("farm");
             spec["hostAliases"] =
@@ -59,16 +59,16 @@ fn dns_policies_configure_name_resolution() {
             ]});
         }),
     );
-    node.apply("plain.json", &with("plain", |spec| spec["dnsPolicy"] = json!("Default")));
-    node.apply("host.json", &with("host", |spec| spec["hostNetwork"] = json!(true)));
+    node.apply("plain.json", &pod_with("plain", |spec| spec["dnsPolicy"] = json!("Default")));
+    node.apply("host.json", &pod_with("host", |spec| spec["hostNetwork"] = json!(true)));
     node.apply(
         "both.json",
-        &with("both", |spec| {
+        &pod_with("both", |spec| {
             spec["hostNetwork"] = json!(true);
             spec["dnsPolicy"] = json!("ClusterFirstWithHostNet");
         }),
     );
-    node.apply("own.json", &with("own", |spec| {
+    node.apply("own.json", &pod_with("own", |spec| {
         spec["dnsPolicy"] = json!("None");
         spec["dnsConfig"] = json!({
             "nameservers": ["192.0.2.9"], "searches": ["own.example"], "options": [{"name": "ndots", "value": "2"}],
@@ -132,7 +132,7 @@ fn without_pod_network_only_host_network_pods_start() {
         String::from_utf8_lossy(&node.command(&["status"]).stdout).contains("NetworkReady=false")
     });
     node.apply("bridged.json", &simple("bridged"));
-    node.apply("host.json", &with("host", |spec| spec["hostNetwork"] = json!(true)));
+    node.apply("host.json", &pod_with("host", |spec| spec["hostNetwork"] = json!(true)));
     node.wait_ready("host");
     let event = node.wait_event("bridged", "NetworkNotReady", "network is not ready: ");
     assert_eq!(event.kind, "Warning");

@@ -28,10 +28,10 @@ const PODS: usize = 3;
 
 /// An NFS server in user space; all addresses of this machine lead to it. The kernel's client shares
 /// nothing between two addresses, as if these were two servers.
-struct Server(Child, PathBuf);
+struct NfsServer(Child, PathBuf);
 
-impl Server {
-    fn start(program: &Path, export: &Path) -> Server {
+impl NfsServer {
+    fn start(program: &Path, export: &Path) -> NfsServer {
         fs::create_dir_all(export).expect("the export can be made");
         let child = Command::new(program)
             .args([export.as_os_str(), PORT.as_ref()])
@@ -41,7 +41,7 @@ impl Server {
             .expect("the NFS server starts");
         let address = format!("127.0.0.1:{PORT}");
         wait_until("the NFS server", LONG, || std::net::TcpStream::connect(&address).is_ok());
-        Server(child, export.to_owned())
+        NfsServer(child, export.to_owned())
     }
 
     /// The bytes that the pod has written to its file.
@@ -50,7 +50,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NfsServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -58,16 +58,16 @@ impl Drop for Server {
 }
 
 /// The server is frozen until this is dropped.
-struct Frozen(u32);
+struct FrozenServer(u32);
 
-impl Frozen {
-    fn freeze(server: &Server) -> Frozen {
+impl FrozenServer {
+    fn freeze(server: &NfsServer) -> FrozenServer {
         kill(server.0.id(), "STOP");
-        Frozen(server.0.id())
+        FrozenServer(server.0.id())
     }
 }
 
-impl Drop for Frozen {
+impl Drop for FrozenServer {
     fn drop(&mut self) {
         kill(self.0, "CONT");
     }
@@ -114,7 +114,7 @@ fn writer(name: &str, address: &str) -> Value {
 }
 
 /// The times of pods without a volume, from the manifest to Ready, one after the other.
-fn starts(node: &Node, prefix: &str, count: usize) -> Vec<Duration> {
+fn start_durations(node: &Node, prefix: &str, count: usize) -> Vec<Duration> {
     let start_duration = |number: usize| {
         let name = format!("{prefix}{number}");
         let begun = Instant::now();
@@ -136,7 +136,7 @@ fn median(times: &[Duration]) -> Duration {
     sorted[sorted.len() / 2]
 }
 
-fn shown(times: &[Duration]) -> String {
+fn format_durations(times: &[Duration]) -> String {
     let words: Vec<String> = times.iter().map(|time| format!("{:.2}", time.as_secs_f64())).collect();
     format!("{} s, median {:.2} s", words.join(" "), median(times).as_secs_f64())
 }
@@ -175,7 +175,7 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     // A short run has no time for more pods.
     let is_long = freeze > LONG;
     let test_begun = Instant::now();
-    let server = Server::start(Path::new(&program), &Node::base("export"));
+    let server = NfsServer::start(Path::new(&program), &Node::base("export"));
     // Half of this time after its grace period a pod counts as one that cannot be stopped.
     let node = Node::start_with("nfs", json!({"runtimeRequestTimeout": "30s"}));
     node.apply("kept.json", &writer("kept", "127.0.0.2"));
@@ -184,19 +184,19 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let writers = ["kept", "gone", "shared"];
     writers.iter().for_each(|name| drop(node.wait_ready(name)));
     wait_until("the pods to write", LONG, || writers.iter().all(|name| server.written(name) > 0));
-    let before = starts(&node, "before", if is_long { PODS } else { 2 });
+    let before = start_durations(&node, "before", if is_long { PODS } else { 2 });
     let (summary_before, size) = summary(&node, "kept");
     assert!(size.is_some_and(|bytes| bytes > 0), "the size of the volume");
     let threads_before = node.usage().expect("the agent runs").threads;
 
     let prepared = test_begun.elapsed();
     let begun = Instant::now();
-    let frozen = Frozen::freeze(&server);
+    let frozen = FrozenServer::freeze(&server);
     let watcher = Watcher::start(&node);
     node.apply("late.json", &writer("late", "127.0.0.3"));
     node.remove("gone.json");
     node.remove("shared.json");
-    let meanwhile = starts(&node, "frozen", PODS);
+    let meanwhile = start_durations(&node, "frozen", PODS);
     let mut slowest_summary = summary(&node, "kept").0;
     let unready = problem(&node, &["late", "data", "127.0.0.3"]);
     let (unremoved, gone, ends) = std::thread::scope(|scope| {
@@ -217,7 +217,7 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
         assert!(node.running("late").is_empty(), "its volume cannot be mounted");
         pause(freeze.saturating_sub(begun.elapsed()).min(Duration::from_secs(5)));
     }
-    let again = if is_long { starts(&node, "later", PODS) } else { Vec::new() };
+    let again = if is_long { start_durations(&node, "later", PODS) } else { Vec::new() };
     let (slowest_health, most_threads) = watcher.end();
     let length = begun.elapsed();
     let old = server.written("kept");
@@ -233,8 +233,8 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     wait_until("the threads to return", LONG, || idle() <= threads_before + 2 * PODS + 1);
     let all: Vec<Duration> = meanwhile.iter().chain(&again).copied().collect();
     say(&format!("the server was frozen for {:.0} s", length.as_secs_f64()));
-    say(&format!("start of a pod before: {}", shown(&before)));
-    say(&format!("start of a pod meanwhile: {}", shown(&all)));
+    say(&format!("start of a pod before: {}", format_durations(&before)));
+    say(&format!("start of a pod meanwhile: {}", format_durations(&all)));
     say(&format!(
         "{} other pods that were deleted together were gone after {:.1} s",
         before.len(),

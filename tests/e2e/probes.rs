@@ -9,7 +9,7 @@ use crate::support::node::{
 };
 use crate::support::node_inspection::moment;
 use crate::support::wait::{holds_for, pause, wait_until};
-use crate::support::web::{Reply, Web};
+use crate::support::web::{FixedServer, Reply};
 
 fn probed(name: &str, probes: &[(&str, Value)]) -> Value {
     let mut manifest = simple(name);
@@ -96,7 +96,7 @@ fn container_with_failing_startup_probe_is_restarted() {
 // Runtimes: containerd 1, containerd 2.
 #[test]
 fn http_probes_send_expected_requests_and_follow_redirects() {
-    let web = Web::start();
+    let web = FixedServer::start();
     let node = Node::start("http");
     web.set("/away", Reply::text(302, "over there").with("Location", "http://192.0.2.99:1/elsewhere"));
     web.set("/here", Reply::text(302, "").with("Location", "/there"));

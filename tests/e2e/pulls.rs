@@ -98,12 +98,12 @@ fn parallel_pulls_are_limited() {
         assert_eq!(waiting_reason(&seen, "main"), "ContainerCreating");
         assert_eq!(node.running_sandboxes(name).len(), 1);
     }
-    registry.let_go();
+    registry.release();
     let mut waits: Vec<(f64, f64)> = Vec::new();
     for name in names {
         assert!(is_ready(&node.wait_ready(name)));
         let message = node.wait_event(name, "Pulled", "Successfully pulled image").message;
-        waits.push(took(&message).unwrap_or_else(|| panic!("two durations in: {message}")));
+        waits.push(pull_durations(&message).unwrap_or_else(|| panic!("two durations in: {message}")));
     }
     assert_eq!(registry.waiting().1, 2, "never more than two at once");
     // The event of a pull that was queued has a longer time with the wait than without it. The
@@ -114,7 +114,7 @@ fn parallel_pulls_are_limited() {
 }
 
 /// The two durations of a "Successfully pulled" message, in seconds.
-fn took(message: &str) -> Option<(f64, f64)> {
+fn pull_durations(message: &str) -> Option<(f64, f64)> {
     let (_, rest) = message.split_once("\" in ")?;
     let (pull, rest) = rest.split_once(" (")?;
     let (all, _) = rest.split_once(" including waiting)")?;

@@ -26,7 +26,7 @@ fn status(node: &Node, name: &str, container: &str) -> BTreeMap<String, String> 
         .collect()
 }
 
-fn with(name: &str, security: Value) -> Value {
+fn pod_with(name: &str, security: Value) -> Value {
     let mut manifest = simple(name);
     manifest["spec"]["containers"][0]["securityContext"] = security;
     manifest
@@ -169,9 +169,9 @@ fn user_namespace_is_created_or_refused_with_a_reason() {
 #[test]
 fn run_as_non_root_refuses_root_without_a_crash() {
     let node = Node::start("nonroot");
-    node.apply("image.json", &with("image", json!({"runAsNonRoot": true})));
-    node.apply("asked.json", &with("asked", json!({"runAsNonRoot": true, "runAsUser": 0})));
-    node.apply("fine.json", &with("fine", json!({"runAsNonRoot": true, "runAsUser": 7})));
+    node.apply("image.json", &pod_with("image", json!({"runAsNonRoot": true})));
+    node.apply("asked.json", &pod_with("asked", json!({"runAsNonRoot": true, "runAsUser": 0})));
+    node.apply("fine.json", &pod_with("fine", json!({"runAsNonRoot": true, "runAsUser": 7})));
     for (name, words) in [
         ("image", "container has runAsNonRoot and image will run as root"),
         ("asked", "container's runAsUser breaks non-root policy"),

@@ -101,14 +101,14 @@ fn local_exec_attach_and_port_forward_work() {
     node.cli(&["exec", "web", "--", "sh", "-c", "killall yes; true"]);
 
     let mut pty = Pty::spawn(&command(&node, &["exec", "-it", "web", "--", "sh"]), 100, 40);
-    pty.types(&format!("{SIZED} echo done-$((1+1))\n"));
+    pty.type_text(&format!("{SIZED} echo done-$((1+1))\n"));
     pty.wait_for("sized-2", LIMIT);
     pty.wait_for("done-2", LIMIT);
     pty.resize(120, 50);
     // The size is sent separately from the input.
-    pty.types("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
+    pty.type_text("while [ \"$(stty size)\" != '50 120' ]; do sleep 0.1; done; echo resized-$((1+1))\n");
     pty.wait_for("resized-2", LIMIT);
-    pty.types("exit 5\n");
+    pty.type_text("exit 5\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
 
     node.wait_pod("cat", "running", LONG, |pod| {
@@ -121,11 +121,11 @@ fn local_exec_attach_and_port_forward_work() {
     // An ephemeral container among the processes of another one.
     let args = ["debug", "-it", "web", "--image", "localhost/busybox:1", "--target", "main", "-c", "tools"];
     let mut pty = Pty::spawn(&command(&node, &args), 100, 40);
-    pty.types(&format!("{SIZED} cd /proc/1/root && cat tmp/www/index.html; echo seen-$((1+1))\n"));
+    pty.type_text(&format!("{SIZED} cd /proc/1/root && cat tmp/www/index.html; echo seen-$((1+1))\n"));
     pty.wait_for("sized-2", LIMIT);
     pty.wait_for("hello", LIMIT);
     pty.wait_for("seen-2", LIMIT);
-    pty.types("exit 3\n");
+    pty.type_text("exit 3\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(0));
     node.wait_pod("web", "without its debug container", LONG, |pod| {
         let status = pod.status.clone().unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::support::process_usage;
 use crate::support::wait::{holds_for, wait_until};
 
 /// A pod of one container with volumes and their mounts.
-fn with(name: &str, volumes: Value, mounts: Value) -> Value {
+fn pod_with(name: &str, volumes: Value, mounts: Value) -> Value {
     let mut manifest = simple(name);
     manifest["spec"]["volumes"] = volumes;
     manifest["spec"]["containers"][0]["volumeMounts"] = mounts;
@@ -35,11 +35,14 @@ fn host_path_of_wrong_type_delays_its_pod() {
     let shared = node.shared();
     fs::write(shared.join("file"), "content").expect("the shared directory is writable");
     let host = |path: PathBuf, kind: &str| json!([{"name": "v", "hostPath": {"path": path, "type": kind}}]);
-    node.apply("late.json", &with("late", host(shared.join("late"), "Directory"), mount("v")));
-    node.apply("wrong.json", &with("wrong", host(shared.join("file"), "Directory"), mount("v")));
+    node.apply("late.json", &pod_with("late", host(shared.join("late"), "Directory"), mount("v")));
+    node.apply("wrong.json", &pod_with("wrong", host(shared.join("file"), "Directory"), mount("v")));
     // No container mounts it: it is not checked.
-    node.apply("unused.json", &with("unused", host(shared.join("nowhere"), "Directory"), json!([])));
-    node.apply("made.json", &with("made", host(shared.join("made/deep"), "DirectoryOrCreate"), mount("v")));
+    node.apply("unused.json", &pod_with("unused", host(shared.join("nowhere"), "Directory"), json!([])));
+    node.apply(
+        "made.json",
+        &pod_with("made", host(shared.join("made/deep"), "DirectoryOrCreate"), mount("v")),
+    );
     node.wait_ready("unused");
     node.wait_ready("made");
     assert!(shared.join("made/deep").is_dir());
@@ -81,10 +84,10 @@ fn memory_volume_size_is_the_memory_limit_of_the_pod() {
         }
         json!([{"name": "v", "emptyDir": source}])
     };
-    let mut bounded = with("bounded", memory(json!({})), mount("v"));
+    let mut bounded = pod_with("bounded", memory(json!({})), mount("v"));
     bounded["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "64Mi"}});
     node.apply("bounded.json", &bounded);
-    let mut smaller = with("smaller", memory(json!({"sizeLimit": "8Mi"})), mount("v"));
+    let mut smaller = pod_with("smaller", memory(json!({"sizeLimit": "8Mi"})), mount("v"));
     smaller["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "64Mi"}});
     node.apply("smaller.json", &smaller);
     for (name, size) in [("bounded", "size=65536k"), ("smaller", "size=8192k")] {
@@ -102,7 +105,7 @@ fn memory_volume_size_is_the_memory_limit_of_the_pod() {
 #[test]
 fn fs_group_owns_the_volumes_of_its_pod() {
     let node = Node::start("fsgroup");
-    let mut manifest = with(
+    let mut manifest = pod_with(
         "web",
         json!([{"name": "disk", "emptyDir": {}}, {"name": "fast", "emptyDir": {"medium": "Memory"}}]),
         json!([{"name": "disk", "mountPath": "/disk"}, {"name": "fast", "mountPath": "/fast"}]),
@@ -132,7 +135,7 @@ fn downward_api_files_follow_the_pod() {
         {"path": "deep/name", "fieldRef": {"fieldPath": "metadata.name"}},
         {"path": "memory", "resourceFieldRef": {"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"}},
     ]);
-    let mut manifest = with(
+    let mut manifest = pod_with(
         "web",
         json!([
             {"name": "info", "downwardAPI": {"items": items, "defaultMode": 0o640}},
@@ -198,7 +201,7 @@ fn sub_paths_do_not_escape_their_volume() {
     fs::create_dir(&outside).expect("the shared directory is writable");
     fs::write(outside.join("secret"), "not for pods").expect("the file is written");
     let volume = json!([{"name": "v", "emptyDir": {}}]);
-    let mut good = with(
+    let mut good = pod_with(
         "good",
         volume.clone(),
         json!([
@@ -210,14 +213,17 @@ fn sub_paths_do_not_escape_their_volume() {
     good["spec"]["containers"][0]["env"] =
         json!([{"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
     node.apply("good.json", &good);
-    let unset =
-        with("unset", volume.clone(), json!([{"name": "v", "mountPath": "/x", "subPathExpr": "$(UNSET)"}]));
+    let unset = pod_with(
+        "unset",
+        volume.clone(),
+        json!([{"name": "v", "mountPath": "/x", "subPathExpr": "$(UNSET)"}]),
+    );
     node.apply("unset.json", &unset);
     // One in a directory of the node, too.
     symlink("/etc", outside.join("evil")).expect("the shared directory is writable");
     node.apply(
         "host.json",
-        &with(
+        &pod_with(
             "host",
             json!([{"name": "v", "hostPath": {"path": outside}}]),
             json!([{"name": "v", "mountPath": "/x", "subPath": "evil"}]),
@@ -272,11 +278,11 @@ fn sub_paths_do_not_escape_their_volume() {
 #[test]
 fn mounts_of_a_killed_agent_are_removed() {
     let mut node = Node::start("stale");
-    let manifest = with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v"));
+    let manifest = pod_with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v"));
     node.apply("web.json", &manifest);
     node.apply(
         "stay.json",
-        &with("stay", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")),
+        &pod_with("stay", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")),
     );
     let gone = node.root().join("pods").join(uid(&node.wait_ready("web")));
     let stay = node.wait_ready("stay");
@@ -312,7 +318,7 @@ fn busy_volume_is_unmounted_later() {
     let node = Node::start("busy");
     node.apply(
         "web.json",
-        &with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")),
+        &pod_with("web", json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]), mount("v")),
     );
     let ready = node.wait_ready("web");
     let dir = node.root().join("pods").join(uid(&ready));
@@ -342,7 +348,7 @@ fn image_volume_is_mounted_if_the_runtime_supports_it() {
     let version = runtime.version().expect("Version").runtime_version;
     node.apply(
         "web.json",
-        &with(
+        &pod_with(
             "web",
             json!([{"name": "v", "image": {"reference": "localhost/busybox:1", "pullPolicy": "Never"}}]),
             mount("v"),

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::print_line;
 use crate::support::fake_node::{FakeNode, LONG};
-use crate::support::logind::Machine;
+use crate::support::logind::FakeSystemBus;
 use crate::support::node::simple;
 use crate::support::wait::wait_until;
 
@@ -14,20 +14,20 @@ use crate::support::wait::wait_until;
 #[test]
 fn flood_of_bus_signals_does_not_disturb_the_shutdown() {
     let mut node = FakeNode::prepare(json!({"shutdownGracePeriod": "30s"}));
-    let mut machine = Machine::new(&node.path("dbus"), Duration::from_secs(60));
-    machine.start();
+    let mut bus = FakeSystemBus::new(&node.path("dbus"), Duration::from_secs(60));
+    bus.start();
     // Signals arrive while the agent waits for a response.
-    machine.reply_slowly(Duration::from_millis(300));
-    node.set_variable("DBUS_SYSTEM_BUS_ADDRESS", &machine.address());
-    let flood = machine.flood();
+    bus.reply_slowly(Duration::from_millis(300));
+    node.set_variable("DBUS_SYSTEM_BUS_ADDRESS", &bus.address());
+    let flood = bus.flood();
     wait_until("the flood to begin", LONG, || flood.sent() > 10_000);
     node.start_agent();
-    wait_until("the lock to be taken", LONG, || machine.locks() == 1);
+    wait_until("the lock to be taken", LONG, || bus.locks() == 1);
     node.apply(&simple("web"));
     node.wait_ready("web");
     let before = flood.sent();
     wait_until("more bytes than all buffers hold", LONG, || flood.sent() > before + 100_000);
-    assert_eq!((machine.locks(), machine.received().0), (1, 1), "another lock was needed");
+    assert_eq!((bus.locks(), bus.received().0), (1, 1), "another lock was needed");
     for (words, what) in [
         ("cannot be watched", "the connection was lost"),
         ("cannot watch", "the connection was lost"),
@@ -36,12 +36,12 @@ fn flood_of_bus_signals_does_not_disturb_the_shutdown() {
         assert!(!node.log().contains(words), "{what}");
     }
 
-    machine.prepare(true);
+    bus.prepare(true);
     wait_until("the pod to be stopped", LONG, || node.running("web").is_empty());
-    wait_until("the lock to be released", LONG, || machine.locks() == 0);
+    wait_until("the lock to be released", LONG, || bus.locks() == 0);
     print_line(&format!("floods: {} signals", flood.sent()));
     drop(flood);
-    machine.prepare(false);
+    bus.prepare(false);
     node.wait_ready("web");
     node.finish();
 }

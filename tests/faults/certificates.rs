@@ -33,7 +33,7 @@ fn behind_tls() -> (FakeNode, TlsFront) {
     let front = TlsFront::before(api.port);
     let authority = node.path("ca.pem");
     fs::write(&authority, front.authority()).unwrap();
-    node.belong_to(api, json!({"server": front.url(), "certificate-authority": authority}));
+    node.join_cluster(api, json!({"server": front.url(), "certificate-authority": authority}));
     (node, front)
 }
 

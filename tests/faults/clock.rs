@@ -42,7 +42,7 @@ fn with_token(name: &str) -> Value {
 
 fn joined() -> FakeNode {
     let mut node = FakeNode::prepare(config());
-    node.own_clock();
+    node.use_own_clock();
     node.start_joined()
 }
 

@@ -126,7 +126,7 @@ impl WorkerThread {
         }
     }
 
-    fn rests(self) {
+    fn stop(self) {
         drop(self.work);
         self.running.stop(HANGS);
     }
@@ -192,7 +192,7 @@ fn sub_path_never_escapes_its_volume() {
         inside > 0 && refused > 0
     });
     drop(attacks);
-    hand.rests();
+    hand.stop();
     sweep(&volumes, &field.root());
     field.canary.assert_untouched();
 }
@@ -232,7 +232,7 @@ fn removal_of_pods_follows_no_link_out_of_them() {
         removed > 0 && left > 0
     });
     drop(attack);
-    hand.rests();
+    hand.stop();
     for entry in fs::read_dir(&pods).unwrap() {
         // Entries that are no directories do not belong to the agent.
         let entry = entry.unwrap();
@@ -279,9 +279,9 @@ fn read_below(dir: &Path, path: &str) -> std::io::Result<String> {
 }
 
 /// An API server with one ConfigMap, and a token that is always the same.
-struct Server;
+struct FakeApiServer;
 
-impl ObjectApi for Server {
+impl ObjectApi for FakeApiServer {
     fn read(&self, key: &Key) -> Result<Object, ObjectError> {
         if key.name != "map" {
             return Err(objects::not_found(key));
@@ -295,7 +295,7 @@ impl ObjectApi for Server {
     }
 }
 
-impl TokenApi for Server {
+impl TokenApi for FakeApiServer {
     fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
         let response = json!({"spec": {"expirationSeconds": 3600},
             "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
@@ -303,7 +303,7 @@ impl TokenApi for Server {
     }
 }
 
-impl ClassApi for Server {
+impl ClassApi for FakeApiServer {
     fn read_class(&self, name: &str) -> Result<Class, ClassError> {
         Err(ClassError::NotFound(name.to_owned()))
     }
@@ -316,10 +316,15 @@ fn volume_file_writer_never_escapes_its_volume() {
     let names = ["..data", "..data_tmp", "a", "b", "deep", "token"];
     let Some(field) = Field::new(&names) else { return };
     let api = PodApi {
-        objects: Objects::new(Strategy::Get, Arc::new(Server), Box::new(|| None), Box::new(|_: &PodUid| {})),
-        tokens: Tokens::new(Box::new(Server)),
+        objects: Objects::new(
+            Strategy::Get,
+            Arc::new(FakeApiServer),
+            Box::new(|| None),
+            Box::new(|_: &PodUid| {}),
+        ),
+        tokens: Tokens::new(Box::new(FakeApiServer)),
         services: Default::default(),
-        classes: RuntimeClasses::new(Box::new(Server)),
+        classes: RuntimeClasses::new(Box::new(FakeApiServer)),
         claims: Default::default(),
         trust: Default::default(),
     };
@@ -364,7 +369,7 @@ fn volume_file_writer_never_escapes_its_volume() {
         written > 0 && refused > 0
     });
     drop(attacks);
-    hand.rests();
+    hand.stop();
     sweep(&volumes, &field.root());
     field.canary.assert_untouched();
 }

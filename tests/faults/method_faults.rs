@@ -107,8 +107,7 @@ impl Fault {
     }
 }
 
-/// An active fault.
-struct Active<'a> {
+struct ActiveFault<'a> {
     fault: Fault,
     method: &'static str,
     wire: Option<&'a Wire>,
@@ -116,8 +115,8 @@ struct Active<'a> {
     calls_before: usize,
 }
 
-impl<'a> Active<'a> {
-    fn begin(node: &FakeNode, wire: Option<&'a Wire>, fault: Fault, method: &'static str) -> Active<'a> {
+impl<'a> ActiveFault<'a> {
+    fn begin(node: &FakeNode, wire: Option<&'a Wire>, fault: Fault, method: &'static str) -> ActiveFault<'a> {
         let fake = &node.fake;
         let calls_before = fake.count(method);
         let mut gate = None;
@@ -130,7 +129,7 @@ impl<'a> Active<'a> {
             Fault::LosesResponse => fake.lose_responses(method, 1),
             Fault::Hangs | Fault::IsCut | Fault::IsGarbled => gate = Some(fake.hang_next(method)),
         }
-        Active { fault, method, wire, gate, calls_before }
+        ActiveFault { fault, method, wire, gate, calls_before }
     }
 
     /// Waits until the fault applied to a call.
@@ -142,7 +141,7 @@ impl<'a> Active<'a> {
     }
 
     /// Waits until the fault applied to a call and checks the agent meanwhile.
-    fn look(&self, node: &FakeNode, stage: Stage) {
+    fn check(&self, node: &FakeNode, stage: Stage) {
         self.wait_applied(node);
         match (self.fault, self.wire) {
             (Fault::IsCut, Some(wire)) => wire.cut(),
@@ -235,12 +234,12 @@ fn run(&(method, stage): &Case, fault: Fault) {
         config["containerRuntimeEndpoint"] = json!(wire.endpoint());
         node.configure(config);
     }
-    let active = approach(&mut node, stage, |node| Active::begin(node, wire.as_ref(), fault, method));
+    let active = approach(&mut node, stage, |node| ActiveFault::begin(node, wire.as_ref(), fault, method));
     let calm = node.running("calm");
     if stage == Stage::Images {
         ask_for_images(&node, active);
     } else {
-        active.look(&node, stage);
+        active.check(&node, stage);
         active.end(&node);
     }
     match stage {
@@ -278,11 +277,11 @@ fn assert_known(node: &FakeNode) {
 }
 
 /// `coracle images` fails like the call; the next one works.
-fn ask_for_images(node: &FakeNode, active: Active<'_>) {
+fn ask_for_images(node: &FakeNode, active: ActiveFault<'_>) {
     let fault = active.fault;
     let code = std::thread::scope(|scope| {
         let running = scope.spawn(|| node.command(&["images"]).status.code());
-        active.look(node, Stage::Images);
+        active.check(node, Stage::Images);
         if fault == Fault::IsAway {
             let code = running.join().unwrap();
             active.end(node);

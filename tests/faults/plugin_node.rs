@@ -98,7 +98,7 @@ impl PluginNode {
     /// before.
     pub fn approach<T>(stage: Stage, fault: impl FnOnce(&FakePlugins) -> T) -> (PluginNode, T) {
         let config = json!({"syncFrequency": "2s", "volumeStatsAggPeriod": "2s"});
-        let node = FakeNode::prepare(config).joined(furnish);
+        let node = FakeNode::prepare(config).joined(create_volume_objects);
         let plugins = FakePlugins::new(&node.root());
         let mut this = PluginNode { node, plugins, webs: 0, calm: BTreeMap::new() };
         if stage == Stage::Registration {
@@ -350,7 +350,7 @@ fn put_volume(api: &FakeApi, size: &str) {
 }
 
 /// The objects of the volume.
-pub fn furnish(api: &FakeApi) {
+pub fn create_volume_objects(api: &FakeApi) {
     let spec: Value = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "None",
         "volumeLifecycleModes": ["Persistent", "Ephemeral"]});
     api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}"), json!({"spec": spec}));

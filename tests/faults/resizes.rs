@@ -44,7 +44,7 @@ fn condition(pod: &Pod, kind: &str) -> Option<String> {
     Some(found.reason.clone().unwrap_or_default())
 }
 
-fn shows(node: &FakeNode, name: &str, kind: &str) -> Option<String> {
+fn condition_reason(node: &FakeNode, name: &str, kind: &str) -> Option<String> {
     condition(&node.shown(name).expect("it is there"), kind)
 }
 
@@ -73,7 +73,9 @@ fn begin(node: &FakeNode, request: impl FnOnce()) -> Gate {
     wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
     // The container may get it at any moment.
     assert_eq!(saved_limit(node, "actuated_pods_state"), "100m");
-    wait_until("the resize to be shown", LONG, || shows(node, "web", "PodResizeInProgress").is_some());
+    wait_until("the resize to be shown", LONG, || {
+        condition_reason(node, "web", "PodResizeInProgress").is_some()
+    });
     gate
 }
 
@@ -83,7 +85,9 @@ fn complete_after_a_kill(mut node: FakeNode, gate: &Gate) {
     node.kill_agent();
     gate.open();
     node.start_agent();
-    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    wait_until("the end of the resize", LONG, || {
+        condition_reason(&node, "web", "PodResizeInProgress").is_none()
+    });
     assert_eq!((saved_limit(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     assert_eq!(node.running("web"), running);
     node.finish();
@@ -107,12 +111,16 @@ fn reported_allocation_survives_an_agent_kill() {
     node.fake.set_condition("NetworkReady", false, "Off", "no network");
     wait_until("the node to be unready", LONG, || !node.node_is_ready());
     resize(&node, "web", "200m", 2);
-    wait_until("the resize to be shown", LONG, || shows(&node, "web", "PodResizeInProgress").is_some());
+    wait_until("the resize to be shown", LONG, || {
+        condition_reason(&node, "web", "PodResizeInProgress").is_some()
+    });
     assert_eq!(saved_limit(&node, "allocated_pods_state"), "200m");
     node.kill_agent();
     node.fake.set_condition("NetworkReady", true, "", "");
     node.start_agent();
-    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    wait_until("the end of the resize", LONG, || {
+        condition_reason(&node, "web", "PodResizeInProgress").is_none()
+    });
     assert_eq!((saved_limit(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     node.finish();
 }
@@ -158,7 +166,9 @@ fn resize_deferred_for_a_pressure_is_granted_after_its_end_without_an_event_of_a
     };
     wait_until("the pressure", LONG, || last(&node).contains("DiskPressure"));
     resize(&node, "web", "200m", 2);
-    wait_until("the wait", LONG, || shows(&node, "web", "PodResizePending").as_deref() == Some("Deferred"));
+    wait_until("the wait", LONG, || {
+        condition_reason(&node, "web", "PodResizePending").as_deref() == Some("Deferred")
+    });
     node.api().go_down();
     SmallDisk::clear(&node);
     wait_until("the end of the pressure", LONG, || last(&node).ends_with("none"));
@@ -178,10 +188,14 @@ fn resize_refused_by_the_runtime_is_not_reported_as_done() {
     node.assert_runs_once("web", &["main"]);
     node.fake.fail("UpdateContainerResources", coracle::transport::grpc::Kind::Unavailable, "not today");
     resize(&node, "web", "200m", 2);
-    wait_until("the error", LONG, || shows(&node, "web", "PodResizeInProgress").as_deref() == Some("Error"));
+    wait_until("the error", LONG, || {
+        condition_reason(&node, "web", "PodResizeInProgress").as_deref() == Some("Error")
+    });
     assert_eq!(saved_limit(&node, "actuated_pods_state"), "100m");
     node.fake.behave("UpdateContainerResources");
-    wait_until("the end of the resize", LONG, || shows(&node, "web", "PodResizeInProgress").is_none());
+    wait_until("the end of the resize", LONG, || {
+        condition_reason(&node, "web", "PodResizeInProgress").is_none()
+    });
     assert_eq!((saved_limit(&node, "actuated_pods_state"), quota(&node, "web")), ("200m".into(), 20_000));
     node.finish();
 }
@@ -192,7 +206,9 @@ fn finished_pod_has_no_pending_resize() {
     node.bind(&sized("web", "100m"));
     node.assert_runs_once("web", &["main"]);
     resize(&node, "web", "10k", 2);
-    wait_until("the wait", LONG, || shows(&node, "web", "PodResizePending").as_deref() == Some("Deferred"));
+    wait_until("the wait", LONG, || {
+        condition_reason(&node, "web", "PodResizePending").as_deref() == Some("Deferred")
+    });
     let waiting = || node.metric(DEFERRED);
     wait_until("the deferred resize to be counted", LONG, || waiting() > 0.0);
     for id in node.running("web").into_values().flatten() {
@@ -201,7 +217,7 @@ fn finished_pod_has_no_pending_resize() {
     let over =
         |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
     wait_until("the end", LONG, || over(&node.shown("web").expect("it is there")));
-    wait_until("the end of the wait", LONG, || shows(&node, "web", "PodResizePending").is_none());
+    wait_until("the end of the wait", LONG, || condition_reason(&node, "web", "PodResizePending").is_none());
     wait_until("no deferred resize to be counted", LONG, || {
         let (status, page) = node.read_only("/metrics");
         status == 200 && metric(&page, DEFERRED) < 1.0

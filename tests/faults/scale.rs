@@ -131,7 +131,13 @@ fn are_checked(node: &FakeNode, containers: usize) -> bool {
 }
 
 /// Looks what the agent spends, and tells of all that was measured.
-fn mark(node: &FakeNode, pods: usize, holding: ProcessUsage, calm_kib: u64, span: Duration) -> Measurement {
+fn measure(
+    node: &FakeNode,
+    pods: usize,
+    holding: ProcessUsage,
+    calm_kib: u64,
+    span: Duration,
+) -> Measurement {
     let (pid, begun) = (node.pid(), Instant::now());
     let (before, execs) = (cpu_time(pid), node.fake.count("ExecSync"));
     // Threads that end meanwhile count up to the last sample that has them.
@@ -170,7 +176,7 @@ fn memory_grows_linearly_with_probed_pods() {
     let node = FakeNode::start_with(json!({"maxPods": most + 10}));
     let none = hold(&node, LOOK);
     let calm_kib = hold_calm(&node, none.threads + SPARE_THREADS);
-    let mut measurements = vec![mark(&node, 0, none, calm_kib, span)];
+    let mut measurements = vec![measure(&node, 0, none, calm_kib, span)];
     let mut made = 0;
     for pods in [most / 4, most / 2, most] {
         for number in made..pods {
@@ -201,7 +207,7 @@ fn memory_grows_linearly_with_probed_pods() {
         wait_until("the agent to be healthy", PATIENCE, || node.health("/healthz").0 == 200);
         // The work of the start is done, and only probes run.
         pause(span / 3);
-        measurements.push(mark(&node, pods, holding, calm_kib, span));
+        measurements.push(measure(&node, pods, holding, calm_kib, span));
     }
     check_growth(&measurements);
     if span >= STEADY {

@@ -12,7 +12,7 @@ use crate::plugin_node::put_attachable_volume;
 use crate::support::fake_api::FakeApi;
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::fake_plugins::{CLAIM_DRIVER, CarriedOut, DRIVER, FakePlugins, Gate, RESOURCE};
-use crate::support::logind::Machine;
+use crate::support::logind::FakeSystemBus;
 use crate::support::node::{FOREVER, NODE, busybox, pod};
 use crate::support::wait::{pause, wait_until};
 use crate::{SmallDisk, in_parallel, print_line};
@@ -209,7 +209,7 @@ struct Fixture {
     node: FakeNode,
     plugins: FakePlugins,
     gates: Vec<Gate>,
-    machine: Option<Machine>,
+    bus: Option<FakeSystemBus>,
     reason: Reason,
     /// The steps, and the UIDs of their pods.
     steps: BTreeMap<Step, String>,
@@ -240,13 +240,13 @@ impl Fixture {
         });
         let is_eviction = matches!(reason, Reason::SoftEviction | Reason::HardEviction);
         let disk = is_eviction.then(|| SmallDisk::mount(&node));
-        let machine = (reason == Reason::Shutdown).then(|| {
-            let mut machine = Machine::new(&node.path("dbus"), Duration::from_secs(60));
-            machine.start();
-            node.set_variable("DBUS_SYSTEM_BUS_ADDRESS", &machine.address());
-            machine
+        let bus = (reason == Reason::Shutdown).then(|| {
+            let mut bus = FakeSystemBus::new(&node.path("dbus"), Duration::from_secs(60));
+            bus.start();
+            node.set_variable("DBUS_SYSTEM_BUS_ADDRESS", &bus.address());
+            bus
         });
-        let node = node.joined(furnish);
+        let node = node.joined(create_objects);
         let mut plugins = FakePlugins::new(&node.root());
         plugins.start();
         let methods = [
@@ -256,10 +256,10 @@ impl Fixture {
         ];
         let gates = methods.map(|(method, carried_out)| plugins.hang_next(method, carried_out)).into();
         let steps = BTreeMap::new();
-        let fixture = Fixture { node, plugins, gates, machine, reason, steps, disk };
+        let fixture = Fixture { node, plugins, gates, bus, reason, steps, disk };
         crate::plugin_node::wait_registered(&fixture.node);
-        if let Some(machine) = &fixture.machine {
-            wait_until("the lock to be taken", LONG, || machine.locks() == 1);
+        if let Some(bus) = &fixture.bus {
+            wait_until("the lock to be taken", LONG, || bus.locks() == 1);
         }
         fixture
     }
@@ -334,7 +334,7 @@ impl Fixture {
                 SmallDisk::fill(&self.node);
             }
             Reason::Preemption => self.node.apply(&preemptor(&self.node)),
-            Reason::Shutdown => self.machine.as_mut().expect("the machine").prepare(true),
+            Reason::Shutdown => self.bus.as_mut().expect("the machine").prepare(true),
             Reason::AgentStop => self.node.stop_agent(),
             _ => {}
         }
@@ -398,9 +398,9 @@ impl Fixture {
                 SmallDisk::clear(&self.node);
             }
             Reason::Shutdown => {
-                let machine = self.machine.as_mut().expect("the machine");
-                wait_until("the lock to be released", LONG, || machine.locks() == 0);
-                machine.prepare(false);
+                let bus = self.bus.as_mut().expect("the machine");
+                wait_until("the lock to be released", LONG, || bus.locks() == 0);
+                bus.prepare(false);
             }
             _ => {}
         }
@@ -449,8 +449,8 @@ fn has_thread(pid: u32, name: &str) -> bool {
 }
 
 /// The objects that the pods need.
-fn furnish(api: &FakeApi) {
-    crate::plugin_node::furnish(api);
+fn create_objects(api: &FakeApi) {
+    crate::plugin_node::create_volume_objects(api);
     put_attachable_volume(api);
     api.put(
         "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/gadget",

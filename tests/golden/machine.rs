@@ -22,7 +22,7 @@ pub struct Machine {
 
 impl Machine {
     /// `dir` is on the agent's disk.
-    pub fn look(dir: &Path) -> Machine {
+    pub fn read(dir: &Path) -> Machine {
         let cpus = std::thread::available_parallelism().unwrap().get();
         assert!(cpus < TOO_MANY_CPUS, "one of the pods asks for {TOO_MANY_CPUS} CPUs and must not fit");
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();

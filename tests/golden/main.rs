@@ -126,7 +126,7 @@ fn manifest_name(text: &str) -> Option<&str> {
 }
 
 /// Reads `/pods` once.
-fn look(node: &Node, seen: &mut BTreeMap<String, ObservedPod>) {
+fn read_pods(node: &Node, seen: &mut BTreeMap<String, ObservedPod>) {
     let pods = node.try_pods_json();
     for pod in pods.as_ref().and_then(Value::as_array).into_iter().flatten() {
         let metadata = &pod["metadata"];
@@ -260,7 +260,7 @@ fn calls_and_statuses_match_the_recordings() {
             "syncFrequency": "10s",
         }),
     );
-    let recordings = recordings(&Machine::look(&base.join("root")));
+    let recordings = recordings(&Machine::read(&base.join("root")));
     assert_eq!(recordings.len(), 46);
 
     for (name, recording) in &recordings {
@@ -269,7 +269,7 @@ fn calls_and_statuses_match_the_recordings() {
     let begun = Instant::now();
     let mut seen = BTreeMap::new();
     loop {
-        look(&node, &mut seen);
+        read_pods(&node, &mut seen);
         let agree = || {
             let found = verdicts(&recordings, &seen, &proxy, &base, false);
             found.iter().all(|(name, found)| {

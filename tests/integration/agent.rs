@@ -41,15 +41,15 @@ fn json_of(text: &str) -> Value {
 }
 
 /// A web server of one document, which tests change. It ends when it is dropped.
-struct Web {
+struct DocumentServer {
     port: u16,
     response: Arc<Mutex<(u16, String)>>,
     requests: Arc<Mutex<Vec<String>>>,
     _running: Running,
 }
 
-impl Web {
-    fn start(status: u16, body: &str) -> Web {
+impl DocumentServer {
+    fn start(status: u16, body: &str) -> DocumentServer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let response = Arc::new(Mutex::new((status, body.to_owned())));
@@ -81,7 +81,7 @@ impl Web {
         let running = running.with_waker(Box::new(move || {
             let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
-        Web { port, response, requests, _running: running }
+        DocumentServer { port, response, requests, _running: running }
     }
 
     fn url(&self) -> String {
@@ -487,7 +487,7 @@ fn manifests_are_validated_without_an_agent() {
 
 #[test]
 fn pods_from_a_url_survive_server_errors() {
-    let web = Web::start(200, &simple("web").to_string());
+    let web = DocumentServer::start(200, &simple("web").to_string());
     let node = FakeNode::start_with(json!({
         "staticPodPath": null,
         "staticPodURL": web.url(),
@@ -743,7 +743,7 @@ fn long_logs_are_rotated() {
 
 #[test]
 fn unknown_pods_are_stopped_once_all_sources_have_reported() {
-    let web = Web::start(500, "not yet");
+    let web = DocumentServer::start(500, "not yet");
     let mut node = FakeNode::start();
     node.apply(&simple("file"));
     node.apply(&simple("left"));
@@ -773,7 +773,7 @@ fn unknown_pods_are_stopped_once_all_sources_have_reported() {
 
 #[test]
 fn edit_is_applied_while_another_source_is_silent() {
-    let web = Web::start(500, "not yet");
+    let web = DocumentServer::start(500, "not yet");
     let mut node = FakeNode::start();
     node.apply(&simple("file"));
     node.apply(&simple("left"));

@@ -472,7 +472,7 @@ enum InvalidBytesAt {
 }
 
 /// Sends the bytes, and waits a moment for the response of the listener.
-fn junk(node: &FakeNode, admin: &TlsClient, place: InvalidBytesAt, bytes: &[u8]) {
+fn send_invalid_bytes(node: &FakeNode, admin: &TlsClient, place: InvalidBytesAt, bytes: &[u8]) {
     let limit = Some(Duration::from_millis(50));
     if let InvalidBytesAt::Tls = place {
         let mut connection = admin.connect().unwrap();
@@ -579,7 +579,7 @@ fn invalid_bytes_do_not_disturb_other_clients() {
         .run(&pieces, |(place, pieces)| {
             // Bounded on a slow machine, too.
             if begun.elapsed() < Duration::from_secs(30) {
-                junk(&node, &admin, place, &pieces.concat());
+                send_invalid_bytes(&node, &admin, place, &pieces.concat());
             }
             Ok(())
         })

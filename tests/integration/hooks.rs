@@ -286,14 +286,14 @@ fn kill_uses_the_most_specific_grace_period() {
 }
 
 /// Answers every request with `answer` and records the requests.
-struct Web {
+struct HookServer {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,
     _running: Running,
 }
 
-impl Web {
-    fn start(response: &'static str) -> Web {
+impl HookServer {
+    fn start(response: &'static str) -> HookServer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -320,7 +320,7 @@ impl Web {
         .with_waker(Box::new(move || {
             let _ = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         }));
-        Web { port, requests, _running: running }
+        HookServer { port, requests, _running: running }
     }
 
     fn received(&self) -> Vec<String> {
@@ -331,7 +331,7 @@ impl Web {
 #[test]
 fn http_hooks_send_the_expected_requests() {
     let node = Node::new();
-    let web = Web::start("HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let web = HookServer::start("HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     let get = |scheme: &str, host: Value, port: Value| {
         json!({"httpGet": {"scheme": scheme, "host": host, "port": port, "path": "/bye?now",
             "httpHeaders": [{"name": "Authorization", "value": "secret"}, {"name": "X-A", "value": "b"}]}})

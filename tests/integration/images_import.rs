@@ -153,7 +153,7 @@ fn import_on_a_disk_that_becomes_full_names_the_archive_and_removes_its_part() {
     wait_until("the check of the free space", LONG, || length(&part) == Some(0));
     let growing = directory(&node).join(".growing");
     fs::write(&growing, vec![1; 6 * MIB]).unwrap();
-    import.go_on();
+    import.resume_output();
     let target = directory(&node).join("big.tar").display().to_string();
     let expected =
         format!("{target}: No space left on device (os error 28); the incomplete copy was removed");

@@ -430,7 +430,7 @@ fn expired_version_causes_a_new_list() {
 #[test]
 fn restored_server_causes_a_new_list() {
     let api = FakeApi::start();
-    api.age();
+    api.raise_versions();
     api.put(&format!("{PODS}/a"), pod("n1"));
     let (_running, changes) = reflect(&api.client());
     assert_eq!(next(&changes), "=a");
@@ -584,7 +584,6 @@ fn long_lists_are_read_in_pages() {
     assert_eq!(pages, ["", "", "500", "1000"]);
 }
 
-/// Runs `ip`.
 fn ip(arguments: &str) {
     let status = std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap();
     assert!(status.success(), "ip {arguments}");

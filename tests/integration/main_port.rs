@@ -367,7 +367,7 @@ fn default_authentication_depends_on_a_configuration_file() {
     let api = FakeApi::start();
     api.review(review);
     let cluster = json!({"server": api.url()});
-    node.belong_to(api, cluster);
+    node.join_cluster(api, cluster);
     fs::write(ca_file(&node), &authority.pem).unwrap();
     let (config, kubeconfig) = (node.config_file(), node.path("kubeconfig"));
     let ca = ca_file(&node);

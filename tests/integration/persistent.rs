@@ -22,9 +22,9 @@ use coracle::volumes::{Deps, Settings, Volumes};
 use serde_json::{Value, json};
 
 #[derive(Clone)]
-struct Server(Value);
+struct FakeApiServer(Value);
 
-impl ObjectApi for Server {
+impl ObjectApi for FakeApiServer {
     fn read(&self, key: &Key) -> Result<Object, ObjectError> {
         Err(objects::not_found(key))
     }
@@ -33,19 +33,19 @@ impl ObjectApi for Server {
     }
 }
 
-impl TokenApi for Server {
+impl TokenApi for FakeApiServer {
     fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
         Err("no tokens".to_owned())
     }
 }
 
-impl ClassApi for Server {
+impl ClassApi for FakeApiServer {
     fn read_class(&self, name: &str) -> Result<Class, ClassError> {
         Err(ClassError::NotFound(name.to_owned()))
     }
 }
 
-impl ClaimApi for Server {
+impl ClaimApi for FakeApiServer {
     fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
         let claim = json!({"metadata": {"name": name, "namespace": "n", "uid": "cu"},
             "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
@@ -81,7 +81,7 @@ impl Fixture {
     fn volumes(&self, spec: &Value) -> Volumes {
         fs::create_dir_all(self.root()).unwrap();
         let (events, _) = EventSink::new();
-        let server = Server(spec.clone());
+        let server = FakeApiServer(spec.clone());
         let changed = Box::new(|_: &PodUid| {});
         let api = PodApi {
             objects: Objects::new(Strategy::Get, Arc::new(server.clone()), Box::new(|| None), changed),

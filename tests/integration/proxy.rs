@@ -18,7 +18,7 @@ use crate::support::node::{FOREVER, busybox, pod};
 use crate::support::proxy::{Proxy, ProxyBehavior};
 use crate::support::tls_front::TlsFront;
 use crate::support::wait::wait_until;
-use crate::support::web::{Reply, Web};
+use crate::support::web::{FixedServer, Reply};
 
 /// A host name that only the proxy can resolve.
 const API: &str = "api.example";
@@ -275,7 +275,7 @@ fn node_joins_through_https_proxy_of_kubeconfig() {
         "certificate-authority-data": authority,
         "proxy-url": format!("https://me:p%3A%40ss@{address}"),
     });
-    node.belong_to(api, cluster);
+    node.join_cluster(api, cluster);
     let bundle = node.path("bundle.pem");
     std::fs::write(&bundle, tls.authority()).unwrap();
     node.set_variable("SSL_CERT_FILE", &bundle.to_string_lossy());
@@ -305,7 +305,7 @@ fn node_joins_through_https_proxy_of_kubeconfig() {
 /// The environment's proxies serve the API server and the manifest URL, and nothing else.
 #[test]
 fn environment_proxies_serve_api_server_and_manifest_url() {
-    let web = Web::start();
+    let web = FixedServer::start();
     // Its probe must go directly to the address, which is not a loopback one: the kernel refuses it.
     let mut manifest = pod("site", json!([busybox("main", FOREVER)]));
     manifest["spec"]["containers"][0]["readinessProbe"] = json!({
@@ -328,7 +328,7 @@ fn environment_proxies_serve_api_server_and_manifest_url() {
         "tls-server-name": "127.0.0.1",
         "certificate-authority-data": authority,
     });
-    node.belong_to(api, cluster);
+    node.join_cluster(api, cluster);
     let url = format!("http://me:p%3A%40ss@{}", proxy.address());
     node.set_variable("HTTPS_PROXY", &url);
     node.set_variable("http_proxy", &url);

@@ -455,7 +455,7 @@ fn restart_back_off_grows() {
     node.runtime.collect_backoff_garbage();
 }
 
-fn three() -> Pod {
+fn pod_of_three() -> Pod {
     let containers: Vec<Value> = ["a", "b", "c"].map(|name| container(name, BUSYBOX, "Never")).into();
     pod(json!({"containers": containers, "terminationGracePeriodSeconds": 7}))
 }
@@ -468,7 +468,7 @@ pub fn timeouts(node: &Node) -> Vec<Value> {
 #[test]
 fn containers_stop_in_parallel_before_their_sandboxes() {
     let node = Node::new();
-    let pod = three();
+    let pod = pod_of_three();
     let sandbox = node.sandbox(&pod);
     for name in ["a", "b", "c"] {
         node.start(&pod, &sandbox, name).unwrap();
@@ -514,7 +514,7 @@ fn created_instance_is_removed_before_the_next_one() {
 #[test]
 fn failed_stop_does_not_prevent_other_stops() {
     let node = Node::new();
-    let pod = three();
+    let pod = pod_of_three();
     let sandbox = node.sandbox(&pod);
     for name in ["a", "b", "c"] {
         node.start(&pod, &sandbox, name).unwrap();

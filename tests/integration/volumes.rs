@@ -77,7 +77,7 @@ fn pod(labels: Value, spec: Value) -> Pod {
     Pod::from(serde_json::from_value::<api::Pod>(value).unwrap())
 }
 
-fn downward(labels: Value) -> Pod {
+fn downward_pod(labels: Value) -> Pod {
     pod(
         labels,
         json!({
@@ -115,7 +115,7 @@ fn tear_down(volumes: &Volumes, uid: &PodUid) {
 }
 
 /// Unmounts as soon as the mount is not busy.
-fn take_off(mount: &Path) {
+fn unmount_when_free(mount: &Path) {
     let flags = rustix::mount::UnmountFlags::empty();
     wait_until("the mount not to be busy", FREE, || match rustix::mount::unmount(mount, flags) {
         Ok(()) => true,
@@ -128,7 +128,7 @@ fn take_off(mount: &Path) {
 fn downward_api_files_follow_the_pod() {
     let Some(fixture) = VolumeFixture::new() else { return };
     let (volumes, queue) = fixture.volumes();
-    let first = downward(json!({"a": "1"}));
+    let first = downward_pod(json!({"a": "1"}));
     let ready = volumes.setup(&first, &STOP()).unwrap();
     let dir = &ready[0].host_path;
     assert!(ready[0].read_only && !ready[1].read_only);
@@ -149,7 +149,7 @@ fn downward_api_files_follow_the_pod() {
     let before = version(dir);
     volumes.remount(&first, &STOP());
     assert_eq!(version(dir), before, "nothing new, nothing written");
-    volumes.remount(&downward(json!({"a": "2"})), &STOP());
+    volumes.remount(&downward_pod(json!({"a": "2"})), &STOP());
     assert_ne!(version(dir), before);
     assert_eq!(fs::read_to_string(dir.join("labels")).unwrap(), "a=\"2\"");
     assert_eq!(mode(&dir.join("labels")), 0o440);
@@ -157,7 +157,7 @@ fn downward_api_files_follow_the_pod() {
 
     // Another agent on the same directories mounts nothing again.
     let (next, _queue) = fixture.volumes();
-    assert_eq!(next.setup(&downward(json!({"a": "2"})), &STOP()).unwrap(), ready);
+    assert_eq!(next.setup(&downward_pod(json!({"a": "2"})), &STOP()).unwrap(), ready);
     assert_eq!(fixture.mounts(&fixture.root()).len(), 2);
     tear_down(&next, first.uid());
     assert!(fixture.mounts(&fixture.root()).is_empty());
@@ -347,7 +347,7 @@ fn racing_links_never_mount_outside_directories() {
 fn leftovers_of_a_killed_agent_are_removed() {
     let Some(fixture) = VolumeFixture::new() else { return };
     let (volumes, _queue) = fixture.volumes();
-    let ready = volumes.setup(&downward(json!({})), &STOP()).unwrap();
+    let ready = volumes.setup(&downward_pod(json!({})), &STOP()).unwrap();
     fs::write(ready[1].host_path.join("data"), "x").unwrap();
     bind(&volumes, &ready[1], 1, "sub").unwrap();
     drop(volumes);
@@ -426,14 +426,14 @@ fn empty_dir_is_writable_for_its_fs_group() {
 #[test]
 fn interrupted_volume_setup_continues_from_every_step() {
     let Some(fixture) = VolumeFixture::new() else { return };
-    let pod = downward(json!({"a": "1"}));
+    let pod = downward_pod(json!({"a": "1"}));
     let (volumes, _queue) = fixture.volumes();
     let ready = volumes.setup(&pod, &STOP()).unwrap();
     let dir = ready[0].host_path.clone();
     let marker = fixture.root().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_d/ready");
     let unmount = || {
-        take_off(&ready[1].host_path);
-        take_off(&dir);
+        unmount_when_free(&ready[1].host_path);
+        unmount_when_free(&dir);
     };
     let complete = |what: &str| {
         let (next, queue) = fixture.volumes();
@@ -473,12 +473,12 @@ fn interrupted_volume_setup_continues_from_every_step() {
 /// An API server with a Secret and a ConfigMap `n/s` of the same content, and tokens that are
 /// numbered.
 #[derive(Clone, Default)]
-struct Server {
+struct FakeApiServer {
     secret: Arc<Mutex<Option<Object>>>,
     tokens: Arc<Mutex<u32>>,
 }
 
-impl ObjectApi for Server {
+impl ObjectApi for FakeApiServer {
     fn read(&self, key: &Key) -> Result<Object, ObjectError> {
         assert_eq!((key.namespace.as_str(), key.name.as_str()), ("n", "s"));
         self.secret.lock().unwrap().clone().ok_or_else(|| objects::not_found(key))
@@ -489,7 +489,7 @@ impl ObjectApi for Server {
     }
 }
 
-impl TokenApi for Server {
+impl TokenApi for FakeApiServer {
     fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
         let mut number = self.tokens.lock().unwrap();
         *number += 1;
@@ -500,7 +500,7 @@ impl TokenApi for Server {
     }
 }
 
-impl Server {
+impl FakeApiServer {
     fn set(&self, version: &str) {
         *self.secret.lock().unwrap() = Some(Object {
             resource_version: version.to_owned(),
@@ -536,7 +536,7 @@ fn secrets_and_tokens_are_in_memory_and_follow_their_objects() {
     fs::create_dir_all(fixture.root()).unwrap();
     let (events, queue) = EventSink::new();
     let (server, settings) =
-        (Server::default(), Settings { root_dir: fixture.root(), ..Settings::default() });
+        (FakeApiServer::default(), Settings { root_dir: fixture.root(), ..Settings::default() });
     let api = server.api();
     let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));
     let pod = pod(
@@ -597,7 +597,7 @@ fn links_have_the_owner_and_group_of_their_files() {
     let Some(fixture) = VolumeFixture::new() else { return };
     fs::create_dir_all(fixture.root()).unwrap();
     let (events, queue) = EventSink::new();
-    let server = Server::default();
+    let server = FakeApiServer::default();
     server.set("one");
     let api = server.api();
     let settings = Settings { root_dir: fixture.root(), ..Settings::default() };

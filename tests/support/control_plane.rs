@@ -38,7 +38,7 @@ static NEXT_PORT: AtomicU16 = AtomicU16::new(14_000);
 
 /// What runs beside etcd and the API server.
 #[derive(Debug, Clone)]
-pub struct Choice {
+pub struct ControlPlaneOptions {
     pub controllers: bool,
     pub scheduler: bool,
     /// Where the API server listens: loopback, or an address that pods can reach.
@@ -47,20 +47,25 @@ pub struct Choice {
     pub flags: Vec<(String, String)>,
 }
 
-impl Default for Choice {
-    fn default() -> Choice {
-        Choice { controllers: true, scheduler: true, address: "127.0.0.1".to_owned(), flags: Vec::new() }
+impl Default for ControlPlaneOptions {
+    fn default() -> ControlPlaneOptions {
+        ControlPlaneOptions {
+            controllers: true,
+            scheduler: true,
+            address: "127.0.0.1".to_owned(),
+            flags: Vec::new(),
+        }
     }
 }
 
-impl Choice {
+impl ControlPlaneOptions {
     /// etcd and the API server only: half the memory, and no controller changes anything.
-    pub fn bare() -> Choice {
-        Choice { controllers: false, scheduler: false, ..Choice::default() }
+    pub fn bare() -> ControlPlaneOptions {
+        ControlPlaneOptions { controllers: false, scheduler: false, ..ControlPlaneOptions::default() }
     }
 
     /// One flag more for a component.
-    pub fn flag(mut self, component: &str, flag: &str) -> Choice {
+    pub fn flag(mut self, component: &str, flag: &str) -> ControlPlaneOptions {
         self.flags.push((component.to_owned(), flag.to_owned()));
         self
     }
@@ -93,27 +98,27 @@ impl ControlPlane {
 
     /// One with everything, in `dir`/cp. A node can join when this returns.
     pub fn start(dir: &Path) -> ControlPlane {
-        ControlPlane::start_with(dir, &Choice::default())
+        ControlPlane::start_with(dir, &ControlPlaneOptions::default())
     }
 
     /// One with the given components.
-    pub fn start_with(dir: &Path, choice: &Choice) -> ControlPlane {
+    pub fn start_with(dir: &Path, options: &ControlPlaneOptions) -> ControlPlane {
         let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
         let (dir, bin) = (dir.join("cp"), PathBuf::from(bin));
         fs::create_dir_all(&dir).expect("the control plane's directory can be made");
         let mut command = Command::new(bin.join("cluster"));
-        command.arg("run").arg(&dir).args(["-address", &choice.address]);
+        command.arg("run").arg(&dir).args(["-address", &options.address]);
         command.args(["-port", &NEXT_PORT.fetch_add(3, Ordering::Relaxed).to_string()]);
         let mut components = vec![ETCD, API_SERVER];
-        if choice.controllers {
+        if options.controllers {
             command.arg("-controllers");
             components.push(CONTROLLERS);
         }
-        if choice.scheduler {
+        if options.scheduler {
             command.arg("-scheduler");
             components.push(SCHEDULER);
         }
-        for (component, flag) in &choice.flags {
+        for (component, flag) in &options.flags {
             command.args(["-flag", &format!("{component}={flag}")]);
         }
         let log = File::create(dir.join("cluster.log")).expect("a log file");

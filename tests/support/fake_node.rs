@@ -109,12 +109,12 @@ impl FakeNode {
         FakeNode::prepare(config).start_joined()
     }
 
-    /// Makes a prepared one belong to a cluster, whose API server `furnish` gets ready.
-    pub fn joined(mut self, furnish: impl FnOnce(&FakeApi)) -> FakeNode {
+    /// Makes a prepared one belong to a cluster, whose API server `create_objects` gets ready.
+    pub fn joined(mut self, create_objects: impl FnOnce(&FakeApi)) -> FakeNode {
         let api = FakeApi::start();
-        furnish(&api);
+        create_objects(&api);
         let cluster = json!({"server": api.url()});
-        self.belong_to(api, cluster);
+        self.join_cluster(api, cluster);
         self.start_joined()
     }
 
@@ -124,7 +124,7 @@ impl FakeNode {
         if self.api.is_none() {
             let api = FakeApi::start();
             let cluster = json!({"server": api.url()});
-            self.belong_to(api, cluster);
+            self.join_cluster(api, cluster);
         }
         self.start_agent();
         wait_until("the node to be ready at the API server", LONG, || self.node_is_ready());
@@ -133,9 +133,9 @@ impl FakeNode {
     }
 
     /// Makes the node part of this cluster, with a kubeconfig.
-    pub fn belong_to(&mut self, api: FakeApi, cluster: Value) {
+    pub fn join_cluster(&mut self, api: FakeApi, cluster: Value) {
         // A collection of a real server never has version 0, which means "any" to it.
-        api.age();
+        api.raise_versions();
         let kubeconfig = json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -156,7 +156,7 @@ impl FakeNode {
     }
 
     /// Gives the next agents their own clock.
-    pub fn own_clock(&mut self) {
+    pub fn use_own_clock(&mut self) {
         self.clock = Some(Clock::new(self.dir.path()));
     }
 
@@ -206,7 +206,7 @@ impl FakeNode {
             "readOnlyPort": self.read_only,
             "healthzPort": self.healthz,
         });
-        launch::write_config(self.dir.path(), &self.fake.endpoint(), launch::over(ours, extra));
+        launch::write_config(self.dir.path(), &self.fake.endpoint(), launch::merged(ours, extra));
     }
 
     /// Flags for the next starts, beside the usual ones.

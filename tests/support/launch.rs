@@ -101,7 +101,7 @@ pub fn write_config(dir: &Path, endpoint: &str, extra: Value) {
 }
 
 /// Merges `extra` over `base`.
-pub fn over(mut base: Value, extra: Value) -> Value {
+pub fn merged(mut base: Value, extra: Value) -> Value {
     if let (Some(base), Value::Object(extra)) = (base.as_object_mut(), extra) {
         base.extend(extra);
     }

@@ -29,7 +29,7 @@ const FLOODED: u64 = 3;
 const BURST: usize = 100;
 
 /// A bus and its logind.
-pub struct Machine {
+pub struct FakeSystemBus {
     dir: PathBuf,
     daemon: Option<Child>,
     state: Arc<Mutex<State>>,
@@ -70,12 +70,12 @@ struct ServedConnection {
     _thread: Running,
 }
 
-impl Machine {
+impl FakeSystemBus {
     /// A place for a bus that does not run yet.
-    pub fn new(dir: &Path, allowed: Duration) -> Machine {
+    pub fn new(dir: &Path, allowed: Duration) -> FakeSystemBus {
         fs::create_dir_all(dir).expect("the directory of the bus can be made");
         let state = State { allowed, ..State::default() };
-        Machine { dir: dir.to_owned(), daemon: None, state: Arc::new(Mutex::new(state)), logind: None }
+        FakeSystemBus { dir: dir.to_owned(), daemon: None, state: Arc::new(Mutex::new(state)), logind: None }
     }
 
     /// What `DBUS_SYSTEM_BUS_ADDRESS` has to say.
@@ -242,7 +242,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for FakeSystemBus {
     fn drop(&mut self) {
         self.stop();
     }

@@ -156,11 +156,11 @@ impl Node {
             "enforceNodeAllocatable": ["pods"],
         });
         let ours = if launch::runs_go_kubelet() {
-            launch::over(ours, launch::go_kubelet_config(&self.dir))
+            launch::merged(ours, launch::go_kubelet_config(&self.dir))
         } else {
             ours
         };
-        launch::write_config(&self.dir, &self.containerd.endpoint(), launch::over(ours, extra));
+        launch::write_config(&self.dir, &self.containerd.endpoint(), launch::merged(ours, extra));
     }
 
     /// The node's cgroups.

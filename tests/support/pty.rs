@@ -29,7 +29,7 @@ impl Pty {
     }
 
     /// The same with a stopped screen, as after Ctrl-S: the program waits in its first output, until
-    /// [`Pty::go_on`].
+    /// [`Pty::resume_output`].
     pub fn spawn_stopped(program: &Command) -> Pty {
         Pty::start(program, 100, 40, true)
     }
@@ -60,7 +60,7 @@ impl Pty {
     }
 
     /// Ends the stop of the screen.
-    pub fn go_on(&self) {
+    pub fn resume_output(&self) {
         tcflow(open(&self.name), Action::OOn).expect("the screen goes on");
     }
 
@@ -71,7 +71,7 @@ impl Pty {
     }
 
     /// Types.
-    pub fn types(&mut self, text: &str) {
+    pub fn type_text(&mut self, text: &str) {
         self.screen.write_all(text.as_bytes()).expect("the terminal takes input");
     }
 

@@ -75,7 +75,7 @@ impl Registry {
     }
 
     /// Releases the delayed pulls.
-    pub fn let_go(&self) {
+    pub fn release(&self) {
         self.state(|state| state.held = false);
     }
 
@@ -94,7 +94,7 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        self.let_go();
+        self.release();
     }
 }
 

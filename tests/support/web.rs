@@ -124,16 +124,16 @@ fn serve(mut stream: TcpStream, respond: &(dyn Fn(&Request) -> Reply + Send + Sy
 }
 
 /// A server of fixed answers by path that records its requests.
-pub struct Web {
+pub struct FixedServer {
     pub port: u16,
     replies: Arc<Mutex<BTreeMap<String, Reply>>>,
     requests: Arc<Mutex<Vec<Request>>>,
     _server: Server,
 }
 
-impl Web {
+impl FixedServer {
     /// Starts with no path: everything is 404.
-    pub fn start() -> Web {
+    pub fn start() -> FixedServer {
         let replies = Arc::new(Mutex::new(BTreeMap::<String, Reply>::new()));
         let requests = Arc::new(Mutex::new(Vec::<Request>::new()));
         let (serves, notes) = (Arc::clone(&replies), Arc::clone(&requests));
@@ -142,7 +142,7 @@ impl Web {
             let known = serves.lock().expect("no holder panics").get(&request.path).cloned();
             known.unwrap_or_else(|| Reply::text(404, "nothing here"))
         });
-        Web { port: server.port, replies, requests, _server: server }
+        FixedServer { port: server.port, replies, requests, _server: server }
     }
 
     /// What a path answers from now on.

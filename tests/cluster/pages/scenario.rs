@@ -30,13 +30,13 @@ pub(super) struct Part {
 }
 
 /// A container with one more field.
-fn with(mut container: Value, field: &str, value: Value) -> Value {
+fn with_field(mut container: Value, field: &str, value: Value) -> Value {
     container[field] = value;
     container
 }
 
 fn limited(name: &str, requests: Value, limits: Value) -> Value {
-    with(busybox(name, FOREVER), "resources", json!({"requests": requests, "limits": limits}))
+    with_field(busybox(name, FOREVER), "resources", json!({"requests": requests, "limits": limits}))
 }
 
 fn main() -> Value {
@@ -89,15 +89,19 @@ fn disk() -> String {
 /// All of them; in addition there is a static pod.
 pub(super) fn parts() -> Vec<Part> {
     let file = "until [ -e /data/x ]; do sleep 0.1; done";
-    let sidecar = with(busybox("side", FOREVER), "restartPolicy", json!("Always"));
+    let sidecar = with_field(busybox("side", FOREVER), "restartPolicy", json!("Always"));
     let exec =
         |command: Value| json!({"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 60});
-    let probed = with(
-        with(with(main(), "readinessProbe", exec(json!(["true"]))), "livenessProbe", exec(json!(["true"]))),
+    let probed = with_field(
+        with_field(
+            with_field(main(), "readinessProbe", exec(json!(["true"]))),
+            "livenessProbe",
+            exec(json!(["true"])),
+        ),
         "startupProbe",
         exec(json!(["true"])),
     );
-    let hooked = with(
+    let hooked = with_field(
         main(),
         "lifecycle",
         json!({"postStart": {"exec": {"command": ["true"]}}, "preStop": {"exec": {"command": ["true"]}}}),
@@ -135,7 +139,7 @@ pub(super) fn parts() -> Vec<Part> {
         ),
         mounted(part("prepared", json!([main()])), data()).spec(
             "initContainers",
-            json!([with(
+            json!([with_field(
                 busybox("first", "touch /data/x"),
                 "volumeMounts",
                 json!([{"name": "data", "mountPath": "/data"}])

@@ -20,7 +20,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
 pub use http::ReceivedRequest;
-pub use store::{Path, Store};
+pub use store::{ResourcePath, Store};
 
 /// A fault, and the requests that it applies to.
 #[derive(Debug, Clone)]
@@ -202,8 +202,8 @@ impl FakeApi {
     }
 
     /// Makes its versions begin with a great number.
-    pub fn age(&self) {
-        self.shared.lock().store.age();
+    pub fn raise_versions(&self) {
+        self.shared.lock().store.raise_versions();
     }
 
     /// Every event comes twice, and once more after others.
@@ -223,7 +223,7 @@ impl FakeApi {
 
     /// Deletes a pod as a user does, gracefully.
     pub fn delete_pod(&self, path: &str) {
-        let path = Path::parse(path).unwrap();
+        let path = ResourcePath::parse(path).unwrap();
         let mut state = self.shared.lock();
         let _ = state.store.delete(&path, &Value::Null);
         drop(state);
@@ -232,14 +232,14 @@ impl FakeApi {
 
     /// Deletes a pod with a grace period in seconds; zero removes it at once.
     pub fn delete_pod_within(&self, path: &str, seconds: i64) {
-        let path = Path::parse(path).unwrap();
+        let path = ResourcePath::parse(path).unwrap();
         let _ = self.shared.lock().store.delete(&path, &json!({"gracePeriodSeconds": seconds}));
         self.shared.changed.notify_all();
     }
 
     /// The objects of a collection.
     pub fn objects(&self, path: &str) -> Vec<Value> {
-        self.shared.lock().store.all(&Path::parse(path).unwrap())
+        self.shared.lock().store.all(&ResourcePath::parse(path).unwrap())
     }
 
     /// How many requests came so far.
@@ -274,7 +274,7 @@ impl FakeApi {
     /// Makes or replaces the object at a path such as `/api/v1/namespaces/ns/pods/p`, and
     /// returns it as stored.
     pub fn put(&self, path: &str, object: Value) -> Value {
-        let path = Path::parse(path).unwrap();
+        let path = ResourcePath::parse(path).unwrap();
         let mut state = self.shared.lock();
         let stored = state.store.put(&path, object);
         drop(state);
@@ -284,13 +284,13 @@ impl FakeApi {
 
     /// Removes the object at a path.
     pub fn remove(&self, path: &str) {
-        self.shared.lock().store.remove(&Path::parse(path).unwrap());
+        self.shared.lock().store.remove(&ResourcePath::parse(path).unwrap());
         self.shared.changed.notify_all();
     }
 
     /// The object at a path.
     pub fn object(&self, path: &str) -> Option<Value> {
-        self.shared.lock().store.get(&Path::parse(path).unwrap()).cloned()
+        self.shared.lock().store.get(&ResourcePath::parse(path).unwrap()).cloned()
     }
 
     /// Answers reviews; they are stored nowhere.
@@ -483,7 +483,7 @@ impl Shared {
     }
 
     fn watch(&self, request: &ReceivedRequest, socket: &mut TcpStream) -> bool {
-        let path = Path::parse(&request.path()).unwrap();
+        let path = ResourcePath::parse(&request.path()).unwrap();
         let state = self.lock();
         let era = state.watch_era;
         let (mut lines, mut position) = match state.store.open_watch(&path, request) {
@@ -510,7 +510,7 @@ impl Shared {
                 if state.stopped {
                     return false;
                 }
-                match state.store.news(&path, request, &mut position) {
+                match state.store.changes_since(&path, request, &mut position) {
                     Ok(news) if !news.is_empty() => {
                         lines = news;
                         break;

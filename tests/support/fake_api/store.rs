@@ -10,7 +10,7 @@ use super::status;
 
 /// Where an object or a collection is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Path {
+pub struct ResourcePath {
     /// `/api/v1` or `/apis/group/version`.
     pub prefix: String,
     pub plural: String,
@@ -19,9 +19,9 @@ pub struct Path {
     pub subresource: String,
 }
 
-impl Path {
+impl ResourcePath {
     /// From a URL's path.
-    pub fn parse(text: &str) -> Option<Path> {
+    pub fn parse(text: &str) -> Option<ResourcePath> {
         let parts: Vec<&str> = text.trim_matches('/').split('/').collect();
         let (prefix, rest) = match parts.as_slice() {
             ["api", "v1", rest @ ..] => ("/api/v1".to_owned(), rest),
@@ -34,7 +34,7 @@ impl Path {
         };
         let segment = |index: usize| rest.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
         let (plural, name, subresource) = (segment(0), segment(1), segment(2));
-        (!plural.is_empty()).then(|| Path {
+        (!plural.is_empty()).then(|| ResourcePath {
             prefix,
             plural,
             namespace: namespace.to_owned(),
@@ -43,12 +43,12 @@ impl Path {
         })
     }
 
-    fn object(&self, name: &str) -> Path {
-        Path { name: name.to_owned(), subresource: String::new(), ..self.clone() }
+    fn object(&self, name: &str) -> ResourcePath {
+        ResourcePath { name: name.to_owned(), subresource: String::new(), ..self.clone() }
     }
 
     /// Whether an object at `other` belongs to this collection, or is this object.
-    fn holds(&self, other: &Path) -> bool {
+    fn holds(&self, other: &ResourcePath) -> bool {
         (&self.prefix, &self.plural) == (&other.prefix, &other.plural)
             && (self.namespace.is_empty() || self.namespace == other.namespace)
             && (self.name.is_empty() || self.name == other.name)
@@ -78,10 +78,9 @@ impl Path {
     }
 }
 
-/// One change.
 struct StoredChange {
     version: u64,
-    path: Path,
+    path: ResourcePath,
     before: Option<Value>,
     after: Option<Value>,
 }
@@ -89,7 +88,7 @@ struct StoredChange {
 #[derive(Default)]
 pub struct Store {
     version: u64,
-    objects: BTreeMap<Path, Value>,
+    objects: BTreeMap<ResourcePath, Value>,
     past: Vec<StoredChange>,
     /// What lies before is forgotten.
     oldest: u64,
@@ -113,11 +112,11 @@ pub struct WatchPosition {
 type Response = (u16, Value);
 
 impl Store {
-    pub fn get(&self, path: &Path) -> Option<&Value> {
+    pub fn get(&self, path: &ResourcePath) -> Option<&Value> {
         self.objects.get(&path.object(&path.name))
     }
 
-    pub fn put(&mut self, path: &Path, mut object: Value) -> Value {
+    pub fn put(&mut self, path: &ResourcePath, mut object: Value) -> Value {
         let key = path.object(&path.name);
         let before = self.objects.get(&key).cloned();
         self.version += 1;
@@ -151,7 +150,7 @@ impl Store {
         object
     }
 
-    pub fn remove(&mut self, path: &Path) -> Option<Value> {
+    pub fn remove(&mut self, path: &ResourcePath) -> Option<Value> {
         let key = path.object(&path.name);
         let mut before = self.objects.remove(&key)?;
         self.version += 1;
@@ -171,7 +170,7 @@ impl Store {
         self.past.clear();
     }
 
-    pub fn age(&mut self) {
+    pub fn raise_versions(&mut self) {
         self.version += 1_000_000;
     }
 
@@ -189,7 +188,7 @@ impl Store {
     }
 
     /// The objects of a collection.
-    pub fn all(&self, path: &Path) -> Vec<Value> {
+    pub fn all(&self, path: &ResourcePath) -> Vec<Value> {
         self.objects.iter().filter(|(key, _)| path.holds(key)).map(|(_, object)| object.clone()).collect()
     }
 
@@ -199,7 +198,7 @@ impl Store {
 
     /// Anything but a watch.
     pub fn respond(&mut self, request: &ReceivedRequest) -> Response {
-        let Some(path) = Path::parse(&request.path()) else {
+        let Some(path) = ResourcePath::parse(&request.path()) else {
             return (404, status(404, "NotFound", "the server could not find the requested resource"));
         };
         match request.method.as_str() {
@@ -221,7 +220,7 @@ impl Store {
         }
     }
 
-    fn list(&self, path: &Path, request: &ReceivedRequest) -> Response {
+    fn list(&self, path: &ResourcePath, request: &ReceivedRequest) -> Response {
         let all: Vec<Value> = self.selected(path, request).cloned().collect();
         let limit: usize = request.parameter("limit").parse().unwrap_or(usize::MAX);
         let start: usize = request.parameter("continue").parse().unwrap_or(0);
@@ -250,7 +249,7 @@ impl Store {
 
     fn selected<'a>(
         &'a self,
-        path: &'a Path,
+        path: &'a ResourcePath,
         request: &'a ReceivedRequest,
     ) -> impl Iterator<Item = &'a Value> {
         self.objects
@@ -259,7 +258,7 @@ impl Store {
             .map(|(_, object)| object)
     }
 
-    fn create(&mut self, path: &Path, object: Value) -> Response {
+    fn create(&mut self, path: &ResourcePath, object: Value) -> Response {
         let mut name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         if name.is_empty() {
             name = format!(
@@ -281,7 +280,12 @@ impl Store {
         (201, self.put(&path, object))
     }
 
-    fn update(&mut self, path: &Path, body: &Value, make: impl Fn(&Value, &Value) -> Value) -> Response {
+    fn update(
+        &mut self,
+        path: &ResourcePath,
+        body: &Value,
+        make: impl Fn(&Value, &Value) -> Value,
+    ) -> Response {
         let Some(old) = self.get(path).cloned() else { return not_found(path) };
         for (field, wanted) in
             [("resourceVersion", &body["metadata"]["resourceVersion"]), ("uid", &body["metadata"]["uid"])]
@@ -309,7 +313,7 @@ impl Store {
         (200, self.put(path, new))
     }
 
-    pub fn delete(&mut self, path: &Path, options: &Value) -> Response {
+    pub fn delete(&mut self, path: &ResourcePath, options: &Value) -> Response {
         let Some(mut old) = self.get(path).cloned() else { return not_found(path) };
         let wanted = &options["preconditions"]["uid"];
         if wanted.is_string() && *wanted != old["metadata"]["uid"] {
@@ -335,7 +339,7 @@ impl Store {
     }
 
     /// `token-of-ACCOUNT-NUMBER-END`, the end in seconds since 1970.
-    fn token(&mut self, path: &Path, body: &Value) -> Value {
+    fn token(&mut self, path: &ResourcePath, body: &Value) -> Value {
         self.tokens += 1;
         let mut spec = body["spec"].clone();
         let seconds = self.token_seconds.or(spec["expirationSeconds"].as_i64()).unwrap_or(3600);
@@ -350,7 +354,7 @@ impl Store {
     /// The first lines of a watch.
     pub fn open_watch(
         &self,
-        path: &Path,
+        path: &ResourcePath,
         request: &ReceivedRequest,
     ) -> Result<(Vec<String>, WatchPosition), Response> {
         let wanted = request.parameter("resourceVersion");
@@ -383,9 +387,9 @@ impl Store {
     }
 
     /// What happened since.
-    pub fn news(
+    pub fn changes_since(
         &self,
-        path: &Path,
+        path: &ResourcePath,
         request: &ReceivedRequest,
         position: &mut WatchPosition,
     ) -> Result<Vec<String>, Value> {
@@ -427,7 +431,7 @@ fn line(kind: &str, object: &Value) -> String {
     json!({"type": kind, "object": object}).to_string()
 }
 
-fn not_found(path: &Path) -> Response {
+fn not_found(path: &ResourcePath) -> Response {
     (404, status(404, "NotFound", &format!("{} \"{}\" not found", path.plural, path.name)))
 }
 

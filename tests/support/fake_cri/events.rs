@@ -90,7 +90,7 @@ pub struct StreamFaults {
 
 impl StreamFaults {
     /// What is to be sent now, and whether the streams are to be ended after it.
-    pub fn pass(
+    pub fn deliver(
         &mut self,
         news: Vec<ContainerEventResponse>,
         now: Instant,

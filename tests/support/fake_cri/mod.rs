@@ -39,7 +39,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 pub use events::StreamFault;
 pub use gate::Gate;
 pub use json::ToJson;
-pub use service::Entry;
+pub use service::JournalEntry;
 use service::{Misbehavior, Service, Shared, create_image_service, create_runtime_service};
 pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecOutput, Failure, Sandbox, State, state_name};
 pub use wire::Wire;
@@ -244,7 +244,7 @@ impl FakeCri {
     }
 
     /// All mutating requests so far, in order of arrival.
-    pub fn journal(&self) -> Vec<Entry> {
+    pub fn journal(&self) -> Vec<JournalEntry> {
         self.shared.journal.lock().unwrap().clone()
     }
 

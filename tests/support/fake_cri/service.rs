@@ -45,7 +45,7 @@ pub enum Misbehavior {
 
 /// One mutating request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct JournalEntry {
     pub method: &'static str,
     /// In protojson with proto field names.
     pub request: Value,
@@ -72,7 +72,7 @@ const LOOKS: &[&str] = &[
 pub struct Shared {
     pub state: Mutex<State>,
     pub counts: Mutex<BTreeMap<&'static str, usize>>,
-    pub journal: Mutex<Vec<Entry>>,
+    pub journal: Mutex<Vec<JournalEntry>>,
     pub misbehavior: Mutex<HashMap<String, Misbehavior>>,
     pub subscribers: Mutex<Vec<Subscriber>>,
     pub spoiler: Mutex<StreamFaults>,
@@ -108,11 +108,11 @@ impl Service {
         let endless = json.as_ref().and_then(|json| shared.endless(method, json));
         let noted = json.map(|request| {
             let mut journal = shared.journal.lock().unwrap();
-            journal.push(Entry { method, request, error: None });
+            journal.push(JournalEntry { method, request, error: None });
             journal.len() - 1
         });
-        let loss = shared.loss(method);
-        let (failure, gate) = shared.spoil(method);
+        let loss = shared.take_loss(method);
+        let (failure, gate) = shared.take_fault(method);
         ctx.spawn(async move {
             for gate in gate.into_iter().chain(endless) {
                 gate.await;
@@ -149,7 +149,7 @@ impl Shared {
     pub fn publish(&self) {
         let subscribers = self.subscribers.lock().unwrap();
         let news = std::mem::take(&mut self.state.lock().unwrap().news);
-        let (news, cut) = self.spoiler.lock().unwrap().pass(news, std::time::Instant::now());
+        let (news, cut) = self.spoiler.lock().unwrap().deliver(news, std::time::Instant::now());
         if !news.is_empty() {
             subscribers.iter().for_each(|subscriber| subscriber.push(&news));
         }
@@ -169,7 +169,7 @@ impl Shared {
     }
 
     /// What the caller gets in place of the answer of a success.
-    fn loss(&self, method: &str) -> Option<Failure> {
+    fn take_loss(&self, method: &str) -> Option<Failure> {
         let mut all = self.misbehavior.lock().unwrap();
         let Some(Misbehavior::Lose { failure, times }) = all.get_mut(method) else { return None };
         let failure = failure.clone();
@@ -179,7 +179,7 @@ impl Shared {
         Some(failure)
     }
 
-    fn spoil(&self, method: &str) -> (Option<Failure>, Option<Gate>) {
+    fn take_fault(&self, method: &str) -> (Option<Failure>, Option<Gate>) {
         let mut all = self.misbehavior.lock().unwrap();
         match all.get_mut(method) {
             None | Some(Misbehavior::Lose { .. }) => (None, None),
@@ -276,7 +276,7 @@ impl stubs::RuntimeService for Service {
     ) {
         let shared = Arc::clone(&self.0);
         *shared.counts.lock().unwrap().entry("GetContainerEvents").or_default() += 1;
-        let (failure, gate) = shared.spoil("GetContainerEvents");
+        let (failure, gate) = shared.take_fault("GetContainerEvents");
         let subscriber = Subscriber::default();
         if failure.is_none() {
             let mut subscribers = shared.subscribers.lock().unwrap();

@@ -83,7 +83,7 @@ pub enum Misbehavior {
 
 /// How often a method was called.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct CallCounts {
     pub called: usize,
     /// A fault applied to so many.
     pub faulty: usize,
@@ -96,7 +96,7 @@ pub struct Count {
 
 #[derive(Debug, Default)]
 struct State {
-    counts: BTreeMap<&'static str, Count>,
+    counts: BTreeMap<&'static str, CallCounts>,
     /// The calls under way by volume or claim, with the life of the agent.
     busy: BTreeMap<String, usize>,
     violations: BTreeSet<String>,
@@ -158,7 +158,7 @@ impl FakePlugins {
         gate
     }
 
-    pub fn count(&self, method: &str) -> Count {
+    pub fn count(&self, method: &str) -> CallCounts {
         self.shared.state.lock().unwrap().counts.get(method).copied().unwrap_or_default()
     }
 
@@ -208,7 +208,7 @@ impl Shared {
         self.state.lock().unwrap().violations.insert(text);
     }
 
-    fn update(&self, method: &'static str, update: impl FnOnce(&mut Count)) {
+    fn update(&self, method: &'static str, update: impl FnOnce(&mut CallCounts)) {
         update(self.state.lock().unwrap().counts.entry(method).or_default());
     }
 
