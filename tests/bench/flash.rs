@@ -199,8 +199,9 @@ impl Part<'_> {
         span: Duration,
         per: &dyn Fn(Duration) -> f64,
     ) {
-        let trace =
-            |pid: u32, who: &str| Trace::attach(pid, self.base.join(format!("{}-{who}.trace", self.name)));
+        let trace = |pid: u32, process: &str| {
+            Trace::attach(pid, self.base.join(format!("{}-{process}.trace", self.name)))
+        };
         let own = agent.map(|agent| trace(agent.pid(), "agent"));
         let runtime = trace(self.runtime_pid, "runtime");
         let meter = || {

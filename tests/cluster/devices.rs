@@ -169,7 +169,7 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
     wait_until("no container to run", LIMIT, || joined.node.running_ids().is_empty());
     joined.node.start_agent();
     let phase = || {
-        let pod = joined.plane.look(&["pod", &pod_name]).unwrap_or_default();
+        let pod = joined.plane.poll(&["pod", &pod_name]).unwrap_or_default();
         text(&pod, "/status/phase").to_owned()
     };
     if go_kubelet {

@@ -107,7 +107,7 @@ impl<'a> JoinedNode<'a> {
         let last = std::cell::RefCell::new(Value::Null);
         let begun = std::time::Instant::now();
         loop {
-            if let Some(pod) = self.plane.look(&["pod", name]) {
+            if let Some(pod) = self.plane.poll(&["pod", name]) {
                 if holds(&pod) {
                     return pod;
                 }

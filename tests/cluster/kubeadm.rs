@@ -233,7 +233,7 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     fs::remove_file("/etc/kubernetes/manifests/own.json").expect("it was there");
     plane.kubectl(&["delete", "pod", "kubeadm-web", "--grace-period=1"]);
     wait_until("the pods to be gone", LIMIT, || {
-        ["kubeadm-web", "own-kubeadm"].iter().all(|name| plane.look(&["pod", name]).is_none())
+        ["kubeadm-web", "own-kubeadm"].iter().all(|name| plane.poll(&["pod", name]).is_none())
             && machine.containerd.tasks().iter().all(|task| !task.running)
     });
     machine.systemctl("stop");

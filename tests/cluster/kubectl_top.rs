@@ -155,7 +155,7 @@ fn kubectl_top_shows_usage_of_nodes_and_pods() {
     let joined = JoinedNode::prepare(&plane, "topped", config).start_and_wait();
     // The node has a serving certificate that the metrics-server can verify.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {
-        let list = plane.look(&["csr"])?;
+        let list = plane.poll(&["csr"])?;
         let all = list["items"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|csr| text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving")
     });

@@ -32,7 +32,7 @@ fn by_proxy(plane: &ControlPlane, node: &str, path: &str) -> Result<String, Stri
 /// The node's request for a serving certificate.
 fn request(plane: &ControlPlane, node: &str) -> Option<Value> {
     let user = format!("system:node:{node}");
-    let list = plane.look(&["csr"])?;
+    let list = plane.poll(&["csr"])?;
     let all = list["items"].as_array().cloned().unwrap_or_default();
     all.into_iter().find(|csr| {
         text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving"

@@ -397,8 +397,8 @@ fn corrupt_resize_state_file_is_put_aside() {
     std::fs::write(&file, &bad).expect("it can be written");
     joined.node.start_agent();
     joined.wait_node_ready();
-    let aside = joined.node.root().join("allocated_pods_state.unusable");
-    assert_eq!(std::fs::read_to_string(aside).expect("it is put aside"), bad);
+    let unusable = joined.node.root().join("allocated_pods_state.unusable");
+    assert_eq!(std::fs::read_to_string(unusable).expect("it is put aside"), bad);
     // The new file is written with the next resize, at the latest.
     resize(&joined, "broken-web", "150m", "64Mi");
     wait_has(&joined, "broken-web", "150m", "64Mi");

@@ -24,7 +24,7 @@ fn summary_is_available_through_the_api_server() {
     };
     // The API server asks for a certificate that it can check.
     let wanted = wait_for("a request for a serving certificate", LIMIT, || {
-        let list = plane.look(&["csr"])?;
+        let list = plane.poll(&["csr"])?;
         let all = list["items"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|csr| {
             text(csr, "/spec/signerName") == "kubernetes.io/kubelet-serving"

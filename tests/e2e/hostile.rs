@@ -134,31 +134,31 @@ fn remove_attacker(node: &Node) {
 // Runtimes: containerd 2.
 #[test]
 fn fork_bomb_and_many_short_processes_do_not_delay_other_pods() {
-    let siege = AttackedNode::start("hforks");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hforks");
+    let node = &attacked.node;
     // The limits are those of the test: 300 processes at once, and 10,000 in all.
     let script = "for i in $(seq 300); do sleep 1000 & done
         forks() { n=0; while [ $n -lt 2500 ]; do /bin/true; n=$((n+1)); done; }
         forks & a=$!; forks & b=$!; forks & c=$!; forks; wait $a $b $c";
     node.apply("attacker.json", &attacker(node, script));
     node.wait_ready("attacker");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     wait_file(node, "done");
     remove_attacker(node);
-    siege.finish("forks");
+    attacked.finish("forks");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn flood_of_output_is_rotated_and_does_not_delay_other_pods() {
-    let siege = AttackedNode::start("hflood");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hflood");
+    let node = &attacked.node;
     node.apply(
         "attacker.json",
         &attacker(node, "yes 0123456789012345678901234567890123456789 | head -c 200M"),
     );
     node.wait_ready("attacker");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     wait_file(node, "done");
     let tail = node.cli(&["logs", "attacker", "--tail", "1"]);
     assert!(tail.len() < 100, "{tail:?}");
@@ -184,14 +184,14 @@ fn flood_of_output_is_rotated_and_does_not_delay_other_pods() {
             && sizes.iter().all(|bytes| *bytes < 60 << 20)
     });
     remove_attacker(node);
-    siege.finish("output");
+    attacked.finish("output");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn hundred_thousand_files_in_a_volume_are_removed_with_their_pod() {
-    let siege = AttackedNode::start("hfiles");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hfiles");
+    let node = &attacked.node;
     let script = "cd /v; for i in $(seq 100); do mkdir d$i; (cd d$i; seq 1000 | xargs touch); done
         d=deep; for i in $(seq 200); do mkdir $d && cd $d; done";
     let mut manifest = attacker(node, script);
@@ -199,18 +199,18 @@ fn hundred_thousand_files_in_a_volume_are_removed_with_their_pod() {
     push(&mut manifest["spec"]["containers"][0]["volumeMounts"], json!({"name": "v", "mountPath": "/v"}));
     node.apply("attacker.json", &manifest);
     wait_file(node, "done");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     let (code, _) = node.read_only("/stats/summary");
     assert_eq!(code, 200);
     remove_attacker(node);
-    siege.finish("files");
+    attacked.finish("files");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn removal_of_a_pod_follows_no_links_in_volumes() {
-    let siege = AttackedNode::start("hlinks");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hlinks");
+    let node = &attacked.node;
     let canary = node.shared().join("canary");
     std::fs::create_dir_all(canary.join("deep")).expect("the directory can be made");
     std::fs::write(canary.join("deep/file"), "untouched").expect("the file can be written");
@@ -227,18 +227,18 @@ fn removal_of_a_pod_follows_no_links_in_volumes() {
     }
     node.apply("attacker.json", &manifest);
     wait_file(node, "done");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     remove_attacker(node);
     let text = std::fs::read_to_string(canary.join("deep/file")).expect("the canary is there");
     assert_eq!(text, "untouched");
-    siege.finish("links");
+    attacked.finish("links");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn endless_exec_commands_end_with_their_pod() {
-    let siege = AttackedNode::start("hexec");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hexec");
+    let node = &attacked.node;
     node.apply("attacker.json", &simple("attacker"));
     node.wait_ready("attacker");
     let mut commands: Vec<Child> = (0..10)
@@ -255,19 +255,19 @@ fn endless_exec_commands_end_with_their_pod() {
             child
         })
         .collect();
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     remove_attacker(node);
     for command in &mut commands {
         wait_for("the command to end", LONG, || command.try_wait().ok().flatten());
     }
-    siege.finish("commands");
+    attacked.finish("commands");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn termination_message_of_a_gibibyte_is_truncated() {
-    let siege = AttackedNode::start("hmessage");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hmessage");
+    let node = &attacked.node;
     let script = "truncate -s 1G /dev/termination-log; exit 3";
     let mut manifest = pod("attacker", json!([busybox("main", script)]));
     manifest["spec"]["restartPolicy"] = json!("Never");
@@ -275,25 +275,25 @@ fn termination_message_of_a_gibibyte_is_truncated() {
     let pod = node.wait_pod("attacker", "ended", LONG, |pod| ended(pod, "main").is_some());
     let message = ended(&pod, "main").and_then(|end| end.message).unwrap_or_default();
     assert!(message.len() <= 4096, "{} bytes", message.len());
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     remove_attacker(node);
-    siege.finish("message");
+    attacked.finish("message");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn hanging_hook_does_not_prevent_pod_removal() {
-    let siege = AttackedNode::start("hhook");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hhook");
+    let node = &attacked.node;
     let mut manifest = simple("attacker");
     manifest["spec"]["containers"][0]["lifecycle"] =
         json!({"preStop": {"exec": {"command": ["sh", "-c", "trap '' TERM; sleep 100000"]}}});
     node.apply("attacker.json", &manifest);
     node.wait_ready("attacker");
     node.remove("attacker.json");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     node.wait_gone("attacker");
-    siege.finish("hook");
+    attacked.finish("hook");
 }
 
 /// A server on loopback that answers each request with a head and a body without an end.
@@ -347,8 +347,8 @@ fn drip(mut stream: TcpStream, between: Duration, stop: &StopToken) {
 // Runtimes: containerd 2.
 #[test]
 fn endless_probe_responses_do_not_delay_other_probes() {
-    let siege = AttackedNode::start("hprobes");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hprobes");
+    let node = &attacked.node;
     let mut manifest = pod("attacker", json!([]));
     let servers = [EndlessServer::start(Duration::from_secs(1)), EndlessServer::start(Duration::ZERO)];
     let attackers = 20;
@@ -363,30 +363,30 @@ fn endless_probe_responses_do_not_delay_other_probes() {
     }
     node.apply("attacker.json", &manifest);
     node.wait_event("attacker", "Unhealthy", "Readiness probe ");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     // Four more rounds of the attacker's probes, and as many seconds of the witness's as its
     // probes take at least: each holds a connection for its whole timeout.
-    let (probes, before) = (siege.probes(), servers.each_ref().map(EndlessServer::connections));
+    let (probes, before) = (attacked.probes(), servers.each_ref().map(EndlessServer::connections));
     for (server, before) in servers.iter().zip(before) {
         let more = 4 * attackers / servers.len();
         wait_until("four more rounds of probes", LONG * 4, || server.connections() >= before + more);
     }
-    siege.wait_probes(probes + 8);
+    attacked.wait_probes(probes + 8);
     remove_attacker(node);
-    siege.finish("probes");
+    attacked.finish("probes");
 }
 
 // Runtimes: containerd 2.
 #[test]
 fn full_writable_layer_is_removed_with_its_container() {
-    let siege = AttackedNode::start("hlayer");
-    let node = &siege.node;
+    let attacked = AttackedNode::start("hlayer");
+    let node = &attacked.node;
     // The limit is that of the test: other tests use the same file system.
     node.apply("attacker.json", &attacker(node, "dd if=/dev/zero of=/fill bs=1M count=300 2>/dev/null"));
     wait_file(node, "done");
-    siege.restart_goes_on();
+    attacked.restart_goes_on();
     let (code, _) = node.read_only("/stats/summary");
     assert_eq!(code, 200);
     remove_attacker(node);
-    siege.finish("layer");
+    attacked.finish("layer");
 }

@@ -30,9 +30,9 @@ const MAX_IDLE_RATE: f64 = 10.0;
 
 pub(crate) struct Case {
     name: &'static str,
-    lasts: u64,
-    strike: fn(&FakeApi),
-    heal: fn(&FakeApi),
+    fault_seconds: u64,
+    begin_fault: fn(&FakeApi),
+    end_fault: fn(&FakeApi),
     /// What the server does repeatedly during the fault.
     tick: fn(&FakeApi),
 }
@@ -43,8 +43,8 @@ impl fmt::Debug for Case {
     }
 }
 
-pub(crate) const fn case(name: &'static str, lasts: u64, strike: fn(&FakeApi)) -> Case {
-    Case { name, lasts, strike, heal: |_| {}, tick: |_| {} }
+pub(crate) const fn case(name: &'static str, fault_seconds: u64, begin_fault: fn(&FakeApi)) -> Case {
+    Case { name, fault_seconds, begin_fault, end_fault: |_| {}, tick: |_| {} }
 }
 
 /// Every request gets this response; open watches are ended.
@@ -75,10 +75,10 @@ fn restored(api: &FakeApi) {
 }
 
 const CASES: &[Case] = &[
-    Case { heal: FakeApi::go_up, ..case("refuses connections", 20, FakeApi::go_down) },
-    Case { heal: FakeApi::thaw, ..case("answers late", 15, FakeApi::freeze) },
+    Case { end_fault: FakeApi::go_up, ..case("refuses connections", 20, FakeApi::go_down) },
+    Case { end_fault: FakeApi::thaw, ..case("answers late", 15, FakeApi::freeze) },
     Case {
-        heal: |api| {
+        end_fault: |api| {
             api.cut();
             api.thaw();
         },
@@ -124,7 +124,7 @@ const CASES: &[Case] = &[
         api.cut();
     }),
     Case {
-        heal: |api| {
+        end_fault: |api| {
             api.clear_faults();
             api.cut();
         },
@@ -141,7 +141,7 @@ const CASES: &[Case] = &[
         })
     },
     Case {
-        heal: |api| api.page(None),
+        end_fault: |api| api.page(None),
         ..case("pages expire", 8, |api| {
             api.page(Some(1));
             api.fault(Fault::always("GET", "continue=", FaultResponse::Status(410, "Expired", None)));
@@ -150,7 +150,7 @@ const CASES: &[Case] = &[
         })
     },
     Case {
-        heal: |api| api.repeat_events(false),
+        end_fault: |api| api.repeat_events(false),
         ..case("events come twice", 5, |api| api.repeat_events(true))
     },
     case("the node is deleted", 5, |api| api.remove(&format!("/api/v1/nodes/{NODE}"))),
@@ -292,16 +292,16 @@ fn api_server_faults_lose_no_status_and_restart_no_container() {
     in_parallel(CASES, |case| {
         let (node, before) = begin(case);
         let (sent, begun) = (attempts(&node), Instant::now());
-        (case.strike)(node.api());
+        (case.begin_fault)(node.api());
         meanwhile(&node, true);
-        while begun.elapsed() < Duration::from_secs(case.lasts) {
+        while begun.elapsed() < Duration::from_secs(case.fault_seconds) {
             node.assert_no_duplicates();
             pause(Duration::from_millis(100));
         }
         let rate = (attempts(&node) - sent) / begun.elapsed().as_secs_f64();
         print_line(&format!("api server {case:?}: {rate:.1} requests/s during the fault"));
         node.api().clear_faults();
-        (case.heal)(node.api());
+        (case.end_fault)(node.api());
         settle(node, case, &before, 0);
         assert!(rate <= MAX_RATE, "{rate:.1} requests/s during the fault");
     });
@@ -327,7 +327,7 @@ fn killed_agent_takes_over_pods_during_api_server_faults() {
     in_parallel(&cases, |(number, case)| {
         let mut random = Random::new(seed + *number as u64);
         let (mut node, before) = begin(case);
-        (case.strike)(node.api());
+        (case.begin_fault)(node.api());
         let begun = Instant::now();
         pause(Duration::from_millis(random.below(1500)));
         node.kill_agent();
@@ -339,9 +339,9 @@ fn killed_agent_takes_over_pods_during_api_server_faults() {
             node.start_agent();
             node.assert_no_duplicates();
         }
-        pause(Duration::from_secs(case.lasts).saturating_sub(begun.elapsed()));
+        pause(Duration::from_secs(case.fault_seconds).saturating_sub(begun.elapsed()));
         node.api().clear_faults();
-        (case.heal)(node.api());
+        (case.end_fault)(node.api());
         settle(node, case, &before, 3);
     });
 }
@@ -349,12 +349,12 @@ fn killed_agent_takes_over_pods_during_api_server_faults() {
 /// The agent stops in time in each state of the server.
 #[test]
 fn agent_stops_in_time_during_api_server_faults() {
-    let cases: Vec<&Case> = CASES.iter().filter(|case| case.lasts >= 10).collect();
+    let cases: Vec<&Case> = CASES.iter().filter(|case| case.fault_seconds >= 10).collect();
     in_parallel(&cases, |case| {
         let mut node = FakeNode::join(config());
         node.bind(&two("web"));
         wait_reported(&node, case, "web");
-        (case.strike)(node.api());
+        (case.begin_fault)(node.api());
         node.bind(&simple("late"));
         node.assert_responsive();
         pause(Duration::from_secs(2));

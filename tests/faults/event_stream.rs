@@ -106,14 +106,14 @@ fn lists_replace_a_missing_event_stream() {
 #[test]
 fn event_stream_is_used_when_the_runtime_supports_it_again() {
     let node = FakeNode::start();
-    let says = |what: &str| node.cli(&["status"]).contains(what);
+    let status_contains = |what: &str| node.cli(&["status"]).contains(what);
     // Its own thread opens it, which may not have started yet when the agent is healthy.
-    wait_until("the stream to be open", LONG, || says("by event stream"));
+    wait_until("the stream to be open", LONG, || status_contains("by event stream"));
     node.apply(&two("web"));
     node.assert_runs_once("web", &BOTH);
     node.fake.fail("GetContainerEvents", Kind::Unimplemented, "unknown method GetContainerEvents");
     node.fake.end_event_streams();
-    wait_until("the lists", LONG, || says("full list every second"));
+    wait_until("the lists", LONG, || status_contains("full list every second"));
     let victim = node.running("web")["two"][0].clone();
     assert!(node.fake.kill_container(&victim, 3));
     node.wait_pod("web", "restarted", LONG, |pod| restarts(pod, "two") == 1 && is_ready(pod));
@@ -122,7 +122,9 @@ fn event_stream_is_used_when_the_runtime_supports_it_again() {
     wait_until("the agent to notice", LONG, || node.log().contains("cannot list pods"));
     node.fake.behave("GetContainerEvents");
     node.fake.go_up();
-    wait_until("the stream to be open again", LONG, || node.fake.listeners() == 1 && says("by event stream"));
+    wait_until("the stream to be open again", LONG, || {
+        node.fake.listeners() == 1 && status_contains("by event stream")
+    });
     restart_everything(&node);
     node.finish();
 }

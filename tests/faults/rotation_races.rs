@@ -41,7 +41,7 @@ fn outside(dir: &Path) -> Canary {
     {
         fs::write(dir.join("c").join(name), SECRET.repeat(1000)).unwrap();
     }
-    Canary::over(dir)
+    Canary::watch(dir)
 }
 
 /// The log directories (`logs/pod/c/0.log`), a directory in which attackers prepare entries, and the
@@ -81,13 +81,13 @@ impl LogDirectories {
 
     /// Makes an entry and moves it to a name in the container's directory. Failures are ignored.
     fn swap(&self, random: &mut Random, number: u64) {
-        let things = ["own", "own", "large", "link", "zero", "pipe", "directory", "nothing"];
-        let thing = *random.pick(&things).unwrap();
+        let kinds = ["own", "own", "large", "link", "zero", "pipe", "directory", "nothing"];
+        let kind = *random.pick(&kinds).unwrap();
         let name = self.name(random);
         let made = format!("made/{number}");
         let mode = Mode::from_raw_mode(0o755);
         let write = |text: &str, times| fs::write(self.logs.join(&made), text.repeat(times)).is_ok();
-        let ready = match thing {
+        let ready = match kind {
             "own" => write(OWN, 100),
             "large" => {
                 let length = if random.below(2) == 0 { 1 << 18 } else { 1 << 40 };
@@ -146,14 +146,14 @@ impl LogDirectories {
 
 /// A runtime that opens its log at the requested path, and follows no link there.
 struct Runtime {
-    arena: Arc<LogDirectories>,
+    directories: Arc<LogDirectories>,
     opened: Arc<AtomicU64>,
 }
 
 impl Reopen for Runtime {
     fn reopen_log(&self, _: &ContainerId) -> Result<(), String> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(self.arena.container.as_fd(), "0.log", flags, Mode::from_raw_mode(0o640))
+        let file = openat(self.directories.container.as_fd(), "0.log", flags, Mode::from_raw_mode(0o640))
             .map_err(|errno| errno.to_string())?;
         File::from(file).write_all(OWN.repeat(100).as_bytes()).map_err(|error| error.to_string())?;
         self.opened.fetch_add(1, Ordering::SeqCst);
@@ -197,31 +197,31 @@ impl RepeatingThread {
 #[test]
 fn log_rotation_never_leaves_its_directory() {
     let seed = race_seed();
-    let arena = Arc::new(LogDirectories::new());
+    let directories = Arc::new(LogDirectories::new());
     let opened = Arc::new(AtomicU64::new(0));
     let end = Instant::now() + race_duration();
 
     let mut attackers = Vec::new();
     for number in 0..2 {
-        let (arena, mut random) = (Arc::clone(&arena), Random::new(seed + number));
+        let (directories, mut random) = (Arc::clone(&directories), Random::new(seed + number));
         attackers.push(RepeatingThread::start(&format!("files/{number}"), move |time| {
-            arena.swap(&mut random, time * 2 + number);
+            directories.swap(&mut random, time * 2 + number);
         }));
     }
-    let (own, mut random) = (Arc::clone(&arena), Random::new(seed + 2));
+    let (own, mut random) = (Arc::clone(&directories), Random::new(seed + 2));
     attackers.push(RepeatingThread::start("directories", move |_| {
         own.swap_directories(&mut random);
         // Present half of the time.
         let _ = StopToken::never().wait(Duration::from_micros(300));
     }));
 
-    let runtime = Runtime { arena: Arc::clone(&arena), opened: Arc::clone(&opened) };
+    let runtime = Runtime { directories: Arc::clone(&directories), opened: Arc::clone(&opened) };
     let settings = Settings { max_bytes: Some(LIMIT), max_files: 4 };
-    let (rotator, log) = (Rotator::new(settings, runtime), arena.log());
+    let (rotator, log) = (Rotator::new(settings, runtime), directories.log());
     let rotating = RepeatingThread::start("rotation", move |_| {
         rotator.rotate_all(&[(ContainerId::from("c"), log.clone())], &StopToken::never());
     });
-    let log = arena.log();
+    let log = directories.log();
     let reading = RepeatingThread::start("reader", move |_| {
         let mut out = Vec::new();
         let _ = read(&log, &ReadOptions::default(), &mut out, &|| false, &StopToken::never());
@@ -236,7 +236,7 @@ fn log_rotation_never_leaves_its_directory() {
     let swaps: u64 = attackers.into_iter().map(RepeatingThread::end).sum();
     let (passes, reads) = (rotating.end(), reading.end());
     let rotations = opened.load(Ordering::SeqCst);
-    arena.canary.assert_untouched();
+    directories.canary.assert_untouched();
     print_line(&format!(
         "races: rotation: {passes} passes with {rotations} rotations, {reads} readers, {swaps} moves, seed {seed}"
     ));

@@ -163,10 +163,10 @@ fn wait_for_a_busy_server_ends_with_the_client() {
     let api = FakeApi::start();
     let client = api.client();
     api.fault(Fault::always("GET", "/nodes/", FaultResponse::Status(429, "TooManyRequests", Some(30))));
-    let asking = client.clone();
+    let waiting_client = client.clone();
     let (sender, outcome) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
-        let _ = sender.send(asking.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
+        let _ = sender.send(waiting_client.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
     })
     .unwrap();
     api.wait_for(1, |_| true);
@@ -176,8 +176,8 @@ fn wait_for_a_busy_server_ends_with_the_client() {
     assert!(client.get::<Value>(&Target::node("n1")).unwrap_err().is_stopping());
     // A wait beyond the deadline of the request is left to the caller.
     let begun = Instant::now();
-    let hasty = api.client().with_timeout(Duration::from_secs(5));
-    let error = hasty.get::<Value>(&Target::node("n1")).unwrap_err();
+    let impatient_client = api.client().with_timeout(Duration::from_secs(5));
+    let error = impatient_client.get::<Value>(&Target::node("n1")).unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }

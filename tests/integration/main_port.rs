@@ -418,7 +418,7 @@ fn reviews_are_retried_at_a_limited_rate() {
         let (before, begun) = (api.requests(), Instant::now());
         api.freeze();
         let (sender, results) = crossbeam_channel::bounded(100);
-        let askers: Vec<_> = (0..100)
+        let requesters: Vec<_> = (0..100)
             .map(|n| {
                 let (reviewer, sender) = (reviewer.clone(), sender.clone());
                 spawn("asker", Stack::Small, OnDeath::Unsupervised, move |_| {
@@ -434,7 +434,7 @@ fn reviews_are_retried_at_a_limited_rate() {
         let first = api.requests() - before;
         api.thaw();
         let granted = take_results(72);
-        drop(askers);
+        drop(requesters);
         if begun.elapsed() >= Duration::from_secs(10) && round < 5 {
             (api, reviewer) = reviewed();
             continue;

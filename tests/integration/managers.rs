@@ -207,8 +207,8 @@ fn restart_keeps_cpus_and_a_damaged_file_is_rebuilt_from_what_runs() {
         assert_eq!(status.contains("cpu_manager_state cannot be used"), damage.is_some(), "{status}");
         if let Some(text) = damage {
             for file in files {
-                let aside = node.root().join(format!("{file}.unusable"));
-                assert_eq!(fs::read_to_string(aside).unwrap(), text);
+                let unusable = node.root().join(format!("{file}.unusable"));
+                assert_eq!(fs::read_to_string(unusable).unwrap(), text);
             }
             assert!(node.cli(&["events"]).contains("UnusableStateFile"));
         }
@@ -281,7 +281,7 @@ fn damaged_state_files_of_all_managers_are_in_the_status_until_their_copies_are_
     for file in files {
         fs::write(node.root().join(file), "{").unwrap();
     }
-    let aside = |node: &FakeNode, file: &str| node.root().join(format!("{file}.unusable"));
+    let unusable_file = |node: &FakeNode, file: &str| node.root().join(format!("{file}.unusable"));
     let status = |node: &FakeNode| {
         let output = node.command(&["status"]);
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -289,9 +289,9 @@ fn damaged_state_files_of_all_managers_are_in_the_status_until_their_copies_are_
     node.start_agent();
     let events = node.cli(&["events"]);
     for file in files {
-        let aside = aside(&node, file);
-        assert_eq!(fs::read_to_string(&aside).unwrap(), "{");
-        assert!(status(&node).contains(aside.to_str().unwrap()), "{file}: {}", status(&node));
+        let unusable = unusable_file(&node, file);
+        assert_eq!(fs::read_to_string(&unusable).unwrap(), "{");
+        assert!(status(&node).contains(unusable.to_str().unwrap()), "{file}: {}", status(&node));
         let place = node.root().join(file).display().to_string();
         assert!(node.log().contains(&place), "{file}");
         assert!(events.contains("UnusableStateFile") && events.contains(&place), "{file}: {events}");
@@ -301,11 +301,11 @@ fn damaged_state_files_of_all_managers_are_in_the_status_until_their_copies_are_
         node.start_agent();
         for file in files {
             let shown = status(&node);
-            assert!(shown.contains(aside(&node, file).to_str().unwrap()), "{file}: {shown}");
+            assert!(shown.contains(unusable_file(&node, file).to_str().unwrap()), "{file}: {shown}");
         }
     }
     for file in files {
-        fs::remove_file(aside(&node, file)).unwrap();
+        fs::remove_file(unusable_file(&node, file)).unwrap();
     }
     assert!(!status(&node).contains("unusable"), "{}", status(&node));
     node.finish();

@@ -94,11 +94,11 @@ fn soak(options: &Options, whole: Duration) -> Vec<String> {
     let begun = Instant::now();
     let round = (whole / ROUNDS).max(SHORTEST_ROUND);
     let mut look = Instant::now() + LOOK;
-    let mut deeds = 0;
+    let mut actions = 0;
     while begun.elapsed() < whole {
         let end = Instant::now() + round;
         while Instant::now() < end {
-            deeds += u32::from(pod_set.act(&mut samples));
+            actions += u32::from(pod_set.act(&mut samples));
             if Instant::now() >= look {
                 look = Instant::now() + LOOK;
                 pod_set.assert_no_duplicates();
@@ -109,7 +109,7 @@ fn soak(options: &Options, whole: Duration) -> Vec<String> {
         pod_set.all_go(&mut samples);
         samples.take(&node, true, 0);
     }
-    println!("{deeds} deeds in {:.0} s", samples.seconds());
+    println!("{actions} deeds in {:.0} s", samples.seconds());
     let grown = samples.verdict();
     // No pod, container, sandbox, mount or directory is left, and the agent stops in time.
     node.finish_with_empty_runtime();

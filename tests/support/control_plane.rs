@@ -309,7 +309,7 @@ impl ControlPlane {
     }
 
     /// The same for polling: a busy server may fail to respond once. Its error is printed.
-    pub fn look(&self, args: &[&str]) -> Option<Value> {
+    pub fn poll(&self, args: &[&str]) -> Option<Value> {
         self.try_get(args, Self::try_kubectl).unwrap_or_else(|error| {
             eprintln!("{error}");
             None
@@ -333,7 +333,7 @@ impl ControlPlane {
 
     /// Waits for an object to satisfy a condition.
     pub fn wait(&self, args: &[&str], what: &str, limit: Duration, holds: impl Fn(&Value) -> bool) -> Value {
-        wait_for(&format!("{args:?} to be {what}"), limit, || self.look(args).filter(&holds))
+        wait_for(&format!("{args:?} to be {what}"), limit, || self.poll(args).filter(&holds))
     }
 
     /// What nodes and joining nodes have asked for so far: the API server's audit events, with

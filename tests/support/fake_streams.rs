@@ -106,9 +106,9 @@ fn act(stream: &mut TcpStream, words: &[&str], notes: &Mutex<Vec<String>>) -> st
         // Sends without end, whether a client reads or not, and notes that it has received a word.
         "chat" => {
             stream.write_all(SWITCHED.as_bytes())?;
-            let mut mouth = stream.try_clone()?;
+            let mut writer = stream.try_clone()?;
             let talking = spawn("t/talk", Stack::Small, OnDeath::Unsupervised, move |_| {
-                while mouth.write_all(&[0; 4096]).is_ok() {}
+                while writer.write_all(&[0; 4096]).is_ok() {}
             });
             if stream.read(&mut chunk)? > 0 {
                 notes.lock().expect("no thread panics while it holds the lock").push("heard".to_owned());

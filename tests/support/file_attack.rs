@@ -231,11 +231,11 @@ impl Canary {
         for name in names.iter().step_by(3) {
             fill(&dir.join(name), false);
         }
-        Canary::over(dir)
+        Canary::watch(dir)
     }
 
     /// Watches a directory tree as it is now.
-    pub fn over(dir: &Path) -> Canary {
+    pub fn watch(dir: &Path) -> Canary {
         use rustix::fs::inotify;
         let mut names = vec![dir.to_owned()];
         let mut next = 0;

@@ -29,7 +29,7 @@ pub struct Proxy {
 }
 
 struct State {
-    conduct: ProxyBehavior,
+    behavior: ProxyBehavior,
     /// The value that `Proxy-Authorization` must have.
     authorization: Option<String>,
     targets: BTreeMap<String, u16>,
@@ -52,7 +52,7 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let state = State {
-            conduct: ProxyBehavior::Forward,
+            behavior: ProxyBehavior::Forward,
             authorization: None,
             targets: targets.iter().map(|(name, port)| ((*name).to_owned(), *port)).collect(),
             heads: Vec::new(),
@@ -93,8 +93,8 @@ impl Proxy {
     }
 
     /// What it does with all later requests.
-    pub fn set_behavior(&self, conduct: ProxyBehavior) {
-        self.shared.lock().conduct = conduct;
+    pub fn set_behavior(&self, behavior: ProxyBehavior) {
+        self.shared.lock().behavior = behavior;
     }
 
     /// Answers later requests with 407 unless they have this `Proxy-Authorization`.
@@ -147,14 +147,14 @@ fn serve(mut client: &TcpStream, shared: &Shared) -> io::Result<()> {
             (head, target)
         }
     };
-    let (conduct, authorization, port) = {
+    let (behavior, authorization, port) = {
         let mut state = shared.lock();
         state.heads.push(head.clone());
-        (state.conduct.clone(), state.authorization.clone(), state.targets.get(&target).copied())
+        (state.behavior.clone(), state.authorization.clone(), state.targets.get(&target).copied())
     };
     let refusal = |status: &str| format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").into_bytes();
     let given = head.lines().find_map(|line| line.strip_prefix("Proxy-Authorization: "));
-    let most = match conduct {
+    let most = match behavior {
         ProxyBehavior::Respond(bytes) => return client.write_all(&bytes),
         ProxyBehavior::Hang => return client.read(&mut first).map(drop),
         _ if authorization.is_some() && authorization.as_deref() != given => {

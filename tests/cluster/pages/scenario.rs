@@ -117,7 +117,7 @@ pub(super) fn parts() -> Vec<Part> {
     let write = format!(
         "dd if=/dev/zero of=/disk/pages-NODE bs=64k count=32 oflag=direct; rm /disk/pages-NODE; {FOREVER}"
     );
-    let stumble = format!("test -e /data/x || {{ touch /data/x; exit 3; }}; {FOREVER}");
+    let exits_once = format!("test -e /data/x || {{ touch /data/x; exit 3; }}; {FOREVER}");
     let processes = format!("for i in 1 2 3 4 5; do sleep 100000 & done; {FOREVER}");
     let listen = format!("nc -l -p 7001 & nc -l -p 7002 & exec 9</dev/null; {FOREVER}");
     let data = || json!([{"name": "data", "emptyDir": {}}]);
@@ -154,7 +154,7 @@ pub(super) fn parts() -> Vec<Part> {
             part("writer", json!([busybox("main", &write)])),
             json!([{"name": "disk", "hostPath": {"path": disk(), "type": "Directory"}}]),
         ),
-        mounted(part("stumbled", json!([busybox("main", &stumble)])), data()),
+        mounted(part("stumbled", json!([busybox("main", &exits_once)])), data()),
         part("crashes", json!([busybox("main", "exit 1")])).shown(Shown::Waits),
         mounted(part("mixed", json!([busybox("main", file), busybox("ends", "exit 0")])), data())
             .spec("restartPolicy", json!("OnFailure"))

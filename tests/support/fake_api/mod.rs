@@ -384,11 +384,11 @@ impl Shared {
         let fault = {
             let mut state = self.lock();
             state.received.push_back(request.clone());
-            let struck = state.faults.iter().position(|fault| {
+            let matching = state.faults.iter().position(|fault| {
                 (fault.method.is_empty() || fault.method == request.method)
                     && request.uri.contains(&fault.path)
             });
-            struck.and_then(|index| {
+            matching.and_then(|index| {
                 let fault = state.faults.get_mut(index)?;
                 fault.times = fault.times.saturating_sub(1);
                 let what = fault.what.clone();

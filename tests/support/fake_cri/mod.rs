@@ -67,7 +67,7 @@ impl FakeCri {
             journal: Mutex::default(),
             misbehavior: Mutex::default(),
             subscribers: Mutex::default(),
-            spoiler: Mutex::default(),
+            stream_faults: Mutex::default(),
             delayed: Mutex::default(),
             endless: Mutex::default(),
         });
@@ -293,7 +293,7 @@ impl FakeCri {
 
     /// Applies a fault to the events from now on.
     pub fn set_stream_fault(&self, fault: StreamFault) {
-        self.shared.spoiler.lock().unwrap().fault = fault;
+        self.shared.stream_faults.lock().unwrap().fault = fault;
     }
 
     pub fn sandboxes(&self) -> Vec<Sandbox> {

@@ -75,7 +75,7 @@ pub struct Shared {
     pub journal: Mutex<Vec<JournalEntry>>,
     pub misbehavior: Mutex<HashMap<String, Misbehavior>>,
     pub subscribers: Mutex<Vec<Subscriber>>,
-    pub spoiler: Mutex<StreamFaults>,
+    pub stream_faults: Mutex<StreamFaults>,
     pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
     pub endless: Mutex<Endless>,
 }
@@ -149,7 +149,7 @@ impl Shared {
     pub fn publish(&self) {
         let subscribers = self.subscribers.lock().unwrap();
         let news = std::mem::take(&mut self.state.lock().unwrap().news);
-        let (news, cut) = self.spoiler.lock().unwrap().deliver(news, std::time::Instant::now());
+        let (news, cut) = self.stream_faults.lock().unwrap().deliver(news, std::time::Instant::now());
         if !news.is_empty() {
             subscribers.iter().for_each(|subscriber| subscriber.push(&news));
         }

@@ -526,13 +526,13 @@ impl State {
     }
 
     fn check_for_duplicates(&mut self, id: &str) {
-        let who = |container: &Container| {
+        let identity = |container: &Container| {
             let labels = &container.config.labels;
             Some((labels.get(POD_UID)?.clone(), labels.get(CONTAINER_NAME)?.clone()))
         };
-        let Some(started) = self.containers.get(id).and_then(who) else { return };
+        let Some(started) = self.containers.get(id).and_then(identity) else { return };
         let twin = self.containers.values().find(|other| {
-            other.status.id != id && other.is_running() && who(other).as_ref() == Some(&started)
+            other.status.id != id && other.is_running() && identity(other).as_ref() == Some(&started)
         });
         if let Some(twin) = twin {
             let alarm = format!("container {started:?} was started as {id} while {} runs", twin.status.id);
