@@ -227,7 +227,7 @@ fn remove(runtime: &Runtime, pod: &BarePod) {
     }
 }
 
-/// Runs `deed` for every number below `count`, `width` at a time.
+/// Runs `operation` for every number below `count`, `width` at a time.
 fn in_parallel<T: Send>(count: usize, width: usize, operation: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || {

@@ -285,7 +285,7 @@ fn kill_uses_the_most_specific_grace_period() {
     assert_eq!(grace(json!({}), None, Some(0)), json!("2"));
 }
 
-/// Answers every request with `answer` and records the requests.
+/// Answers every request with `response` and records the requests.
 struct HookServer {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,

@@ -107,8 +107,9 @@ fn exported() -> BTreeSet<String> {
         }
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         for literal in text.split('"').skip(1).step_by(2) {
-            let is_name =
-                literal.chars().all(|character| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '_');
+            let is_name = literal.chars().all(|character| {
+                character.is_ascii_lowercase() || character.is_ascii_digit() || character == '_'
+            });
             let of_metrics =
                 STARTS.iter().any(|start| literal.starts_with(start) && literal.len() > start.len());
             let by_file = file.ends_with("metrics.rs") || file.contains("/stats");
@@ -288,8 +289,9 @@ fn dashboard_queries_exported_metrics_only() {
                     problems.push(format!("{FILE}: {title}: there is no variable {name}"));
                 }
             }
-            problems
-                .extend(check(expression, &works).into_iter().map(|problem| format!("{FILE}: {title}: {problem}")));
+            problems.extend(
+                check(expression, &works).into_iter().map(|problem| format!("{FILE}: {title}: {problem}")),
+            );
         }
     }
     assert!(expressions > 30, "{expressions} expressions");
@@ -381,7 +383,9 @@ fn bad_expressions_are_found() {
         let found = check(expression, &works);
         match expected {
             None => assert_eq!(found, Vec::<String>::new(), "{expression}"),
-            Some(expected) => assert!(found.iter().any(|problem| problem.contains(expected)), "{expression}: {found:?}"),
+            Some(expected) => {
+                assert!(found.iter().any(|problem| problem.contains(expected)), "{expression}: {found:?}")
+            }
         }
     }
 }

@@ -129,7 +129,7 @@ impl ServerCertVerifier for AcceptAnyServer {
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
@@ -264,14 +264,14 @@ impl Connection {
         shown.map(|certificate| certificate.to_vec()).unwrap_or_default()
     }
 
-    /// Sends a request and reads its answer.
+    /// Sends a request and reads its response.
     pub fn ask(&mut self, text: &str) -> io::Result<Response> {
         let sent = self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush());
         // A refusal may come, and the server go, before all is sent.
         self.read_response(text.starts_with("HEAD")).map_err(|error| sent.err().unwrap_or(error))
     }
 
-    /// Reads one answer.
+    /// Reads one response.
     pub fn read_response(&mut self, head_only: bool) -> io::Result<Response> {
         let mut incoming = Incoming(&mut self.stream);
         let mut head = Vec::new();

@@ -56,7 +56,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers every request by `answer`, on a port that the kernel chooses.
+    /// Answers every request by `respond`, on a port that the kernel chooses.
     pub fn start(respond: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port on loopback");
         let port = listener.local_addr().expect("a bound socket has an address").port();
