@@ -153,7 +153,7 @@ impl NodeBackend for Handles {
         out: &mut dyn Write,
         stop: &StopToken,
     ) -> Result<(), BackendError> {
-        read(&log.path, options, out, &*log.running, stop).map_err(|error| BackendError::of(&error, stop))
+        read(&log.path, options, out, &*log.running, stop).map_err(|error| BackendError::new(&error, stop))
     }
 
     fn run(
@@ -215,7 +215,7 @@ impl NodeBackend for Handles {
     ) -> Result<CheckReport, BackendError> {
         self.image_check
             .verify(image, options, progress, stop)
-            .map_err(|error| BackendError::of(&error, stop))
+            .map_err(|error| BackendError::new(&error, stop))
     }
 
     fn image_set(&self) -> Arc<dyn Images> {

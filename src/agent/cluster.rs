@@ -15,7 +15,7 @@ use super::settings::gates;
 use super::shutdown;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::Serving;
-use crate::kube::certificates::{self, Certificates, Renewed};
+use crate::kube::certificates::{self, Certificates, ClientRenewal};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
@@ -34,7 +34,7 @@ use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::Running;
 use crate::volumes::kind::NodeLabels;
-use crate::volumes::{self, ShownVolumes, Volumes};
+use crate::volumes::{self, NodeVolumes, Volumes};
 
 /// The node's handles on its cluster; the threads are started later.
 pub(super) struct Cluster {
@@ -49,7 +49,7 @@ pub(super) struct Cluster {
     /// The other end of `registered`.
     pub(super) registrations: Receiver<()>,
     services: Running,
-    renewed: Option<Renewed>,
+    renewed: Option<ClientRenewal>,
 }
 
 /// The dependencies of the threads in addition to the handles of the rooms.
@@ -120,7 +120,7 @@ impl Cluster {
             shown: Box::new(move || {
                 let node = node.object()?;
                 let status = node.status.as_ref()?;
-                Some(ShownVolumes {
+                Some(NodeVolumes {
                     in_use: status.volumes_in_use.iter().flatten().cloned().collect(),
                     attached: status
                         .volumes_attached
@@ -226,7 +226,7 @@ fn sensors(
         observe: rooms.observe.clone(),
         images: rooms.images.clone(),
         cri: rooms.cri.clone(),
-        others: node::OtherRooms {
+        others: node::ExternalFacts {
             pressures: Some(pressures),
             problems: Some(Arc::new(move || {
                 shutting_down.is_on().then(|| shutdown::NOT_READY.to_owned()).into_iter().collect()
@@ -243,9 +243,9 @@ fn sensors(
                     let _ = registered.try_send(());
                 }))
             },
-            ..node::OtherRooms::default()
+            ..node::ExternalFacts::default()
         },
-        listed: node::Listed::default(),
+        listed: node::ListedImages::default(),
         certificates,
     }
 }

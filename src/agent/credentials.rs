@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::error::StartError;
 use crate::config::{self, AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::{
-    self, Identity, OpenBootstrap, Purpose, Renewed, Store, Template, bootstrap,
+    self, ClientRenewal, Identity, OpenBootstrap, Purpose, Store, Template, bootstrap,
 };
 use crate::kube::client::{Client, CredentialError, CredentialSource, Credentials, Issued};
 use crate::kube::kubeconfig;
@@ -37,7 +37,7 @@ pub(super) fn credentials(
     args: &AgentArgs,
     config: &KubeletConfiguration,
     node_name: &str,
-) -> Result<Option<(Credentials, Option<Renewed>)>, StartError> {
+) -> Result<Option<(Credentials, Option<ClientRenewal>)>, StartError> {
     let Some(path) = &args.kubeconfig else { return Ok(None) };
     let now = Timestamp::now();
     let store = Store::new(&args.cert_dir, Purpose::Client);
@@ -45,8 +45,8 @@ pub(super) fn credentials(
     if path.exists() {
         own = Some(read(path)?);
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
-        let reason =
-            identity.and_then(|identity| bootstrap::why_needed(Some(identity.certificate.reveal()), now));
+        let reason = identity
+            .and_then(|identity| bootstrap::bootstrap_reason(Some(identity.certificate.reveal()), now));
         if let Some(reason) = reason.filter(|_| args.bootstrap_kubeconfig.is_some()) {
             log::info!("{}: {reason}; requesting a new one", path.display());
             own = None;
@@ -68,7 +68,7 @@ pub(super) fn credentials(
         if let Some(current) = current.as_ref().filter(|current| !current.facts.is_expired(now)) {
             credentials.endpoint.identity = Some(current.for_client());
         }
-        return Ok(Some((credentials, Some(Renewed { current, bootstrap: opener, kubeconfig: None }))));
+        return Ok(Some((credentials, Some(ClientRenewal { current, bootstrap: opener, kubeconfig: None }))));
     }
     let Some(first) = &args.bootstrap_kubeconfig else {
         return Err(StartError::Refused(format!(
@@ -78,11 +78,11 @@ pub(super) fn credentials(
     };
     let (file, mut credentials) = read(first)?;
     let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
-    let current = bootstrap::good(&store, &Template::client(node_name), now);
+    let current = bootstrap::valid_identity(&store, &Template::client(node_name), now);
     credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
     credentials.token =
         current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(NoCertificateYet) });
-    let renewed = Renewed { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
+    let renewed = ClientRenewal { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
     Ok(Some((credentials, Some(renewed))))
 }
 

@@ -16,7 +16,7 @@ use crate::eviction::{self, ImageDirectories, ImageDirectoriesError, Reports, Vi
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::node;
-use crate::resources::stats::{Collector, Wanted};
+use crate::resources::stats::{Collector, StatsRequest};
 use crate::sync::evictions::{Link, Order};
 use crate::sync::reclaim::{self, Request};
 use crate::sync::view::View;
@@ -77,8 +77,8 @@ pub(super) fn start(
         read_node: Box::new(move |places| reader.glance(places)),
         measure: Box::new(move |need| {
             let wanted = match need {
-                Need::Memory => Wanted::RESOURCE,
-                Need::Disks => Wanted::EVICTION,
+                Need::Memory => StatsRequest::RESOURCE,
+                Need::Disks => StatsRequest::EVICTION,
             };
             collector.snapshot(wanted)
         }),

@@ -7,13 +7,13 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::handles::Handles;
 use crate::claims::info::ClaimInfo;
-use crate::devices::{Books, Registered};
+use crate::devices::{DeviceState, RegisteredPlugin};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::plugins;
 use crate::server::{ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip};
 use crate::sync::view::Snapshot;
-use crate::volumes::{Shown, State};
+use crate::volumes::{VolumeState, VolumeStatus};
 
 /// The names of a pod: namespace and name, or nothing and the UID.
 type PodName = (String, String);
@@ -108,15 +108,15 @@ fn limit<T>(rows: &mut Vec<T>) -> usize {
     omitted
 }
 
-fn volume_row((namespace, pod): &PodName, shown: Shown) -> VolumeRow {
+fn volume_row((namespace, pod): &PodName, shown: VolumeStatus) -> VolumeRow {
     let state = match shown.state {
         None => "waiting",
-        Some(State::SettingUp) => "being set up",
-        Some(State::Mounted) => "mounted",
-        Some(State::Failed) => "failed",
-        Some(State::Unmounting) => "being unmounted",
-        Some(State::Stuck) => "cannot be unmounted",
-        Some(State::Unmounted) => "unmounted",
+        Some(VolumeState::SettingUp) => "being set up",
+        Some(VolumeState::Mounted) => "mounted",
+        Some(VolumeState::Failed) => "failed",
+        Some(VolumeState::Unmounting) => "being unmounted",
+        Some(VolumeState::Stuck) => "cannot be unmounted",
+        Some(VolumeState::Unmounted) => "unmounted",
     };
     VolumeRow {
         namespace: namespace.clone(),
@@ -130,7 +130,7 @@ fn volume_row((namespace, pod): &PodName, shown: Shown) -> VolumeRow {
 }
 
 /// The devices that plugins list, and those that containers have although no plugin lists them.
-fn device_rows(state: &Books, names: &PodNames, only: Option<&PodUid>) -> Vec<DeviceRow> {
+fn device_rows(state: &DeviceState, names: &PodNames, only: Option<&PodUid>) -> Vec<DeviceRow> {
     let mut users: BTreeMap<(&str, &str), Vec<(&PodUid, &str)>> = BTreeMap::new();
     for (pod, container, resource, hold) in state.holds().iter() {
         for device in hold.devices.keys() {
@@ -201,7 +201,7 @@ fn claim_rows(claims: Vec<ClaimInfo>, names: &PodNames, only: Option<&PodUid>) -
 }
 
 /// The plugins of the directory, and the device plugins that registered on our own socket.
-fn plugin_rows(listed: Vec<plugins::Listed>, registered: Vec<Registered>) -> Vec<PluginRow> {
+fn plugin_rows(listed: Vec<plugins::SocketStatus>, registered: Vec<RegisteredPlugin>) -> Vec<PluginRow> {
     let now = Instant::now();
     let since = |time: Instant| ago(now.saturating_duration_since(time));
     let watched = |name: &str| {

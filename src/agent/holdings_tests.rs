@@ -10,17 +10,17 @@ fn names() -> PodNames {
 
 /// The state of the device manager with a plugin that lists `listed`; pod `u1` has d1, the unknown
 /// pod `u2` has `gone`.
-fn device_state(listed: &[(&str, bool)]) -> Books {
+fn device_state(listed: &[(&str, bool)]) -> DeviceState {
     let mut holds = Holds::default();
     for (pod, device) in [("u1", "d1"), ("u2", "gone")] {
         let devices = BTreeMap::from([(DeviceId::from(device), NumaMask::default())]);
         let hold = Hold { devices, state: HoldState::Reserved { nodes: None } };
         holds.insert(&PodUid::from(pod), "main", "example.com/d", hold);
     }
-    let mut state = Books::new(holds, BTreeMap::new(), Vec::new(), Instant::now());
+    let mut state = DeviceState::new(holds, BTreeMap::new(), Vec::new(), Instant::now());
     state.connected("example.com/d", 1, PluginOptions::default()).unwrap();
     let device = |(id, is_healthy): &(&str, bool)| {
-        (DeviceId::from(*id), Device { is_healthy: *is_healthy, nodes: NumaMask::of([1]) })
+        (DeviceId::from(*id), Device { is_healthy: *is_healthy, nodes: NumaMask::from_numbers([1]) })
     };
     state.listed("example.com/d", 1, listed.iter().map(device).collect()).unwrap();
     state
@@ -74,12 +74,12 @@ fn a_claim_has_a_row_for_each_device() {
 
 #[test]
 fn plugins_of_both_ways_to_register_are_listed_once() {
-    let registered = |resource: &str, socket: Option<&str>| Registered {
+    let registered = |resource: &str, socket: Option<&str>| RegisteredPlugin {
         resource: resource.to_owned(),
         socket: socket.map(Into::into),
         since: Instant::now(),
     };
-    let listed = |socket: &str, plugin: Option<(&str, &str)>| plugins::Listed {
+    let listed = |socket: &str, plugin: Option<(&str, &str)>| plugins::SocketStatus {
         socket: socket.into(),
         exists: true,
         plugin: plugin.map(|(kind, name)| plugins::Plugin {
@@ -119,14 +119,14 @@ fn plugins_of_both_ways_to_register_are_listed_once() {
 
 #[test]
 fn a_row_of_a_volume_names_its_state() {
-    let shown = |state| Shown {
+    let shown = |state| VolumeStatus {
         volume: "data".to_owned(),
         kind: "emptyDir".to_owned(),
         state,
         error: Some("busy".to_owned()),
         since: None,
     };
-    let row = volume_row(&names().get(&PodUid::from("u1")), shown(Some(State::Stuck)));
+    let row = volume_row(&names().get(&PodUid::from("u1")), shown(Some(VolumeState::Stuck)));
     assert_eq!((row.pod.as_str(), row.state.as_str()), ("web", "cannot be unmounted"));
     assert_eq!(volume_row(&names().get(&PodUid::from("u9")), shown(None)).pod, "u9");
 }

@@ -32,7 +32,7 @@ mod stats;
 mod supervise;
 mod wiring;
 
-use crate::config::{AgentArgs, Loaded};
+use crate::config::{AgentArgs, LoadedConfig};
 use crate::server::ServerError;
 use crate::util::error_chain::chain;
 use crate::util::service_manager::ServiceManager;
@@ -56,7 +56,7 @@ pub enum Outcome {
 /// Runs the agent until a signal stops it. Pods keep running. `flags`: every flag with its value,
 /// as `/flagz` shows it.
 #[must_use]
-pub fn run(args: &AgentArgs, loaded: &Loaded, flags: Vec<(String, String)>) -> Outcome {
+pub fn run(args: &AgentArgs, loaded: &LoadedConfig, flags: Vec<(String, String)>) -> Outcome {
     threads::adopt_current("main");
     logging::init(u32::try_from(loaded.config.logging.verbosity).unwrap_or(0));
     threads::install_panic_hook();

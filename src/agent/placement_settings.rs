@@ -31,7 +31,7 @@ use crate::placement::memory::Reserved;
 use crate::placement::numa::NumaMask;
 use crate::placement::numa_nodes::{self, NumaNode};
 use crate::placement::topology::{Policy, Scope, Topology};
-use crate::pods::assignments::{Assignments, Found, RunningContainers, Settings};
+use crate::pods::assignments::{Assignments, ObservedContainer, RunningContainers, Settings};
 use crate::sync::view::Entry;
 use crate::util::mailbox::Post;
 use crate::util::threads::{OnDeath, Running};
@@ -254,7 +254,7 @@ fn memory(
 
 /// The running containers with their CPUs and NUMA nodes: as the runtime reports them, or else from
 /// their cgroups below `cpusets`.
-fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<Found>, CriError> {
+fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<ObservedContainer>, CriError> {
     let pods = cri::list_pods(cri, None)?;
     let mut cgroups = None;
     let mut found = Vec::new();
@@ -273,11 +273,11 @@ fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<Found>, CriError> 
                 sets = (read("cpuset.cpus").unwrap_or_default(), read("cpuset.mems").unwrap_or_default());
             }
             let set = |text: &str| CpuSet::parse(text).ok().filter(|set| !set.is_empty());
-            found.push(Found {
+            found.push(ObservedContainer {
                 pod: pod.uid.clone(),
                 name: container.name.clone(),
                 cpus: set(&sets.0),
-                nodes: set(&sets.1).map(|nodes| NumaMask::of(nodes.iter())),
+                nodes: set(&sets.1).map(|nodes| NumaMask::from_numbers(nodes.iter())),
             });
         }
     }

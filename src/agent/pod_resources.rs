@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::rooms::Rooms;
-use crate::server::pod_resources::{self, Deps, Listed};
+use crate::server::pod_resources::{self, Deps, NodePod};
 use crate::transport::rpc_server::Server;
 
 /// Serves the API; `None`: its socket could not be made, which is logged.
@@ -15,15 +15,15 @@ pub(super) fn serve(root_dir: &Path, rooms: &Rooms) -> Option<Server> {
             let pod = entry.pod.clone()?;
             let has_ended = entry.worker.as_ref().is_some_and(|worker| worker.report().has_stopped());
             let is_active = !entry.rejected && !has_ended && !pod.is_over();
-            Some(Listed { pod, is_active })
+            Some(NodePod { pod, is_active })
         });
         listed.collect()
     };
-    let (given, givable) = (rooms.assignments.clone(), rooms.assignments.clone());
+    let (given, assignable) = (rooms.assignments.clone(), rooms.assignments.clone());
     let deps = Deps {
         pods: Box::new(pods),
-        given: Box::new(move |pod, container| given.given(pod, container)),
-        givable: Box::new(move || givable.givable()),
+        given: Box::new(move |pod, container| given.assigned(pod, container)),
+        assignable: Box::new(move || assignable.assignable()),
     };
     let served = pod_resources::serve(root_dir, deps);
     served.inspect_err(|error| log::error!("the pod-resources API is not served: {error}")).ok()

@@ -26,7 +26,7 @@ use crate::server::{
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::{disk_writes, state_files, threads};
-use crate::volumes::Slow;
+use crate::volumes::SlowOperation;
 
 /// How long a removed log is searched for again.
 const LOG_LIMIT: Duration = Duration::from_secs(1);
@@ -164,12 +164,12 @@ impl Handles {
         problems.extend(self.image_check.problems());
         problems.extend(self.image_set.problems());
         problems.extend(
-            self.api.as_ref().and_then(Client::trouble).map(|reason| format!("API server: {reason}")),
+            self.api.as_ref().and_then(Client::last_failure).map(|reason| format!("API server: {reason}")),
         );
-        let unremoved = self.volumes.lingering();
+        let unremoved = self.volumes.unremoved_pods();
         problems.extend(unremoved.iter().map(|removal| {
             let (pod, seconds) = (self.pod_text(&removal.uid), removal.since.as_secs());
-            format!("volumes of pod {pod} cannot be removed for {seconds} s: {}", removal.why)
+            format!("volumes of pod {pod} cannot be removed for {seconds} s: {}", removal.reason)
         }));
         problems.extend(self.volumes.unreleased().map(|(reason, since)| {
             format!("volumes that no pod uses cannot be released for {} s: {reason}", since.as_secs())
@@ -218,7 +218,7 @@ impl Handles {
                             field: problem.field.clone().unwrap_or_default(),
                             message: problem.message.clone(),
                             since: Some(problem.since),
-                            kept: problem.kept,
+                            kept: problem.pods_continue,
                         })
                         .collect(),
                 }
@@ -384,7 +384,7 @@ fn container_logs() -> Option<LogsReport> {
 }
 
 /// An operation on a volume of a pod that takes long, with the file server that it may wait for.
-fn slow_volume(view: &PodView, slow: &Slow) -> String {
+fn slow_volume(view: &PodView, slow: &SlowOperation) -> String {
     let volumes = view.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     let volume = volumes.iter().find(|volume| volume.name == slow.volume);
     let server = match volume.and_then(|volume| volume.nfs.as_ref()) {

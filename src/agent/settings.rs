@@ -19,7 +19,7 @@ use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
 use crate::model::restart::RuleGates;
 use crate::pods::admission::{Allocatable, NodeView};
-use crate::pods::plan::resize::Rules;
+use crate::pods::plan::resize::ResizeRules;
 use crate::resources::machine::{self, kernel_release};
 use crate::resources::{Roots, disk};
 use crate::runtime::logs::quota::Quota;
@@ -95,7 +95,7 @@ pub(super) fn sync(
             rules: gates.enabled("ContainerRestartRules"),
             restart_all: gates.enabled("RestartAllContainersOnContainerExits"),
         },
-        resize_rules: Rules {
+        resize_rules: ResizeRules {
             static_cpu: config.cpu_manager_policy == "static",
             static_memory: config.memory_manager_policy == "Static",
             swap: Some(SwapSettings {

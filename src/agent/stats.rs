@@ -17,7 +17,7 @@ use crate::model::requests::{Overhead, pod_limits};
 use crate::observe::Observe;
 use crate::resources::Roots;
 use crate::resources::stats::sample::FileSystem;
-use crate::resources::stats::{self, Collector, DriverNumbers, VolumeAt, Wanted};
+use crate::resources::stats::{self, Collector, DriverNumbers, PodVolume, StatsRequest};
 use crate::server::Detail;
 use crate::sync::view::View;
 use crate::util::metrics::{Page, Type};
@@ -100,7 +100,7 @@ fn memory_limit(pod: &Pod) -> Option<u64> {
 }
 
 /// The mounted volumes of a pod, as its specification describes them.
-fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<VolumeAt> {
+fn volumes_of(view: &View, volumes: &Volumes, uid: &PodUid) -> Vec<PodVolume> {
     let mounted = volumes.mounted(uid);
     if mounted.is_empty() {
         return Vec::new();
@@ -121,7 +121,7 @@ fn measurement(
     mounted: &MountedVolume,
     of_driver: Option<&MeasuredVolume>,
     pod: &str,
-) -> Option<VolumeAt> {
+) -> Option<PodVolume> {
     let driver =
         of_driver.and_then(|measured| measured.stats.as_ref()).map(|(time, stats)| numbers(*time, stats));
     // Directories of the node, images, and block devices that no driver measures.
@@ -141,7 +141,7 @@ fn measurement(
         || volume.secret.is_some()
         || volume.downward_api.is_some()
         || volume.projected.is_some();
-    Some(VolumeAt {
+    Some(PodVolume {
         name: volume.name.clone(),
         path: mounted.host_path.clone(),
         walk: empty_dir.is_some() || files,
@@ -173,8 +173,8 @@ fn numbers(time: Timestamp, stats: &VolumeStats) -> DriverNumbers {
 /// `/stats/summary`, in JSON.
 pub(super) fn summary(collector: &Collector, detail: Detail) -> Result<Vec<u8>, String> {
     let wanted = match detail {
-        Detail::Whole => Wanted::SUMMARY,
-        Detail::CpuAndMemory => Wanted::BRIEF,
+        Detail::Whole => StatsRequest::SUMMARY,
+        Detail::CpuAndMemory => StatsRequest::BRIEF,
     };
     let snapshot = collector.snapshot(wanted).map_err(|error| error.to_string())?;
     serde_json::to_vec(&stats::json(&snapshot)).map_err(|error| error.to_string())
@@ -182,7 +182,7 @@ pub(super) fn summary(collector: &Collector, detail: Detail) -> Result<Vec<u8>, 
 
 /// `/metrics/resource`.
 pub(super) fn resource(collector: &Collector, page: &mut Page) {
-    let snapshot = collector.snapshot(Wanted::RESOURCE);
+    let snapshot = collector.snapshot(StatsRequest::RESOURCE);
     if let Err(error) = &snapshot {
         log::warn!("no numbers for /metrics/resource: {error}");
     }
@@ -191,7 +191,7 @@ pub(super) fn resource(collector: &Collector, page: &mut Page) {
 
 /// `/metrics/cadvisor`.
 pub(super) fn cadvisor(collector: &Collector, page: &mut Page) {
-    let failed = match collector.snapshot(Wanted::CADVISOR) {
+    let failed = match collector.snapshot(StatsRequest::CADVISOR) {
         Ok(snapshot) => {
             stats::cadvisor(&snapshot, collector.roots(), page);
             snapshot.incomplete

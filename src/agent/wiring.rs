@@ -20,7 +20,7 @@ use super::{
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
-use crate::images::{CollectorRoom, ImageCheck, ImageCollector, SetDeps};
+use crate::images::{CollectorPeers, ImageCheck, ImageCollector, SetDeps};
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodApi};
@@ -30,7 +30,7 @@ use crate::model::pod::SourceName;
 use crate::model::reasons;
 use crate::observe::{Change, Subject};
 use crate::pods::mirror;
-use crate::pods::workers::{Ended, Workers};
+use crate::pods::workers::{WorkerEnd, Workers};
 use crate::probes::Probes;
 use crate::resources::iptables::Chains;
 use crate::runtime::gc::Collector;
@@ -343,7 +343,7 @@ fn workers(
     rooms: &Rooms,
     cluster: Option<&Cluster>,
     clean: Sender<()>,
-    ended: Post<PodUid, Ended>,
+    ended: Post<PodUid, WorkerEnd>,
 ) -> Workers {
     let Context { config, host, .. } = context;
     let settings =
@@ -394,7 +394,7 @@ fn start_clean(
     let image_policy = settings::image_gc(config);
     let images =
         ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), Timestamp::now())
-            .with_room(CollectorRoom {
+            .with_peers(CollectorPeers {
                 set: rooms.image_set.clone(),
                 puller: Arc::clone(&rooms.puller),
                 check: rooms.image_check.clone(),

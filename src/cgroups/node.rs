@@ -158,7 +158,7 @@ pub fn reserved_values(
 
 /// A cgroup of daemons to limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limited {
+pub struct DaemonCgroup {
     /// The text in messages: `System Reserved`, `Kube Reserved Compressible`.
     what: &'static str,
     /// The text in the message of success: `system`, `kube`.
@@ -169,7 +169,7 @@ pub struct Limited {
     pub values: Values,
 }
 
-impl Limited {
+impl DaemonCgroup {
     /// The message of the event `NodeAllocatableEnforced`.
     #[must_use]
     pub fn enforced(&self) -> String {
@@ -194,7 +194,7 @@ pub fn limited_daemons(
     kube_cgroup: &str,
     memory_qos: bool,
     all_cpus: Option<&str>,
-) -> Vec<Limited> {
+) -> Vec<DaemonCgroup> {
     let (system, kube) = ((&reserved.system, "system", system_cgroup), (&reserved.kube, "kube", kube_cgroup));
     let all = [
         ("system-reserved", "System Reserved", EnforcedResources::All, system),
@@ -209,7 +209,7 @@ pub fn limited_daemons(
     ];
     all.into_iter()
         .filter(|(word, ..)| words.iter().any(|other| other == word))
-        .map(|(_, what, enforced, (reserved, kind, cgroup))| Limited {
+        .map(|(_, what, enforced, (reserved, kind, cgroup))| DaemonCgroup {
             what,
             kind,
             cgroup: cgroup.to_owned(),

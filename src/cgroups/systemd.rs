@@ -121,7 +121,7 @@ impl Systemd {
     /// Signals about the ends of jobs are received from now on; those of systemd only.
     fn watch_jobs(&mut self) -> Result<(), CgroupError> {
         let reply = self.bus.call(bus("GetNameOwner"), vec![text(SYSTEMD)])?;
-        let owner = reply.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned();
+        let owner = reply.message.text(0).ok_or(DbusError::UnexpectedReply("GetNameOwner"))?.to_owned();
         self.bus.listen_to(&[&owner]);
         let rule = format!("type='signal',sender='{SYSTEMD}',interface='{MANAGER}',member='JobRemoved'");
         self.bus.call(bus("AddMatch"), vec![Value::Text(rule)])?;
@@ -155,7 +155,7 @@ fn ended<'a>(message: &'a Message, job: &str) -> Option<&'a str> {
 fn job(reply: &Message, member: &'static str) -> Result<String, DbusError> {
     match reply.args.first() {
         Some(Value::Path(path)) => Ok(path.clone()),
-        _ => Err(DbusError::Answer(member)),
+        _ => Err(DbusError::UnexpectedReply(member)),
     }
 }
 

@@ -58,11 +58,11 @@ fn play_at<T>(replies: &'static [Reply], operation: impl FnOnce(&str) -> T) -> (
             match call.member.as_str() {
                 "GetNameOwner" => {
                     let owner = vec![Value::Text(OWNER.to_owned())];
-                    stream.write_all(&played::answer(&call, owner).encode()).unwrap();
+                    stream.write_all(&played::reply_to(&call, owner).encode()).unwrap();
                     continue;
                 }
                 "AddMatch" => {
-                    stream.write_all(&played::answer(&call, Vec::new()).encode()).unwrap();
+                    stream.write_all(&played::reply_to(&call, Vec::new()).encode()).unwrap();
                     continue;
                 }
                 _ => {}
@@ -76,20 +76,20 @@ fn play_at<T>(replies: &'static [Reply], operation: impl FnOnce(&str) -> T) -> (
                     stream.write_all(&removed(OWNER, "/another", "failed").encode()).unwrap();
                     stream.write_all(&removed(OWNER, JOB, result).encode()).unwrap();
                     let job = vec![Value::Path(JOB.to_owned())];
-                    stream.write_all(&played::answer(&call, job).encode()).unwrap();
+                    stream.write_all(&played::reply_to(&call, job).encode()).unwrap();
                 }
                 Reply::Error(name) => {
-                    let mut refused = played::answer(&call, vec![Value::Text("no".to_owned())]);
+                    let mut refused = played::reply_to(&call, vec![Value::Text("no".to_owned())]);
                     refused.kind = Kind::Error;
                     refused.error = name.to_owned();
                     stream.write_all(&refused.encode()).unwrap();
                 }
                 Reply::Nothing => {
-                    stream.write_all(&played::answer(&call, Vec::new()).encode()).unwrap();
+                    stream.write_all(&played::reply_to(&call, Vec::new()).encode()).unwrap();
                 }
                 Reply::Version(text) => {
                     let version = vec![Value::Variant(Box::new(Value::Text(text.to_owned())))];
-                    stream.write_all(&played::answer(&call, version).encode()).unwrap();
+                    stream.write_all(&played::reply_to(&call, version).encode()).unwrap();
                 }
             }
         }

@@ -21,12 +21,12 @@ const MOST_BYTES: i32 = 4 * 1024 * 1024;
 pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
     LazyLock::new(|| {
         methods::NODE_PREPARE_RESOURCES
-            .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
+            .at_path("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
     });
 pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> =
     LazyLock::new(|| {
         methods::NODE_UNPREPARE_RESOURCES
-            .at("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
+            .at_path("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
     });
 
 /// The connection to an instance. Clones share it.

@@ -87,7 +87,7 @@ impl Claims {
     /// Ends the threads of all drivers.
     pub fn shut_down(&self) {
         let mut streams = std::mem::take(&mut *self.shared.streams.locked());
-        streams.values_mut().for_each(crate::util::threads::Running::ask_to_stop);
+        streams.values_mut().for_each(crate::util::threads::Running::request_stop);
         drop(streams);
     }
 }

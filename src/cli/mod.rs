@@ -30,7 +30,7 @@ pub use help::{command as command_help, help, kubelet_version, version};
 pub use local::LocalCommand;
 pub use parse::{Command, parse};
 
-use crate::config::{AgentArgs, KubeletConfiguration, LoadRequest, Loaded, Problem, load};
+use crate::config::{AgentArgs, KubeletConfiguration, LoadRequest, LoadedConfig, Problem, load};
 use crate::resources::{Roots, machine};
 
 /// Prints one line per problem on stderr.
@@ -100,7 +100,7 @@ pub fn print_config(args: &AgentArgs) -> Exit {
 }
 
 /// Loads the configuration; reports its problems.
-pub fn with_config(args: &AgentArgs, run: impl FnOnce(&Loaded) -> Exit) -> Exit {
+pub fn with_config(args: &AgentArgs, run: impl FnOnce(&LoadedConfig) -> Exit) -> Exit {
     let memory_bytes = machine::memory_bytes(&Roots::default());
     match load(&LoadRequest { memory_bytes, ..args.request.clone() }) {
         Ok(loaded) => run(&loaded),

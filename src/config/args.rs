@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::effects;
-use super::load::{LoadRequest, Loaded};
+use super::load::{LoadRequest, LoadedConfig};
 
 /// The directory of the agent's state unless `--root-dir` sets another.
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
@@ -151,7 +151,7 @@ impl AgentArgs {
     /// One warning about all fields, feature gates and flags that are set without effect; `None` if
     /// there are none.
     #[must_use]
-    pub fn warning(&self, loaded: &Loaded) -> Option<String> {
+    pub fn warning(&self, loaded: &LoadedConfig) -> Option<String> {
         let flags: Vec<String> = self.without_effect.iter().map(|name| format!("--{name}")).collect();
         let gates = loaded.gates.without_effect().into_iter();
         let gates: Vec<String> = gates.map(|name| format!("featureGates[{name}]")).collect();

@@ -84,7 +84,7 @@ pub struct LoadRequest {
 
 /// A valid configuration.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// All fields, with their defaults.
     pub config: KubeletConfiguration,
     /// The feature gates.
@@ -95,7 +95,7 @@ pub struct Loaded {
     pub files: Vec<PathBuf>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The effective configuration as a file that can be given to `--config`.
     pub fn to_yaml(&self) -> String {
         let mut value = crate::util::json::to_value(&self.config).unwrap_or(Value::Null);
@@ -109,13 +109,13 @@ impl Loaded {
 ///
 /// # Errors
 /// All problems, in the order of the layers.
-pub fn load(request: &LoadRequest) -> Result<Loaded, Vec<Problem>> {
+pub fn load(request: &LoadRequest) -> Result<LoadedConfig, Vec<Problem>> {
     load_with(request, &mut |layers, file| layers.read(file))
 }
 
 /// [`load`] with the main file's content as an argument.
 #[cfg(test)]
-pub(super) fn load_bytes(bytes: &[u8]) -> Result<Loaded, Vec<Problem>> {
+pub(super) fn load_bytes(bytes: &[u8]) -> Result<LoadedConfig, Vec<Problem>> {
     let request = LoadRequest { file: Some(PathBuf::from("/config.yaml")), ..LoadRequest::default() };
     load_with(&request, &mut |layers, file| layers.take(file, bytes))
 }
@@ -123,7 +123,7 @@ pub(super) fn load_bytes(bytes: &[u8]) -> Result<Loaded, Vec<Problem>> {
 fn load_with(
     request: &LoadRequest,
     read: &mut dyn FnMut(&mut Layers, &Path) -> Option<Value>,
-) -> Result<Loaded, Vec<Problem>> {
+) -> Result<LoadedConfig, Vec<Problem>> {
     let mut layers = Layers::default();
     let defaults = if request.file.is_some() { DefaultSet::WithFile } else { DefaultSet::FlagsOnly };
     let mut value = Value::Object(serde_json::Map::new());
@@ -175,7 +175,7 @@ fn load_with(
     }
     let without_effect = without_effect(&config, defaults);
     let files = layers.files.into_iter().map(|(path, _)| path).collect();
-    Ok(Loaded { config, gates, without_effect, files })
+    Ok(LoadedConfig { config, gates, without_effect, files })
 }
 
 /// Adds a problem, up to [`MAX_PROBLEMS`] and a last one that reports that there are more.

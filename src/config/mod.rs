@@ -3,7 +3,7 @@
 //! Owns: the table of fields ([`fields`]), the typed configuration, the defaults, the strict check,
 //! the rules, the feature gates, and loading all of it from a file, drop-ins and flags.
 //! Threads: none. Inbox: none; [`load()`] reads files and returns.
-//! Invariants: a [`Loaded`] meets every rule; for an invalid configuration all problems are
+//! Invariants: a [`LoadedConfig`] meets every rule; for an invalid configuration all problems are
 //! returned, each with file, line and field; no input panics (`mutated_config_files_never_panic`).
 //! Absent on purpose: flag names and help (room `cli`), watching files for changes, other versions.
 //! Go: pkg/kubelet/apis/config, pkg/kubelet/kubeletconfig, cmd/kubelet/app/options.
@@ -34,5 +34,5 @@ pub use defaults::DefaultSet;
 pub use duration::GoDuration;
 pub use gates::Gates;
 pub use kubelet::*;
-pub use load::{LoadRequest, Loaded, Override, Problem, load};
+pub use load::{LoadRequest, LoadedConfig, Override, Problem, load};
 pub use shown::{MASK, configz, without_password};

@@ -18,7 +18,7 @@ fn write(directory: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
 }
 
 /// Loads a file with `HEAD` and this body, and applies these flags.
-fn load_body(body: &str, overrides: &[(&'static str, Value)]) -> Result<Loaded, Vec<Problem>> {
+fn load_body(body: &str, overrides: &[(&'static str, Value)]) -> Result<LoadedConfig, Vec<Problem>> {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "config.yaml", format!("{HEAD}{body}"));
     load(&LoadRequest { file: Some(file), overrides: flags(overrides), ..LoadRequest::default() })

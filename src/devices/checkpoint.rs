@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::choose::DeviceIds;
 use super::device::{DeviceId, Granted, Setup};
 use super::holds::{Hold, HoldState, Holds};
-use super::state::Books;
+use super::state::DeviceState;
 use crate::model::checksum::{Value, checksum};
 use crate::model::ids::PodUid;
 use crate::model::numa::NumaMask;
@@ -82,7 +82,7 @@ pub struct RestoredState {
 
 /// The content of the file for this state. Reservations are not part of it.
 #[must_use]
-pub fn encode(state: &Books) -> String {
+pub fn encode(state: &DeviceState) -> String {
     let entries: Vec<Entry> = state
         .holds()
         .iter()
@@ -144,7 +144,7 @@ pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<Rest
         let setup = setup(&raw).ok_or_else(unreadable)?;
         let mut devices: BTreeMap<DeviceId, NumaMask> = BTreeMap::new();
         for (node, ids) in entry.devices.into_iter().flatten() {
-            let nodes = NumaMask::of(node.parse::<u32>());
+            let nodes = NumaMask::from_numbers(node.parse::<u32>());
             for id in ids.into_iter().flatten() {
                 let known = devices.entry(DeviceId::from(id)).or_default();
                 known.0 |= nodes.0;
@@ -232,7 +232,7 @@ mod tests {
         let hold = two.holds.get(&pod, "main", "example.com/widget").unwrap();
         let ids: Vec<&str> = hold.devices.keys().map(|id| &**id).collect();
         assert_eq!(ids, ["d2", "d3"]);
-        assert!(hold.devices.values().all(|nodes| *nodes == NumaMask::of([0])));
+        assert!(hold.devices.values().all(|nodes| *nodes == NumaMask::from_numbers([0])));
         assert_eq!(two.registered["example.com/widget"].len(), 4);
         let none = read(&files[1]).unwrap();
         assert_eq!(none.holds, Holds::default());
@@ -242,8 +242,12 @@ mod tests {
     fn a_written_file_is_read_again_and_that_without_pods_equals_the_recorded_one() {
         for file in recorded() {
             let restored = read(&file).unwrap();
-            let mut state =
-                Books::new(restored.holds.clone(), restored.registered.clone(), vec![0], Instant::now());
+            let mut state = DeviceState::new(
+                restored.holds.clone(),
+                restored.registered.clone(),
+                vec![0],
+                Instant::now(),
+            );
             for (index, (name, ids)) in restored.registered.iter().enumerate() {
                 state.connected(name, index as u64, Default::default()).unwrap();
                 let healthy = super::super::device::Device { is_healthy: true, ..Default::default() };
@@ -275,7 +279,7 @@ mod tests {
     #[test]
     fn a_device_of_two_nodes_is_below_both_and_one_without_below_minus_one() {
         let devices = BTreeMap::from([
-            (DeviceId::from("a"), NumaMask::of([0, 10])),
+            (DeviceId::from("a"), NumaMask::from_numbers([0, 10])),
             (DeviceId::from("b"), NumaMask::default()),
         ]);
         let nodes = by_node(&devices);
@@ -284,7 +288,7 @@ mod tests {
         let raw: std::sync::Arc<[u8]> = [1, 2].into();
         let hold_state = HoldState::Granted(Granted { setup: Setup::default(), raw });
         holds.insert(&PodUid::from("u<1>"), "c", "a/b", Hold { devices, state: hold_state });
-        let saved = Books::new(holds.clone(), BTreeMap::new(), vec![], Instant::now());
+        let saved = DeviceState::new(holds.clone(), BTreeMap::new(), vec![], Instant::now());
         let text = encode(&saved);
         assert!(text.contains("u\\u003c1\\u003e"));
         assert_eq!(read(&text).unwrap().holds, holds);

@@ -189,7 +189,7 @@ fn device(message: pb::PluginDevice) -> Option<(DeviceId, Device)> {
     }
     let nodes = message.topology.into_option().map(|topology| topology.nodes).unwrap_or_default();
     let numbers = nodes.iter().filter_map(|node| u32::try_from(node.id).ok());
-    let device = Device { is_healthy: message.health == "Healthy", nodes: NumaMask::of(numbers) };
+    let device = Device { is_healthy: message.health == "Healthy", nodes: NumaMask::from_numbers(numbers) };
     Some((message.id.into(), device))
 }
 
@@ -257,7 +257,7 @@ mod tests {
             })
         };
         let (id, found) = read("a", "Healthy", &[0, 3, -1, 64, i64::MAX]).unwrap();
-        assert_eq!((&*id, found.is_healthy, found.nodes), ("a", true, NumaMask::of([0, 3])));
+        assert_eq!((&*id, found.is_healthy, found.nodes), ("a", true, NumaMask::from_numbers([0, 3])));
         assert!(!read("a", "healthy", &[]).unwrap().1.is_healthy);
         assert_eq!(read("", "Healthy", &[]), None);
         assert_eq!(read(&"x".repeat(MOST_ID_BYTES + 1), "Healthy", &[]), None);

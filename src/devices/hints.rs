@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::choose::DeviceIds;
 use super::requests::{ContainerRequest, PodRequest};
-use super::state::{Books, Resource};
+use super::state::{DeviceState, Resource};
 use crate::model::numa::{Hint, NumaMask};
 
 /// How many sets of nodes are examined for one request: all of them on up to 12 nodes.
@@ -17,7 +17,7 @@ const MOST_NODES: usize = 12;
 /// from no nodes.
 pub type DeviceHints = BTreeMap<String, Vec<Hint>>;
 
-impl Books {
+impl DeviceState {
     /// Where the devices of a container can come from.
     #[must_use]
     pub fn hints(&self, pod: &PodRequest, container: &str) -> DeviceHints {
@@ -88,7 +88,7 @@ impl Counts {
             let mut nodes = nodes.and(all);
             if all.len() as usize > MOST_NODES {
                 // Few different sets, so that the work is bounded.
-                nodes = NumaMask::of(nodes.iter().next());
+                nodes = NumaMask::from_numbers(nodes.iter().next());
             }
             *counts.entry(nodes).or_insert(0) += 1;
         }
@@ -110,7 +110,7 @@ fn possible(
     reusable: &DeviceIds,
     wanted: u64,
 ) -> Vec<Hint> {
-    let all = NumaMask::of(nodes.iter().copied());
+    let all = NumaMask::from_numbers(nodes.iter().copied());
     let nodes_of = |ids: &DeviceIds| {
         let listed: Vec<NumaMask> =
             ids.iter().filter_map(|id| known.devices.get(id)).map(|device| device.nodes).collect();
@@ -137,12 +137,13 @@ fn possible(
 /// All sets of these nodes that are not empty; on large machines only those of one node, and all.
 fn sets(nodes: &[u32]) -> Vec<NumaMask> {
     if nodes.len() > MOST_NODES {
-        let single = nodes.iter().map(|node| NumaMask::of([*node]));
-        return single.chain([NumaMask::of(nodes.iter().copied())]).collect();
+        let single = nodes.iter().map(|node| NumaMask::from_numbers([*node]));
+        return single.chain([NumaMask::from_numbers(nodes.iter().copied())]).collect();
     }
     let mut sets = vec![NumaMask::default()];
     for node in nodes {
-        let with: Vec<NumaMask> = sets.iter().map(|set| NumaMask::of(set.iter().chain([*node]))).collect();
+        let with: Vec<NumaMask> =
+            sets.iter().map(|set| NumaMask::from_numbers(set.iter().chain([*node]))).collect();
         sets.extend(with);
     }
     sets.sort_by_key(|set| (set.len(), *set));

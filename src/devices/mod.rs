@@ -39,9 +39,9 @@ pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_watched, is_extend
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{ContainerRequest, Kind, PodRequest};
 pub use server::serve;
-pub use service::{Change, Devices, OnChange, Registered, RestoreReport, Settings};
+pub use service::{Change, Devices, OnChange, RegisteredPlugin, RestoreReport, Settings};
 pub use state::{
-    AllocationStep, Books, Capacity, Endpoint, Generation, ListChange, MOST_DEVICES, MOST_RESOURCES,
+    AllocationStep, Capacity, DeviceState, Endpoint, Generation, ListChange, MOST_DEVICES, MOST_RESOURCES,
     Resource, STOP_GRACE,
 };
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

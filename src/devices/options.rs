@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::device::Setup;
 use super::holds::HoldState;
-use super::state::Books;
+use super::state::DeviceState;
 use crate::model::ids::PodUid;
 
 /// A setting of two plugins that differs. The first one is used.
@@ -74,7 +74,7 @@ pub struct ResourceHealth {
     pub devices: Vec<(String, bool)>,
 }
 
-impl Books {
+impl DeviceState {
     /// What the devices of a container mean for it; `None`: it has none.
     #[must_use]
     pub fn setup(&self, pod: &PodUid, container: &str) -> Option<(Setup, Vec<Conflict>)> {

@@ -39,7 +39,7 @@ impl PodRequest {
     /// Of this pod. Resources of the kubelet itself (`cpu`, `memory` and so on, names without a
     /// domain) are left out, and resources that come from claims.
     #[must_use]
-    pub fn of(pod: &Pod) -> PodRequest {
+    pub fn from_pod(pod: &Pod) -> PodRequest {
         let last_init = pod.init_containers().len();
         let request = |(index, container): (usize, &crate::model::api::Container)| {
             let is_init = index < last_init && !is_sidecar(container);

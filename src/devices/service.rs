@@ -20,7 +20,7 @@ use super::options::ResourceHealth;
 use super::pace::ListPace;
 use super::requests::PodRequest;
 use super::state::{
-    AllocationStep, Books, Capacity, Endpoint, Generation, ListChange, MOST_DEVICES, Resource,
+    AllocationStep, Capacity, DeviceState, Endpoint, Generation, ListChange, MOST_DEVICES, Resource,
 };
 use super::wait::Readiness;
 use crate::model::ids::PodUid;
@@ -65,7 +65,7 @@ pub struct Devices {
 
 struct Shared {
     settings: Settings,
-    state: Mutex<Books>,
+    state: Mutex<DeviceState>,
     file: Mutex<StateFile>,
     plugins: Mutex<BTreeMap<String, Plugin>>,
     /// Plugins that another one of their resource has replaced, at most one for each resource: it takes
@@ -96,7 +96,7 @@ struct Plugin {
 
 /// The plugin of a resource, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Registered {
+pub struct RegisteredPlugin {
     /// The resource.
     pub resource: String,
     /// Its socket; `None`: the plugin is gone, or has not been there since the start.
@@ -157,7 +157,8 @@ impl Devices {
     pub fn open(settings: Settings, on_change: OnChange) -> (Devices, RestoreReport) {
         let file = CheckpointFile::new(&settings.directory, names::CHECKPOINT);
         let (restored, found) = restore(&file);
-        let state = Books::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
+        let state =
+            DeviceState::new(restored.holds, restored.registered, settings.nodes.clone(), Instant::now());
         let (stop, stopped) = stop::pair();
         let shared = Shared {
             settings,
@@ -195,7 +196,7 @@ impl Devices {
         let mut plugins = std::mem::take(&mut *self.shared.plugins.locked());
         let mut standby = std::mem::take(&mut *self.shared.standby.locked());
         let all = plugins.values_mut().chain(standby.values_mut());
-        all.for_each(|plugin| plugin.thread.ask_to_stop());
+        all.for_each(|plugin| plugin.thread.request_stop());
     }
 
     /// A plugin registers on our socket. Blocks while the plugin is called.
@@ -305,7 +306,7 @@ impl Devices {
 
     /// The plugins of all resources that are known.
     #[must_use]
-    pub fn registered(&self) -> Vec<Registered> {
+    pub fn registered(&self) -> Vec<RegisteredPlugin> {
         let plugins = self.shared.plugins.locked();
         let state = self.shared.state.locked();
         let plugin_of = |(name, known): (&String, &Resource)| {
@@ -315,7 +316,11 @@ impl Devices {
                 (Endpoint::Stopped { since }, None) => since,
                 (Endpoint::Connected { .. }, None) => Instant::now(),
             };
-            Registered { resource: name.clone(), socket: plugin.map(|plugin| plugin.socket.clone()), since }
+            RegisteredPlugin {
+                resource: name.clone(),
+                socket: plugin.map(|plugin| plugin.socket.clone()),
+                since,
+            }
         };
         state.resources().iter().map(plugin_of).collect()
     }
@@ -394,7 +399,7 @@ impl Devices {
     }
 
     /// Chooses devices for a container at the admission of its pod, without a call. See
-    /// [`Books::reserve`].
+    /// [`DeviceState::reserve`].
     ///
     /// # Errors
     /// When there are not enough devices; the reservations of the pod are removed.
@@ -539,7 +544,7 @@ impl Devices {
         self.client(resource)?.pre_start(&ids, stop)
     }
 
-    /// The devices for the status of the node. See [`Books::capacity`].
+    /// The devices for the status of the node. See [`DeviceState::capacity`].
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         let (capacity, has_changed) = {
@@ -567,7 +572,7 @@ impl Devices {
     }
 
     /// Reads the state, for the pod-resources API and for people. The function must not block.
-    pub fn read<T>(&self, read: impl FnOnce(&Books) -> T) -> T {
+    pub fn read<T>(&self, read: impl FnOnce(&DeviceState) -> T) -> T {
         read(&self.shared.state.locked())
     }
 }

@@ -2,7 +2,7 @@
 //! pkg/kubelet/cm/devicemanager `ManagerImpl`).
 //!
 //! A pod gets its devices in two steps, because a plugin can be slow and admission must not wait:
-//! [`Books::reserve`] chooses devices without a call, and [`Books::step`] with [`Books::grant`] lead
+//! [`DeviceState::reserve`] chooses devices without a call, and [`DeviceState::step`] with [`DeviceState::grant`] lead
 //! from the reservation to the calls of the plugin, which the pod's own thread makes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,15 +91,15 @@ pub struct ListChange {
 /// What to do next for a container that has a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllocationStep {
-    /// Ask the plugin which devices it prefers, and pass the response to [`Books::step`].
+    /// Ask the plugin which devices it prefers, and pass the response to [`DeviceState::step`].
     GetPreferred(PreferenceRequest),
-    /// Call `Allocate` with these devices, and pass the response to [`Books::grant`].
+    /// Call `Allocate` with these devices, and pass the response to [`DeviceState::grant`].
     Allocate(Vec<DeviceId>),
 }
 
 /// The state of the device manager.
 #[derive(Debug, Clone)]
-pub struct Books {
+pub struct DeviceState {
     pub(super) resources: BTreeMap<String, Resource>,
     pub(super) holds: Holds,
     /// The healthy devices at the end of the last run, from the state file.
@@ -112,17 +112,22 @@ pub struct Books {
     pub(super) nodes: Vec<u32>,
 }
 
-impl Books {
+impl DeviceState {
     /// A state with what the state file has: holds, and the names of healthy devices by resource. These
     /// resources have no devices until their plugins are back.
     #[must_use]
-    pub fn new(holds: Holds, before: BTreeMap<String, DeviceIds>, nodes: Vec<u32>, now: Instant) -> Books {
+    pub fn new(
+        holds: Holds,
+        before: BTreeMap<String, DeviceIds>,
+        nodes: Vec<u32>,
+        now: Instant,
+    ) -> DeviceState {
         let stopped = |name: &String| {
             let endpoint = Endpoint::Stopped { since: now };
             (name.clone(), Resource { devices: DeviceList::new(), endpoint, is_alive: false })
         };
         let resources = before.keys().map(stopped).collect();
-        Books { resources, holds, before, begun: now, removed: BTreeSet::new(), nodes }
+        DeviceState { resources, holds, before, begun: now, removed: BTreeSet::new(), nodes }
     }
 
     /// The resources that have a plugin, or had one until shortly.
@@ -240,7 +245,7 @@ impl Books {
         }
     }
 
-    /// When [`Books::capacity`] removes the next resource.
+    /// When [`DeviceState::capacity`] removes the next resource.
     #[must_use]
     pub fn next_removal(&self) -> Option<Instant> {
         let ends = self.resources.values().filter_map(|known| match known.endpoint {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::device::DeviceId;
 use super::requests::{ContainerRequest, PodRequest};
-use super::state::Books;
+use super::state::DeviceState;
 
 /// How long pods wait for plugins after the start of the agent.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(5 * 60);
@@ -49,7 +49,7 @@ impl Waiting {
     }
 }
 
-impl Books {
+impl DeviceState {
     /// Whether a pod should wait for plugins. `running` are its containers that run: they keep their
     /// devices.
     #[must_use]

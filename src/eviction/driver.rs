@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::kernel::Left;
+use super::kernel::RemainingMemory;
 use super::layout::{Layout, Reclaim};
 use super::local::is_limited;
 use super::notify::Reading;
@@ -88,7 +88,7 @@ pub struct Wait {
     /// When the next turn is due.
     pub until: Option<Instant>,
     /// When the kernel shall signal; `None`: signals are not needed now.
-    pub left: Option<Left>,
+    pub left: Option<RemainingMemory>,
 }
 
 impl Wait {
@@ -364,7 +364,7 @@ impl Driver {
     }
 
     /// What is left until the nearest threshold of memory that is not met.
-    fn left(&self, node: &NodeUse, pods_path: Option<String>) -> Left {
+    fn left(&self, node: &NodeUse, pods_path: Option<String>) -> RemainingMemory {
         let snapshot = Snapshot { node: node.clone(), ..Snapshot::default() };
         let observations = self.eviction.observe(&snapshot);
         let reading = |signal: Signal, usage: Option<u64>| {
@@ -378,7 +378,7 @@ impl Driver {
             Some(Reading::new(usage?, available, next))
         };
         let pods = node.system.iter().find(|part| part.name == "pods");
-        Left {
+        RemainingMemory {
             machine: reading(Signal::MemoryAvailable, node.numbers.usage),
             pods: reading(Signal::AllocatableMemoryAvailable, pods.and_then(|pods| pods.numbers.usage)),
             pods_usage: pods.and_then(|pods| pods.numbers.usage),

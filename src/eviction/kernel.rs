@@ -26,7 +26,7 @@ pub struct Files {
 
 /// What is left until the next thresholds, for [`Signals::arm`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Left {
+pub struct RemainingMemory {
     /// Of the machine's memory; `None`: nothing to wait for.
     pub machine: Option<Reading>,
     /// The same of the cgroup of all pods.
@@ -143,7 +143,7 @@ impl Signals {
     }
 
     /// Sets the levels for these numbers, if the old ones are outdated.
-    pub fn arm(&mut self, left: &Left) -> Armed {
+    pub fn arm(&mut self, left: &RemainingMemory) -> Armed {
         let Signals { files, plan, machine, pods, memory_high, .. } = self;
         if plan.sources.contains(&Source::MachineUsage) {
             machine.arm(&files.memory, left.machine);
@@ -265,7 +265,7 @@ impl MemoryHigh {
 
     /// The level is computed from numbers of one moment. The use of now may be larger by what was
     /// allocated since: with it, the kernel would signal too late.
-    fn arm(&mut self, left: &Left) -> Armed {
+    fn arm(&mut self, left: &RemainingMemory) -> Armed {
         let headroom = [left.machine, left.pods].into_iter().flatten().map(|reading| reading.headroom).min();
         let (Some(usage), Some(headroom)) = (left.pods_usage, headroom) else {
             self.disarm();
@@ -362,8 +362,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut signals = Signals::open(files(dir.path(), false), memory_plan);
         assert!(signals.needs_polling());
-        signals
-            .arm(&Left { machine: Some(Reading { usage: 1 << 30, headroom: 1 << 30 }), ..Left::default() });
+        signals.arm(&RemainingMemory {
+            machine: Some(Reading { usage: 1 << 30, headroom: 1 << 30 }),
+            ..RemainingMemory::default()
+        });
         assert!(signals.descriptors().is_empty());
     }
 
@@ -376,9 +378,10 @@ mod tests {
             std::fs::write(dir.path().join(file), "").unwrap();
         }
         let mut signals = Signals::open(files(dir.path(), true), memory_plan);
-        signals.arm(&Left::default());
+        signals.arm(&RemainingMemory::default());
         assert!(signals.needs_polling());
-        signals.arm(&Left { pods_path: Some("/kubepods".to_owned()), ..Left::default() });
+        signals
+            .arm(&RemainingMemory { pods_path: Some("/kubepods".to_owned()), ..RemainingMemory::default() });
         assert!(!signals.needs_polling());
     }
 
@@ -391,9 +394,9 @@ mod tests {
         let mut signals = Signals::open(files(dir.path(), false), memory_plan);
         assert!(!signals.needs_polling());
         let lines = || std::fs::read_to_string(dir.path().join(notify::EVENT_CONTROL)).unwrap();
-        let left = |usage: u64| Left {
+        let left = |usage: u64| RemainingMemory {
             machine: Some(Reading { usage: usage << 20, headroom: 1024 << 20 }),
-            ..Left::default()
+            ..RemainingMemory::default()
         };
         signals.arm(&left(3000));
         let first = lines();
@@ -420,7 +423,7 @@ mod tests {
             write(file, text);
         }
         let mut signals = Signals::open(files(dir.path(), true), memory_plan);
-        let left = |headroom: u64| Left {
+        let left = |headroom: u64| RemainingMemory {
             machine: Some(Reading { usage: 0, headroom: headroom << 20 }),
             pods: None,
             pods_usage: Some(100 << 20),
@@ -435,8 +438,8 @@ mod tests {
         assert_eq!(high(), psi::NO_LIMIT, "pods are not slowed down before the next pass");
         assert_eq!(signals.arm(&left(15)), Armed::Near);
         assert_eq!(high(), psi::NO_LIMIT);
-        assert_eq!(signals.arm(&Left { pods_usage: None, ..left(400) }), Armed::Near);
-        assert_eq!(signals.arm(&Left { machine: None, ..left(400) }), Armed::Set);
+        assert_eq!(signals.arm(&RemainingMemory { pods_usage: None, ..left(400) }), Armed::Near);
+        assert_eq!(signals.arm(&RemainingMemory { machine: None, ..left(400) }), Armed::Set);
     }
 
     #[test]
@@ -451,7 +454,7 @@ mod tests {
         write("memory.max", "max\n");
         write("memory.current", &(100_u64 << 20).to_string());
         let mut signals = Signals::open(files(dir.path(), true), memory_plan);
-        let left = Left {
+        let left = RemainingMemory {
             machine: Some(Reading { usage: 0, headroom: 400 << 20 }),
             pods: None,
             pods_usage: Some(100 << 20),

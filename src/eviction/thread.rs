@@ -25,7 +25,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::resources::stats::sample::{NodeUse, Snapshot};
-use crate::resources::stats::{Places, StatsError};
+use crate::resources::stats::{NodePaths, StatsError};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
@@ -40,7 +40,7 @@ pub struct ImageDirectories {
 }
 
 /// Reads the machine's numbers.
-pub type ReadNode = dyn Fn(&Places) -> Option<NodeUse> + Send;
+pub type ReadNode = dyn Fn(&NodePaths) -> Option<NodeUse> + Send;
 /// Measures pods.
 pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
 
@@ -101,7 +101,7 @@ pub fn spawn(settings: Settings, deps: Deps, bell: &Wake, on_death: OnDeath) -> 
         let driver = Driver::new(settings, deps.processors);
         run(
             driver,
-            Node { deps, places: Places::default(), layout: None, reclaiming: None, failed: None },
+            Node { deps, places: NodePaths::default(), layout: None, reclaiming: None, failed: None },
             &own,
             &stop,
         );
@@ -173,7 +173,7 @@ fn ready(
 /// The machine and the other rooms.
 struct Node {
     deps: Deps,
-    places: Places,
+    places: NodePaths,
     layout: Option<Layout>,
     reclaiming: Option<Receiver<()>>,
     /// The last failure that was logged.

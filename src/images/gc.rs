@@ -291,11 +291,11 @@ pub struct ImageCollector<I> {
     known_images: KnownImages,
     /// The first failure is only logged: right after the start, figures may be missing.
     failed_before: bool,
-    peers: Option<CollectorRoom>,
+    peers: Option<CollectorPeers>,
 }
 
 /// The parts of the room that know of images, too.
-pub struct CollectorRoom {
+pub struct CollectorPeers {
     /// Its images are not removed.
     pub set: ImageSet,
     /// Its records of images that are gone are deleted.
@@ -316,7 +316,7 @@ where
 
     /// A collector that shares what it finds with the other parts of the room.
     #[must_use]
-    pub fn with_room(self, peers: CollectorRoom) -> Self {
+    pub fn with_peers(self, peers: CollectorPeers) -> Self {
         ImageCollector { peers: Some(peers), ..self }
     }
 
@@ -330,11 +330,11 @@ where
         now: Timestamp,
     ) -> Result<(), ImageGcError<I::Error>> {
         let mut images = self.images.list().map_err(ImageGcError::List)?;
-        if let Some(CollectorRoom { set, .. }) = &self.peers {
+        if let Some(CollectorPeers { set, .. }) = &self.peers {
             images.iter_mut().for_each(|image| image.pinned |= set.keeps(&image.names));
         }
         self.known_images.detect(&images, in_use, now);
-        if let Some(CollectorRoom { puller, check, .. }) = &self.peers {
+        if let Some(CollectorPeers { puller, check, .. }) = &self.peers {
             puller.settle(&images, now);
             check.retain(&|id| images.iter().any(|image| image.id.as_str() == id));
         }

@@ -25,11 +25,13 @@ mod set;
 
 pub use check::{CheckDeps, CheckError, CheckOptions, CheckReport, Finding, ImageCheck};
 pub use check::{points_to_image, signs_of_damage};
-pub use gc::{CollectorRoom, GcPolicy, ImageCollector};
+pub use gc::{CollectorPeers, GcPolicy, ImageCollector};
 pub(crate) use pull::{ContainerImage, ImageFailure, ImageRequest, PullSecrets};
 pub use pull::{ImagePuller, ImageUser, PullDeps, PullSettings, Verification};
 pub use set::archive;
-pub use set::{ArchiveReport, BlobError, Document, ImageSet, Refusal, SetDeps, SetImageReport, SetReport, SetSettings};
+pub use set::{
+    ArchiveReport, BlobError, Document, ImageSet, Refusal, SetDeps, SetImageReport, SetReport, SetSettings,
+};
 
 /// Files with credentials, for tests/differential only.
 #[doc(hidden)]

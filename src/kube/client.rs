@@ -15,7 +15,7 @@ use super::rate::Bucket;
 use super::target::{Target, query};
 use crate::model::{metrics, typed};
 use crate::transport::api::{
-    Body, Breaker, Connections, DialError, Endpoint, Identity, Request, Response, Use,
+    Body, Breaker, Connections, DialError, Endpoint, Identity, Request, RequestKind, Response,
 };
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
@@ -100,7 +100,7 @@ struct Shared {
     user_agent: String,
     breaker: Breaker,
     /// The reason why the last request had no response; `None` if it had one.
-    trouble: Mutex<Option<String>>,
+    last_failure: Mutex<Option<String>>,
 }
 
 /// The connections made with one set of credentials.
@@ -149,7 +149,7 @@ struct Call<'a> {
     target: &'a Target,
     query: &'a [(&'a str, &'a str)],
     body: Option<(&'static str, Vec<u8>)>,
-    kind: Use,
+    kind: RequestKind,
 }
 
 impl fmt::Debug for Client {
@@ -168,8 +168,8 @@ impl Client {
         let user_agent = format!("kubelet/v1.36.3 (linux/{}) coracle/{version}", go_arch());
         let breaker = Breaker::default();
         let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
-        let trouble = Mutex::default();
-        let shared = Arc::new(Shared { session, user_agent, breaker: breaker.clone(), trouble });
+        let last_failure = Mutex::default();
+        let shared = Arc::new(Shared { session, user_agent, breaker: breaker.clone(), last_failure });
         Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
@@ -208,8 +208,14 @@ impl Client {
         target: &Target,
         parameters: &[(&str, &str)],
     ) -> Result<T, ApiError> {
-        let call =
-            Call { method: "GET", verb: "get", target, query: parameters, body: None, kind: Use::Call };
+        let call = Call {
+            method: "GET",
+            verb: "get",
+            target,
+            query: parameters,
+            body: None,
+            kind: RequestKind::Call,
+        };
         self.object(&call)
     }
 
@@ -220,7 +226,14 @@ impl Client {
         body: &B,
     ) -> Result<T, ApiError> {
         let body = encode("create", target, body)?;
-        self.object(&Call { method: "POST", verb: "create", target, query: &[], body, kind: Use::Call })
+        self.object(&Call {
+            method: "POST",
+            verb: "create",
+            target,
+            query: &[],
+            body,
+            kind: RequestKind::Call,
+        })
     }
 
     /// Replaces an object by PUT.
@@ -230,13 +243,27 @@ impl Client {
         body: &B,
     ) -> Result<T, ApiError> {
         let body = encode("update", target, body)?;
-        self.object(&Call { method: "PUT", verb: "update", target, query: &[], body, kind: Use::Call })
+        self.object(&Call {
+            method: "PUT",
+            verb: "update",
+            target,
+            query: &[],
+            body,
+            kind: RequestKind::Call,
+        })
     }
 
     /// Changes parts of an object with a strategic merge patch.
     pub fn patch<T: DeserializeOwned>(&self, target: &Target, body: &Value) -> Result<T, ApiError> {
         let body = Some(("application/strategic-merge-patch+json", body.to_string().into_bytes()));
-        self.object(&Call { method: "PATCH", verb: "patch", target, query: &[], body, kind: Use::Call })
+        self.object(&Call {
+            method: "PATCH",
+            verb: "patch",
+            target,
+            query: &[],
+            body,
+            kind: RequestKind::Call,
+        })
     }
 
     /// Deletes an object.
@@ -251,7 +278,14 @@ impl Client {
             }
         }
         let body = Some(("application/json", body.to_string().into_bytes()));
-        self.discard(&Call { method: "DELETE", verb: "delete", target, query: &[], body, kind: Use::Call })
+        self.discard(&Call {
+            method: "DELETE",
+            verb: "delete",
+            target,
+            query: &[],
+            body,
+            kind: RequestKind::Call,
+        })
     }
 
     /// Deletes all objects of a collection that a field selector matches.
@@ -259,7 +293,7 @@ impl Client {
         let body = Some(("application/json", br#"{"kind":"DeleteOptions","apiVersion":"v1"}"#.to_vec()));
         let query = &[("fieldSelector", field_selector)];
         let verb = "deletecollection";
-        self.discard(&Call { method: "DELETE", verb, target, query, body, kind: Use::Call })
+        self.discard(&Call { method: "DELETE", verb, target, query, body, kind: RequestKind::Call })
     }
 
     /// Sends a request whose response is not used.
@@ -276,7 +310,7 @@ impl Client {
         verb: &'static str,
         target: &Target,
         query: &[(&str, &str)],
-        kind: Use,
+        kind: RequestKind,
     ) -> Result<Body, ApiError> {
         Ok(self.send(&Call { method: "GET", verb, target, query, body: None, kind })?.body)
     }
@@ -339,8 +373,8 @@ impl Client {
     }
 
     /// Why the last request of any clone had no response; `None` if it had one.
-    pub fn trouble(&self) -> Option<String> {
-        self.shared.trouble.locked().clone()
+    pub fn last_failure(&self) -> Option<String> {
+        self.shared.last_failure.locked().clone()
     }
 
     /// Waits for `limit`, or until the credentials change.
@@ -432,7 +466,7 @@ impl Client {
             // A stream that was opened while the credentials changed may not be among those that were
             // ended. INVARIANT: these are listed under the lock under which the session is replaced,
             // so a stream that passes here was opened before that, or uses the new session.
-            if call.kind == Use::Stream
+            if call.kind == RequestKind::Stream
                 && self.generation() != session.generation
                 && !outcome.as_ref().is_err_and(ApiError::is_stopping)
             {
@@ -531,8 +565,8 @@ impl Client {
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
         });
         if !outcome.as_ref().is_err_and(ApiError::is_stopping) {
-            let trouble = outcome.as_ref().err().map(ToString::to_string);
-            *self.shared.trouble.locked() = trouble;
+            let last_failure = outcome.as_ref().err().map(ToString::to_string);
+            *self.shared.last_failure.locked() = last_failure;
         }
         outcome
     }

@@ -109,20 +109,20 @@ impl Correlator {
                 event.message.clone(),
             ),
         };
-        let seen = self.seen.touch(key, || History { count: 0, first: event.at });
+        let seen = self.seen.touch(key, || History { count: 0, first: event.time });
         seen.count = seen.count.saturating_add(1);
         let (count, first) = (seen.count, seen.first);
-        self.has_budget(&object, event.kind, event.at).then_some(Report { key, message, count, first })
+        self.has_budget(&object, event.kind, event.time).then_some(Report { key, message, count, first })
     }
 
     /// Whether this message is reported as one of a combined event.
     fn is_one_of_many(&mut self, key: u64, event: &Event) -> bool {
         let message = self.hasher.hash_one(&event.message);
-        let group = self.groups.touch(key, || Group { messages: Vec::new(), last: event.at });
-        if seconds(group.last, event.at) > SIMILAR_SECONDS {
+        let group = self.groups.touch(key, || Group { messages: Vec::new(), last: event.time });
+        if seconds(group.last, event.time) > SIMILAR_SECONDS {
             group.messages.clear();
         }
-        group.last = event.at;
+        group.last = event.time;
         if !group.messages.contains(&message) {
             group.messages.push(message);
         }
@@ -177,7 +177,7 @@ mod tests {
 
     fn event(kind: EventType, reason: &'static str, message: &str, second: i64) -> Event {
         Event {
-            at: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+            time: Timestamp::from_second(1_700_000_000 + second).unwrap(),
             regarding: Regarding::Pod {
                 namespace: "default".into(),
                 name: "web".into(),

@@ -11,7 +11,7 @@ use crate::transport::api::{Endpoint, Identity, Roots};
 
 fn event(name: &str, second: i64) -> Event {
     Event {
-        at: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+        time: Timestamp::from_second(1_700_000_000 + second).unwrap(),
         regarding: Regarding::Pod {
             namespace: "default".into(),
             name: name.into(),

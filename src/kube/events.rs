@@ -243,7 +243,7 @@ impl EventTable {
             host: self.host.clone(),
             count: report.count,
             first_seen: report.first,
-            last_seen: event.at,
+            last_seen: event.time,
             annotations: annotations(event.annotations),
         });
         self.by_key.insert(report.key, self.last);
@@ -435,7 +435,7 @@ mod tests {
 
     fn event(name: &str, message: &str, second: i64) -> Event {
         Event {
-            at: Timestamp::from_second(1_700_000_000 + second).unwrap(),
+            time: Timestamp::from_second(1_700_000_000 + second).unwrap(),
             regarding: Regarding::Pod {
                 namespace: "default".into(),
                 name: name.into(),

@@ -177,7 +177,7 @@ impl<'a> PodObjects<'a> {
     /// The source of the objects of `pod`: a static pod has those of the node's files only, and any
     /// other pod those of the API server only. `None` for another pod without an API server.
     #[must_use]
-    pub fn of(pod: &Pod, api: Option<&'a PodApi>, local: &'a LocalObjects) -> Option<PodObjects<'a>> {
+    pub fn for_pod(pod: &Pod, api: Option<&'a PodApi>, local: &'a LocalObjects) -> Option<PodObjects<'a>> {
         match api {
             _ if pod.is_static() => Some(PodObjects::Local(local)),
             Some(api) => Some(PodObjects::Api(&api.objects)),
@@ -281,11 +281,11 @@ mod tests {
         let local = LocalObjects::default();
         local.replace([secret("a", "1")].into(), Vec::new());
         let stop = StopToken::never();
-        let objects = PodObjects::of(&pod("u", "file", "a"), None, &local).unwrap();
+        let objects = PodObjects::for_pod(&pod("u", "file", "a"), None, &local).unwrap();
         assert_eq!(objects.secret("n", "a", &stop).unwrap().get("k"), Some(&b"1"[..]));
         assert!(objects.secret("other", "a", &stop).unwrap_err().is_not_found());
         assert!(objects.config_map("n", "a", &stop).unwrap_err().is_not_found());
-        assert!(PodObjects::of(&pod("u", "api", "a"), None, &local).is_none());
+        assert!(PodObjects::for_pod(&pod("u", "api", "a"), None, &local).is_none());
     }
 
     #[test]

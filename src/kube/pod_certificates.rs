@@ -36,7 +36,7 @@ use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
 
 pub use state::Condition;
-use state::{SignerResponse, Pending, State, Step};
+use state::{Pending, SignerResponse, State, Step};
 
 /// How long a volume waits for a new request to be answered. A later answer is found when the
 /// volume is tried again.
@@ -285,8 +285,9 @@ impl PodCertificates {
         let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
         let node = pod.spec().node_name.as_deref().unwrap_or_default();
         let key = key::Key::generate(&source.key_type)?;
-        let account_uid =
-            api.account_uid(namespace, account).map_err(|error| unavailable("fetching service account", error))?;
+        let account_uid = api
+            .account_uid(namespace, account)
+            .map_err(|error| unavailable("fetching service account", error))?;
         let node_uid = api.node_uid(node).map_err(|error| unavailable("getting node object", error))?;
         let body = json!({
             "kind": "PodCertificateRequest",

@@ -56,7 +56,7 @@ impl Token {
 
 /// The fields of the response to a TokenRequest that are used here.
 #[derive(Deserialize)]
-pub struct TokenResponse {
+pub struct IssuedToken {
     #[serde(default)]
     spec: ResponseSpec,
     status: ResponseStatus,
@@ -92,7 +92,7 @@ pub trait TokenApi: Send + Sync {
     ///
     /// # Errors
     /// The request failed.
-    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenResponse, ApiError>;
+    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError>;
 }
 
 /// Identifies a token: what a pod requests.
@@ -267,7 +267,8 @@ fn is_due(token: &Token, now: Timestamp, age: Duration, jitter_seconds: f64) -> 
     let jitter = SignedDuration::from_millis((jitter_seconds * 1000.0) as i64);
     let left = token.expires.duration_since(now);
     let used = seconds(token.seconds) - left;
-    used > seconds(MAX_AGE_SECONDS) - jitter || left < seconds(token.seconds.saturating_mul(20) / 100) + jitter
+    used > seconds(MAX_AGE_SECONDS) - jitter
+        || left < seconds(token.seconds.saturating_mul(20) / 100) + jitter
 }
 
 /// A TokenRequest bound to the pod.
@@ -292,7 +293,7 @@ impl Tokens {
     pub(crate) fn fixed() -> Tokens {
         struct Echo;
         impl TokenApi for Echo {
-            fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenResponse, ApiError> {
+            fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
                 if account == "missing" {
                     let message = "serviceaccounts \"missing\" not found";
                     return Err(ApiError::for_test(404, "NotFound", message));
@@ -318,7 +319,7 @@ mod tests {
     struct Server(Arc<AtomicI64>, i64);
 
     impl TokenApi for Server {
-        fn create(&self, _: &str, _: &str, body: &Value) -> Result<TokenResponse, ApiError> {
+        fn create(&self, _: &str, _: &str, body: &Value) -> Result<IssuedToken, ApiError> {
             let number = self.0.fetch_add(1, Ordering::SeqCst);
             if number < 0 {
                 return Err(refused());
@@ -369,7 +370,8 @@ mod tests {
             (365 * day, day - 1, 0.0, false),
             (365 * day, day + 1, 0.0, true),
         ] {
-            let token = Token { text: Secret::new("x".into()), expires: timestamp(1_000_000 + seconds), seconds };
+            let token =
+                Token { text: Secret::new("x".into()), expires: timestamp(1_000_000 + seconds), seconds };
             let elapsed = Duration::from_secs(age.unsigned_abs());
             assert_eq!(is_due(&token, timestamp(1_000_000 + age), elapsed, jitter), due, "{seconds} {age}");
         }
@@ -432,7 +434,7 @@ mod tests {
         /// The response to the first request arrives when the test has sent a unit.
         struct Late(Arc<AtomicI64>, crossbeam_channel::Receiver<()>);
         impl TokenApi for Late {
-            fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenResponse, ApiError> {
+            fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
                 let number = self.0.fetch_add(1, Ordering::SeqCst);
                 if number == 0 {
                     let _ = self.1.recv_timeout(Duration::from_secs(60));
@@ -450,7 +452,7 @@ mod tests {
             token.map(|token| token.expose().to_owned())
         };
         let shared = tokens.clone();
-        let first = crate::util::testing::beside(move || get(&shared, begun));
+        let first = crate::util::testing::in_background(move || get(&shared, begun));
         while count.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }

@@ -243,7 +243,8 @@ fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> Resul
     let mut all = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     for requirement in selector.match_expressions.iter().flatten() {
         let value = labels.get(&requirement.key);
-        let listed = || value.is_some_and(|value| requirement.values.iter().flatten().any(|listed| listed == value));
+        let listed =
+            || value.is_some_and(|value| requirement.values.iter().flatten().any(|listed| listed == value));
         all &= match requirement.operator.as_str() {
             "In" => listed(),
             "NotIn" => !listed(),

@@ -47,7 +47,7 @@ pub enum Regarding {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The time.
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// The object.
     pub regarding: Regarding,
     /// Normal or Warning.
@@ -106,7 +106,7 @@ impl EventSink {
         message: String,
         annotations: BTreeMap<&'static str, String>,
     ) {
-        let event = Event { at: Timestamp::now(), regarding, kind, reason, message, annotations };
+        let event = Event { time: Timestamp::now(), regarding, kind, reason, message, annotations };
         if self.queue.try_send(Box::new(event)).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }

@@ -33,7 +33,7 @@ pub enum Stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLine<'a> {
     /// When the runtime read it from the container.
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// The time as written, with the runtime's own offset.
     pub time_text: &'a str,
     /// The output that it came from.
@@ -70,7 +70,7 @@ pub fn parse(line: &[u8]) -> Result<LogLine<'_>, LogLineError> {
     if time_text.len() > 40 {
         return Err(LogLineError::Time);
     }
-    let at = instant(time_text).ok_or(LogLineError::Time)?;
+    let time = instant(time_text).ok_or(LogLineError::Time)?;
     let (stream, rest) = word(rest).ok_or(LogLineError::Stream)?;
     let stream = match stream {
         b"stdout" => Stream::Stdout,
@@ -83,7 +83,7 @@ pub fn parse(line: &[u8]) -> Result<LogLine<'_>, LogLineError> {
         return Err(LogLineError::Tag);
     }
     let partial = tags.split(|byte| *byte == b':').next() == Some(b"P");
-    Ok(LogLine { at, time_text, stream, partial, message })
+    Ok(LogLine { time, time_text, stream, partial, message })
 }
 
 /// The first field of a line. The format of runtimes costs a few nanoseconds here; the library
@@ -174,7 +174,7 @@ pub fn push_full_time(out: &mut Vec<u8>, time_text: &str) {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DockerLine {
     /// When Docker read it from the container.
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// The time as written.
     pub time_text: String,
     /// The output that it came from.
@@ -197,7 +197,7 @@ pub fn parse_docker(line: &[u8]) -> Option<DockerLine> {
         _ => return None,
     };
     let time_text = text("time")?;
-    Some(DockerLine { at: instant(&time_text)?, time_text, stream, text: text("log").unwrap_or_default() })
+    Some(DockerLine { time: instant(&time_text)?, time_text, stream, text: text("log").unwrap_or_default() })
 }
 
 /// The end of the container's text, at most [`TERMINATION_BYTES`], from the last lines of its log
@@ -234,10 +234,10 @@ mod tests {
         assert_eq!(line.stream, Stream::Stdout);
         assert!(!line.partial);
         assert_eq!(line.message, b"log content 1");
-        assert_eq!(line.at.subsec_nanosecond(), 669_794_202);
+        assert_eq!(line.time.subsec_nanosecond(), 669_794_202);
         let line = parse(b"2016-10-06T02:17:09.5+02:00 stderr P:x:y half").unwrap();
         assert_eq!((line.stream, line.partial, line.message), (Stream::Stderr, true, &b"half"[..]));
-        assert_eq!(line.at.to_string(), "2016-10-06T00:17:09.5Z");
+        assert_eq!(line.time.to_string(), "2016-10-06T00:17:09.5Z");
         assert_eq!(parse(b"2016-10-06T00:17:09Z stdout F ").unwrap().message, b"");
         assert_eq!(parse(b"2016-10-06T00:17:09Z stdout F").unwrap().message, b"");
         assert_eq!(parse(b"2016-10-06T00:17:09Z stdout F  two").unwrap().message, b" two");
@@ -311,7 +311,7 @@ mod tests {
             br#"{"log":"a\u0001\n","stream":"stderr","time":"2016-10-20T18:39:20.57606443Z","attrs":{}}"#;
         let parsed = parse_docker(line).unwrap();
         assert_eq!((parsed.stream, parsed.text.as_str()), (Stream::Stderr, "a\u{1}\n"));
-        assert_eq!(parsed.at.subsec_nanosecond(), 576_064_430);
+        assert_eq!(parsed.time.subsec_nanosecond(), 576_064_430);
         let none = br#"{"stream":"stdout","time":"2016-10-20T18:39:20Z"}"#;
         assert_eq!(parse_docker(none).unwrap().text, "");
         for bad in [
@@ -352,15 +352,15 @@ mod tests {
             partial: bool,
             message in proptest::collection::vec(any::<u8>().prop_filter("newline", |b| *b != b'\n'), 0..200),
         ) {
-            let at = Timestamp::new(second, nano).unwrap();
+            let time = Timestamp::new(second, nano).unwrap();
             let (stream, name) = if err { (Stream::Stderr, "stderr") } else { (Stream::Stdout, "stdout") };
-            let mut line = format!("{at} {name} {} ", if partial { "P" } else { "F" }).into_bytes();
+            let mut line = format!("{time} {name} {} ", if partial { "P" } else { "F" }).into_bytes();
             line.extend_from_slice(&message);
             line.push(b'\n');
             let parsed = parse(&line).unwrap();
-            prop_assert_eq!((parsed.at, parsed.stream, parsed.partial, parsed.message), (at, stream, partial, &message[..]));
-            prop_assert_eq!(full_time(parsed.time_text).parse::<Timestamp>().unwrap(), at);
-            prop_assert_eq!(fast_path(at.to_string().as_bytes()), Some(at));
+            prop_assert_eq!((parsed.time, parsed.stream, parsed.partial, parsed.message), (time, stream, partial, &message[..]));
+            prop_assert_eq!(full_time(parsed.time_text).parse::<Timestamp>().unwrap(), time);
+            prop_assert_eq!(fast_path(time.to_string().as_bytes()), Some(time));
         }
 
         #[test]

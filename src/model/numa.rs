@@ -6,7 +6,7 @@ pub struct NumaMask(pub u64);
 
 impl NumaMask {
     /// The nodes in `numbers`. Numbers above 63 are left out.
-    pub fn of(numbers: impl IntoIterator<Item = u32>) -> NumaMask {
+    pub fn from_numbers(numbers: impl IntoIterator<Item = u32>) -> NumaMask {
         let bit = |number: u32| 1_u64.checked_shl(number).unwrap_or(0);
         NumaMask(numbers.into_iter().map(bit).fold(0, |mask, bit| mask | bit))
     }

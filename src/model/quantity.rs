@@ -13,7 +13,7 @@ const NANO: i128 = 1_000_000_000;
 #[error(
     "{text:?} is not a quantity: want a number with an optional suffix such as m, k, M, Ki, Mi, Gi or e3"
 )]
-pub struct NotAQuantity {
+pub struct QuantityError {
     /// The text.
     pub text: String,
 }
@@ -36,8 +36,8 @@ impl Amount {
     ///
     /// # Errors
     /// When the text is not a quantity.
-    pub fn parse(text: &str) -> Result<Self, NotAQuantity> {
-        parse(text).ok_or_else(|| NotAQuantity { text: text.to_owned() })
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        parse(text).ok_or_else(|| QuantityError { text: text.to_owned() })
     }
 
     /// The number of units, rounded up.
@@ -284,7 +284,7 @@ pub enum Form {
 impl Form {
     /// The form of this text.
     #[must_use]
-    pub fn of(text: &str) -> Form {
+    pub fn from_text(text: &str) -> Form {
         match split(text).map(|split| split.scale) {
             Some(Scale::Binary(_)) => Form::Binary,
             Some(Scale::Exponent(_)) => Form::Exponent,
@@ -298,7 +298,7 @@ impl Form {
 #[must_use]
 pub fn canonical(text: &str) -> String {
     match Amount::parse(text) {
-        Ok(amount) if !is_unchanged(text) => amount.write(Form::of(text)),
+        Ok(amount) if !is_unchanged(text) => amount.write(Form::from_text(text)),
         _ => text.to_owned(),
     }
 }

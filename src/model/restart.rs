@@ -64,7 +64,7 @@ pub fn runs_again(pod: &Pod, name: &str, exit_code: i32) -> bool {
 /// Whether a container that is stopped because a probe failed is restarted. Its exit code is not
 /// known yet, so rules are ignored.
 #[must_use]
-pub fn comes_back_after_probe(pod: &Pod, container: &Container) -> bool {
+pub fn restarts_after_probe(pod: &Pod, container: &Container) -> bool {
     policy(pod, container) != "Never"
 }
 

@@ -22,16 +22,16 @@ const MAX_MESSAGE_BYTES: usize = 500;
 
 /// A value at `path` with a wrong type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Misfit {
+pub struct WrongValue {
     /// Field path, such as `spec.containers[0].ports[0].hostPort`.
     pub path: String,
     /// The actual and the expected type.
     pub message: String,
 }
 
-impl std::error::Error for Misfit {}
+impl std::error::Error for WrongValue {}
 
-impl fmt::Display for Misfit {
+impl fmt::Display for WrongValue {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.path.is_empty() {
             write!(out, "{}: ", self.path)?;
@@ -50,7 +50,7 @@ pub struct Typed<T> {
 }
 
 /// Reads `value` as a `T`, or returns every fault.
-pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misfit>> {
+pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<WrongValue>> {
     let mut wrong_values = Vec::new();
     let mut blanked: Option<Value> = None;
     loop {
@@ -64,9 +64,9 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
             Err(error) => error,
         };
         let steps = trace.into_inner().failed.unwrap_or_default();
-        let wrong_value = Misfit { path: render(&steps), message: error.0 };
+        let wrong_value = WrongValue { path: render(&steps), message: error.0 };
         // The value is null already and is still reported as wrong: stop here.
-        let stuck = wrong_values.iter().any(|known: &Misfit| known.path == wrong_value.path);
+        let stuck = wrong_values.iter().any(|known: &WrongValue| known.path == wrong_value.path);
         if !stuck {
             wrong_values.push(wrong_value);
         }
@@ -82,7 +82,7 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Misf
 ///
 /// # Errors
 /// The first fault.
-pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, Misfit> {
+pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
     read(value)
         .map(|typed| typed.object)
         .map_err(|wrong_values| wrong_values.into_iter().next().unwrap_or_default())

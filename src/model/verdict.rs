@@ -11,7 +11,7 @@ pub enum Verdict {
     /// The probe has not decided yet on an instance that ran before this agent started: the earlier
     /// state of the instance is kept, so that a restart of the agent does not make a pod unready.
     /// If the earlier verdict is unknown, it counts as a success.
-    Kept,
+    Assumed,
     /// Enough successes in a row.
     Success,
     /// Enough failures in a row.

@@ -63,7 +63,7 @@ impl LeaseRenewer {
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(node) -> _ => {}
-                recv(timers::at(next)) -> _ => {}
+                recv(timers::deadline_channel(next)) -> _ => {}
             }
         }
     }

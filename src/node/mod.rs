@@ -52,7 +52,7 @@ pub use conditions::{Pressures, pressure_events};
 pub use patch::between as node_patch;
 pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
-pub use sensors::{Host, Listed, OtherRooms, Sensors, VolumesInUse};
+pub use sensors::{ExternalFacts, Host, ListedImages, Sensors, VolumesInUse};
 pub use settings::Settings;
 pub use view::{host_ips, view_of};
 pub use watch::NodeWatch;

@@ -101,7 +101,7 @@ impl Reporter {
         let mut bell = bell.clone();
         loop {
             self.turn(Instant::now(), Timestamp::now(), random_unit());
-            let next = timers::at(Some(self.pace.next()));
+            let next = timers::deadline_channel(Some(self.pace.next()));
             let _waiting = threads::waiting("next node status");
             select_biased! {
                 recv(stop.signal()) -> _ => return,

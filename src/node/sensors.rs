@@ -54,7 +54,7 @@ pub trait Sensors {
 
 /// Facts that other rooms may add to a status; empty by default.
 #[derive(Clone, Default)]
-pub struct OtherRooms {
+pub struct ExternalFacts {
     /// The resources that the node is short of.
     pub pressures: Option<Arc<dyn Fn() -> Pressures + Send + Sync>>,
     /// More reasons for not being ready.
@@ -112,16 +112,16 @@ pub struct Host {
     /// Gets the pod address ranges.
     pub cri: RuntimeClient,
     /// From other rooms.
-    pub others: OtherRooms,
+    pub others: ExternalFacts,
     /// The images that were reported last, and when they are listed again.
-    pub listed: Listed,
+    pub listed: ListedImages,
     /// Gets the node's addresses, which its serving certificate must contain.
     pub certificates: Option<Certificates>,
 }
 
 /// The last list of images.
 #[derive(Default)]
-pub struct Listed {
+pub struct ListedImages {
     images: Option<Vec<ContainerImage>>,
     again: Option<Instant>,
 }

@@ -106,7 +106,7 @@ impl Watcher {
         select_biased! {
             recv(stop.signal()) -> _ => false,
             recv(self.observe.cache.bell()) -> _ => true,
-            recv(timers::at(Some(next))) -> _ => true,
+            recv(timers::deadline_channel(Some(next))) -> _ => true,
         }
     }
 

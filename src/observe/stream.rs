@@ -70,7 +70,7 @@ fn run(observe: &Observe, runtime_is_back: &Receiver<()>, stop: &StopToken) {
         select_biased! {
             recv(stop.signal()) -> _ => return,
             recv(runtime_is_back) -> _ => pause = RETRY_FIRST,
-            recv(timers::at(Some(now + wait))) -> _ => pause = (pause * 2).min(RETRY_MAX),
+            recv(timers::deadline_channel(Some(now + wait))) -> _ => pause = (pause * 2).min(RETRY_MAX),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::model::log_line::{
 use crate::model::mount::termination_log_path;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::util::tail::{self, Tail, Window};
-use crate::util::untrusted::{self, Place};
+use crate::util::untrusted::{self, UntrustedPath};
 
 /// At most this much of the end of the termination file is shown.
 const MESSAGE_BYTES: u64 = 4096;
@@ -66,7 +66,7 @@ fn end_of_log(path: &Path) -> String {
 
 fn last_lines(path: &Path) -> io::Result<Tail> {
     // A container that can write to log directories may have replaced any part of this path.
-    let mut file = Place::find(path, LOG_LEVELS)?.open()?;
+    let mut file = UntrustedPath::find(path, LOG_LEVELS)?.open()?;
     let window = Window { lines: TERMINATION_LINES, bytes: TERMINATION_WINDOW, before: TERMINATION_BEFORE };
     tail::last(&mut file, window)
 }

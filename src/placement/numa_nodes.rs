@@ -86,7 +86,7 @@ pub fn read(
 
 /// The numbers of these nodes.
 pub fn all(nodes: &[NumaNode]) -> NumaMask {
-    NumaMask::of(nodes.iter().map(|node| node.number))
+    NumaMask::from_numbers(nodes.iter().map(|node| node.number))
 }
 
 fn node(dir: &Path, number: u32) -> Result<NumaNode, NumaError> {
@@ -194,7 +194,7 @@ mod tests {
             },
         ];
         assert_eq!(nodes, expected);
-        assert_eq!(all(&nodes), NumaMask::of([2, 10]));
+        assert_eq!(all(&nodes), NumaMask::from_numbers([2, 10]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::event::PollFlags;
 
-use super::state::{Listed, Operation, OperationResult, PluginState};
+use super::state::{Operation, OperationResult, PluginState, SocketStatus};
 use super::tree::Tree;
 use super::{Handlers, handshake};
 use crate::util::lock::LockExt;
@@ -78,7 +78,7 @@ impl Plugins {
 impl Listing {
     /// All sockets and plugins, for the status.
     #[must_use]
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<SocketStatus> {
         self.state.locked().list()
     }
 }
@@ -133,7 +133,7 @@ impl Worker {
                 }
             }
         }
-        self.calls.iter_mut().for_each(Running::ask_to_stop);
+        self.calls.iter_mut().for_each(Running::request_stop);
         for call in self.calls {
             call.stop(END_LIMIT);
         }

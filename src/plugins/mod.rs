@@ -20,7 +20,7 @@ mod tree;
 mod tests;
 
 pub use manager::{Listing, Plugins, Settings};
-pub use state::{Listed, Plugin};
+pub use state::{Plugin, SocketStatus};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -87,7 +87,7 @@ impl Socket {
 
 /// A socket, for the status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct SocketStatus {
     /// The registration socket.
     pub socket: PathBuf,
     /// Whether the socket exists.
@@ -185,8 +185,8 @@ impl PluginState {
 
     /// All sockets that exist or are registered.
     #[must_use]
-    pub fn list(&self) -> Vec<Listed> {
-        let status = |(path, socket): (&PathBuf, &Socket)| Listed {
+    pub fn list(&self) -> Vec<SocketStatus> {
+        let status = |(path, socket): (&PathBuf, &Socket)| SocketStatus {
             socket: path.clone(),
             exists: socket.desired.is_some(),
             plugin: socket.actual.as_ref().map(|(_, plugin)| plugin.clone()),

@@ -78,7 +78,7 @@ impl Fixture {
     }
 
     /// Waits until the list fulfils a condition.
-    fn until(&self, holds: impl Fn(&[Listed]) -> bool) -> Vec<Listed> {
+    fn until(&self, holds: impl Fn(&[SocketStatus]) -> bool) -> Vec<SocketStatus> {
         let end = Instant::now() + LIMIT;
         loop {
             let list = self.listing.list();
@@ -92,7 +92,7 @@ impl Fixture {
 
     /// A first attempt may come between the calls that make the socket and let it listen.
     fn fails_with(&self, text: &str) {
-        let fails = |socket: &Listed| socket.error.as_ref().is_some_and(|error| error.contains(text));
+        let fails = |socket: &SocketStatus| socket.error.as_ref().is_some_and(|error| error.contains(text));
         let list = self.until(|list| list.iter().any(fails));
         assert_eq!(list[0].plugin, None);
     }
@@ -230,7 +230,7 @@ fn plugins_that_hang_delay_no_other() {
     let mute = UnixListener::bind(fixture.path("mute.sock")).unwrap();
     let _fake = FakePlugin::start(&fixture.path("z.sock"), CSI, "z", "v1");
     assert!(fixture.next().starts_with("+z "));
-    let failed = |list: &[Listed]| list.iter().filter(|socket| socket.error.is_some()).count() == 4;
+    let failed = |list: &[SocketStatus]| list.iter().filter(|socket| socket.error.is_some()).count() == 4;
     let list = fixture.until(failed);
     assert!(list[0].error.as_ref().unwrap().contains("using RPC GetInfo"), "{list:?}");
     drop((hanging, mute));

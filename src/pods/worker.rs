@@ -33,7 +33,7 @@ use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRunti
 use crate::observe::Observe;
 use crate::probes::{Kind as ProbeKind, Probes};
 use crate::runtime::grace::Grace;
-use crate::runtime::{Observed, Runtime, Start, StartFailure};
+use crate::runtime::{KnownPod, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
 use crate::util::backoff::{Failures, jitter, random_unit};
 use crate::util::lock::LockExt;
@@ -229,13 +229,13 @@ impl Worker {
     ) -> bool {
         let mut due = Some(Instant::now());
         loop {
-            memory::give_back_stack();
+            memory::release_stack();
             {
                 let _waiting = threads::waiting("update or timer");
                 select_biased! {
                     recv(stop.signal()) -> _ => return false,
                     recv(inbox.bell()) -> _ => {}
-                    recv(timers::at(due)) -> _ => {}
+                    recv(timers::deadline_channel(due)) -> _ => {}
                 }
             }
             self.receive(inbox, grace);
@@ -503,7 +503,7 @@ impl Worker {
         let uid = self.uid();
         log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());
         let busy = self.deps.observe.busy(&uid);
-        let killed = self.deps.runtime.kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel);
+        let killed = self.deps.runtime.kill_pod(Some(self.pod()), KnownPod::Runtime(runtime), None, cancel);
         let inspected = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
         killed.map_err(|error| StepError::retry_later(error.to_string()))?;
@@ -568,7 +568,7 @@ impl Worker {
         if plan.kill_pod {
             self.deps
                 .runtime
-                .kill_pod(Some(self.pod()), Observed::Runtime(runtime), None, cancel)
+                .kill_pod(Some(self.pod()), KnownPod::Runtime(runtime), None, cancel)
                 .map_err(|error| StepError::retry_later(error.to_string()))?;
         } else {
             self.kill_single(&plan.kill, runtime, cancel)?;
@@ -832,7 +832,7 @@ impl Worker {
         let watch = self.deps.volumes.watch_stop(&uid, self.deps.runtime.overdue(grace));
         let killed = self.deps.runtime.kill_pod_within(
             Some(self.pod()),
-            Observed::Runtime(&before),
+            KnownPod::Runtime(&before),
             Some(grace_seconds),
             grace,
             stop,
@@ -927,7 +927,7 @@ pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: 
                 grace.begin(1);
                 let _watch = deps.volumes.watch_stop(&pod.uid, deps.runtime.overdue(&grace));
                 deps.runtime
-                    .kill_pod(None, Observed::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)
+                    .kill_pod(None, KnownPod::Listed(newest.as_ref().unwrap_or(pod)), Some(1), stop)
                     .map_err(|error| error.to_string())
             })
             .and_then(|()| deps.observe.inspect(&pod.uid, stop).map_err(|error| error.to_string()));

@@ -21,7 +21,7 @@ use crate::util::timers::Deadlines;
 
 /// How a worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum WorkerEnd {
     /// The pod's life on this node is over.
     Finished,
     /// The worker panicked; only this pod is affected; its worker is started again later.
@@ -73,7 +73,7 @@ struct Thread {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AfterEnd {
     /// The pod is kept: it has finished and is still desired, or it is retried later.
-    Kept,
+    Retained,
     /// The pod became desired again while it ended: it has to start again.
     Restart,
     /// The pod has ended and is not desired.
@@ -84,7 +84,7 @@ pub enum AfterEnd {
 pub struct Workers {
     settings: Settings,
     deps: Deps,
-    worker_ends: Post<PodUid, Ended>,
+    worker_ends: Post<PodUid, WorkerEnd>,
     records: BTreeMap<PodUid, Record>,
     queues: HashMap<FullName, VecDeque<PodUid>>,
     retries: Deadlines<PodUid>,
@@ -93,7 +93,7 @@ pub struct Workers {
 impl Workers {
     /// Makes an empty set of workers.
     #[must_use]
-    pub fn new(settings: Settings, deps: Deps, worker_ends: Post<PodUid, Ended>) -> Self {
+    pub fn new(settings: Settings, deps: Deps, worker_ends: Post<PodUid, WorkerEnd>) -> Self {
         Workers {
             settings,
             deps,
@@ -259,7 +259,7 @@ impl Workers {
             // The worker panicked. The next one starts now, without the wait, to stop the pod.
             self.start(uid);
         }
-        AfterEnd::Kept
+        AfterEnd::Retained
     }
 
     /// Cancels a pod's end: it starts again, immediately or when it has ended. Returns whether it
@@ -297,12 +297,12 @@ impl Workers {
     }
 
     /// Handles the end of a worker. `wanted`: whether a source still has the pod.
-    pub fn ended(&mut self, uid: &PodUid, how: &Ended, wanted: bool) -> AfterEnd {
+    pub fn ended(&mut self, uid: &PodUid, how: &WorkerEnd, wanted: bool) -> AfterEnd {
         let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
         // The thread has sent its last message, so this join is short.
         record.thread = None;
         match how {
-            Ended::Panicked => {
+            WorkerEnd::Panicked => {
                 let wait =
                     PANIC_RETRY.saturating_mul(1 << record.panics.min(5)).min(Duration::from_secs(300));
                 record.panics = record.panics.saturating_add(1);
@@ -311,9 +311,9 @@ impl Workers {
                 record.shared.locked().last_error =
                     Some("internal error: the pod's worker panicked (see the log)".to_owned());
                 self.retries.set(uid.clone(), Instant::now() + wait);
-                AfterEnd::Kept
+                AfterEnd::Retained
             }
-            Ended::Finished => {
+            WorkerEnd::Finished => {
                 record.finished = true;
                 let unknown = matches!(record.body, Body::Unknown(_));
                 let start_again = record.start_again;
@@ -322,7 +322,7 @@ impl Workers {
                     self.purge(uid);
                     AfterEnd::Restart
                 } else if wanted {
-                    AfterEnd::Kept
+                    AfterEnd::Retained
                 } else {
                     self.purge(uid);
                     AfterEnd::Removed
@@ -350,7 +350,7 @@ impl Workers {
         let deadline = Instant::now() + limit;
         for thread in self.records.values_mut().filter_map(|record| record.thread.as_mut()) {
             // First: a worker whose stop of a container is interrupted must read that the agent ends.
-            thread.running.ask_to_stop();
+            thread.running.request_stop();
             (thread.cancel, thread.grace) = (None, None);
         }
         for record in std::mem::take(&mut self.records).into_values() {
@@ -410,13 +410,13 @@ impl Workers {
             // A body that returns has already reported how it ended.
             if let Some(panic) = died.panic {
                 log::error!("the worker of a pod panicked: {panic} uid={death_uid}");
-                death_ends.put(death_uid, Ended::Panicked);
+                death_ends.put(death_uid, WorkerEnd::Panicked);
             }
         }));
         let name = format!("pod/{}", uid.short());
         let finish = move |over: bool| {
             if over {
-                worker_ends.put(own_uid, Ended::Finished);
+                worker_ends.put(own_uid, WorkerEnd::Finished);
             }
         };
         let spawned = match &record.body {

@@ -100,7 +100,7 @@ impl Origin {
         match (self, kind) {
             (Origin::Fresh, _) => Verdict::Pending,
             (Origin::AdoptedStarted, Kind::Startup) => Verdict::Success,
-            (Origin::Adopted | Origin::AdoptedStarted, _) => Verdict::Kept,
+            (Origin::Adopted | Origin::AdoptedStarted, _) => Verdict::Assumed,
         }
     }
 }
@@ -204,7 +204,7 @@ impl State {
     /// run and restarts the period.
     pub(super) fn trigger(&mut self, conditions: Conditions, now: Instant) {
         // An adopted instance that stays in service runs at its first tick, which is spread.
-        let spread = self.verdict == Verdict::Kept && self.last_start.is_none() && self.tick > now;
+        let spread = self.verdict == Verdict::Assumed && self.last_start.is_none() && self.tick > now;
         if self.verdict == Verdict::Success || spread {
             return;
         }
@@ -255,7 +255,7 @@ impl State {
         };
         if self.run < needed {
             // An adopted instance that does not respond may never have started.
-            let doubt = self.kind == Kind::Startup && self.verdict == Verdict::Kept;
+            let doubt = self.kind == Kind::Startup && self.verdict == Verdict::Assumed;
             if doubt {
                 self.verdict = Verdict::Pending;
             }
@@ -264,7 +264,7 @@ impl State {
         // The result may equal the state that an undecided probe already shows.
         let same = match (self.verdict, self.kind) {
             (Verdict::Pending, Kind::Readiness) => verdict == Verdict::Failure,
-            (Verdict::Pending | Verdict::Kept, Kind::Liveness) => verdict == Verdict::Success,
+            (Verdict::Pending | Verdict::Assumed, Kind::Liveness) => verdict == Verdict::Success,
             (before, _) => before == verdict,
         };
         self.verdict = verdict;

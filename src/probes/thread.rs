@@ -131,7 +131,7 @@ impl Shared {
     pub(super) fn forget(&self, uid: &PodUid) {
         let mut locked = self.locked();
         let mut threads = locked.registry.forget(uid);
-        threads.iter_mut().for_each(Running::ask_to_stop);
+        threads.iter_mut().for_each(Running::request_stop);
         locked.ending.retain(|thread| !thread.is_finished());
         locked.ending.append(&mut threads);
     }
@@ -149,7 +149,7 @@ impl Shared {
             threads.append(&mut locked.ending);
             threads
         };
-        threads.iter_mut().for_each(Running::ask_to_stop);
+        threads.iter_mut().for_each(Running::request_stop);
         for thread in threads {
             thread.stop(deadline.saturating_duration_since(Instant::now()));
         }
@@ -212,7 +212,7 @@ fn wait(
     request: Option<&PermitRequest>,
     stop: &StopToken,
 ) -> Option<Permit> {
-    memory::give_back_stack();
+    memory::release_stack();
     let none = never();
     let (granted, due) = match request {
         Some(request) => (&request.granted, None),
@@ -223,7 +223,7 @@ fn wait(
         recv(stop.signal()) -> _ => None,
         recv(inbox.bell()) -> _ => None,
         recv(granted) -> permit => permit.ok(),
-        recv(timers::at(due)) -> _ => None,
+        recv(timers::deadline_channel(due)) -> _ => None,
     }
 }
 

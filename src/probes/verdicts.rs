@@ -8,7 +8,7 @@ use crate::model::verdict::Verdict;
 
 /// In the order of their numbers.
 const VERDICTS: [Verdict; 5] =
-    [Verdict::NoProbe, Verdict::Pending, Verdict::Kept, Verdict::Success, Verdict::Failure];
+    [Verdict::NoProbe, Verdict::Pending, Verdict::Assumed, Verdict::Success, Verdict::Failure];
 
 /// By [`Kind`].
 #[derive(Debug)]

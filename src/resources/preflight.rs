@@ -12,7 +12,7 @@ use super::{controllers, disk, machine, tunables};
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Standing {
+pub enum CheckStatus {
     Ok,
     /// A feature will not work, or not well.
     Warn,
@@ -24,7 +24,7 @@ pub enum Standing {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CheckLine {
     pub name: String,
-    pub standing: Standing,
+    pub standing: CheckStatus,
     pub message: String,
     /// What to do; empty when nothing is.
     pub fix: String,
@@ -145,19 +145,19 @@ pub fn preflight(settings: &Settings) -> Vec<CheckLine> {
     lines
 }
 
-fn line(name: &str, standing: Standing, message: impl Into<String>, fix: impl Into<String>) -> CheckLine {
+fn line(name: &str, standing: CheckStatus, message: impl Into<String>, fix: impl Into<String>) -> CheckLine {
     CheckLine { name: name.to_owned(), standing, message: message.into(), fix: fix.into() }
 }
 
 fn ok(name: &str, message: impl Into<String>) -> CheckLine {
-    line(name, Standing::Ok, message, "")
+    line(name, CheckStatus::Ok, message, "")
 }
 
 fn user(settings: &Settings) -> CheckLine {
     if !settings.is_root {
         return line(
             "user",
-            Standing::Fail,
+            CheckStatus::Fail,
             "not running as root",
             "run it with sudo or as a system service",
         );
@@ -169,7 +169,7 @@ fn user(settings: &Settings) -> CheckLine {
     let effects: Vec<String> = missing.iter().map(|(_, name, effect)| format!("{name} ({effect})")).collect();
     let message = format!("running as root without {}", effects.join(", "));
     let fix = "run it and the runtime outside of a container, or in a privileged one";
-    line("user", Standing::Warn, message, fix)
+    line("user", CheckStatus::Warn, message, fix)
 }
 
 /// Those of `CAPABILITIES` that this process does not have. None if the kernel does not say.
@@ -190,7 +190,7 @@ fn kernel(settings: &Settings, release: &str) -> CheckLine {
         return ok("kernel", format!("Linux {release}"));
     }
     let message = format!("Linux {release} is older than {}.{}", oldest.0, oldest.1);
-    line("kernel", Standing::Warn, message, "install a newer kernel")
+    line("kernel", CheckStatus::Warn, message, "install a newer kernel")
 }
 
 fn cgroups(settings: &Settings) -> CheckLine {
@@ -199,7 +199,7 @@ fn cgroups(settings: &Settings) -> CheckLine {
         Ok(cgroups) => cgroups,
         Err(error) => {
             let fix = "mount the cgroup file system at /sys/fs/cgroup";
-            return line(name, Standing::Fail, error.to_string(), fix);
+            return line(name, CheckStatus::Fail, error.to_string(), fix);
         }
     };
     let version = cgroups.version.as_str();
@@ -207,15 +207,15 @@ fn cgroups(settings: &Settings) -> CheckLine {
     let missing = cgroups.missing(wanted);
     if !missing.is_empty() {
         let message = format!("cgroup {version} without the controllers {}", missing.join(", "));
-        return line(name, Standing::Fail, message, controllers::fix(&missing, &cgroups, &settings.roots));
+        return line(name, CheckStatus::Fail, message, controllers::fix(&missing, &cgroups, &settings.roots));
     }
     if cgroups.version != Version::V2 && settings.fail_cgroup_v1 {
         let message = format!("cgroup {version}, and failCgroupV1 is true");
-        return line(name, Standing::Fail, message, "boot with cgroup v2, or set failCgroupV1: false");
+        return line(name, CheckStatus::Fail, message, "boot with cgroup v2, or set failCgroupV1: false");
     }
     if cgroups.version != Version::V2 && settings.limited_swap {
         let message = format!("cgroup {version}, and memorySwap.swapBehavior is LimitedSwap");
-        return line(name, Standing::Fail, message, "boot with cgroup v2, or set swapBehavior: NoSwap");
+        return line(name, CheckStatus::Fail, message, "boot with cgroup v2, or set swapBehavior: NoSwap");
     }
     ok(name, format!("cgroup {version} with {}", wanted.join(", ")))
 }
@@ -226,7 +226,7 @@ fn swap(settings: &Settings) -> CheckLine {
         (true, false) => ok("swap", "swap is on, and failSwapOn is false"),
         (true, true) => {
             let fix = "turn it off with swapoff -a, or set failSwapOn: false";
-            line("swap", Standing::Fail, "swap is on, and failSwapOn is true", fix)
+            line("swap", CheckStatus::Fail, "swap is on, and failSwapOn is true", fix)
         }
     }
 }
@@ -242,7 +242,7 @@ fn network_config(settings: &Settings) -> CheckLine {
         None => {
             let message = format!("no network configuration in {}", dir.display());
             let fix = "install a CNI configuration; until then only pods with hostNetwork start";
-            line("cni config", Standing::Warn, message, fix)
+            line("cni config", CheckStatus::Warn, message, fix)
         }
     }
 }
@@ -256,7 +256,7 @@ fn network_plugins(settings: &Settings) -> CheckLine {
     let dirs: Vec<String> = settings.cni_bin_dirs.iter().map(|dir| dir.display().to_string()).collect();
     let message = format!("no CNI plugins in {}", dirs.join(" or "));
     let fix = "install containernetworking-plugins and point the runtime's bin_dir to them";
-    line(name, Standing::Warn, message, fix)
+    line(name, CheckStatus::Warn, message, fix)
 }
 
 fn disk_space(root_dir: &Path) -> CheckLine {
@@ -265,18 +265,18 @@ fn disk_space(root_dir: &Path) -> CheckLine {
     let space = match disk::space(&existing) {
         Ok(space) => space,
         Err(error) => {
-            return line(name, Standing::Fail, error.to_string(), "make the root directory reachable");
+            return line(name, CheckStatus::Fail, error.to_string(), "make the root directory reachable");
         }
     };
     let mib = space.available_bytes >> 20;
     let message = format!("{mib} MiB ({} %) free at {}", space.available_percent(), existing.display());
     let fix = "make room: the node evicts pods when less than 10 % is free";
     if space.available_bytes < LOW_BYTES || space.available_percent() < LOW_PERCENT {
-        return line(name, Standing::Warn, message, fix);
+        return line(name, CheckStatus::Warn, message, fix);
     }
     if space.inodes_free_percent() < LOW_PERCENT / 2 {
         let message = format!("only {} inodes free at {}", space.inodes_free, existing.display());
-        return line(name, Standing::Warn, message, fix);
+        return line(name, CheckStatus::Warn, message, fix);
     }
     ok(name, message)
 }
@@ -303,7 +303,7 @@ fn sysctls(settings: &Settings) -> Vec<CheckLine> {
                     }
                     _ => format!("{name} is {value}: {effect}"),
                 };
-                lines.push(line("sysctl", Standing::Warn, message, fix));
+                lines.push(line("sysctl", CheckStatus::Warn, message, fix));
             }
             // Kernels without the feature have nothing to set.
             None => {}
@@ -330,7 +330,7 @@ fn protected(settings: &Settings) -> Option<CheckLine> {
     (!found.is_empty()).then(|| {
         let message = format!("protectKernelDefaults is set, and {}", names.join(", "));
         let fix = format!("sysctl -w {}, and the same in /etc/sysctl.d", set.join(" "));
-        line("protectKernelDefaults", Standing::Fail, message, fix)
+        line("protectKernelDefaults", CheckStatus::Fail, message, fix)
     })
 }
 
@@ -338,7 +338,7 @@ fn clock(now: Timestamp) -> CheckLine {
     let message = format!("{now:.0}");
     if now.as_second() < PLAUSIBLE_SECOND {
         let fix = "set the clock: certificates and time stamps will not be valid";
-        return line("time", Standing::Fail, format!("the clock says {message}"), fix);
+        return line("time", CheckStatus::Fail, format!("the clock says {message}"), fix);
     }
     ok("time", message)
 }
@@ -352,7 +352,7 @@ fn time_zone(settings: &Settings) -> CheckLine {
         }
         Err(error) => {
             let message = format!("{} cannot be read: {error}", path.display());
-            line("time zone", Standing::Warn, message, "install tzdata, or remove the dangling link")
+            line("time zone", CheckStatus::Warn, message, "install tzdata, or remove the dangling link")
         }
     }
 }
@@ -363,7 +363,7 @@ fn open_files() -> CheckLine {
     let message = format!("at most {limit} open files");
     if limit < FEW_OPEN_FILES {
         let fix = "raise it: LimitNOFILE= in the unit file, or ulimit -n";
-        return line("open files", Standing::Warn, message, fix);
+        return line("open files", CheckStatus::Warn, message, fix);
     }
     ok("open files", message)
 }
@@ -397,7 +397,7 @@ mod tests {
         }
     }
 
-    fn standing(lines: &[CheckLine], name: &str) -> Standing {
+    fn standing(lines: &[CheckLine], name: &str) -> CheckStatus {
         lines.iter().filter(|line| line.name == name).map(|line| line.standing).max().unwrap()
     }
 
@@ -417,9 +417,9 @@ mod tests {
         );
         let lines = preflight(&settings(dir.path()));
         for name in ["user", "cgroups", "swap", "cni config", "cni plugins", "sysctl", "time", "time zone"] {
-            assert_eq!(standing(&lines, name), Standing::Ok, "{lines:?}");
+            assert_eq!(standing(&lines, name), CheckStatus::Ok, "{lines:?}");
         }
-        assert!(lines.iter().all(|line| line.standing != Standing::Ok || line.fix.is_empty()));
+        assert!(lines.iter().all(|line| line.standing != CheckStatus::Ok || line.fix.is_empty()));
     }
 
     #[test]
@@ -430,9 +430,9 @@ mod tests {
             user(&settings(dir.path()))
         };
         assert_eq!(user("000001ffffffffff"), ok("user", "running as root"));
-        assert_eq!(user("no number").standing, Standing::Ok);
+        assert_eq!(user("no number").standing, CheckStatus::Ok);
         let line = user("000001fffedfffff");
-        assert_eq!(line.standing, Standing::Warn);
+        assert_eq!(line.standing, CheckStatus::Warn);
         assert_eq!(
             line.message,
             "running as root without CAP_SYS_ADMIN (volumes cannot be mounted, and containers do not start), \
@@ -458,19 +458,19 @@ mod tests {
         settings.now = Timestamp::UNIX_EPOCH;
         let lines = preflight(&settings);
         for (name, expected) in [
-            ("user", Standing::Fail),
-            ("cgroups", Standing::Fail),
-            ("swap", Standing::Fail),
-            ("cni config", Standing::Warn),
-            ("cni plugins", Standing::Warn),
-            ("sysctl", Standing::Warn),
-            ("time", Standing::Fail),
-            ("time zone", Standing::Warn),
+            ("user", CheckStatus::Fail),
+            ("cgroups", CheckStatus::Fail),
+            ("swap", CheckStatus::Fail),
+            ("cni config", CheckStatus::Warn),
+            ("cni plugins", CheckStatus::Warn),
+            ("sysctl", CheckStatus::Warn),
+            ("time", CheckStatus::Fail),
+            ("time zone", CheckStatus::Warn),
         ] {
             assert_eq!(standing(&lines, name), expected, "{lines:?}");
         }
         assert_eq!(lines.iter().filter(|line| line.name == "sysctl").count(), 2);
-        assert!(lines.iter().all(|line| line.standing == Standing::Ok || !line.fix.is_empty()));
+        assert!(lines.iter().all(|line| line.standing == CheckStatus::Ok || !line.fix.is_empty()));
         for (panic, part) in [
             ("0", "kernel.panic is 0: the machine stays down after a kernel panic"),
             (
@@ -492,14 +492,14 @@ mod tests {
             write(dir.path(), &[(&format!("sys/fs/cgroup/{controller}/cgroup.procs"), "")]);
         }
         let mut settings = settings(dir.path());
-        assert_eq!(cgroups(&settings).standing, Standing::Fail);
+        assert_eq!(cgroups(&settings).standing, CheckStatus::Fail);
         settings.fail_cgroup_v1 = false;
-        assert_eq!(cgroups(&settings).standing, Standing::Ok);
+        assert_eq!(cgroups(&settings).standing, CheckStatus::Ok);
         settings.limited_swap = true;
-        assert_eq!(cgroups(&settings).standing, Standing::Fail);
+        assert_eq!(cgroups(&settings).standing, CheckStatus::Fail);
         settings.limited_swap = false;
-        assert_eq!(kernel(&settings, "4.18.0").standing, Standing::Warn);
-        assert_eq!(kernel(&settings, "4.19.0").standing, Standing::Ok);
+        assert_eq!(kernel(&settings, "4.18.0").standing, CheckStatus::Warn);
+        assert_eq!(kernel(&settings, "4.19.0").standing, CheckStatus::Ok);
         fs::remove_dir_all(dir.path().join("sys/fs/cgroup/memory")).unwrap();
         let line = cgroups(&settings);
         assert_eq!(line.message, "cgroup v1 without the controllers memory");
@@ -517,7 +517,7 @@ mod tests {
         assert_eq!(protected(&settings), None);
         settings.protect_kernel_defaults = true;
         let line = protected(&settings).unwrap();
-        assert_eq!(line.standing, Standing::Fail);
+        assert_eq!(line.standing, CheckStatus::Fail);
         let message = "protectKernelDefaults is set, and kernel.panic is 0 instead of 10, kernel.keys.root_maxkeys is 2000000 instead of 1000000";
         assert_eq!(line.message, message);
         let fix = "sysctl -w kernel.panic=10 kernel.keys.root_maxkeys=1000000, and the same in /etc/sysctl.d";

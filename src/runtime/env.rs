@@ -202,7 +202,7 @@ impl Lookup<'_> {
         optional: Option<bool>,
     ) -> Result<Option<Arc<Object>>, ConfigError> {
         let EnvInputs { pod, api, local, stop, .. } = self.inputs;
-        let Some(objects) = PodObjects::of(pod, api, local) else {
+        let Some(objects) = PodObjects::for_pod(pod, api, local) else {
             return without_client(pod, kind, name, optional).map(|()| None);
         };
         if let Some(object) = self.found.get(&(kind, name.to_owned())) {

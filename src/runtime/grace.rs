@@ -103,7 +103,7 @@ impl Grace {
                         return Waited::Stopped;
                     }
                 }
-                recv(timers::at(due)) -> _ => return Waited::TimedOut,
+                recv(timers::deadline_channel(due)) -> _ => return Waited::TimedOut,
             }
         }
     }
@@ -218,7 +218,7 @@ mod tests {
         let (owner, grace) = pair();
         let (_stop, token) = stop::pair();
         grace.begin(3600);
-        let waiter = testing::beside(move || grace.wait_until_overdue(Duration::ZERO, &token));
+        let waiter = testing::in_background(move || grace.wait_until_overdue(Duration::ZERO, &token));
         // Whether it waits already or not.
         owner.shorten(0);
         assert_eq!(waiter.result(), Waited::TimedOut);

@@ -100,7 +100,7 @@ impl Runtime {
         let kill = Kill {
             message: Some(reasons::FAILED_POST_START_HOOK.to_owned()),
             ips: hook.ips.to_vec(),
-            ..Kill::of(pod, hook.id, name)
+            ..Kill::for_container(pod, hook.id, name)
         };
         if let Err(error) = self.kill_container(&kill, stop) {
             // The next inspection finds it running; as upstream, the pod then continues.
@@ -137,7 +137,7 @@ impl Runtime {
                     recv(wait.token.signal()) -> _ => {}
                     recv(end) -> _ => return Ok(None),
                     // A deadline beyond the range of the clock is no deadline.
-                    recv(timers::at(Instant::now().checked_add(left))) -> _ => break,
+                    recv(timers::deadline_channel(Instant::now().checked_add(left))) -> _ => break,
                 },
                 None => {
                     if self.run_pre_stop(hook, begun, left, &wait.token).is_ok() {

@@ -71,7 +71,7 @@ pub struct Kill {
 impl Kill {
     /// A request to stop one container with the grace period of its pod.
     #[must_use]
-    pub fn of(pod: &Pod, id: &ContainerId, name: &str) -> Kill {
+    pub fn for_container(pod: &Pod, id: &ContainerId, name: &str) -> Kill {
         Kill {
             target: KillTarget::Pod(pod.clone()),
             id: id.clone(),
@@ -102,7 +102,7 @@ impl Kill {
 
 /// The known state of a pod to be stopped.
 #[derive(Clone, Copy)]
-pub enum Observed<'a> {
+pub enum KnownPod<'a> {
     /// The pod's status.
     Runtime(&'a PodRuntime),
     /// The pod in the list of all pods.
@@ -242,7 +242,7 @@ impl Runtime {
     pub fn kill_pod(
         &self,
         pod: Option<&Pod>,
-        observed: Observed<'_>,
+        observed: KnownPod<'_>,
         grace_override: Option<i64>,
         stop: &StopToken,
     ) -> Result<(), KillError> {
@@ -257,7 +257,7 @@ impl Runtime {
     pub fn kill_pod_within(
         &self,
         pod: Option<&Pod>,
-        observed: Observed<'_>,
+        observed: KnownPod<'_>,
         grace_override: Option<i64>,
         grace: &Grace,
         stop: &StopToken,
@@ -358,12 +358,12 @@ fn wait_for_turn(order: &KillOrder, id: &ContainerId, countdown: &Countdown<'_>)
 /// The containers and sandboxes to stop.
 fn plan(
     pod: Option<&Pod>,
-    observed: Observed<'_>,
+    observed: KnownPod<'_>,
     grace_override: Option<i64>,
 ) -> (PodUid, Vec<Kill>, Vec<SandboxId>) {
     let (uid, namespace, name) = match observed {
-        Observed::Runtime(runtime) => (&runtime.uid, &runtime.namespace, &runtime.name),
-        Observed::Listed(listed) => (&listed.uid, &listed.namespace, &listed.name),
+        KnownPod::Runtime(runtime) => (&runtime.uid, &runtime.namespace, &runtime.name),
+        KnownPod::Listed(listed) => (&listed.uid, &listed.namespace, &listed.name),
     };
     let kill =
         |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| Kill {
@@ -382,16 +382,16 @@ fn plan(
             grace_override,
             probe_grace: None,
             ips: match observed {
-                Observed::Runtime(runtime) => runtime.ips.clone(),
-                Observed::Listed(_) => Vec::new(),
+                KnownPod::Runtime(runtime) => runtime.ips.clone(),
+                KnownPod::Listed(_) => Vec::new(),
             },
         };
     let (kills, sandboxes) = match observed {
-        Observed::Runtime(runtime) => (
+        KnownPod::Runtime(runtime) => (
             runtime.running().map(|container| kill(&container.id, &container.name, None)).collect(),
             runtime.sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect(),
         ),
-        Observed::Listed(listed) => (
+        KnownPod::Listed(listed) => (
             listed
                 .containers
                 .iter()

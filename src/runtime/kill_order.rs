@@ -85,7 +85,7 @@ impl KillOrder {
             select_biased! {
                 recv(stop.signal()) -> _ => return None,
                 recv(earlier.signal()) -> _ => {}
-                recv(timers::at(deadline)) -> _ => break,
+                recv(timers::deadline_channel(deadline)) -> _ => break,
             }
         }
         Some(start.elapsed())

@@ -190,7 +190,7 @@ pub enum BackendError {
 
 impl BackendError {
     /// The error of a call that `stop` may have ended.
-    pub fn of(error: &impl fmt::Display, stop: &StopToken) -> BackendError {
+    pub fn new(error: &impl fmt::Display, stop: &StopToken) -> BackendError {
         let kind = if stop.is_stopped() { BackendError::Stopped } else { BackendError::Failed };
         kind(error.to_string())
     }

@@ -55,9 +55,9 @@ pub use views::holdings::{
     ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip,
 };
 pub use views::{
-    DebugReply, Described, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport,
-    NodeReport, PodCgroupReport, PodChange, PodView, PodsReply, ProblemReport, QueueReport, ResourceReport,
-    RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VerifyLine, VersionReply,
+    DebugReply, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport, NodeReport,
+    PodCgroupReport, PodChange, PodDescription, PodView, PodsReply, ProblemReport, QueueReport,
+    ResourceReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VerifyLine, VersionReply,
 };
 
 #[cfg(test)]

@@ -257,7 +257,7 @@ impl NodeBackend for FakeNode {
     ) -> Result<(), BackendError> {
         if self.instance_logs.is_some() {
             return read(&log.path, options, out, &*log.running, stop)
-                .map_err(|error| BackendError::of(&error, stop));
+                .map_err(|error| BackendError::new(&error, stop));
         }
         (self.read_log)(log, options, out, stop)
     }

@@ -284,13 +284,13 @@ mod tests {
         assert_eq!(remote.take(response(500, ""), timestamp(4)), None, "reported once");
         let set = remote.set();
         assert_eq!(set.pods, first.pods);
-        assert!(set.problems[0].kept && set.problems[0].since == timestamp(3));
+        assert!(set.problems[0].pods_continue && set.problems[0].since == timestamp(3));
         assert_eq!(remote.take(response(200, &body), timestamp(5)), None);
         assert_eq!(remote.set(), first);
 
         assert!(remote.take(response(200, ""), timestamp(6)).is_some());
         assert_eq!(names(&remote), Some(vec![]));
-        assert!(!remote.set().problems[0].kept);
+        assert!(!remote.set().problems[0].pods_continue);
         remote.take(response(200, &body), timestamp(7));
         assert_eq!(remote.set().pods, first.pods);
     }
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(names(&remote), Some(vec!["b-n".into(), "a-n".into()]));
         assert_eq!(remote.carried_over.len(), 1);
         assert_eq!(remote.take(response(200, &bad), timestamp(4)), None);
-        assert!(remote.set().problems[0].kept);
+        assert!(remote.set().problems[0].pods_continue);
         remote.take(response(200, &list(&[pod("b")])), timestamp(5));
         assert_eq!(names(&remote), Some(vec!["b-n".into()]));
         assert_eq!(remote.set().problems, []);
@@ -335,7 +335,7 @@ mod tests {
             again.save();
             let set = again.set();
             assert_eq!(set.pods, good.pods);
-            assert!(set.problems[0].kept && set.problems[0].since == timestamp(2));
+            assert!(set.problems[0].pods_continue && set.problems[0].since == timestamp(2));
             // Unchanged: the same pods. Then without one: it is removed.
             assert_eq!(again.take(response(200, &list(&[pod("a"), pod("b")])), timestamp(3)), None);
             assert_eq!(again.set(), good);

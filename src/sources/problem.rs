@@ -18,7 +18,7 @@ pub struct SourceProblem {
     /// The time since which there is a problem in this file or URL.
     pub since: Timestamp,
     /// Whether pods of the last valid version continue to run because of it.
-    pub kept: bool,
+    pub pods_continue: bool,
     /// Whether the manifest is still valid: an unknown field, or the first of two equal keys, was
     /// ignored.
     pub ignored: bool,
@@ -75,9 +75,9 @@ impl Fault {
         Fault { line: None, field: Some(clip(&field.into())), message: clip(&message.into()) }
     }
 
-    pub(super) fn into_problem(self, place: &str, since: Timestamp, kept: bool) -> SourceProblem {
+    pub(super) fn into_problem(self, place: &str, since: Timestamp, pods_continue: bool) -> SourceProblem {
         let Fault { line, field, message } = self;
-        SourceProblem { place: place.to_owned(), line, field, message, since, kept, ignored: false }
+        SourceProblem { place: place.to_owned(), line, field, message, since, pods_continue, ignored: false }
     }
 
     pub(super) fn into_remark(self, place: &str, since: Timestamp) -> SourceProblem {
@@ -90,10 +90,10 @@ pub(super) fn problems<'a>(
     place: &'a str,
     faults: &'a [Fault],
     unknown: &'a [Fault],
-    kept: bool,
+    pods_continue: bool,
     since: Timestamp,
 ) -> impl Iterator<Item = SourceProblem> + 'a {
-    let faults = faults.iter().map(move |fault| fault.clone().into_problem(place, since, kept));
+    let faults = faults.iter().map(move |fault| fault.clone().into_problem(place, since, pods_continue));
     faults.chain(unknown.iter().map(move |fault| fault.clone().into_remark(place, since)))
 }
 

@@ -191,7 +191,7 @@ impl StatusCache {
     /// Returns the version at its end.
     #[must_use]
     pub fn wait_newer(&self, seen: u64, stop: &StopToken, limit: Duration) -> u64 {
-        let until = timers::at(Instant::now().checked_add(limit));
+        let until = timers::deadline_channel(Instant::now().checked_add(limit));
         // The bell is registered before the first read, so that a later change rings it.
         let (number, bell) = self.listen();
         let _waiting = threads::waiting("a newer pod status");

@@ -155,7 +155,7 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
             let verdict = |probe: &dyn Fn(&ContainerId) -> Verdict, was: bool| match id.map(probe) {
                 None | Some(Verdict::NoProbe | Verdict::Success) => true,
                 Some(Verdict::Failure | Verdict::Pending) => false,
-                Some(Verdict::Kept) => was,
+                Some(Verdict::Assumed) => was,
             };
             let started = running && verdict(inputs.startup, old.is_none_or(|old| old.started == Some(true)));
             // Ephemeral containers have no probes that show whether they have started.

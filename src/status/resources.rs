@@ -110,7 +110,7 @@ fn form_in(pod: &Pod, name: &str) -> Form {
             .into_iter()
             .flatten()
             .find_map(|map| map.get(name))
-            .map(|value| Form::of(&value.0))
+            .map(|value| Form::from_text(&value.0))
     };
     let own = pod.spec().resources.as_ref().and_then(form);
     own.or_else(|| {

@@ -520,7 +520,7 @@ fn a_start_failure_is_shown_only_if_the_container_will_start() {
 
 #[test]
 fn started_and_ready_follow_the_probes() {
-    use Verdict::{Failure, Kept, NoProbe, Pending, Success};
+    use Verdict::{Assumed, Failure, NoProbe, Pending, Success};
     let pod = api_pod(json!({"containers": [{"name": "c"}]}));
     let node = NodeAddresses::default();
     let runtime = runtime(instances("c=Running"));
@@ -534,10 +534,10 @@ fn started_and_ready_follow_the_probes() {
         (Pending, Success, None, false, false),
         (Failure, Success, Some(&was), false, false),
         (Success, Success, None, true, true),
-        // With `Kept` the old values stay, or are true if there are none.
-        (Kept, Kept, Some(&was), true, true),
-        (Kept, Kept, Some(&was_not), false, false),
-        (Kept, Kept, None, true, true),
+        // With `Assumed` the old values stay, or are true if there are none.
+        (Assumed, Assumed, Some(&was), true, true),
+        (Assumed, Assumed, Some(&was_not), false, false),
+        (Assumed, Assumed, None, true, true),
         (Pending, Pending, Some(&was), false, false),
     ] {
         let status = compose(&Inputs {

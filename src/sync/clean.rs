@@ -27,7 +27,7 @@ use crate::pods::allocation::Allocations;
 use crate::pods::cgroups::PodCgroups;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
-use crate::runtime::gc::{Collector, PodStanding, Scope};
+use crate::runtime::gc::{Collector, PodRetention, Scope};
 use crate::runtime::logs::quota::{Outcome, Quota, Writer};
 use crate::runtime::logs::rotate::Rotator;
 use crate::util::backoff::Failures;
@@ -173,13 +173,13 @@ impl Cleaner {
                         }
                     }
                     recv(self.deps.bell) -> _ => due.set(Job::Garbage, Instant::now()),
-                    recv(timers::at(due.next())) -> _ => {}
+                    recv(timers::deadline_channel(due.next())) -> _ => {}
                 }
             }
             for job in due.take_due(Instant::now()) {
                 let period = match job {
                     Job::Code => {
-                        memory::give_back_code();
+                        memory::release_code();
                         // What is released during the start is used again before its end.
                         let start_lasts = start_ends.saturating_duration_since(Instant::now());
                         if start_lasts.is_zero() { CODE_PERIOD } else { start_lasts }
@@ -255,8 +255,8 @@ impl Cleaner {
         let collected = self.deps.collector.collect(
             &listed,
             &|uid| match (pod_retention(&snapshot, uid), pod_retention(&view.get(), uid)) {
-                (PodStanding::Unknown, now) => now,
-                (before, PodStanding::Unknown) => before,
+                (PodRetention::Unknown, now) => now,
+                (before, PodRetention::Unknown) => before,
                 (_, now) => now,
             },
             snapshot.sources_ready,
@@ -487,18 +487,18 @@ fn report(
     }
 }
 
-fn pod_retention(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodStanding {
-    let Some(entry) = snapshot.pods.get(uid) else { return PodStanding::Unknown };
+fn pod_retention(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodRetention {
+    let Some(entry) = snapshot.pods.get(uid) else { return PodRetention::Unknown };
     let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
     match &entry.worker {
-        None if goes => PodStanding::Terminated,
+        None if goes => PodRetention::Terminated,
         // It is about to get a worker.
-        None => PodStanding::Wanted,
-        Some(worker) if !worker.report().has_stopped() => PodStanding::Wanted,
+        None => PodRetention::Wanted,
+        Some(worker) if !worker.report().has_stopped() => PodRetention::Wanted,
         // Also while its volumes are unmounted, for which a dead server may take any time (Go:
         // `ShouldPodContentBeRemoved`, `ShouldPodRuntimeBeRemoved`).
-        Some(_) if goes || entry.pod.as_ref().is_some_and(Pod::is_deleting) => PodStanding::Terminated,
-        Some(_) => PodStanding::Finished,
+        Some(_) if goes || entry.pod.as_ref().is_some_and(Pod::is_deleting) => PodRetention::Terminated,
+        Some(_) => PodRetention::Finished,
     }
 }
 
@@ -525,17 +525,17 @@ mod tests {
         };
         for (pod, evicted) in [(Some(present()), true), (None, false), (Some(deleted()), false)] {
             let retention_in = |phase| retention_of(Some(phase), pod.clone(), evicted);
-            assert_eq!(retention_in(WorkerPhase::Terminating), PodStanding::Wanted);
+            assert_eq!(retention_in(WorkerPhase::Terminating), PodRetention::Wanted);
             // Its volumes are being unmounted.
-            assert_eq!(retention_in(WorkerPhase::Terminated), PodStanding::Terminated);
-            assert_eq!(retention_in(WorkerPhase::Finished), PodStanding::Terminated);
+            assert_eq!(retention_in(WorkerPhase::Terminated), PodRetention::Terminated);
+            assert_eq!(retention_in(WorkerPhase::Finished), PodRetention::Terminated);
         }
         // One that has ended by itself keeps its last containers for their logs.
         for phase in [WorkerPhase::Terminated, WorkerPhase::Finished] {
-            assert_eq!(retention_of(Some(phase), Some(present()), false), PodStanding::Finished);
+            assert_eq!(retention_of(Some(phase), Some(present()), false), PodRetention::Finished);
         }
         // After a restart of the agent its containers may run.
-        assert_eq!(retention_of(None, Some(deleted()), false), PodStanding::Wanted);
-        assert_eq!(retention_of(None, Some(present()), false), PodStanding::Wanted);
+        assert_eq!(retention_of(None, Some(deleted()), false), PodRetention::Wanted);
+        assert_eq!(retention_of(None, Some(present()), false), PodRetention::Wanted);
     }
 }

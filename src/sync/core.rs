@@ -18,7 +18,7 @@ use crate::model::runtime::ListedPod;
 use crate::pods::admission::{self, Admission, NodeView};
 use crate::pods::allocation::{Pending, PodResources};
 use crate::pods::lifecycle::Kill;
-use crate::pods::plan::resize::Rules;
+use crate::pods::plan::resize::ResizeRules;
 use crate::sources::merge::{Merge, Op, PodSet, Update};
 
 /// An action for the thread.
@@ -193,7 +193,7 @@ pub struct Core {
     seen: BTreeSet<SourceName>,
     merge: Merge,
     restart_rules: RuleGates,
-    pub(super) resize_rules: Rules,
+    pub(super) resize_rules: ResizeRules,
     pub(super) desired: BTreeMap<PodUid, Desired>,
     /// Pods that desire other resources than they were granted, in the order of their requests.
     pub(super) deferred_resizes: Vec<PodUid>,
@@ -210,7 +210,7 @@ impl Core {
             seen: BTreeSet::new(),
             merge: Merge::default(),
             restart_rules: RuleGates::default(),
-            resize_rules: Rules::default(),
+            resize_rules: ResizeRules::default(),
             desired: BTreeMap::new(),
             deferred_resizes: Vec::new(),
             mirrors: BTreeMap::new(),
@@ -225,7 +225,7 @@ impl Core {
 
     /// Declares resizes infeasible that the node's configuration excludes.
     #[must_use]
-    pub fn with_resize_rules(self, resize_rules: Rules) -> Self {
+    pub fn with_resize_rules(self, resize_rules: ResizeRules) -> Self {
         Core { resize_rules, ..self }
     }
 
@@ -386,7 +386,7 @@ impl Core {
             Op::Reconcile => {
                 for pod in update.pods {
                     let Some(desired) = self.desired.get_mut(pod.uid()) else { continue };
-                    desired.granted = PodResources::of(&desired.granted).applied_to(&pod);
+                    desired.granted = PodResources::from_pod(&desired.granted).applied_to(&pod);
                     desired.pod = pod.clone();
                     // Other clients may set conditions that change the readiness, and a terminal
                     // phase.

@@ -8,12 +8,12 @@ use super::shutdown::Orders;
 use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
 use crate::observe::{Change, Subject};
-use crate::pods::workers::Ended;
+use crate::pods::workers::WorkerEnd;
 use crate::sources::SourceSet;
 
 /// One event. Events from mailboxes carry all entries of the mailbox.
 pub(super) enum Event {
-    WorkersEnded(HashMap<PodUid, Ended>),
+    WorkersEnded(HashMap<PodUid, WorkerEnd>),
     /// The machine is about to shut down, or no longer is; or pods are to be stopped for it.
     Shutdown(Orders),
     /// Pods are to be evicted.

@@ -41,7 +41,7 @@ impl Core {
         if resized {
             count_requested(&old.pod, &pod);
         }
-        let granted = PodResources::of(&old.granted).applied_to(&pod);
+        let granted = PodResources::from_pod(&old.granted).applied_to(&pod);
         let desired = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late };
         self.desired.insert(uid.clone(), desired);
         if resized && !self.deferred_resizes.contains(&uid) {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use crate::model::node::NodeView;
     use crate::model::pod::SourceName;
-    use crate::pods::plan::resize::Rules;
+    use crate::pods::plan::resize::ResizeRules;
     use crate::sources::merge::PodSet;
     use jiff::Timestamp;
     use serde_json::json;
@@ -194,7 +194,7 @@ mod tests {
         fn with<T>(&mut self, act: impl FnOnce(&mut Core, &World<'_>) -> T) -> T {
             let before = |wanted: &Pod| {
                 let old = pod(wanted.uid().as_str(), "1", 1);
-                if self.restarted { PodResources::of(&old).applied_to(wanted) } else { wanted.clone() }
+                if self.restarted { PodResources::from_pod(&old).applied_to(wanted) } else { wanted.clone() }
             };
             let world = World {
                 has_worker: &|uid| self.workers.contains(uid),
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn infeasible_resize_is_not_retried() {
         let mut fixture = Fixture::new();
-        fixture.core.resize_rules = Rules { static_cpu: true, ..Rules::default() };
+        fixture.core.resize_rules = ResizeRules { static_cpu: true, ..ResizeRules::default() };
         fixture.apply(vec![pod("a", "1", 1)]);
         let effects = fixture.apply(vec![pod("a", "2", 2)]);
         assert!(effects[0].starts_with("Infeasible a: Resize is infeasible"), "{effects:?}");

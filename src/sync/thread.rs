@@ -30,9 +30,9 @@ use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
 use crate::pods::lifecycle::{Failure, Kill};
 use crate::pods::mirror;
-use crate::pods::plan::resize::Rules;
+use crate::pods::plan::resize::ResizeRules;
 use crate::pods::plan::shutdown;
-use crate::pods::workers::{AfterEnd, Ended, Workers};
+use crate::pods::workers::{AfterEnd, WorkerEnd, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::SourceSet;
 use crate::sources::merge::PodSet;
@@ -59,7 +59,7 @@ pub struct Settings {
     /// Which restart rules are enabled.
     pub restart_rules: RuleGates,
     /// Which resizes are infeasible on this node.
-    pub resize_rules: Rules,
+    pub resize_rules: ResizeRules,
 }
 
 /// Handles and channel ends of the room.
@@ -85,7 +85,7 @@ pub struct Deps {
     /// Changes in the runtime.
     pub from_observe: Inbox<Subject, Change>,
     /// Workers that ended.
-    pub from_workers: Inbox<PodUid, Ended>,
+    pub from_workers: Inbox<PodUid, WorkerEnd>,
     /// Pods with changed verdicts of probes.
     pub from_probes: Inbox<PodUid, ()>,
     /// The verdicts of probes.
@@ -213,7 +213,7 @@ impl Loop {
             recv(self.deps.ephemeral.queue) -> request => {
                 request.map_or(Event::Timer, |request| Event::Ephemeral(Box::new(request)))
             }
-            recv(timers::at(Some(timer))) -> _ => Event::Timer,
+            recv(timers::deadline_channel(Some(timer))) -> _ => Event::Timer,
         })
     }
 
@@ -273,13 +273,13 @@ impl Loop {
         }
     }
 
-    fn workers_ended(&mut self, ended: impl IntoIterator<Item = (PodUid, Ended)>) {
+    fn workers_ended(&mut self, ended: impl IntoIterator<Item = (PodUid, WorkerEnd)>) {
         let mut evicted = false;
         for (uid, how) in ended {
             let desired = self.core.admitted(&uid).cloned();
             let pod = self.deps.workers.pod(&uid).cloned();
             evicted |= self.was_evicted(&uid);
-            if how == Ended::Finished {
+            if how == WorkerEnd::Finished {
                 self.preemptions.ended(&|other| *other == uid);
             }
             match self.deps.workers.ended(&uid, &how, desired.is_some()) {
@@ -302,7 +302,7 @@ impl Loop {
                     }
                     None => self.depart(uid, pod),
                 },
-                AfterEnd::Kept => {}
+                AfterEnd::Retained => {}
             }
             self.garbage = true;
         }
@@ -525,7 +525,7 @@ impl Loop {
                 match self.deps.probes.verdict(Kind::Readiness, &id) {
                     Verdict::Success => self.deps.status.set_ready(pod, full, true, now),
                     Verdict::Failure => self.deps.status.set_ready(pod, full, false, now),
-                    Verdict::NoProbe | Verdict::Pending | Verdict::Kept => continue,
+                    Verdict::NoProbe | Verdict::Pending | Verdict::Assumed => continue,
                 };
             }
         }

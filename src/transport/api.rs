@@ -22,7 +22,7 @@ use ureq::config::RedirectAuthHeaders;
 use ureq::http::{self, header};
 
 pub use super::tls::{Identity, Roots, TlsSetupError};
-pub use breaker::{Breaker, Use};
+pub use breaker::{Breaker, RequestKind};
 pub use route::Endpoint;
 
 use super::dial::join_host_port;
@@ -48,7 +48,7 @@ pub struct Request<'a> {
     /// The time limit for the head of the response. The body's reader has [`Body::set_deadline`].
     pub deadline: Instant,
     /// Whether the response lasts for minutes.
-    pub kind: Use,
+    pub kind: RequestKind,
 }
 
 /// A response of any status.

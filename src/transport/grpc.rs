@@ -37,7 +37,7 @@ pub struct Unary<Req: 'static, Resp: 'static> {
 impl<Req, Resp> Unary<Req, Resp> {
     /// The method at another path, such as that of an older service with the same messages.
     #[must_use]
-    pub fn at(&self, path: &'static str) -> Unary<Req, Resp> {
+    pub fn at_path(&self, path: &'static str) -> Unary<Req, Resp> {
         let Unary { name, method } = self;
         let method = grpcio::Method {
             ty: method.ty,

@@ -218,7 +218,7 @@ impl<Resp> Outgoing<Resp> {
     }
 
     /// Whether the client has left.
-    pub fn is_left(&mut self) -> bool {
+    pub fn has_client_left(&mut self) -> bool {
         let _ = self.poll(|sink, context| sink.poll_flush(context));
         self.client_gone
     }
@@ -302,7 +302,7 @@ impl Calls {
         match spawned {
             Ok(mut running) => {
                 if threads.ended {
-                    running.ask_to_stop();
+                    running.request_stop();
                 }
                 threads.running.push(running);
             }
@@ -317,7 +317,7 @@ impl Calls {
             threads.ended = true;
             std::mem::take(&mut threads.running)
         };
-        running.iter_mut().for_each(Running::ask_to_stop);
+        running.iter_mut().for_each(Running::request_stop);
         for running in running {
             running.stop(END_LIMIT);
         }

@@ -8,7 +8,7 @@ use crate::transport::generated::deviceplugin::{
 };
 use crate::transport::generated::methods;
 use crate::transport::grpc::{Channel, Kind};
-use crate::util::testing::{Beside, beside};
+use crate::util::testing::{BackgroundCall, in_background};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -137,13 +137,13 @@ fn call_that_waits_delays_no_other_and_calls_are_limited() {
     let refused = fixture.register(&fixture.channel(), "a", LIMIT).unwrap_err();
     assert_eq!(refused.0, Kind::ResourceExhausted);
     drop(go);
-    assert!(calls.into_iter().chain(last).all(Beside::result));
+    assert!(calls.into_iter().chain(last).all(BackgroundCall::result));
 }
 
 /// Starts `count` calls that wait in the handler.
-fn waiting_calls(channel: &Channel, count: usize) -> Vec<Beside<bool>> {
+fn waiting_calls(channel: &Channel, count: usize) -> Vec<BackgroundCall<bool>> {
     let call = |channel: Channel| move || register(&channel, "wait", LIMIT).is_ok();
-    (0..count).map(|_| beside(call(channel.clone()))).collect()
+    (0..count).map(|_| in_background(call(channel.clone()))).collect()
 }
 
 #[test]
@@ -185,11 +185,11 @@ fn stream_delivers_in_order_and_its_handler_sees_that_the_client_left() {
                 break;
             }
         }
-        while !out.is_left() && !stop.is_stopped() {
+        while !out.has_client_left() && !stop.is_stopped() {
             let _ = out.bell.wait_within(stop, Duration::from_millis(50));
         }
         // The library must not be asked again about an ended call: it would panic.
-        assert!(out.is_left() || stop.is_stopped());
+        assert!(out.has_client_left() || stop.is_stopped());
         assert!(out.send(DeviceListResponse::default(), stop).is_err());
         left.send(()).unwrap();
         Ok(())

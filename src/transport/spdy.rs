@@ -31,7 +31,7 @@ const DATA_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
     /// The peer has accepted the stream: data that is sent earlier would be lost.
-    Taken(u32),
+    Accepted(u32),
     /// Bytes of a stream.
     Data(u32, &'a [u8]),
     /// The peer sends no more data on the stream.
@@ -205,7 +205,7 @@ impl Reader {
             }
             SYN_REPLY => {
                 enough(4)?;
-                Some(Event::Taken(self.stream()))
+                Some(Event::Accepted(self.stream()))
             }
             RST_STREAM => {
                 enough(8)?;

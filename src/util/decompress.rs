@@ -35,7 +35,7 @@ pub enum Compression {
 impl Compression {
     /// The compression of data that begins with `head`, of which 4 bytes suffice.
     #[must_use]
-    pub fn of(head: &[u8]) -> Compression {
+    pub fn detect(head: &[u8]) -> Compression {
         match head {
             [0x1f, 0x8b, 8, ..] => Compression::Gzip,
             // A normal frame, or one that is skipped: parallel compressors begin with such.
@@ -80,7 +80,7 @@ pub fn failure(error: &io::Error) -> Option<&Failure> {
 /// When `source` cannot be read.
 pub fn open(source: Box<dyn Read + Send>, limit: u64) -> io::Result<(Box<dyn Read + Send>, Compression)> {
     let mut source = Source { inner: BufReader::with_capacity(BLOCK, source), ended: false, error: None };
-    let compression = Compression::of(source.inner.fill_buf()?);
+    let compression = Compression::detect(source.inner.fill_buf()?);
     let reader: Box<dyn Read + Send> = match compression {
         Compression::None => return Ok((Box::new(source.inner), compression)),
         Compression::Gzip => Box::new(Gunzip { decoder: MultiGzDecoder::new(source) }),

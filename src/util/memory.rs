@@ -12,7 +12,7 @@ use rustix::param::page_size;
 /// maps sixteen pages around each one that the start used.
 ///
 /// Returns the number of bytes; 0 where the kernel does not report them.
-pub fn give_back_code() -> usize {
+pub fn release_code() -> usize {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {
         return 0;
@@ -81,7 +81,7 @@ fn range(line: &str) -> Option<(usize, usize)> {
 ///
 /// Does nothing in a thread whose stack was not recorded.
 #[inline(never)]
-pub fn give_back_stack() {
+pub fn release_stack() {
     let low = LOW.get();
     let local = 0_u8;
     let top = (std::ptr::from_ref(&local).expose_provenance() - STACK_ROOM) & !(page_size() - 1);
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_program_continues_after_the_release() {
-        assert!(give_back_code() > 0);
+        assert!(release_code() > 0);
         assert_eq!("still here".len(), 10);
     }
 
@@ -148,7 +148,7 @@ mod tests {
         let body = move |_| {
             let values = [7_u64; 64];
             let first = deep(12);
-            give_back_stack();
+            release_stack();
             let _ = sum_sender.send((first, deep(12), std::hint::black_box(values).iter().sum::<u64>()));
         };
         let _running = crate::util::threads::spawn(
@@ -187,7 +187,7 @@ mod tests {
             for release in [false, true] {
                 std::hint::black_box(deep(32));
                 if release {
-                    give_back_stack();
+                    release_stack();
                 }
                 let _ = (address_tx.send(stack_address), next.recv());
             }

@@ -56,7 +56,7 @@ impl Permits {
     /// After the stop signal, also if a permit is free, and at the time limit.
     pub fn take(&self, stop: &StopToken, limit: Option<Duration>) -> Result<Permit, NoPermit> {
         let _waiting = threads::waiting(self.what);
-        let late = timers::at(limit.and_then(|limit| Instant::now().checked_add(limit)));
+        let late = timers::deadline_channel(limit.and_then(|limit| Instant::now().checked_add(limit)));
         select_biased! {
             recv(stop.signal()) -> _ => Err(NoPermit::Stopped),
             recv(self.free) -> _ => Ok(Permit(self.back.clone())),

@@ -127,7 +127,7 @@ impl<'a> Archive<'a> {
 
     /// The position in the archive.
     #[must_use]
-    pub fn at(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.position
     }
 
@@ -457,7 +457,7 @@ pub(crate) mod tests {
         let mut archive = Archive::new(&mut bytes);
         let mut entries = Vec::new();
         while let Some(entry) = archive.next_entry()? {
-            assert_eq!(archive.at(), entry.offset);
+            assert_eq!(archive.position(), entry.offset);
             let mut data = Vec::new();
             archive.read_to_end(&mut data)?;
             assert_eq!(data.len() as u64, entry.size);
@@ -531,7 +531,7 @@ pub(crate) mod tests {
         let names = |input: &mut dyn Input| {
             let mut archive = Archive::new(input);
             let names: Vec<_> = std::iter::from_fn(|| archive.next_entry().unwrap()).collect();
-            (names, archive.at())
+            (names, archive.position())
         };
         let mut stream = bytes.as_slice();
         let expected = (entries.into_iter().map(|(entry, _)| entry).collect(), bytes.len() as u64 - 12 - 512);

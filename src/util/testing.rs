@@ -36,16 +36,16 @@ pub(crate) fn fifo(path: &Path) {
 
 /// Runs `body` on its own thread: a blocked call fails the test and does not block it.
 pub(crate) fn unblocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
-    beside(body).result()
+    in_background(body).result()
 }
 
 /// A call on its own thread.
-pub(crate) struct Beside<T> {
+pub(crate) struct BackgroundCall<T> {
     done: Receiver<T>,
     _running: Running,
 }
 
-impl<T> Beside<T> {
+impl<T> BackgroundCall<T> {
     /// Waits for the result.
     pub(crate) fn result(self) -> T {
         self.done.recv_timeout(Duration::from_secs(60)).expect("the call ends")
@@ -53,10 +53,12 @@ impl<T> Beside<T> {
 }
 
 /// Starts `body` on its own thread.
-pub(crate) fn beside<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Beside<T> {
+pub(crate) fn in_background<T: Send + 'static>(
+    body: impl FnOnce() -> T + Send + 'static,
+) -> BackgroundCall<T> {
     let (send, done) = crossbeam_channel::bounded(1);
-    let running = spawn("t/beside", Stack::Large, OnDeath::Unsupervised, move |_| {
+    let running = spawn("t/in_background", Stack::Large, OnDeath::Unsupervised, move |_| {
         let _ = send.send(body());
     });
-    Beside { done, _running: running.expect("a thread is started") }
+    BackgroundCall { done, _running: running.expect("a thread is started") }
 }

@@ -169,7 +169,7 @@ impl Running {
     }
 
     /// Gives the stop signal without waiting, so that many threads stop at the same time.
-    pub fn ask_to_stop(&mut self) {
+    pub fn request_stop(&mut self) {
         self.stop = None;
         if let Some(wake) = self.waker.take() {
             wake();
@@ -191,12 +191,12 @@ impl Running {
     /// Gives the stop signal and does not join the thread: for a thread that ends soon by its own
     /// limits and holds nothing that other threads wait for.
     pub fn leave(mut self) {
-        self.ask_to_stop();
+        self.request_stop();
         drop(self.handle.take());
     }
 
     fn finish(&mut self, limit: Duration) -> Stopped {
-        self.ask_to_stop();
+        self.request_stop();
         let Some(handle) = self.handle.take() else { return Stopped::Joined };
         if handle.thread().id() == std::thread::current().id() {
             return Stopped::Joined;

@@ -61,7 +61,7 @@ impl<K: Eq + Hash + Ord + Clone> Deadlines<K> {
 
 /// A channel that fires at `due`, or never: the last arm of a `select`.
 #[must_use]
-pub fn at(due: Option<Instant>) -> Receiver<Instant> {
+pub fn deadline_channel(due: Option<Instant>) -> Receiver<Instant> {
     due.map_or_else(crossbeam_channel::never, crossbeam_channel::at)
 }
 

@@ -22,21 +22,21 @@ const FILE: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCT
 /// The name of a file in an open directory. All operations use that directory, even if its path
 /// changes.
 #[derive(Debug)]
-pub struct Place {
+pub struct UntrustedPath {
     dir: OwnedFd,
     name: PathBuf,
 }
 
-impl Place {
+impl UntrustedPath {
     /// Opens the directory of `path`. Links are followed in its path, which the operator chose,
     /// but not in the last `levels` directories above the file.
     ///
     /// # Errors
     /// When one of these directories is missing or not a directory, or when `path` names no file.
-    pub fn find(path: &Path, levels: usize) -> io::Result<Place> {
+    pub fn find(path: &Path, levels: usize) -> io::Result<UntrustedPath> {
         let name = path.file_name().ok_or(Errno::INVAL)?;
         let dir = path.parent().ok_or(Errno::INVAL)?;
-        Ok(Place { dir: directory(dir, levels)?, name: name.into() })
+        Ok(UntrustedPath { dir: directory(dir, levels)?, name: name.into() })
     }
 
     /// The directory.
@@ -231,7 +231,7 @@ mod tests {
             let path_of = |name: &str| dir.path().join(name);
             assert_eq!(io::read_to_string(open(&path_of("file")).unwrap()).unwrap(), "text");
             assert_eq!(open(&path_of("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
-            let place = |name: &str| Place::find(&path_of(name), 1).unwrap();
+            let place = |name: &str| UntrustedPath::find(&path_of(name), 1).unwrap();
             assert!(is_file(&place("file").stat().unwrap().unwrap()));
             assert_eq!(io::read_to_string(place("file").open().unwrap()).unwrap(), "text");
             assert!(place("none").stat().unwrap().is_none());
@@ -268,11 +268,11 @@ mod tests {
             ("base/a/c/file", 1, false),
             ("real/a/b/file", 3, true),
         ] {
-            let opened = Place::find(&path_of(path), levels).and_then(|place| place.open());
+            let opened = UntrustedPath::find(&path_of(path), levels).and_then(|place| place.open());
             assert_eq!(opened.is_ok(), found, "{path} {levels}");
         }
-        assert!(Place::find(Path::new("/"), 2).is_err());
-        let place = Place::find(&path_of("real/a/b/file"), 2).unwrap();
+        assert!(UntrustedPath::find(Path::new("/"), 2).is_err());
+        let place = UntrustedPath::find(&path_of("real/a/b/file"), 2).unwrap();
         std::fs::rename(path_of("real/a"), path_of("real/moved")).unwrap();
         assert!(place.open().is_ok() && place.dir_path().join("file").exists());
     }

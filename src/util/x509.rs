@@ -188,7 +188,7 @@ pub struct Certificate<'a> {
 impl<'a> Certificate<'a> {
     /// Reads a certificate in DER; `None` if it is invalid.
     #[must_use]
-    pub fn of_der(der: &'a [u8]) -> Option<Certificate<'a>> {
+    pub fn from_der(der: &'a [u8]) -> Option<Certificate<'a>> {
         let mut certificate = Reader(Reader(der).only(tag::SEQUENCE)?);
         let mut body = Reader(certificate.take(tag::SEQUENCE)?);
         let version = match body.optional(tag::constructed(0))? {

@@ -113,14 +113,14 @@ pub struct UnremovedPod {
     /// The pod.
     pub uid: PodUid,
     /// The volumes, and the reason.
-    pub why: String,
+    pub reason: String,
     /// Since the first failure.
     pub since: Duration,
 }
 
 /// An operation on a volume that takes long.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slow {
+pub struct SlowOperation {
     /// The pod.
     pub uid: PodUid,
     /// The volume's name in the pod; empty: the unmount of all its volumes.
@@ -240,11 +240,11 @@ impl Volumes {
 
     /// The pods whose volumes could not be removed, with the reason.
     #[must_use]
-    pub fn lingering(&self) -> Vec<UnremovedPod> {
+    pub fn unremoved_pods(&self) -> Vec<UnremovedPod> {
         let failures = self.failures.locked();
         let unremoved = |(uid, (reason, since)): (&PodUid, &(String, Instant))| UnremovedPod {
             uid: uid.clone(),
-            why: reason.clone(),
+            reason: reason.clone(),
             since: since.elapsed(),
         };
         failures.iter().map(unremoved).collect()
@@ -259,8 +259,8 @@ impl Volumes {
 
     /// The operations that have run for `limit`.
     #[must_use]
-    pub fn slow(&self, limit: Duration) -> Vec<Slow> {
-        let operation = |(uid, volume, since)| Slow { uid, volume, since };
+    pub fn slow(&self, limit: Duration) -> Vec<SlowOperation> {
+        let operation = |(uid, volume, since)| SlowOperation { uid, volume, since };
         self.operations.slow(limit).into_iter().map(operation).collect()
     }
 

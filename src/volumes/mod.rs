@@ -57,14 +57,14 @@ mod testing;
 mod unmount;
 mod waker;
 
-pub use attachment::{AttachmentWait, Controller, NodeVolumes as ShownVolumes};
+pub use attachment::{AttachmentWait, Controller, NodeVolumes};
 pub use error::{ToolError, VolumeError};
-pub use manager::{Deps, Settings, Slow, UnremovedPod, Volumes};
+pub use manager::{Deps, Settings, SlowOperation, UnremovedPod, Volumes};
 pub use mounts::{Mount, table_of};
 pub use orphans::OrphanReport;
-pub use progress::State;
+pub use progress::VolumeState;
 pub use release::StopWatch;
 pub use setup::plugins;
-pub use shown::Shown;
+pub use shown::VolumeStatus;
 pub use unmount::{HungCall, stuck};
 pub use waker::Waker;

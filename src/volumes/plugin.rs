@@ -84,7 +84,7 @@ impl<'a> FilesRequest<'a> {
     /// # Errors
     /// When there is no source of them.
     pub(super) fn objects(&self) -> Result<PodObjects<'a>, VolumeError> {
-        let objects = PodObjects::of(self.pod, self.sources.api, self.sources.local);
+        let objects = PodObjects::for_pod(self.pod, self.sources.api, self.sources.local);
         objects.ok_or_else(|| VolumeError::Content {
             problem: "not supported due to running kubelet in standalone mode".to_owned(),
         })

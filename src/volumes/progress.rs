@@ -19,7 +19,7 @@ const MOST_FOUND: usize = 100;
 
 /// The state of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum VolumeState {
     /// The first set-up has not ended.
     SettingUp,
     /// The pod can use it.
@@ -37,7 +37,7 @@ pub enum State {
 /// What is known about a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VolumeProgress {
-    pub(super) state: State,
+    pub(super) state: VolumeState,
     /// The beginning of the state.
     pub(super) since: Instant,
     /// The last error. A mounted volume has one if its files could not be updated.
@@ -49,11 +49,11 @@ pub(super) struct VolumeProgress {
 }
 
 impl VolumeProgress {
-    fn new(state: State, now: Instant) -> VolumeProgress {
+    fn new(state: VolumeState, now: Instant) -> VolumeProgress {
         VolumeProgress { state, since: now, error: None, plugin: None, place: None }
     }
 
-    fn enter(&mut self, state: State, now: Instant) {
+    fn enter(&mut self, state: VolumeState, now: Instant) {
         if self.state != state {
             (self.state, self.since) = (state, now);
         }
@@ -78,11 +78,12 @@ impl Progress {
     /// A set-up begins.
     pub(super) fn begins(&mut self, uid: &PodUid, volume: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let entry =
-            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::SettingUp, now));
+        let entry = volumes
+            .entry(volume.to_owned())
+            .or_insert_with(|| VolumeProgress::new(VolumeState::SettingUp, now));
         // The pod has been created again before its volumes were removed.
-        if matches!(entry.state, State::Unmounting | State::Stuck | State::Unmounted) {
-            entry.enter(State::SettingUp, now);
+        if matches!(entry.state, VolumeState::Unmounting | VolumeState::Stuck | VolumeState::Unmounted) {
+            entry.enter(VolumeState::SettingUp, now);
         }
     }
 
@@ -95,9 +96,10 @@ impl Progress {
         now: Instant,
     ) {
         let volumes = self.pods.entry(uid.clone()).or_default();
-        let entry =
-            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::Mounted, now));
-        entry.enter(State::Mounted, now);
+        let entry = volumes
+            .entry(volume.to_owned())
+            .or_insert_with(|| VolumeProgress::new(VolumeState::Mounted, now));
+        entry.enter(VolumeState::Mounted, now);
         (entry.error, entry.plugin, entry.place) = (None, plugin, place);
     }
 
@@ -113,9 +115,9 @@ impl Progress {
     pub(super) fn failed(&mut self, uid: &PodUid, volume: &str, cause: &str, now: Instant) {
         let volumes = self.pods.entry(uid.clone()).or_default();
         let entry =
-            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(State::Failed, now));
-        if entry.state != State::Mounted {
-            entry.enter(State::Failed, now);
+            volumes.entry(volume.to_owned()).or_insert_with(|| VolumeProgress::new(VolumeState::Failed, now));
+        if entry.state != VolumeState::Mounted {
+            entry.enter(VolumeState::Failed, now);
         }
         entry.error = Some(short(cause));
     }
@@ -123,8 +125,8 @@ impl Progress {
     /// The removal of the pod's volumes begins.
     pub(super) fn unmounting(&mut self, uid: &PodUid, now: Instant) {
         for entry in self.pods.get_mut(uid).into_iter().flat_map(BTreeMap::values_mut) {
-            if !matches!(entry.state, State::Stuck | State::Unmounted) {
-                entry.enter(State::Unmounting, now);
+            if !matches!(entry.state, VolumeState::Stuck | VolumeState::Unmounted) {
+                entry.enter(VolumeState::Unmounting, now);
                 entry.error = None;
             }
         }
@@ -141,7 +143,7 @@ impl Progress {
         let error = match result {
             Ok(()) => {
                 let gone = self.pods.remove(uid).unwrap_or_default().into_values();
-                let gone = gone.filter(|entry| entry.state != State::Unmounted);
+                let gone = gone.filter(|entry| entry.state != VolumeState::Unmounted);
                 return [gone.filter_map(|entry| entry.plugin).collect(), Vec::new()];
             }
             Err(VolumeError::Stopping) => return Default::default(),
@@ -156,18 +158,20 @@ impl Progress {
         for (name, entry) in volumes.iter_mut() {
             let is_left =
                 left.is_none_or(|left| left.iter().any(|path| path == name || entry.is_at(name, path)));
-            if !is_left && entry.state == State::Unmounted {
+            if !is_left && entry.state == VolumeState::Unmounted {
                 continue;
             }
-            entry.enter(if is_left { State::Stuck } else { State::Unmounted }, now);
+            entry.enter(if is_left { VolumeState::Stuck } else { VolumeState::Unmounted }, now);
             entry.error = is_left.then(|| cause.clone());
             let [gone, stuck] = &mut outcome;
             if is_left { stuck } else { gone }.extend(entry.plugin);
         }
         for path in left.into_iter().flatten().take(MOST_FOUND) {
             if !volumes.iter().any(|(name, entry)| name == path || entry.is_at(name, path)) {
-                let entry =
-                    VolumeProgress { error: Some(cause.clone()), ..VolumeProgress::new(State::Stuck, now) };
+                let entry = VolumeProgress {
+                    error: Some(cause.clone()),
+                    ..VolumeProgress::new(VolumeState::Stuck, now)
+                };
                 volumes.insert(short(path), entry);
             }
         }
@@ -203,7 +207,7 @@ mod tests {
         Err(VolumeError::LeftBehind { volumes, cause: "device is busy".to_owned() })
     }
 
-    fn states(progress: &Progress, uid: &PodUid) -> Vec<(String, State, Option<String>)> {
+    fn states(progress: &Progress, uid: &PodUid) -> Vec<(String, VolumeState, Option<String>)> {
         let all = progress.volumes_of(uid).into_iter();
         all.map(|(name, entry)| (name, entry.state, entry.error)).collect()
     }
@@ -214,21 +218,21 @@ mod tests {
         let begun = Instant::now();
         let after = |seconds| begun + Duration::from_secs(seconds);
         progress.begins(&uid, "a", after(0));
-        assert_eq!(states(&progress, &uid), [("a".to_owned(), State::SettingUp, None)]);
+        assert_eq!(states(&progress, &uid), [("a".to_owned(), VolumeState::SettingUp, None)]);
         progress.failed(&uid, "a", "no server", after(1));
         progress.begins(&uid, "a", after(2));
         progress.failed(&uid, "a", "still none", after(3));
         let failed = &progress.volumes_of(&uid)["a"];
-        assert_eq!((failed.state, failed.since), (State::Failed, after(1)));
+        assert_eq!((failed.state, failed.since), (VolumeState::Failed, after(1)));
         assert_eq!(failed.error.as_deref(), Some("still none"));
         progress.mounted(&uid, "a", (Some("kubernetes.io/nfs"), None), after(4));
         // An update that fails leaves the old files.
         progress.failed(&uid, "a", "no update", after(5));
         let mounted = &progress.volumes_of(&uid)["a"];
-        assert_eq!((mounted.state, mounted.since), (State::Mounted, after(4)));
+        assert_eq!((mounted.state, mounted.since), (VolumeState::Mounted, after(4)));
         assert_eq!(mounted.error.as_deref(), Some("no update"));
         progress.unmounting(&uid, after(6));
-        assert_eq!(states(&progress, &uid), [("a".to_owned(), State::Unmounting, None)]);
+        assert_eq!(states(&progress, &uid), [("a".to_owned(), VolumeState::Unmounting, None)]);
         assert_eq!(progress.removed(&uid, &Ok(()), after(7)), [vec!["kubernetes.io/nfs"], vec![]]);
         assert!(progress.pods().is_empty());
     }
@@ -246,9 +250,13 @@ mod tests {
         assert_eq!(gone, ["kubernetes.io/empty-dir"]);
         assert_eq!(stuck, ["kubernetes.io/csi", "kubernetes.io/empty-dir"]);
         let busy = || Some("device is busy".to_owned());
-        let stuck = |name: &str| (name.to_owned(), State::Stuck, busy());
-        let all =
-            [("cache".to_owned(), State::Unmounted, None), stuck("data"), stuck("other~x/y"), stuck("tmp")];
+        let stuck = |name: &str| (name.to_owned(), VolumeState::Stuck, busy());
+        let all = [
+            ("cache".to_owned(), VolumeState::Unmounted, None),
+            stuck("data"),
+            stuck("other~x/y"),
+            stuck("tmp"),
+        ];
         assert_eq!(states(&progress, &uid), all);
         // The next attempt removes all but one, and does not count the others again.
         progress.unmounting(&uid, now);
@@ -262,9 +270,9 @@ mod tests {
         let (mut progress, uid, now) = (Progress::default(), PodUid::from("u"), Instant::now());
         progress.mounted(&uid, "a", (None, None), now);
         let _ = progress.removed(&uid, &Err(VolumeError::Overdue), now);
-        assert_eq!(progress.volumes_of(&uid)["a"].state, State::Stuck);
+        assert_eq!(progress.volumes_of(&uid)["a"].state, VolumeState::Stuck);
         let _ = progress.removed(&uid, &Err(VolumeError::Stopping), now);
-        assert_eq!(progress.volumes_of(&uid)["a"].state, State::Stuck);
+        assert_eq!(progress.volumes_of(&uid)["a"].state, VolumeState::Stuck);
         // Nothing is known of the volumes of a pod after a restart.
         let other = PodUid::from("other");
         let _ = progress.removed(&other, &Err(VolumeError::Overdue), now);

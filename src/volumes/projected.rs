@@ -281,7 +281,7 @@ mod tests {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
         let local = LocalObjects::default();
         let inputs = ProjectionInputs {
-            objects: PodObjects::of(pod, api, &local),
+            objects: PodObjects::for_pod(pod, api, &local),
             api,
             allocatable: &NodeAllocatable::default(),
             events: &EventSink::new().0,
@@ -337,7 +337,7 @@ mod tests {
         let api = api();
         for api in [None, Some(&api)] {
             let inputs = ProjectionInputs {
-                objects: PodObjects::of(&pod, api, &local),
+                objects: PodObjects::for_pod(&pod, api, &local),
                 api,
                 allocatable: &NodeAllocatable::default(),
                 events: &EventSink::new().0,

@@ -297,7 +297,7 @@ impl<'a> SetUp<'a> {
         SetUp {
             volumes,
             site,
-            changes: PodObjects::of(site.pod, volumes.api.as_ref(), &volumes.local)
+            changes: PodObjects::for_pod(site.pod, volumes.api.as_ref(), &volumes.local)
                 .map_or(0, |objects| objects.changes(site.pod.uid())),
             queue: Queue::new(pending.len()),
             pending,
@@ -1002,7 +1002,7 @@ mod tests {
             _: &str,
             _: &str,
             _: &serde_json::Value,
-        ) -> Result<crate::kube::tokens::TokenResponse, crate::kube::error::ApiError> {
+        ) -> Result<crate::kube::tokens::IssuedToken, crate::kube::error::ApiError> {
             let number = self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             if number > 0 {
                 self.wait();
@@ -1117,7 +1117,7 @@ mod tests {
         let volumes = Arc::new(volumes);
         let (source, stop) = crate::util::stop::pair();
         let (owner, owned) = (Arc::clone(&volumes), pod.clone());
-        let set_up = crate::util::testing::beside(move || owner.setup(&owned, &stop));
+        let set_up = crate::util::testing::in_background(move || owner.setup(&owned, &stop));
         // The first token arrives; the claim and the next token do not.
         while volumes.actual().get(pod.uid(), "p").is_none() || !volumes.operations.is_busy(pod.uid()) {
             std::thread::yield_now();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::manager::Volumes;
-use super::progress::State;
+use super::progress::VolumeState;
 use super::setup::{kind, referenced};
 use super::{paths, plugin_table};
 use crate::model::api::Volume;
@@ -14,13 +14,13 @@ use crate::model::pod::Pod;
 
 /// A volume of a pod, or what is left of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
+pub struct VolumeStatus {
     /// Its name in the pod; of a volume that is not in the pod: its path below the pod's `volumes`.
     pub volume: String,
     /// The kind with the object, driver or path that matters, such as `csi hostpath.csi.k8s.io`.
     pub kind: String,
     /// `None`: no container uses it, or its pod has not begun.
-    pub state: Option<State>,
+    pub state: Option<VolumeState>,
     /// The last error.
     pub error: Option<String>,
     /// How long it has been in this state.
@@ -31,13 +31,14 @@ impl Volumes {
     /// The volumes of a pod: those of its specification, and those that could not be removed.
     /// `pod` is `None` if only its UID is known.
     #[must_use]
-    pub fn shown(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<Shown> {
+    pub fn shown(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<VolumeStatus> {
         let mut remaining = self.progress().volumes_of(uid);
         let now = Instant::now();
         let mut rows = Vec::new();
         let used = pod.map(referenced).unwrap_or_default();
-        let is_ending =
-            remaining.values().any(|volume| matches!(volume.state, State::Unmounting | State::Stuck));
+        let is_ending = remaining
+            .values()
+            .any(|volume| matches!(volume.state, VolumeState::Unmounting | VolumeState::Stuck));
         let volumes = pod.map(Pod::spec).and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         for (pod, volume) in volumes.iter().filter_map(|volume| Some((pod?, volume))) {
             let progress = remaining.remove(&volume.name);
@@ -45,7 +46,7 @@ impl Volumes {
                 continue;
             }
             let place = progress.as_ref().and_then(|progress| progress.place.as_deref());
-            rows.push(Shown {
+            rows.push(VolumeStatus {
                 volume: volume.name.clone(),
                 kind: self.kind_of(pod, volume, place),
                 state: progress.as_ref().map(|progress| progress.state),
@@ -53,7 +54,7 @@ impl Volumes {
                 error: progress.and_then(|progress| progress.error),
             });
         }
-        rows.extend(remaining.into_iter().map(|(volume, progress)| Shown {
+        rows.extend(remaining.into_iter().map(|(volume, progress)| VolumeStatus {
             volume,
             kind: progress.plugin.unwrap_or_default().to_owned(),
             state: Some(progress.state),

@@ -103,7 +103,7 @@ pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String,
                 Err(_) => break,
             },
             recv(stop.signal()) -> _ => {
-                workers.iter_mut().for_each(Running::ask_to_stop);
+                workers.iter_mut().for_each(Running::request_stop);
                 ended.extend(reported.iter());
                 break;
             }

@@ -181,7 +181,7 @@ impl Simulation<'_> {
             "allocate" => {
                 wanted = container.unwrap().exclusive;
                 match self.policy.allocate(&mut self.state, &pod_cpus, container.unwrap(), nodes) {
-                    Ok(allocated) => had_cpus = matches!(allocated, Allocated::Kept(_)),
+                    Ok(allocated) => had_cpus = matches!(allocated, Allocated::Existing(_)),
                     Err(error) => {
                         result["reason"] = error.reason().into();
                         result["message"] = error.to_string().into();
@@ -209,7 +209,9 @@ impl Simulation<'_> {
             _ => preferred,
         };
         let chosen = self.random.pick(&among)?;
-        Some(NumaMask::of(chosen["nodes"].as_array()?.iter().filter_map(|node| Some(node.as_u64()? as u32))))
+        Some(NumaMask::from_numbers(
+            chosen["nodes"].as_array()?.iter().filter_map(|node| Some(node.as_u64()? as u32)),
+        ))
     }
 
     fn admit(&mut self, pod: usize) {
@@ -367,7 +369,7 @@ fn cpus_are_assigned_as_the_kubelet_does() {
         let read: Vec<PodCpus> = pods
             .iter()
             .map(|pod| {
-                PodCpus::of(&Pod::from(
+                PodCpus::new(&Pod::from(
                     serde_json::from_value::<coracle::model::api::Pod>(pod.clone()).unwrap(),
                 ))
             })

@@ -155,8 +155,8 @@ impl ManagedNode {
         let active = self.active.iter().chain([&pod]);
         self.memory.release_inactive(active, &|_| false);
         let hints = match scope {
-            "pod" => self.memory.pod_hints(Candidate::of(&pod)),
-            _ => self.memory.hints(Candidate::of(&pod), &pod.containers()[0]),
+            "pod" => self.memory.pod_hints(Candidate::new(&pod)),
+            _ => self.memory.hints(Candidate::new(&pod), &pod.containers()[0]),
         };
         hints
             .into_iter()

@@ -1,6 +1,6 @@
 //! Quantities against apimachinery.
 
-use coracle::model::quantity::{Amount, NotAQuantity, canonical};
+use coracle::model::quantity::{Amount, QuantityError, canonical};
 use serde_json::json;
 
 use crate::peer::Peer;
@@ -44,7 +44,7 @@ fn text(random: &mut Random) -> String {
 }
 
 /// What differs on purpose; each is a row in docs/differences.md.
-fn known(text: &str, ours: &Result<Amount, NotAQuantity>) -> Option<&'static str> {
+fn known(text: &str, ours: &Result<Amount, QuantityError>) -> Option<&'static str> {
     let number = text.trim_start_matches(['-', '+']);
     let number = number
         .find(|character: char| !character.is_ascii_digit() && character != '.')

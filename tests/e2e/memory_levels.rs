@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coracle::config::KubeletConfiguration;
-use coracle::eviction::kernel::{Armed, Files, Left, Signals};
+use coracle::eviction::kernel::{Armed, Files, RemainingMemory, Signals};
 use coracle::eviction::notify::Reading;
 use coracle::eviction::thresholds;
 use coracle::eviction::watch::Plan;
@@ -34,7 +34,7 @@ fn kernel_signals_memory_use_above_the_level() {
     let mut signals = Signals::open(files, |kernel| Plan::new(&thresholds, kernel));
     let machine = Some(Reading { usage: 0, headroom: 64 << 20 });
     // The cgroup of version 2 is new and uses nothing.
-    let armed = signals.arm(&Left { machine, pods: None, pods_usage: Some(0), pods_path });
+    let armed = signals.arm(&RemainingMemory { machine, pods: None, pods_usage: Some(0), pods_path });
     assert_eq!(armed, Armed::Set);
     let is_signaled = |signals: &Signals| {
         let descriptors = signals.descriptors();

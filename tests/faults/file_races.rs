@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use coracle::kube::PodApi;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
-use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
+use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink};
 use coracle::model::ids::PodUid;
@@ -296,7 +296,7 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, String> {
         let response = json!({"spec": {"expirationSeconds": 3600},
             "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
         serde_json::from_value(response).map_err(|error| error.to_string())

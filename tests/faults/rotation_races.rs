@@ -187,7 +187,7 @@ impl RepeatingThread {
     }
 
     fn end(mut self) -> u64 {
-        self.running.ask_to_stop();
+        self.running.request_stop();
         // A panic ends it without a report.
         assert_eq!(self.ended.recv_timeout(HANG), Ok(()), "the thread failed or is blocked");
         self.times()

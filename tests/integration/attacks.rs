@@ -59,7 +59,7 @@ impl RegularClient {
 
     /// Asserts that each request was answered, and without delay.
     fn end(mut self) {
-        self.running.ask_to_stop();
+        self.running.request_stop();
         let (count, slowest) = self.results.recv_timeout(LONG).expect("a normal request was not answered");
         assert!(count > 0 && slowest < SOON, "{count} times, {slowest:?}");
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use coracle::model::pod::Pod;
-use coracle::runtime::{Kill, NewSandbox, Observed, grace};
+use coracle::runtime::{Kill, KnownPod, NewSandbox, grace};
 use coracle::util::stop::{self, StopToken};
 use coracle::util::threads::{self, OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
@@ -39,7 +39,8 @@ fn stopped(node: &Node, pre_stop: Value, grace: Option<i64>) -> (Vec<String>, Ve
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     node.fake.clear_journal();
-    let kill = Kill { grace_override: grace, ips: sandbox.ips.clone(), ..Kill::of(&pod, &id, "c") };
+    let kill =
+        Kill { grace_override: grace, ips: sandbox.ips.clone(), ..Kill::for_container(&pod, &id, "c") };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     (texts(node), node.fake.calls())
 }
@@ -177,7 +178,7 @@ fn assert_outlives_grace(node: &Node, pod: &Pod, end_hook: impl FnOnce()) {
     let _ = node.events();
     node.fake.clear_journal();
     let stops = node.fake.hang("StopContainer");
-    let kill = Kill { grace_override: Some(1), ..Kill::of(pod, &id, "c") };
+    let kill = Kill { grace_override: Some(1), ..Kill::for_container(pod, &id, "c") };
     std::thread::scope(|scope| {
         let kill = scope.spawn(|| node.runtime.kill_container(&kill, &StopToken::never()));
         node.fake.wait_until("the container is being stopped", |_| stops.waiting() == 1);
@@ -219,7 +220,7 @@ fn pre_stop_is_canceled_when_its_container_ends() {
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     let gate = node.fake.hang("ExecSync");
-    let kill = Kill { grace_override: Some(1), ..Kill::of(&pod, &id, "c") };
+    let kill = Kill { grace_override: Some(1), ..Kill::for_container(&pod, &id, "c") };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert!(!hook_runs("endless1"), "nothing is left of the hook");
     assert!(!node.fake.container("c").unwrap().is_running());
@@ -238,7 +239,8 @@ fn hook_ends_when_the_agent_stops() {
         let gate = node.fake.hang("ExecSync");
         let (source, token) = stop::pair();
         std::thread::scope(|scope| {
-            let kill = scope.spawn(|| node.runtime.kill_container(&Kill::of(&pod, &id, "c"), &token));
+            let kill =
+                scope.spawn(|| node.runtime.kill_container(&Kill::for_container(&pod, &id, "c"), &token));
             drop(source);
             let error = kill.join().unwrap().unwrap_err();
             assert!(error.to_string().contains("code = Canceled"), "{error}");
@@ -272,7 +274,7 @@ fn kill_uses_the_most_specific_grace_period() {
         let pod = Pod::from(object);
         let sandbox = new_sandbox(&node, &pod);
         let id = node.start(&pod, &sandbox, "c").unwrap();
-        let kill = Kill { probe_grace: probe, grace_override: own, ..Kill::of(&pod, &id, "c") };
+        let kill = Kill { probe_grace: probe, grace_override: own, ..Kill::for_container(&pod, &id, "c") };
         node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
         timeouts(&node).pop().unwrap()
     };
@@ -395,7 +397,7 @@ fn sidecars_end_last_and_in_reverse_order() {
     let gate = node.fake.hang("StopContainer");
     std::thread::scope(|scope| {
         let kill = scope.spawn(|| {
-            node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), None, &StopToken::never())
+            node.runtime.kill_pod(Some(&pod), KnownPod::Runtime(&runtime), None, &StopToken::never())
         });
         // The hooks of the sidecars run at once.
         node.fake
@@ -422,7 +424,7 @@ fn sidecar_waits_no_longer_than_its_grace_period() {
     let gate = node.fake.hang_next("StopContainer");
     std::thread::scope(|scope| {
         let kill = scope.spawn(|| {
-            node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), Some(4), &StopToken::never())
+            node.runtime.kill_pod(Some(&pod), KnownPod::Runtime(&runtime), Some(4), &StopToken::never())
         });
         node.fake.wait_until("the sidecar is stopped", |fake| fake.count("StopContainer") == 2);
         gate.open();
@@ -443,7 +445,7 @@ fn shortened(node: &Node, pod: &Pod, seconds: i64, is_due: impl Fn() -> bool) {
     std::thread::scope(|scope| {
         let (runtime, grace) = (&runtime, &grace);
         let kill = scope.spawn(move || {
-            let (observed, never) = (Observed::Runtime(runtime), StopToken::never());
+            let (observed, never) = (KnownPod::Runtime(runtime), StopToken::never());
             node.runtime.kill_pod_within(Some(pod), observed, Some(3600), grace, &never)
         });
         node.fake.wait_until("the pod is being stopped", |_| is_due());

@@ -9,7 +9,7 @@ use coracle::kube::PodApi;
 use coracle::kube::claims::{ClaimApi, Claims, ReadError};
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
-use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
+use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use coracle::model::api;
 use coracle::model::event::EventSink;
 use coracle::model::fields::NodeAllocatable;
@@ -34,7 +34,7 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, String> {
         Err("no tokens".to_owned())
     }
 }
@@ -187,5 +187,5 @@ fn data_of_a_local_volume_outlive_pod_and_agent() {
     assert_eq!(fs::read_to_string(data.join("sub/file")).unwrap(), "kept");
     assert_eq!(fs::read_to_string(data.join("new")).unwrap(), "x");
     assert!(!Path::new(&target).exists());
-    assert!(volumes.lingering().is_empty());
+    assert!(volumes.unremoved_pods().is_empty());
 }

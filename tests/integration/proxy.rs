@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coracle::kube::client::{Client, Credentials};
 use coracle::kube::target::Target;
-use coracle::transport::api::{Breaker, Connections, DialError, Endpoint, Request, Roots, Use};
+use coracle::transport::api::{Breaker, Connections, DialError, Endpoint, Request, RequestKind, Roots};
 use coracle::transport::proxy::Proxy as ProxyUrl;
 use coracle::util::threads::{OnDeath, Stack, spawn};
 use crossbeam_channel::bounded;
@@ -203,8 +203,14 @@ fn silent_proxy_times_out_or_stops() {
     let (sender, results) = bounded(1);
     let _asking = spawn("t/ask", Stack::Large, OnDeath::Unsupervised, move |_| {
         let deadline = std::time::Instant::now() + LONG;
-        let request =
-            Request { method: "GET", path: "/", headers: &[], body: None, deadline, kind: Use::Stream };
+        let request = Request {
+            method: "GET",
+            path: "/",
+            headers: &[],
+            body: None,
+            deadline,
+            kind: RequestKind::Stream,
+        };
         let outcome = Connections::new(&endpoint).unwrap().send(&request, &child);
         let _ = sender.send(outcome.map(|response| response.status));
     })

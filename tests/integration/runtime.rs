@@ -14,7 +14,7 @@ use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    CrashBackoff, Deps, Kill, MachineNumbers, NewSandbox, Observed, Runtime, Settings, Start, StartFailure,
+    CrashBackoff, Deps, Kill, KnownPod, MachineNumbers, NewSandbox, Runtime, Settings, Start, StartFailure,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -479,7 +479,7 @@ fn containers_stop_in_parallel_before_their_sandboxes() {
     let gate = node.fake.hang("StopContainer");
     std::thread::scope(|scope| {
         let kill = scope.spawn(|| {
-            node.runtime.kill_pod(Some(&pod), Observed::Runtime(&runtime), None, &StopToken::never())
+            node.runtime.kill_pod(Some(&pod), KnownPod::Runtime(&runtime), None, &StopToken::never())
         });
         node.fake.wait_until("all three are being stopped", |_| gate.waiting() == 3);
         assert_eq!(node.fake.count("StopPodSandbox"), 0);
@@ -521,8 +521,8 @@ fn failed_stop_does_not_prevent_other_stops() {
     }
     let (listed, runtime) = node.observe(&pod);
     node.fake.fail_times("StopContainer", 1, Kind::Unknown, "stuck");
-    let kill = |observed: Observed<'_>| node.runtime.kill_pod(None, observed, Some(0), &StopToken::never());
-    let error = kill(Observed::Runtime(&runtime)).unwrap_err();
+    let kill = |observed: KnownPod<'_>| node.runtime.kill_pod(None, observed, Some(0), &StopToken::never());
+    let error = kill(KnownPod::Runtime(&runtime)).unwrap_err();
     assert_eq!(error.unstopped.len(), 1);
     let text = error.to_string();
     assert!(text.starts_with("failed to \"KillContainer\" for "), "{text}");
@@ -533,7 +533,7 @@ fn failed_stop_does_not_prevent_other_stops() {
     for container in node.fake.containers() {
         node.client.remove_container(&ContainerId::from(container.status.id.as_str())).unwrap();
     }
-    kill(Observed::Listed(&listed)).unwrap();
+    kill(KnownPod::Listed(&listed)).unwrap();
 }
 
 #[test]
@@ -544,8 +544,8 @@ fn grace_period_without_manifest_is_read_from_annotations() {
     node.start(&pod, &sandbox, "c").unwrap();
     let (listed, runtime) = node.observe(&pod);
     let stop = StopToken::never();
-    node.runtime.kill_pod(None, Observed::Listed(&listed), None, &stop).unwrap();
-    node.runtime.kill_pod(None, Observed::Runtime(&runtime), None, &stop).unwrap();
+    node.runtime.kill_pod(None, KnownPod::Listed(&listed), None, &stop).unwrap();
+    node.runtime.kill_pod(None, KnownPod::Runtime(&runtime), None, &stop).unwrap();
     assert_eq!(timeouts(&node), [json!("7"), json!("7")]);
 }
 
@@ -558,7 +558,7 @@ fn single_container_stop_records_the_given_message() {
     let _ = node.events();
     let kill = Kill {
         message: Some("Container c definition changed, will be restarted".into()),
-        ..Kill::of(&pod, &id, "c")
+        ..Kill::for_container(&pod, &id, "c")
     };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert_eq!(node.events(), [("Killing", "Container c definition changed, will be restarted".to_owned())]);

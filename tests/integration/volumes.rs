@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use coracle::kube::PodApi;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
-use coracle::kube::tokens::{TokenAnswer, TokenApi, Tokens};
+use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink};
 use coracle::model::fields::NodeAllocatable;
@@ -490,7 +490,7 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<TokenAnswer, String> {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, String> {
         let mut number = self.tokens.lock().unwrap();
         *number += 1;
         // The token expires at once: each read gets another one.

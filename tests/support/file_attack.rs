@@ -71,7 +71,7 @@ impl RunningAttack {
 
 impl Drop for RunningAttack {
     fn drop(&mut self) {
-        self.threads.iter_mut().for_each(Running::ask_to_stop);
+        self.threads.iter_mut().for_each(Running::request_stop);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::cli::local::Output;
 use crate::cli::table::Color;
 use crate::config::{self, KubeletConfiguration};
 use crate::cri::{self, CgroupDriver};
-use crate::resources::preflight::{self, CheckLine, Standing};
+use crate::resources::preflight::{self, CheckLine, CheckStatus};
 use crate::server::NodeReport;
 use crate::sources;
 use crate::util::cgroup_mounts::read_table;
@@ -53,7 +53,7 @@ pub(super) fn run(
     }
     let config_line = config_line.or_else(|| {
         let text = format!("no --config given, and no {CONFIG}: the defaults of the fields count");
-        agent.is_err().then(|| line("config", Standing::Warn, text, "coracle check --config FILE"))
+        agent.is_err().then(|| line("config", CheckStatus::Warn, text, "coracle check --config FILE"))
     });
     let mut lines = preflight::preflight(&settings);
     // A running agent reports the problems itself, and may have another directory.
@@ -69,8 +69,8 @@ pub(super) fn run(
     };
     let runtime = runtime(endpoint, config.as_ref(), Path::new(SYSTEMD).exists());
     // A network that works may be configured elsewhere.
-    if runtime.iter().any(|line| line.name == "pod network" && line.standing == Standing::Ok) {
-        lines.retain(|line| line.name != "cni config" || line.standing == Standing::Ok);
+    if runtime.iter().any(|line| line.name == "pod network" && line.standing == CheckStatus::Ok) {
+        lines.retain(|line| line.name != "cni config" || line.standing == CheckStatus::Ok);
     }
     lines.extend(runtime);
     lines.extend(agent_lines(&agent));
@@ -78,7 +78,7 @@ pub(super) fn run(
         Ok(false) => print(console, &lines).map_err(CommandError::from),
         shown => shown.map(drop),
     };
-    checked(shown, lines.iter().any(|line| line.standing == Standing::Fail))
+    checked(shown, lines.iter().any(|line| line.standing == CheckStatus::Fail))
 }
 
 /// Loads the configuration that `given` names, or else `usual` if it exists.
@@ -87,12 +87,12 @@ fn configuration(given: Option<&Path>, usual: &Path) -> (Option<CheckLine>, Opti
     let request = config::LoadRequest { file: Some(file.to_owned()), ..config::LoadRequest::default() };
     match config::load(&request) {
         Ok(loaded) => {
-            (Some(line("config", Standing::Ok, file.display().to_string(), "")), Some(loaded.config))
+            (Some(line("config", CheckStatus::Ok, file.display().to_string(), "")), Some(loaded.config))
         }
         Err(problems) => {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             let fix = "correct it; coracle --check-config --config FILE shows all problems";
-            (Some(line("config", Standing::Fail, problems.join("; "), fix)), None)
+            (Some(line("config", CheckStatus::Fail, problems.join("; "), fix)), None)
         }
     }
 }
@@ -111,11 +111,11 @@ fn local_objects(directory: &Path) -> Vec<CheckLine> {
     match sources::local::check(directory) {
         None => Vec::new(),
         Some(problems) if problems.is_empty() => {
-            vec![line(NAME, Standing::Ok, directory.display().to_string(), "")]
+            vec![line(NAME, CheckStatus::Ok, directory.display().to_string(), "")]
         }
         Some(problems) => {
             let fix = "correct the file; static pods that need its objects do not start";
-            problems.into_iter().map(|problem| line(NAME, Standing::Warn, problem, fix)).collect()
+            problems.into_iter().map(|problem| line(NAME, CheckStatus::Warn, problem, fix)).collect()
         }
     }
 }
@@ -136,14 +136,14 @@ fn driver(
     };
     if driver == "systemd" && !systemd_runs {
         let fix = "use the driver cgroupfs (containerd: SystemdCgroup = false; CRI-O: cgroup_manager), or run systemd";
-        return line(name, Standing::Fail, format!("systemd, says {by}, but systemd does not run"), fix);
+        return line(name, CheckStatus::Fail, format!("systemd, says {by}, but systemd does not run"), fix);
     }
     if reported.is_none() && config.is_some() {
         let message = format!("{driver}, says the configuration; the runtime does not report its own");
         let fix = "make sure that the runtime has the same, or update the runtime";
-        return line(name, Standing::Warn, message, fix);
+        return line(name, CheckStatus::Warn, message, fix);
     }
-    line(name, Standing::Ok, format!("{driver}, says {by}"), "")
+    line(name, CheckStatus::Ok, format!("{driver}, says {by}"), "")
 }
 
 /// A `cgroupRoot` that does not exist, with which the agent does not start.
@@ -158,10 +158,10 @@ fn cgroup_root(config: &KubeletConfiguration) -> Option<CheckLine> {
     };
     let error = check().err()?;
     let fix = "make this cgroup before the agent starts, or remove cgroupRoot from the configuration";
-    Some(line("cgroup root", Standing::Fail, error.to_string(), fix))
+    Some(line("cgroup root", CheckStatus::Fail, error.to_string(), fix))
 }
 
-fn line(name: &str, standing: Standing, message: String, fix: &str) -> CheckLine {
+fn line(name: &str, standing: CheckStatus, message: String, fix: &str) -> CheckLine {
     CheckLine { name: name.to_owned(), standing, message, fix: fix.to_owned() }
 }
 
@@ -181,15 +181,15 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
         Ok(versions) => versions,
         Err(error) => {
             let message = format!("no usable runtime at {endpoint}: {}", chain(&error));
-            return vec![line("runtime", Standing::Fail, message, start)];
+            return vec![line("runtime", CheckStatus::Fail, message, start)];
         }
     };
     let name = format!("{} {} at {endpoint}", version.runtime_name, version.runtime_version);
     let mut lines = vec![match status.ready {
-        Ok(()) => line("runtime", Standing::Ok, name, ""),
+        Ok(()) => line("runtime", CheckStatus::Ok, name, ""),
         Err(error) => {
             let fix = "read the runtime's log";
-            line("runtime", Standing::Fail, format!("{name} is not ready: {error}"), fix)
+            line("runtime", CheckStatus::Fail, format!("{name} is not ready: {error}"), fix)
         }
     }];
     if config.is_none_or(|config| config.cgroups_per_qos) {
@@ -197,9 +197,9 @@ fn runtime(endpoint: &str, config: Option<&KubeletConfiguration>, systemd_runs: 
     }
     if let Err(error) = status.network_ready {
         let fix = "install a CNI configuration; until then only pods with hostNetwork start";
-        lines.push(line("pod network", Standing::Warn, error.to_string(), fix));
+        lines.push(line("pod network", CheckStatus::Warn, error.to_string(), fix));
     } else {
-        lines.push(line("pod network", Standing::Ok, "the runtime's network is ready".to_owned(), ""));
+        lines.push(line("pod network", CheckStatus::Ok, "the runtime's network is ready".to_owned(), ""));
     }
     lines
 }
@@ -208,17 +208,17 @@ fn agent_lines(agent: &Result<NodeReport, CommandError>) -> Vec<CheckLine> {
     let report = match agent {
         Ok(report) => report,
         Err(error @ CommandError::NoPermission(_)) => {
-            return vec![line("agent", Standing::Warn, error.to_string(), "run this as root")];
+            return vec![line("agent", CheckStatus::Warn, error.to_string(), "run this as root")];
         }
         Err(error) => {
             let fix = "start it: systemctl start coracle, rc-service coracle start, or /usr/local/lib/coracle/supervise start coracle";
-            return vec![line("agent", Standing::Warn, error.to_string(), fix)];
+            return vec![line("agent", CheckStatus::Warn, error.to_string(), fix)];
         }
     };
     let uptime = age::human(i64::try_from(report.uptime_seconds).unwrap_or(i64::MAX));
     let message = format!("coracle {} on {}, up {uptime}", report.version, report.node);
-    let mut lines = vec![line("agent", Standing::Ok, message, "")];
-    let warn = |problem: &String| line("agent", Standing::Warn, problem.clone(), "see coracle status");
+    let mut lines = vec![line("agent", CheckStatus::Ok, message, "")];
+    let warn = |problem: &String| line("agent", CheckStatus::Warn, problem.clone(), "see coracle status");
     lines.extend(report.problems.iter().map(warn));
     lines
 }
@@ -227,9 +227,9 @@ fn print(console: &mut Console<'_>, lines: &[CheckLine]) -> std::io::Result<()> 
     let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
     for CheckLine { name, standing, message, fix } in lines {
         let (mark, color) = match standing {
-            Standing::Ok => ("ok  ", Color::Green),
-            Standing::Warn => ("warn", Color::Yellow),
-            Standing::Fail => ("fail", Color::Red),
+            CheckStatus::Ok => ("ok  ", Color::Green),
+            CheckStatus::Warn => ("warn", Color::Yellow),
+            CheckStatus::Fail => ("fail", Color::Red),
         };
         let mark = console.paint.put(Some(color), mark);
         let message = crate::cli::table::visible(message);
@@ -249,8 +249,8 @@ mod tests {
     #[test]
     fn lines_are_printed_with_their_fixes() {
         let lines = [
-            line("disk", Standing::Ok, "10 GiB".into(), ""),
-            line("runtime", Standing::Fail, "away\u{1b}".into(), "start it"),
+            line("disk", CheckStatus::Ok, "10 GiB".into(), ""),
+            line("runtime", CheckStatus::Fail, "away\u{1b}".into(), "start it"),
         ];
         let mut out = Vec::new();
         let now = jiff::Timestamp::UNIX_EPOCH;
@@ -272,13 +272,13 @@ mod tests {
         assert_eq!(checked(None), (None, None));
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         std::fs::write(&usual, format!("{head}failSwapOn: false\n")).unwrap();
-        assert_eq!(checked(None), (Some(Standing::Ok), Some(false)));
+        assert_eq!(checked(None), (Some(CheckStatus::Ok), Some(false)));
         let other = dir.path().join("other.yaml");
         std::fs::write(&other, head).unwrap();
-        assert_eq!(checked(Some(&other)), (Some(Standing::Ok), Some(true)));
+        assert_eq!(checked(Some(&other)), (Some(CheckStatus::Ok), Some(true)));
         std::fs::write(&other, format!("{head}maxPods: many\n")).unwrap();
-        assert_eq!(checked(Some(&other)), (Some(Standing::Fail), None));
-        assert_eq!(checked(Some(&dir.path().join("absent"))), (Some(Standing::Fail), None));
+        assert_eq!(checked(Some(&other)), (Some(CheckStatus::Fail), None));
+        assert_eq!(checked(Some(&dir.path().join("absent"))), (Some(CheckStatus::Fail), None));
 
         let mut settings = preflight::Settings::default();
         let (_, config) = configuration(None, &usual);
@@ -300,26 +300,26 @@ mod tests {
             ..KubeletConfiguration::default()
         };
         let systemd = Some(CgroupDriver::Systemd);
-        assert_eq!(driver(systemd, None, true).standing, Standing::Ok);
-        assert_eq!(driver(systemd, None, false).standing, Standing::Fail);
-        assert_eq!(driver(systemd, Some(&config("cgroupfs")), false).standing, Standing::Fail);
+        assert_eq!(driver(systemd, None, true).standing, CheckStatus::Ok);
+        assert_eq!(driver(systemd, None, false).standing, CheckStatus::Fail);
+        assert_eq!(driver(systemd, Some(&config("cgroupfs")), false).standing, CheckStatus::Fail);
         assert_eq!(
             driver(Some(CgroupDriver::Cgroupfs), Some(&config("systemd")), false).standing,
-            Standing::Ok
+            CheckStatus::Ok
         );
-        assert_eq!(driver(None, Some(&config("systemd")), false).standing, Standing::Fail);
-        assert_eq!(driver(None, Some(&config("systemd")), true).standing, Standing::Warn);
-        assert_eq!(driver(None, None, false).standing, Standing::Ok);
+        assert_eq!(driver(None, Some(&config("systemd")), false).standing, CheckStatus::Fail);
+        assert_eq!(driver(None, Some(&config("systemd")), true).standing, CheckStatus::Warn);
+        assert_eq!(driver(None, None, false).standing, CheckStatus::Ok);
     }
 
     #[test]
     fn problems_of_local_objects_are_warnings() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(local_objects(&dir.path().join("none")).len(), 0);
-        assert_eq!(local_objects(dir.path())[0].standing, Standing::Ok);
+        assert_eq!(local_objects(dir.path())[0].standing, CheckStatus::Ok);
         std::fs::write(dir.path().join("a.yaml"), "kind: ConfigMap\n").unwrap();
         let lines = local_objects(dir.path());
-        assert!(lines.iter().all(|line| line.standing == Standing::Warn));
+        assert!(lines.iter().all(|line| line.standing == CheckStatus::Warn));
         let place = dir.path().join("a.yaml");
         assert_eq!(lines[0].message, format!("{}:1: apiVersion: Required value", place.display()));
     }
@@ -328,10 +328,10 @@ mod tests {
     fn an_absent_runtime_fails_and_an_absent_agent_warns() {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = format!("unix://{}/none.sock", dir.path().display());
-        assert_eq!(runtime(&endpoint, None, true)[0].standing, Standing::Fail);
-        assert_eq!(runtime("http://example.org", None, true)[0].standing, Standing::Fail);
+        assert_eq!(runtime(&endpoint, None, true)[0].standing, CheckStatus::Fail);
+        assert_eq!(runtime("http://example.org", None, true)[0].standing, CheckStatus::Fail);
         let absent = Client::new(&dir.path().join("coracle.sock")).get::<NodeReport>("/v1/status");
-        assert_eq!(agent_lines(&absent)[0].standing, Standing::Warn);
+        assert_eq!(agent_lines(&absent)[0].standing, CheckStatus::Warn);
         let report = NodeReport { problems: vec!["x".into()], ..NodeReport::default() };
         assert_eq!(agent_lines(&Ok(report)).len(), 2);
     }

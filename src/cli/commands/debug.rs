@@ -7,7 +7,7 @@ use crate::cli::exit::Exit;
 use crate::cli::local::{DebugOptions, ExecOptions, LogsOptions};
 use crate::cli::table::visible;
 use crate::model::api::{ContainerState, Pod};
-use crate::server::{DebugReply, Described};
+use crate::server::{DebugReply, PodDescription};
 use crate::util::stop::StopToken;
 
 use super::client::{Client, encode};
@@ -38,7 +38,7 @@ fn attach(client: &Client, console: &mut Console<'_>, options: &DebugOptions, re
     let pod = format!("{}/{}", reply.namespace, reply.pod);
     let mut printed = String::new();
     loop {
-        let described: Described = client.get(&format!("/v1/describe?pod={}", encode(&pod)))?;
+        let described: PodDescription = client.get(&format!("/v1/describe?pod={}", encode(&pod)))?;
         match state(&described.view.pod, &reply.container) {
             Some(ContainerState { running: Some(_), .. }) => break,
             Some(ContainerState { terminated: Some(_), .. }) => {

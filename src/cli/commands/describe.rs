@@ -14,7 +14,7 @@ use crate::model::api::{
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
-use crate::server::{Described, PodCgroupReport};
+use crate::server::{PodCgroupReport, PodDescription};
 
 use super::client::{Client, encode};
 use super::console::{Console, size};
@@ -31,7 +31,7 @@ const NO_IMAGE: [&str; 4] = [
 ];
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, pod: &str) -> Outcome {
-    let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
+    let described: PodDescription = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
     print(console, &described)?;
     Ok(Exit::Success)
 }
@@ -64,7 +64,7 @@ fn cgroup(console: &mut Console<'_>, report: Option<&PodCgroupReport>) -> io::Re
     Ok(())
 }
 
-fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
+fn print(console: &mut Console<'_>, described: &PodDescription) -> io::Result<()> {
     let view = &described.view;
     let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
     let spec = view.pod.spec.as_ref().unwrap_or(&no_spec);
@@ -120,7 +120,7 @@ fn print(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
     console.table(&mut events::table(), &rows)
 }
 
-fn worker(console: &mut Console<'_>, described: &Described) -> io::Result<()> {
+fn worker(console: &mut Console<'_>, described: &PodDescription) -> io::Result<()> {
     let view = &described.view;
     let next = view.next_sync.map(|next| {
         let left = next.as_second().saturating_sub(console.now.as_second()).max(0);
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn description_has_all_parts_of_a_pod() {
-        let described: Described = serde_json::from_value(json!({
+        let described: PodDescription = serde_json::from_value(json!({
             "pod": {
                 "metadata": {"namespace": "default", "name": "web-node1", "uid": "u1", "labels": {"a": "b", "c": "d"}},
                 "spec": {

@@ -98,7 +98,7 @@ fn devices_on_the_nodes_of_the_hint_come_first() {
         devices: &devices,
         in_use: &in_use,
         reusable: &reusable,
-        nodes: nodes.map(|node| NumaMask::of([node])),
+        nodes: nodes.map(|node| NumaMask::from_numbers([node])),
         wanted,
     };
     let chosen = |wanted, nodes| choose(offer(wanted, nodes), &Preference::Without).unwrap();
@@ -148,7 +148,7 @@ fn unhealthy_and_unknown_devices_are_refused_with_upstreams_texts() {
     let changed = state.listed(WIDGET, 1, sick("d4")).unwrap();
     assert_eq!(changed, ListChange { pods: BTreeSet::from([PodUid::from("p")]), is_new: true });
     assert_eq!(state.listed(WIDGET, 1, sick("d4")).unwrap(), ListChange::default());
-    let text = |state: &mut Books, uid| allocate(state, &simple_pod(uid, 1)).unwrap_err().to_string();
+    let text = |state: &mut DeviceState, uid| allocate(state, &simple_pod(uid, 1)).unwrap_err().to_string();
     assert_eq!(
         text(&mut state, "p"),
         "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/widget"
@@ -186,14 +186,17 @@ fn a_plugin_that_ends_during_an_allocation_is_an_error_and_frees_the_reservation
 fn hints_prefer_the_smallest_sets_of_nodes() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
     let mut state = state_with(PluginOptions::default(), devices);
-    let hint =
-        |nodes: &[u32], preferred| Hint { nodes: Some(NumaMask::of(nodes.iter().copied())), preferred };
-    let hints = |state: &Books, count| state.hints(&simple_pod("p", count), "main").remove(WIDGET).unwrap();
+    let hint = |nodes: &[u32], preferred| Hint {
+        nodes: Some(NumaMask::from_numbers(nodes.iter().copied())),
+        preferred,
+    };
+    let hints =
+        |state: &DeviceState, count| state.hints(&simple_pod("p", count), "main").remove(WIDGET).unwrap();
     assert_eq!(hints(&state, 1), [hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)]);
     assert_eq!(hints(&state, 2), [hint(&[1], true), hint(&[0, 1], false)]);
     assert_eq!(hints(&state, 3), [hint(&[0, 1], true)]);
     assert_eq!(hints(&state, 4), []);
-    state.reserve(&simple_pod("q", 1), "main", Some(NumaMask::of([1])), false).unwrap();
+    state.reserve(&simple_pod("q", 1), "main", Some(NumaMask::from_numbers([1])), false).unwrap();
     assert_eq!(hints(&state, 2), [hint(&[0, 1], false)]);
     // A container that has its devices gets hints for them.
     assert_eq!(state.hints(&simple_pod("q", 1), "main")[WIDGET], [hint(&[1], true), hint(&[0, 1], false)]);
@@ -210,7 +213,7 @@ fn hints_of_a_pod_count_what_is_in_use_at_once() {
     assert_eq!(requests.most(WIDGET, |_| true), 2);
     assert_eq!(state.pod_hints(&requests)[WIDGET].len(), 2);
     for name in ["i", "a", "b"] {
-        state.reserve(&requests, name, Some(NumaMask::of([1])), false).unwrap();
+        state.reserve(&requests, name, Some(NumaMask::from_numbers([1])), false).unwrap();
     }
     let hints = state.pod_hints(&requests);
     assert_eq!(hints[WIDGET].iter().filter(|hint| hint.preferred).count(), 1);
@@ -230,7 +233,7 @@ fn resources_that_come_from_claims_are_not_requested_of_plugins() {
         "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": [mapping]}},
     });
     let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
-    let requests = PodRequest::of(&object.into());
+    let requests = PodRequest::from_pod(&object.into());
     let names = |request: &ContainerRequest| request.limits.keys().cloned().collect::<Vec<_>>();
     let found: Vec<_> = requests.containers.iter().map(names).collect();
     assert_eq!(found, [vec!["example.com/widget"], vec!["example.com/gpu", "example.com/widget"]]);
@@ -248,7 +251,7 @@ fn requests_are_made_of_limits_with_a_domain() {
     });
     let object = serde_json::json!({"metadata": {"uid": "u", "name": "n"}, "spec": spec});
     let object: crate::model::api::Pod = serde_json::from_value(object).unwrap();
-    let requests = PodRequest::of(&object.into());
+    let requests = PodRequest::from_pod(&object.into());
     let found: Vec<_> = requests
         .containers
         .iter()

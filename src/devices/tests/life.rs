@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 
-fn counts(state: &mut Books, now: Instant) -> (Option<u64>, Option<u64>, bool) {
+fn counts(state: &mut DeviceState, now: Instant) -> (Option<u64>, Option<u64>, bool) {
     let capacity = state.capacity(now);
     let count = |map: &BTreeMap<String, u64>| map.get(WIDGET).copied();
     (count(&capacity.capacity), count(&capacity.allocatable), capacity.removed.contains(WIDGET))
@@ -58,11 +58,11 @@ fn devices_and_resources_are_limited() {
 }
 
 /// The state after a restart: pod `old` has d4, and the plugin is not back.
-fn restarted(now: Instant) -> Books {
+fn restarted(now: Instant) -> DeviceState {
     let mut first = state_with(ALL_OPTIONS, four());
     allocate(&mut first, &simple_pod("old", 1)).unwrap();
     let restored = decode(&encode(&first), |_| Some(Setup::default())).unwrap();
-    Books::new(restored.holds, restored.registered, vec![0, 1], now)
+    DeviceState::new(restored.holds, restored.registered, vec![0, 1], now)
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn after_a_restart_devices_are_zero_and_the_running_pod_keeps_its_own() {
 fn after_a_reboot_a_pod_waits_for_the_plugin_that_was_there() {
     let now = Instant::now();
     let mut state = restarted(now);
-    let ready = |state: &Books, pod: &PodRequest, after: u64| {
+    let ready = |state: &DeviceState, pod: &PodRequest, after: u64| {
         let now = now + Duration::from_secs(after);
         state.readiness(pod, &BTreeSet::new(), WAIT_LIMIT, now)
     };
@@ -147,7 +147,7 @@ fn health_of_devices_is_that_of_the_last_list() {
     let mut state = state_with(ALL_OPTIONS, four());
     allocate(&mut state, &simple_pod("p", 2)).unwrap();
     let uid = PodUid::from("p");
-    let health = |state: &Books| state.health(&uid, "main").remove(0);
+    let health = |state: &DeviceState| state.health(&uid, "main").remove(0);
     assert_eq!(health(&state).name, WIDGET);
     let expected = |first, second| vec![("d3".to_owned(), first), ("d4".to_owned(), second)];
     assert_eq!(health(&state).devices, expected(true, true));

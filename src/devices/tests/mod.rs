@@ -39,7 +39,7 @@ pub(super) fn ids(names: &[&str]) -> DeviceIds {
 /// A list: name, health, NUMA nodes.
 pub(super) fn list(devices: &[(&str, bool, &[u32])]) -> DeviceList {
     let device = |(name, is_healthy, nodes): &(&str, bool, &[u32])| {
-        let nodes = NumaMask::of(nodes.iter().copied());
+        let nodes = NumaMask::from_numbers(nodes.iter().copied());
         (DeviceId::from(*name), Device { is_healthy: *is_healthy, nodes })
     };
     devices.iter().map(device).collect()
@@ -49,8 +49,8 @@ pub(super) fn four() -> DeviceList {
     list(&[("d1", true, &[0]), ("d2", true, &[0]), ("d3", true, &[0]), ("d4", true, &[0])])
 }
 
-pub(super) fn state_with(options: PluginOptions, devices: DeviceList) -> Books {
-    let mut state = Books::new(Holds::default(), BTreeMap::new(), vec![0, 1], Instant::now());
+pub(super) fn state_with(options: PluginOptions, devices: DeviceList) -> DeviceState {
+    let mut state = DeviceState::new(Holds::default(), BTreeMap::new(), vec![0, 1], Instant::now());
     state.connected(WIDGET, 1, options).unwrap();
     state.listed(WIDGET, 1, devices).unwrap();
     state
@@ -59,14 +59,14 @@ pub(super) fn state_with(options: PluginOptions, devices: DeviceList) -> Books {
 pub(super) const ALL_OPTIONS: PluginOptions = PluginOptions { pre_start: true, preferred: true };
 
 /// Allocates for all containers, with a plugin that prefers the last devices. Returns its calls.
-pub(super) fn allocate(state: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
+pub(super) fn allocate(state: &mut DeviceState, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
     for request in &pod.containers {
         state.reserve(pod, &request.container, None, false)?;
     }
     finish(state, pod)
 }
 
-pub(super) fn finish(state: &mut Books, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
+pub(super) fn finish(state: &mut DeviceState, pod: &PodRequest) -> Result<Vec<String>, DeviceError> {
     let mut calls = Vec::new();
     let text = |ids: &mut dyn Iterator<Item = &DeviceId>| -> String {
         ids.map(|id| &**id).collect::<Vec<_>>().join(",")
@@ -99,7 +99,7 @@ pub(super) fn finish(state: &mut Books, pod: &PodRequest) -> Result<Vec<String>,
     Ok(calls)
 }
 
-pub(super) fn held(state: &Books, uid: &str, container: &str) -> Vec<String> {
+pub(super) fn held(state: &DeviceState, uid: &str, container: &str) -> Vec<String> {
     let hold = state.holds().get(&PodUid::from(uid), container, WIDGET);
     hold.map(|hold| hold.devices.keys().map(|id| id.to_string()).collect()).unwrap_or_default()
 }

@@ -41,7 +41,7 @@ fn random_pod(number: u8) -> PodRequest {
 }
 
 /// No device belongs to two containers, except to an init container and a later one of its pod.
-fn check(state: &Books) {
+fn check(state: &DeviceState) {
     let mut seen: BTreeMap<&DeviceId, (&PodUid, &str)> = BTreeMap::new();
     for (pod, container, _, hold) in state.holds().iter() {
         // Those of init containers can be reused.
@@ -126,7 +126,7 @@ proptest! {
                 }
                 Event::Restart => {
                     let restored = decode(&encode(&state), |_| Some(Setup::default())).unwrap();
-                    state = Books::new(restored.holds, restored.registered, vec![0, 1], now);
+                    state = DeviceState::new(restored.holds, restored.registered, vec![0, 1], now);
                 }
             }
             check(&state);

@@ -537,7 +537,7 @@ impl ImageCheck {
                 Step::Pull(pull) => self.pull_again(&pull, stop),
                 Step::Wait(time) => select! {
                     recv(self.shared.bell.1) -> _ => {}
-                    recv(timers::at(Some(Instant::now() + time))) -> _ => {}
+                    recv(timers::deadline_channel(Some(Instant::now() + time))) -> _ => {}
                     recv(stop.signal()) -> _ => return,
                 },
                 Step::End => return,

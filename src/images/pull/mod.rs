@@ -216,7 +216,7 @@ impl ImagePuller {
     ///
     /// DIFFERS: upstream reads them once per sync of the pod, here once per container start.
     pub(crate) fn secrets_of(&self, pod: &Pod, stop: &StopToken) -> PullSecrets {
-        PullSecrets::read(pod, PodObjects::of(pod, self.deps.api.as_ref(), &self.deps.local), stop)
+        PullSecrets::read(pod, PodObjects::for_pod(pod, self.deps.api.as_ref(), &self.deps.local), stop)
     }
 
     /// Makes sure that the image is on the node, and that the pod may have it.

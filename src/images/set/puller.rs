@@ -73,7 +73,7 @@ impl Puller {
                 select_biased! {
                     recv(stop.signal()) -> _ => return,
                     recv(self.shared.pull_rings()) -> _ => list_due = Instant::now(),
-                    recv(timers::at(due)) -> _ => {}
+                    recv(timers::deadline_channel(due)) -> _ => {}
                 }
                 continue;
             }

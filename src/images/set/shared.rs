@@ -245,7 +245,7 @@ impl Shared {
             select_biased! {
                 recv(stop.signal()) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
                 recv(rings) -> _ => {}
-                recv(timers::at(Some(begun + limit))) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
+                recv(timers::deadline_channel(Some(begun + limit))) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
             }
         }
     }

@@ -61,7 +61,7 @@ impl Cluster {
 /// The reason why a node that has a kubeconfig must bootstrap again, or `None`.
 /// `client_certificate` is the PEM that the kubeconfig names or contains.
 #[must_use]
-pub fn why_needed(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&'static str> {
+pub fn bootstrap_reason(client_certificate: Option<&[u8]>, now: Timestamp) -> Option<&'static str> {
     let Some(text) = client_certificate else { return Some("it has no client certificate") };
     match facts_of_pem(text) {
         Err(reason) => Some(reason),
@@ -228,10 +228,13 @@ users:
         let day = std::time::Duration::from_secs(86400);
         let pem = Template::self_signed("n", &ServingNames::default(), &key, from, day).unwrap();
         let after = |second| from + SignedDuration::from_secs(second);
-        assert_eq!(why_needed(Some(pem.as_bytes()), after(0)), None);
-        assert_eq!(why_needed(Some(pem.as_bytes()), after(86400)), None);
-        assert_eq!(why_needed(Some(pem.as_bytes()), after(86401)), Some("a client certificate has expired"));
-        assert_eq!(why_needed(Some(b"x"), after(0)), Some("there is no certificate"));
-        assert_eq!(why_needed(None, after(0)), Some("it has no client certificate"));
+        assert_eq!(bootstrap_reason(Some(pem.as_bytes()), after(0)), None);
+        assert_eq!(bootstrap_reason(Some(pem.as_bytes()), after(86400)), None);
+        assert_eq!(
+            bootstrap_reason(Some(pem.as_bytes()), after(86401)),
+            Some("a client certificate has expired")
+        );
+        assert_eq!(bootstrap_reason(Some(b"x"), after(0)), Some("there is no certificate"));
+        assert_eq!(bootstrap_reason(None, after(0)), Some("it has no client certificate"));
     }
 }

@@ -53,7 +53,7 @@ impl Facts {
     /// Reads a certificate in DER; `None` if it is invalid.
     #[must_use]
     pub fn of_der(der: &[u8]) -> Option<Facts> {
-        let certificate = Certificate::of_der(der)?;
+        let certificate = Certificate::from_der(der)?;
         let names = certificate.extension(SUBJECT_ALT_NAME);
         let (dns_names, ips) = names.map_or(Some(<_>::default()), |names| alternative_names(names.value))?;
         Some(Facts {

@@ -24,4 +24,4 @@ pub use csr::{Purpose, Template};
 pub use facts::{Facts, Subject};
 pub use signer::OpenBootstrap;
 pub use store::{Identity, Store};
-pub use thread::{Certificates, Renewed, Settings, client_identity, spawn};
+pub use thread::{Certificates, ClientRenewal, Settings, client_identity, spawn};

@@ -36,13 +36,13 @@ pub struct Settings {
     /// The node's name.
     pub node_name: String,
     /// The client certificate, if `rotateCertificates` is set.
-    pub client: Option<Renewed>,
+    pub client: Option<ClientRenewal>,
     /// The serving certificate, if `serverTLSBootstrap` is set.
     pub serving: Option<Serving>,
 }
 
 /// The client certificate to renew.
-pub struct Renewed {
+pub struct ClientRenewal {
     /// The current one; see [`client_identity`].
     pub current: Option<Identity>,
     /// Used when the node's own credentials have expired, or do not exist yet.

@@ -372,7 +372,7 @@ impl Objects {
             table.closed = true;
             for entry in table.entries.values_mut() {
                 if let Watch::On(mut running) = std::mem::replace(&mut entry.watch, Watch::No) {
-                    running.ask_to_stop();
+                    running.request_stop();
                     watches.push(running);
                 }
                 entry.waiters = None;

@@ -290,7 +290,7 @@ fn late_response_does_not_replace_a_newer_object() {
     objects.register(&pod("1", &["a"]));
     let first = {
         let objects = objects.clone();
-        crate::util::testing::beside(move || get(&objects, "a"))
+        crate::util::testing::in_background(move || get(&objects, "a"))
     };
     while server.reads.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();

@@ -19,7 +19,7 @@ use super::super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
 use super::super::target::{Group, Target};
-use super::super::tokens::{TokenResponse, TokenApi, Tokens};
+use super::super::tokens::{IssuedToken, TokenApi, Tokens};
 use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query, TrustBundles};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::{PodApi, Trust};
@@ -123,7 +123,7 @@ impl ObjectApi for Requests {
 }
 
 impl TokenApi for Requests {
-    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<TokenResponse, ApiError> {
+    fn create(&self, namespace: &str, account: &str, body: &Value) -> Result<IssuedToken, ApiError> {
         let target = Target::service_account_token(namespace, account);
         // DIFFERS: the Go kubelet leaves this to the volume's back-off.
         let mut waits = LAGS.iter();

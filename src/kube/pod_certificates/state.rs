@@ -174,7 +174,11 @@ mod tests {
     }
 
     fn issued() -> SignerResponse {
-        SignerResponse::Issued { chain: "chain".to_owned(), begin_refresh_at: second(1000), not_after: second(5000) }
+        SignerResponse::Issued {
+            chain: "chain".to_owned(),
+            begin_refresh_at: second(1000),
+            not_after: second(5000),
+        }
     }
 
     fn fresh() -> State {

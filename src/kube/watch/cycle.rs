@@ -12,7 +12,7 @@ use super::waits::Waits;
 use super::{Change, Watched};
 use crate::kube::client::{Client, MAX_BODY_BYTES, PAGE, Unreadable};
 use crate::kube::error::ApiError;
-use crate::transport::api::{DialError, Lines, Use};
+use crate::transport::api::{DialError, Lines, RequestKind};
 use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::Waited;
 
@@ -250,7 +250,7 @@ impl<'a, S> Reflector<'a, S> {
         query.retain(|(_, value)| !value.is_empty());
         query.sort_unstable();
         let target = &self.watched.target;
-        let mut body = self.client.stream("list", target, &query, Use::Call)?;
+        let mut body = self.client.stream("list", target, &query, RequestKind::Call)?;
         let page = serde_json::from_reader(body.by_ref().take(MAX_BODY_BYTES));
         self.client.observe_size("GET", &body);
         page.map_err(|error| {
@@ -386,7 +386,7 @@ impl<'a, S> Reflector<'a, S> {
         query.retain(|(_, value)| !value.is_empty());
         query.sort_unstable();
         let generation = self.client.generation();
-        let mut body = self.client.stream("watch", &self.watched.target, &query, Use::Stream)?;
+        let mut body = self.client.stream("watch", &self.watched.target, &query, RequestKind::Stream)?;
         let opened = Instant::now();
         body.set_deadline(opened + Duration::from_secs(seconds) + GRACE);
         Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, generation })

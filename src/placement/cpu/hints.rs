@@ -60,7 +60,7 @@ impl Static {
             machine.groups(among, Level::Node).into_iter().map(|(node, cpus)| (node, cpus.len())).collect()
         };
         let (all, free, reused) = (sizes(machine.all()), sizes(available), sizes(reusable));
-        let must = NumaMask::of(reused.keys().copied());
+        let must = NumaMask::from_numbers(reused.keys().copied());
         let sum = |sizes: &BTreeMap<u32, u32>, mask: NumaMask| {
             mask.iter().filter_map(|node| sizes.get(&node)).fold(0_u32, |sum, size| sum.saturating_add(*size))
         };
@@ -105,7 +105,7 @@ fn by_size(nodes: &[u32]) -> Vec<NumaMask> {
                 if masks.len() + next.len() >= MOST_MASKS {
                     break;
                 }
-                next.push((NumaMask(mask.0 | NumaMask::of([*node]).0), position + 1));
+                next.push((NumaMask(mask.0 | NumaMask::from_numbers([*node]).0), position + 1));
             }
         }
         masks.extend(next.iter().map(|(mask, _)| *mask));

@@ -58,7 +58,7 @@ pub enum Allocated {
     /// The container shares CPUs.
     Shared,
     /// It had these CPUs already.
-    Kept(CpuSet),
+    Existing(CpuSet),
     /// It got these CPUs.
     New {
         /// Which.
@@ -170,7 +170,7 @@ impl Static {
         }
         if let Some(cpus) = state.exclusive_of(&pod.uid, &container.name).cloned() {
             note_reusable(state, pod, container, &cpus);
-            return Ok(Allocated::Kept(cpus));
+            return Ok(Allocated::Existing(cpus));
         }
         self.check_cores(state, &pod.uid, wanted)?;
         let free = self.free(state).union(&state.reusable_by(&pod.uid));

@@ -30,7 +30,7 @@ impl Provider for CpuProvider<'_> {
     }
 
     fn pod_hints(&self, pod: Candidate<'_>) -> Hints {
-        hints_of(self.policy.pod_hints(self.state, &PodCpus::of(pod.pod)))
+        hints_of(self.policy.pod_hints(self.state, &PodCpus::new(pod.pod)))
     }
 
     fn allocate(

@@ -126,7 +126,7 @@ impl Replay {
         let mut manifest = read(&format!("manifests/{name}.json"));
         manifest["metadata"]["uid"] = self.uids.get(name).map_or(name, PodUid::as_str).into();
         let object: crate::model::api::Pod = serde_json::from_value(manifest).unwrap();
-        let pod = PodCpus::of(&Pod::from(object));
+        let pod = PodCpus::new(&Pod::from(object));
         let Some(policy) = self.policy.clone() else { return };
         self.release();
         let no_room = |hints: Option<Vec<_>>| hints.is_some_and(|list| list.is_empty());

@@ -43,15 +43,15 @@ impl PodCpus {
     /// pkg/kubelet/cm/cpumanager/policy_static.go; gate `PodLevelResourceManagers`, alpha, is not
     /// implemented).
     #[must_use]
-    pub fn of(pod: &Pod) -> PodCpus {
-        let candidate = Candidate::of(pod);
+    pub fn new(pod: &Pod) -> PodCpus {
+        let candidate = Candidate::new(pod);
         let init =
             pod.init_containers().iter().map(|container| request(candidate, container, init_kind(container)));
         let app = pod.containers().iter().map(|container| request(candidate, container, Kind::App));
         PodCpus { uid: pod.uid().clone(), containers: init.chain(app).collect() }
     }
 
-    /// As [`PodCpus::of`], with only one of the containers.
+    /// As [`PodCpus::new`], with only one of the containers.
     #[must_use]
     pub fn only(candidate: Candidate<'_>, container: &Container) -> PodCpus {
         let pod = candidate.pod;

@@ -53,7 +53,7 @@ fn admit(policy: &Static, state: &mut State, pod: &PodCpus) -> Result<Vec<String
     let allocate = |container| {
         Ok(match policy.allocate(state, pod, container, None)? {
             Allocated::Shared => "shared".to_owned(),
-            Allocated::Kept(cpus) => format!("kept {cpus}"),
+            Allocated::Existing(cpus) => format!("kept {cpus}"),
             Allocated::New { cpus, .. } => cpus.to_string(),
         })
     };
@@ -98,11 +98,11 @@ fn nodes_of_the_hint_come_first() {
     let mut state = policy.empty_state();
     let pod = app("1", 2);
     let container = &pod.containers[0];
-    policy.allocate(&mut state, &pod, container, Some(NumaMask::of([1]))).unwrap();
+    policy.allocate(&mut state, &pod, container, Some(NumaMask::from_numbers([1]))).unwrap();
     assert_eq!(state.exclusive_of(&pod.uid, "a"), Some(&set("4,12")));
     // More than the node has: the rest comes from others.
     let pod = app("2", 8);
-    policy.allocate(&mut state, &pod, &pod.containers[0], Some(NumaMask::of([1]))).unwrap();
+    policy.allocate(&mut state, &pod, &pod.containers[0], Some(NumaMask::from_numbers([1]))).unwrap();
     assert_eq!(state.exclusive_of(&pod.uid, "a"), Some(&set("1,5-7,9,13-15")));
 }
 
@@ -232,7 +232,7 @@ fn hints_are_the_nodes_with_enough_cpus() {
 
 fn spec(containers: serde_json::Value) -> PodCpus {
     let object = json!({"metadata": {"uid": "u"}, "spec": containers});
-    PodCpus::of(&Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap()))
+    PodCpus::new(&Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap()))
 }
 
 #[test]

@@ -96,8 +96,9 @@ impl Iterator for Sets<'_> {
         if self.done {
             return None;
         }
-        let mask =
-            NumaMask::of(self.positions.iter().filter_map(|position| self.numbers.get(*position).copied()));
+        let mask = NumaMask::from_numbers(
+            self.positions.iter().filter_map(|position| self.numbers.get(*position).copied()),
+        );
         // The last position that can grow; all after it follow closely.
         let size = self.positions.len();
         let room = self.numbers.len().saturating_sub(size);

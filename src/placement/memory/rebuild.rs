@@ -53,7 +53,7 @@ impl Memory {
         let mut exclusive = BTreeMap::new();
         for instance in running {
             let (uid, name) = (instance.pod.uid(), &instance.container.name);
-            if !*exclusive.entry(uid).or_insert_with(|| Candidate::of(instance.pod).exclusive) {
+            if !*exclusive.entry(uid).or_insert_with(|| Candidate::new(instance.pod).exclusive) {
                 continue;
             }
             if assignments.get(uid).is_some_and(|containers| containers.contains_key(name)) {
@@ -83,10 +83,10 @@ impl Memory {
     /// When that contradicts the state, which then does not change.
     pub fn adopt(&mut self, instance: Running<'_>) -> Result<(), Problem> {
         let (uid, name) = (instance.pod.uid(), &instance.container.name);
-        if !Candidate::of(instance.pod).exclusive || !self.blocks(uid, name).is_empty() {
+        if !Candidate::new(instance.pod).exclusive || !self.blocks(uid, name).is_empty() {
             return Ok(());
         }
-        let machine = NumaMask::of(self.nodes.keys().copied());
+        let machine = NumaMask::from_numbers(self.nodes.keys().copied());
         let problem = |reason| Problem { pod: uid.clone(), container: name.clone(), reason };
         let blocks = blocks(&self.nodes, machine, instance).map_err(problem)?;
         for block in &blocks {

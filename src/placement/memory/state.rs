@@ -72,7 +72,11 @@ impl Memory {
         });
         let blocks = tables.filter(|(_, _, bytes)| *bytes > 0);
         blocks
-            .map(|(number, resource, bytes)| Block { nodes: NumaMask::of([number]), resource, bytes })
+            .map(|(number, resource, bytes)| Block {
+                nodes: NumaMask::from_numbers([number]),
+                resource,
+                bytes,
+            })
             .collect()
     }
 

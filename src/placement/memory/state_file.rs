@@ -192,7 +192,7 @@ fn parse(text: &str, policy: &'static str) -> Result<(Nodes, Assignments), State
     let content = |message: &dyn ToString| StateError::Content { message: message.to_string() };
     let file: File = serde_json::from_str(text).map_err(|error| content(&error))?;
     let mask = |numbers: &[u32]| {
-        let mask = NumaMask::of(numbers.iter().copied());
+        let mask = NumaMask::from_numbers(numbers.iter().copied());
         // The checksum is made of the numbers, so they must be those of the mask.
         let usable = !mask.is_empty() && mask.iter().eq(numbers.iter().copied());
         usable.then_some(mask).ok_or_else(|| content(&"a list of nodes is not usable"))

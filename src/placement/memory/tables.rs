@@ -75,7 +75,7 @@ pub(super) fn empty(machine: &[NumaNode], reserved: &Reserved) -> Nodes {
         }
         let system = reserved.bytes(node.number, MEMORY);
         tables.insert(MEMORY.to_owned(), table(node.memory_bytes, system, huge));
-        NodeState { assignments: 0, tables, cells: NumaMask::of([node.number]) }
+        NodeState { assignments: 0, tables, cells: NumaMask::from_numbers([node.number]) }
     };
     machine.iter().map(|node| (node.number, state(node))).collect()
 }
@@ -123,7 +123,7 @@ pub(super) fn give_back(nodes: &mut Nodes, block: &Block) {
         let Some(node) = nodes.get_mut(&number) else { continue };
         node.assignments = node.assignments.saturating_sub(1);
         if node.assignments == 0 {
-            node.cells = NumaMask::of([number]);
+            node.cells = NumaMask::from_numbers([number]);
         }
         let Some(table) = node.tables.get_mut(&block.resource) else { continue };
         let given = table.reserved.min(left);

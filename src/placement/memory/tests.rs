@@ -52,7 +52,7 @@ fn pod(uid: &str, containers: Vec<Value>) -> Pod {
 const ANY: Hint = Hint { nodes: None, preferred: false };
 
 fn mask(nodes: &[u32]) -> NumaMask {
-    NumaMask::of(nodes.iter().copied())
+    NumaMask::from_numbers(nodes.iter().copied())
 }
 
 fn hint(nodes: &[u32], preferred: bool) -> Hint {
@@ -60,7 +60,7 @@ fn hint(nodes: &[u32], preferred: bool) -> Hint {
 }
 
 fn allocate(memory: &mut Memory, pod: &Pod, hint: Hint) -> Result<(), String> {
-    let candidate = Candidate::of(pod);
+    let candidate = Candidate::new(pod);
     for container in pod.all_containers() {
         memory.allocate(candidate, container, hint).map_err(|error| error.to_string())?;
     }
@@ -130,7 +130,7 @@ fn a_reservation_must_be_that_of_the_node() {
 fn hints_prefer_the_fewest_nodes_that_an_empty_machine_needs() {
     let mut memory = memory(2);
     let small = pod("a", vec![container("c", "1Gi")]);
-    let hints = |memory: &Memory, pod: &Pod| memory.hints(Candidate::of(pod), &pod.containers()[0]);
+    let hints = |memory: &Memory, pod: &Pod| memory.hints(Candidate::new(pod), &pod.containers()[0]);
     let list = |hints: Vec<Hint>| Hints::from([("memory".to_owned(), hints)]);
     let expected = list(vec![hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)]);
     assert_eq!(hints(&memory, &small), expected);
@@ -151,7 +151,7 @@ fn hints_prefer_the_fewest_nodes_that_an_empty_machine_needs() {
     });
     let whole = pod_of("d", spec);
     assert_eq!(hints(&memory, &whole), Hints::new());
-    assert_eq!(memory.pod_hints(Candidate::of(&whole)), Hints::new());
+    assert_eq!(memory.pod_hints(Candidate::new(&whole)), Hints::new());
     allocate(&mut memory, &whole, ANY).unwrap();
     assert_eq!(memory.cpuset_mems(whole.uid(), "c"), None);
 }
@@ -207,7 +207,7 @@ fn later_containers_use_the_memory_of_init_containers() {
     });
     let pod = pod_of("p", spec);
     let peak = Hints::from([("memory".to_owned(), vec![hint(&[0], true)])]);
-    assert_eq!(memory.pod_hints(Candidate::of(&pod)), peak);
+    assert_eq!(memory.pod_hints(Candidate::new(&pod)), peak);
     allocate(&mut memory, &pod, ANY).unwrap();
     // i's 1 GiB is used by s and j, then j's by a; b is new.
     let bytes = |memory: &Memory| -> Vec<u64> {
@@ -255,7 +255,7 @@ fn huge_pages_are_allocated_with_the_memory() {
     // A size that the machine does not have.
     let limits = json!({"cpu": "1", "memory": "1Gi", "hugepages-64Ki": "64Ki"});
     let odd = pod("d", vec![json!({"name": "c", "resources": {"limits": limits}})]);
-    assert_eq!(memory.hints(Candidate::of(&odd), &odd.containers()[0]), Hints::new());
+    assert_eq!(memory.hints(Candidate::new(&odd), &odd.containers()[0]), Hints::new());
     assert!(allocate(&mut memory, &odd, ANY).is_err());
     assert!(allocate(&mut memory, &odd, hint(&[0], true)).is_err());
 }
@@ -393,7 +393,7 @@ fn a_thousand_containers_are_admitted_quickly() {
     let containers: Vec<Value> = (0..1000).map(|number| container(&format!("c{number}"), "1Mi")).collect();
     let init: Vec<Value> = (0..500).map(|number| container(&format!("i{number}"), "1Mi")).collect();
     let pod = pod_of("p", json!({"containers": containers, "initContainers": init}));
-    assert!(!memory.pod_hints(Candidate::of(&pod)).is_empty());
+    assert!(!memory.pod_hints(Candidate::new(&pod)).is_empty());
     allocate(&mut memory, &pod, ANY).unwrap();
     let used: u64 = memory.nodes().values().map(|node| node.tables["memory"].reserved).sum();
     assert_eq!(used, 1000 << 20);
@@ -404,7 +404,7 @@ fn large_machines_have_hints_for_small_sets() {
     let memory = memory(60);
     let hints = |bytes: &str| {
         let pod = pod("p", vec![container("c", bytes)]);
-        memory.hints(Candidate::of(&pod), &pod.containers()[0]).remove("memory").unwrap_or_default()
+        memory.hints(Candidate::new(&pod), &pod.containers()[0]).remove("memory").unwrap_or_default()
     };
     assert_eq!(hints("1Gi").iter().filter(|hint| hint.preferred).count(), 60);
     assert!(hints("6Gi").iter().any(|hint| hint.preferred && hint.nodes.unwrap().len() == 2));
@@ -433,9 +433,9 @@ proptest! {
             let limits = json!({"cpu": "1", "memory": text, "hugepages-2Mi": text});
             let container = json!({"name": "c", "resources": {"limits": limits}});
             let pod = pod_of(&format!("u{index}"), json!({"containers": [container], "initContainers": [container]}));
-            let _ = (memory.pod_hints(Candidate::of(&pod)), memory.hints(Candidate::of(&pod), &pod.containers()[0]));
+            let _ = (memory.pod_hints(Candidate::new(&pod)), memory.hints(Candidate::new(&pod), &pod.containers()[0]));
             let hint = Hint { nodes: Some(NumaMask(nodes)).filter(|_| nodes > 0), preferred: restart };
-            let _: Result<(), AllocateError> = memory.allocate(Candidate::of(&pod), &pod.containers()[0], hint);
+            let _: Result<(), AllocateError> = memory.allocate(Candidate::new(&pod), &pod.containers()[0], hint);
             if restart {
                 memory.release(&PodUid::from("u0"), "c");
                 let _ = Memory::restore(&machine, &reserved, &memory.state_file());

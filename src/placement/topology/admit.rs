@@ -26,7 +26,7 @@ pub struct Candidate<'a> {
 impl<'a> Candidate<'a> {
     /// Of this pod.
     #[must_use]
-    pub fn of(pod: &'a Pod) -> Self {
+    pub fn new(pod: &'a Pod) -> Self {
         Candidate { pod, exclusive: !has_own_resources(pod) && pod.qos() == QosClass::Guaranteed }
     }
 }
@@ -123,7 +123,7 @@ impl Topology {
     /// upstream: the providers release them when the pod is not active any more.
     pub fn admit(&self, pod: &Pod, providers: &mut [&mut dyn Provider]) -> Outcome {
         let mut outcome = Outcome::default();
-        if let Err(denial) = self.try_admit(Candidate::of(pod), providers, &mut outcome) {
+        if let Err(denial) = self.try_admit(Candidate::new(pod), providers, &mut outcome) {
             outcome.denial = Some(denial);
         }
         outcome

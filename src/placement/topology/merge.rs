@@ -128,7 +128,7 @@ fn reachable(lists: &[Choices], all: NumaMask) -> Vec<NumaMask> {
     }
     let nodes_of = |index: usize| {
         let bits = numbers.iter().enumerate().filter(|(bit, _)| index & (1 << bit) != 0);
-        NumaMask::of(bits.map(|(_, number)| *number))
+        NumaMask::from_numbers(bits.map(|(_, number)| *number))
     };
     table.indices().map(nodes_of).collect()
 }

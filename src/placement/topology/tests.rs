@@ -21,11 +21,11 @@ fn nodes(count: u32) -> Vec<NumaNode> {
 }
 
 fn all(count: u32) -> NumaMask {
-    NumaMask::of(0..count)
+    NumaMask::from_numbers(0..count)
 }
 
 fn hint(nodes: &[u32], preferred: bool) -> Hint {
-    Hint { nodes: Some(NumaMask::of(nodes.iter().copied())), preferred }
+    Hint { nodes: Some(NumaMask::from_numbers(nodes.iter().copied())), preferred }
 }
 
 const ANY: Hint = Hint { nodes: None, preferred: true };

@@ -74,7 +74,7 @@ impl State {
     /// static pods have no generation that would tell.
     fn is_newest_grant(&self, pod: &Pod) -> bool {
         let granted = self.allocated.entries.get(pod.uid());
-        granted.is_none_or(|text| **text == *PodResources::of(pod).to_text())
+        granted.is_none_or(|text| **text == *PodResources::from_pod(pod).to_text())
     }
 }
 
@@ -139,7 +139,7 @@ impl Allocations {
     pub fn grant(&self, pod: &Pod) {
         let mut state = self.0.state.locked();
         if has_resources(pod) || state.allocated.entries.contains_key(pod.uid()) {
-            state.allocated.set(pod.uid(), PodResources::of(pod).to_text());
+            state.allocated.set(pod.uid(), PodResources::from_pod(pod).to_text());
         }
     }
 

@@ -26,7 +26,7 @@ pub struct PodResources {
 impl PodResources {
     /// The values of the specification.
     #[must_use]
-    pub fn of(pod: &Pod) -> PodResources {
+    pub fn from_pod(pod: &Pod) -> PodResources {
         PodResources {
             containers: pod
                 .all_containers()

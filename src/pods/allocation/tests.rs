@@ -58,7 +58,7 @@ fn state_file_has_the_go_kubelets_format() {
     let data = r#"{"entries":{"u":{"ContainerResources":{"c":{"limits":{"cpu":"1","memory":"64Mi"},"requests":{"cpu":"1","memory":"64Mi"}}}}}}"#;
     let entries = BTreeMap::from([(
         PodUid::from("u"),
-        PodResources::of(&pod("u", 1, "1", "64Mi")).to_text().into_boxed_str(),
+        PodResources::from_pod(&pod("u", 1, "1", "64Mi")).to_text().into_boxed_str(),
     )]);
     let text = checkpoint::render(&entries);
     let file: Value = serde_json::from_str(&text).unwrap();

@@ -12,7 +12,7 @@ use crate::placement::memory::{Block, Memory};
 
 /// A device of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GivenDevice {
+pub struct AssignedDevice {
     /// Its resource, such as `example.com/widget`.
     pub resource: String,
     /// Its name in the resource.
@@ -23,9 +23,9 @@ pub struct GivenDevice {
 
 /// What one container has, or what all containers can have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Given {
+pub struct AssignedResources {
     /// Devices of plugins.
-    pub devices: Vec<GivenDevice>,
+    pub devices: Vec<AssignedDevice>,
     /// CPUs that no other container runs on.
     pub cpus: CpuSet,
     /// Memory and huge pages of NUMA nodes.
@@ -37,14 +37,14 @@ pub struct Given {
 impl Assignments {
     /// What a container of a pod has.
     #[must_use]
-    pub fn given(&self, pod: &Pod, container: &Container) -> Given {
+    pub fn assigned(&self, pod: &Pod, container: &Container) -> AssignedResources {
         let (uid, name) = (pod.uid(), container.name.as_str());
-        let mut given = Given::default();
+        let mut assigned = AssignedResources::default();
         if let Some(own) = &self.devices {
-            given.devices = own.devices.read(|state| {
+            assigned.devices = own.devices.read(|state| {
                 let holds = state.holds().pod(uid).and_then(|pod| pod.get(name)).into_iter().flatten();
                 let devices = holds.flat_map(|(resource, hold)| {
-                    let assigned_device = |(id, nodes): (&DeviceId, &NumaMask)| GivenDevice {
+                    let assigned_device = |(id, nodes): (&DeviceId, &NumaMask)| AssignedDevice {
                         resource: resource.clone(),
                         id: DeviceId::clone(id),
                         nodes: *nodes,
@@ -56,25 +56,25 @@ impl Assignments {
         }
         if let Some(shared) = &self.shared {
             let state = shared.state();
-            given.cpus = state.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
+            assigned.cpus = state.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
             let memory = state.memory.as_ref().map(|memory| memory.blocks(uid, name));
-            given.memory = memory.unwrap_or_default().to_vec();
+            assigned.memory = memory.unwrap_or_default().to_vec();
         }
         if let Some(claims) = &self.claims {
-            given.claims = claims.of_container(pod, container);
+            assigned.claims = claims.of_container(pod, container);
         }
-        given
+        assigned
     }
 
     /// What all containers together can have.
     #[must_use]
-    pub fn givable(&self) -> Given {
-        let mut given = Given::default();
+    pub fn assignable(&self) -> AssignedResources {
+        let mut assigned = AssignedResources::default();
         if let Some(own) = &self.devices {
-            given.devices = own.devices.read(|state| {
+            assigned.devices = own.devices.read(|state| {
                 let resources = state.resources().iter();
                 let devices = resources.flat_map(|(resource, known)| {
-                    let assigned_device = |id: &DeviceId| GivenDevice {
+                    let assigned_device = |id: &DeviceId| AssignedDevice {
                         resource: resource.clone(),
                         id: DeviceId::clone(id),
                         nodes: known.devices.get(id).map(|device| device.nodes).unwrap_or_default(),
@@ -85,9 +85,10 @@ impl Assignments {
             });
         }
         if let Some(shared) = &self.shared {
-            given.cpus = shared.settings.cpu.as_ref().map(|policy| policy.allocatable()).unwrap_or_default();
-            given.memory = shared.state().memory.as_ref().map(Memory::allocatable).unwrap_or_default();
+            assigned.cpus =
+                shared.settings.cpu.as_ref().map(|policy| policy.allocatable()).unwrap_or_default();
+            assigned.memory = shared.state().memory.as_ref().map(Memory::allocatable).unwrap_or_default();
         }
-        given
+        assigned
     }
 }

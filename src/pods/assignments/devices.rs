@@ -156,7 +156,7 @@ impl Assignments {
 
     fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, PodRequest)> {
         let own = self.devices.as_deref()?;
-        let requests = PodRequest::of(pod);
+        let requests = PodRequest::from_pod(pod);
         own.devices.concerns(&requests).then_some((own, requests))
     }
 

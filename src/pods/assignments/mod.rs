@@ -28,10 +28,10 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
-pub use self::assigned::{Given, GivenDevice};
+pub use self::assigned::{AssignedDevice, AssignedResources};
 use self::devices::PodDevices;
 pub use self::devices::{DeviceReadiness, RunningContainers};
-pub use self::open::Found;
+pub use self::open::ObservedContainer;
 use self::provider::DeviceProvider;
 pub use self::settings::{HeldResources, Settings};
 use self::state::AssignmentState;
@@ -93,7 +93,7 @@ impl Assignments {
             let any = Hint { nodes: None, preferred: false };
             let mut containers = pod.all_containers();
             let denied =
-                containers.find_map(|container| devices.allocate(Candidate::of(pod), container, any).err());
+                containers.find_map(|container| devices.allocate(Candidate::new(pod), container, any).err());
             return denied.map_or(Admission::Admit, |error| refused(error.into()));
         };
         let begun = Instant::now();

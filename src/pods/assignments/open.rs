@@ -27,7 +27,7 @@ const MEMORY_FILE: &str = "memory_manager_state";
 
 /// A running container, as the runtime or its cgroup shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ObservedContainer {
     /// Its pod.
     pub pod: PodUid,
     /// Its name.
@@ -45,7 +45,7 @@ impl Assignments {
     /// DIFFERS: the Go kubelet does not start with such a file; an operator has to drain the node.
     pub fn open(
         settings: Settings,
-        running: &dyn Fn() -> Result<Vec<Found>, CriError>,
+        running: &dyn Fn() -> Result<Vec<ObservedContainer>, CriError>,
         events: &EventSink,
     ) -> Assignments {
         let cpu_file = CheckpointFile::new(&settings.root_dir, file::FILE_NAME);
@@ -154,9 +154,9 @@ fn load<T>(
 }
 
 fn list_running(
-    running: &dyn Fn() -> Result<Vec<Found>, CriError>,
+    running: &dyn Fn() -> Result<Vec<ObservedContainer>, CriError>,
     problems: &mut Vec<String>,
-) -> Vec<Found> {
+) -> Vec<ObservedContainer> {
     running().unwrap_or_else(|error| {
         problems.push(format!("the containers that run are not known, so they may get other CPUs: {error}"));
         Vec::new()
@@ -174,7 +174,7 @@ fn write(to: &CheckpointFile, text: &str) {
 /// there a container shares CPUs if another pod runs on the same.
 ///
 /// Admission corrects what is wrong ([`AssignmentState::recover`]).
-fn infer_state(policy: &Static, found: &[Found]) -> State {
+fn infer_state(policy: &Static, found: &[ObservedContainer]) -> State {
     let (mut pods, mut observed) = (BTreeMap::<PodUid, PodCpus>::new(), Observed::new());
     for container in found {
         let Some(cpus) = container.cpus.as_ref().filter(|cpus| !cpus.is_empty() && **cpus != policy.usable())

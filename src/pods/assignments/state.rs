@@ -127,7 +127,7 @@ impl AssignmentState {
     /// nothing else.
     pub(super) fn recover(&mut self, pod: &Pod) {
         let Some(found) = self.recovered.remove(pod.uid()) else { return };
-        let cpus = PodCpus::of(pod);
+        let cpus = PodCpus::new(pod);
         let wanted = |name: &str| cpus.container(name).map_or(0, |container| container.exclusive);
         let held = self.cpu.exclusive.get(pod.uid()).cloned().unwrap_or_default();
         for (name, _) in held.iter().filter(|(name, cpus)| cpus.len() != wanted(name)) {

@@ -115,7 +115,7 @@ mod tests {
     use crossbeam_channel::bounded;
 
     use super::*;
-    use crate::util::testing::beside;
+    use crate::util::testing::in_background;
 
     fn snapshot(number: u64) -> Snapshot {
         Snapshot { cpu: Some(Version { number, text: number.to_string() }), memory: None }

@@ -31,7 +31,7 @@ fn settings(root: &std::path::Path) -> Settings {
     }
 }
 
-fn open(root: &std::path::Path, running: Vec<Found>) -> Assignments {
+fn open(root: &std::path::Path, running: Vec<ObservedContainer>) -> Assignments {
     let (events, _queue) = EventSink::new();
     Assignments::open(settings(root), &|| Ok(running.clone()), &events)
 }
@@ -211,7 +211,7 @@ fn slow_disk_stops_neither_readers_nor_admission_but_the_start_of_a_container() 
 fn unusable_file_is_put_aside_and_running_containers_keep_their_cpus() {
     let root = tempfile::tempdir().unwrap();
     std::fs::write(root.path().join("cpu_manager_state"), "{").unwrap();
-    let found = |pod: &str, cpus: &str| Found {
+    let found = |pod: &str, cpus: &str| ObservedContainer {
         pod: pod.into(),
         name: "c".to_owned(),
         cpus: CpuSet::parse(cpus).ok(),

@@ -37,7 +37,7 @@ fn run(shared: &Shared, runtime: &Runtime, stop: &StopToken) {
                     return;
                 }
                 recv(shared.rings) -> _ => {}
-                recv(timers::at(retry)) -> _ => {}
+                recv(timers::deadline_channel(retry)) -> _ => {}
             }
         }
         retry = None;

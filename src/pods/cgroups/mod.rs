@@ -363,7 +363,7 @@ impl Shared {
             select_biased! {
                 recv(stop.signal()) -> _ => {}
                 recv(self.ready.signal()) -> _ => {}
-                recv(timers::at(Some(Instant::now() + READY_LIMIT))) -> _ => {}
+                recv(timers::deadline_channel(Some(Instant::now() + READY_LIMIT))) -> _ => {}
             }
         }
         self.access.get().ok_or_else(|| {

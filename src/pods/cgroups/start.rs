@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{Deps, Shared};
-use crate::cgroups::node::{Capacity, Limited, Reservations, pods_values};
+use crate::cgroups::node::{Capacity, DaemonCgroup, Reservations, pods_values};
 use crate::cgroups::pod::PodSettings;
 use crate::cgroups::tiers::TierSettings;
 use crate::cgroups::{CgroupError, Cgroups, Driver};
@@ -31,7 +31,7 @@ pub struct Settings {
     /// `enforceNodeAllocatable` has `pods`.
     pub enforced: bool,
     /// Cgroups of daemons, without the values of their CPUs.
-    pub daemons: Vec<Limited>,
+    pub daemons: Vec<DaemonCgroup>,
     /// The machine's CPUs, if the CPU manager's policy is `none`.
     pub all_cpus: Option<String>,
 }

@@ -77,7 +77,7 @@ fn run(deps: &Deps, stop: &StopToken) {
         select_biased! {
             recv(stop.signal()) -> _ => return,
             recv(deps.views.bell()) -> _ => {}
-            recv(timers::at(core.next_due())) -> _ => {}
+            recv(timers::deadline_channel(core.next_due())) -> _ => {}
         }
     }
 }

@@ -49,7 +49,7 @@ fn replace_if_needed(
     plan: &mut Plan,
 ) -> bool {
     let name = &container.name;
-    let comes_back = restart::comes_back_after_probe(inputs.pod, container);
+    let comes_back = restart::restarts_after_probe(inputs.pod, container);
     let (what, reason, comes_back) = if definition_changed(container, status) {
         // The old definition no longer exists in any source, so the policy does not matter.
         ("definition changed", KillReason::DefinitionChanged, true)

@@ -226,7 +226,7 @@ pub enum Decision {
 
 /// The resizes that this node's configuration excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rules {
+pub struct ResizeRules {
     /// `cpuManagerPolicy: static`: Guaranteed pods have CPUs of their own.
     pub static_cpu: bool,
     /// `memoryManagerPolicy: Static`: Guaranteed pods have memory of their own.
@@ -237,7 +237,7 @@ pub struct Rules {
     pub fixed_pod_level: bool,
 }
 
-impl Rules {
+impl ResizeRules {
     fn forbid(self, granted: &Pod, desired: &Pod) -> Option<Decision> {
         let never = |message: &str, detail| Decision::Infeasible { message: message.to_owned(), detail };
         if self.swap.is_some_and(|settings| changes_swap(granted, desired, &settings)) {
@@ -305,7 +305,7 @@ pub fn differs(pod: &Pod, other: &Pod) -> bool {
 pub fn decide(
     granted: &Pod,
     desired: &Pod,
-    rules: Rules,
+    rules: ResizeRules,
     fits: &dyn Fn(&Pod) -> Result<(), Refusal>,
 ) -> Decision {
     if !differs(granted, desired) {
@@ -485,7 +485,7 @@ mod tests {
         let refusal = || ("OutOfcpu".into(), "Node didn't have enough capacity".to_owned());
         let full = |_: &Pod| Err(refusal());
         let room = |_: &Pod| Ok(());
-        let any = Rules::default();
+        let any = ResizeRules::default();
         assert_eq!(decide(&old, &old, any, &full), Decision::Unchanged);
         assert_eq!(decide(&old, &with("1024Ki/1Mi 1000m/1", 0), any, &full), Decision::Unchanged);
         assert_eq!(decide(&old, &new, any, &room), Decision::Granted);
@@ -495,7 +495,7 @@ mod tests {
     #[test]
     fn resize_of_guaranteed_pod_is_infeasible_with_static_managers() {
         let judge = |from: &str, to: &str, static_cpu, static_memory| {
-            let rules = Rules { static_cpu, static_memory, ..Rules::default() };
+            let rules = ResizeRules { static_cpu, static_memory, ..ResizeRules::default() };
             match decide(&with(from, 0), &with(to, 0), rules, &|_| Ok(())) {
                 Decision::Infeasible { message, detail } => format!("{detail}: {message}"),
                 other => format!("{other:?}"),
@@ -526,7 +526,7 @@ mod tests {
                 let container = json!({"name": "c", "resources": resources(text), "resizePolicy": policy});
                 pod(json!({"containers": [container]}))
             };
-            let rules = Rules { swap, ..Rules::default() };
+            let rules = ResizeRules { swap, ..ResizeRules::default() };
             match decide(&pod(from), &pod(to), rules, &|_| Ok(())) {
                 Decision::Infeasible { message, detail } => format!("{detail}: {message}"),
                 other => format!("{other:?}"),
@@ -551,7 +551,12 @@ mod tests {
     fn pod_level_resize_is_infeasible_without_its_gate() {
         let whole = |text: &str| pod(json!({"resources": resources(text), "containers": [{"name": "c"}]}));
         let judge = |fixed_pod_level| {
-            let rules = Rules { fixed_pod_level, static_cpu: true, static_memory: true, ..Rules::default() };
+            let rules = ResizeRules {
+                fixed_pod_level,
+                static_cpu: true,
+                static_memory: true,
+                ..ResizeRules::default()
+            };
             decide(&whole("1Mi/1Mi 1/1"), &whole("1Mi/1Mi 2/2"), rules, &|_| Ok(()))
         };
         assert_eq!(judge(false), Decision::Granted, "no container has CPUs of its own");

@@ -44,7 +44,7 @@ impl Worker {
                 message: Some(kill.message.clone()),
                 probe_grace: container.and_then(|container| kill.reason.probe_grace(container)),
                 ips: runtime.ips.clone(),
-                ..Kill::of(self.pod(), &kill.id, &kill.name)
+                ..Kill::for_container(self.pod(), &kill.id, &kill.name)
             };
             self.deps
                 .runtime
@@ -91,7 +91,7 @@ impl Worker {
             self.deps.runtime.count_restart(&pod, container, runtime, Timestamp::now());
         }
         for reset in resets {
-            let kill = Kill { grace_override: Some(0), ..Kill::of(&pod, &reset.id, &reset.name) };
+            let kill = Kill { grace_override: Some(0), ..Kill::for_container(&pod, &reset.id, &reset.name) };
             let stopped = if reset.stop { self.deps.runtime.kill_container(&kill, cancel) } else { Ok(()) };
             stopped.map_err(|error| StepError::retry_later(error.to_string()))?;
             self.deps.runtime.remove_container(&reset.id, cancel).map_err(|error| {

@@ -234,8 +234,8 @@ fn running_containers_stay_in_service_after_agent_restart() {
     ];
     fixture.sync(0, instances, false);
     let verdicts = |id| (fixture.verdict(Kind::Startup, id), fixture.verdict(Kind::Readiness, id));
-    assert_eq!(verdicts("a1"), (Verdict::Kept, Verdict::Kept));
-    assert_eq!(verdicts("b1"), (Verdict::Success, Verdict::Kept), "the pod says that it has started");
+    assert_eq!(verdicts("a1"), (Verdict::Assumed, Verdict::Assumed));
+    assert_eq!(verdicts("b1"), (Verdict::Success, Verdict::Assumed), "the pod says that it has started");
     assert_eq!(verdicts("c1"), (Verdict::Pending, Verdict::Pending), "too young");
     // All within the first period, and what has not started waits.
     assert_eq!(names(&fixture.due(10)), ["Readiness:b1", "Startup:a1", "Startup:c1"]);

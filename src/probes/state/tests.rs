@@ -85,7 +85,7 @@ fn results_count_up_to_thresholds() {
             Kind::Readiness,
             timing(0, 10, 1, 2),
             Origin::Adopted,
-            &[(Some(Failure), V::Kept, false), (Some(Failure), V::Failure, true)],
+            &[(Some(Failure), V::Assumed, false), (Some(Failure), V::Failure, true)],
         ),
         (Kind::Readiness, timing(0, 10, 1, 2), Origin::Adopted, &[(Some(Success), V::Success, true)]),
         (
@@ -105,7 +105,7 @@ fn results_count_up_to_thresholds() {
             timing(0, 10, 1, 3),
             Origin::Adopted,
             &[
-                (None, V::Kept, false),
+                (None, V::Assumed, false),
                 (Some(Failure), V::Pending, true),
                 (Some(Failure), V::Pending, false),
                 (Some(Failure), V::Failure, true),

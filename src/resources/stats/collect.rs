@@ -9,12 +9,12 @@ use jiff::Timestamp;
 use super::collector::{PodWalk, Shared, StatsError, Work};
 use super::guarded::MeasuredSize;
 use super::processes::{self, Budget, Processes};
-use super::request::{Depth, Wanted};
+use super::request::{Depth, StatsRequest};
 use super::runtime_stats::{self, Disks, Part, Query, Responses};
 use super::sample::{
     ContainerUse, FileSystem, NodeUse, Numbers, PodUse, SandboxUse, Snapshot, SystemUse, VolumeUse,
 };
-use super::settings::{Settings, VolumeAt};
+use super::settings::{PodVolume, Settings};
 use super::shares::share;
 use super::space::Walk;
 use super::{cgroup, cgroup_paths, guarded, mounted, proc, space};
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// The numbers to request from the runtime.
-    pub(super) fn query_for(&self, work: &mut Work, listed: &Listed, wanted: Wanted) -> Query {
+    pub(super) fn query_for(&self, work: &mut Work, listed: &Listed, wanted: StatsRequest) -> Query {
         let live: Vec<RunningPod<'_>> = pods_shown(listed).collect();
         let ids = self.find_cgroups(work, &live);
         let full = wanted.depth == Depth::Full;
@@ -115,7 +115,7 @@ impl Shared {
         work: &mut Work,
         pods: &Listed,
         responses: &Responses,
-        wanted: Wanted,
+        wanted: StatsRequest,
     ) -> Result<Snapshot, StatsError> {
         let live: Vec<RunningPod<'_>> = pods.values().filter_map(running).collect();
         self.find_cgroups(work, &live);
@@ -124,7 +124,7 @@ impl Shared {
             // The sizes of logs, of which there are few, are read after them.
             let volumes_until = Instant::now() + VOLUME_WALKS;
             // Evictions need only what is on the node's own disks, and must not wait.
-            let servers = if wanted == Wanted::EVICTION { Duration::ZERO } else { SERVERS };
+            let servers = if wanted == StatsRequest::EVICTION { Duration::ZERO } else { SERVERS };
             let servers_until = Instant::now() + servers;
             let due =
                 live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
@@ -150,7 +150,7 @@ impl Shared {
         &self,
         snapshot: &mut Snapshot,
         responses: &Responses,
-        wanted: Wanted,
+        wanted: StatsRequest,
     ) -> Result<(), StatsError> {
         snapshot.incomplete = responses.incomplete;
         if wanted.depth != Depth::Full {
@@ -189,7 +189,7 @@ impl Shared {
     }
 
     /// The numbers of a cgroup, with its rate.
-    fn numbers(&self, work: &mut Work, key: &str, path: &str, wanted: Wanted) -> Option<Numbers> {
+    fn numbers(&self, work: &mut Work, key: &str, path: &str, wanted: StatsRequest) -> Option<Numbers> {
         let mut numbers = self.tree.numbers(path, wanted.depth, wanted.details)?;
         if let Some(processes) = self.tree.processes(path) {
             numbers.processes = Some(processes.count);
@@ -204,7 +204,7 @@ impl Shared {
     }
 
     /// The numbers of a container or sandbox, if its cgroup exists.
-    fn container_numbers(&self, work: &mut Work, id: &str, wanted: Wanted) -> Option<Numbers> {
+    fn container_numbers(&self, work: &mut Work, id: &str, wanted: StatsRequest) -> Option<Numbers> {
         let path = work.cgroup_paths.get(id)?.to_owned();
         let numbers = self.numbers(work, id, &path, wanted);
         if numbers.is_none() {
@@ -218,7 +218,7 @@ impl Shared {
         work: &mut Work,
         data: &mut CollectionData<'_>,
         running: &RunningPod<'_>,
-        wanted: Wanted,
+        wanted: StatsRequest,
     ) -> Option<PodUse> {
         let RunningPod { pod, sandbox } = running;
         let full = wanted.depth == Depth::Full;
@@ -378,7 +378,7 @@ impl Shared {
         is_complete
     }
 
-    fn node(&self, work: &mut Work, pods: &[PodUse], wanted: Wanted) -> Result<NodeUse, StatsError> {
+    fn node(&self, work: &mut Work, pods: &[PodUse], wanted: StatsRequest) -> Result<NodeUse, StatsError> {
         let settings = &self.settings;
         let mut numbers = self
             .numbers(work, ROOT, ROOT, wanted)
@@ -443,7 +443,7 @@ impl Shared {
     }
 
     /// The cgroups of the QoS classes that have one.
-    fn classes(&self, work: &mut Work, wanted: Wanted) -> Vec<SystemUse> {
+    fn classes(&self, work: &mut Work, wanted: StatsRequest) -> Vec<SystemUse> {
         let Some([_, burstable, best_effort]) = (self.cgroups.together)() else { return Vec::new() };
         let read = |(name, path): (&'static str, String)| {
             let numbers = self.numbers(work, &path, &path, wanted)?;
@@ -457,7 +457,7 @@ impl Shared {
         work: &mut Work,
         pods: &[PodUse],
         memory: Option<u64>,
-        wanted: Wanted,
+        wanted: StatsRequest,
     ) -> Vec<SystemUse> {
         let settings = &self.settings;
         let mut found = Vec::new();
@@ -552,7 +552,7 @@ pub(super) enum VolumeReading {
 /// until `servers_until`.
 pub(super) fn volume_use(
     pod: &PodUid,
-    volume: &VolumeAt,
+    volume: &PodVolume,
     walk: Option<Walk>,
     until: Instant,
     servers_until: Instant,

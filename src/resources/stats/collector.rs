@@ -17,10 +17,10 @@ use crossbeam_channel::{Receiver, bounded};
 use super::cgroup::Tree;
 use super::cgroup_paths::CgroupPaths;
 use super::collect::VolumeReading;
-use super::glance::Places;
+use super::glance::NodePaths;
 use super::processes::Budget;
 use super::rates::Rates;
-use super::request::{FRESH, Wanted};
+use super::request::{FRESH, StatsRequest};
 use super::runtime_stats::{Part, Query, Responses, RuntimeQueries};
 use super::sample::{NodeUse, Snapshot, VolumeUse};
 use super::settings::{
@@ -81,9 +81,9 @@ impl Default for PodWalk {
 struct State {
     /// Taken by the caller that collects.
     work: Option<Box<Work>>,
-    last: Option<(Wanted, Instant, Arc<Snapshot>)>,
+    last: Option<(StatsRequest, Instant, Arc<Snapshot>)>,
     /// Collections that only wait for the runtime.
-    finishing: Vec<Wanted>,
+    finishing: Vec<StatsRequest>,
 }
 
 pub(super) struct Shared {
@@ -113,7 +113,7 @@ struct BorrowedWork<'a> {
 
 impl<'a> BorrowedWork<'a> {
     /// Returns the work before the collection has ended: callers with the same request wait for it.
-    fn finish_later(self, wanted: Wanted) -> PendingCollection<'a> {
+    fn finish_later(self, wanted: StatsRequest) -> PendingCollection<'a> {
         self.shared.state.locked().finishing.push(wanted);
         PendingCollection { shared: self.shared, wanted, result: None }
     }
@@ -129,7 +129,7 @@ impl Drop for BorrowedWork<'_> {
 /// A collection that waits for the runtime. Ends also when that fails or panics.
 struct PendingCollection<'a> {
     shared: &'a Shared,
-    wanted: Wanted,
+    wanted: StatsRequest,
     result: Option<Arc<Snapshot>>,
 }
 
@@ -164,7 +164,7 @@ enum Start<'a> {
 
 impl Shared {
     /// Borrows the work, unless the numbers are known already.
-    fn borrow(&self, wanted: Wanted, until: Instant) -> Result<Start<'_>, StatsError> {
+    fn borrow(&self, wanted: StatsRequest, until: Instant) -> Result<Start<'_>, StatsError> {
         let mut state = self.state.locked();
         loop {
             if let Some((last_request, time, snapshot)) = &state.last
@@ -208,7 +208,7 @@ impl Collector {
     ///
     /// # Errors
     /// When the machine itself cannot be read. A pod that cannot is left out.
-    pub fn snapshot(&self, wanted: Wanted) -> Result<Arc<Snapshot>, StatsError> {
+    pub fn snapshot(&self, wanted: StatsRequest) -> Result<Arc<Snapshot>, StatsError> {
         let shared = &*self.shared;
         let until = Instant::now() + MAX_WAIT;
         // If the numbers of pods come from the runtime.
@@ -262,7 +262,7 @@ impl Collector {
 
     /// The numbers of the machine that eviction compares with its thresholds, read now. Never waits
     /// for another collection or for the runtime. `None`: the machine's memory cannot be read.
-    pub fn glance(&self, places: &Places) -> Option<NodeUse> {
+    pub fn glance(&self, places: &NodePaths) -> Option<NodeUse> {
         glance::read(&self.shared.tree, &self.shared.settings, places)
     }
 

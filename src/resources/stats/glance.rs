@@ -15,7 +15,7 @@ const PODS: &str = "pods";
 
 /// What is read besides the machine's memory, its processes and the root directory's file system.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Places {
+pub struct NodePaths {
     /// The path of the cgroup of all pods, if there is one.
     pub pods: Option<String>,
     /// The runtime's directory for images.
@@ -25,7 +25,7 @@ pub struct Places {
 }
 
 /// A few small files and at most three `statfs`. Unknown numbers are absent.
-pub(super) fn read(tree: &Tree, settings: &Settings, places: &Places) -> Option<NodeUse> {
+pub(super) fn read(tree: &Tree, settings: &Settings, places: &NodePaths) -> Option<NodeUse> {
     // First: what pods allocate after it must be missing in the machine's numbers, not here, or a
     // level that is computed from both comes too late.
     let pods = places.pods.as_deref().and_then(|path| tree.numbers(path, Depth::Basic, false));

@@ -216,7 +216,7 @@ fn fixture(version: Version, cgroups: &[(&str, &str)]) -> Fixture {
 
 impl Fixture {
     fn page(&self) -> String {
-        let snapshot = self.collector.snapshot(Wanted::CADVISOR).unwrap();
+        let snapshot = self.collector.snapshot(StatsRequest::CADVISOR).unwrap();
         let mut page = Page::new();
         cadvisor(&snapshot, self.collector.roots(), &mut page);
         page.into_text()
@@ -460,10 +460,10 @@ fn descriptors_are_read_for_the_cadvisor_page_only() {
         let numbers = &snapshot.pods[0].containers[0].numbers;
         (numbers.processes, numbers.details.as_ref().map(|details| details.open.is_some()))
     };
-    assert_eq!(open(Wanted::SUMMARY), (Some(2), None));
-    assert_eq!(open(Wanted::RESOURCE), (Some(2), None));
+    assert_eq!(open(StatsRequest::SUMMARY), (Some(2), None));
+    assert_eq!(open(StatsRequest::RESOURCE), (Some(2), None));
     assert!(fixture.fake.requested_images.lock().unwrap().is_empty());
-    assert_eq!(open(Wanted::CADVISOR), (Some(2), Some(true)));
+    assert_eq!(open(StatsRequest::CADVISOR), (Some(2), Some(true)));
 }
 
 #[test]
@@ -473,7 +473,7 @@ fn an_agent_without_a_cgroup_of_its_own_shows_its_process() {
     let stat = "7 (coracle) S 1 7 7 0 -1 4194304 100 20 3 40 250 50 0 0 20 0 1 0 100 1 1\n";
     let proc = fixture.collector.roots().proc.clone();
     write(&proc, &[("self/status", status), ("self/stat", stat)]);
-    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap());
     let part = &summary["node"]["systemContainers"][0];
     assert_eq!(part["name"], "kubelet");
     assert_eq!(part["startTime"], "2026-11-22T14:50:00Z");

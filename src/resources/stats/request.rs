@@ -15,7 +15,7 @@ pub enum Depth {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct StatsRequest {
     pub depth: Depth,
     /// Whether the details of `/metrics/cadvisor` are needed.
     pub details: bool,
@@ -23,18 +23,18 @@ pub struct Wanted {
     pub rates: bool,
 }
 
-impl Wanted {
-    pub const SUMMARY: Wanted = Wanted { depth: Depth::Full, details: false, rates: true };
+impl StatsRequest {
+    pub const SUMMARY: StatsRequest = StatsRequest { depth: Depth::Full, details: false, rates: true };
     /// For `/stats/summary?only_cpu_and_memory=true`, and for the command line.
-    pub const BRIEF: Wanted = Wanted { depth: Depth::Basic, details: false, rates: true };
-    pub const RESOURCE: Wanted = Wanted { depth: Depth::Basic, details: false, rates: false };
+    pub const BRIEF: StatsRequest = StatsRequest { depth: Depth::Basic, details: false, rates: true };
+    pub const RESOURCE: StatsRequest = StatsRequest { depth: Depth::Basic, details: false, rates: false };
     /// For evictions that need pods' use of disks.
-    pub const EVICTION: Wanted = Wanted { depth: Depth::Full, details: false, rates: false };
-    pub const CADVISOR: Wanted = Wanted { depth: Depth::Full, details: true, rates: false };
+    pub const EVICTION: StatsRequest = StatsRequest { depth: Depth::Full, details: false, rates: false };
+    pub const CADVISOR: StatsRequest = StatsRequest { depth: Depth::Full, details: true, rates: false };
 
     /// Whether the numbers collected for `other` can be used for this request. Those of a greater
     /// depth cannot: the additional ones would be shown.
-    pub(super) fn is_met_by(self, other: Wanted) -> bool {
+    pub(super) fn is_met_by(self, other: StatsRequest) -> bool {
         self.depth == other.depth && self.details <= other.details && self.rates <= other.rates
     }
 }

@@ -16,7 +16,7 @@ use crate::resources::cgroups::CgroupHierarchies;
 
 /// A volume of a pod, with what is needed to compute its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeAt {
+pub struct PodVolume {
     pub name: String,
     pub path: PathBuf,
     /// Whether its use is the sum of its files; else it is that of the file system.
@@ -58,7 +58,7 @@ pub type FindInspection = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sy
 /// Returns the sum of a pod's memory limits in bytes, if all of its containers have one.
 pub type PodMemoryLimit = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
 /// Returns the mounted volumes of a pod.
-pub type ListVolumes = dyn Fn(&PodUid) -> Vec<VolumeAt> + Send + Sync;
+pub type ListVolumes = dyn Fn(&PodUid) -> Vec<PodVolume> + Send + Sync;
 
 /// Returns the paths of the cgroups of all pods, of Burstable and of BestEffort ones.
 pub type CommonCgroupPaths = dyn Fn() -> Option<[String; 3]> + Send + Sync;

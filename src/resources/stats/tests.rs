@@ -11,7 +11,7 @@ use crate::resources::stats::collect::pause;
 use crate::resources::stats::pages::{resource, volumes};
 use crate::resources::stats::runtime_stats::Runtime;
 use crate::resources::stats::sample::FileSystem;
-use crate::resources::stats::settings::{DriverNumbers, VolumeAt};
+use crate::resources::stats::settings::{DriverNumbers, PodVolume};
 use crate::resources::stats::summary::json;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, runtime};
@@ -246,7 +246,7 @@ fn cgroup(root: &Path, path: &str, process: &str) {
     }
 }
 
-fn fixture(fake: FakeRuntime, pods: Vec<ListedPod>, volumes: Vec<VolumeAt>) -> Fixture {
+fn fixture(fake: FakeRuntime, pods: Vec<ListedPod>, volumes: Vec<PodVolume>) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     cgroup(root, "", "1\n");
@@ -337,7 +337,7 @@ fn pods_and_classes_have_the_numbers_of_their_cgroups() {
         &[("cg/own/kubepods/memory.current", "30000000\n"), ("cg/own/kubepods/memory.max", "90000000\n")],
     );
     write(root, &[("cg/own/kubepods/burstable/podu1/memory.current", "15000000\n")]);
-    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap());
     let pods = summary["node"]["systemContainers"].as_array().unwrap().last().unwrap();
     assert_eq!((&pods["name"], &pods["memory"]["usageBytes"]), (&json!("pods"), &json!(30_000_000)));
     assert_eq!(pods["memory"]["availableBytes"], 90_000_000 - 29_000_000);
@@ -348,7 +348,7 @@ fn pods_and_classes_have_the_numbers_of_their_cgroups() {
     assert_eq!(pod["process_stats"]["process_count"], 3);
     // No walk was needed, and no number of the runtime.
     assert_eq!(pod["containers"][0]["memory"]["usageBytes"], 10_000_000);
-    let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let snapshot = fixture.collector.snapshot(StatsRequest::CADVISOR).unwrap();
     let mut page = Page::new();
     cadvisor(&snapshot, fixture.collector.roots(), &mut page);
     let page = page.into_text();
@@ -417,7 +417,7 @@ fn numbers(path: &str, limited: bool, psi: bool, expected: &mut BTreeSet<String>
 
 #[test]
 fn the_summary_has_the_fields_of_the_api_and_no_others() {
-    let volume = VolumeAt {
+    let volume = PodVolume {
         name: "v".into(),
         path: "/proc/self/fd".into(),
         walk: false,
@@ -428,7 +428,7 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
     let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume]);
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n79\n");
     cgroup(fixture.dir.path(), "k8s.io/s1", "77\n");
-    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap());
     let mut found = BTreeSet::new();
     shape(&summary, "", &mut found);
     let mut expected = BTreeSet::new();
@@ -501,7 +501,7 @@ fn the_summary_has_the_fields_of_the_api_and_no_others() {
 #[test]
 fn processors_and_memory_alone_need_no_call_to_the_runtime() {
     let fixture = with_cgroups(FakeRuntime::default());
-    let summary = json(&fixture.collector.snapshot(Wanted::BRIEF).unwrap());
+    let summary = json(&fixture.collector.snapshot(StatsRequest::BRIEF).unwrap());
     assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), 0);
     let pod = &summary["pods"][0];
     assert!(pod.get("network").is_none() && summary["node"].get("fs").is_none());
@@ -511,8 +511,8 @@ fn processors_and_memory_alone_need_no_call_to_the_runtime() {
 
     // Nor is there one for a request right after the first sample.
     let fixture = with_cgroups(FakeRuntime::default());
-    fixture.collector.snapshot(Wanted::RESOURCE).unwrap();
-    let summary = json(&fixture.collector.snapshot(Wanted::BRIEF).unwrap());
+    fixture.collector.snapshot(StatsRequest::RESOURCE).unwrap();
+    let summary = json(&fixture.collector.snapshot(StatsRequest::BRIEF).unwrap());
     assert_eq!(summary["pods"][0]["cpu"]["usageNanoCores"], 0);
     assert_eq!(summary["node"]["cpu"]["usageNanoCores"], 0);
 }
@@ -520,16 +520,16 @@ fn processors_and_memory_alone_need_no_call_to_the_runtime() {
 #[test]
 fn requests_within_a_second_share_a_collection() {
     let fixture = with_cgroups(FakeRuntime::default());
-    let first = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
+    let first = fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap();
     // To a test that is held up it has just been collected.
     fixture.collector.shared.state.locked().last.as_mut().unwrap().1 += Duration::from_secs(3600);
-    let second = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
+    let second = fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap();
     assert!(Arc::ptr_eq(&first, &second));
     assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), 1);
     // What has more would show it to those who asked for less.
-    let brief = fixture.collector.snapshot(Wanted::BRIEF).unwrap();
+    let brief = fixture.collector.snapshot(StatsRequest::BRIEF).unwrap();
     assert!(!Arc::ptr_eq(&first, &brief) && json(&brief)["node"].get("fs").is_none());
-    let more = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let more = fixture.collector.snapshot(StatsRequest::CADVISOR).unwrap();
     assert!(!Arc::ptr_eq(&first, &more));
 
     // Many at once: one collects, the others wait for it.
@@ -539,7 +539,7 @@ fn requests_within_a_second_share_a_collection() {
         .map(|_| {
             let (collector, sender) = (fixture.collector.clone(), sender.clone());
             threads::spawn("asks", Stack::Small, OnDeath::Unsupervised, move |_| {
-                sender.send(collector.snapshot(Wanted::SUMMARY).unwrap()).unwrap();
+                sender.send(collector.snapshot(StatsRequest::SUMMARY).unwrap()).unwrap();
             })
             .unwrap()
         })
@@ -566,15 +566,15 @@ fn hanging_runtime_delays_only_requests_that_need_it() {
         })
         .unwrap()
     };
-    let _first = request(Wanted::SUMMARY);
+    let _first = request(StatsRequest::SUMMARY);
     begun.recv().unwrap();
     // Another question with the same call.
-    let _second = request(Wanted::CADVISOR);
+    let _second = request(StatsRequest::CADVISOR);
     while fixture.collector.shared.queries.waiting() == 0 {
         std::thread::yield_now();
     }
     // What is read from files is returned meanwhile, as often as it is asked for.
-    for wanted in [Wanted::RESOURCE, Wanted::BRIEF, Wanted::RESOURCE] {
+    for wanted in [StatsRequest::RESOURCE, StatsRequest::BRIEF, StatsRequest::RESOURCE] {
         let snapshot = fixture.collector.snapshot(wanted).unwrap();
         assert_eq!(snapshot.pods[0].containers[0].numbers.working_set, Some(9_000_000));
         assert!(!snapshot.incomplete && received.is_empty());
@@ -590,7 +590,7 @@ fn hanging_runtime_delays_only_requests_that_need_it() {
 fn containers_without_a_cgroup_have_the_numbers_of_the_runtime() {
     let pods = || vec![listed("u2", "vm", "s2", &[("by-runtime", "a", ContainerState::Running)])];
     let fixture = fixture(FakeRuntime { by_pod: true, ..FakeRuntime::default() }, pods(), Vec::new());
-    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap());
     let pod = &summary["pods"][0];
     assert_eq!((&pod["cpu"]["usageCoreNanoSeconds"], &pod["network"]["rxBytes"]), (&json!(5), &json!(11)));
     assert_eq!(pod["process_stats"]["process_count"], 4);
@@ -605,7 +605,7 @@ fn containers_without_a_cgroup_have_the_numbers_of_the_runtime() {
     // A runtime that does not know the call by pod is asked by container, from then on only so.
     let fixture = self::fixture(FakeRuntime::default(), pods(), Vec::new());
     for calls in [2, 3] {
-        let summary = json(&fixture.collector.snapshot(Wanted::CADVISOR).unwrap());
+        let summary = json(&fixture.collector.snapshot(StatsRequest::CADVISOR).unwrap());
         assert_eq!(summary["pods"][0]["memory"]["workingSetBytes"], 77);
         assert_eq!(fixture.fake.calls.load(Ordering::Relaxed), calls);
         fixture.collector.shared.state.locked().last = None;
@@ -613,24 +613,24 @@ fn containers_without_a_cgroup_have_the_numbers_of_the_runtime() {
 
     // And one that does not answer leaves its pods out.
     let fixture = self::fixture(FakeRuntime { fails: true, ..FakeRuntime::default() }, pods(), Vec::new());
-    let snapshot = fixture.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let snapshot = fixture.collector.snapshot(StatsRequest::RESOURCE).unwrap();
     assert!(snapshot.pods.is_empty() && snapshot.incomplete);
-    assert!(matches!(fixture.collector.snapshot(Wanted::SUMMARY), Err(StatsError::ImageFs(_))));
+    assert!(matches!(fixture.collector.snapshot(StatsRequest::SUMMARY), Err(StatsError::ImageFs(_))));
     // The failure has not kept the work.
-    assert!(fixture.collector.snapshot(Wanted::RESOURCE).is_ok());
+    assert!(fixture.collector.snapshot(StatsRequest::RESOURCE).is_ok());
 }
 
 #[test]
 fn a_pod_that_has_ended_is_gone_and_forgotten() {
     let fixture = with_cgroups(FakeRuntime::default());
-    assert_eq!(fixture.collector.snapshot(Wanted::SUMMARY).unwrap().pods.len(), 1);
+    assert_eq!(fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap().pods.len(), 1);
     std::fs::remove_dir_all(fixture.dir.path().join("cg/k8s.io")).unwrap();
     fixture.collector.shared.state.locked().last = None;
-    let left = fixture.collector.snapshot(Wanted { details: true, ..Wanted::RESOURCE }).unwrap();
+    let left = fixture.collector.snapshot(StatsRequest { details: true, ..StatsRequest::RESOURCE }).unwrap();
     assert!(left.pods.is_empty(), "the runtime is not asked for a cgroup that is gone: {left:?}");
     *fixture.pods.lock().unwrap() = Arc::default();
     fixture.collector.shared.state.locked().last = None;
-    assert!(fixture.collector.snapshot(Wanted::SUMMARY).unwrap().pods.is_empty());
+    assert!(fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap().pods.is_empty());
     let state = fixture.collector.shared.state.locked();
     let work = state.work.as_ref().unwrap();
     assert!(work.volumes.is_empty() && work.cgroup_paths.get("c1").is_none());
@@ -640,7 +640,7 @@ fn a_pod_that_has_ended_is_gone_and_forgotten() {
 fn a_machine_without_cgroups_is_an_error() {
     let fixture = with_cgroups(FakeRuntime::default());
     std::fs::remove_file(fixture.dir.path().join("cg/memory.stat")).unwrap();
-    let error = fixture.collector.snapshot(Wanted::BRIEF).unwrap_err();
+    let error = fixture.collector.snapshot(StatsRequest::BRIEF).unwrap_err();
     assert!(error.to_string().starts_with("failed to get root cgroup stats: "), "{error}");
     let mut page = Page::new();
     resource(None, &mut page);
@@ -650,7 +650,7 @@ fn a_machine_without_cgroups_is_an_error() {
 #[test]
 fn the_resource_page_carries_the_moments_of_its_samples() {
     let fixture = with_cgroups(FakeRuntime::default());
-    let snapshot = fixture.collector.snapshot(Wanted::RESOURCE).unwrap();
+    let snapshot = fixture.collector.snapshot(StatsRequest::RESOURCE).unwrap();
     let mut page = Page::new();
     resource(Some(&snapshot), &mut page);
     let text = page.into_text();
@@ -688,7 +688,7 @@ fn the_resource_page_carries_the_moments_of_its_samples() {
 fn the_cadvisor_page_has_the_labels_that_dashboards_use() {
     let fixture = with_cgroups(FakeRuntime::default());
     write(fixture.dir.path(), &[("sys/dev/block/8:0/uevent", "MAJOR=8\nMINOR=0\nDEVNAME=sda\n")]);
-    let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let snapshot = fixture.collector.snapshot(StatsRequest::CADVISOR).unwrap();
     let mut page = Page::new();
     cadvisor(&snapshot, fixture.collector.roots(), &mut page);
     let text = page.into_text();
@@ -719,7 +719,7 @@ fn volumes_below_a_linked_root_directory_are_no_file_systems_of_the_machine() {
     let line = |path: &str| format!("1 0 0:9 / {} rw - tmpfs tmpfs rw\n", root.join(path).display());
     let table = line("root/pods") + &line("logs");
     write(&root, &[("proc/self/mountinfo", &table)]);
-    let snapshot = fixture.collector.snapshot(Wanted::CADVISOR).unwrap();
+    let snapshot = fixture.collector.snapshot(StatsRequest::CADVISOR).unwrap();
     let shown: Vec<&str> = snapshot.node.file_systems.iter().map(|disk| disk.device.as_str()).collect();
     assert_eq!(shown, [root.join("logs").to_str().unwrap()]);
 }
@@ -728,7 +728,7 @@ fn volumes_below_a_linked_root_directory_are_no_file_systems_of_the_machine() {
 fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("file"), vec![1; 100_000]).unwrap();
-    let volume = VolumeAt {
+    let volume = PodVolume {
         name: "walked".into(),
         path: place.path().to_owned(),
         walk: true,
@@ -738,7 +738,7 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
     };
     let fixture = fixture(FakeRuntime::default(), one_pod(), vec![volume]);
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
-    let snapshot = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
+    let snapshot = fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap();
     let volumes = &snapshot.pods[0].volumes;
     assert!(volumes[0].space.used.unwrap() >= 100_000);
     let shared = &fixture.collector.shared;
@@ -758,7 +758,7 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
 #[test]
 fn volumes_are_walked_once_a_period() {
     let place = tempfile::tempdir().unwrap();
-    let volume = |name: &str, walk| VolumeAt {
+    let volume = |name: &str, walk| PodVolume {
         name: name.into(),
         path: place.path().to_owned(),
         walk,
@@ -771,7 +771,7 @@ fn volumes_are_walked_once_a_period() {
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
     let used = |name: &str| {
         fixture.collector.shared.state.locked().last = None;
-        let snapshot = fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
+        let snapshot = fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap();
         let volume = snapshot.pods[0].volumes.iter().find(|volume| volume.name == name).unwrap().clone();
         (volume.space.used.unwrap(), snapshot.pods[0].local_storage.as_ref().unwrap().used.unwrap())
     };
@@ -799,7 +799,7 @@ fn one_slow_walk_through_volumes_does_not_delay_the_next() {
 
 #[test]
 fn numbers_of_a_driver_replace_those_of_the_file_system() {
-    let volume = |name: &str, space: Option<FileSystem>| VolumeAt {
+    let volume = |name: &str, space: Option<FileSystem>| PodVolume {
         name: name.into(),
         path: "/proc/self/fd".into(),
         walk: false,
@@ -811,7 +811,7 @@ fn numbers_of_a_driver_replace_those_of_the_file_system() {
     let fixture =
         fixture(FakeRuntime::default(), one_pod(), vec![volume("a", Some(sizes)), volume("b", None)]);
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n");
-    let summary = json(&fixture.collector.snapshot(Wanted::SUMMARY).unwrap());
+    let summary = json(&fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap());
     let volumes = summary.pointer("/pods/0/volume").unwrap();
     let expected = serde_json::json!({"time": volumes[0]["time"], "name": "a", "capacityBytes": 10,
         "usedBytes": 3, "volumeHealthStats": {"abnormal": false}});
@@ -877,12 +877,12 @@ fn collection_of_a_hundred_pods_is_timed() {
         }
     }
     // Two samples, so that no question waits.
-    fixture.collector.snapshot(Wanted::SUMMARY).unwrap();
+    fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap();
     for (what, wanted) in [
-        ("summary", Wanted::SUMMARY),
-        ("brief", Wanted::BRIEF),
-        ("resource", Wanted::RESOURCE),
-        ("cadvisor", Wanted::CADVISOR),
+        ("summary", StatsRequest::SUMMARY),
+        ("brief", StatsRequest::BRIEF),
+        ("resource", StatsRequest::RESOURCE),
+        ("cadvisor", StatsRequest::CADVISOR),
     ] {
         fixture.collector.shared.state.locked().last = None;
         let begun = Instant::now();

@@ -15,7 +15,7 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::log_line::LOG_LEVELS;
 use crate::util::stop::StopToken;
 use crate::util::tree::{self, Leftover};
-use crate::util::untrusted::{self, Place};
+use crate::util::untrusted::{self, UntrustedPath};
 
 /// The longest file name of ext4.
 const MAX_NAME: usize = 255;
@@ -106,7 +106,7 @@ fn list(dir: &Path) -> io::Result<Vec<String>> {
 /// DIFFERS: unlike upstream, links at the paths of the pod's directories are not followed: they
 /// could lead to the logs of another pod.
 pub(super) fn remove_with_rotated(log: &Path, stop: &StopToken) -> io::Result<()> {
-    let place = match Place::find(log, LOG_LEVELS) {
+    let place = match UntrustedPath::find(log, LOG_LEVELS) {
         Ok(place) => place,
         // It does not exist, or is not a directory of logs.
         Err(error) if is_no_directory(&error) => return Ok(()),

@@ -23,7 +23,7 @@ use crate::model::runtime::ListedPod;
 use crate::util::stop::StopToken;
 
 pub use log_tree::{LogTree, legacy_link_name};
-pub use plan::{DeadContainer, Inputs, PodStanding, Policy, Removal, Scope, plan};
+pub use plan::{DeadContainer, Inputs, PodRetention, Policy, Removal, Scope, plan};
 
 /// The directories of logs, and the policy.
 #[derive(Debug, Clone)]
@@ -100,7 +100,7 @@ impl<R: Remover> Collector<R> {
     pub fn collect(
         &self,
         listed: &BTreeMap<PodUid, ListedPod>,
-        standing: &dyn Fn(&PodUid) -> PodStanding,
+        standing: &dyn Fn(&PodUid) -> PodRetention,
         sources_ready: bool,
         scope: Scope,
         now: Timestamp,

@@ -34,7 +34,7 @@ impl Default for Policy {
 
 /// The agent's view of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PodStanding {
+pub enum PodRetention {
     /// The pod should run, or is being stopped.
     Wanted,
     /// The pod has ended by itself and still exists: its last containers stay for their logs.
@@ -56,7 +56,7 @@ pub enum Scope {
 /// The inputs of a plan.
 pub struct Inputs<'a> {
     pub listed: &'a BTreeMap<PodUid, ListedPod>,
-    pub standing: &'a dyn Fn(&PodUid) -> PodStanding,
+    pub standing: &'a dyn Fn(&PodUid) -> PodRetention,
     /// Whether every source has reported its pods: before that no pod counts as removed.
     pub sources_ready: bool,
     pub scope: Scope,
@@ -222,13 +222,13 @@ fn split_oldest<'a>(unit: &mut Unit<'a>, keep: usize) -> Unit<'a> {
 
 /// Whether the pod is deleted or unknown for certain.
 pub(super) fn is_gone(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
-    inputs.sources_ready && matches!((inputs.standing)(uid), PodStanding::Terminated | PodStanding::Unknown)
+    inputs.sources_ready && matches!((inputs.standing)(uid), PodRetention::Terminated | PodRetention::Unknown)
 }
 
 /// Whether nothing of the pod is worth keeping.
 fn removes_all(inputs: &Inputs<'_>, uid: &PodUid) -> bool {
     is_gone(inputs, uid)
-        || (inputs.scope == Scope::Everything && (inputs.standing)(uid) == PodStanding::Finished)
+        || (inputs.scope == Scope::Everything && (inputs.standing)(uid) == PodRetention::Finished)
 }
 
 fn dead_container(pod: &ListedPod, container: &ListedContainer) -> DeadContainer {

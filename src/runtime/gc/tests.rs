@@ -80,12 +80,12 @@ impl Case {
     }
 }
 
-fn standing(uid: &PodUid) -> PodStanding {
+fn standing(uid: &PodUid) -> PodRetention {
     match uid.as_str().as_bytes().first() {
-        Some(b'w') => PodStanding::Wanted,
-        Some(b'f') => PodStanding::Finished,
-        Some(b't') => PodStanding::Terminated,
-        _ => PodStanding::Unknown,
+        Some(b'w') => PodRetention::Wanted,
+        Some(b'f') => PodRetention::Finished,
+        Some(b't') => PodRetention::Terminated,
+        _ => PodRetention::Unknown,
     }
 }
 

@@ -99,7 +99,7 @@ impl<'a> Printer<'a> {
         };
         let newline = ends && !parsed.partial;
         let fresh = std::mem::replace(&mut self.fresh, newline || parsed.message.is_empty());
-        let shown = self.is_wanted(parsed.at, parsed.stream);
+        let shown = self.is_wanted(parsed.time, parsed.stream);
         if goes_on {
             self.remainder =
                 if shown { Remainder::Shown { partial: parsed.partial } } else { Remainder::Skipped };
@@ -118,7 +118,7 @@ impl<'a> Printer<'a> {
             return Ok(self.skip_line(goes_on));
         };
         let fresh = std::mem::replace(&mut self.fresh, parsed.text.is_empty() || parsed.text.ends_with('\n'));
-        if self.is_wanted(parsed.at, parsed.stream) {
+        if self.is_wanted(parsed.time, parsed.stream) {
             self.put(fresh.then_some(&parsed.time_text), &[parsed.text.as_bytes()])?;
         }
         Ok(self.count_line())

@@ -211,7 +211,7 @@ fn remove(path: &Path, inode: u64) -> Result<bool, LogError> {
         io::ErrorKind::NotFound => Ok(false),
         _ => Err(LogError::io("remove", path)(error)),
     };
-    let place = match untrusted::Place::find(path, LOG_LEVELS) {
+    let place = match untrusted::UntrustedPath::find(path, LOG_LEVELS) {
         Ok(place) => place,
         Err(error) => return ignore_not_found(error),
     };

@@ -15,7 +15,7 @@ use super::watch::Watch;
 use crate::model::ids::ContainerId;
 use crate::model::log_line::{LOG_LEVELS, Stream};
 use crate::util::stop::{StopToken, Waited};
-use crate::util::untrusted::Place;
+use crate::util::untrusted::UntrustedPath;
 
 /// The requested part of a log, and its format.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -64,7 +64,7 @@ pub fn read(
     stop: &StopToken,
 ) -> Result<(), LogError> {
     // A container with a writable log directory may have replaced any of these.
-    let place = Place::find(path, LOG_LEVELS).map_err(LogError::io("open", path))?;
+    let place = UntrustedPath::find(path, LOG_LEVELS).map_err(LogError::io("open", path))?;
     let mut source = Source::open(&place).map_err(LogError::io("open", path))?;
     if let Some(lines) = options.tail_lines {
         match source.seek_tail(lines, stop) {
@@ -309,10 +309,10 @@ mod tests {
             let cri = log_line::parse(line).ok().map(|parsed| {
                 let newline = !parsed.partial && line.ends_with(b"\n");
                 let text = [parsed.message, if newline { b"\n" } else { b"" }].concat();
-                (parsed.at, parsed.time_text.to_owned(), parsed.stream, text)
+                (parsed.time, parsed.time_text.to_owned(), parsed.stream, text)
             });
             let json = log_line::parse_docker(line)
-                .map(|parsed| (parsed.at, parsed.time_text, parsed.stream, parsed.text.into_bytes()));
+                .map(|parsed| (parsed.time, parsed.time_text, parsed.stream, parsed.text.into_bytes()));
             if docker.is_none() && cri.is_none() && json.is_none() {
                 return None;
             }

@@ -27,7 +27,7 @@ use crate::model::log_line::LOG_LEVELS;
 use crate::util::disk_writes;
 use crate::util::gzip::Gzip;
 use crate::util::stop::StopToken;
-use crate::util::untrusted::{self, Place};
+use crate::util::untrusted::{self, UntrustedPath};
 
 /// Bytes compressed between two checks of the stop token.
 const BLOCK: usize = 64 * 1024;
@@ -155,7 +155,7 @@ impl<R: Reopen> Rotator<R> {
         if stop.is_stopped() {
             return Err(LogError::Stopping);
         }
-        let place = match Place::find(log, LOG_LEVELS) {
+        let place = match UntrustedPath::find(log, LOG_LEVELS) {
             Ok(place) => place,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return self.reopen(container).map(|()| None);

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::util::stop::StopToken;
 use crate::util::tail;
-use crate::util::untrusted::Place;
+use crate::util::untrusted::UntrustedPath;
 
 /// Longer lines are returned in pieces of this size. Runtimes split lines at 16 KiB by default.
 pub(super) const MAX_LINE_BYTES: usize = 256 * 1024;
@@ -43,7 +43,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn open(place: &Place) -> io::Result<Self> {
+    pub(super) fn open(place: &UntrustedPath) -> io::Result<Self> {
         let file = place.open()?;
         let metadata = file.metadata()?;
         Ok(Source {
@@ -136,7 +136,7 @@ impl Source {
     }
 
     /// Checks whether the file was truncated, or another one is at its path.
-    pub(super) fn rotated(&self, place: &Place) -> io::Result<Rotation> {
+    pub(super) fn rotated(&self, place: &UntrustedPath) -> io::Result<Rotation> {
         let Some(stat) = place.stat()? else { return Ok(Rotation::None) };
         if (stat.st_dev, stat.st_ino) != self.identity {
             return Ok(Rotation::Renamed);
@@ -146,7 +146,7 @@ impl Source {
     }
 
     /// Continues at the start of the file that is at the path now. Without one, nothing changes.
-    pub(super) fn replace(&mut self, place: &Place) -> io::Result<()> {
+    pub(super) fn replace(&mut self, place: &UntrustedPath) -> io::Result<()> {
         match Source::open(place) {
             Ok(new) => *self = new,
             Err(error) if error.kind() == ErrorKind::NotFound => {}

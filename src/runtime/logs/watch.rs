@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, statat};
 
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
-use crate::util::untrusted::Place;
+use crate::util::untrusted::UntrustedPath;
 
 /// The longest wait between two checks of the file and the container.
 pub(super) const LIMIT: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(place: &Place) -> Self {
+    pub(super) fn new(place: &UntrustedPath) -> Self {
         // The open directory, even if its path has been replaced.
         let directory = place.dir_path();
         let make = || {
@@ -59,7 +59,7 @@ impl Watch {
 
     /// Returns after an event in the directory, at the latest after [`LIMIT`]. Notes if it shows
     /// that the log with this identity was renamed and closed by its writer.
-    pub(super) fn wait(&mut self, place: &Place, identity: (u64, u64), stop: &StopToken) -> Waited {
+    pub(super) fn wait(&mut self, place: &UntrustedPath, identity: (u64, u64), stop: &StopToken) -> Waited {
         let Some(inotify) = &self.inotify else { return stop.wait(BLIND) };
         if self.woken.is_some_and(|woken| woken.elapsed() < GATHER) && stop.wait(GATHER) == Waited::Stopped {
             return Waited::Stopped;
@@ -89,7 +89,7 @@ impl Watch {
 
 /// Reads the events and returns whether one of them is the end of the writing to the file with this
 /// identity under another name than the log's. All else is discarded: the caller inspects the file.
-fn has_close_event(inotify: &OwnedFd, place: &Place, identity: (u64, u64)) -> bool {
+fn has_close_event(inotify: &OwnedFd, place: &UntrustedPath, identity: (u64, u64)) -> bool {
     let is_renamed = |name: &CStr| {
         name.to_bytes() != place.name().as_encoded_bytes()
             && statat(place.dir(), name, AtFlags::SYMLINK_NOFOLLOW)

@@ -275,8 +275,8 @@ impl Connection {
     }
 
     /// Whether accepted bytes are still to be sent.
-    pub fn owes(&self) -> bool {
-        self.tls.as_ref().is_some_and(|session| session.owes())
+    pub fn has_unsent_output(&self) -> bool {
+        self.tls.as_ref().is_some_and(|session| session.has_unsent_output())
     }
 
     /// Whether [`Connection::try_read`] returns bytes without the socket.
@@ -285,13 +285,13 @@ impl Connection {
     }
 
     /// Releases buffers until the next bytes arrive.
-    pub fn rest(&mut self) {
+    pub fn release_buffers(&mut self) {
         if self.input().is_empty() {
             self.input = Vec::new();
             self.used = 0;
         }
         if let Some(session) = &mut self.tls {
-            session.rest();
+            session.release_buffers();
         }
     }
 
@@ -299,7 +299,7 @@ impl Connection {
     pub fn flags(&self, read: bool, write: bool) -> PollFlags {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, read);
-        flags.set(PollFlags::OUT, write || self.owes());
+        flags.set(PollFlags::OUT, write || self.has_unsent_output());
         flags
     }
 

@@ -7,17 +7,18 @@ use serde::Serialize;
 
 use crate::server::backend::NodeBackend;
 use crate::transport::http1::target::BadParam;
-use crate::transport::http1::{Form, Header, ResponseWriter, StatusCode, Target, Whole};
+use crate::transport::http1::{BufferedResponse, Form, Header, ResponseWriter, StatusCode, Target};
 use crate::util::encoding::escape_percent;
 use crate::util::stop::StopToken;
 
 /// A whole response.
-pub struct Response(Whole);
+pub struct Response(BufferedResponse);
 
 impl Response {
     pub fn new(status: u16, content_type: &str, body: Vec<u8>) -> Self {
         let length = body.len();
-        let whole = Whole::new(StatusCode(status), Vec::new(), Cursor::new(body), Some(length), None);
+        let whole =
+            BufferedResponse::new(StatusCode(status), Vec::new(), Cursor::new(body), Some(length), None);
         Response(whole).with("Content-Type", content_type)
     }
 

@@ -241,7 +241,7 @@ mod tests {
         // Timeout and stop.
         assert!(wait("10.0.0.4", Duration::ZERO).1.recv().unwrap().is_none());
         let (mut thread, result) = wait("10.0.0.4", long);
-        thread.ask_to_stop();
+        thread.request_stop();
         assert!(result.recv().unwrap().is_none());
         assert!(quota.state.locked().waiting.is_empty());
         drop((first_has, second_has));

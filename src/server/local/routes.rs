@@ -13,7 +13,7 @@ use crate::server::http::response::{Reply, Response};
 use crate::server::registry;
 use crate::server::views::containers::{container_names, default_container};
 use crate::server::views::holdings::DevicesReply;
-use crate::server::views::{Described, PodsReply, VersionReply};
+use crate::server::views::{PodDescription, PodsReply, VersionReply};
 use crate::transport::http1::Target;
 
 /// Responds to a GET.
@@ -67,7 +67,7 @@ fn describe(target: &Target, node: &dyn NodeBackend) -> Result<Response, Respons
     let cgroup = node.pod_cgroup(&uid);
     let volumes = node.volumes(Some(&uid)).volumes;
     let DevicesReply { devices, claims, .. } = node.devices(Some(&uid));
-    Ok(Response::json(&Described { view, cgroup, events, volumes, devices, claims }))
+    Ok(Response::json(&PodDescription { view, cgroup, events, volumes, devices, claims }))
 }
 
 fn logs(target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {

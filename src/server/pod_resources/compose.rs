@@ -1,20 +1,20 @@
 //! The responses, from what containers have (pure; Go: pkg/kubelet/apis/podresources).
 
-use super::{Given, Listed};
+use super::{AssignedResources, NodePod};
 use crate::claims::info::{ClaimInfo, Device};
 use crate::model::api::Container;
 use crate::model::numa::NumaMask;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::placement::memory::Block;
-use crate::pods::assignments::GivenDevice;
+use crate::pods::assignments::AssignedDevice;
 use crate::transport::generated::{MessageField, podresources as pb};
 
 /// What a container of a pod has.
-pub(super) type Lookup<'a> = &'a dyn Fn(&Pod, &Container) -> Given;
+pub(super) type Lookup<'a> = &'a dyn Fn(&Pod, &Container) -> AssignedResources;
 
 /// All pods that use resources: sidecars first, then the other containers that last. Init containers
 /// that end, and ephemeral containers, are not shown.
-pub(super) fn list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
+pub(super) fn list(pods: &[NodePod], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
     let active = pods.iter().filter(|listed| listed.is_active);
     let pod_resources = active.map(|listed| pod_resources(&listed.pod, given)).collect();
     pb::ListPodResourcesResponse { pod_resources, ..Default::default() }
@@ -22,8 +22,8 @@ pub(super) fn list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesRe
 
 /// All pods as v1alpha1 shows them: containers with devices, without NUMA nodes, also those of pods
 /// that have ended.
-pub(super) fn old_list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
-    let old_pod_resources = |listed: &Listed| {
+pub(super) fn old_list(pods: &[NodePod], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
+    let old_pod_resources = |listed: &NodePod| {
         let containers = listed.pod.containers().iter().map(|container| {
             // What a pod that has ended had may be that of another pod now.
             let devices = if listed.is_active { given(&listed.pod, container).devices } else { Vec::new() };
@@ -41,17 +41,17 @@ pub(super) fn old_list(pods: &[Listed], given: Lookup<'_>) -> pb::ListPodResourc
 
 /// One pod; `None`: no pod of this name uses resources.
 pub(super) fn get(
-    pods: &[Listed],
+    pods: &[NodePod],
     (namespace, name): (&str, &str),
     given: Lookup<'_>,
 ) -> Option<pb::PodResources> {
-    let is_wanted = |listed: &&Listed| listed.pod.name() == name && listed.pod.namespace() == namespace;
+    let is_wanted = |listed: &&NodePod| listed.pod.name() == name && listed.pod.namespace() == namespace;
     let found = pods.iter().filter(|listed| listed.is_active).find(is_wanted)?;
     Some(pod_resources(&found.pod, given))
 }
 
 /// What all containers together can have.
-pub(super) fn allocatable(given: Given) -> pb::AllocatableResourcesResponse {
+pub(super) fn allocatable(given: AssignedResources) -> pb::AllocatableResourcesResponse {
     pb::AllocatableResourcesResponse {
         devices: devices(given.devices),
         cpu_ids: given.cpus.iter().map(i64::from).collect(),
@@ -91,7 +91,7 @@ fn topology(nodes: NumaMask) -> pb::TopologyInfo {
 }
 
 /// An entry for each NUMA node of each device, as upstream: tools add the entries up by node.
-fn devices(given: Vec<GivenDevice>) -> Vec<pb::ContainerDevices> {
+fn devices(given: Vec<AssignedDevice>) -> Vec<pb::ContainerDevices> {
     let mut found = Vec::new();
     for device in given {
         let entry = |topology| pb::ContainerDevices {
@@ -104,7 +104,7 @@ fn devices(given: Vec<GivenDevice>) -> Vec<pb::ContainerDevices> {
             found.push(entry(MessageField::none()));
         }
         for node in device.nodes.iter() {
-            found.push(entry(MessageField::some(topology(NumaMask::of([node])))));
+            found.push(entry(MessageField::some(topology(NumaMask::from_numbers([node])))));
         }
     }
     found

@@ -16,7 +16,7 @@ use self::bucket::Bucket;
 use crate::model::api::Container;
 use crate::model::metrics;
 use crate::model::pod::Pod;
-use crate::pods::assignments::Given;
+use crate::pods::assignments::AssignedResources;
 use crate::transport::generated::{MessageField, methods, podresources as pb};
 use crate::transport::grpc::Unary;
 use crate::transport::rpc_server::{Refusal, Server, Service};
@@ -29,11 +29,11 @@ const DIRECTORY: &str = "pod-resources";
 const SOCKET: &str = "kubelet.sock";
 
 static OLD_LIST: LazyLock<Unary<pb::ListPodResourcesRequest, pb::ListPodResourcesResponse>> =
-    LazyLock::new(|| methods::podresources::LIST.at("/v1alpha1.PodResourcesLister/List"));
+    LazyLock::new(|| methods::podresources::LIST.at_path("/v1alpha1.PodResourcesLister/List"));
 
 /// A pod of the node.
 #[derive(Debug, Clone)]
-pub struct Listed {
+pub struct NodePod {
     /// The pod, with the resources that it was granted.
     pub pod: Pod,
     /// Whether it was admitted and has not ended.
@@ -41,16 +41,16 @@ pub struct Listed {
 }
 
 /// Says what a container has.
-pub type GivenOf = dyn Fn(&Pod, &Container) -> Given + Send + Sync;
+pub type GivenOf = dyn Fn(&Pod, &Container) -> AssignedResources + Send + Sync;
 
 /// Where the responses come from.
 pub struct Deps {
     /// All pods that sources have.
-    pub pods: Box<dyn Fn() -> Vec<Listed> + Send + Sync>,
+    pub pods: Box<dyn Fn() -> Vec<NodePod> + Send + Sync>,
     /// What a container has.
     pub given: Box<GivenOf>,
     /// What all containers together can have.
-    pub givable: Box<dyn Fn() -> Given + Send + Sync>,
+    pub assignable: Box<dyn Fn() -> AssignedResources + Send + Sync>,
 }
 
 /// Serves the API on `<root_dir>/pod-resources/kubelet.sock`. Dropping the server ends it.
@@ -108,7 +108,7 @@ fn services(deps: Deps, bucket: Bucket) -> [Service; 2] {
                 let deps = for_allocatable.admit()?;
                 metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
                 metrics::POD_RESOURCES_ALLOCATABLES.inc(["v1"]);
-                Ok(compose::allocatable((deps.givable)()))
+                Ok(compose::allocatable((deps.assignable)()))
             },
         );
     let old = Service::new().unary(&OLD_LIST, move |_: pb::ListPodResourcesRequest, _| {
@@ -130,8 +130,8 @@ mod tests {
     fn empty() -> Deps {
         Deps {
             pods: Box::new(Vec::new),
-            given: Box::new(|_, _| Given::default()),
-            givable: Box::new(Given::default),
+            given: Box::new(|_, _| AssignedResources::default()),
+            assignable: Box::new(AssignedResources::default),
         }
     }
 

@@ -9,19 +9,19 @@ use crate::placement::cpus::CpuSet;
 const RECORDED: &str = include_str!("recorded.json");
 
 /// What the state files say that a container has.
-fn recorded(state: &Value, pod: &Pod, container: &Container) -> Given {
+fn recorded(state: &Value, pod: &Pod, container: &Container) -> AssignedResources {
     let (uid, name) = (pod.uid().as_str(), container.name.as_str());
-    let mut given = Given::default();
+    let mut given = AssignedResources::default();
     for entry in state["devices"]["PodDeviceEntries"].as_array().unwrap() {
         if entry["PodUID"] != uid || entry["ContainerName"] != name {
             continue;
         }
         for (node, ids) in entry["DeviceIDs"].as_object().unwrap() {
             for id in ids.as_array().unwrap() {
-                given.devices.push(GivenDevice {
+                given.devices.push(AssignedDevice {
                     resource: entry["ResourceName"].as_str().unwrap().to_owned(),
                     id: id.as_str().unwrap().into(),
-                    nodes: NumaMask::of([node.parse().unwrap()]),
+                    nodes: NumaMask::from_numbers([node.parse().unwrap()]),
                 });
             }
         }
@@ -32,7 +32,7 @@ fn recorded(state: &Value, pod: &Pod, container: &Container) -> Given {
     for block in state["memory"][uid][name].as_array().into_iter().flatten() {
         let nodes = block["numaAffinity"].as_array().unwrap().iter();
         given.memory.push(Block {
-            nodes: NumaMask::of(nodes.map(|node| u32::try_from(node.as_u64().unwrap()).unwrap())),
+            nodes: NumaMask::from_numbers(nodes.map(|node| u32::try_from(node.as_u64().unwrap()).unwrap())),
             resource: block["type"].as_str().unwrap().to_owned(),
             bytes: block["size"].as_u64().unwrap(),
         });
@@ -111,8 +111,8 @@ fn responses_equal_those_of_the_go_kubelet() {
     assert_eq!(scenarios.len(), 3);
     for state in scenarios {
         let listed =
-            |entry: &Value| Listed { pod: pod(entry["pod"].clone()), is_active: entry["phase"] != "Failed" };
-        let pods: Vec<Listed> = state["pods"].as_array().unwrap().iter().map(listed).collect();
+            |entry: &Value| NodePod { pod: pod(entry["pod"].clone()), is_active: entry["phase"] != "Failed" };
+        let pods: Vec<NodePod> = state["pods"].as_array().unwrap().iter().map(listed).collect();
         let given = |pod: &Pod, container: &Container| recorded(&state, pod, container);
         for (request, response) in state["answers"].as_object().unwrap() {
             let what = format!("{}: {request}", state["scenario"]);
@@ -126,13 +126,16 @@ fn responses_equal_those_of_the_go_kubelet() {
                 None => {
                     let registered = state["devices"]["RegisteredDevices"].as_object().unwrap();
                     let devices = registered.iter().flat_map(|(resource, ids)| {
-                        ids.as_array().unwrap().iter().map(|id| GivenDevice {
+                        ids.as_array().unwrap().iter().map(|id| AssignedDevice {
                             resource: resource.clone(),
                             id: id.as_str().unwrap().into(),
-                            nodes: NumaMask::of([0]),
+                            nodes: NumaMask::from_numbers([0]),
                         })
                     });
-                    let own = allocatable(Given { devices: devices.collect(), ..Given::default() });
+                    let own = allocatable(AssignedResources {
+                        devices: devices.collect(),
+                        ..AssignedResources::default()
+                    });
                     assert_eq!(json!(devices_json(&own.devices)), response["devices"], "{what}");
                 }
                 Some((_, name)) => {
@@ -145,15 +148,15 @@ fn responses_equal_those_of_the_go_kubelet() {
     }
 }
 
-fn device(id: &str, nodes: &[u32]) -> GivenDevice {
-    GivenDevice {
+fn device(id: &str, nodes: &[u32]) -> AssignedDevice {
+    AssignedDevice {
         resource: "example.com/gpu".into(),
         id: id.into(),
-        nodes: NumaMask::of(nodes.iter().copied()),
+        nodes: NumaMask::from_numbers(nodes.iter().copied()),
     }
 }
 
-fn listed(is_active: bool) -> [Listed; 1] {
+fn listed(is_active: bool) -> [NodePod; 1] {
     let object = json!({
         "metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {
@@ -161,14 +164,14 @@ fn listed(is_active: bool) -> [Listed; 1] {
             "containers": [{"name": "c"}],
         },
     });
-    [Listed { pod: pod(object), is_active }]
+    [NodePod { pod: pod(object), is_active }]
 }
 
 #[test]
 fn a_device_has_an_entry_for_each_of_its_nodes() {
-    let given = |_: &Pod, _: &Container| Given {
+    let given = |_: &Pod, _: &Container| AssignedResources {
         devices: vec![device("a", &[]), device("b", &[1, 3])],
-        ..Given::default()
+        ..AssignedResources::default()
     };
     let found = list(&listed(true), &given);
     let containers = &found.pod_resources[0].containers;
@@ -193,7 +196,10 @@ fn a_device_has_an_entry_for_each_of_its_nodes() {
 
 #[test]
 fn the_devices_of_a_pod_that_has_ended_are_not_shown() {
-    let given = |_: &Pod, _: &Container| Given { devices: vec![device("a", &[0])], ..Given::default() };
+    let given = |_: &Pod, _: &Container| AssignedResources {
+        devices: vec![device("a", &[0])],
+        ..AssignedResources::default()
+    };
     assert!(list(&listed(false), &given).pod_resources.is_empty());
     assert_eq!(get(&listed(false), ("n", "p"), &given), None);
     let old = old_list(&listed(false), &given);

@@ -52,10 +52,7 @@ impl Images for ImageSet {
 
     fn blob(&self, digest: &str) -> Result<BlobSource, Refusal> {
         let blob = ImageSet::blob(self, digest)?;
-        Ok(BlobSource {
-            size: blob.size,
-            open: Box::new(move |from, stop| blob.open(from, stop)),
-        })
+        Ok(BlobSource { size: blob.size, open: Box::new(move |from, stop| blob.open(from, stop)) })
     }
 
     fn tags(&self, repository: &str) -> Vec<String> {

@@ -285,7 +285,7 @@ impl Drop for Listeners {
         for port in self.ports.drain(..) {
             open.extend(port.open);
         }
-        open.iter_mut().for_each(Running::ask_to_stop);
+        open.iter_mut().for_each(Running::request_stop);
         let deadline = Instant::now() + STOP_LIMIT;
         for connection in open {
             connection.stop(deadline.saturating_duration_since(Instant::now()));

@@ -203,9 +203,9 @@ fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, co
             return;
         };
         connection = again;
-        connection.rest();
+        connection.release_buffers();
         // The next request may come late.
-        memory::give_back_stack();
+        memory::release_stack();
         admission.idle(Instant::now());
     }
 }
@@ -229,8 +229,8 @@ fn complete_handshake(mut connection: Connection, main: &MainPort) -> Option<Con
                 return None;
             }
         }
-        let owes = connection.owes();
-        if connection.wait(!owes, owes, deadline) != Ready::Yes {
+        let has_unsent_output = connection.has_unsent_output();
+        if connection.wait(!has_unsent_output, has_unsent_output, deadline) != Ready::Yes {
             return None;
         }
     }

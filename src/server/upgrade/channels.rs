@@ -207,7 +207,7 @@ impl Channels {
     fn event(&mut self, event: spdy::Event<'_>, client: &mut Vec<u8>, runtime: &mut Vec<u8>) {
         let stream = |id: u32| move |stream: &&mut Stream| stream.id == id;
         match event {
-            spdy::Event::Taken(id) => {
+            spdy::Event::Accepted(id) => {
                 self.streams
                     .iter_mut()
                     .find(stream(id))

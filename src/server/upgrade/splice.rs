@@ -220,7 +220,7 @@ impl Splice {
                 Ok(0) if limit == Some(END_LIMIT) => return Err(Next::Break),
                 Ok(0) => {
                     self.scratch = Vec::new();
-                    self.client.rest();
+                    self.client.release_buffers();
                     self.out.client.shrink_to_fit();
                     self.out.runtime.shrink_to_fit();
                 }

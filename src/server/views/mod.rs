@@ -83,7 +83,7 @@ pub enum PodChange {
 
 /// Response of `/v1/describe`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Described {
+pub struct PodDescription {
     #[serde(flatten)]
     pub view: PodView,
     /// The numbers of its cgroup, if it has one.

@@ -155,7 +155,7 @@ fn only_removal_of_a_manifest_restarts_its_pod() {
         fixture.rewrite(method, "a.yaml", "{");
         fixture.turn();
         assert_eq!(fixture.only(), edited, "{method:?}");
-        assert!(fixture.files.set().problems[0].kept);
+        assert!(fixture.files.set().problems[0].pods_continue);
         fixture.rewrite(WriteMethod::Truncated, "a.yaml", &manifest("a", "i:2"));
         fixture.turn();
         assert_eq!((fixture.only().0, fixture.only().1 != edited.1), (edited.0, restarts), "{method:?}");
@@ -224,7 +224,7 @@ fn an_unknown_field_is_reported_once_and_listed_until_it_is_removed() {
     assert!(notices[0].contains("spec.containers[0].comand: unknown field, ignored"), "{notices:?}");
     assert_eq!(fixture.names(), some(&["web-n"]));
     let problems = fixture.files.set().problems;
-    assert_eq!((problems.len(), problems[0].ignored, problems[0].kept), (1, true, false));
+    assert_eq!((problems.len(), problems[0].ignored, problems[0].pods_continue), (1, true, false));
     assert!(fixture.scan().is_empty());
     fixture.write("web.yaml", good);
     assert!(fixture.scan().is_empty());
@@ -267,7 +267,7 @@ fn invalid_files_do_not_affect_valid_ones() {
     );
     let set = fixture.files.set();
     assert_eq!(set.problems.len(), reported.len());
-    assert!(set.problems.iter().all(|problem| !problem.kept));
+    assert!(set.problems.iter().all(|problem| !problem.pods_continue));
     assert!(notices[5].contains("is a named pipe; only regular files are read"), "{}", notices[5]);
     // Without a change nothing is reported again, and the pods are the same objects.
     assert_eq!(fixture.scan(), Vec::<String>::new());
@@ -287,7 +287,7 @@ fn a_broken_manifest_keeps_its_pod() {
     assert_eq!((notices.len(), notices[0].carried_over.len()), (1, 1));
     let set = fixture.files.set();
     assert_eq!(set.pods, good.pods);
-    assert!(set.problems[0].kept && set.problems[0].line.is_some());
+    assert!(set.problems[0].pods_continue && set.problems[0].line.is_some());
     assert_eq!(set.problems[0].since, Timestamp::from_second(7).unwrap());
 
     // Every later list keeps the problem; another fault is reported again, but the problem's time stays.
@@ -379,7 +379,7 @@ fn missing_path_is_an_empty_set_and_unreadable_one_unknown() {
     let notices = fixture.scan();
     assert_eq!(notices.len(), 1);
     assert_eq!(fixture.names(), some(&["a-n"]));
-    assert!(fixture.files.set().problems[0].kept);
+    assert!(fixture.files.set().problems[0].pods_continue);
     assert_eq!(fixture.scan(), Vec::<String>::new());
 
     std::fs::remove_file(&inner).unwrap();
@@ -496,7 +496,7 @@ fn a_manifest_that_broke_before_a_restart_keeps_its_pod() {
         let set = agent.set();
         assert_eq!(set.pods, good.pods, "the same pods, UIDs included");
         assert_eq!(set.problems.len(), 1);
-        assert!(set.problems[0].kept && set.problems[0].since.as_second() == agent.fixture.clock);
+        assert!(set.problems[0].pods_continue && set.problems[0].since.as_second() == agent.fixture.clock);
         assert_eq!((agent.turn(), agent.records()), (vec![], records.clone()));
     }
     // A file that cannot be read at all is treated like an invalid one.
@@ -578,7 +578,7 @@ fn a_path_that_cannot_be_listed_at_a_start_keeps_its_pods() {
     assert_eq!(agent.restart().len(), 1);
     let set = agent.set();
     assert_eq!((set.pods, set.problems.len()), (good.pods.clone(), 1));
-    assert!(set.problems[0].kept);
+    assert!(set.problems[0].pods_continue);
     assert_eq!((agent.turn(), agent.records().len()), (vec![], 1));
     std::fs::remove_file(&inner).unwrap();
     std::fs::rename(agent.fixture.path("away"), &inner).unwrap();
@@ -604,7 +604,7 @@ fn damaged_store_does_not_prevent_start_of_pods() {
     agent.fixture.write("a.yaml", "{");
     agent.restart();
     assert_eq!(agent.fixture.names(), some(&["b-n"]));
-    assert!(!agent.set().problems[0].kept);
+    assert!(!agent.set().problems[0].pods_continue);
     agent.fixture.write("a.yaml", manifest("a", "i:1"));
     agent.turn();
     agent.fixture.write("a.yaml", "{");
@@ -696,7 +696,7 @@ fn the_thread_follows_the_directory() {
     std::fs::write(live.path("a.yaml"), "kind: [").unwrap();
     let set = live.next();
     assert_eq!(names(&set), some(&["a-node"]));
-    assert!(set.problems[0].kept);
+    assert!(set.problems[0].pods_continue);
     let event = live.events.recv_timeout(LIMIT).unwrap();
     assert_eq!(event.reason, "InvalidManifest");
     assert!(matches!(event.regarding, Regarding::Manifest { source } if source.ends_with("a.yaml")));

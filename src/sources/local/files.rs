@@ -117,7 +117,9 @@ impl Files {
         }
         for (path, entry) in &self.entries {
             let place = path.to_string_lossy();
-            found.extend(entry.problems(&place).map(|problem| text(problem.to_string(), problem.kept)));
+            found.extend(
+                entry.problems(&place).map(|problem| text(problem.to_string(), problem.pods_continue)),
+            );
         }
         found.extend(self.collisions.iter().map(|(_, message)| message.clone()));
         found

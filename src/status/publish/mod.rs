@@ -89,7 +89,7 @@ impl Publisher {
                 recv(stop.signal()) -> _ => return,
                 recv(self.deps.pods.bell()) -> _ => {}
                 recv(self.bell) -> _ => {}
-                recv(timers::at(self.core.next_due())) -> _ => {}
+                recv(timers::deadline_channel(self.core.next_due())) -> _ => {}
             }
         }
     }

@@ -112,7 +112,7 @@ impl Logind {
     fn name_owner(&mut self) -> Result<String, LogindError> {
         let name = Value::Text(LOGIND.to_owned());
         let reply = self.bus.call(of_bus("GetNameOwner"), vec![name])?;
-        Ok(reply.message.text(0).ok_or(DbusError::Answer("GetNameOwner"))?.to_owned())
+        Ok(reply.message.text(0).ok_or(DbusError::UnexpectedReply("GetNameOwner"))?.to_owned())
     }
 
     /// Sets the owner: only signals of the bus and of this connection are accepted afterwards.
@@ -136,7 +136,7 @@ impl Logind {
             _ => None,
         };
         let lock = index.and_then(|index| fds.into_iter().nth(index));
-        Ok(lock.ok_or(DbusError::Answer("Inhibit"))?)
+        Ok(lock.ok_or(DbusError::UnexpectedReply("Inhibit"))?)
     }
 
     /// Waits for a signal.
@@ -153,7 +153,7 @@ impl Logind {
     fn allowed(&mut self) -> Result<Duration, LogindError> {
         match self.property("InhibitDelayMaxUSec")? {
             Value::Long(microseconds) => Ok(Duration::from_micros(microseconds)),
-            _ => Err(DbusError::Answer("InhibitDelayMaxUSec").into()),
+            _ => Err(DbusError::UnexpectedReply("InhibitDelayMaxUSec").into()),
         }
     }
 
@@ -163,7 +163,7 @@ impl Logind {
         let args = vec![Value::Text(MANAGER.to_owned()), Value::Text(name.to_owned())];
         match self.bus.call(call, args)?.message.args.pop() {
             Some(Value::Variant(value)) => Ok(*value),
-            _ => Err(DbusError::Answer(name).into()),
+            _ => Err(DbusError::UnexpectedReply(name).into()),
         }
     }
 
@@ -256,7 +256,7 @@ mod tests {
                     ("Get", _) => Value::Variant(Box::new(Value::Long(60_000_000))),
                     ("GetNameOwner", _) => Value::Text(":1.3".to_owned()),
                     ("Inhibit", _) if refuses => {
-                        let mut refused = played::answer(&call, vec![Value::Text("too late".to_owned())]);
+                        let mut refused = played::reply_to(&call, vec![Value::Text("too late".to_owned())]);
                         refused.kind = Kind::Error;
                         refused.error = "org.freedesktop.login1.OperationInProgress".to_owned();
                         stream.write_all(&refused.encode()).unwrap();
@@ -264,14 +264,14 @@ mod tests {
                     }
                     ("Inhibit", _) => {
                         let (given, _) = UnixStream::pair().unwrap();
-                        played::send_with(&stream, &played::answer(&call, vec![Value::Fd(0)]), &given);
+                        played::send_with(&stream, &played::reply_to(&call, vec![Value::Fd(0)]), &given);
                         continue;
                     }
                     ("AddMatch", _) => Value::Bool(true),
                     ("End", _) => return,
                     other => panic!("{other:?}"),
                 };
-                stream.write_all(&played::answer(&call, vec![value]).encode()).unwrap();
+                stream.write_all(&played::reply_to(&call, vec![value]).encode()).unwrap();
             }
         });
         let wake = Wake::new().unwrap();
@@ -325,7 +325,7 @@ mod tests {
                         stream.write_all(&signal(":1.3").encode()).unwrap();
                         stream.write_all(&flood).unwrap();
                         let (given, _) = UnixStream::pair().unwrap();
-                        played::send_with(&stream, &played::answer(&call, vec![Value::Fd(0)]), &given);
+                        played::send_with(&stream, &played::reply_to(&call, vec![Value::Fd(0)]), &given);
                         let _ = stream.write_all(&flood);
                         // The read ends when the client closes the connection.
                         let _ = std::io::Read::read(&mut stream, &mut [0]);
@@ -333,7 +333,7 @@ mod tests {
                     }
                     other => panic!("{other:?}"),
                 };
-                stream.write_all(&played::answer(&call, vec![value]).encode()).unwrap();
+                stream.write_all(&played::reply_to(&call, vec![value]).encode()).unwrap();
             }
         });
         let wake = Wake::new().unwrap();

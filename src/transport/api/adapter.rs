@@ -27,7 +27,7 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 use ureq::{Agent, AsSendBody, BodyReader, ResponseExt};
 
-use super::breaker::{Breaker, Use};
+use super::breaker::{Breaker, RequestKind};
 use super::call::Call;
 use super::route::{Routes, Stream, Wire};
 use crate::transport::dial::{DialError, words};
@@ -97,7 +97,7 @@ impl Client {
         &self,
         request: &Request<B>,
         deadline: Instant,
-        kind: Use,
+        kind: RequestKind,
         breaker: &Breaker,
     ) -> Result<FinalResponse, DialError> {
         // Method, version and the ends of the line.

@@ -21,13 +21,13 @@ struct Inner {
 struct State {
     /// Dropped when the breaker is tripped.
     source: Option<StopSource>,
-    sockets: Vec<(Use, Weak<TcpStream>)>,
+    sockets: Vec<(RequestKind, Weak<TcpStream>)>,
     children: Vec<Weak<Inner>>,
 }
 
 /// What a socket is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum RequestKind {
     /// One request and its response, which ends soon.
     Call,
     /// A response that lasts for minutes.
@@ -83,7 +83,7 @@ impl Breaker {
     }
 
     /// Registers a socket until the guard is dropped.
-    pub(super) fn register(&self, kind: Use, socket: &Arc<TcpStream>) -> RegisteredSocket {
+    pub(super) fn register(&self, kind: RequestKind, socket: &Arc<TcpStream>) -> RegisteredSocket {
         let tripped = {
             let mut state = self.inner.state.locked();
             state.sockets.push((kind, Arc::downgrade(socket)));
@@ -116,7 +116,7 @@ impl Inner {
     fn streams(&self, open: &mut Vec<Arc<TcpStream>>) {
         let children = {
             let state = self.state.locked();
-            let streams = state.sockets.iter().filter(|(kind, _)| *kind == Use::Stream);
+            let streams = state.sockets.iter().filter(|(kind, _)| *kind == RequestKind::Stream);
             open.extend(streams.filter_map(|(_, socket)| socket.upgrade()));
             state.children.clone()
         };
@@ -183,8 +183,8 @@ mod tests {
         let parent = Breaker::default();
         let (child, other) = (parent.child(), parent.child());
         let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());
-        let _reach = (child.register(Use::Call, &a), other.register(Use::Stream, &b));
-        drop(other.register(Use::Stream, &c));
+        let _reach = (child.register(RequestKind::Call, &a), other.register(RequestKind::Stream, &b));
+        drop(other.register(RequestKind::Stream, &c));
         child.trip();
         assert!(child.is_tripped() && !other.is_tripped() && !parent.is_tripped());
         assert!(is_shut(&a) && !is_shut(&b));
@@ -192,7 +192,7 @@ mod tests {
         assert!(other.is_tripped() && is_shut(&b) && !is_shut(&c));
         assert!(parent.child().is_tripped());
         let (late, _late) = socket();
-        drop(other.register(Use::Call, &late));
+        drop(other.register(RequestKind::Call, &late));
         assert!(is_shut(&late));
     }
 
@@ -201,9 +201,9 @@ mod tests {
         let parent = Breaker::default();
         let child = parent.child();
         let ((a, _a), (b, _b), (c, _c)) = (socket(), socket(), socket());
-        let _reach = (child.register(Use::Call, &a), child.register(Use::Stream, &b));
+        let _reach = (child.register(RequestKind::Call, &a), child.register(RequestKind::Stream, &b));
         let streams = parent.streams();
-        let _later = child.register(Use::Stream, &c);
+        let _later = child.register(RequestKind::Stream, &c);
         streams.break_off();
         assert!(!is_shut(&a) && is_shut(&b) && !child.is_tripped());
         assert!(!is_shut(&c), "it was opened later");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::breaker::{Breaker, RegisteredSocket, Use};
+use super::breaker::{Breaker, RegisteredSocket, RequestKind};
 
 use crate::util::lock::LockExt;
 
@@ -17,7 +17,7 @@ thread_local! {
 /// A request until its response was read. Dropping it releases the socket from the breaker.
 pub(in crate::transport) struct Call {
     pub(super) breaker: Breaker,
-    kind: Use,
+    kind: RequestKind,
     /// Whether kept connections may be used.
     pub(super) reuse: bool,
     /// Bytes of the longest line of the head.
@@ -31,7 +31,7 @@ pub(in crate::transport) struct Call {
 impl Call {
     pub(super) fn new(
         breaker: &Breaker,
-        kind: Use,
+        kind: RequestKind,
         deadline: Instant,
         reuse: bool,
         longest_line: usize,

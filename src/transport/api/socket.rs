@@ -196,11 +196,11 @@ impl Write for Socket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::api::{Breaker, Use};
+    use crate::transport::api::{Breaker, RequestKind};
     use std::net::TcpListener;
 
     fn call(deadline: Instant) -> Arc<Call> {
-        Call::new(&Breaker::default(), Use::Call, deadline, true, 0)
+        Call::new(&Breaker::default(), RequestKind::Call, deadline, true, 0)
     }
 
     #[test]

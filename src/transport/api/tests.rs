@@ -39,7 +39,14 @@ fn identity() -> Identity {
 
 fn get(path: &str) -> Request<'_> {
     let deadline = Instant::now() + SOON;
-    Request { method: "GET", path, headers: &[("X-Key", "a b")], body: None, deadline, kind: Use::Call }
+    Request {
+        method: "GET",
+        path,
+        headers: &[("X-Key", "a b")],
+        body: None,
+        deadline,
+        kind: RequestKind::Call,
+    }
 }
 
 fn text(response: Response) -> String {
@@ -243,7 +250,7 @@ fn request_of_which_nothing_was_sent_is_sent_again() {
     .with_waker(Box::new(move || drop(TcpStream::connect(("127.0.0.1", port)))));
     let connections = Connections::new(&plain(port)).unwrap();
     let breaker = Breaker::default();
-    let first = connections.send(&Request { kind: Use::Stream, ..get("/") }, &breaker).unwrap();
+    let first = connections.send(&Request { kind: RequestKind::Stream, ..get("/") }, &breaker).unwrap();
     let streams = breaker.streams();
     assert_eq!(text(first), "one");
     // As after a reset that arrives when the connection was found open.
@@ -399,7 +406,7 @@ fn body_that_failed_stays_failed() {
 
 /// Sends a request on a thread, trips the breaker once the server has the request (and, if it responds,
 /// the client the head of the response), and returns the outcome and how long it took.
-fn broken_off(server: &Server, kind: Use, responds: bool, streams: bool) -> (DialError, Duration) {
+fn broken_off(server: &Server, kind: RequestKind, responds: bool, streams: bool) -> (DialError, Duration) {
     let connections = Connections::new(&plain(server.port)).unwrap();
     let breaker = Breaker::default();
     let child = breaker.child();
@@ -443,7 +450,7 @@ fn blocked_reads_are_broken_off_at_once() {
     ] {
         let responds = !first.is_empty();
         let server = serve(vec![vec![first, Vec::new()]]);
-        let (error, time) = broken_off(&server, Use::Stream, responds, streams);
+        let (error, time) = broken_off(&server, RequestKind::Stream, responds, streams);
         assert_eq!(error, expected);
         // Takes milliseconds, unless the machine is busy; without the breaker, all of the time
         // limit.

@@ -50,7 +50,7 @@ pub enum DbusError {
     Remote { member: &'static str, name: String, message: String },
     /// The reply is not of the expected form.
     #[error("{0}: the reply is not of the expected form")]
-    Answer(&'static str),
+    UnexpectedReply(&'static str),
     /// The owner stopped the call.
     #[error("stopping")]
     Stopped,

@@ -49,10 +49,10 @@ pub(crate) fn greet(stream: &mut UnixStream) {
     assert_eq!(read_line(stream), "BEGIN\r\n");
     let hello = read_message(stream);
     assert_eq!(hello.member, "Hello");
-    stream.write_all(&answer(&hello, vec![Value::Text(":1.1".to_owned())]).encode()).unwrap();
+    stream.write_all(&reply_to(&hello, vec![Value::Text(":1.1".to_owned())]).encode()).unwrap();
 }
 
-pub(crate) fn answer(call: &Message, args: Vec<Value>) -> Message {
+pub(crate) fn reply_to(call: &Message, args: Vec<Value>) -> Message {
     Message { serial: 9, reply_to: Some(call.serial), args, ..Message::new(Kind::Return) }
 }
 

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use super::played::{answer, bus, greet, read_line, read_message, send_with};
+use super::played::{bus, greet, read_line, read_message, reply_to, send_with};
 use super::wire::{Kind, Message, Value};
 use super::{Bus, Call, DbusError};
 use crate::util::stop::{self, StopToken};
@@ -48,9 +48,9 @@ fn replies_have_their_descriptors_and_signals_are_stored() {
         stream.write_all(&odd).unwrap();
         stream.write_all(&signal("Early").encode()).unwrap();
         let (_, given) = UnixStream::pair().unwrap();
-        send_with(&stream, &answer(&call, vec![Value::Fd(0)]), &given);
+        send_with(&stream, &reply_to(&call, vec![Value::Fd(0)]), &given);
         let second = read_message(&mut stream);
-        let mut error = answer(&second, vec![Value::Text("no such thing".to_owned())]);
+        let mut error = reply_to(&second, vec![Value::Text("no such thing".to_owned())]);
         (error.kind, error.error) = (Kind::Error, "a.b.Error".to_owned());
         stream.write_all(&error.encode()).unwrap();
         // Until the client has closed the connection.
@@ -140,7 +140,7 @@ fn signals_of_other_senders_displace_no_reply_and_no_trusted_signal() {
                 stream.write_all(&signal("Early").encode()).unwrap();
             }
         }
-        stream.write_all(&answer(&call, vec![Value::Bool(true)]).encode()).unwrap();
+        stream.write_all(&reply_to(&call, vec![Value::Bool(true)]).encode()).unwrap();
         stream.write_all(&junk()).unwrap();
         stream.write_all(&signal("Late").encode()).unwrap();
         let _ = stream.read(&mut [0]);

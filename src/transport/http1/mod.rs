@@ -27,4 +27,4 @@ pub use request::{RequestError, RequestHead, RequestWriter};
 pub(super) use response::MAX_INTERIM;
 pub use response::{Malformed, ResponseHead};
 pub use target::Target;
-pub use writer::{Form, Header, ResponseWriter, StatusCode, Whole};
+pub use writer::{BufferedResponse, Form, Header, ResponseWriter, StatusCode};

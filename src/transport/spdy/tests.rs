@@ -27,7 +27,7 @@ fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, SpdyError> {
             }
             close(&mut open, &mut events);
             events.push(match event {
-                Event::Taken(stream) => format!("taken {stream}"),
+                Event::Accepted(stream) => format!("taken {stream}"),
                 Event::Ended(stream) => format!("ended {stream}"),
                 Event::Reset(stream) => format!("reset {stream}"),
                 Event::Opened(stream) => format!("opened {stream}"),

@@ -58,7 +58,7 @@ impl fmt::Debug for Authority {
 }
 
 /// Why a client's certificate is not accepted. The texts are those of Go's crypto/x509 where it has one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the values are")]
 pub enum CertificateRefusal {
     #[error("no certificate")]
@@ -96,7 +96,7 @@ pub struct OutsideValidity {
 }
 
 /// The result of verifying a client's certificates, and how long it is valid.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Verification {
     /// The reason why verification failed.
     pub outcome: Result<(), CertificateRefusal>,
@@ -194,16 +194,22 @@ impl Authorities {
     /// authorities between it and one of the bundle, in any order. All are in DER.
     #[must_use]
     pub fn verify(&self, chain: &[Vec<u8>], now: Timestamp) -> Verification {
-        let mut verification = Verification { outcome: Ok(()), tried: 0, since: Timestamp::MIN, until: Timestamp::MAX };
+        let mut verification =
+            Verification { outcome: Ok(()), tried: 0, since: Timestamp::MIN, until: Timestamp::MAX };
         verification.outcome = self.judge(chain, now, &mut verification);
         verification
     }
 
-    fn judge(&self, chain: &[Vec<u8>], now: Timestamp, verification: &mut Verification) -> Result<(), CertificateRefusal> {
+    fn judge(
+        &self,
+        chain: &[Vec<u8>],
+        now: Timestamp,
+        verification: &mut Verification,
+    ) -> Result<(), CertificateRefusal> {
         let (own, others) = chain.split_first().ok_or(CertificateRefusal::NoCertificate)?;
         let (certificate, usage) = read(own).ok_or(CertificateRefusal::Malformed)?;
         verification.depends_on(Validity::of(&certificate), now);
-        if usage.is_odd {
+        if usage.has_unsupported_critical {
             return Err(CertificateRefusal::CriticalExtension);
         }
         Validity::of(&certificate).check(now)?;
@@ -326,17 +332,17 @@ impl<'a> Search<'a> {
 
 /// A certificate and its permitted usage.
 pub(super) fn read(der: &[u8]) -> Option<(Certificate<'_>, Usage)> {
-    let certificate = Certificate::of_der(der)?;
-    let usage = Usage::of(&certificate)?;
+    let certificate = Certificate::from_der(der)?;
+    let usage = Usage::from_certificate(&certificate)?;
     Some((certificate, usage))
 }
 
 /// Whether a certificate of a client may stand between it and an authority.
 fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Result<(), CertificateRefusal> {
-    if !usage.says_authority || !usage.may_sign {
+    if !usage.is_marked_authority || !usage.may_sign {
         return Err(CertificateRefusal::ParentCannotSign);
     }
-    if usage.is_odd || usage.has_policies {
+    if usage.has_unsupported_critical || usage.has_policies {
         return Err(CertificateRefusal::CriticalExtension);
     }
     Ok(Validity::of(certificate).check(now)?)
@@ -350,7 +356,7 @@ impl Authority {
         usage: Usage,
         provider: &Arc<CryptoProvider>,
     ) -> Option<Authority> {
-        if !usage.is_authority || !usage.may_sign || !usage.for_clients || usage.is_odd {
+        if !usage.is_authority || !usage.may_sign || !usage.for_clients || usage.has_unsupported_critical {
             return None;
         }
         let mut roots = RootCertStore::empty();

@@ -367,7 +367,7 @@ impl Session {
     }
 
     /// Frees the memory that a session needs only while bytes arrive.
-    pub fn rest(&mut self) {
+    pub fn release_buffers(&mut self) {
         if self.from == self.to {
             self.incoming = Vec::new();
         }
@@ -404,7 +404,7 @@ impl Session {
     }
 
     /// Whether records wait to be sent.
-    pub fn owes(&self) -> bool {
+    pub fn has_unsent_output(&self) -> bool {
         self.connection.wants_write()
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Usage {
     /// Whether basic constraints make it an authority; one older than version 3 needs none.
     pub is_authority: bool,
     /// Whether basic constraints mark the certificate as an authority.
-    pub says_authority: bool,
+    pub is_marked_authority: bool,
     /// No key usage forbids it to sign certificates.
     pub may_sign: bool,
     /// The limit of other authorities between it and a client.
@@ -43,7 +43,7 @@ pub(super) struct Usage {
     /// The certificate is for servers, or for signing their certificates.
     pub for_servers: bool,
     /// The certificate has an unsupported critical extension.
-    pub is_odd: bool,
+    pub has_unsupported_critical: bool,
     /// The certificate has constraints on the policies of certificates.
     ///
     /// DIFFERS: Go evaluates policies; here such a certificate is refused in every chain.
@@ -52,16 +52,16 @@ pub(super) struct Usage {
 
 impl Usage {
     /// Reads the extensions; `None`: one of them is invalid.
-    pub(super) fn of(certificate: &Certificate<'_>) -> Option<Usage> {
+    pub(super) fn from_certificate(certificate: &Certificate<'_>) -> Option<Usage> {
         let mut constraints = None;
         let mut usage = Usage {
             is_authority: false,
-            says_authority: false,
+            is_marked_authority: false,
             may_sign: true,
             path_length: None,
             for_clients: true,
             for_servers: true,
-            is_odd: false,
+            has_unsupported_critical: false,
             has_policies: false,
         };
         for extension in &certificate.extensions {
@@ -97,10 +97,10 @@ impl Usage {
                 Some(other) => OTHERS.contains(&other),
                 None => false,
             };
-            usage.is_odd |= extension.critical && !is_understood;
+            usage.has_unsupported_critical |= extension.critical && !is_understood;
         }
         usage.is_authority = constraints.map_or(!certificate.is_v3, |(is_authority, _)| is_authority);
-        usage.says_authority = constraints.is_some_and(|(is_authority, _)| is_authority);
+        usage.is_marked_authority = constraints.is_some_and(|(is_authority, _)| is_authority);
         usage.path_length = constraints.and_then(|(_, length)| length);
         Some(usage)
     }
@@ -164,7 +164,7 @@ mod tests {
             .collect();
         let (not_before, not_after) = (Timestamp::MIN, Timestamp::MAX);
         let empty = &[][..];
-        Usage::of(&Certificate {
+        Usage::from_certificate(&Certificate {
             is_v3,
             issuer: empty,
             not_before,
@@ -181,7 +181,7 @@ mod tests {
     fn authorities_need_basic_constraints() {
         let constraints = |value: &[u8]| {
             usage(true, &[(19, true, value)])
-                .map(|usage| (usage.is_authority, usage.says_authority, usage.path_length))
+                .map(|usage| (usage.is_authority, usage.is_marked_authority, usage.path_length))
         };
         assert_eq!(constraints(&[0x30, 0]), Some((false, false, None)));
         assert_eq!(constraints(&[0x30, 3, 1, 1, 0xff]), Some((true, true, None)));
@@ -199,7 +199,7 @@ mod tests {
         ] {
             assert_eq!(constraints(bad), None, "{bad:?}");
         }
-        let is = |is_v3| usage(is_v3, &[]).map(|usage| (usage.is_authority, usage.says_authority));
+        let is = |is_v3| usage(is_v3, &[]).map(|usage| (usage.is_authority, usage.is_marked_authority));
         assert_eq!(is(true), Some((false, false)));
         assert_eq!(is(false), Some((true, false)));
     }
@@ -239,7 +239,9 @@ mod tests {
     #[test]
     fn unknown_critical_extensions_are_rejected() {
         let odd = |number: u8, value: &[u8]| {
-            [false, true].map(|critical| usage(true, &[(number, critical, value)]).map(|usage| usage.is_odd))
+            [false, true].map(|critical| {
+                usage(true, &[(number, critical, value)]).map(|usage| usage.has_unsupported_critical)
+            })
         };
         let (never, critical) = ([Some(false); 2], [Some(false), Some(true)]);
         assert_eq!(odd(99, &[5, 0]), critical);

@@ -100,7 +100,8 @@ impl Verifier {
                 continue;
             }
             let mut store = RootCertStore::empty();
-            let may_sign = usage.is_authority && usage.may_sign && usage.for_servers && !usage.is_odd;
+            let may_sign =
+                usage.is_authority && usage.may_sign && usage.for_servers && !usage.has_unsupported_critical;
             let subject = certificate.subject.to_vec();
             match may_sign && store.add(der.clone().into_owned()).is_ok() {
                 false => verifier.others.push(subject),
@@ -126,7 +127,7 @@ impl Verifier {
         now: Timestamp,
     ) -> Result<(), rustls::Error> {
         let own = names::subject(certificate.subject);
-        if usage.is_odd {
+        if usage.has_unsupported_critical {
             return Err(refused(format!("unhandled critical extension in certificate {own}")));
         }
         check_time(Validity::of(certificate), now)?;
@@ -192,7 +193,7 @@ impl Verifier {
 
     /// The reason why there is no path, with the certificate that it concerns and the way out.
     fn explain(&self, error: rustls::Error, chain: &[&CertificateDer<'_>], now: Timestamp) -> rustls::Error {
-        let chain: Vec<Certificate<'_>> = chain.iter().filter_map(|der| Certificate::of_der(der)).collect();
+        let chain: Vec<Certificate<'_>> = chain.iter().filter_map(|der| Certificate::from_der(der)).collect();
         for certificate in &chain {
             let issuer = certificate.issuer;
             let anchor = self.anchors.iter().find(|anchor| anchor.subject == issuer);
@@ -207,7 +208,7 @@ impl Verifier {
             if let Some(anchor) = anchor
                 && let Err(reason) = anchor.life.check(now)
             {
-                return candidate(&reason);
+                return candidate(&reason.to_string());
             }
             if anchor.is_none() && self.others.iter().any(|subject| subject == issuer) {
                 return candidate("x509: parent certificate cannot sign this kind of certificate");
@@ -235,7 +236,10 @@ impl Verifier {
 }
 
 fn check_time(life: Validity, now: Timestamp) -> Result<(), rustls::Error> {
-    life.check(now).map_err(|reason| refused(reason.strip_prefix("x509: ").unwrap_or(&reason)))
+    life.check(now).map_err(|outside| {
+        let text = outside.to_string();
+        refused(text.strip_prefix("x509: ").unwrap_or(&text))
+    })
 }
 
 impl ServerCertVerifier for Verifier {
@@ -253,7 +257,7 @@ impl ServerCertVerifier for Verifier {
         if self.bundle.contains(&sha256::digest(own)) {
             return Ok(ServerCertVerified::assertion());
         }
-        if usage.says_authority {
+        if usage.is_marked_authority {
             // DIFFERS: Go accepts it if an authority has signed it.
             return Err(refused(format!(
                 "certificate signed by unknown authority: the server's certificate {} is marked as an \

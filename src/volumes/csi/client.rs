@@ -208,7 +208,7 @@ impl Driver for GrpcDriver {
 mod tests {
     use std::path::Path;
 
-    use crate::util::testing::beside;
+    use crate::util::testing::in_background;
     use crossbeam_channel::bounded;
 
     use super::super::driver::Code;
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(refused.to_string(), "rpc error: code = Internal desc = busy");
         assert!(refused.is_final());
         // The driver dies in the middle of a call.
-        let running = beside(move || driver.stage(&Stage::default(), &StopToken::never()));
+        let running = in_background(move || driver.stage(&Stage::default(), &StopToken::never()));
         drop(server);
         assert!(running.result().err().is_none_or(|error| !error.is_final()));
     }

@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::util::stop;
-    use crate::util::testing::beside;
+    use crate::util::testing::in_background;
 
     #[test]
     fn second_operation_waits_for_the_first_or_for_the_stop_signal() {
@@ -93,7 +93,7 @@ mod tests {
         assert!(locks.lock("v", &token).is_none());
         let others = locks.clone();
         let (done, is_done) = bounded(1);
-        let running = beside(move || {
+        let running = in_background(move || {
             let _guard = others.lock("v", &StopToken::never());
             done.send(()).unwrap();
         });

@@ -167,7 +167,7 @@ fn volume_stays_in_a_pod_whose_driver_does_not_respond() {
     assert!(matches!(&error, VolumeError::LeftBehind { .. }), "{error}");
     assert!(error.to_string().starts_with("mounted volumes=[kubernetes.io~csi/pv]: "), "{error}");
     assert!(root.path().join("pods/u1/volumes/kubernetes.io~csi/pv/vol_data.json").exists());
-    assert_eq!(volumes.lingering().len(), 1);
+    assert_eq!(volumes.unremoved_pods().len(), 1);
     // The agent restarts, and finds it on the disk.
     let (volumes, _events) = agent(root.path(), &node, "1Gi");
     let is_known = |_: &crate::model::ids::PodUid| false;

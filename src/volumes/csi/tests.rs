@@ -20,7 +20,7 @@ use crate::model::storage::{
 };
 use crate::util::sha256;
 use crate::util::stop::{self, StopToken};
-use crate::util::testing::beside;
+use crate::util::testing::in_background;
 
 fn kind_error(error: VolumeError) -> KindError {
     let VolumeError::Kind(error) = error else { panic!("{error}") };
@@ -300,7 +300,7 @@ fn hanging_driver_ends_with_the_stop_signal_and_is_undone() {
         agent.node.fail(method, Fault::Hang);
         let (source, token) = stop::pair();
         let volume = agent.csi.volume(a.clone());
-        let running = beside(move || volume.set_up(&token));
+        let running = in_background(move || volume.set_up(&token));
         drop(source);
         assert!(running.result().is_err());
         // The stop signal may have come before the call.

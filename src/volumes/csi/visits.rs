@@ -277,11 +277,11 @@ impl Visits {
                     Ok(()) => schedule.registered(Instant::now()),
                     Err(_) => registered = crossbeam_channel::never(),
                 },
-                recv(timers::at(schedule.next())) -> _ => {}
+                recv(timers::deadline_channel(schedule.next())) -> _ => {}
             }
         }
         let deadline = Instant::now() + STOP_LIMIT;
-        running.values_mut().for_each(Running::ask_to_stop);
+        running.values_mut().for_each(Running::request_stop);
         for thread in running.into_values() {
             thread.stop(deadline.saturating_duration_since(Instant::now()));
         }

@@ -89,7 +89,7 @@ impl Storage for FCVolumeSource {
         let target = kinds.target(request, self)?;
         let wanted = FcDisk::from_source(self)?;
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
-        let disk = super::FcDisk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
+        let disk = super::SharedDisk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
         let find = || attach_disk(&*kinds.host, &wanted).map(PathBuf::from);
         kinds.mount_disk(request, target, &disk, &find)
     }

@@ -133,7 +133,7 @@ impl Storage for Iscsi {
         let target = kinds.target(request, self)?;
         let wanted = IscsiDisk::from_source(&request.spec.name, self);
         let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
-        let disk = super::IscsiDisk { global, fs_type: &self.fs_type };
+        let disk = super::SharedDisk { global, fs_type: &self.fs_type };
         let log_in = || attach_for(kinds, self, &wanted, &disk.global, request.stop);
         kinds.mount_disk(request, target, &disk, &log_in)
     }

@@ -8,9 +8,9 @@ use super::super::operations;
 use super::super::waker::Waker;
 use super::*;
 use crate::kube::PodApi;
-use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::error::ApiError;
-use crate::kube::tokens::{TokenApi, TokenResponse, Tokens};
+use crate::kube::objects::{Key, Kind, Object, Objects};
+use crate::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use crate::model::event::{Event, EventSink};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ struct Server {
 }
 
 impl TokenApi for Server {
-    fn create(&self, _: &str, _: &str, _: &serde_json::Value) -> Result<TokenResponse, ApiError> {
+    fn create(&self, _: &str, _: &str, _: &serde_json::Value) -> Result<IssuedToken, ApiError> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
         // One request waits; those that begin later are answered sooner.
         if number == self.first {

@@ -104,7 +104,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
         own.serve((Plugin::Claims, "NodeWatchResources"), stop, || {
             out.send(report(), stop).map_err(|_| Refusal::unavailable("the agent has left"))
         })?;
-        while !out.is_left() && stop.wait(PERIOD) == Waited::TimedOut {}
+        while !out.has_client_left() && stop.wait(PERIOD) == Waited::TimedOut {}
         Ok(())
     })
 }

@@ -112,7 +112,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
             own.state.lock().unwrap().devices.is_lost = true;
             return Err(error);
         }
-        while !out.is_left() && stop.wait(PERIOD) == Waited::TimedOut {}
+        while !out.has_client_left() && stop.wait(PERIOD) == Waited::TimedOut {}
         Ok(())
     });
     let method = &methods::GET_PREFERRED_ALLOCATION;

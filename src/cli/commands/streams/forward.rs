@@ -273,7 +273,7 @@ impl Forwarder {
 
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Taken(id) => match self.pairs.get_mut(&id) {
+            Event::Accepted(id) => match self.pairs.get_mut(&id) {
                 Some(pair) => pair.accepted = true,
                 // An error stream, on which the client sends nothing.
                 None => spdy::end(&mut self.out, id),

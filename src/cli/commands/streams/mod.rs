@@ -13,14 +13,14 @@ use std::os::unix::net::UnixStream;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::model::api::Pod;
-use crate::server::{Described, default_container};
+use crate::server::{PodDescription, default_container};
 
 use super::client::{Client, encode};
 use super::error::{CommandError, print_stderr};
 
 /// The pod of this name or UID.
 fn find_pod(client: &Client, pod: &str) -> Result<Pod, CommandError> {
-    let described: Described = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
+    let described: PodDescription = client.get(&format!("/v1/describe?pod={}", encode(pod)))?;
     Ok(described.view.pod)
 }
 

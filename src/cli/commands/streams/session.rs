@@ -259,7 +259,7 @@ impl Session {
 
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Taken(stream) => {
+            Event::Accepted(stream) => {
                 self.accepted.push(stream);
                 if stream == RESIZE {
                     self.send_size();

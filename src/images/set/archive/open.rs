@@ -138,14 +138,14 @@ impl Read for Counted {
 pub fn check(path: &Path) -> Result<(), ArchiveError> {
     let mut file = BufReader::with_capacity(512, untrusted::open(path)?);
     let size = file.get_ref().metadata()?.len();
-    let compression = Compression::of(io::BufRead::fill_buf(&mut file)?);
+    let compression = Compression::detect(io::BufRead::fill_buf(&mut file)?);
     if compression != Compression::None {
         let (mut reader, _) = decompress::open(Box::new(file), expanded(size, &LIMITS))?;
         let mut tar = tar::Archive::new(&mut reader);
         return match tar.next_entry() {
             Ok(Some(_)) => Ok(()),
             Ok(None) => Err(ArchiveError::NotAnArchive),
-            Err(error) => Err(ArchiveError::Whole(of_reading(error, tar.at())?)),
+            Err(error) => Err(ArchiveError::Whole(of_reading(error, tar.position())?)),
         };
     }
     let mut tar = tar::Archive::new(&mut file);
@@ -156,7 +156,7 @@ pub fn check(path: &Path) -> Result<(), ArchiveError> {
             Ok(None) if begun && !tar.ended() => return Err(ArchiveError::Whole(Problem::Truncated)),
             Ok(None) => return Err(ArchiveError::NotAnArchive),
             Err(error) => {
-                let problem = of_reading(error, tar.at())?;
+                let problem = of_reading(error, tar.position())?;
                 return Err(if begun { ArchiveError::Whole(problem) } else { ArchiveError::NotAnArchive });
             }
         };
@@ -184,7 +184,7 @@ pub fn names(path: &Path, stop: &StopToken) -> Result<Option<Vec<String>>, Archi
         return Ok(listed(&mut { file }, size, limits));
     }
     let mut file = BufReader::with_capacity(512, untrusted::open(path)?);
-    if Compression::of(io::BufRead::fill_buf(&mut file)?) != Compression::None {
+    if Compression::detect(io::BufRead::fill_buf(&mut file)?) != Compression::None {
         return Ok(None);
     }
     let mut tar = tar::Archive::new(&mut file);

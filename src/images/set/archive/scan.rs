@@ -170,7 +170,7 @@ pub(super) fn tar(
                 return Ok(scan);
             }
             Err(error) => {
-                scan.cut = Some(of_reading(error, tar.at())?);
+                scan.cut = Some(of_reading(error, tar.position())?);
                 return Ok(scan);
             }
         };
@@ -185,7 +185,7 @@ pub(super) fn tar(
                 scan.faults.push(Fault { object: name.clone(), problem: Problem::UnsafeName { name } });
             }
             if let Err(error) = content {
-                scan.cut = Some(of_reading(error, tar.at())?);
+                scan.cut = Some(of_reading(error, tar.position())?);
                 return Ok(scan);
             }
             continue;
@@ -197,7 +197,7 @@ pub(super) fn tar(
         let not_a_file = |kind: &str| Entry::Other(Box::new(Problem::NotAFile { kind: kind.to_owned() }));
         let entry = match (content, header.kind) {
             (Err(error), _) => {
-                let problem = of_reading(error, tar.at())?;
+                let problem = of_reading(error, tar.position())?;
                 scan.cut = Some(problem.clone());
                 scan.insert(name, Entry::Other(Box::new(problem)), limits)?;
                 return Ok(scan);
@@ -313,7 +313,7 @@ fn content(
         let part = block.get(..length).unwrap_or_default();
         hasher.update(part);
         if done == 0 {
-            compression = Compression::of(part);
+            compression = Compression::detect(part);
             let room = if size > limits.document { 0 } else { size as usize };
             text = matches!(part.trim_ascii_start().first(), Some(b'{' | b'['))
                 .then(|| Vec::with_capacity(room));

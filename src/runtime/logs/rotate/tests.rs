@@ -297,7 +297,7 @@ fn rename_of_a_log_replaces_no_other_file() {
     let pods = Pods::new();
     let log = pods.path_to("0.log");
     let name = old(9, "");
-    let place = Place::find(&log, LOG_LEVELS).unwrap();
+    let place = UntrustedPath::find(&log, LOG_LEVELS).unwrap();
     let files = Files { dir: place.dir(), log: &log };
     for kind in ["file", "link", "directory"] {
         let path = pods.path_to(&name);
@@ -321,7 +321,7 @@ fn compressed_bytes_per_pass_are_limited() {
     unblocked(|| {
         let pods = Pods::new();
         let log = pods.path_to("0.log");
-        let place = Place::find(&log, LOG_LEVELS).unwrap();
+        let place = UntrustedPath::find(&log, LOG_LEVELS).unwrap();
         let files = Files { dir: place.dir(), log: &log };
         let sparse = |number: u32, length: u64| {
             File::create(pods.path_to(&old(number, ""))).unwrap().set_len(length).unwrap();
@@ -352,7 +352,7 @@ fn compression_ends_when_the_agent_stops() {
     fs::write(pods.path_to(&old(1, "")), "older").unwrap();
     let (source, stop) = crate::util::stop::pair();
     drop(source);
-    let place = Place::find(&pods.path_to("0.log"), LOG_LEVELS).unwrap();
+    let place = UntrustedPath::find(&pods.path_to("0.log"), LOG_LEVELS).unwrap();
     let log = pods.path_to("0.log");
     let files = Files { dir: place.dir(), log: &log };
     let stopped = files.compress(&old(1, ""), &mut 1000, &stop);

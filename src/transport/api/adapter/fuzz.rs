@@ -85,7 +85,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 }
                 let played = Played { bytes: Cursor::new(Arc::clone(&bytes)), piece };
                 let agent = Agent::with_parts(settings().build(), played, DeferredResolver);
-                let call = Call::new(&Breaker::default(), Use::Call, Instant::now(), true, 0);
+                let call = Call::new(&Breaker::default(), RequestKind::Call, Instant::now(), true, 0);
                 let request = Request::get("http://a.example/b").body(()).unwrap();
                 let Ok(response) = run(&agent, request, &call) else { continue };
                 if let Ok(mut received) = final_response(response, call) {
