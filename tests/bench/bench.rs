@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     let base = Path::new(&base);
     let plan = Plan::new(options.quick, options.full);
     let mut results = Results::new(options.raw.as_deref(), base);
-    let disk = options.flash.map(|_| flash::Disk::make(base));
+    let disk = options.flash.map(|_| flash::MeasuredDisk::make(base));
     let dir = disk.as_ref().map_or_else(|| base.join("bench"), |disk| disk.runtime_dir(base));
     let runtime = Runtime::connect(Containerd::start(&dir));
     results.environment(&runtime.describe(), Path::new(&binary), options.against.as_deref());

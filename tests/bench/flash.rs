@@ -36,14 +36,14 @@ const CALLS: &str = "open,openat,creat,mkdir,mkdirat,symlink,symlinkat,link,link
 unlink,unlinkat,rmdir,ftruncate,fsync,fdatasync,syncfs,sync_file_range,msync";
 
 /// The file system, unmounted when the namespace ends.
-pub struct Disk {
+pub struct MeasuredDisk {
     top: PathBuf,
     /// Such as `loop0`.
     device: String,
 }
 
-impl Disk {
-    pub fn make(base: &Path) -> Disk {
+impl MeasuredDisk {
+    pub fn make(base: &Path) -> MeasuredDisk {
         let (top, image) = (base.join("disk"), base.join("disk.img"));
         fs::create_dir_all(&top).expect("a directory");
         fs::File::create(&image).and_then(|file| file.set_len(3 << 30)).expect("an image");
@@ -53,7 +53,7 @@ impl Disk {
         let place = top.display().to_string();
         let device = mounts.lines().find(|line| line.split(' ').nth(1) == Some(&*place));
         let device = device.and_then(|line| line.split(' ').next()?.strip_prefix("/dev/"));
-        Disk { device: device.expect("a loop device").to_owned(), top }
+        MeasuredDisk { device: device.expect("a loop device").to_owned(), top }
     }
 
     /// The directory of a containerd, prepared: its state and its log are elsewhere.
@@ -185,7 +185,7 @@ fn short(path: &str) -> String {
 struct Part<'a> {
     subject: &'static str,
     name: &'a str,
-    disk: &'a Disk,
+    disk: &'a MeasuredDisk,
     base: &'a Path,
     runtime_pid: u32,
 }
@@ -250,7 +250,7 @@ fn runtime_pid(dir: &Path) -> u32 {
 }
 
 /// The runtime without an agent.
-pub fn runtime_alone(results: &mut Results, disk: &Disk, dir: &Path, base: &Path, span: Duration) {
+pub fn runtime_alone(results: &mut Results, disk: &MeasuredDisk, dir: &Path, base: &Path, span: Duration) {
     pause(SETTLE);
     let part = Part { subject: BARE, name: "no pods", disk, base, runtime_pid: runtime_pid(dir) };
     part.measure(results, None, span, &an_hour);
@@ -262,7 +262,7 @@ pub fn measure(
     subject: &'static str,
     binary: &Path,
     runtime: &Runtime,
-    (disk, dir, base): (&Disk, &Path, &Path),
+    (disk, dir, base): (&MeasuredDisk, &Path, &Path),
     span: Duration,
 ) {
     let extra = json!({"crashLoopBackOff": {"maxContainerRestartPeriod": format!("{BACK_OFF}s")}});

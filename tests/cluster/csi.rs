@@ -19,22 +19,22 @@ use crate::support::wait::{holds_for, wait_until};
 const ONCE: &str = "ReadWriteOnce";
 
 /// The running driver. It ends with SIGKILL.
-struct Driver {
+struct CsiDriver {
     name: String,
     starts: u32,
     process: Option<Child>,
 }
 
-impl Driver {
+impl CsiDriver {
     /// Makes the objects of a test; the driver does not run yet.
-    fn new(test: &str) -> Driver {
+    fn new(test: &str) -> CsiDriver {
         let name = format!("{test}.csi.test");
         shared().apply(&json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name},
             "spec": {"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "File",
                 "volumeLifecycleModes": ["Persistent", "Ephemeral"]},
         }));
-        Driver { name, starts: 0, process: None }
+        CsiDriver { name, starts: 0, process: None }
     }
 
     fn start(&mut self, joined: &JoinedNode<'_>) {
@@ -87,7 +87,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for CsiDriver {
     fn drop(&mut self) {
         self.kill();
     }
@@ -101,7 +101,7 @@ fn mounts_below(path: &Path) -> Vec<String> {
 #[test]
 fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
     let mut joined = prepared("csia");
-    let mut driver = Driver::new("csia");
+    let mut driver = CsiDriver::new("csia");
     driver.claim("csia-claim", "Filesystem");
     let mut writer = with_volume(
         "csia-writer",
@@ -180,7 +180,7 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
 #[test]
 fn devices_of_claims_keep_their_data_and_volumes_grow_while_they_are_used() {
     let joined = prepared("csib");
-    let mut driver = Driver::new("csib");
+    let mut driver = CsiDriver::new("csib");
     driver.start(&joined);
     driver.claim("csib-device", "Block");
     driver.claim("csib-grows", "Filesystem");
@@ -229,7 +229,7 @@ fn measured(joined: &JoinedNode<'_>, pod: &str) -> Option<Value> {
 #[test]
 fn volumes_have_the_size_and_health_that_their_driver_reports() {
     let joined = prepared("csih");
-    let mut driver = Driver::new("csih");
+    let mut driver = CsiDriver::new("csih");
     driver.start(&joined);
     driver.claim("csih-device", "Block");
     driver.claim("csih-unwell", "Filesystem");
@@ -268,7 +268,7 @@ fn volumes_have_the_size_and_health_that_their_driver_reports() {
 #[test]
 fn ephemeral_volumes_end_with_their_pods_also_of_force_deleted_ones() {
     let mut joined = prepared("csic");
-    let mut driver = Driver::new("csic");
+    let mut driver = CsiDriver::new("csic");
     driver.start(&joined);
     let inline = json!({"csi": {"driver": driver.name, "volumeAttributes": {"greeting": "good-day"}}});
     joined.bind(&with_volume("csic-inline", inline.clone(), false, "cat /data/pod"));
@@ -315,7 +315,7 @@ fn outage_duration() -> Duration {
 #[test]
 fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back() {
     let joined = prepared("csid");
-    let mut driver = Driver::new("csid");
+    let mut driver = CsiDriver::new("csid");
     driver.start(&joined);
     for claim in ["csid-running", "csid-ending", "csid-waiting"] {
         driver.claim(claim, "Filesystem");

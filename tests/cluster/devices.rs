@@ -16,18 +16,18 @@ use crate::support::wait::{holds_for, pause, wait_until};
 const RESOURCE: &str = "example.com/widget";
 
 /// The running plugin. It ends with SIGKILL, as after a power failure.
-struct Plugin {
+struct DevicePlugin {
     process: Child,
     log: PathBuf,
 }
 
-impl Plugin {
+impl DevicePlugin {
     /// `place`: the directory of the kubelet's socket for device plugins.
-    fn start(place: &Path, log: PathBuf) -> Plugin {
+    fn start(place: &Path, log: PathBuf) -> DevicePlugin {
         let mut command = Command::new(shared().bin().join("plugin"));
         command.args(["device", "--resource", RESOURCE, "--devices", "2", "--socket-dir"]).arg(place);
         command.arg("--registration").arg(place.join("kubelet.sock"));
-        Plugin { process: launch::spawn(&mut command, &log), log }
+        DevicePlugin { process: launch::spawn(&mut command, &log), log }
     }
 
     fn calls(&self) -> usize {
@@ -36,7 +36,7 @@ impl Plugin {
     }
 }
 
-impl Drop for Plugin {
+impl Drop for DevicePlugin {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -81,7 +81,7 @@ fn pods_keep_their_devices_over_restarts_of_agent_and_plugin() {
         JoinedNode::prepare(shared(), "devices", crate::joined::served(shared())).start_and_wait();
     let place = joined.node.root().join("device-plugins");
     let log = |number: u32| directory("devices").join(format!("plugin-{number}.log"));
-    let plugin = Plugin::start(&place, log(1));
+    let plugin = DevicePlugin::start(&place, log(1));
     wait_counts(&joined, "2");
     joined.bind(&with_device("devices-a"));
     let a = joined.wait_ready("devices-a");
@@ -115,7 +115,7 @@ fn pods_keep_their_devices_over_restarts_of_agent_and_plugin() {
     // Without the plugin no device can be allocated; the pods run on.
     drop(plugin);
     wait_counts(&joined, "0");
-    let plugin = Plugin::start(&place, log(2));
+    let plugin = DevicePlugin::start(&place, log(2));
     wait_counts(&joined, "2");
     // A container that is restarted has the same device, without a call.
     let id = container(&a).rsplit('/').next().expect("an id").to_owned();
@@ -155,7 +155,7 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
     let log = |number: u32| directory(name).join(format!("plugin-{number}.log"));
     let pod_name = format!("{name}-pod");
     {
-        let _plugin = Plugin::start(&place, log(1));
+        let _plugin = DevicePlugin::start(&place, log(1));
         wait_counts(&joined, "2");
         joined.bind(&with_device(&pod_name));
         joined.wait_ready(&pod_name);
@@ -180,7 +180,7 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
             joined.events(&pod_name).into_iter().any(|(reason, _)| reason == "WaitingForDevicePlugin");
         assert!(waits, "{:?}", joined.events(&pod_name));
     }
-    let _plugin = Plugin::start(&place, log(2));
+    let _plugin = DevicePlugin::start(&place, log(2));
     wait_counts(&joined, "2");
     let end = joined.wait_pod(&pod_name, "running or failed", |pod| {
         let runs = crate::joined::condition(pod, "Ready") == "True"

@@ -27,20 +27,20 @@ fn skip_without_cdi(test: &str) -> bool {
 }
 
 /// The running driver. It ends with SIGKILL.
-struct Driver {
+struct DraDriver {
     process: Child,
     log: PathBuf,
 }
 
-impl Driver {
-    fn start(joined: &JoinedNode<'_>, number: u32) -> Driver {
+impl DraDriver {
+    fn start(joined: &JoinedNode<'_>, number: u32) -> DraDriver {
         fs::create_dir_all(CDI).expect("the directory can be made");
         let log = directory(&joined.name).join(format!("driver-{number}.log"));
         let mut command = Command::new(shared().bin().join("plugin"));
         command.args(["claims", "--devices", "2", "--cdi", CDI, "--node", &joined.name]);
         command.args(["--driver", &driver(joined), "--kubeconfig"]).arg(shared().admin_kubeconfig());
         command.arg("--root").arg(joined.node.root());
-        let driver = Driver { process: launch::spawn(&mut command, &log), log };
+        let driver = DraDriver { process: launch::spawn(&mut command, &log), log };
         wait_until("the driver's devices", LIMIT, || slices(joined) == 1);
         driver
     }
@@ -52,7 +52,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for DraDriver {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -149,7 +149,7 @@ fn claims_are_prepared_once_and_unprepared_when_their_pods_end_also_after_a_kill
         return;
     }
     let mut joined = JoinedNode::prepare(shared(), "dra", crate::joined::served(shared())).start_and_wait();
-    let driver = Driver::start(&joined, 1);
+    let driver = DraDriver::start(&joined, 1);
     make_class(&joined);
     make_claim(&joined, "dra-claim");
     make_template(&joined, "dra-template");
@@ -212,7 +212,7 @@ fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_a
     let joined = JoinedNode::prepare(shared(), "dralate", crate::joined::served(shared())).start_and_wait();
     make_class(&joined);
     make_template(&joined, "dralate-template");
-    drop(Driver::start(&joined, 1));
+    drop(DraDriver::start(&joined, 1));
     // The slices stay for 30 s, so that the pod can be scheduled.
     make_pod(&joined, "dralate-pod", json!({"resourceClaimTemplateName": "dralate-template"}));
     let reported = || {
@@ -229,7 +229,7 @@ fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_a
     // The driver's library registers again: slices that were deleted are made again.
     wait_until("the slices of the driver are deleted", LIMIT * 2, || slices(&joined) == 0);
     holds_for("the pod waits for the driver", Duration::from_secs(3), || phase() == "Pending");
-    let driver = Driver::start(&joined, 2);
+    let driver = DraDriver::start(&joined, 2);
     joined.wait_ready("dralate-pod");
     assert!(device_of(&joined, "dralate-pod").starts_with("CLAIMED_dev_"));
     assert_eq!(in_use(&joined, "<any>"), 1.0);

@@ -35,7 +35,7 @@ const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/data/
 /// How often the Go kubelet may have an outcome that it has only now and then.
 const ATTEMPTS: u32 = 4;
 
-struct Side {
+struct ComparedNode {
     joined: JoinedNode<'static>,
     agent: &'static str,
 }
@@ -116,8 +116,8 @@ fn print(line: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-impl Side {
-    fn start(name: &'static str, go_kubelet: bool) -> Side {
+impl ComparedNode {
+    fn start(name: &'static str, go_kubelet: bool) -> ComparedNode {
         let reserved = total_memory() - PODS;
         let mut config = merged(
             go_kubelet_config(&directory(name)),
@@ -138,7 +138,7 @@ impl Side {
         let mut joined = JoinedNode::prepare_with(shared(), name, config, &flags);
         joined.node.use_go_kubelet(go_kubelet);
         let agent = if go_kubelet { "Go kubelet" } else { "coracle" };
-        Side { joined: joined.start_and_wait(), agent }
+        ComparedNode { joined: joined.start_and_wait(), agent }
     }
 
     fn name(&self, pod: &str) -> String {
@@ -461,15 +461,15 @@ fn differences(path: &str, own: &Value, other: &Value, found: &mut Vec<String>) 
 
 /// The outcome of one agent on a new node. Prints its times.
 fn run(name: &'static str, go_kubelet: bool) -> Outcome {
-    let side = Side::start(name, go_kubelet);
-    side.bind_all();
+    let node = ComparedNode::start(name, go_kubelet);
+    node.bind_all();
     let mut times = Times::default();
-    let outcome = side.outcome(&mut times);
+    let outcome = node.outcome(&mut times);
     let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
     let line = format!(
         "evictions: {}: shortage of memory to the end of the victim {}, to the node's condition {}; \
          slowest /healthz meanwhile {} ms; emptyDir above its limit to the end {}, writable layer {}\n",
-        side.agent,
+        node.agent,
         seconds(times.end),
         seconds(times.condition),
         times.health.as_millis(),
@@ -477,7 +477,7 @@ fn run(name: &'static str, go_kubelet: bool) -> Outcome {
         seconds(times.layer)
     );
     print(&line);
-    side.finish();
+    node.finish();
     outcome
 }
 

@@ -27,20 +27,20 @@ fn local(joined: &JoinedNode<'_>, path: &Path) -> Value {
 }
 
 /// A file as a disk. It is detached when this is dropped, or when its last mount ends.
-struct Disk {
+struct LoopDevice {
     device: PathBuf,
     file: PathBuf,
 }
 
-impl Disk {
-    fn new(file: &Path) -> Disk {
+impl LoopDevice {
+    fn new(file: &Path) -> LoopDevice {
         let made = fs::File::create(file).expect("the file can be made");
         made.set_len(SIZE << 20).expect("the file can have this size");
         let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         let output = output.expect("losetup runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let device = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-        Disk { device, file: file.to_owned() }
+        LoopDevice { device, file: file.to_owned() }
     }
 
     fn grow(&self) {
@@ -67,7 +67,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
@@ -119,7 +119,7 @@ fn directories_of_claims_keep_their_data_over_pods() {
 fn disks_of_claims_are_formatted_once_or_given_to_containers_as_they_are() {
     let mut joined = prepared("pvb");
     let base = directory("pvb");
-    let [formatted, raw] = ["formatted", "raw"].map(|name| Disk::new(&base.join(name)));
+    let [formatted, raw] = ["formatted", "raw"].map(|name| LoopDevice::new(&base.join(name)));
     claim("pvb-formatted", ("Filesystem", ONCE), &local(&joined, &formatted.device));
     claim("pvb-raw", ("Block", ONCE), &local(&joined, &raw.device));
     let script = "echo hello >/data/file; sync; grep /data /proc/mounts";

@@ -332,27 +332,27 @@ fn pods_above_their_limits_of_local_storage_are_evicted() {
 }
 
 /// A tmpfs as the root directory of a node, unmounted when it is dropped.
-struct Disk(std::path::PathBuf);
+struct RootTmpfs(std::path::PathBuf);
 
-impl Disk {
-    fn mount(path: std::path::PathBuf, options: &str) -> Disk {
+impl RootTmpfs {
+    fn mount(path: std::path::PathBuf, options: &str) -> RootTmpfs {
         fs::create_dir_all(&path).expect("a directory");
         let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).status();
         assert!(done.expect("mount is there").success());
-        Disk(path)
+        RootTmpfs(path)
     }
 }
 
-impl Drop for Disk {
+impl Drop for RootTmpfs {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
 /// One pod fills the file system of the root directory with `script`; another one does not.
-fn filled_disk(name: &str, options: &str, hard: &Value, script: &str) -> (JoinedNode, Disk, Value) {
+fn filled_disk(name: &str, options: &str, hard: &Value, script: &str) -> (JoinedNode, RootTmpfs, Value) {
     let mut joined = JoinedNode::prepare(name, json!({"evictionHard": hard}));
-    let disk = Disk::mount(joined.node.root(), options);
+    let disk = RootTmpfs::mount(joined.node.root(), options);
     joined.node.start_agent();
     joined.wait_condition("Ready", "True");
     let dir = |name: &str, script: &str| {

@@ -74,13 +74,13 @@ impl Drop for FrozenServer {
 }
 
 /// Measures the slowest response of `/healthz` and the most threads, until it is stopped.
-struct Watcher {
+struct HealthWatcher {
     thread: Running,
     figures: Receiver<(Duration, usize)>,
 }
 
-impl Watcher {
-    fn start(node: &Node) -> Watcher {
+impl HealthWatcher {
+    fn start(node: &Node) -> HealthWatcher {
         let (port, pid) = (node.healthz_port(), node.pid());
         let (sender, figures) = bounded(1);
         let watch = move |stop: StopToken| {
@@ -95,7 +95,7 @@ impl Watcher {
             let _ = sender.send((slowest, most));
         };
         let thread = threads::spawn("t/healthz", Stack::Small, OnDeath::Unsupervised, watch);
-        Watcher { thread: thread.expect("a thread"), figures }
+        HealthWatcher { thread: thread.expect("a thread"), figures }
     }
 
     fn end(self) -> (Duration, usize) {
@@ -192,7 +192,7 @@ fn frozen_nfs_server_holds_up_only_its_own_pods() {
     let prepared = test_begun.elapsed();
     let begun = Instant::now();
     let frozen = FrozenServer::freeze(&server);
-    let watcher = Watcher::start(&node);
+    let watcher = HealthWatcher::start(&node);
     node.apply("late.json", &writer("late", "127.0.0.3"));
     node.remove("gone.json");
     node.remove("shared.json");

@@ -11,7 +11,7 @@ use crate::api_server::{Case, MAX_RATE, attempts, begin_on, case, config, meanwh
 use crate::support::fake_api::FakeApi;
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::simple;
-use crate::support::tls_front::{Flow, TlsFront};
+use crate::support::tls_front::{ConnectionBehavior, TlsFront};
 use crate::support::wait::{pause, wait_until};
 use crate::{in_parallel, print_line};
 
@@ -23,8 +23,10 @@ type ConnectionFault = fn(&TlsFront);
 const CONNECTION_FAULTS: &[(&str, ConnectionFault)] = &[
     ("its certificate has expired", |front| front.set_certificate(-7200, -60)),
     ("its certificate is not valid yet", |front| front.set_certificate(600, 7200)),
-    ("bytes come one by one", |front| front.set_flow(Flow::Drops(64, Duration::from_millis(10)))),
-    ("packets are dropped", |front| front.set_flow(Flow::Sink)),
+    ("bytes come one by one", |front| {
+        front.set_flow(ConnectionBehavior::Drops(64, Duration::from_millis(10)))
+    }),
+    ("packets are dropped", |front| front.set_flow(ConnectionBehavior::Sink)),
 ];
 
 fn behind_tls() -> (FakeNode, TlsFront) {
@@ -62,7 +64,7 @@ fn pods_survive_bad_certificates_and_lost_connections() {
             });
         }
         front.set_certificate(-60, 3600);
-        front.set_flow(Flow::Free);
+        front.set_flow(ConnectionBehavior::Free);
         front.cut();
         settle(node, &CASE, &before, 0);
     });

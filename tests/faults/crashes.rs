@@ -8,7 +8,7 @@ use crate::{RICH, in_parallel, rich};
 
 /// The change that the agent was making when it was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
+enum InterruptedWork {
     /// Start a pod.
     Start,
     /// Stop a pod, and remove what it left.
@@ -18,46 +18,46 @@ enum Work {
 }
 
 /// The steps: the method, and which of its calls since the change hangs when the agent is killed.
-const STEPS: &[(Work, &str, usize)] = &[
-    (Work::Start, "RunPodSandbox", 1),
-    (Work::Start, "PodSandboxStatus", 1),
-    (Work::Start, "ImageStatus", 1),
-    (Work::Start, "PullImage", 1),
-    (Work::Start, "CreateContainer", 1),
-    (Work::Start, "StartContainer", 1),
-    (Work::Start, "ContainerStatus", 1),
-    (Work::Start, "CreateContainer", 2),
-    (Work::Start, "StartContainer", 2),
-    (Work::Start, "CreateContainer", 3),
-    (Work::Start, "StartContainer", 3),
-    (Work::Start, "CreateContainer", 4),
-    (Work::Start, "StartContainer", 4),
-    (Work::Start, "ExecSync", 1),
-    (Work::End, "ExecSync", 1),
-    (Work::End, "StopContainer", 1),
-    (Work::End, "StopPodSandbox", 1),
-    (Work::End, "RemoveContainer", 1),
-    (Work::End, "RemoveContainer", 2),
-    (Work::End, "RemoveContainer", 3),
-    (Work::End, "RemoveContainer", 4),
-    (Work::End, "RemovePodSandbox", 1),
-    (Work::Edit, "StopContainer", 1),
-    (Work::Edit, "StopPodSandbox", 1),
-    (Work::Edit, "RunPodSandbox", 1),
-    (Work::Edit, "CreateContainer", 1),
-    (Work::Edit, "StartContainer", 1),
+const STEPS: &[(InterruptedWork, &str, usize)] = &[
+    (InterruptedWork::Start, "RunPodSandbox", 1),
+    (InterruptedWork::Start, "PodSandboxStatus", 1),
+    (InterruptedWork::Start, "ImageStatus", 1),
+    (InterruptedWork::Start, "PullImage", 1),
+    (InterruptedWork::Start, "CreateContainer", 1),
+    (InterruptedWork::Start, "StartContainer", 1),
+    (InterruptedWork::Start, "ContainerStatus", 1),
+    (InterruptedWork::Start, "CreateContainer", 2),
+    (InterruptedWork::Start, "StartContainer", 2),
+    (InterruptedWork::Start, "CreateContainer", 3),
+    (InterruptedWork::Start, "StartContainer", 3),
+    (InterruptedWork::Start, "CreateContainer", 4),
+    (InterruptedWork::Start, "StartContainer", 4),
+    (InterruptedWork::Start, "ExecSync", 1),
+    (InterruptedWork::End, "ExecSync", 1),
+    (InterruptedWork::End, "StopContainer", 1),
+    (InterruptedWork::End, "StopPodSandbox", 1),
+    (InterruptedWork::End, "RemoveContainer", 1),
+    (InterruptedWork::End, "RemoveContainer", 2),
+    (InterruptedWork::End, "RemoveContainer", 3),
+    (InterruptedWork::End, "RemoveContainer", 4),
+    (InterruptedWork::End, "RemovePodSandbox", 1),
+    (InterruptedWork::Edit, "StopContainer", 1),
+    (InterruptedWork::Edit, "StopPodSandbox", 1),
+    (InterruptedWork::Edit, "RunPodSandbox", 1),
+    (InterruptedWork::Edit, "CreateContainer", 1),
+    (InterruptedWork::Edit, "StartContainer", 1),
 ];
 
 /// When the runtime executes the call of the killed agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Release {
+enum CallRelease {
     BeforeTheRestart,
     AfterTheRestart,
 }
 
-fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
+fn run(&(work, method, call): &(InterruptedWork, &'static str, usize), release: CallRelease) {
     let mut node = FakeNode::start();
-    if work != Work::Start {
+    if work != InterruptedWork::Start {
         node.apply(&rich("web"));
         node.assert_runs_once("web", &RICH);
     }
@@ -65,9 +65,9 @@ fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
     // The calls before it are released one by one.
     let mut gate = node.fake.hang_next(method);
     match work {
-        Work::Start => node.apply(&rich("web")),
-        Work::End => node.remove("web"),
-        Work::Edit => {
+        InterruptedWork::Start => node.apply(&rich("web")),
+        InterruptedWork::End => node.remove("web"),
+        InterruptedWork::Edit => {
             let mut next = rich("web");
             next["metadata"]["labels"] = serde_json::json!({"version": "2"});
             node.apply(&next);
@@ -81,7 +81,7 @@ fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
     }
     wait_until(&format!("call {call} of {method}"), LONG, || gate.waiting() > 0);
     node.kill_agent();
-    if release == Release::BeforeTheRestart {
+    if release == CallRelease::BeforeTheRestart {
         gate.open();
         node.start_agent();
     } else {
@@ -89,19 +89,19 @@ fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
         node.start_agent();
         wait_until("the new agent to have inspected its pods", LONG, || {
             node.fake.count("ListContainers") > lists
-                && (work == Work::End || node.pod("web").is_some_and(|pod| pod.status.is_some()))
+                && (work == InterruptedWork::End || node.pod("web").is_some_and(|pod| pod.status.is_some()))
         });
         gate.open();
     }
     match work {
-        Work::Start => {}
-        Work::End => node.wait_gone("web", LONG),
-        Work::Edit => wait_until("the old version to be gone", LONG, || {
+        InterruptedWork::Start => {}
+        InterruptedWork::End => node.wait_gone("web", LONG),
+        InterruptedWork::Edit => wait_until("the old version to be gone", LONG, || {
             let running = node.running("web");
             old.iter().all(|(name, ids)| running.get(name) != Some(ids))
         }),
     }
-    if work != Work::End {
+    if work != InterruptedWork::End {
         node.assert_runs_once("web", &RICH);
     }
     node.finish();
@@ -109,13 +109,13 @@ fn run(&(work, method, call): &(Work, &'static str, usize), release: Release) {
 
 #[test]
 fn agent_killed_in_each_call_recovers_when_the_call_completes_before_restart() {
-    in_parallel(STEPS, |step| run(step, Release::BeforeTheRestart));
+    in_parallel(STEPS, |step| run(step, CallRelease::BeforeTheRestart));
     print_steps("before");
 }
 
 #[test]
 fn agent_killed_in_each_call_recovers_when_the_call_completes_after_restart() {
-    in_parallel(STEPS, |step| run(step, Release::AfterTheRestart));
+    in_parallel(STEPS, |step| run(step, CallRelease::AfterTheRestart));
     print_steps("after");
 }
 

@@ -35,16 +35,16 @@ use crate::support::wait::wait_until;
 const HANGS: Duration = Duration::from_secs(120);
 
 /// A root directory with the files that no race may reach beside it.
-struct Field {
+struct RaceDirectory {
     dir: tempfile::TempDir,
     canary: Canary,
     names: Vec<String>,
     seed: u64,
 }
 
-impl Field {
+impl RaceDirectory {
     /// `None`: there is no private mount namespace.
-    fn new(names: &[&str]) -> Option<Field> {
+    fn new(names: &[&str]) -> Option<RaceDirectory> {
         let Some(base) = std::env::var_os("E2E_DIR") else {
             print_line("races: skipped: no namespace of their own; run through tests/run faults");
             return None;
@@ -53,7 +53,7 @@ impl Field {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let canary = Canary::new(&dir.path().join("canary"), &names);
         fs::create_dir(dir.path().join("root")).unwrap();
-        Some(Field { dir, canary, names, seed: race_seed() })
+        Some(RaceDirectory { dir, canary, names, seed: race_seed() })
     }
 
     fn root(&self) -> PathBuf {
@@ -156,23 +156,23 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 /// A container runs in the volume while sub paths of it are prepared for the next one.
 #[test]
 fn sub_path_never_escapes_its_volume() {
-    let Some(field) = Field::new(&["a", "b", "c"]) else { return };
-    let (volumes, _queue) = field.volumes(None);
+    let Some(directory) = RaceDirectory::new(&["a", "b", "c"]) else { return };
+    let (volumes, _queue) = directory.volumes(None);
     let mount = json!([{"name": "e", "mountPath": "/e"}]);
     let spec = json!({"containers": [{"name": "c", "volumeMounts": mount}],
         "volumes": [{"name": "e", "emptyDir": {}}]});
     let own = volumes.setup(&pod("u1", &json!({}), &spec), &StopToken::never()).unwrap().remove(0);
     // The other one is on a disk of the node, where each operation has its own thread.
     let host =
-        MountedVolume { volume: "h".to_owned(), host_path: field.dir.path().join("host"), ..own.clone() };
+        MountedVolume { volume: "h".to_owned(), host_path: directory.dir.path().join("host"), ..own.clone() };
     fs::create_dir(&host.host_path).unwrap();
-    let attacks = [field.attack(&own.host_path), field.attack(&host.host_path)];
+    let attacks = [directory.attack(&own.host_path), directory.attack(&host.host_path)];
     let hand = WorkerThread::new();
     let (mut inside, mut refused) = (0_u32, 0_u32);
-    field.race("sub paths", &attacks[0], |random| {
+    directory.race("sub paths", &attacks[0], |random| {
         let index = random.below(3) as usize;
         let depth = 1 + random.below(4);
-        let path: Vec<String> = (0..depth).filter_map(|_| random.pick(&field.names).cloned()).collect();
+        let path: Vec<String> = (0..depth).filter_map(|_| random.pick(&directory.names).cloned()).collect();
         let path = path.join("/");
         let volume = if random.below(4) == 0 { host.clone() } else { own.clone() };
         let volumes = Arc::clone(&volumes);
@@ -183,8 +183,8 @@ fn sub_path_never_escapes_its_volume() {
         });
         match bound {
             Ok(target) => {
-                assert!(!field.canary.is_at(&target), "the outside is mounted");
-                assert_ne!(inode(&target), inode(&field.root()), "the outside is mounted");
+                assert!(!directory.canary.is_at(&target), "the outside is mounted");
+                assert_ne!(inode(&target), inode(&directory.root()), "the outside is mounted");
                 inside += 1;
             }
             Err(_) => refused += 1,
@@ -193,8 +193,8 @@ fn sub_path_never_escapes_its_volume() {
     });
     drop(attacks);
     hand.stop();
-    sweep(&volumes, &field.root());
-    field.canary.assert_untouched();
+    sweep(&volumes, &directory.root());
+    directory.canary.assert_untouched();
 }
 
 /// The directories of pods are removed while they change in any way, above the volumes, too:
@@ -203,20 +203,20 @@ fn sub_path_never_escapes_its_volume() {
 fn removal_of_pods_follows_no_link_out_of_them() {
     let plugin = "kubernetes.io~empty-dir";
     let names = ["u1", "u2", "volumes", "plugins", plugin, "e", "volume-subpaths", "containers"];
-    let Some(field) = Field::new(&names) else { return };
-    let (volumes, _queue) = field.volumes(None);
-    let pods = field.root().join("pods");
+    let Some(directory) = RaceDirectory::new(&names) else { return };
+    let (volumes, _queue) = directory.volumes(None);
+    let pods = directory.root().join("pods");
     fs::create_dir(&pods).unwrap();
-    let attack = field.attack(&pods);
+    let attack = directory.attack(&pods);
     let hand = WorkerThread::new();
     let mut removed = 0;
     let mut left = 0;
-    field.race("removal", &attack, |random| {
+    directory.race("removal", &attack, |random| {
         // A tree that is deeper than the number of open descriptors.
         let top = pods.join(["u1", "u2"][random.below(2) as usize]).join("volumes").join(plugin).join("e");
         let deep = top.join("e/".repeat(random.below(60) as usize));
         if random.below(2) == 0 {
-            make_dirs(&field.root(), deep.strip_prefix(field.root()).unwrap());
+            make_dirs(&directory.root(), deep.strip_prefix(directory.root()).unwrap());
         }
         let volumes = Arc::clone(&volumes);
         if random.below(2) == 0 {
@@ -241,8 +241,8 @@ fn removal_of_pods_follows_no_link_out_of_them() {
         }
     }
     make_plain(&pods);
-    sweep(&volumes, &field.root());
-    field.canary.assert_untouched();
+    sweep(&volumes, &directory.root());
+    directory.canary.assert_untouched();
 }
 
 /// Makes nested directories, and follows no link.
@@ -314,7 +314,7 @@ impl ClassApi for FakeApiServer {
 #[test]
 fn volume_file_writer_never_escapes_its_volume() {
     let names = ["..data", "..data_tmp", "a", "b", "deep", "token"];
-    let Some(field) = Field::new(&names) else { return };
+    let Some(directory) = RaceDirectory::new(&names) else { return };
     let api = PodApi {
         objects: Objects::new(
             Strategy::Get,
@@ -348,12 +348,12 @@ fn volume_file_writer_never_escapes_its_volume() {
     });
     let first = pod("u1", &json!({"round": "0"}), &spec);
     api.register(&first);
-    let (volumes, _queue) = field.volumes(Some(api.clone()));
+    let (volumes, _queue) = directory.volumes(Some(api.clone()));
     let ready = volumes.setup(&first, &StopToken::never()).unwrap();
-    let attacks = [field.attack(&ready[0].host_path), field.attack(&ready[1].host_path)];
+    let attacks = [directory.attack(&ready[0].host_path), directory.attack(&ready[1].host_path)];
     let hand = WorkerThread::new();
     let (mut written, mut refused, mut round) = (0_u32, 0_u32, 0_u32);
-    field.race("files", &attacks[0], |random| {
+    directory.race("files", &attacks[0], |random| {
         if random.below(4) == 0 {
             ready.iter().for_each(|volume| clear(&volume.host_path));
         }
@@ -361,7 +361,7 @@ fn volume_file_writer_never_escapes_its_volume() {
         round += u32::from(random.below(2) == 0);
         let next = pod("u1", &json!({"round": round.to_string()}), &spec);
         // Another agent: the one that failed would wait before its retry.
-        let (volumes, _queue) = field.volumes(Some(api.clone()));
+        let (volumes, _queue) = directory.volumes(Some(api.clone()));
         let set_up = hand.does("an update of files", move || volumes.setup(&next, &StopToken::never()));
         refused += u32::from(set_up.is_err());
         let found = read_below(&ready[0].host_path, "..data/deep/b");
@@ -370,8 +370,8 @@ fn volume_file_writer_never_escapes_its_volume() {
     });
     drop(attacks);
     hand.stop();
-    sweep(&volumes, &field.root());
-    field.canary.assert_untouched();
+    sweep(&volumes, &directory.root());
+    directory.canary.assert_untouched();
 }
 
 /// Removes what the agent and the container have made, so that the agent can make it again.

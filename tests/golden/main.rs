@@ -42,7 +42,7 @@ const AT_MOST: Duration = Duration::from_secs(180);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// One recorded pod.
-struct Recording {
+struct PodRecording {
     manifest: Value,
     pod: Pod,
     calls: Vec<Step>,
@@ -65,14 +65,14 @@ fn load(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn recordings(machine: &Machine) -> BTreeMap<String, Recording> {
+fn recordings(machine: &Machine) -> BTreeMap<String, PodRecording> {
     let data = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("tests/golden/data");
     let mut all = BTreeMap::new();
     for file in fs::read_dir(data.join("manifests")).unwrap().flatten() {
         let manifest = load(&file.path());
         let expected = load(&data.join("expected").join(file.file_name()));
         let pod: Pod = serde_json::from_value(manifest.clone()).unwrap();
-        let mut recording = Recording {
+        let mut recording = PodRecording {
             calls: Vec::new(),
             shown: expected["pod_status"].clone(),
             errors: Vec::new(),
@@ -185,7 +185,7 @@ fn names(base: &Path, image: &str, calls: &[Call], seen: &ObservedPod) -> Names 
 
 /// The differences of each pod, of its statuses only or of all.
 fn verdicts(
-    recordings: &BTreeMap<String, Recording>,
+    recordings: &BTreeMap<String, PodRecording>,
     seen: &BTreeMap<String, ObservedPod>,
     proxy: &Proxy,
     base: &Path,

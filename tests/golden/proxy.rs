@@ -32,7 +32,7 @@ pub struct Call {
 }
 
 #[derive(Default)]
-struct Recording {
+struct CallRecording {
     calls: Vec<Call>,
     /// Image names to ids, from what the runtime answered.
     images: BTreeMap<String, String>,
@@ -40,7 +40,7 @@ struct Recording {
 
 /// The proxy. It serves until it is dropped.
 pub struct Proxy {
-    notes: Arc<Mutex<Recording>>,
+    notes: Arc<Mutex<CallRecording>>,
     server: grpcio::Server,
 }
 
@@ -51,7 +51,7 @@ impl Proxy {
         let channel = grpcio::ChannelBuilder::new(Arc::clone(&environment))
             .connect(&format!("unix:{}", runtime.display()));
         let client = Client::new(channel);
-        let notes = Arc::new(Mutex::new(Recording::default()));
+        let notes = Arc::new(Mutex::new(CallRecording::default()));
         let mut builder = grpcio::ServerBuilder::new(environment).requests_slot_per_cq(256);
         for methods in services() {
             let mut service = grpcio::ServiceBuilder::new();
@@ -93,7 +93,7 @@ fn forward(
     ctx: &RpcContext,
     method: &'static RawMethod,
     client: &Client,
-    notes: &Arc<Mutex<Recording>>,
+    notes: &Arc<Mutex<CallRecording>>,
     request: &Raw,
     sink: UnarySink<Raw>,
 ) {
@@ -130,7 +130,7 @@ fn forward(
     });
 }
 
-impl Recording {
+impl CallRecording {
     fn record_response(&mut self, name: &str, index: Option<usize>, response: &[u8]) {
         let made = match name {
             "RunPodSandbox" => decoded::<rt::RunPodSandboxResponse>(response).pod_sandbox_id,

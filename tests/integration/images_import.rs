@@ -56,17 +56,17 @@ fn assert_served(node: &FakeNode, image: &str) {
 }
 
 /// A file system of its own for the archives of a node. Dropping it unmounts it.
-struct Disk(PathBuf);
+struct ArchiveDisk(PathBuf);
 
-impl Disk {
+impl ArchiveDisk {
     /// An agent with a disk of this size; `None`: there is no private mount namespace.
-    fn with_agent(size: &str) -> Option<(FakeNode, Disk)> {
+    fn with_agent(size: &str) -> Option<(FakeNode, ArchiveDisk)> {
         if std::env::var_os("E2E_DIR").is_none() {
             eprintln!("skipped: no namespace of its own; run through tests/run integration");
             return None;
         }
         let mut node = FakeNode::prepare(json!({}));
-        let disk = Disk(directory(&node));
+        let disk = ArchiveDisk(directory(&node));
         fs::create_dir_all(&disk.0).unwrap();
         let options = format!("size={size}");
         let mut mount = Command::new("mount");
@@ -77,7 +77,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for ArchiveDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
@@ -125,7 +125,7 @@ fn killed_import_leaves_no_archive_to_serve_and_is_continued() {
 
 #[test]
 fn import_without_enough_free_space_is_refused_and_other_images_are_served() {
-    let Some((mut node, _disk)) = Disk::with_agent("4m") else { return };
+    let Some((mut node, _disk)) = ArchiveDisk::with_agent("4m") else { return };
     let (source, small) = (archive(&node, BIG, 6 * MIB), archive(&node, SMALL, 100 * KIB));
     node.cli(&["images", "import", "--no-wait", &small]);
     let output = node.command(&["images", "import", "--no-wait", &source]);
@@ -141,7 +141,7 @@ fn import_without_enough_free_space_is_refused_and_other_images_are_served() {
 
 #[test]
 fn import_on_a_disk_that_becomes_full_names_the_archive_and_removes_its_part() {
-    let Some((mut node, _disk)) = Disk::with_agent("8m") else { return };
+    let Some((mut node, _disk)) = ArchiveDisk::with_agent("8m") else { return };
     let (source, small) = (archive(&node, BIG, 6 * MIB), archive(&node, SMALL, 100 * KIB));
     let other = archive(&node, OTHER, 100 * KIB);
     node.cli(&["images", "import", "--no-wait", &small]);

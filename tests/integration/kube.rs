@@ -225,12 +225,12 @@ fn tokens_are_sent_and_never_printed() {
 
 /// A credential plugin that returns certificates, or nothing while `certificates` is false.
 #[derive(Debug, Default)]
-struct Plugin {
+struct CredentialPlugin {
     request_count: AtomicUsize,
     certificates: bool,
 }
 
-impl CredentialSource for Plugin {
+impl CredentialSource for CredentialPlugin {
     fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
         let number = self.request_count.fetch_add(1, Ordering::SeqCst);
         if !self.certificates {
@@ -249,9 +249,9 @@ impl CredentialSource for Plugin {
     }
 }
 
-fn with_plugin(api: &FakeApi, certificates: bool) -> (Client, Arc<Plugin>) {
-    let plugin = Arc::new(Plugin { certificates, ..Plugin::default() });
-    let token: Arc<dyn CredentialSource> = Arc::<Plugin>::clone(&plugin);
+fn with_plugin(api: &FakeApi, certificates: bool) -> (Client, Arc<CredentialPlugin>) {
+    let plugin = Arc::new(CredentialPlugin { certificates, ..CredentialPlugin::default() });
+    let token: Arc<dyn CredentialSource> = Arc::<CredentialPlugin>::clone(&plugin);
     (Client::new(Credentials { token: Some(token), ..api.credentials() }, None).unwrap(), plugin)
 }
 

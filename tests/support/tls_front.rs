@@ -46,7 +46,7 @@ impl Authority {
 
 /// What happens on connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flow {
+pub enum ConnectionBehavior {
     /// They work normally.
     Free,
     /// So many bytes at a time to the client, with a pause after each block.
@@ -65,7 +65,7 @@ pub struct TlsFront {
 
 struct State {
     config: Arc<ServerConfig>,
-    flow: Flow,
+    flow: ConnectionBehavior,
     sockets: Vec<TcpStream>,
     threads: Vec<Running>,
 }
@@ -98,7 +98,7 @@ impl TlsFront {
         let port = listener.local_addr().unwrap().port();
         let state = State {
             config: config(&authority, -3600, 3600),
-            flow: Flow::Free,
+            flow: ConnectionBehavior::Free,
             sockets: Vec::new(),
             threads: Vec::new(),
         };
@@ -146,7 +146,7 @@ impl TlsFront {
     }
 
     /// What happens on all connections from now on.
-    pub fn set_flow(&self, flow: Flow) {
+    pub fn set_flow(&self, flow: ConnectionBehavior) {
         self.shared.lock().flow = flow;
     }
 
@@ -191,7 +191,7 @@ fn relay(
             (!both[0].revents().is_empty(), both[1].revents().contains(PollFlags::IN))
         };
         let flow = shared.lock().flow;
-        if flow == Flow::Sink {
+        if flow == ConnectionBehavior::Sink {
             if reads_client && client.read(&mut block)? == 0 {
                 return Ok(());
             }
@@ -219,7 +219,7 @@ fn relay(
             }
         }
         if reads_server {
-            let most = if let Flow::Drops(bytes, _) = flow { bytes } else { block.len() };
+            let most = if let ConnectionBehavior::Drops(bytes, _) = flow { bytes } else { block.len() };
             let count = server.read(&mut block[..most])?;
             if count == 0 {
                 tls.send_close_notify();
@@ -229,7 +229,7 @@ fn relay(
                 return Ok(());
             }
             tls.writer().write_all(&block[..count])?;
-            if let Flow::Drops(_, wait) = flow {
+            if let ConnectionBehavior::Drops(_, wait) = flow {
                 while tls.wants_write() {
                     tls.write_tls(&mut client)?;
                 }

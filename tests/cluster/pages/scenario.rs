@@ -8,11 +8,11 @@ use crate::support::node::{FOREVER, busybox};
 
 /// The state of a pod that the comparison waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum AwaitedState {
     /// All of its containers run and are ready.
     Ready,
     /// It has ended.
-    Over,
+    Ended,
     /// Its container has failed and waits.
     Waits,
     /// One of its containers runs, another has ended.
@@ -22,10 +22,10 @@ pub(super) enum Shown {
 }
 
 /// One pod of the scenario.
-pub(super) struct Part {
+pub(super) struct ScenarioPod {
     /// Its name, to which the name of the node is appended.
     pub(super) name: &'static str,
-    pub(super) shown: Shown,
+    pub(super) shown: AwaitedState,
     manifest: Value,
 }
 
@@ -43,17 +43,17 @@ fn main() -> Value {
     busybox("main", FOREVER)
 }
 
-fn part(name: &'static str, containers: Value) -> Part {
-    Part { name, shown: Shown::Ready, manifest: pod(name, containers) }
+fn part(name: &'static str, containers: Value) -> ScenarioPod {
+    ScenarioPod { name, shown: AwaitedState::Ready, manifest: pod(name, containers) }
 }
 
-impl Part {
-    fn spec(mut self, field: &str, value: Value) -> Part {
+impl ScenarioPod {
+    fn spec(mut self, field: &str, value: Value) -> ScenarioPod {
         self.manifest["spec"][field] = value;
         self
     }
 
-    fn shown(mut self, shown: Shown) -> Part {
+    fn shown(mut self, shown: AwaitedState) -> ScenarioPod {
         self.shown = shown;
         self
     }
@@ -72,7 +72,7 @@ impl Part {
 }
 
 /// Mounts a volume in the first container.
-fn mounted(mut part: Part, volumes: Value) -> Part {
+fn mounted(mut part: ScenarioPod, volumes: Value) -> ScenarioPod {
     for volume in volumes.as_array().into_iter().flatten() {
         let name = text(volume, "/name");
         let mount = json!({"name": name, "mountPath": format!("/{name}")});
@@ -87,7 +87,7 @@ fn disk() -> String {
 }
 
 /// All of them; in addition there is a static pod.
-pub(super) fn parts() -> Vec<Part> {
+pub(super) fn parts() -> Vec<ScenarioPod> {
     let file = "until [ -e /data/x ]; do sleep 0.1; done";
     let sidecar = with_field(busybox("side", FOREVER), "restartPolicy", json!("Always"));
     let exec =
@@ -155,16 +155,16 @@ pub(super) fn parts() -> Vec<Part> {
             json!([{"name": "disk", "hostPath": {"path": disk(), "type": "Directory"}}]),
         ),
         mounted(part("stumbled", json!([busybox("main", &exits_once)])), data()),
-        part("crashes", json!([busybox("main", "exit 1")])).shown(Shown::Waits),
+        part("crashes", json!([busybox("main", "exit 1")])).shown(AwaitedState::Waits),
         mounted(part("mixed", json!([busybox("main", file), busybox("ends", "exit 0")])), data())
             .spec("restartPolicy", json!("OnFailure"))
-            .shown(Shown::Half),
+            .shown(AwaitedState::Half),
         part("ended", json!([busybox("main", "exit 0")]))
             .spec("restartPolicy", json!("Never"))
-            .shown(Shown::Over),
+            .shown(AwaitedState::Ended),
         part("failed", json!([busybox("main", "exit 3")]))
             .spec("restartPolicy", json!("Never"))
-            .shown(Shown::Over),
+            .shown(AwaitedState::Ended),
         part("probed", json!([probed])),
         part("hooked", json!([hooked])),
         part("crowd", json!([busybox("main", &processes), busybox("other", FOREVER)]))
@@ -172,22 +172,22 @@ pub(super) fn parts() -> Vec<Part> {
         part("listens", json!([busybox("main", &listen)])),
         part("elsewhere", json!([main()]))
             .spec("nodeSelector", json!({"pages.example.org/no": "such-label"}))
-            .shown(Shown::Refused),
+            .shown(AwaitedState::Refused),
     ]
 }
 
-impl Shown {
+impl AwaitedState {
     fn holds(self, pod: &Value) -> bool {
         let containers = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
         let has = |state: &str| containers.iter().any(|status| status["state"].get(state).is_some());
         let restarted = containers.iter().any(|status| status["restartCount"].as_u64() > Some(0));
         match self {
-            Shown::Ready => condition(pod, "Ready") == "True",
-            Shown::Over => ["Succeeded", "Failed"].contains(&text(pod, "/status/phase")),
+            AwaitedState::Ready => condition(pod, "Ready") == "True",
+            AwaitedState::Ended => ["Succeeded", "Failed"].contains(&text(pod, "/status/phase")),
             // The Go kubelet may report the container's end until the back-off is over.
             Shown::Waits => restarted && (has("waiting") || has("terminated")),
-            Shown::Half => has("running") && has("terminated"),
-            Shown::Refused => text(pod, "/status/phase") == "Failed",
+            AwaitedState::Half => has("running") && has("terminated"),
+            AwaitedState::Refused => text(pod, "/status/phase") == "Failed",
         }
     }
 }
