@@ -265,7 +265,7 @@ func (c *cluster) begin(until context.Context) error {
 			return err
 		}
 	}
-	if err := c.furnish(until); err != nil {
+	if err := c.createObjects(until); err != nil {
 		return err
 	}
 	for _, member := range c.components[2:] {
@@ -300,7 +300,7 @@ func (c *cluster) waitReady(until context.Context, member *component) error {
 	}
 	return poll(until, member.name+" to be ready", func() error {
 		if !member.running() {
-			return fatal{fmt.Errorf("%s has ended: %s", member.name, member.lastWords())}
+			return fatal{fmt.Errorf("%s has ended: %s", member.name, member.logTail())}
 		}
 		return look()
 	})
@@ -375,7 +375,7 @@ func post(by *http.Client, url string, body any) (int, []byte, error) {
 
 // Furnish creates what an installer would: the token for joining and the rights that come with
 // it; without controllers also what they would put into the default namespace.
-func (c *cluster) furnish(until context.Context) error {
+func (c *cluster) createObjects(until context.Context) error {
 	type object = map[string]any
 	binding := func(name, role, group string) object {
 		return object{

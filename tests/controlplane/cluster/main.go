@@ -149,7 +149,7 @@ func run(dir string, args []string) error {
 		case <-until.Done():
 			return nil
 		case line := <-lines:
-			result, err := plane.obey(until, strings.Fields(line))
+			result, err := plane.execute(until, strings.Fields(line))
 			if err != nil {
 				fmt.Println("error", strings.ReplaceAll(err.Error(), "\n", " "))
 				continue
@@ -159,7 +159,7 @@ func run(dir string, args []string) error {
 	}
 }
 
-func (c *cluster) obey(until context.Context, words []string) (string, error) {
+func (c *cluster) execute(until context.Context, words []string) (string, error) {
 	if len(words) == 0 {
 		return "", errors.New("an empty command")
 	}

@@ -78,7 +78,7 @@ func (p *component) pid() (int, error) {
 }
 
 // LastWords is the end of the log, for the message of an error.
-func (p *component) lastWords() string {
+func (p *component) logTail() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
 		return err.Error()
