@@ -11,7 +11,7 @@ use super::error::{StartError, thread};
 use super::rooms::{Context, Rooms};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::driver::Need;
-use crate::eviction::kernel::Files;
+use crate::eviction::kernel::KernelFiles;
 use crate::eviction::{self, ImageDirectories, ImageDirectoriesError, Reports, Victim};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
@@ -68,8 +68,11 @@ pub(super) fn start(
     let ChannelEnds { bell, orders, reclaim, reports } = ends;
     let pressures = pressures(&reports);
     let is_v2 = host.cgroups.version.is_v2();
-    let files =
-        Files { memory: host.cgroups.dir("memory"), is_v2, stalls: PathBuf::from(eviction::psi::MACHINE) };
+    let files = KernelFiles {
+        memory: host.cgroups.dir("memory"),
+        is_v2,
+        stalls: PathBuf::from(eviction::psi::MACHINE),
+    };
     let (reader, images, cgroups) = (collector.clone(), rooms.images.clone(), rooms.cgroups.clone());
     let (view, ended, allocations) = (rooms.view.clone(), rooms.view.clone(), rooms.allocations.clone());
     let ring = bell.clone();

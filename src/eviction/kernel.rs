@@ -15,7 +15,7 @@ use super::watch::{KernelFeatures, Plan, Source};
 
 /// Where the files of the kernel are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct KernelFiles {
     /// The mount of the memory controller (version 1), or of all controllers (version 2).
     pub memory: PathBuf,
     /// Whether it is version 2.
@@ -69,7 +69,7 @@ struct MemoryHigh {
 
 /// The open descriptors. Dropping it removes the level in `memory.high`.
 pub struct Signals {
-    files: Files,
+    files: KernelFiles,
     plan: Plan,
     machine: Usage,
     pods: Usage,
@@ -80,7 +80,7 @@ pub struct Signals {
 
 impl Signals {
     /// Opens what does not depend on numbers. `plan` makes the plan for this kernel.
-    pub fn open(files: Files, plan: impl Fn(KernelFeatures) -> Plan) -> Signals {
+    pub fn open(files: KernelFiles, plan: impl Fn(KernelFeatures) -> Plan) -> Signals {
         let control = || files.memory.join(notify::EVENT_CONTROL).exists();
         let mut kernel = KernelFeatures {
             usage_events: !files.is_v2 && control(),
@@ -336,8 +336,8 @@ impl Drop for MemoryHigh {
 mod tests {
     use super::*;
 
-    fn files(dir: &Path, is_v2: bool) -> Files {
-        Files { memory: dir.to_owned(), is_v2, stalls: dir.join("stalls") }
+    fn files(dir: &Path, is_v2: bool) -> KernelFiles {
+        KernelFiles { memory: dir.to_owned(), is_v2, stalls: dir.join("stalls") }
     }
 
     fn memory_plan(kernel: KernelFeatures) -> Plan {

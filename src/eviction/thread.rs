@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::driver::{Driver, Need, Wait, World};
-use super::kernel::{Armed, Files, Signals};
+use super::kernel::{Armed, KernelFiles, Signals};
 use super::layout::{Layout, Reclaim};
 use super::pass::{Settings, Shortage};
 use super::report::{Report, Reports};
@@ -85,7 +85,7 @@ pub struct Deps {
     /// A directory on the file system of the root directory.
     pub root_dir: PathBuf,
     /// The files of the kernel.
-    pub files: Files,
+    pub files: KernelFiles,
     /// The number of processors.
     pub processors: u32,
 }

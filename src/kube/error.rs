@@ -119,7 +119,7 @@ impl ApiError {
     }
 
     /// This agent has no API server.
-    pub(super) fn no_server() -> ApiError {
+    pub fn no_server() -> ApiError {
         ApiError { attempt: String::new(), cause: Cause::NoServer }
     }
 

@@ -268,7 +268,7 @@ impl<'a> NodeUnderTest<'a> {
         let count = counts.scrapes.to_string();
         let spaced = format!("{}ms", SPACED.as_millis());
         for path in ["/metrics", "/stats/summary", "/metrics/resource", "/metrics/cadvisor"] {
-            let what = format!("{path}, {CROWD} pods");
+            let what = format!("{path}, {MANY_PODS} pods");
             let span = SPACED * u32::try_from(counts.scrapes).unwrap_or(u32::MAX);
             let before = cpu_seconds(self.agent.pid());
             pause(span);

@@ -168,10 +168,10 @@ impl<'a> JoinedNode<'a> {
         }
         let seen = self.wait_seen(&names, Some(true));
         let took = seen.duration_since(begun).as_secs_f64() * 1e3;
-        results.put(self.subject, &format!("{CROWD} created → all Ready"), "ms", took);
+        results.put(self.subject, &format!("{MANY_PODS} created → all Ready"), "ms", took);
         pause(Duration::from_secs(2));
         let spent = cpu_seconds(self.agent.pid()) - cpu;
-        results.put(self.subject, &format!("processor for {CROWD} starts"), "s", spent);
+        results.put(self.subject, &format!("processor for {MANY_PODS} starts"), "s", spent);
         self.idle(results, plan, MANY_PODS);
         let begun = Instant::now();
         for name in &names {
@@ -179,7 +179,7 @@ impl<'a> JoinedNode<'a> {
         }
         let seen = self.wait_seen(&names, None);
         let took = seen.duration_since(begun).as_secs_f64() * 1e3;
-        results.put(self.subject, &format!("{CROWD} deleted → all gone"), "ms", took);
+        results.put(self.subject, &format!("{MANY_PODS} deleted → all gone"), "ms", took);
     }
 
     fn create(&self, name: &str, host_network: bool) {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use coracle::images::credentials::{Places, lookup};
+use coracle::images::credentials::{SearchDirectories, lookup};
 use serde_json::json;
 
 use crate::peer::Peer;
@@ -143,7 +143,7 @@ fn files_of_registries_are_searched_as_the_kubelet_does() {
         let theirs = peer.ask(&json!({"ask": "registry files", "dir": there, "images": IMAGES}));
         let theirs: Vec<Vec<String>> = serde_json::from_value(theirs).unwrap();
         let directories = ["root", "work", "home", "top"].map(|name| here.join(name));
-        let index = Places {
+        let index = SearchDirectories {
             root_dir: &directories[0],
             working: &directories[1],
             home: &directories[2],

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coracle::config::KubeletConfiguration;
-use coracle::eviction::kernel::{Armed, Files, RemainingMemory, Signals};
+use coracle::eviction::kernel::{Armed, KernelFiles, RemainingMemory, Signals};
 use coracle::eviction::notify::Reading;
 use coracle::eviction::thresholds;
 use coracle::eviction::watch::Plan;
@@ -27,7 +27,7 @@ fn kernel_signals_memory_use_above_the_level() {
         true => (PathBuf::from("/sys/fs/cgroup"), Some(root.path().to_owned())),
         false => (cgroup.clone(), None),
     };
-    let files = Files { memory, is_v2, stalls: PathBuf::from("/none") };
+    let files = KernelFiles { memory, is_v2, stalls: PathBuf::from("/none") };
     let mut config = KubeletConfiguration::default();
     config.eviction_hard.insert("memory.available".to_owned(), "100Mi".to_owned());
     let thresholds = thresholds(&config, false).expect("thresholds");

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle::kube::PodApi;
+use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
@@ -296,10 +297,10 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, String> {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
         let response = json!({"spec": {"expirationSeconds": 3600},
             "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
-        serde_json::from_value(response).map_err(|error| error.to_string())
+        Ok(serde_json::from_value(response).unwrap())
     }
 }
 

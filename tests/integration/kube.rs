@@ -277,7 +277,7 @@ fn events_wait_for_credentials() {
     let _delivery =
         event_sink::spawn(&log, &client, Some((50.0, 100)), no_uid, OnDeath::Unsupervised).unwrap();
     log.record(Event {
-        at: jiff::Timestamp::now(),
+        time: jiff::Timestamp::now(),
         regarding: Regarding::Node,
         kind: EventType::Normal,
         reason: "Starting",

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use coracle::kube::PodApi;
 use coracle::kube::claims::{ClaimApi, Claims, ReadError};
+use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
@@ -34,8 +35,8 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, String> {
-        Err("no tokens".to_owned())
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+        Err(ApiError::no_server())
     }
 }
 

@@ -106,7 +106,7 @@ fn proxy_credentials_are_sent_and_never_printed() {
              proxy {address}: CONNECT api.example:443: 407 Proxy Authentication Required"
         )
     );
-    assert_eq!(client.trouble(), Some(error));
+    assert_eq!(client.last_failure(), Some(error));
     let shown = format!("{:?}", behind.endpoint(&format!("http://me:wrong@{address}")));
     assert!(shown.contains(&address) && !shown.contains("wrong"), "{shown}");
 }
@@ -182,7 +182,7 @@ fn error_names_the_refusing_proxy() {
     assert!(error.ends_with(&expected), "{error}");
     // Again the host that the proxy can resolve.
     behind.proxy.set_behavior(ProxyBehavior::Forward);
-    assert_eq!((ask(&client), client.trouble()), (Ok(()), None));
+    assert_eq!((ask(&client), client.last_failure()), (Ok(()), None));
     // And one that it cannot resolve.
     let elsewhere = Endpoint { host: "else.example".to_owned(), ..behind.endpoint(&behind.url()) };
     let error = ask(&self::client(elsewhere)).unwrap_err();

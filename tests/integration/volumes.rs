@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coracle::kube::PodApi;
+use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
@@ -490,13 +491,13 @@ impl ObjectApi for FakeApiServer {
 }
 
 impl TokenApi for FakeApiServer {
-    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, String> {
+    fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
         let mut number = self.tokens.lock().unwrap();
         *number += 1;
         // The token expires at once: each read gets another one.
         let response = json!({"spec": {"expirationSeconds": 0},
             "status": {"token": format!("token {number}"), "expirationTimestamp": "2026-01-01T00:00:00Z"}});
-        serde_json::from_value(response).map_err(|error| error.to_string())
+        Ok(serde_json::from_value(response).unwrap())
     }
 }
 

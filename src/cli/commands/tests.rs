@@ -13,7 +13,7 @@ use crate::cli::local::{
     VolumesOptions,
 };
 use crate::cli::table::Paint;
-use crate::images::{ArchiveReport, Document, Refusal, SetImageReport, SetReport};
+use crate::images::{ArchiveReport, BlobError, Document, Refusal, SetImageReport, SetReport};
 use crate::images::{CheckReport, Finding};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::testing::FakeNode;
@@ -345,7 +345,7 @@ impl server::Images for Archives {
     fn blob(&self, wanted: &str) -> Result<server::BlobSource, Refusal> {
         assert_eq!(wanted, digest(&self.layer));
         let layer = self.layer.clone();
-        let open = move |_: u64, _: &StopToken| -> Result<Box<dyn std::io::Read + Send>, String> {
+        let open = move |_: u64, _: &StopToken| -> Result<Box<dyn std::io::Read + Send>, BlobError> {
             Ok(Box::new(std::io::Cursor::new(layer.clone())))
         };
         Ok(server::BlobSource { size: self.layer.len() as u64, open: Box::new(open) })

@@ -139,10 +139,10 @@ mod tests {
         };
         let store = Arc::new(store(dir.path(), Box::new(write)));
         let second = Arc::clone(&store);
-        let second = beside(move || second.write(snapshot(2)));
+        let second = in_background(move || second.write(snapshot(2)));
         begins.recv().unwrap();
         let first = Arc::clone(&store);
-        let first = beside(move || first.write(snapshot(1)));
+        let first = in_background(move || first.write(snapshot(1)));
         assert_eq!(store.stored(), Stored { cpu: 0, memory: 0 }, "it is not stored before the disk has it");
         drop(release);
         assert!(first.result() && second.result());

@@ -14,7 +14,7 @@ use crate::placement::cpus::CpuSet;
 use crate::placement::machine::{Cpu, Machine};
 use crate::placement::topology::{Policy, Scope, Topology};
 use crate::util::checkpoint_file::CheckpointFile;
-use crate::util::testing::{beside, unblocked};
+use crate::util::testing::{in_background, unblocked};
 
 /// Four CPUs without siblings; one is reserved.
 fn settings(root: &std::path::Path) -> Settings {
@@ -189,7 +189,7 @@ fn slow_disk_stops_neither_readers_nor_admission_but_the_start_of_a_container() 
     let (first, second) = (pod("first", "1"), pod("second", "1"));
     assert_eq!(assignments.allocate(&first, &[], true, &none_runs), Admission::Admit);
     let (worker, its_pod) = (assignments.clone(), first.clone());
-    let placed = beside(move || worker.place(&its_pod, "c"));
+    let placed = in_background(move || worker.place(&its_pod, "c"));
     let written = begins.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(written.contains("first"), "{written}");
     let (other, active) = (assignments.clone(), vec![first.clone()]);

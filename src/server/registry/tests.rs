@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::publish::Publication;
 use super::*;
-use crate::images::SetReport;
+use crate::images::{BlobError, SetReport, archive};
 use crate::server::serve::accept::Port;
 use crate::server::testing::FakeNode;
 use crate::server::{NodeBackend, Settings, bind, start};

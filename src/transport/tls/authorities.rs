@@ -59,7 +59,6 @@ impl fmt::Debug for Authority {
 
 /// Why a client's certificate is not accepted. The texts are those of Go's crypto/x509 where it has one.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the values are")]
 pub enum CertificateRefusal {
     #[error("no certificate")]
     NoCertificate,

@@ -185,7 +185,7 @@ impl AwaitedState {
             AwaitedState::Ready => condition(pod, "Ready") == "True",
             AwaitedState::Ended => ["Succeeded", "Failed"].contains(&text(pod, "/status/phase")),
             // The Go kubelet may report the container's end until the back-off is over.
-            Shown::Waits => restarted && (has("waiting") || has("terminated")),
+            AwaitedState::Waits => restarted && (has("waiting") || has("terminated")),
             AwaitedState::Half => has("running") && has("terminated"),
             AwaitedState::Refused => text(pod, "/status/phase") == "Failed",
         }
