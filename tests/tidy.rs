@@ -6,6 +6,8 @@
 mod circles;
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/identifiers.rs"]
+mod identifiers;
 #[path = "support/monitoring.rs"]
 mod monitoring;
 #[path = "tidy/threads.rs"]

@@ -11,11 +11,11 @@ use super::{files, report, root};
 const LIST: &str = "CONTRIBUTING.md";
 const LEFT: &str = "tests/tidy/words_left.txt";
 
-/// The first column of the list in `CONTRIBUTING.md`. A cell may have several, with commas.
-fn unwanted(text: &str) -> Vec<String> {
-    let list =
-        text.split("<!-- words:begin -->").nth(1).and_then(|rest| rest.split("<!-- words:end -->").next());
-    let rows = list.unwrap_or_default().lines().filter(|line| line.starts_with("| ")).skip(1);
+/// The first column of the table with this name in `CONTRIBUTING.md`. A cell may have several, with commas.
+pub(super) fn table(text: &str, name: &str) -> Vec<String> {
+    let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
+    let table = text.split(&begin).nth(1).and_then(|rest| rest.split(&end).next());
+    let rows = table.unwrap_or_default().lines().filter(|line| line.starts_with("| ")).skip(1);
     let cells = rows.filter_map(|row| row.split('|').nth(1));
     cells.flat_map(|cell| cell.split(',')).map(|word| word.trim().to_lowercase()).collect()
 }
@@ -67,7 +67,7 @@ fn place(file: &str) -> &str {
     }
 }
 
-fn everything() -> Vec<(String, String)> {
+pub(super) fn everything() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for below in ["src", "tests", "packaging", "docs", ".ci", "proto", "build.rs", "Cargo.toml", "deny.toml"]
     {
@@ -83,7 +83,7 @@ fn everything() -> Vec<(String, String)> {
 
 fn list() -> Vec<String> {
     let text = std::fs::read_to_string(root().join(LIST)).expect("CONTRIBUTING.md is readable");
-    let list = unwanted(&text);
+    let list = table(&text, "words");
     assert!(list.len() > 10, "the list in {LIST} is not read: {list:?}");
     list
 }
@@ -140,8 +140,9 @@ fn unwanted_words_in_the_code_become_fewer() {
 
 #[test]
 fn words_are_found_in_prose_and_names() {
-    let list = unwanted(
+    let list = table(
         "x\n<!-- words:begin -->\n| Not | But |\n|---|---|\n| nobody, for ever | no client |\n<!-- words:end -->\n| a | b |",
+        "words",
     );
     assert_eq!(list, ["nobody", "for ever"]);
     let text = "Nobody, for ever\nfn nobody_asks()\nLimit::Nobody\nNobodyAnswers\nbusybody for every";

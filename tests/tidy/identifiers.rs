@@ -1,0 +1,194 @@
+//! Names of types, functions, fields and variables that this project does not use (`CONTRIBUTING.md` has
+//! both lists, with what to write instead). `tests/tidy/identifiers_left.txt` has the number of each that
+//! is still there: it must not grow. `UPDATE_DOCS=1` lowers the numbers of that file to what was found.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::words::{everything, table};
+use super::{code, report, root};
+
+const LIST: &str = "CONTRIBUTING.md";
+const LEFT: &str = "tests/tidy/identifiers_left.txt";
+
+/// The unwanted names. Case does not count.
+struct Unwanted {
+    /// Identifiers that have such a word as a part: `Kept` and `kept_files`.
+    parts: Vec<String>,
+    /// Identifiers that consist of such a word: `one`, not `one_line`.
+    whole: Vec<String>,
+}
+
+impl Unwanted {
+    fn read() -> Unwanted {
+        let text = std::fs::read_to_string(root().join(LIST)).expect("CONTRIBUTING.md is readable");
+        let unwanted = Unwanted { parts: table(&text, "parts"), whole: table(&text, "names") };
+        assert!(unwanted.parts.len() > 10 && unwanted.whole.len() > 3, "the lists in {LIST} are not read");
+        unwanted
+    }
+
+    /// The unwanted word of an identifier.
+    fn word_of(&self, identifier: &str) -> Option<&String> {
+        let lower = identifier.to_lowercase();
+        let whole = self.whole.iter().find(|word| **word == lower);
+        whole.or_else(|| {
+            let parts = parts(identifier);
+            self.parts.iter().find(|word| parts.contains(word))
+        })
+    }
+}
+
+/// The words of an identifier, in lower case: `keptFiles`, `KeptFiles` and `kept_files` have two.
+fn parts(identifier: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut was_lower = false;
+    for letter in identifier.chars() {
+        if letter == '_' || (letter.is_uppercase() && was_lower) {
+            parts.push(String::new());
+        }
+        was_lower = letter.is_lowercase() || letter.is_ascii_digit();
+        if letter != '_' {
+            parts.last_mut().expect("it begins with one").extend(letter.to_lowercase());
+        }
+    }
+    parts
+}
+
+/// The identifiers of a source text, each with its line.
+fn identifiers(file: &str, text: &str) -> Vec<(usize, String)> {
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let name = file.rsplit('/').next().unwrap_or_default();
+    let script = !name.contains('.') || file.ends_with(".sh");
+    let text = match name.rsplit('.').next() {
+        Some("rs" | "go" | "c" | "cc" | "h") => code(text),
+        Some("py") => python(text),
+        _ => text.to_owned(),
+    };
+    let mut all = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = if script && line.trim_start().starts_with('#') { "" } else { line };
+        for (start, word) in line.split(|letter| !is_part(letter)).map(|word| (offset(line, word), word)) {
+            let (before, after) = (&line[..start], &line[start + word.len()..]);
+            // In a shell script a word may be a text; these places have names of variables and functions.
+            let is_name = !script
+                || before.ends_with('$')
+                || before.ends_with("${")
+                || after.starts_with('=')
+                || after.starts_with("+=")
+                || after.starts_with("()");
+            if is_name && word.starts_with(|letter: char| letter.is_alphabetic() || letter == '_') {
+                all.push((number + 1, word.to_owned()));
+            }
+        }
+    }
+    all
+}
+
+/// The offset of a part of a line in the line.
+fn offset(line: &str, part: &str) -> usize {
+    part.as_ptr() as usize - line.as_ptr() as usize
+}
+
+/// A text in Python without comments and strings; lines stay lines.
+fn python(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(letter) = rest.chars().next() {
+        let end = match letter {
+            '#' => rest.find('\n').unwrap_or(rest.len()),
+            '"' | '\'' => {
+                let triple = letter.to_string().repeat(3);
+                let quote = if rest.starts_with(&triple) { triple } else { letter.to_string() };
+                let inside = &rest[quote.len()..];
+                let escaped = |end: usize| {
+                    inside[..end].bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 1
+                };
+                let end = inside.match_indices(&quote).map(|(end, _)| end).find(|end| !escaped(*end));
+                end.map_or(rest.len(), |end| quote.len() + end + quote.len())
+            }
+            letter => {
+                out.push(letter);
+                rest = &rest[letter.len_utf8()..];
+                continue;
+            }
+        };
+        out.extend(rest[..end].chars().filter(|letter| *letter == '\n'));
+        out.push(' ');
+        rest = &rest[end..];
+    }
+    out
+}
+
+/// Whether a file has identifiers of ours.
+fn is_source(file: &str, text: &str) -> bool {
+    let is_data = ["tests/golden/data/", "tests/bench/runs/"].iter().any(|below| file.starts_with(below));
+    let known = [".rs", ".go", ".c", ".cc", ".h", ".py", ".sh"].iter().any(|ending| file.ends_with(ending));
+    !is_data
+        && (known || (text.starts_with("#!") && text.lines().next().is_some_and(|line| line.ends_with("sh"))))
+}
+
+#[test]
+fn unwanted_names_become_fewer() {
+    let unwanted = Unwanted::read();
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, text) in everything().iter().filter(|(file, text)| is_source(file, text)) {
+        for (line, identifier) in identifiers(file, text) {
+            if let Some(word) = unwanted.word_of(&identifier) {
+                found.entry(word.clone()).or_default().push(format!("{file}:{line}: {identifier}"));
+            }
+        }
+    }
+    let allowed = std::fs::read_to_string(root().join(LEFT)).unwrap_or_default();
+    let allowed: BTreeMap<&str, usize> = allowed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(word, count)| Some((word, count.parse().ok()?)))
+        .collect();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        let mut text = String::new();
+        for (word, places) in &found {
+            let count = allowed.get(word.as_str()).map_or(places.len(), |allowed| places.len().min(*allowed));
+            let _ = writeln!(text, "{word} {count}");
+        }
+        std::fs::write(root().join(LEFT), text).expect("the counts are writable");
+        return;
+    }
+    let mut problems = Vec::new();
+    for (word, places) in &found {
+        let limit = allowed.get(word.as_str()).copied().unwrap_or(0);
+        if places.len() > limit {
+            let last = places.iter().rev().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
+            problems.push(format!(
+                "{} names have \"{word}\", {limit} before: {LIST} says what to write instead; {last}",
+                places.len()
+            ));
+        }
+    }
+    for (word, limit) in &allowed {
+        let count = found.get(*word).map_or(0, Vec::len);
+        if count < *limit {
+            problems.push(format!(
+                "{LEFT} permits {limit} names with \"{word}\", there are {count}: UPDATE_DOCS=1 lowers it"
+            ));
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn unwanted_names_are_found_in_all_languages_and_not_in_texts() {
+    let unwanted = Unwanted { parts: vec!["kept".to_owned()], whole: vec!["one".to_owned()] };
+    let found = |file: &str, text: &str| {
+        let names = identifiers(file, text).into_iter();
+        names.filter(|(_, name)| unwanted.word_of(name).is_some()).collect::<Vec<_>>()
+    };
+    let named = |line: usize, name: &str| (line, name.to_owned());
+    let rust = "// one\nlet one = \"kept\";\nstruct KeptFiles;\nlet one_line = 1;";
+    assert_eq!(found("a.rs", rust), [named(2, "one"), named(3, "KeptFiles")]);
+    assert_eq!(found("a.go", "/* kept */ keptFiles := one"), [named(1, "keptFiles"), named(1, "one")]);
+    assert_eq!(found("a.py", "'''one\none'''\n# kept\nkept = \"a\\\"one\""), [named(4, "kept")]);
+    assert_eq!(
+        found("run", "#!/bin/sh\n# one\necho one kept\none=$kept"),
+        [named(4, "one"), named(4, "kept")]
+    );
+}
