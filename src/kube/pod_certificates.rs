@@ -88,7 +88,7 @@ pub enum CertificateError {
     /// A request to the API server failed. `step` says what it was for.
     #[error("while {step}: {error}")]
     #[expect(missing_docs, reason = "the names say what the values are")]
-    Unavailable { step: String, error: ApiError },
+    Unavailable { step: String, error: Box<ApiError> },
     /// The pod or the agent stops.
     #[error("stopping")]
     Stopping,
@@ -255,7 +255,7 @@ impl PodCertificates {
                         }
                         Err(error) => {
                             let step = format!("getting PodCertificateRequest \"{namespace}/{name}\"");
-                            return Err(CertificateError::Unavailable { step, error });
+                            return Err(CertificateError::Unavailable { step, error: Box::new(error) });
                         }
                     };
                     let jitter = SignedDuration::from_secs_f64(random_unit() * JITTER_SECONDS);
@@ -320,7 +320,7 @@ impl PodCertificates {
 }
 
 fn unavailable(step: &str, error: ApiError) -> CertificateError {
-    CertificateError::Unavailable { step: step.to_owned(), error }
+    CertificateError::Unavailable { step: step.to_owned(), error: Box::new(error) }
 }
 
 /// The part of a request's status that decides.
