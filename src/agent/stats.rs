@@ -154,7 +154,7 @@ fn measurement(
 /// The numbers of a CSI driver. Negative ones are unknown.
 fn numbers(time: Timestamp, stats: &VolumeStats) -> DriverNumbers {
     let number = |value: i64| u64::try_from(value).ok();
-    let mut space = FileSystem { at: time, ..FileSystem::default() };
+    let mut space = FileSystem { time, ..FileSystem::default() };
     if let Some(bytes) = &stats.bytes {
         (space.capacity, space.available) = (number(bytes.total), number(bytes.available));
         space.used = number(bytes.used);

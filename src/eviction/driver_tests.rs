@@ -54,7 +54,7 @@ impl Machine {
         let numbers = Numbers {
             working_set: Some(mebibytes * MIB),
             processes: Some(mebibytes),
-            at: Timestamp::now(),
+            time: Timestamp::now(),
             ..Numbers::default()
         };
         self.uses.push(used(pod.name(), numbers));
@@ -78,7 +78,7 @@ impl Machine {
 
     fn numbers(left: u64) -> Numbers {
         Numbers {
-            at: Timestamp::now(),
+            time: Timestamp::now(),
             available: Some(left * MIB),
             working_set: Some(1000_u64.saturating_sub(left) * MIB),
             usage: Some(1050_u64.saturating_sub(left) * MIB),
@@ -94,7 +94,7 @@ impl World for Machine {
 
     fn read_node(&mut self) -> Option<NodeUse> {
         let space = FileSystem {
-            at: Timestamp::now(),
+            time: Timestamp::now(),
             available: Some(self.disk_left * MIB),
             capacity: Some(1000 * MIB),
             ..FileSystem::default()
@@ -102,7 +102,7 @@ impl World for Machine {
         let pods = self.pods_left.map(Machine::numbers);
         let system = pods.map(|numbers| SystemUse { name: "pods", started: None, numbers });
         let processes =
-            ProcessLimit { at: Timestamp::now(), most: Some(1000), now: Some(1000 - self.processes_left) };
+            ProcessLimit { time: Timestamp::now(), most: Some(1000), now: Some(1000 - self.processes_left) };
         self.readable.then(|| NodeUse {
             numbers: Machine::numbers(self.memory_left),
             system: system.into_iter().collect(),

@@ -272,7 +272,7 @@ impl Node {
         let memory: u64 = SYSTEM + pods.iter().filter_map(|pod| pod.numbers.working_set).sum::<u64>();
         let written: u64 = alive().map(|pod| pod.on_disk(self.now)).sum();
         let space = |available: u64| FileSystem {
-            at: time,
+            time,
             available: Some(available),
             capacity: Some(2 * FREE),
             inodes_free: Some(1000),
@@ -280,7 +280,7 @@ impl Node {
             ..FileSystem::default()
         };
         let numbers = Numbers {
-            at: time,
+            time,
             available: Some(CAPACITY - memory),
             working_set: Some(memory),
             ..Numbers::default()

@@ -83,7 +83,7 @@ pub fn observations(snapshot: &Snapshot, swap: Swap) -> Observations {
     let processes = node.processes.and_then(|limit| {
         let (most, now) = (signed(limit.most?), signed(limit.now?));
         let available = Amount::from_units(most.saturating_sub(now));
-        Some(Observation { available, capacity: most, time: limit.at, form: Form::Decimal })
+        Some(Observation { available, capacity: most, time: limit.time, form: Form::Decimal })
     });
     put(Signal::PidAvailable, processes);
     found
@@ -109,7 +109,7 @@ fn memory(numbers: &Numbers, swappable: u64) -> Option<Observation> {
     Some(Observation {
         available: Amount::from_units(signed(available.saturating_add(swappable))),
         capacity: signed(available.saturating_add(used)),
-        time: numbers.at,
+        time: numbers.time,
         form: Form::Binary,
     })
 }
@@ -118,7 +118,7 @@ fn bytes(space: &FileSystem) -> Option<Observation> {
     Some(Observation {
         available: Amount::from_units(signed(space.available?)),
         capacity: signed(space.capacity?),
-        time: space.at,
+        time: space.time,
         form: Form::Binary,
     })
 }
@@ -127,7 +127,7 @@ fn inodes(space: &FileSystem) -> Option<Observation> {
     Some(Observation {
         available: Amount::from_units(signed(space.inodes_free?)),
         capacity: signed(space.inodes?),
-        time: space.at,
+        time: space.time,
         form: Form::Decimal,
     })
 }

@@ -223,13 +223,13 @@ fn settings(thresholds: &[Threshold]) -> Settings {
 fn node(second: i64, memory: u64, disk: u64, inodes: u64, pids: u64) -> NodeUse {
     let time = Timestamp::from_second(1000 + second).unwrap();
     let numbers = Numbers {
-        at: time,
+        time,
         available: Some(memory * MIB),
         working_set: Some(10_000 * MIB - memory * MIB),
         ..Numbers::default()
     };
     let space = FileSystem {
-        at: time,
+        time,
         available: Some(disk * MIB),
         capacity: Some(100_000 * MIB),
         inodes_free: Some(inodes),
@@ -241,7 +241,7 @@ fn node(second: i64, memory: u64, disk: u64, inodes: u64, pids: u64) -> NodeUse 
         numbers,
         fs: Some(space.clone()),
         image_fs: Some(space),
-        processes: Some(ProcessLimit { at: time, most: Some(32_768), now: Some(32_768 - pids) }),
+        processes: Some(ProcessLimit { time, most: Some(32_768), now: Some(32_768 - pids) }),
         ..NodeUse::default()
     }
 }
@@ -307,7 +307,7 @@ fn memory_shortage_evicts_at_once_with_the_numbers_in_the_message() {
     let shortage = shortage(outcome);
     assert_eq!(shortage.message, "Attempting to reclaim memory");
     assert_eq!((shortage.reclaim, shortage.threshold.signal), (&[][..], Memory));
-    assert_eq!(shortage.measured, [(Memory, snapshot.node.numbers.at)]);
+    assert_eq!(shortage.measured, [(Memory, snapshot.node.numbers.time)]);
     let victim = shortage.victim.unwrap();
     assert_eq!(victim.pod.name(), "large");
     assert_eq!(

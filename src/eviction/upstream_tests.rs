@@ -25,7 +25,7 @@ use crate::resources::stats::sample::{
 fn numbers(value: &Value) -> Numbers {
     let memory = &value["memory"];
     Numbers {
-        at: time(memory),
+        time: time(memory),
         available: memory["availableBytes"].as_u64(),
         working_set: memory["workingSetBytes"].as_u64(),
         processes: value["process_stats"]["process_count"].as_u64(),
@@ -39,7 +39,7 @@ fn time(value: &Value) -> Timestamp {
 
 fn space(value: &Value) -> Option<FileSystem> {
     value.is_object().then(|| FileSystem {
-        at: time(value),
+        time: time(value),
         available: value["availableBytes"].as_u64(),
         capacity: value["capacityBytes"].as_u64(),
         used: value["usedBytes"].as_u64(),
@@ -89,7 +89,7 @@ fn snapshot(summary: &Value) -> Snapshot {
         image_fs: space(&node["runtime"]["imageFs"]),
         container_fs: space(&node["runtime"]["containerFs"]),
         processes: Some(ProcessLimit {
-            at: time(rlimit),
+            time: time(rlimit),
             most: rlimit["maxpid"].as_u64(),
             now: rlimit["curproc"].as_u64(),
         }),

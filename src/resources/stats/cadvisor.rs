@@ -37,7 +37,7 @@ impl Subject<'_> {
 
     fn put(&self, family: &mut Family<'_>, more: &[(&str, &str)], value: Option<f64>) {
         if let Some(value) = value {
-            family.under(&self.labels, more, value, Some(self.numbers.at.as_millisecond()));
+            family.under(&self.labels, more, value, Some(self.numbers.time.as_millisecond()));
         }
     }
 }
@@ -67,7 +67,7 @@ fn waiting_seconds(pressure: Option<Pressure>, full: bool) -> Option<f64> {
 
 const ROWS: [Row; 36] = [
     ("container_last_seen", "When this was read, in Unix time.", Type::Gauge, |n| {
-        Some(n.at.as_second() as f64)
+        Some(n.time.as_second() as f64)
     }),
     // These four are constants of the Go kubelet: it does not read them.
     ("container_health_state", "Always -1: there is no health check.", Type::Gauge, |n| always(n, -1.0)),
@@ -238,7 +238,7 @@ pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
     for &(name, help, select) in &TRAFFIC {
         let mut family = page.family(name, help, Type::Counter);
         for (subject, network) in subjects.iter().filter_map(|subject| Some((subject, subject.network?))) {
-            let time = Some(network.at.as_millisecond());
+            let time = Some(network.time.as_millisecond());
             for interface in &network.interfaces {
                 let more = [("interface", &*interface.name)];
                 family.under(&subject.labels, &more, select(interface) as f64, time);

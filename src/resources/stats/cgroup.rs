@@ -95,7 +95,7 @@ impl Tree {
         let memory_limit = self.number("memory", path, "memory.limit_in_bytes");
         let swap_limit = self.number("memory", path, "memory.memsw.limit_in_bytes");
         let mut numbers = Numbers {
-            at: Timestamp::now(),
+            time: Timestamp::now(),
             cpu: self.number("cpuacct", path, "cpuacct.usage"),
             // The kernel omits the line if it does not account for swap.
             swap: field(&stat, "total_swap"),
@@ -116,7 +116,7 @@ impl Tree {
         let (memory_limit, swap_limit) =
             (self.maximum(path, "memory.max"), self.maximum(path, "memory.swap.max"));
         let mut numbers = Numbers {
-            at: Timestamp::now(),
+            time: Timestamp::now(),
             cpu: micro(field(&cpu, "usage_usec")),
             swap: self.number("", path, "memory.swap.current"),
             cpu_pressure: pressure("cpu.pressure"),

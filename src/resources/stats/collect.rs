@@ -478,7 +478,7 @@ impl Shared {
             .and_then(|[path, ..]| Some((self.tree.made(&path), self.numbers(work, &path, &path, wanted)?)));
         // DIFFERS: without a cgroup around all pods the Go kubelet has no such entry.
         let (started, numbers) = together.unwrap_or_else(|| {
-            let mut sum = Numbers { at: Timestamp::now(), ..Numbers::default() };
+            let mut sum = Numbers { time: Timestamp::now(), ..Numbers::default() };
             pods.iter().for_each(|pod| sum.add(&pod.numbers));
             let limit = memory.map(|memory| memory.saturating_sub(settings.reserved_memory));
             sum.available = cgroup::available(limit, sum.working_set.or(Some(0)));

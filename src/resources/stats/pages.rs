@@ -65,19 +65,19 @@ pub fn resource(snapshot: Option<&Snapshot>, page: &mut Page) {
     let Some(snapshot) = snapshot else { return };
     for (name, help, kind, select) in NODE {
         let numbers = &snapshot.node.numbers;
-        sample(&mut page.family(name, help, kind), &[], select(numbers), numbers.at);
+        sample(&mut page.family(name, help, kind), &[], select(numbers), numbers.time);
     }
     for (name, help, kind, select) in PODS {
         let mut family = page.family(name, help, kind);
         for pod in &snapshot.pods {
             let labels = [("namespace", &*pod.namespace), ("pod", &*pod.name)];
-            sample(&mut family, &labels, select(&pod.numbers), pod.numbers.at);
+            sample(&mut family, &labels, select(&pod.numbers), pod.numbers.time);
         }
     }
     for (name, help, kind, select) in CONTAINERS {
         let mut family = page.family(name, help, kind);
         for (pod, container) in containers(snapshot) {
-            sample(&mut family, &labels(pod, container), select(&container.numbers), container.numbers.at);
+            sample(&mut family, &labels(pod, container), select(&container.numbers), container.numbers.time);
         }
     }
     let help = "When a container was made, in Unix time.";

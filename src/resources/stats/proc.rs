@@ -28,7 +28,7 @@ fn read(path: &Path) -> Option<String> {
 /// The interfaces that a process sees; `None` if it has ended.
 pub fn network(proc: &Path, process: u32) -> Option<Network> {
     let text = read(&proc.join(process.to_string()).join("net/dev"))?;
-    Some(Network { at: Timestamp::now(), interfaces: interfaces(&text) })
+    Some(Network { time: Timestamp::now(), interfaces: interfaces(&text) })
 }
 
 /// The lines of a `net/dev`: name, eight numbers of what was received, eight of what was sent.
@@ -68,7 +68,7 @@ pub(super) fn own_numbers(proc: &Path) -> Option<Numbers> {
     let resident = memory_field(&status, "VmRSS");
     let (minor, major) = faults(&read(&proc.join("self/stat"))?)?;
     Some(Numbers {
-        at: Timestamp::now(),
+        time: Timestamp::now(),
         cpu: Some(own_cpu()),
         usage: resident,
         working_set: resident,
@@ -98,7 +98,7 @@ pub(super) fn processes(proc: &Path) -> ProcessLimit {
     let number = |path: &str| read(&proc.join(path))?.trim().parse::<u64>().ok();
     let most = [number("sys/kernel/pid_max"), number("sys/kernel/threads-max")];
     ProcessLimit {
-        at: Timestamp::now(),
+        time: Timestamp::now(),
         most: most.into_iter().flatten().min(),
         now: read(&proc.join("loadavg")).as_deref().and_then(tasks),
     }

@@ -240,7 +240,7 @@ fn numbers(cpu: &runtime::CpuUsage, memory: &runtime::MemoryUsage, io: &runtime:
         psi.as_ref().map(|psi| Pressure { full: share(&psi.full), some: share(&psi.some) })
     };
     Numbers {
-        at: time(cpu.timestamp).or(time(memory.timestamp)).unwrap_or_else(Timestamp::now),
+        time: time(cpu.timestamp).or(time(memory.timestamp)).unwrap_or_else(Timestamp::now),
         cpu: value(&cpu.usage_core_nano_seconds),
         rate: value(&cpu.usage_nano_cores),
         usage: value(&memory.usage_bytes),
@@ -276,7 +276,7 @@ fn network(usage: &runtime::NetworkUsage) -> Network {
     };
     let all = usage.default_interface.iter().chain(&usage.interfaces);
     Network {
-        at: time(usage.timestamp).unwrap_or_else(Timestamp::now),
+        time: time(usage.timestamp).unwrap_or_else(Timestamp::now),
         interfaces: all.map(interface).filter(|interface| interface.name != "lo").take(INTERFACES).collect(),
     }
 }
@@ -298,12 +298,12 @@ impl Disks {
     pub(super) fn part(&mut self, place: &Path, bytes: Option<u64>, inodes: Option<u64>) -> FileSystem {
         let found = *self.0.entry(place.to_owned()).or_insert_with(|| disk::space(place).ok());
         let sizes = found.as_ref().map(space::sizes).unwrap_or_default();
-        FileSystem { at: Timestamp::now(), used: bytes, inodes_used: inodes, ..sizes }
+        FileSystem { time: Timestamp::now(), used: bytes, inodes_used: inodes, ..sizes }
     }
 
     pub(super) fn layer(&mut self, layer: &Layer) -> FileSystem {
         let mut part = self.part(&layer.place, layer.bytes, layer.inodes);
-        part.at = layer.time.unwrap_or(part.at);
+        part.time = layer.time.unwrap_or(part.time);
         part
     }
 }

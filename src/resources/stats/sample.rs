@@ -28,7 +28,7 @@ pub struct Pressure {
 /// The numbers of a cgroup, or of a container from the runtime. Unknown ones are absent.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Numbers {
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// Processor time since the start, in nanoseconds.
     pub cpu: Option<u64>,
     /// Processor time per second, in nanoseconds, between the last two samples.
@@ -65,7 +65,7 @@ impl Numbers {
                 (mine, theirs) => mine.or(theirs),
             };
         };
-        self.at = self.at.max(other.at);
+        self.time = self.time.max(other.time);
         sum(&mut self.cpu, other.cpu);
         sum(&mut self.rate, other.rate);
         sum(&mut self.usage, other.usage);
@@ -231,14 +231,14 @@ pub struct Traffic {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Network {
-    pub at: Timestamp,
+    pub time: Timestamp,
     pub interfaces: Vec<Interface>,
 }
 
 /// A file system, or the use of it by a pod, a container or a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileSystem {
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// Bytes available to unprivileged users.
     pub available: Option<u64>,
     pub capacity: Option<u64>,
@@ -307,7 +307,7 @@ pub struct SystemUse {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProcessLimit {
-    pub at: Timestamp,
+    pub time: Timestamp,
     pub most: Option<u64>,
     pub now: Option<u64>,
 }

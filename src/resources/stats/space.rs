@@ -90,7 +90,7 @@ pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
 /// The sizes of a file system, for a user of part of it.
 pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
     FileSystem {
-        at: Timestamp::now(),
+        time: Timestamp::now(),
         available: Some(found.available_bytes),
         capacity: Some(found.capacity_bytes),
         inodes_free: Some(found.inodes_free),

@@ -62,7 +62,7 @@ fn node(node: &NodeUse) -> Object {
         set(&mut object, "runtime", json!({"imageFs": space(images), "containerFs": space(containers)}));
     }
     if let Some(processes) = &node.processes {
-        let mut limit = timed(processes.at);
+        let mut limit = timed(processes.time);
         put(&mut limit, "maxpid", processes.most);
         put(&mut limit, "curproc", processes.now);
         set(&mut object, "rlimit", limit);
@@ -104,12 +104,12 @@ fn container(container: &ContainerUse) -> Value {
 
 /// Sets the fields for CPU, memory, I/O and swap.
 fn numbers(object: &mut Object, numbers: &Numbers) {
-    let mut cpu = timed(numbers.at);
+    let mut cpu = timed(numbers.time);
     put(&mut cpu, "usageNanoCores", numbers.rate);
     put(&mut cpu, "usageCoreNanoSeconds", numbers.cpu);
     put(&mut cpu, "psi", numbers.cpu_pressure.as_ref().map(pressure));
     set(object, "cpu", cpu);
-    let mut memory = timed(numbers.at);
+    let mut memory = timed(numbers.time);
     put(&mut memory, "availableBytes", numbers.available);
     put(&mut memory, "usageBytes", numbers.usage);
     put(&mut memory, "workingSetBytes", numbers.working_set);
@@ -119,12 +119,12 @@ fn numbers(object: &mut Object, numbers: &Numbers) {
     put(&mut memory, "psi", numbers.memory_pressure.as_ref().map(pressure));
     set(object, "memory", memory);
     if let Some(waits) = &numbers.io_pressure {
-        let mut io = timed(numbers.at);
+        let mut io = timed(numbers.time);
         set(&mut io, "psi", pressure(waits));
         set(object, "io", io);
     }
     if numbers.swap.is_some() {
-        let mut swap = timed(numbers.at);
+        let mut swap = timed(numbers.time);
         put(&mut swap, "swapAvailableBytes", numbers.swap_available);
         put(&mut swap, "swapUsageBytes", numbers.swap);
         set(object, "swap", swap);
@@ -146,7 +146,7 @@ fn network(network: &Network) -> Object {
             "txErrors": interface.sent.errors,
         })
     };
-    let mut object = timed(network.at);
+    let mut object = timed(network.time);
     match network.interfaces.iter().find(|interface| interface.name == "eth0").map(fields) {
         Some(Value::Object(default)) => object.extend(default),
         _ => set(&mut object, "name", ""),
@@ -156,7 +156,7 @@ fn network(network: &Network) -> Object {
 }
 
 fn space(space: &FileSystem) -> Object {
-    let mut object = timed(space.at);
+    let mut object = timed(space.time);
     put(&mut object, "availableBytes", space.available);
     put(&mut object, "capacityBytes", space.capacity);
     put(&mut object, "usedBytes", space.used);

@@ -654,7 +654,7 @@ fn the_resource_page_carries_the_moments_of_its_samples() {
     let mut page = Page::new();
     resource(Some(&snapshot), &mut page);
     let text = page.into_text();
-    let milliseconds = snapshot.pods[0].containers[0].numbers.at.as_millisecond();
+    let milliseconds = snapshot.pods[0].containers[0].numbers.time.as_millisecond();
     for line in [
         "resource_scrape_error 0".to_owned(),
         format!(
