@@ -26,10 +26,10 @@ impl Fault {
 
     pub fn refused(code: &'static str, refusal: Refusal) -> Fault {
         match refusal {
-            Refusal::Unknown(why) => Fault::new(404, code, why),
-            Refusal::Unavailable(why) => {
-                log::warn!("an image is not served: {why}");
-                Fault::new(503, "UNAVAILABLE", why)
+            Refusal::Unknown(reason) => Fault::new(404, code, reason),
+            Refusal::Unavailable(reason) => {
+                log::warn!("an image is not served: {reason}");
+                Fault::new(503, "UNAVAILABLE", reason)
             }
         }
     }

@@ -32,7 +32,7 @@ pub trait Images: Send + Sync {
     fn set_registry(&self, address: &str);
 
     /// See [`ImageSet::lacks_registry`].
-    fn lacks_registry(&self, why: &str);
+    fn lacks_registry(&self, reason: &str);
 }
 
 /// A blob that can be opened.
@@ -71,7 +71,7 @@ impl Images for ImageSet {
         ImageSet::set_registry(self, address);
     }
 
-    fn lacks_registry(&self, why: &str) {
-        ImageSet::lacks_registry(self, why);
+    fn lacks_registry(&self, reason: &str) {
+        ImageSet::lacks_registry(self, reason);
     }
 }

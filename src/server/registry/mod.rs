@@ -72,11 +72,11 @@ fn route(
             Ok(whole(json_response(200, &json!({"name": name, "tags": tags}))))
         }
         Wanted::Manifest { repository, reference } => {
-            let refused = |why| Fault::refused("MANIFEST_UNKNOWN", why);
+            let refused = |refusal| Fault::refused("MANIFEST_UNKNOWN", refusal);
             Ok(document(images.manifest(&repository, reference).map_err(refused)?))
         }
         Wanted::Blob { digest } => {
-            let source = images.blob(digest).map_err(|why| Fault::refused("BLOB_UNKNOWN", why))?;
+            let source = images.blob(digest).map_err(|refusal| Fault::refused("BLOB_UNKNOWN", refusal))?;
             Ok(blob(digest.to_owned(), source, &request.range, request.method == Method::Get))
         }
     }
@@ -88,12 +88,12 @@ pub(super) fn named(image: &str, images: &dyn Images) -> Result<Reply, Response>
     let tag = || image.get(repository.len()..).and_then(|rest| rest.strip_prefix(':'));
     let reference = image.split_once('@').map(|(_, digest)| digest).or_else(tag);
     let reference = reference.ok_or_else(|| Response::text(400, "name an image with a tag\n"))?;
-    images.manifest(repository, reference).map(document).map_err(|why| local(&why))
+    images.manifest(repository, reference).map(document).map_err(|refusal| local(&refusal))
 }
 
 /// A blob, for the local commands.
 pub(super) fn blob_of(digest: &str, images: &dyn Images) -> Result<Reply, Response> {
-    let source = images.blob(digest).map_err(|why| local(&why))?;
+    let source = images.blob(digest).map_err(|refusal| local(&refusal))?;
     Ok(blob(digest.to_owned(), source, "", true))
 }
 
@@ -176,11 +176,11 @@ fn copy(
         let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let piece = buffer.get_mut(..most).unwrap_or_default();
         let count = match reader.read(piece) {
-            Err(why) if why.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             read => read,
         }
-        .inspect_err(|why| log::warn!("blob {digest} ends {left} bytes too early: {why}"))?;
+        .inspect_err(|error| log::warn!("blob {digest} ends {left} bytes too early: {error}"))?;
         out.write_all(piece.get(..count).unwrap_or_default())?;
         left = left.saturating_sub(count as u64);
     }

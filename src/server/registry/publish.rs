@@ -48,8 +48,8 @@ impl Publication {
         let text = hosts_toml(address, &self.token);
         match atomic_file::write(&self.path, text.as_bytes(), 0o600) {
             Ok(()) => self.written = text,
-            Err(why) => log::warn!(
-                "the container runtime cannot pull images of archives: cannot write {}: {why}",
+            Err(error) => log::warn!(
+                "the container runtime cannot pull images of archives: cannot write {}: {error}",
                 self.path.display()
             ),
         }
@@ -75,9 +75,9 @@ fn remove_if(path: &Path, is_ours: impl Fn(&str) -> bool) {
     let read = untrusted::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut found));
     if read.is_ok()
         && is_ours(&found)
-        && let Err(why) = std::fs::remove_file(path)
+        && let Err(error) = std::fs::remove_file(path)
     {
-        log::warn!("cannot remove {}: {why}", path.display());
+        log::warn!("cannot remove {}: {error}", path.display());
     }
 }
 

@@ -28,7 +28,8 @@ pub fn part(range: &str, size: u64) -> Part {
         // A number that does not fit is larger than any blob.
         digits.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
     };
-    let Some((first, last)) = range.strip_prefix("bytes=").and_then(|one| one.trim().split_once('-')) else {
+    let Some((first, last)) = range.strip_prefix("bytes=").and_then(|bounds| bounds.trim().split_once('-'))
+    else {
         return Part::Whole;
     };
     match (number(first), number(last)) {

@@ -26,7 +26,7 @@ const MANIFEST: &[u8] = b"{\"schemaVersion\":2}";
 struct Fake {
     blob: Vec<u8>,
     address: Mutex<String>,
-    asked: Mutex<Vec<String>>,
+    calls: Mutex<Vec<String>>,
 }
 
 fn digest(bytes: &[u8]) -> String {
@@ -40,9 +40,9 @@ fn broken(bytes: u64) -> String {
 
 impl Images for Fake {
     fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
-        self.asked.lock().unwrap().push(format!("{repository} {reference}"));
+        self.calls.lock().unwrap().push(format!("{repository} {reference}"));
         match (repository, reference) {
-            ("docker.io/library/web", one) if one == "1" || one == digest(MANIFEST) => {
+            ("docker.io/library/web", reference) if reference == "1" || reference == digest(MANIFEST) => {
                 Ok(Document { media_type: MEDIA.into(), digest: digest(MANIFEST), bytes: MANIFEST.into() })
             }
             ("docker.io/library/bad", _) => Err(Refusal::Unavailable("a.tar is gone".into())),
@@ -82,15 +82,15 @@ impl Images for Fake {
     }
 
     fn rescan(&self) {
-        self.asked.lock().unwrap().push("rescan".into());
+        self.calls.lock().unwrap().push("rescan".into());
     }
 
     fn set_registry(&self, address: &str) {
         address.clone_into(&mut self.address.lock().unwrap());
     }
 
-    fn lacks_registry(&self, why: &str) {
-        self.asked.lock().unwrap().push(why.to_owned());
+    fn lacks_registry(&self, reason: &str) {
+        self.calls.lock().unwrap().push(reason.to_owned());
     }
 }
 
@@ -125,7 +125,7 @@ impl Fixture {
     fn new(blob: &[u8]) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let fake =
-            Arc::new(Fake { blob: blob.to_owned(), address: Mutex::default(), asked: Mutex::default() });
+            Arc::new(Fake { blob: blob.to_owned(), address: Mutex::default(), calls: Mutex::default() });
         let mut node = FakeNode::new();
         node.image_set = Arc::clone(&fake) as Arc<dyn Images>;
         let node: Arc<dyn NodeBackend> = Arc::new(node);
@@ -202,8 +202,8 @@ fn manifest_is_served_by_tag_and_digest_to_both_runtimes() {
     assert_eq!(fixture.request("GET", &path, "").code(), "MANIFEST_UNKNOWN");
     let path = format!("/v2/{token}/registry.example__5000/a/b/manifests/2");
     assert_eq!(fixture.request("GET", &path, "").code(), "MANIFEST_UNKNOWN");
-    let asked = fixture.fake.asked.lock().unwrap().clone();
-    assert_eq!(asked[8..], ["registry.example:5000/a/b 2", "registry.example:5000/a/b 2"]);
+    let calls = fixture.fake.calls.lock().unwrap().clone();
+    assert_eq!(calls[8..], ["registry.example:5000/a/b 2", "registry.example:5000/a/b 2"]);
 }
 
 #[test]
@@ -368,6 +368,6 @@ fn registry_whose_port_is_taken_leaves_no_mirror_file_and_reports_it() {
     let port = Port::registry(settings.address, Publication::new(&settings, images));
     assert_eq!(port.address(), None);
     assert!(!settings.mirror_file.exists());
-    let asked = fixture.fake.asked.lock().unwrap();
-    assert!(asked.iter().any(|why| why.contains(&fixture.address.to_string())), "{asked:?}");
+    let calls = fixture.fake.calls.lock().unwrap();
+    assert!(calls.iter().any(|call| call.contains(&fixture.address.to_string())), "{calls:?}");
 }
