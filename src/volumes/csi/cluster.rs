@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn response_for_an_attachment_names_its_volume_and_a_failed_request_says_nothing() {
+    fn response_for_an_attachment_names_its_volume_and_only_an_unavailable_server_is_an_error() {
         let text = || "words".to_owned();
         assert_eq!(found(Err(ReadError::NotFound { text: text() })), Ok(AttachmentLookup::Missing));
         assert_eq!(found(Err(ReadError::Forbidden { text: text() })), Ok(AttachmentLookup::Forbidden));

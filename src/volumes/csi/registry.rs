@@ -278,13 +278,13 @@ impl Registry {
             .collect()
     }
 
-    /// The drivers that have answered, and those that were deregistered: what Node and CSINode show.
+    /// The drivers that have responded, and those that were deregistered: what Node and CSINode show.
     #[must_use]
     pub fn nodes(&self) -> (BTreeMap<String, NodeInfo>, BTreeSet<String>) {
         let table = self.table();
-        let answered =
+        let nodes =
             table.drivers.iter().filter_map(|(name, driver)| Some((name.clone(), driver.node.clone()?)));
-        (answered.collect(), table.removed.clone())
+        (nodes.collect(), table.removed.clone())
     }
 }
 

@@ -288,7 +288,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn group_is_set_by_agent_or_driver_as_the_policy_says() {
+    fn group_is_set_by_agent_or_driver_according_to_the_policy() {
         use AccessMode::{ReadOnlyMany, ReadWriteOnce};
         let none = Abilities::default();
         let policy = |policy| CsiDriverSpec { fs_group_policy: Some(policy), ..CsiDriverSpec::default() };
