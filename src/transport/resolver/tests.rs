@@ -167,7 +167,7 @@ fn ok(addresses: &[&str]) -> Result<Vec<String>, Reason> {
 }
 
 #[test]
-fn address_is_found_whatever_the_server_says_of_the_other_type() {
+fn address_is_found_whatever_the_response_for_the_other_type_is() {
     const V4: Reply = Reply::Addresses(&["10.0.0.1", "10.0.0.2"]);
     for reaction in [
         (|_, kind, _| if kind == 1 { V4 } else { Reply::Code(3) }) as Reaction,

@@ -142,7 +142,7 @@ pub(super) struct Validity {
 }
 
 impl Validity {
-    pub(super) fn of(certificate: &Certificate<'_>) -> Validity {
+    pub(super) fn from_certificate(certificate: &Certificate<'_>) -> Validity {
         Validity { not_before: certificate.not_before, not_after: certificate.not_after }
     }
 
@@ -207,11 +207,11 @@ impl Authorities {
     ) -> Result<(), CertificateRefusal> {
         let (own, others) = chain.split_first().ok_or(CertificateRefusal::NoCertificate)?;
         let (certificate, usage) = read(own).ok_or(CertificateRefusal::Malformed)?;
-        verification.depends_on(Validity::of(&certificate), now);
+        verification.depends_on(Validity::from_certificate(&certificate), now);
         if usage.has_unsupported_critical {
             return Err(CertificateRefusal::CriticalExtension);
         }
-        Validity::of(&certificate).check(now)?;
+        Validity::from_certificate(&certificate).check(now)?;
         if !usage.for_clients {
             return Err(CertificateRefusal::KeyUsage);
         }
@@ -291,7 +291,7 @@ impl<'a> Search<'a> {
             if parent.certificate.subject != issuer || next == issuer || self.names.contains(&next) {
                 continue;
             }
-            self.verification.depends_on(Validity::of(&parent.certificate), self.now);
+            self.verification.depends_on(Validity::from_certificate(&parent.certificate), self.now);
             if let Err(refusal) = may_lead(&parent.certificate, parent.usage, self.now) {
                 self.refuse(refusal);
                 continue;
@@ -344,7 +344,7 @@ fn may_lead(certificate: &Certificate<'_>, usage: Usage, now: Timestamp) -> Resu
     if usage.has_unsupported_critical || usage.has_policies {
         return Err(CertificateRefusal::CriticalExtension);
     }
-    Ok(Validity::of(certificate).check(now)?)
+    Ok(Validity::from_certificate(certificate).check(now)?)
 }
 
 impl Authority {
@@ -365,7 +365,7 @@ impl Authority {
             .ok()?;
         Some(Authority {
             subject: certificate.subject.to_vec(),
-            life: Validity::of(certificate),
+            life: Validity::from_certificate(certificate),
             path_length: usage.path_length,
             verifier,
         })

@@ -78,7 +78,7 @@ const BITS: usize = WORDS * 64;
 type Number = [u64; WORDS];
 
 const ZERO: Number = [0; WORDS];
-const ONE: Number = [1, 0, 0, 0, 0, 0, 0, 0, 0];
+const PLAIN_ONE: Number = [1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// A number from at most 72 bytes, the highest first.
 fn number(bytes: &[u8]) -> Option<Number> {
@@ -139,7 +139,7 @@ impl Modulus {
         let inverse = (0..6)
             .fold(1_u64, |inverse, _| inverse.wrapping_mul(2_u64.wrapping_sub(lowest.wrapping_mul(inverse))));
         let mut modulus = Modulus { prime, inverse: inverse.wrapping_neg(), unit: ZERO, square: ZERO };
-        let doubled = |times: usize| (0..times).fold(ONE, |number, _| modulus.add(&number, &number));
+        let doubled = |times: usize| (0..times).fold(PLAIN_ONE, |number, _| modulus.add(&number, &number));
         let (unit, square) = (doubled(BITS), doubled(2 * BITS));
         (modulus.unit, modulus.square) = (unit, square);
         modulus
@@ -182,7 +182,7 @@ impl Modulus {
     }
 
     fn of_form(&self, number: &Number) -> Number {
-        self.multiply(number, &ONE)
+        self.multiply(number, &PLAIN_ONE)
     }
 
     /// The inverse, by Fermat's theorem; of zero it is zero.

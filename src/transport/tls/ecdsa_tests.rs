@@ -62,10 +62,10 @@ fn numbers_of_a_signature_are_between_zero_and_the_order() {
         };
         let order = curve.order.prime;
         assert_eq!(curve.scalar(&content(&order)), None);
-        assert_eq!(curve.scalar(&content(&sum(&order, &ONE).0)), None);
-        let last = difference(&order, &ONE);
+        assert_eq!(curve.scalar(&content(&sum(&order, &PLAIN_ONE).0)), None);
+        let last = difference(&order, &PLAIN_ONE);
         assert_eq!(curve.scalar(&content(&last)), Some(last));
-        assert_eq!(curve.scalar(&[1]), Some(ONE));
+        assert_eq!(curve.scalar(&[1]), Some(PLAIN_ONE));
         for bad in [&[][..], &[0], &[0x80], &[0, 1], &[0xff; 66], &[1; 80]] {
             assert_eq!(curve.scalar(bad), None, "{bad:?}");
         }
@@ -83,9 +83,9 @@ fn multiples_of_the_generator_are_consistent() {
             (f.multiply(&point.x, &square), f.multiply(&point.y, &f.multiply(&square, &inverse)))
         };
         // The order times the generator is the neutral element, with any split in two summands.
-        let last = difference(&curve.order.prime, &ONE);
+        let last = difference(&curve.order.prime, &PLAIN_ONE);
         assert_eq!(curve.combine(&curve.order.prime, &generator, &ZERO).z, ZERO);
-        assert_eq!(curve.combine(&last, &generator, &ONE).z, ZERO);
+        assert_eq!(curve.combine(&last, &generator, &PLAIN_ONE).z, ZERO);
         let half = curve.combine(&[5, 7, 0, 1, 0, 0, 0, 0, 0], &generator, &[9, 0, 3, 0, 0, 0, 0, 0, 0]);
         let whole = curve.combine(&[14, 7, 3, 1, 0, 0, 0, 0, 0], &generator, &ZERO);
         assert_eq!(normal(half), normal(whole));

@@ -107,7 +107,7 @@ impl Verifier {
                 false => verifier.others.push(subject),
                 true => verifier.anchors.extend(store.roots.pop().map(|trusted| Anchor {
                     trusted,
-                    life: Validity::of(&certificate),
+                    life: Validity::from_certificate(&certificate),
                     path_length: usage.path_length.unwrap_or(u64::MAX),
                     subject,
                     key: Key::new(&certificate),
@@ -130,7 +130,7 @@ impl Verifier {
         if usage.has_unsupported_critical {
             return Err(refused(format!("unhandled critical extension in certificate {own}")));
         }
-        check_time(Validity::of(certificate), now)?;
+        check_time(Validity::from_certificate(certificate), now)?;
         // Only version 3 has alternative names.
         if certificate.extension(SUBJECT_ALT_NAME).is_none() {
             return Err(refused("certificate relies on legacy Common Name field, use SANs instead"));
