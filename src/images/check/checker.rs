@@ -808,7 +808,7 @@ mod tests {
 
     /// A layer that another image brought is intact, and the runtime has no blob of it.
     #[test]
-    fn damaged_blob_of_one_layer_says_nothing_about_the_others() {
+    fn damaged_blob_of_one_layer_leaves_the_state_of_the_others_unknown() {
         let mut fixture = Fixture::new();
         fixture.blobs.clear();
         let store = fixture.damaged_store(&[1]);
