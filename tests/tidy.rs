@@ -57,7 +57,7 @@ const LAYERS: &[(&str, u8)] = &[
 const SIDEWAYS: &[(&str, &str)] = &[("model", "util"), ("cri", "transport"), ("kube", "transport")];
 
 /// Third-party crates and the one room that imports each.
-const DOORS: &[(&str, &str)] = &[
+const CRATE_OWNERS: &[(&str, &str)] = &[
     ("grpcio", "transport"),
     ("protobuf", "transport"),
     ("futures_util", "transport"),
@@ -132,47 +132,52 @@ fn room(file: &str) -> Option<&str> {
 /// prose are not taken for code.
 fn code(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
-    let at = |index: usize| chars.get(index).copied().unwrap_or('\0');
+    let character_at = |index: usize| chars.get(index).copied().unwrap_or('\0');
     let mut out = String::with_capacity(text.len());
     let mut index = 0;
     while index < chars.len() {
-        let one = at(index);
-        let word_before = index > 0 && (at(index - 1).is_alphanumeric() || at(index - 1) == '_');
-        if one == '/' && at(index + 1) == '/' {
-            while index < chars.len() && at(index) != '\n' {
+        let character = character_at(index);
+        let word_before =
+            index > 0 && (character_at(index - 1).is_alphanumeric() || character_at(index - 1) == '_');
+        if character == '/' && character_at(index + 1) == '/' {
+            while index < chars.len() && character_at(index) != '\n' {
                 index += 1;
             }
-        } else if one == '/' && at(index + 1) == '*' {
+        } else if character == '/' && character_at(index + 1) == '*' {
             let mut depth = 0;
             while index < chars.len() {
-                if at(index) == '/' && at(index + 1) == '*' {
+                if character_at(index) == '/' && character_at(index + 1) == '*' {
                     depth += 1;
                     index += 2;
-                } else if at(index) == '*' && at(index + 1) == '/' {
+                } else if character_at(index) == '*' && character_at(index + 1) == '/' {
                     depth -= 1;
                     index += 2;
                     if depth == 0 {
                         break;
                     }
                 } else {
-                    if at(index) == '\n' {
+                    if character_at(index) == '\n' {
                         out.push('\n');
                     }
                     index += 1;
                 }
             }
-        } else if one == '"' {
+        } else if character == '"' {
             index = skip_string(&chars, index + 1, &mut out);
-        } else if one == 'r' && !word_before && (at(index + 1) == '"' || at(index + 1) == '#') {
+        } else if character == 'r'
+            && !word_before
+            && (character_at(index + 1) == '"' || character_at(index + 1) == '#')
+        {
             let mut hashes = 0;
-            while at(index + 1 + hashes) == '#' {
+            while character_at(index + 1 + hashes) == '#' {
                 hashes += 1;
             }
-            if at(index + 1 + hashes) == '"' {
+            if character_at(index + 1 + hashes) == '"' {
                 index += 2 + hashes;
                 while index < chars.len() {
-                    let closes = at(index) == '"' && (0..hashes).all(|more| at(index + 1 + more) == '#');
-                    if at(index) == '\n' {
+                    let closes = character_at(index) == '"'
+                        && (0..hashes).all(|more| character_at(index + 1 + more) == '#');
+                    if character_at(index) == '\n' {
                         out.push('\n');
                     }
                     index += 1;
@@ -182,25 +187,25 @@ fn code(text: &str) -> String {
                     }
                 }
             } else {
-                out.push(one);
+                out.push(character);
                 index += 1;
             }
-        } else if one == '\'' {
+        } else if character == '\'' {
             // A character literal, or a lifetime.
-            if at(index + 1) == '\\' {
+            if character_at(index + 1) == '\\' {
                 index += 3;
-                while index < chars.len() && at(index) != '\'' {
+                while index < chars.len() && character_at(index) != '\'' {
                     index += 1;
                 }
                 index += 1;
-            } else if at(index + 2) == '\'' {
+            } else if character_at(index + 2) == '\'' {
                 index += 3;
             } else {
-                out.push(one);
+                out.push(character);
                 index += 1;
             }
         } else {
-            out.push(one);
+            out.push(character);
             index += 1;
         }
     }
@@ -208,8 +213,8 @@ fn code(text: &str) -> String {
 }
 
 fn skip_string(chars: &[char], mut index: usize, out: &mut String) -> usize {
-    while let Some(one) = chars.get(index) {
-        match one {
+    while let Some(character) = chars.get(index) {
+        match character {
             '\\' => index += 1,
             '"' => return index + 1,
             '\n' => out.push('\n'),
@@ -229,8 +234,8 @@ fn imported_rooms(code: &str) -> BTreeSet<String> {
             let mut depth = 1;
             let mut word = String::new();
             let mut first = true;
-            for one in list.chars() {
-                match one {
+            for character in list.chars() {
+                match character {
                     '{' => depth += 1,
                     '}' => depth -= 1,
                     ',' if depth == 1 => {
@@ -243,15 +248,19 @@ fn imported_rooms(code: &str) -> BTreeSet<String> {
                 if depth == 0 {
                     break;
                 }
-                if first && (one.is_alphanumeric() || one == '_') {
-                    word.push(one);
-                } else if !one.is_whitespace() {
+                if first && (character.is_alphanumeric() || character == '_') {
+                    word.push(character);
+                } else if !character.is_whitespace() {
                     first = false;
                 }
             }
             rooms.insert(word);
         } else {
-            rooms.insert(rest.chars().take_while(|one| one.is_alphanumeric() || *one == '_').collect());
+            rooms.insert(
+                rest.chars()
+                    .take_while(|character| character.is_alphanumeric() || *character == '_')
+                    .collect(),
+            );
         }
     }
     rooms
@@ -268,7 +277,7 @@ fn uses_crate(code: &str, name: &str) -> bool {
             && code[..start - 2]
                 .chars()
                 .next_back()
-                .is_some_and(|one| one.is_alphanumeric() || one == '_' || one == '>');
+                .is_some_and(|character| character.is_alphanumeric() || character == '_' || character == '>');
         own_word
             && !inside_path
             && (after.starts_with("::") || (code[..start].ends_with("use ") && after.starts_with([';', ' '])))
@@ -325,10 +334,10 @@ fn each_third_party_crate_is_imported_by_one_room() {
     let mut problems = Vec::new();
     for (file, text) in sources() {
         let code = code(&text);
-        for (name, door) in DOORS {
+        for (name, owner) in CRATE_OWNERS {
             // The tests inside a source file may drive a library from the other end.
-            if uses_crate(&code, name) && room(&file) != Some(door) {
-                problems.push(format!("{file} imports {name}, which belongs to {door}"));
+            if uses_crate(&code, name) && room(&file) != Some(owner) {
+                problems.push(format!("{file} imports {name}, which belongs to {owner}"));
             }
         }
     }
@@ -356,7 +365,8 @@ fn every_dependency_is_in_one_table_of_crates() {
     for dependency in dependencies() {
         let Some(name) = dependency.strip_prefix("dependencies/") else { continue };
         let name = name.replace('-', "_");
-        if !SHARED.contains(&name.as_str()) && !DOORS.iter().any(|(crate_name, _)| *crate_name == name) {
+        if !SHARED.contains(&name.as_str()) && !CRATE_OWNERS.iter().any(|(crate_name, _)| *crate_name == name)
+        {
             problems.push(format!("{name} is in neither table of tests/tidy.rs"));
         }
     }
@@ -396,13 +406,14 @@ fn threads_sleep_and_unsafe_are_only_in_permitted_files() {
             if line.contains("thread::sleep") {
                 problems.push(format!("{place} sleeps: wait on the stop token"));
             }
-            let unsafe_word =
-                line.split(|one: char| !one.is_alphanumeric() && one != '_').any(|word| word == "unsafe");
+            let unsafe_word = line
+                .split(|character: char| !character.is_alphanumeric() && character != '_')
+                .any(|word| word == "unsafe");
             if unsafe_word && !UNSAFE.contains(&file.as_str()) {
                 problems.push(format!("{place} is unsafe"));
             }
             if line
-                .split(|one: char| !one.is_alphanumeric() && one != '_')
+                .split(|character: char| !character.is_alphanumeric() && character != '_')
                 .any(|word| word == "async" || word == "await")
             {
                 problems.push(format!("{place} is async"));
@@ -477,7 +488,7 @@ fn every_metric_of_the_table_is_counted_somewhere() {
         .lines()
         .filter_map(|line| line.trim().split_once(": "))
         .filter(|(name, kind)| {
-            name.chars().all(|one| one.is_ascii_uppercase() || one == '_')
+            name.chars().all(|character| character.is_ascii_uppercase() || character == '_')
                 && kinds.iter().any(|start| kind.starts_with(start))
         })
         .map(|(name, _)| name)
@@ -488,7 +499,8 @@ fn every_metric_of_the_table_is_counted_somewhere() {
         .filter(|name| !NEVER_COUNTED.contains(name))
         .filter(|name| {
             let word = |text: &str| {
-                text.split(|one: char| !one.is_alphanumeric() && one != '_').any(|word| word == *name)
+                text.split(|character: char| !character.is_alphanumeric() && character != '_')
+                    .any(|word| word == *name)
             };
             !all.iter().any(|(file, text)| file != TABLE && word(text))
         })
@@ -655,7 +667,10 @@ fn observable_checks_name_real_tests() {
         let known = check.id.split_once(' ').is_some_and(|(subject, rest)| {
             let number = rest.split_once('/').map_or("", |(_, number)| number);
             ["pods", "runtime", "server"].contains(&subject)
-                && number.trim_end_matches(|one: char| one.is_ascii_lowercase()).parse::<u32>().is_ok()
+                && number
+                    .trim_end_matches(|character: char| character.is_ascii_lowercase())
+                    .parse::<u32>()
+                    .is_ok()
         });
         if !known || check.what.is_empty() {
             problems.push(format!("{}: SUBJECT CHAPTER/NUMBER and some words are wanted", check.id));
@@ -676,8 +691,8 @@ fn open_checks() -> String {
         all.len()
     );
     for check in &all {
-        if let Err(why) = &check.by {
-            let _ = writeln!(text, "| {} | {} | {why} |", check.id, check.what);
+        if let Err(reason) = &check.by {
+            let _ = writeln!(text, "| {} | {} | {reason} |", check.id, check.what);
         }
     }
     text
@@ -751,11 +766,11 @@ fn unit_settings() -> BTreeMap<(String, String), String> {
 #[test]
 fn systemd_restarts_the_service_without_a_limit() {
     let settings = unit_settings();
-    let of =
+    let setting =
         |section: &str, key: &str| settings.get(&(section.to_owned(), key.to_owned())).map(String::as_str);
-    assert_eq!(of("[Unit]", "StartLimitIntervalSec"), Some("0"));
-    assert_eq!(of("[Service]", "Restart"), Some("always"));
-    let number = |key| of("[Service]", key).and_then(|value| value.parse::<u32>().ok()).unwrap_or(0);
+    assert_eq!(setting("[Unit]", "StartLimitIntervalSec"), Some("0"));
+    assert_eq!(setting("[Service]", "Restart"), Some("always"));
+    let number = |key| setting("[Service]", key).and_then(|value| value.parse::<u32>().ok()).unwrap_or(0);
     assert!(
         number("RestartSteps") > 0 && number("RestartMaxDelaySec") > number("RestartSec"),
         "{settings:?}"

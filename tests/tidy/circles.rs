@@ -59,14 +59,14 @@ fn without_tests(text: &str) -> String {
 /// The length of a block in braces.
 fn block(text: &str) -> usize {
     let mut depth = 0;
-    for (at, one) in text.char_indices() {
-        match one {
+    for (offset, character) in text.char_indices() {
+        match character {
             '{' => depth += 1,
             '}' => depth -= 1,
             _ => {}
         }
         if depth == 0 {
-            return at + 1;
+            return offset + 1;
         }
     }
     text.len()
@@ -91,7 +91,9 @@ fn paths<'a>(text: &'a str, before: &[&'a str]) -> (Vec<Vec<&'a str>>, &'a str) 
                 }
             }
         }
-        let end = rest.find(|one: char| !one.is_alphanumeric() && one != '_').unwrap_or(rest.len());
+        let end = rest
+            .find(|character: char| !character.is_alphanumeric() && character != '_')
+            .unwrap_or(rest.len());
         path.extend(Some(&rest[..end]).filter(|name| !name.is_empty()));
         rest = &rest[end..];
         match rest.strip_prefix("::") {
@@ -99,10 +101,11 @@ fn paths<'a>(text: &'a str, before: &[&'a str]) -> (Vec<Vec<&'a str>>, &'a str) 
             None => break,
         }
     }
-    let renamed = rest
-        .trim_start()
-        .strip_prefix("as ")
-        .map(|rest| rest.trim_start_matches(|one: char| one.is_alphanumeric() || one == '_' || one == ' '));
+    let renamed = rest.trim_start().strip_prefix("as ").map(|rest| {
+        rest.trim_start_matches(|character: char| {
+            character.is_alphanumeric() || character == '_' || character == ' '
+        })
+    });
     (vec![path], renamed.unwrap_or(rest).trim_start_matches('*'))
 }
 
@@ -119,13 +122,15 @@ fn imports(here: &str, text: &str, modules: &BTreeSet<String>) -> BTreeSet<Strin
     let mut roots = vec!["crate".to_owned(), "self".to_owned(), "super".to_owned()];
     // A module names its own modules without a prefix.
     roots.extend(
-        modules.iter().filter_map(|one| one.strip_prefix(here)?.strip_prefix("::").map(str::to_owned)),
+        modules.iter().filter_map(|module| module.strip_prefix(here)?.strip_prefix("::").map(str::to_owned)),
     );
     for root in roots.iter().filter(|root| !root.contains("::")) {
-        for (at, _) in text.match_indices(&format!("{root}::")) {
-            let inside = |one: char| one.is_alphanumeric() || one == '_' || one == ':' || one == '.';
-            if !text[..at].ends_with(inside) {
-                starts.push(at);
+        for (offset, _) in text.match_indices(&format!("{root}::")) {
+            let inside = |character: char| {
+                character.is_alphanumeric() || character == '_' || character == ':' || character == '.'
+            };
+            if !text[..offset].ends_with(inside) {
+                starts.push(offset);
             }
         }
     }
@@ -184,9 +189,9 @@ fn files_of_rooms() -> Graph {
     let modules: BTreeSet<String> = sources.iter().filter_map(|(file, _)| module(file)).collect();
     let mut graph = Graph::new();
     for (file, text) in &sources {
-        let (Some(here), Some(of)) = (module(file), room(file)) else { continue };
+        let (Some(here), Some(own_room)) = (module(file), room(file)) else { continue };
         let mut others = imports(&here, &code(text), &modules);
-        others.retain(|other| other.split("::").next() == Some(of));
+        others.retain(|other| other.split("::").next() == Some(own_room));
         graph.insert(here, others);
     }
     assert!(graph.values().map(BTreeSet::len).sum::<usize>() > 500, "the imports are not read");
@@ -213,11 +218,11 @@ fn files_of_different_folders_do_not_import_each_other_in_a_circle() {
         .iter()
         .filter(|circle| {
             // A module with modules of its own belongs to their folder.
-            let of = |module: &str| match folders.get(module) {
+            let folder_of = |module: &str| match folders.get(module) {
                 Some(own) => (*own).to_owned(),
                 None => module.rsplit_once("::").map_or_else(String::new, |(folder, _)| folder.to_owned()),
             };
-            circle.iter().map(|module| of(module)).collect::<BTreeSet<_>>().len() > 1
+            circle.iter().map(|module| folder_of(module)).collect::<BTreeSet<_>>().len() > 1
         })
         .map(|circle| format!("files of different folders import each other: {}", circle.join(", ")))
         .collect();
@@ -243,7 +248,7 @@ fn imports_are_read_from_use_trees_and_paths() {
 fn circles_are_found() {
     let graph = |edges: &[(&str, &[&str])]| -> Graph {
         let all = |(from, to): &(&str, &[&str])| {
-            ((*from).to_owned(), to.iter().map(|one| (*one).to_owned()).collect())
+            ((*from).to_owned(), to.iter().map(|target| (*target).to_owned()).collect())
         };
         edges.iter().map(all).collect()
     };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{files, report, root};
 
 fn read(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// The names in backticks that the rows of a document begin with.
@@ -38,7 +38,7 @@ fn metrics_to_explain() -> BTreeSet<String> {
         known.iter().filter(|name| name.starts_with("coracle_")).cloned().collect();
     for file in ["packaging/monitoring/alerts.yaml", "packaging/monitoring/dashboard.json"] {
         let text = read(file);
-        let words = text.split(|one: char| !one.is_ascii_alphanumeric() && one != '_');
+        let words = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
         for word in words {
             let cut = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
             let name =
@@ -257,9 +257,9 @@ fn rows_of_upstream_with_unknown_names_are_found() {
 fn cites(line: &str) -> bool {
     let lower = line.to_lowercase();
     let numbered = |word: &str| {
-        lower.match_indices(word).any(|(at, _)| {
-            let rest = lower[at + word.len()..].trim_start();
-            rest.starts_with(|one: char| one.is_ascii_digit())
+        lower.match_indices(word).any(|(offset, _)| {
+            let rest = lower[offset + word.len()..].trim_start();
+            rest.starts_with(|character: char| character.is_ascii_digit())
         })
     };
     let standard = lower.contains("rfc");

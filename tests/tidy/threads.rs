@@ -23,10 +23,12 @@ fn stem(name: &str) -> &str {
 
 /// Whether a documented name means a started one: the same, or both have the same constant part.
 fn is_same(documented: &str, started: &str) -> bool {
-    let (one, other) = (stem(documented), stem(started));
-    one == other
-        || other.ends_with('/') && one.starts_with(other)
-        || one.ends_with('/') && documented != one && other.starts_with(one)
+    let (documented_stem, started_stem) = (stem(documented), stem(started));
+    documented_stem == started_stem
+        || started_stem.ends_with('/') && documented_stem.starts_with(started_stem)
+        || documented_stem.ends_with('/')
+            && documented != documented_stem
+            && started_stem.starts_with(documented_stem)
 }
 
 /// The text of a source file without its tests.
@@ -82,8 +84,8 @@ fn started(all: &[(String, String)]) -> Vec<Result<(String, String), String>> {
         };
         let texts: Vec<&str> = all.iter().filter(same_room).map(|(_, text)| text.as_str()).collect();
         for call in ["threads::spawn(", "adopt_library(", "adopt_current("] {
-            for (at, _) in text.match_indices(call) {
-                let (before, rest) = text.split_at(at);
+            for (offset, _) in text.match_indices(call) {
+                let (before, rest) = text.split_at(offset);
                 let rest = &rest[call.len()..];
                 let argument =
                     if value(rest).is_some() { rest } else { rest.split(',').next().unwrap_or_default() };
@@ -120,8 +122,8 @@ fn problems(all: &[(String, String)], architecture: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let documented = documented(architecture);
     let mut names: BTreeMap<String, String> = BTreeMap::new();
-    for one in started(all) {
-        match one {
+    for thread in started(all) {
+        match thread {
             Ok((name, file)) => {
                 names.insert(name, file);
             }
@@ -168,7 +170,9 @@ fn problems(all: &[(String, String)], architecture: &str) -> Vec<String> {
 /// Whether a quoted word of a paragraph on threads is meant as the name of one: small letters,
 /// and no name of a room.
 fn is_thread_name(word: &str) -> bool {
-    let plain = |one: char| one.is_ascii_lowercase() || one.is_ascii_digit() || "-/<>".contains(one);
+    let plain = |character: char| {
+        character.is_ascii_lowercase() || character.is_ascii_digit() || "-/<>".contains(character)
+    };
     word.chars().all(plain) && !super::LAYERS.iter().any(|(room, _)| *room == word)
 }
 
@@ -180,8 +184,8 @@ fn paragraph(text: &str) -> Option<String> {
     let start = lines.iter().position(|line| line.starts_with("Threads: "))?;
     let is_next = |line: &&&str| {
         line.split_once(':').is_some_and(|(head, _)| {
-            head.starts_with(|one: char| one.is_ascii_uppercase())
-                && head.chars().all(|one| one.is_ascii_alphabetic() || one == ' ')
+            head.starts_with(|character: char| character.is_ascii_uppercase())
+                && head.chars().all(|character| character.is_ascii_alphabetic() || character == ' ')
                 && head.split(' ').count() <= 3
         })
     };

@@ -45,9 +45,9 @@ fn arguments(text: &str) -> Vec<String> {
 /// The text before `end` back to the end of another item or to the brace that encloses this one.
 fn item_before(code: &str, end: usize) -> &str {
     let mut depth = 0;
-    for (at, letter) in code[..end].char_indices().rev() {
+    for (offset, letter) in code[..end].char_indices().rev() {
         match letter {
-            '{' | '}' | ';' if depth == 0 => return &code[at + 1..end],
+            '{' | '}' | ';' if depth == 0 => return &code[offset + 1..end],
             ')' | ']' | '}' => depth += 1,
             '(' | '[' | '{' if depth > 0 => depth -= 1,
             _ => {}
@@ -59,10 +59,10 @@ fn item_before(code: &str, end: usize) -> &str {
 /// The text before the brace that encloses the place `end`.
 fn header(code: &str, end: usize) -> &str {
     let mut depth = 0;
-    for (at, letter) in code[..end].char_indices().rev() {
+    for (offset, letter) in code[..end].char_indices().rev() {
         match letter {
             '}' => depth += 1,
-            '{' if depth == 0 => return item_before(code, at),
+            '{' if depth == 0 => return item_before(code, offset),
             '{' => depth -= 1,
             _ => {}
         }
@@ -72,19 +72,19 @@ fn header(code: &str, end: usize) -> &str {
 
 /// The name after `keyword`, if the item has this keyword.
 fn name_after<'a>(item: &'a str, keyword: &str) -> Option<&'a str> {
-    let mut places = item.rmatch_indices(keyword).map(|(at, _)| at);
-    let at = places.find(|at| item[..*at].chars().next_back().is_none_or(char::is_whitespace))?;
-    item[at + keyword.len()..].split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
+    let mut places = item.rmatch_indices(keyword).map(|(offset, _)| offset);
+    let offset = places.find(|offset| item[..*offset].chars().next_back().is_none_or(char::is_whitespace))?;
+    item[offset + keyword.len()..].split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
 }
 
 fn is_public(item: &str) -> bool {
     item.split_whitespace().any(|word| word == "pub" || word == "pub(crate)")
 }
 
-/// The public item whose signature or type has a `Result` at `at`.
-fn public_item(code: &str, at: usize) -> Option<String> {
-    let item = item_before(code, at);
-    let around = header(code, at);
+/// The public item whose signature or type has a `Result` at `offset`.
+fn public_item(code: &str, offset: usize) -> Option<String> {
+    let item = item_before(code, offset);
+    let around = header(code, offset);
     if let Some(name) = name_after(item, "fn ") {
         let before = &item[..item.rfind(&format!("fn {name}")).unwrap_or(0)];
         let is_of_trait = is_public(around) && name_after(around, "trait ").is_some();
@@ -107,10 +107,10 @@ fn own_code(file: &str, text: &str) -> Option<String> {
 /// The public items of a file whose errors are texts.
 fn text_errors(code: &str) -> BTreeSet<String> {
     code.match_indices("Result<")
-        .filter(|(at, found)| {
-            arguments(&code[at + found.len()..]).get(1).is_some_and(|error| error == "String")
+        .filter(|(offset, found)| {
+            arguments(&code[offset + found.len()..]).get(1).is_some_and(|error| error == "String")
         })
-        .filter_map(|(at, _)| public_item(code, at))
+        .filter_map(|(offset, _)| public_item(code, offset))
         .collect()
 }
 

@@ -27,12 +27,12 @@ fn found(text: &str, unwanted: &[String]) -> Vec<(usize, String)> {
     for (number, line) in text.lines().enumerate() {
         let lower = line.to_lowercase().replace('_', " ");
         for word in unwanted {
-            for (at, _) in lower.match_indices(word.as_str()) {
-                let before = lower[..at].chars().next_back();
-                let after = lower[at + word.len()..].chars().next();
-                let is_letter = |one: Option<char>| one.is_some_and(char::is_alphanumeric);
+            for (offset, _) in lower.match_indices(word.as_str()) {
+                let before = lower[..offset].chars().next_back();
+                let after = lower[offset + word.len()..].chars().next();
+                let is_letter = |character: Option<char>| character.is_some_and(char::is_alphanumeric);
                 // `Limit::Nobody` and the user of `65534:nobody:/` are names, not words.
-                let is_name = lower[..at].ends_with(':');
+                let is_name = lower[..offset].ends_with(':');
                 if !is_letter(before) && !is_letter(after) && !is_name {
                     found.push((number + 1, word.clone()));
                 }
@@ -62,7 +62,7 @@ fn is_document(file: &str) -> bool {
 /// The room of a source file, or the folder of a test.
 fn place(file: &str) -> &str {
     match file.match_indices('/').nth(1) {
-        Some((at, _)) => &file[..at],
+        Some((offset, _)) => &file[..offset],
         None => file.split('/').next().unwrap_or_default(),
     }
 }
