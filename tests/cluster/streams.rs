@@ -197,8 +197,8 @@ fn repeats(joined: &JoinedNode<'_>, web: &str, rounds: usize) {
 /// Copies a file into a container and back.
 fn copies(joined: &JoinedNode<'_>, web: &str) {
     // The disk of the tests is memory: one test at a time, and at most two copies.
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static COPYING: Mutex<()> = Mutex::new(());
+    let _copying = COPYING.lock().unwrap_or_else(PoisonError::into_inner);
     let mib = copy_mib();
     let file = joined.node.shared().join("file");
     let made = Command::new("dd")

@@ -111,7 +111,7 @@ fn statistics_of_a_hanging_runtime_time_out() {
         (code, text, begun.elapsed())
     };
     const SOON: Duration = Duration::from_secs(6);
-    const WHY: &str = "Internal Error: failed to get imageFs stats: \
+    const TIMEOUT_MESSAGE: &str = "Internal Error: failed to get imageFs stats: \
         rpc error: code = DeadlineExceeded desc = context deadline exceeded\n";
     std::thread::scope(|scope| {
         let summary = scope.spawn(|| timed("/stats/summary"));
@@ -121,14 +121,14 @@ fn statistics_of_a_hanging_runtime_time_out() {
             assert!(code == 200 && took < SOON, "{path}: {code} after {took:?}: {text}");
         }
         let (code, text, took) = summary.join().unwrap();
-        assert_eq!((code, text.as_str()), (500, WHY));
+        assert_eq!((code, text.as_str()), (500, TIMEOUT_MESSAGE));
         assert!(took > Duration::from_secs(7), "{took:?}");
     });
     // The runtime gets no call for a while: requests get the last known values at once.
     let calls = node.fake.count("ImageFsInfo");
     let (code, text, took) = timed("/stats/summary");
     assert!(took < SOON, "{took:?}");
-    assert_eq!((code, text.as_str()), (500, WHY));
+    assert_eq!((code, text.as_str()), (500, TIMEOUT_MESSAGE));
     let (code, text, took) = timed("/metrics/cadvisor");
     assert!(took < SOON && code == 200 && text.contains("machine_cpu_cores"), "{code} after {took:?}");
     assert_eq!(node.fake.count("ImageFsInfo"), calls);

@@ -8,7 +8,7 @@ mod claims;
 mod csi;
 mod devices;
 mod gate;
-mod keeper;
+mod supervisor;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ struct Shared {
 /// The running plugins. Dropping it ends them.
 pub struct FakePlugins {
     shared: Arc<Shared>,
-    keeper: Option<Running>,
+    supervisor: Option<Running>,
 }
 
 impl FakePlugins {
@@ -132,14 +132,14 @@ impl FakePlugins {
             dead: Mutex::default(),
             life: AtomicUsize::new(0),
         };
-        FakePlugins { shared: Arc::new(shared), keeper: None }
+        FakePlugins { shared: Arc::new(shared), supervisor: None }
     }
 
     /// Starts all plugins, and starts each again whenever it dies or an agent has removed its socket.
     pub fn start(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let body = move |stop: StopToken| keeper::keep(&shared, &stop);
-        self.keeper = Some(spawn("fake-plugins", Stack::Large, OnDeath::Unsupervised, body).unwrap());
+        let body = move |stop: StopToken| supervisor::supervise(&shared, &stop);
+        self.supervisor = Some(spawn("fake-plugins", Stack::Large, OnDeath::Unsupervised, body).unwrap());
     }
 
     /// The next agent begins: calls of the one before are not its own.
@@ -197,7 +197,7 @@ impl FakePlugins {
 
 impl Drop for FakePlugins {
     fn drop(&mut self) {
-        drop(self.keeper.take());
+        drop(self.supervisor.take());
         self.shared.state.lock().unwrap().csi.unmount_all();
     }
 }

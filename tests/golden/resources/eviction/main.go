@@ -120,7 +120,7 @@ func generate(r *rand.Rand) *eviction.PeerCase {
 	c.Specs, _ = json.Marshal(specs)
 	second := int64(0)
 	for i := 0; i < 1+r.Intn(4); i++ {
-		pass := eviction.PeerPass{At: second}
+		pass := eviction.PeerPass{Second: second}
 		measured := second
 		if i > 0 && r.Intn(6) == 0 {
 			measured = c.Passes[i-1].Summary.Node.Memory.Time.Unix() - 1000000

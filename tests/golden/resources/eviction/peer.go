@@ -33,7 +33,7 @@ type PeerKill struct {
 }
 
 type PeerPass struct {
-	At         int64             `json:"at"`
+	Second     int64             `json:"at"`
 	Summary    *statsapi.Summary `json:"summary"`
 	After      *statsapi.Summary `json:"after,omitempty"`
 	Conditions []string          `json:"conditions"`
@@ -128,7 +128,7 @@ func PeerRun(c *PeerCase) error {
 		if pass.After != nil {
 			p.summaries = append(p.summaries, pass.After)
 		}
-		clock.SetTime(start.Add(time.Duration(pass.At) * time.Second))
+		clock.SetTime(start.Add(time.Duration(pass.Second) * time.Second))
 		active := func() []*v1.Pod {
 			all := []*v1.Pod{}
 			for _, pod := range c.Pods {

@@ -24,7 +24,7 @@ pub(super) fn identity(path: &std::path::Path) -> Option<Identity> {
 }
 
 /// Runs until the stop signal.
-pub(super) fn keep(shared: &Arc<Shared>, stop: &StopToken) {
+pub(super) fn supervise(shared: &Arc<Shared>, stop: &StopToken) {
     let mut servers: BTreeMap<Plugin, (Server, Option<Identity>)> = BTreeMap::new();
     let mut registered: Option<Identity> = None;
     loop {
