@@ -54,28 +54,57 @@ fn parts(identifier: &str) -> Vec<String> {
     parts
 }
 
+/// The language of a file, as far as it decides where identifiers are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Language {
+    /// Rust, Go, C and C++: their comments and strings are alike.
+    Braces,
+    Python,
+    Shell,
+}
+
+impl Language {
+    /// `None`: the file has no identifiers of ours.
+    fn of_file(file: &str, text: &str) -> Option<Language> {
+        if ["tests/golden/data/", "tests/bench/runs/"].iter().any(|below| file.starts_with(below)) {
+            return None;
+        }
+        let name = file.rsplit('/').next().unwrap_or_default();
+        match name.rsplit_once('.').map(|(_, ending)| ending) {
+            Some("rs" | "go" | "c" | "cc" | "h") => Some(Language::Braces),
+            Some("py") => Some(Language::Python),
+            Some("sh") => Some(Language::Shell),
+            _ => {
+                let interpreter = text.lines().next().filter(|line| line.starts_with("#!"))?;
+                if interpreter.contains("python") {
+                    return Some(Language::Python);
+                }
+                interpreter.ends_with("sh").then_some(Language::Shell)
+            }
+        }
+    }
+}
+
 /// The identifiers of a source text, each with its line.
-fn identifiers(file: &str, text: &str) -> Vec<(usize, String)> {
+fn identifiers(language: Language, text: &str) -> Vec<(usize, String)> {
     let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
-    let name = file.rsplit('/').next().unwrap_or_default();
-    let script = !name.contains('.') || file.ends_with(".sh");
-    let text = match name.rsplit('.').next() {
-        Some("rs" | "go" | "c" | "cc" | "h") => code(text),
-        Some("py") => python(text),
-        _ => text.to_owned(),
+    let text = match language {
+        Language::Braces => code(text),
+        Language::Python => python(text),
+        Language::Shell => text.to_owned(),
     };
     let mut all = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let line = if script && line.trim_start().starts_with('#') { "" } else { line };
-        for (start, word) in line.split(|letter| !is_part(letter)).map(|word| (offset(line, word), word)) {
+        let is_shell = language == Language::Shell;
+        let line = if is_shell && line.trim_start().starts_with('#') { "" } else { line };
+        for word in line.split(|letter| !is_part(letter)) {
+            let start = offset(line, word);
             let (before, after) = (&line[..start], &line[start + word.len()..]);
             // In a shell script a word may be a text; these places have names of variables and functions.
-            let is_name = !script
-                || before.ends_with('$')
-                || before.ends_with("${")
-                || after.starts_with('=')
-                || after.starts_with("+=")
-                || after.starts_with("()");
+            let is_name = !is_shell
+                || ["$", "${", "${#", "${!"].iter().any(|start| before.ends_with(start))
+                || ["=", "+=", "()"].iter().any(|end| after.starts_with(end))
+                || (before.ends_with("for ") && after.starts_with(" in "));
             if is_name && word.starts_with(|letter: char| letter.is_alphabetic() || letter == '_') {
                 all.push((number + 1, word.to_owned()));
             }
@@ -119,20 +148,13 @@ fn python(text: &str) -> String {
     out
 }
 
-/// Whether a file has identifiers of ours.
-fn is_source(file: &str, text: &str) -> bool {
-    let is_data = ["tests/golden/data/", "tests/bench/runs/"].iter().any(|below| file.starts_with(below));
-    let known = [".rs", ".go", ".c", ".cc", ".h", ".py", ".sh"].iter().any(|ending| file.ends_with(ending));
-    !is_data
-        && (known || (text.starts_with("#!") && text.lines().next().is_some_and(|line| line.ends_with("sh"))))
-}
-
 #[test]
 fn unwanted_names_become_fewer() {
     let unwanted = Unwanted::read();
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (file, text) in everything().iter().filter(|(file, text)| is_source(file, text)) {
-        for (line, identifier) in identifiers(file, text) {
+    for (file, text) in &everything() {
+        let Some(language) = Language::of_file(file, text) else { continue };
+        for (line, identifier) in identifiers(language, text) {
             if let Some(word) = unwanted.word_of(&identifier) {
                 found.entry(word.clone()).or_default().push(format!("{file}:{line}: {identifier}"));
             }
@@ -179,7 +201,8 @@ fn unwanted_names_become_fewer() {
 fn unwanted_names_are_found_in_all_languages_and_not_in_texts() {
     let unwanted = Unwanted { parts: vec!["kept".to_owned()], whole: vec!["one".to_owned()] };
     let found = |file: &str, text: &str| {
-        let names = identifiers(file, text).into_iter();
+        let language = Language::of_file(file, text).expect("it is a source");
+        let names = identifiers(language, text).into_iter();
         names.filter(|(_, name)| unwanted.word_of(name).is_some()).collect::<Vec<_>>()
     };
     let named = |line: usize, name: &str| (line, name.to_owned());
