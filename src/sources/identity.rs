@@ -64,10 +64,7 @@ pub(super) fn identify(
             effect: Some("NoExecute".to_owned()),
             ..Toleration::default()
         };
-        let tolerations = spec.tolerations.get_or_insert_default();
-        if !tolerations.iter().any(|toleration| same_toleration(toleration, &stay)) {
-            tolerations.push(stay);
-        }
+        tolerate(spec.tolerations.get_or_insert_default(), &stay);
     }
     // DIFFERS: upstream only sets the phase. A manifest may be the export of a pod that ran
     // elsewhere, whose status does not apply here.
@@ -75,13 +72,21 @@ pub(super) fn identify(
     Ok(())
 }
 
-fn same_toleration(first: &Toleration, second: &Toleration) -> bool {
+/// Puts a toleration in the place of each that differs from it in its seconds only, or at the end (Go:
+/// pkg/apis/core/helper `AddOrUpdateTolerationInPod`, whose comparison of the whole is never true).
+fn tolerate(tolerations: &mut Vec<Toleration>, new: &Toleration) {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    text(&first.key) == text(&second.key)
-        && text(&first.operator) == text(&second.operator)
-        && text(&first.value) == text(&second.value)
-        && text(&first.effect) == text(&second.effect)
-        && first.toleration_seconds == second.toleration_seconds
+    let key = |toleration: &Toleration| {
+        [&toleration.key, &toleration.operator, &toleration.value, &toleration.effect].map(text)
+    };
+    let mut is_there = false;
+    for present in tolerations.iter_mut().filter(|present| key(present) == key(new)) {
+        present.clone_from(new);
+        is_there = true;
+    }
+    if !is_there {
+        tolerations.push(new.clone());
+    }
 }
 
 /// FNV-1a, 128 bits.
@@ -187,6 +192,21 @@ mod tests {
             "tolerations": [{"key": "", "operator": "Exists", "effect": "NoExecute"}]}}));
         identify(&mut tolerant, "u".into(), "n", &Origin::File("/a".into())).unwrap();
         assert_eq!(tolerant.spec.unwrap().tolerations.unwrap().len(), 1);
+
+        // One that ends after some seconds would evict the pod from a tainted node.
+        let mut limited = pod(json!({"metadata": {"name": "a"}, "spec": {"tolerations": [
+            {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5},
+            {"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 7},
+            {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9}]}}));
+        identify(&mut limited, "u".into(), "n", &Origin::File("/a".into())).unwrap();
+        assert_eq!(
+            serde_json::to_value(limited.spec.unwrap().tolerations).unwrap(),
+            json!([
+                {"operator": "Exists", "effect": "NoExecute"},
+                {"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 7},
+                {"operator": "Exists", "effect": "NoExecute"},
+            ])
+        );
 
         let mut fetched = pod(json!({"metadata": {"name": "a", "namespace": "x"}}));
         identify(&mut fetched, "u".into(), "n", &Origin::Http("http://a".into())).unwrap();
