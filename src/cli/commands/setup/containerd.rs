@@ -185,28 +185,37 @@ fn edit(text: &str, file: &str, certs_dir: &str, version: Option<u32>) -> Result
     if certs_dir.contains(['"', '\\']) || certs_dir.chars().any(char::is_control) {
         return Err(format!("{certs_dir:?} cannot be the directory of registries"));
     }
-    let indent = |line: usize| -> String {
-        let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
-        line.chars().take_while(|character| matches!(character, ' ' | '\t')).collect()
-    };
+    let line = |number: usize| text.lines().nth(number.saturating_sub(1)).unwrap_or_default();
     if let Some(entry) = entries.iter().find(|entry| entry.is(&path)) {
-        match entry.string() {
-            Some(set) if !set.is_empty() => {
+        match (entry.string(), entry.around_string(line(entry.line))) {
+            (Some(set), _) if !set.is_empty() => {
                 edit.config_path = Some(set);
                 return Ok(edit);
             }
-            Some(_) => {
-                let new = format!("{}{added}", indent(entry.line));
+            // Only the value changes: the key may be a dotted one.
+            (Some(_), Some((key, comment))) => {
+                let new = format!("{key}\"{certs_dir}\"{comment}");
                 edit.shown = vec![format!("line {}: {}", entry.line, new.trim_start())];
                 edit.text = Some(with_line(text, entry.line, &new, true, end));
                 return Ok(edit);
             }
-            None => return Err(format!("{file}, line {}: config_path must be a string", entry.line)),
+            _ => return Err(format!("{file}, line {}: config_path must be a string", entry.line)),
         }
+    }
+    // A table that dotted keys define has no header, and cannot get one.
+    let is_dotted = |entry: &&Entry| entry.value.is_some() && entry.table < 3 && entry.is_below(&table);
+    if let Some(entry) = entries.iter().find(is_dotted) {
+        return Err(format!(
+            "{file}, line {}: this table is made by dotted keys: {}",
+            entry.line,
+            by_hand(certs_dir)
+        ));
     }
     let header = entries.iter().find(|entry| entry.value.is_none() && entry.is(&table));
     if let Some(entry) = header {
-        let new = format!("{}  {added}", indent(entry.line));
+        let is_blank = |character: &char| matches!(character, ' ' | '\t');
+        let indent: String = line(entry.line).chars().take_while(is_blank).collect();
+        let new = format!("{indent}  {added}");
         edit.shown = vec![format!("after line {}: {}", entry.line, new.trim_start())];
         edit.text = Some(with_line(text, entry.line, &new, false, end));
         return Ok(edit);
@@ -254,7 +263,6 @@ fn declared_version(entries: &[Entry], file: &str) -> Result<Option<u32>, String
 fn refuse(entry: &Entry, table: &[&str; 3], file: &str, certs_dir: &str) -> Result<(), String> {
     let [plugins, plugin, registry] = *table;
     let line = entry.line;
-    let by_hand = format!("add config_path = {certs_dir:?} to the table of the registries by hand");
     let excluded = |what: &str| {
         Err(format!(
             "{file}, line {line}: {what} is set, which containerd does not accept together with config_path: \
@@ -264,28 +272,23 @@ fn refuse(entry: &Entry, table: &[&str; 3], file: &str, certs_dir: &str) -> Resu
     if entry.is_below(&[plugins, plugin, registry, "mirrors"]) {
         return excluded("mirrors");
     }
+    // Credentials may stay there.
     if entry.is_below(&[plugins, plugin, registry, "configs"]) {
-        // Credentials may stay there.
         let value = entry.value.as_deref().unwrap_or_default();
         if entry.path.get(5).is_some_and(|part| part == "tls") || value.contains("tls") {
             return excluded("configs with tls");
         }
-        return Ok(());
     }
     let inline = entry.value.is_some() && entry.path.len() <= 3;
     let above = [plugins, plugin, registry];
     if inline && above.get(..entry.path.len()).is_some_and(|parts| entry.is(parts)) {
-        return Err(format!("{file}, line {line}: this table is in one line: {by_hand}"));
-    }
-    // A table that dotted keys define has no header.
-    if entry.value.is_some()
-        && entry.table < 3
-        && entry.is_below(&above)
-        && !entry.path.ends_with(&["config_path".to_owned()])
-    {
-        return Err(format!("{file}, line {line}: this table is made by dotted keys: {by_hand}"));
+        return Err(format!("{file}, line {line}: this table is in one line: {}", by_hand(certs_dir)));
     }
     Ok(())
+}
+
+fn by_hand(certs_dir: &str) -> String {
+    format!("add config_path = {certs_dir:?} to the table of the registries by hand")
 }
 
 /// The text with another line in the place of, or after, a line. Lines count from 1.
@@ -360,8 +363,25 @@ mod tests {
         assert_eq!((edit.text, edit.config_path.as_deref()), (None, Some("/a:/b")));
         let dotted = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nregistry.config_path = \"/a\"\n";
         assert_eq!(edited(dotted).unwrap().config_path.as_deref(), Some("/a"));
-        let edit = edited(&format!("{header}    config_path = \"\"\n[x]\n")).unwrap();
-        assert_eq!(edit.text.unwrap(), format!("{header}    config_path = \"/c\"\n[x]\n"));
+        let cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n";
+        for (before, key, after) in [
+            (header, "    config_path = ", "\n[x]\n"),
+            (header, "\tconfig_path=", " # none yet\n"),
+            // The key of another table, in a line with a prefix.
+            (cri, "registry.config_path = ", "\nregistry.headers = {}\n"),
+            (cri, "  \"registry\" . 'config_path' = ", "\n"),
+            ("version = 2\n", "plugins.\"io.containerd.grpc.v1.cri\".registry.config_path = ", "\n"),
+        ] {
+            for empty in ["\"\"", "''"] {
+                let edit = edited(&format!("{before}{key}{empty}{after}")).unwrap();
+                assert_eq!(edit.text.unwrap(), format!("{before}{key}\"/c\"{after}"));
+                let comment = after.lines().next().unwrap();
+                assert_eq!(
+                    edit.shown[0].split_once(": ").unwrap().1,
+                    format!("{}\"/c\"{comment}", key.trim_start())
+                );
+            }
+        }
         // What was added is found.
         let again = edited(&text_of(header)).unwrap();
         assert_eq!((again.text, again.config_path.as_deref()), (None, Some("/c")));
@@ -388,6 +408,11 @@ mod tests {
             ),
             ("version = 2\nplugins = {}\n".to_owned(), "line 2: this table is in one line"),
             (format!("{cri}registry.headers = {{}}\n"), "line 3: this table is made by dotted keys"),
+            (
+                format!("{cri}registry.configs.\"a\".auth.username = \"u\"\n"),
+                "line 3: this table is made by dotted keys",
+            ),
+            (format!("{cri}registry.x.config_path = \"\"\n"), "line 3: this table is made by dotted keys"),
             (format!("{registry}config_path = 7\n"), "line 3: config_path must be a string"),
             ("[plugins.cri.registry]\n".to_owned(), "version 1: replace it by the output"),
             ("version = 1\n".to_owned(), "version 1: replace it by the output"),
@@ -400,6 +425,9 @@ mod tests {
         // Credentials alone are accepted by containerd.
         let auth = format!("{registry}[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"a\".auth]\n");
         assert!(edited(&auth).is_ok());
+        // Dotted keys are no obstacle when the line is there.
+        let set = format!("{cri}registry.configs.\"a\".auth = {{}}\nregistry.config_path = \"/a\"\n");
+        assert_eq!(edited(&set).unwrap().config_path.as_deref(), Some("/a"));
     }
 
     #[test]

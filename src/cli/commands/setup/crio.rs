@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::plan::{MOST_BYTES, Plan, Step, read};
-use super::toml::scan;
+use super::toml::{Entry, scan};
 
 /// The registries unless `--registry` names others.
 pub const REGISTRIES: [&str; 5] = ["docker.io", "quay.io", "ghcr.io", "registry.k8s.io", "localhost"];
@@ -89,6 +89,17 @@ fn other_configuration(dir: &Path, registry: &str) -> Result<Option<String>, Str
         let Some(text) = read(&file, MOST_BYTES)? else { continue };
         let entries =
             scan(&text).map_err(|bad| format!("{}, line {}: this is not TOML", file.display(), bad.line))?;
+        let is_inline = |entry: &&Entry| {
+            entry.is(&["registry"]) && entry.value.as_deref().is_some_and(|value| !value.starts_with("[]"))
+        };
+        if let Some(entry) = entries.iter().find(is_inline) {
+            return Err(format!(
+                "{}, line {}: write each registry as a table [[registry]]: a list in one value is not read \
+                 by this command",
+                file.display(),
+                entry.line
+            ));
+        }
         let found = entries.iter().find(|entry| {
             let is_key = entry.is(&["registry", "prefix"]) || entry.is(&["registry", "location"]);
             is_key && entry.string().as_deref() == Some(registry)

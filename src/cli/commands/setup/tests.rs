@@ -231,6 +231,8 @@ fn crio_registries_that_are_configured_elsewhere_are_left_to_the_operator() {
     assert!(text.contains("10-x.conf, line 3 configures docker.io already"), "{text}");
     let conf = fixture.read("containers/registries.conf.d/50-coracle.conf");
     assert!(conf.contains("ghcr.io") && !conf.contains("quay.io") && !conf.contains("docker.io"), "{conf}");
+    fixture.write("containers/registries.conf.d/20-x.conf", "registry = [\n{prefix = \"ghcr.io\"}]\n");
+    assert!(fixture.refused(&options).contains("20-x.conf, line 1: write each registry as a table"));
 }
 
 #[test]

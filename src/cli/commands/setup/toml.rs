@@ -37,6 +37,13 @@ impl Entry {
         let (text, rest) = quoted(value)?;
         is_end(rest).then_some(text)
     }
+
+    /// What is before and behind its value in its line, if the value is a string in one line.
+    pub fn around_string<'a>(&self, line: &'a str) -> Option<(&'a str, &'a str)> {
+        let line = line.trim_end();
+        let before = line.strip_suffix(self.value.as_deref()?)?;
+        Some((before, quoted(line.get(before.len()..)?)?.1))
+    }
 }
 
 /// Why a text cannot be read.
