@@ -65,7 +65,11 @@ impl Step {
     /// The text names the file.
     pub fn apply(&self) -> Result<(), String> {
         let (path, done) = match self {
-            Step::Write { path, text, mode, copy, .. } => (path, write(path, text, *mode, *copy)),
+            Step::Write { path, text, mode, copy, .. } => {
+                // The directory of the file may be another one than that of its link.
+                let written = write(path, text, *mode, *copy);
+                (path, written.and_then(|real| sync_parents(&real)))
+            }
             Step::Link { path, target } => {
                 let link = || {
                     make_parent(path)?;
@@ -79,12 +83,9 @@ impl Step {
     }
 }
 
-fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
-    // A link to the file stays a link.
-    let real = match fs::canonicalize(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
-        real => real?,
-    };
+/// Returns the path of the written file: a link to it stays a link.
+fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<PathBuf> {
+    let real = real_path(path)?;
     make_parent(&real)?;
     let mode = match fs::metadata(&real) {
         Ok(present) => present.permissions().mode() & 0o7777,
@@ -96,7 +97,23 @@ fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<()> {
         let present = untrusted::read_own(&real, MOST_BYTES)?;
         atomic_file::write(&backup, &present, mode)?;
     }
-    atomic_file::write(&real, text.as_bytes(), mode)
+    atomic_file::write(&real, text.as_bytes(), mode)?;
+    Ok(real)
+}
+
+/// The file that a path means. It may be missing, also if the path is a link.
+fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::canonicalize(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            real => return real,
+        }
+        let Ok(target) = fs::read_link(&path) else { return Ok(path) };
+        // A relative target counts from the directory of the link.
+        path.set_file_name(target);
+    }
+    Err(rustix::io::Errno::LOOP.into())
 }
 
 /// A new name survives a loss of power, and so do the directories that were made for it.
@@ -117,6 +134,9 @@ fn backup_path(path: &Path) -> PathBuf {
     name.push(".before-coracle");
     path.with_file_name(name)
 }
+
+/// The most links that the kernel follows in a path.
+const MOST_LINKS: usize = 40;
 
 /// The largest configuration that is read.
 pub const MOST_BYTES: u64 = 1024 * 1024;

@@ -117,6 +117,29 @@ fn mode_link_and_first_copy_of_the_configuration_stay() {
 }
 
 #[test]
+fn link_to_a_missing_configuration_stays_and_its_file_is_made() {
+    for (link, file) in
+        [("../elsewhere/config.toml", "elsewhere/config.toml"), ("other/c.toml", "other/c.toml")]
+    {
+        let fixture = Fixture::new();
+        std::fs::create_dir(fixture.path("containerd")).unwrap();
+        let config = fixture.path("containerd/config.toml");
+        std::os::unix::fs::symlink("second.toml", &config).unwrap();
+        // A relative link and an absolute one.
+        let second = fixture.path("containerd/second.toml");
+        let target = if link.starts_with("..") { PathBuf::from(link) } else { fixture.path(link) };
+        std::os::unix::fs::symlink(target, &second).unwrap();
+        assert_eq!(fixture.run(&fixture.options(Runtime::Containerd)).0, Exit::Success);
+        assert!(config.is_symlink() && second.is_symlink());
+        assert!(fixture.read(file).starts_with("version = "));
+    }
+    let fixture = Fixture::new();
+    std::fs::create_dir(fixture.path("containerd")).unwrap();
+    std::os::unix::fs::symlink("config.toml", fixture.path("containerd/config.toml")).unwrap();
+    assert!(fixture.refused(&fixture.options(Runtime::Containerd)).contains("cannot read "));
+}
+
+#[test]
 fn missing_configuration_of_containerd_is_made() {
     let fixture = Fixture::new();
     let (exit, _) = fixture.run(&fixture.options(Runtime::Containerd));
