@@ -42,7 +42,22 @@ pub(super) struct Client {
 /// A response whose body is still to be read.
 pub(super) struct Response {
     head: ResponseHead,
-    pub body: BufReader<UnixStream>,
+    pub body: BufReader<Uninterrupted<UnixStream>>,
+}
+
+/// A reader that reads again after an interruption. A process that ^Z stops and `fg` continues gets one
+/// in each read with a time limit, even without a handler of a signal (signal(7)).
+pub(super) struct Uninterrupted<R>(R);
+
+impl<R: Read> Read for Uninterrupted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return outcome,
+            }
+        }
+    }
 }
 
 impl Response {
@@ -88,7 +103,7 @@ impl Client {
             .field("X-Stream-Protocol-Version", protocol);
         let body = self.send(request, target, 101, ReadTimeout::None)?.body;
         let early = body.buffer().to_vec();
-        let stream = body.into_inner();
+        let Uninterrupted(stream) = body.into_inner();
         stream
             .set_write_timeout(None)
             .and_then(|()| stream.set_nonblocking(true))
@@ -114,7 +129,7 @@ impl Client {
             .set_write_timeout(Some(SEND_LIMIT))
             .and_then(|()| stream.set_read_timeout(Some(RESPONSE_LIMIT)))
             .and_then(|()| stream.write_all(&request.finish()));
-        let mut body = BufReader::new(stream);
+        let mut body = BufReader::new(Uninterrupted(stream));
         let head = ResponseHead::read(&mut body).map_err(|error| match sent {
             // An agent that rejects a client does not read its request, and has sent the reason.
             Err(sent) => self.failed("send a request to")(sent),
@@ -128,7 +143,7 @@ impl Client {
             return Err(CommandError::Rejected { status: head.status, text });
         }
         if timeout == ReadTimeout::None {
-            body.get_ref().set_read_timeout(None).map_err(self.failed("communicate with"))?;
+            body.get_ref().0.set_read_timeout(None).map_err(self.failed("communicate with"))?;
         }
         Ok(Response { head, body })
     }
@@ -210,6 +225,25 @@ mod tests {
     #[test]
     fn encodes_what_a_target_cannot_hold() {
         assert_eq!(encode("kube-system/a b&c=ä"), "kube-system/a%20b%26c%3D%C3%A4");
+    }
+
+    #[test]
+    fn interrupted_read_is_repeated() {
+        struct Interrupted(u8);
+        impl Read for Interrupted {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                self.0 += 1;
+                match self.0 % 3 {
+                    0 => (&b"x"[..]).read(into),
+                    _ => Err(io::ErrorKind::Interrupted.into()),
+                }
+            }
+        }
+        let mut body = BufReader::new(Uninterrupted(Interrupted(0)));
+        assert_eq!(body.read(&mut [0; 9]).unwrap(), 1);
+        assert_eq!(body.fill_buf().unwrap(), b"x");
+        body.consume(1);
+        assert_eq!(body.fill_buf().unwrap(), b"x");
     }
 
     #[test]
