@@ -5,8 +5,9 @@ use std::io::{self, Read};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFlags, poll};
+use rustix::event::{PollFlags, Timespec, poll};
 
 use crate::cli::exit::Exit;
 use crate::cli::local::ForwardOptions;
@@ -27,6 +28,9 @@ const WAITING: usize = 256 * 1024;
 /// The agent's is not read while a local one has more unsent bytes than this: the protocol
 /// cannot pause a single stream.
 const WAITING_LOCALLY: usize = 1024 * 1024;
+/// No connection is accepted for so long after a failure, which may last, such as a lack of file
+/// descriptors: the listener stays readable.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Stream numbers have 31 bits.
 const LAST_STREAM: u32 = 0x7fff_fff0;
 
@@ -49,15 +53,7 @@ pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions)
         }
     }
     console.out.flush()?;
-    let mut forwarder = Forwarder {
-        stream,
-        reader: spdy::Reader::default(),
-        writer: spdy::Writer::default(),
-        out: Vec::new(),
-        next: 1,
-        pairs: BTreeMap::new(),
-        over: false,
-    };
+    let mut forwarder = Forwarder::new(stream);
     match forwarder.take(&early).and_then(|()| forwarder.run(&listening, console)) {
         Ok(()) => print_stderr("lost connection to pod"),
         Err(error) => print_stderr(&format!("lost connection to pod: {error}")),
@@ -104,6 +100,8 @@ struct ForwardedConnection {
     pod_may_send: bool,
     /// Whether the client has received the end of the pod's bytes.
     end_sent: bool,
+    /// Whether both directions of the socket have ended: it then polls as ready without an end.
+    hung_up: bool,
     /// The bytes of the error stream.
     error: Vec<u8>,
 }
@@ -122,6 +120,16 @@ impl ForwardedConnection {
         true
     }
 
+    /// Whether the bytes of the client are read. `reads`: whether the agent accepts more.
+    fn is_read(&self, reads: bool) -> bool {
+        reads && self.client_may_send && self.accepted
+    }
+
+    /// Whether an event of the socket changes something.
+    fn is_polled(&self, reads: bool) -> bool {
+        self.is_read(reads) || !self.out.is_empty() || !self.hung_up
+    }
+
     fn is_over(&self) -> bool {
         !self.client_may_send && !self.pod_may_send && self.out.is_empty()
     }
@@ -137,10 +145,45 @@ struct Forwarder {
     next: u32,
     /// Connections by the number of their data stream.
     pairs: BTreeMap<u32, ForwardedConnection>,
+    acceptance: Acceptance,
     over: bool,
 }
 
+/// When connections are accepted.
+#[derive(Debug, Default)]
+struct Acceptance {
+    paused: Option<Instant>,
+    /// Whether the present failure was printed.
+    reported: bool,
+}
+
+impl Acceptance {
+    /// Begins a pause. Returns whether the failure is new.
+    fn fail(&mut self, now: Instant) -> bool {
+        self.paused = Some(now + ACCEPT_PAUSE);
+        !std::mem::replace(&mut self.reported, true)
+    }
+
+    /// The rest of a pause.
+    fn pause(&self, now: Instant) -> Option<Duration> {
+        self.paused.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
+    }
+}
+
 impl Forwarder {
+    fn new(stream: UnixStream) -> Forwarder {
+        Forwarder {
+            stream,
+            reader: spdy::Reader::default(),
+            writer: spdy::Writer::default(),
+            out: Vec::new(),
+            next: 1,
+            pairs: BTreeMap::new(),
+            acceptance: Acceptance::default(),
+            over: false,
+        }
+    }
+
     /// Runs until the connection with the agent ends.
     fn run(&mut self, listening: &[ListeningPort], console: &mut Console<'_>) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK];
@@ -149,14 +192,17 @@ impl Forwarder {
             self.settle();
             let from_agent = self.pairs.values().all(|pair| pair.out.len() < WAITING_LOCALLY);
             let reads = self.out.len() < WAITING;
-            let ids: Vec<u32> = self.pairs.keys().copied().collect();
+            let pause = self.acceptance.pause(Instant::now());
+            let accepting = if pause.is_none() { listening } else { &[] };
+            let mut ids = Vec::with_capacity(self.pairs.len());
             let mut fds = vec![poll_fd(self.stream.as_fd(), from_agent, !self.out.is_empty())];
-            fds.extend(listening.iter().map(|port| poll_fd(port.listener.as_fd(), true, false)));
-            for pair in self.pairs.values() {
-                let wanted = reads && pair.client_may_send && pair.accepted;
-                fds.push(poll_fd(pair.socket.as_fd(), wanted, !pair.out.is_empty()));
+            fds.extend(accepting.iter().map(|port| poll_fd(port.listener.as_fd(), true, false)));
+            for (id, pair) in self.pairs.iter().filter(|(_, pair)| pair.is_polled(reads)) {
+                ids.push(*id);
+                fds.push(poll_fd(pair.socket.as_fd(), pair.is_read(reads), !pair.out.is_empty()));
             }
-            match poll(&mut fds, None) {
+            let limit = pause.and_then(|pause| Timespec::try_from(pause).ok());
+            match poll(&mut fds, limit.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -164,7 +210,7 @@ impl Forwarder {
             drop(fds);
             let mut events = events.into_iter();
             let agent = events.next().unwrap_or(PollFlags::empty());
-            for port in listening {
+            for port in accepting {
                 if !events.next().unwrap_or(PollFlags::empty()).is_empty() {
                     self.accept(port, console)?;
                 }
@@ -189,12 +235,17 @@ impl Forwarder {
     fn accept(&mut self, listening: &ListeningPort, console: &mut Console<'_>) -> io::Result<()> {
         let socket = match listening.listener.accept() {
             Ok((socket, _)) => socket,
-            Err(error) if is_transient(&error) => return Ok(()),
+            Err(error) if is_transient(&error) || error.kind() == io::ErrorKind::ConnectionAborted => {
+                return Ok(());
+            }
             Err(error) => {
-                print_stderr(&format!("cannot accept a connection: {error}"));
+                if self.acceptance.fail(Instant::now()) {
+                    print_stderr(&format!("cannot accept a connection: {error}"));
+                }
                 return Ok(());
             }
         };
+        self.acceptance.reported = false;
         if self.next > LAST_STREAM {
             return Err(io::Error::other("too many connections"));
         }
@@ -218,6 +269,7 @@ impl Forwarder {
             client_may_send: true,
             pod_may_send: true,
             end_sent: false,
+            hung_up: false,
             error: Vec::new(),
         };
         self.pairs.insert(data, pair);
@@ -227,8 +279,8 @@ impl Forwarder {
     fn serve(&mut self, id: u32, events: PollFlags, reads: bool, chunk: &mut [u8]) {
         let Some(pair) = self.pairs.get_mut(&id).filter(|_| !events.is_empty()) else { return };
         let mut gone = !pair.write();
-        if reads && pair.client_may_send && pair.accepted && events.intersects(PollFlags::IN | PollFlags::HUP)
-        {
+        pair.hung_up |= events.contains(PollFlags::HUP);
+        if pair.is_read(reads) && events.intersects(PollFlags::IN | PollFlags::HUP) {
             match pair.socket.read(chunk) {
                 Ok(0) => {
                     pair.client_may_send = false;
@@ -313,5 +365,58 @@ impl Forwarder {
                 pair.client_may_send = false;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::table::Paint;
+    use rustix::net::{AddressFamily, SocketType};
+
+    #[test]
+    fn listener_that_fails_is_left_alone_for_a_time_and_its_failure_is_printed_once() {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        // It does not listen: each `accept` fails, and the socket polls as ready.
+        let port = ListeningPort { listener: TcpListener::from(socket), local: 1, remote: 2 };
+        let mut out = Vec::new();
+        let mut console =
+            Console { out: &mut out, paint: Paint::new(false), now: jiff::Timestamp::UNIX_EPOCH };
+        let (stream, agent) = UnixStream::pair().unwrap();
+        let mut forwarder = Forwarder::new(stream);
+        forwarder.accept(&port, &mut console).unwrap();
+        assert!(forwarder.acceptance.paused.is_some() && forwarder.acceptance.reported);
+        drop(agent);
+        forwarder.run(&[port], &mut console).unwrap();
+
+        let mut acceptance = Acceptance::default();
+        let begun = Instant::now();
+        assert_eq!(acceptance.pause(begun), None);
+        assert!(acceptance.fail(begun), "the first failure is printed");
+        assert_eq!(acceptance.pause(begun), Some(ACCEPT_PAUSE));
+        assert_eq!(acceptance.pause(begun + ACCEPT_PAUSE), None);
+        assert!(!acceptance.fail(begun + ACCEPT_PAUSE));
+    }
+
+    #[test]
+    fn client_that_hung_up_wakes_the_poll_once_while_its_bytes_wait() {
+        let listener = TcpListener::bind((IpAddr::from([127, 0, 0, 1]), 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let port = ListeningPort { listener, local: 1, remote: 2 };
+        let mut out = Vec::new();
+        let mut console =
+            Console { out: &mut out, paint: Paint::new(false), now: jiff::Timestamp::UNIX_EPOCH };
+        let mut forwarder = Forwarder::new(UnixStream::pair().unwrap().0);
+        forwarder.accept(&port, &mut console).unwrap();
+        let (&id, pair) = forwarder.pairs.first_key_value().unwrap();
+        assert!(pair.is_polled(true) && pair.is_polled(false));
+        forwarder.ended(id);
+        forwarder.settle();
+        client.shutdown(Shutdown::Write).unwrap();
+        forwarder.serve(id, PollFlags::HUP, false, &mut [0; 8]);
+        let pair = forwarder.pairs.get_mut(&id).expect("it is served when its bytes can be read");
+        assert!(!pair.is_polled(true), "the pod has not accepted it");
+        pair.accepted = true;
+        assert!(pair.is_polled(true) && !pair.is_polled(false));
     }
 }
