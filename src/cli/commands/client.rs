@@ -168,13 +168,28 @@ impl Client {
     }
 
     fn document<T: DeserializeOwned>(&self, method: &str, target: &str) -> Result<T, CommandError> {
-        let Response { head, mut body } = self.request(method, target, ReadTimeout::Response)?;
+        let response = self.request(method, target, ReadTimeout::Response)?;
+        decode_document(target, &self.body(response, target, RESPONSE_BYTES)?)
+    }
+
+    /// Reads the whole body of a response, which may have at most `limit` bytes.
+    pub(super) fn body(
+        &self,
+        response: Response,
+        target: &str,
+        limit: usize,
+    ) -> Result<Vec<u8>, CommandError> {
+        let Response { head, mut body } = response;
         let bytes = head
             .framing()
             .map_err(io::Error::from)
-            .and_then(|mut framing| framing.read_up_to(&mut body, RESPONSE_BYTES))
+            .and_then(|mut framing| framing.read_up_to(&mut body, limit.saturating_add(1)))
             .map_err(|error| self.read_error(target, error))?;
-        decode_document(target, &bytes)
+        if bytes.len() > limit {
+            let reason = format!("it has more than {limit} bytes");
+            return Err(CommandError::Response { target: target.to_owned(), reason });
+        }
+        Ok(bytes)
     }
 
     /// Calls `each` with each line's document until the agent stops or `each` fails.
@@ -191,7 +206,8 @@ impl Client {
                 .take(RESPONSE_BYTES as u64)
                 .read_until(b'\n', &mut line)
                 .map_err(self.failed("read from"))?;
-            if count == 0 {
+            // The rest of a line that is cut off is no document.
+            if !line.ends_with(b"\n") && count < RESPONSE_BYTES {
                 return Err(CommandError::Ended(self.socket.clone()));
             }
             each(decode_document(target, &line)?)?;
@@ -218,9 +234,9 @@ pub(super) fn encode(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::scripted;
     use super::*;
     use crate::cli::exit::Exit;
-    use crate::util::threads::{self, OnDeath, Stack};
 
     #[test]
     fn encodes_what_a_target_cannot_hold() {
@@ -262,22 +278,9 @@ mod tests {
 
     #[test]
     fn malformed_responses_are_errors() {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("coracle.sock");
-        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let check = |response: &str, expected: &str| {
-            let (text, listener) = (response.to_owned(), listener.try_clone().unwrap());
-            let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Unsupervised, move |_| {
-                let (mut stream, _) = listener.accept().unwrap();
-                // Read before the response, or the close would reset the connection.
-                let mut byte = [0];
-                let mut request = Vec::new();
-                while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
-                    request.push(byte[0]);
-                }
-                stream.write_all(text.as_bytes()).unwrap();
-            });
-            let error = Client::new(&socket).get::<Vec<String>>("/x").unwrap_err().to_string();
+            let (client, _dir, agent) = scripted(response);
+            let error = client.get::<Vec<String>>("/x").unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
             drop(agent);
         };
@@ -287,5 +290,17 @@ mod tests {
         check("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n[]", "too early");
         check("HTTP/1.0 200 OK\r\n\r\n{}", "is malformed");
         check("HTTP/1.0 404 Not Found\r\n\r\nno such pod\n", "no such pod");
+    }
+
+    #[test]
+    fn line_that_is_cut_off_is_the_end_of_the_agent() {
+        let (client, _dir, _agent) = scripted("HTTP/1.0 200 OK\r\n\r\n[\"a\"]\n[\"b");
+        let mut lines: Vec<Vec<String>> = Vec::new();
+        let Err(error) = client.follow("/x", |line| {
+            lines.push(line);
+            Ok(())
+        });
+        assert!(matches!(error, CommandError::Ended(_)), "{error}");
+        assert_eq!(lines, [["a"]]);
     }
 }

@@ -134,6 +134,26 @@ impl Agent {
     }
 }
 
+/// The client of an agent that sends a response and closes the connection.
+pub(super) fn scripted(response: &str) -> (Client, tempfile::TempDir, Running) {
+    use std::io::{Read as _, Write as _};
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join(SOCKET);
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let response = response.to_owned();
+    let agent = threads::spawn("t/agent", Stack::Small, OnDeath::Unsupervised, move |_| {
+        let (mut stream, _) = listener.accept().unwrap();
+        // Read before the response, or the close would reset the connection.
+        let mut byte = [0];
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+            request.push(byte[0]);
+        }
+        stream.write_all(response.as_bytes()).unwrap();
+    });
+    (Client::new(&socket), dir, agent.unwrap())
+}
+
 fn list(output: Output, watch: bool) -> Subcommand {
     Subcommand::Pods(PodsOptions { output, watch, namespace: None })
 }

@@ -49,7 +49,8 @@ fn verify(client: &Client, image: &str, digests: bool) -> Result<CheckReport, Co
     loop {
         line.clear();
         let count = (&mut body).take(MAX_LINE).read_until(b'\n', &mut line);
-        if count.map_err(|error| failed(error.to_string()))? == 0 {
+        let count = count.map_err(|error| failed(error.to_string()))?;
+        if !line.ends_with(b"\n") && (count as u64) < MAX_LINE {
             return Err(failed("the response ends too early".to_owned()));
         }
         let update: VerifyLine = serde_json::from_slice(&line).map_err(|error| failed(error.to_string()))?;
@@ -89,8 +90,16 @@ fn rows(report: &CheckReport) -> Vec<Vec<Cell>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::scripted;
     use super::*;
     use crate::images::Finding;
+
+    #[test]
+    fn line_that_is_cut_off_is_reported_as_such() {
+        let (client, _dir, _agent) = scripted("HTTP/1.0 200 OK\r\n\r\n{\"report\":{");
+        let error = verify(&client, "a:1", false).unwrap_err().to_string();
+        assert!(error.ends_with("the response ends too early"), "{error}");
+    }
 
     #[test]
     fn report_shows_what_is_damaged_and_what_was_not_verified() {

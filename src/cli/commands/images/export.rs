@@ -26,7 +26,7 @@ const DEPTH: usize = 4;
 const MOST_DOCUMENTS: usize = 256;
 
 /// The largest document; the agent serves none above 4 MiB.
-const DOCUMENT_BYTES: u64 = 8 * 1024 * 1024;
+const DOCUMENT_BYTES: usize = 8 * 1024 * 1024;
 
 /// A manifest or an index.
 struct Document {
@@ -89,8 +89,7 @@ fn document(client: &Client, name: &str) -> Result<Document, CommandError> {
     let response = client.open(&target, ReadTimeout::Response)?;
     let field = |name: &str| response.header(name).unwrap_or_default().to_owned();
     let (media_type, digest) = (field("Content-Type"), field("Docker-Content-Digest"));
-    let mut bytes = Vec::new();
-    response.body.take(DOCUMENT_BYTES).read_to_end(&mut bytes).map_err(client.failed("read from"))?;
+    let bytes = client.body(response, &target, DOCUMENT_BYTES)?;
     Ok(Document { media_type, digest, bytes })
 }
 
@@ -281,6 +280,19 @@ fn header(name: &str, size: u64) -> io::Result<[u8; BLOCK as usize]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::commands::tests::scripted;
+
+    #[test]
+    fn document_that_is_cut_off_is_reported_as_such() {
+        let error = |response: &str| {
+            let (client, _dir, _agent) = scripted(response);
+            document(&client, "r.example/a:1").err().unwrap().to_string()
+        };
+        let cut_off = error("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{}");
+        assert!(cut_off.ends_with("the response ends too early"), "{cut_off}");
+        let long = error(&format!("HTTP/1.0 200 OK\r\n\r\n{}", " ".repeat(DOCUMENT_BYTES + 1)));
+        assert!(long.ends_with("it has more than 8388608 bytes"), "{long}");
+    }
 
     #[test]
     fn export_replaces_an_interrupted_one_and_follows_no_link() {
