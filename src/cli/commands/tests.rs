@@ -342,6 +342,14 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 impl Archives {
+    /// An index whose entries are the manifest, without its size, and three that cannot be had.
+    fn index(&self) -> String {
+        let digests = [digest(self.manifest.as_bytes()), format!("sha512:{}", "0".repeat(128))];
+        let [own, unsupported] = digests.map(|digest| json!({"digest": digest}));
+        let missing = json!({"digest": digest(b"missing"), "size": 7});
+        json!({"manifests": [own, unsupported, {"size": 7}, missing]}).to_string()
+    }
+
     fn new(dir: &std::path::Path) -> Archives {
         let layer = vec![7; 100_000];
         let part = json!({"digest": digest(&layer), "size": layer.len()});
@@ -352,12 +360,17 @@ impl Archives {
 
 impl server::Images for Archives {
     fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+        let document = |kind: &str, text: &str| Document {
+            media_type: format!("application/vnd.oci.image.{kind}.v1+json"),
+            digest: digest(text.as_bytes()),
+            bytes: text.as_bytes().into(),
+        };
         match (repository, reference) {
-            ("r.example/a.tar", "1") => Ok(Document {
-                media_type: "application/vnd.oci.image.manifest.v1+json".into(),
-                digest: digest(self.manifest.as_bytes()),
-                bytes: self.manifest.as_bytes().into(),
-            }),
+            ("r.example/a.tar", "1") => Ok(document("manifest", &self.manifest)),
+            ("r.example/index", "1") => Ok(document("index", &self.index())),
+            ("r.example/index", reference) if reference == digest(self.manifest.as_bytes()) => {
+                Ok(document("manifest", &self.manifest))
+            }
             _ => Err(Refusal::Unknown(format!("no archive has {repository}:{reference}"))),
         }
     }
@@ -471,6 +484,22 @@ fn archives_are_imported_listed_exported_and_removed() {
     let content =
         std::process::Command::new("tar").arg("-xOf").arg(&archive).arg(&names[3]).output().unwrap();
     assert!(content.stdout == fake.layer);
+
+    let (outcome, text) = agent.run(export("r.example/index:1"));
+    assert_eq!(outcome, Ok(Exit::Success));
+    let index = digest(fake.index().as_bytes());
+    let expected = format!(
+        "no archive has the part {} of the image\n\
+         entry 2 of the index {index} has no sha256 digest: this part of the image is left out\n\
+         entry 3 of the index {index} has no sha256 digest: this part of the image is left out\n\
+         r.example/index:1: written to {}\n",
+        digest(b"missing"),
+        archive.display()
+    );
+    assert_eq!(text, expected);
+    let tar = std::process::Command::new("tar").arg("-tf").arg(&archive).output().unwrap();
+    let blobs = String::from_utf8(tar.stdout).unwrap();
+    assert!(blobs.contains(&names[2]) && blobs.contains(&names[3]), "{blobs}");
 
     let remove = |name: &str| images(ImagesCommand::Remove { name: name.into() });
     assert_eq!(agent.run(remove("none.tar")).0, Ok(Exit::NotFound));

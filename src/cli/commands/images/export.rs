@@ -42,6 +42,8 @@ struct ArchiveContents {
     blobs: Vec<(String, u64)>,
     /// Manifests of platforms that no archive has.
     missing: Vec<String>,
+    /// Entries of indexes that name no manifest by a digest that archives can have.
+    unusable: Vec<String>,
 }
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: &Path) -> Outcome {
@@ -78,6 +80,9 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: 
     for missing in &contents.missing {
         console.line(0, &format!("no archive has the part {missing} of the image"))?;
     }
+    for entry in &contents.unusable {
+        console.line(0, &format!("{entry} has no sha256 digest: this part of the image is left out"))?;
+    }
     console.line(0, &format!("{full}: written to {}", file.display()))?;
     console.out.flush()?;
     Ok(Exit::Success)
@@ -110,11 +115,15 @@ fn collect(
         if depth > DEPTH || contents.documents.len() >= MOST_DOCUMENTS {
             return Ok(Err("the image has too many manifests".to_owned()));
         }
-        seen.insert(document.digest.clone());
+        let place = document.digest.clone();
+        seen.insert(place.clone());
         contents.documents.push(document);
         let list = |key: &str| value.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
-        for child in list("manifests") {
-            let Some((digest, _)) = descriptor(&child) else { continue };
+        for (number, child) in list("manifests").iter().enumerate() {
+            let Some(digest) = digest(child) else {
+                contents.unusable.push(format!("entry {} of the index {place}", number + 1));
+                continue;
+            };
             if !seen.insert(digest.clone()) {
                 continue;
             }
@@ -126,7 +135,9 @@ fn collect(
         }
         for blob in value.get("config").cloned().into_iter().chain(list("layers")) {
             let Some((digest, size)) = descriptor(&blob) else {
-                return Ok(Err("a manifest names a blob without a digest".to_owned()));
+                return Ok(Err(format!(
+                    "the manifest {place} names a blob without a sha256 digest or a size"
+                )));
             };
             if seen.insert(digest.clone()) {
                 contents.blobs.push((digest, size));
@@ -137,10 +148,14 @@ fn collect(
 }
 
 fn descriptor(value: &Value) -> Option<(String, u64)> {
-    let digest = value.get("digest")?.as_str()?;
+    Some((digest(value)?, value.get("size")?.as_u64()?))
+}
+
+fn digest(descriptor: &Value) -> Option<String> {
+    let digest = descriptor.get("digest")?.as_str()?;
     let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     digest.strip_prefix("sha256:").filter(|digits| digits.len() == 64 && digits.bytes().all(is_hex))?;
-    Some((digest.to_owned(), value.get("size")?.as_u64()?))
+    Some(digest.to_owned())
 }
 
 /// The file `index.json`.
