@@ -10,6 +10,7 @@ use super::check::describe_value;
 use super::duration::GoDuration;
 use super::load::{Problem, read_file};
 use super::yaml::{self, Document};
+use crate::model::registry_url;
 
 const GROUP: &str = "kubelet.config.k8s.io";
 const KIND: &str = "CredentialProviderConfig";
@@ -266,7 +267,7 @@ impl Reader {
         if provider.match_images.is_empty() {
             wrong.push(("matchImages", "at least 1 item in matchImages is required".to_owned()));
         }
-        for image in provider.match_images.iter().filter(|image| !is_pattern(image)) {
+        for image in provider.match_images.iter().filter(|image| registry_url::split(image).is_none()) {
             wrong.push(("matchImages", format!("{image:?}: match image is invalid")));
         }
         if provider.default_cache_duration.is_none() {
@@ -325,15 +326,6 @@ fn token(attributes: &TokenAttributes, api_version: &str, wrong: &mut Vec<(&'sta
     );
 }
 
-/// A host with an optional port and path, without a scheme.
-fn is_pattern(image: &str) -> bool {
-    let host = image.split_once('/').map_or(image, |(host, _)| host);
-    let port = host.rsplit_once(':').map(|(_, port)| port);
-    !image.chars().any(|c| c.is_whitespace() || c.is_control())
-        && port.is_none_or(|port| port.bytes().all(|b| b.is_ascii_digit()))
-        && !host.is_empty()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,6 +370,17 @@ mod tests {
     }
 
     #[test]
+    fn patterns_may_be_addresses_of_ipv6() {
+        let bin = bin_dir(&["one"]);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.yaml");
+        for image in ["[::1]", "[::1]:5000/team", "[fd00::1]/team"] {
+            std::fs::write(&file, text(&GOOD.replace("*.example", image))).unwrap();
+            assert_eq!(load(&file, bin.path()).unwrap().providers[0].match_images[0], image);
+        }
+    }
+
+    #[test]
     fn every_problem_has_its_place() {
         let bin = bin_dir(&["one"]);
         let check = |content: &str, place: &str, part: &str| {
@@ -406,6 +409,11 @@ mod tests {
         check(&text(&GOOD.replace("k8s.io/v1", "k8s.io/v9")), "apiVersion", "is not supported");
         check(&text(&GOOD.replace("10m", "-10m")), "defaultCacheDuration", "greater than or equal to 0");
         check(&text(&GOOD.replace("*.example", "a b")), "c.yaml:5", "match image is invalid");
+        check(
+            &text(&GOOD.replace("*.example", "[::1]:x")),
+            "c.yaml:5",
+            "\"[::1]:x\": match image is invalid",
+        );
         let token = "  tokenAttributes: {cacheType: X, requireServiceAccount: false,\n    \
             requiredServiceAccountAnnotationKeys: [a]}\n";
         check(&text(&format!("{GOOD}{token}")), "cacheType", "ServiceAccount or Token");

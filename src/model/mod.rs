@@ -25,6 +25,7 @@ pub mod pod;
 pub mod pod_size;
 pub mod quantity;
 pub mod reasons;
+pub mod registry_url;
 pub mod requests;
 pub mod restart;
 pub mod runtime;

@@ -1,6 +1,5 @@
 //! Registry credentials from the node's docker configuration files (Go: pkg/credentialprovider).
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -13,7 +12,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::records::PullSecret;
 use crate::model::image_name::{normalized, repository};
-use crate::util::encoding::{from_base64, from_percent};
+use crate::model::registry_url;
+use crate::util::encoding::from_base64;
 use crate::util::lock::LockExt;
 use crate::util::untrusted;
 
@@ -319,33 +319,12 @@ fn split_port(domain: &str) -> (&str, &str) {
     }
 }
 
-/// The host with its port, and the decoded path, of a key without scheme, where Go's URL parser finds
-/// them: behind a user's name, and before `?` and `#`. `None`: it is no URL.
-fn location(key: &str) -> Option<(&str, Cow<'_, str>)> {
-    let (rest, fragment) = key.split_once('#').unwrap_or((key, ""));
-    let (place, _) = rest.split_once('?').unwrap_or((rest, ""));
-    let (authority, path) = place.find('/').map_or((place, ""), |index| place.split_at(index));
-    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-    let of_user = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
-    if rest.bytes().any(|byte| byte.is_ascii_control()) || !user.bytes().all(of_user) {
-        return None;
-    }
-    for escaped in [fragment, user] {
-        from_percent(escaped)?;
-    }
-    let path = match path.contains('%') {
-        true => Cow::Owned(String::from_utf8(from_percent(path)?).ok()?),
-        false => Cow::Borrowed(path),
-    };
-    Some((host, path))
-}
-
 /// A key without scheme and without the API version that docker puts behind the host (Go:
 /// `BasicDockerKeyring.Add`). A slash at its end stays: the path is then that of a directory. `None`: it
 /// is no URL.
 fn normal_key(key: &str) -> Option<String> {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://"));
-    let (host, path) = location(bare.unwrap_or(key))?;
+    let (host, path) = registry_url::split(bare.unwrap_or(key))?;
     let version = |version| path.strip_prefix(version).filter(|rest| rest.starts_with('/'));
     Some(match version("/v1").or_else(|| version("/v2")).unwrap_or(&path) {
         "/" => host.to_owned(),
@@ -380,7 +359,7 @@ pub fn lookup(index: &Index, image: &str) -> Vec<Credential> {
 /// Whether a key, in whose host parts may have wildcards, covers an image.
 pub(super) fn key_matches(key: &str, domain: &str, path: &str) -> bool {
     // The path may contain what was escaped in the file (Go: `URLsMatchStr` parses it again).
-    let Some((key_domain, key_path)) = location(key) else { return false };
+    let Some((key_domain, key_path)) = registry_url::split(key) else { return false };
     let key_path = key_path.strip_prefix('/').unwrap_or(&key_path);
     let ((key_host, key_port), (host, port)) = (split_port(key_domain), split_port(domain));
     // Longer texts are no host, and would take time.
