@@ -19,7 +19,7 @@ use crate::util::wake::Wake;
 
 /// The least time between two scans of a directory that changes all the time.
 const PACE: Duration = Duration::from_millis(100);
-/// The time between scans of directories that cannot be watched.
+/// The time between scans of directories that cannot be watched or read.
 const UNWATCHED_INTERVAL: Duration = Duration::from_secs(10);
 /// The pause after the kernel refused to start a thread or to wait.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -68,6 +68,7 @@ impl Plugins {
             ends,
             calls: Vec::new(),
             is_truncated: false,
+            is_unread: false,
         };
         let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
             .with_waker(Box::new(move || wake.ring()));
@@ -92,6 +93,7 @@ struct Worker {
     ends: Receiver<(PathBuf, OperationResult)>,
     calls: Vec<Running>,
     is_truncated: bool,
+    is_unread: bool,
 }
 
 impl Worker {
@@ -139,7 +141,8 @@ impl Worker {
         }
     }
 
-    /// Reads the directory. Returns whether it cannot be watched.
+    /// Reads the directory. Returns whether it is to be read again without an event: it cannot be
+    /// watched, or a part of it could not be read.
     fn scan(&mut self) -> bool {
         self.tree.discard_changes();
         let scan = self.tree.scan();
@@ -147,8 +150,17 @@ impl Worker {
             log::warn!("plugins_registry has too many sockets or directories: some are ignored");
         }
         self.is_truncated = scan.is_truncated;
-        self.state.locked().found(&scan.sockets);
-        scan.is_unwatched
+        if let Some((path, error)) = scan.unread.first().zip(scan.error).filter(|_| !self.is_unread) {
+            log::warn!(
+                "cannot read {} and {} other paths of plugins_registry, whose plugins stay: {}",
+                path.display(),
+                scan.unread.len() - 1,
+                std::io::Error::from(error)
+            );
+        }
+        self.is_unread = !scan.unread.is_empty();
+        self.state.locked().found(&scan.sockets, &scan.unread);
+        scan.is_unwatched || self.is_unread
     }
 
     /// Starts what is due. Returns when to try again, if the kernel has no threads.

@@ -1,6 +1,6 @@
 //! Which sockets there are, which are registered, and what is done next. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -108,10 +108,12 @@ pub struct PluginState {
 }
 
 impl PluginState {
-    /// The directory was read: `found` are its sockets.
-    pub fn found(&mut self, sockets: &BTreeMap<PathBuf, Identity>) {
+    /// The directory was read, and has these sockets. Below the paths of `unread`, which could not be
+    /// read, known sockets are considered unchanged.
+    pub fn found(&mut self, sockets: &BTreeMap<PathBuf, Identity>, unread: &BTreeSet<PathBuf>) {
+        let is_unread = |path: &Path| path.ancestors().any(|path| unread.contains(path));
         for (path, socket) in &mut self.sockets {
-            if !sockets.contains_key(path) {
+            if !sockets.contains_key(path) && !is_unread(path) {
                 socket.desired = None;
             }
         }

@@ -18,16 +18,16 @@ fn found(sockets: &[(&str, u64)]) -> BTreeMap<PathBuf, Identity> {
 fn replaced_socket_is_removed_first_and_registered_then() {
     let (mut state, now) = (PluginState::default(), Instant::now());
     let path = PathBuf::from("/r/a");
-    state.found(&found(&[("/r/a", 1)]));
+    state.found(&found(&[("/r/a", 1)]), &BTreeSet::new());
     assert_eq!(state.next(now), Some((path.clone(), Operation::Register(identity(1)))));
     assert_eq!(state.next(now), None);
     state.ended(&path, OperationResult::Registered(plugin("a")), now);
     assert_eq!(state.next(now), None);
-    state.found(&found(&[("/r/a", 2)]));
+    state.found(&found(&[("/r/a", 2)]), &BTreeSet::new());
     assert_eq!(state.next(now), Some((path.clone(), Operation::Deregister(plugin("a")))));
     state.ended(&path, OperationResult::Deregistered, now);
     assert_eq!(state.next(now), Some((path.clone(), Operation::Register(identity(2)))));
-    state.found(&found(&[]));
+    state.found(&found(&[]), &BTreeSet::new());
     state.ended(&path, OperationResult::Registered(plugin("a")), now);
     assert_eq!(state.next(now), Some((path.clone(), Operation::Deregister(plugin("a")))));
     state.ended(&path, OperationResult::Deregistered, now);
@@ -35,10 +35,30 @@ fn replaced_socket_is_removed_first_and_registered_then() {
 }
 
 #[test]
+fn sockets_below_a_path_that_cannot_be_read_stay() {
+    let (mut state, now) = (PluginState::default(), Instant::now());
+    let all = found(&[("/r/a/s", 1), ("/r/ab", 2), ("/r/b/c/s", 3)]);
+    state.found(&all, &BTreeSet::new());
+    while let Some((path, _)) = state.next(now) {
+        state.ended(&path, OperationResult::Registered(plugin("p")), now);
+    }
+    let left = |state: &mut PluginState, unread: &[&str]| {
+        state.found(&found(&[]), &unread.iter().map(PathBuf::from).collect());
+        let exists = state.list().into_iter().filter(|socket| socket.exists);
+        exists.map(|socket| socket.socket.display().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(left(&mut state, &["/r"]), ["/r/a/s", "/r/ab", "/r/b/c/s"]);
+    assert_eq!(state.next(now), None);
+    assert_eq!(left(&mut state, &["/r/a", "/r/b/c/s"]), ["/r/a/s", "/r/b/c/s"]);
+    assert_eq!(left(&mut state, &[]), [""; 0]);
+    assert!(matches!(state.next(now), Some((_, Operation::Deregister(_)))));
+}
+
+#[test]
 fn failures_are_tried_again_later_and_later() {
     let (mut state, mut now) = (PluginState::default(), Instant::now());
     let path = PathBuf::from("/r/a");
-    state.found(&found(&[("/r/a", 1)]));
+    state.found(&found(&[("/r/a", 1)]), &BTreeSet::new());
     let mut pauses = Vec::new();
     for _ in 0..10 {
         assert!(state.next(now).is_some());
@@ -58,7 +78,7 @@ fn operations_and_sockets_are_limited() {
     let (mut state, now) = (PluginState::default(), Instant::now());
     let many: BTreeMap<_, _> =
         (0..MOST_SOCKETS as u64 + 9).map(|n| (PathBuf::from(format!("/r/{n}")), identity(n))).collect();
-    state.found(&many);
+    state.found(&many, &BTreeSet::new());
     assert_eq!(state.list().len(), MOST_SOCKETS);
     let started = std::iter::from_fn(|| state.next(now)).count();
     assert_eq!(started, MOST_OPERATIONS);
@@ -91,8 +111,8 @@ proptest! {
         for (what, which, inode) in events {
             let path = PathBuf::from(format!("/r/{which}"));
             match what {
-                0 => { directory.insert(path, identity(inode)); state.found(&directory); }
-                1 => { directory.remove(&path); state.found(&directory); }
+                0 => { directory.insert(path, identity(inode)); state.found(&directory, &BTreeSet::new()); }
+                1 => { directory.remove(&path); state.found(&directory, &BTreeSet::new()); }
                 2 => if let Some((path, operation)) = state.next(now) {
                     assert!(running.iter().all(|(other, _)| *other != path), "two operations");
                     running.push((path, operation));

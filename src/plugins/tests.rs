@@ -1,4 +1,5 @@
-use std::os::unix::fs::symlink;
+use std::collections::BTreeSet;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -13,6 +14,7 @@ use crate::transport::generated::pluginregistration::{
 };
 use crate::transport::rpc_server::{Refusal, Server, Service};
 use crate::util::metrics::Page;
+use crate::util::testing;
 use crate::util::threads::OnDeath;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -294,6 +296,28 @@ fn directory_trees_without_end_are_cut() {
     std::fs::create_dir_all(&path).unwrap();
     let scan = tree::Tree::new(dir.path()).scan();
     assert!(scan.is_truncated && scan.sockets.is_empty() && !scan.is_unwatched);
+}
+
+#[test]
+fn directory_that_cannot_be_read_is_unknown_and_not_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let closed = dir.path().join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    let _sockets =
+        [dir.path().join("a.sock"), closed.join("b.sock")].map(|path| UnixListener::bind(path).unwrap());
+    let tree = tree::Tree::new(dir.path());
+    let scan = tree.scan();
+    assert!(scan.sockets.len() == 2 && scan.unread.is_empty() && scan.error.is_none(), "{scan:?}");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    let scan = testing::without_access(move || tree.scan());
+    assert_eq!(scan.sockets.into_keys().collect::<Vec<_>>(), [dir.path().join("a.sock")]);
+    assert_eq!(
+        (scan.unread, scan.error),
+        (BTreeSet::from([closed.clone()]), Some(rustix::io::Errno::ACCESS))
+    );
+    std::fs::remove_dir_all(&closed).unwrap();
+    let scan = tree::Tree::new(&closed).scan();
+    assert!(scan.unread.is_empty() && scan.is_unwatched, "a directory that is gone has no sockets");
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! The sockets below a directory, and waiting for changes there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::state::{Identity, MOST_SOCKETS};
 
@@ -21,10 +22,25 @@ const MOST_NAMES: usize = 65_536;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ScanResult {
     pub(super) sockets: BTreeMap<PathBuf, Identity>,
+    /// Directories and other entries that could not be read: what is there, is unknown.
+    pub(super) unread: BTreeSet<PathBuf>,
+    /// Why the first of these could not be read.
+    pub(super) error: Option<Errno>,
     /// Some were left out, because of a limit.
     pub(super) is_truncated: bool,
     /// Some directory is not watched.
     pub(super) is_unwatched: bool,
+}
+
+impl ScanResult {
+    /// An attempt to read this path has failed. A path that is gone has no sockets; after any other
+    /// error, such as a lack of file descriptors, they may still be there.
+    fn failed(&mut self, path: &Path, errno: Errno) {
+        if !matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP) {
+            self.unread.insert(path.to_owned());
+            self.error.get_or_insert(errno);
+        }
+    }
 }
 
 /// A directory, with everything below it.
@@ -66,15 +82,31 @@ impl Tree {
         while let Some((path, level)) = waiting.pop() {
             directories += 1;
             // Opened again by its whole path: a stack of open files could reach their limit.
-            let Some(dir) = self.open(&path) else {
-                // The root may come back without an event.
-                scan.is_unwatched |= level == 0;
-                continue;
+            let dir = match self.open(&path) {
+                Ok(dir) => dir,
+                Err(errno) => {
+                    // The root may come back without an event.
+                    scan.is_unwatched |= level == 0;
+                    scan.failed(&path, errno);
+                    continue;
+                }
             };
             self.watch(&dir, &mut scan);
-            let Ok(entries) = Dir::read_from(&dir) else { continue };
+            let entries = match Dir::read_from(&dir) {
+                Ok(entries) => entries,
+                Err(errno) => {
+                    scan.failed(&path, errno);
+                    continue;
+                }
+            };
             for entry in entries {
-                let Ok(entry) = entry else { break };
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    Err(errno) => {
+                        scan.failed(&path, errno);
+                        break;
+                    }
+                };
                 let name = entry.file_name();
                 if name.to_bytes().starts_with(b".") {
                     continue;
@@ -84,8 +116,14 @@ impl Tree {
                     scan.is_truncated = true;
                     return scan;
                 }
-                let Ok(stat) = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
                 let path = path.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
+                let stat = match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => stat,
+                    Err(errno) => {
+                        scan.failed(&path, errno);
+                        continue;
+                    }
+                };
                 match FileType::from_raw_mode(stat.st_mode) {
                     FileType::Directory
                         if level < MOST_LEVELS && directories + waiting.len() < MOST_DIRECTORIES =>
@@ -108,13 +146,13 @@ impl Tree {
     }
 
     /// Opens a directory at or below the root, without links below the root.
-    fn open(&self, path: &Path) -> Option<OwnedFd> {
+    fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let mut dir = rustix::fs::openat(CWD, &self.root, flags, Mode::empty()).ok()?;
-        for name in path.strip_prefix(&self.root).ok()?.components() {
-            dir = rustix::fs::openat(&dir, name.as_os_str(), flags | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+        let mut dir = rustix::fs::openat(CWD, &self.root, flags, Mode::empty())?;
+        for name in path.strip_prefix(&self.root).unwrap_or(Path::new("")) {
+            dir = rustix::fs::openat(&dir, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
         }
-        Some(dir)
+        Ok(dir)
     }
 
     fn watch(&self, dir: &OwnedFd, scan: &mut ScanResult) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::child::{self, Limits};
 use super::stop::StopToken;
@@ -37,6 +38,16 @@ pub(crate) fn fifo(path: &Path) {
 /// Runs `body` on its own thread: a blocked call fails the test and does not block it.
 pub(crate) fn unblocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     in_background(body).result()
+}
+
+/// Runs `body` on a thread that the permissions of files hold for, also if its user is root.
+pub(crate) fn without_access<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    unblocked(|| {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+        set_capabilities(None, sets).unwrap();
+        body()
+    })
 }
 
 /// A call on its own thread.
