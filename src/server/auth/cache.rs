@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::settings::Clock;
-use crate::server::listen::quota::{Caller, Permit, Quota};
+use crate::server::listen::quota::{Caller, Limits, Permit, Quota};
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
@@ -63,9 +64,11 @@ struct Entry<V> {
     used: u64,
 }
 
-/// A review in progress.
+/// A review that is in progress, or whose caller waits for a permit.
 struct Pending<V> {
-    result: OnceLock<Result<V, String>>,
+    has_permit: AtomicBool,
+    /// `None`: the caller got no permit, which says nothing about other callers.
+    result: OnceLock<Option<Result<V, String>>>,
     /// Disconnected when the result is set, or when the reviewing thread has panicked.
     done: Receiver<Infallible>,
 }
@@ -74,12 +77,17 @@ struct Pending<V> {
 struct Active<'a, V> {
     cache: &'a Cache<V>,
     key: Key,
+    pending: Arc<Pending<V>>,
     _done: Sender<Infallible>,
 }
 
 impl<V> Drop for Active<'_, V> {
     fn drop(&mut self) {
-        self.cache.state.locked().pending.remove(&self.key);
+        let mut state = self.cache.state.locked();
+        // A caller that got a permit earlier may have replaced it.
+        if state.pending.get(&self.key).is_some_and(|pending| Arc::ptr_eq(pending, &self.pending)) {
+            state.pending.remove(&self.key);
+        }
     }
 }
 
@@ -98,33 +106,52 @@ impl<V: Clone> Cache<V> {
         caller: &Caller,
         review: impl FnOnce() -> Result<(V, Duration), String>,
     ) -> Result<V, String> {
-        let (active, pending) = {
+        let mut has_waited = false;
+        let (active, permit) = loop {
             let mut state = self.state.locked();
             if let Some(value) = state.get(&key, (self.clock)()) {
                 return Ok(value);
             }
-            if let Some(pending) = state.pending.get(&key) {
-                let pending = Arc::clone(pending);
+            let earlier = state.pending.get(&key).cloned();
+            let is_reviewed =
+                earlier.as_ref().is_some_and(|earlier| earlier.has_permit.load(Ordering::SeqCst));
+            // An earlier caller without a permit does not delay this one.
+            let permit = if is_reviewed { None } else { self.active.take(active_limits(caller)) };
+            if let Some(earlier) = earlier.filter(|_| permit.is_none()) {
                 drop(state);
                 let limits = caller.limits(WAITING_PER_PEER, WAITING_PER_PEER);
                 let _permit = self.waiting.take(limits).ok_or_else(too_many)?;
-                return pending.wait();
+                if let Some(result) = earlier.wait() {
+                    return result;
+                }
+                has_waited = true;
+                continue;
+            }
+            if permit.is_none() && has_waited {
+                return Err(too_many());
             }
             let (sender, done) = bounded(0);
-            let pending = Arc::new(Pending { result: OnceLock::new(), done });
+            let has_permit = AtomicBool::new(permit.is_some());
+            let pending = Arc::new(Pending { has_permit, result: OnceLock::new(), done });
             state.pending.insert(key, Arc::clone(&pending));
-            (Active { cache: self, key, _done: sender }, pending)
+            break (Active { cache: self, key, pending, _done: sender }, permit);
         };
-        let outcome = self.review_permit(caller).and_then(|_permit| review()).map(|(value, time)| {
+        let pending = &active.pending;
+        // No other thread sets the result.
+        let _permit = match permit {
+            Some(permit) => permit,
+            None => self.review_permit(caller).inspect_err(|_| drop(pending.result.set(None)))?,
+        };
+        pending.has_permit.store(true, Ordering::SeqCst);
+        let known = self.state.locked().get(&key, (self.clock)());
+        let outcome = known.map_or_else(review, |value| Ok((value, Duration::ZERO))).map(|(value, time)| {
             if !time.is_zero() {
                 let now = (self.clock)();
                 self.state.locked().put(key, value.clone(), now, time, self.capacity);
             }
             value
         });
-        // No other thread sets it.
-        let _ = pending.result.set(outcome.clone());
-        drop(active);
+        let _ = pending.result.set(Some(outcome.clone()));
         outcome
     }
 }
@@ -133,10 +160,14 @@ fn too_many() -> String {
     "too many reviews at once".to_owned()
 }
 
+fn active_limits(caller: &Caller) -> Limits {
+    caller.limits(ACTIVE_PER_PEER, ACTIVE_PER_PEER)
+}
+
 impl<V> Cache<V> {
     /// Waits until the caller's address has fewer reviews in progress.
     pub(super) fn review_permit(&self, caller: &Caller) -> Result<Permit, String> {
-        let limits = caller.limits(ACTIVE_PER_PEER, ACTIVE_PER_PEER);
+        let limits = active_limits(caller);
         if let Some(permit) = self.active.take(limits.clone()) {
             return Ok(permit);
         }
@@ -150,10 +181,11 @@ impl<V> Cache<V> {
 }
 
 impl<V: Clone> Pending<V> {
-    fn wait(&self) -> Result<V, String> {
+    /// The result of the other caller; `None`: it got no permit.
+    fn wait(&self) -> Option<Result<V, String>> {
         let _waiting = threads::waiting("a review");
         let _ = self.done.recv_timeout(WAIT_LIMIT);
-        self.result.get().cloned().unwrap_or_else(|| Err("the review has failed".to_owned()))
+        self.result.get().cloned().unwrap_or_else(|| Some(Err("the review has failed".to_owned())))
     }
 }
 
@@ -190,6 +222,7 @@ impl<V: Clone> State<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::testing::in_background;
     use std::cell::Cell;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -279,6 +312,51 @@ mod tests {
             let _ = shared.get_or(key(1), &Caller::default(), || panic!("of the test"));
         }));
         assert_eq!(cache.get_or(key(1), &Caller::default(), || Ok((1, Duration::from_secs(1)))), Ok(1));
+    }
+
+    #[test]
+    fn address_without_permits_delays_no_equal_review_of_another() {
+        let cache = Arc::new(Cache::new(8, Instant::now));
+        let (busy, other) = (Caller::from_ip("10.0.0.1", None), Caller::from_ip("10.0.0.2", None));
+        let held: Vec<_> = (0..ACTIVE_PER_PEER).map(|_| cache.review_permit(&busy).unwrap()).collect();
+        let (shared, caller) = (Arc::clone(&cache), busy.clone());
+        let first =
+            in_background(move || shared.get_or(key(1), &caller, || Err("a second review".to_owned())));
+        while !cache.state.locked().pending.contains_key(&key(1)) {
+            std::thread::yield_now();
+        }
+        let review = || Ok((5, Duration::from_secs(60)));
+        assert_eq!(cache.get_or(key(1), &other, review), Ok(5));
+        drop(held);
+        assert_eq!(first.result(), Ok(5), "the earlier caller uses its result");
+        assert!(cache.state.locked().pending.is_empty());
+    }
+
+    #[test]
+    fn refusal_of_a_permit_is_only_for_its_caller() {
+        let cache = Arc::new(Cache::new(8, Instant::now));
+        let other = Caller::from_ip("10.0.0.2", None);
+        let (done_sender, done) = bounded(0);
+        let has_permit = AtomicBool::new(true);
+        let refused = Arc::new(Pending { has_permit, result: OnceLock::new(), done });
+        cache.state.locked().pending.insert(key(1), Arc::clone(&refused));
+        let (shared, caller) = (Arc::clone(&cache), other.clone());
+        let second =
+            in_background(move || shared.get_or(key(1), &caller, || Ok((5, Duration::from_secs(60)))));
+        while cache.waiting.take(other.limits(1, 1)).is_some() {
+            std::thread::yield_now();
+        }
+        refused.result.set(None).unwrap();
+        cache.state.locked().pending.remove(&key(1));
+        drop(done_sender);
+        assert_eq!(second.result(), Ok(5));
+
+        let held: Vec<_> = (0..ACTIVE_PER_PEER).map(|_| cache.review_permit(&other).unwrap()).collect();
+        let queued: Vec<_> =
+            (0..QUEUE_PER_PEER).map(|_| cache.queue.take(other.limits(QUEUE_PER_PEER, 1)).unwrap()).collect();
+        assert_eq!(cache.get_or(key(2), &other, || Ok((1, Duration::ZERO))), Err(too_many()));
+        assert!(cache.state.locked().pending.is_empty());
+        drop((held, queued));
     }
 
     #[test]
