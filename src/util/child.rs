@@ -174,6 +174,7 @@ fn forward_output(
 ) -> Result<ExitStatus, ChildError> {
     let failed = |error| ChildError::Io { program: program.to_owned(), error };
     let overdue = || ChildError::Overdue { program: program.to_owned(), limit };
+    let stopped = || ChildError::Stopped { program: program.to_owned() };
     rustix::io::ioctl_fionbio(&*output, true).map_err(|errno| failed(errno.into()))?;
     let deadline = Instant::now() + limit;
     let mut chunk = vec![0; 8 * CHUNK];
@@ -192,6 +193,10 @@ fn forward_output(
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(failed(error)),
             }
+            // A program may write without a pause.
+            if stop.is_stopped() {
+                return Err(stopped());
+            }
             if Instant::now() >= deadline {
                 break;
             }
@@ -200,7 +205,7 @@ fn forward_output(
             return Ok(status);
         }
         if stop.is_stopped() {
-            return Err(ChildError::Stopped { program: program.to_owned() });
+            return Err(stopped());
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -213,7 +218,7 @@ fn forward_output(
                 Err(errno) => return Err(failed(errno.into())),
             }
         } else if stop.wait(left.min(BLIND_SLICE)) == Waited::Stopped {
-            return Err(ChildError::Stopped { program: program.to_owned() });
+            return Err(stopped());
         }
     }
 }
@@ -394,6 +399,23 @@ mod tests {
         assert!(matches!(error, ChildError::Io { .. }), "{error}");
         let missing = stream(&mut Command::new("/no/such/program"), long, &never, &mut |_| Ok(()));
         assert!(missing.unwrap_err().is_missing());
+    }
+
+    #[test]
+    fn program_that_writes_without_a_pause_is_killed_at_the_stop() {
+        let (source, token) = stop::pair();
+        let (mut source, mut calls) = (Some(source), 0);
+        let mut stop_at_first = |_: &[u8]| {
+            drop(source.take());
+            calls += 1;
+            // The next output is ready when this returns.
+            let _ = StopToken::never().wait(Duration::from_millis(1));
+            Ok(())
+        };
+        let (mut command, limit) = (sh("while :; do echo x; done"), Duration::from_secs(20));
+        let error = stream(&mut command, limit, &token, &mut stop_at_first).unwrap_err();
+        assert!(matches!(error, ChildError::Stopped { .. }), "{error}");
+        assert_eq!(calls, 1, "it was read after the stop");
     }
 
     /// At the deadline, another program's group may have the process id of a program that has
