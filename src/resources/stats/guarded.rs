@@ -84,15 +84,17 @@ impl<T: Send + 'static> Measurements<T> {
             all.insert(path.to_owned(), Measurement { pod: pod.clone(), result: None });
         }
         let (report, reported) = bounded::<()>(1);
-        let guard = MeasurementGuard { all: self, path: path.to_owned(), result: None };
+        let guard = MeasurementGuard { all: self, path: path.to_owned(), has_begun: false, result: None };
         let spawned = threads::spawn("vol/stat", Stack::Small, OnDeath::Unsupervised, move |_| {
             let mut guard = guard;
+            guard.has_begun = true;
             let _waiting = threads::waiting("size of a volume's file system");
             guard.result = measure();
             drop(guard);
             // The caller may have stopped waiting.
             let _ = report.send(());
         });
+        // Without a thread the guard was dropped, and the next call measures.
         let Ok(running) = spawned else { return MeasuredSize::Pending };
         if reported.recv_deadline(until).is_err() {
             running.leave();
@@ -104,17 +106,22 @@ impl<T: Send + 'static> Measurements<T> {
     }
 }
 
-/// The entry of a measurement that is under way. Dropping it stores the result, also after a panic.
+/// The entry of a measurement that is under way. Dropping it stores the result, also after a panic;
+/// if the measurement has not begun, it removes the entry.
 struct MeasurementGuard<T: Send + 'static> {
     all: &'static Measurements<T>,
     path: PathBuf,
+    has_begun: bool,
     result: Option<T>,
 }
 
 impl<T: Send + 'static> Drop for MeasurementGuard<T> {
     fn drop(&mut self) {
         let result = self.result.take();
-        if let Some(measurement) = self.all.0.locked().get_mut(&self.path) {
+        let mut all = self.all.0.locked();
+        if !self.has_begun {
+            all.remove(&self.path);
+        } else if let Some(measurement) = all.get_mut(&self.path) {
             measurement.result = Some(result);
         }
     }
@@ -154,6 +161,17 @@ mod tests {
         assert_eq!(NUMBERS.within(&pod, path, late(), || Some(5)), MeasuredSize::Size(5));
         assert_eq!(NUMBERS.within(&pod, path, late(), || None), MeasuredSize::Failed);
         assert!(matches!(file_system(&pod, Path::new("/"), late()), MeasuredSize::Size(_)));
+    }
+
+    #[test]
+    fn measurement_without_a_thread_has_no_result() {
+        static ALL: Measurements<u32> = Measurements(Mutex::new(BTreeMap::new()));
+        let (pod, path) = (PodUid::from("u"), PathBuf::from("/t/refused"));
+        ALL.0.locked().insert(path.clone(), Measurement { pod: pod.clone(), result: None });
+        // As when the kernel refuses a thread.
+        drop(MeasurementGuard { all: &ALL, path: path.clone(), has_begun: false, result: None });
+        assert_eq!(ALL.within(&pod, &path, late(), || Some(1)), MeasuredSize::Size(1));
+        assert!(ALL.0.locked().is_empty());
     }
 
     #[test]
