@@ -168,17 +168,16 @@ impl Worker {
         self.calls.retain(|call| !call.is_finished());
         loop {
             let (path, operation) = self.state.locked().next(Instant::now())?;
-            let end = ResultSender {
+            let mut end = ResultSender {
                 done: self.done.clone(),
                 wake: self.wake.clone(),
-                ended: Some((
-                    path.clone(),
-                    OperationResult::Failed(format!("the operation for {} died", path.display())),
-                )),
+                ended: Some((path.clone(), OperationResult::NotStarted)),
             };
             let handlers = Arc::clone(&self.handlers);
             let spawned = threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
                 let _waiting = threads::waiting("a plugin");
+                let died = OperationResult::Failed(format!("the operation for {} died", path.display()));
+                end.ended = Some((path.clone(), died));
                 let ended = match operation {
                     Operation::Register(_) => match handshake::register(&path, &handlers, &stop) {
                         Ok(plugin) => {
@@ -199,7 +198,7 @@ impl Worker {
             });
             match spawned {
                 Ok(running) => self.calls.push(running),
-                // The end reported a failure when it was dropped.
+                // The end was reported when it was dropped.
                 Err(error) => {
                     log::warn!("cannot start a thread for a plugin: {error}");
                     return Some(Instant::now() + PAUSE);

@@ -57,6 +57,8 @@ pub enum OperationResult {
     Failed(String),
     /// It is removed.
     Deregistered,
+    /// The operation has not begun; it is due again.
+    NotStarted,
 }
 
 #[derive(Debug, Default)]
@@ -162,6 +164,7 @@ impl PluginState {
                 socket.error = None;
                 socket.since = Some(now);
             }
+            (_, OperationResult::NotStarted) => socket.due = Some(now + FIRST_PAUSE),
             (Operation::Deregister(_), _) => (socket.actual, socket.since) = (None, None),
             (Operation::Register(_), OperationResult::Failed(error)) => {
                 is_news = socket.failures.count();

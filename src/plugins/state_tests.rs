@@ -74,6 +74,28 @@ fn failures_are_tried_again_later_and_later() {
 }
 
 #[test]
+fn operations_that_were_not_started_are_due_again() {
+    let (mut state, now) = (PluginState::default(), Instant::now());
+    let path = PathBuf::from("/r/a");
+    let later = now + FIRST_PAUSE;
+    let starts = |state: &mut PluginState| {
+        let (_, operation) = state.next(now).unwrap();
+        assert!(!state.ended(&path, OperationResult::NotStarted, now));
+        assert_eq!((state.next(now), state.wakes()), (None, Some(later)));
+        assert_eq!(state.next(later), Some((path.clone(), operation.clone())));
+        operation
+    };
+    state.found(&found(&[("/r/a", 1)]), &BTreeSet::new());
+    assert_eq!(starts(&mut state), Operation::Register(identity(1)));
+    state.ended(&path, OperationResult::Registered(plugin("a")), now);
+    state.found(&found(&[]), &BTreeSet::new());
+    // The handler still has the plugin.
+    assert_eq!(starts(&mut state), Operation::Deregister(plugin("a")));
+    state.ended(&path, OperationResult::Deregistered, now);
+    assert!(state.list().is_empty());
+}
+
+#[test]
 fn operations_and_sockets_are_limited() {
     let (mut state, now) = (PluginState::default(), Instant::now());
     let many: BTreeMap<_, _> =
