@@ -30,7 +30,8 @@ pub const WAITING: usize = super::events::MAX_EVENTS;
 
 /// The pause between two attempts while there is no response; the first is a random part of it.
 const PAUSE: Duration = Duration::from_secs(10);
-/// After this many attempts without a response, the API server is considered unavailable.
+/// After this many attempts without a response, the API server is considered unavailable; after this
+/// many unexpected responses for one event, the event is dropped.
 const TRIES: u32 = 12;
 const LONG_PAUSE: Duration = Duration::from_secs(30);
 /// Time limit for one request and its response.
@@ -116,7 +117,11 @@ impl Queue {
 
     /// Removes the entry with this ticket. If the event was repeated meanwhile, its entry stays.
     fn finish(&mut self, ticket: u64, sent: &Entry) {
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        let Some(entry) = self.entries.get_mut(&ticket) else {
+            // It was dropped for a new event while it was being sent.
+            self.counts.lost = self.counts.lost.saturating_sub(1);
+            return;
+        };
         if Arc::ptr_eq(&entry.event, &sent.event) {
             self.by_name.remove(&key(&sent.event));
             self.entries.remove(&ticket);
@@ -257,7 +262,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
         if stop.is_stopped() {
             return;
         }
-        let pause = tries.after(&outcome);
+        let pause = tries.after(ticket, &outcome);
         if pause.is_none() {
             let mut queue = outbox.queue.locked();
             queue.finish(ticket, &entry);
@@ -298,24 +303,37 @@ fn log_rejection(refused: u64, event: &RecordedEvent, reason: &str) {
     );
 }
 
-/// The number of attempts for the first event in the queue.
+/// The number of attempts.
 #[derive(Debug, Default)]
-struct Tries(u32);
+struct Tries {
+    /// The last event.
+    ticket: u64,
+    /// Unexpected responses for this event.
+    unexpected: u32,
+    /// Attempts without success in a row, also for events that were dropped meanwhile.
+    failed: u32,
+}
 
 impl Tries {
     /// The pause before the next attempt for the same event; `None`: continue with the next event.
-    fn after(&mut self, outcome: &Outcome) -> Option<Duration> {
+    fn after(&mut self, ticket: u64, outcome: &Outcome) -> Option<Duration> {
+        if self.ticket != ticket {
+            (self.ticket, self.unexpected) = (ticket, 0);
+        }
         let again = match outcome {
             Outcome::Away => true,
-            Outcome::Unexpected(_) => self.0 + 1 < TRIES,
+            Outcome::Unexpected(_) => {
+                self.unexpected += 1;
+                self.unexpected < TRIES
+            }
             _ => false,
         };
         if !again {
             *self = Tries::default();
             return None;
         }
-        self.0 = self.0.saturating_add(1);
-        Some(match self.0 {
+        self.failed = self.failed.saturating_add(1);
+        Some(match self.failed {
             1 => PAUSE.mul_f64(random_unit()),
             few if few <= TRIES => PAUSE,
             _ => LONG_PAUSE,

@@ -197,19 +197,36 @@ fn a_new_event_is_posted_and_a_repeat_patched() {
 #[test]
 fn pauses_are_ten_seconds_and_refusals_end_an_event() {
     let mut tries = Tries::default();
-    assert!(tries.after(&Outcome::Away).unwrap() < PAUSE);
+    assert!(tries.after(1, &Outcome::Away).unwrap() < PAUSE);
     for _ in 1..TRIES {
-        assert_eq!(tries.after(&Outcome::Away), Some(PAUSE));
+        assert_eq!(tries.after(1, &Outcome::Away), Some(PAUSE));
     }
-    assert_eq!(tries.after(&Outcome::Away), Some(LONG_PAUSE));
-    assert_eq!(tries.after(&Outcome::Done), None);
-    assert!(tries.after(&Outcome::Away).unwrap() < PAUSE, "starts over");
-    assert_eq!(tries.after(&Outcome::Refused(String::new())), None);
+    assert_eq!(tries.after(1, &Outcome::Away), Some(LONG_PAUSE));
+    assert_eq!(tries.after(1, &Outcome::Done), None);
+    assert!(tries.after(1, &Outcome::Away).unwrap() < PAUSE, "starts over");
+    assert_eq!(tries.after(1, &Outcome::Refused(String::new())), None);
     let odd = Outcome::Unexpected("no JSON".into());
     for _ in 1..TRIES {
-        assert!(tries.after(&odd).is_some());
+        assert!(tries.after(1, &odd).is_some());
     }
-    assert_eq!(tries.after(&odd), None);
+    assert_eq!(tries.after(1, &odd), None);
+}
+
+#[test]
+fn only_unexpected_responses_for_an_event_cause_its_loss() {
+    let mut tries = Tries::default();
+    let odd = Outcome::Unexpected("odd".to_owned());
+    for _ in 1..TRIES {
+        assert!(tries.after(1, &odd).is_some());
+    }
+    // The first event was dropped for a new one.
+    for _ in 0..TRIES {
+        assert!(tries.after(2, &Outcome::Away).is_some());
+    }
+    for _ in 1..TRIES {
+        assert_eq!(tries.after(2, &odd), Some(LONG_PAUSE), "the API server fails as before");
+    }
+    assert_eq!(tries.after(2, &odd), None);
 }
 
 #[test]
@@ -258,6 +275,14 @@ fn the_queue_is_bounded_and_a_repeat_replaces_its_entry() {
     }
     assert_eq!((queue.entries.len(), queue.by_name.len(), queue.counts.lost), (WAITING, WAITING, 7));
     assert_eq!(queue.first().unwrap().1.event.name, "web.7");
+    // The oldest is dropped while it is sent.
+    let (ticket, entry) = queue.first().unwrap();
+    let mut renamed = (*web).clone();
+    renamed.name = "last".into();
+    queue.put(Arc::new(renamed), true);
+    assert_eq!(queue.counts.lost, 8);
+    queue.finish(ticket, &entry);
+    assert_eq!((queue.entries.len(), queue.counts.lost), (WAITING, 7));
 }
 
 #[test]
