@@ -163,7 +163,8 @@ impl HealthCache {
     }
 
     /// Enters the complete list of a driver's devices, and returns the devices whose state changed.
-    /// Devices that it does not name any more become unknown when their last report is too old.
+    /// Devices that it does not name any more become unknown when their last report is too old, or when
+    /// there are too many devices.
     pub fn update(
         &mut self,
         (driver, endpoint): (&str, &str),
@@ -178,7 +179,7 @@ impl HealthCache {
         for report in reports {
             let key = (report.pool, report.device);
             let too_long = key.0.len() > MOST_NAME || key.1.len() > MOST_NAME;
-            if too_long || known.len() >= MOST_DEVICES && !known.contains_key(&key) {
+            if too_long || named.len() >= MOST_DEVICES && !named.contains(&key) {
                 continue;
             }
             let limit = limit_of(Duration::from_secs(u64::try_from(report.limit_seconds).unwrap_or(0)));
@@ -194,8 +195,12 @@ impl HealthCache {
             named.insert(key.clone());
             known.insert(key, new);
         }
+        // Places for devices that the driver does not name any more.
+        let mut places = MOST_DEVICES - named.len();
         known.retain(|key, device| {
-            let keep = named.contains(key) || device.is_fresh(now);
+            let is_left = !named.contains(key) && device.is_fresh(now) && places > 0;
+            places -= usize::from(is_left);
+            let keep = named.contains(key) || is_left;
             if !keep {
                 changed.insert(key.clone());
             }
@@ -374,6 +379,25 @@ mod tests {
                 .is_empty()
         );
         assert!(HealthCache::read(&cache.write(), now, on).is_ok());
+    }
+
+    #[test]
+    fn devices_of_a_new_list_replace_those_of_the_old_one_at_the_limit() {
+        let (now, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let mut cache = HealthCache::default();
+        let list = |prefix: &str, count: usize| -> Vec<Report> {
+            let names = (0..count).map(|number| format!("{prefix}{number}"));
+            names.map(|name| report(&name, Health::Healthy, 60, "")).collect()
+        };
+        let health = |cache: &HealthCache, name: &str| cache.get("d", &device(name, &[]), now).0;
+        assert_eq!(cache.update(("d", "/e"), list("a", MOST_DEVICES), now, on).len(), MOST_DEVICES);
+        // One device of the old list has to give its place.
+        assert_eq!(cache.update(("d", "/e"), list("b", 1), now, on).len(), 2);
+        assert_eq!(health(&cache, "b0"), Health::Healthy);
+        let changed = cache.update(("d", "/e"), list("c", MOST_DEVICES), now, on);
+        assert_eq!(changed.len(), 2 * MOST_DEVICES);
+        assert_eq!((health(&cache, "c9999"), health(&cache, "b0")), (Health::Healthy, Health::Unknown));
+        assert_eq!(cache.drivers["d"].len(), MOST_DEVICES);
     }
 
     #[test]
