@@ -144,6 +144,11 @@ impl Rotation {
             _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
+            // The name of a request with the bootstrap credentials follows from the key. This request
+            // will never have a usable certificate, so the next one needs another key.
+            if matches!(error, Error::Issued { .. } | Error::Failed { .. } | Error::Foreign { .. }) {
+                self.store.forget_pending_key();
+            }
             let pause =
                 if matches!(error, Error::Denied { .. }) { DENIED_RETRY } else { RETRY.after(self.failures) };
             self.failures = self.failures.saturating_add(1);

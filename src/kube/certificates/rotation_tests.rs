@@ -488,14 +488,35 @@ fn names_that_the_signer_omits_are_requested_at_the_renewal() {
 }
 
 #[test]
+fn request_without_a_usable_certificate_is_replaced() {
+    for behaviour in [Behaviour::Expired, Behaviour::OtherKey, Behaviour::Fail] {
+        let fixture = Fixture::new(behaviour);
+        let mut rotation = fixture.bootstrapping();
+        let mut second = 0;
+        fixture.failure(&mut rotation, &mut second);
+        fixture.failure(&mut rotation, &mut second);
+        assert_eq!(fixture.signer.names().len(), 2);
+        fixture.signer.set(Behaviour::Approve, timestamp(second));
+        fixture.issued(&mut rotation, &mut second);
+        assert_eq!(fixture.signer.names().len(), 3);
+        assert!(fixture.signer.names().iter().all(|name| name.starts_with("node-csr-")));
+        assert!(!fixture.store.pending_key_path().exists());
+    }
+}
+
+#[test]
 fn a_foreign_request_of_the_same_name_is_reported() {
     let fixture = Fixture::new(Behaviour::Wait);
     let key = fixture.store.pending_key().unwrap();
     let name = fixture.template.request_name(&key);
     let other = fixture.template.request(&PrivateKey::generate().unwrap(), Some(&name)).unwrap();
     fixture.signer.create(&other).unwrap();
-    let text = fixture.failure(&mut fixture.bootstrapping(), &mut 0);
+    let (mut rotation, mut second) = (fixture.bootstrapping(), 0);
+    let text = fixture.failure(&mut rotation, &mut second);
     assert!(text.contains("its key is another"), "{text}");
+    // The next request has another key, and so another name.
+    fixture.signer.set(Behaviour::Approve, timestamp(second));
+    fixture.issued(&mut rotation, &mut second);
 }
 
 #[test]
