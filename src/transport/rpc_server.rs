@@ -434,11 +434,11 @@ impl Connections {
         // The library has no value for process 0.
         let process = rustix::net::sockopt::socket_peercred(connection);
         let process = process.map_or(0, |peer| peer.pid.as_raw_pid());
-        if let Err(reason) = self.check_limits(process) {
+        if self.check_limits(process).is_err() {
             self.0.retain(|existing| socket_of(existing.descriptor).is_ok_and(|now| now == existing.socket));
-            if self.check_limits(process).is_err() {
-                return Ok(Err(reason));
-            }
+        }
+        if let Err(reason) = self.check_limits(process) {
+            return Ok(Err(reason));
         }
         let descriptor = connection.as_raw_fd();
         self.0.push(Connection { descriptor, socket: socket_of(descriptor)?, process });

@@ -108,6 +108,19 @@ fn connections_of_a_process_above_its_limit_are_closed_until_others_end() {
 }
 
 #[test]
+fn refusal_of_a_connection_names_the_limit_that_is_reached_without_closed_ones() {
+    let mut connections = Connections::default();
+    let open: Vec<_> = (0..=MAX_OF_PROCESS).map(|_| UnixStream::pair().unwrap().0).collect();
+    for connection in &open[..MAX_OF_PROCESS] {
+        assert_eq!(connections.add(connection).unwrap(), Ok(()));
+    }
+    let closed = || Connection { descriptor: -1, socket: PathBuf::from("socket:[0]"), process: 0 };
+    connections.0.resize_with(MAX_CONNECTIONS, closed);
+    let refusal = connections.add(&open[MAX_OF_PROCESS]).unwrap().unwrap_err();
+    assert_eq!(refusal, format!("{MAX_OF_PROCESS} of process {} are open", std::process::id()));
+}
+
+#[test]
 fn panic_of_a_handler_fails_its_call_only() {
     let fixture = Fixture::new();
     let _server = Server::start(&fixture.path(), [simple()]).unwrap();
