@@ -63,7 +63,11 @@ const BIND_WAYS: [(UnmountFlags, Duration); 3] = [
 /// The removal of one volume: its name, and the work.
 pub(super) type Job = (String, Box<dyn FnOnce(&StopToken) -> Result<(), VolumeError> + Send>);
 
-/// Runs jobs at the same time until all have ended, and returns what failed. Each job has its own
+/// The result of a job, with its number and its name.
+type Ended = (usize, String, Result<(), VolumeError>);
+
+/// Runs jobs at the same time until all have ended, and returns what failed, in the order of the jobs:
+/// the first failure is what users see, and must not change with each attempt. Each job has its own
 /// limit of time. The stop token is given to all.
 pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String, VolumeError)> {
     if jobs.len() <= 1 {
@@ -73,7 +77,7 @@ pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String,
     let count = jobs.len();
     let (job_sender, job_receiver) = bounded(count);
     let (report, reported) = bounded(count);
-    for job in jobs {
+    for job in jobs.into_iter().enumerate() {
         // The channel has room for all.
         let _ = job_sender.send(job);
     }
@@ -110,15 +114,16 @@ pub(super) fn run_together(mut jobs: Vec<Job>, stop: &StopToken) -> Vec<(String,
         }
     }
     let panicked = (ended.len() < count).then(|| ("?".to_owned(), VolumeError::Panicked));
-    let failed = |(name, result): (String, Result<(), VolumeError>)| result.err().map(|error| (name, error));
+    ended.sort_by_key(|(number, _, _)| *number);
+    let failed = |(_, name, result): Ended| result.err().map(|error| (name, error));
     ended.into_iter().filter_map(failed).chain(panicked).collect()
 }
 
-fn run_jobs(jobs: &Receiver<Job>, report: &Sender<(String, Result<(), VolumeError>)>, stop: &StopToken) {
-    for (name, work) in jobs.try_iter() {
+fn run_jobs(jobs: &Receiver<(usize, Job)>, report: &Sender<Ended>, stop: &StopToken) {
+    for (number, (name, work)) in jobs.try_iter() {
         let _waiting = threads::waiting("unmount");
         // The channel has room for all.
-        let _ = report.send((name, work(stop)));
+        let _ = report.send((number, name, work(stop)));
     }
 }
 
@@ -431,6 +436,23 @@ mod tests {
         assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["v7"]);
         drop(running);
         assert!(run_together(Vec::new(), &StopToken::never()).is_empty());
+    }
+
+    /// The reason in `coracle status` alternated, and each change was logged.
+    #[test]
+    fn failures_are_in_the_order_of_the_jobs() {
+        let (sender, receiver) = bounded::<()>(0);
+        let last = move |_: &StopToken| {
+            let _ = receiver.recv();
+            Err(VolumeError::Pending)
+        };
+        let first = move |_: &StopToken| {
+            drop(sender);
+            Err(VolumeError::Overdue)
+        };
+        let jobs: Vec<Job> = vec![("a".to_owned(), Box::new(last)), ("b".to_owned(), Box::new(first))];
+        let failed = run_together(jobs, &StopToken::never());
+        assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     }
 
     #[test]
