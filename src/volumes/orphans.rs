@@ -11,6 +11,7 @@
 //! Go kubelet may remove the new directory with the old one.)
 
 use std::collections::{HashMap, HashSet};
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -115,10 +116,16 @@ impl Volumes {
         self.has_due_sweep() || self.unknown(is_known).is_ok_and(|found| !found.is_empty())
     }
 
-    /// Whether the pod has a directory.
+    /// Whether the pod has a directory, or may have one that cannot be opened (Go: `podVolumesExist`).
     #[must_use]
     pub fn has_directory(&self, uid: &PodUid) -> bool {
-        paths::open_pod(&self.settings.root_dir, uid).is_ok()
+        match paths::open_pod(&self.settings.root_dir, uid) {
+            Ok(_) => true,
+            Err(VolumeError::Io { source, .. }) => {
+                !matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+            }
+            Err(_) => false,
+        }
     }
 
     fn unknown(&self, is_known: &dyn Fn(&PodUid) -> bool) -> Result<Vec<PodUid>, VolumeError> {
@@ -291,9 +298,25 @@ impl OrphanReport {
 mod tests {
     use super::super::testing;
     use super::*;
+    use crate::util::testing::without_access;
+    use std::os::unix::fs::PermissionsExt;
 
     fn volumes_in(root: &std::path::Path) -> Volumes {
         testing::volumes(root, None).0
+    }
+
+    /// Without a directory, the cgroup of a pod is removed with its processes.
+    #[test]
+    fn pod_whose_directory_cannot_be_opened_has_one() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = volumes_in(root.path());
+        let pods = root.path().join("pods");
+        assert!(!volumes.has_directory(&PodUid::from("u1")) && !volumes.has_directory(&PodUid::from("..")));
+        std::fs::create_dir_all(pods.join("u1")).unwrap();
+        std::fs::write(pods.join("file"), "").unwrap();
+        assert!(volumes.has_directory(&PodUid::from("u1")) && !volumes.has_directory(&PodUid::from("file")));
+        std::fs::set_permissions(pods.join("u1"), std::fs::Permissions::from_mode(0)).unwrap();
+        assert!(without_access(move || volumes.has_directory(&PodUid::from("u1"))));
     }
 
     #[test]
