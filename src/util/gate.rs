@@ -63,8 +63,8 @@ impl Gate {
     }
 
     /// Closes the gates of these names, which are those of one thing, and waits until its users have
-    /// left. `None`: some did not within `limit`, or `stop` ended the wait; then the gates are open
-    /// again.
+    /// left. It does not keep out others that close the same gates. `None`: some users did not leave
+    /// within `limit`, or `stop` ended the wait; then the gates are open again.
     #[must_use]
     pub fn close(&self, names: &[&str], limit: Duration, stop: &StopToken) -> Option<Pass<'_>> {
         let begun = Instant::now();

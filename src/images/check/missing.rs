@@ -56,8 +56,12 @@ impl MissingNames {
     /// Reserves places for the names of an image that are about to be removed.
     ///
     /// # Errors
-    /// When there are too many; then none is reserved.
+    /// When there are too many, or another check has reserved one of them; then none is reserved.
     fn reserve(&mut self, owner: &Owner, requested: &str, names: &[String]) -> Result<(), String> {
+        let is_reserved = |name: &&String| self.names.get(*name).is_some_and(|known| known.due.is_none());
+        if let Some(name) = names.iter().find(is_reserved) {
+            return Err(format!("the image is not pulled again, because another check removes {name}"));
+        }
         let new = names.iter().filter(|name| !self.names.contains_key(*name)).count();
         let is_own = |name: &String| self.names.get(name).is_some_and(|known| known.owner == *owner);
         let more = names.iter().filter(|name| !is_own(name)).count();
@@ -166,7 +170,7 @@ impl Reservation {
     /// Reserves places for the names before they are removed.
     ///
     /// # Errors
-    /// When there are too many.
+    /// When there are too many, or another check has reserved one of them.
     pub(super) fn new(
         all: &Arc<Mutex<MissingNames>>,
         owner: &Owner,
@@ -235,6 +239,21 @@ mod tests {
         );
         assert!(all.reserve(&owner("b"), "app:1", &names("other", 64)).is_ok());
         assert!(all.reserve(&None, "app:1", &names("request", 64)).is_ok());
+    }
+
+    /// The check on request and the one of a failed container may remove the same image. The end of one
+    /// made the other's names forgotten.
+    #[test]
+    fn names_that_a_check_has_reserved_are_refused_to_another() {
+        let (mut all, now) = (MissingNames::default(), Instant::now());
+        let (first, second) = (names("app", 2), names("app", 3));
+        all.reserve(&None, "app:1", &first).unwrap();
+        let refusal = all.reserve(&owner("a"), "app:1", &second).unwrap_err();
+        assert!(refusal.contains("another check removes app@0"), "{refusal}");
+        assert_eq!(all.names.len(), 2);
+        all.settle(&first, &missing(&first), now);
+        assert_eq!(all.problems().count(), 2);
+        all.reserve(&owner("a"), "app:1", &second).unwrap();
     }
 
     #[test]
