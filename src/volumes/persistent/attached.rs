@@ -39,19 +39,22 @@ impl Kinds {
         Ok(mount_at(&self.host.mounts()?, &target).is_some())
     }
 
-    /// Writes down which volumes must not be detached.
-    pub(super) fn show_attachable(&self) {
+    /// Writes down which volumes must not be detached. Returns why devices may be missing.
+    pub(super) fn show_attachable(&self) -> Option<VolumeError> {
         // Under the lock, so that the last change is the last list.
         let mut attachable = self.attachable();
-        let names = attachable.names(&devices::all(&self.root_dir), named_by);
+        let found = devices::all(&self.root_dir);
+        let names = attachable.names(&found, named_by);
         self.attachments.set(Holder::Devices, names);
+        found.error
     }
 
     pub(super) fn forget_attachable(&self, uid: &PodUid) {
         self.attachments.forget(uid);
         let is_known = self.attachable().wanted.remove(uid).is_some();
         if is_known {
-            self.show_attachable();
+            // After an error all names stay until the next sweep.
+            let _ = self.show_attachable();
         }
     }
 
@@ -72,7 +75,7 @@ impl Kinds {
             attachable.wanted.entry(pod.uid().clone()).or_default().insert(name.clone());
             attachable.dirs.extend(dir.map(|dir| (dir, name.clone())));
         }
-        self.show_attachable();
+        let _ = self.show_attachable();
         if pod.is_static() || self.is_set_up(pod, spec)? {
             return Ok(());
         }
@@ -88,7 +91,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::super::super::plugin_table::storage;
-    use super::super::devices::Attachable;
+    use super::super::devices::{Attachable, FoundDevices};
     use super::*;
     use crate::model::persistent::{Iscsi, Source};
 
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn volume_of_a_device_is_known_until_the_device_is_released() {
         let device = |kind, dir: &str| Device { kind, dir: PathBuf::from(dir), is_block: false };
-        let devices = [
+        let devices = vec![
             device(Kind::Iscsi, "/p/iscsi/iface-default/10.0.0.1:3260-iqn.x-lun-0"),
             device(Kind::Fc, "/p/fc/a-b-lun-2"),
             device(Kind::Fc, "/p/fc/c_d"),
@@ -121,7 +124,8 @@ mod tests {
         attachable.dirs.insert(PathBuf::from("/p/fc/gone"), "kubernetes.io/fc/[gone]".to_owned());
         let wanted = BTreeSet::from(["kubernetes.io/fc/[w]".to_owned()]);
         attachable.wanted.insert(PodUid::from("u"), wanted);
-        let names: Vec<String> = attachable.names(&devices, named_by).into_iter().collect();
+        let found = FoundDevices { devices, error: None };
+        let names: Vec<String> = attachable.names(&found, named_by).into_iter().collect();
         assert_eq!(
             names,
             [
@@ -132,6 +136,15 @@ mod tests {
             ]
         );
         attachable.wanted.clear();
-        assert!(attachable.names(&[], named_by).is_empty() && attachable.dirs.is_empty());
+        // A directory cannot be read for a moment.
+        let unread = FoundDevices { devices: Vec::new(), error: Some(VolumeError::Pending) };
+        for _ in 0..2 {
+            assert_eq!(attachable.names(&unread, named_by).into_iter().collect::<Vec<_>>(), names);
+        }
+        let left = attachable.names(&found, named_by);
+        assert!(left.len() == 3 && left.contains("kubernetes.io/fc/[c d]"), "{left:?}");
+        assert!(
+            attachable.names(&FoundDevices::default(), named_by).is_empty() && attachable.dirs.is_empty()
+        );
     }
 }

@@ -12,7 +12,7 @@ use super::super::error::VolumeError;
 use super::super::mounts::Mount;
 use super::super::paths;
 use super::host::mount_at;
-use super::sysfs::{list, names};
+use super::sysfs::list;
 use crate::model::ids::PodUid;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -39,49 +39,84 @@ pub(super) struct Device {
     pub(super) is_block: bool,
 }
 
+/// The directories of devices that were found.
+#[derive(Debug, Default)]
+pub(super) struct FoundDevices {
+    pub(super) devices: Vec<Device>,
+    /// Some directory could not be read: there may be more devices.
+    pub(super) error: Option<VolumeError>,
+}
+
 /// The directories of all devices of the node.
-pub(super) fn all(root_dir: &Path) -> Vec<Device> {
+pub(super) fn all(root_dir: &Path) -> FoundDevices {
     let top = plugins(root_dir);
-    let mut found = Vec::new();
-    let mut add = |kind: Kind, dir: PathBuf, is_block| {
-        if is_dir(&dir) {
-            found.push(Device { kind, dir, is_block });
-        }
-    };
+    let mut found = FoundDevices::default();
     for (name, is_block) in [("mounts", false), ("volumeDevices", true)] {
-        let dir = top.join("local-volume").join(name);
-        names(&dir).iter().for_each(|name| add(Kind::Local, dir.join(name), is_block));
+        found.add(&Kind::Local, &top.join("local-volume").join(name), is_block);
     }
     for (dir, is_block) in [(top.join("iscsi"), false), (top.join("iscsi/volumeDevices"), true)] {
-        for iface in names(&dir).iter().filter(|name| name.starts_with("iface-")) {
-            let dir = dir.join(iface);
-            names(&dir).iter().for_each(|name| add(Kind::Iscsi, dir.join(name), is_block));
+        for iface in found.names(&dir).iter().filter(|name| name.starts_with("iface-")) {
+            found.add(&Kind::Iscsi, &dir.join(iface), is_block);
         }
     }
     for (dir, is_block) in [(top.join("fc"), false), (top.join("fc/volumeDevices"), true)] {
-        let own = names(&dir).into_iter().filter(|name| name != "volumeDevices");
-        own.for_each(|name| add(Kind::Fc, dir.join(name), is_block));
+        found.add(&Kind::Fc, &dir, is_block);
     }
     let flex = top.join("flexvolume");
-    for vendor in names(&flex) {
-        let plain = flex.join(&vendor).join("mounts");
-        names(&plain).iter().for_each(|name| add(Kind::Flex(vendor.clone()), plain.join(name), false));
-        for driver in names(&flex.join(&vendor)).into_iter().filter(|name| name != "mounts") {
+    for vendor in found.names(&flex) {
+        found.add(&Kind::Flex(vendor.clone()), &flex.join(&vendor).join("mounts"), false);
+        for driver in found.names(&flex.join(&vendor)).into_iter().filter(|name| name != "mounts") {
             let dir = flex.join(&vendor).join(&driver).join("mounts");
-            let driver = format!("{vendor}/{driver}");
-            names(&dir).iter().for_each(|name| add(Kind::Flex(driver.clone()), dir.join(name), false));
+            found.add(&Kind::Flex(format!("{vendor}/{driver}")), &dir, false);
         }
     }
     found
 }
 
-/// Whether it is a directory, and no link to one. Only the kind of the entry in its parent is read:
-/// any call on the path itself hangs if the server of a file system that is mounted there is dead.
-fn is_dir(dir: &Path) -> bool {
-    let (Some(name), Some(parent)) = (dir.file_name(), dir.parent()) else { return false };
-    let Ok(entries) = std::fs::read_dir(parent) else { return false };
-    let entry = entries.filter_map(Result::ok).find(|entry| entry.file_name() == name);
-    entry.is_some_and(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+impl FoundDevices {
+    /// The names in a directory; none if it does not exist.
+    fn names(&mut self, dir: &Path) -> Vec<String> {
+        let listed = list(dir);
+        self.known(dir, listed).unwrap_or_default()
+    }
+
+    /// Adds the directories in `dir`.
+    fn add(&mut self, kind: &Kind, dir: &Path, is_block: bool) {
+        for name in self.names(dir) {
+            // The directory of the block devices is beside those of the mounts.
+            if matches!(kind, Kind::Fc) && name == "volumeDevices" {
+                continue;
+            }
+            let is_dir = is_dir(dir, &name);
+            if self.known(dir, is_dir).unwrap_or_default() {
+                self.devices.push(Device { kind: kind.clone(), dir: dir.join(name), is_block });
+            }
+        }
+    }
+
+    /// Notes an error in `dir`, unless it means that there is nothing.
+    fn known<T>(&mut self, dir: &Path, result: std::io::Result<T>) -> Option<T> {
+        result
+            .map_err(|source| {
+                if !is_absence(&source) {
+                    let path = dir.to_owned();
+                    self.error.get_or_insert(VolumeError::Io { attempt: "list", path, source });
+                }
+            })
+            .ok()
+    }
+}
+
+/// Whether an entry of `parent` is a directory, and no link to one. Only the kind of the entry is read:
+/// any call on its path hangs if the server of a file system that is mounted there is dead.
+fn is_dir(parent: &Path, name: &str) -> std::io::Result<bool> {
+    for entry in std::fs::read_dir(parent)? {
+        let entry = entry?;
+        if entry.file_name() == name {
+            return entry.file_type().map(|kind| kind.is_dir());
+        }
+    }
+    Ok(false)
 }
 
 /// `<root-dir>/plugins/kubernetes.io`.
@@ -155,21 +190,29 @@ pub(super) struct Attachable {
     pub(super) wanted: HashMap<PodUid, BTreeSet<String>>,
     /// By the directories below `plugins`, as far as this process has made them.
     pub(super) dirs: HashMap<PathBuf, String>,
+    /// The last result of [`Attachable::names`].
+    last: BTreeSet<String>,
 }
 
 impl Attachable {
     /// The volumes that must not be detached, also those without a pod whose device is still here.
-    /// `named_by`: the name of the volume of a device that an earlier agent has made.
+    /// `named_by`: the name of the volume of a device that an earlier agent has made. While devices may
+    /// be missing in `found`, all names stay.
     pub(super) fn names(
         &mut self,
-        devices: &[Device],
+        found: &FoundDevices,
         named_by: fn(&Device) -> Option<String>,
     ) -> BTreeSet<String> {
+        let FoundDevices { devices, error } = found;
         let mut names: BTreeSet<String> = self.wanted.values().flatten().cloned().collect();
+        if error.is_some() {
+            names.append(&mut self.last);
+        }
         self.dirs.retain(|dir, name| names.contains(name) || devices.iter().any(|device| device.dir == *dir));
         for device in devices {
             names.extend(self.dirs.get(&device.dir).cloned().or_else(|| named_by(device)));
         }
+        self.last.clone_from(&names);
         names
     }
 }
@@ -197,6 +240,7 @@ mod tests {
         std::fs::write(top.join("fc/file"), "").unwrap();
         std::os::unix::fs::symlink("500a-lun-1", top.join("fc/link")).unwrap();
         let found: Vec<(Kind, bool, String)> = all(root.path())
+            .devices
             .into_iter()
             .map(|device| {
                 (device.kind, device.is_block, device.dir.strip_prefix(&top).unwrap().display().to_string())

@@ -155,7 +155,7 @@ impl Kinds {
             attachable: Mutex::default(),
         };
         // The devices of an earlier agent.
-        kinds.show_attachable();
+        let _ = kinds.show_attachable();
         kinds
     }
 

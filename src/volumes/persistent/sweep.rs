@@ -21,7 +21,8 @@ const MAX_STATE_BYTES: u64 = 64 << 10;
 impl Kinds {
     /// Whether there may be a device to clean up; reads directories only.
     pub(in super::super) fn has_devices(&self) -> bool {
-        !devices::all(&self.root_dir).is_empty()
+        let found = devices::all(&self.root_dir);
+        !found.devices.is_empty() || found.error.is_some()
     }
 
     /// The driver of the flexVolume that is mounted at a path below `volumes`, the directory of a
@@ -44,7 +45,8 @@ impl Kinds {
     /// the next sweep; the first one is returned.
     pub(in super::super) fn sweep(&self, stop: &StopToken) -> Result<(), VolumeError> {
         let mut first = Ok(());
-        for device in devices::all(&self.root_dir) {
+        let found = devices::all(&self.root_dir);
+        for device in found.devices {
             if stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
@@ -53,8 +55,8 @@ impl Kinds {
                 first = first.and(Err(error));
             }
         }
-        self.show_attachable();
-        first
+        let unread = self.show_attachable().or(found.error);
+        first.and(unread.map_or(Ok(()), Err))
     }
 
     fn release(&self, device: &Device, stop: &StopToken) -> Result<(), VolumeError> {
@@ -85,7 +87,7 @@ impl Kinds {
             Kind::Iscsi => {
                 let disk = read_state(&device.dir).or_else(|| iscsi::IscsiDisk::from_dir(&device.dir));
                 if let Some(disk) = disk {
-                    let is_used = self.target_is_used(device, &disk);
+                    let is_used = self.target_is_used(device, &disk)?;
                     iscsi::detach_disk(host, &disk, is_used, stop)?;
                 }
             }
@@ -105,14 +107,16 @@ impl Kinds {
         remove(device)
     }
 
-    /// Whether another LUN of the same target is still there.
-    fn target_is_used(&self, own: &Device, disk: &iscsi::IscsiDisk) -> bool {
-        devices::all(&self.root_dir).iter().any(|device| {
+    /// Whether another LUN of the same target is still there. An error: that is not known.
+    fn target_is_used(&self, own: &Device, disk: &iscsi::IscsiDisk) -> Result<bool, VolumeError> {
+        let found = devices::all(&self.root_dir);
+        let is_used = found.devices.iter().any(|device| {
             let is_other = device.kind == Kind::Iscsi && device.dir != own.dir;
             // A state file is not read: the disk may be mounted, with files of a container.
             let found = || iscsi::IscsiDisk::from_dir(&device.dir);
             is_other && found().is_some_and(|other| other.iqn == disk.iqn && other.iface == disk.iface)
-        })
+        });
+        if is_used { Ok(true) } else { found.error.map_or(Ok(false), Err) }
     }
 }
 

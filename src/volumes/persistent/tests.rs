@@ -343,6 +343,28 @@ fn target_stays_logged_in_for_its_other_disks() {
     assert_eq!(logouts, 1, "the second one was the last");
 }
 
+/// The target was logged out, with the disks of running pods.
+#[test]
+fn target_stays_logged_in_while_its_other_disks_are_not_known() {
+    let node = Node::new(Vec::new(), Vec::new());
+    let source = Iscsi { target_portal: "p".into(), iqn: IQN.into(), lun: 1, ..Iscsi::default() };
+    let disk = iscsi::IscsiDisk::from_source("pv", &source);
+    let top = devices::plugins(node.root.path()).join("iscsi");
+    let dir = top.join(disk.dir());
+    make_dirs(&dir).unwrap();
+    iscsi::write_state(&dir, &disk).unwrap();
+    // Each call on a link to itself fails.
+    let blocks = top.join("volumeDevices");
+    std::os::unix::fs::symlink(&blocks, &blocks).unwrap();
+    let logouts = || node.log().iter().filter(|line| line.contains("--logout")).count();
+    let error = node.kinds.sweep(&StopToken::never()).unwrap_err().to_string();
+    assert!(error.contains("cannot list") && error.contains("iscsi/volumeDevices"), "{error}");
+    assert!(logouts() == 0 && dir.exists() && node.kinds.has_devices());
+    std::fs::remove_file(&blocks).unwrap();
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    assert!(logouts() == 1 && !dir.exists() && !node.kinds.has_devices());
+}
+
 #[test]
 fn data_in_the_directory_of_a_device_are_never_removed() {
     let node = Node::new(Vec::new(), Vec::new());
