@@ -1,5 +1,5 @@
 // The control plane that the tests run against: see cluster/main.go, and controlplane() in
-// packaging/common.sh, which builds it.
+// packaging/programs.sh, which builds it.
 module coracle.invalid/controlplane
 
 go 1.26.0

@@ -3,7 +3,7 @@
 //! program runs them all and ends them when its standard input closes, so that nothing can
 //! outlive the test; the kernel ends the rest if that program is killed.
 //!
-//! `CONTROLPLANE_BIN` is what `controlplane` of `packaging/common.sh` prints.
+//! `CONTROLPLANE_BIN` is what `controlplane` of `packaging/programs.sh` prints.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,5 +1,5 @@
 // What tests/differential compares resource managers with: see main.go, and differential_managers()
-// in packaging/common.sh, which builds it. Versions as in tests/controlplane.
+// in packaging/programs.sh, which builds it. Versions as in tests/controlplane.
 module coracle.invalid/managers
 
 go 1.26.0

@@ -1,5 +1,5 @@
 // What tests/differential compares with: see main.go, and differential_peer() in
-// packaging/common.sh, which builds it. Versions as in tests/controlplane.
+// packaging/programs.sh, which builds it. Versions as in tests/controlplane.
 module coracle.invalid/differential
 
 go 1.26.0
