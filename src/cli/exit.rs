@@ -24,7 +24,7 @@ pub enum Exit {
 }
 
 /// Every code with its meaning, for `--help` and the documents.
-pub const EXITS: &[(Exit, &str)] = &[
+pub(super) const EXITS: &[(Exit, &str)] = &[
     (Exit::Success, "done"),
     (Exit::Failure, "failed while running"),
     (Exit::Usage, "the command line is wrong"),

@@ -16,7 +16,7 @@ use Syntax::{
 
 /// How the text of a flag becomes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Syntax {
+pub(super) enum Syntax {
     /// true or false; may stand alone.
     Bool,
     Int,
@@ -43,7 +43,7 @@ pub enum Syntax {
 
 /// The effect of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub(super) enum Effect {
     /// The flag works as in the Go kubelet.
     Works,
     /// The flag is accepted without effect, for this reason.
@@ -56,7 +56,7 @@ pub enum Effect {
 
 impl Effect {
     /// The text of the effect in the documents.
-    pub fn text(self) -> String {
+    pub(super) fn text(self) -> String {
         match self {
             Effect::Works => "works".to_owned(),
             Effect::Ignored(reason) => format!("ignored: {reason}"),
@@ -66,9 +66,8 @@ impl Effect {
     }
 }
 
-/// One flag.
 #[derive(Debug, Clone, Copy)]
-pub struct Flag {
+pub(super) struct Flag {
     /// The name, without dashes.
     pub name: &'static str,
     /// The syntax of its value.
@@ -82,18 +81,18 @@ pub struct Flag {
 
 impl Flag {
     /// The default as text.
-    pub fn preset(&self) -> String {
+    pub(super) fn preset(&self) -> String {
         if self.field.is_empty() {
             return if self.own_preset.is_empty() { "\"\"".to_owned() } else { self.own_preset.to_owned() };
         }
         preset_text(self.field, DefaultSet::FlagsOnly)
     }
 
-    pub fn help(&self) -> &'static str {
+    pub(super) fn help(&self) -> &'static str {
         field(self.field).map_or(self.own_help, |field| field.help)
     }
 
-    pub fn effect(&self) -> Effect {
+    pub(super) fn effect(&self) -> Effect {
         match field(self.field).map(|field| field.support) {
             None => self.own_effect,
             Some(Support::Works) => Effect::Works,
@@ -104,7 +103,7 @@ impl Flag {
     }
 
     /// The placeholder of its value in `--help`.
-    pub fn placeholder(&self) -> &'static str {
+    pub(super) fn placeholder(&self) -> &'static str {
         match self.syntax {
             Syntax::Bool => "",
             Syntax::Int => "N",
@@ -123,7 +122,7 @@ impl Flag {
 }
 
 /// The flag of a name; underscores count as dashes, as in Go.
-pub fn find(name: &str) -> Option<&'static Flag> {
+pub(super) fn find(name: &str) -> Option<&'static Flag> {
     let name = name.replace('_', "-");
     FLAGS.iter().find(|flag| flag.name == name)
 }
@@ -147,7 +146,7 @@ pub fn effective(given: &BTreeMap<&'static str, String>) -> Vec<(String, String)
 }
 
 /// Flags of older versions, with their replacements.
-pub const REMOVED: &[(&str, &str)] = &[
+pub(super) const REMOVED: &[(&str, &str)] = &[
     ("allow-privileged", "privileged containers are governed by admission"),
     ("api-servers", "use --kubeconfig"),
     ("azure-container-registry-config", "use an image credential provider"),
@@ -206,7 +205,7 @@ const fn stats(name: &'static str, syntax: Syntax, preset: &'static str, help: &
 }
 
 /// Every flag, by name.
-pub static FLAGS: &[Flag] = &[
+pub(super) static FLAGS: &[Flag] = &[
     sets("address", Text, "address"),
     sets("allowed-unsafe-sysctls", List, "allowedUnsafeSysctls"),
     sets("anonymous-auth", Bool, "authentication.anonymous.enabled"),

@@ -10,7 +10,7 @@ use crate::config::{AgentArgs, GoDuration, Problem};
 
 /// The format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Output {
+pub(super) enum Output {
     #[default]
     Table,
     /// A table with more columns.
@@ -29,7 +29,7 @@ pub struct LocalCommand {
 
 /// A subcommand with its options. `pod` is a name, namespace/name or the beginning of a UID.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Subcommand {
+pub(super) enum Subcommand {
     Pods(PodsOptions),
     Describe {
         pod: String,
@@ -71,7 +71,7 @@ pub enum Subcommand {
 
 /// What `coracle images` does.
 #[derive(Debug, Clone, PartialEq)]
-pub enum ImagesCommand {
+pub(super) enum ImagesCommand {
     /// Without a word: the images of the runtime.
     Runtime,
     /// Those of the runtime and of archives.
@@ -95,20 +95,18 @@ pub enum ImagesCommand {
 
 /// The container runtimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Runtime {
+pub(super) enum Runtime {
     Containerd,
     Crio,
 }
 
 /// The options of `coracle setup runtime`.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct SetupOptions {
+pub(super) struct SetupOptions {
     pub dry_run: bool,
     /// `None`: the one whose directory of configuration exists.
     pub runtime: Option<Runtime>,
-    /// `--containerd-config`.
     pub containerd_config: Option<PathBuf>,
-    /// `--certs-dir`.
     pub certs_dir: Option<PathBuf>,
     /// `--registries-dir`, of CRI-O.
     pub registries_dir: Option<PathBuf>,
@@ -123,27 +121,27 @@ pub struct SetupOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct PodsOptions {
+pub(super) struct PodsOptions {
     pub output: Output,
     pub watch: bool,
     pub namespace: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct VolumesOptions {
+pub(super) struct VolumesOptions {
     pub output: Output,
     pub namespace: Option<String>,
 }
 
 impl VolumesOptions {
     /// Whether a namespace is wanted.
-    pub fn is_in(&self, namespace: &str) -> bool {
+    pub(super) fn is_in(&self, namespace: &str) -> bool {
         self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct LogsOptions {
+pub(super) struct LogsOptions {
     pub pod: String,
     pub container: Option<String>,
     pub follow: bool,
@@ -154,7 +152,7 @@ pub struct LogsOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct DebugOptions {
+pub(super) struct DebugOptions {
     pub pod: String,
     pub image: String,
     pub target: Option<String>,
@@ -165,7 +163,7 @@ pub struct DebugOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct ExecOptions {
+pub(super) struct ExecOptions {
     pub pod: String,
     pub container: Option<String>,
     pub stdin: bool,
@@ -175,7 +173,7 @@ pub struct ExecOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct ForwardOptions {
+pub(super) struct ForwardOptions {
     pub pod: String,
     pub addresses: Vec<IpAddr>,
     /// The local port, where 0 is any, and the pod's.
@@ -183,7 +181,7 @@ pub struct ForwardOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct EventsOptions {
+pub(super) struct EventsOptions {
     pub pod: Option<String>,
     pub namespace: Option<String>,
     pub output: Output,
@@ -191,7 +189,7 @@ pub struct EventsOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct VerifyOptions {
+pub(super) struct VerifyOptions {
     /// Empty: all images.
     pub images: Vec<String>,
     pub digests: bool,
@@ -199,14 +197,14 @@ pub struct VerifyOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct TopOptions {
+pub(super) struct TopOptions {
     pub once: bool,
     pub namespace: Option<String>,
     pub output: Output,
 }
 
 /// The commands: name, synopsis, meaning.
-pub const COMMANDS: &[(&str, &str, &str)] = &[
+pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ("pods", "pods [-o json|yaml|wide] [-w] [-n NAMESPACE]", "list the pods; -w keeps watching"),
     ("describe", "describe POD [-n NAMESPACE]", "everything about one pod"),
     (
@@ -379,7 +377,7 @@ fn port_pair(text: &str) -> Result<(u16, u16), String> {
 ///
 /// # Errors
 /// Every problem with them, after `problems`.
-pub fn parse_local(
+pub(super) fn parse_local(
     name: &str,
     mut parser: lexopt::Parser,
     before: AgentArgs,

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Color {
+pub(super) enum Color {
     Green,
     Yellow,
     Red,
@@ -13,25 +13,25 @@ pub enum Color {
 
 /// Adds colors to text if `on`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paint {
+pub(super) struct Paint {
     on: bool,
 }
 
 impl Paint {
     #[cfg(test)]
-    pub fn new(on: bool) -> Self {
+    pub(super) fn new(on: bool) -> Self {
         Paint { on }
     }
 
     /// For standard output: only on a terminal, and not if `NO_COLOR` is set.
-    pub fn for_stdout() -> Self {
+    pub(super) fn for_stdout() -> Self {
         use std::io::IsTerminal;
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || std::env::var_os("TERM").is_some_and(|value| value == "dumb");
         Paint { on: std::io::stdout().is_terminal() && !refused }
     }
 
-    pub fn put(self, color: Option<Color>, text: &str) -> String {
+    pub(super) fn put(self, color: Option<Color>, text: &str) -> String {
         let code = match color {
             Some(Color::Green) => "32",
             Some(Color::Yellow) => "33",
@@ -45,7 +45,7 @@ impl Paint {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cell {
+pub(super) struct Cell {
     /// Its control characters are escaped when it is printed.
     pub text: String,
     pub color: Option<Color>,
@@ -58,21 +58,21 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    pub fn colored(text: impl Into<String>, color: Option<Color>) -> Self {
+    pub(super) fn colored(text: impl Into<String>, color: Option<Color>) -> Self {
         Cell { text: text.into(), color }
     }
 }
 
 /// A table that is printed row by row; columns become wider and never narrower.
 #[derive(Debug, Clone)]
-pub struct Table {
+pub(super) struct Table {
     headers: Vec<&'static str>,
     widths: Vec<usize>,
     headed: bool,
 }
 
 impl Table {
-    pub fn new(headers: &[&'static str]) -> Self {
+    pub(super) fn new(headers: &[&'static str]) -> Self {
         Table {
             headers: headers.to_vec(),
             widths: headers.iter().map(|text| text.chars().count()).collect(),
@@ -81,7 +81,7 @@ impl Table {
     }
 
     /// Prints rows, the first time with headers.
-    pub fn print(&mut self, out: &mut dyn Write, paint: Paint, rows: &[Vec<Cell>]) -> io::Result<()> {
+    pub(super) fn print(&mut self, out: &mut dyn Write, paint: Paint, rows: &[Vec<Cell>]) -> io::Result<()> {
         let rows: Vec<Vec<Cell>> = rows
             .iter()
             .map(|row| row.iter().map(|cell| Cell::colored(visible(&cell.text), cell.color)).collect())
@@ -116,7 +116,7 @@ impl Table {
 
 /// Escapes control characters: names and messages of containers must not change the colors or
 /// the direction of the operator's terminal.
-pub fn visible(text: &str) -> String {
+pub(super) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

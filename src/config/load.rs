@@ -362,7 +362,7 @@ fn resolve_paths(layer: &mut Value, file: &Path) {
 
 /// A path without empty, `.` and `..` segments and without a slash at its end, without file access.
 #[must_use]
-pub fn clean_path(path: &str) -> String {
+pub(super) fn clean_path(path: &str) -> String {
     let rooted = path.starts_with('/');
     let mut segments: Vec<&str> = Vec::new();
     for segment in path.split('/') {

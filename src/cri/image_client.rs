@@ -11,7 +11,7 @@ use crate::transport::grpc::Channel;
 use crate::util::stop::StopToken;
 
 /// An image, and texts about it by name.
-pub type DetailedImage = (runtime::Image, BTreeMap<String, String>);
+pub(super) type DetailedImage = (runtime::Image, BTreeMap<String, String>);
 
 /// Client of the image service. Cloning is cheap; clones share the connection.
 #[derive(Clone)]

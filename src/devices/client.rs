@@ -12,11 +12,11 @@ use crate::transport::grpc::{CallError, Channel, Incoming};
 use crate::util::stop::StopToken;
 
 /// The largest message of a plugin: the default of Go's library, so upstream's limit.
-pub const MOST_BYTES: i32 = 4 * 1024 * 1024;
+pub(super) const MOST_BYTES: i32 = 4 * 1024 * 1024;
 /// The largest answer to `Allocate` for a container, because it is part of the state file.
-pub const MOST_RESPONSE_BYTES: usize = 1024 * 1024;
+pub(super) const MOST_RESPONSE_BYTES: usize = 1024 * 1024;
 /// The largest name of a device. The Go kubelet has no limit.
-pub const MOST_ID_BYTES: usize = 1024;
+pub(super) const MOST_ID_BYTES: usize = 1024;
 /// Time limit of `GetDevicePluginOptions`, with the connection: upstream's limit of the latter.
 const OPTIONS_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of `GetPreferredAllocation`. Upstream has none.

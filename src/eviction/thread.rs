@@ -40,9 +40,9 @@ pub struct ImageDirectories {
 }
 
 /// Reads the machine's numbers.
-pub type ReadNode = dyn Fn(&NodePaths) -> Option<NodeUse> + Send;
+pub(super) type ReadNode = dyn Fn(&NodePaths) -> Option<NodeUse> + Send;
 /// Measures pods.
-pub type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
+pub(super) type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
 
 /// Why the directories of the runtime are not known.
 #[derive(Debug, thiserror::Error)]

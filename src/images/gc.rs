@@ -82,10 +82,8 @@ impl DiskUse {
 
 /// An image that may be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its id.
+pub(super) struct Candidate {
     pub id: ImageRef,
-    /// Its size.
     pub size_bytes: u64,
 }
 
@@ -98,9 +96,8 @@ struct Record {
     size_bytes: u64,
 }
 
-/// The known images.
 #[derive(Debug)]
-pub struct KnownImages {
+pub(super) struct KnownImages {
     started: Timestamp,
     records: HashMap<ImageRef, Record>,
 }
@@ -108,13 +105,13 @@ pub struct KnownImages {
 impl KnownImages {
     /// No image is known yet; the agent started at `started`.
     #[must_use]
-    pub fn new(started: Timestamp) -> Self {
+    pub(super) fn new(started: Timestamp) -> Self {
         KnownImages { started, records: HashMap::new() }
     }
 
     /// Updates the records with the images on the node at `now`. `in_use` has the ids, tags or
     /// digests in containers, also dead ones, and in image volumes.
-    pub fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
+    pub(super) fn detect(&mut self, images: &[SeenImage], in_use: &BTreeSet<ImageRef>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.records);
         // No time is later than now: if the clock was set back, ages start at zero again.
         self.started = self.started.min(now);
@@ -141,7 +138,7 @@ impl KnownImages {
 
     /// Images that have been unused for longer than the policy allows.
     #[must_use]
-    pub fn expired(&self, policy: &GcPolicy, now: Timestamp) -> Vec<Candidate> {
+    pub(super) fn expired(&self, policy: &GcPolicy, now: Timestamp) -> Vec<Candidate> {
         let Some(max_age) = policy.max_age else { return Vec::new() };
         // Before that time no image is known to have been unused for longer.
         if since(self.started, now) <= max_age {
@@ -154,7 +151,7 @@ impl KnownImages {
 
     /// Images that may be removed to free space, the longest unused first.
     #[must_use]
-    pub fn candidates(&self, policy: &GcPolicy, now: Timestamp) -> Vec<Candidate> {
+    pub(super) fn candidates(&self, policy: &GcPolicy, now: Timestamp) -> Vec<Candidate> {
         self.unused(|record| {
             record.last_used.is_none_or(|used| used < now) && since(record.first_seen, now) >= policy.min_age
         })

@@ -9,7 +9,7 @@ use crate::util::stop::{StopToken, Waited};
 /// A bucket that fills with `qps` tokens per second up to `burst`; a request takes one. A caller
 /// that finds it empty reserves a future token and waits for it, so the order is kept.
 #[derive(Debug)]
-pub struct Bucket {
+pub(super) struct Bucket {
     qps: f64,
     burst: f64,
     state: Mutex<State>,
@@ -24,7 +24,7 @@ struct State {
 impl Bucket {
     /// A full bucket; `qps` of 0 or less means the library's default of 5 with a burst of 10.
     #[must_use]
-    pub fn new(qps: f64, burst: u32, now: Instant) -> Bucket {
+    pub(super) fn new(qps: f64, burst: u32, now: Instant) -> Bucket {
         let (qps, burst) = if qps > 0.0 && qps.is_finite() { (qps, burst.max(1)) } else { (5.0, 10) };
         let burst = f64::from(burst);
         Bucket { qps, burst, state: Mutex::new(State { tokens: burst, updated: now }) }
@@ -46,7 +46,7 @@ impl Bucket {
     }
 
     /// Waits for a token.
-    pub fn take(&self, stop: &StopToken) -> Waited {
+    pub(super) fn take(&self, stop: &StopToken) -> Waited {
         match self.reserve(Instant::now()) {
             Duration::ZERO if stop.is_stopped() => Waited::Stopped,
             Duration::ZERO => Waited::TimedOut,

@@ -280,7 +280,6 @@ fn normalize(bundles: &[&Bundle], seed: u64) -> Result<Vec<u8>, BundleError> {
     Ok(anchors.into_iter().flat_map(|anchor| certificate_pem(anchor).into_bytes()).collect())
 }
 
-/// A certificate in PEM.
 pub(super) fn certificate_pem(der: Vec<u8>) -> String {
     let block = pem::Pem::new("CERTIFICATE", der);
     pem::encode_config(&block, pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF))

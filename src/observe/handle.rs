@@ -17,7 +17,7 @@ use crate::util::threads;
 
 /// What a change reported to the `sync` thread is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// A pod, which has to be synced.
     Pod(PodUid),
     /// The runtime or its network became ready, or ceased to be.
@@ -63,7 +63,7 @@ impl std::fmt::Display for RelistMode {
 
 /// Makes the handle, without threads.
 #[must_use]
-pub fn new(cri: RuntimeClient) -> Observe {
+pub(crate) fn new(cri: RuntimeClient) -> Observe {
     Observe { cri, cache: Cache::default(), health: Health::default() }
 }
 

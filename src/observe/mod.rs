@@ -13,7 +13,7 @@
 //! Absent on purpose: an event channel that can overflow.
 
 mod cache;
-pub mod diff;
+pub(crate) mod diff;
 mod handle;
 mod health;
 mod pace;
@@ -29,14 +29,14 @@ use crossbeam_channel::{Sender, bounded};
 use crate::util::mailbox::Post;
 use crate::util::threads::{Died, OnDeath, Running};
 
-pub use diff::Change;
-pub use handle::{Observe, Subject, new};
-pub use health::RuntimeHealth;
+pub(crate) use diff::Change;
+pub(crate) use handle::{Observe, Subject, new};
+pub(crate) use health::RuntimeHealth;
 use stream_state::StreamState;
 
 /// Settings of the room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Whether to use the runtime's event stream, if it has one.
     pub events: bool,
 }
@@ -45,7 +45,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// When a thread cannot be started.
-pub fn spawn(
+pub(crate) fn spawn(
     observe: &Observe,
     settings: Settings,
     changes: Post<Subject, Change>,

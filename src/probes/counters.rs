@@ -9,7 +9,7 @@ use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
 /// Upper bounds of the duration buckets in seconds: those that metrics have by default.
-pub const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+pub(crate) const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// `prober_probe_total` and `prober_probe_duration_seconds` of one probe.
 #[derive(Debug, Clone, PartialEq)]

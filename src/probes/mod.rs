@@ -43,8 +43,8 @@ use crate::model::verdict::Verdict;
 use crate::util::mailbox::Post;
 use crate::util::threads::Died;
 
-pub use counters::{BUCKETS, ProbeCounters};
-pub use state::Kind;
+pub(crate) use counters::{BUCKETS, ProbeCounters};
+pub(crate) use state::Kind;
 
 /// The room's connections.
 pub struct Deps {
@@ -113,7 +113,7 @@ impl Probes {
 /// The grace period of a probe of this kind for the kill that it causes. The grace period of a
 /// deletion has precedence; without a value, the pod's applies.
 #[must_use]
-pub fn grace_seconds(container: &Container, kind: Kind) -> Option<i64> {
+pub(crate) fn grace_seconds(container: &Container, kind: Kind) -> Option<i64> {
     kind.find_probe(container)?.termination_grace_period_seconds
 }
 

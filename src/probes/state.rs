@@ -52,7 +52,7 @@ impl Kind {
 
 /// The outcome of a check with a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// It passed.
     Success,
     /// It did not.

@@ -6,7 +6,7 @@ use super::kernel_files::ResourceError;
 
 /// Space and inodes of one file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DiskSpace {
+pub(crate) struct DiskSpace {
     pub capacity_bytes: u64,
     /// Bytes available to unprivileged users.
     pub available_bytes: u64,
@@ -19,12 +19,12 @@ pub struct DiskSpace {
 
 impl DiskSpace {
     /// Space left in percent, rounded down; 100 for a file system without size.
-    pub fn available_percent(&self) -> u64 {
+    pub(crate) fn available_percent(&self) -> u64 {
         percent(self.available_bytes, self.capacity_bytes)
     }
 
     /// Inodes left in percent, rounded down; 100 where they are not counted.
-    pub fn inodes_free_percent(&self) -> u64 {
+    pub(crate) fn inodes_free_percent(&self) -> u64 {
         percent(self.inodes_free, self.inodes)
     }
 }
@@ -34,7 +34,7 @@ fn percent(part: u64, whole: u64) -> u64 {
     u64::try_from(share).unwrap_or(100).min(100)
 }
 
-pub fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
+pub(crate) fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
     let stat = rustix::fs::statvfs(path).map_err(|errno| ResourceError::Io {
         attempt: "get the disk usage of",
         path: path.to_owned(),
@@ -51,7 +51,7 @@ pub fn space(path: &Path) -> Result<DiskSpace, ResourceError> {
 }
 
 /// `path`, or the nearest directory above it that exists.
-pub fn nearest_existing(path: &Path) -> PathBuf {
+pub(crate) fn nearest_existing(path: &Path) -> PathBuf {
     let found = path.ancestors().find(|path| path.exists());
     // A relative path may have nothing above it but the working directory.
     found.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()

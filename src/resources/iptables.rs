@@ -14,7 +14,7 @@ use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
 /// How often the owner should call [`Chains::keep`].
-pub const PERIOD: Duration = Duration::from_secs(60);
+pub(crate) const PERIOD: Duration = Duration::from_secs(60);
 
 const HINT: &str = "KUBE-IPTABLES-HINT";
 const FIREWALL: &str = "KUBE-FIREWALL";
@@ -73,14 +73,14 @@ struct Program {
 
 /// The chains of both address families.
 #[derive(Debug)]
-pub struct Chains {
+pub(crate) struct Chains {
     programs: Vec<Program>,
     installed: bool,
 }
 
 impl Chains {
     /// Searches the programs; nothing is changed yet.
-    pub fn find() -> Chains {
+    pub(crate) fn find() -> Chains {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs: Vec<PathBuf> =
             std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
@@ -103,7 +103,7 @@ impl Chains {
     }
 
     /// Whether there is no program.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
 
@@ -113,7 +113,7 @@ impl Chains {
     ///
     /// DIFFERS: one canary per family is checked, that of the table `mangle`; upstream has
     /// them in `nat` and `filter`, too, and starts a program for each.
-    pub fn keep(&mut self, stop: &StopToken) {
+    pub(crate) fn keep(&mut self, stop: &StopToken) {
         let was_installed = std::mem::replace(&mut self.installed, true);
         self.programs.retain_mut(|program| {
             let result = match was_installed {

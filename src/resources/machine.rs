@@ -83,7 +83,7 @@ impl Machine {
 }
 
 /// The memory of the machine, if it can be read.
-pub fn memory_bytes(roots: &Roots) -> Option<u64> {
+pub(crate) fn memory_bytes(roots: &Roots) -> Option<u64> {
     memory_field(&read(&roots.proc.join("meminfo")).ok()?, "MemTotal")
 }
 
@@ -155,25 +155,25 @@ pub fn dimms(roots: &Roots) -> Vec<Dimms> {
     found
 }
 
-pub fn kernel_release() -> String {
+pub(crate) fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
 /// The first two numbers of a kernel release: `6.1.0-18-amd64` is 6.1. Zeros, the oldest version, for
 /// what cannot be parsed.
-pub fn kernel_version(release: &str) -> (u32, u32) {
+pub(crate) fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Whether the kernel uses swap: any line below the header of `/proc/swaps`.
-pub fn has_swap(roots: &Roots) -> bool {
+pub(crate) fn has_swap(roots: &Roots) -> bool {
     read(&roots.proc.join("swaps"))
         .is_ok_and(|swaps| swaps.lines().skip(1).any(|line| !line.trim().is_empty()))
 }
 
 /// Whether the kernel enforces AppArmor profiles.
-pub fn has_apparmor(roots: &Roots) -> bool {
+pub(crate) fn has_apparmor(roots: &Roots) -> bool {
     roots.sys.join("kernel/security/apparmor").is_dir()
         && read(&roots.sys.join("module/apparmor/parameters/enabled"))
             .is_ok_and(|enabled| enabled.starts_with('Y'))

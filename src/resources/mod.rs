@@ -7,19 +7,20 @@
 //! on purpose: the making of cgroups (`cgroups`), eviction and device plugins. Go
 //! counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
 
-pub mod cgroups;
+pub(crate) mod cgroups;
 mod controllers;
-pub mod disk;
+pub(crate) mod disk;
 #[cfg(test)]
 pub(crate) mod fuzz;
-pub mod iptables;
+pub(crate) mod iptables;
 mod kernel_files;
-pub mod machine;
-pub mod oom;
-pub mod own;
-pub mod preflight;
-pub mod stats;
-pub mod system;
-pub mod tunables;
+pub(crate) mod machine;
+pub(crate) mod oom;
+pub(crate) mod own;
+pub(crate) mod preflight;
+pub(crate) mod stats;
+pub(crate) mod system;
+pub(crate) mod tunables;
 
-pub use kernel_files::{ResourceError, Roots};
+pub(crate) use kernel_files::ResourceError;
+pub use kernel_files::Roots;

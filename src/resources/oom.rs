@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use crate::model::ids::PodUid;
 
 /// The most bytes of one record that are read; the kernel's records are smaller.
-pub const RECORD_LIMIT: usize = 8192;
+pub(crate) const RECORD_LIMIT: usize = 8192;
 
 /// The longest name of a process.
 const NAME_LIMIT: usize = 15;
@@ -28,7 +28,7 @@ const REPORTED: usize = 64;
 
 /// One record of the kernel's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record<'a> {
+pub(crate) struct Record<'a> {
     /// Microseconds since the boot, without the time in which the machine slept.
     pub time: u64,
     /// The first line, with escaped bytes as they were written.
@@ -41,7 +41,7 @@ pub struct Record<'a> {
 /// DIFFERS: upstream accepts those, too, so that a process that may write to `/dev/kmsg` can invent
 /// kills.
 #[must_use]
-pub fn record(bytes: &[u8]) -> Option<Record<'_>> {
+pub(crate) fn record(bytes: &[u8]) -> Option<Record<'_>> {
     let bytes = bytes.get(..RECORD_LIMIT).unwrap_or(bytes);
     let end = bytes.iter().position(|byte| *byte == b';')?;
     let (head, rest) = bytes.split_at(end);
@@ -77,7 +77,7 @@ fn unescaped(line: Cow<'_, str>) -> Cow<'_, str> {
 
 /// Which memory ran out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scope {
+pub(crate) enum Scope {
     /// That of the machine.
     System,
     /// The limit of a cgroup, with its path if the kernel printed it.
@@ -86,7 +86,7 @@ pub enum Scope {
 
 /// A killed process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kill {
+pub(crate) struct Kill {
     /// When, as in [`Record::time`].
     pub time: u64,
     /// The name of the process.
@@ -105,14 +105,14 @@ impl Kill {
     ///
     /// DIFFERS: `pod` (namespace and name), if it is known, is added to upstream's message.
     #[must_use]
-    pub fn message(&self, pod: Option<&str>) -> String {
+    pub(crate) fn message(&self, pod: Option<&str>) -> String {
         let pod = pod.map(|pod| format!(", pod: {pod}")).unwrap_or_default();
         format!("System OOM encountered, victim process: {}, pid: {}{pod}", self.process, self.pid)
     }
 
     /// The container or pod of the process.
     #[must_use]
-    pub fn owner(&self) -> Option<Owner> {
+    pub(crate) fn owner(&self) -> Option<Owner> {
         owner(self.cgroup.as_deref()?)
     }
 }
@@ -133,7 +133,7 @@ struct Invocation {
 
 /// Finds kills in the records, in their order. Its memory is a few strings.
 #[derive(Debug, Clone, Default)]
-pub struct Parser {
+pub(crate) struct Parser {
     open: Option<Invocation>,
     /// The last kills: each has several records, and on version 2 a group of processes is killed
     /// together.
@@ -142,7 +142,7 @@ pub struct Parser {
 
 impl Parser {
     /// Reads one record.
-    pub fn read(&mut self, bytes: &[u8]) -> Option<Kill> {
+    pub(crate) fn read(&mut self, bytes: &[u8]) -> Option<Kill> {
         let Record { time, message } = record(bytes)?;
         if self.open.as_ref().is_some_and(|open| time.saturating_sub(open.since) > SPAN) {
             self.open = None;
@@ -284,7 +284,7 @@ fn killed(text: &str) -> Option<(u32, String)> {
 
 /// A pod and a container, as the path of a cgroup shows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub(crate) struct Owner {
     /// The UID, with `_` in the place of `-` if the driver is systemd.
     pub uid: String,
     /// The id of the container or sandbox; `None` in the pod's own cgroup.
@@ -294,7 +294,7 @@ pub struct Owner {
 impl Owner {
     /// Whether this is the pod with this UID.
     #[must_use]
-    pub fn is(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is(&self, uid: &PodUid) -> bool {
         let same = |a: char, b: char| a == b || (a == '_' && b == '-');
         let other = uid.as_str();
         self.uid.chars().count() == other.chars().count()
@@ -306,7 +306,7 @@ impl Owner {
 /// `…/kubepods.slice/…/kubepods-burstable-podUID.slice/RUNTIME-ID.scope/…`. What containers make
 /// below their own cgroup is not read.
 #[must_use]
-pub fn owner(path: &str) -> Option<Owner> {
+pub(crate) fn owner(path: &str) -> Option<Owner> {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     parts.find(|part| *part == "kubepods" || *part == "kubepods.slice")?;
     // Below are at most the tier and the pod.

@@ -10,7 +10,7 @@ const TICKS_PER_SECOND: u64 = 100;
 
 /// The present use of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OwnUse {
+pub(crate) struct OwnUse {
     pub resident_bytes: u64,
     /// The peak of the resident memory.
     pub peak_resident_bytes: u64,
@@ -24,7 +24,7 @@ pub struct OwnUse {
 
 impl OwnUse {
     /// Reads it from `/proc/self`.
-    pub fn read(roots: &Roots) -> Result<Self, ResourceError> {
+    pub(crate) fn read(roots: &Roots) -> Result<Self, ResourceError> {
         let dir = roots.proc.join("self");
         let path = dir.join("status");
         let status = read(&path)?;
@@ -49,13 +49,13 @@ impl OwnUse {
 
 /// Bytes of IP in a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NetworkBytes {
+pub(crate) struct NetworkBytes {
     pub received: u64,
     pub sent: u64,
 }
 
 /// Those of the namespace of this process, as the Prometheus client of Go counts them for a process.
-pub fn network_bytes(roots: &Roots) -> Option<NetworkBytes> {
+pub(crate) fn network_bytes(roots: &Roots) -> Option<NetworkBytes> {
     octets(&read(&roots.proc.join("self/net/netstat")).ok()?)
 }
 

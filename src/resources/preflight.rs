@@ -12,7 +12,7 @@ use super::{controllers, disk, machine, tunables};
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CheckStatus {
+pub(crate) enum CheckStatus {
     Ok,
     /// A feature will not work, or not well.
     Warn,
@@ -22,7 +22,7 @@ pub enum CheckStatus {
 
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct CheckLine {
+pub(crate) struct CheckLine {
     pub name: String,
     pub standing: CheckStatus,
     pub message: String,
@@ -32,7 +32,7 @@ pub struct CheckLine {
 
 /// The paths and limits of the checks.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub roots: Roots,
     /// `--root-dir`; it need not exist yet.
     pub root_dir: PathBuf,
@@ -129,7 +129,7 @@ impl Expected {
 }
 
 /// Checks everything but the runtime, changes nothing, and never fails as a whole.
-pub fn preflight(settings: &Settings) -> Vec<CheckLine> {
+pub(crate) fn preflight(settings: &Settings) -> Vec<CheckLine> {
     let mut lines = vec![
         user(settings),
         kernel(settings, &machine::kernel_release()),

@@ -6,7 +6,7 @@ use super::kernel_files::read;
 
 /// A parameter, and its only value on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tunable {
+pub(crate) struct Tunable {
     /// As `sysctl` names it.
     pub name: &'static str,
     pub value: i64,
@@ -16,8 +16,7 @@ const fn tunable(name: &'static str, value: i64) -> Tunable {
     Tunable { name, value }
 }
 
-/// All of them.
-pub const TUNABLES: [Tunable; 6] = [
+pub(crate) const TUNABLES: [Tunable; 6] = [
     tunable("vm.overcommit_memory", 1),
     tunable("vm.panic_on_oom", 0),
     tunable("kernel.panic", 10),
@@ -28,7 +27,7 @@ pub const TUNABLES: [Tunable; 6] = [
 
 /// A parameter with another value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Difference {
+pub(crate) struct Difference {
     pub tunable: Tunable,
     /// The value of the kernel.
     pub found: i64,
@@ -45,7 +44,7 @@ impl std::fmt::Display for Difference {
 /// DIFFERS: a parameter that the kernel does not have, or that cannot be read, is left out; the Go
 /// kubelet does not start then.
 #[must_use]
-pub fn differences(sys: &Path) -> Vec<Difference> {
+pub(crate) fn differences(sys: &Path) -> Vec<Difference> {
     TUNABLES
         .into_iter()
         .filter_map(|tunable| {
@@ -57,13 +56,13 @@ pub fn differences(sys: &Path) -> Vec<Difference> {
 
 /// A text for each parameter that was set, and for each that could not be.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub(crate) struct Changes {
     pub done: Vec<String>,
     pub failed: Vec<String>,
 }
 
 /// Sets the parameters with other values.
-pub fn set(sys: &Path) -> Changes {
+pub(crate) fn set(sys: &Path) -> Changes {
     let mut changes = Changes::default();
     for difference in differences(sys) {
         let Tunable { name, value } = difference.tunable;

@@ -56,7 +56,7 @@ pub(super) struct ContainerInputs<'a> {
 }
 
 /// `<container>/<restart count>.log`, below the sandbox's log directory.
-pub fn log_path(container: &str, restart_count: u32) -> String {
+pub(super) fn log_path(container: &str, restart_count: u32) -> String {
     format!("{container}/{restart_count}.log")
 }
 

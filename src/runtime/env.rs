@@ -25,7 +25,7 @@ const NAME_SHOWN: usize = 64;
 /// UTF-8.
 /// DIFFERS: upstream uses a map, so that the order changes from start to start.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Env {
+pub(super) struct Env {
     ordered: Vec<(String, Vec<u8>)>,
     index: HashMap<String, usize>,
     /// The bytes left for more variables and for arguments.
@@ -41,12 +41,12 @@ impl std::fmt::Debug for Env {
 
 impl Env {
     /// The value of `name`, as text.
-    pub fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+    pub(super) fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         let index = *self.index.get(name)?;
         self.ordered.get(index).map(|(_, value)| String::from_utf8_lossy(value))
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.ordered.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
@@ -55,7 +55,7 @@ impl Env {
     ///
     /// # Errors
     /// When it is used up.
-    pub fn expand(&mut self, text: &str) -> Result<String, TooLarge> {
+    pub(super) fn expand(&mut self, text: &str) -> Result<String, TooLarge> {
         let mut budget = self.budget;
         let expanded = budget.expand(text, |name| self.get(name))?;
         self.budget = budget;
@@ -111,7 +111,7 @@ fn field(index: usize, name: &str) -> String {
 
 /// The inputs of an environment.
 #[derive(Clone, Copy)]
-pub struct EnvInputs<'a> {
+pub(super) struct EnvInputs<'a> {
     pub pod: &'a Pod,
     pub container: &'a Container,
     pub addresses: Addresses<'a>,
@@ -133,7 +133,7 @@ pub struct EnvInputs<'a> {
 ///
 /// # Errors
 /// When a variable's source cannot be read.
-pub fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
+pub(super) fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
     let EnvInputs { container, .. } = inputs;
     let services = services(&inputs)?;
     let mut objects = Lookup { inputs, found: BTreeMap::new() };

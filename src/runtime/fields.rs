@@ -12,7 +12,7 @@ use super::settings::MachineNumbers;
 
 /// Addresses that are known when a container is made.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Addresses<'a> {
+pub(super) struct Addresses<'a> {
     /// The pod's, primary first.
     pub pod: &'a [IpAddr],
     /// The node's, primary first.
@@ -23,7 +23,7 @@ pub struct Addresses<'a> {
 ///
 /// # Errors
 /// When the path is not a field that env variables may read.
-pub fn field_value(
+pub(super) fn field_value(
     pod: &Pod,
     selector: &ObjectFieldSelector,
     addresses: Addresses<'_>,
@@ -46,7 +46,7 @@ pub fn field_value(
 ///
 /// # Errors
 /// When it names an unknown container or resource.
-pub fn resource_value(
+pub(super) fn resource_value(
     pod: &Pod,
     own: &Container,
     selector: &ResourceFieldSelector,

@@ -34,7 +34,7 @@ pub enum HostnameError {
 
 /// A pod's host name and the domain it is in (empty without `spec.subdomain`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hostname {
+pub(super) struct Hostname {
     /// First label, or `spec.hostnameOverride`.
     pub name: String,
     /// Everything after it.
@@ -45,7 +45,7 @@ pub struct Hostname {
 ///
 /// # Errors
 /// See [`HostnameError`].
-pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameError> {
+pub(super) fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, HostnameError> {
     let spec = pod.spec();
     if let Some(name) = &spec.hostname_override {
         if !is_dns_subdomain(name) {
@@ -82,7 +82,7 @@ fn truncate(pod: &Pod, full: &str) -> Result<String, HostnameError> {
 ///
 /// # Errors
 /// When the full name is too long.
-pub fn kernel_name(pod: &Pod, hostname: &Hostname) -> Result<String, HostnameError> {
+pub(super) fn kernel_name(pod: &Pod, hostname: &Hostname) -> Result<String, HostnameError> {
     if !pod.spec().set_hostname_as_fqdn.unwrap_or(false) || hostname.domain.is_empty() {
         return Ok(hostname.name.clone());
     }

@@ -21,20 +21,20 @@ const FILE_LIMIT: u64 = 16 << 20;
 const MODE: u32 = 0o644;
 
 /// The path inside a container.
-pub const CONTAINER_PATH: &str = "/etc/hosts";
+pub(super) const CONTAINER_PATH: &str = "/etc/hosts";
 
 /// The path of the pod's copy.
-pub fn path(root_dir: &Path, pod: &Pod) -> PathBuf {
+pub(super) fn path(root_dir: &Path, pod: &Pod) -> PathBuf {
     root_dir.join("pods").join(pod.uid().as_str()).join("etc-hosts")
 }
 
 /// Whether the pod's containers get the file, which needs an address of the pod.
-pub fn needs_file(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
+pub(super) fn needs_file(pod: &Pod, pod_ips: &[IpAddr]) -> bool {
     pod.host_network() || !pod_ips.is_empty()
 }
 
 /// Text for a pod with addresses of its own.
-pub fn managed(hostname: &Hostname, pod_ips: &[IpAddr], aliases: &[HostAlias]) -> String {
+pub(super) fn managed(hostname: &Hostname, pod_ips: &[IpAddr], aliases: &[HostAlias]) -> String {
     let mut text = String::from(
         "# Kubernetes-managed hosts file.\n\
          127.0.0.1\tlocalhost\n\
@@ -56,7 +56,7 @@ pub fn managed(hostname: &Hostname, pod_ips: &[IpAddr], aliases: &[HostAlias]) -
 }
 
 /// Text for a pod on the node's network: the node's own file and the aliases.
-pub fn of_node(node_file: &str, aliases: &[HostAlias]) -> String {
+pub(super) fn of_node(node_file: &str, aliases: &[HostAlias]) -> String {
     let mut text = format!("# Kubernetes-managed hosts file (host network).\n{node_file}");
     add_aliases(&mut text, aliases);
     text
@@ -81,7 +81,7 @@ fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
 ///
 /// # Errors
 /// When the node's file cannot be read or the pod's cannot be written.
-pub fn write(
+pub(super) fn write(
     root_dir: &Path,
     node_file: &Path,
     pod: &Pod,

@@ -24,7 +24,7 @@ use super::kill_order::{self, KillOrder};
 use super::start_request::regarding;
 
 /// The minimum grace period of every container.
-pub const MINIMUM_GRACE_SECONDS: i64 = 2;
+pub(super) const MINIMUM_GRACE_SECONDS: i64 = 2;
 
 /// [`MINIMUM_GRACE_SECONDS`] as a time.
 pub(super) const MINIMUM_GRACE: Duration = Duration::from_secs(MINIMUM_GRACE_SECONDS.unsigned_abs());

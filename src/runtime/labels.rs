@@ -21,26 +21,26 @@ fn identity(pod: &Pod) -> [(String, String); 3] {
 }
 
 /// The pod's own labels, and its identity.
-pub fn sandbox_labels(pod: &Pod) -> Map {
+pub(super) fn sandbox_labels(pod: &Pod) -> Map {
     let own = pod.object().metadata.labels.iter().flatten();
     own.map(|(key, value)| (key.clone(), value.clone())).chain(identity(pod)).collect()
 }
 
 /// The pod's own annotations.
-pub fn sandbox_annotations(pod: &Pod) -> Map {
+pub(super) fn sandbox_annotations(pod: &Pod) -> Map {
     let own = pod.object().metadata.annotations.iter().flatten();
     own.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Which pod and container an instance belongs to.
-pub fn container_labels(pod: &Pod, container: &Container) -> Map {
+pub(super) fn container_labels(pod: &Pod, container: &Container) -> Map {
     let mut labels = Map::from(identity(pod));
     labels.insert(keys::CONTAINER_NAME.to_owned(), container.name.clone());
     labels
 }
 
 /// The data needed to check and stop an instance, even without the pod's manifest.
-pub fn container_annotations(pod: &Pod, container: &Container, restart_count: u32) -> Map {
+pub(super) fn container_annotations(pod: &Pod, container: &Container, restart_count: u32) -> Map {
     let image = container.image.as_deref().unwrap_or_default();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let mut annotations = Map::from([

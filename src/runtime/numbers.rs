@@ -20,12 +20,12 @@ const PROTECTED_SCORE: i64 = -997;
 const BEST_EFFORT_SCORE: i64 = 1000;
 
 /// Relative CPU weight (cgroup v1 scale) of a request.
-pub fn cpu_shares(millicores: i64) -> i64 {
+pub(super) fn cpu_shares(millicores: i64) -> i64 {
     i64::try_from(shares(millicores)).unwrap_or(i64::MAX)
 }
 
 /// CFS quota of a limit; 0 (no limit) without one.
-pub fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
+pub(super) fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
     if millicores <= 0 {
         return 0;
     }
@@ -34,14 +34,18 @@ pub fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
 
 /// The pod's resources as the sandbox request carries them: sums over the containers, at least
 /// those of any init container. Overhead is not in it.
-pub fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
+pub(super) fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
     let cpu_limit = pod_total(pod, Side::Limits, "cpu").unwrap_or_default();
     let memory_limit = pod_total(pod, Side::Limits, "memory").unwrap_or_default();
     cpu_and_memory(pod_total(pod, Side::Requests, "cpu"), cpu_limit, memory_limit, settings)
 }
 
 /// The numbers of one container.
-pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings) -> LinuxContainerResources {
+pub(super) fn container_resources(
+    pod: &Pod,
+    container: &Container,
+    settings: &Settings,
+) -> LinuxContainerResources {
     let own = container.resources.as_ref();
     let limit = |resource: &str| {
         let non_zero_limit = |requirements: Option<&ResourceRequirements>| {
@@ -63,7 +67,7 @@ pub fn container_resources(pod: &Pod, container: &Container, settings: &Settings
 }
 
 /// A RuntimeClass' overhead as the sandbox request carries it: requests are limits, too.
-pub fn overhead_resources(
+pub(super) fn overhead_resources(
     overhead: &BTreeMap<String, crate::model::Quantity>,
     settings: &Settings,
 ) -> LinuxContainerResources {
@@ -166,7 +170,7 @@ fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
 }
 
 /// The `oom_score_adj`: containers with a high one are killed first when memory runs out.
-pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u64) -> i64 {
+pub(super) fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: u64) -> i64 {
     let node_critical =
         pod.is_critical() && pod.spec().priority_class_name.as_deref() == Some("system-node-critical");
     match pod.qos() {
@@ -231,7 +235,7 @@ fn hugepage_limits(pod: &Pod, container: &Container, sizes: &[String]) -> Vec<Hu
 }
 
 /// `2MB` for 2 MiB: the notation of the CRI and of the hugetlb cgroup files.
-pub fn page_size_name(bytes: i64) -> String {
+pub(super) fn page_size_name(bytes: i64) -> String {
     let (mut size, mut unit) = (bytes, 0);
     const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];
     while size >= 1024 && size % 1024 == 0 && unit + 1 < UNITS.len() {

@@ -21,7 +21,7 @@ use super::{labels, numbers, security_context};
 
 /// The inputs of a sandbox configuration.
 #[derive(Clone, Copy)]
-pub struct SandboxInputs<'a> {
+pub(super) struct SandboxInputs<'a> {
     pub pod: &'a Pod,
     /// Attempt number.
     pub attempt: u32,
@@ -36,7 +36,7 @@ pub struct SandboxInputs<'a> {
 }
 
 /// `<namespace>_<name>_<uid>` below the pod log directory.
-pub fn log_directory(settings: &Settings, pod: &Pod) -> PathBuf {
+pub(super) fn log_directory(settings: &Settings, pod: &Pod) -> PathBuf {
     settings.pod_logs_dir.join(format!("{}_{}_{}", pod.namespace(), pod.name(), pod.uid()))
 }
 
@@ -44,7 +44,7 @@ pub fn log_directory(settings: &Settings, pod: &Pod) -> PathBuf {
 ///
 /// # Errors
 /// When the pod has no usable host name.
-pub fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConfig, ConfigError> {
+pub(super) fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConfig, ConfigError> {
     let SandboxInputs { pod, attempt, resolver, settings, cgroup_parent, ids } = inputs;
     let hostname = if pod.host_network() {
         String::new()

@@ -43,13 +43,13 @@ const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.i
 
 /// `name_namespace(uid)`, as messages write a pod.
 #[must_use]
-pub fn pod_text(pod: &Pod) -> String {
+pub(super) fn pod_text(pod: &Pod) -> String {
     format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid())
 }
 
 /// The sandbox's security context.
 #[must_use]
-pub fn of_sandbox(pod: &Pod, ids: Option<IdRange>) -> LinuxSandboxSecurityContext {
+pub(super) fn of_sandbox(pod: &Pod, ids: Option<IdRange>) -> LinuxSandboxSecurityContext {
     let wanted = pod.spec().security_context.as_ref();
     let number = |value: Option<i64>| MessageField::from_option(value.map(int64));
     LinuxSandboxSecurityContext {
@@ -122,7 +122,11 @@ pub(super) struct Node<'a> {
 ///
 /// # Errors
 /// When it would, or when its user is unknown.
-pub fn verify_non_root(pod: &Pod, container: &Container, image_user: &ImageUser) -> Result<(), ConfigError> {
+pub(super) fn verify_non_root(
+    pod: &Pod,
+    container: &Container,
+    image_user: &ImageUser,
+) -> Result<(), ConfigError> {
     let of_pod = pod.spec().security_context.as_ref();
     let own = container.security_context.as_ref();
     let demanded = own.and_then(|own| own.run_as_non_root).or(of_pod.and_then(|pod| pod.run_as_non_root));

@@ -130,7 +130,7 @@ pub struct Deps {
 }
 
 /// Returns the path of a pod's cgroup.
-pub type CgroupParent = Arc<dyn Fn(&Pod) -> String + Send + Sync>;
+pub(super) type CgroupParent = Arc<dyn Fn(&Pod) -> String + Send + Sync>;
 
 /// Traits of this kernel that the masks and mounts depend on, read once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

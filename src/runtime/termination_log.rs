@@ -19,7 +19,11 @@ const LEVELS: usize = 3;
 ///
 /// # Errors
 /// When the directory or the file cannot be made.
-pub fn create(root_dir: &Path, pod: &Pod, container: &Container) -> Result<Option<PathBuf>, ConfigError> {
+pub(super) fn create(
+    root_dir: &Path,
+    pod: &Pod,
+    container: &Container,
+) -> Result<Option<PathBuf>, ConfigError> {
     if container.termination_message_path.as_deref().unwrap_or_default().is_empty() {
         return Ok(None);
     }

@@ -34,7 +34,7 @@ const LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 64 
 
 /// The node's ids to which a pod's ids 0, 1, 2 and so on are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct IdRange {
+pub(super) struct IdRange {
     /// The node's id for id 0 of the pod.
     pub first: u32,
     pub length: u32,
@@ -42,7 +42,7 @@ pub struct IdRange {
 
 impl IdRange {
     /// The range as a mapping of the CRI.
-    pub fn mapping(self) -> IDMapping {
+    pub(super) fn mapping(self) -> IDMapping {
         IDMapping { host_id: self.first, container_id: 0, length: self.length, ..IDMapping::default() }
     }
 }

@@ -23,7 +23,7 @@ use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
 
 /// The agent as its server sees it. Every method reads a snapshot, or has a deadline or a stop token.
-pub trait NodeBackend: Send + Sync {
+pub(crate) trait NodeBackend: Send + Sync {
     /// The name of the node.
     fn node_name(&self) -> &str;
 
@@ -179,7 +179,7 @@ pub trait NodeBackend: Send + Sync {
 
 /// Why the agent has no result. The text becomes a part of a response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BackendError {
+pub(crate) enum BackendError {
     /// The client has disconnected, or the agent stops.
     #[error("{0}")]
     Stopped(String),
@@ -190,7 +190,7 @@ pub enum BackendError {
 
 impl BackendError {
     /// The error of a call that `stop` may have ended.
-    pub fn new(error: &impl fmt::Display, stop: &StopToken) -> BackendError {
+    pub(crate) fn new(error: &impl fmt::Display, stop: &StopToken) -> BackendError {
         let kind = if stop.is_stopped() { BackendError::Stopped } else { BackendError::Failed };
         kind(error.to_string())
     }
@@ -212,7 +212,7 @@ impl From<CriError> for BackendError {
 
 /// A check of `/healthz` that the agent makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AgentCheck {
+pub(crate) enum AgentCheck {
     /// `syncloop`: the sync loop has ended a turn recently.
     SyncLoop,
     /// `runtime`: the container runtime is usable.
@@ -223,16 +223,15 @@ pub enum AgentCheck {
 
 /// A container's log file.
 #[derive(Clone)]
-pub struct LogSource {
+pub(crate) struct LogSource {
     /// The current file.
     pub path: PathBuf,
     /// Whether the container still runs; called while the log is followed.
     pub running: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// A page of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MetricsPage {
+pub(crate) enum MetricsPage {
     /// `/metrics`: the agent's own.
     Own,
     /// `/metrics/probes`: by pod.
@@ -245,7 +244,7 @@ pub enum MetricsPage {
 
 /// How much of the summary is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detail {
+pub(crate) enum Detail {
     Whole,
     /// `only_cpu_and_memory=true`.
     CpuAndMemory,
@@ -253,7 +252,7 @@ pub enum Detail {
 
 /// Which endpoints of the node API are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Switches {
+pub(crate) struct Switches {
     /// `enableDebuggingHandlers`: run, exec, attach, containerLogs, logs and similar paths.
     pub debugging: bool,
     /// Gate `ExtendWebSocketsToKubelet`: WebSocket v5 and tunnels.

@@ -32,7 +32,7 @@ const ATTEMPTS: u32 = 100;
 /// INVARIANT: the process opens its claim's file once. A POSIX lock ends when any of the
 /// process's descriptors of the file is closed.
 #[derive(Debug)]
-pub struct Claim {
+pub(crate) struct Claim {
     _file: File,
 }
 
@@ -41,7 +41,7 @@ pub struct Claim {
 ///
 /// # Errors
 /// When another agent has it, or when it cannot be written to.
-pub fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
+pub(crate) fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
     match claim(root_dir, ROOT_CLAIM) {
         Ok(Some(claim)) => Ok(claim),
         Ok(None) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
@@ -53,7 +53,7 @@ pub fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
 ///
 /// # Errors
 /// When another agent has it, or when its directory cannot be made or written to.
-pub fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
+pub(crate) fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
     let failed = |source| ServerError::Claim { path: socket.to_owned(), source };
     let (Some(directory), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(failed(io::ErrorKind::InvalidInput.into()));

@@ -38,7 +38,7 @@ pub(super) const RESPONSES: usize = 32;
 pub(super) const RESPONSES_PER_PEER: usize = 24;
 
 /// The node API's port.
-pub struct MainPort {
+pub(crate) struct MainPort {
     /// `address:port`; `::` accepts both families.
     pub address: SocketAddr,
     pub tls: Acceptor,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub(crate) enum ServerError {
     /// Another agent has this root directory.
     #[error("another agent already runs here: it has {}", path.display())]
     AlreadyRunning { path: PathBuf },

@@ -28,11 +28,11 @@ mod http;
 mod listen;
 mod local;
 mod node;
-pub mod pod_resources;
+pub(crate) mod pod_resources;
 mod registry;
 mod serve;
 #[cfg(test)]
-pub mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -44,27 +44,27 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
-pub use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
-pub use claim::{Claim, claim_root, claim_socket};
-pub use context::MainPort;
-pub use error::ServerError;
-pub use listen::bind::connect_local;
-pub use views::containers::default_container;
-pub use views::holdings::{
+pub(crate) use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
+pub(crate) use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
+pub(crate) use claim::{Claim, claim_root, claim_socket};
+pub(crate) use context::MainPort;
+pub(crate) use error::ServerError;
+pub(crate) use listen::bind::connect_local;
+pub(crate) use views::containers::default_container;
+pub(crate) use views::holdings::{
     ClaimRow, DeviceRow, DevicesReply, MOST_ROWS, PluginRow, VolumeRow, VolumesReply, clip,
 };
-pub use views::{
+pub(crate) use views::{
     DebugReply, DiskWritesReport, ImageRow, KUBERNETES_VERSION, LogsReport, MemoryReport, NodeReport,
     PodCgroupReport, PodChange, PodDescription, PodView, PodsReply, ProblemReport, QueueReport,
     ResourceReport, RuntimeReport, SourceReport, ThreadRow, ThresholdReport, VerifyLine, VersionReply,
 };
 
 #[cfg(test)]
-pub use registry::images::BlobSource;
-pub use registry::images::Images;
-pub use registry::publish::remove_stale as remove_stale_mirror;
-pub use registry::settings::RegistrySettings;
+pub(crate) use registry::images::BlobSource;
+pub(crate) use registry::images::Images;
+pub(crate) use registry::publish::remove_stale as remove_stale_mirror;
+pub(crate) use registry::settings::RegistrySettings;
 
 use crate::util::threads::{OnDeath, Running};
 use context::Context;
@@ -74,9 +74,9 @@ use registry::publish::Publication;
 use serve::accept::{self, Port};
 
 /// The default path of the local socket.
-pub const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";
+pub(crate) const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";
 
-pub struct Settings {
+pub(crate) struct Settings {
     /// `healthzBindAddress:healthzPort`; `None`: off.
     pub healthz: Option<SocketAddr>,
     /// `address:readOnlyPort`; `None`: off.
@@ -96,7 +96,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// When another port or a socket cannot be bound, or the kernel refuses a thread.
-pub fn spawn(
+pub(crate) fn spawn(
     settings: Settings,
     node: Arc<dyn NodeBackend>,
     on_death: OnDeath,

@@ -26,7 +26,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{OnDeath, Running};
 
 /// All endpoints on, except those that an administrator has to enable.
-pub const SWITCHES: Switches = Switches {
+pub(crate) const SWITCHES: Switches = Switches {
     debugging: true,
     websockets: true,
     system_logs: true,
@@ -50,7 +50,7 @@ type VerifyImage = dyn Fn(&str, CheckOptions, &mut dyn FnMut(usize, usize)) -> R
     + Sync;
 
 /// A node named `node1`, without a runtime. Actions return their parameters.
-pub struct FakeNode {
+pub(crate) struct FakeNode {
     pub switches: Switches,
     pub log_dir: PathBuf,
     /// The version of the pods; a test that changes it ends waits for pods.
@@ -83,7 +83,7 @@ pub struct FakeNode {
 }
 
 /// A running pod of two containers in the namespace `default`.
-pub fn view(name: &str, uid: &str) -> PodView {
+pub(crate) fn view(name: &str, uid: &str) -> PodView {
     let pod = serde_json::json!({
         "metadata": {"namespace": "default", "name": name, "uid": uid},
         "spec": {"containers": [{"name": "a"}, {"name": "b"}]},
@@ -94,7 +94,7 @@ pub fn view(name: &str, uid: &str) -> PodView {
 
 impl FakeNode {
     /// One pod, which is also found as `web`; the runtime does not answer.
-    pub fn new() -> FakeNode {
+    pub(crate) fn new() -> FakeNode {
         let (sink, inbox) = EventSink::new();
         let (running, events) = crate::kube::events::spawn("node1", inbox, OnDeath::Unsupervised).unwrap();
         FakeNode {

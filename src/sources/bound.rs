@@ -48,7 +48,7 @@ impl BoundPods {
 ///
 /// # Errors
 /// When the kernel cannot create a thread.
-pub fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Running> {
+pub(crate) fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Running> {
     let watched = Watched {
         target: Target::pods(),
         field_selector: Some(format!("spec.nodeName={node_name}")),

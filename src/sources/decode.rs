@@ -166,7 +166,7 @@ fn typed_pod(value: &Value) -> PodAndUnknown {
 ///
 /// # Errors
 /// The first fields with invalid values, with their paths.
-pub fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faults> {
+pub(crate) fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faults> {
     let fault = |typed::WrongValue { path, message }| Fault { line: None, field: Some(path), message };
     let faults =
         |mismatches: Vec<typed::WrongValue>| Faults(mismatches.into_iter().take(3).map(fault).collect());

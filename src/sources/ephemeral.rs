@@ -9,7 +9,10 @@ use crate::model::pod::Pod;
 ///
 /// # Errors
 /// All faults of the container, worded as upstream.
-pub fn ephemeral_container(pod: &Pod, wanted: EphemeralContainer) -> Result<EphemeralContainer, Faults> {
+pub(crate) fn ephemeral_container(
+    pod: &Pod,
+    wanted: EphemeralContainer,
+) -> Result<EphemeralContainer, Faults> {
     let mut container = wanted;
     defaults::set_ephemeral(&mut container);
     let faults = validate::validate_ephemeral(pod, &container);

@@ -13,7 +13,7 @@ use crate::model::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, Pod, SourceNa
 
 /// The kind of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Op {
+pub(crate) enum Op {
     /// The pods were removed from the source.
     Remove,
     /// The pods' UIDs are new to the source.
@@ -28,7 +28,7 @@ pub enum Op {
 
 /// Pods of one source with the same kind of change.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Update {
+pub(crate) struct Update {
     pub op: Op,
     pub source: SourceName,
     /// The pods after the change. Empty only in the `Add` of an empty first set.
@@ -37,7 +37,7 @@ pub struct Update {
 
 /// The current pods of one source.
 #[derive(Debug, Default)]
-pub struct PodSet {
+pub(crate) struct PodSet {
     pub pods: Vec<Pod>,
     pub incarnations: Incarnations,
 }
@@ -51,7 +51,7 @@ impl From<Vec<Pod>> for PodSet {
 
 /// A pod that was omitted from its set.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rejected {
+pub(crate) struct Rejected {
     pub pod: Pod,
     /// The text of its `FailedValidation` event.
     pub message: String,
@@ -59,7 +59,7 @@ pub struct Rejected {
 
 /// The last delivered pods of every source.
 #[derive(Debug)]
-pub struct Merge {
+pub(crate) struct Merge {
     sources: BTreeMap<SourceName, DeliveredSet>,
     rejected: Vec<Rejected>,
     zone: TimeZone,
@@ -83,19 +83,24 @@ impl Default for Merge {
 impl Merge {
     /// No source has delivered yet.
     #[must_use]
-    pub fn new(zone: TimeZone) -> Self {
+    pub(crate) fn new(zone: TimeZone) -> Self {
         Merge { sources: BTreeMap::new(), rejected: Vec::new(), zone }
     }
 
     /// Returns the duplicates found since the last call.
-    pub fn take_rejected(&mut self) -> Vec<Rejected> {
+    pub(crate) fn take_rejected(&mut self) -> Vec<Rejected> {
         std::mem::take(&mut self.rejected)
     }
 
     /// Compares the complete set of a source with its previous one. The updates come in the
     /// order remove, add, update, delete, (empty add,) reconcile, each at most once. Another
     /// incarnation of a pod is both removed and added.
-    pub fn apply(&mut self, source: SourceName, set: impl Into<PodSet>, now: Timestamp) -> Vec<Update> {
+    pub(crate) fn apply(
+        &mut self,
+        source: SourceName,
+        set: impl Into<PodSet>,
+        now: Timestamp,
+    ) -> Vec<Update> {
         let PodSet { pods, incarnations } = set.into();
         let first = !self.sources.contains_key(&source);
         let seen_text = seen_text(now, &self.zone);

@@ -17,7 +17,7 @@
 //! The source of the API server is [`bound`]: it converts a watch of room `kube` into sets.
 //! Absent on purpose: events of the merge (`sync` raises them).
 
-pub mod bound;
+pub(crate) mod bound;
 mod decode;
 mod defaults;
 mod ephemeral;
@@ -28,11 +28,11 @@ mod fingerprint;
 pub(crate) mod fuzz;
 mod http;
 mod identity;
-pub mod local;
+pub(crate) mod local;
 mod manifest;
-pub mod merge;
+pub(crate) mod merge;
 mod notice;
-pub mod offline;
+pub(crate) mod offline;
 mod problem;
 mod references;
 mod set;
@@ -42,12 +42,12 @@ mod unsupported;
 mod validate;
 mod watch;
 
-pub use decode::pod_from_value;
-pub use ephemeral::ephemeral_container;
-pub use problem::{Faults, SourceProblem};
-pub use set::{Deps, SourceSet};
-pub use settings::{FileSettings, HttpSettings, Settings};
-pub use unsupported::unsupported_fields;
+pub(crate) use decode::pod_from_value;
+pub(crate) use ephemeral::ephemeral_container;
+pub(crate) use problem::{Faults, SourceProblem};
+pub(crate) use set::{Deps, SourceSet};
+pub(crate) use settings::{FileSettings, HttpSettings, Settings};
+pub(crate) use unsupported::unsupported_fields;
 
 use crate::model::pod::SourceName;
 use crate::util::threads::Running;
@@ -58,7 +58,7 @@ use store::Store;
 /// # Errors
 /// When the kernel cannot create a thread or an eventfd. An unusable path or URL is a problem of
 /// the source, not an error here.
-pub fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Running>> {
+pub(crate) fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Running>> {
     let mut running = Vec::new();
     let store = |source| Store::new(settings.state_dir.as_deref(), source, &settings.node_name);
     // A source that is not configured has no pods, and needs no records.

@@ -21,7 +21,7 @@ const NODE: &str = "node";
 /// How a finding affects the pods of its manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub(crate) enum Severity {
     /// A pod of the manifest does not start.
     Error,
     /// The pods start; the field has no effect.
@@ -30,7 +30,7 @@ pub enum Severity {
 
 /// One problem of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub(crate) struct Finding {
     /// How it affects the pods.
     pub severity: Severity,
     /// The line, counted from 1, if it is known.
@@ -44,7 +44,7 @@ pub struct Finding {
 
 /// The result for one manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CheckedManifest {
+pub(crate) struct CheckedManifest {
     pub file: String,
     /// The valid pods, as `NAMESPACE/NAME`, in the order of the manifest.
     pub pods: Vec<String>,
@@ -64,7 +64,7 @@ impl CheckedManifest {
     }
 
     /// Whether a pod of this manifest does not start.
-    pub fn has_errors(&self) -> bool {
+    pub(crate) fn has_errors(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Error)
     }
 }
@@ -76,7 +76,7 @@ fn finding(severity: Severity, fault: Fault) -> Finding {
 /// Checks the manifest at `path`, or all manifests in the directory at `path`: the files that the
 /// file source would read. Pods of one directory must have different names and UIDs.
 #[must_use]
-pub fn check(path: &Path) -> Vec<CheckedManifest> {
+pub(crate) fn check(path: &Path) -> Vec<CheckedManifest> {
     let files = match file::list(path) {
         Ok(Listing::Files(files)) => files,
         Ok(Listing::Missing) => {

@@ -8,7 +8,7 @@ use crate::model::typed::clip;
 
 /// One current problem of a source.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct SourceProblem {
+pub(crate) struct SourceProblem {
     /// The file or URL.
     pub place: String,
     pub line: Option<u32>,
@@ -47,7 +47,7 @@ pub(super) struct Fault {
 
 /// The faults of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults(pub(super) Vec<Fault>);
+pub(crate) struct Faults(pub(super) Vec<Fault>);
 
 impl std::error::Error for Faults {}
 

@@ -14,11 +14,11 @@ use crate::util::threads::Died;
 /// Incarnations of pods, by UID: numbers that a source uses once. A pod whose number changes was
 /// removed in between, even if no set without it was delivered: it stops and starts again. Pods of
 /// a source without incarnations have none.
-pub type Incarnations = BTreeMap<PodUid, u64>;
+pub(super) type Incarnations = BTreeMap<PodUid, u64>;
 
 /// The complete current set of one source, and its problems.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct SourceSet {
+pub(crate) struct SourceSet {
     /// All pods of the source. `None` until it could be read for the first time: until then only
     /// its problems are reported.
     pub pods: Option<Vec<Pod>>,
@@ -30,7 +30,7 @@ pub struct SourceSet {
 
 /// The receivers of the threads' results.
 #[derive(Clone)]
-pub struct Deps {
+pub(crate) struct Deps {
     /// Receives the complete set of a source whenever it changed.
     pub post: Post<SourceName, SourceSet>,
     /// Receives `InvalidManifest` events.

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The size limit of a manifest, from a file or a URL.
-pub const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
+pub(super) const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
 
 /// The configured sources. The agent does not wait for a source that is `None`.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// This node's name as configured: it becomes part of pod names and UIDs.
     pub node_name: String,
     /// Static pods in files.
@@ -22,7 +22,7 @@ pub struct Settings {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileSettings {
+pub(crate) struct FileSettings {
     /// A directory of manifests, or one manifest.
     pub path: PathBuf,
     /// Time between full lists.
@@ -30,7 +30,7 @@ pub struct FileSettings {
 }
 
 #[derive(Clone, PartialEq, Eq)]
-pub struct HttpSettings {
+pub(crate) struct HttpSettings {
     /// The URL of the pods.
     pub url: String,
     /// Headers to send; they may contain secrets.

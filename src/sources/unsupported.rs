@@ -9,7 +9,7 @@ use super::defaults::sources_of;
 /// event. Fields without effect on any node (affinity, priority class names, preemption policy,
 /// topology spread) are not included.
 #[must_use]
-pub fn unsupported_fields(pod: &Pod) -> Vec<String> {
+pub(crate) fn unsupported_fields(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
     let mut found: Vec<String> = Vec::new();
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {

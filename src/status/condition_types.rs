@@ -1,7 +1,7 @@
 //! The types of pod conditions that the node agent writes.
 
 /// The condition types that only the node agent writes; all others belong to other writers.
-pub const OWNED_CONDITIONS: [&str; 8] = [
+pub(super) const OWNED_CONDITIONS: [&str; 8] = [
     "PodScheduled",
     "Ready",
     "Initialized",
@@ -13,4 +13,4 @@ pub const OWNED_CONDITIONS: [&str; 8] = [
 ];
 
 /// The condition that the node agent and controllers share: why a pod was disrupted.
-pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+pub(super) const DISRUPTION_TARGET: &str = "DisruptionTarget";

@@ -22,7 +22,7 @@ pub enum Activity {
 
 /// A status for the API server.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Merged {
+pub(super) struct Merged {
     /// The status that it should show.
     pub status: PodStatus,
     /// The end of the pod is not reported yet, because its containers may still run.
@@ -33,7 +33,7 @@ pub struct Merged {
 /// DIFFERS: a start time that the server has stays. The Go kubelet has it in its cache; here a
 /// static pod may have another start time after a restart of the agent.
 #[must_use]
-pub fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Timestamp) -> Merged {
+pub(super) fn merge(shown: &PodStatus, ours: &PodStatus, activity: Activity, now: Timestamp) -> Merged {
     let ends = is_terminal(ours.phase.as_deref()) && !is_terminal(shown.phase.as_deref());
     let withheld = ends && activity == Activity::MayRun;
     let mut status = PodStatus {

@@ -24,7 +24,7 @@ pub fn patch(uid: &PodUid, old: &PodStatus, new: &PodStatus) -> Option<Value> {
 
 /// Whether `before` changes every field of a status that `patch` changes, whatever the values.
 #[must_use]
-pub fn is_part(patch: &Value, before: &Value) -> bool {
+pub(super) fn is_part(patch: &Value, before: &Value) -> bool {
     let (Value::Object(patch), Value::Object(before)) = (patch, before) else { return true };
     patch.iter().filter(|(key, _)| !key.starts_with('$')).all(|(key, value)| {
         let Some(before) = before.get(key) else { return false };

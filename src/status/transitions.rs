@@ -18,7 +18,7 @@ const MESSAGE_BUDGET_BYTES: usize = 12288;
 /// A change of a container that is impossible: the inspection is wrong or outdated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("container {container} has terminated and may not run again")]
-pub struct IllegalTransition {
+pub(super) struct IllegalTransition {
     /// The container's name.
     pub container: String,
 }

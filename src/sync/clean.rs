@@ -60,7 +60,7 @@ enum Job {
 }
 
 /// Handles and channel ends of the thread.
-pub struct Deps {
+pub(crate) struct Deps {
     /// Lists pods.
     pub cri: RuntimeClient,
     /// Reports the logs of running containers.
@@ -98,13 +98,13 @@ pub struct Deps {
 }
 
 /// Moves processes of the host into cgroups; returns what failed.
-pub type PlaceProcesses = Box<dyn Fn() -> Vec<String> + Send>;
+pub(crate) type PlaceProcesses = Box<dyn Fn() -> Vec<String> + Send>;
 
 /// Starts the thread.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
+pub(crate) fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
         let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
         Cleaner {

@@ -23,7 +23,7 @@ use crate::sources::merge::{Merge, Op, PodSet, Update};
 
 /// An action for the thread.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Create the pod's worker or pass the new version to it.
     Update(Pod),
     /// Reject a pod; this is final.
@@ -120,7 +120,7 @@ pub(super) struct ActivePods {
 }
 
 /// The state outside the core that its decisions need.
-pub struct World<'a> {
+pub(crate) struct World<'a> {
     /// Whether the pod has a worker, or had one that has finished.
     pub has_worker: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pods of the runtime were listed once.
@@ -182,13 +182,13 @@ impl ActivePods {
 
 /// Whether a pod runs that has no worker. A source may still deliver it.
 #[must_use]
-pub fn is_running_without_worker(listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> bool {
+pub(crate) fn is_running_without_worker(listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> bool {
     let mut running = listed.values().filter(|pod| pod.is_running());
     running.any(|pod| !(world.has_worker)(&pod.uid) && (world.still_runs)(&pod.uid))
 }
 
 /// The desired pods, and which sources have delivered theirs.
-pub struct Core {
+pub(crate) struct Core {
     configured: BTreeSet<SourceName>,
     seen: BTreeSet<SourceName>,
     merge: Merge,
@@ -204,7 +204,7 @@ pub struct Core {
 impl Core {
     /// No pods yet; `configured` are the sources that will deliver them.
     #[must_use]
-    pub fn new(configured: BTreeSet<SourceName>) -> Self {
+    pub(crate) fn new(configured: BTreeSet<SourceName>) -> Self {
         Core {
             configured,
             seen: BTreeSet::new(),
@@ -219,47 +219,47 @@ impl Core {
 
     /// Removes disabled restart rules from all pods.
     #[must_use]
-    pub fn with_restart_rules(self, restart_rules: RuleGates) -> Self {
+    pub(crate) fn with_restart_rules(self, restart_rules: RuleGates) -> Self {
         Core { restart_rules, ..self }
     }
 
     /// Declares resizes infeasible that the node's configuration excludes.
     #[must_use]
-    pub fn with_resize_rules(self, resize_rules: ResizeRules) -> Self {
+    pub(crate) fn with_resize_rules(self, resize_rules: ResizeRules) -> Self {
         Core { resize_rules, ..self }
     }
 
     /// Whether every configured source has delivered a set.
     #[must_use]
-    pub fn sources_ready(&self) -> bool {
+    pub(crate) fn sources_ready(&self) -> bool {
         self.configured.is_subset(&self.seen)
     }
 
     /// Whether a source has the pod.
     #[must_use]
-    pub fn is_desired(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is_desired(&self, uid: &PodUid) -> bool {
         self.desired.contains_key(uid)
     }
 
     /// Every desired pod, and whether it was rejected.
-    pub fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
+    pub(crate) fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
         self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.rejected))
     }
 
     /// The desired pod of this UID, if it was rejected.
     #[must_use]
-    pub fn rejected(&self, uid: &PodUid) -> Option<&Pod> {
+    pub(crate) fn rejected(&self, uid: &PodUid) -> Option<&Pod> {
         self.desired.get(uid).filter(|desired| desired.rejected).map(|desired| &desired.pod)
     }
 
     /// The desired pod of this UID with the resources that it was granted, unless it was rejected.
     #[must_use]
-    pub fn admitted(&self, uid: &PodUid) -> Option<&Pod> {
+    pub(crate) fn admitted(&self, uid: &PodUid) -> Option<&Pod> {
         self.desired.get(uid).filter(|desired| !desired.rejected).map(|desired| &desired.granted)
     }
 
     /// The pods for which this one waited have ended, or had their time to do so: `late` have not.
-    pub fn end_wait(&mut self, uid: &PodUid, late: &[Pod]) {
+    pub(crate) fn end_wait(&mut self, uid: &PodUid, late: &[Pod]) {
         if let Some(desired) = self.desired.get_mut(uid) {
             desired.starts_after.clear();
         }
@@ -272,7 +272,7 @@ impl Core {
 
     /// Marks an admitted pod as rejected: it is to end before it has started. Returns its object;
     /// `None` if it is not admitted.
-    pub fn fail(&mut self, uid: &PodUid) -> Option<Pod> {
+    pub(crate) fn fail(&mut self, uid: &PodUid) -> Option<Pod> {
         let desired = self.desired.get_mut(uid).filter(|desired| !desired.rejected)?;
         desired.rejected = true;
         self.deferred_resizes.retain(|other| other != uid);
@@ -281,12 +281,12 @@ impl Core {
 
     /// The mirrors that the API server shows.
     #[must_use]
-    pub fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
+    pub(crate) fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
         &self.mirrors
     }
 
     /// A source delivered its complete current set.
-    pub fn apply_set(
+    pub(crate) fn apply_set(
         &mut self,
         source: SourceName,
         set: impl Into<PodSet>,
@@ -445,7 +445,7 @@ impl Core {
     /// again. No controller would replace them.
     ///
     /// DIFFERS: the Go kubelet keeps such pods rejected until it is restarted.
-    pub fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
+    pub(crate) fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
         let rejected = self
             .desired
             .iter()
@@ -538,7 +538,7 @@ impl Core {
     /// Compares the desired pods with the running ones: stops pods that are not desired, starts
     /// missing workers. Before all sources have delivered their pods, only static pods that were
     /// replaced are known not to be desired.
-    pub fn clean_up(&self, listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> Vec<Effect> {
+    pub(crate) fn clean_up(&self, listed: &BTreeMap<PodUid, ListedPod>, world: &World<'_>) -> Vec<Effect> {
         let ready = self.sources_ready();
         let unknown = listed
             .values()

@@ -23,7 +23,7 @@ const PER_POD: usize = 50;
 
 /// Why an ephemeral container was not added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+pub(crate) enum RequestError {
     /// There was no response in time.
     #[error("the agent is busy or stopping, try again")]
     Busy,
@@ -39,7 +39,7 @@ pub enum RequestError {
 }
 
 /// Adds an ephemeral container to a pod.
-pub struct Request {
+pub(crate) struct Request {
     pub(super) pod: PodUid,
     pub(super) container: EphemeralContainer,
     pub(super) response: Sender<Result<(), RequestError>>,
@@ -47,12 +47,12 @@ pub struct Request {
 
 /// Sends requests. Clones share the queue.
 #[derive(Clone)]
-pub struct Requester {
+pub(crate) struct Requester {
     requests: Sender<Request>,
 }
 
 /// The sync thread's end of the queue.
-pub struct Requests {
+pub(crate) struct Requests {
     pub(super) queue: Receiver<Request>,
     /// Keeps the queue open: a disconnected one would always be ready.
     _sender: Sender<Request>,
@@ -60,7 +60,7 @@ pub struct Requests {
 
 /// Makes the two ends of the queue.
 #[must_use]
-pub fn requests() -> (Requester, Requests) {
+pub(crate) fn requests() -> (Requester, Requests) {
     let (sender, queue) = bounded(QUEUE);
     (Requester { requests: sender.clone() }, Requests { queue, _sender: sender })
 }
@@ -71,7 +71,7 @@ impl Requester {
     ///
     /// # Errors
     /// The reason why the container was refused.
-    pub fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), RequestError> {
+    pub(crate) fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), RequestError> {
         let (response, received) = bounded(1);
         let request = Request { pod: pod.clone(), container, response };
         self.requests.send_timeout(request, TIMEOUT).map_err(|_| RequestError::Busy)?;

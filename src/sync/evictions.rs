@@ -14,7 +14,7 @@ use crate::util::wake::Wake;
 
 /// An order to evict a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Order {
+pub(crate) struct Order {
     /// The grace period in seconds; a shorter one that is already in force stays.
     pub grace_seconds: i64,
     /// For the status.
@@ -24,7 +24,7 @@ pub struct Order {
 }
 
 /// The ends of the channels that `sync` holds.
-pub struct Link {
+pub(crate) struct Link {
     /// Pods to evict.
     pub orders: Inbox<PodUid, Order>,
     /// Rung when an evicted pod has ended, and when a pod with a limit of local storage was added:
@@ -36,7 +36,7 @@ pub struct Link {
 
 /// Makes the mailbox of orders.
 #[must_use]
-pub fn orders() -> (Post<PodUid, Order>, Inbox<PodUid, Order>) {
+pub(crate) fn orders() -> (Post<PodUid, Order>, Inbox<PodUid, Order>) {
     mailbox::mailbox(mailbox::newest)
 }
 

@@ -12,21 +12,21 @@
 //! Absent on purpose: a pause while the runtime is unhealthy. Each worker checks the health
 //! itself; sources and health checks continue.
 
-pub mod clean;
-pub mod core;
+pub(crate) mod clean;
+pub(crate) mod core;
 mod deferred;
 mod departed;
 mod effects;
-pub mod ephemeral;
+pub(crate) mod ephemeral;
 mod event;
-pub mod evictions;
+pub(crate) mod evictions;
 mod preemptions;
 mod publish;
-pub mod reclaim;
+pub(crate) mod reclaim;
 mod resize;
 mod schedule;
-pub mod shutdown;
+pub(crate) mod shutdown;
 mod thread;
-pub mod view;
+pub(crate) mod view;
 
-pub use thread::{Deps, Settings, spawn};
+pub(crate) use thread::{Deps, Settings, spawn};

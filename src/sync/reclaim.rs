@@ -6,7 +6,7 @@ use crate::eviction::Reclaim;
 use crate::util::wake::Wake;
 
 /// A request to free space.
-pub struct Request {
+pub(crate) struct Request {
     /// What to remove, in this order, also if one of them fails.
     pub what: &'static [Reclaim],
     done: Sender<()>,
@@ -15,13 +15,13 @@ pub struct Request {
 
 /// Makes the channel of requests. Only one waits.
 #[must_use]
-pub fn requests() -> (Sender<Request>, Receiver<Request>) {
+pub(crate) fn requests() -> (Sender<Request>, Receiver<Request>) {
     bounded(1)
 }
 
 /// Sends a request. The result is closed when it was carried out, or cannot be sent because one
 /// waits already; then `bell` rings.
-pub fn request(to: &Sender<Request>, what: &'static [Reclaim], bell: Wake) -> Receiver<()> {
+pub(crate) fn request(to: &Sender<Request>, what: &'static [Reclaim], bell: Wake) -> Receiver<()> {
     let (done, ended) = bounded(1);
     if let Err(error) = to.try_send(Request { what, done, bell }) {
         error.into_inner().finish();

@@ -14,13 +14,13 @@ use super::core::{Core, Desired, Effect, World};
 impl Core {
     /// Whether any pod waits for resources that it desires and was not granted.
     #[must_use]
-    pub fn has_deferred_resizes(&self) -> bool {
+    pub(crate) fn has_deferred_resizes(&self) -> bool {
         !self.deferred_resizes.is_empty()
     }
 
     /// Whether the pod was granted the resources that it desires.
     #[must_use]
-    pub fn has_desired_resources(&self, uid: &PodUid) -> bool {
+    pub(crate) fn has_desired_resources(&self, uid: &PodUid) -> bool {
         self.desired.get(uid).is_none_or(|desired| !differs(&desired.granted, &desired.pod))
     }
 
@@ -52,7 +52,7 @@ impl Core {
 
     /// Decides each deferred resize. `trigger` is the reason of this retry, as a label of the
     /// metric.
-    pub fn retry_resizes(&mut self, trigger: &'static str, world: &World<'_>) -> Vec<Effect> {
+    pub(crate) fn retry_resizes(&mut self, trigger: &'static str, world: &World<'_>) -> Vec<Effect> {
         if self.deferred_resizes.is_empty() || !self.sources_ready() {
             return Vec::new();
         }

@@ -51,7 +51,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(4);
 
 /// Settings of the room.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The configured sources.
     pub sources: BTreeSet<SourceName>,
     /// The node, for admission.
@@ -63,7 +63,7 @@ pub struct Settings {
 }
 
 /// Handles and channel ends of the room.
-pub struct Deps {
+pub(crate) struct Deps {
     /// The pod workers.
     pub workers: Workers,
     /// The pods and containers that run.
@@ -116,7 +116,7 @@ pub struct Deps {
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
+pub(crate) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("sync", Stack::Large, on_death, move |stop| {
         let core = Core::new(settings.sources.clone())
             .with_restart_rules(settings.restart_rules)

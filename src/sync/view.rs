@@ -11,7 +11,7 @@ use crate::util::lock::LockExt;
 
 /// One pod at the time of the snapshot.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// The newest version from the pod's source; `None` if no source has the pod any more.
     pub pod: Option<Pod>,
     /// The last version of a pod that no source has any more, until it has ended.
@@ -27,14 +27,14 @@ pub struct Entry {
 impl Entry {
     /// The newest known version; `None` for a pod that only the runtime knows.
     #[must_use]
-    pub fn any_pod(&self) -> Option<&Pod> {
+    pub(crate) fn any_pod(&self) -> Option<&Pod> {
         self.pod.as_ref().or(self.removed.as_ref())
     }
 }
 
 /// The state of one source.
 #[derive(Debug, Clone, Default)]
-pub struct SourceState {
+pub(crate) struct SourceState {
     /// Whether the source has delivered a set of pods.
     pub seen: bool,
     /// The number of pods in the source's newest set.
@@ -45,7 +45,7 @@ pub struct SourceState {
 
 /// All pods that are desired or have not ended.
 #[derive(Debug, Clone, Default)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     /// The pods by UID.
     pub pods: BTreeMap<PodUid, Entry>,
     /// The mirror pods at the API server, by UID, with the names of their static pods.
@@ -65,7 +65,7 @@ impl Snapshot {
     /// The pod of this name. One that no source has any more, because it ends, is found only if no
     /// other pod has its name: a pod that was replaced has the name of its successor.
     #[must_use]
-    pub fn pod_named(&self, namespace: &str, name: &str) -> Option<&Pod> {
+    pub(crate) fn pod_named(&self, namespace: &str, name: &str) -> Option<&Pod> {
         let is_named = |pod: &&Pod| pod.name() == name && pod.namespace() == namespace;
         let with_source = self.pods.values().filter_map(|entry| entry.pod.as_ref()).find(is_named);
         with_source.or_else(|| self.pods.values().filter_map(Entry::any_pod).find(is_named))
@@ -74,12 +74,12 @@ impl Snapshot {
 
 /// Access to the newest snapshot. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct View(Arc<Mutex<Arc<Snapshot>>>);
+pub(crate) struct View(Arc<Mutex<Arc<Snapshot>>>);
 
 impl View {
     /// The newest snapshot.
     #[must_use]
-    pub fn get(&self) -> Arc<Snapshot> {
+    pub(crate) fn get(&self) -> Arc<Snapshot> {
         Arc::clone(&self.0.locked())
     }
 

@@ -2,6 +2,8 @@
 //! run on one private containerd. Run through `tests/bench/run`, which makes the namespaces,
 //! images and binaries.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -22,7 +22,6 @@ fn state(pod: &Value, name: &str) -> Value {
         .map_or(Value::Null, |status| status["state"].clone())
 }
 
-/// kubectl at a terminal.
 fn kubectl_at_terminal(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
     Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
 }

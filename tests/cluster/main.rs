@@ -2,6 +2,8 @@
 //!
 //! Run through `tests/run`, which makes the namespaces and builds the control plane.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
+
 mod certificates;
 mod checks;
 mod claims;

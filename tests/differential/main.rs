@@ -7,6 +7,7 @@
 //! `FUZZ_SECONDS` is how long each test goes on, instead of a fixed number of cases;
 //! `FUZZ_SEED` is where it begins: without it 1, and with `FUZZ_SECONDS` a random one.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/der.rs"]

@@ -2,6 +2,8 @@
 //!
 //! Run through `tests/run e2e`, which makes the namespaces, images and containerd versions.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
+
 mod admission;
 mod cgroups;
 mod containers;

@@ -19,7 +19,7 @@ use crate::support::fake_node::LONG;
 use crate::support::wait::wait_until;
 
 /// Methods that only the collector calls.
-pub const METHODS: &[&str] = &["ImageFsInfo", "RemoveImage"];
+pub(crate) const METHODS: &[&str] = &["ImageFsInfo", "RemoveImage"];
 
 /// Shorter than the agent's two minutes, so that a hanging call ends in the test.
 const CALL: Duration = Duration::from_secs(3);

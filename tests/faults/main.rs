@@ -1,6 +1,7 @@
 //! The real agent against a runtime that misbehaves: whatever fails, hangs or is slow, no
 //! pod is lost, no container runs twice, and the agent responds and stops in time.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/mod.rs"]

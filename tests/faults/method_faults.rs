@@ -24,7 +24,7 @@ const RETRIES: Duration = Duration::from_secs(240);
 
 /// When a method is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// While the agent starts.
     Boot,
     /// While a pod starts.
@@ -42,9 +42,9 @@ pub enum Stage {
 }
 
 /// A method at a stage.
-pub type Case = (&'static str, Stage);
+pub(crate) type Case = (&'static str, Stage);
 
-pub const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     ("Version", Stage::Boot),
     ("Status", Stage::Boot),
     ("ListPodSandbox", Stage::Boot),
@@ -76,7 +76,7 @@ pub const CASES: &[Case] = &[
 const STREAM: &str = "GetContainerEvents";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// An error, three times.
     FailsThrice,
     IsAway,
@@ -91,7 +91,7 @@ pub enum Fault {
     IsGarbled,
 }
 
-pub const FAULTS: &[Fault] = &[
+pub(crate) const FAULTS: &[Fault] = &[
     Fault::FailsThrice,
     Fault::IsAway,
     Fault::Hangs,
@@ -183,7 +183,7 @@ impl<'a> ActiveFault<'a> {
 }
 
 /// An agent that rotates logs often, with a pod that must not be affected.
-pub fn prepare() -> FakeNode {
+pub(crate) fn prepare() -> FakeNode {
     let node = FakeNode::prepare(rotation());
     node.fake.write_logs();
     node.apply(&simple("calm"));
@@ -196,7 +196,7 @@ fn rotation() -> Value {
 
 /// Brings the agent to the point where it is about to call the method of a stage; `fault` is
 /// activated just before.
-pub fn approach<T>(node: &mut FakeNode, stage: Stage, fault: impl FnOnce(&FakeNode) -> T) -> T {
+pub(crate) fn approach<T>(node: &mut FakeNode, stage: Stage, fault: impl FnOnce(&FakeNode) -> T) -> T {
     if stage == Stage::Boot {
         node.apply(&rich("web"));
         let active = fault(node);
@@ -306,7 +306,7 @@ fn row(fault: Fault) {
 }
 
 /// Counts runs that passed, those of `images` too, and prints the matrix when it is complete.
-pub fn passed(runs: usize) {
+pub(crate) fn passed(runs: usize) {
     static PASSED: AtomicUsize = AtomicUsize::new(0);
     let whole = (CASES.len() + images::METHODS.len()) * FAULTS.len();
     if PASSED.fetch_add(runs, Ordering::Relaxed) + runs == whole {

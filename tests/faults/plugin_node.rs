@@ -14,7 +14,7 @@ use crate::support::process_usage::mounts_below;
 use crate::support::wait::{pause, wait_until};
 
 /// The pod that needs the plugins.
-pub const WEB: &str = "web";
+pub(crate) const WEB: &str = "web";
 /// The pod next to it, which has a device.
 const CALM: &str = "calm";
 /// A pod that has the devices after [`WEB`].
@@ -31,7 +31,7 @@ const MOST_PODS: usize = 4;
 
 /// When a method is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// While the plugin registers.
     Registration,
     /// While a pod starts.
@@ -45,10 +45,10 @@ pub enum Stage {
 }
 
 /// A method at a stage.
-pub type Case = (&'static str, Stage);
+pub(crate) type Case = (&'static str, Stage);
 
 /// Every method of the plugin interfaces that the agent calls.
-pub const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case] = &[
     ("GetInfo", Stage::Registration),
     ("NotifyRegistrationStatus", Stage::Registration),
     ("NodeGetInfo", Stage::Registration),
@@ -84,7 +84,7 @@ const LISTED_AND_ENDED: (&str, [&str; 2]) =
     ("ListAndWatch", ["has been stopped, which is unexpected", "no healthy devices present"]);
 
 /// The node with its plugins.
-pub struct PluginNode {
+pub(crate) struct PluginNode {
     pub node: FakeNode,
     pub plugins: FakePlugins,
     /// Pods with the name [`WEB`] so far.
@@ -96,7 +96,7 @@ pub struct PluginNode {
 impl PluginNode {
     /// Brings the agent to the point where it is about to call the method; `fault` is activated just
     /// before.
-    pub fn approach<T>(stage: Stage, fault: impl FnOnce(&FakePlugins) -> T) -> (PluginNode, T) {
+    pub(crate) fn approach<T>(stage: Stage, fault: impl FnOnce(&FakePlugins) -> T) -> (PluginNode, T) {
         let config = json!({"syncFrequency": "2s", "volumeStatsAggPeriod": "2s"});
         let node = FakeNode::prepare(config).joined(create_volume_objects);
         let plugins = FakePlugins::new(&node.root());
@@ -148,7 +148,7 @@ impl PluginNode {
     }
 
     /// The next pod with a volume of a claim and one of its own, two devices and a resource claim.
-    pub fn bind_web(&mut self) {
+    pub(crate) fn bind_web(&mut self) {
         self.webs += 1;
         let uid = format!("11111111-0000-4000-8000-{:012}", self.webs);
         self.node.api().put(
@@ -181,7 +181,7 @@ impl PluginNode {
 
     /// Waits until the pod runs with all that it needs. If the plugin's fault rejects pods, a rejected
     /// one is replaced.
-    pub fn settle(&mut self, method: &str) {
+    pub(crate) fn settle(&mut self, method: &str) {
         let begun = std::time::Instant::now();
         loop {
             self.assert_sound();
@@ -227,7 +227,7 @@ impl PluginNode {
     }
 
     /// What holds at any time.
-    pub fn assert_sound(&self) {
+    pub(crate) fn assert_sound(&self) {
         self.node.assert_no_duplicates();
         let violations = self.plugins.violations();
         assert!(violations.is_empty(), "{violations:#?}");
@@ -242,13 +242,13 @@ impl PluginNode {
     }
 
     /// A pod without plugins starts meanwhile.
-    pub fn start_other(&self) {
+    pub(crate) fn start_other(&self) {
         self.node.apply(&simple("other"));
         self.node.wait_ready("other");
     }
 
     /// The rest of the pod's life after the fault: it gets to run, grows, and ends.
-    pub fn complete(mut self, (method, stage): Case) {
+    pub(crate) fn complete(mut self, (method, stage): Case) {
         if stage == Stage::Registration {
             self.wait_registered();
             self.bind_web();
@@ -312,7 +312,7 @@ impl PluginNode {
 }
 
 /// Waits until the API server shows what all plugins have.
-pub fn wait_registered(node: &FakeNode) {
+pub(crate) fn wait_registered(node: &FakeNode) {
     let api = node.api();
     wait_until("the devices and the CSI driver", LONG, || {
         let object = api.object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
@@ -350,7 +350,7 @@ fn put_volume(api: &FakeApi, size: &str) {
 }
 
 /// The objects of the volume.
-pub fn create_volume_objects(api: &FakeApi) {
+pub(crate) fn create_volume_objects(api: &FakeApi) {
     let spec: Value = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "None",
         "volumeLifecycleModes": ["Persistent", "Ephemeral"]});
     api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}"), json!({"spec": spec}));
@@ -366,7 +366,7 @@ pub fn create_volume_objects(api: &FakeApi) {
 }
 
 /// A claim `far` whose volume has to be attached, which no controller does.
-pub fn put_attachable_volume(api: &FakeApi) {
+pub(crate) fn put_attachable_volume(api: &FakeApi) {
     const FAR: &str = "far.csi.test";
     let spec: Value = json!({"attachRequired": true, "volumeLifecycleModes": ["Persistent"]});
     api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{FAR}"), json!({"spec": spec}));

@@ -4,6 +4,7 @@
 //! Run through `tests/run e2e`, which makes the namespaces, images and containerd.
 //! GOLDEN_JOURNAL=FILE writes down every request.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
 #![allow(clippy::unwrap_used, reason = "a test program")]
 
 #[path = "../support/mod.rs"]
@@ -41,7 +42,6 @@ const LOOK_AFTER: Duration = Duration::from_secs(45);
 const AT_MOST: Duration = Duration::from_secs(180);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
-/// One recorded pod.
 struct PodRecording {
     manifest: Value,
     pod: Pod,

@@ -1,5 +1,6 @@
 //! Whole rooms against fakes that speak the real protocols, in one process.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/mod.rs"]

@@ -1,6 +1,8 @@
 //! Pods that come, change, crash and go at random on a real containerd, for minutes: what the
 //! agent holds stays flat, and nothing of them is left. Run through `tests/soak/run`.
 
+#![allow(unreachable_pub, reason = "a program offers nothing to others")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

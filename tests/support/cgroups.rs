@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use super::launch::make_cgroup;
 
 /// A `cgroupRoot`, removed with everything in it when it is dropped.
-pub struct CgroupRoot(String);
+pub(crate) struct CgroupRoot(String);
 
 impl CgroupRoot {
     /// Makes `/coracle-<process id>-<name>` in each hierarchy.
-    pub fn make(name: &str) -> CgroupRoot {
+    pub(crate) fn make(name: &str) -> CgroupRoot {
         let path = format!("/coracle-{}-{name}", std::process::id());
         for top in tops() {
             let dir = top.join(path.trim_start_matches('/'));
@@ -23,12 +23,12 @@ impl CgroupRoot {
     }
 
     /// The value of `cgroupRoot`.
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.0
     }
 
     /// Makes a cgroup in each hierarchy; processes can run in it.
-    pub fn make_child(&self, cgroup: &str) -> Vec<PathBuf> {
+    pub(crate) fn make_child(&self, cgroup: &str) -> Vec<PathBuf> {
         let make = |top: PathBuf| {
             let mut dir = top.join(self.0.trim_start_matches('/'));
             for part in cgroup.split('/') {
@@ -43,14 +43,14 @@ impl CgroupRoot {
     }
 
     /// Removes a cgroup with those in it.
-    pub fn remove_child(&self, cgroup: &str) {
+    pub(crate) fn remove_child(&self, cgroup: &str) {
         for top in tops() {
             remove(&top.join(self.0.trim_start_matches('/')).join(cgroup));
         }
     }
 
     /// All cgroups below it, by their path from it: each with the hierarchies that have it.
-    pub fn tree(&self) -> BTreeMap<String, Vec<String>> {
+    pub(crate) fn tree(&self) -> BTreeMap<String, Vec<String>> {
         fn walk(top: &Path, dir: &Path, hierarchy: &str, tree: &mut BTreeMap<String, Vec<String>>) {
             for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -71,14 +71,14 @@ impl CgroupRoot {
     }
 
     /// The cgroups of pods, without those of their containers.
-    pub fn pods(&self) -> Vec<String> {
+    pub(crate) fn pods(&self) -> Vec<String> {
         let is_pod = |path: &String| path.rsplit('/').next().is_some_and(|name| name.starts_with("pod"));
         self.tree().into_keys().filter(is_pod).collect()
     }
 
     /// A file of a cgroup, such as `memory.limit_in_bytes` of `kubepods/burstable`, without the line
     /// feed; `None`: there is no such file.
-    pub fn read(&self, cgroup: &str, file: &str) -> Option<String> {
+    pub(crate) fn read(&self, cgroup: &str, file: &str) -> Option<String> {
         let text = |top: PathBuf| {
             fs::read_to_string(top.join(self.0.trim_start_matches('/')).join(cgroup).join(file)).ok()
         };
@@ -86,7 +86,7 @@ impl CgroupRoot {
     }
 
     /// The values of all files of all cgroups that limit something.
-    pub fn values(&self) -> BTreeMap<String, String> {
+    pub(crate) fn values(&self) -> BTreeMap<String, String> {
         const FILES: [&str; 8] = [
             "cpu.shares",
             "cpu.cfs_quota_us",

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The clock of an agent that runs with [`Clock::environment`].
-pub struct Clock {
+pub(crate) struct Clock {
     library: PathBuf,
     path: PathBuf,
     file: File,
@@ -16,7 +16,7 @@ pub struct Clock {
 
 impl Clock {
     /// A clock without an offset, with its files in `dir`. It takes a C compiler, as the build does.
-    pub fn new(dir: &Path) -> Clock {
+    pub(crate) fn new(dir: &Path) -> Clock {
         let (library, path) = (dir.join("clock.so"), dir.join("clock"));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/clock.c");
         let built = Command::new("cc")
@@ -31,12 +31,12 @@ impl Clock {
     }
 
     /// What the agent is started with.
-    pub fn environment(&self) -> [(&'static str, &Path); 2] {
+    pub(crate) fn environment(&self) -> [(&'static str, &Path); 2] {
         [("LD_PRELOAD", &self.library), ("CLOCK_AHEAD", &self.path)]
     }
 
     /// Sets it so many seconds ahead of the machine's.
-    pub fn set(&self, ahead: i64) {
+    pub(crate) fn set(&self, ahead: i64) {
         self.file.write_all_at(&ahead.to_ne_bytes(), 0).expect("the clock can be set");
     }
 }

@@ -15,19 +15,19 @@ use super::wait::{wait_for, wait_until};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether the runtime of the tests is CRI-O instead of containerd.
-pub fn is_crio() -> bool {
+pub(crate) fn is_crio() -> bool {
     std::env::var("E2E_RUNTIME").is_ok_and(|runtime| runtime == "crio")
 }
 
 /// One containerd, or CRI-O, with its own root, state, socket and bridge.
-pub struct Containerd {
+pub(crate) struct Containerd {
     dir: PathBuf,
     bin: OnceLock<PathBuf>,
 }
 
 /// A task as `ctr tasks ls` lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task {
+pub(crate) struct Task {
     pub id: String,
     pub pid: u32,
     pub running: bool,
@@ -39,17 +39,17 @@ fn tool() -> String {
 
 impl Containerd {
     /// Where all of it is.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Starts one in `dir`/cd with the local images in it.
-    pub fn start(dir: &Path) -> Containerd {
+    pub(crate) fn start(dir: &Path) -> Containerd {
         Containerd::start_with(dir, false)
     }
 
     /// As [`Containerd::start`]; `systemd`: with the cgroup driver of systemd.
-    pub fn start_with(dir: &Path, systemd: bool) -> Containerd {
+    pub(crate) fn start_with(dir: &Path, systemd: bool) -> Containerd {
         let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
         let containerd = Containerd { dir: dir.join("cd"), bin: OnceLock::new() };
         let mut args = vec!["up".to_owned(), containerd.dir.display().to_string()];
@@ -61,32 +61,32 @@ impl Containerd {
     }
 
     /// The CRI endpoint.
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         format!("unix://{}/{}.sock", self.dir.display(), daemon())
     }
 
     /// The file that describes the pods' network.
-    pub fn network_config(&self) -> PathBuf {
+    pub(crate) fn network_config(&self) -> PathBuf {
         self.dir.join("cni/10-coracle.conflist")
     }
 
     /// The daemon's log, for a failed test.
-    pub fn log(&self) -> PathBuf {
+    pub(crate) fn log(&self) -> PathBuf {
         self.dir.join(format!("{}.log", daemon()))
     }
 
     /// Ends the daemon and leaves its containers running.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         run(&["stop".to_owned(), self.dir.display().to_string()]);
     }
 
     /// Starts the daemon again and returns once it answers.
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         run(&["start".to_owned(), self.dir.display().to_string()]);
     }
 
     /// Standard output of `ctr` in the k8s.io namespace.
-    pub fn ctr(&self, args: &[&str]) -> String {
+    pub(crate) fn ctr(&self, args: &[&str]) -> String {
         let bin = self.bin.get_or_init(|| {
             let path = std::fs::read_to_string(self.dir.join("bin")).expect("the tool noted the directory");
             PathBuf::from(path.trim()).join("ctr")
@@ -110,7 +110,7 @@ impl Containerd {
     }
 
     /// Every task, running or not.
-    pub fn tasks(&self) -> Vec<Task> {
+    pub(crate) fn tasks(&self) -> Vec<Task> {
         if is_crio() {
             return self.runc_containers();
         }
@@ -149,14 +149,14 @@ impl Containerd {
     }
 
     /// A task that runs. The list leaves out those whose shim does not answer within 2 s.
-    pub fn running_task(&self, id: &str) -> Task {
+    pub(crate) fn running_task(&self, id: &str) -> Task {
         wait_for(&format!("the running task {id}"), LIMIT, || {
             self.tasks().into_iter().find(|task| task.id == id && task.running)
         })
     }
 
     /// The ids of all container records, living and dead, sandboxes included.
-    pub fn record_ids(&self) -> Vec<String> {
+    pub(crate) fn record_ids(&self) -> Vec<String> {
         if is_crio() {
             return self.runc_containers().into_iter().map(|task| task.id).collect();
         }
@@ -164,7 +164,7 @@ impl Containerd {
     }
 
     /// Kills the first process of a container or sandbox without the agent.
-    pub fn kill_task(&self, id: &str) {
+    pub(crate) fn kill_task(&self, id: &str) {
         kill(self.running_task(id).pid, "KILL");
         wait_until(&format!("task {id} to be dead"), LIMIT, || {
             self.tasks().iter().all(|task| task.id != id || !task.running)
@@ -172,7 +172,7 @@ impl Containerd {
     }
 
     /// Ends everything of this containerd.
-    pub fn down(&self) {
+    pub(crate) fn down(&self) {
         let _ = Command::new(tool()).args(["down", &self.dir.display().to_string()]).output();
     }
 }
@@ -184,7 +184,7 @@ impl Drop for Containerd {
 }
 
 /// Sends a signal to one process that this test, or its containerd, has started.
-pub fn kill(pid: u32, signal: &str) {
+pub(crate) fn kill(pid: u32, signal: &str) {
     let _ =
         Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).stderr(Stdio::null()).status();
 }

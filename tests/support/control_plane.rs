@@ -19,10 +19,10 @@ use super::node::Node;
 use super::wait::{pause, wait_for, wait_until};
 
 /// Required and optional components of a control plane.
-pub const ETCD: &str = "etcd";
-pub const API_SERVER: &str = "kube-apiserver";
-pub const CONTROLLERS: &str = "kube-controller-manager";
-pub const SCHEDULER: &str = "kube-scheduler";
+pub(crate) const ETCD: &str = "etcd";
+pub(crate) const API_SERVER: &str = "kube-apiserver";
+pub(crate) const CONTROLLERS: &str = "kube-controller-manager";
+pub(crate) const SCHEDULER: &str = "kube-scheduler";
 
 /// Messages of kubectl when the server did not respond in time.
 const SHORT_OF_TIME: &[&str] = &[
@@ -38,7 +38,7 @@ static NEXT_PORT: AtomicU16 = AtomicU16::new(14_000);
 
 /// What runs beside etcd and the API server.
 #[derive(Debug, Clone)]
-pub struct ControlPlaneOptions {
+pub(crate) struct ControlPlaneOptions {
     pub controllers: bool,
     pub scheduler: bool,
     /// Where the API server listens: loopback, or an address that pods can reach.
@@ -60,19 +60,19 @@ impl Default for ControlPlaneOptions {
 
 impl ControlPlaneOptions {
     /// etcd and the API server only: half the memory, and no controller changes anything.
-    pub fn bare() -> ControlPlaneOptions {
+    pub(crate) fn bare() -> ControlPlaneOptions {
         ControlPlaneOptions { controllers: false, scheduler: false, ..ControlPlaneOptions::default() }
     }
 
     /// One flag more for a component.
-    pub fn flag(mut self, component: &str, flag: &str) -> ControlPlaneOptions {
+    pub(crate) fn flag(mut self, component: &str, flag: &str) -> ControlPlaneOptions {
         self.flags.push((component.to_owned(), flag.to_owned()));
         self
     }
 }
 
 /// A running control plane.
-pub struct ControlPlane {
+pub(crate) struct ControlPlane {
     dir: PathBuf,
     bin: PathBuf,
     server: String,
@@ -91,18 +91,18 @@ impl ControlPlane {
     /// One with all components, for all tests of the program that do not disturb it: they use their own
     /// names of namespaces and nodes, and bind their pods to their nodes. It ends with
     /// the test program.
-    pub fn shared() -> &'static ControlPlane {
+    pub(crate) fn shared() -> &'static ControlPlane {
         static SHARED: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start(&Node::base("all")));
         &SHARED
     }
 
     /// One with everything, in `dir`/cp. A node can join when this returns.
-    pub fn start(dir: &Path) -> ControlPlane {
+    pub(crate) fn start(dir: &Path) -> ControlPlane {
         ControlPlane::start_with(dir, &ControlPlaneOptions::default())
     }
 
     /// One with the given components.
-    pub fn start_with(dir: &Path, options: &ControlPlaneOptions) -> ControlPlane {
+    pub(crate) fn start_with(dir: &Path, options: &ControlPlaneOptions) -> ControlPlane {
         let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
         let (dir, bin) = (dir.join("cp"), PathBuf::from(bin));
         fs::create_dir_all(&dir).expect("the control plane's directory can be made");
@@ -149,7 +149,7 @@ impl ControlPlane {
     }
 
     /// A command to the program: what it says, or its error.
-    pub fn command(&self, words: &str) -> Result<String, String> {
+    pub(crate) fn command(&self, words: &str) -> Result<String, String> {
         let mut line = String::new();
         let mut pipes = self.pipes.lock().expect("no test thread died with the lock");
         let commands = pipes.commands.as_mut().expect("it is open until the end");
@@ -166,86 +166,86 @@ impl ControlPlane {
     }
 
     /// The API server's URL.
-    pub fn server(&self) -> &str {
+    pub(crate) fn server(&self) -> &str {
         &self.server
     }
 
     /// Everything of it lies here; the program's head says what there is.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// The directory of the programs, `kubelet` and `kubectl` among them.
-    pub fn bin(&self) -> &Path {
+    pub(crate) fn bin(&self) -> &Path {
         &self.bin
     }
 
     /// Ends a component with SIGKILL: open connections are reset, later ones refused.
-    pub fn stop(&self, component: &str) {
+    pub(crate) fn stop(&self, component: &str) {
         self.must(&format!("stop {component}"));
     }
 
     /// Starts it again, with the same data and port, and returns once it is ready.
-    pub fn resume(&self, component: &str) {
+    pub(crate) fn resume(&self, component: &str) {
         self.must(&format!("start {component}"));
     }
 
     /// Lets a component hang: its connections stay open and nothing answers.
-    pub fn freeze(&self, component: &str) {
+    pub(crate) fn freeze(&self, component: &str) {
         self.must(&format!("freeze {component}"));
     }
 
     /// Ends the hanging.
-    pub fn thaw(&self, component: &str) {
+    pub(crate) fn thaw(&self, component: &str) {
         self.must(&format!("thaw {component}"));
     }
 
     /// Forgets all history. The API server has some in memory too, and forgets it by
     /// [`ControlPlane::stop`] and [`ControlPlane::resume`]: old watches then get 410.
-    pub fn compact(&self) {
+    pub(crate) fn compact(&self) {
         self.must("compact");
     }
 
     /// The process of a component.
-    pub fn pid(&self, component: &str) -> u32 {
+    pub(crate) fn pid(&self, component: &str) -> u32 {
         self.must(&format!("pid {component}")).parse().expect("a process id")
     }
 
     /// The processes of all components, and of the program that runs them.
-    pub fn pids(&self) -> Vec<u32> {
+    pub(crate) fn pids(&self) -> Vec<u32> {
         let own = std::iter::once(self.program.id());
         own.chain(self.components.iter().map(|name| self.pid(name))).collect()
     }
 
     /// The administrator's kubeconfig.
-    pub fn admin_kubeconfig(&self) -> PathBuf {
+    pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
     }
 
     /// A kubeconfig with which a node may ask for its certificate, and for nothing else.
-    pub fn bootstrap_kubeconfig(&self) -> PathBuf {
+    pub(crate) fn bootstrap_kubeconfig(&self) -> PathBuf {
         self.dir.join("bootstrap.kubeconfig")
     }
 
     /// A kubeconfig with a certificate of the node `name`.
-    pub fn node_kubeconfig(&self, name: &str) -> PathBuf {
+    pub(crate) fn node_kubeconfig(&self, name: &str) -> PathBuf {
         self.node_kubeconfig_with(name, "")
     }
 
     /// As [`ControlPlane::node_kubeconfig`], with options: `server=URL` (a proxy before the API
     /// server), `ttl=DURATION` of the certificate.
-    pub fn node_kubeconfig_with(&self, name: &str, options: &str) -> PathBuf {
+    pub(crate) fn node_kubeconfig_with(&self, name: &str, options: &str) -> PathBuf {
         PathBuf::from(self.must(&format!("node {name} {options}")))
     }
 
     /// A node's request for a certificate, as the `request` of a CertificateSigningRequest. Its
     /// key is thrown away.
-    pub fn request(&self, node: &str) -> String {
+    pub(crate) fn request(&self, node: &str) -> String {
         self.must(&format!("request {node}"))
     }
 
     /// Standard output of kubectl, which has to succeed, as the administrator.
-    pub fn kubectl(&self, args: &[&str]) -> String {
+    pub(crate) fn kubectl(&self, args: &[&str]) -> String {
         stdout_of(args, &self.with_retries(args, ""))
     }
 
@@ -264,12 +264,12 @@ impl ControlPlane {
     }
 
     /// kubectl as the administrator, with `input` on its standard input.
-    pub fn try_kubectl(&self, args: &[&str], input: &str) -> Output {
+    pub(crate) fn try_kubectl(&self, args: &[&str], input: &str) -> Output {
         self.kubectl_as(&self.admin_kubeconfig(), args, input)
     }
 
     /// kubectl as the administrator, yet to be started.
-    pub fn kubectl_command(&self, args: &[&str]) -> Command {
+    pub(crate) fn kubectl_command(&self, args: &[&str]) -> Command {
         self.command_line(&self.admin_kubeconfig(), args)
     }
 
@@ -282,7 +282,7 @@ impl ControlPlane {
     }
 
     /// kubectl as another user.
-    pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
+    pub(crate) fn kubectl_as(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
         let mut child = self
             .command_line(kubeconfig, args)
             .stdin(Stdio::piped())
@@ -298,18 +298,18 @@ impl ControlPlane {
     }
 
     /// `kubectl apply` of a document.
-    pub fn apply(&self, document: &Value) {
+    pub(crate) fn apply(&self, document: &Value) {
         let args = ["apply", "-f", "-"];
         stdout_of(&args, &self.with_retries(&args, &document.to_string()));
     }
 
     /// `kubectl get -o json`; `None` when it is not there.
-    pub fn get(&self, args: &[&str]) -> Option<Value> {
+    pub(crate) fn get(&self, args: &[&str]) -> Option<Value> {
         self.try_get(args, Self::with_retries).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The same for polling: a busy server may fail to respond once. Its error is printed.
-    pub fn poll(&self, args: &[&str]) -> Option<Value> {
+    pub(crate) fn poll(&self, args: &[&str]) -> Option<Value> {
         self.try_get(args, Self::try_kubectl).unwrap_or_else(|error| {
             eprintln!("{error}");
             None
@@ -332,13 +332,19 @@ impl ControlPlane {
     }
 
     /// Waits for an object to satisfy a condition.
-    pub fn wait(&self, args: &[&str], what: &str, limit: Duration, holds: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn wait(
+        &self,
+        args: &[&str],
+        what: &str,
+        limit: Duration,
+        holds: impl Fn(&Value) -> bool,
+    ) -> Value {
         wait_for(&format!("{args:?} to be {what}"), limit, || self.poll(args).filter(&holds))
     }
 
     /// What nodes and joining nodes have asked for so far: the API server's audit events, with
     /// the bodies of requests. A watch is there twice: when it begins and when it ends.
-    pub fn requests(&self) -> Vec<Value> {
+    pub(crate) fn requests(&self) -> Vec<Value> {
         // It is being written: its end may be half a line, or half a letter.
         let bytes = fs::read(self.dir.join("audit.log")).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -347,12 +353,12 @@ impl ControlPlane {
     }
 
     /// The log of a component.
-    pub fn log(&self, component: &str) -> String {
+    pub(crate) fn log(&self, component: &str) -> String {
         fs::read_to_string(self.dir.join(format!("logs/{component}.log"))).unwrap_or_default()
     }
 
     /// Ends everything and returns when it has ended.
-    pub fn down(&mut self) {
+    pub(crate) fn down(&mut self) {
         if let Ok(pipes) = self.pipes.get_mut() {
             pipes.commands = None;
             // The end of its output is the end of the program.
@@ -382,7 +388,7 @@ fn stdout_of(args: &[&str], output: &Output) -> String {
 }
 
 /// Waits until none of the processes exists.
-pub fn wait_ended(pids: &[u32]) {
+pub(crate) fn wait_ended(pids: &[u32]) {
     wait_until("the control plane's processes to be gone", Duration::from_secs(60), || {
         pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
     });

@@ -1,7 +1,7 @@
 //! Values in DER, made and taken apart: for certificates that no library makes.
 
 /// A value with its tag and length.
-pub fn value(tag: u8, content: &[u8]) -> Vec<u8> {
+pub(crate) fn value(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len();
     let mut out = vec![tag];
     match length {
@@ -15,7 +15,7 @@ pub fn value(tag: u8, content: &[u8]) -> Vec<u8> {
 }
 
 /// The values one after the other, each with its tag and length.
-pub fn split(mut content: &[u8]) -> Vec<&[u8]> {
+pub(crate) fn split(mut content: &[u8]) -> Vec<&[u8]> {
     let mut all = Vec::new();
     while !content.is_empty() {
         let (head, length) = measure(content);
@@ -27,7 +27,7 @@ pub fn split(mut content: &[u8]) -> Vec<&[u8]> {
 }
 
 /// A value without tag and length.
-pub fn content(value: &[u8]) -> &[u8] {
+pub(crate) fn content(value: &[u8]) -> &[u8] {
     let (head, length) = measure(value);
     &value[head..head + length]
 }
@@ -42,10 +42,10 @@ fn measure(value: &[u8]) -> (usize, usize) {
 }
 
 /// Where the subject stands among the fields of a certificate of version 3.
-pub const SUBJECT: usize = 5;
+pub(crate) const SUBJECT: usize = 5;
 
 /// A certificate of version 3 with other fields; its signature stays, and so holds no more.
-pub fn changed(certificate: &[u8], change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
+pub(crate) fn changed(certificate: &[u8], change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
     let parts = split(content(certificate));
     let mut fields: Vec<Vec<u8>> = split(content(parts[0])).into_iter().map(<[u8]>::to_vec).collect();
     change(&mut fields);
@@ -53,7 +53,7 @@ pub fn changed(certificate: &[u8], change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Ve
 }
 
 /// The same as a certificate of version 1, which has no extensions.
-pub fn of_version_1(certificate: &[u8]) -> Vec<u8> {
+pub(crate) fn of_version_1(certificate: &[u8]) -> Vec<u8> {
     changed(certificate, |fields| {
         fields.remove(0);
         fields.truncate(6);

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One sample.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// The family's name, with `_bucket`, `_sum` or `_count` for a histogram's parts.
     pub name: String,
     pub labels: BTreeMap<String, String>,
@@ -15,14 +14,14 @@ pub struct Sample {
 
 impl Sample {
     /// The value of a label, empty without it.
-    pub fn label(&self, name: &str) -> &str {
+    pub(crate) fn label(&self, name: &str) -> &str {
         self.labels.get(name).map_or("", String::as_str)
     }
 }
 
 /// A whole page.
 #[derive(Debug, Clone, Default)]
-pub struct Exposition {
+pub(crate) struct Exposition {
     /// Types by family.
     pub types: BTreeMap<String, String>,
     pub samples: Vec<Sample>,
@@ -30,7 +29,7 @@ pub struct Exposition {
 
 impl Exposition {
     /// Reads a page; every line has to be a sample or a comment.
-    pub fn parse(text: &str) -> Exposition {
+    pub(crate) fn parse(text: &str) -> Exposition {
         let mut page = Exposition::default();
         for line in text.lines().filter(|line| !line.is_empty()) {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
@@ -44,14 +43,14 @@ impl Exposition {
     }
 
     /// The family of a sample: histograms and summaries have parts.
-    pub fn family<'a>(&'a self, sample: &'a Sample) -> &'a str {
+    pub(crate) fn family<'a>(&'a self, sample: &'a Sample) -> &'a str {
         let name = &*sample.name;
         let part = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
         part.filter(|part| !self.types.contains_key(name) && self.types.contains_key(*part)).unwrap_or(name)
     }
 
     /// Families with samples: their types and the names of their labels.
-    pub fn families(&self) -> BTreeMap<String, (String, BTreeSet<String>)> {
+    pub(crate) fn families(&self) -> BTreeMap<String, (String, BTreeSet<String>)> {
         let mut all: BTreeMap<String, (String, BTreeSet<String>)> = BTreeMap::new();
         for sample in &self.samples {
             let name = self.family(sample);

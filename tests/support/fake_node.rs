@@ -24,11 +24,11 @@ use super::process_usage::{self, ProcessUsage};
 use super::wait::{pause, wait_for, wait_until};
 
 /// Long enough for many agents on a slow machine; a test that needs it has failed anyway.
-pub const LONG: Duration = Duration::from_secs(150);
+pub(crate) const LONG: Duration = Duration::from_secs(150);
 
 /// A stop may take this long, whatever the runtime does: the agent's threads have less than five
 /// seconds together, and the rest is for a busy machine. A call that hangs takes two minutes.
-pub const STOP_LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// An answer may take this long: less than a call that hangs, and the rest is for a busy machine.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(45);
@@ -45,7 +45,7 @@ const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// A free port, which no other agent of this test program gets.
-pub fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(23_000);
     wait_for("a free port", LONG, || {
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ pub fn free_port() -> u16 {
 }
 
 /// The agent with its runtime. Dropping it kills the agent; in a failed test its log is shown.
-pub struct FakeNode {
+pub(crate) struct FakeNode {
     pub fake: FakeCri,
     api: Option<FakeApi>,
     dir: tempfile::TempDir,
@@ -71,19 +71,19 @@ pub struct FakeNode {
 
 impl FakeNode {
     /// A started, healthy agent on a new fake.
-    pub fn start() -> FakeNode {
+    pub(crate) fn start() -> FakeNode {
         FakeNode::start_with(json!({}))
     }
 
     /// As [`FakeNode::start`], with fields laid over the kubelet configuration.
-    pub fn start_with(config: Value) -> FakeNode {
+    pub(crate) fn start_with(config: Value) -> FakeNode {
         let mut node = FakeNode::prepare(config);
         node.start_agent();
         node
     }
 
     /// Everything but the agent. A field that is null in `config` is left away.
-    pub fn prepare(config: Value) -> FakeNode {
+    pub(crate) fn prepare(config: Value) -> FakeNode {
         let dir = tempfile::Builder::new().prefix("fake-node").tempdir().expect("a temporary directory");
         fs::create_dir(dir.path().join("manifests")).expect("the manifest directory can be made");
         let node = FakeNode {
@@ -105,12 +105,12 @@ impl FakeNode {
     }
 
     /// A started agent that belongs to a cluster and has reported that it is ready.
-    pub fn join(config: Value) -> FakeNode {
+    pub(crate) fn join(config: Value) -> FakeNode {
         FakeNode::prepare(config).start_joined()
     }
 
     /// Makes a prepared one belong to a cluster, whose API server `create_objects` gets ready.
-    pub fn joined(mut self, create_objects: impl FnOnce(&FakeApi)) -> FakeNode {
+    pub(crate) fn joined(mut self, create_objects: impl FnOnce(&FakeApi)) -> FakeNode {
         let api = FakeApi::start();
         create_objects(&api);
         let cluster = json!({"server": api.url()});
@@ -120,7 +120,7 @@ impl FakeNode {
 
     /// Starts the agent of a node that belongs to a cluster, and waits until it has reported
     /// that it is ready.
-    pub fn start_joined(mut self) -> FakeNode {
+    pub(crate) fn start_joined(mut self) -> FakeNode {
         if self.api.is_none() {
             let api = FakeApi::start();
             let cluster = json!({"server": api.url()});
@@ -133,7 +133,7 @@ impl FakeNode {
     }
 
     /// Makes the node part of this cluster, with a kubeconfig.
-    pub fn join_cluster(&mut self, api: FakeApi, cluster: Value) {
+    pub(crate) fn join_cluster(&mut self, api: FakeApi, cluster: Value) {
         // A collection of a real server never has version 0, which means "any" to it.
         api.raise_versions();
         let kubeconfig = json!({
@@ -156,35 +156,35 @@ impl FakeNode {
     }
 
     /// Gives the next agents their own clock.
-    pub fn use_own_clock(&mut self) {
+    pub(crate) fn use_own_clock(&mut self) {
         self.clock = Some(Clock::new(self.dir.path()));
     }
 
     /// Sets the clock of agent and runtime so many seconds ahead of the real time.
-    pub fn set_clock(&self, ahead: i64) {
+    pub(crate) fn set_clock(&self, ahead: i64) {
         self.fake.set_clock(ahead);
         self.clock.as_ref().expect("the agent has a clock of its own").set(ahead);
     }
 
     /// The API server of [`FakeNode::join`].
-    pub fn api(&self) -> &FakeApi {
+    pub(crate) fn api(&self) -> &FakeApi {
         self.api.as_ref().expect("the agent belongs to a cluster")
     }
 
     /// Whether the API server shows the node, as ready.
-    pub fn node_is_ready(&self) -> bool {
+    pub(crate) fn node_is_ready(&self) -> bool {
         let node = self.api().object(&format!("/api/v1/nodes/{NODE}")).unwrap_or_default();
         let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
         conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     }
 
     /// Where the API server has a pod.
-    pub fn pod_path(name: &str) -> String {
+    pub(crate) fn pod_path(name: &str) -> String {
         format!("/api/v1/namespaces/default/pods/{}", full_name(name))
     }
 
     /// Binds a pod to the node. It is named as a static pod would be.
-    pub fn bind(&self, manifest: &Value) {
+    pub(crate) fn bind(&self, manifest: &Value) {
         let mut pod = manifest.clone();
         let name = pod["metadata"]["name"].as_str().expect("the manifest has a name").to_owned();
         pod["spec"]["nodeName"] = json!(NODE);
@@ -194,13 +194,13 @@ impl FakeNode {
     }
 
     /// The pod as the API server shows it.
-    pub fn shown(&self, name: &str) -> Option<Pod> {
+    pub(crate) fn shown(&self, name: &str) -> Option<Pod> {
         let object = self.api().object(&FakeNode::pod_path(name))?;
         Some(serde_json::from_value(object).expect("the API server has pods"))
     }
 
     /// Writes the configuration; the agent reads it at its next start.
-    pub fn configure(&self, extra: Value) {
+    pub(crate) fn configure(&self, extra: Value) {
         let ours = json!({
             "port": self.main,
             "readOnlyPort": self.read_only,
@@ -210,49 +210,49 @@ impl FakeNode {
     }
 
     /// Flags for the next starts, beside the usual ones.
-    pub fn set_flags(&mut self, flags: &[&str]) {
+    pub(crate) fn set_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
 
     /// A variable of the agent's environment for the next starts.
-    pub fn set_variable(&mut self, name: &str, value: &str) {
+    pub(crate) fn set_variable(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
     /// The node API's port.
-    pub fn main_port(&self) -> u16 {
+    pub(crate) fn main_port(&self) -> u16 {
         self.main
     }
 
     // ---- places ----
 
     /// Something below this test's directory.
-    pub fn path(&self, below: &str) -> PathBuf {
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
         self.dir.path().join(below)
     }
 
-    pub fn config_file(&self) -> PathBuf {
+    pub(crate) fn config_file(&self) -> PathBuf {
         self.path("config.yaml")
     }
 
-    pub fn manifests(&self) -> PathBuf {
+    pub(crate) fn manifests(&self) -> PathBuf {
         self.path("manifests")
     }
 
     /// The agent's root directory.
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.path("root")
     }
 
     /// The agent's local socket.
-    pub fn local_socket(&self) -> PathBuf {
+    pub(crate) fn local_socket(&self) -> PathBuf {
         launch::local_socket(self.dir.path())
     }
 
     // ---- the agent's life ----
 
     /// Starts the agent and waits until it says that it is healthy.
-    pub fn start_agent(&mut self) {
+    pub(crate) fn start_agent(&mut self) {
         self.launch_agent();
         self.wait_healthy();
         if self.starts == 1 {
@@ -261,14 +261,14 @@ impl FakeNode {
     }
 
     /// Starts the agent without waiting.
-    pub fn launch_agent(&mut self) {
+    pub(crate) fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
         self.agent = Some(launch::spawn(&mut self.agent_command(), &self.log_file(self.starts)));
     }
 
     /// The agent's command line.
-    pub fn agent_command(&self) -> Command {
+    pub(crate) fn agent_command(&self) -> Command {
         let mut command = launch::command(&binary(), self.dir.path(), NODE);
         command.arg("--local-socket").arg(self.local_socket());
         command.args(&self.flags);
@@ -282,27 +282,27 @@ impl FakeNode {
     }
 
     /// What the running agent, or the last one, has logged.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file(self.starts)).unwrap_or_default()
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.agent.as_ref().expect("the agent was started").id()
     }
 
     /// What the agent uses right now.
-    pub fn usage(&self) -> Option<ProcessUsage> {
+    pub(crate) fn usage(&self) -> Option<ProcessUsage> {
         self.agent.as_ref().and_then(|agent| ProcessUsage::read(agent.id()))
     }
 
     /// Waits until `/healthz` answers 200.
-    pub fn wait_healthy(&mut self) {
+    pub(crate) fn wait_healthy(&mut self) {
         launch::wait_healthy(self.agent.as_mut().expect("the agent was started"), self.healthz, LONG);
     }
 
     /// Asserts that the agent answers soon. Its health is not checked: the
     /// runtime may be down.
-    pub fn assert_responsive(&self) {
+    pub(crate) fn assert_responsive(&self) {
         wait_until("the server to listen", LONG, || http_get(self.read_only, "/healthz").is_ok());
         let begun = Instant::now();
         let response = http_get_within(self.healthz, "/healthz", RESPONSE_LIMIT);
@@ -316,22 +316,22 @@ impl FakeNode {
     }
 
     /// An answer of the health port.
-    pub fn health(&self, path: &str) -> (u16, String) {
+    pub(crate) fn health(&self, path: &str) -> (u16, String) {
         http_get(self.healthz, path).unwrap_or((0, String::new()))
     }
 
     /// An answer of the read-only port.
-    pub fn read_only(&self, path: &str) -> (u16, String) {
+    pub(crate) fn read_only(&self, path: &str) -> (u16, String) {
         http_get(self.read_only, path).unwrap_or((0, String::new()))
     }
 
     /// The same, of an answer that may take its time.
-    pub fn read_only_late(&self, path: &str) -> (u16, String) {
+    pub(crate) fn read_only_late(&self, path: &str) -> (u16, String) {
         http_get_within(self.read_only, path, LONG).expect("an answer in text")
     }
 
     /// The metrics page. Waits for the agent to answer: no answer is not a page of zeros.
-    pub fn metrics(&self) -> String {
+    pub(crate) fn metrics(&self) -> String {
         wait_for("/metrics", LONG, || match http_get_within(self.read_only, "/metrics", LONG) {
             Ok((200, page)) => Some(page),
             _ => None,
@@ -339,17 +339,17 @@ impl FakeNode {
     }
 
     /// The value of a series on the metrics page, 0 without it.
-    pub fn metric(&self, series: &str) -> f64 {
+    pub(crate) fn metric(&self, series: &str) -> f64 {
         super::web::metric(&self.metrics(), series)
     }
 
     /// Sends a signal to the agent.
-    pub fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         kill(self.pid(), signal);
     }
 
     /// Ends the agent with SIGKILL, as a crash would.
-    pub fn kill_agent(&mut self) {
+    pub(crate) fn kill_agent(&mut self) {
         if let Some(mut agent) = self.agent.take() {
             let _ = agent.kill();
             let _ = agent.wait();
@@ -357,7 +357,7 @@ impl FakeNode {
     }
 
     /// Ends the agent with SIGTERM and asserts that it does so in time, with success.
-    pub fn stop_agent(&mut self) {
+    pub(crate) fn stop_agent(&mut self) {
         let Some(mut agent) = self.agent.take() else { return };
         kill(agent.id(), "TERM");
         let begun = Instant::now();
@@ -368,43 +368,49 @@ impl FakeNode {
     }
 
     /// Waits for the agent to end by itself.
-    pub fn wait_end(&mut self) -> ExitStatus {
+    pub(crate) fn wait_end(&mut self) -> ExitStatus {
         wait_end(self.agent.as_mut().expect("the agent was started"))
     }
 
     // ---- manifests ----
 
     /// Writes a file of the manifest directory whole: a half-written one is never seen.
-    pub fn write(&self, file: &str, text: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, file: &str, text: impl AsRef<[u8]>) {
         launch::write_manifest(self.dir.path(), file, text);
     }
 
     /// Writes the manifest of a pod; the file is named after it.
-    pub fn apply(&self, manifest: &Value) {
+    pub(crate) fn apply(&self, manifest: &Value) {
         let name = manifest["metadata"]["name"].as_str().expect("the manifest has a name");
         self.write(&format!("{name}.json"), manifest.to_string());
     }
 
     /// Removes the manifest of a pod.
-    pub fn remove(&self, name: &str) {
+    pub(crate) fn remove(&self, name: &str) {
         fs::remove_file(self.manifests().join(format!("{name}.json"))).expect("the manifest was there");
     }
 
     // ---- what the agent says ----
 
     /// All pods with their statuses. `None` while the agent does not answer.
-    pub fn try_pods(&self) -> Option<Vec<Pod>> {
+    pub(crate) fn try_pods(&self) -> Option<Vec<Pod>> {
         launch::pods(self.read_only)
     }
 
     /// A pod by the name in its manifest.
-    pub fn pod(&self, name: &str) -> Option<Pod> {
+    pub(crate) fn pod(&self, name: &str) -> Option<Pod> {
         let full = full_name(name);
         self.try_pods()?.into_iter().find(|pod| pod.metadata.name.as_deref() == Some(&full))
     }
 
     /// Waits for a pod to satisfy a condition; no container may run twice meanwhile.
-    pub fn wait_pod(&self, name: &str, what: &str, limit: Duration, holds: impl Fn(&Pod) -> bool) -> Pod {
+    pub(crate) fn wait_pod(
+        &self,
+        name: &str,
+        what: &str,
+        limit: Duration,
+        holds: impl Fn(&Pod) -> bool,
+    ) -> Pod {
         let mut last = None;
         let begun = Instant::now();
         loop {
@@ -426,12 +432,12 @@ impl FakeNode {
     }
 
     /// Waits until a pod runs and is ready.
-    pub fn wait_ready(&self, name: &str) -> Pod {
+    pub(crate) fn wait_ready(&self, name: &str) -> Pod {
         self.wait_pod(name, "ready", LONG, is_ready)
     }
 
     /// Waits until a pod is neither listed nor running, nor has a directory.
-    pub fn wait_gone(&self, name: &str, limit: Duration) {
+    pub(crate) fn wait_gone(&self, name: &str, limit: Duration) {
         let full = full_name(name);
         wait_until(&format!("pod {name} to be listed no more"), limit, || {
             self.try_pods()
@@ -443,12 +449,12 @@ impl FakeNode {
     }
 
     /// A local command of the binary, against this agent.
-    pub fn command(&self, args: &[&str]) -> Output {
+    pub(crate) fn command(&self, args: &[&str]) -> Output {
         self.command_line(args).output().expect("the command runs")
     }
 
     /// The same, yet to be started.
-    pub fn command_line(&self, args: &[&str]) -> Command {
+    pub(crate) fn command_line(&self, args: &[&str]) -> Command {
         let mut command = Command::new(binary());
         // First: after `--` it would be an argument of the container's command.
         command.arg("--local-socket").arg(self.local_socket()).args(args).stdin(Stdio::null());
@@ -456,7 +462,7 @@ impl FakeNode {
     }
 
     /// Standard output of a local command that has to succeed.
-    pub fn cli(&self, args: &[&str]) -> String {
+    pub(crate) fn cli(&self, args: &[&str]) -> String {
         let output = self.command(args);
         assert!(
             output.status.success(),
@@ -470,7 +476,7 @@ impl FakeNode {
     // ---- what the runtime knows ----
 
     /// All container records of a pod, in order of creation.
-    pub fn containers(&self, name: &str) -> Vec<Container> {
+    pub(crate) fn containers(&self, name: &str) -> Vec<Container> {
         let full = full_name(name);
         let mut all = self.fake.containers();
         all.retain(|container| container.config.labels.get(POD_NAME) == Some(&full));
@@ -478,7 +484,7 @@ impl FakeNode {
     }
 
     /// All sandbox records of a pod, in order of creation.
-    pub fn sandboxes(&self, name: &str) -> Vec<Sandbox> {
+    pub(crate) fn sandboxes(&self, name: &str) -> Vec<Sandbox> {
         let full = full_name(name);
         let mut all = self.fake.sandboxes();
         all.retain(|sandbox| sandbox.config.labels.get(POD_NAME) == Some(&full));
@@ -486,7 +492,7 @@ impl FakeNode {
     }
 
     /// Ids of the running containers of a pod by container name.
-    pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
+    pub(crate) fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
         let mut running: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for container in self.containers(name).into_iter().filter(Container::is_running) {
             running
@@ -498,13 +504,13 @@ impl FakeNode {
     }
 
     /// Ids of the ready sandboxes of a pod.
-    pub fn ready_sandboxes(&self, name: &str) -> Vec<String> {
+    pub(crate) fn ready_sandboxes(&self, name: &str) -> Vec<String> {
         let ready = self.sandboxes(name).into_iter().filter(is_sandbox_ready);
         ready.map(|sandbox| sandbox.status.id.clone()).collect()
     }
 
     /// Asserts that no pod has two ready sandboxes and no container runs twice.
-    pub fn assert_no_duplicates(&self) {
+    pub(crate) fn assert_no_duplicates(&self) {
         let mut running: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
         let key = |labels: &BTreeMap<String, String>, container: &str| {
             labels.get(POD_UID).map(|uid| (uid.clone(), container.to_owned()))
@@ -529,7 +535,7 @@ impl FakeNode {
 
     /// Waits until the pod is ready and exactly these containers of it run, once each, in one
     /// sandbox; then asserts that it stays so for longer than a relist takes.
-    pub fn assert_runs_once(&self, name: &str, containers: &[&str]) {
+    pub(crate) fn assert_runs_once(&self, name: &str, containers: &[&str]) {
         self.wait_ready(name);
         let once = || {
             let running = self.running(name);
@@ -553,12 +559,12 @@ impl FakeNode {
     /// container, sandbox or mount, no directory of pods or logs, no kept manifest; that
     /// nothing ran twice at any moment; that the agent uses what one without pods uses; that
     /// it stops.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         self.finish_below(MAX_RESIDENT_KIB);
     }
 
     /// The same with a ceiling of one's own for what stays resident.
-    pub fn finish_below(mut self, max_resident_kib: u64) {
+    pub(crate) fn finish_below(mut self, max_resident_kib: u64) {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
@@ -610,12 +616,12 @@ impl Drop for FakeNode {
 }
 
 /// The agent under test: the one that was built with the tests, or another build of it.
-pub fn binary() -> PathBuf {
+pub(crate) fn binary() -> PathBuf {
     std::env::var_os("CORACLE_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_coracle").into(), PathBuf::from)
 }
 
 /// A static pod's name carries the node's.
-pub fn full_name(name: &str) -> String {
+pub(crate) fn full_name(name: &str) -> String {
     format!("{name}-{NODE}")
 }
 

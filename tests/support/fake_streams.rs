@@ -9,14 +9,14 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
 
 /// The server. Dropping it ends it.
-pub struct FakeStreams {
+pub(crate) struct FakeStreams {
     port: u16,
     heads: Arc<Mutex<Vec<String>>>,
     _running: Running,
 }
 
 impl FakeStreams {
-    pub fn start() -> FakeStreams {
+    pub(crate) fn start() -> FakeStreams {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("its address").port();
         let heads = Arc::new(Mutex::new(Vec::new()));
@@ -46,12 +46,12 @@ impl FakeStreams {
         FakeStreams { port, heads, _running: running }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
     /// The heads of all requests so far.
-    pub fn heads(&self) -> Vec<String> {
+    pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().expect("no thread panics while it holds the lock").clone()
     }
 }

@@ -24,7 +24,7 @@ use super::wait::wait_for;
 const DEPTH: u64 = 4;
 
 /// An attack, as it is planned.
-pub struct Attack {
+pub(crate) struct Attack {
     /// The attacked directory. It may be removed and created again. Not a link.
     pub dir: PathBuf,
     /// The names that entries get: few, so that the threads and the agent meet often.
@@ -37,13 +37,13 @@ pub struct Attack {
 }
 
 /// The attack under way, until it is dropped.
-pub struct RunningAttack {
+pub(crate) struct RunningAttack {
     threads: Vec<Running>,
     moves: Arc<AtomicU64>,
 }
 
 impl RunningAttack {
-    pub fn start(attack: Attack) -> RunningAttack {
+    pub(crate) fn start(attack: Attack) -> RunningAttack {
         let moves = Arc::new(AtomicU64::new(0));
         let attack = Arc::new(attack);
         let threads = (0..attack.threads)
@@ -64,7 +64,7 @@ impl RunningAttack {
     }
 
     /// Moves that succeeded so far.
-    pub fn moves(&self) -> u64 {
+    pub(crate) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
 }
@@ -188,19 +188,19 @@ fn put(parent: &OwnedFd, new: &OsStr, name: &OsStr) -> Result<()> {
 }
 
 /// How long each race goes on: `RACE_SECONDS`, 4 unless set.
-pub fn race_duration() -> Duration {
+pub(crate) fn race_duration() -> Duration {
     let seconds = std::env::var("RACE_SECONDS").map_or(4, |text| text.parse().expect("RACE_SECONDS"));
     Duration::from_secs(seconds)
 }
 
 /// Decides the moves of a race: `FAULTS_SEED`, else a new one.
-pub fn race_seed() -> u64 {
+pub(crate) fn race_seed() -> u64 {
     std::env::var("FAULTS_SEED").map_or_else(|_| random_seed(), |text| text.parse().expect("FAULTS_SEED"))
 }
 
 /// A directory that an attack leads to and the agent must not touch: an open, a read or a
 /// change of anything in it is detected.
-pub struct Canary {
+pub(crate) struct Canary {
     dir: PathBuf,
     /// Metadata of each file and directory, by path.
     before: Vec<(PathBuf, String)>,
@@ -210,11 +210,11 @@ pub struct Canary {
 
 impl Canary {
     /// The text of its files.
-    pub const TEXT: &str = "secret";
+    pub(crate) const TEXT: &str = "secret";
 
     /// Makes a directory of files and directories with these names, two levels deep, so that
     /// a path through a link to it finds something, and FIFOs, on which a reader would hang.
-    pub fn new(dir: &Path, names: &[String]) -> Canary {
+    pub(crate) fn new(dir: &Path, names: &[String]) -> Canary {
         let fill = |dir: &Path, deeper: bool| {
             std::fs::create_dir(dir).expect("the directory can be made");
             for (number, name) in names.iter().enumerate() {
@@ -235,7 +235,7 @@ impl Canary {
     }
 
     /// Watches a directory tree as it is now.
-    pub fn watch(dir: &Path) -> Canary {
+    pub(crate) fn watch(dir: &Path) -> Canary {
         use rustix::fs::inotify;
         let mut names = vec![dir.to_owned()];
         let mut next = 0;
@@ -258,12 +258,12 @@ impl Canary {
     }
 
     /// All its files and directories.
-    pub fn targets(&self) -> Vec<PathBuf> {
+    pub(crate) fn targets(&self) -> Vec<PathBuf> {
         self.names.clone()
     }
 
     /// Whether a path leads to one of its files or directories now.
-    pub fn is_at(&self, path: &Path) -> bool {
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
         let inode = |path: &Path| {
             use std::os::unix::fs::MetadataExt;
             std::fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
@@ -273,13 +273,13 @@ impl Canary {
     }
 
     /// Asserts that nothing in it was changed, opened or listed so far.
-    pub fn assert_untouched(&self) {
+    pub(crate) fn assert_untouched(&self) {
         self.assert_no_events();
         assert_eq!(look(&self.names), self.before);
     }
 
     /// The same as far as the kernel sends events, which is quick.
-    pub fn assert_no_events(&self) {
+    pub(crate) fn assert_no_events(&self) {
         let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
         let mut reader = rustix::fs::inotify::Reader::new(self.events.as_fd(), &mut buffer);
         match reader.next() {

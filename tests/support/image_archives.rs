@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// The forms of archives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub(crate) enum Form {
     Oci,
     OciGzip,
     OciZstd,
@@ -21,13 +21,12 @@ pub enum Form {
     Layout,
 }
 
-/// All forms.
-pub const FORMS: [Form; 6] =
+pub(crate) const FORMS: [Form; 6] =
     [Form::Oci, Form::OciGzip, Form::OciZstd, Form::Docker, Form::DockerGzip, Form::Layout];
 
 /// Writes an archive with the busybox image as `image` to `path`, complete in one step. `scratch` is a
 /// directory for the work.
-pub fn write(scratch: &Path, form: Form, image: &str, path: &Path) {
+pub(crate) fn write(scratch: &Path, form: Form, image: &str, path: &Path) {
     let work = scratch.join(path.file_name().expect("a file name"));
     let _ = fs::remove_dir_all(&work);
     let layout = work.join("layout");
@@ -47,7 +46,7 @@ pub fn write(scratch: &Path, form: Form, image: &str, path: &Path) {
 
 /// Writes an archive of a made-up image for this machine, whose layer has so many bytes, to `path`. No
 /// runtime can unpack it.
-pub fn write_made_up(scratch: &Path, image: &str, layer_bytes: usize, path: &Path) {
+pub(crate) fn write_made_up(scratch: &Path, image: &str, layer_bytes: usize, path: &Path) {
     let work = scratch.join(path.file_name().expect("a file name"));
     let layout = work.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256")).expect("the scratch directory can be made");
@@ -72,7 +71,7 @@ pub fn write_made_up(scratch: &Path, image: &str, layer_bytes: usize, path: &Pat
 }
 
 /// The local busybox image.
-pub fn busybox() -> PathBuf {
+pub(crate) fn busybox() -> PathBuf {
     let images = std::env::var("E2E_IMAGES").expect("E2E_IMAGES: run through tests/run e2e");
     let path = images.split_whitespace().find(|path| path.ends_with("/busybox.tar")).expect("busybox.tar");
     PathBuf::from(path)

@@ -16,13 +16,13 @@ use super::wait::wait_until;
 const NODE_IP: &str = "192.0.2.10";
 
 /// Whether the tests run the Go kubelet instead of coracle, to prove the tests themselves.
-pub fn runs_go_kubelet() -> bool {
+pub(crate) fn runs_go_kubelet() -> bool {
     std::env::var("CLUSTER_AGENT").is_ok_and(|agent| agent == "kubelet")
 }
 
 /// Whether the Go kubelet runs, for which the rest of the test is not true. The reason is printed,
 /// and `tests/run` counts it.
-pub fn skip_on_go_kubelet(test: &str, reason: &str) -> bool {
+pub(crate) fn skip_on_go_kubelet(test: &str, reason: &str) -> bool {
     use std::io::Write as _;
     if runs_go_kubelet() {
         // Not by the macro, whose output the test harness hides when a test passes.
@@ -33,12 +33,12 @@ pub fn skip_on_go_kubelet(test: &str, reason: &str) -> bool {
 }
 
 /// The agent under test.
-pub fn binary() -> PathBuf {
+pub(crate) fn binary() -> PathBuf {
     binary_of(runs_go_kubelet())
 }
 
 /// The Go kubelet or coracle.
-pub fn binary_of(go_kubelet: bool) -> PathBuf {
+pub(crate) fn binary_of(go_kubelet: bool) -> PathBuf {
     if go_kubelet {
         let bin = std::env::var_os("CONTROLPLANE_BIN").expect("CONTROLPLANE_BIN: run through tests/run");
         return PathBuf::from(bin).join("kubelet");
@@ -48,7 +48,7 @@ pub fn binary_of(go_kubelet: bool) -> PathBuf {
 
 /// Makes a cgroup for the pods of the Go kubelet. `tests/support/enclose` removes it when the test
 /// is killed before it does so; one that exists belongs to another run.
-pub fn make_cgroup(path: &Path) {
+pub(crate) fn make_cgroup(path: &Path) {
     use std::io::Write as _;
     match fs::create_dir(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return,
@@ -62,7 +62,7 @@ pub fn make_cgroup(path: &Path) {
 
 /// Settings with which the Go kubelet does not change the machine and ignores its state: its default
 /// directory of volume plugins is that of the machine, and a full disk must not fail a test.
-pub fn go_kubelet_config(dir: &Path) -> Value {
+pub(crate) fn go_kubelet_config(dir: &Path) -> Value {
     json!({
         "volumePluginDir": dir.join("volume-plugins"),
         "makeIPTablesUtilChains": false,
@@ -74,7 +74,7 @@ pub fn go_kubelet_config(dir: &Path) -> Value {
 
 /// Writes the kubelet configuration for the next start: what all have in common, and `extra`
 /// over it. A field that is null there is left away.
-pub fn write_config(dir: &Path, endpoint: &str, extra: Value) {
+pub(crate) fn write_config(dir: &Path, endpoint: &str, extra: Value) {
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -101,7 +101,7 @@ pub fn write_config(dir: &Path, endpoint: &str, extra: Value) {
 }
 
 /// Merges `extra` over `base`.
-pub fn merged(mut base: Value, extra: Value) -> Value {
+pub(crate) fn merged(mut base: Value, extra: Value) -> Value {
     if let (Some(base), Value::Object(extra)) = (base.as_object_mut(), extra) {
         base.extend(extra);
     }
@@ -109,7 +109,7 @@ pub fn merged(mut base: Value, extra: Value) -> Value {
 }
 
 /// The command line of an agent.
-pub fn command(binary: &Path, dir: &Path, node_name: &str) -> Command {
+pub(crate) fn command(binary: &Path, dir: &Path, node_name: &str) -> Command {
     let mut command = Command::new(binary);
     command
         .arg("--config")
@@ -125,12 +125,12 @@ pub fn command(binary: &Path, dir: &Path, node_name: &str) -> Command {
 
 /// The local socket of an agent whose things are in `dir`. Each agent has one of its own: the
 /// default is one for the machine.
-pub fn local_socket(dir: &Path) -> PathBuf {
+pub(crate) fn local_socket(dir: &Path) -> PathBuf {
     dir.join("run/coracle.sock")
 }
 
 /// The same command with another `/var/lib/kubelet`.
-pub fn with_kubelet_place(command: &Command, place: &Path) -> Command {
+pub(crate) fn with_kubelet_place(command: &Command, place: &Path) -> Command {
     let script = "mount --bind \"$0\" /var/lib/kubelet && exec \"$@\"";
     let mut other = Command::new("unshare");
     other.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(place);
@@ -141,14 +141,14 @@ pub fn with_kubelet_place(command: &Command, place: &Path) -> Command {
 }
 
 /// Starts it; its output goes to `log`.
-pub fn spawn(command: &mut Command, log: &Path) -> Child {
+pub(crate) fn spawn(command: &mut Command, log: &Path) -> Child {
     let log = File::create(log).expect("a log file");
     let errors = log.try_clone().expect("a second handle of the log");
     command.stdout(log).stderr(errors).spawn().expect("the agent starts")
 }
 
 /// Waits until `/healthz` answers 200.
-pub fn wait_healthy(agent: &mut Child, port: u16, limit: Duration) {
+pub(crate) fn wait_healthy(agent: &mut Child, port: u16, limit: Duration) {
     wait_until("the agent to be healthy", limit, || {
         if let Ok(Some(status)) = agent.try_wait() {
             panic!("the agent ended with {status}");
@@ -158,21 +158,21 @@ pub fn wait_healthy(agent: &mut Child, port: u16, limit: Duration) {
 }
 
 /// Writes a file of the manifest directory whole: a half-written one is never seen.
-pub fn write_manifest(dir: &Path, file: &str, text: impl AsRef<[u8]>) {
+pub(crate) fn write_manifest(dir: &Path, file: &str, text: impl AsRef<[u8]>) {
     let scratch = dir.join("scratch");
     fs::write(&scratch, text).expect("the scratch file is written");
     fs::rename(&scratch, dir.join("manifests").join(file)).expect("the manifest is renamed into place");
 }
 
 /// The items of `/pods`; `None` while the agent does not answer.
-pub fn pods_json(port: u16) -> Option<Value> {
+pub(crate) fn pods_json(port: u16) -> Option<Value> {
     let (code, body) = http_get(port, "/pods").ok()?;
     let mut list: Value = (code == 200).then(|| serde_json::from_str(&body).expect("/pods answers JSON"))?;
     Some(list.get_mut("items").map_or(Value::Null, Value::take))
 }
 
 /// All pods with their statuses; `None` while the agent does not answer.
-pub fn pods(port: u16) -> Option<Vec<Pod>> {
+pub(crate) fn pods(port: u16) -> Option<Vec<Pod>> {
     let pods = serde_json::from_value::<Option<Vec<Pod>>>(pods_json(port)?).expect("/pods answers pods");
     Some(pods.unwrap_or_default())
 }

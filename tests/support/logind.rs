@@ -21,7 +21,7 @@ use super::wait::{pause, wait_for};
 
 /// The file that the agent writes when the maximum delay of logind is too short. Tests have a directory of
 /// their own there (`tests/support/enclose`).
-pub const CONF: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
+pub(crate) const CONF: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
 const LOGIND: &str = "org.freedesktop.login1";
 const LIMIT: Duration = Duration::from_secs(60);
 /// Connections that a flood reaches, and how many signals each gets in a row.
@@ -29,7 +29,7 @@ const FLOODED: u64 = 3;
 const BURST: usize = 100;
 
 /// A bus and its logind.
-pub struct FakeSystemBus {
+pub(crate) struct FakeSystemBus {
     dir: PathBuf,
     daemon: Option<Child>,
     state: Arc<Mutex<State>>,
@@ -52,14 +52,14 @@ struct State {
 }
 
 /// A connection that never stops sending.
-pub struct Flood {
+pub(crate) struct Flood {
     sent: Arc<AtomicU64>,
     _running: Running,
 }
 
 impl Flood {
     /// How many signals the bus has taken.
-    pub fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::SeqCst)
     }
 }
@@ -72,14 +72,14 @@ struct ServedConnection {
 
 impl FakeSystemBus {
     /// A place for a bus that does not run yet.
-    pub fn new(dir: &Path, allowed: Duration) -> FakeSystemBus {
+    pub(crate) fn new(dir: &Path, allowed: Duration) -> FakeSystemBus {
         fs::create_dir_all(dir).expect("the directory of the bus can be made");
         let state = State { allowed, ..State::default() };
         FakeSystemBus { dir: dir.to_owned(), daemon: None, state: Arc::new(Mutex::new(state)), logind: None }
     }
 
     /// What `DBUS_SYSTEM_BUS_ADDRESS` has to say.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("unix:path={}", self.socket().display())
     }
 
@@ -88,7 +88,7 @@ impl FakeSystemBus {
     }
 
     /// Starts the bus and logind.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let config = self.dir.join("bus.conf");
         let text = format!(
             "<busconfig><listen>{}</listen><auth>EXTERNAL</auth><policy context=\"default\">\
@@ -110,7 +110,7 @@ impl FakeSystemBus {
     }
 
     /// Starts logind, or another one in its place.
-    pub fn start_logind(&mut self) {
+    pub(crate) fn start_logind(&mut self) {
         self.stop_logind();
         let mut stream = self.connect();
         for name in [LOGIND, "org.freedesktop.systemd1"] {
@@ -131,14 +131,14 @@ impl FakeSystemBus {
     }
 
     /// Ends logind; its name is free then. Locks are files: they stay.
-    pub fn stop_logind(&mut self) {
+    pub(crate) fn stop_logind(&mut self) {
         if let Some(served) = self.logind.take() {
             let _ = served.stream.shutdown(Shutdown::Both);
         }
     }
 
     /// Ends the bus and with it logind's connection.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.stop_logind();
         if let Some(mut daemon) = self.daemon.take() {
             let _ = daemon.kill();
@@ -147,24 +147,24 @@ impl FakeSystemBus {
     }
 
     /// From now on logind is busy: each answer takes so long.
-    pub fn reply_slowly(&self, delay: Duration) {
+    pub(crate) fn reply_slowly(&self, delay: Duration) {
         self.state().delay = delay;
     }
 
     /// The machine is about to shut down, or no longer is.
-    pub fn prepare(&mut self, on: bool) {
+    pub(crate) fn prepare(&mut self, on: bool) {
         self.set_preparing(on);
         let served = self.logind.as_mut().expect("logind runs");
         served.stream.write_all(&prepare_signal("", on)).expect("the bus takes it");
     }
 
     /// The same without a signal.
-    pub fn set_preparing(&self, on: bool) {
+    pub(crate) fn set_preparing(&self, on: bool) {
         self.state().preparing = on;
     }
 
     /// A process that is not logind sends its signal straight to the process that holds the lock.
-    pub fn forge(&self) {
+    pub(crate) fn forge(&self) {
         let holder = self.state().holder.clone();
         let mut stream = self.connect();
         stream.write_all(&prepare_signal(&holder, true)).expect("the bus takes it");
@@ -174,7 +174,7 @@ impl FakeSystemBus {
 
     /// A process that is not logind sends its signal to the next connections that are made, as fast
     /// as the bus takes it, until this is dropped.
-    pub fn flood(&self) -> Flood {
+    pub(crate) fn flood(&self) -> Flood {
         let (mut stream, name) = self.connect_as();
         let own: u64 = name.strip_prefix(":1.").and_then(|number| number.parse().ok()).expect("a number");
         let shut = stream.try_clone().expect("a second handle");
@@ -197,7 +197,7 @@ impl FakeSystemBus {
     }
 
     /// How many locks are held.
-    pub fn locks(&self) -> usize {
+    pub(crate) fn locks(&self) -> usize {
         let mut state = self.state();
         // The end of the file: the other end is closed.
         state.locks.retain(|lock| !matches!(rustix::io::read(lock, &mut [0_u8; 8]), Ok(0)));
@@ -205,13 +205,13 @@ impl FakeSystemBus {
     }
 
     /// How often a lock was asked for, and with which words the last time.
-    pub fn received(&self) -> (usize, Vec<Value>) {
+    pub(crate) fn received(&self) -> (usize, Vec<Value>) {
         let state = self.state();
         (state.calls.len(), state.calls.last().cloned().unwrap_or_default())
     }
 
     /// How often logind received a request to read its configuration again.
-    pub fn reloads(&self) -> u32 {
+    pub(crate) fn reloads(&self) -> u32 {
         self.state().reloads
     }
 

@@ -1,32 +1,32 @@
 //! What the test programs share. Each takes the parts it needs.
 
-#![allow(dead_code, missing_docs, reason = "each test program uses a part")]
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test program uses a part")]
 
-pub mod cgroups;
-pub mod clock;
-pub mod containerd;
-pub mod control_plane;
-pub mod der;
-pub mod exposition;
-pub mod fake_api;
-pub mod fake_cri;
-pub mod fake_node;
-pub mod fake_plugins;
-pub mod fake_streams;
-pub mod file_attack;
-pub mod image_archives;
-pub mod launch;
-pub mod logind;
-pub mod manifest;
-pub mod node;
-pub mod node_inspection;
-pub mod port_forward;
-pub mod process_usage;
-pub mod proxy;
-pub mod pty;
-pub mod random;
-pub mod registry;
-pub mod tls_client;
-pub mod tls_front;
-pub mod wait;
-pub mod web;
+pub(crate) mod cgroups;
+pub(crate) mod clock;
+pub(crate) mod containerd;
+pub(crate) mod control_plane;
+pub(crate) mod der;
+pub(crate) mod exposition;
+pub(crate) mod fake_api;
+pub(crate) mod fake_cri;
+pub(crate) mod fake_node;
+pub(crate) mod fake_plugins;
+pub(crate) mod fake_streams;
+pub(crate) mod file_attack;
+pub(crate) mod image_archives;
+pub(crate) mod launch;
+pub(crate) mod logind;
+pub(crate) mod manifest;
+pub(crate) mod node;
+pub(crate) mod node_inspection;
+pub(crate) mod port_forward;
+pub(crate) mod process_usage;
+pub(crate) mod proxy;
+pub(crate) mod pty;
+pub(crate) mod random;
+pub(crate) mod registry;
+pub(crate) mod tls_client;
+pub(crate) mod tls_front;
+pub(crate) mod wait;
+pub(crate) mod web;

@@ -20,15 +20,15 @@ use serde_json::{Value, json};
 use super::cgroups::CgroupRoot;
 use super::containerd::{Containerd, Task, kill};
 use super::launch;
-pub use super::manifest::*;
+pub(crate) use super::manifest::*;
 use super::process_usage::{self, ProcessUsage};
 use super::wait::{wait_for, wait_until};
 
 /// The node's name: it becomes part of every static pod's name.
-pub const NODE: &str = "e2e";
+pub(crate) const NODE: &str = "e2e";
 
 /// Long enough for a slow machine; a test that needs it has failed anyway.
-pub const LONG: Duration = Duration::from_secs(90);
+pub(crate) const LONG: Duration = Duration::from_secs(90);
 
 /// The ceiling of the debug build; the promise is for the static build and has its own check.
 const MAX_RESIDENT_KIB: u64 = 80 * 1024;
@@ -36,12 +36,12 @@ const MAX_RESIDENT_KIB: u64 = 80 * 1024;
 /// The network namespace is ours alone, so that a counter is enough.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(21_000);
 
-pub fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     NEXT_PORT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// An agent under test with all that belongs to it.
-pub struct Node {
+pub(crate) struct Node {
     pub containerd: Containerd,
     node_name: String,
     dir: PathBuf,
@@ -62,40 +62,40 @@ pub struct Node {
 
 impl Node {
     /// A started, healthy node. `name` is short: it is part of socket paths.
-    pub fn start(name: &str) -> Node {
+    pub(crate) fn start(name: &str) -> Node {
         Node::start_with(name, json!({}))
     }
 
     /// As [`Node::start`], with fields laid over the kubelet configuration.
-    pub fn start_with(name: &str, config: Value) -> Node {
+    pub(crate) fn start_with(name: &str, config: Value) -> Node {
         Node::start_as(name, NODE, config)
     }
 
     /// The directory of the node `name`, below which everything of it lies.
-    pub fn base(name: &str) -> PathBuf {
+    pub(crate) fn base(name: &str) -> PathBuf {
         let base = std::env::var("E2E_DIR").expect("the end-to-end tests run through: tests/run e2e");
         Path::new(&base).join(name)
     }
 
     /// As [`Node::start_with`], under a node name of its own.
-    pub fn start_as(name: &str, node_name: &str, config: Value) -> Node {
+    pub(crate) fn start_as(name: &str, node_name: &str, config: Value) -> Node {
         let mut node = Node::prepare_as(name, node_name, config);
         node.start_agent();
         node
     }
 
     /// A node whose agent is yet to be started.
-    pub fn prepare(name: &str, config: Value) -> Node {
+    pub(crate) fn prepare(name: &str, config: Value) -> Node {
         Node::prepare_as(name, NODE, config)
     }
 
     /// As [`Node::prepare`], under a node name of its own.
-    pub fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
+    pub(crate) fn prepare_as(name: &str, node_name: &str, config: Value) -> Node {
         Node::prepare_on(name, node_name, config, Containerd::start(&Node::base(name)))
     }
 
     /// As [`Node::prepare`], on a runtime of the test's.
-    pub fn prepare_on(name: &str, node_name: &str, config: Value, containerd: Containerd) -> Node {
+    pub(crate) fn prepare_on(name: &str, node_name: &str, config: Value, containerd: Containerd) -> Node {
         let dir = Node::base(name);
         fs::create_dir_all(dir.join("manifests")).expect("the manifest directory can be made");
         let node = Node {
@@ -119,33 +119,33 @@ impl Node {
     }
 
     /// Flags for the agent's next starts, beside those that every node has.
-    pub fn set_flags(&mut self, flags: &[String]) {
+    pub(crate) fn set_flags(&mut self, flags: &[String]) {
         self.flags = flags.to_vec();
     }
 
     /// Gives the node to the Go kubelet, or to coracle, from the next start on.
-    pub fn use_go_kubelet(&mut self, go_kubelet: bool) {
+    pub(crate) fn use_go_kubelet(&mut self, go_kubelet: bool) {
         self.go_kubelet = go_kubelet;
     }
 
     /// The agent's next starts see this directory as `/var/lib/kubelet`, in which the Go kubelet has
     /// the sockets of device plugins. Pods can have no volumes with mounts then.
-    pub fn set_kubelet_place(&mut self, place: PathBuf) {
+    pub(crate) fn set_kubelet_place(&mut self, place: PathBuf) {
         self.kubelet_place = Some(place);
     }
 
     /// A variable in the environment of the agent's next starts.
-    pub fn set_env(&mut self, name: &'static str, value: String) {
+    pub(crate) fn set_env(&mut self, name: &'static str, value: String) {
         self.env.push((name, value));
     }
 
     /// What the running agent, or the last one, has logged.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts))).unwrap_or_default()
     }
 
     /// Writes the configuration for the next start: what every node has, and `extra` over it.
-    pub fn configure(&self, extra: Value) {
+    pub(crate) fn configure(&self, extra: Value) {
         let ours = json!({
             "port": free_port(),
             "readOnlyPort": self.port,
@@ -164,7 +164,7 @@ impl Node {
     }
 
     /// The node's cgroups.
-    pub fn cgroups(&self) -> &CgroupRoot {
+    pub(crate) fn cgroups(&self) -> &CgroupRoot {
         &self.cgroups
     }
 
@@ -173,29 +173,29 @@ impl Node {
     }
 
     /// The agent's root directory.
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
 
     /// The agent's local socket.
-    pub fn local_socket(&self) -> PathBuf {
+    pub(crate) fn local_socket(&self) -> PathBuf {
         launch::local_socket(&self.dir)
     }
 
     /// Where the pods' logs are.
-    pub fn logs(&self) -> PathBuf {
+    pub(crate) fn logs(&self) -> PathBuf {
         self.dir.join("logs")
     }
 
     /// A directory for hostPath volumes and other things of the test.
-    pub fn shared(&self) -> PathBuf {
+    pub(crate) fn shared(&self) -> PathBuf {
         let dir = self.dir.join("shared");
         fs::create_dir_all(&dir).expect("the shared directory can be made");
         dir
     }
 
     /// Starts the agent and waits until it says that it is healthy.
-    pub fn start_agent(&mut self) {
+    pub(crate) fn start_agent(&mut self) {
         self.launch_agent();
         self.wait_healthy();
         if self.starts == 1 {
@@ -204,7 +204,7 @@ impl Node {
     }
 
     /// Waits for an agent that ends by itself: how it ended and its log.
-    pub fn wait_ended(&mut self) -> (std::process::ExitStatus, String) {
+    pub(crate) fn wait_ended(&mut self) -> (std::process::ExitStatus, String) {
         let mut agent = self.agent.take().expect("the agent was started");
         let status = wait_for("the agent to end", LONG, || agent.try_wait().ok().flatten());
         let log = fs::read_to_string(self.dir.join(format!("agent-{}.log", self.starts)));
@@ -212,7 +212,7 @@ impl Node {
     }
 
     /// Starts the agent without waiting.
-    pub fn launch_agent(&mut self) {
+    pub(crate) fn launch_agent(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
         self.starts += 1;
         let mut command = launch::command(&launch::binary_of(self.go_kubelet), &self.dir, &self.node_name);
@@ -232,22 +232,21 @@ impl Node {
     }
 
     /// Waits until `/healthz` answers 200.
-    pub fn wait_healthy(&mut self) {
+    pub(crate) fn wait_healthy(&mut self) {
         launch::wait_healthy(self.agent.as_mut().expect("the agent was started"), self.healthz, LONG);
     }
 
-    /// The port of `/healthz`.
-    pub fn healthz_port(&self) -> u16 {
+    pub(crate) fn healthz_port(&self) -> u16 {
         self.healthz
     }
 
     /// What `/healthz` says: the code and the text.
-    pub fn health(&self, path: &str) -> (u16, String) {
+    pub(crate) fn health(&self, path: &str) -> (u16, String) {
         http_get(self.healthz, path).unwrap_or((0, String::new()))
     }
 
     /// Ends the agent with SIGKILL, as a crash would.
-    pub fn kill_agent(&mut self) {
+    pub(crate) fn kill_agent(&mut self) {
         if let Some(mut agent) = self.agent.take() {
             let _ = agent.kill();
             let _ = agent.wait();
@@ -255,7 +254,7 @@ impl Node {
     }
 
     /// Ends the agent with SIGTERM and asserts that it does so within 5 s, with success.
-    pub fn stop_agent(&mut self) {
+    pub(crate) fn stop_agent(&mut self) {
         let Some(mut agent) = self.agent.take() else { return };
         let begun = Instant::now();
         kill(agent.id(), "TERM");
@@ -267,58 +266,58 @@ impl Node {
     }
 
     /// Writes a file of the manifest directory whole: a half-written one is never seen.
-    pub fn write(&self, file: &str, text: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, file: &str, text: impl AsRef<[u8]>) {
         launch::write_manifest(&self.dir, file, text);
     }
 
     /// Writes a manifest.
-    pub fn apply(&self, file: &str, manifest: &Value) {
+    pub(crate) fn apply(&self, file: &str, manifest: &Value) {
         self.write(file, manifest.to_string());
     }
 
     /// The path of a file of the manifest directory.
-    pub fn manifest_path(&self, file: &str) -> PathBuf {
+    pub(crate) fn manifest_path(&self, file: &str) -> PathBuf {
         self.manifests().join(file)
     }
 
     /// Removes a manifest.
-    pub fn remove(&self, file: &str) {
+    pub(crate) fn remove(&self, file: &str) {
         fs::remove_file(self.manifests().join(file)).expect("the manifest was there");
     }
 
     /// A pod's name as the node makes it.
-    pub fn full_name(&self, name: &str) -> String {
+    pub(crate) fn full_name(&self, name: &str) -> String {
         format!("{name}-{}", self.node_name.to_lowercase())
     }
 
     /// A page of the read-only port: the code and the text.
-    pub fn read_only(&self, path: &str) -> (u16, String) {
+    pub(crate) fn read_only(&self, path: &str) -> (u16, String) {
         http_get_within(self.port, path, LONG).unwrap_or((0, String::new()))
     }
 
     /// The value of a series on the metrics page, 0 without it.
-    pub fn metric(&self, series: &str) -> f64 {
+    pub(crate) fn metric(&self, series: &str) -> f64 {
         super::web::metric(&self.read_only("/metrics").1, series)
     }
 
     /// All pods with their statuses, as the read-only port shows them. `None` while the
     /// agent does not answer.
-    pub fn try_pods(&self) -> Option<Vec<Pod>> {
+    pub(crate) fn try_pods(&self) -> Option<Vec<Pod>> {
         launch::pods(self.port)
     }
 
     /// As [`Node::try_pods`], as JSON.
-    pub fn try_pods_json(&self) -> Option<Value> {
+    pub(crate) fn try_pods_json(&self) -> Option<Value> {
         launch::pods_json(self.port)
     }
 
     /// All pods; waits for the agent to answer.
-    pub fn pods(&self) -> Vec<Pod> {
+    pub(crate) fn pods(&self) -> Vec<Pod> {
         wait_for("/pods", LONG, || self.try_pods())
     }
 
     /// A pod by the name in its manifest. With two of that name (an edit under way): the newest.
-    pub fn pod(&self, name: &str) -> Option<Pod> {
+    pub(crate) fn pod(&self, name: &str) -> Option<Pod> {
         let full = self.full_name(name);
         let mut found: Vec<Pod> =
             self.pods().into_iter().filter(|pod| pod.metadata.name.as_deref() == Some(&full)).collect();
@@ -329,7 +328,13 @@ impl Node {
     }
 
     /// Waits for a pod to satisfy a condition.
-    pub fn wait_pod(&self, name: &str, what: &str, limit: Duration, holds: impl Fn(&Pod) -> bool) -> Pod {
+    pub(crate) fn wait_pod(
+        &self,
+        name: &str,
+        what: &str,
+        limit: Duration,
+        holds: impl Fn(&Pod) -> bool,
+    ) -> Pod {
         let mut last = None;
         let begun = Instant::now();
         loop {
@@ -349,12 +354,12 @@ impl Node {
     }
 
     /// Waits until a pod runs and is ready.
-    pub fn wait_ready(&self, name: &str) -> Pod {
+    pub(crate) fn wait_ready(&self, name: &str) -> Pod {
         self.wait_pod(name, "ready", LONG, is_ready)
     }
 
     /// Waits until no pod of that name is listed and no container of it is left.
-    pub fn wait_gone(&self, name: &str) {
+    pub(crate) fn wait_gone(&self, name: &str) {
         let full = self.full_name(name);
         wait_until(&format!("pod {name} to be gone"), LONG, || {
             self.try_pods()
@@ -364,18 +369,18 @@ impl Node {
     }
 
     /// Ids of the running containers of a pod by container name, without its sandbox.
-    pub fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
+    pub(crate) fn running(&self, name: &str) -> BTreeMap<String, Vec<String>> {
         let full = self.full_name(name);
         self.running_where(Some(&full)).remove(&full).unwrap_or_default()
     }
 
     /// Pod name → container name → ids of those that run.
-    pub fn running_of_all(&self) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+    pub(crate) fn running_of_all(&self) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
         self.running_where(None)
     }
 
     /// The ids of all running containers, sorted.
-    pub fn running_ids(&self) -> Vec<String> {
+    pub(crate) fn running_ids(&self) -> Vec<String> {
         let mut ids: Vec<String> =
             self.running_of_all().into_values().flat_map(BTreeMap::into_values).flatten().collect();
         ids.sort();
@@ -399,7 +404,7 @@ impl Node {
     }
 
     /// Ids of the running sandboxes of a pod.
-    pub fn running_sandboxes(&self, name: &str) -> Vec<String> {
+    pub(crate) fn running_sandboxes(&self, name: &str) -> Vec<String> {
         let full = self.full_name(name);
         let sandboxes =
             wait_for("ListPodSandbox", LONG, || self.runtime().list_pod_sandbox(Default::default()).ok());
@@ -419,12 +424,12 @@ impl Node {
     }
 
     /// A local command of the binary, against this node.
-    pub fn command(&self, args: &[&str]) -> Output {
+    pub(crate) fn command(&self, args: &[&str]) -> Output {
         self.command_line(args).output().expect("the command runs")
     }
 
     /// The same, yet to be started.
-    pub fn command_line(&self, args: &[&str]) -> Command {
+    pub(crate) fn command_line(&self, args: &[&str]) -> Command {
         let mut command = Command::new(super::fake_node::binary());
         command
             // First: after `--` it would be an argument of the container's command.
@@ -436,7 +441,7 @@ impl Node {
     }
 
     /// Standard output of a local command that has to succeed.
-    pub fn cli(&self, args: &[&str]) -> String {
+    pub(crate) fn cli(&self, args: &[&str]) -> String {
         let output = self.command(args);
         assert!(
             output.status.success(),
@@ -448,7 +453,7 @@ impl Node {
     }
 
     /// Standard output of a command inside a container.
-    pub fn exec(&self, container: &str, args: &[&str]) -> String {
+    pub(crate) fn exec(&self, container: &str, args: &[&str]) -> String {
         // Not by `ctr tasks exec`, which can end before it has written all that it has read.
         let command = args.iter().map(|arg| (*arg).to_owned()).collect();
         let output = self
@@ -461,12 +466,12 @@ impl Node {
     }
 
     /// The agent's process.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.agent.as_ref().expect("the agent was started").id()
     }
 
     /// What the agent under test uses right now.
-    pub fn usage(&self) -> Option<ProcessUsage> {
+    pub(crate) fn usage(&self) -> Option<ProcessUsage> {
         self.agent.as_ref().and_then(|agent| ProcessUsage::read(agent.id()))
     }
 
@@ -478,7 +483,7 @@ impl Node {
     /// can see or remove it, so it is printed and does not count. On containerd 1.6 such a start
     /// can also leave a task that its CRI does not know, for which it then refuses to remove the
     /// container, and says so in its log.
-    pub fn finish_with_empty_runtime(self) {
+    pub(crate) fn finish_with_empty_runtime(self) {
         self.empty(true);
         let (runtime, _) = self.cri();
         let mut stuck = Vec::new();
@@ -513,7 +518,7 @@ impl Node {
 
     /// The running tasks that a pod's container or sandbox has, and those that containerd's CRI does
     /// not know, or refuses to end; see [`Node::finish_with_empty_runtime`]. `None` while a list fails.
-    pub fn running_tasks(&self) -> Option<(Vec<Task>, Vec<Task>)> {
+    pub(crate) fn running_tasks(&self) -> Option<(Vec<Task>, Vec<Task>)> {
         // Before the lists: a task that starts meanwhile must not count as unknown.
         let tasks = self.containerd.tasks();
         let (runtime, _) = self.cri();
@@ -531,7 +536,7 @@ impl Node {
     /// Removes every manifest and asserts that nothing stays: no pod, running container or
     /// sandbox, mount or pod directory; that the agent uses what it used at first; that it
     /// stops.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         self.finish_with(false);
     }
 
@@ -590,12 +595,12 @@ impl Drop for Node {
 }
 
 /// One GET over plain HTTP on loopback, whole.
-pub fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
+pub(crate) fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
     http_get_within(port, path, Duration::from_secs(10))
 }
 
 /// The same, for what may take long on a busy machine.
-pub fn http_get_within(port: u16, path: &str, limit: Duration) -> std::io::Result<(u16, String)> {
+pub(crate) fn http_get_within(port: u16, path: &str, limit: Duration) -> std::io::Result<(u16, String)> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut stream = TcpStream::connect_timeout(&address, limit)?;
     stream.set_read_timeout(Some(limit))?;

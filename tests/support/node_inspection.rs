@@ -12,7 +12,7 @@ use super::wait::{pause, wait_for};
 
 impl Node {
     /// The events of a pod, or all of the node's for an empty name, oldest first.
-    pub fn events(&self, pod: &str) -> Vec<NodeEvent> {
+    pub(crate) fn events(&self, pod: &str) -> Vec<NodeEvent> {
         let full = self.full_name(pod);
         let events: Vec<Value> =
             serde_json::from_str(&self.cli(&["events", "-o", "json"])).expect("events are JSON");
@@ -22,14 +22,14 @@ impl Node {
     }
 
     /// The events of a pod with a reason.
-    pub fn events_with_reason(&self, pod: &str, reason: &str) -> Vec<NodeEvent> {
+    pub(crate) fn events_with_reason(&self, pod: &str, reason: &str) -> Vec<NodeEvent> {
         let mut events = self.events(pod);
         events.retain(|event| event.reason == reason);
         events
     }
 
     /// Waits for an event of a pod whose message contains `words`.
-    pub fn wait_event(&self, pod: &str, reason: &str, words: &str) -> NodeEvent {
+    pub(crate) fn wait_event(&self, pod: &str, reason: &str, words: &str) -> NodeEvent {
         let begun = Instant::now();
         loop {
             let events = self.events(pod);
@@ -47,7 +47,7 @@ impl Node {
     }
 
     /// Clients of the runtime's own interface.
-    pub fn cri(&self) -> (RuntimeClient, ImageClient) {
+    pub(crate) fn cri(&self) -> (RuntimeClient, ImageClient) {
         coracle::cri::connect(coracle::cri::Settings {
             runtime_endpoint: self.containerd.endpoint(),
             image_endpoint: None,
@@ -57,12 +57,12 @@ impl Node {
     }
 
     /// The process of a running container, as the host numbers it.
-    pub fn process(&self, container: &str) -> u32 {
+    pub(crate) fn process(&self, container: &str) -> u32 {
         self.containerd.running_task(container).pid
     }
 
     /// Lays [`Node::shared`] into every container of a pod, as /out.
-    pub fn with_out(&self, mut manifest: Value) -> Value {
+    pub(crate) fn with_out(&self, mut manifest: Value) -> Value {
         let shared = self.shared();
         let spec = &mut manifest["spec"];
         for list in ["initContainers", "containers"] {
@@ -75,40 +75,40 @@ impl Node {
     }
 
     /// The text of a file of [`Node::shared`]; empty while it is not there.
-    pub fn out(&self, file: &str) -> String {
+    pub(crate) fn out(&self, file: &str) -> String {
         fs::read_to_string(self.shared().join(file)).unwrap_or_default()
     }
 
     /// The moments that containers wrote into a file by [`STAMP`], in seconds.
-    pub fn stamps(&self, file: &str) -> Vec<f64> {
+    pub(crate) fn stamps(&self, file: &str) -> Vec<f64> {
         self.out(file).lines().filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
     }
 
     /// Waits for the first such moment.
-    pub fn wait_stamp(&self, file: &str) -> f64 {
+    pub(crate) fn wait_stamp(&self, file: &str) -> f64 {
         wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).first().copied())
     }
 
     /// The last such moment. What appends can be killed at any point and leaves a whole last line.
-    pub fn last_stamp(&self, file: &str) -> f64 {
+    pub(crate) fn last_stamp(&self, file: &str) -> f64 {
         wait_for(&format!("a moment in {file}"), LONG, || self.stamps(file).last().copied())
     }
 
     /// Makes an empty file in [`Node::shared`], which a container waits for.
-    pub fn touch(&self, file: &str) {
+    pub(crate) fn touch(&self, file: &str) {
         fs::write(self.shared().join(file), "").expect("the shared directory is writable");
     }
 }
 
 /// This moment, by the clock of [`STAMP`](super::manifest::STAMP).
-pub fn moment() -> f64 {
+pub(crate) fn moment() -> f64 {
     let text = fs::read_to_string("/proc/uptime").expect("the kernel's clock");
     text.split_whitespace().next().and_then(|word| word.parse().ok()).expect("seconds")
 }
 
 /// An event as `coracle events -o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeEvent {
+pub(crate) struct NodeEvent {
     pub kind: String,
     pub reason: String,
     pub message: String,

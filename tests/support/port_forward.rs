@@ -9,7 +9,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use super::node::{LONG, http_get_within};
 
 /// A port-forward that runs. Dropping it kills the program.
-pub struct PortForward {
+pub(crate) struct PortForward {
     pub port: u16,
     child: Child,
     /// Ends with the program.
@@ -18,7 +18,7 @@ pub struct PortForward {
 
 impl PortForward {
     /// Starts a program that forwards from any port, and waits until it listens.
-    pub fn start(command: &mut Command) -> PortForward {
+    pub(crate) fn start(command: &mut Command) -> PortForward {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -40,14 +40,14 @@ impl PortForward {
         PortForward { port, child, _drain: drain.expect("a thread") }
     }
 
-    pub fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
         // Many at once overflow the server's short queue: the kernel then tries again after 1 s,
         // 2 s, 4 s and so on.
         http_get_within(self.port, path, LONG).unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
     /// Many connections at once, each of which has to bring `expected`.
-    pub fn get_parallel(&self, count: usize, path: &str, expected: &str) {
+    pub(crate) fn get_parallel(&self, count: usize, path: &str, expected: &str) {
         scope(|scope| {
             let all: Vec<_> = (0..count).map(|_| scope.spawn(|| self.get(path))).collect();
             for client in all {

@@ -8,7 +8,7 @@ use super::wait::wait_until;
 
 /// What a process uses at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProcessUsage {
+pub(crate) struct ProcessUsage {
     pub threads: usize,
     pub descriptors: usize,
     pub resident_kib: u64,
@@ -24,7 +24,7 @@ const SPARE_DESCRIPTORS: usize = 8;
 
 impl ProcessUsage {
     /// Reads it from `/proc`; `None` when the process is gone.
-    pub fn read(pid: u32) -> Option<ProcessUsage> {
+    pub(crate) fn read(pid: u32) -> Option<ProcessUsage> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -40,7 +40,7 @@ impl ProcessUsage {
 }
 
 /// Asserts that the process comes back to what it held at first, and stays below a ceiling.
-pub fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
+pub(crate) fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
     let mut last = first;
     let back = |last: &mut ProcessUsage| {
         let Some(now) = ProcessUsage::read(pid) else { return false };
@@ -64,7 +64,7 @@ pub fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
 
 /// Asserts that the process comes back to the memory that it had after the same had been done
 /// before: `spare_kib` is for what an allocator keeps for itself.
-pub fn assert_memory_back_to(warm: ProcessUsage, pid: u32, spare_kib: u64) {
+pub(crate) fn assert_memory_back_to(warm: ProcessUsage, pid: u32, spare_kib: u64) {
     let begun = std::time::Instant::now();
     let now = || ProcessUsage::read(pid).expect("the process runs");
     while now().anonymous_kib > warm.anonymous_kib + spare_kib {
@@ -75,7 +75,7 @@ pub fn assert_memory_back_to(warm: ProcessUsage, pid: u32, spare_kib: u64) {
 }
 
 /// The processor time of a process so far, user and system, ended threads included.
-pub fn cpu_time(pid: u32) -> Duration {
+pub(crate) fn cpu_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name in parentheses may hold anything; fields 14 and 15 of the line are counted
     // from behind it. The kernel counts in hundredths for every architecture we build for.
@@ -85,14 +85,14 @@ pub fn cpu_time(pid: u32) -> Duration {
 }
 
 /// The proportional share of a process's memory: what would be free without it.
-pub fn proportional_kib(pid: u32) -> Option<u64> {
+pub(crate) fn proportional_kib(pid: u32) -> Option<u64> {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
 /// The mount points below a directory, as the kernel lists them.
-pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo is readable");
     table
         .lines()
@@ -103,7 +103,7 @@ pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Waits until no mount is left below a directory.
-pub fn assert_no_mounts_below(dir: &Path) {
+pub(crate) fn assert_no_mounts_below(dir: &Path) {
     wait_until(&format!("no mounts below {}", dir.display()), Duration::from_secs(60), || {
         mounts_below(dir).is_empty()
     });

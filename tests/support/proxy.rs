@@ -10,7 +10,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
 /// What the proxy does with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProxyBehavior {
+pub(crate) enum ProxyBehavior {
     /// Connects to the target.
     Forward,
     /// These bytes are the answer; then it closes.
@@ -22,7 +22,7 @@ pub enum ProxyBehavior {
 }
 
 /// The proxy. Its connections end when it is dropped.
-pub struct Proxy {
+pub(crate) struct Proxy {
     port: u16,
     shared: Arc<Shared>,
     _running: Running,
@@ -48,7 +48,7 @@ impl Shared {
 
 impl Proxy {
     /// One that forwards to targets, given as `host:port` and a port of loopback.
-    pub fn start(targets: &[(&str, u16)]) -> Proxy {
+    pub(crate) fn start(targets: &[(&str, u16)]) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let state = State {
@@ -83,32 +83,32 @@ impl Proxy {
     }
 
     /// Where it listens on loopback.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
     /// `127.0.0.1:port`, as error messages name it.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("{}:{}", Ipv4Addr::LOCALHOST, self.port)
     }
 
     /// What it does with all later requests.
-    pub fn set_behavior(&self, behavior: ProxyBehavior) {
+    pub(crate) fn set_behavior(&self, behavior: ProxyBehavior) {
         self.shared.lock().behavior = behavior;
     }
 
     /// Answers later requests with 407 unless they have this `Proxy-Authorization`.
-    pub fn require(&self, authorization: &str) {
+    pub(crate) fn require(&self, authorization: &str) {
         self.shared.lock().authorization = Some(authorization.to_owned());
     }
 
     /// The heads of the requests so far; of SOCKS clients `SOCKS host:port`.
-    pub fn heads(&self) -> Vec<String> {
+    pub(crate) fn heads(&self) -> Vec<String> {
         self.shared.lock().heads.clone()
     }
 
     /// Cuts every connection.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         for socket in self.shared.lock().sockets.drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
         }

@@ -15,7 +15,7 @@ use rustix::termios::{Action, Winsize, tcflow, tcsetwinsize};
 use super::wait::wait_for;
 
 /// The program with its terminal. Dropping it kills the program.
-pub struct Pty {
+pub(crate) struct Pty {
     screen: File,
     name: CString,
     child: Child,
@@ -24,13 +24,13 @@ pub struct Pty {
 
 impl Pty {
     /// Starts a program with a terminal of its own, of this size.
-    pub fn spawn(program: &Command, columns: u16, rows: u16) -> Pty {
+    pub(crate) fn spawn(program: &Command, columns: u16, rows: u16) -> Pty {
         Pty::start(program, columns, rows, false)
     }
 
     /// The same with a stopped screen, as after Ctrl-S: the program waits in its first output, until
     /// [`Pty::resume_output`].
-    pub fn spawn_stopped(program: &Command) -> Pty {
+    pub(crate) fn spawn_stopped(program: &Command) -> Pty {
         Pty::start(program, 100, 40, true)
     }
 
@@ -55,29 +55,29 @@ impl Pty {
     }
 
     /// Gives the terminal another size.
-    pub fn resize(&self, columns: u16, rows: u16) {
+    pub(crate) fn resize(&self, columns: u16, rows: u16) {
         set_size(&self.screen, columns, rows);
     }
 
     /// Ends the stop of the screen.
-    pub fn resume_output(&self) {
+    pub(crate) fn resume_output(&self) {
         tcflow(open(&self.name), Action::OOn).expect("the screen goes on");
     }
 
     /// Kills the program.
-    pub fn kill(&mut self) -> ExitStatus {
+    pub(crate) fn kill(&mut self) -> ExitStatus {
         self.child.kill().expect("it is our child");
         self.child.wait().expect("it is our child")
     }
 
     /// Types.
-    pub fn type_text(&mut self, text: &str) {
+    pub(crate) fn type_text(&mut self, text: &str) {
         self.screen.write_all(text.as_bytes()).expect("the terminal takes input");
     }
 
     /// Waits until the screen shows `text`, and forgets what was shown up to it.
     #[track_caller]
-    pub fn wait_for(&mut self, text: &str, limit: Duration) {
+    pub(crate) fn wait_for(&mut self, text: &str, limit: Duration) {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(position) = self.seen.find(text) {
@@ -91,7 +91,7 @@ impl Pty {
     }
 
     /// Waits for the program's end.
-    pub fn wait_ended(&mut self, limit: Duration) -> ExitStatus {
+    pub(crate) fn wait_ended(&mut self, limit: Duration) -> ExitStatus {
         let mut open = true;
         wait_for("the program to end", limit, || {
             open = open && self.read(Duration::from_millis(20));

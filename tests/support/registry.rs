@@ -28,14 +28,14 @@ struct Shared {
 }
 
 /// A running registry.
-pub struct Registry {
+pub(crate) struct Registry {
     shared: Arc<Shared>,
     server: Server,
 }
 
 impl Registry {
     /// Serves busybox. `dir` takes what the archive holds.
-    pub fn start(dir: &Path) -> Registry {
+    pub(crate) fn start(dir: &Path) -> Registry {
         let layout = unpack(dir);
         let index: Value = serde_json::from_slice(&read(&layout.join("index.json"))).expect("index.json");
         let manifest = index["manifests"][0].clone();
@@ -46,7 +46,7 @@ impl Registry {
     }
 
     /// As [`Registry::start`], for those who know this user and password.
-    pub fn with_password(dir: &Path, user: &str, password: &str) -> Registry {
+    pub(crate) fn with_password(dir: &Path, user: &str, password: &str) -> Registry {
         let registry = Registry::start(dir);
         let basic = base64(format!("{user}:{password}").as_bytes());
         registry.state(|state| state.wanted = Some(format!("Basic {basic}")));
@@ -54,12 +54,12 @@ impl Registry {
     }
 
     /// `host:port`.
-    pub fn host(&self) -> String {
+    pub(crate) fn host(&self) -> String {
         format!("127.0.0.1:{}", self.server.port)
     }
 
     /// A reference to an image of this registry.
-    pub fn image(&self, name: &str) -> String {
+    pub(crate) fn image(&self, name: &str) -> String {
         format!("{}/{name}:1", self.host())
     }
 
@@ -70,22 +70,22 @@ impl Registry {
     }
 
     /// Holds every pull that begins from now on.
-    pub fn hold(&self) {
+    pub(crate) fn hold(&self) {
         self.state(|state| state.held = true);
     }
 
     /// Releases the delayed pulls.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.state(|state| state.held = false);
     }
 
     /// How many pulls wait now, and how many waited at most at one time.
-    pub fn waiting(&self) -> (usize, usize) {
+    pub(crate) fn waiting(&self) -> (usize, usize) {
         self.state(|state| (state.waiting.len(), state.most_waiting))
     }
 
     /// When an image was asked for.
-    pub fn received(&self, name: &str) -> Vec<Instant> {
+    pub(crate) fn received(&self, name: &str) -> Vec<Instant> {
         self.state(|state| {
             state.requests.iter().filter(|(path, _)| path == name).map(|(_, time)| *time).collect()
         })
@@ -160,7 +160,7 @@ fn read(path: &Path) -> Vec<u8> {
 }
 
 /// Standard base64 with padding.
-pub fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::new();
     for chunk in bytes.chunks(3) {

@@ -19,19 +19,19 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 
 /// A certificate with its key, PEM.
 #[derive(Clone)]
-pub struct Identity {
+pub(crate) struct Identity {
     pub certificate: String,
     pub key: String,
 }
 
 /// Signs certificates.
-pub struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
 }
 
 impl Authority {
-    pub fn new(name: &str) -> Authority {
+    pub(crate) fn new(name: &str) -> Authority {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -41,17 +41,17 @@ impl Authority {
     }
 
     /// One for a user with groups.
-    pub fn issue(&self, user: &str, groups: &[&str]) -> Identity {
+    pub(crate) fn issue(&self, user: &str, groups: &[&str]) -> Identity {
         self.issue_until(user, groups, 2100)
     }
 
     /// One that ends with the year before.
-    pub fn issue_until(&self, user: &str, groups: &[&str], year: i32) -> Identity {
+    pub(crate) fn issue_until(&self, user: &str, groups: &[&str], year: i32) -> Identity {
         self.issue_as(user, groups, year, &[])
     }
 
     /// A certificate for servers, not for clients.
-    pub fn issue_for_servers(&self, user: &str, groups: &[&str]) -> Identity {
+    pub(crate) fn issue_for_servers(&self, user: &str, groups: &[&str]) -> Identity {
         self.issue_as(user, groups, 2100, &[ExtendedKeyUsagePurpose::ServerAuth])
     }
 
@@ -129,9 +129,8 @@ impl ServerCertVerifier for AcceptAnyServer {
     }
 }
 
-/// A response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Response {
+pub(crate) struct Response {
     pub status: u16,
     pub head: String,
     pub body: String,
@@ -139,14 +138,13 @@ pub struct Response {
 
 /// How to reach a server.
 #[derive(Clone)]
-pub struct TlsClient {
+pub(crate) struct TlsClient {
     address: SocketAddr,
     config: Arc<ClientConfig>,
     from: Option<Ipv4Addr>,
 }
 
-/// One connection.
-pub struct Connection {
+pub(crate) struct Connection {
     pub stream: StreamOwned<ClientConnection, TcpStream>,
 }
 
@@ -168,11 +166,11 @@ impl Read for Incoming<'_> {
 }
 
 impl TlsClient {
-    pub fn new(port: u16, identity: Option<&Identity>) -> TlsClient {
+    pub(crate) fn new(port: u16, identity: Option<&Identity>) -> TlsClient {
         TlsClient::with_versions(port, identity, rustls::ALL_VERSIONS)
     }
 
-    pub fn with_versions(
+    pub(crate) fn with_versions(
         port: u16,
         identity: Option<&Identity>,
         versions: &[&'static rustls::SupportedProtocolVersion],
@@ -197,12 +195,12 @@ impl TlsClient {
     }
 
     /// The same with another address of its own.
-    pub fn bound_to(&self, ip: Ipv4Addr) -> TlsClient {
+    pub(crate) fn bound_to(&self, ip: Ipv4Addr) -> TlsClient {
         TlsClient { from: Some(ip), ..self.clone() }
     }
 
     /// What it begins a handshake with.
-    pub fn hello(&self) -> Vec<u8> {
+    pub(crate) fn hello(&self) -> Vec<u8> {
         let name = ServerName::try_from("localhost").expect("a name");
         let mut connection = ClientConnection::new(Arc::clone(&self.config), name).expect("a session");
         let mut hello = Vec::new();
@@ -211,7 +209,7 @@ impl TlsClient {
     }
 
     /// Connects, and says nothing.
-    pub fn dial(&self) -> io::Result<TcpStream> {
+    pub(crate) fn dial(&self) -> io::Result<TcpStream> {
         let Some(ip) = self.from else { return TcpStream::connect(self.address) };
         // Agents that other tests start meanwhile must not inherit it.
         let flags = SocketFlags::CLOEXEC;
@@ -222,7 +220,7 @@ impl TlsClient {
     }
 
     /// Connects and shakes hands.
-    pub fn connect(&self) -> io::Result<Connection> {
+    pub(crate) fn connect(&self) -> io::Result<Connection> {
         let mut socket = self.dial()?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         socket.set_write_timeout(Some(Duration::from_secs(30)))?;
@@ -236,22 +234,22 @@ impl TlsClient {
     }
 
     /// One request on a connection of its own.
-    pub fn get(&self, path: &str) -> Response {
+    pub(crate) fn get(&self, path: &str) -> Response {
         self.get_with(path, "")
     }
 
     /// With more header lines, each with its end.
-    pub fn get_with(&self, path: &str, headers: &str) -> Response {
+    pub(crate) fn get_with(&self, path: &str, headers: &str) -> Response {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n"))
     }
 
     /// With a bearer token.
-    pub fn get_by(&self, path: &str, token: &str) -> Response {
+    pub(crate) fn get_by(&self, path: &str, token: &str) -> Response {
         self.get_with(path, &format!("Authorization: Bearer {token}\r\n"))
     }
 
     /// These bytes on a connection of their own.
-    pub fn send(&self, text: &str) -> Response {
+    pub(crate) fn send(&self, text: &str) -> Response {
         let mut connection = self.connect().expect("a connection");
         connection.ask(text).expect("an answer")
     }
@@ -259,20 +257,19 @@ impl TlsClient {
 
 impl Connection {
     /// The certificate that the server showed, DER.
-    pub fn shown(&self) -> Vec<u8> {
+    pub(crate) fn shown(&self) -> Vec<u8> {
         let shown = self.stream.conn.peer_certificates().and_then(|all| all.first());
         shown.map(|certificate| certificate.to_vec()).unwrap_or_default()
     }
 
     /// Sends a request and reads its response.
-    pub fn ask(&mut self, text: &str) -> io::Result<Response> {
+    pub(crate) fn ask(&mut self, text: &str) -> io::Result<Response> {
         let sent = self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush());
         // A refusal may come, and the server go, before all is sent.
         self.read_response(text.starts_with("HEAD")).map_err(|error| sent.err().unwrap_or(error))
     }
 
-    /// Reads one response.
-    pub fn read_response(&mut self, head_only: bool) -> io::Result<Response> {
+    pub(crate) fn read_response(&mut self, head_only: bool) -> io::Result<Response> {
         let mut incoming = Incoming(&mut self.stream);
         let mut head = Vec::new();
         let mut byte = [0];

@@ -16,11 +16,11 @@ use rustls::{ServerConfig, ServerConnection};
 use super::wait::pause;
 
 /// Issues certificates of the server; times are in seconds from now.
-pub struct Authority(rcgen::KeyPair);
+pub(crate) struct Authority(rcgen::KeyPair);
 
 impl Authority {
     /// A new one, which no client trusts yet.
-    pub fn new() -> Authority {
+    pub(crate) fn new() -> Authority {
         Authority(rcgen::KeyPair::generate().unwrap())
     }
 
@@ -39,14 +39,14 @@ impl Authority {
 
     /// What a kubeconfig names as the authority. All certificates have the same name and key,
     /// and it is these that an authority is.
-    pub fn pem(&self) -> String {
+    pub(crate) fn pem(&self) -> String {
         self.certificate(-3600, 3600, rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained)).pem()
     }
 }
 
 /// What happens on connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConnectionBehavior {
+pub(crate) enum ConnectionBehavior {
     /// They work normally.
     Free,
     /// So many bytes at a time to the client, with a pause after each block.
@@ -56,7 +56,7 @@ pub enum ConnectionBehavior {
 }
 
 /// The TLS end. It is gone when it is dropped.
-pub struct TlsFront {
+pub(crate) struct TlsFront {
     port: u16,
     authority: Authority,
     shared: Arc<Shared>,
@@ -92,7 +92,7 @@ fn config(authority: &Authority, from: i64, until: i64) -> Arc<ServerConfig> {
 
 impl TlsFront {
     /// Before the server at this port of loopback, with a good certificate.
-    pub fn before(server: u16) -> TlsFront {
+    pub(crate) fn before(server: u16) -> TlsFront {
         let authority = Authority::new();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -125,33 +125,33 @@ impl TlsFront {
     }
 
     /// `https://address:port`.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("https://{}:{}", Ipv4Addr::LOCALHOST, self.port)
     }
 
     /// Where it listens on loopback.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
     /// The authority of its certificate.
-    pub fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         self.authority.pem()
     }
 
     /// Shows a certificate with this life from now on, in seconds from now. Connections that
     /// there are stay.
-    pub fn set_certificate(&self, from: i64, until: i64) {
+    pub(crate) fn set_certificate(&self, from: i64, until: i64) {
         self.shared.lock().config = config(&self.authority, from, until);
     }
 
     /// What happens on all connections from now on.
-    pub fn set_flow(&self, flow: ConnectionBehavior) {
+    pub(crate) fn set_flow(&self, flow: ConnectionBehavior) {
         self.shared.lock().flow = flow;
     }
 
     /// Cuts every connection.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         for socket in self.shared.lock().sockets.drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const STEP: Duration = Duration::from_millis(40);
 
 /// Polls until `poll` returns a value; panics with `what` after `limit`.
-pub fn wait_for<T>(what: &str, limit: Duration, mut poll: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, limit: Duration, mut poll: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = poll() {
@@ -20,12 +20,12 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut poll: impl FnMut() -> Option
 }
 
 /// Polls until `poll` is true; panics with `what` after `limit`.
-pub fn wait_until(what: &str, limit: Duration, mut poll: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, limit: Duration, mut poll: impl FnMut() -> bool) {
     wait_for(what, limit, || poll().then_some(()));
 }
 
 /// Polls for the whole of `span` and panics with `what` as soon as `poll` is false.
-pub fn holds_for(what: &str, span: Duration, mut poll: impl FnMut() -> bool) {
+pub(crate) fn holds_for(what: &str, span: Duration, mut poll: impl FnMut() -> bool) {
     let begun = Instant::now();
     while begun.elapsed() < span {
         assert!(poll(), "did not hold for {span:?}: {what}");
@@ -36,6 +36,6 @@ pub fn holds_for(what: &str, span: Duration, mut poll: impl FnMut() -> bool) {
 /// Lets time pass where time itself is the input (an outage of a given length, a random
 /// moment). Never to wait for something.
 #[expect(clippy::disallowed_methods, reason = "the tests' one door to the clock")]
-pub fn pause(span: Duration) {
+pub(crate) fn pause(span: Duration) {
     std::thread::sleep(span);
 }

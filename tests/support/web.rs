@@ -11,7 +11,7 @@ use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
 /// A request of a client.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub(crate) struct Request {
     pub method: String,
     pub path: String,
     /// The whole head, as it came.
@@ -20,7 +20,7 @@ pub struct Request {
 
 impl Request {
     /// The value of a header, if it was sent.
-    pub fn header(&self, name: &str) -> Option<String> {
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
         self.head.lines().skip(1).find_map(|line| {
             let (key, value) = line.split_once(':')?;
             key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
@@ -30,7 +30,7 @@ impl Request {
 
 /// A response of the server.
 #[derive(Debug, Clone, Default)]
-pub struct Reply {
+pub(crate) struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
@@ -38,26 +38,26 @@ pub struct Reply {
 
 impl Reply {
     /// A status and a text.
-    pub fn text(status: u16, body: &str) -> Reply {
+    pub(crate) fn text(status: u16, body: &str) -> Reply {
         Reply { status, headers: Vec::new(), body: body.as_bytes().to_vec() }
     }
 
     /// With one more header.
-    pub fn with(mut self, name: &str, value: &str) -> Reply {
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Reply {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 }
 
 /// A web server on loopback. It ends when it is dropped.
-pub struct Server {
+pub(crate) struct Server {
     pub port: u16,
     _running: Running,
 }
 
 impl Server {
     /// Answers every request by `respond`, on a port that the kernel chooses.
-    pub fn start(respond: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
+    pub(crate) fn start(respond: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port on loopback");
         let port = listener.local_addr().expect("a bound socket has an address").port();
         let respond: Arc<dyn Fn(&Request) -> Reply + Send + Sync> = Arc::new(respond);
@@ -124,7 +124,7 @@ fn serve(mut stream: TcpStream, respond: &(dyn Fn(&Request) -> Reply + Send + Sy
 }
 
 /// A server of fixed answers by path that records its requests.
-pub struct FixedServer {
+pub(crate) struct FixedServer {
     pub port: u16,
     replies: Arc<Mutex<BTreeMap<String, Reply>>>,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -133,7 +133,7 @@ pub struct FixedServer {
 
 impl FixedServer {
     /// Starts with no path: everything is 404.
-    pub fn start() -> FixedServer {
+    pub(crate) fn start() -> FixedServer {
         let replies = Arc::new(Mutex::new(BTreeMap::<String, Reply>::new()));
         let requests = Arc::new(Mutex::new(Vec::<Request>::new()));
         let (serves, notes) = (Arc::clone(&replies), Arc::clone(&requests));
@@ -146,19 +146,19 @@ impl FixedServer {
     }
 
     /// What a path answers from now on.
-    pub fn set(&self, path: &str, reply: Reply) {
+    pub(crate) fn set(&self, path: &str, reply: Reply) {
         self.replies.lock().expect("no holder panics").insert(path.to_owned(), reply);
     }
 
     /// The requests for a path so far.
-    pub fn received(&self, path: &str) -> Vec<Request> {
+    pub(crate) fn received(&self, path: &str) -> Vec<Request> {
         let requests = self.requests.lock().expect("no holder panics");
         requests.iter().filter(|request| request.path == path).cloned().collect()
     }
 }
 
 /// The value of a series, written as on a page of metrics; 0 if it is not there.
-pub fn metric(page: &str, series: &str) -> f64 {
+pub(crate) fn metric(page: &str, series: &str) -> f64 {
     let wanted = identity(series);
     let mut lines = page.lines().filter_map(|line| line.rsplit_once(' '));
     let found = lines.find(|(name, _)| name.starts_with(wanted.0) && identity(name) == wanted);

@@ -32,11 +32,11 @@ fn is_same(documented: &str, started: &str) -> bool {
 }
 
 /// The text of a source file without its tests.
-pub fn without_tests(text: &str) -> &str {
+pub(crate) fn without_tests(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-pub fn is_test_code(file: &str) -> bool {
+pub(crate) fn is_test_code(file: &str) -> bool {
     file.starts_with("src/fuzz/")
         || file.contains("/testing")
         || file.ends_with("tests.rs")

@@ -29,7 +29,7 @@ use crate::util::tar::{Archive, Entry, Input, Kind};
 use crate::util::{backoff, disk_writes, tree, untrusted};
 
 /// The most findings of an image that are kept. More are only counted.
-pub const MAX_FINDINGS: usize = 100;
+pub(super) const MAX_FINDINGS: usize = 100;
 /// The most entries of a layer that are replaced at once: about 5 MB of memory for each comparison, of which
 /// up to three are kept.
 const MAX_REPLACED: usize = 200_000;
@@ -45,7 +45,7 @@ const OPEN_DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFl
 
 /// What to compare, and what to do about a difference.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Depth<'a> {
+pub(super) struct Depth<'a> {
     /// Whether the contents of files are compared, too.
     pub contents: bool,
     /// What an earlier comparison with the same archive has found: that is replaced.
@@ -54,7 +54,7 @@ pub struct Depth<'a> {
 
 /// What is damaged in an image.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub(super) struct Findings {
     /// The first ones: paths in the image, escaped, and what is wrong with each.
     pub first: BTreeMap<String, String>,
     /// The number of all.
@@ -67,7 +67,7 @@ pub struct Findings {
 
 impl Findings {
     /// Adds a finding.
-    pub fn add(&mut self, path: String, what: String) {
+    pub(super) fn add(&mut self, path: String, what: String) {
         self.total += 1;
         if self.first.len() < MAX_FINDINGS {
             self.first.insert(path, what);
@@ -106,7 +106,7 @@ impl Findings {
 
 /// How the work on a layer ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub(super) struct Outcome {
     /// `sha256:` and the digest of the archive, which is to be compared with the image's.
     pub digest: String,
     /// Entries that were replaced.

@@ -107,14 +107,14 @@ pub struct CheckDeps {
 }
 
 /// The pods of this node, also those that are stopping; `None` until all sources have delivered them.
-pub type Pods = Box<dyn Fn() -> Option<Vec<Pod>> + Send + Sync>;
+pub(super) type Pods = Box<dyn Fn() -> Option<Vec<Pod>> + Send + Sync>;
 
 /// See [`ImagePuller::pull_again`].
 type Pull = Box<dyn Fn(Option<&Pod>, &str, Duration, &StopToken) -> Result<String, PullError> + Send + Sync>;
 
 /// Whether a container that has ended runs again, so that nothing is lost if it is removed: of the
 /// pod with this UID, with this name, and with this exit code.
-pub type Restarts = Box<dyn Fn(&PodUid, &str, i32) -> bool + Send + Sync>;
+pub(super) type Restarts = Box<dyn Fn(&PodUid, &str, i32) -> bool + Send + Sync>;
 
 /// Why an image was not checked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

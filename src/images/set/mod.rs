@@ -33,7 +33,7 @@ use crossbeam_channel::Sender;
 
 pub use registry::{BlobError, Document, Refusal};
 pub use report::{ArchiveReport, SetImageReport, SetReport};
-pub use shared::Offer;
+pub(super) use shared::Offer;
 
 use crate::cri::ImageClient;
 use crate::model::event::EventSink;
@@ -56,7 +56,7 @@ pub struct SetSettings {
 }
 
 /// See [`SetDeps::available`].
-pub type OnAvailable = dyn Fn(&[String]) + Send + Sync;
+pub(super) type OnAvailable = dyn Fn(&[String]) + Send + Sync;
 
 /// What the room uses.
 #[derive(Clone)]

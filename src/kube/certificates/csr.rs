@@ -63,9 +63,8 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// A private key.
 #[derive(Debug)]
-pub struct PrivateKey(Secret<KeyPair>);
+pub(super) struct PrivateKey(Secret<KeyPair>);
 
 impl PrivateKey {
     fn from_pair(pair: KeyPair) -> Self {

@@ -104,7 +104,7 @@ fn encode(block: &pem::Pem) -> String {
 ///
 /// # Errors
 /// When there is no certificate, or one of them is damaged.
-pub fn facts_of_pem(text: &[u8]) -> Result<Vec<Facts>, &'static str> {
+pub(super) fn facts_of_pem(text: &[u8]) -> Result<Vec<Facts>, &'static str> {
     let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
     let facts: Option<Vec<Facts>> = blocks
         .iter()

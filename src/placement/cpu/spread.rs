@@ -23,7 +23,7 @@ const MOST_CHOICES: u32 = 100_000;
 /// DIFFERS: upstream keeps the best choice of four or more nodes in memory that later choices
 /// overwrite, so it can take the CPUs of other nodes, or fail.
 /// DIFFERS: upstream does not end when no node of a choice has a whole group left.
-pub fn across_nodes(
+pub(super) fn across_nodes(
     machine: &Machine,
     available: &CpuSet,
     count: u32,

@@ -12,7 +12,7 @@ use crate::placement::machine::{Level, Machine};
 ///
 /// # Errors
 /// When there are not enough.
-pub fn take(
+pub(super) fn take(
     machine: &Machine,
     available: &CpuSet,
     count: u32,
@@ -30,7 +30,7 @@ pub fn take(
 ///
 /// # Errors
 /// When there are not enough CPUs.
-pub fn packed(
+pub(super) fn packed(
     machine: &Machine,
     available: &CpuSet,
     count: u32,
@@ -47,7 +47,7 @@ pub fn packed(
 }
 
 /// The numbers of the NUMA nodes with CPUs of `free`, in the order in which they are used.
-pub fn nodes_in_order(machine: &Machine, free: &CpuSet) -> Vec<u32> {
+pub(super) fn nodes_in_order(machine: &Machine, free: &CpuSet) -> Vec<u32> {
     Order { machine, free }.nodes()
 }
 

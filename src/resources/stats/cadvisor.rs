@@ -196,7 +196,7 @@ const TRAFFIC: [(&str, &str, SelectTraffic); 8] = [
 ];
 
 /// `/metrics/cadvisor`, with the series of the machine.
-pub fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
+pub(crate) fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
     machine(roots, page);
     let subjects = subjects(snapshot);
     for &(name, help, kind, select) in &ROWS {

@@ -101,7 +101,7 @@ pub(super) struct Shared {
 
 /// Collects statistics. Clones share it.
 #[derive(Clone)]
-pub struct Collector {
+pub(crate) struct Collector {
     shared: Arc<Shared>,
 }
 
@@ -190,7 +190,7 @@ impl Shared {
 impl Collector {
     /// Nothing is read yet, except that links in the root directory are resolved: the mount table
     /// names mounts by their real path. The directory has to exist by then.
-    pub fn new(mut settings: Settings, deps: Deps) -> Self {
+    pub(crate) fn new(mut settings: Settings, deps: Deps) -> Self {
         if let Ok(real) = std::fs::canonicalize(&settings.root_dir) {
             settings.root_dir = real;
         }
@@ -208,7 +208,7 @@ impl Collector {
     ///
     /// # Errors
     /// When the machine itself cannot be read. A pod that cannot is left out.
-    pub fn snapshot(&self, wanted: StatsRequest) -> Result<Arc<Snapshot>, StatsError> {
+    pub(crate) fn snapshot(&self, wanted: StatsRequest) -> Result<Arc<Snapshot>, StatsError> {
         let shared = &*self.shared;
         let until = Instant::now() + MAX_WAIT;
         // If the numbers of pods come from the runtime.
@@ -262,13 +262,13 @@ impl Collector {
 
     /// The numbers of the machine that eviction compares with its thresholds, read now. Never waits
     /// for another collection or for the runtime. `None`: the machine's memory cannot be read.
-    pub fn glance(&self, places: &NodePaths) -> Option<NodeUse> {
+    pub(crate) fn glance(&self, places: &NodePaths) -> Option<NodeUse> {
         glance::read(&self.shared.tree, &self.shared.settings, places)
     }
 
     /// Volumes with a claim behind them, for the metrics by claim; usually there are none,
     /// and then nothing is read.
-    pub fn claims(&self, uid: &PodUid) -> Vec<VolumeUse> {
+    pub(crate) fn claims(&self, uid: &PodUid) -> Vec<VolumeUse> {
         let mut volumes = (self.shared.volumes)(uid);
         volumes.retain(|volume| volume.claim.is_some());
         let until = Instant::now() + collect::WALKS;
@@ -280,14 +280,14 @@ impl Collector {
     }
 
     /// The size of a container's logs, in bytes.
-    pub fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
+    pub(crate) fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
         let dir = collect::logs_dir(&self.shared.settings, pod)?.join(container);
         let content = space::content(&dir, Instant::now() + collect::WALKS)?;
         content.complete.then_some(content.bytes)
     }
 
     /// The cgroup version and the machine's files, for the pages that show them.
-    pub fn roots(&self) -> &Roots {
+    pub(crate) fn roots(&self) -> &Roots {
         &self.shared.settings.roots
     }
 }

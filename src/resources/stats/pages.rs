@@ -58,7 +58,7 @@ const CONTAINERS: [Row; 4] = [
 ];
 
 /// `/metrics/resource`; `None`: the numbers could not be collected.
-pub fn resource(snapshot: Option<&Snapshot>, page: &mut Page) {
+pub(crate) fn resource(snapshot: Option<&Snapshot>, page: &mut Page) {
     let failed = snapshot.is_none_or(|snapshot| snapshot.incomplete);
     let help = "Whether something could not be found out.";
     page.gauge("resource_scrape_error", help, if failed { 1.0 } else { 0.0 });
@@ -98,7 +98,7 @@ fn labels<'a>(pod: &'a PodUse, container: &'a ContainerUse) -> [(&'a str, &'a st
 }
 
 /// `kubelet_volume_stats_*`: a claim that several pods use is shown once.
-pub fn volumes<'a>(all: impl Iterator<Item = (&'a str, &'a VolumeUse)>, page: &mut Page) {
+pub(crate) fn volumes<'a>(all: impl Iterator<Item = (&'a str, &'a VolumeUse)>, page: &mut Page) {
     let mut claims: BTreeMap<(&str, &str), &VolumeUse> = BTreeMap::new();
     for (namespace, volume) in all {
         if let Some(claim) = &volume.claim {

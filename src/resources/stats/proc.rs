@@ -88,7 +88,7 @@ fn faults(stat: &str) -> Option<(u64, u64)> {
     Some((minor, fields.nth(1)?.parse().ok()?))
 }
 
-pub fn booted(roots: &Roots) -> Option<Timestamp> {
+pub(crate) fn booted(roots: &Roots) -> Option<Timestamp> {
     let seconds = super::cgroup::field(&read(&roots.proc.join("stat"))?, "btime")?;
     Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
 }

@@ -7,7 +7,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(1);
 
 /// The amount of numbers to collect; each value includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Depth {
+pub(crate) enum Depth {
     /// Processors and memory.
     Basic,
     /// Also file systems, networks, processes and volumes.
@@ -15,7 +15,7 @@ pub enum Depth {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatsRequest {
+pub(crate) struct StatsRequest {
     pub depth: Depth,
     /// Whether the details of `/metrics/cadvisor` are needed.
     pub details: bool,
@@ -24,13 +24,16 @@ pub struct StatsRequest {
 }
 
 impl StatsRequest {
-    pub const SUMMARY: StatsRequest = StatsRequest { depth: Depth::Full, details: false, rates: true };
+    pub(crate) const SUMMARY: StatsRequest = StatsRequest { depth: Depth::Full, details: false, rates: true };
     /// For `/stats/summary?only_cpu_and_memory=true`, and for the command line.
-    pub const BRIEF: StatsRequest = StatsRequest { depth: Depth::Basic, details: false, rates: true };
-    pub const RESOURCE: StatsRequest = StatsRequest { depth: Depth::Basic, details: false, rates: false };
+    pub(crate) const BRIEF: StatsRequest = StatsRequest { depth: Depth::Basic, details: false, rates: true };
+    pub(crate) const RESOURCE: StatsRequest =
+        StatsRequest { depth: Depth::Basic, details: false, rates: false };
     /// For evictions that need pods' use of disks.
-    pub const EVICTION: StatsRequest = StatsRequest { depth: Depth::Full, details: false, rates: false };
-    pub const CADVISOR: StatsRequest = StatsRequest { depth: Depth::Full, details: true, rates: false };
+    pub(crate) const EVICTION: StatsRequest =
+        StatsRequest { depth: Depth::Full, details: false, rates: false };
+    pub(crate) const CADVISOR: StatsRequest =
+        StatsRequest { depth: Depth::Full, details: true, rates: false };
 
     /// Whether the numbers collected for `other` can be used for this request. Those of a greater
     /// depth cannot: the additional ones would be shown.

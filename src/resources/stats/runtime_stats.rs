@@ -92,10 +92,9 @@ pub(super) struct Responses {
 
 /// The calls for statistics, each with a deadline. The client implements them; tests have their own
 /// implementation.
-pub trait Runtime: Send + Sync {
+pub(crate) trait Runtime: Send + Sync {
     /// Statistics of pods with their containers.
     fn pod_stats(&self, within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError>;
-    /// Of containers.
     fn container_stats(&self, within: Duration) -> Result<Vec<runtime::ContainerStats>, CriError>;
     /// Of the file systems.
     fn image_fs_info(&self, within: Duration) -> Result<runtime::ImageFsInfoResponse, CriError>;

@@ -16,7 +16,7 @@ use crate::resources::cgroups::CgroupHierarchies;
 
 /// A volume of a pod, with what is needed to compute its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodVolume {
+pub(crate) struct PodVolume {
     pub name: String,
     pub path: PathBuf,
     /// Whether its use is the sum of its files; else it is that of the file system.
@@ -30,14 +30,14 @@ pub struct PodVolume {
 
 /// What the driver of a volume has measured.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DriverNumbers {
+pub(crate) struct DriverNumbers {
     pub space: Option<FileSystem>,
     /// Whether the driver calls the volume abnormal; `None`: it does not report that.
     pub abnormal: Option<bool>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub node: String,
     pub roots: Roots,
     pub cgroups: CgroupHierarchies,
@@ -52,27 +52,27 @@ pub struct Settings {
     pub volume_period: Option<Duration>,
 }
 
-pub type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
+pub(super) type ListPods = dyn Fn() -> Arc<BTreeMap<PodUid, ListedPod>> + Send + Sync;
 /// Returns the last inspection of a pod.
-pub type FindInspection = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
+pub(super) type FindInspection = dyn Fn(&PodUid) -> Option<Arc<PodRuntime>> + Send + Sync;
 /// Returns the sum of a pod's memory limits in bytes, if all of its containers have one.
-pub type PodMemoryLimit = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
+pub(super) type PodMemoryLimit = dyn Fn(&PodUid) -> Option<u64> + Send + Sync;
 /// Returns the mounted volumes of a pod.
-pub type ListVolumes = dyn Fn(&PodUid) -> Vec<PodVolume> + Send + Sync;
+pub(super) type ListVolumes = dyn Fn(&PodUid) -> Vec<PodVolume> + Send + Sync;
 
 /// Returns the paths of the cgroups of all pods, of Burstable and of BestEffort ones.
-pub type CommonCgroupPaths = dyn Fn() -> Option<[String; 3]> + Send + Sync;
+pub(super) type CommonCgroupPaths = dyn Fn() -> Option<[String; 3]> + Send + Sync;
 /// Returns the path of a pod's cgroup.
-pub type PodCgroupPath = dyn Fn(&PodUid) -> Option<String> + Send + Sync;
+pub(super) type PodCgroupPath = dyn Fn(&PodUid) -> Option<String> + Send + Sync;
 
 /// The cgroups that the agent makes, as paths from the roots of the hierarchies; `None`: it makes
 /// none, or has not made them yet.
-pub struct PodCgroupPaths {
+pub(crate) struct PodCgroupPaths {
     pub together: Box<CommonCgroupPaths>,
     pub pod: Box<PodCgroupPath>,
 }
 
-pub struct Deps {
+pub(crate) struct Deps {
     pub cgroups: PodCgroupPaths,
     pub pods: Box<ListPods>,
     pub pod: Box<FindInspection>,

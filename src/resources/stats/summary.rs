@@ -10,7 +10,7 @@ use super::sample::{
 
 type Object = Map<String, Value>;
 
-pub fn json(snapshot: &Snapshot) -> Value {
+pub(crate) fn json(snapshot: &Snapshot) -> Value {
     json!({"node": node(&snapshot.node), "pods": snapshot.pods.iter().map(pod).collect::<Vec<Value>>()})
 }
 

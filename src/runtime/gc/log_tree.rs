@@ -26,7 +26,7 @@ const ENTRIES: usize = 100_000;
 
 /// The entries of the two directories that may have to be removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LogTree {
+pub(crate) struct LogTree {
     /// Names of pod directories, with the UID in each.
     pub pod_dirs: Vec<(String, PodUid)>,
     /// Names of dangling links, with the container id in each, or its beginning.
@@ -56,7 +56,7 @@ impl LogTree {
 }
 
 /// The name of the link for one container.
-pub fn legacy_link_name(pod: &str, namespace: &str, container: &str, id: &ContainerId) -> String {
+pub(crate) fn legacy_link_name(pod: &str, namespace: &str, container: &str, id: &ContainerId) -> String {
     const SUFFIX: &str = ".log";
     let mut name = format!("{pod}_{namespace}_{container}-{id}");
     // Upstream cuts the id, too.

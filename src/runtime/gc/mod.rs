@@ -22,12 +22,12 @@ use crate::model::reasons;
 use crate::model::runtime::ListedPod;
 use crate::util::stop::StopToken;
 
-pub use log_tree::{LogTree, legacy_link_name};
-pub use plan::{DeadContainer, Inputs, PodRetention, Policy, Removal, Scope, plan};
+pub(crate) use log_tree::{LogTree, legacy_link_name};
+pub(crate) use plan::{DeadContainer, Inputs, PodRetention, Policy, Removal, Scope, plan};
 
 /// The directories of logs, and the policy.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// `podLogsDir`: one directory per pod.
     pub pod_logs_dir: PathBuf,
     /// Where the links by container id are (`/var/log/containers`).
@@ -36,7 +36,7 @@ pub struct Settings {
 }
 
 /// The calls to the runtime that clean-up makes.
-pub trait Remover {
+pub(crate) trait Remover {
     type Error: Error;
 
     /// Stops a container whose state is unknown to the runtime.
@@ -73,7 +73,7 @@ impl Remover for RuntimeClient {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Collected {
+pub(crate) struct Collected {
     pub containers: usize,
     pub sandboxes: usize,
     /// Log directories and dangling links removed.
@@ -83,21 +83,21 @@ pub struct Collected {
 }
 
 #[derive(Debug)]
-pub struct Collector<R> {
+pub(crate) struct Collector<R> {
     settings: Settings,
     runtime: R,
     events: EventSink,
 }
 
 impl<R: Remover> Collector<R> {
-    pub fn new(settings: Settings, runtime: R, events: EventSink) -> Self {
+    pub(crate) fn new(settings: Settings, runtime: R, events: EventSink) -> Self {
         Collector { settings, runtime, events }
     }
 
     /// Cleans up all pods in the runtime and in the log directories. `standing` returns the agent's
     /// view of a pod; while `sources_ready` is false no pod counts as removed. Failures are raised
     /// as one event on the node.
-    pub fn collect(
+    pub(crate) fn collect(
         &self,
         listed: &BTreeMap<PodUid, ListedPod>,
         standing: &dyn Fn(&PodUid) -> PodRetention,

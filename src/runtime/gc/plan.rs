@@ -17,7 +17,7 @@ const MIN_GRACE: Duration = Duration::from_secs(2);
 const SKEW: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 /// How many dead containers are kept (three deprecated flags, still valid).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
+pub(crate) struct Policy {
     /// `--minimum-container-ttl-duration`: younger ones stay.
     pub min_age: Duration,
     /// `--maximum-dead-containers-per-container`; `None` (a negative value): any number.
@@ -34,7 +34,7 @@ impl Default for Policy {
 
 /// The agent's view of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PodRetention {
+pub(crate) enum PodRetention {
     /// The pod should run, or is being stopped.
     Wanted,
     /// The pod has ended by itself and still exists: its last containers stay for their logs.
@@ -46,7 +46,7 @@ pub enum PodRetention {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
+pub(crate) enum Scope {
     /// Dead containers according to the policy.
     Policy,
     /// Everything that no running pod needs, as the disk is nearly full.
@@ -54,7 +54,7 @@ pub enum Scope {
 }
 
 /// The inputs of a plan.
-pub struct Inputs<'a> {
+pub(crate) struct Inputs<'a> {
     pub listed: &'a BTreeMap<PodUid, ListedPod>,
     pub standing: &'a dyn Fn(&PodUid) -> PodRetention,
     /// Whether every source has reported its pods: before that no pod counts as removed.
@@ -67,7 +67,7 @@ pub struct Inputs<'a> {
 
 /// One dead container, with what belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeadContainer {
+pub(crate) struct DeadContainer {
     pub pod: PodUid,
     pub id: ContainerId,
     pub sandbox: SandboxId,
@@ -81,7 +81,7 @@ pub struct DeadContainer {
 
 /// One thing that has to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Removal {
+pub(crate) enum Removal {
     Container(DeadContainer),
     /// A sandbox without containers.
     Sandbox {
@@ -99,7 +99,7 @@ pub enum Removal {
 }
 
 /// Decides what to remove, in a possible order: containers, then their sandboxes, then logs.
-pub fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
+pub(crate) fn plan(inputs: &Inputs<'_>) -> Vec<Removal> {
     let removed = containers(inputs);
     let removed_ids: BTreeSet<&ContainerId> = removed.iter().map(|(_, container)| &container.id).collect();
     let remaining = || {

@@ -25,7 +25,7 @@ const CACHED_TOKENS: usize = 2048;
 const TOKEN_BYTES: usize = 16 * 1024;
 
 /// The prefix of a token among a WebSocket's protocols, for browsers, which cannot set a header.
-pub const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+pub(crate) const PROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 const PROTOCOLS: &str = "Sec-WebSocket-Protocol";
 
 pub(super) const ANONYMOUS: &str = "system:anonymous";

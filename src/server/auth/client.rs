@@ -12,11 +12,11 @@ use crate::transport::tls::Verification;
 const MAX_UNAUTHENTICATED: u32 = 3;
 
 /// Returns the client's certificates in DER, its own one first.
-pub type Certificates<'a> = dyn Fn() -> Vec<Vec<u8>> + 'a;
+pub(crate) type Certificates<'a> = dyn Fn() -> Vec<Vec<u8>> + 'a;
 
 /// The authentication state of the client of one connection.
 #[derive(Debug, Default)]
-pub struct ClientAuth {
+pub(crate) struct ClientAuth {
     /// The result for its certificates, which are the same for all its requests.
     pub(super) verified: Option<VerifiedCertificate>,
     /// Requests in a row that failed to authenticate.
@@ -30,7 +30,7 @@ impl ClientAuth {
     }
 
     /// Whether the client may send another request on this connection.
-    pub fn may_continue(&self) -> bool {
+    pub(crate) fn may_continue(&self) -> bool {
         self.unauthenticated < MAX_UNAUTHENTICATED
     }
 }

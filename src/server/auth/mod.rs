@@ -29,10 +29,10 @@ use authentication::{Authentication, Unauthenticated};
 use authorization::{Authorization, Denied};
 pub(super) use client::{Certificates, ClientAuth};
 use settings::Clock;
-pub use settings::{AuthError, Mode, Reviews, Settings};
+pub(crate) use settings::{AuthError, Mode, Reviews, Settings};
 
 /// Authenticates and authorizes requests, for all connections together.
-pub struct Auth {
+pub(crate) struct Auth {
     authentication: Authentication,
     authorization: Authorization,
     clock: Clock,
@@ -55,7 +55,7 @@ impl Auth {
     ///
     /// # Errors
     /// When the settings need an API server or a file that does not exist.
-    pub fn new(settings: Settings, reviews: Option<Arc<dyn Reviews>>) -> Result<Auth, AuthError> {
+    pub(crate) fn new(settings: Settings, reviews: Option<Arc<dyn Reviews>>) -> Result<Auth, AuthError> {
         Auth::with_clock(settings, reviews, Instant::now)
     }
 

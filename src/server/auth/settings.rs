@@ -9,7 +9,7 @@ use crate::kube::reviews::{Attributes, ReviewError, User};
 pub(super) type Clock = fn() -> Instant;
 
 /// Requests to the API server, each with a deadline. An error means that there is no decision.
-pub trait Reviews: Send + Sync {
+pub(crate) trait Reviews: Send + Sync {
     /// The user of a token; `None`: it is not valid.
     fn token(&self, token: &str) -> Result<Option<User>, ReviewError>;
 
@@ -20,11 +20,11 @@ pub trait Reviews: Send + Sync {
 /// Which setting needs an API server or a file that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct AuthError(pub(super) String);
+pub(crate) struct AuthError(pub(super) String);
 
 /// How requests are authorized.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Every authenticated caller has full access.
     AlwaysAllow,
     /// The API server decides; its decisions are cached for these times.
@@ -38,7 +38,7 @@ pub enum Mode {
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The node's name, which reviews are about.
     pub node: String,
     /// `authentication.x509.clientCAFile`.

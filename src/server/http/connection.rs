@@ -20,7 +20,7 @@ use crate::util::threads;
 const AHEAD_BYTES: usize = 64 * 1024;
 
 /// How long a client may take to read a short response.
-pub const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a client may take for the last bytes.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const READ_BYTES: usize = 4096;
 /// One connection's socket. A TCP socket is shared with the connection limiter, which may shut
 /// it down.
 #[derive(Debug)]
-pub enum Socket {
+pub(crate) enum Socket {
     Tcp(Arc<TcpStream>),
     Unix(UnixStream),
 }
@@ -79,14 +79,14 @@ impl Write for Socket {
 }
 
 impl Socket {
-    pub fn set_nonblocking(&self) -> io::Result<()> {
+    pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => stream.set_nonblocking(true),
             Socket::Unix(stream) => stream.set_nonblocking(true),
         }
     }
 
-    pub fn shutdown_write(&self) {
+    pub(crate) fn shutdown_write(&self) {
         // An error means that the peer has already disconnected.
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
@@ -94,7 +94,7 @@ impl Socket {
         };
     }
 
-    pub fn peer(&self) -> Option<SocketAddr> {
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
         match self {
             Socket::Tcp(stream) => stream.peer_addr().ok(),
             Socket::Unix(_) => None,
@@ -104,7 +104,7 @@ impl Socket {
 
 /// The result of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ready {
+pub(crate) enum Ready {
     Yes,
     /// The deadline has passed.
     Late,
@@ -114,7 +114,7 @@ pub enum Ready {
 
 /// How long writes may wait for the client in total.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub(crate) struct Pace {
     limit: Limit,
     waited: Duration,
     written: u64,
@@ -130,17 +130,17 @@ enum Limit {
 
 impl Pace {
     /// The pace of a whole response. `rate`: bytes per second.
-    pub const fn total(grace: Duration, rate: u32) -> Pace {
+    pub(crate) const fn total(grace: Duration, rate: u32) -> Pace {
         Pace { limit: Limit::Total { grace, rate }, waited: Duration::ZERO, written: 0 }
     }
 
     /// For a stream.
-    pub const fn progress(limit: Duration) -> Pace {
+    pub(crate) const fn progress(limit: Duration) -> Pace {
         Pace { limit: Limit::Progress(limit), waited: Duration::ZERO, written: 0 }
     }
 
     /// For a few bytes.
-    pub const fn within(limit: Duration) -> Pace {
+    pub(crate) const fn within(limit: Duration) -> Pace {
         Pace::total(limit, u32::MAX)
     }
 
@@ -169,7 +169,7 @@ impl Pace {
 /// [`Connection::has_buffered`]: those bytes were decrypted already and no poll shows them. After
 /// an event that allows to write, call [`Connection::try_write`] or [`Connection::try_flush`]:
 /// TLS may have records to send.
-pub struct Connection {
+pub(crate) struct Connection {
     socket: Socket,
     tls: Option<Box<Session>>,
     /// Readable as soon as the server stops.
@@ -195,7 +195,7 @@ impl AsFd for Connection {
 
 impl Connection {
     /// A connection without TLS. `shutdown` becomes readable as soon as the server stops.
-    pub fn new(socket: Socket, shutdown: Arc<UnixStream>) -> Self {
+    pub(crate) fn new(socket: Socket, shutdown: Arc<UnixStream>) -> Self {
         Connection {
             socket,
             tls: None,
@@ -210,17 +210,17 @@ impl Connection {
     }
 
     /// Continues in TLS.
-    pub fn into_tls(self, session: Session) -> Self {
+    pub(crate) fn into_tls(self, session: Session) -> Self {
         Connection { tls: Some(Box::new(session)), ..self }
     }
 
     /// Readable as soon as the server stops.
-    pub fn shutdown(&self) -> &Arc<UnixStream> {
+    pub(crate) fn shutdown(&self) -> &Arc<UnixStream> {
         &self.shutdown
     }
 
     /// Whether the first bytes look like HTTP without TLS. They stay unread.
-    pub fn peek_is_http(&self) -> bool {
+    pub(crate) fn peek_is_http(&self) -> bool {
         let mut start = [0; 5];
         let count = match &self.socket {
             Socket::Tcp(stream) => stream.peek(&mut start).unwrap_or(0),
@@ -229,12 +229,12 @@ impl Connection {
         count == start.len() && [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].contains(&&start)
     }
 
-    pub fn peer(&self) -> Option<SocketAddr> {
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
         self.socket.peer()
     }
 
     /// Continues the handshake; true once it is done.
-    pub fn handshake(&mut self) -> io::Result<bool> {
+    pub(crate) fn handshake(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             None => Ok(true),
             Some(session) => session.handshake(&mut self.socket),
@@ -242,13 +242,13 @@ impl Connection {
     }
 
     /// The client's certificates, its own one first; not verified.
-    pub fn certificates(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn certificates(&self) -> Vec<Vec<u8>> {
         self.tls.as_ref().map(|session| session.peer_certificates()).unwrap_or_default()
     }
 
     /// Reads new bytes, which follow [`Connection::input`]. `Ok(0)`: the orderly end of the client's
     /// direction.
-    pub fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.read(into),
             Some(session) => session.read(&mut self.socket, into),
@@ -256,7 +256,7 @@ impl Connection {
     }
 
     /// Accepts as many bytes as possible; TLS may still have to send them.
-    pub fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    pub(crate) fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.write(bytes),
             Some(session) => session.write(&mut self.socket, bytes),
@@ -264,7 +264,7 @@ impl Connection {
     }
 
     /// Sends accepted bytes; true when all are sent.
-    pub fn try_flush(&mut self) -> io::Result<bool> {
+    pub(crate) fn try_flush(&mut self) -> io::Result<bool> {
         let Some(session) = &mut self.tls else { return Ok(true) };
         let done = session.flush(&mut self.socket)?;
         if done && self.finishing {
@@ -275,17 +275,17 @@ impl Connection {
     }
 
     /// Whether accepted bytes are still to be sent.
-    pub fn has_unsent_output(&self) -> bool {
+    pub(crate) fn has_unsent_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|session| session.has_unsent_output())
     }
 
     /// Whether [`Connection::try_read`] returns bytes without the socket.
-    pub fn has_buffered(&mut self) -> bool {
+    pub(crate) fn has_buffered(&mut self) -> bool {
         self.tls.as_mut().is_some_and(|session| session.has_buffered())
     }
 
     /// Releases buffers until the next bytes arrive.
-    pub fn release_buffers(&mut self) {
+    pub(crate) fn release_buffers(&mut self) {
         if self.input().is_empty() {
             self.input = Vec::new();
             self.used = 0;
@@ -296,7 +296,7 @@ impl Connection {
     }
 
     /// The events to poll for.
-    pub fn flags(&self, read: bool, write: bool) -> PollFlags {
+    pub(crate) fn flags(&self, read: bool, write: bool) -> PollFlags {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, read);
         flags.set(PollFlags::OUT, write || self.has_unsent_output());
@@ -315,7 +315,7 @@ impl Connection {
     }
 
     /// Waits until the client can be read from or written to.
-    pub fn wait(&mut self, read: bool, write: bool, deadline: Instant) -> Ready {
+    pub(crate) fn wait(&mut self, read: bool, write: bool, deadline: Instant) -> Ready {
         // Checked first: a client may send empty records without end.
         if Instant::now() >= deadline {
             return Ready::Late;
@@ -328,24 +328,24 @@ impl Connection {
     }
 
     /// Unused bytes of the client.
-    pub fn input(&self) -> &[u8] {
+    pub(crate) fn input(&self) -> &[u8] {
         self.input.get(self.used..).unwrap_or_default()
     }
 
     /// Takes the unused bytes of the client.
-    pub fn take_input(&mut self) -> Vec<u8> {
+    pub(crate) fn take_input(&mut self) -> Vec<u8> {
         let mut input = std::mem::take(&mut self.input);
         input.drain(..std::mem::take(&mut self.used).min(input.len()));
         input
     }
 
     /// The deadline of reads.
-    pub fn set_deadline(&mut self, deadline: Instant) {
+    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
     /// The limit of a response's writes; `None`: none.
-    pub fn set_pace(&mut self, pace: Option<Pace>) {
+    pub(crate) fn set_pace(&mut self, pace: Option<Pace>) {
         self.pace = pace;
     }
 
@@ -354,7 +354,7 @@ impl Connection {
     /// # Errors
     /// `TimedOut` at the deadline, `ConnectionAborted` when the server stops, and those of the
     /// client.
-    pub fn read_more(&mut self) -> io::Result<usize> {
+    pub(crate) fn read_more(&mut self) -> io::Result<usize> {
         loop {
             match self.wait(true, false, self.deadline) {
                 Ready::Yes => {}
@@ -420,7 +420,7 @@ impl Connection {
     }
 
     /// Sends a short response and closes the connection, which may have unread input.
-    pub fn finish(mut self, bytes: &[u8]) {
+    pub(crate) fn finish(mut self, bytes: &[u8]) {
         self.pace = Some(Pace::within(RESPONSE_LIMIT));
         if self.write_all(bytes).is_ok() {
             self.close(true);
@@ -429,7 +429,7 @@ impl Connection {
 
     /// Ends the connection after a response. `more`: the client may still be sending, and gets time to
     /// read the response before the socket is closed.
-    pub fn close(mut self, more: bool) {
+    pub(crate) fn close(mut self, more: bool) {
         self.finish_write();
         self.pace = Some(Pace::within(CLOSE_LIMIT));
         if self.flush().is_err() {
@@ -499,7 +499,12 @@ impl Write for Connection {
 }
 
 /// Waits until a socket is ready. `shutdown` is readable as soon as the server stops.
-pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, shutdown: &UnixStream, deadline: Instant) -> Ready {
+pub(crate) fn wait_for(
+    fd: BorrowedFd<'_>,
+    flags: PollFlags,
+    shutdown: &UnixStream,
+    deadline: Instant,
+) -> Ready {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::from_borrowed_fd(fd, flags), PollFd::new(shutdown, PollFlags::IN)];
@@ -518,12 +523,12 @@ pub fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, shutdown: &UnixStream, dea
 }
 
 /// Errors after which a call is repeated later.
-pub fn is_passing(error: &io::Error) -> bool {
+pub(crate) fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// A limit for poll; a limit that poll cannot express means no limit.
-pub fn timespec(limit: Option<Duration>) -> Option<Timespec> {
+pub(crate) fn timespec(limit: Option<Duration>) -> Option<Timespec> {
     limit.and_then(|limit| Timespec::try_from(limit).ok())
 }
 

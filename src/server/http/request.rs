@@ -4,7 +4,7 @@ use crate::transport::http1::Target;
 
 /// The listener of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Listener {
+pub(crate) enum Listener {
     /// `/healthz` only.
     Healthz,
     /// `/pods`, `/runningpods`, `/healthz`.
@@ -19,7 +19,7 @@ pub enum Listener {
 
 impl Listener {
     /// The maximum of open connections; each holds a thread.
-    pub fn max_connections(self) -> usize {
+    pub(crate) fn max_connections(self) -> usize {
         match self {
             Listener::Healthz => 8,
             Listener::ReadOnly => 16,
@@ -36,7 +36,7 @@ impl Listener {
 
 /// The method of a request that was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Method {
+pub(crate) enum Method {
     /// Reads; a HEAD gets the same response without its body.
     #[default]
     Get,
@@ -51,7 +51,7 @@ pub enum Method {
 }
 
 impl Method {
-    pub fn from_name(name: &str) -> Method {
+    pub(crate) fn from_name(name: &str) -> Method {
         match name {
             "GET" => Method::Get,
             "HEAD" => Method::Head,
@@ -64,7 +64,7 @@ impl Method {
 
 /// A request that was accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Request {
+pub(crate) struct Request {
     pub method: Method,
     pub target: Target,
     /// The `Accept` header; empty without one.
@@ -79,12 +79,12 @@ pub struct Request {
 
 impl Request {
     /// See [`first_element`].
-    pub fn first_element(&self) -> &str {
+    pub(crate) fn first_element(&self) -> &str {
         first_element(&self.target.path)
     }
 }
 
 /// The text between the first two slashes of a path.
-pub fn first_element(path: &str) -> &str {
+pub(crate) fn first_element(path: &str) -> &str {
     path.trim_start_matches('/').split('/').next().unwrap_or_default()
 }

@@ -12,23 +12,23 @@ use crate::util::encoding::escape_percent;
 use crate::util::stop::StopToken;
 
 /// A whole response.
-pub struct Response(BufferedResponse);
+pub(crate) struct Response(BufferedResponse);
 
 impl Response {
-    pub fn new(status: u16, content_type: &str, body: Vec<u8>) -> Self {
+    pub(crate) fn new(status: u16, content_type: &str, body: Vec<u8>) -> Self {
         let length = body.len();
         let whole =
             BufferedResponse::new(StatusCode(status), Vec::new(), Cursor::new(body), Some(length), None);
         Response(whole).with("Content-Type", content_type)
     }
 
-    pub fn text(status: u16, body: impl Into<String>) -> Self {
+    pub(crate) fn text(status: u16, body: impl Into<String>) -> Self {
         Response::new(status, "text/plain; charset=utf-8", body.into().into_bytes())
     }
 
     /// Adds a header field; one with a control character is left out, because values from the request's
     /// target must not end the line. A second `Content-Type` replaces the first one.
-    pub fn with(self, name: &str, value: &str) -> Self {
+    pub(crate) fn with(self, name: &str, value: &str) -> Self {
         if value.bytes().any(|byte| byte.is_ascii_control()) {
             return self;
         }
@@ -41,21 +41,21 @@ impl Response {
         }
     }
 
-    pub fn with_status(self, status: u16) -> Self {
+    pub(crate) fn with_status(self, status: u16) -> Self {
         Response(self.0.with_status_code(status))
     }
 
-    pub fn not_found() -> Self {
+    pub(crate) fn not_found() -> Self {
         Response::text(404, "404 page not found\n")
     }
 
     /// For a path whose first element is served.
-    pub fn no_route() -> Self {
+    pub(crate) fn no_route() -> Self {
         Response::text(404, "404: Page Not Found")
     }
 
     /// Redirects to the path with a slash at its end.
-    pub fn with_slash(target: &Target) -> Self {
+    pub(crate) fn with_slash(target: &Target) -> Self {
         let mut location = format!("{}/", target.path);
         if !target.query.is_empty() {
             location.push('?');
@@ -66,27 +66,27 @@ impl Response {
     }
 
     /// `methods`: those that the path accepts.
-    pub fn not_allowed(methods: &str) -> Self {
+    pub(crate) fn not_allowed(methods: &str) -> Self {
         Response::text(405, "405: Method Not Allowed").with("Allow", methods)
     }
 
     /// A limit was reached; the client may retry.
-    pub fn too_many(text: impl Into<String>) -> Self {
+    pub(crate) fn too_many(text: impl Into<String>) -> Self {
         Response::text(429, text).with("Retry-After", "1")
     }
 
-    pub fn json(value: &impl Serialize) -> Self {
+    pub(crate) fn json(value: &impl Serialize) -> Self {
         Response::written(serde_json::to_vec(value))
     }
 
-    pub fn written(json: serde_json::Result<Vec<u8>>) -> Self {
+    pub(crate) fn written(json: serde_json::Result<Vec<u8>>) -> Self {
         match json {
             Ok(body) => Response::new(200, "application/json", body),
             Err(error) => Response::text(500, format!("cannot write the response as JSON: {error}\n")),
         }
     }
 
-    pub fn write(self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
+    pub(crate) fn write(self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
         out.whole(self.0)
     }
 }
@@ -99,11 +99,11 @@ impl From<BadParam> for Response {
 
 #[cfg(test)]
 impl Response {
-    pub fn status(&self) -> u16 {
+    pub(crate) fn status(&self) -> u16 {
         self.0.status_code().0
     }
 
-    pub fn into_text(self) -> String {
+    pub(crate) fn into_text(self) -> String {
         String::from_utf8(self.0.into_reader().into_inner()).unwrap()
     }
 }
@@ -116,10 +116,10 @@ impl std::fmt::Debug for Response {
 }
 
 /// The form of a response after which the connection is closed.
-pub const LAST: Form = Form { is_1_1: true, keep_alive: false, head_only: false };
+pub(crate) const LAST: Form = Form { is_1_1: true, keep_alive: false, head_only: false };
 
 /// A whole response as it is sent.
-pub fn to_bytes(form: Form, status: u16, fields: &[(&str, &str)], text: &str) -> Vec<u8> {
+pub(crate) fn to_bytes(form: Form, status: u16, fields: &[(&str, &str)], text: &str) -> Vec<u8> {
     let response = Response::text(status, text);
     let response = fields.iter().fold(response, |response, (name, value)| response.with(name, value));
     let mut out = Vec::new();
@@ -129,17 +129,17 @@ pub fn to_bytes(form: Form, status: u16, fields: &[(&str, &str)], text: &str) ->
 }
 
 /// Writes a response with its head. After an error the response is incomplete.
-pub type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &dyn NodeBackend, &StopToken) -> io::Result<()>;
+pub(crate) type Stream = dyn FnOnce(&mut ResponseWriter<'_>, &dyn NodeBackend, &StopToken) -> io::Result<()>;
 
 /// The reply to a request.
-pub enum Reply {
+pub(crate) enum Reply {
     Whole(Response),
     /// Written while it is generated.
     Stream(Box<Stream>),
 }
 
 impl Reply {
-    pub fn stream(
+    pub(crate) fn stream(
         write: impl FnOnce(&mut ResponseWriter<'_>, &dyn NodeBackend, &StopToken) -> io::Result<()> + 'static,
     ) -> Reply {
         Reply::Stream(Box::new(write))
@@ -147,7 +147,7 @@ impl Reply {
 }
 
 /// Escapes text for HTML.
-pub fn html(text: &str) -> String {
+pub(crate) fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -24,7 +24,7 @@ const BACKLOG: i32 = 128;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A listening socket, which does not block.
-pub enum Bound {
+pub(crate) enum Bound {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
@@ -39,21 +39,21 @@ impl AsFd for Bound {
 }
 
 impl Bound {
-    pub fn tcp(address: SocketAddr) -> io::Result<Self> {
+    pub(crate) fn tcp(address: SocketAddr) -> io::Result<Self> {
         let tcp = listen(address)?;
         tcp.set_nonblocking(true)?;
         Ok(Bound::Tcp(tcp))
     }
 
     /// `None`: not a TCP port.
-    pub fn address(&self) -> Option<SocketAddr> {
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
             Bound::Tcp(tcp) => tcp.local_addr().ok(),
             Bound::Unix(_) => None,
         }
     }
 
-    pub fn accept(&self) -> io::Result<Socket> {
+    pub(crate) fn accept(&self) -> io::Result<Socket> {
         match self {
             Bound::Tcp(tcp) => tcp.accept().map(|(stream, _)| Socket::Tcp(Arc::new(stream))),
             Bound::Unix(unix) => unix.accept().map(|(stream, _)| Socket::Unix(stream)),
@@ -62,7 +62,7 @@ impl Bound {
 
     /// Makes the local socket with mode 0600. Replaces a stale socket; a socket on which a process
     /// listens for longer than [`LINGER`] is an error.
-    pub fn local(path: &Path) -> Result<Self, ServerError> {
+    pub(crate) fn local(path: &Path) -> Result<Self, ServerError> {
         let begun = Instant::now();
         while is_in_use(path) {
             if begun.elapsed() >= LINGER {
@@ -129,7 +129,7 @@ fn remove(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// As of connect(2): no listener, no such file, no permission.
-pub fn connect_local(path: &Path) -> io::Result<UnixStream> {
+pub(crate) fn connect_local(path: &Path) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -140,7 +140,7 @@ pub fn connect_local(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// Removes the local socket when it is dropped.
-pub struct Unlink(pub PathBuf);
+pub(crate) struct Unlink(pub PathBuf);
 
 impl Drop for Unlink {
     fn drop(&mut self) {

@@ -12,7 +12,7 @@ use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 
 /// The running requests.
-pub struct Hangups {
+pub(crate) struct Hangups {
     epoll: OwnedFd,
     requests: Mutex<Requests>,
 }
@@ -26,21 +26,21 @@ struct Requests {
 }
 
 /// A running request, with its token.
-pub struct RunningRequest {
+pub(crate) struct RunningRequest {
     hangups: Arc<Hangups>,
     id: u64,
     pub stop: StopToken,
 }
 
 impl Hangups {
-    pub fn new() -> io::Result<Arc<Hangups>> {
+    pub(crate) fn new() -> io::Result<Arc<Hangups>> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(Arc::new(Hangups { epoll, requests: Mutex::default() }))
     }
 
     /// Begins a request and polls its socket. Call [`Hangups::forget`] afterwards, unless the socket is
     /// closed.
-    pub fn watch(self: &Arc<Self>, socket: BorrowedFd<'_>) -> RunningRequest {
+    pub(crate) fn watch(self: &Arc<Self>, socket: BorrowedFd<'_>) -> RunningRequest {
         let watched = self.begin();
         // Reported once; a level-triggered event would repeat.
         let flags = EventFlags::RDHUP | EventFlags::ONESHOT;
@@ -51,7 +51,7 @@ impl Hangups {
     }
 
     /// Begins a request that only the server's stop ends: its client may end its direction.
-    pub fn begin(self: &Arc<Self>) -> RunningRequest {
+    pub(crate) fn begin(self: &Arc<Self>) -> RunningRequest {
         let (source, stop) = stop::pair();
         let mut requests = self.requests.locked();
         requests.next += 1;
@@ -63,24 +63,24 @@ impl Hangups {
     }
 
     /// Ends the polling of a socket.
-    pub fn forget(&self, socket: BorrowedFd<'_>) {
+    pub(crate) fn forget(&self, socket: BorrowedFd<'_>) {
         // `delete` fails if the polling of this socket could not begin.
         let _ = epoll::delete(&self.epoll, socket);
     }
 
     /// Stops the request of this number, if it still runs.
-    pub fn stop(&self, id: u64) {
+    pub(crate) fn stop(&self, id: u64) {
         let source = self.requests.locked().running.remove(&id);
         drop(source);
     }
 
     /// Whether the server stops.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.requests.locked().closed
     }
 
     /// Stops all requests, and each that begins from now on.
-    pub fn stop_all(&self) {
+    pub(crate) fn stop_all(&self) {
         let running = {
             let mut requests = self.requests.locked();
             requests.closed = true;
@@ -107,7 +107,7 @@ impl Drop for RunningRequest {
 #[cfg(test)]
 impl Hangups {
     /// Handles the present events and returns their number.
-    pub fn handle_events(&self) -> usize {
+    pub(crate) fn handle_events(&self) -> usize {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         epoll::wait(self, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap();

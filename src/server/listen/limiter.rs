@@ -45,9 +45,9 @@ struct Entry {
 
 /// The address that connections are counted by: an IPv4 address, or an IPv6 network of 64 bits, which
 /// may belong to one client.
-pub type Peer = [u8; 8];
+pub(crate) type Peer = [u8; 8];
 
-pub fn peer(ip: IpAddr) -> Peer {
+pub(crate) fn peer(ip: IpAddr) -> Peer {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
             let [a, b, c, d] = ip.octets();
@@ -69,20 +69,25 @@ struct Entries {
 
 /// The connections of the node API.
 #[derive(Debug, Default)]
-pub struct ConnectionLimiter {
+pub(crate) struct ConnectionLimiter {
     entries: Mutex<Entries>,
 }
 
 /// A connection that is counted until this is dropped.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     limiter: Arc<ConnectionLimiter>,
     id: u64,
 }
 
 impl ConnectionLimiter {
     /// Admits a new connection, if necessary by evicting another. `None`: all others are busy.
-    pub fn admit(self: &Arc<Self>, ip: IpAddr, socket: &Arc<TcpStream>, now: Instant) -> Option<Admission> {
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        ip: IpAddr,
+        socket: &Arc<TcpStream>,
+        now: Instant,
+    ) -> Option<Admission> {
         let peer = peer(ip);
         let mut entries = self.entries.locked();
         let theirs = |entry: &Entry| entry.peer == peer;
@@ -148,12 +153,12 @@ impl Entries {
 
 impl Admission {
     /// A request of the connection is running.
-    pub fn busy(&self, now: Instant) {
+    pub(crate) fn busy(&self, now: Instant) {
         self.change(|own| (own.state, own.since) = (State::Busy, now));
     }
 
     /// The request has ended. A connection whose request was rejected stays unauthenticated.
-    pub fn idle(&self, now: Instant) {
+    pub(crate) fn idle(&self, now: Instant) {
         self.change(|own| {
             if own.state == State::Busy {
                 (own.state, own.since) = (State::Idle, now);

@@ -17,7 +17,7 @@ const NOT_HERE: &str = "this socket answers processes of the agent's own mount a
 
 /// Why a peer is rejected.
 #[derive(Debug, PartialEq, Eq)]
-pub struct RejectedPeer {
+pub(crate) struct RejectedPeer {
     /// The text of the response.
     pub response: &'static str,
     /// For the log.
@@ -27,7 +27,7 @@ pub struct RejectedPeer {
 /// Checks the peer of a connection. `any_namespace`: accepts root of every namespace that has a
 /// number in the agent's PID namespace. The kernel reports others as process 0, for which rustix
 /// has no value; they are rejected.
-pub fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), RejectedPeer> {
+pub(crate) fn check(stream: &UnixStream, any_namespace: bool) -> Result<(), RejectedPeer> {
     let rejected = |response, reason| Err(RejectedPeer { response, reason });
     let peer = match sockopt::socket_peercred(stream) {
         Ok(peer) => peer,

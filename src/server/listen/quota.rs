@@ -21,11 +21,11 @@ enum Owner {
 
 /// Owners, each with its maximum.
 #[derive(Debug, Clone, Default)]
-pub struct Limits(Arc<[(Owner, usize)]>);
+pub(crate) struct Limits(Arc<[(Owner, usize)]>);
 
 /// The sender of a request, by its owners.
 #[derive(Debug, Clone, Default)]
-pub struct Caller {
+pub(crate) struct Caller {
     address: Peer,
     /// The user of a token.
     user: Option<String>,
@@ -33,12 +33,12 @@ pub struct Caller {
 
 impl Caller {
     /// `user`: the user of a token.
-    pub fn new(address: Option<SocketAddr>, user: Option<String>) -> Self {
+    pub(crate) fn new(address: Option<SocketAddr>, user: Option<String>) -> Self {
         Caller { address: address.map(|address| peer(address.ip())).unwrap_or_default(), user }
     }
 
     /// The limit of its address and, for the user of a token, of that user.
-    pub fn limits(&self, of_address: usize, of_user: usize) -> Limits {
+    pub(crate) fn limits(&self, of_address: usize, of_user: usize) -> Limits {
         let user = self.user.clone().map(|user| (Owner::User(user), of_user));
         Limits([(Owner::Address(self.address), of_address)].into_iter().chain(user).collect())
     }
@@ -46,14 +46,14 @@ impl Caller {
 
 #[cfg(test)]
 impl Caller {
-    pub fn from_ip(ip: &str, user: Option<&str>) -> Self {
+    pub(crate) fn from_ip(ip: &str, user: Option<&str>) -> Self {
         Caller::new(Some(format!("{ip}:1").parse().unwrap()), user.map(str::to_owned))
     }
 }
 
 /// `all` permits.
 #[derive(Debug)]
-pub struct Quota {
+pub(crate) struct Quota {
     all: usize,
     state: Mutex<State>,
 }
@@ -75,7 +75,7 @@ struct Waiter {
 
 /// One permit. Dropping it returns it to the quota.
 #[derive(Debug)]
-pub struct Permit {
+pub(crate) struct Permit {
     quota: Arc<Quota>,
     limits: Limits,
 }
@@ -107,12 +107,12 @@ impl State {
 }
 
 impl Quota {
-    pub fn new(all: usize) -> Arc<Quota> {
+    pub(crate) fn new(all: usize) -> Arc<Quota> {
         Arc::new(Quota { all, state: Mutex::default() })
     }
 
     /// Takes a permit without waiting.
-    pub fn take(self: &Arc<Self>, limits: Limits) -> Option<Permit> {
+    pub(crate) fn take(self: &Arc<Self>, limits: Limits) -> Option<Permit> {
         let mut state = self.state.locked();
         if !state.fits(&limits, self.all) {
             return None;
@@ -122,7 +122,7 @@ impl Quota {
     }
 
     /// Waits for a permit up to `limit` or until `stop`.
-    pub fn wait(
+    pub(crate) fn wait(
         self: &Arc<Self>,
         limits: Limits,
         limit: Duration,

@@ -11,7 +11,7 @@ use crate::transport::http1::Target;
 use crate::util::backoff::random_u64;
 
 /// Responds to a POST.
-pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Response, Response> {
+pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Response, Response> {
     if path == "/v1/images/rescan" {
         node.image_set().rescan();
         return Ok(Response::json(&node.image_set().report()));

@@ -17,7 +17,7 @@ use crate::server::views::{PodDescription, PodsReply, VersionReply};
 use crate::transport::http1::Target;
 
 /// Responds to a GET.
-pub fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {
+pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let response = match path {
         "/v1/pods" => Response::json(&PodsReply { pods: sorted_pods(node) }),
         "/v1/pods/watch" => return Ok(Reply::stream(streams::pods)),

@@ -7,14 +7,14 @@ use crate::transport::http1::Target;
 
 /// One named check of `/healthz`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Check {
+pub(crate) enum Check {
     /// Always passes: the log is written without a buffer.
     Log,
     Agent(AgentCheck),
 }
 
 /// The checks of the agent's own ports, in order.
-pub const OWN: [Check; 3] = [
+pub(crate) const OWN: [Check; 3] = [
     Check::Agent(AgentCheck::SyncLoop),
     Check::Agent(AgentCheck::Runtime),
     Check::Agent(AgentCheck::Sources),
@@ -22,11 +22,11 @@ pub const OWN: [Check; 3] = [
 
 /// The checks that the Go kubelet has on the node API. The node's status reports a runtime that
 /// fails; a failed check would only get the agent restarted.
-pub const NODE_API: [Check; 2] = [Check::Log, Check::Agent(AgentCheck::SyncLoop)];
+pub(crate) const NODE_API: [Check; 2] = [Check::Log, Check::Agent(AgentCheck::SyncLoop)];
 
 impl Check {
     /// The last element of the path `/healthz/<name>`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Check::Log => "log",
             Check::Agent(AgentCheck::SyncLoop) => "syncloop",
@@ -39,7 +39,7 @@ impl Check {
     ///
     /// # Errors
     /// The reason of the failure.
-    pub fn run(self, node: &dyn NodeBackend) -> Result<(), BackendError> {
+    pub(crate) fn run(self, node: &dyn NodeBackend) -> Result<(), BackendError> {
         let outcome = match self {
             Check::Log => Ok(()),
             Check::Agent(check) => node.check(check),
@@ -50,7 +50,7 @@ impl Check {
 }
 
 /// Responds to `/healthz` and `/healthz/<name>`.
-pub fn respond(checks: &[Check], node: &dyn NodeBackend, target: &Target) -> Response {
+pub(crate) fn respond(checks: &[Check], node: &dyn NodeBackend, target: &Target) -> Response {
     match target.path.strip_prefix("/healthz").map(|rest| rest.trim_matches('/')) {
         Some("") => all(checks, node, target),
         // Always passes: the response itself is the check.

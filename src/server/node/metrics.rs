@@ -12,7 +12,7 @@ use crate::util::gzip::Gzip;
 use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
-pub fn count(listener: Listener, method: &str, path: &str) -> Option<RequestTimer> {
+pub(crate) fn count(listener: Listener, method: &str, path: &str) -> Option<RequestTimer> {
     let server_type = match listener {
         Listener::ReadOnly => "readonly",
         Listener::Main => "readwrite",
@@ -60,7 +60,7 @@ const PATHS: [&str; 19] = [
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
 /// See [`count`].
-pub struct RequestTimer {
+pub(crate) struct RequestTimer {
     labels: [&'static str; 4],
     begun: Instant,
 }
@@ -97,7 +97,7 @@ pub(super) fn count_check(name: &'static str, passes: bool) {
 }
 
 /// Responds to a path below `/metrics`; `None`: there is no such page.
-pub fn respond(request: &Request, node: &dyn NodeBackend) -> Option<Response> {
+pub(crate) fn respond(request: &Request, node: &dyn NodeBackend) -> Option<Response> {
     let mut page = Page::new();
     match request.target.path.strip_prefix("/metrics")?.trim_end_matches('/') {
         "" => node.write_metrics(MetricsPage::Own, &mut page),

@@ -7,7 +7,7 @@ use crate::server::http::response::{Reply, Response};
 use crate::server::views;
 
 /// Responds to an authorized request. Exec, attach and port-forward are handled before.
-pub fn route(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
+pub(crate) fn route(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     let path = request.target.path.as_str();
     let first = first_element(path);
     let reads = matches!(request.method, Method::Get | Method::Head);
@@ -67,7 +67,7 @@ const DEBUG_PATHS: [&str; 7] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/logs/", "/debug/pprof/"];
 
 /// The rejection of a path that is served for debugging only; `None`: the path is none of these.
-pub fn debugging_disabled(path: &str) -> Option<Response> {
+pub(crate) fn debugging_disabled(path: &str) -> Option<Response> {
     let debugs = DEBUG_PATHS.iter().any(|debug| path.starts_with(debug));
     debugs.then(|| Response::text(405, "Debug endpoints are disabled.\n"))
 }

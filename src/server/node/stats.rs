@@ -5,7 +5,7 @@ use crate::server::http::request::{Method, Request};
 use crate::server::http::response::{Reply, Response};
 
 /// Responds to a path below `/stats`.
-pub fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
+pub(crate) fn respond(request: &Request, node: &dyn NodeBackend) -> Result<Reply, Response> {
     if request.target.path.trim_end_matches('/') != "/stats/summary" {
         return Err(Response::no_route());
     }

@@ -11,40 +11,40 @@ use crate::transport::http1::{Form, ResponseHead, ResponseWriter, Target};
 use crate::util::stop::StopToken;
 
 /// A node, and requests to it without a connection.
-pub struct Fixture {
+pub(crate) struct Fixture {
     pub node: Arc<FakeNode>,
 }
 
 /// A response as the client receives it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ClientResponse {
+pub(crate) struct ClientResponse {
     pub status: u16,
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
 }
 
 impl ClientResponse {
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    pub fn brief(&self) -> (u16, String) {
+    pub(crate) fn brief(&self) -> (u16, String) {
         (self.status, self.text())
     }
 
-    pub fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 }
 
 impl Fixture {
-    pub fn new(change: impl FnOnce(&mut FakeNode)) -> Self {
+    pub(crate) fn new(change: impl FnOnce(&mut FakeNode)) -> Self {
         let mut node = FakeNode::new();
         change(&mut node);
         Fixture { node: Arc::new(node) }
     }
 
-    pub fn send(&self, request: &Request) -> ClientResponse {
+    pub(crate) fn send(&self, request: &Request) -> ClientResponse {
         let mut raw = Vec::new();
         let form = Form { is_1_1: false, keep_alive: false, head_only: false };
         let mut out = ResponseWriter::new(&mut raw, form, jiff::Timestamp::UNIX_EPOCH);
@@ -60,16 +60,16 @@ impl Fixture {
         ClientResponse { status: head.status, headers, body: raw[end..].to_vec() }
     }
 
-    pub fn get(&self, target: &str) -> ClientResponse {
+    pub(crate) fn get(&self, target: &str) -> ClientResponse {
         self.send(&request(Method::Get, target))
     }
 
-    pub fn post(&self, target: &str) -> ClientResponse {
+    pub(crate) fn post(&self, target: &str) -> ClientResponse {
         self.send(&request(Method::Post, target))
     }
 }
 
-pub fn request(method: Method, target: &str) -> Request {
+pub(crate) fn request(method: Method, target: &str) -> Request {
     Request { method, target: Target::parse(target), ..Request::default() }
 }
 

@@ -16,12 +16,10 @@ const GROUP: &str = "config.k8s.io";
 /// The deprecated version and the current one.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
 
-/// `/configz`.
 pub(super) fn configz(node: &dyn NodeBackend) -> Response {
     Response::json(&json!({"kubeletconfig": node.configuration()}))
 }
 
-/// `/flagz`.
 pub(super) fn flagz(request: &Request, node: &dyn NodeBackend) -> Result<Response, Response> {
     let flags = || node.flags();
     let form = negotiate(request, "Flagz")?;
@@ -37,7 +35,6 @@ pub(super) fn flagz(request: &Request, node: &dyn NodeBackend) -> Result<Respons
     Ok(object(form, "Flagz", json!({"flags": flags})))
 }
 
-/// `/statusz`.
 pub(super) fn statusz(request: &Request, node: &dyn NodeBackend) -> Result<Response, Response> {
     let form = negotiate(request, "Statusz")?;
     let started = node.started();

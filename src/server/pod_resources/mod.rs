@@ -25,7 +25,6 @@ use crate::util::lock::LockExt;
 
 /// The directory below the root directory.
 const DIRECTORY: &str = "pod-resources";
-/// The socket in it.
 const SOCKET: &str = "kubelet.sock";
 
 static OLD_LIST: LazyLock<Unary<pb::ListPodResourcesRequest, pb::ListPodResourcesResponse>> =
@@ -33,7 +32,7 @@ static OLD_LIST: LazyLock<Unary<pb::ListPodResourcesRequest, pb::ListPodResource
 
 /// A pod of the node.
 #[derive(Debug, Clone)]
-pub struct NodePod {
+pub(crate) struct NodePod {
     /// The pod, with the resources that it was granted.
     pub pod: Pod,
     /// Whether it was admitted and has not ended.
@@ -41,10 +40,10 @@ pub struct NodePod {
 }
 
 /// Says what a container has.
-pub type GivenOf = dyn Fn(&Pod, &Container) -> AssignedResources + Send + Sync;
+pub(crate) type GivenOf = dyn Fn(&Pod, &Container) -> AssignedResources + Send + Sync;
 
 /// Where the responses come from.
-pub struct Deps {
+pub(crate) struct Deps {
     /// All pods that sources have.
     pub pods: Box<dyn Fn() -> Vec<NodePod> + Send + Sync>,
     /// What a container has.
@@ -57,7 +56,7 @@ pub struct Deps {
 ///
 /// # Errors
 /// When the directory or the socket cannot be made.
-pub fn serve(root_dir: &Path, deps: Deps) -> io::Result<Server> {
+pub(crate) fn serve(root_dir: &Path, deps: Deps) -> io::Result<Server> {
     let directory = root_dir.join(DIRECTORY);
     disk_writes::make_directories(&directory, 0o750)?;
     Server::start(&directory.join(SOCKET), services(deps, Bucket::new(Instant::now())))

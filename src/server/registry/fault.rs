@@ -6,11 +6,11 @@ use crate::images::Refusal;
 use crate::server::http::response::Response;
 
 /// A sign of this API, which old clients require.
-pub const VERSION: (&str, &str) = ("Docker-Distribution-Api-Version", "registry/2.0");
+pub(super) const VERSION: (&str, &str) = ("Docker-Distribution-Api-Version", "registry/2.0");
 
 /// Why a request fails: status, code of the specification, and a text for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub(super) struct Fault {
     pub status: u16,
     pub code: &'static str,
     pub message: String,
@@ -18,13 +18,13 @@ pub struct Fault {
 
 impl Fault {
     /// Also for a wrong token: a client without it learns nothing.
-    pub const NO_PATH: Fault = Fault { status: 404, code: "NAME_UNKNOWN", message: String::new() };
+    pub(super) const NO_PATH: Fault = Fault { status: 404, code: "NAME_UNKNOWN", message: String::new() };
 
-    pub fn new(status: u16, code: &'static str, message: impl Into<String>) -> Fault {
+    pub(super) fn new(status: u16, code: &'static str, message: impl Into<String>) -> Fault {
         Fault { status, code, message: message.into() }
     }
 
-    pub fn refused(code: &'static str, refusal: Refusal) -> Fault {
+    pub(super) fn refused(code: &'static str, refusal: Refusal) -> Fault {
         match refusal {
             Refusal::Unknown(reason) => Fault::new(404, code, reason),
             Refusal::Unavailable(reason) => {
@@ -34,13 +34,13 @@ impl Fault {
         }
     }
 
-    pub fn response(&self) -> Response {
+    pub(super) fn response(&self) -> Response {
         let Fault { status, code, message } = self;
         json_response(*status, &json!({"errors": [{"code": code, "message": message}]}))
     }
 }
 
 /// A document in JSON.
-pub fn json_response(status: u16, document: &serde_json::Value) -> Response {
+pub(super) fn json_response(status: u16, document: &serde_json::Value) -> Response {
     Response::json(document).with_status(status).with(VERSION.0, VERSION.1)
 }

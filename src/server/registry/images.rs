@@ -6,7 +6,7 @@ use crate::images::{BlobError, Document, ImageSet, Refusal, SetReport};
 use crate::util::stop::StopToken;
 
 /// The set of images as the registry and the local API need it.
-pub trait Images: Send + Sync {
+pub(crate) trait Images: Send + Sync {
     /// See [`ImageSet::manifest`].
     ///
     /// # Errors
@@ -36,14 +36,14 @@ pub trait Images: Send + Sync {
 }
 
 /// A blob that can be opened.
-pub struct BlobSource {
+pub(crate) struct BlobSource {
     /// Its size in bytes.
     pub size: u64,
     /// Opens it for reading from an offset to its end, or to the stop signal.
     pub open: Box<OpenBlob>,
 }
 
-pub type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, BlobError> + Send;
+pub(crate) type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, BlobError> + Send;
 
 impl Images for ImageSet {
     fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {

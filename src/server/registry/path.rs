@@ -18,7 +18,7 @@ const DOCKER: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io
 
 /// What a request wants. `repository` begins with the registry: `docker.io/library/nginx`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted<'a> {
+pub(super) enum Wanted<'a> {
     /// Whether there is such an API.
     Api,
     Manifest {
@@ -35,7 +35,7 @@ pub enum Wanted<'a> {
 }
 
 /// The token in a path, and what follows it; both may be empty. `None`: not a path of this API.
-pub fn split(path: &str) -> Option<(&str, &str)> {
+pub(super) fn split(path: &str) -> Option<(&str, &str)> {
     let below = path.strip_prefix("/v2")?;
     if below.is_empty() {
         return Some(("", ""));
@@ -45,13 +45,13 @@ pub fn split(path: &str) -> Option<(&str, &str)> {
 }
 
 /// The name of the repository as the client wrote it.
-pub fn name(rest: &str) -> &str {
+pub(super) fn name(rest: &str) -> &str {
     let parts = rest.rsplit_once('/').and_then(|(before, _)| before.rsplit_once('/'));
     parts.map_or("", |(name, _)| name)
 }
 
 /// What is wanted by the path after the token. `registry`: the query parameter `ns`.
-pub fn wanted<'a>(rest: &'a str, registry: Option<&str>) -> Result<Wanted<'a>, Fault> {
+pub(super) fn wanted<'a>(rest: &'a str, registry: Option<&str>) -> Result<Wanted<'a>, Fault> {
     if rest.is_empty() {
         return Ok(Wanted::Api);
     }

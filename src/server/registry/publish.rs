@@ -21,7 +21,7 @@ const HEADING: &str =
     "# Written by coracle at each start. Its images are those of the archives on this node.\n";
 
 /// Publishes the address of the registry as soon as it is bound. Removes the file when it is dropped.
-pub struct Publication {
+pub(crate) struct Publication {
     path: PathBuf,
     token: String,
     images: Arc<dyn Images>,
@@ -30,13 +30,13 @@ pub struct Publication {
 }
 
 impl Publication {
-    pub fn new(settings: &RegistrySettings, images: Arc<dyn Images>) -> Publication {
+    pub(crate) fn new(settings: &RegistrySettings, images: Arc<dyn Images>) -> Publication {
         let (path, token) = (settings.mirror_file.clone(), settings.token.clone());
         Publication { path, token, images, written: String::new() }
     }
 
     /// The registry cannot listen on this address now.
-    pub fn withhold(&self, address: SocketAddr) {
+    pub(crate) fn withhold(&self, address: SocketAddr) {
         remove_stale(&self.path);
         self.images.lacks_registry(&format!(
             "the registry of image archives cannot listen on {address}, so no images of archives are pulled"
@@ -44,7 +44,7 @@ impl Publication {
     }
 
     /// The registry listens on this address.
-    pub fn publish(&mut self, address: SocketAddr) {
+    pub(crate) fn publish(&mut self, address: SocketAddr) {
         let text = hosts_toml(address, &self.token);
         match atomic_file::write(&self.path, text.as_bytes(), 0o600) {
             Ok(()) => self.written = text,
@@ -66,7 +66,7 @@ impl Drop for Publication {
 
 /// Removes the file of an agent that was killed: its port may belong to another process by now, which
 /// the runtime would trust.
-pub fn remove_stale(path: &Path) {
+pub(crate) fn remove_stale(path: &Path) {
     remove_if(path, |found| found.starts_with(HEADING));
 }
 

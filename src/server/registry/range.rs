@@ -2,7 +2,7 @@
 
 /// A part of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub(super) enum Part {
     /// No range, or one that a server may ignore: another unit, several ranges, a malformed one.
     Whole,
     /// From an offset, a number of bytes above zero.
@@ -13,7 +13,7 @@ pub enum Part {
 
 impl Part {
     /// The offset and the number of bytes.
-    pub fn bytes(self, size: u64) -> (u64, u64) {
+    pub(super) fn bytes(self, size: u64) -> (u64, u64) {
         match self {
             Part::Bytes(from, length) => (from, length),
             Part::Whole | Part::Outside => (0, size),
@@ -22,7 +22,7 @@ impl Part {
 }
 
 /// The part of a blob of `size` bytes that the header's value wants; empty: no header.
-pub fn part(range: &str, size: u64) -> Part {
+pub(super) fn part(range: &str, size: u64) -> Part {
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         // A number that does not fit is larger than any blob.

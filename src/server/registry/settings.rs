@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::util::{token, untrusted};
 
 /// The registry's settings.
-pub struct RegistrySettings {
+pub(crate) struct RegistrySettings {
     /// A loopback address; port 0: a free one.
     pub address: SocketAddr,
     /// The file for the runtime: `hosts.toml` of containerd.
@@ -24,7 +24,7 @@ impl RegistrySettings {
     ///
     /// # Errors
     /// When the kernel returns no random bytes.
-    pub fn new(address: SocketAddr, mirror_file: PathBuf, node_token: PathBuf) -> io::Result<Self> {
+    pub(crate) fn new(address: SocketAddr, mirror_file: PathBuf, node_token: PathBuf) -> io::Result<Self> {
         Ok(RegistrySettings { address, mirror_file, node_token, token: token::new()? })
     }
 

@@ -42,7 +42,7 @@ const STOP: u64 = 0;
 const FIRST_PORT: u64 = u64::MAX;
 
 /// A listener and its connections.
-pub struct Port {
+pub(crate) struct Port {
     listener: Listener,
     bound: Option<Bound>,
     /// The address of a port that could not be bound yet.
@@ -70,13 +70,17 @@ impl Port {
         }
     }
 
-    pub fn tcp(listener: Listener, what: &'static str, address: SocketAddr) -> Result<Port, ServerError> {
+    pub(crate) fn tcp(
+        listener: Listener,
+        what: &'static str,
+        address: SocketAddr,
+    ) -> Result<Port, ServerError> {
         let bound = Bound::tcp(address).map_err(|source| ServerError::Bind { what, address, source })?;
         Ok(Port::new(listener, Some(bound)))
     }
 
     /// A TCP port that is retried while it is in use.
-    pub fn tcp_or_later(listener: Listener, what: &'static str, address: SocketAddr) -> Port {
+    pub(crate) fn tcp_or_later(listener: Listener, what: &'static str, address: SocketAddr) -> Port {
         match Bound::tcp(address) {
             Ok(bound) => Port::new(listener, Some(bound)),
             Err(error) => {
@@ -88,7 +92,7 @@ impl Port {
     }
 
     /// The registry of image archives, whose address is published when it is bound.
-    pub fn registry(address: SocketAddr, publication: Publication) -> Port {
+    pub(crate) fn registry(address: SocketAddr, publication: Publication) -> Port {
         let port = Port::tcp_or_later(Listener::Registry, "image registry", address);
         let mut port = Port { publication: Some(publication), ..port };
         port.publish();
@@ -105,14 +109,14 @@ impl Port {
     }
 
     /// The local socket, which is removed when this is dropped.
-    pub fn local(path: &Path) -> Result<Port, ServerError> {
+    pub(crate) fn local(path: &Path) -> Result<Port, ServerError> {
         let bound = Bound::local(path)?;
         Ok(Port { _unlink: Some(Unlink(path.to_owned())), ..Port::new(Listener::Local, Some(bound)) })
     }
 
     /// The bound address. `None` if the port is a Unix socket or is not bound yet.
     #[cfg(test)]
-    pub fn address(&self) -> Option<SocketAddr> {
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.bound.as_ref().and_then(Bound::address)
     }
 
@@ -200,7 +204,7 @@ impl Port {
 }
 
 /// Starts the thread. `stopper` is the other end of the context's `shutdown`.
-pub fn spawn(
+pub(crate) fn spawn(
     ports: Vec<Port>,
     context: Arc<Context>,
     stopper: UnixStream,

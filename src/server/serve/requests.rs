@@ -85,7 +85,7 @@ impl From<io::Error> for NoRequest {
 }
 
 /// Spawns the thread of a connection. `admission`: for the node API.
-pub fn spawn(
+pub(super) fn spawn(
     listener: Listener,
     socket: Socket,
     admission: Option<Admission>,
@@ -103,7 +103,7 @@ pub fn spawn(
 }
 
 /// Rejects a connection without a thread: sends what fits the socket's buffer.
-pub fn reject_socket(mut socket: Socket, status: u16, text: &str) {
+pub(super) fn reject_socket(mut socket: Socket, status: u16, text: &str) {
     use io::Write;
     // The write fails if the client has disconnected.
     let _ = socket.write(&rejection(LAST, status, text));

@@ -10,7 +10,7 @@ use crate::server::node::{health, metrics, stats};
 use crate::server::{registry, views};
 
 /// Responds to a request that is not for a stream in both directions (`server/upgrade`).
-pub fn route(listener: Listener, request: &Request, context: &Context) -> Reply {
+pub(crate) fn route(listener: Listener, request: &Request, context: &Context) -> Reply {
     let node = &*context.node;
     match listener {
         Listener::Main => node_api::route(request, node),

@@ -123,7 +123,7 @@ fn finish(mut out: RequestWriter, head: &RequestHead, peer: Option<SocketAddr>) 
 }
 
 /// Disables the delay of small writes, and enables keep-alive probes.
-pub fn tune(socket: BorrowedFd<'_>) {
+pub(crate) fn tune(socket: BorrowedFd<'_>) {
     let (pause, missed) = KEEPALIVE;
     // A Unix socket does not need these options and rejects some.
     let _ = sockopt::set_tcp_nodelay(socket, true)

@@ -6,7 +6,7 @@ use crate::model::api::Pod;
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// The names of all containers: regular, init, ephemeral.
-pub fn container_names(pod: &Pod) -> Vec<&str> {
+pub(crate) fn container_names(pod: &Pod) -> Vec<&str> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     spec.containers
         .iter()
@@ -17,7 +17,7 @@ pub fn container_names(pod: &Pod) -> Vec<&str> {
 }
 
 /// The container of a command that names none: the annotated one or the first.
-pub fn default_container(pod: &Pod) -> Option<&str> {
+pub(crate) fn default_container(pod: &Pod) -> Option<&str> {
     let names = container_names(pod);
     let annotated = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER));
     match annotated {

@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use crate::util::clip;
 
 /// Rows of one list in a document. Plugins can list very many devices.
-pub const MOST_ROWS: usize = 10_000;
+pub(crate) const MOST_ROWS: usize = 10_000;
 /// The longest text from a plugin, in bytes.
 const MOST_BYTES: usize = 1024;
 
 /// The beginning of a text from a plugin. Commands escape its control characters when they print it.
 #[must_use]
-pub fn clip(text: &str) -> String {
+pub(crate) fn clip(text: &str) -> String {
     clip::beginning(text, MOST_BYTES).to_owned()
 }
 
 /// Response of `/v1/volumes`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct VolumesReply {
+pub(crate) struct VolumesReply {
     /// Sorted by namespace, pod and volume.
     pub volumes: Vec<VolumeRow>,
     /// Rows that are left out.
@@ -30,7 +30,7 @@ pub struct VolumesReply {
 /// A volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct VolumeRow {
+pub(crate) struct VolumeRow {
     /// Empty if only the UID of the pod is known.
     pub namespace: String,
     /// The pod's name, or its UID.
@@ -53,7 +53,7 @@ pub struct VolumeRow {
 /// Response of `/v1/devices`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct DevicesReply {
+pub(crate) struct DevicesReply {
     /// Devices of device plugins, sorted by resource and name.
     pub devices: Vec<DeviceRow>,
     /// Devices of resource claims, sorted by claim.
@@ -68,7 +68,7 @@ pub struct DevicesReply {
 /// A device of a device plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct DeviceRow {
+pub(crate) struct DeviceRow {
     /// Such as `example.com/camera`.
     pub resource: String,
     /// The plugin's name of the device.
@@ -85,7 +85,7 @@ pub struct DeviceRow {
 /// A device of a resource claim, or a claim without devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ClaimRow {
+pub(crate) struct ClaimRow {
     pub namespace: String,
     pub claim: String,
     pub driver: String,
@@ -97,10 +97,9 @@ pub struct ClaimRow {
     pub pods: Vec<String>,
 }
 
-/// A plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PluginRow {
+pub(crate) struct PluginRow {
     /// Empty: it could not be asked.
     pub name: String,
     /// `CSIPlugin`, `DevicePlugin` or `DRAPlugin`; empty: it could not be asked.

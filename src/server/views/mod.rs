@@ -1,7 +1,7 @@
 //! The documents of the local API, and the kubelet's lists of pods.
 
-pub mod containers;
-pub mod holdings;
+pub(super) mod containers;
+pub(super) mod holdings;
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use crate::model::runtime::{ContainerState, ListedPod};
 use holdings::{ClaimRow, DeviceRow, VolumeRow};
 
 /// The Kubernetes version of the kubelet that this agent replaces.
-pub const KUBERNETES_VERSION: &str = "v1.36.3";
+pub(crate) const KUBERNETES_VERSION: &str = "v1.36.3";
 
 /// Calls back with each pod.
-pub type EachPod<'a> = dyn Fn(&mut dyn FnMut(PodView)) + 'a;
+pub(super) type EachPod<'a> = dyn Fn(&mut dyn FnMut(PodView)) + 'a;
 
 /// A pod with the state of its worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
-pub struct PodView {
+pub(crate) struct PodView {
     /// The object, status filled in.
     #[serde(deserialize_with = "pod")]
     pub pod: Pod,
@@ -51,22 +51,22 @@ fn pod<'de, D: Deserializer<'de>>(from: D) -> Result<Pod, D::Error> {
 }
 
 impl PodView {
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.pod.metadata.name.as_deref().unwrap_or_default()
     }
 
-    pub fn namespace(&self) -> &str {
+    pub(crate) fn namespace(&self) -> &str {
         self.pod.metadata.namespace.as_deref().unwrap_or_default()
     }
 
-    pub fn uid(&self) -> &str {
+    pub(crate) fn uid(&self) -> &str {
         self.pod.metadata.uid.as_deref().unwrap_or_default()
     }
 }
 
 /// Response of `/v1/pods`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct PodsReply {
+pub(crate) struct PodsReply {
     /// Sorted by namespace and name.
     pub pods: Vec<PodView>,
 }
@@ -74,7 +74,7 @@ pub struct PodsReply {
 /// One line of `/v1/pods/watch`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
-pub enum PodChange {
+pub(crate) enum PodChange {
     Added(PodView),
     Modified(PodView),
     /// The document has only the identity of the pod.
@@ -83,7 +83,7 @@ pub enum PodChange {
 
 /// Response of `/v1/describe`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct PodDescription {
+pub(crate) struct PodDescription {
     #[serde(flatten)]
     pub view: PodView,
     /// The numbers of its cgroup, if it has one.
@@ -105,7 +105,7 @@ pub struct PodDescription {
 /// The numbers of a pod's cgroup; an absent number is unknown, an absent limit does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PodCgroupReport {
+pub(crate) struct PodCgroupReport {
     /// The path below the mounts of cgroups.
     pub path: String,
     /// CPU weight in the scale of version 1: 1,024 per core of the requests.
@@ -134,7 +134,7 @@ pub struct PodCgroupReport {
 /// A line of the check of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct VerifyLine {
+pub(crate) struct VerifyLine {
     /// The number of layers that were compared.
     pub done: usize,
     /// The number of all layers.
@@ -147,7 +147,7 @@ pub struct VerifyLine {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ImageRow {
+pub(crate) struct ImageRow {
     pub id: String,
     /// Names with tags.
     pub tags: Vec<String>,
@@ -162,7 +162,7 @@ pub struct ImageRow {
 
 /// Response of `/v1/version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VersionReply {
+pub(crate) struct VersionReply {
     pub version: String,
     /// The Kubernetes release of the kubelet that it replaces.
     pub kubernetes: String,
@@ -170,7 +170,7 @@ pub struct VersionReply {
 
 impl VersionReply {
     /// The versions of this program.
-    pub fn own() -> Self {
+    pub(crate) fn own() -> Self {
         VersionReply {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kubernetes: KUBERNETES_VERSION.to_owned(),
@@ -180,7 +180,7 @@ impl VersionReply {
 
 /// Response of a POST to `/v1/debug`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DebugReply {
+pub(crate) struct DebugReply {
     pub namespace: String,
     pub pod: String,
     /// The ephemeral container.
@@ -190,7 +190,7 @@ pub struct DebugReply {
 /// Response of `/v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct NodeReport {
+pub(crate) struct NodeReport {
     pub node: String,
     /// The version of the agent.
     pub version: String,
@@ -222,7 +222,7 @@ pub struct NodeReport {
 /// A resource of the node, as quantities.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ResourceReport {
+pub(crate) struct ResourceReport {
     /// Such as `memory`.
     pub name: String,
     pub capacity: String,
@@ -234,7 +234,7 @@ pub struct ResourceReport {
 /// A threshold at which pods are evicted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ThresholdReport {
+pub(crate) struct ThresholdReport {
     /// Such as `memory.available`.
     pub signal: String,
     /// What is available, as a quantity.
@@ -252,7 +252,7 @@ pub struct ThresholdReport {
 /// The state of the container runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct RuntimeReport {
+pub(crate) struct RuntimeReport {
     /// Such as `containerd`.
     pub name: String,
     pub version: String,
@@ -270,7 +270,7 @@ pub struct RuntimeReport {
 /// A source of pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct SourceReport {
+pub(crate) struct SourceReport {
     /// `file`, `http` or `api`.
     pub name: String,
     /// Path or URL.
@@ -285,7 +285,7 @@ pub struct SourceReport {
 /// A manifest that could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ProblemReport {
+pub(crate) struct ProblemReport {
     /// File or URL.
     pub place: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -302,7 +302,7 @@ pub struct ProblemReport {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ThreadRow {
+pub(crate) struct ThreadRow {
     pub name: String,
     /// What the thread waits for, or `running`.
     pub waits_for: String,
@@ -312,7 +312,7 @@ pub struct ThreadRow {
 /// The agent's own memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct MemoryReport {
+pub(crate) struct MemoryReport {
     pub rss_bytes: u64,
     pub peak_rss_bytes: u64,
     /// The part of `rss_bytes` that no file backs.
@@ -322,7 +322,7 @@ pub struct MemoryReport {
 /// What the agent wrote to the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct DiskWritesReport {
+pub(crate) struct DiskWritesReport {
     /// Since the start: files, links and directories that were created or written.
     pub files: u64,
     pub bytes: u64,
@@ -336,7 +336,7 @@ pub struct DiskWritesReport {
 /// The logs of all containers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct LogsReport {
+pub(crate) struct LogsReport {
     pub quota_bytes: u64,
     /// At the end of the last pass.
     pub used_bytes: u64,
@@ -346,7 +346,7 @@ pub struct LogsReport {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub struct QueueReport {
+pub(crate) struct QueueReport {
     pub name: String,
     /// The number of waiting entries.
     pub depth: usize,
@@ -391,7 +391,7 @@ struct PodItem<'a> {
 }
 
 /// The body of `/pods`.
-pub fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
+pub(super) fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
     let mut list = PodList::new();
     each(&mut |PodView { pod, .. }| {
         list.add(&PodItem { metadata: &pod.metadata, spec: pod.spec.as_ref(), status: pod.status.as_ref() });
@@ -400,7 +400,7 @@ pub fn pod_list(each: &EachPod) -> serde_json::Result<Vec<u8>> {
 }
 
 /// The body of `/runningpods/`: identity and running containers only.
-pub fn running_list(pods: &[ListedPod]) -> serde_json::Result<Vec<u8>> {
+pub(super) fn running_list(pods: &[ListedPod]) -> serde_json::Result<Vec<u8>> {
     let mut list = PodList::new();
     for pod in pods.iter().filter(|pod| pod.is_running()) {
         let running = pod.containers.iter().filter(|container| container.state == ContainerState::Running);

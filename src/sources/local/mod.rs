@@ -33,7 +33,7 @@ const POLL: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// When the kernel cannot create a thread or an eventfd.
-pub fn spawn(directory: &Path, objects: &LocalObjects, deps: &Deps) -> std::io::Result<Running> {
+pub(crate) fn spawn(directory: &Path, objects: &LocalObjects, deps: &Deps) -> std::io::Result<Running> {
     let bell = Wake::new()?;
     let ring = bell.clone();
     let root = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
@@ -68,7 +68,7 @@ pub(super) fn fuzzed(bytes: &[u8], exposed: Option<&str>) {
 
 /// The problems of the directory's files, without an agent. `None`: there is no such directory.
 #[must_use]
-pub fn check(directory: &Path) -> Option<Vec<String>> {
+pub(crate) fn check(directory: &Path) -> Option<Vec<String>> {
     let mut files = Files::new(directory);
     files.read_once(Timestamp::now()).then(|| files.problems())
 }

@@ -34,11 +34,11 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::wake::Wake;
 
 /// The address of the system bus, unless the environment sets another.
-pub const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
+pub(crate) const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
 
 /// Settings of the thread.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The time for the pods of each priority; never empty.
     pub steps: Vec<Step>,
     /// The address of the bus.
@@ -52,7 +52,7 @@ pub struct Settings {
 }
 
 /// Handles and channel ends of the thread.
-pub struct Deps {
+pub(crate) struct Deps {
     /// All pods.
     pub view: View,
     /// The statuses of the pods.
@@ -71,12 +71,12 @@ pub struct Deps {
 
 /// Whether the node is shutting down, readable by all threads.
 #[derive(Debug, Clone, Default)]
-pub struct Flag(Arc<AtomicBool>);
+pub(crate) struct Flag(Arc<AtomicBool>);
 
 impl Flag {
     /// Whether the node is shutting down.
     #[must_use]
-    pub fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
@@ -87,7 +87,7 @@ impl Flag {
 
 /// Orders that `sync` has not received yet.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// The node shuts down, or no longer does.
     pub shutting_down: Option<bool>,
     /// Pods to stop, each with its grace in seconds.
@@ -106,7 +106,7 @@ impl Orders {
 }
 
 /// The ends of the channels that `sync` holds.
-pub struct Link {
+pub(crate) struct Link {
     /// Orders to `sync`.
     pub orders: Inbox<(), Orders>,
     /// Rung after each turn while the node shuts down. `None`: there is no thread `shutdown`.
@@ -115,7 +115,7 @@ pub struct Link {
 
 /// Makes the two ends of the link; `wake` is the thread's bell if there is one.
 #[must_use]
-pub fn link(wake: Option<Wake>) -> (Post<(), Orders>, Link) {
+pub(crate) fn link(wake: Option<Wake>) -> (Post<(), Orders>, Link) {
     let (post, orders) = mailbox::mailbox(Orders::merge);
     (post, Link { orders, wake })
 }
@@ -124,7 +124,12 @@ pub fn link(wake: Option<Wake>) -> (Post<(), Orders>, Link) {
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn spawn(settings: Settings, deps: Deps, wake: &Wake, on_death: OnDeath) -> std::io::Result<Running> {
+pub(crate) fn spawn(
+    settings: Settings,
+    deps: Deps,
+    wake: &Wake,
+    on_death: OnDeath,
+) -> std::io::Result<Running> {
     let (own, waker) = (wake.clone(), wake.clone());
     let running = threads::spawn("shutdown", Stack::Small, on_death, move |stop| {
         thread::Manager::new(settings, deps, own, stop).run();

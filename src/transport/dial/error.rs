@@ -5,7 +5,7 @@ use std::io;
 use rustls::{AlertDescription, CertificateError};
 
 /// The two addresses of a connection, as `local->peer`.
-pub type ConnectionEnds = std::sync::Arc<str>;
+pub(crate) type ConnectionEnds = std::sync::Arc<str>;
 
 /// Why there is no connection or no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads;
 
 /// A stop is noticed within this time: waits on a socket are split into pieces of this length.
-pub const STOP_LATENCY: Duration = Duration::from_millis(200);
+pub(crate) const STOP_LATENCY: Duration = Duration::from_millis(200);
 /// Closing a socket drops data that was not sent by then, so that an unreachable peer does not
 /// leave thousands of half-closed sockets; the Go kubelet's value.
 const LINGER: Duration = Duration::from_secs(1);

@@ -38,7 +38,7 @@ pub struct ServingCertificate {
 }
 
 /// Returns the current certificate; `None`: there is none yet.
-pub type CurrentCertificate = dyn Fn() -> Option<Arc<ServingCertificate>> + Send + Sync;
+pub(super) type CurrentCertificate = dyn Fn() -> Option<Arc<ServingCertificate>> + Send + Sync;
 
 /// The settings of sessions.
 #[derive(Debug, Clone, Default)]

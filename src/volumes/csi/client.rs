@@ -38,7 +38,7 @@ const INODES: i32 = 2;
 
 /// A driver at a socket.
 #[derive(Debug)]
-pub struct GrpcDriver {
+pub(super) struct GrpcDriver {
     name: String,
     channel: Channel,
     limit: Duration,

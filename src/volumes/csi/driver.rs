@@ -6,7 +6,7 @@ pub(super) use crate::transport::grpc::Kind as Code;
 use crate::util::stop::StopToken;
 
 /// Text pairs of a request.
-pub type Pairs = BTreeMap<String, String>;
+pub(super) type Pairs = BTreeMap<String, String>;
 
 /// The secrets of a call. `Debug` shows their names only.
 #[derive(Clone, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use super::super::{mounts, paths};
 const MAX_STACK: usize = 16;
 
 /// What is done with mounts here.
-pub trait Mounter: Send + Sync {
+pub(crate) trait Mounter: Send + Sync {
     /// Whether something is mounted at this path. A missing path is no mount point.
     ///
     /// # Errors

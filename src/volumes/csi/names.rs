@@ -19,13 +19,13 @@ pub(super) const TARGET: &str = "mount";
 
 /// The name of the VolumeAttachment of a volume on a node.
 #[must_use]
-pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", sha256::hex(format!("{handle}{driver}{node}").as_bytes()))
 }
 
 /// The handle of an inline volume.
 #[must_use]
-pub fn inline_handle(pod_uid: &str, volume: &str) -> String {
+pub(super) fn inline_handle(pod_uid: &str, volume: &str) -> String {
     format!("csi-{}", sha256::hex(format!("{pod_uid}{volume}").as_bytes()))
 }
 

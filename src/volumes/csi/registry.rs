@@ -60,7 +60,7 @@ pub enum RegistryError {
 
 /// A driver that is registered.
 #[derive(Clone)]
-pub struct RegisteredDriver {
+pub(super) struct RegisteredDriver {
     /// Its socket.
     pub endpoint: String,
     /// Its node service.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A request of a client.
 #[derive(Debug, Clone)]
-pub struct ReceivedRequest {
+pub(crate) struct ReceivedRequest {
     pub method: String,
     /// Path and query as sent.
     pub uri: String,
@@ -19,23 +19,23 @@ pub struct ReceivedRequest {
 
 impl ReceivedRequest {
     /// Without the query.
-    pub fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         unescape(self.uri.split('?').next().unwrap_or_default())
     }
 
     /// A parameter of the query; empty without one.
-    pub fn parameter(&self, name: &str) -> String {
+    pub(crate) fn parameter(&self, name: &str) -> String {
         let query = self.uri.split_once('?').map_or("", |(_, query)| query);
         let found = query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
         found.map(|(_, value)| unescape(value)).unwrap_or_default()
     }
 
     /// A header; empty without one.
-    pub fn header(&self, name: &str) -> String {
+    pub(crate) fn header(&self, name: &str) -> String {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone()).unwrap_or_default()
     }
 
-    pub fn is_watch(&self) -> bool {
+    pub(crate) fn is_watch(&self) -> bool {
         self.method == "GET" && self.parameter("watch") == "true"
     }
 }

@@ -19,12 +19,12 @@ use coracle::transport::api::{Endpoint, Roots};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
 
-pub use http::ReceivedRequest;
-pub use store::{ResourcePath, Store};
+pub(crate) use http::ReceivedRequest;
+pub(crate) use store::{ResourcePath, Store};
 
 /// A fault, and the requests that it applies to.
 #[derive(Debug, Clone)]
-pub struct Fault {
+pub(crate) struct Fault {
     /// `GET`, `POST` and so on; empty: any.
     pub method: &'static str,
     /// The request's path and query contain this.
@@ -36,7 +36,7 @@ pub struct Fault {
 
 /// What a request gets that a fault applies to.
 #[derive(Debug, Clone)]
-pub enum FaultResponse {
+pub(crate) enum FaultResponse {
     /// An error, with `Retry-After` in seconds if there is one.
     Status(u16, &'static str, Option<u32>),
     /// The connection closes without an answer.
@@ -59,18 +59,18 @@ pub enum FaultResponse {
 
 impl Fault {
     /// Applies once.
-    pub fn once(method: &'static str, path: &str, what: FaultResponse) -> Fault {
+    pub(crate) fn once(method: &'static str, path: &str, what: FaultResponse) -> Fault {
         Fault { method, path: path.to_owned(), times: 1, what }
     }
 
     /// Applies until it is removed.
-    pub fn always(method: &'static str, path: &str, what: FaultResponse) -> Fault {
+    pub(crate) fn always(method: &'static str, path: &str, what: FaultResponse) -> Fault {
         Fault { method, path: path.to_owned(), times: usize::MAX, what }
     }
 }
 
 /// The server. It ends when it is dropped.
-pub struct FakeApi {
+pub(crate) struct FakeApi {
     pub address: Ipv4Addr,
     pub port: u16,
     shared: Arc<Shared>,
@@ -93,7 +93,7 @@ struct State {
 }
 
 /// Says what a TokenReview or SubjectAccessReview comes to: its status.
-pub type Reviewer = Arc<dyn Fn(&Value) -> Value + Send + Sync>;
+pub(crate) type Reviewer = Arc<dyn Fn(&Value) -> Value + Send + Sync>;
 
 #[derive(Default)]
 struct Shared {
@@ -111,7 +111,7 @@ impl Shared {
 impl FakeApi {
     /// An empty one, on a port that no other server gets while this one is down. A port that the
     /// kernel chooses would be free for others then.
-    pub fn start() -> FakeApi {
+    pub(crate) fn start() -> FakeApi {
         // Below the kernel's, and between those of the control planes and those of the nodes.
         static NEXT: AtomicU16 = AtomicU16::new(17_000);
         loop {
@@ -126,12 +126,12 @@ impl FakeApi {
     }
 
     /// An empty one on a port, such as that of one that has gone.
-    pub fn start_at(port: u16) -> FakeApi {
+    pub(crate) fn start_at(port: u16) -> FakeApi {
         FakeApi::listen(Ipv4Addr::LOCALHOST, port)
     }
 
     /// An empty one on an address of this machine.
-    pub fn listen(address: Ipv4Addr, port: u16) -> FakeApi {
+    pub(crate) fn listen(address: Ipv4Addr, port: u16) -> FakeApi {
         FakeApi::on(address, TcpListener::bind((address, port)).unwrap())
     }
 
@@ -167,32 +167,32 @@ impl FakeApi {
     }
 
     /// Refuses connections and cuts those that there are; what it knows stays.
-    pub fn go_down(&self) {
+    pub(crate) fn go_down(&self) {
         drop(self.listening.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.cut();
         self.end_watches();
     }
 
     /// Comes back at its old port.
-    pub fn go_up(&self) {
+    pub(crate) fn go_up(&self) {
         self.cut();
         self.serve(TcpListener::bind((self.address, self.port)).unwrap());
     }
 
     /// Takes connections, but says nothing any more, not even on open watches.
-    pub fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.shared.lock().frozen = true;
     }
 
     /// Goes on where it stopped, with late answers.
-    pub fn thaw(&self) {
+    pub(crate) fn thaw(&self) {
         self.shared.lock().frozen = false;
         self.shared.changed.notify_all();
     }
 
     /// Restores a backup: statuses of pods and all history are lost, and versions restart at small
     /// numbers. Watches of greater ones are silent.
-    pub fn restore(&self) {
+    pub(crate) fn restore(&self) {
         let mut state = self.shared.lock();
         state.store.restore();
         state.watch_era += 1;
@@ -202,27 +202,27 @@ impl FakeApi {
     }
 
     /// Makes its versions begin with a great number.
-    pub fn raise_versions(&self) {
+    pub(crate) fn raise_versions(&self) {
         self.shared.lock().store.raise_versions();
     }
 
     /// Every event comes twice, and once more after others.
-    pub fn repeat_events(&self, repeats_events: bool) {
+    pub(crate) fn repeat_events(&self, repeats_events: bool) {
         self.shared.lock().store.repeats_events = repeats_events;
     }
 
     /// So many objects on a page of a list at the most.
-    pub fn page(&self, objects: Option<usize>) {
+    pub(crate) fn page(&self, objects: Option<usize>) {
         self.shared.lock().store.page = objects;
     }
 
     /// How long tokens live from now on, whatever is asked for.
-    pub fn token_seconds(&self, seconds: Option<i64>) {
+    pub(crate) fn token_seconds(&self, seconds: Option<i64>) {
         self.shared.lock().store.token_seconds = seconds;
     }
 
     /// Deletes a pod as a user does, gracefully.
-    pub fn delete_pod(&self, path: &str) {
+    pub(crate) fn delete_pod(&self, path: &str) {
         let path = ResourcePath::parse(path).unwrap();
         let mut state = self.shared.lock();
         let _ = state.store.delete(&path, &Value::Null);
@@ -231,29 +231,29 @@ impl FakeApi {
     }
 
     /// Deletes a pod with a grace period in seconds; zero removes it at once.
-    pub fn delete_pod_within(&self, path: &str, seconds: i64) {
+    pub(crate) fn delete_pod_within(&self, path: &str, seconds: i64) {
         let path = ResourcePath::parse(path).unwrap();
         let _ = self.shared.lock().store.delete(&path, &json!({"gracePeriodSeconds": seconds}));
         self.shared.changed.notify_all();
     }
 
     /// The objects of a collection.
-    pub fn objects(&self, path: &str) -> Vec<Value> {
+    pub(crate) fn objects(&self, path: &str) -> Vec<Value> {
         self.shared.lock().store.all(&ResourcePath::parse(path).unwrap())
     }
 
     /// How many requests came so far.
-    pub fn requests(&self) -> usize {
+    pub(crate) fn requests(&self) -> usize {
         self.shared.lock().received.len()
     }
 
     /// `http://address:port`.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}:{}", self.address, self.port)
     }
 
     /// How to reach it.
-    pub fn credentials(&self) -> Credentials {
+    pub(crate) fn credentials(&self) -> Credentials {
         let endpoint = Endpoint {
             https: false,
             host: self.address.to_string(),
@@ -267,13 +267,13 @@ impl FakeApi {
     }
 
     /// A client of it, without a limit to its rate.
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::new(self.credentials(), None).unwrap()
     }
 
     /// Makes or replaces the object at a path such as `/api/v1/namespaces/ns/pods/p`, and
     /// returns it as stored.
-    pub fn put(&self, path: &str, object: Value) -> Value {
+    pub(crate) fn put(&self, path: &str, object: Value) -> Value {
         let path = ResourcePath::parse(path).unwrap();
         let mut state = self.shared.lock();
         let stored = state.store.put(&path, object);
@@ -283,39 +283,43 @@ impl FakeApi {
     }
 
     /// Removes the object at a path.
-    pub fn remove(&self, path: &str) {
+    pub(crate) fn remove(&self, path: &str) {
         self.shared.lock().store.remove(&ResourcePath::parse(path).unwrap());
         self.shared.changed.notify_all();
     }
 
     /// The object at a path.
-    pub fn object(&self, path: &str) -> Option<Value> {
+    pub(crate) fn object(&self, path: &str) -> Option<Value> {
         self.shared.lock().store.get(&ResourcePath::parse(path).unwrap()).cloned()
     }
 
     /// Answers reviews; they are stored nowhere.
-    pub fn review(&self, by: impl Fn(&Value) -> Value + Send + Sync + 'static) {
+    pub(crate) fn review(&self, by: impl Fn(&Value) -> Value + Send + Sync + 'static) {
         self.shared.lock().reviewer = Some(Arc::new(by));
     }
 
     /// Adds a fault; earlier ones apply first.
-    pub fn fault(&self, fault: Fault) {
+    pub(crate) fn fault(&self, fault: Fault) {
         self.shared.lock().faults.push(fault);
     }
 
     /// No more faults.
-    pub fn clear_faults(&self) {
+    pub(crate) fn clear_faults(&self) {
         self.shared.lock().faults.clear();
         self.shared.changed.notify_all();
     }
 
     /// Every request so far.
-    pub fn received(&self) -> Vec<ReceivedRequest> {
+    pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
         self.shared.lock().received.iter().cloned().collect()
     }
 
     /// Waits until as many requests that `wanted` takes have come, and returns them.
-    pub fn wait_for(&self, count: usize, wanted: impl Fn(&ReceivedRequest) -> bool) -> Vec<ReceivedRequest> {
+    pub(crate) fn wait_for(
+        &self,
+        count: usize,
+        wanted: impl Fn(&ReceivedRequest) -> bool,
+    ) -> Vec<ReceivedRequest> {
         let until = Instant::now() + Duration::from_secs(60);
         let mut state = self.shared.lock();
         loop {
@@ -331,7 +335,7 @@ impl FakeApi {
     }
 
     /// Forgets the past: watches from an older version, and those under way, expire.
-    pub fn compact(&self) {
+    pub(crate) fn compact(&self) {
         let mut state = self.shared.lock();
         state.store.compact();
         state.watch_era += 1;
@@ -340,19 +344,19 @@ impl FakeApi {
     }
 
     /// Sends a bookmark to every watch.
-    pub fn bookmark(&self) {
+    pub(crate) fn bookmark(&self) {
         self.shared.lock().store.bookmark();
         self.shared.changed.notify_all();
     }
 
     /// Ends every watch properly.
-    pub fn end_watches(&self) {
+    pub(crate) fn end_watches(&self) {
         self.shared.lock().watch_era += 1;
         self.shared.changed.notify_all();
     }
 
     /// Cuts every connection.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         for socket in self.shared.lock().sockets.drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -373,7 +377,7 @@ impl Drop for FakeApi {
 }
 
 /// The JSON of an error answer.
-pub fn status(code: u16, reason: &str, message: &str) -> Value {
+pub(crate) fn status(code: u16, reason: &str, message: &str) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": message, "reason": reason, "code": code})
 }

@@ -10,7 +10,7 @@ use super::status;
 
 /// Where an object or a collection is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ResourcePath {
+pub(crate) struct ResourcePath {
     /// `/api/v1` or `/apis/group/version`.
     pub prefix: String,
     pub plural: String,
@@ -21,7 +21,7 @@ pub struct ResourcePath {
 
 impl ResourcePath {
     /// From a URL's path.
-    pub fn parse(text: &str) -> Option<ResourcePath> {
+    pub(crate) fn parse(text: &str) -> Option<ResourcePath> {
         let parts: Vec<&str> = text.trim_matches('/').split('/').collect();
         let (prefix, rest) = match parts.as_slice() {
             ["api", "v1", rest @ ..] => ("/api/v1".to_owned(), rest),
@@ -86,7 +86,7 @@ struct StoredChange {
 }
 
 #[derive(Default)]
-pub struct Store {
+pub(crate) struct Store {
     version: u64,
     objects: BTreeMap<ResourcePath, Value>,
     past: Vec<StoredChange>,
@@ -104,7 +104,7 @@ pub struct Store {
 }
 
 /// How far a watch has come.
-pub struct WatchPosition {
+pub(crate) struct WatchPosition {
     version: u64,
     bookmarks: u64,
 }
@@ -112,11 +112,11 @@ pub struct WatchPosition {
 type Response = (u16, Value);
 
 impl Store {
-    pub fn get(&self, path: &ResourcePath) -> Option<&Value> {
+    pub(crate) fn get(&self, path: &ResourcePath) -> Option<&Value> {
         self.objects.get(&path.object(&path.name))
     }
 
-    pub fn put(&mut self, path: &ResourcePath, mut object: Value) -> Value {
+    pub(crate) fn put(&mut self, path: &ResourcePath, mut object: Value) -> Value {
         let key = path.object(&path.name);
         let before = self.objects.get(&key).cloned();
         self.version += 1;
@@ -150,7 +150,7 @@ impl Store {
         object
     }
 
-    pub fn remove(&mut self, path: &ResourcePath) -> Option<Value> {
+    pub(crate) fn remove(&mut self, path: &ResourcePath) -> Option<Value> {
         let key = path.object(&path.name);
         let mut before = self.objects.remove(&key)?;
         self.version += 1;
@@ -164,17 +164,17 @@ impl Store {
         Some(before)
     }
 
-    pub fn compact(&mut self) {
+    pub(crate) fn compact(&mut self) {
         self.version += 1;
         self.oldest = self.version;
         self.past.clear();
     }
 
-    pub fn raise_versions(&mut self) {
+    pub(crate) fn raise_versions(&mut self) {
         self.version += 1_000_000;
     }
 
-    pub fn restore(&mut self) {
+    pub(crate) fn restore(&mut self) {
         self.past.clear();
         self.oldest = 0;
         self.version = 0;
@@ -188,16 +188,16 @@ impl Store {
     }
 
     /// The objects of a collection.
-    pub fn all(&self, path: &ResourcePath) -> Vec<Value> {
+    pub(crate) fn all(&self, path: &ResourcePath) -> Vec<Value> {
         self.objects.iter().filter(|(key, _)| path.holds(key)).map(|(_, object)| object.clone()).collect()
     }
 
-    pub fn bookmark(&mut self) {
+    pub(crate) fn bookmark(&mut self) {
         self.bookmarks += 1;
     }
 
     /// Anything but a watch.
-    pub fn respond(&mut self, request: &ReceivedRequest) -> Response {
+    pub(crate) fn respond(&mut self, request: &ReceivedRequest) -> Response {
         let Some(path) = ResourcePath::parse(&request.path()) else {
             return (404, status(404, "NotFound", "the server could not find the requested resource"));
         };
@@ -313,7 +313,7 @@ impl Store {
         (200, self.put(path, new))
     }
 
-    pub fn delete(&mut self, path: &ResourcePath, options: &Value) -> Response {
+    pub(crate) fn delete(&mut self, path: &ResourcePath, options: &Value) -> Response {
         let Some(mut old) = self.get(path).cloned() else { return not_found(path) };
         let wanted = &options["preconditions"]["uid"];
         if wanted.is_string() && *wanted != old["metadata"]["uid"] {
@@ -352,7 +352,7 @@ impl Store {
     }
 
     /// The first lines of a watch.
-    pub fn open_watch(
+    pub(crate) fn open_watch(
         &self,
         path: &ResourcePath,
         request: &ReceivedRequest,
@@ -387,7 +387,7 @@ impl Store {
     }
 
     /// What happened since.
-    pub fn changes_since(
+    pub(crate) fn changes_since(
         &self,
         path: &ResourcePath,
         request: &ReceivedRequest,

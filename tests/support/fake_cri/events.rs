@@ -18,7 +18,7 @@ struct Queue {
 
 /// One open stream.
 #[derive(Clone, Default)]
-pub struct Subscriber(Arc<Mutex<Queue>>);
+pub(super) struct Subscriber(Arc<Mutex<Queue>>);
 
 impl Subscriber {
     fn change(&self, change: impl FnOnce(&mut Queue)) {
@@ -30,20 +30,20 @@ impl Subscriber {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    pub fn push(&self, events: &[ContainerEventResponse]) {
+    pub(super) fn push(&self, events: &[ContainerEventResponse]) {
         self.change(|queue| queue.events.extend(events.iter().cloned()));
     }
 
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         self.change(|queue| queue.ended = true);
     }
 
-    pub fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.0.lock().unwrap().ended
     }
 
     /// The next event; `None` at the end.
-    pub async fn next(&self) -> Option<ContainerEventResponse> {
+    pub(super) async fn next(&self) -> Option<ContainerEventResponse> {
         poll_fn(|context| {
             let mut queue = self.0.lock().unwrap();
             match queue.events.pop_front() {
@@ -61,7 +61,7 @@ impl Subscriber {
 
 /// What happens to events on their way to the subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StreamFault {
+pub(crate) enum StreamFault {
     #[default]
     None,
     /// None arrives, without an error.
@@ -82,7 +82,7 @@ pub enum StreamFault {
 
 /// Applies faults between the state and the subscribers.
 #[derive(Default)]
-pub struct StreamFaults {
+pub(super) struct StreamFaults {
     pub fault: StreamFault,
     seen: usize,
     held: Vec<(Instant, ContainerEventResponse)>,
@@ -90,7 +90,7 @@ pub struct StreamFaults {
 
 impl StreamFaults {
     /// What is to be sent now, and whether the streams are to be ended after it.
-    pub fn deliver(
+    pub(super) fn deliver(
         &mut self,
         news: Vec<ContainerEventResponse>,
         now: Instant,

@@ -13,10 +13,10 @@ struct Inner {
 
 /// Closed until [`Gate::open`]; clones are the same gate.
 #[derive(Clone, Default)]
-pub struct Gate(Arc<Mutex<Inner>>);
+pub(crate) struct Gate(Arc<Mutex<Inner>>);
 
 impl Gate {
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         let waiting = {
             let mut inner = self.0.lock().unwrap();
             inner.open = true;
@@ -26,7 +26,7 @@ impl Gate {
     }
 
     /// How many calls wait.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.0.lock().unwrap().waiting.len()
     }
 }

@@ -8,7 +8,7 @@ use coracle::transport::generated::{EnumOrUnknown, runtime};
 use serde_json::{Map, Value};
 
 /// A message that can be shown as JSON.
-pub trait ToJson {
+pub(crate) trait ToJson {
     fn to_json(&self) -> Value;
 }
 

@@ -36,13 +36,13 @@ use coracle::transport::grpc::Kind;
 use coracle::util::stop::{StopToken, Waited};
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
-pub use events::StreamFault;
-pub use gate::Gate;
-pub use json::ToJson;
-pub use service::JournalEntry;
+pub(crate) use events::StreamFault;
+pub(crate) use gate::Gate;
+pub(crate) use json::ToJson;
+pub(crate) use service::JournalEntry;
 use service::{Misbehavior, Service, Shared, create_image_service, create_runtime_service};
-pub use state::{BUSYBOX, BUSYBOX_ID, Container, ExecOutput, Failure, Sandbox, State, state_name};
-pub use wire::Wire;
+pub(crate) use state::{BUSYBOX, BUSYBOX_ID, Container, ExecOutput, Failure, Sandbox, State, state_name};
+pub(crate) use wire::Wire;
 
 /// How long the helpers here wait before they fail the test.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(10);
 
 /// The fake. Dropping it ends the server.
-pub struct FakeCri {
+pub(crate) struct FakeCri {
     dir: tempfile::TempDir,
     shared: Arc<Shared>,
     server: Mutex<Option<grpcio::Server>>,
@@ -60,7 +60,7 @@ pub struct FakeCri {
 
 impl FakeCri {
     /// Starts a server on a fresh socket.
-    pub fn start() -> FakeCri {
+    pub(crate) fn start() -> FakeCri {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new()),
             counts: Mutex::default(),
@@ -89,20 +89,20 @@ impl FakeCri {
 
     // ---- how to reach it ----
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("cri.sock")
     }
 
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         format!("unix://{}", self.socket().display())
     }
 
     /// A directory that lives as long as the fake.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    pub fn settings(&self) -> cri::Settings {
+    pub(crate) fn settings(&self) -> cri::Settings {
         cri::Settings {
             runtime_endpoint: self.endpoint(),
             image_endpoint: None,
@@ -110,14 +110,14 @@ impl FakeCri {
         }
     }
 
-    pub fn connect(&self) -> (RuntimeClient, ImageClient) {
+    pub(crate) fn connect(&self) -> (RuntimeClient, ImageClient) {
         cri::connect(self.settings()).unwrap()
     }
 
     // ---- the server ----
 
     /// Ends the server; every open call fails. What it runs is kept.
-    pub fn go_down(&self) {
+    pub(crate) fn go_down(&self) {
         if let Some(mut server) = self.server.lock().unwrap().take() {
             let shutdown = server.shutdown();
             server.cancel_all_calls();
@@ -127,7 +127,7 @@ impl FakeCri {
     }
 
     /// Serves again on the same socket.
-    pub fn go_up(&self) {
+    pub(crate) fn go_up(&self) {
         let mut slot = self.server.lock().unwrap();
         if slot.is_some() {
             return;
@@ -146,7 +146,7 @@ impl FakeCri {
     }
 
     /// Down and up again, as in an upgrade of the runtime: its containers run on.
-    pub fn restart(&self) {
+    pub(crate) fn restart(&self) {
         self.go_down();
         self.go_up();
     }
@@ -154,12 +154,12 @@ impl FakeCri {
     // ---- misbehavior, by method name ----
 
     /// Every call of `method` fails from now on.
-    pub fn fail(&self, method: &str, kind: Kind, message: &str) {
+    pub(crate) fn fail(&self, method: &str, kind: Kind, message: &str) {
         self.misbehave(method, kind, message, None);
     }
 
     /// The next `times` calls of `method` fail.
-    pub fn fail_times(&self, method: &str, times: u32, kind: Kind, message: &str) {
+    pub(crate) fn fail_times(&self, method: &str, times: u32, kind: Kind, message: &str) {
         if times > 0 {
             self.misbehave(method, kind, message, Some(times));
         }
@@ -172,7 +172,7 @@ impl FakeCri {
 
     /// The next `times` calls of `method` are carried out, but their callers get an error of the
     /// connection.
-    pub fn lose_responses(&self, method: &str, times: u32) {
+    pub(crate) fn lose_responses(&self, method: &str, times: u32) {
         let message = "Socket closed".to_owned();
         let failure = Failure { code: service::code(Kind::Unavailable), message };
         self.add_misbehavior(method, Misbehavior::Lose { failure, times: Some(times) });
@@ -180,7 +180,7 @@ impl FakeCri {
 
     /// Calls of `method` wait until the gate is opened or [`FakeCri::behave`] is called;
     /// then they are carried out.
-    pub fn hang(&self, method: &str) -> Gate {
+    pub(crate) fn hang(&self, method: &str) -> Gate {
         let gate = Gate::default();
         self.add_misbehavior(method, Misbehavior::Hang { gate: gate.clone(), times: None });
         gate
@@ -188,37 +188,37 @@ impl FakeCri {
 
     /// The next call of `method` waits until the gate is opened and is then carried out;
     /// those after it are not affected.
-    pub fn hang_next(&self, method: &str) -> Gate {
+    pub(crate) fn hang_next(&self, method: &str) -> Gate {
         let gate = Gate::default();
         self.add_misbehavior(method, Misbehavior::Hang { gate: gate.clone(), times: Some(1) });
         gate
     }
 
     /// Whether a fault applies to the next call of `method`.
-    pub fn misbehaves(&self, method: &str) -> bool {
+    pub(crate) fn misbehaves(&self, method: &str) -> bool {
         self.shared.misbehavior.lock().unwrap().contains_key(method)
     }
 
     /// Calls of `method` take this long.
-    pub fn delay(&self, method: &str, delay: Duration) {
+    pub(crate) fn delay(&self, method: &str, delay: Duration) {
         self.add_misbehavior(method, Misbehavior::Delay(delay));
     }
 
     /// States that must never have occurred, however briefly: two running instances of one container,
     /// two ready sandboxes of one pod.
-    pub fn alarms(&self) -> Vec<String> {
+    pub(crate) fn alarms(&self) -> Vec<String> {
         self.shared.state.lock().unwrap().alarms.clone()
     }
 
     /// Ends the misbehavior of `method` and lets its hanging calls go.
-    pub fn behave(&self, method: &str) {
+    pub(crate) fn behave(&self, method: &str) {
         if let Some(Misbehavior::Hang { gate, .. }) = self.shared.misbehavior.lock().unwrap().remove(method) {
             gate.open();
         }
     }
 
     /// Carries out all calls that are endless, and from now on those of stubborn containers at once.
-    pub fn release_endless(&self) {
+    pub(crate) fn release_endless(&self) {
         let gates = {
             let mut endless = self.shared.endless.lock().unwrap();
             endless.is_released = true;
@@ -235,32 +235,32 @@ impl FakeCri {
     // ---- what happened ----
 
     /// How often `method` was called.
-    pub fn count(&self, method: &str) -> usize {
+    pub(crate) fn count(&self, method: &str) -> usize {
         self.shared.counts.lock().unwrap().get(method).copied().unwrap_or(0)
     }
 
-    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, usize> {
         self.shared.counts.lock().unwrap().clone()
     }
 
     /// All mutating requests so far, in order of arrival.
-    pub fn journal(&self) -> Vec<JournalEntry> {
+    pub(crate) fn journal(&self) -> Vec<JournalEntry> {
         self.shared.journal.lock().unwrap().clone()
     }
 
     /// The method names of the journal.
-    pub fn calls(&self) -> Vec<&'static str> {
+    pub(crate) fn calls(&self) -> Vec<&'static str> {
         self.shared.journal.lock().unwrap().iter().map(|entry| entry.method).collect()
     }
 
-    pub fn clear_journal(&self) {
+    pub(crate) fn clear_journal(&self) {
         self.shared.journal.lock().unwrap().clear();
         self.shared.counts.lock().unwrap().clear();
     }
 
     /// Waits until `condition` holds; fails the test after a while.
     #[track_caller]
-    pub fn wait_until(&self, what: &str, mut condition: impl FnMut(&FakeCri) -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, mut condition: impl FnMut(&FakeCri) -> bool) {
         let (start, pause) = (Instant::now(), StopToken::never());
         while !condition(self) {
             assert!(start.elapsed() < PATIENCE, "timed out waiting until {what}; calls: {:?}", self.calls());
@@ -271,7 +271,7 @@ impl FakeCri {
     // ---- what is there ----
 
     /// Reads or changes the state directly.
-    pub fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let result = {
             let mut state = self.shared.state.lock().unwrap();
             state.settle();
@@ -282,67 +282,67 @@ impl FakeCri {
     }
 
     /// How many event streams are open.
-    pub fn listeners(&self) -> usize {
+    pub(crate) fn listeners(&self) -> usize {
         self.shared.subscribers.lock().unwrap().iter().filter(|subscriber| !subscriber.has_ended()).count()
     }
 
     /// Ends every event stream in order.
-    pub fn end_event_streams(&self) {
+    pub(crate) fn end_event_streams(&self) {
         self.shared.end_streams();
     }
 
     /// Applies a fault to the events from now on.
-    pub fn set_stream_fault(&self, fault: StreamFault) {
+    pub(crate) fn set_stream_fault(&self, fault: StreamFault) {
         self.shared.stream_faults.lock().unwrap().fault = fault;
     }
 
-    pub fn sandboxes(&self) -> Vec<Sandbox> {
+    pub(crate) fn sandboxes(&self) -> Vec<Sandbox> {
         self.with_state(|state| state.sandboxes.values().cloned().collect())
     }
 
     /// In order of creation.
-    pub fn containers(&self) -> Vec<Container> {
+    pub(crate) fn containers(&self) -> Vec<Container> {
         self.with_state(|state| state.containers.values().cloned().collect())
     }
 
     /// The newest container of that name, in any pod.
-    pub fn container(&self, name: &str) -> Option<Container> {
+    pub(crate) fn container(&self, name: &str) -> Option<Container> {
         self.containers().into_iter().rfind(|container| container.config.metadata.name == name)
     }
 
-    pub fn add_image(&self, name: &str) {
+    pub(crate) fn add_image(&self, name: &str) {
         let id = format!("sha256:{:064x}", name.len());
         self.with_state(|state| state.add_image(name, &id));
     }
 
     /// The container's process dies; `false` if it did not run.
-    pub fn kill_container(&self, id: &str, code: i32) -> bool {
+    pub(crate) fn kill_container(&self, id: &str, code: i32) -> bool {
         self.with_state(|state| state.kill_container(id, code))
     }
 
     /// The sandbox dies with all its containers; `false` if it is not there.
-    pub fn kill_sandbox(&self, id: &str) -> bool {
+    pub(crate) fn kill_sandbox(&self, id: &str) -> bool {
         self.with_state(|state| state.kill_sandbox(id))
     }
 
     /// Sets the runtime's time of day, so many seconds from that of the test.
-    pub fn set_clock(&self, ahead: i64) {
+    pub(crate) fn set_clock(&self, ahead: i64) {
         self.with_state(|state| state.set_clock(ahead.saturating_mul(1_000_000_000)));
     }
 
     /// Sets a condition of `Status`: `RuntimeReady` or `NetworkReady`.
-    pub fn set_condition(&self, name: &'static str, status: bool, reason: &str, message: &str) {
+    pub(crate) fn set_condition(&self, name: &'static str, status: bool, reason: &str, message: &str) {
         let condition = (status, reason.to_owned(), message.to_owned());
         self.with_state(|state| state.conditions.insert(name, condition));
     }
 
     /// Decides what exec answers, from the container's name and the command.
-    pub fn on_exec(&self, rule: impl Fn(&str, &[String]) -> ExecOutput + Send + Sync + 'static) {
+    pub(crate) fn on_exec(&self, rule: impl Fn(&str, &[String]) -> ExecOutput + Send + Sync + 'static) {
         self.with_state(|state| state.exec = Arc::new(rule));
     }
 
     /// From now on a start writes one line into the container's log.
-    pub fn write_logs(&self) {
+    pub(crate) fn write_logs(&self) {
         self.with_state(|state| state.writes_logs = true);
     }
 }

@@ -21,11 +21,11 @@ mod stubs {
     include!(concat!(env!("OUT_DIR"), "/service.rs"));
 }
 
-pub use stubs::{create_image_service, create_runtime_service};
+pub(super) use stubs::{create_image_service, create_runtime_service};
 
 /// What happens to calls of one method.
 #[derive(Clone)]
-pub enum Misbehavior {
+pub(super) enum Misbehavior {
     Fail {
         failure: Failure,
         times: Option<u32>,
@@ -45,7 +45,7 @@ pub enum Misbehavior {
 
 /// One mutating request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct JournalEntry {
+pub(crate) struct JournalEntry {
     pub method: &'static str,
     /// In protojson with proto field names.
     pub request: Value,
@@ -69,7 +69,7 @@ const LOOKS: &[&str] = &[
     "ListContainerStats",
 ];
 
-pub struct Shared {
+pub(super) struct Shared {
     pub state: Mutex<State>,
     pub counts: Mutex<BTreeMap<&'static str, usize>>,
     pub journal: Mutex<Vec<JournalEntry>>,
@@ -82,13 +82,13 @@ pub struct Shared {
 
 /// Calls that last until they are released.
 #[derive(Default)]
-pub struct Endless {
+pub(super) struct Endless {
     pub is_released: bool,
     pub gates: Vec<Gate>,
 }
 
 #[derive(Clone)]
-pub struct Service(pub Arc<Shared>);
+pub(super) struct Service(pub Arc<Shared>);
 
 impl Service {
     fn respond<Req, Resp>(
@@ -146,7 +146,7 @@ impl Service {
 
 impl Shared {
     /// Sends new events to all subscribers.
-    pub fn publish(&self) {
+    pub(super) fn publish(&self) {
         let subscribers = self.subscribers.lock().unwrap();
         let news = std::mem::take(&mut self.state.lock().unwrap().news);
         let (news, cut) = self.stream_faults.lock().unwrap().deliver(news, std::time::Instant::now());
@@ -159,12 +159,12 @@ impl Shared {
     }
 
     /// Lets time pass: what ends by itself ends, what is late arrives.
-    pub fn tick(&self) {
+    pub(super) fn tick(&self) {
         self.state.lock().unwrap().settle();
         self.publish();
     }
 
-    pub fn end_streams(&self) {
+    pub(super) fn end_streams(&self) {
         self.subscribers.lock().unwrap().drain(..).for_each(|subscriber| subscriber.end());
     }
 
@@ -342,7 +342,7 @@ impl stubs::ImageService for Service {
 }
 
 /// The gRPC code of a [`coracle::transport::grpc::Kind`].
-pub fn code(kind: coracle::transport::grpc::Kind) -> Code {
+pub(super) fn code(kind: coracle::transport::grpc::Kind) -> Code {
     use coracle::transport::grpc::Kind;
     match kind {
         Kind::Cancelled => Code::CANCELLED,

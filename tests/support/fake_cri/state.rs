@@ -12,25 +12,25 @@ use grpcio::RpcStatusCode as Code;
 
 /// A refused request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Failure {
+pub(crate) struct Failure {
     pub code: Code,
     pub message: String,
 }
 
-pub type MethodResult<T> = Result<T, Failure>;
+pub(super) type MethodResult<T> = Result<T, Failure>;
 
 fn fail<T>(code: Code, message: impl Into<String>) -> MethodResult<T> {
     Err(Failure { code, message: message.into() })
 }
 
 #[derive(Debug, Clone)]
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     pub config: rt::PodSandboxConfig,
     pub status: rt::PodSandboxStatus,
 }
 
 #[derive(Debug, Clone)]
-pub struct Container {
+pub(crate) struct Container {
     pub sandbox_id: String,
     pub config: rt::ContainerConfig,
     pub status: rt::ContainerStatus,
@@ -39,7 +39,7 @@ pub struct Container {
 }
 
 impl Container {
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.status.state == rt::ContainerState::CONTAINER_RUNNING.into()
     }
 
@@ -59,15 +59,15 @@ impl Container {
 }
 
 /// What an exec answers: exit code, standard output, standard error.
-pub type ExecOutput = (i32, Vec<u8>, Vec<u8>);
+pub(crate) type ExecOutput = (i32, Vec<u8>, Vec<u8>);
 /// Decides it from the container's name and the command.
-pub type ExecRule = Arc<dyn Fn(&str, &[String]) -> ExecOutput + Send + Sync>;
+pub(super) type ExecRule = Arc<dyn Fn(&str, &[String]) -> ExecOutput + Send + Sync>;
 
 /// The image that golden manifests use, with the id in their recordings.
-pub const BUSYBOX: &str = "localhost/busybox:1";
-pub const BUSYBOX_ID: &str = "sha256:5d1fb6e09aa75e9bdbbf9d51541d3e310c5f2237b0dbdafc0072e0d1503bc864";
+pub(crate) const BUSYBOX: &str = "localhost/busybox:1";
+pub(crate) const BUSYBOX_ID: &str = "sha256:5d1fb6e09aa75e9bdbbf9d51541d3e310c5f2237b0dbdafc0072e0d1503bc864";
 
-pub struct State {
+pub(crate) struct State {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub containers: BTreeMap<String, Container>,
     pub images: BTreeMap<String, rt::Image>,
@@ -95,7 +95,7 @@ const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 impl State {
-    pub fn new() -> State {
+    pub(crate) fn new() -> State {
         let mut state = State {
             sandboxes: BTreeMap::new(),
             containers: BTreeMap::new(),
@@ -128,7 +128,7 @@ impl State {
     }
 
     /// Sets its time of day, so far from the test's.
-    pub fn set_clock(&mut self, ahead: i64) {
+    pub(crate) fn set_clock(&mut self, ahead: i64) {
         // What ends by itself does so when it would have.
         for container in self.containers.values_mut() {
             if let Some((time, _)) = &mut container.ends {
@@ -144,7 +144,7 @@ impl State {
         format!("{:08x}{:056x}", self.made, 0xfa4e)
     }
 
-    pub fn add_image(&mut self, name: &str, id: &str) {
+    pub(crate) fn add_image(&mut self, name: &str, id: &str) {
         let image = rt::Image {
             id: id.to_owned(),
             repo_tags: vec![name.to_owned()],
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// Lets containers end whose time has come.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let now = self.now();
         let mut ended = Vec::new();
         for container in self.containers.values_mut() {
@@ -205,14 +205,14 @@ impl State {
     }
 
     /// Sends an event for every container again, without a change.
-    pub fn repeat_all_events(&mut self) {
+    pub(crate) fn repeat_all_events(&mut self) {
         let ids: Vec<String> = self.containers.keys().cloned().collect();
         for id in ids {
             self.emit(&id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
         }
     }
 
-    pub fn kill_container(&mut self, id: &str, code: i32) -> bool {
+    pub(crate) fn kill_container(&mut self, id: &str, code: i32) -> bool {
         let now = self.now();
         match self.containers.get_mut(id) {
             Some(container) if container.is_running() => {
@@ -224,7 +224,7 @@ impl State {
         }
     }
 
-    pub fn kill_sandbox(&mut self, id: &str) -> bool {
+    pub(crate) fn kill_sandbox(&mut self, id: &str) -> bool {
         let inside: Vec<String> =
             self.containers.values().filter(|c| c.sandbox_id == id).map(|c| c.status.id.clone()).collect();
         for container in inside {
@@ -241,7 +241,7 @@ impl State {
 
     // ---- the runtime itself ----
 
-    pub fn version(&mut self, _: rt::VersionRequest) -> MethodResult<rt::VersionResponse> {
+    pub(crate) fn version(&mut self, _: rt::VersionRequest) -> MethodResult<rt::VersionResponse> {
         Ok(rt::VersionResponse {
             version: "0.1.0".into(),
             runtime_name: "containerd".into(),
@@ -251,7 +251,7 @@ impl State {
         })
     }
 
-    pub fn status(&mut self, _: rt::StatusRequest) -> MethodResult<rt::StatusResponse> {
+    pub(crate) fn status(&mut self, _: rt::StatusRequest) -> MethodResult<rt::StatusResponse> {
         let conditions = self
             .conditions
             .iter()
@@ -274,13 +274,16 @@ impl State {
         })
     }
 
-    pub fn runtime_config(&mut self, _: rt::RuntimeConfigRequest) -> MethodResult<rt::RuntimeConfigResponse> {
+    pub(crate) fn runtime_config(
+        &mut self,
+        _: rt::RuntimeConfigRequest,
+    ) -> MethodResult<rt::RuntimeConfigResponse> {
         let linux =
             rt::LinuxRuntimeConfiguration { cgroup_driver: self.cgroup_driver.into(), ..Default::default() };
         Ok(rt::RuntimeConfigResponse { linux: MessageField::some(linux), ..Default::default() })
     }
 
-    pub fn update_runtime_config(
+    pub(crate) fn update_runtime_config(
         &mut self,
         _: rt::UpdateRuntimeConfigRequest,
     ) -> MethodResult<rt::UpdateRuntimeConfigResponse> {
@@ -289,7 +292,7 @@ impl State {
 
     // ---- sandboxes ----
 
-    pub fn run_pod_sandbox(
+    pub(crate) fn run_pod_sandbox(
         &mut self,
         request: rt::RunPodSandboxRequest,
     ) -> MethodResult<rt::RunPodSandboxResponse> {
@@ -351,7 +354,7 @@ impl State {
         Ok(rt::RunPodSandboxResponse { pod_sandbox_id: id, ..Default::default() })
     }
 
-    pub fn stop_pod_sandbox(
+    pub(crate) fn stop_pod_sandbox(
         &mut self,
         request: rt::StopPodSandboxRequest,
     ) -> MethodResult<rt::StopPodSandboxResponse> {
@@ -359,7 +362,7 @@ impl State {
         Ok(rt::StopPodSandboxResponse::default())
     }
 
-    pub fn remove_pod_sandbox(
+    pub(crate) fn remove_pod_sandbox(
         &mut self,
         request: rt::RemovePodSandboxRequest,
     ) -> MethodResult<rt::RemovePodSandboxResponse> {
@@ -376,7 +379,7 @@ impl State {
         Ok(rt::RemovePodSandboxResponse::default())
     }
 
-    pub fn pod_sandbox_status(
+    pub(crate) fn pod_sandbox_status(
         &mut self,
         request: rt::PodSandboxStatusRequest,
     ) -> MethodResult<rt::PodSandboxStatusResponse> {
@@ -389,7 +392,7 @@ impl State {
         }
     }
 
-    pub fn list_pod_sandbox(
+    pub(crate) fn list_pod_sandbox(
         &mut self,
         request: rt::ListPodSandboxRequest,
     ) -> MethodResult<rt::ListPodSandboxResponse> {
@@ -417,7 +420,7 @@ impl State {
 
     // ---- containers ----
 
-    pub fn create_container(
+    pub(crate) fn create_container(
         &mut self,
         request: rt::CreateContainerRequest,
     ) -> MethodResult<rt::CreateContainerResponse> {
@@ -485,7 +488,7 @@ impl State {
         Ok(rt::CreateContainerResponse { container_id: id, ..Default::default() })
     }
 
-    pub fn start_container(
+    pub(crate) fn start_container(
         &mut self,
         request: rt::StartContainerRequest,
     ) -> MethodResult<rt::StartContainerResponse> {
@@ -541,13 +544,13 @@ impl State {
     }
 
     /// Whether a running container ignores the request to end.
-    pub fn is_stubborn(&self, id: &str) -> bool {
+    pub(crate) fn is_stubborn(&self, id: &str) -> bool {
         self.containers
             .get(id)
             .is_some_and(|container| container.is_running() && words(&container.config).contains("stubborn"))
     }
 
-    pub fn stop_container(
+    pub(crate) fn stop_container(
         &mut self,
         request: rt::StopContainerRequest,
     ) -> MethodResult<rt::StopContainerResponse> {
@@ -559,7 +562,7 @@ impl State {
         Ok(rt::StopContainerResponse::default())
     }
 
-    pub fn remove_container(
+    pub(crate) fn remove_container(
         &mut self,
         request: rt::RemoveContainerRequest,
     ) -> MethodResult<rt::RemoveContainerResponse> {
@@ -570,7 +573,7 @@ impl State {
         Ok(rt::RemoveContainerResponse::default())
     }
 
-    pub fn list_containers(
+    pub(crate) fn list_containers(
         &mut self,
         request: rt::ListContainersRequest,
     ) -> MethodResult<rt::ListContainersResponse> {
@@ -603,7 +606,7 @@ impl State {
         Ok(rt::ListContainersResponse { containers, ..Default::default() })
     }
 
-    pub fn container_status(
+    pub(crate) fn container_status(
         &mut self,
         request: rt::ContainerStatusRequest,
     ) -> MethodResult<rt::ContainerStatusResponse> {
@@ -611,7 +614,7 @@ impl State {
         Ok(rt::ContainerStatusResponse { status: MessageField::some(status), ..Default::default() })
     }
 
-    pub fn update_pod_sandbox_resources(
+    pub(crate) fn update_pod_sandbox_resources(
         &mut self,
         request: rt::UpdatePodSandboxResourcesRequest,
     ) -> MethodResult<rt::UpdatePodSandboxResourcesResponse> {
@@ -621,7 +624,7 @@ impl State {
         Ok(rt::UpdatePodSandboxResourcesResponse::default())
     }
 
-    pub fn update_container_resources(
+    pub(crate) fn update_container_resources(
         &mut self,
         request: rt::UpdateContainerResourcesRequest,
     ) -> MethodResult<rt::UpdateContainerResourcesResponse> {
@@ -644,7 +647,7 @@ impl State {
         Ok(rt::UpdateContainerResourcesResponse::default())
     }
 
-    pub fn reopen_container_log(
+    pub(crate) fn reopen_container_log(
         &mut self,
         request: rt::ReopenContainerLogRequest,
     ) -> MethodResult<rt::ReopenContainerLogResponse> {
@@ -659,7 +662,7 @@ impl State {
         Ok(rt::ReopenContainerLogResponse::default())
     }
 
-    pub fn exec_sync(&mut self, request: rt::ExecSyncRequest) -> MethodResult<rt::ExecSyncResponse> {
+    pub(crate) fn exec_sync(&mut self, request: rt::ExecSyncRequest) -> MethodResult<rt::ExecSyncResponse> {
         let rule = Arc::clone(&self.exec);
         let container = self.container(&request.container_id)?;
         if !container.is_running() {
@@ -669,7 +672,7 @@ impl State {
         Ok(rt::ExecSyncResponse { stdout, stderr, exit_code, ..Default::default() })
     }
 
-    pub fn exec(&mut self, request: rt::ExecRequest) -> MethodResult<rt::ExecResponse> {
+    pub(crate) fn exec(&mut self, request: rt::ExecRequest) -> MethodResult<rt::ExecResponse> {
         let base = self.streams.clone();
         if !self.container(&request.container_id)?.is_running() {
             return fail(Code::UNKNOWN, "failed to exec in container: container is not running");
@@ -677,13 +680,16 @@ impl State {
         Ok(rt::ExecResponse { url: format!("{base}/{}", request.cmd.join("/")), ..Default::default() })
     }
 
-    pub fn attach(&mut self, request: rt::AttachRequest) -> MethodResult<rt::AttachResponse> {
+    pub(crate) fn attach(&mut self, request: rt::AttachRequest) -> MethodResult<rt::AttachResponse> {
         let base = self.streams.clone();
         self.container(&request.container_id)?;
         Ok(rt::AttachResponse { url: format!("{base}/echo"), ..Default::default() })
     }
 
-    pub fn port_forward(&mut self, request: rt::PortForwardRequest) -> MethodResult<rt::PortForwardResponse> {
+    pub(crate) fn port_forward(
+        &mut self,
+        request: rt::PortForwardRequest,
+    ) -> MethodResult<rt::PortForwardResponse> {
         if !self.sandboxes.contains_key(&request.pod_sandbox_id) {
             return fail(Code::NOT_FOUND, "sandbox not found");
         }
@@ -702,7 +708,10 @@ impl State {
 
     // ---- images ----
 
-    pub fn list_images(&mut self, request: rt::ListImagesRequest) -> MethodResult<rt::ListImagesResponse> {
+    pub(crate) fn list_images(
+        &mut self,
+        request: rt::ListImagesRequest,
+    ) -> MethodResult<rt::ListImagesResponse> {
         let name = request.filter.image.image.clone();
         let images = match name.as_str() {
             "" => self.images.values().cloned().collect(),
@@ -711,13 +720,19 @@ impl State {
         Ok(rt::ListImagesResponse { images, ..Default::default() })
     }
 
-    pub fn image_status(&mut self, request: rt::ImageStatusRequest) -> MethodResult<rt::ImageStatusResponse> {
+    pub(crate) fn image_status(
+        &mut self,
+        request: rt::ImageStatusRequest,
+    ) -> MethodResult<rt::ImageStatusResponse> {
         let image = self.image(&request.image.image).cloned();
         Ok(rt::ImageStatusResponse { image: MessageField::from_option(image), ..Default::default() })
     }
 
     /// Every image can be pulled, except those with `none` or `missing` in their names.
-    pub fn pull_image(&mut self, request: rt::PullImageRequest) -> MethodResult<rt::PullImageResponse> {
+    pub(crate) fn pull_image(
+        &mut self,
+        request: rt::PullImageRequest,
+    ) -> MethodResult<rt::PullImageResponse> {
         let name = request.image.image.as_str();
         if name.contains("none") || name.contains("missing") {
             let message = format!(
@@ -740,7 +755,10 @@ impl State {
         Ok(rt::PullImageResponse { image_ref, ..Default::default() })
     }
 
-    pub fn remove_image(&mut self, request: rt::RemoveImageRequest) -> MethodResult<rt::RemoveImageResponse> {
+    pub(crate) fn remove_image(
+        &mut self,
+        request: rt::RemoveImageRequest,
+    ) -> MethodResult<rt::RemoveImageResponse> {
         if let Some(id) = self.image(&request.image.image).map(|image| image.id.clone()) {
             self.images.remove(&id);
         }
@@ -779,7 +797,7 @@ impl State {
         }
     }
 
-    pub fn list_container_stats(
+    pub(crate) fn list_container_stats(
         &mut self,
         request: rt::ListContainerStatsRequest,
     ) -> MethodResult<rt::ListContainerStatsResponse> {
@@ -793,7 +811,7 @@ impl State {
         Ok(rt::ListContainerStatsResponse { stats, ..Default::default() })
     }
 
-    pub fn list_pod_sandbox_stats(
+    pub(crate) fn list_pod_sandbox_stats(
         &mut self,
         _: rt::ListPodSandboxStatsRequest,
     ) -> MethodResult<rt::ListPodSandboxStatsResponse> {
@@ -824,7 +842,10 @@ impl State {
         Ok(rt::ListPodSandboxStatsResponse { stats, ..Default::default() })
     }
 
-    pub fn image_fs_info(&mut self, _: rt::ImageFsInfoRequest) -> MethodResult<rt::ImageFsInfoResponse> {
+    pub(crate) fn image_fs_info(
+        &mut self,
+        _: rt::ImageFsInfoRequest,
+    ) -> MethodResult<rt::ImageFsInfoResponse> {
         let used: u64 = self.images.values().map(|image| image.size).sum();
         let usage = rt::FilesystemUsage {
             timestamp: self.now(),
@@ -867,6 +888,6 @@ fn script(config: &rt::ContainerConfig) -> (Duration, Option<i32>) {
 }
 
 /// The name of a state, for messages of failing tests.
-pub fn state_name(state: EnumOrUnknown<rt::ContainerState>) -> String {
+pub(crate) fn state_name(state: EnumOrUnknown<rt::ContainerState>) -> String {
     state.enum_value().map_or_else(|number| number.to_string(), |known| format!("{known:?}"))
 }

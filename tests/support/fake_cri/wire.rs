@@ -18,7 +18,7 @@ struct Connection {
 }
 
 /// A socket that leads to the fake's. It ends when it is dropped.
-pub struct Wire {
+pub(crate) struct Wire {
     path: PathBuf,
     open: Arc<Mutex<Vec<Connection>>>,
     _accepting: Running,
@@ -26,7 +26,7 @@ pub struct Wire {
 
 impl Wire {
     /// Listens beside the socket of the fake.
-    pub fn start(target: &Path) -> Wire {
+    pub(crate) fn start(target: &Path) -> Wire {
         let path = target.with_extension("wire");
         let listener = UnixListener::bind(&path).unwrap();
         let open = Arc::new(Mutex::new(Vec::new()));
@@ -58,17 +58,17 @@ impl Wire {
     }
 
     /// What the agent connects to.
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         format!("unix://{}", self.path.display())
     }
 
     /// Ends every connection; new ones can be made at once.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         cut(&mut self.open.lock().unwrap());
     }
 
     /// Sends random bytes to the agent on every connection. New connections are not affected.
-    pub fn send_random_bytes(&self) {
+    pub(crate) fn send_random_bytes(&self) {
         let mut open = self.open.lock().unwrap();
         for connection in open.iter_mut() {
             let _ = connection.agent.write_all(&NOISE);

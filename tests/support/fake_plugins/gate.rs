@@ -15,7 +15,7 @@ struct Inner {
 
 /// Closed until [`Gate::open`]; clones are the same gate.
 #[derive(Debug, Clone)]
-pub struct Gate(Arc<Inner>);
+pub(crate) struct Gate(Arc<Inner>);
 
 impl Default for Gate {
     fn default() -> Gate {
@@ -26,12 +26,12 @@ impl Default for Gate {
 }
 
 impl Gate {
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         drop(self.0.closed.lock().unwrap().take());
     }
 
     /// How many calls wait.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.0.waiting.load(Ordering::SeqCst)
     }
 

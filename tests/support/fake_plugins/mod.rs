@@ -22,25 +22,25 @@ use coracle::transport::rpc_server::{Refusal, Service};
 use coracle::util::stop::StopToken;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
-pub use gate::Gate;
+pub(crate) use gate::Gate;
 
 /// The name of the CSI driver.
-pub const DRIVER: &str = "faulty.csi.test";
+pub(crate) const DRIVER: &str = "faulty.csi.test";
 /// The resource of the device plugin.
-pub const RESOURCE: &str = "faulty.test/widget";
+pub(crate) const RESOURCE: &str = "faulty.test/widget";
 /// The variable with the names of a container's devices, with commas between them.
-pub const VARIABLE: &str = "WIDGETS";
+pub(crate) const VARIABLE: &str = "WIDGETS";
 /// How many devices there are.
-pub const DEVICES: usize = 3;
+pub(crate) const DEVICES: usize = 3;
 /// The name of the driver of claims.
-pub const CLAIM_DRIVER: &str = "faulty.dra.test";
+pub(crate) const CLAIM_DRIVER: &str = "faulty.dra.test";
 
 /// How long a call waits that is to end with its server.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One of the plugins; each has a server of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Plugin {
+pub(crate) enum Plugin {
     Csi,
     Devices,
     Claims,
@@ -60,7 +60,7 @@ impl Plugin {
 
 /// When a call that hangs is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CarriedOut {
+pub(crate) enum CarriedOut {
     Never,
     BeforeItHangs,
     AfterwardsOnly,
@@ -68,7 +68,7 @@ pub enum CarriedOut {
 
 /// What happens to calls of one method.
 #[derive(Debug, Clone)]
-pub enum Misbehavior {
+pub(crate) enum Misbehavior {
     /// So many calls fail.
     Fails(u32),
     /// So many calls take longer.
@@ -83,7 +83,7 @@ pub enum Misbehavior {
 
 /// How often a method was called.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CallCounts {
+pub(crate) struct CallCounts {
     pub called: usize,
     /// A fault applied to so many.
     pub faulty: usize,
@@ -117,14 +117,14 @@ struct Shared {
 }
 
 /// The running plugins. Dropping it ends them.
-pub struct FakePlugins {
+pub(crate) struct FakePlugins {
     shared: Arc<Shared>,
     supervisor: Option<Running>,
 }
 
 impl FakePlugins {
     /// Nothing is served before [`FakePlugins::start`].
-    pub fn new(root: &Path) -> FakePlugins {
+    pub(crate) fn new(root: &Path) -> FakePlugins {
         let shared = Shared {
             root: root.to_owned(),
             misbehavior: Mutex::default(),
@@ -136,44 +136,44 @@ impl FakePlugins {
     }
 
     /// Starts all plugins, and starts each again whenever it dies or an agent has removed its socket.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let shared = Arc::clone(&self.shared);
         let body = move |stop: StopToken| supervisor::supervise(&shared, &stop);
         self.supervisor = Some(spawn("fake-plugins", Stack::Large, OnDeath::Unsupervised, body).unwrap());
     }
 
     /// The next agent begins: calls of the one before are not its own.
-    pub fn next_life(&self) {
+    pub(crate) fn next_life(&self) {
         self.shared.life.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn misbehave(&self, method: &'static str, how: Misbehavior) {
+    pub(crate) fn misbehave(&self, method: &'static str, how: Misbehavior) {
         self.shared.misbehavior.lock().unwrap().insert(method, how);
     }
 
     /// The next call of a method hangs.
-    pub fn hang_next(&self, method: &'static str, carried_out: CarriedOut) -> Gate {
+    pub(crate) fn hang_next(&self, method: &'static str, carried_out: CarriedOut) -> Gate {
         let gate = Gate::default();
         self.misbehave(method, Misbehavior::Hangs(gate.clone(), carried_out));
         gate
     }
 
-    pub fn count(&self, method: &str) -> CallCounts {
+    pub(crate) fn count(&self, method: &str) -> CallCounts {
         self.shared.state.lock().unwrap().counts.get(method).copied().unwrap_or_default()
     }
 
     /// All methods that were called.
-    pub fn methods(&self) -> BTreeSet<&'static str> {
+    pub(crate) fn methods(&self) -> BTreeSet<&'static str> {
         self.shared.state.lock().unwrap().counts.keys().copied().collect()
     }
 
     /// What an agent must never do, and has done.
-    pub fn violations(&self) -> BTreeSet<String> {
+    pub(crate) fn violations(&self) -> BTreeSet<String> {
         self.shared.state.lock().unwrap().violations.clone()
     }
 
     /// What was not undone.
-    pub fn left(&self) -> Vec<String> {
+    pub(crate) fn left(&self) -> Vec<String> {
         let state = self.shared.state.lock().unwrap();
         let mut left = state.csi.left();
         left.extend(state.claims.left());
@@ -181,16 +181,16 @@ impl FakePlugins {
     }
 
     /// The volumes that are published.
-    pub fn published(&self) -> BTreeSet<String> {
+    pub(crate) fn published(&self) -> BTreeSet<String> {
         self.shared.state.lock().unwrap().csi.published()
     }
 
-    pub fn is_prepared(&self, claim: &str) -> bool {
+    pub(crate) fn is_prepared(&self, claim: &str) -> bool {
         self.shared.state.lock().unwrap().claims.is_prepared(claim)
     }
 
     /// The size that the volume was grown to.
-    pub fn size(&self, volume: &str) -> Option<i64> {
+    pub(crate) fn size(&self, volume: &str) -> Option<i64> {
         self.shared.state.lock().unwrap().csi.size(volume)
     }
 }

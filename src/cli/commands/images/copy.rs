@@ -22,7 +22,7 @@ const SYNC_BYTES: u64 = 16 * 1024 * 1024;
 
 /// What a copy has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CopyOutcome {
+pub(super) enum CopyOutcome {
     /// The directory has the same file already.
     Present,
     /// The whole file is there; so many bytes were there from an earlier attempt.
@@ -34,7 +34,7 @@ pub enum CopyOutcome {
 /// # Errors
 /// The text names the file. What was copied stays, and the next copy continues with it, unless the
 /// disk is full.
-pub fn copy(
+pub(super) fn copy(
     source: &Path,
     directory: &Path,
     name: &str,
@@ -114,7 +114,7 @@ fn open_source(source: &Path) -> io::Result<File> {
 }
 
 /// The operator's file may be a link.
-pub fn real_path(source: &Path) -> io::Result<PathBuf> {
+pub(super) fn real_path(source: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(source)
 }
 

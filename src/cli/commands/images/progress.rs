@@ -12,25 +12,25 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// The widest line: a terminal with fewer columns would break it.
 const COLUMNS: usize = 78;
 
-pub struct Progress {
+pub(super) struct Progress {
     shown: Option<Instant>,
     is_terminal: bool,
 }
 
 impl Progress {
-    pub fn new() -> Progress {
+    pub(super) fn new() -> Progress {
         Progress { shown: None, is_terminal: std::io::stderr().is_terminal() }
     }
 
     /// Shows a part of a whole.
-    pub fn bytes(&mut self, name: &str, done: u64, all: u64) {
+    pub(super) fn bytes(&mut self, name: &str, done: u64, all: u64) {
         if self.is_due() {
             self.put(&line(name, done, all));
         }
     }
 
     /// Shows a text.
-    pub fn text(&mut self, text: &str) {
+    pub(super) fn text(&mut self, text: &str) {
         if self.is_due() {
             self.put(&visible(text));
         }
@@ -52,7 +52,7 @@ impl Progress {
     }
 
     /// Removes the line.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if self.shown.take().is_some() {
             self.put("");
         }

@@ -17,13 +17,12 @@ const TABLE_2: [&str; 3] = ["plugins", "io.containerd.grpc.v1.cri", "registry"];
 const TABLE_3: [&str; 3] = ["plugins", "io.containerd.cri.v1.images", "registry"];
 
 /// The directory of registries unless the configuration or an option names another.
-pub const CERTS_DIR: &str = "/etc/containerd/certs.d";
+pub(super) const CERTS_DIR: &str = "/etc/containerd/certs.d";
 
 /// What is set up.
-pub struct Settings<'a> {
+pub(super) struct Settings<'a> {
     /// containerd's configuration.
     pub config: &'a Path,
-    /// `--certs-dir`.
     pub certs_dir: Option<&'a Path>,
     /// The file that the agent writes at each start.
     pub mirror_file: &'a Path,
@@ -35,7 +34,7 @@ pub struct Settings<'a> {
 ///
 /// # Errors
 /// Why it cannot be done: the text names the file, and the line if there is one.
-pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
+pub(super) fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
     let mut plan = Plan { service: "containerd", ..Plan::default() };
     let shown = settings.config.display().to_string();
     let found = read(settings.config, MOST_BYTES)?;

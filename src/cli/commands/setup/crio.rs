@@ -13,7 +13,7 @@ use super::plan::{MOST_BYTES, Plan, Step, read};
 use super::toml::{Entry, scan};
 
 /// The registries unless `--registry` names others.
-pub const REGISTRIES: [&str; 5] = ["docker.io", "quay.io", "ghcr.io", "registry.k8s.io", "localhost"];
+pub(super) const REGISTRIES: [&str; 5] = ["docker.io", "quay.io", "ghcr.io", "registry.k8s.io", "localhost"];
 
 /// The first line of our file.
 const MARK: &str = "# Written by `coracle setup runtime`; it replaces this file.";
@@ -22,7 +22,7 @@ const MARK: &str = "# Written by `coracle setup runtime`; it replaces this file.
 const FILE: &str = "50-coracle.conf";
 
 /// What is set up.
-pub struct Settings<'a> {
+pub(super) struct Settings<'a> {
     /// `registries.conf.d`; `registries.conf` is beside it.
     pub dir: &'a Path,
     /// The fixed address of the registry.
@@ -36,7 +36,7 @@ pub struct Settings<'a> {
 ///
 /// # Errors
 /// Why it cannot be done.
-pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
+pub(super) fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
     let mut plan = Plan { service: "crio", ..Plan::default() };
     let path = settings.dir.join(FILE);
     let present = read(&path, MOST_BYTES)?;
@@ -65,7 +65,7 @@ pub fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
 }
 
 /// The location of the mirror of a registry. A path has no colon: `__5000` is the port 5000.
-pub fn location(address: SocketAddr, token: &str, registry: &str) -> String {
+pub(super) fn location(address: SocketAddr, token: &str, registry: &str) -> String {
     format!("{address}/{token}/{}", registry.replace(':', "__"))
 }
 
@@ -126,7 +126,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Whether this may be the name of a registry.
-pub fn is_registry(text: &str) -> bool {
+pub(super) fn is_registry(text: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b".-:".contains(&byte);
     !text.is_empty() && text.bytes().all(good)
 }

@@ -9,7 +9,7 @@ use crate::util::{atomic_file, untrusted};
 
 /// What has to be done.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub(super) struct Plan {
     pub steps: Vec<Step>,
     /// What the operator should know.
     pub notes: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Plan {
 
 /// One change.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     Write {
         path: PathBuf,
         text: String,
@@ -40,7 +40,7 @@ pub enum Step {
 
 impl Step {
     /// Prints the step. `applies`: it is done, too.
-    pub fn show(&self, applies: bool, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn show(&self, applies: bool, out: &mut dyn Write) -> io::Result<()> {
         let would = if applies { "" } else { "would " };
         match self {
             Step::Write { path, copy, shown, .. } => {
@@ -63,7 +63,7 @@ impl Step {
     ///
     /// # Errors
     /// The text names the file.
-    pub fn apply(&self) -> Result<(), String> {
+    pub(super) fn apply(&self) -> Result<(), String> {
         let (path, done) = match self {
             Step::Write { path, text, mode, copy, .. } => {
                 // The directory of the file may be another one than that of its link.
@@ -139,13 +139,13 @@ fn backup_path(path: &Path) -> PathBuf {
 const MOST_LINKS: usize = 40;
 
 /// The largest configuration that is read.
-pub const MOST_BYTES: u64 = 1024 * 1024;
+pub(super) const MOST_BYTES: u64 = 1024 * 1024;
 
 /// Reads a configuration; `None`: there is no such file.
 ///
 /// # Errors
 /// The text names the file.
-pub fn read(path: &Path, limit: u64) -> Result<Option<String>, String> {
+pub(super) fn read(path: &Path, limit: u64) -> Result<Option<String>, String> {
     let failed = |error: io::Error| format!("cannot read {}: {error}", path.display());
     match untrusted::read_own(path, limit) {
         Ok(bytes) => {

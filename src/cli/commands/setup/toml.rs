@@ -6,7 +6,7 @@
 
 /// A header of a table, or a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub(super) struct Entry {
     /// The number of its line, from 1.
     pub line: usize,
     /// `None`: the header of a table. Otherwise the text after the `=` in its line, trimmed.
@@ -19,17 +19,17 @@ pub struct Entry {
 
 impl Entry {
     /// Whether its path begins with `parts`.
-    pub fn is_below(&self, parts: &[&str]) -> bool {
+    pub(super) fn is_below(&self, parts: &[&str]) -> bool {
         self.path.len() >= parts.len() && self.path.iter().zip(parts).all(|(own, part)| own == part)
     }
 
     /// Whether its path is `parts`.
-    pub fn is(&self, parts: &[&str]) -> bool {
+    pub(super) fn is(&self, parts: &[&str]) -> bool {
         self.path.len() == parts.len() && self.is_below(parts)
     }
 
     /// Its value, if it is a string in one line.
-    pub fn string(&self) -> Option<String> {
+    pub(super) fn string(&self) -> Option<String> {
         let value = self.value.as_deref()?;
         if value.starts_with("\"\"\"") || value.starts_with("'''") {
             return None;
@@ -39,7 +39,7 @@ impl Entry {
     }
 
     /// What is before and behind its value in its line, if the value is a string in one line.
-    pub fn around_string<'a>(&self, line: &'a str) -> Option<(&'a str, &'a str)> {
+    pub(super) fn around_string<'a>(&self, line: &'a str) -> Option<(&'a str, &'a str)> {
         let line = line.trim_end();
         let before = line.strip_suffix(self.value.as_deref()?)?;
         Some((before, quoted(line.get(before.len()..)?)?.1))
@@ -48,7 +48,7 @@ impl Entry {
 
 /// Why a text cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SyntaxError {
+pub(super) struct SyntaxError {
     /// The number of the line, from 1.
     pub line: usize,
 }
@@ -66,7 +66,7 @@ struct OpenValue {
 ///
 /// # Errors
 /// At the first line that is not of the form of TOML.
-pub fn scan(text: &str) -> Result<Vec<Entry>, SyntaxError> {
+pub(super) fn scan(text: &str) -> Result<Vec<Entry>, SyntaxError> {
     let mut entries = Vec::new();
     let mut table: Vec<String> = Vec::new();
     let mut open = OpenValue::default();

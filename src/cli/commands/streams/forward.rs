@@ -40,7 +40,7 @@ struct ListeningPort {
     remote: u16,
 }
 
-pub fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions) -> Outcome {
+pub(crate) fn run(client: &Client, console: &mut Console<'_>, options: &ForwardOptions) -> Outcome {
     let pod = find_pod(client, &options.pod)?;
     let mut listening = Vec::new();
     for (local, remote) in &options.ports {

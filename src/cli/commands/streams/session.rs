@@ -33,7 +33,7 @@ const STDERR: u32 = 5;
 const STDIN: u32 = 7;
 const RESIZE: u32 = 9;
 
-pub fn run(client: &Client, options: &ExecOptions) -> Outcome {
+pub(crate) fn run(client: &Client, options: &ExecOptions) -> Outcome {
     let pod = find_pod(client, &options.pod)?;
     let container = container(&pod, options.container.as_deref())?;
     let attaches = options.command.is_empty();
