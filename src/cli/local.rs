@@ -7,6 +7,7 @@ use std::time::Duration;
 use lexopt::Arg;
 
 use crate::config::{AgentArgs, GoDuration, Problem};
+use crate::util::encoding::from_digits;
 
 /// The format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -361,13 +362,13 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
 /// `localhost`, and the default of `--address`.
 const LOCALHOST: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// `REMOTE`, `LOCAL:REMOTE` or `:REMOTE`, which is any port here.
+/// `REMOTE`, `LOCAL:REMOTE` or `:REMOTE`, which is any port here, as is 0 (Go: client-go
+/// tools/portforward `parsePorts`).
 fn port_pair(text: &str) -> Result<(u16, u16), String> {
     let (local, remote) = text.split_once(':').unwrap_or((text, text));
-    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-    let local = if local.is_empty() { Some(0) } else { port(local) };
-    match (local, port(remote)) {
-        (Some(local), Some(remote)) => Ok((local, remote)),
+    let local = if local.is_empty() { Some(0) } else { from_digits(local) };
+    match (local, from_digits(remote)) {
+        (Some(local), Some(remote)) if remote > 0 => Ok((local, remote)),
         _ => Err(format!("{text:?} is not of the form [LOCAL:]REMOTE")),
     }
 }

@@ -16,6 +16,7 @@ use crate::config::{AgentArgs, GoDuration, Override, Problem};
 use crate::model::names::{is_dns_subdomain, is_label_value, is_qualified_name};
 use crate::model::quantity::Amount;
 use crate::server::LOCAL_SOCKET;
+use crate::util::encoding::from_digits;
 
 /// A parsed command line.
 #[derive(Debug, Clone, PartialEq)]
@@ -359,7 +360,12 @@ fn read_value(flag: &Flag, text: &str) -> Result<Value, String> {
     Ok(match flag.syntax {
         Syntax::Bool => Value::Bool(bool_value(text)?),
         Syntax::Int => {
-            let number = text.parse::<i64>().map_err(|_| format!("{text:?} is not a whole number"))?;
+            // Go: pflag `ParseInt`, and component-base `ParseUint`.
+            let number: Option<i64> = match flag.field {
+                "logging.verbosity" => from_digits(text),
+                _ => text.parse().ok(),
+            };
+            let number = number.ok_or_else(|| format!("{text:?} is not a whole number"))?;
             if field(flag.field).is_some_and(|field| field.kind == FieldType::Int32)
                 && i32::try_from(number).is_err()
             {
@@ -402,7 +408,8 @@ fn read_value(flag: &Flag, text: &str) -> Result<Value, String> {
         Syntax::Vmodule => {
             let mut rules = Vec::new();
             for (pattern, level) in split_pairs(text, '=')? {
-                let level = level.parse::<u16>().map_err(|_| format!("{level:?} is not a verbosity"))?;
+                let level =
+                    from_digits::<i32>(&level).ok_or_else(|| format!("{level:?} is not a verbosity"))?;
                 rules.push(json!({"filePattern": pattern, "verbosity": level}));
             }
             rules.into()

@@ -115,6 +115,8 @@ fn flags_set_fields() {
             "reservedMemory",
             json!([{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"}}, {"numaNode": 1, "limits": {"memory": "2Gi"}}]),
         ),
+        ("--vmodule=a=70000", "logging.vmodule", json!([{"filePattern": "a", "verbosity": 70_000}])),
+        ("--max-pods=+5", "maxPods", json!(5)),
         ("--vmodule=a*=2", "logging.vmodule", json!([{"filePattern": "a*", "verbosity": 2}])),
         ("--log-json-info-buffer-size=4Ki", "logging.options.json.infoBufferSize", json!("4Ki")),
         ("--runonce=false", "runOnce", json!(false)),
@@ -164,6 +166,8 @@ fn flags_without_a_field_are_parsed() {
 #[test]
 fn bad_flags_are_all_reported() {
     for (text, expected) in [
+        ("--v=+4", "command line: -v: \"+4\" is not a whole number"),
+        ("--vmodule=a*=+2", "command line: --vmodule: \"+2\" is not a verbosity"),
         ("--max-pods=lots", "command line: --max-pods: \"lots\" is not a whole number"),
         ("--max-pods=5000000000", "command line: --max-pods: \"5000000000\" does not fit 32 bits"),
         ("--max-pods", "command line: --max-pods: needs a value: --max-pods=N"),
@@ -334,11 +338,11 @@ fn local_commands_are_parsed() {
             })),
         ),
         (
-            "port-forward web 80 8080:81 :82 --address 192.0.2.1,::1",
+            "port-forward web 80 8080:81 :82 0:83 --address 192.0.2.1,::1",
             default(Subcommand::PortForward(ForwardOptions {
                 pod: "web".into(),
                 addresses: vec!["192.0.2.1".parse().unwrap(), "::1".parse().unwrap()],
-                ports: vec![(80, 80), (8080, 81), (0, 82)],
+                ports: vec![(80, 80), (8080, 81), (0, 82), (0, 83)],
             })),
         ),
         ("status -o json", default(Subcommand::Status { output: Output::Json })),
@@ -409,6 +413,8 @@ fn local_commands_are_parsed() {
         ("attach web -i=x", "attach: unexpected argument for option '-i': \"x\""),
         ("port-forward web", "port-forward: name a port"),
         ("port-forward web 80:x", "port-forward: \"80:x\" is not of the form [LOCAL:]REMOTE"),
+        ("port-forward web +80", "port-forward: \"+80\" is not of the form [LOCAL:]REMOTE"),
+        ("port-forward web +81:80", "port-forward: \"+81:80\" is not of the form [LOCAL:]REMOTE"),
         ("port-forward web 0", "port-forward: \"0\" is not of the form [LOCAL:]REMOTE"),
         ("port-forward web 80 --address here", "port-forward: --address: \"here\" is not an IP address"),
         ("status -w", "status: -w: unknown option"),

@@ -355,6 +355,7 @@ fn every_rule_is_enforced() {
         ("staticPodURL: ftp://x", "staticPodURL"),
         ("staticPodURLHeader: {\"a b\": [c]}", "staticPodURLHeader"),
         ("podCIDR: 10.0.0.0/33", "podCIDR"),
+        ("podCIDR: 10.0.0.0/+8", "podCIDR"),
         ("containerRuntimeEndpoint: tcp://x", "containerRuntimeEndpoint"),
         ("imageServiceEndpoint: x", "imageServiceEndpoint"),
         ("showHiddenMetricsForVersion: \"1.20\"", "showHiddenMetricsForVersion"),

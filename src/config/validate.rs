@@ -12,6 +12,7 @@ use super::sysctls;
 use crate::model::names::{is_label_value, is_qualified_name};
 use crate::model::quantity::Amount;
 use crate::util::cpu_list;
+use crate::util::encoding::from_digits;
 
 /// A violated rule: the field's path and the message.
 pub type Violation = (String, String);
@@ -233,7 +234,7 @@ impl Rules<'_> {
                     Ok(IpAddr::V6(_)) => 128,
                     Err(_) => return false,
                 };
-                bits.parse::<u8>().is_ok_and(|bits| bits <= most)
+                from_digits::<u8>(bits).is_some_and(|bits| bits <= most)
             });
             self.require(fits, "podCIDR", || {
                 format!("{cidr:?} is not an address range such as 10.88.0.0/16")

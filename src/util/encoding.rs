@@ -1,4 +1,6 @@
-//! Base64 (RFC 4648), and escapes of single bytes in texts.
+//! Base64 (RFC 4648), escapes of single bytes in texts, and numbers without a sign.
+
+use std::str::FromStr;
 
 use base64::Engine;
 use base64::alphabet::{STANDARD, URL_SAFE};
@@ -40,6 +42,12 @@ pub fn from_go_base64(text: &str) -> Option<Vec<u8>> {
 #[must_use]
 pub fn from_base64_url(text: &str) -> Option<Vec<u8>> {
     BARE_URL.decode(text).ok()
+}
+
+/// Reads a number without a sign, as Go's `strconv.ParseUint` does; `str::parse` also accepts a plus sign.
+#[must_use]
+pub fn from_digits<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Decodes `%41` (RFC 3986, 2.1); `None` if no two hexadecimal digits follow a `%`.

@@ -123,6 +123,7 @@ fn ports(head: &RequestHead) -> Result<Vec<u16>, Rejection> {
             return rejected("query parameter \"port\" cannot be empty".to_owned());
         }
         let reason = match text.parse::<u64>().map(u16::try_from) {
+            Ok(_) if text.starts_with('+') => "invalid syntax",
             Ok(Ok(0)) => return rejected(format!("port {text:?} must be > 0")),
             Ok(Ok(port)) => {
                 ports.push(port);

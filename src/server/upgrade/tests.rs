@@ -85,6 +85,10 @@ fn websocket_ports_are_read_from_the_query() {
         ("port=", "query parameter \"port\" cannot be empty"),
         ("port=80,", "query parameter \"port\" cannot be empty"),
         ("port=0", "port \"0\" must be > 0"),
+        (
+            "port=%2B80",
+            "unable to parse \"+80\" as a port: strconv.ParseUint: parsing \"+80\": invalid syntax",
+        ),
         ("port=x", "unable to parse \"x\" as a port: strconv.ParseUint: parsing \"x\": invalid syntax"),
         (
             "port=65536",
