@@ -38,7 +38,7 @@ pub fn report(problems: &[Problem]) {
     let mut err = std::io::stderr().lock();
     for problem in problems {
         // If stderr is closed, there is no other output.
-        let _ = writeln!(err, "coracle: {problem}");
+        let _ = writeln!(err, "coracle: {}", table::visible_lines(&problem.to_string()));
     }
 }
 

@@ -114,6 +114,11 @@ impl Table {
     }
 }
 
+/// [`visible`] of each line.
+pub fn visible_lines(text: &str) -> String {
+    text.lines().map(visible).collect::<Vec<_>>().join("\n")
+}
+
 /// Escapes control characters: names and messages of containers must not change the colors or
 /// the direction of the operator's terminal.
 pub(super) fn visible(text: &str) -> String {
@@ -130,10 +135,33 @@ pub(super) fn visible(text: &str) -> String {
     out
 }
 
-/// Control characters, and those that reverse, isolate or hide text.
+/// Control characters, and those that reverse, isolate, annotate or hide text: the categories Cc, Cf, Zl
+/// and Zp of Unicode 16, and the ranges that it reserves for characters without a shape. Selectors of the
+/// shape of the character before them (U+FE00 to U+FE0F) are a part of usual text.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{600}'..='\u{605}'
+                | '\u{61c}'
+                | '\u{6dd}'
+                | '\u{70f}'
+                | '\u{890}'..='\u{891}'
+                | '\u{8e2}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff0}'..='\u{fffb}'
+                | '\u{110bd}'
+                | '\u{110cd}'
+                | '\u{13430}'..='\u{1343f}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e0fff}'
+        )
 }
 
 #[cfg(test)]
@@ -172,5 +200,15 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(visible("a\x1b[31mb\u{9b}c\nd\u{202e}e ä"), "a\\u{1b}[31mb\\u{9b}c\\nd\\u{202e}e ä");
+        // The property Bidi_Control of Unicode.
+        let directions = ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}');
+        for c in ['\u{61c}', '\u{200e}', '\u{200f}'].into_iter().chain(directions) {
+            assert_eq!(visible(&c.to_string()), format!("\\u{{{:x}}}", u32::from(c)));
+        }
+        // Hyphens, annotations, separators, and tags that show nothing.
+        let hidden = "\u{ad}\u{600}\u{180e}\u{2028}\u{2029}\u{fff9}\u{fffa}\u{fffb}\u{1d173}\u{e0001}\u{e0100}";
+        assert!(visible(hidden).is_ascii());
+        let usual = "\u{e4} \u{4e2d}\u{6587} e\u{301} \u{2764}\u{fe0f} \u{5d0} \u{627} \u{a0} \u{fffc} \u{fffd}";
+        assert_eq!(visible(usual), usual);
     }
 }

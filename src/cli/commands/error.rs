@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli::exit::Exit;
-use crate::cli::table::visible;
+use crate::cli::table::visible_lines;
 
 pub(super) type Outcome = Result<Exit, CommandError>;
 
@@ -57,7 +57,6 @@ pub(super) fn checked(shown: Result<(), CommandError>, failed: bool) -> Outcome 
 /// Prints lines on stderr, control characters escaped.
 pub(super) fn print_stderr(text: &str) {
     use std::io::Write;
-    let lines: Vec<String> = text.lines().map(visible).collect();
     // If stderr is closed, there is no other output.
-    let _ = writeln!(std::io::stderr().lock(), "coracle: {}", lines.join("\n"));
+    let _ = writeln!(std::io::stderr().lock(), "coracle: {}", visible_lines(text));
 }
