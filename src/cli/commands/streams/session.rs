@@ -53,6 +53,9 @@ pub(crate) fn run(client: &Client, options: &ExecOptions) -> Outcome {
     let target = target(&pod, &container, options, tty);
     let (stream, early) = client.upgrade(&target, PROTOCOL)?;
     let raw = tty && options.stdin && terminal::is_input();
+    if attaches && raw {
+        print_stderr("If you don't see a command prompt, try pressing enter.");
+    }
     // Signals are handled before the terminal becomes raw, so that none leaves it raw.
     let default_action = Arc::new(AtomicBool::new(false));
     let mut termination =
@@ -62,9 +65,6 @@ pub(crate) fn run(client: &Client, options: &ExecOptions) -> Outcome {
     } else {
         None
     };
-    if attaches && raw {
-        print_stderr("If you don't see a command prompt, try pressing enter.\r");
-    }
     let mut session = Session::open(stream, options.stdin, tty);
     let outcome = session.take(&early).and_then(|()| session.run(&mut termination));
     drop(terminal);
