@@ -12,7 +12,7 @@ use super::super::error::VolumeError;
 use super::super::mounts::Mount;
 use super::super::paths;
 use super::host::mount_at;
-use super::sysfs::list;
+use super::sysfs::{is_absence, list};
 use crate::model::ids::PodUid;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -135,11 +135,6 @@ pub(super) fn is_used(device: &Device, table: &[Mount], pods: &Path) -> bool {
     }
     let Some(own) = mount_at(table, &device.dir) else { return false };
     table.iter().any(|mount| mount.device == own.device && mount.point.starts_with(pods))
-}
-
-/// Whether there is no such file or directory.
-fn is_absence(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
 
 /// Devices with an operation. One at a time works on a device.

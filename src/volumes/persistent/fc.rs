@@ -137,14 +137,14 @@ fn attach(what: impl Into<String>) -> VolumeError {
 fn attach_disk(host: &dyn Host, disk: &FcDisk) -> Result<String, VolumeError> {
     let find = || {
         let links = disk.links(host);
-        let mapped = links.iter().find_map(|link| sysfs::multipath_of(host, link));
-        (mapped, links.iter().rev().find_map(|link| sysfs::resolve(host, link)))
+        let mapped = links.iter().find_map(|link| sysfs::multipath_of(host, link).transpose()).transpose()?;
+        Ok::<_, VolumeError>((mapped, links.iter().rev().find_map(|link| sysfs::resolve(host, link))))
     };
-    if let (Some(mapped), _) = find() {
+    if let (Some(mapped), _) = find()? {
         return Ok(mapped);
     }
     sysfs::rescan(host);
-    let (mapped, single) = find();
+    let (mapped, single) = find()?;
     mapped.or(single).ok_or_else(|| attach("no fc disk found"))
 }
 
@@ -152,7 +152,7 @@ fn attach_disk(host: &dyn Host, disk: &FcDisk) -> Result<String, VolumeError> {
 pub(super) fn detach_disk(host: &dyn Host, device: &str, stop: &StopToken) -> Result<(), VolumeError> {
     let Some(device) = sysfs::resolve(host, device) else { return Ok(()) };
     let disks = if device.starts_with("/dev/dm-") {
-        let disks = sysfs::slaves_of(host, &device);
+        let disks = sysfs::slaves_of(host, &device)?;
         let ended = host.run("multipath", &["-f", &device], LIMIT, stop).map_err(tool)?;
         if !ended.is_fine() {
             return Err(attach(format!(

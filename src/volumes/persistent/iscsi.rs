@@ -3,7 +3,7 @@
 //! The commands and their order are upstream's, and so is `iscsi.json`, by which each agent detaches
 //! what the other one attached. Values of secrets are in no message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -274,7 +274,7 @@ fn attach_disk(
         clone_iface(&admin, disk)?;
     }
     let lun = disk.lun()?;
-    let mut hosts = sysfs::portal_hosts(host, &disk.iqn);
+    let mut hosts = sysfs::portal_hosts(host, &disk.iqn)?;
     let mut devices: BTreeMap<&str, String> = BTreeMap::new();
     let mut last = None;
     for round in 1..=MAX_ROUNDS {
@@ -284,7 +284,7 @@ fn attach_disk(
             }
             if !hosts.contains_key(portal) {
                 match log_in(&admin, disk, portal, (chap, credentials)) {
-                    Ok(()) => hosts = sysfs::portal_hosts(host, &disk.iqn),
+                    Ok(()) => hosts = sysfs::portal_hosts(host, &disk.iqn)?,
                     Err(error @ VolumeError::Kind(_)) => {
                         last = Some(error);
                         continue;
@@ -322,8 +322,10 @@ fn attach_disk(
         if number > 0 {
             host.pause(SECOND, stop)?;
         }
-        if let Some(mapped) = devices.values().find_map(|device| sysfs::multipath_of(host, device)) {
-            return Ok(mapped);
+        for device in devices.values() {
+            if let Some(mapped) = sysfs::multipath_of(host, device)? {
+                return Ok(mapped);
+            }
         }
     }
     devices.into_values().next().ok_or_else(|| attach("no path is left"))
@@ -451,11 +453,11 @@ pub(super) fn detach_disk(
     target_is_used: bool,
     stop: &StopToken,
 ) -> Result<(), VolumeError> {
-    let disks = sysfs::lun_disks(host, &disk.iqn, disk.lun()?);
-    let mut maps: Vec<String> =
-        disks.iter().filter_map(|name| sysfs::multipath_of(host, &format!("/dev/{name}"))).collect();
-    maps.sort();
-    maps.dedup();
+    let disks = sysfs::lun_disks(host, &disk.iqn, disk.lun()?)?;
+    let mut maps = BTreeSet::new();
+    for name in &disks {
+        maps.extend(sysfs::multipath_of(host, &format!("/dev/{name}"))?);
+    }
     for map in maps {
         match host.run("multipath", &["-f", &map], LIMIT, stop) {
             Ok(ended) if !ended.is_fine() => log::warn!("cannot flush {map}: {}", ended.shown()),

@@ -125,6 +125,34 @@ fn several_portals_lead_to_a_multipath_device() {
     assert_eq!(host.log(), ["multipath -f /dev/dm-3"]);
 }
 
+/// The target was logged out, and its multipath device stayed.
+#[test]
+fn disk_stays_attached_while_sysfs_cannot_be_read() {
+    let root = tempfile::tempdir().unwrap();
+    let host = FakeHost::new(root.path());
+    let disk = IscsiDisk::from_source("v", &source(&["10.0.0.1"]));
+    session(root.path(), (1, IQN), "10.0.0.1", "sda");
+    put(root.path(), "dev/sda", "");
+    let sys = root.path().join("sys");
+    for path in
+        ["block", "class/iscsi_host", "class/iscsi_host/host1/device/session1/target1:0:0/1:0:0:1/block"]
+    {
+        let (path, aside) = (sys.join(path), sys.join("aside"));
+        std::fs::rename(&path, &aside).unwrap();
+        // Each call on a link to itself fails.
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let error = detach_disk(&host, &disk, false, &StopToken::never()).unwrap_err().to_string();
+        assert!(error.starts_with("cannot list") && error.contains(path.to_str().unwrap()), "{error}");
+        assert_eq!(host.log(), [""; 0]);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+    }
+    let deleted = || std::fs::read_to_string(sys.join("block/sda/device/delete")).unwrap();
+    assert_eq!(deleted(), "");
+    detach_disk(&host, &disk, false, &StopToken::never()).unwrap();
+    assert_eq!((deleted().as_str(), host.log().len()), ("1", 2));
+}
+
 #[test]
 fn initiator_name_gets_its_own_interface() {
     let root = tempfile::tempdir().unwrap();

@@ -92,7 +92,10 @@ impl Kinds {
                 }
             }
             Kind::Fc => {
-                let source = mount.map(|mount| mount.source).or_else(|| linked(&device.dir));
+                let source = match mount {
+                    Some(mount) => Some(mount.source),
+                    None => linked(&device.dir)?,
+                };
                 if let Some(source) = source {
                     super::fc::detach_disk(host, &source, stop)?;
                 }
@@ -139,9 +142,10 @@ fn read_state(dir: &Path) -> Option<iscsi::IscsiDisk> {
 }
 
 /// The device behind the first link in a directory of links.
-fn linked(dir: &Path) -> Option<String> {
-    let name = super::sysfs::names(dir).into_iter().next()?;
-    std::fs::read_link(dir.join(name)).ok()?.to_str().map(str::to_owned)
+fn linked(dir: &Path) -> Result<Option<String>, VolumeError> {
+    let name = super::sysfs::names_in(dir)?.into_iter().next();
+    let target = name.and_then(|name| std::fs::read_link(dir.join(name)).ok());
+    Ok(target.and_then(|target| target.to_str().map(str::to_owned)))
 }
 
 /// Removes the directory of a device that is not mounted: links and the state file first. Any other

@@ -28,10 +28,32 @@ pub(super) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Whether there is no such file or directory.
+pub(super) fn is_absence(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+}
+
+/// What was read, or nothing if there is nothing to read. Any other error may hide a disk that is in use.
+fn or_nothing<T: Default>(
+    attempt: &'static str,
+    path: &Path,
+    result: std::io::Result<T>,
+) -> Result<T, VolumeError> {
+    match result {
+        Err(error) if is_absence(&error) => Ok(T::default()),
+        result => result.map_err(|source| VolumeError::Io { attempt, path: path.to_owned(), source }),
+    }
+}
+
+/// The names in a directory, sorted; none if it does not exist.
+pub(super) fn names_in(dir: &Path) -> Result<Vec<String>, VolumeError> {
+    or_nothing("list", dir, list(dir))
+}
+
 /// The first line of a file of `/sys`.
-fn line(path: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+fn line(path: &Path) -> Result<Option<String>, VolumeError> {
+    let text = or_nothing("read", path, std::fs::read_to_string(path))?;
+    Ok(text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()))
 }
 
 /// Writes a value to a file of `/sys`, which must exist.
@@ -55,20 +77,20 @@ fn disk_name(device: &str) -> Option<&str> {
 }
 
 /// The device of the device mapper that uses the disk, if there is one.
-pub(super) fn multipath_of(host: &dyn Host, link: &str) -> Option<String> {
-    let device = resolve(host, link)?;
-    let disk = disk_name(&device)?;
+pub(super) fn multipath_of(host: &dyn Host, link: &str) -> Result<Option<String>, VolumeError> {
+    let device = resolve(host, link);
+    let Some(disk) = device.as_deref().and_then(disk_name) else { return Ok(None) };
     let blocks = below(host, "/sys/block");
-    let mut mapped = names(&blocks).into_iter().filter(|name| name.starts_with("dm-"));
-    let found = mapped.find(|name| blocks.join(name).join("slaves").join(disk).symlink_metadata().is_ok())?;
-    Some(format!("/dev/{found}"))
+    let mut mapped = names_in(&blocks)?.into_iter().filter(|name| name.starts_with("dm-"));
+    let found = mapped.find(|name| blocks.join(name).join("slaves").join(disk).symlink_metadata().is_ok());
+    Ok(found.map(|name| format!("/dev/{name}")))
 }
 
 /// The disks that a device of the device mapper uses.
-pub(super) fn slaves_of(host: &dyn Host, device: &str) -> Vec<String> {
-    let Some(name) = disk_name(device) else { return Vec::new() };
+pub(super) fn slaves_of(host: &dyn Host, device: &str) -> Result<Vec<String>, VolumeError> {
+    let Some(name) = disk_name(device) else { return Ok(Vec::new()) };
     let dir = below(host, "/sys/block").join(name).join("slaves");
-    names(&dir).into_iter().map(|name| format!("/dev/{name}")).collect()
+    Ok(names_in(&dir)?.into_iter().map(|name| format!("/dev/{name}")).collect())
 }
 
 /// Removes a disk from the kernel. A disk that is gone already is no error.
@@ -85,52 +107,52 @@ struct Session {
     dir: PathBuf,
 }
 
-fn sessions(host: &dyn Host, iqn: &str) -> Vec<Session> {
+fn sessions(host: &dyn Host, iqn: &str) -> Result<Vec<Session>, VolumeError> {
     let hosts = below(host, "/sys/class/iscsi_host");
     let mut found = Vec::new();
-    for name in names(&hosts) {
+    for name in names_in(&hosts)? {
         let Some(number) = name.strip_prefix("host").and_then(|number| number.parse().ok()) else { continue };
         let device = hosts.join(&name).join("device");
-        for session in names(&device).into_iter().filter(|name| name.starts_with("session")) {
+        for session in names_in(&device)?.into_iter().filter(|name| name.starts_with("session")) {
             let dir = device.join(&session);
-            let target = line(&dir.join("iscsi_session").join(&session).join("targetname"));
+            let target = line(&dir.join("iscsi_session").join(&session).join("targetname"))?;
             if target.as_deref() == Some(iqn) {
                 found.push(Session { host: number, dir });
             }
         }
     }
-    found
+    Ok(found)
 }
 
 /// The SCSI host of each portal at which the target is logged in.
-pub(super) fn portal_hosts(host: &dyn Host, iqn: &str) -> BTreeMap<String, u32> {
+pub(super) fn portal_hosts(host: &dyn Host, iqn: &str) -> Result<BTreeMap<String, u32>, VolumeError> {
     let mut portals = BTreeMap::new();
-    for session in sessions(host, iqn) {
-        for name in names(&session.dir).into_iter().filter(|name| name.starts_with("connection")) {
+    for session in sessions(host, iqn)? {
+        for name in names_in(&session.dir)?.into_iter().filter(|name| name.starts_with("connection")) {
             let dir = session.dir.join(&name).join("iscsi_connection").join(&name);
             // The address of the login, and the one that the target redirected to.
             for (address, port) in [("persistent_address", "persistent_port"), ("address", "port")] {
-                if let (Some(address), Some(port)) = (line(&dir.join(address)), line(&dir.join(port))) {
+                if let (Some(address), Some(port)) = (line(&dir.join(address))?, line(&dir.join(port))?) {
                     let address = if address.contains(':') { format!("[{address}]") } else { address };
                     portals.insert(format!("{address}:{port}"), session.host);
                 }
             }
         }
     }
-    portals
+    Ok(portals)
 }
 
 /// The disks of a LUN, on all paths.
-pub(super) fn lun_disks(host: &dyn Host, iqn: &str, lun: i32) -> Vec<String> {
+pub(super) fn lun_disks(host: &dyn Host, iqn: &str, lun: i32) -> Result<Vec<String>, VolumeError> {
     let mut disks = Vec::new();
-    for session in sessions(host, iqn) {
-        for target in names(&session.dir) {
+    for session in sessions(host, iqn)? {
+        for target in names_in(&session.dir)? {
             let Some(address) = target.strip_prefix("target") else { continue };
             let blocks = session.dir.join(&target).join(format!("{address}:{lun}")).join("block");
-            disks.extend(names(&blocks));
+            disks.extend(names_in(&blocks)?);
         }
     }
-    disks
+    Ok(disks)
 }
 
 /// Makes the kernel find one LUN of a SCSI host.
@@ -188,10 +210,10 @@ pub(super) mod tests {
         session(root.path(), (3, "iqn.a"), "10.0.0.1", "sda");
         session(root.path(), (4, "iqn.a"), "fd00::1", "sdb");
         session(root.path(), (5, "iqn.b"), "10.0.0.1", "sdc");
-        let portals = portal_hosts(&host, "iqn.a");
+        let portals = portal_hosts(&host, "iqn.a").unwrap();
         assert_eq!(portals, [("10.0.0.1:3260".to_owned(), 3), ("[fd00::1]:3260".to_owned(), 4)].into());
-        assert_eq!(lun_disks(&host, "iqn.a", 1), ["sda", "sdb"]);
-        assert!(lun_disks(&host, "iqn.a", 2).is_empty());
+        assert_eq!(lun_disks(&host, "iqn.a", 1).unwrap(), ["sda", "sdb"]);
+        assert!(lun_disks(&host, "iqn.a", 2).unwrap().is_empty());
         scan_lun(&host, 3, 7).unwrap();
         let scan = || std::fs::read_to_string(root.path().join("sys/class/scsi_host/host3/scan")).unwrap();
         assert_eq!(scan(), "0 0 7");
@@ -208,12 +230,12 @@ pub(super) mod tests {
         let host = FakeHost::new(root.path());
         link(root.path(), "dev/disk/by-path/x", "dev/sda");
         assert_eq!(resolve(&host, "/dev/disk/by-path/x").as_deref(), Some("/dev/sda"));
-        assert_eq!(multipath_of(&host, "/dev/disk/by-path/x"), None);
+        assert_eq!(multipath_of(&host, "/dev/disk/by-path/x").unwrap(), None);
         put(root.path(), "sys/block/dm-0/slaves/sdz", "");
         put(root.path(), "sys/block/dm-1/slaves/sda", "");
         put(root.path(), "sys/block/dm-1/slaves/sdb", "");
-        assert_eq!(multipath_of(&host, "/dev/disk/by-path/x").as_deref(), Some("/dev/dm-1"));
-        assert_eq!(slaves_of(&host, "/dev/dm-1"), ["/dev/sda", "/dev/sdb"]);
-        assert!(slaves_of(&host, "/dev/mapper/x").is_empty());
+        assert_eq!(multipath_of(&host, "/dev/disk/by-path/x").unwrap().as_deref(), Some("/dev/dm-1"));
+        assert_eq!(slaves_of(&host, "/dev/dm-1").unwrap(), ["/dev/sda", "/dev/sdb"]);
+        assert!(slaves_of(&host, "/dev/mapper/x").unwrap().is_empty());
     }
 }
