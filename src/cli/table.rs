@@ -115,7 +115,7 @@ impl Table {
 }
 
 /// [`visible`] of each line.
-pub fn visible_lines(text: &str) -> String {
+pub(super) fn visible_lines(text: &str) -> String {
     text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }
 
