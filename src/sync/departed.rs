@@ -27,6 +27,12 @@ impl Departed {
         self.pods.extract_if(.., |(uid, _, until)| done(uid, *until)).map(|(uid, ..)| uid).collect()
     }
 
+    /// Takes the pods that are desired again under their UID: the stored status is that of their
+    /// former incarnation, and must not become that of the next.
+    pub(super) fn take_returned(&mut self, is_desired: &dyn Fn(&PodUid) -> bool) -> Vec<PodUid> {
+        self.pods.extract_if(.., |(uid, ..)| is_desired(uid)).map(|(uid, ..)| uid).collect()
+    }
+
     pub(super) fn names(&self) -> impl Iterator<Item = FullName> {
         self.pods.iter().map(|(_, name, _)| name.clone())
     }
@@ -53,5 +59,15 @@ mod tests {
         assert_eq!(departed.take_done(&|uid| uid.as_str() == "2", now + PERIOD), [PodUid::from("2")]);
         assert_eq!(departed.take_done(&|_| false, now + LIMIT), [PodUid::from("1")]);
         assert_eq!((departed.due(now), departed.names().count()), (None, 0));
+    }
+
+    #[test]
+    fn pod_that_is_desired_again_does_not_depart() {
+        let (now, mut departed) = (Instant::now(), Departed::default());
+        departed.add("1".into(), FullName::new("a", "default"), now);
+        departed.add("2".into(), FullName::new("b", "default"), now);
+        assert_eq!(departed.take_returned(&|uid| uid.as_str() == "1"), [PodUid::from("1")]);
+        assert_eq!(departed.names().collect::<Vec<_>>(), [FullName::new("b", "default")]);
+        assert_eq!(departed.take_done(&|_| true, now), [PodUid::from("2")]);
     }
 }

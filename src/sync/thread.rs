@@ -463,6 +463,11 @@ impl Loop {
         let Some(pods) = set.pods else { return };
         state.seen = true;
         state.pods = pods.len();
+        // Before pods are admitted: in its stored status, a pod that comes back has ended.
+        // DIFFERS: upstream continues that status, and does not start a pod again that has ended for good.
+        for uid in self.departed.take_returned(&|uid| pods.iter().any(|pod| pod.uid() == uid)) {
+            self.deps.status.forget(&uid);
+        }
         let before = self.core.sources_ready();
         let set = PodSet { pods, incarnations: set.incarnations };
         let effects = self.decide(|core, world| core.apply_set(source, set, Timestamp::now(), world));

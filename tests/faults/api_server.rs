@@ -452,6 +452,30 @@ fn forged_mirror_pod_does_not_run() {
     node.finish();
 }
 
+/// The last status of a static pod is stored until its mirror shows it, or for a moment. A pod whose
+/// manifest comes back in this time does not continue it: it would have ended before it has started.
+#[test]
+fn static_pod_that_comes_back_before_its_end_is_reported_runs_again() {
+    let node = FakeNode::join(config());
+    let mut pod = simple("fixed");
+    pod["spec"]["restartPolicy"] = json!("Never");
+    node.apply(&pod);
+    wait_reported(&node, &CASES[0], "fixed");
+    let before = node.running("fixed");
+    let uid = wait_for("the pod's UID", LONG, || node.pod("fixed")?.metadata.uid);
+    node.api().go_down();
+    node.remove("fixed");
+    node.wait_gone("fixed", LONG);
+    let directory = node.root().join("pods").join(uid);
+    wait_until("the directory of the pod to be removed", LONG, || !directory.exists());
+    node.apply(&pod);
+    node.wait_ready("fixed");
+    node.api().go_up();
+    wait_reported(&node, &CASES[0], "fixed");
+    assert_ne!(node.running("fixed"), before);
+    node.finish();
+}
+
 /// The watch of the node may lag behind that of pods. A rejection is final, so the node is read again
 /// before its labels reject a pod, once per pod.
 #[test]
