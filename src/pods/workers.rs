@@ -144,10 +144,14 @@ impl Workers {
     /// that of the UID (Go: `isAdmittedPodTerminal`). Only static pods start again.
     #[must_use]
     pub fn ends_for_good(&self, uid: &PodUid) -> bool {
-        self.records.get(uid).is_some_and(|record| match &record.body {
-            Body::Pod(pod) => !pod.is_static() && record.is_leaving(),
-            Body::Unknown(_) => false,
-        })
+        self.records.get(uid).and_then(Record::leaving).is_some_and(|pod| !pod.is_static())
+    }
+
+    /// Whether the pod starts again when it has ended, if a source has it: the source removed a static
+    /// pod before, or its end was cancelled. Its stored status is that of the life that ends.
+    #[must_use]
+    pub fn starts_again(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_some_and(Record::starts_again)
     }
 
     /// The newest version of the pod that its worker has; `None` also for a pod that only
@@ -473,6 +477,18 @@ impl Record {
         self.killed && self.removed
     }
 
+    /// The pod, if it is being stopped, or was, because its source removed it.
+    fn leaving(&self) -> Option<&Pod> {
+        match &self.body {
+            Body::Pod(pod) => self.is_leaving().then_some(pod),
+            Body::Unknown(_) => None,
+        }
+    }
+
+    fn starts_again(&self) -> bool {
+        self.start_again || self.leaving().is_some_and(Pod::is_static)
+    }
+
     /// Whether the pod has ended because its source removed it.
     fn is_over(&self) -> bool {
         self.finished && self.is_leaving()
@@ -603,5 +619,21 @@ mod tests {
         ] {
             assert!(!other.is_over());
         }
+    }
+
+    #[test]
+    fn static_pod_that_its_source_has_removed_starts_again() {
+        let of_source = |source: &str| {
+            let object =
+                serde_json::json!({"metadata": {"annotations": {"kubernetes.io/config.source": source}}});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+            let full_name = pod.full_name();
+            Record { killed: true, removed: true, ..Record::new(Body::Pod(pod), full_name) }
+        };
+        assert!(of_source("file").starts_again() && !of_source("api").starts_again());
+        assert!(Record { finished: true, ..of_source("file") }.starts_again(), "until it is forgotten");
+        let evicted = || Record { removed: false, ..of_source("file") };
+        assert!(!evicted().starts_again());
+        assert!(Record { start_again: true, ..evicted() }.starts_again(), "its end was cancelled");
     }
 }

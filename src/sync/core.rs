@@ -103,6 +103,9 @@ pub(super) struct Desired {
     pub(super) starts_after: BTreeSet<PodUid>,
     /// Whether it was preempted and has not ended in its time.
     pub(super) is_late: bool,
+    /// Whether the stored status is from before the pod was admitted: that of its former incarnation, or
+    /// of its rejection. It is forgotten when the effects of the present decision are carried out.
+    has_old_status: bool,
 }
 
 /// The active pods now, and when the pods that are preempted have ended. Each list has a pod once.
@@ -127,7 +130,7 @@ pub(crate) struct World<'a> {
     pub is_listed: bool,
     /// Whether any container ran at the newest inspection of the pod.
     pub still_runs: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether the pod's last status is Failed or Succeeded.
+    /// Whether the last status of this incarnation of the pod is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod has a worker that still stops its containers or its sandbox.
     pub is_stopping: &'a dyn Fn(&PodUid) -> bool,
@@ -146,6 +149,13 @@ pub(crate) struct World<'a> {
     pub allocate: &'a dyn Fn(&Pod, &[Pod], bool) -> Admission,
     /// The node, for admission.
     pub node: &'a NodeView,
+}
+
+impl Desired {
+    pub(super) fn new(pod: Pod, granted: Pod) -> Self {
+        let (rejected, rejected_for_shutdown, starts_after, is_late, has_old_status) = Default::default();
+        Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late, has_old_status }
+    }
 }
 
 impl ActivePods {
@@ -310,7 +320,12 @@ impl Core {
         if !ready {
             effects.extend(self.retry_resizes("pods_added", world));
         }
+        self.end_decision();
         effects
+    }
+
+    fn end_decision(&mut self) {
+        self.desired.values_mut().for_each(|desired| desired.has_old_status = false);
     }
 
     fn route(&mut self, mut update: Update, world: &World<'_>, effects: &mut Vec<Effect>) {
@@ -409,7 +424,7 @@ impl Core {
     pub(super) fn active(&self, world: &World<'_>) -> Vec<Pod> {
         let is_active = |desired: &&Desired| {
             let uid = desired.pod.uid();
-            let is_over = desired.pod.is_over() || (world.is_over)(uid);
+            let is_over = desired.pod.is_over() || (!desired.has_old_status && (world.is_over)(uid));
             let never_runs =
                 desired.pod.is_deleting() && !(world.has_worker)(uid) && !(world.still_runs)(uid);
             !desired.rejected && !never_runs && (!is_over || (world.is_stopping)(uid))
@@ -454,9 +469,11 @@ impl Core {
         let mut effects = Vec::new();
         for uid in rejected {
             let Some(desired) = self.desired.remove(&uid) else { continue };
-            effects.push(Effect::ForgetStatus(uid));
+            effects.push(Effect::ForgetStatus(uid.clone()));
             self.add(desired.pod, world, &mut effects);
+            self.desired.entry(uid).and_modify(|desired| desired.has_old_status = true);
         }
+        self.end_decision();
         effects
     }
 
@@ -531,7 +548,13 @@ impl Core {
             }
         }
         let starts_after = after;
-        let desired = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late: false };
+        let desired = Desired {
+            rejected,
+            rejected_for_shutdown,
+            starts_after,
+            has_old_status: is_incarnation,
+            ..Desired::new(pod, granted)
+        };
         self.desired.insert(uid, desired);
     }
 
@@ -1140,14 +1163,28 @@ mod tests {
         }
     }
 
+    fn with_port(name: &str, uid: &str) -> Pod {
+        let mut object = pod(name, uid).into_object();
+        let ports = json!([{"containerPort": 80, "hostPort": 8080}]);
+        object.spec.as_mut().unwrap().containers[0].ports = serde_json::from_value(ports).unwrap();
+        Pod::from(object)
+    }
+
+    #[test]
+    fn port_of_a_completed_pod_that_is_replaced_is_taken() {
+        let mut fixture = Fixture::new(&[SourceName::File]);
+        let set = |number, pods| PodSet { pods, incarnations: [("1".into(), number)].into() };
+        fixture.apply(SourceName::File, set(1, vec![with_port("a", "1")]));
+        fixture.over.insert("1".into());
+        let effects = fixture.apply(SourceName::File, set(2, vec![with_port("a", "1"), with_port("b", "2")]));
+        assert_eq!(effects, ["kill 1", "update 1", "reject 2 NodePorts"]);
+        // Now it is the status of the new incarnation.
+        let pods = vec![with_port("a", "1"), with_port("b", "2"), with_port("c", "3")];
+        assert_eq!(fixture.apply(SourceName::File, set(2, pods)), ["update 3"]);
+    }
+
     #[test]
     fn failed_pod_that_still_stops_keeps_its_port() {
-        let with_port = |name: &str, uid: &str| {
-            let mut object = pod(name, uid).into_object();
-            let ports = json!([{"containerPort": 80, "hostPort": 8080}]);
-            object.spec.as_mut().unwrap().containers[0].ports = serde_json::from_value(ports).unwrap();
-            Pod::from(object)
-        };
         let mut fixture = Fixture::new(&[SourceName::Api]);
         fixture.apply(SourceName::Api, vec![with_port("a", "1")]);
         // It has exceeded its deadline, and its containers have a long grace period.
@@ -1199,6 +1236,7 @@ mod tests {
         // Pod 3 is now rejected for another reason; pod 1 has a controller and stays rejected.
         fixture.node.shutting_down = false;
         fixture.node.allocatable.pods = 1;
+        fixture.over = ["2".into(), "3".into()].into();
         assert_eq!(
             fixture.readmit(),
             ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]

@@ -28,22 +28,16 @@ impl Core {
     /// whether the desired resources have changed.
     pub(super) fn replace(&mut self, pod: Pod) -> bool {
         let uid = pod.uid().clone();
-        let Some(old) = self.desired.get(&uid) else {
-            let granted = pod.clone();
-            let (rejected, rejected_for_shutdown, starts_after, is_late) = Default::default();
-            let desired = Desired { granted, pod, rejected, rejected_for_shutdown, starts_after, is_late };
-            self.desired.insert(uid, desired);
+        let Some(desired) = self.desired.get_mut(&uid) else {
+            self.desired.insert(uid, Desired::new(pod.clone(), pod));
             return false;
         };
-        let (rejected, rejected_for_shutdown) = (old.rejected, old.rejected_for_shutdown);
-        let (starts_after, is_late) = (old.starts_after.clone(), old.is_late);
-        let resized = differs(&old.pod, &pod) && !rejected;
+        let resized = differs(&desired.pod, &pod) && !desired.rejected;
         if resized {
-            count_requested(&old.pod, &pod);
+            count_requested(&desired.pod, &pod);
         }
-        let granted = PodResources::from_pod(&old.granted).applied_to(&pod);
-        let desired = Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late };
-        self.desired.insert(uid.clone(), desired);
+        desired.granted = PodResources::from_pod(&desired.granted).applied_to(&pod);
+        desired.pod = pod;
         if resized && !self.deferred_resizes.contains(&uid) {
             self.deferred_resizes.push(uid);
         }

@@ -596,7 +596,10 @@ impl Loop {
             has_worker: &|uid| workers.knows(uid),
             is_listed: first_list,
             still_runs: &|uid| observe.still_runs(uid),
-            is_over: &|uid| status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref())),
+            is_over: &|uid| {
+                let is_over = || status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref()));
+                !workers.starts_again(uid) && is_over()
+            },
             // Before the first list, every pod counts as running.
             is_stopping: &|uid| first_list && workers.is_stopping(uid) && observe.still_runs(uid),
             ends_for_good: &|uid| workers.ends_for_good(uid),
