@@ -17,11 +17,11 @@ use crate::cri::{self, CriError, RuntimeClient};
 use crate::devices::{self, Devices};
 use crate::kube::client::Client;
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::model::ids::PodUid;
+use crate::model::ids::{ContainerId, PodUid};
 use crate::model::quantity::{Amount, amount};
 use crate::model::reasons;
 use crate::model::requests::Amounts;
-use crate::model::runtime::ContainerState;
+use crate::model::runtime::{ContainerState, ListedPod};
 use crate::observe::Observe;
 use crate::placement::cpu::options::{Gates, Options};
 use crate::placement::cpu::policy::{Reservation, Static};
@@ -255,15 +255,26 @@ fn memory(
 /// The running containers with their CPUs and NUMA nodes: as the runtime reports them, or else from
 /// their cgroups below `cpusets`.
 fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<ObservedContainer>, CriError> {
-    let pods = cri::list_pods(cri, None)?;
+    let sets_of = |id: &ContainerId| {
+        let status = cri.container_status(id)?;
+        let linux = &status.resources.linux;
+        Ok((linux.cpuset_cpus.clone(), linux.cpuset_mems.clone()))
+    };
+    observed(cri::list_pods(cri, None)?, &sets_of, cpusets)
+}
+
+/// The running ones of the listed containers. One that was removed after the list is left out.
+fn observed(
+    pods: BTreeMap<PodUid, ListedPod>,
+    sets_of: &dyn Fn(&ContainerId) -> Result<(String, String), CriError>,
+    cpusets: &Path,
+) -> Result<Vec<ObservedContainer>, CriError> {
     let mut cgroups = None;
     let mut found = Vec::new();
     for pod in pods.into_values() {
         for container in pod.containers.iter().filter(|container| container.state == ContainerState::Running)
         {
-            let status = cri.container_status(&container.id)?;
-            let linux = &status.resources.linux;
-            let mut sets = (linux.cpuset_cpus.clone(), linux.cpuset_mems.clone());
+            let Some(mut sets) = cri::unless_gone(sets_of(&container.id))? else { continue };
             if sets.0.is_empty() {
                 let all = cgroups.get_or_insert_with(|| container_cgroups(cpusets));
                 let read = |file: &str| {
@@ -304,9 +315,44 @@ fn container_cgroups(top: &Path) -> BTreeMap<String, PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::runtime::ListedContainer;
+    use crate::transport::grpc::{CallError, Kind};
 
     fn config(body: serde_json::Value) -> KubeletConfiguration {
         serde_json::from_value(body).unwrap()
+    }
+
+    #[test]
+    fn container_that_is_removed_while_all_are_read_is_left_out() {
+        let container = |name: &str, state| ListedContainer {
+            id: name.into(),
+            name: name.to_owned(),
+            sandbox_id: "s".into(),
+            state,
+            attempt: 0,
+            created_at: None,
+            image_ref: "i".into(),
+            annotations: Arc::default(),
+        };
+        let running = ["first", "gone", "last"].map(|name| container(name, ContainerState::Running));
+        let containers = running.into_iter().chain([container("ended", ContainerState::Exited)]).collect();
+        let pod = ListedPod { uid: "u".into(), containers, ..ListedPod::default() };
+        let pods = BTreeMap::from([(pod.uid.clone(), pod)]);
+        let observe = |kind| {
+            let sets_of = |id: &ContainerId| match id.as_str() {
+                "gone" => {
+                    let error = CallError { method: "ContainerStatus", kind, message: String::new() };
+                    Err(CriError::Call { object: id.to_string(), error })
+                }
+                _ => Ok(("0-1".to_owned(), "0".to_owned())),
+            };
+            observed(pods.clone(), &sets_of, Path::new("/nonexistent"))
+        };
+        let names = |found: Vec<ObservedContainer>| -> Vec<String> {
+            found.into_iter().map(|container| container.name).collect()
+        };
+        assert_eq!(observe(Kind::NotFound).map(names), Ok(vec!["first".to_owned(), "last".to_owned()]));
+        assert!(observe(Kind::Unavailable).is_err());
     }
 
     #[test]

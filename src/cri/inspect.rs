@@ -107,7 +107,11 @@ pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRunt
     Ok(pod)
 }
 
-fn unless_gone<T>(result: Result<T, CriError>) -> Result<Option<T>, CriError> {
+/// The response of a call about an object; `None` if the object does not exist any more.
+///
+/// # Errors
+/// Other failures of the call.
+pub(crate) fn unless_gone<T>(result: Result<T, CriError>) -> Result<Option<T>, CriError> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.is_not_found() => Ok(None),

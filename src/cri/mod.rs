@@ -22,6 +22,7 @@ use std::time::Duration;
 
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
+pub(crate) use inspect::unless_gone;
 pub use inspect::{list_pods, pod_runtime};
 pub use runtime_client::{
     CgroupDriver, ContainerEvent, Handler, NotReady, RuntimeClient, RuntimeFeatures, RuntimeVersion,
