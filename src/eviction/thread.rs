@@ -1,7 +1,7 @@
 //! The thread `evict`: waits for the kernel, for a timer and for ended pods, and lets [`Driver`]
 //! decide.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -190,6 +190,17 @@ impl Node {
     }
 }
 
+/// Reads how the directories share file systems; fails with the directory that cannot be read.
+///
+/// DIFFERS: if that is the one for writable layers, upstream assumes from then on that it is on the file
+/// system of the images. Here it is read again, as the other ones.
+fn layout_of<'a>(root_dir: &'a Path, found: &'a ImageDirectories) -> Result<Layout, (&'a Path, Errno)> {
+    let device =
+        |path: &'a Path| rustix::fs::stat(path).map(|stat| stat.st_dev).map_err(|error| (path, error));
+    let layers = found.containers.as_deref().map(device).transpose()?;
+    Ok(Layout::from_devices(device(root_dir)?, device(&found.images)?, layers))
+}
+
 impl World for Node {
     fn layout(&mut self) -> Option<Layout> {
         if self.layout.is_none() {
@@ -200,18 +211,17 @@ impl World for Node {
                     return None;
                 }
             };
-            let device = |path: &std::path::Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
-            let (root, images) = (device(&self.deps.root_dir), device(&found.images));
-            let (Some(root), Some(images)) = (root, images) else {
-                let path = if root.is_none() { &self.deps.root_dir } else { &found.images };
-                self.fail(format!(
-                    "cannot read the file system of {}: disks are not watched",
-                    path.display()
-                ));
-                return None;
+            let layout = match layout_of(&self.deps.root_dir, &found) {
+                Ok(layout) => layout,
+                Err((path, error)) => {
+                    self.fail(format!(
+                        "cannot read the file system of {}: disks are not watched: {error}",
+                        path.display()
+                    ));
+                    return None;
+                }
             };
-            let layers = found.containers.as_deref().and_then(device);
-            self.layout = Some(Layout::from_devices(root, images, layers));
+            self.layout = Some(layout);
             self.places.images = Some(found.images);
             self.places.containers = found.containers;
             self.failed = None;
@@ -297,5 +307,28 @@ impl World for Node {
             log::info!("pressure conditions of the node: {held}");
             (self.deps.changed)();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_is_not_known_before_all_directories_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root_dir = dir.path();
+        let missing = root_dir.join("missing");
+        let layout = |images: &Path, containers: Option<&Path>| {
+            let found =
+                ImageDirectories { images: images.to_owned(), containers: containers.map(Path::to_owned) };
+            layout_of(root_dir, &found).map_err(|(path, error)| (path.to_owned(), error))
+        };
+        let unreadable = Err((missing.clone(), Errno::NOENT));
+        assert_eq!(layout(&missing, None), unreadable);
+        assert_eq!(layout(root_dir, Some(&missing)), unreadable);
+        assert_eq!(layout(root_dir, Some(root_dir)), Ok(Layout::Single));
+        assert_eq!(layout(root_dir, Some(Path::new("/proc"))), Ok(Layout::Split));
+        assert_eq!(layout(Path::new("/proc"), None), Ok(Layout::Images));
     }
 }
