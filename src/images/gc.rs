@@ -219,7 +219,7 @@ pub enum ImageCallError {
     },
 }
 
-/// The client's stop token cancels calls immediately.
+/// See [`ImageCollector::with_stop`].
 impl Images for ImageClient {
     type Error = ImageCallError;
 
@@ -301,6 +301,14 @@ pub struct CollectorPeers {
     pub check: ImageCheck,
 }
 
+impl ImageCollector<ImageClient> {
+    /// The collector with calls that `stop` cancels immediately.
+    #[must_use]
+    pub fn with_stop(self, stop: StopToken) -> Self {
+        ImageCollector { images: self.images.with_stop(stop), ..self }
+    }
+}
+
 impl<I: Images> ImageCollector<I>
 where
     I::Error: 'static,
@@ -351,6 +359,7 @@ where
         let result = self.round(in_use, now, stop);
         match &result {
             Ok(_) => self.failed_before = false,
+            Err(_) if stop.is_stopped() => {}
             Err(error) => {
                 let text = chain(error);
                 if std::mem::replace(&mut self.failed_before, true) {
@@ -374,7 +383,9 @@ where
         stop: &StopToken,
     ) -> Result<Freed, ImageGcError<I::Error>> {
         if let Err(error) = self.detect(in_use, now) {
-            log::warn!("cannot remove unused images: {}", chain(&error));
+            if !stop.is_stopped() {
+                log::warn!("cannot remove unused images: {}", chain(&error));
+            }
             return Err(error);
         }
         let candidates = self.known_images.candidates(&self.policy, now);
@@ -436,6 +447,7 @@ where
                     freed.images += 1;
                     freed.bytes = freed.bytes.saturating_add(candidate.size_bytes);
                 }
+                Err(_) if stop.is_stopped() => break,
                 Err(error) => log::warn!("cannot remove image {}: {error}", candidate.id),
             }
         }
@@ -559,12 +571,17 @@ mod tests {
         images: RefCell<Vec<SeenImage>>,
         disk: DiskUse,
         keeps: &'static str,
+        /// Whether the list fails.
+        fails: bool,
     }
 
     impl Images for Fake {
         type Error = Injected;
 
         fn list(&self) -> Result<Vec<SeenImage>, Injected> {
+            if self.fails {
+                return Err(Injected);
+            }
             Ok(self.images.borrow().clone())
         }
 
@@ -589,7 +606,8 @@ mod tests {
         let images = RefCell::new(["a", "b", "c", "d"].map(image).to_vec());
         let disk = DiskUse { capacity_bytes, available_bytes };
         let policy = GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() };
-        (ImageCollector::new(Fake { images, disk, keeps: "a" }, policy, events, time(0)), queue)
+        let fake = Fake { images, disk, keeps: "a", fails: false };
+        (ImageCollector::new(fake, policy, events, time(0)), queue)
     }
 
     #[test]
@@ -626,6 +644,20 @@ mod tests {
         let result = gc.collect(&used(&[]), time(10), &StopToken::never());
         assert!(matches!(result, Err(ImageGcError::NoCapacity)));
         assert_eq!(queue.try_recv().unwrap().reason, "InvalidDiskCapacity");
+    }
+
+    #[test]
+    fn failure_because_the_agent_stops_is_not_reported() {
+        let (mut gc, queue) = collector(5, 100);
+        gc.images.fails = true;
+        let (source, stop) = crate::util::stop::pair();
+        gc.collect(&used(&[]), time(10), &stop).unwrap_err();
+        assert!(gc.failed_before && queue.is_empty(), "the first failure is logged");
+        drop(source);
+        gc.collect(&used(&[]), time(11), &stop).unwrap_err();
+        assert!(queue.is_empty());
+        gc.collect(&used(&[]), time(12), &StopToken::never()).unwrap_err();
+        assert_eq!(queue.try_recv().unwrap().reason, "ImageGCFailed");
     }
 
     #[test]

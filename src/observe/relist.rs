@@ -194,6 +194,7 @@ impl Watcher {
                     metrics::PLEG_RELIST_INTERVAL.took(begun.saturating_duration_since(last));
                 }
             }
+            Err(_) if stop.is_stopped() => {}
             Err(error) => {
                 if self.failures.count() {
                     log::warn!("cannot list pods ({} times): {error}", self.failures);

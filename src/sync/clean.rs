@@ -14,11 +14,11 @@ use jiff::Timestamp;
 
 use super::reclaim::Request;
 use super::view::{Snapshot, View};
-use crate::cri::{ImageClient, RuntimeClient};
+use crate::cri::{CriError, ImageClient, RuntimeClient};
 use crate::eviction::Reclaim;
 use crate::images::ImageCollector;
 use crate::model::event::{EventSink, EventType, Regarding};
-use crate::model::ids::{ContainerId, PodUid};
+use crate::model::ids::{ContainerId, ImageRef, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ListedPod};
 use crate::model::{metrics, reasons};
@@ -106,7 +106,8 @@ pub(crate) type PlaceProcesses = Box<dyn Fn() -> Vec<String> + Send>;
 /// When the thread cannot be started.
 pub(crate) fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
     threads::spawn("clean", Stack::Large, on_death, move |stop| {
-        let deps = Deps { cri: deps.cri.with_stop(stop.clone()), ..deps };
+        let (cri, images) = (deps.cri.with_stop(stop.clone()), deps.images.with_stop(stop.clone()));
+        let deps = Deps { cri, images, ..deps };
         Cleaner {
             deps,
             knows_images: false,
@@ -344,37 +345,15 @@ impl Cleaner {
     }
 
     fn images(&mut self, round: ImageRound, stop: &StopToken) {
+        let in_use = match self.images_in_use(stop) {
+            Ok(in_use) => in_use,
+            Err(_) if stop.is_stopped() => return,
+            Err(error) => {
+                log::warn!("{error}");
+                return;
+            }
+        };
         let images = &mut self.deps.images;
-        let listed = match crate::cri::list_pods(&self.deps.cri, None) {
-            Ok(listed) => listed,
-            Err(error) => {
-                log::warn!("cannot determine which images are in use: {error}");
-                return;
-            }
-        };
-        // No container refers to the image of the sandboxes, but without it no pod can start.
-        let sandbox_image = match self.deps.cri.sandbox_image() {
-            Ok(image) => image,
-            Err(error) => {
-                log::warn!("cannot determine the image of sandboxes: {error}");
-                return;
-            }
-        };
-        let snapshot = self.deps.view.get();
-        let pods = snapshot.pods.values().flat_map(|entry| entry.pod.iter().chain(&entry.removed));
-        let of_volumes = match self.deps.runtime.images_of_volumes(pods, stop) {
-            Ok(images) => images,
-            Err(error) => {
-                log::warn!("cannot determine which images are volumes: {error}");
-                return;
-            }
-        };
-        let in_use = listed
-            .values()
-            .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
-            .chain(sandbox_image.map(crate::model::ids::ImageRef::from))
-            .chain(of_volumes)
-            .collect();
         let now = Timestamp::now();
         // They log failures and raise events.
         match round {
@@ -382,6 +361,28 @@ impl Cleaner {
             ImageRound::Policy => drop(images.collect(&in_use, now, stop)),
             ImageRound::AllUnused => drop(images.delete_unused(&in_use, now, stop)),
         }
+    }
+
+    fn images_in_use(&self, stop: &StopToken) -> Result<BTreeSet<ImageRef>, String> {
+        let unknown = |what: &str, error: CriError| format!("cannot determine {what}: {error}");
+        let listed = crate::cri::list_pods(&self.deps.cri, None)
+            .map_err(|error| unknown("which images are in use", error))?;
+        // No container refers to the image of the sandboxes, but without it no pod can start.
+        let sandbox_image =
+            self.deps.cri.sandbox_image().map_err(|error| unknown("the image of sandboxes", error))?;
+        let snapshot = self.deps.view.get();
+        let pods = snapshot.pods.values().flat_map(|entry| entry.pod.iter().chain(&entry.removed));
+        let of_volumes = self
+            .deps
+            .runtime
+            .images_of_volumes(pods, stop)
+            .map_err(|error| unknown("which images are volumes", error))?;
+        Ok(listed
+            .values()
+            .flat_map(|pod| pod.containers.iter().map(|container| container.image_ref.clone()))
+            .chain(sandbox_image.map(ImageRef::from))
+            .chain(of_volumes)
+            .collect())
     }
 
     fn rotate(&mut self, stop: &StopToken) -> Duration {
