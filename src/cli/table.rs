@@ -206,9 +206,11 @@ mod tests {
             assert_eq!(visible(&c.to_string()), format!("\\u{{{:x}}}", u32::from(c)));
         }
         // Hyphens, annotations, separators, and tags that show nothing.
-        let hidden = "\u{ad}\u{600}\u{180e}\u{2028}\u{2029}\u{fff9}\u{fffa}\u{fffb}\u{1d173}\u{e0001}\u{e0100}";
+        let hidden =
+            "\u{ad}\u{600}\u{180e}\u{2028}\u{2029}\u{fff9}\u{fffa}\u{fffb}\u{1d173}\u{e0001}\u{e0100}";
         assert!(visible(hidden).is_ascii());
-        let usual = "\u{e4} \u{4e2d}\u{6587} e\u{301} \u{2764}\u{fe0f} \u{5d0} \u{627} \u{a0} \u{fffc} \u{fffd}";
+        let usual =
+            "\u{e4} \u{4e2d}\u{6587} e\u{301} \u{2764}\u{fe0f} \u{5d0} \u{627} \u{a0} \u{fffc} \u{fffd}";
         assert_eq!(visible(usual), usual);
     }
 }

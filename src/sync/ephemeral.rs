@@ -5,6 +5,8 @@
 //! their pod end, but they are no longer in the pod's status and are not restarted.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -24,7 +26,7 @@ const PER_POD: usize = 50;
 /// Why an ephemeral container was not added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
-    /// There was no response in time.
+    /// There was no response in time. The request is not carried out later.
     #[error("the agent is busy or stopping, try again")]
     Busy,
     /// The pod is unknown, or is being stopped.
@@ -43,6 +45,19 @@ pub(crate) struct Request {
     pub(super) pod: PodUid,
     pub(super) container: EphemeralContainer,
     pub(super) response: Sender<Result<(), RequestError>>,
+    is_claimed: Arc<AtomicBool>,
+}
+
+impl Request {
+    /// Claims the request, to carry it out or to give it up. Only the first call returns `true`: a
+    /// request that the requester has given up is not carried out, so that it can be repeated.
+    pub(super) fn claim(&self) -> bool {
+        claim(&self.is_claimed)
+    }
+}
+
+fn claim(is_claimed: &AtomicBool) -> bool {
+    !is_claimed.swap(true, Ordering::AcqRel)
 }
 
 /// Sends requests. Clones share the queue.
@@ -72,9 +87,26 @@ impl Requester {
     /// # Errors
     /// The reason why the container was refused.
     pub(crate) fn request(&self, pod: &PodUid, container: EphemeralContainer) -> Result<(), RequestError> {
+        self.request_within(pod, container, TIMEOUT)
+    }
+
+    fn request_within(
+        &self,
+        pod: &PodUid,
+        container: EphemeralContainer,
+        limit: Duration,
+    ) -> Result<(), RequestError> {
         let (response, received) = bounded(1);
-        let request = Request { pod: pod.clone(), container, response };
-        self.requests.send_timeout(request, TIMEOUT).map_err(|_| RequestError::Busy)?;
+        let is_claimed = Arc::default();
+        let request = Request { pod: pod.clone(), container, response, is_claimed: Arc::clone(&is_claimed) };
+        self.requests.send_timeout(request, limit).map_err(|_| RequestError::Busy)?;
+        if let Ok(result) = received.recv_timeout(limit) {
+            return result;
+        }
+        if claim(&is_claimed) {
+            return Err(RequestError::Busy);
+        }
+        // It is carried out now.
         received.recv_timeout(TIMEOUT).unwrap_or(Err(RequestError::Busy))
     }
 }
@@ -168,5 +200,30 @@ mod tests {
         assert_eq!(requester.request(&"1".into(), container("a")), Err(RequestError::NotRunning));
         // The receiving end is closed.
         assert!(requester.request(&"1".into(), container("a")).is_err());
+    }
+
+    #[test]
+    fn request_that_timed_out_is_not_carried_out() {
+        let (requester, requests) = requests();
+        assert_eq!(
+            requester.request_within(&"1".into(), container("a"), Duration::ZERO),
+            Err(RequestError::Busy)
+        );
+        assert!(!requests.queue.recv().unwrap().claim());
+        // Otherwise the result shows whether it was carried out.
+        let (sender, claims) = bounded(1);
+        let _sync = threads::spawn("t/sync", Stack::Small, OnDeath::Unsupervised, move |_| {
+            for request in requests.queue.iter().take(100) {
+                let is_claimed = request.claim();
+                if is_claimed {
+                    let _ = request.response.send(Ok(()));
+                }
+                sender.send(is_claimed).unwrap();
+            }
+        });
+        for number in 0..100 {
+            let result = requester.request_within(&"1".into(), container("a"), Duration::from_micros(number));
+            assert_eq!(result.is_ok(), claims.recv().unwrap());
+        }
     }
 }

@@ -538,6 +538,9 @@ impl Loop {
     }
 
     fn add_ephemeral(&mut self, request: ephemeral::Request) {
+        if !request.claim() {
+            return;
+        }
         let uid = &request.pod;
         let has_worker = self.deps.workers.knows(uid) && !self.deps.workers.is_finished(uid);
         let response = match self.core.admitted(uid) {
@@ -547,7 +550,7 @@ impl Loop {
             }),
             _ => Err(ephemeral::RequestError::NotRunning),
         };
-        // The requester may have timed out.
+        // After a very long turn the requester waits no more.
         let _ = request.response.send(response);
     }
 
