@@ -11,6 +11,7 @@ use rustix::event::PollFlags;
 use super::state::{Operation, OperationResult, PluginState, SocketStatus};
 use super::tree::Tree;
 use super::{Handlers, handshake};
+use crate::util::backoff::Failures;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -56,20 +57,8 @@ impl Plugins {
     /// When the directory cannot be created, or a limit of the kernel is reached.
     pub fn start(settings: Settings, on_death: OnDeath) -> std::io::Result<Plugins> {
         let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
-        let state = settings.listing.state;
-        let wake = Wake::new()?;
-        let (done, ends) = bounded(ENDED_CALLS);
-        let worker = Worker {
-            tree: Tree::new(&settings.directory),
-            handlers: Arc::new(settings.handlers),
-            state,
-            wake: wake.clone(),
-            done,
-            ends,
-            calls: Vec::new(),
-            is_truncated: false,
-            is_unread: false,
-        };
+        let worker = Worker::new(settings, Box::new(spawn_call))?;
+        let wake = worker.wake.clone();
         let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
             .with_waker(Box::new(move || wake.ring()));
         Ok(Plugins { _running: running })
@@ -84,6 +73,15 @@ impl Listing {
     }
 }
 
+type Call = Box<dyn FnOnce(StopToken) + Send>;
+
+/// Starts the thread of an operation.
+type SpawnCall = Box<dyn Fn(Call) -> std::io::Result<Running> + Send>;
+
+fn spawn_call(call: Call) -> std::io::Result<Running> {
+    threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, call)
+}
+
 struct Worker {
     tree: Tree,
     handlers: Arc<Handlers>,
@@ -92,33 +90,50 @@ struct Worker {
     done: Sender<(PathBuf, OperationResult)>,
     ends: Receiver<(PathBuf, OperationResult)>,
     calls: Vec<Running>,
+    spawn: SpawnCall,
+    /// Operations in sequence for which the kernel had no thread.
+    refusals: Failures,
+    /// No operation is started before this time.
+    retry: Option<Instant>,
     is_truncated: bool,
     is_unread: bool,
 }
 
 impl Worker {
+    fn new(settings: Settings, spawn: SpawnCall) -> std::io::Result<Worker> {
+        let (done, ends) = bounded(ENDED_CALLS);
+        Ok(Worker {
+            tree: Tree::new(&settings.directory),
+            handlers: Arc::new(settings.handlers),
+            state: settings.listing.state,
+            wake: Wake::new()?,
+            done,
+            ends,
+            calls: Vec::new(),
+            spawn,
+            refusals: Failures::default(),
+            retry: None,
+            is_truncated: false,
+            is_unread: false,
+        })
+    }
+
     fn run(mut self, stop: &StopToken) {
         let mut scan_at = Some(Instant::now());
         let mut last_scan = None;
         while !stop.is_stopped() {
             self.wake.silence();
-            while let Ok((path, ended)) = self.ends.try_recv() {
-                let error =
-                    if let OperationResult::Failed(error) = &ended { error.clone() } else { String::new() };
-                if self.state.locked().ended(&path, ended, Instant::now()) {
-                    log::warn!("{error}");
-                }
-            }
             let now = Instant::now();
+            self.finish_operations(now);
             if scan_at.is_some_and(|time| time <= now) {
                 last_scan = Some(now);
                 scan_at = self.scan().then(|| now + UNWATCHED_INTERVAL);
             }
-            let retry = self.start_operations();
+            let next = self.start_operations(now);
             if stop.is_stopped() {
                 break;
             }
-            let until = [scan_at, self.state.locked().wakes(), retry].into_iter().flatten().min();
+            let until = [scan_at, next].into_iter().flatten().min();
             let _waiting = threads::waiting("plugins");
             // A scan that is due soon: changes until then belong to it.
             let is_soon = scan_at.is_some_and(|time| time <= Instant::now() + PACE);
@@ -163,18 +178,36 @@ impl Worker {
         scan.is_unwatched || self.is_unread
     }
 
-    /// Starts what is due. Returns when to try again, if the kernel has no threads.
-    fn start_operations(&mut self) -> Option<Instant> {
+    /// Reads the results of operations that have ended.
+    fn finish_operations(&self, now: Instant) {
+        while let Ok((path, ended)) = self.ends.try_recv() {
+            let error =
+                if let OperationResult::Failed(error) = &ended { error.clone() } else { String::new() };
+            if self.state.locked().ended(&path, ended, now) {
+                log::warn!("{error}");
+            }
+        }
+    }
+
+    /// Starts what is due. Returns when more may be due without an event before.
+    fn start_operations(&mut self, now: Instant) -> Option<Instant> {
         self.calls.retain(|call| !call.is_finished());
+        // All operations need a thread, so the next one would fail as well. The end of one that was not
+        // started is an event, which must not shorten the pause.
+        if self.retry.is_some_and(|retry| now < retry) {
+            return self.retry;
+        }
+        self.retry = None;
         loop {
-            let (path, operation) = self.state.locked().next(Instant::now())?;
+            let next = self.state.locked().next(now);
+            let Some((path, operation)) = next else { return self.state.locked().wakes() };
             let mut end = ResultSender {
                 done: self.done.clone(),
                 wake: self.wake.clone(),
                 ended: Some((path.clone(), OperationResult::NotStarted)),
             };
             let handlers = Arc::clone(&self.handlers);
-            let spawned = threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
+            let spawned = (self.spawn)(Box::new(move |stop| {
                 let _waiting = threads::waiting("a plugin");
                 let died = OperationResult::Failed(format!("the operation for {} died", path.display()));
                 end.ended = Some((path.clone(), died));
@@ -195,13 +228,22 @@ impl Worker {
                     }
                 };
                 end.report(path, ended);
-            });
+            }));
             match spawned {
-                Ok(running) => self.calls.push(running),
+                Ok(running) => {
+                    self.calls.push(running);
+                    self.refusals.end();
+                }
                 // The end was reported when it was dropped.
                 Err(error) => {
-                    log::warn!("cannot start a thread for a plugin: {error}");
-                    return Some(Instant::now() + PAUSE);
+                    if self.refusals.count() {
+                        log::warn!(
+                            "cannot start a thread for a plugin: {error} ({} times now)",
+                            self.refusals
+                        );
+                    }
+                    self.retry = Some(now + PAUSE);
+                    return self.retry;
                 }
             }
         }
@@ -227,5 +269,56 @@ impl Drop for ResultSender {
             let _ = self.done.send(ended);
             self.wake.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::super::state::Identity;
+    use super::*;
+
+    fn worker(directory: &std::path::Path, spawn: SpawnCall) -> Worker {
+        let settings = Settings {
+            directory: directory.to_owned(),
+            handlers: Handlers::new(),
+            listing: Listing::default(),
+        };
+        Worker::new(settings, spawn).unwrap()
+    }
+
+    #[test]
+    fn lack_of_threads_is_noticed_once_per_pause() {
+        let dir = tempfile::tempdir().unwrap();
+        let attempts = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&attempts);
+        let mut worker = worker(
+            dir.path(),
+            Box::new(move |_call| {
+                counter.fetch_add(1, Ordering::SeqCst);
+                Err(std::io::ErrorKind::WouldBlock.into())
+            }),
+        );
+        let identity = |inode| Identity { device: 1, inode, modified: 0 };
+        let sockets = (0..20).map(|n| (PathBuf::from(format!("/r/{n}")), identity(n))).collect();
+        worker.state.locked().found(&sockets, &BTreeSet::new());
+        let mut now = Instant::now();
+        for pause in 1..=64 {
+            // Each attempt rings the bell.
+            for _ in 0..3 {
+                assert_eq!(worker.start_operations(now).map(|next| next > now), Some(true));
+                worker.finish_operations(now);
+                assert_eq!(attempts.load(Ordering::SeqCst), pause);
+                now += PAUSE / 4;
+            }
+            now += PAUSE / 4;
+        }
+        assert_eq!(worker.refusals.number(), 64);
+        // All start as soon as there are threads.
+        worker.spawn = Box::new(spawn_call);
+        assert_eq!(worker.start_operations(now), None);
+        assert_eq!((worker.calls.len(), worker.refusals.number()), (super::super::state::MOST_OPERATIONS, 0));
     }
 }
