@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 
 use super::state::{Operation, OperationResult, PluginState, SocketStatus};
 use super::tree::Tree;
@@ -96,7 +97,8 @@ struct Worker {
     /// No operation is started before this time.
     retry: Option<Instant>,
     is_truncated: bool,
-    is_unread: bool,
+    /// The error of the last scan.
+    scan_error: Option<(PathBuf, Errno)>,
 }
 
 impl Worker {
@@ -114,7 +116,7 @@ impl Worker {
             refusals: Failures::default(),
             retry: None,
             is_truncated: false,
-            is_unread: false,
+            scan_error: None,
         })
     }
 
@@ -162,20 +164,21 @@ impl Worker {
         self.tree.discard_changes();
         let scan = self.tree.scan();
         if scan.is_truncated && !self.is_truncated {
-            log::warn!("plugins_registry has too many sockets or directories: some are ignored");
-        }
-        self.is_truncated = scan.is_truncated;
-        if let Some((path, error)) = scan.unread.first().zip(scan.error).filter(|_| !self.is_unread) {
             log::warn!(
-                "cannot read {} and {} other paths of plugins_registry, whose plugins stay: {}",
-                path.display(),
-                scan.unread.len() - 1,
-                std::io::Error::from(error)
+                "plugins_registry has too many entries: some are ignored, and plugins that have registered there stay"
             );
         }
-        self.is_unread = !scan.unread.is_empty();
+        self.is_truncated = scan.is_truncated;
+        if let Some((path, errno)) = scan.error.as_ref().filter(|_| scan.error != self.scan_error) {
+            log::warn!(
+                "cannot read {} and perhaps other paths of plugins_registry, whose plugins stay: {}",
+                path.display(),
+                std::io::Error::from(*errno)
+            );
+        }
+        self.scan_error = scan.error;
         self.state.locked().found(&scan.sockets, &scan.unread);
-        scan.is_unwatched || self.is_unread
+        scan.is_unwatched || self.scan_error.is_some()
     }
 
     /// Reads the results of operations that have ended.
@@ -275,10 +278,13 @@ impl Drop for ResultSender {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::super::state::Identity;
     use super::*;
+    use crate::util::testing;
 
     fn worker(directory: &std::path::Path, spawn: SpawnCall) -> Worker {
         let settings = Settings {
@@ -287,6 +293,27 @@ mod tests {
             listing: Listing::default(),
         };
         Worker::new(settings, spawn).unwrap()
+    }
+
+    #[test]
+    fn directory_that_cannot_be_read_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let closed = dir.path().join("closed");
+        std::fs::create_dir(&closed).unwrap();
+        let _socket = UnixListener::bind(closed.join("a.sock")).unwrap();
+        let mut worker = worker(dir.path(), Box::new(spawn_call));
+        assert!(!worker.scan(), "an event reports the next change");
+        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+        let mut worker = testing::without_access(move || {
+            assert!(worker.scan());
+            worker
+        });
+        assert_eq!(worker.scan_error, Some((closed.clone(), Errno::ACCESS)));
+        let exists = |worker: &Worker| worker.state.locked().list().iter().any(|socket| socket.exists);
+        assert!(exists(&worker));
+        std::fs::remove_dir_all(&closed).unwrap();
+        assert!(!worker.scan());
+        assert!(worker.scan_error.is_none() && !exists(&worker));
     }
 
     #[test]

@@ -299,6 +299,49 @@ fn directory_trees_without_end_are_cut() {
 }
 
 #[test]
+fn plugins_behind_the_limits_of_a_scan_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = (0..5).map(|n| dir.path().join(format!("d{n}/s.sock"))).collect();
+    let bind = |path: &PathBuf| {
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        UnixListener::bind(path).unwrap()
+    };
+    let _sockets: Vec<UnixListener> = paths.iter().map(bind).collect();
+    let _here = UnixListener::bind(dir.path().join("s.sock")).unwrap();
+    let (mut state, now) = (state::PluginState::default(), Instant::now());
+    let mut tree = tree::Tree::new(dir.path());
+    let full = tree.scan();
+    assert!(full.sockets.len() == 6 && !full.is_truncated && full.unread.is_empty(), "{full:?}");
+    state.found(&full.sockets, &full.unread);
+    let plugin =
+        state::Plugin { kind: CSI.into(), name: "p".into(), endpoint: "/e".into(), versions: Vec::new() };
+    while let Some((path, _)) = state.next(now) {
+        state.ended(&path, state::OperationResult::Registered(plugin.clone()), now);
+    }
+    let limits = tree.limits;
+    let mut sets = Vec::new();
+    sets.extend((0..12).map(|names| tree::ScanLimits { names, ..limits }));
+    sets.extend((1..6).map(|directories| tree::ScanLimits { directories, ..limits }));
+    sets.extend((0..6).map(|sockets| tree::ScanLimits { sockets, ..limits }));
+    for set in sets {
+        tree.limits = set;
+        let scan = tree.scan();
+        state.found(&scan.sockets, &scan.unread);
+        let complete = scan.sockets.len() == 6;
+        assert!(scan.is_truncated != complete && scan.unread.is_empty() == complete, "{set:?}: {scan:?}");
+        assert!(scan.error.is_none());
+        assert_eq!(state.next(now), None, "{set:?}: {scan:?}");
+    }
+    // What was read is known: only the directory of the other sockets is left out.
+    std::fs::remove_file(dir.path().join("s.sock")).unwrap();
+    tree.limits = tree::ScanLimits { directories: 1, ..limits };
+    let scan = tree.scan();
+    state.found(&scan.sockets, &scan.unread);
+    let removed = (dir.path().join("s.sock"), state::Operation::Deregister(plugin));
+    assert_eq!((state.next(now), state.next(now)), (Some(removed), None));
+}
+
+#[test]
 fn directory_that_cannot_be_read_is_unknown_and_not_empty() {
     let dir = tempfile::tempdir().unwrap();
     let closed = dir.path().join("closed");
@@ -313,7 +356,7 @@ fn directory_that_cannot_be_read_is_unknown_and_not_empty() {
     assert_eq!(scan.sockets.into_keys().collect::<Vec<_>>(), [dir.path().join("a.sock")]);
     assert_eq!(
         (scan.unread, scan.error),
-        (BTreeSet::from([closed.clone()]), Some(rustix::io::Errno::ACCESS))
+        (BTreeSet::from([closed.clone()]), Some((closed.clone(), rustix::io::Errno::ACCESS)))
     );
     std::fs::remove_dir_all(&closed).unwrap();
     let scan = tree::Tree::new(&closed).scan();

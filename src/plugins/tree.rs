@@ -13,20 +13,26 @@ use super::state::{Identity, MOST_SOCKETS};
 
 /// Directories below each other. A longer path is no address of a socket anyway.
 const MOST_LEVELS: usize = 32;
-/// Directories that are read and watched.
-const MOST_DIRECTORIES: usize = 1024;
-/// The most names that one scan reads.
-const MOST_NAMES: usize = 65_536;
+
+/// The most that one scan reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScanLimits {
+    /// Directories that are read and watched.
+    pub(super) directories: usize,
+    pub(super) names: usize,
+    pub(super) sockets: usize,
+}
 
 /// The sockets of the last scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ScanResult {
     pub(super) sockets: BTreeMap<PathBuf, Identity>,
-    /// Directories and other entries that could not be read: what is there, is unknown.
+    /// Directories and other entries that could not be read or were left out: what is there, is
+    /// unknown.
     pub(super) unread: BTreeSet<PathBuf>,
-    /// Why the first of these could not be read.
-    pub(super) error: Option<Errno>,
-    /// Some were left out, because of a limit.
+    /// The first path that could not be read, and the reason.
+    pub(super) error: Option<(PathBuf, Errno)>,
+    /// Some entries were left out, because of a limit.
     pub(super) is_truncated: bool,
     /// Some directory is not watched.
     pub(super) is_unwatched: bool,
@@ -38,8 +44,14 @@ impl ScanResult {
     fn failed(&mut self, path: &Path, errno: Errno) {
         if !matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP) {
             self.unread.insert(path.to_owned());
-            self.error.get_or_insert(errno);
+            self.error.get_or_insert_with(|| (path.to_owned(), errno));
         }
+    }
+
+    /// This path was not read, because of a limit.
+    fn left_out(&mut self, path: PathBuf) {
+        self.unread.insert(path);
+        self.is_truncated = true;
     }
 }
 
@@ -47,6 +59,7 @@ impl ScanResult {
 pub(super) struct Tree {
     root: PathBuf,
     inotify: Option<OwnedFd>,
+    pub(super) limits: ScanLimits,
 }
 
 impl Tree {
@@ -54,7 +67,8 @@ impl Tree {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .map_err(|error| log::warn!("plugins_registry is not watched, but read now and then: {error}"))
             .ok();
-        Tree { root: root.to_owned(), inotify }
+        let limits = ScanLimits { directories: 1024, names: 65_536, sockets: MOST_SOCKETS };
+        Tree { root: root.to_owned(), inotify, limits }
     }
 
     /// Ready to read when something has changed.
@@ -112,8 +126,9 @@ impl Tree {
                     continue;
                 }
                 names += 1;
-                if names > MOST_NAMES {
-                    scan.is_truncated = true;
+                if names > self.limits.names {
+                    scan.left_out(path);
+                    waiting.into_iter().for_each(|(path, _)| scan.left_out(path));
                     return scan;
                 }
                 let path = path.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
@@ -126,18 +141,18 @@ impl Tree {
                 };
                 match FileType::from_raw_mode(stat.st_mode) {
                     FileType::Directory
-                        if level < MOST_LEVELS && directories + waiting.len() < MOST_DIRECTORIES =>
+                        if level < MOST_LEVELS && directories + waiting.len() < self.limits.directories =>
                     {
                         waiting.push((path, level + 1));
                     }
-                    FileType::Directory => scan.is_truncated = true,
-                    FileType::Socket if scan.sockets.len() < MOST_SOCKETS => {
+                    FileType::Directory => scan.left_out(path),
+                    FileType::Socket if scan.sockets.len() < self.limits.sockets => {
                         let modified =
                             i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
                         let identity = Identity { device: stat.st_dev, inode: stat.st_ino, modified };
                         scan.sockets.insert(path, identity);
                     }
-                    FileType::Socket => scan.is_truncated = true,
+                    FileType::Socket => scan.left_out(path),
                     _ => {}
                 }
             }
