@@ -18,7 +18,8 @@ use crate::util::threads;
 /// A digest of the review: neither tokens nor long paths stay in memory.
 pub(super) type Key = [u8; 32];
 
-/// How long to wait for the review of another connection, whose request has a shorter limit.
+/// How long a caller waits before its own review, for others' equal reviews, whose requests have a
+/// shorter limit, and for a permit.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Connections that wait for another one's equal review; each holds a thread.
@@ -106,7 +107,17 @@ impl<V: Clone> Cache<V> {
         caller: &Caller,
         review: impl FnOnce() -> Result<(V, Duration), String>,
     ) -> Result<V, String> {
-        let mut has_waited = false;
+        self.get_until(Instant::now() + WAIT_LIMIT, key, caller, review)
+    }
+
+    fn get_until(
+        &self,
+        deadline: Instant,
+        key: Key,
+        caller: &Caller,
+        review: impl FnOnce() -> Result<(V, Duration), String>,
+    ) -> Result<V, String> {
+        let remaining = || deadline.saturating_duration_since(Instant::now());
         let (active, permit) = loop {
             let mut state = self.state.locked();
             if let Some(value) = state.get(&key, (self.clock)()) {
@@ -121,14 +132,12 @@ impl<V: Clone> Cache<V> {
                 drop(state);
                 let limits = caller.limits(WAITING_PER_PEER, WAITING_PER_PEER);
                 let _permit = self.waiting.take(limits).ok_or_else(too_many)?;
-                if let Some(result) = earlier.wait() {
-                    return result;
+                // The refusal of its permit is not this caller's, which has places of its own.
+                match earlier.wait(remaining()) {
+                    Some(result) => return result,
+                    None if remaining().is_zero() => return Err(too_many()),
+                    None => continue,
                 }
-                has_waited = true;
-                continue;
-            }
-            if permit.is_none() && has_waited {
-                return Err(too_many());
             }
             let (sender, done) = bounded(0);
             let has_permit = AtomicBool::new(permit.is_some());
@@ -140,7 +149,11 @@ impl<V: Clone> Cache<V> {
         // No other thread sets the result.
         let _permit = match permit {
             Some(permit) => permit,
-            None => self.review_permit(caller).inspect_err(|_| drop(pending.result.set(None)))?,
+            None => {
+                let limit = QUEUE_LIMIT.min(remaining());
+                let permit = self.permit_within(limit, caller);
+                permit.inspect_err(|_| drop(pending.result.set(None)))?
+            }
         };
         pending.has_permit.store(true, Ordering::SeqCst);
         let known = self.state.locked().get(&key, (self.clock)());
@@ -167,6 +180,10 @@ fn active_limits(caller: &Caller) -> Limits {
 impl<V> Cache<V> {
     /// Waits until the caller's address has fewer reviews in progress.
     pub(super) fn review_permit(&self, caller: &Caller) -> Result<Permit, String> {
+        self.permit_within(QUEUE_LIMIT, caller)
+    }
+
+    fn permit_within(&self, limit: Duration, caller: &Caller) -> Result<Permit, String> {
         let limits = active_limits(caller);
         if let Some(permit) = self.active.take(limits.clone()) {
             return Ok(permit);
@@ -176,15 +193,15 @@ impl<V> Cache<V> {
         let _permit = self.queue.take(queued).ok_or_else(too_many)?;
         // When the agent stops, the earlier reviews end immediately.
         let never = StopToken::never();
-        self.active.wait(limits, QUEUE_LIMIT, "a permit to review", &never).ok_or_else(too_many)
+        self.active.wait(limits, limit, "a permit to review", &never).ok_or_else(too_many)
     }
 }
 
 impl<V: Clone> Pending<V> {
     /// The result of the other caller; `None`: it got no permit.
-    fn wait(&self) -> Option<Result<V, String>> {
+    fn wait(&self, limit: Duration) -> Option<Result<V, String>> {
         let _waiting = threads::waiting("a review");
-        let _ = self.done.recv_timeout(WAIT_LIMIT);
+        let _ = self.done.recv_timeout(limit);
         self.result.get().cloned().unwrap_or_else(|| Some(Err("the review has failed".to_owned())))
     }
 }
@@ -357,6 +374,50 @@ mod tests {
         assert_eq!(cache.get_or(key(2), &other, || Ok((1, Duration::ZERO))), Err(too_many()));
         assert!(cache.state.locked().pending.is_empty());
         drop((held, queued));
+    }
+
+    #[test]
+    fn caller_that_waited_for_a_refused_one_uses_its_own_queue() {
+        let cache = Arc::new(Cache::new(8, Instant::now));
+        let caller = Caller::from_ip("10.0.0.2", None);
+        let take_all =
+            || (0..ACTIVE_PER_PEER).map(|_| cache.review_permit(&caller).unwrap()).collect::<Vec<_>>();
+        // The review of another caller.
+        let insert = |digest, result| {
+            let (sender, done) = bounded(0);
+            let pending = Arc::new(Pending { has_permit: AtomicBool::new(true), result, done });
+            cache.state.locked().pending.insert(digest, Arc::clone(&pending));
+            (pending, sender)
+        };
+        let held = take_all();
+        let (refused, sender) = insert(key(1), OnceLock::new());
+        let (shared, waiting) = (Arc::clone(&cache), caller.clone());
+        let second =
+            in_background(move || shared.get_or(key(1), &waiting, || Ok((5, Duration::from_secs(60)))));
+        while cache.waiting.take(caller.limits(1, 1)).is_some() {
+            std::thread::yield_now();
+        }
+        refused.result.set(None).unwrap();
+        cache.state.locked().pending.remove(&key(1));
+        drop(sender);
+        let end = Instant::now() + Duration::from_secs(60);
+        while cache.queue.take(caller.limits(1, 1)).is_some() {
+            assert!(Instant::now() < end, "it does not wait for a permit");
+            std::thread::yield_now();
+        }
+        drop(held);
+        assert_eq!(second.result(), Ok(5));
+
+        // All waits of a call have one deadline.
+        let held = take_all();
+        let get = |digest| cache.get_until(Instant::now(), digest, &caller, || Ok((1, Duration::ZERO)));
+        assert_eq!(get(key(1)), Ok(5), "a cached result needs no wait");
+        assert_eq!(get(key(2)), Err(too_many()), "no time to wait for a permit");
+        let _pending = insert(key(3), OnceLock::new());
+        assert_eq!(get(key(3)), Err("the review has failed".to_owned()));
+        let _pending = insert(key(4), OnceLock::from(None));
+        assert_eq!(get(key(4)), Err(too_many()), "refusals of others do not prolong the wait");
+        drop(held);
     }
 
     #[test]
