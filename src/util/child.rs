@@ -25,6 +25,8 @@ const BLIND_SLICE: Duration = Duration::from_millis(20);
 /// A killed program ends within this time, unless the kernel blocks it.
 const REAP_LIMIT: Duration = Duration::from_secs(1);
 const CHUNK: usize = 8 * 1024;
+/// A new pipe holds 16 pages, which have up to 64 KiB.
+const MAX_PIPE_BYTES: usize = 1024 * 1024;
 
 /// The limits of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,22 +182,31 @@ fn forward_output(
     let mut chunk = vec![0; 8 * CHUNK];
     loop {
         // Checked before the last read, so that the last output is not missed.
-        let status = limited.try_wait().ok_or_else(overdue)?.map_err(failed)?;
-        let mut open = true;
+        let try_wait = || limited.try_wait().ok_or_else(overdue)?.map_err(failed);
+        let mut status = try_wait()?;
+        let (mut open, mut rest) = (true, MAX_PIPE_BYTES);
         loop {
-            match output.read(&mut chunk) {
+            let count = match output.read(&mut chunk) {
                 Ok(0) => {
                     open = false;
                     break;
                 }
-                Ok(count) => each(chunk.get(..count).unwrap_or_default()).map_err(failed)?,
+                Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(failed(error)),
-            }
-            // A program may write without a pause.
+            };
+            each(chunk.get(..count).unwrap_or_default()).map_err(failed)?;
+            // A program may write without a pause. The rest of one that has ended is in the pipe, to
+            // which processes that it left behind may still write.
             if stop.is_stopped() {
-                return Err(stopped());
+                if status.is_none() {
+                    status = Some(try_wait()?.ok_or_else(stopped)?);
+                }
+                rest = rest.saturating_sub(count);
+                if rest == 0 {
+                    break;
+                }
             }
             if Instant::now() >= deadline {
                 break;
@@ -353,6 +364,7 @@ fn end(child: &mut Child) {
 mod tests {
     use super::*;
     use crate::util::stop;
+    use crate::util::testing::unblocked;
 
     fn sh(script: &str) -> Command {
         let mut command = Command::new("/bin/sh");
@@ -399,6 +411,42 @@ mod tests {
         assert!(matches!(error, ChildError::Io { .. }), "{error}");
         let missing = stream(&mut Command::new("/no/such/program"), long, &never, &mut |_| Ok(()));
         assert!(missing.unwrap_err().is_missing());
+    }
+
+    /// Streams the output of a program that first writes its process id, and ends before the first
+    /// output is handled. Then the agent stops.
+    fn stop_after_the_end(script: &str) -> (ExitStatus, usize) {
+        let (source, token) = stop::pair();
+        let (mut source, mut bytes) = (Some(source), 0);
+        let mut read = |output: &[u8]| {
+            bytes += output.len();
+            if source.is_some() {
+                let text = std::str::from_utf8(output).unwrap();
+                let pid = text.lines().next().unwrap().to_owned();
+                let is_zombie =
+                    || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+                while !is_zombie() {
+                    std::thread::yield_now();
+                }
+                drop(source.take());
+            }
+            Ok(())
+        };
+        let status = stream(&mut sh(script), Duration::from_secs(600), &token, &mut read).unwrap();
+        (status, bytes)
+    }
+
+    #[test]
+    fn program_that_ended_before_the_stop_has_its_status_and_output() {
+        let (status, bytes) =
+            unblocked(|| stop_after_the_end("echo $$; sleep 0.1; head -c 40000 /dev/zero; exit 3"));
+        assert_eq!(status.code(), Some(3));
+        assert!(bytes > 40_000, "{bytes}");
+        let endless =
+            "trap '' HUP; (echo $$; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx || exit; done) & exit 4";
+        let (status, bytes) = unblocked(|| stop_after_the_end(endless));
+        assert_eq!(status.code(), Some(4));
+        assert!(bytes < 2 * MAX_PIPE_BYTES, "{bytes}");
     }
 
     #[test]
