@@ -136,6 +136,13 @@ impl ApiError {
         ApiError { attempt: "test".to_owned(), cause }
     }
 
+    /// For tests of other rooms: the client was shut down.
+    #[cfg(test)]
+    #[must_use]
+    pub fn for_test_stopping() -> ApiError {
+        ApiError { attempt: "test".to_owned(), cause: Cause::Stopping }
+    }
+
     /// For tests of other rooms: no response.
     #[cfg(test)]
     #[must_use]

@@ -255,7 +255,7 @@ impl PodCertificates {
                         }
                         Err(error) => {
                             let step = format!("getting PodCertificateRequest \"{namespace}/{name}\"");
-                            return Err(CertificateError::Unavailable { step, error: Box::new(error) });
+                            return Err(unavailable(&step, error));
                         }
                     };
                     let jitter = SignedDuration::from_secs_f64(random_unit() * JITTER_SECONDS);
@@ -320,6 +320,9 @@ impl PodCertificates {
 }
 
 fn unavailable(step: &str, error: ApiError) -> CertificateError {
+    if error.is_stopping() {
+        return CertificateError::Stopping;
+    }
     CertificateError::Unavailable { step: step.to_owned(), error: Box::new(error) }
 }
 

@@ -86,6 +86,15 @@ pub enum TokenError {
     Expired(ApiError),
 }
 
+impl TokenError {
+    /// The client was shut down.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        let (TokenError::Fetch(error) | TokenError::Expired(error)) = self;
+        error.is_stopping()
+    }
+}
+
 /// The requests to the API server; a trait so that tests need no server.
 pub trait TokenApi: Send + Sync {
     /// Creates `body`, a TokenRequest, for the service account.

@@ -94,6 +94,14 @@ pub enum BundleError {
     Unavailable(ApiError),
 }
 
+impl BundleError {
+    /// The client was shut down.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        matches!(self, BundleError::Unavailable(error) if error.is_stopping())
+    }
+}
+
 /// The requests to the API server; a trait so that tests need no server.
 pub trait BundleApi: Send + Sync {
     /// Reads bundles. The bundle of a name that does not exist is an empty list.

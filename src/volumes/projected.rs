@@ -161,7 +161,7 @@ fn of_the_api(
     }
     if let Some(source) = &projection.cluster_trust_bundle {
         let data = api.trust.bundles.file(source);
-        let data = data.map_err(|error| VolumeError::Content { problem: error.to_string() })?;
+        let data = data.map_err(|error| api_failure(&error, error.is_stopping()))?;
         let mut payload = Payload::default();
         payload.insert(&source.path, private(pod, data, default_mode))?;
         return Ok(payload);
@@ -171,6 +171,11 @@ fn of_the_api(
     }
     // A source without a field.
     Ok(Payload::default())
+}
+
+/// A failure of a request for a source; the end of the agent is not one.
+fn api_failure(error: &dyn std::fmt::Display, is_stopping: bool) -> VolumeError {
+    if is_stopping { VolumeError::Stopping } else { VolumeError::Content { problem: error.to_string() } }
 }
 
 fn token(
@@ -183,7 +188,7 @@ fn token(
     let token = api
         .tokens
         .get(pod, audience, source.expiration_seconds)
-        .map_err(|error| VolumeError::Content { problem: error.to_string() })?;
+        .map_err(|error| api_failure(&error, error.is_stopping()))?;
     let mut payload = Payload::default();
     payload.insert(&source.path, private(pod, token.expose().as_bytes().to_vec(), default_mode))?;
     Ok(payload)
@@ -197,11 +202,11 @@ fn certificate(
     default_mode: Option<i32>,
     (api, events, stop): (&PodApi, &EventSink, &StopToken),
 ) -> Result<Payload, VolumeError> {
-    let credential = match api.trust.certificates.get(pod, place, source, (events, stop)) {
-        Ok(credential) => credential,
-        Err(CertificateError::Stopping) => return Err(VolumeError::Stopping),
-        Err(error) => return Err(VolumeError::Content { problem: error.to_string() }),
-    };
+    let credential = api
+        .trust
+        .certificates
+        .get(pod, place, source, (events, stop))
+        .map_err(|error| api_failure(&error, error == CertificateError::Stopping))?;
     let (key, chain) = (credential.key(), credential.chain());
     let mut payload = Payload::default();
     for (path, data) in [
@@ -252,8 +257,12 @@ fn one_user(pod: &Pod) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::LocalObjects;
+    use crate::kube::error::ApiError;
     use crate::kube::objects::{Key, Object, Objects};
+    use crate::kube::pod_certificates::{CertificateApi, PodCertificates, Request};
+    use crate::kube::tokens::{IssuedToken, TokenApi, Tokens};
+    use crate::kube::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
+    use crate::kube::{LocalObjects, Trust};
     use serde_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
@@ -406,6 +415,61 @@ mod tests {
         }
         let optional = json!({"sources": [{"secret": {"name": "gone", "optional": true}}, {}]});
         assert_eq!(collect_for(&pod(json!({})), optional, Some(&api())), Ok(Payload::default()));
+    }
+
+    /// A client that was shut down.
+    struct Stopped;
+
+    impl TokenApi for Stopped {
+        fn create(&self, _: &str, _: &str, _: &Value) -> Result<IssuedToken, ApiError> {
+            Err(ApiError::for_test_stopping())
+        }
+    }
+
+    impl BundleApi for Stopped {
+        fn read_bundles(&self, _: &Query) -> Result<Vec<Bundle>, ApiError> {
+            Err(ApiError::for_test_stopping())
+        }
+    }
+
+    impl CertificateApi for Stopped {
+        fn account_uid(&self, _: &str, _: &str) -> Result<String, ApiError> {
+            Err(ApiError::for_test_stopping())
+        }
+
+        fn node_uid(&self, _: &str) -> Result<String, ApiError> {
+            Err(ApiError::for_test_stopping())
+        }
+
+        fn create_request(&self, _: &str, _: &Value) -> Result<Request, ApiError> {
+            Err(ApiError::for_test_stopping())
+        }
+
+        fn read_request(&self, _: &str, _: &str) -> Result<Option<Request>, ApiError> {
+            Err(ApiError::for_test_stopping())
+        }
+    }
+
+    #[test]
+    fn end_of_the_agent_is_no_failure_of_a_source() {
+        let api = PodApi {
+            tokens: Tokens::new(Box::new(Stopped)),
+            trust: Trust {
+                bundles: TrustBundles::new(Box::new(Stopped)),
+                certificates: PodCertificates::new(Box::new(Stopped)),
+            },
+            ..api()
+        };
+        for source in [
+            json!({"serviceAccountToken": {"path": "t"}}),
+            json!({"clusterTrustBundle": {"name": "b", "path": "ca"}}),
+            json!({"podCertificate": {"signerName": "s", "keyType": "ED25519"}}),
+        ] {
+            // The failure of an earlier source does not hide it.
+            let sources = json!({"sources": [{"secret": {"name": "gone"}}, source]});
+            let found = collect_for(&pod(json!({})), sources.clone(), Some(&api));
+            assert_eq!(found.unwrap_err(), VolumeError::Stopping.to_string(), "{sources}");
+        }
     }
 
     /// A comparison of each problem with all others would take minutes.
