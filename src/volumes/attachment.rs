@@ -12,7 +12,7 @@
 //! its request has arrived; the request fails if another list was stored meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::waker::Waker;
@@ -53,7 +53,7 @@ pub(crate) enum Holder {
 }
 
 /// Whether a volume of this name may be on the node, although its part of the room does not know it.
-type KeepIf = Box<dyn Fn(&str) -> bool + Send + Sync>;
+type KeepIf = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// A pod waits for a volume that the node's object does not show as it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -159,7 +159,8 @@ pub(crate) struct Attachments {
     /// Held for look-ups only, never across a call of `controller`.
     state: Mutex<AttachmentState>,
     controller: OnceLock<Controller>,
-    keep_if: OnceLock<KeepIf>,
+    /// Those of the parts of the room. Held for look-ups only.
+    keep_if: Mutex<Vec<KeepIf>>,
     /// Called for a pod whose volume need not wait any longer.
     waker: Waker,
 }
@@ -207,16 +208,18 @@ impl Attachments {
 
     /// The volumes in use, for a request, and the number of this list. Each list has a greater one.
     pub(super) fn list(&self) -> (u64, Vec<String>) {
-        if let Some(keep) = self.keep_if.get() {
-            let names = self.shown_names().into_iter().filter(|name| keep(name)).collect();
+        let keep = self.keep_if.locked().clone();
+        if !keep.is_empty() {
+            let stays = |name: &String| keep.iter().any(|keep| keep(name));
+            let names = self.shown_names().into_iter().filter(stays).collect();
             self.state().set(Holder::Unknown, names);
         }
         self.state().list()
     }
 
-    /// Volumes of the node's object for which `keep` is true stay in use.
+    /// Volumes of the node's object for which `keep` is true stay in use, too.
     pub(super) fn keep_if(&self, keep: KeepIf) {
-        let _ = self.keep_if.set(keep);
+        self.keep_if.locked().push(keep);
     }
 
     /// The lists of the node's object.
@@ -274,7 +277,7 @@ impl Attachments {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Weak};
+    use std::sync::Weak;
 
     use super::*;
 

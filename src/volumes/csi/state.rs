@@ -95,7 +95,7 @@ impl Csi {
         if has_damaged || !csi.unread.locked().is_empty() || csi.damaged().is_any() {
             let (layout, damaged) = (csi.layout.clone(), Arc::clone(&csi.damaged));
             let unread = Arc::clone(&csi.unread);
-            csi.attachments.keep_if(Box::new(move |name| {
+            csi.attachments.keep_if(Arc::new(move |name| {
                 unread.locked().may_have(&layout, name)
                     || rebuild::is_staged(&layout, name)
                     || damaged.locked().may_be(name)

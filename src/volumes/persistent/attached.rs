@@ -2,6 +2,7 @@
 //! pkg/volume/util/operationexecutor, `GenerateVerifyControllerAttachedVolumeFunc`). CSI volumes have
 //! VolumeAttachments instead.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::attachment::Holder;
@@ -13,6 +14,7 @@ use super::{Kinds, fc, iscsi};
 use crate::model::ids::PodUid;
 use crate::model::persistent::{Mode, Spec};
 use crate::model::pod::Pod;
+use crate::util::lock::LockExt;
 
 /// The name of the volume in a directory below `plugins` that an earlier agent has made.
 fn named_by(device: &Device) -> Option<String> {
@@ -44,16 +46,29 @@ impl Kinds {
         // Under the lock, so that the last change is the last list.
         let mut attachable = self.attachable();
         let found = devices::all(&self.root_dir);
+        attachable.log_unread(&found);
         let names = attachable.names(&found, named_by);
         self.attachments.set(Holder::Devices, names);
-        found.error
+        // Last: until then each volume stays in use that may be there.
+        self.hidden.locked().update(&found);
+        found.error()
+    }
+
+    /// Writes down the volumes of an earlier agent.
+    pub(super) fn show_earlier(&self) {
+        // It is logged, and returned by the next sweep.
+        let _ = self.show_attachable();
+        if !self.hidden.locked().is_empty() {
+            let hidden = Arc::clone(&self.hidden);
+            self.attachments.keep_if(Arc::new(move |name| hidden.locked().may_have(name)));
+        }
     }
 
     pub(super) fn forget_attachable(&self, uid: &PodUid) {
         self.attachments.forget(uid);
         let is_known = self.attachable().wanted.remove(uid).is_some();
         if is_known {
-            // After an error all names stay until the next sweep.
+            // It is logged, and returned by the next sweep.
             let _ = self.show_attachable();
         }
     }
@@ -76,6 +91,7 @@ impl Kinds {
             attachable.dirs.extend(dir.map(|dir| (dir, name.clone())));
         }
         let _ = self.show_attachable();
+        self.hidden.locked().add_own(&name);
         if pod.is_static() || self.is_set_up(pod, spec)? {
             return Ok(());
         }
@@ -124,7 +140,7 @@ mod tests {
         attachable.dirs.insert(PathBuf::from("/p/fc/gone"), "kubernetes.io/fc/[gone]".to_owned());
         let wanted = BTreeSet::from(["kubernetes.io/fc/[w]".to_owned()]);
         attachable.wanted.insert(PodUid::from("u"), wanted);
-        let found = FoundDevices { devices, error: None };
+        let found = FoundDevices { devices, ..FoundDevices::default() };
         let names: Vec<String> = attachable.names(&found, named_by).into_iter().collect();
         assert_eq!(
             names,
@@ -136,15 +152,32 @@ mod tests {
             ]
         );
         attachable.wanted.clear();
-        // A directory cannot be read for a moment.
-        let unread = FoundDevices { devices: Vec::new(), error: Some(VolumeError::Pending) };
-        for _ in 0..2 {
-            assert_eq!(attachable.names(&unread, named_by).into_iter().collect::<Vec<_>>(), names);
-        }
-        let left = attachable.names(&found, named_by);
-        assert!(left.len() == 3 && left.contains("kubernetes.io/fc/[c d]"), "{left:?}");
         assert!(
             attachable.names(&FoundDevices::default(), named_by).is_empty() && attachable.dirs.is_empty()
         );
+    }
+
+    /// All names stayed while any directory could not be read, also those of volumes that were used since.
+    #[test]
+    fn volume_stays_in_use_only_while_its_own_directory_cannot_be_read() {
+        let device = |kind, dir: &str| Device { kind, dir: PathBuf::from(dir), is_block: false };
+        let iscsi = device(Kind::Iscsi, "/p/iscsi/iface-default/10.0.0.1:3260-iqn.x-lun-0");
+        let fc = device(Kind::Fc, "/p/fc/c_d");
+        let (iscsi_name, fc_name) = ("kubernetes.io/iscsi/10.0.0.1:3260:iqn.x:0", "kubernetes.io/fc/[c d]");
+        let found = |devices: &[&Device], unread: &[&str]| FoundDevices {
+            devices: devices.iter().map(|device| (*device).clone()).collect(),
+            unread: unread.iter().map(|dir| (PathBuf::from(dir), std::io::Error::other("x"))).collect(),
+        };
+        let mut attachable = Attachable::default();
+        attachable.dirs.insert(fc.dir.clone(), fc_name.to_owned());
+        let mut names =
+            |found: &FoundDevices| attachable.names(found, named_by).into_iter().collect::<Vec<_>>();
+        assert_eq!(names(&found(&[&iscsi, &fc], &[])), [fc_name, iscsi_name]);
+        // Also that of an earlier agent, and as long as it lasts.
+        for unread in ["/p/iscsi/iface-default", "/p/iscsi", "/p/iscsi"] {
+            assert_eq!(names(&found(&[&fc], &[unread])), [fc_name, iscsi_name], "{unread}");
+        }
+        assert_eq!(names(&found(&[], &["/p/iscsi"])), [iscsi_name]);
+        assert_eq!(names(&found(&[], &["/p/iscsi/iface-other", "/p/fc", "/p/local-volume/mounts"])), [""; 0]);
     }
 }

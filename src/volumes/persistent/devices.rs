@@ -3,7 +3,7 @@
 //! Nothing is remembered: a device is in use while a mount below `pods` shows its file system, or
 //! while a pod that has it as a block device exists. So a restart of the agent changes nothing.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::super::error::VolumeError;
 use super::super::mounts::Mount;
 use super::super::paths;
 use super::host::mount_at;
-use super::sysfs::{is_absence, list};
+use super::sysfs::{each_entry, is_absence, list};
 use crate::model::ids::PodUid;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -43,8 +43,8 @@ pub(super) struct Device {
 #[derive(Debug, Default)]
 pub(super) struct FoundDevices {
     pub(super) devices: Vec<Device>,
-    /// Some directory could not be read: there may be more devices.
-    pub(super) error: Option<VolumeError>,
+    /// The directories that could not be read to their end: there may be more devices below them.
+    pub(super) unread: BTreeMap<PathBuf, std::io::Error>,
 }
 
 /// The directories of all devices of the node.
@@ -74,49 +74,59 @@ pub(super) fn all(root_dir: &Path) -> FoundDevices {
 }
 
 impl FoundDevices {
-    /// The names in a directory; none if it does not exist.
+    /// The names in a directory, and whether each is a directory and no link to one; none if it does not
+    /// exist. Only the kinds of the entries are read: any call on a path hangs if the server of a file
+    /// system that is mounted there is dead.
+    fn entries(&mut self, dir: &Path) -> Vec<(String, bool)> {
+        let (mut entries, mut failed) = (Vec::new(), None);
+        let read = each_entry(dir, |name, entry| {
+            let is_dir = match entry.file_type() {
+                Ok(kind) => kind.is_dir(),
+                Err(error) => {
+                    failed = failed.take().or(Some(error).filter(|error| !is_absence(error)));
+                    false
+                }
+            };
+            entries.push((name, is_dir));
+        });
+        if let Some(error) = read.err().filter(|error| !is_absence(error)).or(failed) {
+            self.unread.insert(dir.to_owned(), error);
+        }
+        entries.sort();
+        entries
+    }
+
     fn names(&mut self, dir: &Path) -> Vec<String> {
-        let listed = list(dir);
-        self.known(dir, listed).unwrap_or_default()
+        self.entries(dir).into_iter().map(|(name, _)| name).collect()
     }
 
     /// Adds the directories in `dir`.
     fn add(&mut self, kind: &Kind, dir: &Path, is_block: bool) {
-        for name in self.names(dir) {
+        for (name, is_dir) in self.entries(dir) {
             // The directory of the block devices is beside those of the mounts.
-            if matches!(kind, Kind::Fc) && name == "volumeDevices" {
-                continue;
-            }
-            let is_dir = is_dir(dir, &name);
-            if self.known(dir, is_dir).unwrap_or_default() {
+            if is_dir && !(matches!(kind, Kind::Fc) && name == "volumeDevices") {
                 self.devices.push(Device { kind: kind.clone(), dir: dir.join(name), is_block });
             }
         }
     }
 
-    /// Notes an error in `dir`, unless it means that there is nothing.
-    fn known<T>(&mut self, dir: &Path, result: std::io::Result<T>) -> Option<T> {
-        result
-            .map_err(|source| {
-                if !is_absence(&source) {
-                    let path = dir.to_owned();
-                    self.error.get_or_insert(VolumeError::Io { attempt: "list", path, source });
-                }
-            })
-            .ok()
+    /// The directory at or above `dir` that could not be read.
+    fn unread_above<'a>(&self, dir: &'a Path) -> Option<&'a Path> {
+        dir.ancestors().find(|dir| self.unread.contains_key(*dir))
     }
-}
 
-/// Whether an entry of `parent` is a directory, and no link to one. Only the kind of the entry is read:
-/// any call on its path hangs if the server of a file system that is mounted there is dead.
-fn is_dir(parent: &Path, name: &str) -> std::io::Result<bool> {
-    for entry in std::fs::read_dir(parent)? {
-        let entry = entry?;
-        if entry.file_name() == name {
-            return entry.file_type().map(|kind| kind.is_dir());
-        }
+    /// Why it is not known which devices are in `dir`.
+    pub(super) fn error_above(&mut self, dir: &Path) -> Option<VolumeError> {
+        let path = self.unread_above(dir)?.to_owned();
+        let source = self.unread.remove(&path)?;
+        Some(VolumeError::Io { attempt: "list", path, source })
     }
-    Ok(false)
+
+    /// Why some devices may be missing.
+    pub(super) fn error(self) -> Option<VolumeError> {
+        let (path, source) = self.unread.into_iter().next()?;
+        Some(VolumeError::Io { attempt: "list", path, source })
+    }
 }
 
 /// `<root-dir>/plugins/kubernetes.io`.
@@ -183,32 +193,96 @@ impl DeviceLocks {
 pub(super) struct Attachable {
     /// Those of pods.
     pub(super) wanted: HashMap<PodUid, BTreeSet<String>>,
-    /// By the directories below `plugins`, as far as this process has made them.
+    /// By the directories below `plugins` that this process has made or found.
     pub(super) dirs: HashMap<PathBuf, String>,
-    /// The last result of [`Attachable::names`].
-    last: BTreeSet<String>,
+    /// The directories that could not be read.
+    unread: BTreeSet<PathBuf>,
 }
 
 impl Attachable {
-    /// The volumes that must not be detached, also those without a pod whose device is still here.
-    /// `named_by`: the name of the volume of a device that an earlier agent has made. While devices may
-    /// be missing in `found`, all names stay.
+    /// The volumes that must not be detached, also those without a pod whose device is still here, or may
+    /// be: its directory cannot be read. `named_by`: the name of the volume of a device that an earlier
+    /// agent has made.
     pub(super) fn names(
         &mut self,
         found: &FoundDevices,
         named_by: fn(&Device) -> Option<String>,
     ) -> BTreeSet<String> {
-        let FoundDevices { devices, error } = found;
         let mut names: BTreeSet<String> = self.wanted.values().flatten().cloned().collect();
-        if error.is_some() {
-            names.append(&mut self.last);
+        let mut known = HashSet::new();
+        for device in &found.devices {
+            known.insert(device.dir.as_path());
+            if !self.dirs.contains_key(&device.dir) {
+                self.dirs.extend(named_by(device).map(|name| (device.dir.clone(), name)));
+            }
         }
-        self.dirs.retain(|dir, name| names.contains(name) || devices.iter().any(|device| device.dir == *dir));
-        for device in devices {
-            names.extend(self.dirs.get(&device.dir).cloned().or_else(|| named_by(device)));
-        }
-        self.last.clone_from(&names);
+        self.dirs.retain(|dir, name| {
+            names.contains(name) || known.contains(dir.as_path()) || found.unread_above(dir).is_some()
+        });
+        names.extend(self.dirs.values().cloned());
         names
+    }
+
+    /// Logs which directories cannot be read since the last call, and which can be read again.
+    pub(super) fn log_unread(&mut self, found: &FoundDevices) {
+        for (dir, error) in found.unread.iter().filter(|(dir, _)| !self.unread.contains(*dir)) {
+            let dir = dir.display();
+            log::error!("devices: {dir} cannot be read, and what may be there is not detached: {error}");
+        }
+        for dir in self.unread.iter().filter(|dir| !found.unread.contains_key(*dir)) {
+            log::info!("devices: {} can be read again", dir.display());
+        }
+        self.unread = found.unread.keys().cloned().collect();
+    }
+}
+
+/// Devices of an earlier agent that this process has not found, because a directory could not be read since
+/// its start.
+#[derive(Debug)]
+pub(super) struct HiddenDevices {
+    plugins: PathBuf,
+    /// The directories in which they may be.
+    dirs: BTreeSet<PathBuf>,
+    /// The volumes of pods of this process, whose directories are known.
+    own: BTreeSet<String>,
+}
+
+impl HiddenDevices {
+    /// Nothing was read yet.
+    pub(super) fn new(root_dir: &Path) -> HiddenDevices {
+        let plugins = plugins(root_dir);
+        HiddenDevices { dirs: BTreeSet::from([plugins.clone()]), plugins, own: BTreeSet::new() }
+    }
+
+    /// The directories were read.
+    pub(super) fn update(&mut self, found: &FoundDevices) {
+        let is_hidden = |dir: &&PathBuf| self.dirs.iter().any(|hidden| dir.starts_with(hidden));
+        self.dirs = found.unread.keys().filter(is_hidden).cloned().collect();
+        if self.dirs.is_empty() {
+            self.own.clear();
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.dirs.is_empty()
+    }
+
+    /// A pod has the volume.
+    pub(super) fn add_own(&mut self, name: &str) {
+        if !self.is_empty() {
+            self.own.insert(name.to_owned());
+        }
+    }
+
+    /// Whether the volume of this unique name may be among them. The names of iSCSI and FC begin with
+    /// their plugin, which has its own directory.
+    pub(super) fn may_have(&self, name: &str) -> bool {
+        let Some((plugin, _)) = name.strip_prefix("kubernetes.io/").and_then(|name| name.split_once('/'))
+        else {
+            return false;
+        };
+        let dir = self.plugins.join(plugin);
+        !self.own.contains(name) && self.dirs.iter().any(|hidden| hidden.starts_with(&dir))
     }
 }
 
@@ -253,6 +327,24 @@ mod tests {
                 (Kind::Flex("plain".to_owned()), false, "flexvolume/plain/mounts/w".to_owned()),
             ]
         );
+    }
+
+    /// The rest was considered absent: its disks were detached.
+    #[test]
+    fn directory_with_too_many_entries_is_not_read_to_its_end() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = plugins(root.path()).join("local-volume/mounts");
+        std::fs::create_dir_all(&dir).unwrap();
+        for number in 0..=16_384 {
+            std::fs::create_dir(dir.join(format!("pv{number}"))).unwrap();
+        }
+        let found = all(root.path());
+        assert_eq!(found.devices.len(), 16_384);
+        assert!(found.unread_above(&dir.join("other")).is_some());
+        let error = crate::util::error_chain::chain(&found.error().unwrap());
+        assert!(error.contains("local-volume/mounts") && error.contains("more than 16384"), "{error}");
+        std::fs::remove_dir(dir.join("pv7")).unwrap();
+        assert!(all(root.path()).unread.is_empty());
     }
 
     #[test]

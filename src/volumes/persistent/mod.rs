@@ -52,7 +52,7 @@ use crate::util::disk_writes;
 use crate::util::lock::LockExt;
 use crate::util::tree;
 
-use devices::{Attachable, DeviceLock, DeviceLocks};
+use devices::{Attachable, DeviceLock, DeviceLocks, HiddenDevices};
 use filesystem::Mounting;
 use host::{Host, RealHost, mount_at};
 pub(super) use storage::{Request, Storage};
@@ -96,6 +96,8 @@ pub(super) struct Kinds {
     labels: Option<NodeLabels>,
     /// Volumes of pods that a controller attaches.
     attachable: Mutex<Attachable>,
+    /// What an earlier agent may have attached. Held for look-ups only.
+    hidden: Arc<Mutex<HiddenDevices>>,
 }
 
 impl std::fmt::Debug for Kinds {
@@ -135,6 +137,7 @@ impl Kinds {
         for (name, pod) in parts.users {
             singles.entry(name).or_insert(pod);
         }
+        let hidden = Arc::new(Mutex::new(HiddenDevices::new(&parts.root_dir)));
         let kinds = Kinds {
             host: Box::new(RealHost),
             root_dir: parts.root_dir,
@@ -153,9 +156,9 @@ impl Kinds {
             attachments: parts.attachments,
             labels: parts.labels,
             attachable: Mutex::default(),
+            hidden,
         };
-        // The devices of an earlier agent.
-        let _ = kinds.show_attachable();
+        kinds.show_earlier();
         kinds
     }
 

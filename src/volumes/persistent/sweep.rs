@@ -22,7 +22,7 @@ impl Kinds {
     /// Whether there may be a device to clean up; reads directories only.
     pub(in super::super) fn has_devices(&self) -> bool {
         let found = devices::all(&self.root_dir);
-        !found.devices.is_empty() || found.error.is_some()
+        !found.devices.is_empty() || !found.unread.is_empty()
     }
 
     /// The driver of the flexVolume that is mounted at a path below `volumes`, the directory of a
@@ -45,8 +45,8 @@ impl Kinds {
     /// the next sweep; the first one is returned.
     pub(in super::super) fn sweep(&self, stop: &StopToken) -> Result<(), VolumeError> {
         let mut first = Ok(());
-        let found = devices::all(&self.root_dir);
-        for device in found.devices {
+        let mut found = devices::all(&self.root_dir);
+        for device in std::mem::take(&mut found.devices) {
             if stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
@@ -55,7 +55,7 @@ impl Kinds {
                 first = first.and(Err(error));
             }
         }
-        let unread = self.show_attachable().or(found.error);
+        let unread = self.show_attachable().or(found.error());
         first.and(unread.map_or(Ok(()), Err))
     }
 
@@ -110,16 +110,22 @@ impl Kinds {
         remove(device)
     }
 
-    /// Whether another LUN of the same target is still there. An error: that is not known.
+    /// Whether another LUN of the same target is still there, or may be: its directory has another form. An
+    /// error: that is not known.
     fn target_is_used(&self, own: &Device, disk: &iscsi::IscsiDisk) -> Result<bool, VolumeError> {
-        let found = devices::all(&self.root_dir);
+        let (top, iface) = (devices::plugins(&self.root_dir).join("iscsi"), format!("iface-{}", disk.iface));
+        let dirs = [top.join(&iface), top.join("volumeDevices").join(&iface)];
+        let mut found = devices::all(&self.root_dir);
         let is_used = found.devices.iter().any(|device| {
-            let is_other = device.kind == Kind::Iscsi && device.dir != own.dir;
+            let is_other = device.dir != own.dir && dirs.iter().any(|dir| device.dir.starts_with(dir));
             // A state file is not read: the disk may be mounted, with files of a container.
             let found = || iscsi::IscsiDisk::from_dir(&device.dir);
-            is_other && found().is_some_and(|other| other.iqn == disk.iqn && other.iface == disk.iface)
+            is_other && found().is_none_or(|other| other.iqn == disk.iqn)
         });
-        if is_used { Ok(true) } else { found.error.map_or(Ok(false), Err) }
+        if is_used {
+            return Ok(true);
+        }
+        dirs.iter().find_map(|dir| found.error_above(dir)).map_or(Ok(false), Err)
     }
 }
 

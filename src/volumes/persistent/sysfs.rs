@@ -11,19 +11,20 @@ use super::super::kind::Phase;
 use super::host::{Host, below};
 
 /// The most entries of a directory that are read.
-const MAX_ENTRIES: usize = 4096;
+const MAX_ENTRIES: usize = 16_384;
 
-/// The names in a directory, sorted; none if it cannot be read.
+/// The names in a directory, sorted, as far as it can be read.
 pub(super) fn names(dir: &Path) -> Vec<String> {
-    list(dir).unwrap_or_default()
+    let mut names = Vec::new();
+    let _ = each_entry(dir, |name, _| names.push(name));
+    names.sort();
+    names
 }
 
 /// The names in a directory, sorted.
 pub(super) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir)?.take(MAX_ENTRIES) {
-        names.extend(entry?.file_name().into_string().ok());
-    }
+    each_entry(dir, |name, _| names.push(name))?;
     names.sort();
     Ok(names)
 }
@@ -48,6 +49,26 @@ fn or_nothing<T: Default>(
 /// The names in a directory, sorted; none if it does not exist.
 pub(super) fn names_in(dir: &Path) -> Result<Vec<String>, VolumeError> {
     or_nothing("list", dir, list(dir))
+}
+
+/// Calls `handle` with the name of each entry of a directory.
+///
+/// # Errors
+/// When the directory cannot be read, or has too many entries; some were handled perhaps.
+pub(super) fn each_entry(
+    dir: &Path,
+    mut handle: impl FnMut(String, &std::fs::DirEntry),
+) -> std::io::Result<()> {
+    for (number, entry) in std::fs::read_dir(dir)?.enumerate() {
+        let entry = entry?;
+        if number >= MAX_ENTRIES {
+            return Err(std::io::Error::other(format!("it has more than {MAX_ENTRIES} entries")));
+        }
+        if let Ok(name) = entry.file_name().into_string() {
+            handle(name, &entry);
+        }
+    }
+    Ok(())
 }
 
 /// The first line of a file of `/sys`.

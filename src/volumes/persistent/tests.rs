@@ -365,6 +365,79 @@ fn target_stays_logged_in_while_its_other_disks_are_not_known() {
     assert!(logouts() == 1 && !dir.exists() && !node.kinds.has_devices());
 }
 
+/// The error of any directory stopped the release of all targets.
+#[test]
+fn target_is_logged_out_while_directories_of_others_cannot_be_read() {
+    let node = Node::new(Vec::new(), Vec::new());
+    let source = Iscsi { target_portal: "p".into(), iqn: IQN.into(), lun: 1, ..Iscsi::default() };
+    let disk = iscsi::IscsiDisk::from_source("pv", &source);
+    let plugins = devices::plugins(node.root.path());
+    for path in ["local-volume/mounts", "fc", "flexvolume/vendor", "iscsi/iface-other"] {
+        let path = plugins.join(path);
+        make_dirs(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+    }
+    let dir = plugins.join("iscsi").join(disk.dir());
+    make_dirs(&dir).unwrap();
+    iscsi::write_state(&dir, &disk).unwrap();
+    let error = node.kinds.sweep(&StopToken::never()).unwrap_err().to_string();
+    assert!(error.contains("cannot list"), "{error}");
+    assert!(!dir.exists() && node.log().iter().any(|line| line.contains("--logout")));
+}
+
+#[test]
+fn target_stays_logged_in_while_a_directory_of_its_interface_has_another_form() {
+    let node = Node::new(Vec::new(), Vec::new());
+    let source = Iscsi { target_portal: "p".into(), iqn: IQN.into(), lun: 1, ..Iscsi::default() };
+    let disk = iscsi::IscsiDisk::from_source("pv", &source);
+    let dir = devices::plugins(node.root.path()).join("iscsi").join(disk.dir());
+    let other = dir.with_file_name("z-lun-2");
+    for dir in [&dir, &other] {
+        make_dirs(dir).unwrap();
+    }
+    std::fs::write(other.join("precious"), "x").unwrap();
+    iscsi::write_state(&dir, &disk).unwrap();
+    node.kinds.sweep(&StopToken::never()).unwrap_err();
+    assert!(!dir.exists() && other.exists() && !node.log().iter().any(|line| line.contains("--logout")));
+}
+
+/// The list of volumes in use was published without the disks of running pods.
+#[test]
+fn disks_of_an_earlier_agent_stay_in_use_while_their_directories_cannot_be_read() {
+    let names = ["iscsi/p:3260:iqn.2026-01.x:1", "iscsi/p:3260:iqn.2026-01.x:2", "fc/[500a]:1", "csi/d^v"];
+    let [mounted, released, fc, csi] = names.map(|name| format!("kubernetes.io/{name}"));
+    let in_use = BTreeSet::from([mounted.clone(), released.clone(), fc, csi]);
+    let object = NodeVolumes { in_use, attached: BTreeSet::new() };
+    let shown = Box::new(move || Some(object.clone()));
+    let controller = Controller { shown, changed: Box::new(|| {}) };
+    let attachments = Arc::new(Attachments::new(Some(controller), Waker::default()));
+    let shared = Arc::clone(&attachments);
+    let node = Node::with(Vec::new(), Vec::new(), |parts| {
+        let plugins = devices::plugins(&parts.root_dir);
+        make_dirs(&plugins.join("local-volume")).unwrap();
+        for path in ["iscsi", "local-volume/mounts"] {
+            std::os::unix::fs::symlink(plugins.join(path), plugins.join(path)).unwrap();
+        }
+        parts.attachments = shared;
+    });
+    let listed = || attachments.list().1;
+    assert_eq!(listed(), [mounted.clone(), released.clone()]);
+    // A pod of this process uses one of them: its directory is known now.
+    let volume = json!({"iscsi": {"targetPortal": "p:3260", "iqn": "iqn.2026-01.x", "lun": 2}});
+    node.set_up("u1", volume).unwrap_err();
+    assert_eq!(listed(), [mounted.clone(), released.clone()]);
+    let iscsi = devices::plugins(node.root.path()).join("iscsi");
+    std::fs::remove_file(&iscsi).unwrap();
+    let dir = iscsi.join("iface-default/p:3260-iqn.2026-01.x-lun-1");
+    make_dirs(&dir).unwrap();
+    std::fs::write(dir.join("precious"), "x").unwrap();
+    node.kinds.forget(&PodUid::from("u1"));
+    assert_eq!(listed(), [mounted.clone()]);
+    std::fs::remove_dir_all(&dir).unwrap();
+    node.kinds.sweep(&StopToken::never()).unwrap_err();
+    assert!(listed().is_empty());
+}
+
 #[test]
 fn data_in_the_directory_of_a_device_are_never_removed() {
     let node = Node::new(Vec::new(), Vec::new());
