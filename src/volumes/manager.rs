@@ -96,8 +96,9 @@ pub struct Volumes {
     /// When the next clean-up of devices is due: at the start, after the end of a pod, and some time
     /// after a failure.
     pub(super) sweep_at: Mutex<Option<Instant>>,
-    /// Why the last clean-up of devices has failed, and since when it fails.
-    pub(super) unreleased: Arc<Mutex<Option<(String, Instant)>>>,
+    /// Why the last clean-up of devices has failed, of CSI drivers and of other disks, and since when it
+    /// fails.
+    pub(super) unreleased: Arc<Mutex<Option<(Vec<String>, Instant)>>>,
     /// The last clean-up of devices.
     pub(super) sweeping: Mutex<Option<Operation>>,
     /// Updates of volumes that pods have already. Held for table look-ups only.
@@ -254,7 +255,7 @@ impl Volumes {
     #[must_use]
     pub fn unreleased(&self) -> Option<(String, Duration)> {
         let unreleased = self.unreleased.locked();
-        unreleased.as_ref().map(|(reason, since)| (reason.clone(), since.elapsed()))
+        unreleased.as_ref().map(|(reasons, since)| (reasons.join("; "), since.elapsed()))
     }
 
     /// The operations that have run for `limit`.

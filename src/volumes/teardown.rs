@@ -223,7 +223,7 @@ impl Volumes {
             let of_drivers = move |stop: &StopToken| {
                 csi.release_unused(stop).inspect_err(|error| {
                     let reason = chain(error);
-                    if before.is_none_or(|(before, _)| before != reason) {
+                    if before.is_none_or(|(reasons, _)| !reasons.contains(&reason)) {
                         log::warn!("CSI volume: {reason}");
                     }
                 })
@@ -234,15 +234,19 @@ impl Volumes {
                 ("devices".to_owned(), Box::new(move |stop: &StopToken| kinds.sweep(stop))),
             ];
             let failed = unmount::run_together(jobs, stop);
-            let result = failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
+            let reasons: Vec<String> = failed
+                .iter()
+                .filter(|(_, error)| !matches!(error, VolumeError::Stopping))
+                .map(|(_, error)| chain(error))
+                .collect();
             let mut last = unreleased.locked();
-            match &result {
-                Ok(()) => *last = None,
-                Err(VolumeError::Stopping) => {}
-                Err(error) => last.get_or_insert_with(|| (String::new(), Instant::now())).0 = chain(error),
+            if failed.is_empty() {
+                *last = None;
+            } else if !reasons.is_empty() {
+                last.get_or_insert_with(|| (Vec::new(), Instant::now())).0 = reasons;
             }
             drop(last);
-            result
+            failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
         };
         let devices = PodUid::from("devices");
         let key = (&devices, operations::UNMOUNT, &Share::default());
@@ -413,6 +417,33 @@ mod tests {
 
     fn volumes(root: &Path) -> Volumes {
         testing::volumes(root, None).0
+    }
+
+    /// A lasting failure of CSI volumes hid that of the other disks.
+    #[test]
+    fn failures_of_csi_volumes_and_of_other_disks_are_reported_together() {
+        let root = tempfile::tempdir().unwrap();
+        let plugins = root.path().join("plugins/kubernetes.io");
+        std::fs::create_dir_all(&plugins).unwrap();
+        // Each call on a link to itself fails.
+        for name in ["csi", "fc"] {
+            std::os::unix::fs::symlink(plugins.join(name), plugins.join(name)).unwrap();
+        }
+        let volumes = volumes(root.path());
+        let reason = || volumes.unreleased().map(|(reason, _)| reason);
+        volumes.sweep_devices(&StopToken::never());
+        while reason().is_none() {
+            let _ = StopToken::never().wait(Duration::from_millis(1));
+        }
+        let text = reason().unwrap();
+        assert!(text.contains("kubernetes.io/csi") && text.contains("kubernetes.io/fc"), "{text}");
+        std::fs::remove_file(plugins.join("csi")).unwrap();
+        std::fs::remove_file(plugins.join("fc")).unwrap();
+        *volumes.sweep_at.locked() = Some(Instant::now());
+        volumes.sweep_devices(&StopToken::never());
+        while reason().is_some() {
+            let _ = StopToken::never().wait(Duration::from_millis(1));
+        }
     }
 
     #[test]
