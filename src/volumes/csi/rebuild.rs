@@ -68,12 +68,14 @@ impl UnreadableDirs {
         *self = now;
     }
 
-    /// The names in a directory; none if there is no directory, or if it cannot be read.
+    /// The names in a directory as far as it can be read; none if there is no directory.
     fn list(&mut self, dir: &Path) -> Vec<String> {
-        entries(dir).unwrap_or_else(|error| {
+        let mut names = Vec::new();
+        if let Err(error) = read_names(dir, &mut names) {
             self.0.insert(dir.to_owned(), error.to_string());
-            Vec::new()
-        })
+        }
+        names.sort();
+        names
     }
 
     /// Whether volumes of any driver may be there, and pods that use them.
@@ -263,22 +265,35 @@ fn is_hash(name: &str) -> bool {
 
 /// The names in a directory; none if there is no directory.
 fn entries(dir: &Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    read_names(dir, &mut names)?;
+    names.sort();
+    Ok(names)
+}
+
+/// Adds the names in a directory.
+///
+/// # Errors
+/// When the directory cannot be read, or has too many entries; some names were added perhaps.
+fn read_names(dir: &Path, names: &mut Vec<String>) -> std::io::Result<()> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         // Drivers may have files beside their directories.
         Err(error)
             if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
         {
-            return Ok(Vec::new());
+            return Ok(());
         }
         Err(error) => return Err(error),
     };
-    let mut names = Vec::new();
-    for entry in entries.take(MAX_ENTRIES) {
-        names.extend(entry?.file_name().into_string().ok());
+    for (number, entry) in entries.enumerate() {
+        let entry = entry?;
+        if number >= MAX_ENTRIES {
+            return Err(std::io::Error::other(format!("it has more than {MAX_ENTRIES} entries")));
+        }
+        names.extend(entry.file_name().into_string().ok());
     }
-    names.sort();
-    Ok(names)
+    Ok(())
 }
 
 /// Whether nothing is in a directory, as far as it can be read.

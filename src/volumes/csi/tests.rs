@@ -10,6 +10,7 @@ use super::super::kind::{Certainty, Form, KindError, Phase, ReadyVolume};
 use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
+use super::rebuild::{self, UnreadableDirs};
 use super::recover::find_name;
 use super::request::tests::wanted;
 use super::request::{Lifecycle, TOKENS, VolumeRequest};
@@ -1008,6 +1009,22 @@ fn volume_stays_in_use_while_the_directory_of_staged_volumes_cannot_be_read() {
     agent.release_unused().unwrap();
     assert_eq!((agent.node.staged(), agent.left()), (0, Vec::new()));
     assert!(agent.csi.attachments.list().1.is_empty());
+}
+
+/// Those behind the limit counted as released.
+#[test]
+fn directory_of_staged_volumes_with_too_many_entries_is_not_read_to_its_end() {
+    let agent = FakeAgent::new();
+    let layout = &agent.csi.layout;
+    let dir = layout.shared().join("d");
+    std::fs::create_dir_all(&dir).unwrap();
+    for number in 0..=10_000 {
+        std::fs::create_dir(dir.join(format!("{number:064x}"))).unwrap();
+    }
+    let mut unread = UnreadableDirs::default();
+    assert_eq!(rebuild::staged_dirs(layout, &mut unread).len(), 10_000);
+    assert!(unread.may_have(layout, "kubernetes.io/csi/d^x"));
+    assert!(!unread.may_have(layout, "kubernetes.io/csi/other^x"));
 }
 
 /// All volumes stayed in use until the next start, and none was unstaged.
