@@ -102,7 +102,7 @@ impl IscsiDisk {
         let iface = dir.parent()?.file_name()?.to_str()?.strip_prefix("iface-")?;
         let (device, lun) = name.rsplit_once("-lun-")?;
         // The name of a portal may have dashes.
-        let begin = device.find("-iqn.").or_else(|| device.find("-eui."))?;
+        let begin = ["-iqn.", "-eui.", "-naa."].iter().find_map(|form| device.find(form))?;
         Some(IscsiDisk {
             portals: vec![device.get(..begin)?.to_owned()],
             iqn: device.get(begin + 1..)?.to_owned(),

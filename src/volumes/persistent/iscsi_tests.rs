@@ -191,6 +191,11 @@ fn state_file_has_upstreams_form_and_directory_names_are_enough_without_it() {
     let disk = IscsiDisk::from_source("v", &source(&["10.0.0.1"]));
     let found = IscsiDisk::from_dir(&Path::new("/r/plugins/kubernetes.io/iscsi").join(disk.dir())).unwrap();
     assert_eq!((&found.portals, &found.iqn, &found.lun), (&disk.portals, &disk.iqn, &disk.lun));
+    // The three forms that the API server accepts.
+    for iqn in ["iqn.2020-01.x:t", "eui.02004567A425678D", "naa.52004567BA64678D"] {
+        let dir = format!("/p/iface-a/a-b:3260-{iqn}-lun-2");
+        assert_eq!(IscsiDisk::from_dir(Path::new(&dir)).map(|disk| disk.iqn).as_deref(), Some(iqn));
+    }
     for odd in ["/", "/x", "/iface-a/b", "/iface-a/p-iqn.x", "/iface-a/p-x-lun-1"] {
         assert_eq!(IscsiDisk::from_dir(Path::new(odd)), None, "{odd}");
     }
