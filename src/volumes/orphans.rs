@@ -111,9 +111,10 @@ impl Volumes {
         Ok(())
     }
 
-    /// Whether there is the directory of a pod for which `known` is false, or a device to clean up.
+    /// Whether there is the directory of a pod for which `known` is false, or a device to clean up. Also if
+    /// the directory of all pods cannot be read: [`Volumes::orphans`] has the reason.
     pub fn has_orphans(&self, is_known: &dyn Fn(&PodUid) -> bool) -> bool {
-        self.has_due_sweep() || self.unknown(is_known).is_ok_and(|found| !found.is_empty())
+        self.has_due_sweep() || self.unknown(is_known).map_or(true, |found| !found.is_empty())
     }
 
     /// Whether the pod has a directory, or may have one that cannot be opened (Go: `podVolumesExist`).
@@ -121,9 +122,7 @@ impl Volumes {
     pub fn has_directory(&self, uid: &PodUid) -> bool {
         match paths::open_pod(&self.settings.root_dir, uid) {
             Ok(_) => true,
-            Err(VolumeError::Io { source, .. }) => {
-                !matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-            }
+            Err(VolumeError::Io { source, .. }) => may_be_directory(&source),
             Err(_) => false,
         }
     }
@@ -138,7 +137,9 @@ impl Volumes {
         let mut found = Vec::new();
         for name in tree::names(dir.as_fd()).map_err(VolumeError::io("list", &pods))? {
             let uid = PodUid::from(empty_dir::shown(&name));
-            if !is_known(&uid) && tree::open_at(dir.as_fd(), &name).is_ok() {
+            let opened = || tree::open_at(dir.as_fd(), &name).map_err(std::io::Error::from);
+            // The removal reports a directory that cannot be opened.
+            if !is_known(&uid) && opened().map_or_else(|error| may_be_directory(&error), |_| true) {
                 found.push(uid);
             }
         }
@@ -279,6 +280,11 @@ impl Volumes {
     }
 }
 
+/// Whether there may be a directory, although it cannot be opened.
+fn may_be_directory(error: &std::io::Error) -> bool {
+    !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
 impl OrphanReport {
     /// Adds the result for a pod. False when the agent stops.
     fn add(&mut self, uid: PodUid, result: Result<(), VolumeError>) -> bool {
@@ -317,6 +323,36 @@ mod tests {
         assert!(volumes.has_directory(&PodUid::from("u1")) && !volumes.has_directory(&PodUid::from("file")));
         std::fs::set_permissions(pods.join("u1"), std::fs::Permissions::from_mode(0)).unwrap();
         assert!(without_access(move || volumes.has_directory(&PodUid::from("u1"))));
+    }
+
+    /// Its cgroup stayed, and nothing was reported.
+    #[test]
+    fn orphan_whose_directory_cannot_be_opened_is_reported() {
+        let root = tempfile::tempdir().unwrap();
+        let volumes = std::sync::Arc::new(volumes_in(root.path()));
+        let pods = root.path().join("pods");
+        std::fs::create_dir_all(pods.join("u1")).unwrap();
+        std::os::unix::fs::symlink("u1", pods.join("link")).unwrap();
+        let set_mode = |path: &std::path::Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let sweep = || {
+            let volumes = std::sync::Arc::clone(&volumes);
+            without_access(move || {
+                *volumes.sweep_at.locked() = None;
+                (volumes.has_orphans(&|_| false), volumes.orphans(&|_| false, &StopToken::never()))
+            })
+        };
+        set_mode(&pods.join("u1"), 0);
+        let (has_orphans, report) = sweep();
+        let left = report.unwrap().left;
+        assert!(has_orphans && left.len() == 1 && left[0].0 == PodUid::from("u1"), "{left:?}");
+        assert!(left[0].1.contains("cannot open") && left[0].1.contains("Permission denied"), "{left:?}");
+        // An earlier report stays while it is not known what is there.
+        set_mode(&pods, 0);
+        let (has_orphans, report) = sweep();
+        set_mode(&pods, 0o700);
+        assert!(has_orphans && report.is_err());
     }
 
     #[test]
