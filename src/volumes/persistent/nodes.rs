@@ -5,6 +5,7 @@ use super::super::error::VolumeError;
 use super::super::kind::Phase;
 use super::super::{paths, plugin_table};
 use super::Kinds;
+use super::sysfs::is_absence;
 use crate::model::node::selects;
 use crate::model::persistent::{Mode, Spec, claim_name};
 use crate::model::pod::Pod;
@@ -41,7 +42,19 @@ impl Kinds {
         let dir = paths::pod(&self.root_dir, pod.uid())?.join(dir);
         let dir = dir.join(plugin_table::storage(&spec.source).directory());
         let name = paths::element(&spec.name)?;
-        let Ok(entries) = std::fs::read_dir(dir) else { return Ok(false) };
-        Ok(entries.filter_map(Result::ok).any(|entry| entry.file_name() == *name))
+        let has_name = |entries: std::fs::ReadDir| {
+            for entry in entries {
+                if entry?.file_name() == *name {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        match std::fs::read_dir(&dir).and_then(has_name) {
+            Err(source) if !is_absence(&source) => {
+                Err(VolumeError::Io { attempt: "list", path: dir, source })
+            }
+            result => Ok(result.unwrap_or_default()),
+        }
     }
 }

@@ -666,6 +666,23 @@ fn volume_of_another_node_is_refused_until_the_node_has_its_label() {
     node.set_up("u2", claimed()).unwrap();
 }
 
+/// The pod, which had the volume, was refused with a reason that was not true.
+#[test]
+fn volume_of_another_node_is_not_refused_while_the_directory_of_its_pod_cannot_be_read() {
+    let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["a"]}]});
+    let affinity = json!({"required": {"nodeSelectorTerms": [term]}});
+    let (claims, volumes) = bound(json!({"local": {"path": "/data"}, "nodeAffinity": affinity}));
+    let node = Node::with(claims, volumes, |parts| parts.labels = Some(Box::new(|| Some(BTreeMap::new()))));
+    let dir = node.path("pods/u1/volumes/kubernetes.io~local-volume");
+    std::fs::create_dir(dir.parent().unwrap()).unwrap();
+    // Each call on a link to itself fails.
+    std::os::unix::fs::symlink(&dir, &dir).unwrap();
+    let error = node.set_up("u1", claimed()).unwrap_err();
+    assert!(error.starts_with("cannot list") && error.contains("kubernetes.io~local-volume"), "{error}");
+    std::fs::remove_file(&dir).unwrap();
+    assert_eq!(node.set_up("u1", claimed()).unwrap_err(), "no matching NodeSelectorTerms");
+}
+
 #[test]
 fn volume_of_another_node_is_refused_also_if_an_inline_volume_of_the_pod_has_its_name() {
     let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["a"]}]});
