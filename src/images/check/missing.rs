@@ -38,6 +38,20 @@ struct MissingName {
     reason: String,
 }
 
+/// Why names are not reserved.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) reason: String,
+    /// Whether there are too many; if not, another check has one of them.
+    pub(super) is_full: bool,
+}
+
+impl Refusal {
+    fn full(reason: String) -> Refusal {
+        Refusal { reason: format!("the image is not pulled again{reason}"), is_full: true }
+    }
+}
+
 /// See the documentation of the module.
 #[derive(Debug, Default)]
 pub(super) struct MissingNames {
@@ -53,39 +67,46 @@ pub(super) struct Pull {
 }
 
 impl MissingNames {
-    /// Reserves places for the names of an image that are about to be removed.
+    /// Reserves places for the names of an image that are about to be removed. Returns those that are
+    /// missing already: if the check ends before it removes the image, they are to be put back.
     ///
     /// # Errors
     /// When there are too many, or another check has reserved one of them; then none is reserved.
-    fn reserve(&mut self, owner: &Owner, requested: &str, names: &[String]) -> Result<(), String> {
+    fn reserve(
+        &mut self,
+        owner: &Owner,
+        requested: &str,
+        names: &[String],
+    ) -> Result<BTreeMap<String, MissingName>, Refusal> {
         let is_reserved = |name: &&String| self.names.get(*name).is_some_and(|known| known.due.is_none());
         if let Some(name) = names.iter().find(is_reserved) {
-            return Err(format!("the image is not pulled again, because another check removes {name}"));
+            let reason = format!("the image is not pulled again, because another check removes {name}");
+            return Err(Refusal { reason, is_full: false });
         }
         let new = names.iter().filter(|name| !self.names.contains_key(*name)).count();
         let is_own = |name: &String| self.names.get(name).is_some_and(|known| known.owner == *owner);
         let more = names.iter().filter(|name| !is_own(name)).count();
         let own = self.names.values().filter(|name| name.owner == *owner).count();
         if own + more > MAX_OF_OWNER {
-            return Err(format!(
-                "the image is not pulled again, because it has {} names and {own} of other images are not back \
+            return Err(Refusal::full(format!(
+                ", because it has {} names and {own} of other images are not back \
                  yet: there may be {MAX_OF_OWNER} at a time",
                 names.len()
-            ));
+            )));
         }
         let limit = if own == 0 { MAX_NAMES } else { MAX_NAMES - FOR_FIRST };
         if self.names.len() + new > limit {
             let all = self.names.len();
-            return Err(format!(
-                "the image is not pulled again while {all} names of other images are not back"
-            ));
+            return Err(Refusal::full(format!(" while {all} names of other images are not back")));
         }
+        let mut previous = BTreeMap::new();
         for name in names {
             let (requested, owner) = (requested.to_owned(), owner.clone());
             let missing = MissingName { requested, owner, due: None, pause: PAUSE, reason: String::new() };
-            self.names.insert(name.clone(), missing);
+            let known = self.names.insert(name.clone(), missing).filter(|known| known.due.is_some());
+            previous.extend(known.map(|known| (name.clone(), known)));
         }
-        Ok(())
+        Ok(previous)
     }
 
     /// Notes the end of the check that has reserved these names: those of `missing` are not back.
@@ -152,6 +173,8 @@ pub(super) struct Reservation {
     all: Arc<Mutex<MissingNames>>,
     names: Vec<String>,
     missing: Vec<UnpulledName>,
+    /// Those that were missing before. Until this check removes the image, they remain so.
+    previous: BTreeMap<String, MissingName>,
 }
 
 /// A name that was removed and is not back.
@@ -176,14 +199,15 @@ impl Reservation {
         owner: &Owner,
         requested: &str,
         names: &[String],
-    ) -> Result<Reservation, String> {
-        all.locked().reserve(owner, requested, names)?;
+    ) -> Result<Reservation, Refusal> {
+        let previous = all.locked().reserve(owner, requested, names)?;
         let (all, names) = (Arc::clone(all), names.to_vec());
-        Ok(Reservation { all, names, missing: Vec::new() })
+        Ok(Reservation { all, names, missing: Vec::new(), previous })
     }
 
     /// From now on they are missing, until [`Reservation::pulled`].
     pub(super) fn removing(&mut self) {
+        self.previous.clear();
         self.missing = self.names.iter().map(|name| UnpulledName::new(name, "the check was ended")).collect();
     }
 
@@ -198,7 +222,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.all.locked().settle(&self.names, &self.missing, Instant::now());
+        let mut all = self.all.locked();
+        all.settle(&self.names, &self.missing, Instant::now());
+        all.names.append(&mut self.previous);
     }
 }
 
@@ -227,7 +253,7 @@ mod tests {
     #[test]
     fn image_with_more_names_than_can_be_pulled_again_is_refused_and_none_is_lost() {
         let (mut all, now) = (MissingNames::default(), Instant::now());
-        let refusal = all.reserve(&owner("a"), "app:1", &names("app", 65)).unwrap_err();
+        let refusal = all.reserve(&owner("a"), "app:1", &names("app", 65)).unwrap_err().reason;
         assert!(refusal.contains("it has 65 names") && refusal.contains("64 at a time"), "{refusal}");
         assert!(all.names.is_empty());
         removed(&mut all, "a", 64, now);
@@ -235,7 +261,10 @@ mod tests {
         // The names of one image again need no other places.
         assert!(all.reserve(&owner("a"), "app:1", &names("a", 64)).is_ok());
         assert!(
-            all.reserve(&owner("a"), "app:1", &names("other", 1)).unwrap_err().contains("64 of other images")
+            all.reserve(&owner("a"), "app:1", &names("other", 1))
+                .unwrap_err()
+                .reason
+                .contains("64 of other images")
         );
         assert!(all.reserve(&owner("b"), "app:1", &names("other", 64)).is_ok());
         assert!(all.reserve(&None, "app:1", &names("request", 64)).is_ok());
@@ -249,7 +278,7 @@ mod tests {
         let (first, second) = (names("app", 2), names("app", 3));
         all.reserve(&None, "app:1", &first).unwrap();
         let refusal = all.reserve(&owner("a"), "app:1", &second).unwrap_err();
-        assert!(refusal.contains("another check removes app@0"), "{refusal}");
+        assert!(refusal.reason.contains("another check removes app@0") && !refusal.is_full, "{refusal:?}");
         assert_eq!(all.names.len(), 2);
         all.settle(&first, &missing(&first), now);
         assert_eq!(all.problems().count(), 2);
@@ -275,9 +304,8 @@ mod tests {
         let names_of =
             |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
         assert!((0..20).all(|n| names_of(n) >= 1));
-        assert!(
-            all.reserve(&owner("15"), "app", &names("x", 1)).unwrap_err().contains("names of other images")
-        );
+        let refusal = all.reserve(&owner("15"), "app", &names("x", 1)).unwrap_err();
+        assert!(refusal.reason.contains("names of other images") && refusal.is_full, "{refusal:?}");
         assert!(all.reserve(&owner("new"), "app", &names("x", 64)).is_ok());
     }
 
@@ -315,6 +343,26 @@ mod tests {
         assert_eq!(all.next(now).unwrap().name, "many@0");
         assert_eq!(all.next(now).unwrap().name, "one@0");
         assert_eq!(all.next(now).unwrap().name, "many@1");
+    }
+
+    /// Another check has removed the image meanwhile, and could not pull it again. It was forgotten.
+    #[test]
+    fn names_that_are_missing_remain_so_if_another_check_ends_before_it_removes_them() {
+        let all = Arc::<Mutex<MissingNames>>::default();
+        let names = names("a", 2);
+        removed(&mut all.locked(), "a", 1, Instant::now());
+        let before = all.locked().names.clone();
+        let reserve = || Reservation::new(&all, &owner("b"), "other", &names).unwrap();
+        drop(reserve());
+        assert_eq!(all.locked().names, before);
+        assert_eq!(all.locked().problems().count(), 1);
+        let mut reservation = reserve();
+        reservation.removing();
+        for name in &names {
+            reservation.pulled(name, &Ok(()));
+        }
+        drop(reservation);
+        assert!(all.locked().names.is_empty(), "the image is back");
     }
 
     #[test]

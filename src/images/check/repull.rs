@@ -72,8 +72,11 @@ impl Repull<'_> {
             return Err(not_removed(&format!("the pod {} uses it by the name {name}", pod.full_name())));
         }
         // Before anything is removed: a name that is not reserved would be lost after a failed pull.
-        let mut reservation = Reservation::new(&checker.missing, owner, requested, &names)
-            .inspect_err(|_| self.is_full.set(true))?;
+        let mut reservation =
+            Reservation::new(&checker.missing, owner, requested, &names).map_err(|refusal| {
+                self.is_full.set(refusal.is_full);
+                refusal.reason
+            })?;
         self.try_pull(&names)?;
         // A worker would start its container again as soon as the failed one is removed, and that would
         // keep the damaged layer.
