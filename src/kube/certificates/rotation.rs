@@ -162,7 +162,7 @@ impl Rotation {
             _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
-            let pause = self.pause_after(&error, template, is_bootstrap);
+            let pause = self.pause_after(&error, template, (now, is_bootstrap));
             self.failures = self.failures.saturating_add(1);
             self.paused = later(now, pause);
             Outcome::Failed(error)
@@ -170,7 +170,12 @@ impl Rotation {
     }
 
     /// The pause after an error of a turn, which had begun with a request of this kind.
-    fn pause_after(&mut self, error: &Error, template: &Template, is_bootstrap: bool) -> Duration {
+    fn pause_after(
+        &mut self,
+        error: &Error,
+        template: &Template,
+        (now, is_bootstrap): (Timestamp, bool),
+    ) -> Duration {
         let is_foreign = matches!(error, Error::Foreign { .. });
         let has_ended = is_foreign || matches!(error, Error::Issued { .. } | Error::Failed { .. });
         if self.pending.is_some() || !has_ended {
@@ -186,7 +191,11 @@ impl Rotation {
             self.store.forget_pending_key();
             REPLACE_BOOTSTRAP.after(attempts)
         } else {
-            REPLACE.after(attempts)
+            // The pauses must not use up the rest of a short life.
+            let end = self.not_after().filter(|end| now < *end);
+            let rest = end.map(|end| Duration::from_secs_f64(seconds_between(now, end) * MIN_WAIT_PART));
+            let pause = REPLACE.after(attempts);
+            rest.map_or(pause, |rest| pause.min(rest.max(RETRY.longest)))
         }
     }
 
