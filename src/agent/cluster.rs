@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::credentials::credentials;
-use super::error::{StartError, thread};
+use super::error::{StartError, thread_error};
 use super::rooms::{Context, Rooms};
 use super::settings::gates;
 use super::shutdown;
@@ -19,7 +19,7 @@ use crate::kube::certificates::{self, Certificates, ClientRenewal};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
-use crate::kube::{PodApi, event_sink};
+use crate::kube::{PodDependencies, event_sink};
 use crate::model::api;
 use crate::model::ids::PodUid;
 use crate::node::{self, NodeReader, NodeWatch};
@@ -40,7 +40,7 @@ use crate::volumes::{self, NodeVolumes, Volumes};
 pub(super) struct Cluster {
     pub(super) client: Client,
     pub(super) node: NodeWatch,
-    pub(super) pod_api: PodApi,
+    pub(super) pod_api: PodDependencies,
     /// Rung when the runtime's health has changed.
     pub(super) health: Sender<()>,
     health_rings: Receiver<()>,
@@ -89,9 +89,14 @@ pub(super) fn connect(
     };
     let strategy = Strategy::from_config(&config.config_map_and_secret_change_detection_strategy);
     let changed = move |uid: &PodUid| objects.put(uid.clone(), ());
-    let (pod_api, services) =
-        PodApi::start(&client, strategy, Box::new(time_to_live), Box::new(changed), &supervisor.deaths())
-            .map_err(thread("services"))?;
+    let (pod_api, services) = PodDependencies::start(
+        &client,
+        strategy,
+        Box::new(time_to_live),
+        Box::new(changed),
+        &supervisor.deaths(),
+    )
+    .map_err(thread_error("services"))?;
     let (health, health_rings) = bounded(1);
     let (registered, registrations) = bounded(1);
     Ok(Some(Cluster {
@@ -161,8 +166,8 @@ impl Cluster {
                 client: renewed,
                 serving: deps.serving,
             };
-            let (running, handle) =
-                certificates::spawn(settings, &client, supervisor.on_death()).map_err(thread("certs"))?;
+            let (running, handle) = certificates::spawn(settings, &client, supervisor.on_death())
+                .map_err(thread_error("certs"))?;
             threads.push(running);
             certificates = Some(handle);
         }
@@ -170,7 +175,7 @@ impl Cluster {
         let known = node.clone();
         let uid = Box::new(move || known.uid());
         let sender = event_sink::spawn(deps.log, &client, limits, uid, supervisor.on_death());
-        threads.push(sender.map_err(thread("events-api"))?);
+        threads.push(sender.map_err(thread_error("events-api"))?);
         let node_deps = node::Deps {
             client: client.clone(),
             sensors: Box::new(sensors(
@@ -186,23 +191,25 @@ impl Cluster {
         };
         let mut node_settings = node_settings(args, config, &host.node_name);
         node_settings.resets_devices = rooms.devices.is_new();
-        threads.extend(node::spawn(node_settings, node_deps, &supervisor.deaths()).map_err(thread("node"))?);
+        threads.extend(
+            node::spawn(node_settings, node_deps, &supervisor.deaths()).map_err(thread_error("node"))?,
+        );
         let publish_deps = publish::Deps {
             status: rooms.status.clone(),
             pods: deps.api_pods,
             api: Box::new(client.clone()),
             activity: Box::new(activity(rooms)),
         };
-        threads.push(publish::spawn(publish_deps, supervisor.on_death()).map_err(thread("status"))?);
+        threads.push(publish::spawn(publish_deps, supervisor.on_death()).map_err(thread_error("status"))?);
         let shown = node.clone();
         let mirror_deps = mirror::Deps {
             views: deps.mirrors,
             api: Box::new(client.clone()),
             node: Box::new(move || shown.object()),
         };
-        threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread("mirrors"))?);
+        threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread_error("mirrors"))?);
         let pods = bound::spawn(&host.node_name, client, deps.sources);
-        threads.push(pods.map_err(thread("watch/pods"))?);
+        threads.push(pods.map_err(thread_error("watch/pods"))?);
         Ok(threads)
     }
 }

@@ -19,9 +19,9 @@ use crate::transport::api::Breaker;
 
 /// Credentials before the first certificate: each request fails without a connection.
 #[derive(Debug)]
-struct NoCertificateYet;
+struct BootstrapPending;
 
-impl CredentialSource for NoCertificateYet {
+impl CredentialSource for BootstrapPending {
     fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
         Err("the node's first certificate has not been issued yet".to_owned().into())
     }
@@ -81,7 +81,7 @@ pub(super) fn credentials(
     let current = bootstrap::valid_identity(&store, &Template::client(node_name), now);
     credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
     credentials.token =
-        current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(NoCertificateYet) });
+        current.is_none().then(|| -> Arc<dyn CredentialSource> { Arc::new(BootstrapPending) });
     let renewed = ClientRenewal { current, bootstrap: opener, kubeconfig: Some((path.clone(), cluster)) };
     Ok(Some((credentials, Some(renewed))))
 }

@@ -25,6 +25,6 @@ pub(super) enum StartError {
 }
 
 /// For `map_err` on the start of a thread.
-pub(super) fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
+pub(super) fn thread_error(name: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
     move |source| StartError::Thread { name, source }
 }

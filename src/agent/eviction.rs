@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::error::{StartError, thread};
+use super::error::{StartError, thread_error};
 use super::rooms::{Context, Rooms};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::driver::Need;
@@ -30,7 +30,7 @@ const IMAGE_DIRECTORIES_LIMIT: Duration = Duration::from_secs(2);
 
 /// The channel ends of the thread, made before the threads that use the other ends.
 pub(super) struct ChannelEnds {
-    bell: Wake,
+    wake: Wake,
     orders: Post<PodUid, Order>,
     reclaim: Sender<Request>,
     reports: Reports,
@@ -41,14 +41,14 @@ pub(super) fn link(
     rooms: &Rooms,
     reports: &Reports,
 ) -> Result<(ChannelEnds, Link, Receiver<Request>), StartError> {
-    let bell = Wake::new().map_err(thread("evict"))?;
+    let wake = Wake::new().map_err(thread_error("evict"))?;
     let (orders, inbox) = crate::sync::evictions::orders();
     let (reclaim, requests) = reclaim::requests();
     let (shown, observe) = (reports.clone(), rooms.observe.clone());
     // Before the first list it is not known which pods run; those are not refused.
-    let pressures = move || observe.last_relist().map(|_| shown.pressures()).unwrap_or_default();
-    let link = Link { orders: inbox, bell: bell.clone(), pressures: Arc::new(pressures) };
-    Ok((ChannelEnds { bell, orders, reclaim, reports: reports.clone() }, link, requests))
+    let pressures = move || observe.last_relist().map(|_| shown.pressure_names()).unwrap_or_default();
+    let link = Link { orders: inbox, wake: wake.clone(), pressures: Arc::new(pressures) };
+    Ok((ChannelEnds { wake, orders, reclaim, reports: reports.clone() }, link, requests))
 }
 
 /// Starts the thread; `None` if there is nothing to watch. `changed` is rung when the conditions
@@ -65,7 +65,7 @@ pub(super) fn start(
     if !settings.is_active() {
         return Ok(None);
     }
-    let ChannelEnds { bell, orders, reclaim, reports } = ends;
+    let ChannelEnds { wake, orders, reclaim, reports } = ends;
     let pressures = pressures(&reports);
     let is_v2 = host.cgroups.version.is_v2();
     let files = KernelFiles {
@@ -75,7 +75,7 @@ pub(super) fn start(
     };
     let (reader, images, cgroups) = (collector.clone(), rooms.images.clone(), rooms.cgroups.clone());
     let (view, ended, allocations) = (rooms.view.clone(), rooms.view.clone(), rooms.allocations.clone());
-    let ring = bell.clone();
+    let reclaim_wake = wake.clone();
     let deps = eviction::Deps {
         read_node: Box::new(move |places| reader.glance(places)),
         measure: Box::new(move |need| {
@@ -104,7 +104,7 @@ pub(super) fn start(
         granted: Box::new(move |pod| allocations.granted(pod)),
         has_ended: Box::new(move |uid| has_ended(&ended, uid)),
         evict: Box::new(move |victim| orders.put(victim.pod.uid().clone(), order(victim))),
-        reclaim: Box::new(move |what| reclaim::request(&reclaim, what, ring.clone())),
+        reclaim: Box::new(move |what| reclaim::request(&reclaim, what, reclaim_wake.clone())),
         events: rooms.events.clone(),
         reports,
         changed: match changed {
@@ -119,7 +119,7 @@ pub(super) fn start(
         files,
         processors: host.machine.cpus,
     };
-    eviction::spawn(settings, deps, &bell, supervisor.on_death()).map(Some).map_err(thread("evict"))
+    eviction::spawn(settings, deps, &wake, supervisor.on_death()).map(Some).map_err(thread_error("evict"))
 }
 
 fn settings(args: &AgentArgs, config: &KubeletConfiguration) -> Result<eviction::Settings, StartError> {

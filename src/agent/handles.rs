@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::rooms::{Context, Rooms};
 use super::settings::{self, EndpointSettings};
-use crate::claims::Claims;
+use crate::claims::ResourceClaims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::eviction::Reports;
@@ -17,7 +17,7 @@ use crate::kube::events::EventLog;
 use crate::model::event::EventSink;
 use crate::model::pod::SourceName;
 use crate::observe::Observe;
-use crate::plugins::Listing;
+use crate::plugins::KnownPlugins;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
@@ -65,9 +65,9 @@ pub(super) struct Handles {
     pub(super) assignments: Assignments,
     /// Device plugins.
     pub(super) devices: Devices,
-    pub(super) claims: Claims,
+    pub(super) claims: ResourceClaims,
     /// Plugins of all kinds.
-    pub(super) plugins: Listing,
+    pub(super) plugins: KnownPlugins,
     /// ConfigMaps and Secrets of static pods.
     pub(super) local: LocalObjects,
     pub(super) observe: Observe,

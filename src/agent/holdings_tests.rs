@@ -1,5 +1,5 @@
 use super::*;
-use crate::claims::info::{ClaimKey, ClaimRef, Device as ClaimDevice};
+use crate::claims::info::{ClaimId, ClaimKey, Device as ClaimDevice};
 use crate::devices::{Device, DeviceId, Hold, HoldState, Holds, PluginOptions};
 use crate::model::numa::NumaMask;
 
@@ -59,7 +59,7 @@ fn the_number_of_devices_is_limited_but_used_ones_are_shown() {
 #[test]
 fn a_claim_has_a_row_for_each_device() {
     let key = ClaimKey { namespace: "default".to_owned(), name: "gpu".to_owned() };
-    let mut claim = ClaimInfo::new(ClaimRef { key, uid: "c".to_owned() });
+    let mut claim = ClaimInfo::new(ClaimId { key, uid: "c".to_owned() });
     claim.pods.extend([PodUid::from("u1"), PodUid::from("u2")]);
     let device =
         |name: &str| ClaimDevice { pool: "node".to_owned(), name: name.to_owned(), ..ClaimDevice::default() };

@@ -13,7 +13,7 @@ use crate::resources::Roots;
 use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::machine::Machine;
 use crate::resources::tunables;
-use crate::server::{self, Claim, LOCAL_SOCKET};
+use crate::server::{self, InstanceLock, LOCAL_SOCKET};
 use crate::util::disk_writes;
 
 /// The directory of symbolic links to container logs, which log collectors read.
@@ -29,10 +29,10 @@ pub(super) struct Host {
 
 /// Reads the facts of the machine, claims the root directory and the local socket, and makes
 /// the agent's directories.
-pub(super) fn prepare(
+pub(super) fn claim_host(
     args: &AgentArgs,
     config: &KubeletConfiguration,
-) -> Result<(Host, [Claim; 2]), StartError> {
+) -> Result<(Host, [InstanceLock; 2]), StartError> {
     let roots = Roots::default();
     let machine = Machine::read(&roots)?;
     let cgroups = CgroupHierarchies::detect(&roots)?;

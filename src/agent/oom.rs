@@ -9,11 +9,11 @@ use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::error::{StartError, thread};
+use super::error::{StartError, thread_error};
 use super::rooms::{Context, Rooms};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
-use crate::resources::oom::{Kill, Parser, RECORD_LIMIT, Scope};
+use crate::resources::oom::{OomKill, Parser, RECORD_LIMIT, Scope};
 use crate::sync::view::View;
 use crate::util::threads::{self, Running, Stack};
 use crate::util::wake::Wake;
@@ -34,8 +34,8 @@ pub(super) fn start(context: Context<'_>, rooms: &Rooms) -> Result<Option<Runnin
             return Ok(None);
         }
     };
-    let bell = Wake::new().map_err(thread("oom"))?;
-    let (waker, view, events) = (bell.clone(), rooms.view.clone(), rooms.events.clone());
+    let wake = Wake::new().map_err(thread_error("oom"))?;
+    let (waker, view, events) = (wake.clone(), rooms.view.clone(), rooms.events.clone());
     let running = threads::spawn("oom", Stack::Small, context.supervisor.on_death(), move |stop| {
         let mut parser = Parser::default();
         while !stop.is_stopped() {
@@ -51,12 +51,12 @@ pub(super) fn start(context: Context<'_>, rooms: &Rooms) -> Result<Option<Runnin
             let _waiting = threads::waiting("the kernel's log");
             let ready = if until.is_some() { None } else { Some((log.as_fd(), PollFlags::IN)) };
             // Only `poll` itself can fail, and then the stop is all that is left to wait for.
-            if bell.wait(ready, until).is_err() {
+            if wake.wait(ready, until).is_err() {
                 let _ = stop.wait(RETRY);
             }
         }
     });
-    Ok(Some(running.map_err(thread("oom"))?.with_waker(Box::new(move || waker.ring()))))
+    Ok(Some(running.map_err(thread_error("oom"))?.with_waker(Box::new(move || waker.ring()))))
 }
 
 /// Opens the log behind its last record.
@@ -82,7 +82,7 @@ fn read_all(log: &OwnedFd, mut each: impl FnMut(&[u8])) -> rustix::io::Result<()
     }
 }
 
-fn report(kill: &Kill, view: &View, events: &EventSink) {
+fn report(kill: &OomKill, view: &View, events: &EventSink) {
     let owner = kill.owner();
     let snapshot = view.get();
     let pod = owner.as_ref().and_then(|owner| {

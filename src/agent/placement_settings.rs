@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use super::error::{StartError, thread};
+use super::error::{StartError, thread_error};
 use super::host::Host;
 use super::rooms::Rooms;
 use super::settings;
-use crate::claims::api::{ClaimApi, Requests};
-use crate::claims::{self, Claims};
+use crate::claims::api::{ClaimApiClient, ResourceClaimApi};
+use crate::claims::{self, ResourceClaims};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{self, CriError, RuntimeClient};
 use crate::devices::{self, Devices};
@@ -30,7 +30,7 @@ use crate::placement::machine::Machine;
 use crate::placement::memory::Reserved;
 use crate::placement::numa::NumaMask;
 use crate::placement::numa_nodes::{self, NumaNode};
-use crate::placement::topology::{Policy, Scope, Topology};
+use crate::placement::topology::{Policy, Scope, TopologyManager};
 use crate::pods::assignments::{Assignments, ObservedContainer, RunningContainers, Settings};
 use crate::sync::view::Entry;
 use crate::util::mailbox::Post;
@@ -94,13 +94,13 @@ pub(super) fn open_claims(
     events: &EventSink,
     client: Option<&Client>,
     changed: Post<PodUid, ()>,
-) -> (Claims, Receiver<()>) {
+) -> (ResourceClaims, Receiver<()>) {
     // One slot: a bell.
     let (bell, rings) = bounded(1);
     let settings = claims::Settings { root_dir: args.root_dir.clone(), node: host.node_name.clone() };
-    let api = client.map(|client| Box::new(Requests::new(client)) as Box<dyn ClaimApi>);
+    let api = client.map(|client| Box::new(ClaimApiClient::new(client)) as Box<dyn ResourceClaimApi>);
     let on_change = move |uid: &PodUid| changed.put(uid.clone(), ());
-    let claims = Claims::open(settings, api, Box::new(on_change), bell);
+    let claims = ResourceClaims::open(settings, api, Box::new(on_change), bell);
     for problem in claims.problems() {
         let problem = problem.as_str();
         events.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, problem);
@@ -121,7 +121,7 @@ pub(super) fn start_claims(rooms: &Rooms, on_death: OnDeath) -> Result<Running, 
         snapshot.sources_ready.then(|| pods.collect())
     };
     let running = rooms.claims.start(Box::new(active), rooms.claim_rings.clone(), on_death);
-    running.map_err(thread("claims"))
+    running.map_err(thread_error("claims"))
 }
 
 /// The names of a pod's containers that the runtime has last listed as running.
@@ -155,7 +155,7 @@ fn settings(
     };
     let options = &config.topology_manager_policy_options;
     let numbers = nodes.iter().map(|node| node.number).collect();
-    let topology = Topology::new(policy, scope, options, &nodes).map_err(|error| refused(&error))?;
+    let topology = TopologyManager::new(policy, scope, options, &nodes).map_err(|error| refused(&error))?;
     let cpu = match is_cpu_static {
         true => Some(cpu(config, policy == Policy::SingleNumaNode).map_err(|error| refused(&error))?),
         false if config.cpu_manager_policy_options.is_empty() => None,
@@ -263,10 +263,13 @@ fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<ObservedContainer>
     observed(cri::list_pods(cri, None)?, &sets_of, cpusets)
 }
 
+/// Reads the CPUs and memory nodes that a container may use, as lists of the kernel.
+type ReadSets<'a> = dyn Fn(&ContainerId) -> Result<(String, String), CriError> + 'a;
+
 /// The running ones of the listed containers. One that was removed after the list is left out.
 fn observed(
     pods: BTreeMap<PodUid, ListedPod>,
-    sets_of: &dyn Fn(&ContainerId) -> Result<(String, String), CriError>,
+    sets_of: &ReadSets<'_>,
     cpusets: &Path,
 ) -> Result<Vec<ObservedContainer>, CriError> {
     let mut cgroups = None;

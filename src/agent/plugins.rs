@@ -9,7 +9,7 @@ use crossbeam_channel::Receiver;
 
 use super::rooms::Rooms;
 use super::supervise::Supervisor;
-use crate::claims::{Claims, names};
+use crate::claims::{ResourceClaims, names};
 use crate::devices::{self, Devices};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -28,7 +28,7 @@ const DIRECTORY: &str = "plugins_registry";
 /// The ways to register. Dropping it closes them; what is registered stays.
 pub(super) struct Registrations {
     devices: Devices,
-    claims: Claims,
+    claims: ResourceClaims,
     /// `None`: the socket could not be made.
     _server: Option<rpc_server::Server>,
     /// `None`: the directory could not be made.
@@ -111,7 +111,7 @@ struct WatchedDevices(Devices);
 
 impl Handler for WatchedDevices {
     fn validate(&self, name: &str, _: &str, versions: &[String]) -> Result<(), String> {
-        devices::check_watched(name, versions)
+        devices::check_plugin_info(name, versions)
     }
 
     fn register(&self, name: &str, endpoint: &str, _: &[String], _: &StopToken) -> Result<(), String> {
@@ -124,7 +124,7 @@ impl Handler for WatchedDevices {
 }
 
 struct ClaimDrivers {
-    claims: Claims,
+    claims: ResourceClaims,
     view: View,
     /// Wakes the worker of a pod.
     wake: Post<PodUid, ()>,
@@ -139,7 +139,7 @@ impl Handler for ClaimDrivers {
         self.claims.register(name, endpoint, versions)?;
         // Pods that wait for the driver need not wait for their next retry.
         for (uid, entry) in &self.view.get().pods {
-            let waits = |pod: &Pod| names::has_claims(pod) && !self.claims.knows(pod);
+            let waits = |pod: &Pod| names::has_claims(pod) && !self.claims.has_claims_of(pod);
             if entry.pod.as_ref().is_some_and(waits) {
                 self.wake.put(uid.clone(), ());
             }

@@ -272,7 +272,7 @@ impl Handles {
             }],
             disk_writes: disk_writes(),
             container_logs: container_logs(),
-            pressures: self.threads.eviction.pressures(),
+            pressures: self.threads.eviction.pressure_names(),
             thresholds: thresholds.collect(),
             resources: resources(&self.resources),
         }

@@ -13,19 +13,19 @@ use super::host::Host;
 use super::placement_settings;
 use super::settings;
 use super::supervise::Supervisor;
-use crate::claims::Claims;
+use crate::claims::ResourceClaims;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
 use crate::images::{CheckDeps, ImageCheck, ImagePuller, ImageSet, PullDeps};
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::restart;
 use crate::observe::Observe;
-use crate::plugins::Listing;
+use crate::plugins::KnownPlugins;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
@@ -71,9 +71,9 @@ pub(super) struct Rooms {
     pub(super) assignments: Assignments,
     /// Device plugins.
     pub(super) devices: Devices,
-    pub(super) claims: Claims,
+    pub(super) claims: ResourceClaims,
     /// Plugins of all kinds.
-    pub(super) plugins: Listing,
+    pub(super) plugins: KnownPlugins,
     /// The other end of the channel that wakes the thread of the claims.
     pub(super) claim_rings: Receiver<()>,
     /// Images from archives.
@@ -82,7 +82,7 @@ pub(super) struct Rooms {
     pub(super) wake: Post<PodUid, ()>,
     pub(super) view: View,
     /// `None` without an API server.
-    pub(super) pod_api: Option<PodApi>,
+    pub(super) pod_api: Option<PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub(super) local: LocalObjects,
 }
@@ -230,7 +230,7 @@ pub(super) fn make(
         assignments,
         devices,
         claims,
-        plugins: Listing::default(),
+        plugins: KnownPlugins::default(),
         claim_rings,
         image_set,
         wake: verdicts,

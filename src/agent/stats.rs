@@ -48,7 +48,7 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
     let (together, of_pod) = (rooms.cgroups.clone(), rooms.cgroups.clone());
     let deps = stats::Deps {
         cgroups: stats::PodCgroupPaths {
-            together: Box::new(move || together.common_paths()),
+            together: Box::new(move || together.qos_paths()),
             pod: Box::new(move |uid| of_pod.path_of(uid)),
         },
         pods: Box::new(move || listed.listed()),

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::cgroups;
 use super::cluster::Cluster;
-use super::error::{StartError, thread};
+use super::error::{StartError, thread_error};
 use super::handles::{Handles, ThreadHandles};
 use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
@@ -23,19 +23,19 @@ use crate::eviction::Reports;
 use crate::images::{CollectorPeers, ImageCheck, ImageCollector, SetDeps};
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
 use crate::model::reasons;
-use crate::observe::{Change, Subject};
+use crate::observe::{ExitedContainers, Subject};
 use crate::pods::mirror;
 use crate::pods::workers::{WorkerEnd, Workers};
 use crate::probes::Probes;
 use crate::resources::iptables::Chains;
 use crate::runtime::gc::Collector;
 use crate::runtime::logs::rotate::Rotator;
-use crate::server::Claim;
+use crate::server::InstanceLock;
 use crate::sources::SourceSet;
 use crate::status::publish;
 use crate::sync::reclaim::Request;
@@ -43,7 +43,7 @@ use crate::sync::shutdown::Orders;
 use crate::sync::{ephemeral, evictions};
 use crate::transport::rpc_server;
 use crate::util::lock::LockExt;
-use crate::util::mailbox::{Inbox, Post, mailbox, newest};
+use crate::util::mailbox::{Inbox, Post, mailbox, replace};
 use crate::util::threads::Running;
 use crate::volumes::csi::NodeObjects;
 use crate::{kube, observe, pods, server, sources, sync};
@@ -65,11 +65,11 @@ pub(super) struct Agent {
     probes: Probes,
     image_check: ImageCheck,
     client: Option<Client>,
-    pod_api: Option<PodApi>,
+    pod_api: Option<PodDependencies>,
     /// When the sync loop ended its last turn.
     turn: Arc<Mutex<Instant>>,
     /// Released last.
-    _claims: [Claim; 2],
+    _claims: [InstanceLock; 2],
 }
 
 impl Agent {
@@ -106,19 +106,19 @@ pub(super) fn start(
     supervisor: &Supervisor,
 ) -> Result<Agent, StartError> {
     let started = Instant::now();
-    let (host, claims) = host::prepare(args, config)?;
+    let (host, claims) = host::claim_host(args, config)?;
     let context = Context { args, config, host: &host, supervisor, started };
     // Before any pod can be started or pull an image.
     server::remove_stale_mirror(&args.image_mirror_file());
 
-    let (objects, from_objects) = mailbox(newest);
+    let (objects, from_objects) = mailbox(replace);
     let changed = objects.clone();
     let local = LocalObjects::new(Box::new(move |uid| changed.put(uid.clone(), ())));
     let cluster = cluster::connect(context, objects)?;
     let client = cluster.as_ref().map(|cluster| cluster.client.clone());
     let serving = main_port::certificate(args, config, &host)?;
     let main_port = main_port::main_port(config, &host.node_name, serving.clone(), client.as_ref())?;
-    let (verdicts, from_probes) = mailbox(newest);
+    let (verdicts, from_probes) = mailbox(replace);
     let (rooms, event_queue) = rooms::make(context, cluster.as_ref(), local, verdicts)?;
     let registered =
         cluster.as_ref().map_or_else(crossbeam_channel::never, |cluster| cluster.registrations.clone());
@@ -170,8 +170,8 @@ fn start_threads(
 ) -> Result<(Vec<Running>, ThreadHandles), StartError> {
     let Context { args, config, host, supervisor, .. } = context;
     let Inboxes { event_queue, from_probes, from_objects } = inboxes;
-    let (recorder, log) =
-        kube::events::spawn(&host.node_name, event_queue, supervisor.on_death()).map_err(thread("events"))?;
+    let (recorder, log) = kube::events::spawn(&host.node_name, event_queue, supervisor.on_death())
+        .map_err(thread_error("events"))?;
     let mut threads = vec![recorder];
     // Before the sources, so that the first pods can wait for their images.
     let reports = Reports::default();
@@ -193,16 +193,16 @@ fn start_threads(
         wake: Box::new(move |pod| wake.put(pod.clone(), ())),
         on_death: supervisor.deaths(),
     };
-    threads.extend(rooms.cgroups.spawn(cgroup_deps).map_err(thread("cgroups"))?);
+    threads.extend(rooms.cgroups.spawn(cgroup_deps).map_err(thread_error("cgroups"))?);
     let updates = rooms.assignments.spawn(rooms.runtime.clone(), supervisor.on_death());
-    threads.extend(updates.map_err(thread("assignments"))?);
+    threads.extend(updates.map_err(thread_error("assignments"))?);
     threads.extend(start_observe(context, rooms, sync.changes)?);
     let source_deps =
         sources::Deps { post: sync.sets, events: rooms.events.clone(), on_death: supervisor.deaths() };
     // First, so that the first static pods wait less for their objects.
     let local = sources::local::spawn(&args.local_objects_dir(), &rooms.local, &source_deps);
-    threads.push(local.map_err(thread("src-objects"))?);
-    threads.extend(sources::spawn(&source_settings, &source_deps).map_err(thread("sources"))?);
+    threads.push(local.map_err(thread_error("src-objects"))?);
+    threads.extend(sources::spawn(&source_settings, &source_deps).map_err(thread_error("sources"))?);
     if let Some(cluster) = cluster {
         threads.push(placement_settings::start_claims(rooms, supervisor.on_death())?);
         let deps = cluster::ClusterDeps {
@@ -241,7 +241,7 @@ fn start_image_set(
         has_disk_pressure: Arc::new(move || reports.get().pressures.disk),
         on_death: context.supervisor.deaths(),
     };
-    rooms.image_set.spawn(settings, deps).map(Some).map_err(thread("image-set"))
+    rooms.image_set.spawn(settings, deps).map(Some).map_err(thread_error("image-set"))
 }
 
 fn raise_start_events(events: &EventSink, is_cgroup_v2: bool) {
@@ -257,7 +257,7 @@ struct Sync {
     /// For `sources`.
     sets: Post<SourceName, SourceSet>,
     /// For `observe`.
-    changes: Post<Subject, Change>,
+    changes: Post<Subject, ExitedContainers>,
     /// For `status`: the pods as the API server shows them.
     api_pods: Inbox<PodUid, publish::ApiPod>,
     /// For `mirrors`: the static pods and their mirrors.
@@ -286,9 +286,9 @@ fn start_sync(
     from: SyncInboxes,
 ) -> Result<Sync, StartError> {
     let Context { args, config, host, supervisor, .. } = context;
-    let (sets, from_sources) = mailbox(newest);
-    let (changes, from_observe) = mailbox(Change::merge);
-    let (ended, from_workers) = mailbox(newest);
+    let (sets, from_sources) = mailbox(replace);
+    let (changes, from_observe) = mailbox(ExitedContainers::merge);
+    let (ended, from_workers) = mailbox(replace);
     // One slot: a bell.
     let (clean_bell, clean_rings) = bounded(1);
     let (ephemeral, ephemeral_requests) = ephemeral::requests();
@@ -325,12 +325,12 @@ fn start_sync(
         turn: Arc::clone(&turn),
     };
     let settings = settings::sync(args, config, host, rooms.allocatable.clone(), sources);
-    let mut threads = vec![sync::spawn(settings, deps, supervisor.on_death()).map_err(thread("sync"))?];
+    let mut threads = vec![sync::spawn(settings, deps, supervisor.on_death()).map_err(thread_error("sync"))?];
     let shutting_down = sync::shutdown::Flag::default();
     if let Some((settings, wake)) = shutdown_settings {
         let deps = shutdown_deps(rooms, cluster, shutdown_orders, shutting_down.clone());
         let running = sync::shutdown::spawn(settings, deps, &wake, supervisor.on_death());
-        threads.push(running.map_err(thread("shutdown"))?);
+        threads.push(running.map_err(thread_error("shutdown"))?);
     }
     threads.push(start_clean(context, rooms, clean_rings, from.reclaim)?);
     Ok(Sync { threads, sets, changes, api_pods, mirrors, ephemeral, shutting_down, turn })
@@ -415,7 +415,7 @@ fn start_clean(
             (Rotator::new(rotation, rooms.cri.clone()), config.container_log_monitor_interval.to_std())
         }),
         log_quota: settings::log_quota(args, config),
-        chains: config.make_iptables_util_chains.then(Chains::find),
+        chains: config.make_iptables_util_chains.then(Chains::find_programs),
         volumes: Arc::clone(&rooms.volumes),
         cgroups: rooms.cgroups.clone(),
         place_processes: cgroups::place_processes(config),
@@ -425,18 +425,18 @@ fn start_clean(
         bell,
         reclaim,
     };
-    sync::clean::spawn(deps, supervisor.on_death()).map_err(thread("clean"))
+    sync::clean::spawn(deps, supervisor.on_death()).map_err(thread_error("clean"))
 }
 
 fn start_observe(
     context: Context<'_>,
     rooms: &Rooms,
-    changes: Post<Subject, Change>,
+    changes: Post<Subject, ExitedContainers>,
 ) -> Result<Vec<Running>, StartError> {
     let Context { config, supervisor, .. } = context;
     // DIFFERS: the gate is off by default in the Go kubelet; here only a configuration that sets it,
     // or all alpha gates, switches events off.
     let events = settings::gates(config).chosen("EventedPLEG") != Some(false);
     let settings = observe::Settings { events };
-    observe::spawn(&rooms.observe, settings, changes, &supervisor.deaths()).map_err(thread("observe"))
+    observe::spawn(&rooms.observe, settings, changes, &supervisor.deaths()).map_err(thread_error("observe"))
 }

@@ -159,7 +159,7 @@ impl Cgroups {
 
     fn check_directories(&self, name: &Name, directories: &[String]) -> Result<(), CgroupError> {
         let (missing, what) = match self.mounts.version {
-            Version::V1 => (v1::missing(&self.mounts, directories)?, "paths"),
+            Version::V1 => (v1::missing_hierarchies(&self.mounts, directories)?, "paths"),
             Version::V2 => (v2::missing(self.mount()?, directories)?, "controllers"),
         };
         if missing.is_empty() {

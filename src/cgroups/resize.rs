@@ -47,7 +47,7 @@ pub struct PodStep {
 /// largest, as here.
 #[must_use]
 pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<Step> {
-    let mut plan = Plan { now: wanted.merged(current), steps: Vec::new() };
+    let mut plan = ResizeSteps { now: wanted.merged(current), steps: Vec::new() };
     for resource in
         [Resource::Memory, Resource::Cpu].into_iter().filter(|resource| resources.contains(resource))
     {
@@ -100,12 +100,12 @@ pub fn check_memory(current: &Values, wanted: &Values, usage: u64) -> Result<(),
     }
 }
 
-struct Plan {
+struct ResizeSteps {
     now: Values,
     steps: Vec<Step>,
 }
 
-impl Plan {
+impl ResizeSteps {
     fn write(&mut self, values: &Values) {
         let after = self.now.merged(values);
         let before = std::mem::replace(&mut self.now, after.clone());

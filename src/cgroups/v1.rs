@@ -33,7 +33,10 @@ fn has_any_of(hierarchy: &Hierarchy, names: &[&str]) -> bool {
 }
 
 /// The hierarchies in which the cgroup is missing, of those in which it has to be.
-pub(super) fn missing(mounts: &Mounts, directories: &[String]) -> Result<Vec<String>, CgroupError> {
+pub(super) fn missing_hierarchies(
+    mounts: &Mounts,
+    directories: &[String],
+) -> Result<Vec<String>, CgroupError> {
     let mut missing = Vec::new();
     for hierarchy in mounts.hierarchies.iter().filter(|hierarchy| has_any_of(hierarchy, &NEEDED)) {
         let path = || format!("{}/{}", hierarchy.mount.display(), directories.join("/"));

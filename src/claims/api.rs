@@ -26,7 +26,7 @@ pub struct ReadError {
 }
 
 /// The requests; a trait so that tests need no server.
-pub trait ClaimApi: Send + Sync {
+pub trait ResourceClaimApi: Send + Sync {
     /// Reads a claim.
     ///
     /// # Errors
@@ -42,19 +42,19 @@ pub trait ClaimApi: Send + Sync {
 
 /// Requests by a client of the node.
 #[derive(Debug)]
-pub struct Requests {
+pub struct ClaimApiClient {
     client: Client,
 }
 
-impl Requests {
+impl ClaimApiClient {
     /// Uses the rate and the credentials of this client.
     #[must_use]
-    pub fn new(client: &Client) -> Requests {
-        Requests { client: client.with_timeout(TIMEOUT) }
+    pub fn new(client: &Client) -> ClaimApiClient {
+        ClaimApiClient { client: client.with_timeout(TIMEOUT) }
     }
 }
 
-impl ClaimApi for Requests {
+impl ResourceClaimApi for ClaimApiClient {
     fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
         let target = Target::resource_claim(&key.namespace, &key.name);
         let mut waits = LAGS.iter();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::drivers::Service;
 use super::health::{self, Health, Report};
-use super::info::{ClaimRef, Device};
+use super::info::{ClaimId, Device};
 use super::manager::Driver;
 use super::response::{self, PrepareResults, UnprepareResults};
 use crate::model::metrics;
@@ -59,10 +59,10 @@ impl Client {
     fn call<Resp: Unpin>(
         &self,
         method: &'static Unary<dra::ClaimsRequest, Resp>,
-        claims: &[ClaimRef],
+        claims: &[ClaimId],
         stop: &StopToken,
     ) -> Result<Resp, String> {
-        let claim = |claim: &ClaimRef| dra::ClaimId {
+        let claim = |claim: &ClaimId| dra::ClaimId {
             namespace: claim.key.namespace.clone(),
             uid: claim.uid.clone(),
             name: claim.key.name.clone(),
@@ -89,7 +89,7 @@ impl Client {
 }
 
 impl Driver for Client {
-    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<PrepareResults, String> {
+    fn prepare(&self, claims: &[ClaimId], stop: &StopToken) -> Result<PrepareResults, String> {
         let method = match self.service {
             Service::V1 => &methods::NODE_PREPARE_RESOURCES,
             Service::V1beta1 => &*PREPARE_V1BETA1,
@@ -104,7 +104,7 @@ impl Driver for Client {
         Ok(found.map(|(uid, outcome)| (uid, result(outcome))).collect())
     }
 
-    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<UnprepareResults, String> {
+    fn unprepare(&self, claims: &[ClaimId], stop: &StopToken) -> Result<UnprepareResults, String> {
         let method = match self.service {
             Service::V1 => &methods::NODE_UNPREPARE_RESOURCES,
             Service::V1beta1 => &*UNPREPARE_V1BETA1,

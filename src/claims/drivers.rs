@@ -81,7 +81,7 @@ pub(super) fn check_name(driver: &str) -> Result<(), String> {
 }
 
 #[derive(Debug)]
-struct Instance<C> {
+struct DriverInstance<C> {
     endpoint: String,
     client: C,
 }
@@ -89,7 +89,7 @@ struct Instance<C> {
 /// The registered drivers; `C` is the client of an instance.
 #[derive(Debug)]
 pub struct Drivers<C> {
-    by_name: BTreeMap<String, Vec<Instance<C>>>,
+    by_name: BTreeMap<String, Vec<DriverInstance<C>>>,
     /// All names that were ever registered.
     names: BTreeSet<String>,
 }
@@ -121,7 +121,7 @@ impl<C: Clone> Drivers<C> {
         }
         let client = client()?;
         self.names.insert(driver.to_owned());
-        let instance = Instance { endpoint: endpoint.to_owned(), client };
+        let instance = DriverInstance { endpoint: endpoint.to_owned(), client };
         self.by_name.entry(driver.to_owned()).or_default().push(instance);
         Ok(())
     }

@@ -117,11 +117,11 @@ impl HealthCache {
     ///
     /// # Errors
     /// When the text is not in this format.
-    pub fn read(text: &str, now: Instant, on: Timestamp) -> serde_json::Result<HealthCache> {
+    pub fn read(text: &str, now: Instant, wall_time: Timestamp) -> serde_json::Result<HealthCache> {
         let stored: BTreeMap<String, StoredDriver> = serde_json::from_str(text)?;
         let device = |stored: StoredDevice| {
             // A report from the future is of an unknown age.
-            let age = Duration::try_from(on.duration_since(stored.last_updated)).ok()?;
+            let age = Duration::try_from(wall_time.duration_since(stored.last_updated)).ok()?;
             let nanos = u64::try_from(stored.health_check_timeout).unwrap_or(0);
             let limit = limit_of(Duration::from_nanos(nanos));
             let known = KnownHealth {
@@ -170,7 +170,7 @@ impl HealthCache {
         (driver, endpoint): (&str, &str),
         reports: Vec<Report>,
         now: Instant,
-        on: Timestamp,
+        wall_time: Timestamp,
     ) -> BTreeSet<DeviceKey> {
         self.reporters.insert(driver.to_owned(), endpoint.to_owned());
         let known = self.drivers.entry(driver.to_owned()).or_default();
@@ -184,7 +184,7 @@ impl HealthCache {
             }
             let limit = limit_of(Duration::from_secs(u64::try_from(report.limit_seconds).unwrap_or(0)));
             let message = cut(&report.message);
-            let new = KnownHealth { health: report.health, message, limit, reported_at: now, on };
+            let new = KnownHealth { health: report.health, message, limit, reported_at: now, on: wall_time };
             let same = known.get(&key).is_some_and(|old| {
                 (old.health, &old.message, old.limit) == (new.health, &new.message, new.limit)
                     && old.is_fresh(now)
@@ -315,23 +315,23 @@ mod tests {
 
     #[test]
     fn changes_are_reported_once_and_old_reports_become_unknown() {
-        let (start, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let (start, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
         let after = |seconds: u64| start + Duration::from_secs(seconds);
         let mut cache = HealthCache::default();
         let both = || vec![report("a", Health::Healthy, 0, ""), report("b", Health::Unhealthy, 60, "hot")];
-        assert_eq!(cache.update(("d", "/e"), both(), after(0), on), keys(&["a", "b"]));
-        assert!(cache.update(("d", "/e"), both(), after(20), on).is_empty());
+        assert_eq!(cache.update(("d", "/e"), both(), after(0), wall_time), keys(&["a", "b"]));
+        assert!(cache.update(("d", "/e"), both(), after(20), wall_time).is_empty());
         assert_eq!(cache.get("d", &device("a", &[]), after(50)), (Health::Healthy, ""));
         assert_eq!(cache.get("d", &device("a", &[]), after(51)), (Health::Unknown, ""));
         assert_eq!(cache.get("d", &device("b", &[]), after(51)), (Health::Unhealthy, "hot"));
         assert_eq!(cache.get("e", &device("b", &[]), after(51)), (Health::Unknown, ""));
         // A device that is healthy again after its report was too old is a change.
         assert_eq!(
-            cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], after(60), on),
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, -5, "")], after(60), wall_time),
             keys(&["a"])
         );
         assert_eq!(
-            cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], after(81), on),
+            cache.update(("d", "/e"), vec![report("a", Health::Healthy, 0, "")], after(81), wall_time),
             keys(&["b"])
         );
         assert!(cache.clear("d", "/older").is_empty());
@@ -342,59 +342,60 @@ mod tests {
     #[test]
     fn the_file_is_read_again_with_the_age_of_its_reports() {
         let now = Instant::now() + Duration::from_secs(1_000);
-        let on: Timestamp = "2026-03-01T10:00:00.5Z".parse().unwrap();
+        let wall_time: Timestamp = "2026-03-01T10:00:00.5Z".parse().unwrap();
         let mut cache = HealthCache::default();
-        cache.update(("d", "/e"), vec![report("a", Health::Unhealthy, 60, "x<y")], now, on);
+        cache.update(("d", "/e"), vec![report("a", Health::Unhealthy, 60, "x<y")], now, wall_time);
         let text = cache.write();
         assert_eq!(
             text,
             r#"{"d":{"Devices":{"pool/a":{"PoolName":"pool","DeviceName":"a","Health":"Unhealthy","LastUpdated":"2026-03-01T10:00:00.5Z","HealthCheckTimeout":60000000000,"Message":"x<y"}}}}"#
         );
         let after = |seconds: i64| {
-            let cache = HealthCache::read(&text, now, on + jiff::SignedDuration::from_secs(seconds)).unwrap();
+            let cache =
+                HealthCache::read(&text, now, wall_time + jiff::SignedDuration::from_secs(seconds)).unwrap();
             cache.get("d", &device("a", &[]), now).0
         };
         assert_eq!((after(60), after(61), after(-1)), (Health::Unhealthy, Health::Unknown, Health::Unknown));
         let zone = text.replace("10:00:00.5Z", "11:00:00.5+01:00").replace("Unhealthy", "Odd");
-        assert!(HealthCache::read(&zone, now, on).is_ok());
-        assert!(HealthCache::read("[]", now, on).is_err());
-        assert_eq!(HealthCache::read("{}", now, on).unwrap(), HealthCache::default());
-        assert!(HealthCache::read(r#"{"d":{"Devices":null}}"#, now, on).is_ok());
+        assert!(HealthCache::read(&zone, now, wall_time).is_ok());
+        assert!(HealthCache::read("[]", now, wall_time).is_err());
+        assert_eq!(HealthCache::read("{}", now, wall_time).unwrap(), HealthCache::default());
+        assert!(HealthCache::read(r#"{"d":{"Devices":null}}"#, now, wall_time).is_ok());
     }
 
     #[test]
     fn hostile_reports_are_limited() {
-        let (now, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let (now, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
         let mut cache = HealthCache::default();
         let long = "é".repeat(600);
         let many =
             (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
-        assert_eq!(cache.update(("d", "/e"), many.collect(), now, on).len(), MOST_DEVICES);
+        assert_eq!(cache.update(("d", "/e"), many.collect(), now, wall_time).len(), MOST_DEVICES);
         let (_, message) = cache.get("d", &device("1", &[]), now);
         assert!(message.ends_with("é...") && message.len() <= MOST_MESSAGE);
         assert_eq!(cache.get("d", &device("1", &[]), now + MOST_LIMIT * 2).0, Health::Unknown);
         assert!(
             cache
-                .update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, on)
+                .update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, wall_time)
                 .is_empty()
         );
-        assert!(HealthCache::read(&cache.write(), now, on).is_ok());
+        assert!(HealthCache::read(&cache.write(), now, wall_time).is_ok());
     }
 
     #[test]
     fn devices_of_a_new_list_replace_those_of_the_old_one_at_the_limit() {
-        let (now, on) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let (now, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
         let mut cache = HealthCache::default();
         let list = |prefix: &str, count: usize| -> Vec<Report> {
             let names = (0..count).map(|number| format!("{prefix}{number}"));
             names.map(|name| report(&name, Health::Healthy, 60, "")).collect()
         };
         let health = |cache: &HealthCache, name: &str| cache.get("d", &device(name, &[]), now).0;
-        assert_eq!(cache.update(("d", "/e"), list("a", MOST_DEVICES), now, on).len(), MOST_DEVICES);
+        assert_eq!(cache.update(("d", "/e"), list("a", MOST_DEVICES), now, wall_time).len(), MOST_DEVICES);
         // One device of the old list has to give its place.
-        assert_eq!(cache.update(("d", "/e"), list("b", 1), now, on).len(), 2);
+        assert_eq!(cache.update(("d", "/e"), list("b", 1), now, wall_time).len(), 2);
         assert_eq!(health(&cache, "b0"), Health::Healthy);
-        let changed = cache.update(("d", "/e"), list("c", MOST_DEVICES), now, on);
+        let changed = cache.update(("d", "/e"), list("c", MOST_DEVICES), now, wall_time);
         assert_eq!(changed.len(), 2 * MOST_DEVICES);
         assert_eq!((health(&cache, "c9999"), health(&cache, "b0")), (Health::Healthy, Health::Unknown));
         assert_eq!(cache.drivers["d"].len(), MOST_DEVICES);

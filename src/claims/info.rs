@@ -22,7 +22,7 @@ impl fmt::Display for ClaimKey {
 
 /// Identifies a claim to a driver.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClaimRef {
+pub struct ClaimId {
     /// Namespace and name.
     pub key: ClaimKey,
     /// `metadata.uid`.
@@ -55,7 +55,7 @@ impl Device {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimInfo {
     /// Name and UID.
-    pub id: ClaimRef,
+    pub id: ClaimId,
     /// The pods that use it.
     pub pods: BTreeSet<PodUid>,
     /// The devices by driver. A driver without devices is here as well.
@@ -67,7 +67,7 @@ pub struct ClaimInfo {
 impl ClaimInfo {
     /// A claim without pods and drivers.
     #[must_use]
-    pub fn new(id: ClaimRef) -> ClaimInfo {
+    pub fn new(id: ClaimId) -> ClaimInfo {
         ClaimInfo { id, pods: BTreeSet::new(), drivers: BTreeMap::new(), prepared: false }
     }
 }

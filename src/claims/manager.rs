@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
 
-use super::api::ClaimApi;
+use super::api::ResourceClaimApi;
 use super::drivers::Drivers;
 use super::health::{self, HealthCache};
-use super::info::{ClaimInfo, ClaimKey, ClaimRef};
+use super::info::{ClaimId, ClaimInfo, ClaimKey};
 use super::names::{self, NameError};
 use super::object::UseError;
 use super::response::{PrepareResults, ResponseError, UnprepareResults};
@@ -36,13 +36,13 @@ pub(super) trait Driver: Send + Sync {
     ///
     /// # Errors
     /// The call's error, as a text for users.
-    fn prepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<PrepareResults, String>;
+    fn prepare(&self, claims: &[ClaimId], stop: &StopToken) -> Result<PrepareResults, String>;
 
     /// Reverts [`Driver::prepare`].
     ///
     /// # Errors
     /// The call's error, as a text for users.
-    fn unprepare(&self, claims: &[ClaimRef], stop: &StopToken) -> Result<UnprepareResults, String>;
+    fn unprepare(&self, claims: &[ClaimId], stop: &StopToken) -> Result<UnprepareResults, String>;
 
     /// Whether the driver can be called now.
     fn is_connected(&self) -> bool;
@@ -94,28 +94,28 @@ pub struct Settings {
 }
 
 /// Receives pods whose `allocatedResourcesStatus` changed.
-pub type Changed = Box<dyn Fn(&PodUid) + Send + Sync>;
+pub type OnPodStatusChange = Box<dyn Fn(&PodUid) + Send + Sync>;
 
 /// The claims of the node's pods. Clones share them.
 #[derive(Clone)]
-pub struct Claims {
+pub struct ResourceClaims {
     pub(super) shared: Arc<Shared>,
 }
 
-impl fmt::Debug for Claims {
+impl fmt::Debug for ResourceClaims {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Claims")
+        out.write_str("ResourceClaims")
     }
 }
 
 pub(super) struct Shared {
     pub(super) settings: Settings,
     /// `None`: standalone; then no pod has claims.
-    pub(super) api: Option<Box<dyn ClaimApi>>,
-    pub(super) changed: Changed,
+    pub(super) api: Option<Box<dyn ResourceClaimApi>>,
+    pub(super) changed: OnPodStatusChange,
     file: CheckpointFile,
     /// The version of the state that the file shows. Locked while the file is written.
-    written: Mutex<u64>,
+    written_version: Mutex<u64>,
     /// Locked for short reads and updates only, as all below.
     pub(super) state: Mutex<ClaimState>,
     pub(super) drivers: Mutex<Drivers<Arc<dyn Driver>>>,
@@ -142,16 +142,16 @@ impl Drop for Operation<'_> {
     }
 }
 
-impl Claims {
+impl ResourceClaims {
     /// Reads the state files. A file that cannot be used is renamed and logged; the claims are
     /// entered again when their pods are prepared again.
     #[must_use]
     pub fn open(
         settings: Settings,
-        api: Option<Box<dyn ClaimApi>>,
-        changed: Changed,
+        api: Option<Box<dyn ResourceClaimApi>>,
+        changed: OnPodStatusChange,
         bell: Sender<()>,
-    ) -> Claims {
+    ) -> ResourceClaims {
         let file = CheckpointFile::new(&settings.root_dir, state_file::NAME);
         let health_file = CheckpointFile::new(&settings.root_dir, health::NAME);
         let mut problems = Vec::new();
@@ -159,15 +159,16 @@ impl Claims {
             Some(claims) => ClaimState::new(claims),
             None => ClaimState::default(),
         };
-        let (now, on) = (Instant::now(), jiff::Timestamp::now());
-        let health = read_or_put_aside(&health_file, &mut problems, |text| HealthCache::read(text, now, on));
+        let (now, wall_time) = (Instant::now(), jiff::Timestamp::now());
+        let health =
+            read_or_put_aside(&health_file, &mut problems, |text| HealthCache::read(text, now, wall_time));
         let wipes = if api.is_some() { Wipes::at_start(now) } else { Wipes::default() };
         let shared = Shared {
             settings,
             api,
             changed,
             file,
-            written: Mutex::new(0),
+            written_version: Mutex::new(0),
             state: Mutex::new(state),
             drivers: Mutex::default(),
             health: Mutex::new(health.unwrap_or_default()),
@@ -177,7 +178,7 @@ impl Claims {
             bell,
             problems,
         };
-        Claims { shared: Arc::new(shared) }
+        ResourceClaims { shared: Arc::new(shared) }
     }
 
     /// State files that could not be used at the start, for people.
@@ -192,10 +193,10 @@ impl Claims {
     /// # Errors
     /// The text for the event `FailedPrepareDynamicResources`; the caller retries.
     pub fn prepare(&self, pod: &Pod, stop: &StopToken) -> Result<(), ClaimError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let result = self.try_prepare(pod, stop);
         let is_error = if result.is_err() { "true" } else { "false" };
-        metrics::CLAIM_OPERATIONS.took(["PrepareResources", is_error], begun.elapsed());
+        metrics::CLAIM_OPERATIONS.took(["PrepareResources", is_error], started.elapsed());
         result.map_err(|failure| ClaimError { operation: "prepare", failure })
     }
 
@@ -262,8 +263,8 @@ impl Claims {
         let until = Instant::now() + WAIT;
         loop {
             // The lock ends with this statement.
-            let begun = begin(&mut self.shared.state.locked())?;
-            let ended = match begun {
+            let operation = begin(&mut self.shared.state.locked())?;
+            let ended = match operation {
                 OperationStart::Work(work) => return Ok(Operation { shared: &self.shared, work }),
                 OperationStart::Wait(ended) => ended,
             };
@@ -282,15 +283,15 @@ impl Claims {
     /// # Errors
     /// The first problem; the claims of other drivers are unprepared. The caller retries.
     pub fn unprepare(&self, pod: &PodUid, stop: &StopToken) -> Result<(), ClaimError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let result = self.end(stop, |state| state.begin_unprepare(pod));
         let is_error = if result.is_err() { "true" } else { "false" };
-        metrics::CLAIM_OPERATIONS.took(["UnprepareResources", is_error], begun.elapsed());
+        metrics::CLAIM_OPERATIONS.took(["UnprepareResources", is_error], started.elapsed());
         result.map_err(|failure| ClaimError { operation: "unprepare", failure })
     }
 
     /// Unprepares claims whose pods are gone: `active` are all pods that may still use claims.
-    pub(super) fn clean(&self, active: &BTreeSet<PodUid>, stop: &StopToken, limit: Duration) {
+    pub(super) fn unprepare_unused(&self, active: &BTreeSet<PodUid>, stop: &StopToken, limit: Duration) {
         let until = Instant::now() + limit;
         let (departed, unused) = {
             let state = self.shared.state.locked();
@@ -332,7 +333,7 @@ impl Claims {
 
     /// Writes the state file if it does not show the state.
     fn write(&self, what: &'static str) -> Result<(), Failure> {
-        let mut written = self.shared.written.locked();
+        let mut written = self.shared.written_version.locked();
         let (version, text) = {
             let state = self.shared.state.locked();
             if state.version() == *written {
@@ -355,7 +356,7 @@ impl Claims {
     /// Whether the state has all claims of the pod. If not (the state file was not usable), the
     /// pod must be prepared before its next container is created.
     #[must_use]
-    pub fn knows(&self, pod: &Pod) -> bool {
+    pub fn has_claims_of(&self, pod: &Pod) -> bool {
         let Ok(references) = names::references(pod) else { return false };
         let state = self.shared.state.locked();
         references.iter().all(|reference| {
@@ -385,7 +386,7 @@ impl Claims {
 
     /// The claims of a container, for the pod-resources API. Claims that are not known are left out.
     #[must_use]
-    pub fn of_container(&self, pod: &Pod, container: &Container) -> Vec<ClaimInfo> {
+    pub fn claims_of_container(&self, pod: &Pod, container: &Container) -> Vec<ClaimInfo> {
         let Ok(claims) = names::of_container(pod, container) else { return Vec::new() };
         if claims.is_empty() {
             return Vec::new();

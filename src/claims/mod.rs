@@ -25,5 +25,5 @@ pub(crate) mod testing;
 mod thread;
 pub mod wipes;
 
-pub use manager::{ClaimError, Claims, Failure, Settings};
+pub use manager::{ClaimError, Failure, ResourceClaims, Settings};
 pub use thread::Active;

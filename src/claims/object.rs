@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::info::{ClaimInfo, ClaimKey, ClaimRef};
+use super::info::{ClaimId, ClaimInfo, ClaimKey};
 use crate::model::Quantity;
 use crate::model::meta::ObjectMeta;
 use crate::model::pod::Pod;
@@ -85,10 +85,10 @@ impl ResourceClaim {
 
     /// What identifies the claim to drivers.
     #[must_use]
-    pub fn identity(&self) -> ClaimRef {
+    pub fn identity(&self) -> ClaimId {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let key = ClaimKey { namespace: text(&self.metadata.namespace), name: text(&self.metadata.name) };
-        ClaimRef { key, uid: text(&self.metadata.uid) }
+        ClaimId { key, uid: text(&self.metadata.uid) }
     }
 
     /// All allocated devices.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::client::{self, Client};
 use super::drivers::{self, Service};
 use super::health::Report;
-use super::manager::{Claims, Driver, Shared};
+use super::manager::{Driver, ResourceClaims, Shared};
 use crate::transport::grpc::Kind;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -23,7 +23,7 @@ const QUIET_PAUSE: Duration = Duration::from_secs(30);
 /// The least time between two lists of a driver.
 const PACE: Duration = Duration::from_secs(1);
 
-impl Claims {
+impl ResourceClaims {
     /// Checks a driver that wants to register.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Claims {
         shared.drivers.locked().add(driver, endpoint, || Ok(called))?;
         shared.lost(driver);
         let instance =
-            Instance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
+            DriverInstance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
         let body = move |stop: StopToken| instance.follow(&client, &stop);
         let running =
             match threads::spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
@@ -113,13 +113,13 @@ impl Shared {
 }
 
 /// One instance and its reports.
-struct Instance {
+struct DriverInstance {
     shared: Arc<Shared>,
     driver: String,
     endpoint: String,
 }
 
-impl Instance {
+impl DriverInstance {
     fn follow(&self, client: &Client, stop: &StopToken) {
         // The loss of the driver is reported once: its slices are deleted once.
         let mut is_lost = false;
@@ -159,8 +159,9 @@ impl Instance {
     }
 
     fn update(&self, reports: Vec<Report>) {
-        let (now, on) = (Instant::now(), jiff::Timestamp::now());
-        let changed = self.shared.health.locked().update((&self.driver, &self.endpoint), reports, now, on);
+        let (now, wall_time) = (Instant::now(), jiff::Timestamp::now());
+        let changed =
+            self.shared.health.locked().update((&self.driver, &self.endpoint), reports, now, wall_time);
         self.report(changed);
     }
 

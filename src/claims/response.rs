@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::info::{ClaimKey, ClaimRef, Device};
+use super::info::{ClaimId, ClaimKey, Device};
 
 use crate::util::clip;
 
@@ -58,7 +58,7 @@ pub type ClaimDevices = Vec<(ClaimKey, Vec<Device>)>;
 
 /// The devices of the claims that were prepared, and the first error.
 pub fn prepared(
-    batch: &[ClaimRef],
+    batch: &[ClaimId],
     mut response: PrepareResults,
 ) -> (ClaimDevices, Result<(), ResponseError>) {
     let mut good = Vec::new();
@@ -74,7 +74,7 @@ pub fn prepared(
 
 /// The claims that were unprepared, and the first error.
 pub fn unprepared(
-    batch: &[ClaimRef],
+    batch: &[ClaimId],
     response: &UnprepareResults,
 ) -> (Vec<ClaimKey>, Result<(), ResponseError>) {
     let mut good = Vec::new();
@@ -91,8 +91,8 @@ pub fn unprepared(
 /// Checks all claims of the batch, and returns the number of those without a response, or the first
 /// error.
 fn check(
-    batch: &[ClaimRef],
-    mut check_claim: impl FnMut(&ClaimRef) -> Result<Option<()>, ResponseError>,
+    batch: &[ClaimId],
+    mut check_claim: impl FnMut(&ClaimId) -> Result<Option<()>, ResponseError>,
 ) -> Result<usize, ResponseError> {
     let mut first = None;
     let mut skipped = 0;
@@ -116,7 +116,7 @@ fn check_complete(method: Method, skipped: usize, unknown: Option<&String>) -> R
     Ok(())
 }
 
-fn failed(method: Method, claim: &ClaimRef, text: &str) -> ResponseError {
+fn failed(method: Method, claim: &ClaimId, text: &str) -> ResponseError {
     ResponseError::Claim { method, claim: claim.key.name.clone(), text: shown(text) }
 }
 
@@ -125,7 +125,7 @@ fn shown(text: &str) -> String {
     clip::beginning(text, MOST_TEXT).to_owned()
 }
 
-fn within_limits(claim: &ClaimRef, devices: &[Device]) -> Result<(), ResponseError> {
+fn within_limits(claim: &ClaimId, devices: &[Device]) -> Result<(), ResponseError> {
     let too_much = |what| Err(ResponseError::TooMuch { claim: claim.key.name.clone(), what });
     if devices.len() > MOST_DEVICES {
         return too_much("more than 1024 devices");
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::claims::testing::{device, info};
 
-    fn batch() -> Vec<ClaimRef> {
+    fn batch() -> Vec<ClaimId> {
         ["a", "b"].iter().map(|name| info(name, &format!("{name}-uid"), &[]).id).collect()
     }
 

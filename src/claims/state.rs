@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::info::{ClaimInfo, ClaimKey, ClaimRef};
+use super::info::{ClaimId, ClaimInfo, ClaimKey};
 use super::response::{self, PrepareResults, ResponseError, UnprepareResults};
 use crate::model::ids::PodUid;
 
@@ -53,14 +53,14 @@ pub enum OperationStart {
 #[derive(Debug, Default)]
 pub struct Work {
     /// The claims for each driver, in one call each.
-    pub batches: BTreeMap<String, Vec<ClaimRef>>,
+    pub batches: BTreeMap<String, Vec<ClaimId>>,
     /// The marked claims, and the drivers that have not succeeded yet.
     left: BTreeMap<ClaimKey, BTreeSet<String>>,
     unprepares: bool,
 }
 
 impl Work {
-    fn add(&mut self, id: &ClaimRef, drivers: impl Iterator<Item = String>) {
+    fn add(&mut self, id: &ClaimId, drivers: impl Iterator<Item = String>) {
         let drivers: BTreeSet<String> = drivers.collect();
         for driver in &drivers {
             self.batches.entry(driver.clone()).or_default().push(id.clone());
@@ -175,14 +175,14 @@ impl ClaimState {
     pub fn begin_unprepare(&mut self, pod: &PodUid) -> OperationStart {
         let last = |claim: &&ClaimInfo| claim.pods.len() <= 1;
         let of_pod = |claim: &&ClaimInfo| claim.pods.contains(pod);
-        let ending: Vec<ClaimRef> =
+        let ending: Vec<ClaimId> =
             self.claims.values().filter(of_pod).filter(last).map(|claim| claim.id.clone()).collect();
         self.begin_end(pod, ending)
     }
 
     /// As [`ClaimState::begin_unprepare`], for claims that no pod uses. Only a damaged file has some.
     pub fn begin_unprepare_unused(&mut self) -> OperationStart {
-        let ending: Vec<ClaimRef> = self
+        let ending: Vec<ClaimId> = self
             .claims
             .values()
             .filter(|claim| claim.pods.is_empty())
@@ -191,7 +191,7 @@ impl ClaimState {
         self.begin_end(&PodUid::default(), ending)
     }
 
-    fn begin_end(&mut self, pod: &PodUid, ending: Vec<ClaimRef>) -> OperationStart {
+    fn begin_end(&mut self, pod: &PodUid, ending: Vec<ClaimId>) -> OperationStart {
         if let Some(wait) = self.wait_for(ending.iter().map(|id| &id.key)) {
             return OperationStart::Wait(wait);
         }

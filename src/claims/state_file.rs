@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::info::{ClaimInfo, ClaimKey, ClaimRef, Device};
+use super::info::{ClaimId, ClaimInfo, ClaimKey, Device};
 use crate::model::ids::PodUid;
 use crate::util::gzip::crc32;
 
@@ -145,7 +145,7 @@ pub fn read(text: &str) -> Result<Vec<ClaimInfo>, StateError> {
     let claim = |claim: Claim<'_>| {
         let key = ClaimKey { namespace: claim.namespace.into_owned(), name: claim.claim_name.into_owned() };
         ClaimInfo {
-            id: ClaimRef { key, uid: claim.uid.into_owned() },
+            id: ClaimId { key, uid: claim.uid.into_owned() },
             pods: claim.pods.unwrap_or_default().into_keys().collect::<BTreeSet<PodUid>>(),
             drivers: claim.driver_state.unwrap_or_default().into_iter().map(driver).collect(),
             prepared: false,

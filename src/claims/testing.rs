@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::info::{ClaimInfo, ClaimKey, ClaimRef, Device};
+use super::info::{ClaimId, ClaimInfo, ClaimKey, Device};
 use crate::model::pod::Pod;
 
 /// The pod `n/p` with UID `pod-uid`.
@@ -39,7 +39,7 @@ pub(crate) fn claim(name: &str, uid: &str, drivers: &[&str]) -> Value {
 pub(crate) fn info(name: &str, uid: &str, drivers: &[&str]) -> ClaimInfo {
     let key = ClaimKey { namespace: "n".to_owned(), name: name.to_owned() };
     let drivers = drivers.iter().map(|driver| ((*driver).to_owned(), Vec::new())).collect();
-    ClaimInfo { drivers, ..ClaimInfo::new(ClaimRef { key, uid: uid.to_owned() }) }
+    ClaimInfo { drivers, ..ClaimInfo::new(ClaimId { key, uid: uid.to_owned() }) }
 }
 
 /// A device for these requests, with one CDI device.

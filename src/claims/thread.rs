@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select_biased};
 
-use super::manager::Claims;
+use super::manager::ResourceClaims;
 use super::wipes::{self, Slices};
 use crate::kube::error::ApiError;
 use crate::model::ids::PodUid;
@@ -22,8 +22,8 @@ const CLEAN: Duration = Duration::from_secs(60);
 /// their pods.
 pub type Active = Box<dyn Fn() -> Option<BTreeSet<PodUid>> + Send>;
 
-impl Claims {
-    /// Starts the thread. `rings` is the other end of the channel that [`Claims::open`] got.
+impl ResourceClaims {
+    /// Starts the thread. `rings` is the other end of the channel that [`ResourceClaims::open`] got.
     ///
     /// # Errors
     /// When the kernel cannot create a thread.
@@ -39,7 +39,7 @@ impl Claims {
             let now = Instant::now();
             if next_clean <= now && !self.shared.state.locked().is_empty() {
                 if let Some(active) = active() {
-                    self.clean(&active, stop, CLEAN);
+                    self.unprepare_unused(&active, stop, CLEAN);
                 }
                 next_clean = Instant::now() + CLEAN;
             }

@@ -72,7 +72,7 @@ pub(crate) fn targets() -> Vec<Target> {
                 let containers = runtime::ListContainersResponse::parse_from_bytes(bytes);
                 let sandboxes = sandboxes.map(|response| response.items).unwrap_or_default();
                 let containers = containers.map(|response| response.containers).unwrap_or_default();
-                let _ = inspect::group(sandboxes, containers);
+                let _ = inspect::group_by_pod(sandboxes, containers);
             },
         },
         Target {

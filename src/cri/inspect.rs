@@ -30,10 +30,10 @@ pub fn list_pods(
     })?;
     let containers = client
         .list_containers(runtime::ContainerFilter { label_selector: selector, ..Default::default() })?;
-    Ok(group(sandboxes, containers))
+    Ok(group_by_pod(sandboxes, containers))
 }
 
-pub(super) fn group(
+pub(super) fn group_by_pod(
     sandboxes: Vec<runtime::PodSandbox>,
     containers: Vec<runtime::Container>,
 ) -> BTreeMap<PodUid, ListedPod> {
@@ -77,7 +77,7 @@ fn entry(pods: &mut BTreeMap<PodUid, ListedPod>, owner: Owner) -> &mut ListedPod
 ///
 /// # Errors
 /// When a call fails with another error than "not found". The caller then keeps its older result.
-pub fn pod_runtime(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
+pub fn inspect_pod(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
     let mut pod = PodRuntime {
         name: listed.name.clone(),
         namespace: listed.namespace.clone(),
@@ -143,7 +143,7 @@ mod tests {
             labels,
             ..Default::default()
         };
-        let pods = group(
+        let pods = group_by_pod(
             vec![
                 sandbox("s1", 1, labels("u1")),
                 sandbox("s2", 2, labels("u1")),

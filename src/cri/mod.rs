@@ -23,7 +23,7 @@ use std::time::Duration;
 pub use errors::{Class, CriError};
 pub use image_client::ImageClient;
 pub(crate) use inspect::unless_gone;
-pub use inspect::{list_pods, pod_runtime};
+pub use inspect::{inspect_pod, list_pods};
 pub use runtime_client::{
     CgroupDriver, ContainerEvent, Handler, NotReady, RuntimeClient, RuntimeFeatures, RuntimeVersion,
 };
@@ -44,7 +44,7 @@ pub struct Settings {
 
 /// Clients of a runtime that does not exist, for tests.
 #[cfg(test)]
-pub fn unreachable() -> (RuntimeClient, ImageClient) {
+pub fn unreachable_clients() -> (RuntimeClient, ImageClient) {
     connect(Settings {
         runtime_endpoint: "unix:///nonexistent/coracle-test.sock".to_owned(),
         image_endpoint: None,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::choose::DeviceIds;
-use super::device::{DeviceId, Granted, Setup};
+use super::device::{DeviceId, GrantedDevices, Setup};
 use super::holds::{Hold, HoldState, Holds};
 use super::state::DeviceState;
 use crate::model::checksum::{Value, checksum};
@@ -98,7 +98,7 @@ pub fn encode(state: &DeviceState) -> String {
         })
         .collect();
     let names = |ids: Vec<DeviceId>| Some(ids.iter().map(|id| id.to_string()).collect());
-    let registered = state.registered().into_iter().map(|(name, ids)| (name, names(ids))).collect();
+    let registered = state.healthy_device_ids().into_iter().map(|(name, ids)| (name, names(ids))).collect();
     let data = Data {
         pod_device_entries: Some(entries).filter(|entries| !entries.is_empty()),
         registered_devices: Some(registered),
@@ -150,7 +150,7 @@ pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<Rest
                 known.0 |= nodes.0;
             }
         }
-        let state = HoldState::Granted(Granted { setup, raw: raw.into() });
+        let state = HoldState::Granted(GrantedDevices { setup, raw: raw.into() });
         let pod = PodUid::from(entry.pod);
         restored.holds.insert(&pod, &entry.container, &entry.resource, Hold { devices, state });
     }
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(nodes.keys().collect::<Vec<_>>(), ["-1", "0", "10"]);
         let mut holds = Holds::default();
         let raw: std::sync::Arc<[u8]> = [1, 2].into();
-        let hold_state = HoldState::Granted(Granted { setup: Setup::default(), raw });
+        let hold_state = HoldState::Granted(GrantedDevices { setup: Setup::default(), raw });
         holds.insert(&PodUid::from("u<1>"), "c", "a/b", Hold { devices, state: hold_state });
         let saved = DeviceState::new(holds.clone(), BTreeMap::new(), vec![], Instant::now());
         let text = encode(&saved);

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::choose::{DeviceIds, PreferenceRequest};
-use super::device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted, PluginOptions, Setup};
+use super::device::{
+    Device, DeviceId, DeviceList, DeviceMount, DeviceNode, GrantedDevices, PluginOptions, Setup,
+};
 use super::error::DeviceError;
 use crate::model::numa::NumaMask;
 use crate::transport::generated::{deviceplugin as pb, from_bytes, methods};
@@ -120,7 +122,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of the call, and unusable answers.
-    pub fn allocate(&self, ids: &[DeviceId], stop: &StopToken) -> Result<Granted, DeviceError> {
+    pub fn allocate(&self, ids: &[DeviceId], stop: &StopToken) -> Result<GrantedDevices, DeviceError> {
         let devices = ids.iter().map(|id| id.to_string()).collect();
         let of_container = pb::ContainerAllocateRequest { devices, ..Default::default() };
         let request = pb::AllocateRequest { container_requests: vec![of_container], ..Default::default() };
@@ -134,7 +136,7 @@ impl Client {
             return Err(DeviceError::Large { resource, bytes, limit: MOST_RESPONSE_BYTES });
         }
         let setup = setup(&raw).ok_or(DeviceError::NoResponse)?;
-        Ok(Granted { setup, raw: raw.into() })
+        Ok(GrantedDevices { setup, raw: raw.into() })
     }
 
     /// Has the plugin prepare these devices for the start of their container.

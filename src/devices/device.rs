@@ -32,7 +32,7 @@ pub struct PluginOptions {
 
 /// The answer of a plugin to `Allocate` for one container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Granted {
+pub struct GrantedDevices {
     /// What it means for the container.
     pub setup: Setup,
     /// The message as it was received, for the state file.

@@ -25,7 +25,7 @@ impl DeviceState {
         let held = |resource: &str| {
             self.holds.get(&pod.uid, container, resource).map(|hold| hold.ids()).unwrap_or_default()
         };
-        let wanted = self.wanted(request).into_iter();
+        let wanted = self.device_limits(request).into_iter();
         wanted
             .filter_map(|(resource, count)| {
                 let reusable = self.holds.reusable(pod, container, resource);

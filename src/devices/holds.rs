@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::choose::DeviceIds;
-use super::device::{DeviceId, Granted};
+use super::device::{DeviceId, GrantedDevices};
 use super::requests::{Kind, PodRequest};
 use crate::model::ids::PodUid;
 use crate::model::numa::NumaMask;
@@ -26,7 +26,7 @@ pub enum HoldState {
         nodes: Option<NumaMask>,
     },
     /// The plugin has answered.
-    Granted(Granted),
+    Granted(GrantedDevices),
 }
 
 impl Hold {

@@ -31,17 +31,19 @@ mod tests;
 pub use checkpoint::{CheckpointError, RestoredState, decode, encode};
 pub use choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
 pub use client::{Client, DeviceListStream, Limits, setup};
-pub use device::{Device, DeviceId, DeviceList, DeviceMount, DeviceNode, Granted, PluginOptions, Setup};
+pub use device::{
+    Device, DeviceId, DeviceList, DeviceMount, DeviceNode, GrantedDevices, PluginOptions, Setup,
+};
 pub use error::DeviceError;
 pub use hints::DeviceHints;
 pub use holds::{ContainerHolds, Hold, HoldState, Holds, PodHolds};
-pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_watched, is_extended_resource};
+pub use names::{CHECKPOINT, DIRECTORY, SOCKET, VERSION, check_plugin_info, is_extended_resource};
 pub use options::{Conflict, ResourceHealth, merge};
 pub use requests::{ContainerRequest, Kind, PodRequest};
 pub use server::serve;
 pub use service::{Change, Devices, OnChange, RegisteredPlugin, RestoreReport, Settings};
 pub use state::{
-    AllocationStep, Capacity, DeviceState, Endpoint, Generation, ListChange, MOST_DEVICES, MOST_RESOURCES,
-    Resource, STOP_GRACE,
+    Capacity, DeviceState, Generation, ListChange, MOST_DEVICES, MOST_RESOURCES, NextPluginCall,
+    PluginConnection, Resource, STOP_GRACE,
 };
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

@@ -34,7 +34,7 @@ pub(super) fn check_request(version: &str, resource: &str) -> Result<(), String>
 ///
 /// # Errors
 /// The text for the plugin, which is upstream's.
-pub fn check_watched(resource: &str, versions: &[String]) -> Result<(), String> {
+pub fn check_plugin_info(resource: &str, versions: &[String]) -> Result<(), String> {
     if !versions.iter().any(|version| version == VERSION) {
         return Err(format!(
             "manager version, {VERSION}, is not among plugin supported versions [{}]",
@@ -58,7 +58,7 @@ fn invalid(resource: &str) -> String {
 ///
 /// # Errors
 /// A text for the plugin.
-pub(super) fn socket(directory: &Path, endpoint: &str) -> Result<PathBuf, String> {
+pub(super) fn plugin_socket_path(directory: &Path, endpoint: &str) -> Result<PathBuf, String> {
     let path = Path::new(endpoint);
     let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
     let is_ours = endpoint == SOCKET || endpoint == CHECKPOINT;
@@ -123,22 +123,22 @@ mod tests {
         assert_eq!(check_request("v1beta1", "cpu").unwrap_err(), r#"the ResourceName "cpu" is invalid"#);
         let versions = ["v1".to_owned(), "v2".to_owned()];
         let expected = "manager version, v1beta1, is not among plugin supported versions [v1 v2]";
-        assert_eq!(check_watched("example.com/widget", &versions).unwrap_err(), expected);
+        assert_eq!(check_plugin_info("example.com/widget", &versions).unwrap_err(), expected);
         let versions = ["v1".to_owned(), "v1beta1".to_owned()];
-        assert_eq!(check_watched("example.com/widget", &versions), Ok(()));
+        assert_eq!(check_plugin_info("example.com/widget", &versions), Ok(()));
         let expected = r#"invalid name of device plugin socket: the ResourceName "cpu" is invalid"#;
-        assert_eq!(check_watched("cpu", &versions).unwrap_err(), expected);
+        assert_eq!(check_plugin_info("cpu", &versions).unwrap_err(), expected);
     }
 
     #[test]
     fn a_socket_is_below_the_directory_of_plugins() {
         let directory = Path::new("/d");
-        assert_eq!(socket(directory, "x.sock").unwrap(), Path::new("/d/x.sock"));
-        assert_eq!(socket(directory, "a/x.sock").unwrap(), Path::new("/d/a/x.sock"));
+        assert_eq!(plugin_socket_path(directory, "x.sock").unwrap(), Path::new("/d/x.sock"));
+        assert_eq!(plugin_socket_path(directory, "a/x.sock").unwrap(), Path::new("/d/a/x.sock"));
         let long = "x".repeat(108);
         for endpoint in ["", ".", "..", "../x", "a/../../x", "/x", "kubelet.sock", CHECKPOINT, "a\0b", &long]
         {
-            assert!(socket(directory, endpoint).is_err(), "{endpoint}");
+            assert!(plugin_socket_path(directory, endpoint).is_err(), "{endpoint}");
         }
     }
 }

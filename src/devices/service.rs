@@ -20,7 +20,7 @@ use super::options::ResourceHealth;
 use super::pace::ListPace;
 use super::requests::PodRequest;
 use super::state::{
-    AllocationStep, Capacity, DeviceState, Endpoint, Generation, ListChange, MOST_DEVICES, Resource,
+    Capacity, DeviceState, Generation, ListChange, MOST_DEVICES, NextPluginCall, PluginConnection, Resource,
 };
 use super::wait::Readiness;
 use crate::model::ids::PodUid;
@@ -205,7 +205,7 @@ impl Devices {
     /// The text for the plugin.
     pub fn register(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), String> {
         let checked = names::check_request(version, resource)
-            .and_then(|()| names::socket(&self.shared.settings.directory, endpoint));
+            .and_then(|()| names::plugin_socket_path(&self.shared.settings.directory, endpoint));
         match checked.and_then(|socket| self.connect(resource, &socket)) {
             Ok(()) => {
                 metrics::DEVICE_PLUGIN_REGISTRATIONS.inc([resource.to_owned()]);
@@ -313,8 +313,8 @@ impl Devices {
             let plugin = plugins.get(name).filter(|plugin| state.is_current(name, plugin.generation));
             let since = match (known.endpoint, plugin) {
                 (_, Some(plugin)) => plugin.since,
-                (Endpoint::Stopped { since }, None) => since,
-                (Endpoint::Connected { .. }, None) => Instant::now(),
+                (PluginConnection::Stopped { since }, None) => since,
+                (PluginConnection::Connected { .. }, None) => Instant::now(),
             };
             RegisteredPlugin {
                 resource: name.clone(),
@@ -430,7 +430,7 @@ impl Devices {
     /// When a plugin fails. The pod cannot run: see [`DeviceError::message`].
     pub fn allocate(&self, pod: &PodRequest, stop: &StopToken) -> Result<(), DeviceError> {
         for request in &pod.containers {
-            let reserved = self.shared.state.locked().reserved(&pod.uid, &request.container);
+            let reserved = self.shared.state.locked().pending_resources(&pod.uid, &request.container);
             for resource in reserved {
                 let allocated = self.allocate_one(pod, &request.container, &resource, stop);
                 if allocated.is_err() {
@@ -453,11 +453,12 @@ impl Devices {
     ) -> Result<(), DeviceError> {
         let mut preferred = None;
         loop {
-            let step = self.shared.state.locked().step(pod, container, resource, preferred.take())?;
+            let step =
+                self.shared.state.locked().next_plugin_call(pod, container, resource, preferred.take())?;
             let client = self.client(resource)?;
             match step {
-                AllocationStep::GetPreferred(wanted) => preferred = Some(client.preferred(&wanted, stop)?),
-                AllocationStep::Allocate(ids) => {
+                NextPluginCall::GetPreferred(wanted) => preferred = Some(client.preferred(&wanted, stop)?),
+                NextPluginCall::Allocate(ids) => {
                     let begun = Instant::now();
                     let granted = client.allocate(&ids, stop);
                     metrics::DEVICE_ALLOCATION.took([resource.to_owned()], begun.elapsed());
@@ -488,7 +489,7 @@ impl Devices {
         let Some(request) = pod.container(container) else { return Ok(None) };
         let wanted: Vec<String> = {
             let state = self.shared.state.locked();
-            let wanted = state.wanted(request).into_iter().filter(|(_, count)| *count > 0);
+            let wanted = state.device_limits(request).into_iter().filter(|(_, count)| *count > 0);
             wanted.map(|(resource, _)| resource.clone()).collect()
         };
         let is_missing = {
@@ -531,7 +532,7 @@ impl Devices {
             let known = state.resources().get(resource);
             let known = known.ok_or_else(|| DeviceError::NoEndpoint(resource.to_owned()))?;
             match known.endpoint {
-                Endpoint::Connected { options, .. } if options.pre_start => {}
+                PluginConnection::Connected { options, .. } if options.pre_start => {}
                 _ => return Ok(()),
             }
             let hold = state.holds().get(pod, container, resource);
@@ -544,13 +545,13 @@ impl Devices {
         self.client(resource)?.pre_start(&ids, stop)
     }
 
-    /// The devices for the status of the node. See [`DeviceState::capacity`].
+    /// The devices for the status of the node. See [`DeviceState::expire_and_count`].
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         let (capacity, has_changed) = {
             let mut state = self.shared.state.locked();
             let before = state.resources().len();
-            let capacity = state.capacity(Instant::now());
+            let capacity = state.expire_and_count(Instant::now());
             (capacity, state.resources().len() != before)
         };
         if has_changed {

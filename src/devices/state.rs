@@ -2,14 +2,15 @@
 //! pkg/kubelet/cm/devicemanager `ManagerImpl`).
 //!
 //! A pod gets its devices in two steps, because a plugin can be slow and admission must not wait:
-//! [`DeviceState::reserve`] chooses devices without a call, and [`DeviceState::step`] with [`DeviceState::grant`] lead
-//! from the reservation to the calls of the plugin, which the pod's own thread makes.
+//! [`DeviceState::reserve`] chooses devices without a call, and [`DeviceState::next_plugin_call`] with
+//! [`DeviceState::grant`] lead from the reservation to the calls of the plugin, which the pod's own thread
+//! makes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
-use super::device::{DeviceId, DeviceList, Granted, PluginOptions};
+use super::device::{DeviceId, DeviceList, GrantedDevices, PluginOptions};
 use super::error::DeviceError;
 use super::holds::{Hold, HoldState, Holds};
 use super::requests::{ContainerRequest, Kind, PodRequest};
@@ -28,7 +29,7 @@ pub type Generation = u64;
 
 /// A plugin as the state has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum PluginConnection {
     /// It is registered.
     Connected {
         /// Its connection.
@@ -49,7 +50,7 @@ pub struct Resource {
     /// As its plugin last listed them.
     pub devices: DeviceList,
     /// Its plugin.
-    pub endpoint: Endpoint,
+    pub endpoint: PluginConnection,
     /// Whether the health in `devices` counts: the list is that of the plugin, which has not ended.
     pub is_alive: bool,
 }
@@ -90,8 +91,8 @@ pub struct ListChange {
 
 /// What to do next for a container that has a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AllocationStep {
-    /// Ask the plugin which devices it prefers, and pass the response to [`DeviceState::step`].
+pub enum NextPluginCall {
+    /// Ask the plugin which devices it prefers, and pass the response to [`DeviceState::next_plugin_call`].
     GetPreferred(PreferenceRequest),
     /// Call `Allocate` with these devices, and pass the response to [`DeviceState::grant`].
     Allocate(Vec<DeviceId>),
@@ -123,7 +124,7 @@ impl DeviceState {
         now: Instant,
     ) -> DeviceState {
         let stopped = |name: &String| {
-            let endpoint = Endpoint::Stopped { since: now };
+            let endpoint = PluginConnection::Stopped { since: now };
             (name.clone(), Resource { devices: DeviceList::new(), endpoint, is_alive: false })
         };
         let resources = before.keys().map(stopped).collect();
@@ -156,7 +157,7 @@ impl DeviceState {
             return Err(DeviceError::TooMany(MOST_RESOURCES));
         }
         self.removed.remove(resource);
-        let endpoint = Endpoint::Connected { generation, options };
+        let endpoint = PluginConnection::Connected { generation, options };
         // The devices of an earlier plugin are replaced by the first list of this one.
         let entry = self.resources.entry(resource.to_owned());
         entry.and_modify(|known| known.endpoint = endpoint).or_insert_with(|| Resource {
@@ -174,7 +175,7 @@ impl DeviceState {
             return false;
         }
         if let Some(known) = self.resources.get_mut(resource) {
-            known.endpoint = Endpoint::Stopped { since: now };
+            known.endpoint = PluginConnection::Stopped { since: now };
             known.is_alive = false;
         }
         true
@@ -184,7 +185,7 @@ impl DeviceState {
     #[must_use]
     pub fn is_current(&self, resource: &str, generation: Generation) -> bool {
         let endpoint = self.resources.get(resource).map(|known| known.endpoint);
-        matches!(endpoint, Some(Endpoint::Connected { generation: own, .. }) if own == generation)
+        matches!(endpoint, Some(PluginConnection::Connected { generation: own, .. }) if own == generation)
     }
 
     /// A plugin has listed its devices. `None`: another plugin has replaced this one.
@@ -221,10 +222,10 @@ impl DeviceState {
 
     /// The devices for the status of the node. Removes resources whose plugin ended [`STOP_GRACE`]
     /// ago.
-    pub fn capacity(&mut self, now: Instant) -> Capacity {
+    pub fn expire_and_count(&mut self, now: Instant) -> Capacity {
         let is_over = |known: &Resource| match known.endpoint {
-            Endpoint::Connected { .. } => false,
-            Endpoint::Stopped { since } => now.saturating_duration_since(since) >= STOP_GRACE,
+            PluginConnection::Connected { .. } => false,
+            PluginConnection::Stopped { since } => now.saturating_duration_since(since) >= STOP_GRACE,
         };
         let removed = &mut self.removed;
         self.resources.retain(|name, known| {
@@ -245,12 +246,12 @@ impl DeviceState {
         }
     }
 
-    /// When [`DeviceState::capacity`] removes the next resource.
+    /// When [`DeviceState::expire_and_count`] removes the next resource.
     #[must_use]
     pub fn next_removal(&self) -> Option<Instant> {
         let ends = self.resources.values().filter_map(|known| match known.endpoint {
-            Endpoint::Stopped { since } => Some(since + STOP_GRACE),
-            Endpoint::Connected { .. } => None,
+            PluginConnection::Stopped { since } => Some(since + STOP_GRACE),
+            PluginConnection::Connected { .. } => None,
         });
         ends.min()
     }
@@ -268,7 +269,7 @@ impl DeviceState {
     }
 
     /// The limits of a container for which there are devices.
-    pub(super) fn wanted<'a>(&self, request: &'a ContainerRequest) -> Vec<(&'a String, u64)> {
+    pub(super) fn device_limits<'a>(&self, request: &'a ContainerRequest) -> Vec<(&'a String, u64)> {
         let limits = request.limits.iter().map(|(name, count)| (name, *count));
         limits.filter(|(name, _)| self.is_known(name)).collect()
     }
@@ -298,7 +299,7 @@ impl DeviceState {
         keeps: bool,
     ) -> Result<(), DeviceError> {
         let Some(request) = pod.container(container) else { return Ok(()) };
-        for (resource, count) in self.wanted(request) {
+        for (resource, count) in self.device_limits(request) {
             let held = self.holds.get(&pod.uid, container, resource);
             if let Some(hold) = held
                 && hold.devices.len() as u64 != count
@@ -351,7 +352,7 @@ impl DeviceState {
 
     /// The resources of a container that are reserved and not granted yet.
     #[must_use]
-    pub fn reserved(&self, pod: &PodUid, container: &str) -> Vec<String> {
+    pub fn pending_resources(&self, pod: &PodUid, container: &str) -> Vec<String> {
         let holds = self.holds.pod(pod).and_then(|containers| containers.get(container));
         let reserved = holds.into_iter().flatten().filter(|(_, hold)| hold.is_reserved());
         reserved.map(|(resource, _)| resource.clone()).collect()
@@ -362,19 +363,19 @@ impl DeviceState {
     ///
     /// # Errors
     /// When the reservation does not exist any more, or the plugin has ended.
-    pub fn step(
+    pub fn next_plugin_call(
         &mut self,
         pod: &PodRequest,
         container: &str,
         resource: &str,
         preferred: Option<DeviceIds>,
-    ) -> Result<AllocationStep, DeviceError> {
+    ) -> Result<NextPluginCall, DeviceError> {
         let released = || DeviceError::Released(resource.to_owned());
         let hold = self.holds.get(&pod.uid, container, resource).ok_or_else(released)?;
         let HoldState::Reserved { nodes } = hold.state else { return Err(released()) };
         let (old, wanted) = (hold.ids(), hold.devices.len() as u64);
         let known = self.resources.get(resource).ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))?;
-        let Endpoint::Connected { options, .. } = known.endpoint else {
+        let PluginConnection::Connected { options, .. } = known.endpoint else {
             return Err(DeviceError::Stopped(resource.to_owned()));
         };
         let preference = match preferred {
@@ -393,7 +394,7 @@ impl DeviceState {
             wanted,
         };
         let ids = match choose(offer, &preference)? {
-            Choice::NeedsPreference(request) => return Ok(AllocationStep::GetPreferred(request)),
+            Choice::NeedsPreference(request) => return Ok(NextPluginCall::GetPreferred(request)),
             Choice::Devices(ids) => ids,
         };
         let devices = with_nodes(ids.clone(), &known.devices);
@@ -401,7 +402,7 @@ impl DeviceState {
             hold.devices = devices;
         }
         self.exchange(pod, container, resource, &old, &ids);
-        Ok(AllocationStep::Allocate(ids.into_iter().collect()))
+        Ok(NextPluginCall::Allocate(ids.into_iter().collect()))
     }
 
     /// `container` now has `new` in the place of `old`. Later containers of the pod that had reserved
@@ -444,7 +445,7 @@ impl DeviceState {
         pod: &PodUid,
         container: &str,
         resource: &str,
-        granted: Granted,
+        granted: GrantedDevices,
     ) -> Result<(), DeviceError> {
         match self.holds.get_mut(pod, container, resource) {
             Some(hold) if hold.is_reserved() => {
@@ -457,7 +458,7 @@ impl DeviceState {
 
     /// The healthy devices by resource, for the state file.
     #[must_use]
-    pub fn registered(&self) -> BTreeMap<String, Vec<DeviceId>> {
+    pub fn healthy_device_ids(&self) -> BTreeMap<String, Vec<DeviceId>> {
         let names = |known: &'_ Resource| known.healthy().cloned().collect();
         self.resources.iter().map(|(name, known)| (name.clone(), names(known))).collect()
     }

@@ -15,7 +15,7 @@ use super::layout::{Layout, Reclaim};
 use super::local::is_limited;
 use super::notify::Reading;
 use super::observations::{Observation, Observations};
-use super::pass::{Action, Eviction, Settings, Shortage};
+use super::pass::{Action, EvictionManager, Settings, Shortage};
 use super::report::{Report, ThresholdStatus};
 use super::signal::{Pressure, Pressures, Signal};
 use super::thresholds::Threshold;
@@ -116,10 +116,10 @@ enum Stage {
 }
 
 /// The state of the thread.
-pub struct Driver {
+pub struct EvictionLoop {
     settings: Settings,
     processors: u32,
-    eviction: Eviction,
+    eviction: EvictionManager,
     layout: Option<Layout>,
     stage: Stage,
     /// Pods that were evicted and have not ended yet: they are not evicted again.
@@ -143,14 +143,14 @@ fn pause(took: Duration, before: Option<Duration>) -> Duration {
     took.min(before.unwrap_or(Duration::ZERO)).saturating_mul(SHARE).clamp(PERIOD, LOCAL_INTERVAL_LIMIT)
 }
 
-impl Driver {
+impl EvictionLoop {
     /// Before the first turn.
     #[must_use]
-    pub fn new(settings: Settings, processors: u32) -> Driver {
+    pub fn new(settings: Settings, processors: u32) -> EvictionLoop {
         // Memory is watched before the runtime responds.
-        let eviction = Eviction::new(settings.clone(), Layout::Single);
+        let eviction = EvictionManager::new(settings.clone(), Layout::Single);
         let (stage, evicted) = (Stage::Watching, BTreeSet::new());
-        Driver {
+        EvictionLoop {
             settings,
             processors,
             eviction,
@@ -250,7 +250,7 @@ impl Driver {
         {
             self.layout = Some(layout);
             if layout != Layout::Single {
-                self.eviction = Eviction::new(self.settings.clone(), layout);
+                self.eviction = EvictionManager::new(self.settings.clone(), layout);
             }
         }
         let Some(node) = world.read_node() else { return Wait { until: Some(now + PERIOD), left: None } };
@@ -332,7 +332,7 @@ impl Driver {
 
     /// What a pass needs to know of pods: nothing unless a threshold is met.
     fn need(&self, observations: &Observations) -> Option<Need> {
-        let needs = self.eviction.short(observations).map(|signal| match signal.pressure() {
+        let needs = self.eviction.met_signals(observations).map(|signal| match signal.pressure() {
             Pressure::Disk => Need::Disks,
             Pressure::Memory | Pressure::Pid => Need::Memory,
         });

@@ -64,12 +64,12 @@ impl Machine {
 
     /// One turn this many milliseconds later: what it did, and after how many milliseconds the next
     /// is due.
-    fn turn(&mut self, driver: &mut Driver, later: u64) -> (Vec<String>, Option<u128>) {
+    fn turn(&mut self, driver: &mut EvictionLoop, later: u64) -> (Vec<String>, Option<u128>) {
         let (log, wait) = self.turn_at(driver, later, false);
         (log, wait.until.map(|until| (until - self.now).as_millis()))
     }
 
-    fn turn_at(&mut self, driver: &mut Driver, later: u64, polls: bool) -> (Vec<String>, Wait) {
+    fn turn_at(&mut self, driver: &mut EvictionLoop, later: u64, polls: bool) -> (Vec<String>, Wait) {
         self.now += Duration::from_millis(later);
         let now = self.now;
         let wait = driver.turn(self, polls, now);
@@ -169,7 +169,7 @@ fn threshold(signal: Signal, least: &str, grace: u64) -> Threshold {
     Threshold { signal, value, grace: Duration::from_secs(grace), min_reclaim: None }
 }
 
-fn driver(thresholds: &[Threshold]) -> Driver {
+fn driver(thresholds: &[Threshold]) -> EvictionLoop {
     let settings = Settings {
         thresholds: thresholds.to_vec(),
         transition: Duration::from_secs(300),
@@ -177,10 +177,10 @@ fn driver(thresholds: &[Threshold]) -> Driver {
         local_limits: true,
         swap: Swap::Ignored,
     };
-    Driver::new(settings, 2)
+    EvictionLoop::new(settings, 2)
 }
 
-fn memory_driver() -> Driver {
+fn memory_driver() -> EvictionLoop {
     driver(&[threshold(Signal::MemoryAvailable, "100Mi", 0)])
 }
 

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::admit::admit;
-use super::pass::{Action, Eviction, Settings};
+use super::pass::{Action, EvictionManager, Settings};
 use super::{Layout, Pressure, Pressures, Victim};
 use crate::config::{GoDuration, KubeletConfiguration};
 use crate::model::api;
@@ -186,7 +186,7 @@ struct Status {
 }
 
 struct Node {
-    eviction: Eviction,
+    eviction: EvictionManager,
     start: Instant,
     now: u64,
     next_pass: u64,
@@ -221,7 +221,7 @@ impl Node {
             ..KubeletConfiguration::default()
         };
         Node {
-            eviction: Eviction::new(Settings::new(&config, false).unwrap(), Layout::Images),
+            eviction: EvictionManager::new(Settings::new(&config, false).unwrap(), Layout::Images),
             start: Instant::now(),
             now: 0,
             next_pass: 0,

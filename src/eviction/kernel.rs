@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 use super::notify::{self, Levels, Reading};
 use super::psi::{self, Trigger};
-use super::watch::{KernelFeatures, Plan, Source};
+use super::watch::{KernelFeatures, Source, WatchPlan};
 
 /// Where the files of the kernel are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +70,7 @@ struct MemoryHigh {
 /// The open descriptors. Dropping it removes the level in `memory.high`.
 pub struct Signals {
     files: KernelFiles,
-    plan: Plan,
+    plan: WatchPlan,
     machine: Usage,
     pods: Usage,
     memory_high: Option<MemoryHigh>,
@@ -80,7 +80,7 @@ pub struct Signals {
 
 impl Signals {
     /// Opens what does not depend on numbers. `plan` makes the plan for this kernel.
-    pub fn open(files: KernelFiles, plan: impl Fn(KernelFeatures) -> Plan) -> Signals {
+    pub fn open(files: KernelFiles, plan: impl Fn(KernelFeatures) -> WatchPlan) -> Signals {
         let control = || files.memory.join(notify::EVENT_CONTROL).exists();
         let mut kernel = KernelFeatures {
             usage_events: !files.is_v2 && control(),
@@ -340,7 +340,7 @@ mod tests {
         KernelFiles { memory: dir.to_owned(), is_v2, stalls: dir.join("stalls") }
     }
 
-    fn memory_plan(kernel: KernelFeatures) -> Plan {
+    fn memory_plan(kernel: KernelFeatures) -> WatchPlan {
         let value = crate::eviction::thresholds::value("100Mi").unwrap().unwrap();
         let threshold = |signal| crate::eviction::Threshold {
             signal,
@@ -348,7 +348,7 @@ mod tests {
             grace: std::time::Duration::ZERO,
             min_reclaim: None,
         };
-        Plan::new(
+        WatchPlan::new(
             &[
                 threshold(crate::eviction::Signal::MemoryAvailable),
                 threshold(crate::eviction::Signal::AllocatableMemoryAvailable),

@@ -89,7 +89,7 @@ fn sum_text(pod: &Pod, sum: Amount) -> String {
         return canonical(&only.0);
     }
     let first = limits().find(|limit| !amount(limit).is_zero());
-    sum.write(first.map_or(Form::Binary, |first| Form::from_text(&first.0)))
+    sum.format(first.map_or(Form::Binary, |first| Form::from_text(&first.0)))
 }
 
 fn storage_limit(container: &Container) -> Option<&Quantity> {

@@ -1,7 +1,7 @@
 //! Evicts pods when the node runs out of memory, disk space, inodes or process ids, and pods that
 //! exceed limits of their own (Go: pkg/kubelet/eviction).
 //!
-//! Owns: the history of thresholds ([`Eviction`]) and the descriptors of the kernel ([`kernel`]).
+//! Owns: the history of thresholds ([`EvictionManager`]) and the descriptors of the kernel ([`kernel`]).
 //! Thread: `evict`, if there is a threshold or a limit of local storage. In: the configuration,
 //! statistics, the pods, signals of the kernel, the ends of evicted pods. Out: the conditions of the
 //! node ([`Reports`]), orders to end pods and to free space, events, metrics. Everything but
@@ -47,7 +47,7 @@ pub mod watch;
 pub use layout::{Layout, Part, Reclaim};
 pub use local::is_limited;
 pub use observations::{Observation, Observations, Swap, observations};
-pub use pass::{Action, Eviction, Outcome, Settings, Shortage};
+pub use pass::{Action, EvictionManager, Outcome, Settings, Shortage};
 pub use report::{Report, Reports, ThresholdStatus};
 pub use signal::{Pressure, Pressures, Resource, Signal};
 pub use state::{Decision, State, step};

@@ -50,7 +50,7 @@ impl Observation {
     /// The available amount as messages show it.
     #[must_use]
     pub fn text(&self) -> String {
-        self.available.write(self.form)
+        self.available.format(self.form)
     }
 }
 

@@ -60,7 +60,7 @@ impl Settings {
 
 /// The eviction of one node. Made when the layout of its file systems is known.
 #[derive(Debug, Clone)]
-pub struct Eviction {
+pub struct EvictionManager {
     settings: Settings,
     layout: Layout,
     state: State,
@@ -98,7 +98,7 @@ pub struct Shortage {
     /// The message of the Warning event `EvictionThresholdMet` on the node.
     pub message: String,
     /// What to try first, in this order, also if one of them fails. If the list is not empty,
-    /// measure again afterwards and ask [`Eviction::is_relieved`].
+    /// measure again afterwards and ask [`EvictionManager::is_relieved`].
     pub reclaim: &'static [Reclaim],
     /// The pod to evict; `None`: there is none that may be evicted.
     pub victim: Option<Victim>,
@@ -106,12 +106,12 @@ pub struct Shortage {
     pub measured: Vec<(Signal, Timestamp)>,
 }
 
-impl Eviction {
+impl EvictionManager {
     /// Before the first pass.
     #[must_use]
-    pub fn new(settings: Settings, layout: Layout) -> Eviction {
+    pub fn new(settings: Settings, layout: Layout) -> EvictionManager {
         let state = State::new(&settings.thresholds, layout, settings.transition);
-        Eviction { settings, layout, state }
+        EvictionManager { settings, layout, state }
     }
 
     /// All thresholds, for status pages.
@@ -126,7 +126,7 @@ impl Eviction {
     }
 
     /// The signals of thresholds that a pass over these observations finds to be met.
-    pub fn short(&self, observations: &Observations) -> impl Iterator<Item = Signal> {
+    pub fn met_signals(&self, observations: &Observations) -> impl Iterator<Item = Signal> {
         self.state.met(observations).map(|threshold| threshold.signal)
     }
 

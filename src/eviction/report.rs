@@ -45,7 +45,7 @@ impl Reports {
 
     /// The names of the conditions that hold.
     #[must_use]
-    pub fn pressures(&self) -> Vec<String> {
+    pub fn pressure_names(&self) -> Vec<String> {
         self.get().pressures.held().map(|pressure| Pressure::as_str(pressure).to_owned()).collect()
     }
 

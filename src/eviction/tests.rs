@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-use super::pass::{Action, Eviction, Outcome, Settings, Shortage};
+use super::pass::{Action, EvictionManager, Outcome, Settings, Shortage};
 use super::testing::{pod, static_pod, used};
 use super::*;
 use crate::model::pod::Pod;
@@ -275,7 +275,7 @@ fn shortage(outcome: Outcome) -> Shortage {
 
 #[test]
 fn memory_shortage_evicts_at_once_with_the_numbers_in_the_message() {
-    let mut eviction = Eviction::new(settings(&[threshold(Memory, "0.5Gi", 0, None)]), Layout::Single);
+    let mut eviction = EvictionManager::new(settings(&[threshold(Memory, "0.5Gi", 0, None)]), Layout::Single);
     let pods = [
         simple("small", json!({})),
         static_pod("static", json!({"containers": []})),
@@ -334,7 +334,7 @@ fn memory_shortage_evicts_at_once_with_the_numbers_in_the_message() {
 
 #[test]
 fn a_request_of_the_whole_pod_is_in_the_message() {
-    let mut eviction = Eviction::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::Single);
+    let mut eviction = EvictionManager::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::Single);
     let pods = [simple("p", json!({"resources": {"requests": {"memory": "1024Mi"}}}))];
     let snapshot = Snapshot { node: node(1, 1, 9, 9, 9), pods: vec![use_of("p", 30)], ..Snapshot::default() };
     let victim = shortage(eviction.pass(&snapshot, &pods, Instant::now())).victim.unwrap();
@@ -351,7 +351,8 @@ fn a_request_of_the_whole_pod_is_in_the_message() {
 #[test]
 fn messages_of_other_resources_and_of_pods_without_statistics() {
     let check = |signal, least: &str, uses: Vec<PodUse>, expected: &str, annotations: usize| {
-        let mut eviction = Eviction::new(settings(&[threshold(signal, least, 0, None)]), Layout::Single);
+        let mut eviction =
+            EvictionManager::new(settings(&[threshold(signal, least, 0, None)]), Layout::Single);
         let snapshot = Snapshot { node: node(1, 100, 100, 100, 100), pods: uses, ..Snapshot::default() };
         let shortage = shortage(eviction.pass(&snapshot, &[simple("p", json!({}))], Instant::now()));
         let victim = shortage.victim.unwrap();
@@ -404,7 +405,7 @@ fn soft_evictions_have_the_smaller_grace_period() {
     ] {
         let mut settings = settings(&[threshold(Memory, "512Mi", 5, None)]);
         settings.max_grace_seconds = most;
-        let mut eviction = Eviction::new(settings, Layout::Single);
+        let mut eviction = EvictionManager::new(settings, Layout::Single);
         let (start, snapshot) =
             (Instant::now(), |second| Snapshot { node: node(second, 1, 9, 9, 9), ..Snapshot::default() });
         assert_eq!(eviction.pass(&snapshot(0), &pods(own), start).action, Action::None);
@@ -415,7 +416,8 @@ fn soft_evictions_have_the_smaller_grace_period() {
 
 #[test]
 fn a_disk_shortage_reclaims_first_and_only_then_evicts() {
-    let mut eviction = Eviction::new(settings(&[threshold(NodeFs, "1Gi", 0, Some("500Mi"))]), Layout::Single);
+    let mut eviction =
+        EvictionManager::new(settings(&[threshold(NodeFs, "1Gi", 0, Some("500Mi"))]), Layout::Single);
     let snapshot = |disk| Snapshot {
         node: node(1, 9000, disk, 9_000, 9000),
         pods: vec![use_of("p", 30)],
@@ -444,14 +446,15 @@ fn pods_above_their_own_limits_go_before_thresholds() {
         pods: vec![use_of("ordinary", 900), use_of("limited", 1)],
         ..Snapshot::default()
     };
-    let mut eviction = Eviction::new(settings(&all), Layout::Single);
+    let mut eviction = EvictionManager::new(settings(&all), Layout::Single);
     let outcome = eviction.pass(&snapshot(1), &pods, Instant::now());
     let Action::Limits(victims) = outcome.action else { panic!("{outcome:?}") };
     assert_eq!(victims.iter().map(|victim| victim.pod.name()).collect::<Vec<_>>(), ["limited"]);
     assert_eq!(victims[0].signal, "ephemeralcontainerfs.limit");
     assert!(outcome.pressures.memory, "the condition is reported all the same");
     // Without limits of local storage the threshold is acted on.
-    let mut eviction = Eviction::new(Settings { local_limits: false, ..settings(&all) }, Layout::Single);
+    let mut eviction =
+        EvictionManager::new(Settings { local_limits: false, ..settings(&all) }, Layout::Single);
     assert_eq!(
         shortage(eviction.pass(&snapshot(1), &pods, Instant::now())).victim.unwrap().pod.name(),
         "ordinary"
@@ -460,7 +463,7 @@ fn pods_above_their_own_limits_go_before_thresholds() {
 
 #[test]
 fn critical_pods_are_never_victims() {
-    let mut eviction = Eviction::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::Single);
+    let mut eviction = EvictionManager::new(settings(&[threshold(Memory, "512Mi", 0, None)]), Layout::Single);
     let pods = [
         static_pod("static", json!({"containers": []})),
         simple("important", json!({"priority": 2_000_000_001})),
@@ -508,7 +511,7 @@ proptest! {
             threshold(NodeFs, "50%", grace, Some("10%")),
             threshold(Pids, "99%", 0, None),
         ];
-        let mut eviction = Eviction::new(settings(&all), Layout::Single);
+        let mut eviction = EvictionManager::new(settings(&all), Layout::Single);
         let pods = [
             static_pod("static", json!({"containers": [{"name": "c"}]})),
             simple("a", json!({"priority": 5})),

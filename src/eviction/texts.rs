@@ -117,7 +117,7 @@ fn larger(kind: &str, name: &str, usage: &str, request: &str, resource: Resource
 }
 
 fn binary(amount: Amount) -> String {
-    amount.write(Form::Binary)
+    amount.format(Form::Binary)
 }
 
 /// The message of a pod with an emptyDir above its `sizeLimit`.

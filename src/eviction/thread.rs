@@ -1,4 +1,4 @@
-//! The thread `evict`: waits for the kernel, for a timer and for ended pods, and lets [`Driver`]
+//! The thread `evict`: waits for the kernel, for a timer and for ended pods, and lets [`EvictionLoop`]
 //! decide.
 
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::driver::{Driver, Need, Wait, World};
+use super::driver::{EvictionLoop, Need, Wait, World};
 use super::kernel::{Armed, KernelFiles, Signals};
 use super::layout::{Layout, Reclaim};
 use super::pass::{Settings, Shortage};
 use super::report::{Report, Reports};
 use super::signal::Signal;
 use super::victim::Victim;
-use super::watch::{Plan, SIGNAL_INTERVAL};
+use super::watch::{SIGNAL_INTERVAL, WatchPlan};
 use crate::cri::CriError;
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
@@ -90,15 +90,15 @@ pub struct Deps {
     pub processors: u32,
 }
 
-/// Starts the thread. `bell` has to ring when a pod that was evicted has ended, when a pod with a
+/// Starts the thread. `wake` has to ring when a pod that was evicted has ended, when a pod with a
 /// limit of local storage was added, and when space was freed.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn spawn(settings: Settings, deps: Deps, bell: &Wake, on_death: OnDeath) -> std::io::Result<Running> {
-    let (own, waker) = (bell.clone(), bell.clone());
+pub fn spawn(settings: Settings, deps: Deps, wake: &Wake, on_death: OnDeath) -> std::io::Result<Running> {
+    let (own, waker) = (wake.clone(), wake.clone());
     let running = threads::spawn("evict", Stack::Large, on_death, move |stop| {
-        let driver = Driver::new(settings, deps.processors);
+        let driver = EvictionLoop::new(settings, deps.processors);
         run(
             driver,
             Node { deps, places: NodePaths::default(), layout: None, reclaiming: None, failed: None },
@@ -109,9 +109,9 @@ pub fn spawn(settings: Settings, deps: Deps, bell: &Wake, on_death: OnDeath) -> 
     Ok(running.with_waker(Box::new(move || waker.ring())))
 }
 
-fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
+fn run(mut driver: EvictionLoop, mut node: Node, wake: &Wake, stop: &StopToken) {
     let thresholds = driver.thresholds().to_vec();
-    let mut signals = Signals::open(node.deps.files.clone(), |kernel| Plan::new(&thresholds, kernel));
+    let mut signals = Signals::open(node.deps.files.clone(), |kernel| WatchPlan::new(&thresholds, kernel));
     let mut signaled = false;
     while !stop.is_stopped() {
         let mut turn = driver.turn(&mut node, signals.needs_polling(), Instant::now());
@@ -121,8 +121,8 @@ fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
         }
         // Memory that grows all the time may pass each level: every second time it is waited.
         signaled =
-            if armed == Armed::Passed && !signaled { true } else { wait(&turn, &signals, bell, signaled) };
-        bell.silence();
+            if armed == Armed::Passed && !signaled { true } else { wait(&turn, &signals, wake, signaled) };
+        wake.silence();
         signals.take();
     }
 }
@@ -130,29 +130,29 @@ fn run(mut driver: Driver, mut node: Node, bell: &Wake, stop: &StopToken) {
 /// Waits for the time of the next turn, for the bell, and for the kernel. Returns whether the kernel
 /// may have signaled. After a signal (`signaled`) the next one is only waited for after a rest: the
 /// kernel may signal all the time.
-fn wait(turn: &Wait, signals: &Signals, bell: &Wake, signaled: bool) -> bool {
+fn wait(turn: &Wait, signals: &Signals, wake: &Wake, signaled: bool) -> bool {
     let _waiting = threads::waiting("a shortage of memory or disk space");
     if turn.left.is_none() {
-        ready(&[], bell, turn.until);
+        ready(&[], wake, turn.until);
         return false;
     }
     if signaled {
         let rested = Instant::now() + SIGNAL_INTERVAL;
         let until = turn.until.map_or(rested, |until| until.min(rested));
-        if ready(&[], bell, Some(until)) || turn.until.is_some_and(|until| until <= rested) {
+        if ready(&[], wake, Some(until)) || turn.until.is_some_and(|until| until <= rested) {
             return false;
         }
     }
-    ready(&signals.descriptors(), bell, turn.until) && !bell.is_ringing()
+    ready(&signals.descriptors(), wake, turn.until) && !wake.is_ringing()
 }
 
 /// Whether one of the descriptors or the bell is ready before `until`.
 fn ready(
     descriptors: &[(std::os::fd::BorrowedFd<'_>, PollFlags)],
-    bell: &Wake,
+    wake: &Wake,
     until: Option<Instant>,
 ) -> bool {
-    let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(bell, PollFlags::IN)];
+    let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(wake, PollFlags::IN)];
     fds.extend(descriptors.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)));
     loop {
         let left = until.map(|until| {

@@ -51,7 +51,7 @@ impl Value {
     pub fn text(&self, capacity: i64) -> String {
         match self {
             Value::Quantity(_, text) => text.clone(),
-            Value::Share(_) => self.amount(capacity).write(Form::Binary),
+            Value::Share(_) => self.amount(capacity).format(Form::Binary),
         }
     }
 }

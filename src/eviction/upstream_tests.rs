@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::pass::{Action, Eviction, Settings};
+use super::pass::{Action, EvictionManager, Settings};
 use super::{Layout, Reclaim, Victim};
 use crate::config::{GoDuration, KubeletConfiguration};
 use crate::model::api;
@@ -98,7 +98,7 @@ fn snapshot(summary: &Value) -> Snapshot {
     Snapshot { node, pods: pods.collect(), ..Snapshot::default() }
 }
 
-fn eviction(case: &Value) -> Eviction {
+fn eviction(case: &Value) -> EvictionManager {
     let config = &case["config"];
     let map = |field: &str| -> BTreeMap<String, String> {
         let entries = config[field].as_object().into_iter().flatten();
@@ -119,7 +119,7 @@ fn eviction(case: &Value) -> Eviction {
         "images" => Layout::Images,
         _ => Layout::Split,
     };
-    Eviction::new(Settings::new(&config, false).unwrap(), layout)
+    EvictionManager::new(Settings::new(&config, false).unwrap(), layout)
 }
 
 /// What an eviction consists of, in the form of the file.

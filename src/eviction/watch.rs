@@ -4,7 +4,7 @@
 //!
 //! # How a shortage of memory is noticed
 //!
-//! [`Plan`] chooses notifications that together cover both quick ways in which memory becomes short;
+//! [`WatchPlan`] chooses notifications that together cover both quick ways in which memory becomes short;
 //! the thread that waits for them also makes the passes.
 //!
 //! *Growth into free memory.* On cgroup version 1 an eventfd signals when the use of memory passes
@@ -93,24 +93,24 @@ pub enum Source {
 
 /// The notifications for these thresholds, and how often to read the use of memory besides.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
+pub struct WatchPlan {
     /// What to request.
     pub sources: Vec<Source>,
     /// Whether memory has to be read regularly, as [`poll_interval`] says.
     pub poll: bool,
 }
 
-impl Plan {
+impl WatchPlan {
     /// The plan for this kernel. Without thresholds of memory it is empty.
     #[must_use]
-    pub fn new<'a>(thresholds: impl IntoIterator<Item = &'a Threshold>, kernel: KernelFeatures) -> Plan {
+    pub fn new<'a>(thresholds: impl IntoIterator<Item = &'a Threshold>, kernel: KernelFeatures) -> WatchPlan {
         let (mut machine, mut pods) = (false, false);
         for threshold in thresholds {
             machine |= threshold.signal == Signal::MemoryAvailable;
             pods |= threshold.signal == Signal::AllocatableMemoryAvailable;
         }
         if !machine && !pods {
-            return Plan::default();
+            return WatchPlan::default();
         }
         let mut sources = Vec::new();
         // Growth into free memory.
@@ -129,7 +129,7 @@ impl Plan {
         }
         let growth = kernel.usage_events || kernel.pods_events;
         let reclaim = kernel.stall_triggers || kernel.pressure_levels;
-        Plan { sources, poll: !(growth && reclaim) }
+        WatchPlan { sources, poll: !(growth && reclaim) }
     }
 }
 
@@ -182,7 +182,7 @@ mod tests {
             threshold(Signal::NodeFsAvailable, "10%"),
         ];
         let plan = |kernel| {
-            let plan = Plan::new(&all, kernel);
+            let plan = WatchPlan::new(&all, kernel);
             (plan.sources, plan.poll)
         };
         use Source::{MachineReclaim, MachineUsage, PodsEvents, PodsUsage, Stalls};
@@ -197,8 +197,8 @@ mod tests {
         assert_eq!(plan(second), (vec![PodsEvents, Stalls], false));
         assert_eq!(plan(KernelFeatures { stall_triggers: false, ..second }), (vec![PodsEvents], true));
         assert_eq!(plan(none), (vec![], true));
-        assert_eq!(Plan::new(&all[2..], first), Plan::default());
-        assert_eq!(Plan::new(&all[..1], first).sources, [MachineUsage, MachineReclaim]);
+        assert_eq!(WatchPlan::new(&all[2..], first), WatchPlan::default());
+        assert_eq!(WatchPlan::new(&all[..1], first).sources, [MachineUsage, MachineReclaim]);
     }
 
     fn snapshot(available: u64, of_pods: u64) -> Snapshot {

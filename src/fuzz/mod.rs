@@ -158,7 +158,7 @@ mod tests {
     use crate::util::threads::Stack;
 
     /// Targets that fail, each in another way, and one that passes. `targets` does not list them.
-    pub(super) fn own_targets() -> Vec<Target> {
+    pub(super) fn failing_targets() -> Vec<Target> {
         fn target(name: &'static str, run: fn(&[u8])) -> Target {
             let budget = Budget {
                 base: Duration::from_millis(300),

@@ -9,7 +9,7 @@ use super::listed::SeenImage;
 use super::pull::PullSecrets;
 use super::set;
 use crate::kube::objects::{Key, Kind, Object, Objects};
-use crate::kube::{PodApi, PodObjects};
+use crate::kube::{PodDependencies, PodObjects};
 use crate::model::api;
 use crate::model::ids::ImageRef;
 use crate::model::pod::Pod;
@@ -125,7 +125,7 @@ fn credentials(bytes: &[u8]) {
         (Key::new(Kind::Secret, "n", "new"), secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson")),
         (Key::new(Kind::Secret, "n", "old"), secret("kubernetes.io/dockercfg", ".dockercfg")),
     ]);
-    let api = PodApi::fixed(objects);
+    let api = PodDependencies::for_tests(objects);
     let value = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"containers": [], "imagePullSecrets": [{"name": "new"}, {"name": "old"}]}});
     let pod = Pod::from(serde_json::from_value::<api::Pod>(value).unwrap());

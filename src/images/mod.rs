@@ -30,7 +30,8 @@ pub(crate) use pull::{ContainerImage, ImageFailure, ImageRequest, PullSecrets};
 pub use pull::{ImagePuller, ImageUser, PullDeps, PullSettings, Verification};
 pub use set::archive;
 pub use set::{
-    ArchiveReport, BlobError, Document, ImageSet, Refusal, SetDeps, SetImageReport, SetReport, SetSettings,
+    ArchiveReport, ArchiveSetReport, BlobError, Document, ImageSet, LookupError, SetDeps, SetImageReport,
+    SetSettings,
 };
 
 /// Files with credentials, for tests/differential only.

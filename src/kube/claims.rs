@@ -50,7 +50,7 @@ pub enum GrowthStep {
 }
 
 /// The requests to the API server; a trait so that tests need no server.
-pub trait ClaimApi: Send + Sync {
+pub trait VolumeClaimApi: Send + Sync {
     /// Reads a claim.
     ///
     /// # Errors
@@ -108,12 +108,12 @@ pub trait ClaimApi: Send + Sync {
 
 /// The claims of pods. Clones share them.
 #[derive(Clone)]
-pub struct Claims {
+pub struct VolumeClaims {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    api: Box<dyn ClaimApi>,
+    api: Box<dyn VolumeClaimApi>,
     /// Not locked during a request.
     known: Mutex<KnownObjects>,
 }
@@ -125,17 +125,17 @@ struct KnownObjects {
     drivers: HashMap<String, Option<CsiDriver>>,
 }
 
-impl fmt::Debug for Claims {
+impl fmt::Debug for VolumeClaims {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Claims")
+        out.write_str("VolumeClaims")
     }
 }
 
-impl Default for Claims {
+impl Default for VolumeClaims {
     /// No claim can be read.
-    fn default() -> Claims {
+    fn default() -> VolumeClaims {
         struct NoServer;
-        impl ClaimApi for NoServer {
+        impl VolumeClaimApi for NoServer {
             fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
                 Err(unavailable())
             }
@@ -146,7 +146,7 @@ impl Default for Claims {
                 Err(unavailable())
             }
         }
-        Claims::new(Box::new(NoServer))
+        VolumeClaims::new(Box::new(NoServer))
     }
 }
 
@@ -154,11 +154,11 @@ fn unavailable() -> ReadError {
     ReadError::Unavailable { text: "there is no API server".to_owned() }
 }
 
-impl Claims {
+impl VolumeClaims {
     /// Nothing is known yet.
     #[must_use]
-    pub fn new(api: Box<dyn ClaimApi>) -> Claims {
-        Claims { shared: Arc::new(Shared { api, known: Mutex::default() }) }
+    pub fn new(api: Box<dyn VolumeClaimApi>) -> VolumeClaims {
+        VolumeClaims { shared: Arc::new(Shared { api, known: Mutex::default() }) }
     }
 
     /// A claim; sends a request.
@@ -271,16 +271,16 @@ fn remember<K: std::hash::Hash + Eq + Clone, V>(table: &mut HashMap<K, V>, key: 
 type Fixed = (HashMap<(String, String), Claim>, HashMap<String, PersistentVolume>);
 
 #[cfg(test)]
-impl Claims {
+impl VolumeClaims {
     /// No claim exists.
-    pub(crate) fn none() -> Claims {
-        Claims::fixed(Vec::new(), Vec::new())
+    pub(crate) fn none() -> VolumeClaims {
+        VolumeClaims::fixed(Vec::new(), Vec::new())
     }
 
     /// Fixed claims and volumes for tests of other rooms.
-    pub(crate) fn fixed(claims: Vec<Claim>, volumes: Vec<PersistentVolume>) -> Claims {
+    pub(crate) fn fixed(claims: Vec<Claim>, volumes: Vec<PersistentVolume>) -> VolumeClaims {
         struct Store(Fixed);
-        impl ClaimApi for Store {
+        impl VolumeClaimApi for Store {
             fn read_claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
                 let text = format!("persistentvolumeclaims {name:?} not found");
                 let key = (namespace.to_owned(), name.to_owned());
@@ -313,7 +313,7 @@ impl Claims {
         let key = |claim: &Claim| (claim.metadata.namespace.clone(), claim.metadata.name.clone());
         let claims = claims.into_iter().map(|claim| (key(&claim), claim)).collect();
         let volumes = volumes.into_iter().map(|volume| (volume.metadata.name.clone(), volume)).collect();
-        Claims::new(Box::new(Store((claims, volumes))))
+        VolumeClaims::new(Box::new(Store((claims, volumes))))
     }
 }
 
@@ -323,7 +323,7 @@ mod tests {
 
     struct Server(Arc<Mutex<Option<ReadError>>>);
 
-    impl ClaimApi for Server {
+    impl VolumeClaimApi for Server {
         fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
             let mut claim = Claim::default();
             claim.metadata.name = name.to_owned();
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn last_known_objects_serve_while_the_server_is_away() {
         let state = Arc::new(Mutex::new(None));
-        let claims = Claims::new(Box::new(Server(Arc::clone(&state))));
+        let claims = VolumeClaims::new(Box::new(Server(Arc::clone(&state))));
         assert_eq!(claims.claim("n", "c").unwrap().metadata.name, "c");
         claims.volume("pv").unwrap();
         assert_eq!(claims.driver("d"), Ok(None));

@@ -293,7 +293,7 @@ fn name_of(regarding: &Regarding, host: &str, time: Timestamp) -> String {
 /// A UUID in place of a name that the API server would refuse. It is derived from the name, because
 /// a repeat must find its event.
 fn uuid_of(name: &str) -> String {
-    let hex = sha256::hex(name.as_bytes());
+    let hex = sha256::sha256_hex(name.as_bytes());
     let part = |range: std::ops::Range<usize>| hex.get(range).unwrap_or_default();
     // Version 8, variant 1: a custom format.
     format!("{}-{}-8{}-8{}-{}", part(0..8), part(8..12), part(12..15), part(15..18), part(18..30))

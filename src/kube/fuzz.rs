@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::certificates::Facts;
+use super::certificates::CertificateFields;
 use super::objects::{self, Kind};
 use super::services::Services;
 use crate::model::pod::Pod;
@@ -23,7 +23,7 @@ pub(crate) fn targets() -> Vec<Target> {
             budget: Budget { per_byte: 100, ..Budget::LINEAR },
             worst: crate::transport::fuzz::hostile_certificates,
             seeds: crate::transport::fuzz::certificate_seeds(),
-            run: |bytes| drop(Facts::of_der(bytes)),
+            run: |bytes| drop(CertificateFields::from_der(bytes)),
         },
         Target {
             name: "kube/data",

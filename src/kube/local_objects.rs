@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
-use super::PodApi;
+use super::PodDependencies;
 use super::objects::{Changed, FIRST_READ, Key, Kind, Object, ObjectError, Objects, not_found, references};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -177,7 +177,11 @@ impl<'a> PodObjects<'a> {
     /// The source of the objects of `pod`: a static pod has those of the node's files only, and any
     /// other pod those of the API server only. `None` for another pod without an API server.
     #[must_use]
-    pub fn for_pod(pod: &Pod, api: Option<&'a PodApi>, local: &'a LocalObjects) -> Option<PodObjects<'a>> {
+    pub fn for_pod(
+        pod: &Pod,
+        api: Option<&'a PodDependencies>,
+        local: &'a LocalObjects,
+    ) -> Option<PodObjects<'a>> {
         match api {
             _ if pod.is_static() => Some(PodObjects::Local(local)),
             Some(api) => Some(PodObjects::Api(&api.objects)),

@@ -38,4 +38,4 @@ pub mod trust_bundles;
 pub mod watch;
 
 pub use local_objects::{LocalObjects, ObjectMap, PodObjects};
-pub use pod_api::{PodApi, Trust};
+pub use pod_api::{PodDependencies, ProjectedCertificates};

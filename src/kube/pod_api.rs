@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::claims::Claims;
+use super::claims::VolumeClaims;
 use super::error::ApiError;
 use super::objects::Objects;
 use super::pod_certificates::{CertificateApi, PodCertificates, Request};
@@ -20,7 +20,7 @@ use crate::model::pod::Pod;
 
 /// The handle. Clones share everything.
 #[derive(Debug, Clone)]
-pub struct PodApi {
+pub struct PodDependencies {
     /// ConfigMaps and Secrets.
     pub objects: Objects,
     /// Service account tokens.
@@ -30,15 +30,15 @@ pub struct PodApi {
     /// RuntimeClasses, for handlers.
     pub classes: RuntimeClasses,
     /// Claims and persistent volumes.
-    pub claims: Claims,
+    pub claims: VolumeClaims,
     /// Certificates for projected volumes.
-    pub trust: Trust,
+    pub trust: ProjectedCertificates,
 }
 
 /// The sources of certificates for projected volumes. The default has no API server, so that every
 /// read fails. Clones share everything.
 #[derive(Debug, Clone)]
-pub struct Trust {
+pub struct ProjectedCertificates {
     /// Certificates of authorities.
     pub bundles: TrustBundles,
     /// Certificates of pods.
@@ -72,16 +72,16 @@ impl CertificateApi for NoServer {
     }
 }
 
-impl Default for Trust {
-    fn default() -> Trust {
-        Trust {
+impl Default for ProjectedCertificates {
+    fn default() -> ProjectedCertificates {
+        ProjectedCertificates {
             bundles: TrustBundles::new(Box::new(NoServer)),
             certificates: PodCertificates::new(Box::new(NoServer)),
         }
     }
 }
 
-impl PodApi {
+impl PodDependencies {
     /// Must be called before any resource of the pod is created, and at each of its new versions.
     /// Static pods name no objects.
     pub fn register(&self, pod: &Pod) {
@@ -104,16 +104,16 @@ impl PodApi {
 }
 
 #[cfg(test)]
-impl PodApi {
+impl PodDependencies {
     /// An API server with these objects and nothing else.
-    pub(crate) fn fixed(objects: Objects) -> PodApi {
-        PodApi {
+    pub(crate) fn for_tests(objects: Objects) -> PodDependencies {
+        PodDependencies {
             objects,
             tokens: Tokens::fixed(),
             services: Services::default(),
             classes: RuntimeClasses::none(),
-            claims: Claims::none(),
-            trust: Trust::default(),
+            claims: VolumeClaims::none(),
+            trust: ProjectedCertificates::default(),
         }
     }
 }

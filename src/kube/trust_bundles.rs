@@ -283,7 +283,7 @@ fn normalize(bundles: &[&Bundle], seed: u64) -> Result<Vec<u8>, BundleError> {
     anchors.sort_by_cached_key(|anchor| {
         let mut text = seed.to_be_bytes().to_vec();
         text.extend_from_slice(anchor);
-        sha256::digest(&text)
+        sha256::sha256(&text)
     });
     Ok(anchors.into_iter().flat_map(|anchor| certificate_pem(anchor).into_bytes()).collect())
 }

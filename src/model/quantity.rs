@@ -86,7 +86,7 @@ impl Amount {
     /// The quantity in one of the API's forms. Fractions are decimal in each form except the one
     /// with exponents, and so are numbers below 1024.
     #[must_use]
-    pub fn write(self, form: Form) -> String {
+    pub fn format(self, form: Form) -> String {
         const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
         const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
         let divided = |mut number: i128, by: i128, most: usize| {
@@ -298,7 +298,7 @@ impl Form {
 #[must_use]
 pub fn canonical(text: &str) -> String {
     match Amount::parse(text) {
-        Ok(amount) if !is_unchanged(text) => amount.write(Form::from_text(text)),
+        Ok(amount) if !is_unchanged(text) => amount.format(Form::from_text(text)),
         _ => text.to_owned(),
     }
 }

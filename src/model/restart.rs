@@ -104,7 +104,7 @@ fn action(rule: &ContainerRestartRule, exit_code: i32) -> Option<RuleAction> {
 /// Whether `container`, whose newest instance is `status`, requires a restart of the whole pod.
 /// This stays true until its instance is removed, which is done last.
 #[must_use]
-pub fn restarts_all(container: &Container, status: Option<&ContainerStatus>) -> bool {
+pub fn requests_restart_of_all(container: &Container, status: Option<&ContainerStatus>) -> bool {
     status.is_some_and(|status| {
         status.state == ContainerState::Exited
             && rule_action(container, status.exit_code) == Some(RuleAction::RestartAllContainers)
@@ -116,7 +116,9 @@ pub fn restarts_all(container: &Container, status: Option<&ContainerStatus>) -> 
 #[must_use]
 pub fn all_containers_restart(pod: &Pod, runtime: &PodRuntime) -> bool {
     !pod.is_deleting()
-        && pod.all_containers().any(|container| restarts_all(container, runtime.newest(&container.name)))
+        && pod
+            .all_containers()
+            .any(|container| requests_restart_of_all(container, runtime.newest(&container.name)))
 }
 
 /// Whether any container of `pod` has a rule that restarts all of them.
@@ -145,7 +147,7 @@ impl RuleGates {
     /// `pod` without the parts that the gates disable. Sidecars keep their policy, which defines
     /// them; a rule for all containers then restarts only its own.
     #[must_use]
-    pub fn applied_to(self, pod: Pod) -> Pod {
+    pub fn without_disabled_rules(self, pod: Pod) -> Pod {
         let affected = |container: &Container| {
             container.restart_policy_rules.is_some() || (container.restart_policy.is_some() && !self.rules)
         };
@@ -296,7 +298,7 @@ mod tests {
         );
         // Policies of s, i, a, b; the action after b exits with 42; whether all may restart.
         let under = |rules: bool, restart_all: bool| {
-            let pod = RuleGates { rules, restart_all }.applied_to(pod.clone());
+            let pod = RuleGates { rules, restart_all }.without_disabled_rules(pod.clone());
             let policies: Vec<String> =
                 pod.all_containers().map(|container| policy(&pod, container).to_owned()).collect();
             (policies.join(" "), may_restart(&pod, &pod.containers()[1], 42), may_restart_all(&pod))
@@ -304,6 +306,6 @@ mod tests {
         assert_eq!(under(true, true), ("Always OnFailure Always Never".to_owned(), true, true));
         assert_eq!(under(true, false), ("Always OnFailure Always Never".to_owned(), true, false));
         assert_eq!(under(false, false), ("Always Never Never Never".to_owned(), false, false));
-        assert_eq!(RuleGates::default().applied_to(pod.clone()), pod);
+        assert_eq!(RuleGates::default().without_disabled_rules(pod.clone()), pod);
     }
 }

@@ -42,7 +42,7 @@ impl fmt::Display for WrongValue {
 
 /// A typed object and the paths of unknown fields.
 #[derive(Debug)]
-pub struct Typed<T> {
+pub struct Decoded<T> {
     /// The object.
     pub object: T,
     /// Paths of unknown fields.
@@ -50,15 +50,15 @@ pub struct Typed<T> {
 }
 
 /// Reads `value` as a `T`, or returns every fault.
-pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<WrongValue>> {
+pub fn decode_all_faults<T: de::DeserializeOwned>(value: &Value) -> Result<Decoded<T>, Vec<WrongValue>> {
     let mut wrong_values = Vec::new();
     let mut blanked: Option<Value> = None;
     loop {
-        let trace = RefCell::new(Trace::default());
+        let trace = RefCell::new(PathTracker::default());
         let place = Cursor { value: blanked.as_ref().unwrap_or(value), trace: &trace };
         let error = match T::deserialize(place) {
             Ok(object) if wrong_values.is_empty() => {
-                return Ok(Typed { object, unknown: trace.into_inner().unknown });
+                return Ok(Decoded { object, unknown: trace.into_inner().unknown });
             }
             Ok(_) => return Err(wrong_values),
             Err(error) => error,
@@ -83,7 +83,7 @@ pub fn read<T: de::DeserializeOwned>(value: &Value) -> Result<Typed<T>, Vec<Wron
 /// # Errors
 /// The first fault.
 pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
-    read(value)
+    decode_all_faults(value)
         .map(|typed| typed.object)
         .map_err(|wrong_values| wrong_values.into_iter().next().unwrap_or_default())
 }
@@ -94,7 +94,7 @@ pub fn decode<T: de::DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
 /// With line and column. The message may quote a value.
 pub fn from_json<T: de::DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     let value: Value = serde_json::from_slice(json)?;
-    match read(&value) {
+    match decode_all_faults(&value) {
         Ok(typed) => Ok(typed.object),
         // The strict decoder finds the place.
         Err(_) => serde_json::from_slice(json),
@@ -114,7 +114,7 @@ enum Step {
 }
 
 #[derive(Default)]
-struct Trace {
+struct PathTracker {
     path: Vec<Step>,
     failed: Option<Vec<Step>>,
     unknown: Vec<String>,
@@ -164,27 +164,27 @@ fn blank(value: &mut Value, steps: &[Step]) -> bool {
 
 /// The fault's message; its path is in the trace.
 #[derive(Debug)]
-struct Fault(String);
+struct DecodeError(String);
 
-impl fmt::Display for Fault {
+impl fmt::Display for DecodeError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for DecodeError {}
 
-impl de::Error for Fault {
+impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Fault(clip(&message.to_string()))
+        DecodeError(clip(&message.to_string()))
     }
 
     fn invalid_type(found: Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
-        Fault::custom(format!("want {wanted}, found {found}"))
+        DecodeError::custom(format!("want {wanted}, found {found}"))
     }
 
     fn invalid_value(found: Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
-        Fault::custom(format!("want {wanted}, found {found}"))
+        DecodeError::custom(format!("want {wanted}, found {found}"))
     }
 }
 
@@ -198,7 +198,7 @@ fn into_entry(key: &str, free_key: bool) -> Step {
 
 /// Leaves the last step; records the path of the first fault.
 #[inline(never)]
-fn ascend(trace: &RefCell<Trace>, failed: bool) {
+fn ascend(trace: &RefCell<PathTracker>, failed: bool) {
     let mut trace = trace.borrow_mut();
     if failed && trace.failed.is_none() {
         trace.failed = Some(trace.path.clone());
@@ -208,8 +208,8 @@ fn ascend(trace: &RefCell<Trace>, failed: bool) {
 
 /// The fault of a value with another type than `wanted`.
 #[inline(never)]
-fn wrong_type(value: &Value, wanted: &dyn de::Expected) -> Fault {
-    Fault::invalid_type(found(value), wanted)
+fn wrong_type(value: &Value, wanted: &dyn de::Expected) -> DecodeError {
+    DecodeError::invalid_type(found(value), wanted)
 }
 
 fn found(value: &Value) -> Unexpected<'_> {
@@ -265,24 +265,24 @@ fn text_of(value: &Value) -> Option<&str> {
 #[derive(Clone, Copy)]
 struct Cursor<'a> {
     value: &'a Value,
-    trace: &'a RefCell<Trace>,
+    trace: &'a RefCell<PathTracker>,
 }
 
 impl<'a> Cursor<'a> {
     /// Reads one step deeper.
     fn descend<'de, S: DeserializeSeed<'de>>(
         value: &'a Value,
-        trace: &'a RefCell<Trace>,
+        trace: &'a RefCell<PathTracker>,
         step: Step,
         seed: S,
-    ) -> Result<S::Value, Fault> {
+    ) -> Result<S::Value, DecodeError> {
         trace.borrow_mut().path.push(step);
         let result = seed.deserialize(Cursor { value, trace });
         ascend(trace, result.is_err());
         result
     }
 
-    fn number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match number_of(self.value) {
             Some(Number::Signed(value)) => visitor.visit_i64(value),
             Some(Number::Unsigned(value)) => visitor.visit_u64(value),
@@ -291,14 +291,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match text_of(self.value) {
             Some(text) => visitor.visit_str(text),
             None => Err(wrong_type(self.value, &"a string")),
         }
     }
 
-    fn mapping<'de, V: Visitor<'de>>(self, visitor: V, free_keys: bool) -> Result<V::Value, Fault> {
+    fn mapping<'de, V: Visitor<'de>>(self, visitor: V, free_keys: bool) -> Result<V::Value, DecodeError> {
         let entries = match self.value {
             Value::Object(entries) => Some(entries.iter()),
             Value::Null => None,
@@ -310,16 +310,16 @@ impl<'a> Cursor<'a> {
 
 macro_rules! numbers {
     ($($name:ident)*) => {
-        $(fn $name<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        $(fn $name<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
             self.number(visitor)
         })*
     };
 }
 
 impl<'de> de::Deserializer<'de> for Cursor<'_> {
-    type Error = Fault;
+    type Error = DecodeError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
@@ -336,7 +336,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         deserialize_f32 deserialize_f64
     }
 
-    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.value {
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Null => visitor.visit_bool(false),
@@ -344,35 +344,35 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         }
     }
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.text(visitor)
     }
 
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.text(visitor)
     }
 
-    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.text(visitor)
     }
 
-    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.text(visitor)
     }
 
-    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.text(visitor)
     }
 
-    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.text(visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
-    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.deserialize_any(visitor)
     }
 
@@ -380,7 +380,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         self,
         _: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, DecodeError> {
         self.deserialize_any(visitor)
     }
 
@@ -388,7 +388,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         self,
         name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, DecodeError> {
         match (name, self.value) {
             ("Quantity", Value::Null) => visitor.visit_str("0"),
             ("Quantity", Value::String(text)) => visitor.visit_str(text),
@@ -398,7 +398,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         }
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let items = match self.value {
             Value::Array(items) => items.as_slice(),
             Value::Null => &[],
@@ -407,7 +407,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         visitor.visit_seq(Items { items: items.iter().enumerate(), trace: self.trace })
     }
 
-    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, DecodeError> {
         self.deserialize_seq(visitor)
     }
 
@@ -416,11 +416,11 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         _: &'static str,
         _: usize,
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, DecodeError> {
         self.deserialize_seq(visitor)
     }
 
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.mapping(visitor, true)
     }
 
@@ -429,7 +429,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         _: &'static str,
         _: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, DecodeError> {
         self.mapping(visitor, false)
     }
 
@@ -438,7 +438,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         _: &'static str,
         _: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, DecodeError> {
         // Enumerations of the API are texts.
         match self.value {
             Value::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
@@ -446,7 +446,7 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
         }
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let mut trace = self.trace.borrow_mut();
         if trace.unknown.len() < MAX_UNKNOWN {
             let path = clip(&render(&trace.path));
@@ -460,22 +460,22 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
 struct Entries<'a> {
     entries: Option<serde_json::map::Iter<'a>>,
     current: Option<(&'a String, &'a Value)>,
-    trace: &'a RefCell<Trace>,
+    trace: &'a RefCell<PathTracker>,
     free_keys: bool,
 }
 
 impl<'de> de::MapAccess<'de> for Entries<'_> {
-    type Error = Fault;
+    type Error = DecodeError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
         self.current = self.entries.as_mut().and_then(Iterator::next);
         let Some((key, _)) = self.current else { return Ok(None) };
-        seed.deserialize(de::value::StrDeserializer::<Fault>::new(key)).map(Some)
+        seed.deserialize(de::value::StrDeserializer::<DecodeError>::new(key)).map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Fault> {
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
         let Some((key, value)) = self.current else {
-            return Err(Fault::custom("a value was asked for before its key"));
+            return Err(DecodeError::custom("a value was asked for before its key"));
         };
         Cursor::descend(value, self.trace, into_entry(key, self.free_keys), seed)
     }
@@ -483,13 +483,16 @@ impl<'de> de::MapAccess<'de> for Entries<'_> {
 
 struct Items<'a> {
     items: std::iter::Enumerate<std::slice::Iter<'a, Value>>,
-    trace: &'a RefCell<Trace>,
+    trace: &'a RefCell<PathTracker>,
 }
 
 impl<'de> de::SeqAccess<'de> for Items<'_> {
-    type Error = Fault;
+    type Error = DecodeError;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, DecodeError> {
         let Some((index, value)) = self.items.next() else { return Ok(None) };
         Cursor::descend(value, self.trace, Step::Index(index), seed).map(Some)
     }
@@ -512,7 +515,7 @@ mod tests {
                 {"name": "c", "resources": {"limits": {"cpu": [1]}}},
             ], "hostNetwork": "yes"},
         });
-        let wrong_values = read::<Pod>(&value).unwrap_err();
+        let wrong_values = decode_all_faults::<Pod>(&value).unwrap_err();
         let paths: Vec<&str> = wrong_values.iter().map(|wrong_value| wrong_value.path.as_str()).collect();
         assert_eq!(
             paths,
@@ -551,7 +554,7 @@ mod tests {
             "metadata": {"name": "a", "creationTimestamp": null, "labels": {"x": null}, "foo": {"deep": 1}},
             "spec": {"containers": [{"name": "c", "imagee": "x", "env": null}], "volumes": null},
         });
-        let typed = read::<Pod>(&value).unwrap();
+        let typed = decode_all_faults::<Pod>(&value).unwrap();
         assert_eq!(typed.unknown, ["metadata.foo", "spec.containers[0].imagee"]);
         assert_eq!(typed.object.metadata.labels.unwrap()["x"], "");
     }
@@ -561,7 +564,7 @@ mod tests {
         let value = json!({"spec": {"terminationGracePeriodSeconds": 3.0, "containers": [
             {"name": "c", "resources": {"limits": {"cpu": 0.5, "memory": 1_000_000_000_u64, "x": null}}},
         ]}});
-        let spec = read::<Pod>(&value).unwrap().object.spec.unwrap();
+        let spec = decode_all_faults::<Pod>(&value).unwrap().object.spec.unwrap();
         assert_eq!(spec.termination_grace_period_seconds, Some(3));
         let limits = spec.containers[0].resources.clone().unwrap().limits.unwrap();
         let texts: Vec<&str> = limits.values().map(|quantity| quantity.0.as_str()).collect();
@@ -569,7 +572,7 @@ mod tests {
         for value in [json!(1), json!("x"), json!([1, 2]), json!(null), json!({"spec": {"priority": 1e300}})]
         {
             // Must not panic; null is an empty pod.
-            let _ = read::<Pod>(&value);
+            let _ = decode_all_faults::<Pod>(&value);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::model::coordination::Lease;
 
 /// The kinds of failure that this room distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum NodeErrorKind {
     NotFound,
     AlreadyExists,
     Conflict,
@@ -29,11 +29,11 @@ pub struct NodeError {
     object: String,
     /// The message of the server or of the connection.
     reason: String,
-    pub(super) kind: Kind,
+    pub(super) kind: NodeErrorKind,
 }
 
 impl NodeError {
-    pub(super) fn new(attempt: &'static str, object: String, reason: String, kind: Kind) -> Self {
+    pub(super) fn new(attempt: &'static str, object: String, reason: String, kind: NodeErrorKind) -> Self {
         NodeError { attempt, object, reason, kind }
     }
 }
@@ -57,14 +57,14 @@ pub(super) trait LeaseApi {
 }
 
 /// The API server, for requests about one node.
-pub(super) struct Server {
+pub(super) struct NodeApiClient {
     client: Client,
     name: String,
 }
 
-impl Server {
+impl NodeApiClient {
     pub(super) fn new(client: Client, name: &str) -> Self {
-        Server { client, name: name.to_owned() }
+        NodeApiClient { client, name: name.to_owned() }
     }
 
     fn node<T>(&self, attempt: &'static str, result: Result<T, ApiError>) -> Result<T, NodeError> {
@@ -78,17 +78,17 @@ impl Server {
 
 fn failed(attempt: &'static str, object: String, error: &ApiError) -> NodeError {
     let kind = match error {
-        _ if error.is_stopping() => Kind::Stopping,
-        _ if error.is_not_found() => Kind::NotFound,
-        _ if error.is_already_exists() => Kind::AlreadyExists,
-        _ if error.is_conflict() => Kind::Conflict,
-        _ if error.is_forbidden() => Kind::Forbidden,
-        _ => Kind::Other,
+        _ if error.is_stopping() => NodeErrorKind::Stopping,
+        _ if error.is_not_found() => NodeErrorKind::NotFound,
+        _ if error.is_already_exists() => NodeErrorKind::AlreadyExists,
+        _ if error.is_conflict() => NodeErrorKind::Conflict,
+        _ if error.is_forbidden() => NodeErrorKind::Forbidden,
+        _ => NodeErrorKind::Other,
     };
     NodeError::new(attempt, object, error.to_string(), kind)
 }
 
-impl NodeApi for Server {
+impl NodeApi for NodeApiClient {
     fn get(&self) -> Result<Node, NodeError> {
         self.node("get", self.client.get(&Target::node(&self.name)))
     }
@@ -107,7 +107,7 @@ impl NodeApi for Server {
     }
 }
 
-impl LeaseApi for Server {
+impl LeaseApi for NodeApiClient {
     fn get(&self) -> Result<Lease, NodeError> {
         self.lease("get", self.client.get(&Target::lease(&self.name)))
     }
@@ -132,11 +132,11 @@ mod tests {
     #[test]
     fn api_errors_are_classified_by_code_and_reason() {
         for (code, reason, kind) in [
-            (404, "NotFound", Kind::NotFound),
-            (409, "AlreadyExists", Kind::AlreadyExists),
-            (409, "Conflict", Kind::Conflict),
-            (403, "Forbidden", Kind::Forbidden),
-            (500, "InternalError", Kind::Other),
+            (404, "NotFound", NodeErrorKind::NotFound),
+            (409, "AlreadyExists", NodeErrorKind::AlreadyExists),
+            (409, "Conflict", NodeErrorKind::Conflict),
+            (403, "Forbidden", NodeErrorKind::Forbidden),
+            (500, "InternalError", NodeErrorKind::Other),
         ] {
             let error = ApiError::for_test(code, reason, "the server's words");
             let error = failed("get", "node n".to_owned(), &error);
@@ -146,6 +146,6 @@ mod tests {
             );
         }
         let silent = failed("get", "node n".to_owned(), &ApiError::for_test_transport());
-        assert_eq!(silent.kind, Kind::Other);
+        assert_eq!(silent.kind, NodeErrorKind::Other);
     }
 }

@@ -81,7 +81,7 @@ pub struct Image {
 
 /// The facts that are read again for each status.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Facts {
+pub struct NodeStatusInputs {
     /// Whether the runtime's status was read once: before that it is only not ready because it is
     /// unknown.
     pub settled: bool,
@@ -116,7 +116,7 @@ pub struct Facts {
 /// The node as it registers.
 pub(super) fn initial(
     settings: &Settings,
-    facts: &Facts,
+    facts: &NodeStatusInputs,
     addresses: Option<Vec<NodeAddress>>,
     now: Timestamp,
 ) -> (Node, Vec<NodeEvent>) {
@@ -190,7 +190,12 @@ pub fn arch() -> &'static str {
 /// A node that already existed, with the corrections that are made only at a start.
 /// `resets_devices`: the agent has no records of devices, so the node may be another machine of the
 /// same name; extended resources are 0 until a plugin or a client sets them again.
-pub(super) fn reconciled(settings: &Settings, facts: &Facts, existing: &Node, resets_devices: bool) -> Node {
+pub(super) fn reconciled(
+    settings: &Settings,
+    facts: &NodeStatusInputs,
+    existing: &Node,
+    resets_devices: bool,
+) -> Node {
     let mut node = existing.clone();
     let annotations = node.metadata.annotations.get_or_insert_default();
     if settings.controller_attach_detach {
@@ -234,7 +239,7 @@ fn repair(node: &mut Node, keys: &[&str], wanted: &BTreeMap<String, String>) {
 /// `base` with the current status, and the events and log lines about it.
 pub(super) fn refreshed(
     settings: &Settings,
-    facts: &Facts,
+    facts: &NodeStatusInputs,
     addresses: Option<Vec<NodeAddress>>,
     base: &Node,
     now: Timestamp,
@@ -313,11 +318,11 @@ fn provided_ip(settings: &Settings, are_valid: bool, annotations: &mut Option<BT
 /// as a whole; an extended one that it has removed from the capacity is no longer allocatable
 /// (Go: nodestatus.MachineInfo).
 fn resources(status: &mut NodeStatus, capacity: &Allocatable, allocatable: &Allocatable) {
-    let all = status.capacity.get_or_insert_default();
-    all.extend(quantities(capacity));
+    let capacity_map = status.capacity.get_or_insert_default();
+    capacity_map.extend(quantities(capacity));
     let entries = status.allocatable.get_or_insert_default();
-    entries.retain(|name, _| all.contains_key(name) || !is_extended_resource(name));
-    for (name, quantity) in &*all {
+    entries.retain(|name, _| capacity_map.contains_key(name) || !is_extended_resource(name));
+    for (name, quantity) in &*capacity_map {
         let is_negative = quantity.0.starts_with('-');
         let value = if is_negative { Quantity("0".to_owned()) } else { quantity.clone() };
         entries.insert(name.clone(), value);
@@ -325,7 +330,7 @@ fn resources(status: &mut NodeStatus, capacity: &Allocatable, allocatable: &Allo
     entries.extend(quantities(allocatable));
 }
 
-fn info(settings: &Settings, facts: &Facts, old: NodeSystemInfo) -> NodeSystemInfo {
+fn info(settings: &Settings, facts: &NodeStatusInputs, old: NodeSystemInfo) -> NodeSystemInfo {
     let system = &facts.system;
     let swap = i64::try_from(system.swap_bytes).ok().filter(|bytes| *bytes > 0);
     NodeSystemInfo {

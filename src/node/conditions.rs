@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::compose::Facts;
+use super::compose::NodeStatusInputs;
 use crate::model::api::NodeCondition;
 use crate::model::event::EventType;
 use crate::model::meta::Time;
@@ -101,7 +101,7 @@ pub(super) const READY: &str = "Ready";
 pub(super) fn update(
     conditions: &mut Vec<NodeCondition>,
     name: &str,
-    facts: &Facts,
+    facts: &NodeStatusInputs,
     now: Timestamp,
 ) -> Vec<NodeEvent> {
     let mut events = Vec::new();
@@ -134,7 +134,7 @@ fn warning(warnings: &[String]) -> String {
 }
 
 /// Why the node is not ready, in a fixed order.
-fn problems(facts: &Facts) -> Vec<String> {
+fn problems(facts: &NodeStatusInputs) -> Vec<String> {
     let health = &facts.health;
     let runtime = health
         .runtime
@@ -208,14 +208,14 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn facts(runtime: &[&str], network: Option<&str>) -> Facts {
-        Facts {
+    fn facts(runtime: &[&str], network: Option<&str>) -> NodeStatusInputs {
+        NodeStatusInputs {
             capacity: Some(Default::default()),
             health: RuntimeHealth {
                 runtime: runtime.iter().map(|problem| (*problem).to_owned()).collect(),
                 network: network.map(str::to_owned),
             },
-            ..Facts::default()
+            ..NodeStatusInputs::default()
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
         };
         assert_eq!((times(1), times(4)), ((1, 3), (2, 3)));
         assert_eq!(conditions[0], foreign);
-        let short = Facts {
+        let short = NodeStatusInputs {
             pressures: Pressures { memory: true, disk: true, pid: true },
             ..facts(&[], Some("network state unknown"))
         };
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn reasons_for_not_ready_are_listed() {
-        let check = |facts: &Facts, expected: &str| {
+        let check = |facts: &NodeStatusInputs, expected: &str| {
             let mut conditions = Vec::new();
             update(&mut conditions, "n", facts, timestamp(1));
             assert_eq!(conditions[3].message.as_deref(), Some(expected));
@@ -293,18 +293,18 @@ mod tests {
             "[container runtime not ready: RuntimeReady=false reason:X message:y, PLEG is not healthy: z, \
              container runtime network not ready: NetworkReady=false reason:N message:cni]",
         );
-        let more = Facts {
+        let more = NodeStatusInputs {
             problems: vec!["node is shutting down".to_owned(), "a".to_owned()],
             warnings: vec!["w".to_owned()],
             ..facts(&["a"], None)
         };
         check(&more, "[a, node is shutting down]. WARNING: w");
         check(
-            &Facts { capacity: None, ..facts(&[], None) },
+            &NodeStatusInputs { capacity: None, ..facts(&[], None) },
             "missing node capacity for resources: cpu, memory, pods, ephemeral-storage",
         );
         check(
-            &Facts { warnings: vec!["w".to_owned()], ..facts(&[], None) },
+            &NodeStatusInputs { warnings: vec!["w".to_owned()], ..facts(&[], None) },
             "kubelet is posting ready status. WARNING: w",
         );
     }

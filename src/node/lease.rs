@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::select_biased;
 use jiff::Timestamp;
 
-use super::api::{Kind, LeaseApi, NodeError};
+use super::api::{LeaseApi, NodeError, NodeErrorKind};
 use super::watch::NodeWatch;
 use crate::model::coordination::{Lease, LeaseSpec};
 use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
@@ -88,7 +88,7 @@ impl LeaseRenewer {
                 }
             }
             Outcome::NoNode => {}
-            Outcome::Failed(error) if error.kind == Kind::Stopping => {}
+            Outcome::Failed(error) if error.kind == NodeErrorKind::Stopping => {}
             Outcome::Failed(error) => {
                 if self.failures.count() {
                     log::warn!("{error} ({} times)", self.failures);
@@ -122,10 +122,15 @@ impl LeaseRenewer {
                     return Outcome::Renewed;
                 }
                 Ok(None) => return Outcome::NoNode,
-                Err(stopping) if stopping.kind == Kind::Stopping => return Outcome::Failed(stopping),
+                Err(stopping) if stopping.kind == NodeErrorKind::Stopping => {
+                    return Outcome::Failed(stopping);
+                }
                 Err(other) => {
                     // Another client changed, removed or created it: the next attempt reads it first.
-                    if matches!(other.kind, Kind::Conflict | Kind::NotFound | Kind::AlreadyExists) {
+                    if matches!(
+                        other.kind,
+                        NodeErrorKind::Conflict | NodeErrorKind::NotFound | NodeErrorKind::AlreadyExists
+                    ) {
                         self.lease = None;
                     }
                     error = Some(other);
@@ -142,7 +147,7 @@ impl LeaseRenewer {
             Some(lease) => Some(lease.clone()),
             None => match self.api.get() {
                 Ok(lease) => Some(without_managed_fields(lease)),
-                Err(error) if error.kind == Kind::NotFound => None,
+                Err(error) if error.kind == NodeErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             },
         };
@@ -198,7 +203,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::{Arc, Mutex};
 
-    type ScriptedResponse = Result<Lease, Kind>;
+    type ScriptedResponse = Result<Lease, NodeErrorKind>;
     type Requests = Vec<(&'static str, Option<Lease>)>;
 
     /// Returns scripted responses and records the requests.
@@ -211,7 +216,7 @@ mod tests {
     impl Script {
         fn respond(&self, verb: &'static str, lease: Option<&Lease>) -> Result<Lease, NodeError> {
             self.requests.lock().unwrap().push((verb, lease.cloned()));
-            let response = self.responses.borrow_mut().pop_front().unwrap_or(Err(Kind::Other));
+            let response = self.responses.borrow_mut().pop_front().unwrap_or(Err(NodeErrorKind::Other));
             response.map_err(|kind| NodeError::new(verb, "lease n".to_owned(), "scripted".to_owned(), kind))
         }
     }
@@ -260,9 +265,9 @@ mod tests {
     #[test]
     fn lease_is_created_renewed_and_created_again() {
         let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
-        let (outcome, _) = check(&mut renewer, vec![Err(Kind::NotFound)], None, &["get"]);
+        let (outcome, _) = check(&mut renewer, vec![Err(NodeErrorKind::NotFound)], None, &["get"]);
         assert_eq!((renewer.wait_after(&outcome, 0.5), outcome), (None, Outcome::NoNode));
-        let responses = vec![Err(Kind::NotFound), Ok(lease("1", "u"))];
+        let responses = vec![Err(NodeErrorKind::NotFound), Ok(lease("1", "u"))];
         let (outcome, sent) = check(&mut renewer, responses, Some("u"), &["get", "create"]);
         assert_eq!(outcome, Outcome::Renewed);
         assert_eq!(renewer.wait_after(&outcome, 0.5), Some(Duration::from_millis(10_200)));
@@ -274,11 +279,11 @@ mod tests {
         check(&mut early, vec![Ok(lease("2", "u")), Ok(lease("3", "u"))], None, &["get", "update"]);
         assert_eq!(early.owner(), Some("u"));
         // Another client wrote it.
-        let responses = vec![Err(Kind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
+        let responses = vec![Err(NodeErrorKind::Conflict), Ok(lease("7", "u")), Ok(lease("8", "u"))];
         let (_, sent) = check(&mut renewer, responses, Some("u"), &["update", "get", "update"]);
         assert_eq!(sent[1].metadata.resource_version.as_deref(), Some("7"));
         // The node and its lease were deleted, and the node was registered again.
-        let responses = vec![Err(Kind::NotFound), Err(Kind::NotFound), Ok(lease("9", "v"))];
+        let responses = vec![Err(NodeErrorKind::NotFound), Err(NodeErrorKind::NotFound), Ok(lease("9", "v"))];
         let (_, sent) = check(&mut renewer, responses, Some("v"), &["update", "get", "create"]);
         assert_eq!(sent[1].metadata.owner_references.as_ref().unwrap()[0].uid, "v");
         // The same, but the lease is still there: it gets its new owner.
@@ -297,7 +302,7 @@ mod tests {
             waits.push(renewer.wait_after(&outcome, 0.5).unwrap().as_millis());
         }
         assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
-        let (outcome, _) = check(&mut renewer, vec![Err(Kind::Stopping)], Some("u"), &["get"]);
+        let (outcome, _) = check(&mut renewer, vec![Err(NodeErrorKind::Stopping)], Some("u"), &["get"]);
         assert!(matches!(outcome, Outcome::Failed(_)));
     }
 }

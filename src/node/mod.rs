@@ -47,7 +47,7 @@ use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 
 pub use addresses::AddressError;
 pub use api::NodeError;
-pub use compose::{Facts, Image, arch, declared_features, labels, largest_images};
+pub use compose::{Image, NodeStatusInputs, arch, declared_features, labels, largest_images};
 pub use conditions::{Pressures, pressure_events};
 pub use patch::between as node_patch;
 pub use reader::NodeReader;
@@ -92,18 +92,18 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
         })?;
     let heartbeat = || {
         let breaker = client.breaker();
-        let own = client.with_limits(None, settings.request_limit()).with_breaker(breaker.clone());
+        let own = client.with_limits(None, settings.heartbeat_timeout()).with_breaker(breaker.clone());
         (own, Box::new(move || breaker.trip()))
     };
     let (lease_client, break_lease) = heartbeat();
     let (node_client, break_node) = heartbeat();
-    let lease_api = api::Server::new(lease_client, &settings.name);
+    let lease_api = api::NodeApiClient::new(lease_client, &settings.name);
     let renewer =
         lease::LeaseRenewer::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api));
     let owner = watch.clone();
     let lease = threads::spawn("lease", Stack::Large, on_death(), move |stop| renewer.run(&stop, &owner))?
         .with_waker(break_lease);
-    let node_api = Box::new(api::Server::new(node_client, &settings.name));
+    let node_api = Box::new(api::NodeApiClient::new(node_client, &settings.name));
     let reporter = reporter::Reporter::new(settings, node_api, sensors, events, watch, Instant::now());
     let node = threads::spawn("node", Stack::Large, on_death(), move |stop| reporter.run(&stop, &bell))?
         .with_waker(break_node);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use super::api::{Kind, NodeApi, Server};
+use super::api::{NodeApi, NodeApiClient, NodeErrorKind};
 use super::watch::NodeWatch;
 use crate::kube::client::Client;
 use crate::util::threads::{self, OnDeath, Stack};
@@ -31,12 +31,12 @@ impl NodeReader {
     #[must_use]
     pub fn read(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
-        let (api, watch) = (Server::new(self.client.clone(), &self.name), self.watch.clone());
+        let (api, watch) = (NodeApiClient::new(self.client.clone(), &self.name), self.watch.clone());
         let body = move |_| {
             let _sender = sender;
             match NodeApi::get(&api) {
                 Ok(node) => watch.offer(node),
-                Err(error) if error.kind == Kind::Stopping => {}
+                Err(error) if error.kind == NodeErrorKind::Stopping => {}
                 Err(error) => log::warn!("{error}; the last known one is used"),
             }
         };

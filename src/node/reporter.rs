@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::addresses::AddressError;
-use super::api::{Kind, NodeApi, NodeError};
-use super::compose::Facts;
+use super::api::{NodeApi, NodeError, NodeErrorKind};
+use super::compose::NodeStatusInputs;
 use super::conditions::{NodeEvent, READY};
 use super::pace::Pace;
 use super::sensors::Sensors;
@@ -132,7 +132,7 @@ impl Reporter {
                 }
                 Some(ready)
             }
-            Err(error) if error.kind == Kind::NotFound => {
+            Err(error) if error.kind == NodeErrorKind::NotFound => {
                 self.watch.removed(self.watch.uid().as_deref());
                 self.handle_deletion(now, unit);
                 return;
@@ -167,7 +167,7 @@ impl Reporter {
     }
 
     /// Makes sure that the object exists. `false`: not yet; `pace` has the next attempt's time.
-    fn register(&mut self, facts: &Facts, now: Instant, timestamp: Timestamp, unit: f64) -> bool {
+    fn register(&mut self, facts: &NodeStatusInputs, now: Instant, timestamp: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
             return true;
@@ -196,7 +196,7 @@ impl Reporter {
 
     fn create(
         &mut self,
-        facts: &Facts,
+        facts: &NodeStatusInputs,
         now: Instant,
         timestamp: Timestamp,
         unit: f64,
@@ -219,9 +219,9 @@ impl Reporter {
                 self.raise(events);
             }
             // A server may refuse to create an object that it allows the agent to change.
-            Err(error) if matches!(error.kind, Kind::AlreadyExists | Kind::Forbidden) => {
+            Err(error) if matches!(error.kind, NodeErrorKind::AlreadyExists | NodeErrorKind::Forbidden) => {
                 let existing = self.api.get().map_err(|second| match second.kind {
-                    Kind::NotFound => error,
+                    NodeErrorKind::NotFound => error,
                     _ => second,
                 })?;
                 log::info!("node {} is already registered", self.settings.name);
@@ -235,7 +235,7 @@ impl Reporter {
     /// Computes the status and writes it if necessary. Returns whether the node is ready.
     fn report(
         &mut self,
-        facts: &Facts,
+        facts: &NodeStatusInputs,
         now: Instant,
         timestamp: Timestamp,
         unit: f64,
@@ -255,10 +255,10 @@ impl Reporter {
                 Err(error) => error,
             };
             attempt += 1;
-            if attempt == TRIES || matches!(error.kind, Kind::Stopping | Kind::NotFound) {
+            if attempt == TRIES || matches!(error.kind, NodeErrorKind::Stopping | NodeErrorKind::NotFound) {
                 return Err(error);
             }
-            if attempt > 1 && error.kind != Kind::Conflict {
+            if attempt > 1 && error.kind != NodeErrorKind::Conflict {
                 self.api.drop_connections();
             }
         }
@@ -267,7 +267,7 @@ impl Reporter {
     fn write(
         &mut self,
         old: &Node,
-        facts: &Facts,
+        facts: &NodeStatusInputs,
         now: Instant,
         timestamp: Timestamp,
         unit: f64,
@@ -380,7 +380,7 @@ impl Reporter {
     }
 
     fn failed(&mut self, error: &NodeError) {
-        if error.kind == Kind::Stopping {
+        if error.kind == NodeErrorKind::Stopping {
             return;
         }
         if self.failures.count() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::addresses::{AddressError, Kernel, addresses};
-use super::compose::{Facts, Image, largest_images};
+use super::compose::{Image, NodeStatusInputs, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
 use super::settings::Settings;
@@ -33,7 +33,7 @@ pub trait Sensors {
     /// Calls in progress end immediately when `stop` is stopped.
     fn end_with(&mut self, stop: &StopToken);
     /// Reads all facts for one status.
-    fn facts(&mut self) -> Facts;
+    fn facts(&mut self) -> NodeStatusInputs;
     /// The node's addresses; `known` are those that the object has.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Sensors for Host {
         self.cri = self.cri.with_stop(stop.clone());
     }
 
-    fn facts(&mut self) -> Facts {
+    fn facts(&mut self) -> NodeStatusInputs {
         let disk = self.disk.as_deref().and_then(|path| disk::space(&disk::nearest_existing(path)).ok());
         let mut all = capacity(
             &self.machine,
@@ -145,7 +145,7 @@ impl Sensors for Host {
             add_devices(devices(), &mut all, &mut left);
         }
         let volumes = self.others.volumes_in_use.as_ref().map(|volumes| volumes.list());
-        Facts {
+        NodeStatusInputs {
             settled: self.observe.runtime_features().is_some() && self.observe.last_relist().is_some(),
             allocatable: left,
             capacity: Some(all),

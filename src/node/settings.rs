@@ -44,7 +44,7 @@ pub struct Settings {
 
 impl Settings {
     /// How long a heartbeat's request may take.
-    pub(super) fn request_limit(&self) -> Duration {
+    pub(super) fn heartbeat_timeout(&self) -> Duration {
         let lease = Duration::from_secs(u64::try_from(self.lease_seconds).unwrap_or(0));
         self.update_every.min(lease).max(Duration::from_secs(1))
     }

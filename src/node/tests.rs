@@ -8,8 +8,8 @@ use crossbeam_channel::Receiver;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::api::{Kind, NodeApi, NodeError};
-use super::compose::{self, Facts, Image, largest_images};
+use super::api::{NodeApi, NodeError, NodeErrorKind};
+use super::compose::{self, Image, NodeStatusInputs, largest_images};
 use super::reporter::Reporter;
 use super::{AddressError, NodeWatch, Sensors, Settings, patch};
 use crate::cri::{CriError, Handler, RuntimeFeatures};
@@ -59,7 +59,7 @@ fn image(name: &str, size_bytes: i64) -> Image {
 }
 
 /// The recorded node's.
-fn facts() -> Facts {
+fn facts() -> NodeStatusInputs {
     let handler = |name: &str| Handler {
         name: name.to_owned(),
         recursive_read_only_mounts: true,
@@ -80,7 +80,7 @@ fn facts() -> Facts {
         None,
         &BTreeMap::from([("memory.available".to_owned(), "1Mi".to_owned())]),
     );
-    Facts {
+    NodeStatusInputs {
         settled: true,
         allocatable: super::allocatable(&all, &reserved),
         capacity: Some(all),
@@ -99,7 +99,7 @@ fn facts() -> Facts {
             vec![image("localhost/pause:3.10", 303_873), image("localhost/busybox:1", 1_032_062)],
             Some(50),
         )),
-        ..Facts::default()
+        ..NodeStatusInputs::default()
     }
 }
 
@@ -128,7 +128,7 @@ fn sent(body: &impl serde::Serialize) -> Value {
 
 #[test]
 fn registers_with_the_recorded_body() {
-    let facts = Facts { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
+    let facts = NodeStatusInputs { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
     let (node, events) = compose::initial(&settings(), &facts, Some(addresses()), timestamp(100));
     // The bytes in decimal units, as of a later release.
     let expected = golden(0).to_string().replace("amd64", super::arch());
@@ -140,7 +140,7 @@ fn registers_with_the_recorded_body() {
 
 #[test]
 fn becomes_ready_with_the_recorded_patch() {
-    let early = Facts { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
+    let early = NodeStatusInputs { problems: vec!["CSINode is not yet initialized".to_owned()], ..facts() };
     let (old, _) = compose::initial(&settings(), &early, Some(addresses()), timestamp(100));
     let (new, _) = compose::refreshed(&settings(), &facts(), Some(addresses()), &old, timestamp(100));
     assert_eq!(patch::between(&old, &new), Some(golden(1)));
@@ -166,7 +166,7 @@ fn the_lease_is_the_recorded_one() {
     }
     impl LeaseApi for Server {
         fn get(&self) -> Result<Lease, NodeError> {
-            Err(NodeError::new("get", "lease".to_owned(), String::new(), Kind::NotFound))
+            Err(NodeError::new("get", "lease".to_owned(), String::new(), NodeErrorKind::NotFound))
         }
         fn create(&self, lease: &Lease) -> Result<Lease, NodeError> {
             self.take(lease)
@@ -304,7 +304,7 @@ fn stale_devices_of_a_machine_that_was_installed_again_are_zero() {
             facts.allocatable.extended.insert("example.com/nic".to_owned(), 1);
         });
         // A failed write is repeated with the same values.
-        fixture.server.0.lock().unwrap().failures = vec![Kind::Other];
+        fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other];
         assert_eq!(fixture.turn(0), ["patch", "get", "patch"]);
         let status = fixture.watch.object().unwrap().status.clone().unwrap();
         for map in [&status.capacity, &status.allocatable] {
@@ -364,7 +364,7 @@ struct Server {
     log: Vec<String>,
     patches: Vec<Value>,
     /// The errors of the next requests.
-    failures: Vec<Kind>,
+    failures: Vec<NodeErrorKind>,
     /// A status field that it does not know.
     drops: Option<&'static str>,
     /// Another kind of failure for create.
@@ -380,7 +380,7 @@ impl Handle {
     fn request<T>(
         &self,
         verb: &'static str,
-        act: impl FnOnce(&mut Server) -> Result<T, Kind>,
+        act: impl FnOnce(&mut Server) -> Result<T, NodeErrorKind>,
     ) -> Result<T, NodeError> {
         let mut server = self.0.lock().unwrap();
         server.log.push(verb.to_owned());
@@ -452,7 +452,7 @@ fn apply(target: &mut Map<String, Value>, patch: &Value) {
 impl NodeApi for Handle {
     fn get(&self) -> Result<Node, NodeError> {
         self.request("get", |server| {
-            let node = server.node.clone().ok_or(Kind::NotFound)?;
+            let node = server.node.clone().ok_or(NodeErrorKind::NotFound)?;
             Ok(serde_json::from_value(node).unwrap())
         })
     }
@@ -460,10 +460,10 @@ impl NodeApi for Handle {
     fn create(&self, node: &Node) -> Result<Node, NodeError> {
         self.request("create", |server| {
             if server.forbids_create {
-                return Err(Kind::Forbidden);
+                return Err(NodeErrorKind::Forbidden);
             }
             if server.node.is_some() {
-                return Err(Kind::AlreadyExists);
+                return Err(NodeErrorKind::AlreadyExists);
             }
             server.uids += 1;
             let mut node = serde_json::to_value(node).unwrap();
@@ -475,12 +475,12 @@ impl NodeApi for Handle {
     fn patch_status(&self, patch: &Value) -> Result<Node, NodeError> {
         self.request("patch", |server| {
             if server.denies_status {
-                return Err(Kind::NotFound);
+                return Err(NodeErrorKind::NotFound);
             }
-            let mut node = server.node.clone().ok_or(Kind::NotFound)?;
+            let mut node = server.node.clone().ok_or(NodeErrorKind::NotFound)?;
             let wanted = patch.pointer("/metadata/resourceVersion");
             if wanted.is_some_and(|wanted| *wanted != node["metadata"]["resourceVersion"]) {
-                return Err(Kind::Conflict);
+                return Err(NodeErrorKind::Conflict);
             }
             apply(node.as_object_mut().unwrap(), patch);
             server.patches.push(patch.clone());
@@ -495,7 +495,7 @@ impl NodeApi for Handle {
 
 #[derive(Default)]
 struct Sent {
-    facts: Facts,
+    facts: NodeStatusInputs,
     cidrs: Vec<String>,
     cidr_fails: bool,
     registrations: u32,
@@ -507,7 +507,7 @@ struct Fixed(Arc<Mutex<Sent>>);
 impl Sensors for Fixed {
     fn end_with(&mut self, _: &StopToken) {}
 
-    fn facts(&mut self) -> Facts {
+    fn facts(&mut self) -> NodeStatusInputs {
         self.0.lock().unwrap().facts.clone()
     }
 
@@ -567,7 +567,7 @@ impl Fixture {
         self.server.log()
     }
 
-    fn facts(&self, change: impl FnOnce(&mut Facts)) {
+    fn facts(&self, change: impl FnOnce(&mut NodeStatusInputs)) {
         change(&mut self.sent.lock().unwrap().facts);
     }
 
@@ -646,7 +646,7 @@ fn change_is_reported_at_once() {
 #[test]
 fn registration_is_retried_until_the_server_accepts_it() {
     let mut fixture = Fixture::new(settings());
-    fixture.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Other];
+    fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other, NodeErrorKind::Other];
     assert_eq!(fixture.turn(0), ["create"]);
     // Rings do not shorten the wait.
     assert_eq!(fixture.turn(0), NOTHING);
@@ -775,16 +775,16 @@ fn failed_write_is_retried_from_the_servers_version() {
     let mut fixture = Fixture::new(settings());
     fixture.turn(0);
     fixture.facts(|facts| facts.pressures.memory = true);
-    fixture.server.0.lock().unwrap().failures = vec![Kind::Other, Kind::Conflict];
+    fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other, NodeErrorKind::Conflict];
     assert_eq!(fixture.turn(10), ["patch", "get", "drop", "get", "patch"]);
-    fixture.server.0.lock().unwrap().failures = vec![Kind::Other; 5];
+    fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other; 5];
     fixture.facts(|facts| facts.pressures.memory = false);
     fixture.events();
     assert_eq!(fixture.turn(10), ["patch", "get", "drop", "get", "drop", "get", "drop", "get"]);
     assert_eq!(fixture.turn(10), ["patch"]);
     // The status was computed twice and sent once.
     assert_eq!(fixture.events(), ["NodeHasSufficientMemory"]);
-    fixture.server.0.lock().unwrap().failures = vec![Kind::Stopping];
+    fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Stopping];
     fixture.facts(|facts| facts.pressures.memory = true);
     assert_eq!(fixture.turn(10), ["patch"]);
 }
@@ -852,7 +852,7 @@ fn list_of_volumes_is_written_at_once_and_counts_when_it_is_stored() {
     assert_eq!(stored(&fixture), [(3, vec!["v".to_owned(), "w".to_owned()])]);
     // The request may still arrive: no list counts before another request was answered.
     list(&fixture, 4, &["w"]);
-    fixture.server.0.lock().unwrap().failures = vec![Kind::Other; 20];
+    fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other; 20];
     fixture.turn(1);
     fixture.server.0.lock().unwrap().failures.clear();
     assert!(stored(&fixture).is_empty());

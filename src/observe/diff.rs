@@ -6,14 +6,14 @@ use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 
 /// A change of one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Change {
+pub(crate) struct ExitedContainers {
     /// Names of containers of which an instance exited, or was removed before its exit was seen.
     pub died: BTreeSet<String>,
 }
 
-impl Change {
+impl ExitedContainers {
     /// Merges a later change into an earlier one that was not handled yet.
-    pub(crate) fn merge(&mut self, later: Change) {
+    pub(crate) fn merge(&mut self, later: ExitedContainers) {
         self.died.extend(later.died);
     }
 }
@@ -21,8 +21,8 @@ impl Change {
 /// The change from `old`, the last inspection if there was one, to `new`, which is `None` if the
 /// runtime does not list the pod. `None`: all sandboxes, containers and their states are the same.
 #[must_use]
-pub(crate) fn compare(old: Option<&PodRuntime>, new: Option<&ListedPod>) -> Option<Change> {
-    let mut change = Change::default();
+pub(crate) fn compare(old: Option<&PodRuntime>, new: Option<&ListedPod>) -> Option<ExitedContainers> {
+    let mut change = ExitedContainers::default();
     let mut changed = false;
     let old_containers = old.map(|pod| pod.containers.as_slice()).unwrap_or_default();
     let new_containers = new.map(|pod| pod.containers.as_slice()).unwrap_or_default();

@@ -220,7 +220,7 @@ impl Observe {
 
 /// Inspects a pod that was listed.
 pub(super) fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
-    let mut pod = cri::pod_runtime(cri, listed)?;
+    let mut pod = cri::inspect_pod(cri, listed)?;
     for container in &mut pod.containers {
         termination::complete(container);
     }

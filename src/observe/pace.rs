@@ -33,29 +33,29 @@ pub(super) enum StreamChange {
 }
 
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RelistSchedule {
     stream: StreamState,
     silent: bool,
     /// Pause after the last list, while a stream is open.
-    safety: Duration,
+    stream_relist_period: Duration,
     logged: Option<StreamChange>,
-    relist: Instant,
+    next_relist: Instant,
     /// The end of the last full list.
-    listed: Option<Instant>,
-    status: Instant,
+    last_relist: Option<Instant>,
+    next_status: Instant,
 }
 
-impl Pace {
+impl RelistSchedule {
     /// Everything is due at `now`.
     pub(super) fn new(now: Instant) -> Self {
-        Pace {
+        RelistSchedule {
             stream: StreamState::Off,
             silent: false,
-            safety: RELIST_PERIOD,
+            stream_relist_period: RELIST_PERIOD,
             logged: None,
-            relist: now,
-            listed: None,
-            status: now,
+            next_relist: now,
+            last_relist: None,
+            next_status: now,
         }
     }
 
@@ -66,7 +66,7 @@ impl Pace {
 
     /// Pause between two full lists now.
     pub(super) fn period(&self) -> Duration {
-        if self.is_streaming() { self.safety } else { RELIST_PERIOD }
+        if self.is_streaming() { self.stream_relist_period } else { RELIST_PERIOD }
     }
 
     /// Sets the state of the stream. After its start and after its end a full list is due at once,
@@ -80,12 +80,12 @@ impl Pace {
         if *stream != self.stream {
             self.stream = stream.clone();
             self.silent = false;
-            self.safety = RELIST_PERIOD;
-            self.relist = now;
+            self.stream_relist_period = RELIST_PERIOD;
+            self.next_relist = now;
             match &self.stream {
                 // The runtime may have exited.
                 StreamState::Broken { reason } => {
-                    self.status = now;
+                    self.next_status = now;
                     return self.first_time(StreamChange::Ended(reason.clone()));
                 }
                 StreamState::Unsupported => return self.first_time(StreamChange::Unsupported),
@@ -95,8 +95,8 @@ impl Pace {
         let silent = unreported.is_some_and(|changed_at| now >= changed_at + REPORT_LIMIT);
         if silent != self.silent {
             self.silent = silent;
-            self.safety = RELIST_PERIOD;
-            self.relist = self.relist.min(now + RELIST_PERIOD);
+            self.stream_relist_period = RELIST_PERIOD;
+            self.next_relist = self.next_relist.min(now + RELIST_PERIOD);
             if silent {
                 return self.first_time(StreamChange::Silent);
             }
@@ -118,51 +118,51 @@ impl Pace {
     }
 
     pub(super) fn is_relist_due(&self, now: Instant) -> bool {
-        now >= self.relist
+        now >= self.next_relist
     }
 
     /// A full list was made from `begun` to `now`. `missed`: it found a change that no event had
     /// reported.
     pub(super) fn relisted(&mut self, begun: Instant, missed: bool, now: Instant) -> Option<StreamChange> {
         let was_due = self.is_relist_due(begun);
-        self.listed = Some(now);
+        self.last_relist = Some(now);
         let mut change = None;
         if missed || !self.is_streaming() {
-            self.safety = RELIST_PERIOD;
+            self.stream_relist_period = RELIST_PERIOD;
         } else if was_due {
             // A list soon after the subscription does not show that the stream works.
             if let StreamState::Open { since } = self.stream
-                && begun.saturating_duration_since(since) >= self.safety
+                && begun.saturating_duration_since(since) >= self.stream_relist_period
             {
-                self.safety = (self.safety * 2).min(SAFETY_PERIOD);
+                self.stream_relist_period = (self.stream_relist_period * 2).min(SAFETY_PERIOD);
                 change = self.first_time(StreamChange::Trusted);
             }
         }
-        self.relist = now + self.period();
+        self.next_relist = now + self.period();
         change
     }
 
     /// A list or an inspection failed: the next list is due within a second.
-    pub(super) fn failed(&mut self, now: Instant) {
-        self.relist = self.relist.min(now + RELIST_PERIOD).max(now);
+    pub(super) fn inspection_failed(&mut self, now: Instant) {
+        self.next_relist = self.next_relist.min(now + RELIST_PERIOD).max(now);
     }
 
     pub(super) fn list_failed(&mut self, now: Instant) {
-        self.relist = now + RELIST_PERIOD;
+        self.next_relist = now + RELIST_PERIOD;
         // The status shows when the outage is over. It may be due with the next list already.
-        if self.status > self.relist {
-            self.status = now;
+        if self.next_status > self.next_relist {
+            self.next_status = now;
         }
     }
 
     /// An event of an unknown pod was received: a full list is due, but at most one a second.
     pub(super) fn list_soon(&mut self, now: Instant) {
-        let earliest = self.listed.map_or(now, |listed| listed + RELIST_PERIOD);
-        self.relist = self.relist.min(earliest.max(now));
+        let earliest = self.last_relist.map_or(now, |listed| listed + RELIST_PERIOD);
+        self.next_relist = self.next_relist.min(earliest.max(now));
     }
 
     pub(super) fn is_status_due(&self, now: Instant) -> bool {
-        now >= self.status
+        now >= self.next_status
     }
 
     /// The runtime's status was requested. `ready`: the runtime and its network are ready; `None`: the
@@ -173,12 +173,12 @@ impl Pace {
             Some(true) if self.is_streaming() => READY_STATUS_PERIOD,
             Some(_) => STATUS_PERIOD,
         };
-        self.status = now + period;
+        self.next_status = now + period;
     }
 
     /// When something is due next.
-    pub(super) fn next(&self, unreported: Option<Instant>) -> Instant {
-        let due = self.relist.min(self.status);
+    pub(super) fn next_due(&self, unreported: Option<Instant>) -> Instant {
+        let due = self.next_relist.min(self.next_status);
         match unreported {
             Some(changed_at) if !self.silent => due.min(changed_at + REPORT_LIMIT),
             _ => due,
@@ -192,13 +192,13 @@ mod tests {
 
     struct Fixture {
         start: Instant,
-        pace: Pace,
+        pace: RelistSchedule,
     }
 
     impl Fixture {
         fn new() -> Self {
             let start = Instant::now();
-            Fixture { start, pace: Pace::new(start) }
+            Fixture { start, pace: RelistSchedule::new(start) }
         }
 
         fn time(&self, seconds: u64) -> Instant {
@@ -214,7 +214,7 @@ mod tests {
         fn lists(&mut self, count: usize) -> Vec<u64> {
             (0..count)
                 .map(|_| {
-                    let due = self.pace.relist;
+                    let due = self.pace.next_relist;
                     self.pace.relisted(due, false, due);
                     (due - self.start).as_secs()
                 })
@@ -285,7 +285,7 @@ mod tests {
         let stream = fixture.pace.stream.clone();
         let unreported = Some(fixture.time(40));
         let (soon, late) = (fixture.time(41), fixture.time(42));
-        assert_eq!(fixture.pace.next(unreported), late.min(fixture.pace.status));
+        assert_eq!(fixture.pace.next_due(unreported), late.min(fixture.pace.next_status));
         assert_eq!(fixture.pace.update(&stream, unreported, soon), None);
         assert_eq!(fixture.pace.update(&stream, unreported, late), Some(StreamChange::Silent));
         assert_eq!(fixture.lists(3), [43, 44, 45]);
@@ -302,7 +302,7 @@ mod tests {
         fixture.open(0);
         assert_eq!(fixture.lists(6), [0, 1, 3, 7, 15, 31]);
         let now = fixture.time(32);
-        fixture.pace.failed(now);
+        fixture.pace.inspection_failed(now);
         assert_eq!(fixture.lists(1), [33]);
         let now = fixture.time(33);
         fixture.pace.list_soon(now);
@@ -317,17 +317,17 @@ mod tests {
         let mut fixture = Fixture::new();
         let now = fixture.time(0);
         fixture.pace.status_updated(Some(true), now);
-        assert_eq!(fixture.pace.status, fixture.time(5));
+        assert_eq!(fixture.pace.next_status, fixture.time(5));
         fixture.open(0);
         fixture.pace.status_updated(Some(true), now);
-        assert_eq!(fixture.pace.status, fixture.time(10));
+        assert_eq!(fixture.pace.next_status, fixture.time(10));
         fixture.pace.status_updated(Some(false), now);
-        assert_eq!(fixture.pace.status, fixture.time(5));
+        assert_eq!(fixture.pace.next_status, fixture.time(5));
         // The first failed list brings it forward; later ones do not, so it is requested once per list.
         fixture.pace.list_failed(now);
-        assert_eq!(fixture.pace.status, now);
+        assert_eq!(fixture.pace.next_status, now);
         fixture.pace.status_updated(None, now);
         fixture.pace.list_failed(now);
-        assert_eq!(fixture.pace.status, fixture.time(1));
+        assert_eq!(fixture.pace.next_status, fixture.time(1));
     }
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, select_biased};
 
-use super::diff::{self, Change};
+use super::diff::{self, ExitedContainers};
 use super::handle::{Observe, Subject, inspect_listed};
-use super::pace::{Pace, StreamChange};
+use super::pace::{RelistSchedule, StreamChange};
 use crate::cri::{CriError, NotReady};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -23,13 +23,13 @@ const GATHER: Duration = Duration::from_millis(10);
 
 pub(super) fn spawn(
     observe: Observe,
-    changes: Post<Subject, Change>,
+    changes: Post<Subject, ExitedContainers>,
     runtime_is_back: Sender<()>,
     on_death: OnDeath,
 ) -> std::io::Result<Running> {
     threads::spawn("observe", Stack::Large, on_death, move |stop| {
         let observe = Observe { cri: observe.cri.with_stop(stop.clone()), ..observe };
-        let pace = Pace::new(Instant::now());
+        let pace = RelistSchedule::new(Instant::now());
         Watcher {
             observe,
             changes,
@@ -45,10 +45,10 @@ pub(super) fn spawn(
 
 struct Watcher {
     observe: Observe,
-    changes: Post<Subject, Change>,
+    changes: Post<Subject, ExitedContainers>,
     /// Rung when the runtime responds again, so that the stream is requested immediately.
     runtime_is_back: Sender<()>,
-    pace: Pace,
+    pace: RelistSchedule,
     failures: Failures,
     last_list: Option<Instant>,
     usable: Option<(bool, bool)>,
@@ -71,7 +71,7 @@ impl Watcher {
             let change = self.pace.update(&stream, due.unreported, now);
             self.log(change);
             if due.failed {
-                self.pace.failed(now);
+                self.pace.inspection_failed(now);
             }
             if due.unknown {
                 self.pace.list_soon(now);
@@ -102,7 +102,7 @@ impl Watcher {
         if acted && stop.wait(GATHER) == Waited::Stopped {
             return false;
         }
-        let next = self.pace.next(self.observe.cache.unreported());
+        let next = self.pace.next_due(self.observe.cache.unreported());
         select_biased! {
             recv(stop.signal()) -> _ => false,
             recv(self.observe.cache.bell()) -> _ => true,
@@ -172,7 +172,7 @@ impl Watcher {
             );
         }
         self.usable = Some(state);
-        self.changes.put(Subject::Health, Change::default());
+        self.changes.put(Subject::Health, ExitedContainers::default());
     }
 
     /// Lists all pods. `reported`: the pods with events.
@@ -203,7 +203,7 @@ impl Watcher {
             }
         }
         if first && self.observe.last_relist().is_some() {
-            self.changes.put(Subject::FirstList, Change::default());
+            self.changes.put(Subject::FirstList, ExitedContainers::default());
         }
     }
 
@@ -269,7 +269,7 @@ impl Watcher {
         let change = diff::compare(entry.as_ref().map(|entry| &*entry.pod), new);
         let inspection = if change.is_some() { Inspection::Changed } else { Inspection::Unchanged };
         let retry = entry.as_ref().is_some_and(|entry| entry.error.is_some());
-        let Some(change) = change.or_else(|| retry.then(Change::default)) else {
+        let Some(change) = change.or_else(|| retry.then(ExitedContainers::default)) else {
             cache.unchanged(uid, requested_at);
             if new.is_none() {
                 cache.remove(uid, requested_at);

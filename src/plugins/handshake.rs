@@ -42,7 +42,7 @@ pub(super) fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> 
                 "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {shown}, err: {error}"
             )),
         })?;
-    let notice = Notice { channel: &channel, stop };
+    let notice = RegistrationNotifier { channel: &channel, stop };
     let endpoint = if info.endpoint.is_empty() { endpoint.to_owned() } else { info.endpoint };
     let plugin = Plugin { kind: info.type_, name: info.name, endpoint, versions: info.supported_versions };
     let Some(handler) = handlers.get(plugin.kind.as_str()) else {
@@ -79,12 +79,12 @@ pub(super) fn register(socket: &Path, handlers: &Handlers, stop: &StopToken) -> 
 }
 
 /// What a plugin is sent about its registration.
-struct Notice<'a> {
+struct RegistrationNotifier<'a> {
     channel: &'a Channel,
     stop: &'a StopToken,
 }
 
-impl Notice<'_> {
+impl RegistrationNotifier<'_> {
     /// Tells the plugin why it is not registered, and returns the text for the log.
     fn failure(&self, socket: &Path, error: String) -> String {
         let error = short(error);

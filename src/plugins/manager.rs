@@ -37,12 +37,12 @@ pub struct Settings {
     /// The handler of each type.
     pub handlers: Handlers,
     /// Where sockets and plugins are entered.
-    pub listing: Listing,
+    pub listing: KnownPlugins,
 }
 
 /// The sockets and plugins that are known. Clones share them; empty until the watcher is started.
 #[derive(Clone, Default)]
-pub struct Listing {
+pub struct KnownPlugins {
     state: Arc<Mutex<PluginState>>,
 }
 
@@ -58,7 +58,7 @@ impl Plugins {
     /// When the directory cannot be created, or a limit of the kernel is reached.
     pub fn start(settings: Settings, on_death: OnDeath) -> std::io::Result<Plugins> {
         let _created: OwnedFd = untrusted::make_directory(&settings.directory, 1, 0o750)?;
-        let worker = Worker::new(settings, Box::new(spawn_call))?;
+        let worker = PluginWatcher::new(settings, Box::new(spawn_call))?;
         let wake = worker.wake.clone();
         let running = threads::spawn("plugins", Stack::Large, on_death, move |stop| worker.run(&stop))?
             .with_waker(Box::new(move || wake.ring()));
@@ -66,7 +66,7 @@ impl Plugins {
     }
 }
 
-impl Listing {
+impl KnownPlugins {
     /// All sockets and plugins, for the status.
     #[must_use]
     pub fn list(&self) -> Vec<SocketStatus> {
@@ -83,14 +83,14 @@ fn spawn_call(call: Call) -> std::io::Result<Running> {
     threads::spawn("plugin-call", Stack::Large, OnDeath::Unsupervised, call)
 }
 
-struct Worker {
+struct PluginWatcher {
     tree: Tree,
     handlers: Arc<Handlers>,
     state: Arc<Mutex<PluginState>>,
     wake: Wake,
-    done: Sender<(PathBuf, OperationResult)>,
-    ends: Receiver<(PathBuf, OperationResult)>,
-    calls: Vec<Running>,
+    results_tx: Sender<(PathBuf, OperationResult)>,
+    results_rx: Receiver<(PathBuf, OperationResult)>,
+    operation_threads: Vec<Running>,
     spawn: SpawnCall,
     /// Operations in sequence for which the kernel had no thread.
     refusals: Failures,
@@ -101,17 +101,17 @@ struct Worker {
     scan_error: Option<(PathBuf, Errno)>,
 }
 
-impl Worker {
-    fn new(settings: Settings, spawn: SpawnCall) -> std::io::Result<Worker> {
-        let (done, ends) = bounded(ENDED_CALLS);
-        Ok(Worker {
+impl PluginWatcher {
+    fn new(settings: Settings, spawn: SpawnCall) -> std::io::Result<PluginWatcher> {
+        let (results_tx, results_rx) = bounded(ENDED_CALLS);
+        Ok(PluginWatcher {
             tree: Tree::new(&settings.directory),
             handlers: Arc::new(settings.handlers),
             state: settings.listing.state,
             wake: Wake::new()?,
-            done,
-            ends,
-            calls: Vec::new(),
+            results_tx,
+            results_rx,
+            operation_threads: Vec::new(),
             spawn,
             refusals: Failures::default(),
             retry: None,
@@ -139,7 +139,7 @@ impl Worker {
             let _waiting = threads::waiting("plugins");
             // A scan that is due soon: changes until then belong to it.
             let is_soon = scan_at.is_some_and(|time| time <= Instant::now() + PACE);
-            let changes = self.tree.changes().filter(|_| !is_soon).map(|fd| (fd, PollFlags::IN));
+            let changes = self.tree.inotify_fd().filter(|_| !is_soon).map(|fd| (fd, PollFlags::IN));
             match self.wake.wait(changes, until) {
                 Ok(true) => {
                     let earliest = last_scan.map_or_else(Instant::now, |last| last + PACE);
@@ -152,8 +152,8 @@ impl Worker {
                 }
             }
         }
-        self.calls.iter_mut().for_each(Running::request_stop);
-        for call in self.calls {
+        self.operation_threads.iter_mut().for_each(Running::request_stop);
+        for call in self.operation_threads {
             call.stop(END_LIMIT);
         }
     }
@@ -183,7 +183,7 @@ impl Worker {
 
     /// Reads the results of operations that have ended.
     fn finish_operations(&self, now: Instant) {
-        while let Ok((path, ended)) = self.ends.try_recv() {
+        while let Ok((path, ended)) = self.results_rx.try_recv() {
             let error =
                 if let OperationResult::Failed(error) = &ended { error.clone() } else { String::new() };
             if self.state.locked().ended(&path, ended, now) {
@@ -194,7 +194,7 @@ impl Worker {
 
     /// Starts what is due. Returns when more may be due without an event before.
     fn start_operations(&mut self, now: Instant) -> Option<Instant> {
-        self.calls.retain(|call| !call.is_finished());
+        self.operation_threads.retain(|call| !call.is_finished());
         // All operations need a thread, so the next one would fail as well. The end of one that was not
         // started is an event, which must not shorten the pause.
         if self.retry.is_some_and(|retry| now < retry) {
@@ -205,7 +205,7 @@ impl Worker {
             let next = self.state.locked().next(now);
             let Some((path, operation)) = next else { return self.state.locked().wakes() };
             let mut end = ResultSender {
-                done: self.done.clone(),
+                results_tx: self.results_tx.clone(),
                 wake: self.wake.clone(),
                 ended: Some((path.clone(), OperationResult::NotStarted)),
             };
@@ -234,7 +234,7 @@ impl Worker {
             }));
             match spawned {
                 Ok(running) => {
-                    self.calls.push(running);
+                    self.operation_threads.push(running);
                     self.refusals.end();
                 }
                 // The end was reported when it was dropped.
@@ -255,7 +255,7 @@ impl Worker {
 
 /// Reports the end of an operation when dropped, also after a panic.
 struct ResultSender {
-    done: Sender<(PathBuf, OperationResult)>,
+    results_tx: Sender<(PathBuf, OperationResult)>,
     wake: Wake,
     ended: Option<(PathBuf, OperationResult)>,
 }
@@ -269,7 +269,7 @@ impl ResultSender {
 impl Drop for ResultSender {
     fn drop(&mut self) {
         if let Some(ended) = self.ended.take() {
-            let _ = self.done.send(ended);
+            let _ = self.results_tx.send(ended);
             self.wake.ring();
         }
     }
@@ -286,13 +286,13 @@ mod tests {
     use super::*;
     use crate::util::testing;
 
-    fn worker(directory: &std::path::Path, spawn: SpawnCall) -> Worker {
+    fn worker(directory: &std::path::Path, spawn: SpawnCall) -> PluginWatcher {
         let settings = Settings {
             directory: directory.to_owned(),
             handlers: Handlers::new(),
-            listing: Listing::default(),
+            listing: KnownPlugins::default(),
         };
-        Worker::new(settings, spawn).unwrap()
+        PluginWatcher::new(settings, spawn).unwrap()
     }
 
     #[test]
@@ -303,13 +303,13 @@ mod tests {
         let _socket = UnixListener::bind(closed.join("a.sock")).unwrap();
         let mut worker = worker(dir.path(), Box::new(spawn_call));
         assert!(!worker.scan(), "an event reports the next change");
-        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o0)).unwrap();
         let mut worker = testing::without_access(move || {
             assert!(worker.scan());
             worker
         });
         assert_eq!(worker.scan_error, Some((closed.clone(), Errno::ACCESS)));
-        let exists = |worker: &Worker| worker.state.locked().list().iter().any(|socket| socket.exists);
+        let exists = |worker: &PluginWatcher| worker.state.locked().list().iter().any(|socket| socket.exists);
         assert!(exists(&worker));
         std::fs::remove_dir_all(&closed).unwrap();
         assert!(!worker.scan());
@@ -346,6 +346,9 @@ mod tests {
         // All start as soon as there are threads.
         worker.spawn = Box::new(spawn_call);
         assert_eq!(worker.start_operations(now), None);
-        assert_eq!((worker.calls.len(), worker.refusals.number()), (super::super::state::MOST_OPERATIONS, 0));
+        assert_eq!(
+            (worker.operation_threads.len(), worker.refusals.number()),
+            (super::super::state::MOST_OPERATIONS, 0)
+        );
     }
 }

@@ -1,9 +1,9 @@
 //! The metric of the plugin manager (Go: pkg/kubelet/pluginmanager/metrics).
 
-use super::manager::Listing;
+use super::manager::KnownPlugins;
 use crate::util::metrics::{Page, Type};
 
-impl Listing {
+impl KnownPlugins {
     /// Writes `plugin_manager_total_plugins`.
     pub fn write_metrics(&self, page: &mut Page) {
         let help = "Number of plugins in Plugin Manager";

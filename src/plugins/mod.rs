@@ -19,7 +19,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use manager::{Listing, Plugins, Settings};
+pub use manager::{KnownPlugins, Plugins, Settings};
 pub use state::{Plugin, SocketStatus};
 
 use std::collections::BTreeMap;

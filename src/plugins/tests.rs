@@ -46,7 +46,7 @@ impl Handler for Recorder {
 struct Fixture {
     dir: tempfile::TempDir,
     calls: Receiver<String>,
-    listing: Listing,
+    listing: KnownPlugins,
     _plugins: Plugins,
 }
 
@@ -61,7 +61,7 @@ impl Fixture {
         prepare(dir.path());
         let (sender, calls) = bounded(256);
         let handler: Arc<dyn Handler> = Arc::new(Recorder(sender));
-        let listing = Listing::default();
+        let listing = KnownPlugins::default();
         let settings = Settings {
             directory: dir.path().to_owned(),
             handlers: Handlers::from([(CSI, handler)]),
@@ -351,7 +351,7 @@ fn directory_that_cannot_be_read_is_unknown_and_not_empty() {
     let tree = tree::Tree::new(dir.path());
     let scan = tree.scan();
     assert!(scan.sockets.len() == 2 && scan.unread.is_empty() && scan.error.is_none(), "{scan:?}");
-    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o0)).unwrap();
     let scan = testing::without_access(move || tree.scan());
     assert_eq!(scan.sockets.into_keys().collect::<Vec<_>>(), [dir.path().join("a.sock")]);
     assert_eq!(

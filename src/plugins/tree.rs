@@ -72,7 +72,7 @@ impl Tree {
     }
 
     /// Ready to read when something has changed.
-    pub(super) fn changes(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn inotify_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 

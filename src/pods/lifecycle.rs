@@ -4,7 +4,7 @@ use crate::model::pod::Pod;
 
 /// Why and how a pod is to be stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kill {
+pub struct PodKill {
     /// Replaces the pod's own grace period, in seconds.
     pub grace_override: Option<i64>,
     /// Set for evictions and the like: why the pod fails.
@@ -28,7 +28,7 @@ pub struct Update {
     /// The newest version of the pod, if it changed.
     pub pod: Option<Pod>,
     /// The order to stop the pod, if there is one.
-    pub kill: Option<Kill>,
+    pub kill: Option<PodKill>,
 }
 
 impl Update {
@@ -40,7 +40,7 @@ impl Update {
             let old = self.pod.replace(pod);
             if let Some(old) = old.filter(|old| runs && must_end(old)) {
                 let grace = old.object().metadata.deletion_grace_period_seconds;
-                let kill = Update { pod: None, kill: Some(Kill { grace_override: grace, failure: None }) };
+                let kill = Update { pod: None, kill: Some(PodKill { grace_override: grace, failure: None }) };
                 self.merge(kill);
             }
         }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     fn kill(seconds: Option<i64>) -> Update {
-        Update { pod: None, kill: Some(Kill { grace_override: seconds, failure: None }) }
+        Update { pod: None, kill: Some(PodKill { grace_override: seconds, failure: None }) }
     }
 
     fn grace_of(life: &Lifecycle) -> i64 {

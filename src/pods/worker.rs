@@ -22,7 +22,7 @@ use super::lifecycle::{Lifecycle, Phase, Update};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
 use crate::images::{self, ImageCheck};
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
@@ -87,7 +87,7 @@ pub struct Deps {
     /// Finds and replaces damaged files of images.
     pub image_check: ImageCheck,
     /// Reads objects of the API server for pods; `None` without one.
-    pub api: Option<PodApi>,
+    pub api: Option<PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub local: LocalObjects,
     /// Rung when a container has several dead instances, which the cleaner removes. The relist does
@@ -295,7 +295,7 @@ impl Worker {
     /// later was not read here.
     fn receive(&mut self, inbox: &Inbox<(), Update>, grace: &Grace) {
         grace.reset();
-        for (_, update) in inbox.take() {
+        for (_, update) in inbox.drain() {
             self.lifecycle.apply(update);
         }
     }
@@ -739,8 +739,8 @@ impl Worker {
             runtime_name: &runtime_name,
             readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
-            resizes: &resizes,
-            in_resize: in_resize.as_ref(),
+            resize_conditions: &resizes,
+            actual_pod: in_resize.as_ref(),
             memory_request: &|name| self.deps.allocations.actuated(pod.uid(), name)?.memory.request,
             devices: &|container| self.deps.assignments.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.

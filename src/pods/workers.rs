@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lifecycle::{Failure, Kill, Update, must_end};
+use super::lifecycle::{Failure, PodKill, Update, must_end};
 use super::worker::{Deps, Settings, Shared, Worker, WorkerPhase, WorkerReport, stop_unknown};
 use crate::model::ids::{FullName, PodUid};
 use crate::model::metrics;
@@ -53,7 +53,7 @@ struct Record {
     /// Whether the source has removed the pod: if the source delivers it again, it is a new pod.
     removed: bool,
     /// How the pod is to be stopped: the order in the mailbox is lost if the worker panics.
-    kill: Option<Kill>,
+    kill: Option<PodKill>,
     /// Whether the pod ends because it was evicted or preempted, and for no earlier reason.
     evicted: bool,
     panics: u32,
@@ -135,7 +135,7 @@ impl Workers {
 
     /// Whether the pod has a worker that has not stopped all its containers.
     #[must_use]
-    pub fn is_stopping(&self, uid: &PodUid) -> bool {
+    pub fn may_run(&self, uid: &PodUid) -> bool {
         !self.has_stopped(uid)
     }
 
@@ -166,7 +166,7 @@ impl Workers {
 
     /// How the pod is to be stopped, or was.
     #[must_use]
-    pub fn kill_of(&self, uid: &PodUid) -> Option<&Kill> {
+    pub fn kill_of(&self, uid: &PodUid) -> Option<&PodKill> {
         self.records.get(uid)?.kill.as_ref()
     }
 
@@ -185,7 +185,7 @@ impl Workers {
     /// Creates the pod's worker or sends it the new version.
     pub fn update(&mut self, pod: &Pod) {
         let uid = pod.uid().clone();
-        self.deps.cgroups.add(pod);
+        self.deps.cgroups.set_active(pod);
         if let Some(record) = self.records.get_mut(&uid) {
             if matches!(record.body, Body::Unknown(_)) || (record.is_leaving() && pod.is_static()) {
                 // The pod is being stopped; it starts again when it has ended.
@@ -249,7 +249,7 @@ impl Workers {
     }
 
     /// Stops a pod. A pod that has not started yet will never start.
-    pub fn kill(&mut self, uid: &PodUid, kill: Kill) -> AfterEnd {
+    pub fn kill(&mut self, uid: &PodUid, kill: PodKill) -> AfterEnd {
         let Some(record) = self.records.get_mut(uid) else { return AfterEnd::Removed };
         if record.finished || !record.started {
             self.purge(uid);
@@ -495,7 +495,7 @@ impl Record {
     }
 
     /// Records an order to stop the pod, and returns all of them.
-    fn note_kill(&mut self, kill: Kill) -> Update {
+    fn note_kill(&mut self, kill: PodKill) -> Update {
         let is_eviction =
             |failure: &Failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason);
         // One that would have run again was not to end.
@@ -578,7 +578,7 @@ mod tests {
 
     #[test]
     fn pod_that_ended_already_is_not_evicted() {
-        let kill = |reason: Option<&'static str>| Kill {
+        let kill = |reason: Option<&'static str>| PodKill {
             grace_override: None,
             failure: reason.map(|reason| Failure { reason, message: String::new(), disrupts: true }),
         };

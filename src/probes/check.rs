@@ -26,7 +26,7 @@ const ATTEMPTS: u32 = 3;
 
 /// One run of a probe.
 #[derive(Debug, Clone)]
-pub(super) struct Check {
+pub(super) struct ProbeRun {
     pub(super) kind: Kind,
     pub(super) container: ContainerIndex,
     /// The instance that it is about.
@@ -52,7 +52,7 @@ pub(super) enum CheckResult {
 }
 
 /// Runs a check; one that cannot be made is retried immediately.
-pub(super) fn run(check: &Check, cri: &RuntimeClient) -> CheckResult {
+pub(super) fn run(check: &ProbeRun, cri: &RuntimeClient) -> CheckResult {
     let mut result = CheckResult::Aborted;
     for _ in 0..ATTEMPTS {
         if check.stop.is_stopped() {
@@ -66,7 +66,7 @@ pub(super) fn run(check: &Check, cri: &RuntimeClient) -> CheckResult {
     result
 }
 
-fn once(check: &Check, cri: &RuntimeClient) -> CheckResult {
+fn once(check: &ProbeRun, cri: &RuntimeClient) -> CheckResult {
     let container = check.container.resolve(&check.pod);
     let Some((container, probe)) =
         container.and_then(|container| Some((container, check.kind.find_probe(container)?)))
@@ -122,7 +122,7 @@ fn command(words: &[String], container: &Container) -> Result<Vec<String>, TooLa
     words.iter().map(|word| budget.expand(word, value)).collect()
 }
 
-fn exec(check: &Check, cri: &RuntimeClient, command: Vec<String>, timeout: Duration) -> CheckResult {
+fn exec(check: &ProbeRun, cri: &RuntimeClient, command: Vec<String>, timeout: Duration) -> CheckResult {
     let text = command.join(" ");
     match cri.exec_sync(&check.id, command, timeout, &check.stop) {
         Ok(done) if done.exit_code == 0 => CheckResult::Success,
@@ -149,7 +149,7 @@ fn http(
     timeout: Duration,
     stop: &StopToken,
 ) -> CheckResult {
-    let port = match port(&action.port, container) {
+    let port = match resolve_port(&action.port, container) {
         Ok(port) => port,
         Err(message) => return CheckResult::Error("unknown", message),
     };
@@ -191,7 +191,7 @@ fn tcp(
     timeout: Duration,
     stop: &StopToken,
 ) -> CheckResult {
-    match port(&action.port, container) {
+    match resolve_port(&action.port, container) {
         Ok(port) => match dial::tcp_connect(host, port, timeout, stop) {
             Ok(()) => CheckResult::Success,
             Err(error) if error.is_stopped() => CheckResult::Aborted,
@@ -228,7 +228,7 @@ fn grpc(action: &GRPCAction, host: &str, timeout: Duration, stop: &StopToken) ->
 
 /// A port by number, or by the name of one of the container's ports. A number in quotes is a name
 /// (Go: pkg/probe, since 1.37; before, it was read as a number if no port has this name).
-pub(super) fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
+pub(super) fn resolve_port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),
         IntOrString::String(name) => {

@@ -29,7 +29,7 @@ impl ContainerIndex {
 }
 
 /// The containers that can have probes: sidecars and regular ones.
-pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = (ContainerIndex, &Container)> {
+pub(super) fn probed_containers(pod: &Pod) -> impl Iterator<Item = (ContainerIndex, &Container)> {
     let index = |index: usize| u16::try_from(index).unwrap_or(u16::MAX);
     let init = pod.init_containers().iter().enumerate();
     let sidecars = init

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::check::Check;
+use super::check::ProbeRun;
 use super::container::ContainerIndex;
 use super::permits::{EXEC_WEIGHT, NETWORK_WEIGHT};
 use super::state::{Conditions, Kind, Origin, Outcome, State, Timing};
@@ -144,11 +144,11 @@ impl Probe {
     }
 
     /// Begins the check that is due at `now`.
-    pub(super) fn begin(&mut self, now: Instant) -> Option<Check> {
+    pub(super) fn begin(&mut self, now: Instant) -> Option<ProbeRun> {
         self.state.due().filter(|due| *due <= now)?;
         let instance = self.target.instance.as_ref()?;
         self.state.begin(now);
-        Some(Check {
+        Some(ProbeRun {
             kind: self.kind,
             container: self.container,
             id: instance.id.clone(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::container::{ContainerIndex, containers};
+use super::container::{ContainerIndex, probed_containers};
 use super::counters::{ProbeCounters, Tally};
 use super::parking::Parking;
 use super::probe::{Instance, Probe, Target, Update};
@@ -286,7 +286,7 @@ impl<T> Registry<T> {
 
     /// The containers of `pod` that have probes.
     fn probed(&self, pod: &Pod, spread: bool, now: Instant) -> Vec<ProbedContainer<T>> {
-        let all = containers(pod).map(|(index, container)| ProbedContainer {
+        let all = probed_containers(pod).map(|(index, container)| ProbedContainer {
             index,
             current: None,
             probes: Kind::ALL

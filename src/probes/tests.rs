@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::event::Event;
 use crate::model::runtime::{ContainerState, ContainerStatus};
-use crate::util::mailbox::{Inbox, mailbox, newest};
+use crate::util::mailbox::{Inbox, mailbox, replace};
 use crate::util::threads::{OnDeath, Running, Stack, spawn};
 use crossbeam_channel::{Receiver, bounded};
 use serde_json::{Value, json};
@@ -29,9 +29,9 @@ impl Drop for Fixture {
 
 fn fixture() -> Fixture {
     let (events, event_queue) = EventSink::new();
-    let (post, posts) = mailbox(newest);
+    let (post, posts) = mailbox(replace);
     let (on_death, deaths) = bounded(1);
-    let cri = crate::cri::unreachable().0;
+    let cri = crate::cri::unreachable_clients().0;
     let probes = Probes::new(Deps { cri, events, post, on_death });
     Fixture { probes, posts, events: event_queue, deaths }
 }
@@ -90,7 +90,7 @@ fn readiness_follows_checks_and_reports_failures() {
     assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Pending);
     assert_eq!(fixture.probes.verdict(Kind::Liveness, &id), Verdict::NoProbe);
     fixture.posts.bell().recv_timeout(LONG).unwrap();
-    assert!(fixture.posts.take().contains_key(pod.uid()));
+    assert!(fixture.posts.drain().contains_key(pod.uid()));
     assert_eq!(fixture.probes.verdict(Kind::Readiness, &id), Verdict::Success);
 
     status.store(503, Ordering::SeqCst);

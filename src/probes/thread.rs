@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, bounded, never, select_biased};
 
 use super::Deps;
-use super::check::{self, Check, CheckResult};
+use super::check::{self, CheckResult, ProbeRun};
 use super::counters::{ProbeCounters, Tally};
 use super::permits::{Permit, PermitRequest, Permits};
 use super::probe::{Effect, Probe, Update};
@@ -198,7 +198,7 @@ fn check(probe: &mut Probe, inbox: &Inbox<(), Update>, tally: &Tally, check_deps
 
 #[inline(never)]
 fn receive(probe: &mut Probe, inbox: &Inbox<(), Update>) {
-    for (_, update) in inbox.take() {
+    for (_, update) in inbox.drain() {
         probe.update(update, Instant::now());
     }
 }
@@ -229,7 +229,7 @@ fn wait(
 
 /// A check that panics has no result, and its probe continues.
 #[inline(never)]
-fn run_check(check: &Check, check_deps: &CheckDeps) -> (CheckResult, Duration) {
+fn run_check(check: &ProbeRun, check_deps: &CheckDeps) -> (CheckResult, Duration) {
     let begun = Instant::now();
     let result = catch_unwind(AssertUnwindSafe(|| check::run(check, &check_deps.cri)));
     (result.unwrap_or(CheckResult::Aborted), begun.elapsed())
@@ -240,7 +240,7 @@ fn run_check(check: &Check, check_deps: &CheckDeps) -> (CheckResult, Duration) {
 #[inline(never)]
 fn conclude(
     probe: &mut Probe,
-    check: &Check,
+    check: &ProbeRun,
     result: &CheckResult,
     took: Duration,
     tally: &Tally,
@@ -275,7 +275,7 @@ fn conclude(
     true
 }
 
-fn raise(check: &Check, result: &CheckResult, events: &EventSink) {
+fn raise(check: &ProbeRun, result: &CheckResult, events: &EventSink) {
     let kind = check.kind.as_str();
     let (reason, message) = match result {
         CheckResult::Success | CheckResult::Aborted => return,

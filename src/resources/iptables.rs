@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::util::child::{self, ChildError, Limits};
 use crate::util::stop::StopToken;
 
-/// How often the owner should call [`Chains::keep`].
+/// How often the owner should call [`Chains::ensure`].
 pub(crate) const PERIOD: Duration = Duration::from_secs(60);
 
 const HINT: &str = "KUBE-IPTABLES-HINT";
@@ -68,7 +68,7 @@ struct Program {
     family: Family,
     path: PathBuf,
     /// Consecutive failures.
-    refusals: u8,
+    failures: u8,
 }
 
 /// The chains of both address families.
@@ -80,7 +80,7 @@ pub(crate) struct Chains {
 
 impl Chains {
     /// Searches the programs; nothing is changed yet.
-    pub(crate) fn find() -> Chains {
+    pub(crate) fn find_programs() -> Chains {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs: Vec<PathBuf> =
             std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
@@ -92,7 +92,7 @@ impl Chains {
         let programs = [(Family::Ipv4, "iptables"), (Family::Ipv6, "ip6tables")]
             .into_iter()
             .filter_map(|(family, name)| match find(name) {
-                Some(path) => Some(Program { family, path, refusals: 0 }),
+                Some(path) => Some(Program { family, path, failures: 0 }),
                 None => {
                     log::debug!("no {name} on this machine: no {HINT} chain");
                     None
@@ -113,7 +113,7 @@ impl Chains {
     ///
     /// DIFFERS: one canary per family is checked, that of the table `mangle`; upstream has
     /// them in `nat` and `filter`, too, and starts a program for each.
-    pub(crate) fn keep(&mut self, stop: &StopToken) {
+    pub(crate) fn ensure(&mut self, stop: &StopToken) {
         let was_installed = std::mem::replace(&mut self.installed, true);
         self.programs.retain_mut(|program| {
             let result = match was_installed {
@@ -122,14 +122,14 @@ impl Chains {
             };
             match result {
                 Ok(()) => {
-                    program.refusals = 0;
+                    program.failures = 0;
                     true
                 }
                 Err(_) if stop.is_stopped() => true,
                 Err(error) => {
-                    program.refusals += 1;
-                    let may_retry = program.refusals < MOST_REFUSALS;
-                    if program.refusals == 1 || !may_retry {
+                    program.failures += 1;
+                    let may_retry = program.failures < MOST_REFUSALS;
+                    if program.failures == 1 || !may_retry {
                         log::info!("the chains {HINT} and {FIREWALL} are not kept: {error}");
                     }
                     may_retry
@@ -235,7 +235,7 @@ esac
     fn chains_are_made_and_made_again() {
         let (dir, mut chains) = fixture(&["iptables", "ip6tables"], FAKE);
         let never = StopToken::never();
-        chains.keep(&never);
+        chains.ensure(&never);
         let state = lines(&dir, "iptables.state");
         assert_eq!(
             state,
@@ -252,13 +252,13 @@ esac
         assert_eq!(lines(&dir, "ip6tables.state"), six);
         // While the canary exists, nothing else is checked.
         let before = lines(&dir, "iptables.log").len();
-        chains.keep(&never);
+        chains.ensure(&never);
         assert_eq!(lines(&dir, "iptables.log").get(before..).unwrap(), ["-S KUBE-KUBELET-CANARY -t mangle"]);
         std::fs::write(dir.path().join("iptables.state"), "").unwrap();
-        chains.keep(&never);
+        chains.ensure(&never);
         assert_eq!(lines(&dir, "iptables.state"), state);
         // A restarted agent finds all chains.
-        Chains::in_dirs(&[dir.path().to_owned()]).keep(&never);
+        Chains::in_dirs(&[dir.path().to_owned()]).ensure(&never);
         assert_eq!(lines(&dir, "iptables.state"), state);
     }
 
@@ -271,12 +271,12 @@ esac
         assert!(!chains.is_empty());
         let never = StopToken::never();
         for _ in 1..MOST_REFUSALS {
-            chains.keep(&never);
+            chains.ensure(&never);
             assert!(!chains.is_empty(), "a single failure may be temporary");
         }
-        chains.keep(&never);
+        chains.ensure(&never);
         assert!(chains.is_empty());
-        chains.keep(&never);
+        chains.ensure(&never);
         assert_eq!(lines(&dir, "log").len(), usize::from(MOST_REFUSALS));
     }
 }

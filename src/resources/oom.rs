@@ -86,7 +86,7 @@ pub(crate) enum Scope {
 
 /// A killed process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Kill {
+pub(crate) struct OomKill {
     /// When, as in [`Record::time`].
     pub time: u64,
     /// The name of the process.
@@ -100,7 +100,7 @@ pub(crate) struct Kill {
     pub cgroup: Option<String>,
 }
 
-impl Kill {
+impl OomKill {
     /// The message of the event `SystemOOM` on the node, which is raised only for [`Scope::System`].
     ///
     /// DIFFERS: `pod` (namespace and name), if it is known, is added to upstream's message.
@@ -142,7 +142,7 @@ pub(crate) struct Parser {
 
 impl Parser {
     /// Reads one record.
-    pub(crate) fn read(&mut self, bytes: &[u8]) -> Option<Kill> {
+    pub(crate) fn read(&mut self, bytes: &[u8]) -> Option<OomKill> {
         let Record { time, message } = record(bytes)?;
         if self.open.as_ref().is_some_and(|open| time.saturating_sub(open.since) > SPAN) {
             self.open = None;
@@ -174,10 +174,10 @@ impl Parser {
         }
         let (pid, process) = killed(rest.strip_prefix(": ").unwrap_or(rest))?;
         self.open = None;
-        self.report_once(Kill { time, process, pid, scope, cgroup })
+        self.report_once(OomKill { time, process, pid, scope, cgroup })
     }
 
-    fn report_once(&mut self, kill: Kill) -> Option<Kill> {
+    fn report_once(&mut self, kill: OomKill) -> Option<OomKill> {
         self.reported.retain(|(_, time)| kill.time.saturating_sub(*time) <= SPAN);
         if self.reported.iter().any(|(pid, _)| *pid == kill.pid) {
             return None;
@@ -198,7 +198,7 @@ fn is_invocation(message: &str) -> bool {
 
 /// `oom-kill:constraint=C,nodemask=…,cpuset=NAME,mems_allowed=…[,global_oom|,oom_memcg=A],task_memcg=B,task=NAME,pid=N,uid=N`
 /// (kernel: mm/oom_kill.c `dump_oom_summary`, mm/memcontrol.c `mem_cgroup_print_oom_context`).
-fn summary(message: &str, time: u64) -> Option<Kill> {
+fn summary(message: &str, time: u64) -> Option<OomKill> {
     let rest = message.strip_prefix("oom-kill:constraint=")?;
     let (constraint, rest) = rest.split_once(',')?;
     let (rest, uid) = rest.rsplit_once(",uid=")?;
@@ -219,7 +219,7 @@ fn summary(message: &str, time: u64) -> Option<Kill> {
     } else {
         (Scope::System, path_after(rest, ",global_oom,task_memcg=")?)
     };
-    Some(Kill { time, process, pid, scope, cgroup: Some(cgroup.to_owned()) })
+    Some(OomKill { time, process, pid, scope, cgroup: Some(cgroup.to_owned()) })
 }
 
 /// The path behind a field. Before the first path is only the name of one cgroup, which contains no

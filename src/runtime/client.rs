@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::cri;
 use crate::images::ImagePuller;
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::event::EventSink;
 use crate::util::backoff::KeyedBackoff;
 use crate::util::gate::Gate;
@@ -33,7 +33,7 @@ pub(super) struct Shared {
     pub(super) user_namespaces: UserNamespaces,
     pub(super) events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
-    pub(super) api: Option<PodApi>,
+    pub(super) api: Option<PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub(super) local: LocalObjects,
     /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.

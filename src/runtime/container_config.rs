@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::images::ImageUser;
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::api::Container;
 use crate::model::mount::{MountedVolume, SubPaths};
 use crate::model::pod::Pod;
@@ -42,7 +42,7 @@ pub(super) struct ContainerInputs<'a> {
     /// Cancels the wait for sub paths and objects.
     pub(super) stop: &'a StopToken,
     /// Services, and the objects of pods that are not static.
-    pub(super) api: Option<&'a PodApi>,
+    pub(super) api: Option<&'a PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub(super) local: &'a LocalObjects,
     /// The pod's hosts file, when its containers get one.

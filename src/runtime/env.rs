@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::kube::objects::{FIRST_READ, Key, Kind, Object, ObjectError};
-use crate::kube::{LocalObjects, PodApi, PodObjects};
+use crate::kube::{LocalObjects, PodDependencies, PodObjects};
 use crate::model::api::{Container, EnvVarSource};
 use crate::model::expand::{Budget, TooLarge, expand};
 use crate::model::mount::MountedVolume;
@@ -120,7 +120,7 @@ pub(super) struct EnvInputs<'a> {
     /// The volumes with env files.
     pub volumes: &'a [MountedVolume],
     /// Objects and services, on a node with an API server.
-    pub api: Option<&'a PodApi>,
+    pub api: Option<&'a PodDependencies>,
     /// The objects of static pods.
     pub local: &'a LocalObjects,
     pub stop: &'a StopToken,
@@ -136,7 +136,7 @@ pub(super) struct EnvInputs<'a> {
 pub(super) fn environment(inputs: EnvInputs<'_>) -> Result<Env, ConfigError> {
     let EnvInputs { container, .. } = inputs;
     let services = services(&inputs)?;
-    let mut objects = Lookup { inputs, found: BTreeMap::new() };
+    let mut objects = ObjectCache { inputs, found: BTreeMap::new() };
     let mut env = Env::default();
     let too_large = |field: String| ConfigError::too_large(container, field);
     for (index, from) in container.env_from.iter().flatten().enumerate() {
@@ -188,12 +188,12 @@ fn services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, ConfigEr
 }
 
 /// The objects that one environment needs, each looked up once.
-struct Lookup<'a> {
+struct ObjectCache<'a> {
     inputs: EnvInputs<'a>,
     found: BTreeMap<(Kind, String), Arc<Object>>,
 }
 
-impl Lookup<'_> {
+impl ObjectCache<'_> {
     /// The object; `None` for an optional one that does not exist.
     fn get(
         &mut self,
@@ -285,7 +285,7 @@ mod tests {
     fn env_with(
         metadata: serde_json::Value,
         container: serde_json::Value,
-        api: Option<&PodApi>,
+        api: Option<&PodDependencies>,
     ) -> Result<Vec<(String, String)>, String> {
         let pod = json!({"metadata": metadata, "spec": {"containers": [container]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
@@ -317,7 +317,7 @@ mod tests {
         env_with(plain(), container, None)
     }
 
-    fn api() -> PodApi {
+    fn api() -> PodDependencies {
         let object = |pairs: &[(&str, &[u8])]| Object {
             data: pairs.iter().map(|(key, value)| ((*key).to_owned(), value.to_vec())).collect(),
             binary_data: [("bin".to_owned(), vec![1])].into(),
@@ -332,7 +332,7 @@ mod tests {
         }
         let services = Services::default();
         services.replace(Vec::new());
-        PodApi { services, ..PodApi::fixed(objects) }
+        PodDependencies { services, ..PodDependencies::for_tests(objects) }
     }
 
     fn service(namespace: &str, name: &str, address: &str) -> crate::model::api::Service {
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn only_static_pods_start_before_services_are_known() {
-        let api = PodApi { services: Services::default(), ..api() };
+        let api = PodDependencies { services: Services::default(), ..api() };
         let container = || json!({"name": "c"});
         assert_eq!(
             env_with(plain(), container(), Some(&api)).unwrap_err(),
@@ -491,7 +491,7 @@ mod tests {
             (Key::new(Kind::ConfigMap, "n", "large"), large.clone()),
             (Key::new(Kind::Secret, "n", "large"), large),
         ]);
-        let api = PodApi { objects, ..api() };
+        let api = PodDependencies { objects, ..api() };
         let from = |prefix: &str| json!({"prefix": prefix, "configMapRef": {"name": "large"}});
         let env =
             |from: serde_json::Value| env_with(plain(), json!({"name": "c", "envFrom": from}), Some(&api));

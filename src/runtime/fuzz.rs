@@ -13,7 +13,7 @@ use super::settings::Host;
 use crate::images::ImageUser;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::services::Services;
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::image_name as name;
 use crate::model::mount::{MountedVolume, SubPath, SubPathFailure, SubPaths};
 use crate::model::pod::Pod;
@@ -261,13 +261,13 @@ impl SubPaths for AnySubPath {
 }
 
 /// What the API server has: a config map of 1 MiB.
-static API: LazyLock<PodApi> = LazyLock::new(|| {
+static API: LazyLock<PodDependencies> = LazyLock::new(|| {
     let object = Object { data: [("k".to_owned(), vec![b'x'; (1 << 20) - 1])].into(), ..Object::default() };
     let objects = Objects::fixed(vec![(Key::new(Kind::ConfigMap, "n", "m"), object)]);
     objects.set(&Key::new(Kind::Secret, "n", "s"), None);
     let services = Services::default();
     services.replace(Vec::new());
-    PodApi { services, ..PodApi::fixed(objects) }
+    PodDependencies { services, ..PodDependencies::for_tests(objects) }
 });
 
 /// Builds the configuration of the pod's first container.

@@ -24,7 +24,7 @@ use crate::util::timers;
 
 use super::client::Runtime;
 use super::grace::{Countdown, Grace};
-use super::kill::{Kill, MINIMUM_GRACE};
+use super::kill::{ContainerKill, MINIMUM_GRACE};
 use super::kill_order::pause;
 use super::security_context::pod_text;
 use super::start_request::{StartFailure, regarding};
@@ -97,10 +97,10 @@ impl Runtime {
         // Part of it is from the container: escaped, it cannot imitate log lines of the agent.
         log::warn!("{}", message.escape_debug());
         self.warn(pod, name, reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
-        let kill = Kill {
+        let kill = ContainerKill {
             message: Some(reasons::FAILED_POST_START_HOOK.to_owned()),
             ips: hook.ips.to_vec(),
-            ..Kill::for_container(pod, hook.id, name)
+            ..ContainerKill::for_container(pod, hook.id, name)
         };
         if let Err(error) = self.kill_container(&kill, stop) {
             // The next inspection finds it running; as upstream, the pod then continues.
@@ -121,7 +121,7 @@ impl Runtime {
     /// When it is cancelled.
     pub(super) fn pre_stop(
         &self,
-        kill: &Kill,
+        kill: &ContainerKill,
         countdown: &Countdown<'_>,
     ) -> Result<Option<Running>, CriError> {
         let begun = Instant::now();
@@ -172,7 +172,7 @@ impl Runtime {
     /// period.
     fn spawn_pre_stop(
         &self,
-        kill: &Kill,
+        kill: &ContainerKill,
         hook: Hook<'_>,
         left: Duration,
         grace: &Grace,

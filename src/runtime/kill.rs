@@ -50,7 +50,7 @@ pub struct Orphan {
 
 /// A container to stop.
 #[derive(Clone)]
-pub struct Kill {
+pub struct ContainerKill {
     /// The container's pod.
     pub target: KillTarget,
     /// Runtime id.
@@ -68,11 +68,11 @@ pub struct Kill {
     pub ips: Vec<IpAddr>,
 }
 
-impl Kill {
+impl ContainerKill {
     /// A request to stop one container with the grace period of its pod.
     #[must_use]
-    pub fn for_container(pod: &Pod, id: &ContainerId, name: &str) -> Kill {
-        Kill {
+    pub fn for_container(pod: &Pod, id: &ContainerId, name: &str) -> ContainerKill {
+        ContainerKill {
             target: KillTarget::Pod(pod.clone()),
             id: id.clone(),
             name: name.to_owned(),
@@ -177,7 +177,7 @@ impl Runtime {
     ///
     /// # Errors
     /// When the runtime did not stop it.
-    pub fn kill_container(&self, kill: &Kill, stop: &StopToken) -> Result<(), KillError> {
+    pub fn kill_container(&self, kill: &ContainerKill, stop: &StopToken) -> Result<(), KillError> {
         self.stop_one(kill, None, &Grace::fixed(stop)).map_err(|error| KillError {
             unstopped: vec![StopFailure::Container { name: kill.name.clone(), error }],
         })
@@ -192,7 +192,12 @@ impl Runtime {
         move |stop| grace.wait_until_overdue(slack, stop)
     }
 
-    fn stop_one(&self, kill: &Kill, order: Option<&KillOrder>, grace: &Grace) -> Result<(), CriError> {
+    fn stop_one(
+        &self,
+        kill: &ContainerKill,
+        order: Option<&KillOrder>,
+        grace: &Grace,
+    ) -> Result<(), CriError> {
         let mut kill = kill.clone();
         if let (KillTarget::Orphan(orphan), None) = (&mut kill.target, kill.grace_override)
             && orphan.annotations.is_none()
@@ -284,7 +289,7 @@ impl Runtime {
     fn stop_all(
         &self,
         uid: &PodUid,
-        kills: Vec<Kill>,
+        kills: Vec<ContainerKill>,
         order: Option<&Arc<KillOrder>>,
         grace: &Grace,
     ) -> Vec<StopFailure> {
@@ -330,7 +335,7 @@ impl Runtime {
 
     fn stop_and_report(
         &self,
-        kill: &Kill,
+        kill: &ContainerKill,
         order: Option<&KillOrder>,
         grace: &Grace,
         results: &Sender<(String, Result<(), CriError>)>,
@@ -360,13 +365,13 @@ fn plan(
     pod: Option<&Pod>,
     observed: KnownPod<'_>,
     grace_override: Option<i64>,
-) -> (PodUid, Vec<Kill>, Vec<SandboxId>) {
+) -> (PodUid, Vec<ContainerKill>, Vec<SandboxId>) {
     let (uid, namespace, name) = match observed {
         KnownPod::Runtime(runtime) => (&runtime.uid, &runtime.namespace, &runtime.name),
         KnownPod::Listed(listed) => (&listed.uid, &listed.namespace, &listed.name),
     };
-    let kill =
-        |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| Kill {
+    let kill = |id: &ContainerId, container: &str, annotations: Option<&Arc<BTreeMap<String, String>>>| {
+        ContainerKill {
             target: match pod {
                 Some(pod) => KillTarget::Pod(pod.clone()),
                 None => KillTarget::Orphan(Orphan {
@@ -385,7 +390,8 @@ fn plan(
                 KnownPod::Runtime(runtime) => runtime.ips.clone(),
                 KnownPod::Listed(_) => Vec::new(),
             },
-        };
+        }
+    };
     let (kills, sandboxes) = match observed {
         KnownPod::Runtime(runtime) => (
             runtime.running().map(|container| kill(&container.id, &container.name, None)).collect(),

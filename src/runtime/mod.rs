@@ -54,7 +54,7 @@ mod tests;
 pub use change::PodNumbers;
 pub use client::Runtime;
 pub use image_volumes::volume_image_names;
-pub use kill::{Kill, KnownPod};
+pub use kill::{ContainerKill, KnownPod};
 pub use placement::{CpusetPlacement, Placement, PlacementError, SharedPlacement};
 pub use sandbox::NewSandbox;
 pub use security_context::{MASKED_PATHS, READONLY_PATHS};

@@ -48,7 +48,7 @@ fn static_pod(manifest: Value) -> Pod {
         for (name, amount) in
             requested.into_iter().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()))
         {
-            requests.entry(name).or_insert_with(|| Quantity(amount.write(Form::Decimal)));
+            requests.entry(name).or_insert_with(|| Quantity(amount.format(Form::Decimal)));
         }
     }
     request_limits(&mut spec.resources);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::cri;
 use crate::images::ImagePuller;
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::container_memory::{ProtectionSettings, SwapBehavior};
 use crate::model::event::EventSink;
 use crate::model::pod::Pod;
@@ -117,7 +117,7 @@ pub struct Deps {
     /// Kubernetes events.
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
-    pub api: Option<PodApi>,
+    pub api: Option<PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub local: LocalObjects,
     /// The path of a pod's cgroup, for the runtime; empty: the runtime chooses.

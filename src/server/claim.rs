@@ -32,7 +32,7 @@ const ATTEMPTS: u32 = 100;
 /// INVARIANT: the process opens its claim's file once. A POSIX lock ends when any of the
 /// process's descriptors of the file is closed.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct InstanceLock {
     _file: File,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Claim {
 ///
 /// # Errors
 /// When another agent has it, or when it cannot be written to.
-pub(crate) fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
+pub(crate) fn claim_root(root_dir: &Path) -> Result<InstanceLock, ServerError> {
     match claim(root_dir, ROOT_CLAIM) {
         Ok(Some(claim)) => Ok(claim),
         Ok(None) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
@@ -53,7 +53,7 @@ pub(crate) fn claim_root(root_dir: &Path) -> Result<Claim, ServerError> {
 ///
 /// # Errors
 /// When another agent has it, or when its directory cannot be made or written to.
-pub(crate) fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
+pub(crate) fn claim_socket(socket: &Path) -> Result<InstanceLock, ServerError> {
     let failed = |source| ServerError::Claim { path: socket.to_owned(), source };
     let (Some(directory), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(failed(io::ErrorKind::InvalidInput.into()));
@@ -72,7 +72,7 @@ pub(crate) fn claim_socket(socket: &Path) -> Result<Claim, ServerError> {
 /// are removed, so the highest number never falls. A process that has the claim by number n found n
 /// to be the highest after it had made it. Number n + 1 is made by a process that found n to be the
 /// highest and not held; but n is held from before it has its name until its process ends.
-fn claim(directory: &Path, name: &str) -> io::Result<Option<Claim>> {
+fn claim(directory: &Path, name: &str) -> io::Result<Option<InstanceLock>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, flags, Mode::empty())?;
     for _ in 0..ATTEMPTS {
@@ -90,7 +90,7 @@ fn claim(directory: &Path, name: &str) -> io::Result<Option<Claim>> {
         for other in others.into_iter().filter(|other| *other < number) {
             remove(&directory, &format!("{name}.{other}"));
         }
-        return Ok(Some(Claim { _file: file }));
+        return Ok(Some(InstanceLock { _file: file }));
     }
     Err(io::ErrorKind::ResourceBusy.into())
 }

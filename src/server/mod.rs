@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 pub(crate) use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub(crate) use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
-pub(crate) use claim::{Claim, claim_root, claim_socket};
+pub(crate) use claim::{InstanceLock, claim_root, claim_socket};
 pub(crate) use context::MainPort;
 pub(crate) use error::ServerError;
 pub(crate) use listen::bind::connect_local;

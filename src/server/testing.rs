@@ -136,7 +136,7 @@ impl FakeNode {
             sink,
             events,
             _events: running,
-            runtime: crate::cri::unreachable().0,
+            runtime: crate::cri::unreachable_clients().0,
         }
     }
 }

@@ -151,7 +151,7 @@ fn version(value: &Value) -> Result<(), Fault> {
 }
 
 fn typed_pod(value: &Value) -> PodAndUnknown {
-    match typed::read::<api::Pod>(value) {
+    match typed::decode_all_faults::<api::Pod>(value) {
         Ok(typed) => (Ok(typed.object), typed.unknown),
         Err(mismatches) => {
             let faults = mismatches.into_iter().map(|mismatch| {
@@ -170,7 +170,7 @@ pub(crate) fn pod_from_value(value: &serde_json::Value) -> Result<api::Pod, Faul
     let fault = |typed::WrongValue { path, message }| Fault { line: None, field: Some(path), message };
     let faults =
         |mismatches: Vec<typed::WrongValue>| Faults(mismatches.into_iter().take(3).map(fault).collect());
-    typed::read::<api::Pod>(value).map(|typed| typed.object).map_err(faults)
+    typed::decode_all_faults::<api::Pod>(value).map(|typed| typed.object).map_err(faults)
 }
 
 #[cfg(test)]

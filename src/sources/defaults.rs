@@ -82,7 +82,7 @@ fn set_pod_level(pod: &mut Pod) {
     let pages: Vec<_> = container_limits(&whole)
         .into_iter()
         .filter(|(name, _)| is_page(name) && !is_requested(name))
-        .map(|(name, sum)| (name, Quantity(sum.write(Form::Binary))))
+        .map(|(name, sum)| (name, Quantity(sum.format(Form::Binary))))
         .collect();
     if !pages.is_empty() {
         let limits = resources.limits.get_or_insert_default();
@@ -98,7 +98,7 @@ fn set_pod_level(pod: &mut Pod) {
             "memory" => Form::Binary,
             _ => continue,
         };
-        requests.entry(name).or_insert_with(|| Quantity(sum.write(form)));
+        requests.entry(name).or_insert_with(|| Quantity(sum.format(form)));
     }
     for (name, limit) in limits {
         if is_page(&name) || ["cpu", "memory"].contains(&name.as_str()) {

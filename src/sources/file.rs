@@ -43,8 +43,8 @@ pub(super) fn spawn(
     store: Store,
     deps: &Deps,
 ) -> std::io::Result<Running> {
-    let bell = Wake::new()?;
-    let ring = bell.clone();
+    let wake = Wake::new()?;
+    let ring = wake.clone();
     // A relative path would change with the working directory.
     let root = std::path::absolute(&settings.path).unwrap_or_else(|_| settings.path.clone());
     let root: PathBuf = root.components().collect();
@@ -52,7 +52,7 @@ pub(super) fn spawn(
     let (node_name, deps) = (node_name.to_owned(), deps.clone());
     let on_death = OnDeath::Supervisor(deps.on_death.clone());
     let running = threads::spawn("src-file", Stack::Large, on_death, move |stop| {
-        run(Watch::new(&root, bell), Files::new(&root, &node_name, store), check, &deps, &stop);
+        run(Watch::new(&root, wake), Files::new(&root, &node_name, store), check, &deps, &stop);
     })?;
     Ok(running.with_waker(Box::new(move || ring.ring())))
 }

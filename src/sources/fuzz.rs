@@ -170,7 +170,7 @@ fn local_objects() -> Target {
         ],
         run: |bytes| {
             for exposed in [None, Some("must have mode 0600")] {
-                local::fuzzed(bytes, exposed);
+                local::decode_for_fuzzing(bytes, exposed);
             }
         },
     }

@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn the_thread_polls_and_stops_in_the_middle_of_a_request() {
         use crate::model::event::EventSink;
-        use crate::util::mailbox::{mailbox, newest};
+        use crate::util::mailbox::{mailbox, replace};
         use std::io::{Read, Write};
         const LIMIT: Duration = Duration::from_secs(20);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -413,7 +413,7 @@ mod tests {
             }
         })
         .unwrap();
-        let (post, inbox) = mailbox(newest);
+        let (post, inbox) = mailbox(replace);
         let (events_sink, events) = EventSink::new();
         let (on_death, _deaths) = crossbeam_channel::bounded(1);
         let settings = HttpSettings { url, headers: Default::default(), check: Duration::ZERO };
@@ -421,7 +421,7 @@ mod tests {
         let running = spawn("n", &settings, store, &Deps { post, events: events_sink, on_death }).unwrap();
         let next = || {
             inbox.bell().recv_timeout(LIMIT).expect("a set in time");
-            let set = inbox.take().remove(&SourceName::Http).unwrap();
+            let set = inbox.drain().remove(&SourceName::Http).unwrap();
             seen.send(()).unwrap();
             set
         };

@@ -69,7 +69,7 @@ pub(super) struct FileChanges {
 /// The inotify watch of one path.
 pub(super) struct Watch {
     root: PathBuf,
-    bell: Wake,
+    wake: Wake,
     inotify: Option<Inotify>,
     watched: HashMap<WatchDescriptor, Interest>,
     writing: HashMap<OsString, PendingWrite>,
@@ -99,7 +99,7 @@ fn place_mask() -> WatchMask {
 
 impl Watch {
     /// A watch over `root`, an absolute path.
-    pub(super) fn new(root: &Path, bell: Wake) -> Self {
+    pub(super) fn new(root: &Path, wake: Wake) -> Self {
         let inotify = Inotify::init()
             .inspect_err(|error| {
                 log::warn!("no inotify for {}, only the periodic list: {error}", root.display());
@@ -107,7 +107,7 @@ impl Watch {
             .ok();
         Watch {
             root: root.to_owned(),
-            bell,
+            wake,
             inotify,
             watched: HashMap::new(),
             writing: HashMap::new(),
@@ -246,7 +246,7 @@ impl Watch {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
             };
-            let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
             if let Some(inotify) = &self.inotify {
                 fds.push(PollFd::from_borrowed_fd(inotify.as_fd(), PollFlags::IN));
             }
@@ -487,11 +487,11 @@ mod tests {
 
     #[test]
     fn the_bell_ends_a_wait() {
-        let bell = Wake::new().unwrap();
-        let mut watch = Watch::new(Path::new("/nowhere"), bell.clone());
+        let wake = Wake::new().unwrap();
+        let mut watch = Watch::new(Path::new("/nowhere"), wake.clone());
         let now = Instant::now();
         assert_eq!(watch.wait(now), WakeReason::Scan);
-        bell.ring();
+        wake.ring();
         assert_eq!(watch.wait(now + Duration::from_secs(3600)), WakeReason::Stopped);
     }
 }

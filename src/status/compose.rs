@@ -67,7 +67,7 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
     // This precedes the phase, which depends on whether sidecars have started.
     fill_probed(inputs, &mut status);
     set_phase(inputs, &mut status);
-    resources::set_pod_level(pod, inputs.in_resize, &mut status);
+    resources::set_pod_level(pod, inputs.actual_pod, &mut status);
     status.conditions = Some(conditions::compose(inputs, &status));
     set_addresses(inputs, &mut status);
     status
@@ -133,7 +133,7 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
 
 /// `started` and `ready` of every container, from its state and its probes.
 fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
-    let before = inputs.before();
+    let before = inputs.previous_status();
     let sidecar = |name: &str| {
         inputs.pod.init_containers().iter().any(|container| container.name == name && is_sidecar(container))
     };
@@ -173,8 +173,8 @@ fn fill_probed(inputs: &Inputs, status: &mut PodStatus) {
 }
 
 fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
-    let hosts = inputs.node.pair();
-    let before = || inputs.before().and_then(|before| before.pod_ips.clone()).unwrap_or_default();
+    let hosts = inputs.node.shown_host_ips();
+    let before = || inputs.previous_status().and_then(|before| before.pod_ips.clone()).unwrap_or_default();
     let ips: Vec<PodIP> = if inputs.pod.host_network() {
         on_host_network(before(), hosts)
     } else {
@@ -205,10 +205,10 @@ fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
 #[must_use]
 pub fn pod_ips(pod: &Pod, found: &[IpAddr], old: Option<&PodStatus>, node: &NodeAddresses) -> Vec<IpAddr> {
     if !pod.host_network() {
-        return one_per_family(found, node.pair().first());
+        return one_per_family(found, node.shown_host_ips().first());
     }
     let before = old.or(pod.object().status.as_ref()).and_then(|before| before.pod_ips.clone());
-    let ips = on_host_network(before.unwrap_or_default(), node.pair());
+    let ips = on_host_network(before.unwrap_or_default(), node.shown_host_ips());
     ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 

@@ -41,7 +41,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
         .collect();
     conditions.extend(
         inputs
-            .resizes
+            .resize_conditions
             .iter()
             .cloned()
             .map(|resize| PodCondition { last_transition_time: Some(Time(inputs.now)), ..resize }),
@@ -135,7 +135,7 @@ pub(super) fn find<'a>(conditions: Option<&'a [PodCondition]>, kind: &str) -> Op
 
 /// Whether a condition was true in the previous status.
 pub(super) fn holds_before(inputs: &Inputs, kind: &str) -> bool {
-    find(inputs.before().and_then(|before| before.conditions.as_deref()), kind)
+    find(inputs.previous_status().and_then(|before| before.conditions.as_deref()), kind)
         .is_some_and(|condition| condition.status == "True")
 }
 

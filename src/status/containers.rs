@@ -82,7 +82,7 @@ pub(super) fn terminated_without_record(message: &str) -> ContainerStateTerminat
 
 fn container_status(inputs: &Inputs, spec: &Container, kind: Kind) -> ContainerStatus {
     let old = inputs
-        .before()
+        .previous_status()
         .and_then(|before| match kind {
             Kind::Init => before.init_container_statuses.as_ref(),
             Kind::Regular => before.container_statuses.as_ref(),

@@ -29,7 +29,7 @@ pub struct NodeAddresses {
 
 impl NodeAddresses {
     /// The addresses that statuses show: two at most.
-    pub(super) fn pair(&self) -> &[IpAddr] {
+    pub(super) fn shown_host_ips(&self) -> &[IpAddr] {
         self.host_ips.get(..2).unwrap_or(&self.host_ips)
     }
 }
@@ -62,10 +62,10 @@ pub struct Inputs<'a> {
     /// Startup of a container instance.
     pub startup: &'a dyn Fn(&ContainerId) -> Verdict,
     /// The conditions that show a resize.
-    pub resizes: &'a [PodCondition],
+    pub resize_conditions: &'a [PodCondition],
     /// The pod with the resources that it and its containers still have while a resize is open;
     /// `None`: those that it was granted.
-    pub in_resize: Option<&'a Pod>,
+    pub actual_pod: Option<&'a Pod>,
     /// The memory request that a container, by name, runs with: runtimes do not report it.
     pub memory_request: &'a dyn Fn(&str) -> Option<Amount>,
     /// The health of a container's devices.
@@ -89,15 +89,15 @@ impl<'a> Inputs<'a> {
             sandbox_needed: false,
             readiness: &|_| Verdict::NoProbe,
             startup: &|_| Verdict::NoProbe,
-            resizes: &[],
-            in_resize: None,
+            resize_conditions: &[],
+            actual_pod: None,
             memory_request: &|_| None,
             devices: &|_| Vec::new(),
         }
     }
 
     /// The previous status: the stored one, else the one in the pod's object.
-    pub(super) fn before(&self) -> Option<&'a PodStatus> {
+    pub(super) fn previous_status(&self) -> Option<&'a PodStatus> {
         self.old.or(self.pod.object().status.as_ref())
     }
 

@@ -75,7 +75,7 @@ fn correct(map: &mut Quantities, name: &str, applied: Option<Amount>, floor_mill
         return;
     }
     let form = if name == "memory" { Form::Binary } else { Form::Decimal };
-    map.insert(name.to_owned(), Quantity(applied.write(form)));
+    map.insert(name.to_owned(), Quantity(applied.format(form)));
 }
 
 /// Sets `status.allocatedResources` and `status.resources`: the pod-level values of the spec if
@@ -87,7 +87,7 @@ pub(super) fn set_pod_level(pod: &Pod, has: Option<&Pod>, status: &mut PodStatus
         let map: Quantities = amounts
             .into_iter()
             .map(|(name, amount)| {
-                let text = amount.write(form_in(pod, &name));
+                let text = amount.format(form_in(pod, &name));
                 (name, Quantity(text))
             })
             .collect();

@@ -49,7 +49,7 @@ pub(super) fn condition(inputs: &Inputs, status: &PodStatus) -> Option<PodCondit
 /// DIFFERS: false for a pod that is being deleted, because no container starts again.
 pub(super) fn is_in_progress(inputs: &Inputs) -> bool {
     let requests_restart = |container: &Container| {
-        restart::restarts_all(container, inputs.runtime.newest(&container.name))
+        restart::requests_restart_of_all(container, inputs.runtime.newest(&container.name))
             && (inputs.failures)(&container.name).is_none()
     };
     restart::may_restart_all(inputs.pod)

@@ -204,7 +204,7 @@ impl Cleaner {
                     Job::Logs => self.rotate(stop),
                     Job::Chains => {
                         let Some(chains) = &mut self.deps.chains else { continue };
-                        chains.keep(stop);
+                        chains.ensure(stop);
                         if chains.is_empty() {
                             continue;
                         }

@@ -17,7 +17,7 @@ use crate::model::restart::RuleGates;
 use crate::model::runtime::ListedPod;
 use crate::pods::admission::{self, Admission, NodeView};
 use crate::pods::allocation::{Pending, PodResources};
-use crate::pods::lifecycle::Kill;
+use crate::pods::lifecycle::PodKill;
 use crate::pods::plan::resize::ResizeRules;
 use crate::sources::merge::{Merge, Op, PodSet, Update};
 
@@ -36,7 +36,7 @@ pub(crate) enum Effect {
         message: String,
     },
     /// Stop a pod.
-    Kill(PodUid, Kill),
+    Kill(PodUid, PodKill),
     /// Stop a pod to make room for a critical one.
     Preempt {
         /// The pod to stop.
@@ -133,7 +133,7 @@ pub(crate) struct World<'a> {
     /// Whether the last status of this incarnation of the pod is Failed or Succeeded.
     pub is_over: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod has a worker that still stops its containers or its sandbox.
-    pub is_stopping: &'a dyn Fn(&PodUid) -> bool,
+    pub may_run: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the source removed this pod of the API before, and its worker stops it: a pod that comes
     /// back with its UID does not start.
     pub ends_for_good: &'a dyn Fn(&PodUid) -> bool,
@@ -304,7 +304,7 @@ impl Core {
         world: &World<'_>,
     ) -> Vec<Effect> {
         let PodSet { pods, incarnations } = set.into();
-        let pods = pods.into_iter().map(|pod| self.restart_rules.applied_to(pod)).collect();
+        let pods = pods.into_iter().map(|pod| self.restart_rules.without_disabled_rules(pod)).collect();
         let updates = self.merge.apply(source, PodSet { pods, incarnations }, now);
         let mut effects: Vec<Effect> = self
             .merge
@@ -391,7 +391,7 @@ impl Core {
                     }
                     self.deferred_resizes.retain(|other| other != pod.uid());
                     effects.push(if (world.has_worker)(pod.uid()) {
-                        Effect::Kill(pod.uid().clone(), Kill { grace_override, failure: None })
+                        Effect::Kill(pod.uid().clone(), PodKill { grace_override, failure: None })
                     } else {
                         Effect::ForgetStatus(pod.uid().clone())
                     });
@@ -427,7 +427,7 @@ impl Core {
             let is_over = desired.pod.is_over() || (!desired.has_old_status && (world.is_over)(uid));
             let never_runs =
                 desired.pod.is_deleting() && !(world.has_worker)(uid) && !(world.still_runs)(uid);
-            !desired.rejected && !never_runs && (!is_over || (world.is_stopping)(uid))
+            !desired.rejected && !never_runs && (!is_over || (world.may_run)(uid))
         };
         self.desired.values().filter(is_active).map(|desired| desired.granted.clone()).collect()
     }
@@ -442,7 +442,7 @@ impl Core {
             all.iter().filter_map(desired).flat_map(|entry| &entry.starts_after).collect();
         // One that runs again, such as a static pod that was put back, is not late any more.
         let is_late =
-            |pod: &&Pod| desired(pod).is_some_and(|entry| entry.is_late) && (world.is_stopping)(pod.uid());
+            |pod: &&Pod| desired(pod).is_some_and(|entry| entry.is_late) && (world.may_run)(pod.uid());
         let late: BTreeSet<PodUid> = all.iter().filter(is_late).map(|pod| pod.uid().clone()).collect();
         let victims = all.iter().filter(|pod| preempted.contains(pod.uid()) && !is_late(pod));
         let victims: Vec<Pod> = victims.cloned().collect();
@@ -667,7 +667,7 @@ mod tests {
                 is_listed: self.is_listed,
                 still_runs,
                 is_over: &|uid| self.over.contains(uid),
-                is_stopping: &|uid| self.stopping.contains(uid),
+                may_run: &|uid| self.stopping.contains(uid),
                 ends_for_good: &|uid| self.leaving.contains(uid),
                 is_final: &|_| false,
                 gates_differ: &|_| false,

@@ -14,7 +14,7 @@ use crate::model::pod::{CONFIG_MIRROR, Pod};
 use crate::model::reasons;
 use crate::pods::admission;
 use crate::pods::allocation::{Pending, summary};
-use crate::pods::lifecycle::{Failure, Kill, must_end};
+use crate::pods::lifecycle::{Failure, PodKill, must_end};
 use crate::pods::workers::AfterEnd;
 use crate::sources::unsupported_fields;
 use crate::status::disrupt;
@@ -174,7 +174,7 @@ impl Loop {
         }
     }
 
-    pub(super) fn kill(&mut self, uid: &PodUid, kill: Kill) {
+    pub(super) fn kill(&mut self, uid: &PodUid, kill: PodKill) {
         if self.deps.workers.kill(uid, kill) == AfterEnd::Removed {
             self.deps.status.forget(uid);
             self.garbage = true;
@@ -189,13 +189,13 @@ impl Loop {
             message: admission::PREEMPTED_MESSAGE.to_owned(),
             disrupts: true,
         };
-        self.fail(victim.uid(), Kill { grace_override: None, failure: Some(failure) });
+        self.fail(victim.uid(), PodKill { grace_override: None, failure: Some(failure) });
     }
 
     /// Stops a pod that fails for the reason in `kill`. One that has not started, because it waits
     /// for the pods that are stopped for it or for the former pod of its name, has no worker that
     /// would report this: it is rejected, and never starts.
-    pub(super) fn fail(&mut self, uid: &PodUid, kill: Kill) {
+    pub(super) fn fail(&mut self, uid: &PodUid, kill: PodKill) {
         let waited = self.preemptions.waits(uid);
         self.preemptions.forget(uid);
         let failure = kill.failure.clone();

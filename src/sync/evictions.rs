@@ -8,7 +8,7 @@ use crate::eviction;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::reasons;
-use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::lifecycle::{Failure, PodKill};
 use crate::util::mailbox::{self, Inbox, Post};
 use crate::util::wake::Wake;
 
@@ -29,7 +29,7 @@ pub(crate) struct Link {
     pub orders: Inbox<PodUid, Order>,
     /// Rung when an evicted pod has ended, and when a pod with a limit of local storage was added:
     /// that thread may sleep until then.
-    pub bell: Wake,
+    pub wake: Wake,
     /// The names of the node's pressure conditions, for admission.
     pub pressures: Arc<dyn Fn() -> Vec<String> + Send + Sync>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Link {
 /// Makes the mailbox of orders.
 #[must_use]
 pub(crate) fn orders() -> (Post<PodUid, Order>, Inbox<PodUid, Order>) {
-    mailbox::mailbox(mailbox::newest)
+    mailbox::mailbox(mailbox::replace)
 }
 
 /// Whether a pod with a limit of local storage has got its worker since the snapshot `before`.
@@ -59,11 +59,11 @@ impl Loop {
             }
             let failure =
                 Failure { reason: reasons::EVICTED, message: order.message, disrupts: order.disrupts };
-            self.fail(&uid, Kill { grace_override: Some(order.grace_seconds), failure: Some(failure) });
+            self.fail(&uid, PodKill { grace_override: Some(order.grace_seconds), failure: Some(failure) });
         }
         self.publish();
         // A pod that had ended already does not ring.
-        self.deps.evictions.bell.ring();
+        self.deps.evictions.wake.ring();
     }
 
     /// Whether the pod was evicted or preempted, by this agent or, as its status shows, by the one

@@ -50,7 +50,7 @@ impl Loop {
         self.deps.view.set(snapshot);
         // After the snapshot, from which that thread takes the pods.
         if is_limited_pod_added {
-            self.deps.evictions.bell.ring();
+            self.deps.evictions.wake.ring();
         }
         if let Some(wake) = self.deps.shutdown.wake.as_ref().filter(|_| self.settings.node.shutting_down) {
             wake.ring();
@@ -66,7 +66,7 @@ impl Loop {
         let removed = workers.uids().filter(|uid| !self.core.is_desired(uid) && !workers.is_finished(uid));
         // Their mirrors show the rejection.
         let rejected = self.core.desired().filter(|(_, pod, rejected)| *rejected && pod.is_static());
-        let shown = self.sources.get(&SourceName::Api).is_some_and(|state| state.seen);
+        let api_source_seen = self.sources.get(&SourceName::Api).is_some_and(|state| state.seen);
         mirrors.put(
             (),
             mirror::View {
@@ -78,7 +78,7 @@ impl Loop {
                     .chain(rejected.map(|(_, pod, _)| pod.full_name()))
                     .chain(self.departed.names())
                     .collect(),
-                mirrors: shown.then(|| self.core.mirrors().values().cloned().collect()),
+                mirrors: api_source_seen.then(|| self.core.mirrors().values().cloned().collect()),
                 sources_ready: self.core.sources_ready(),
             },
         );

@@ -10,7 +10,7 @@ pub(crate) struct Request {
     /// What to remove, in this order, also if one of them fails.
     pub what: &'static [Reclaim],
     done: Sender<()>,
-    bell: Wake,
+    wake: Wake,
 }
 
 /// Makes the channel of requests. Only one waits.
@@ -20,10 +20,10 @@ pub(crate) fn requests() -> (Sender<Request>, Receiver<Request>) {
 }
 
 /// Sends a request. The result is closed when it was carried out, or cannot be sent because one
-/// waits already; then `bell` rings.
-pub(crate) fn request(to: &Sender<Request>, what: &'static [Reclaim], bell: Wake) -> Receiver<()> {
+/// waits already; then `wake` rings.
+pub(crate) fn request(to: &Sender<Request>, what: &'static [Reclaim], wake: Wake) -> Receiver<()> {
     let (done, ended) = bounded(1);
-    if let Err(error) = to.try_send(Request { what, done, bell }) {
+    if let Err(error) = to.try_send(Request { what, done, wake }) {
         error.into_inner().finish();
     }
     ended
@@ -32,8 +32,8 @@ pub(crate) fn request(to: &Sender<Request>, what: &'static [Reclaim], bell: Wake
 impl Request {
     /// The request was carried out.
     pub(super) fn finish(self) {
-        let Request { done, bell, .. } = self;
+        let Request { done, wake, .. } = self;
         drop(done);
-        bell.ring();
+        wake.ring();
     }
 }

@@ -195,7 +195,7 @@ mod tests {
                 is_listed: true,
                 still_runs: &|_| self.still_runs,
                 is_over: &|uid| self.over.borrow().contains(uid),
-                is_stopping: &|_| false,
+                may_run: &|_| false,
                 ends_for_good: &|_| false,
                 is_final: &|_| false,
                 gates_differ: &|_| false,

@@ -24,11 +24,11 @@ use crate::model::pod::{Pod, SourceName};
 use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
 use crate::node::{self, NodeReader, NodeWatch};
-use crate::observe::{Change, Observe, Subject};
+use crate::observe::{ExitedContainers, Observe, Subject};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
-use crate::pods::lifecycle::{Failure, Kill};
+use crate::pods::lifecycle::{Failure, PodKill};
 use crate::pods::mirror;
 use crate::pods::plan::resize::ResizeRules;
 use crate::pods::plan::shutdown;
@@ -36,7 +36,7 @@ use crate::pods::workers::{AfterEnd, WorkerEnd, Workers};
 use crate::probes::{Kind, Probes};
 use crate::sources::SourceSet;
 use crate::sources::merge::PodSet;
-use crate::status::publish::ApiPods;
+use crate::status::publish::ApiPodSender;
 use crate::status::{StatusCache, gates_differ, is_terminal};
 use crate::util::lock::LockExt;
 use crate::util::mailbox::Inbox;
@@ -83,7 +83,7 @@ pub(crate) struct Deps {
     /// Complete sets from the sources.
     pub from_sources: Inbox<SourceName, SourceSet>,
     /// Changes in the runtime.
-    pub from_observe: Inbox<Subject, Change>,
+    pub from_observe: Inbox<Subject, ExitedContainers>,
     /// Workers that ended.
     pub from_workers: Inbox<PodUid, WorkerEnd>,
     /// Pods with changed verdicts of probes.
@@ -99,7 +99,7 @@ pub(crate) struct Deps {
     /// Rung when the runtime's health has changed: it is a condition of the Node object.
     pub health: Option<Sender<()>>,
     /// Receives the pods as the API server shows them. `None` without an API server.
-    pub api_pods: Option<ApiPods>,
+    pub api_pods: Option<ApiPodSender>,
     /// Receives the static pods and their mirrors. `None` without an API server.
     pub mirrors: Option<mirror::Views>,
     /// Pods that refer to an object that has changed.
@@ -193,21 +193,21 @@ impl Loop {
         ];
         let timer = due.into_iter().flatten().fold(self.schedule.next(), Instant::min);
         let no_read = never();
-        let uids = |inbox: &Inbox<PodUid, ()>| inbox.take().into_keys().collect();
+        let uids = |inbox: &Inbox<PodUid, ()>| inbox.drain().into_keys().collect();
         let _waiting = threads::waiting("pods, runtime, workers");
         Some(select_biased! {
             recv(stop.signal()) -> _ => return None,
-            recv(self.deps.from_workers.bell()) -> _ => Event::WorkersEnded(self.deps.from_workers.take()),
+            recv(self.deps.from_workers.bell()) -> _ => Event::WorkersEnded(self.deps.from_workers.drain()),
             recv(self.deps.shutdown.orders.bell()) -> _ => {
-                Event::Shutdown(self.deps.shutdown.orders.take().remove(&()).unwrap_or_default())
+                Event::Shutdown(self.deps.shutdown.orders.drain().remove(&()).unwrap_or_default())
             }
-            recv(self.deps.evictions.orders.bell()) -> _ => Event::Evict(self.deps.evictions.orders.take()),
+            recv(self.deps.evictions.orders.bell()) -> _ => Event::Evict(self.deps.evictions.orders.drain()),
             recv(node_changes) -> _ => Event::NodeChanged,
             recv(self.node_read.as_ref().unwrap_or(&no_read)) -> _ => Event::NodeRead,
             recv(self.deps.from_sources.bell()) -> _ => {
-                Event::Sources(self.deps.from_sources.take().into_iter().collect())
+                Event::Sources(self.deps.from_sources.drain().into_iter().collect())
             }
-            recv(self.deps.from_observe.bell()) -> _ => Event::Runtime(self.deps.from_observe.take()),
+            recv(self.deps.from_observe.bell()) -> _ => Event::Runtime(self.deps.from_observe.drain()),
             recv(self.deps.from_probes.bell()) -> _ => Event::Probes(uids(&self.deps.from_probes)),
             recv(self.deps.from_objects.bell()) -> _ => Event::Objects(uids(&self.deps.from_objects)),
             recv(self.deps.ephemeral.queue) -> request => {
@@ -269,7 +269,7 @@ impl Loop {
         if self.core.sources_ready() && self.deps.assignments.holds_resources() {
             let active = self.decide(|core, world| core.active(world));
             let observe = &self.deps.observe;
-            self.deps.assignments.release(&active, &|uid| observe.still_runs(uid));
+            self.deps.assignments.release_inactive(&active, &|uid| observe.still_runs(uid));
         }
     }
 
@@ -309,7 +309,7 @@ impl Loop {
         self.retry_resizes("pod_terminated");
         self.publish();
         if evicted {
-            self.deps.evictions.bell.ring();
+            self.deps.evictions.wake.ring();
         }
     }
 
@@ -348,7 +348,7 @@ impl Loop {
             }
             let failure =
                 Failure { reason: shutdown::REASON, message: shutdown::MESSAGE.to_owned(), disrupts: true };
-            self.kill(&uid, Kill { grace_override: Some(grace), failure: Some(failure) });
+            self.kill(&uid, PodKill { grace_override: Some(grace), failure: Some(failure) });
         }
         self.publish();
     }
@@ -376,7 +376,7 @@ impl Loop {
         self.publish();
         self.carry_out(effects);
         // Their limits of local storage count again.
-        self.deps.evictions.bell.ring();
+        self.deps.evictions.wake.ring();
         self.clean_up();
     }
 
@@ -485,7 +485,7 @@ impl Loop {
         }
     }
 
-    fn runtime_changed(&mut self, changes: impl IntoIterator<Item = (Subject, Change)>) {
+    fn runtime_changed(&mut self, changes: impl IntoIterator<Item = (Subject, ExitedContainers)>) {
         let mut unknown = false;
         for (subject, change) in changes {
             match subject {
@@ -604,7 +604,7 @@ impl Loop {
                 !workers.starts_again(uid) && is_over()
             },
             // Before the first list, every pod counts as running.
-            is_stopping: &|uid| first_list && workers.is_stopping(uid) && observe.still_runs(uid),
+            may_run: &|uid| first_list && workers.may_run(uid) && observe.still_runs(uid),
             ends_for_good: &|uid| workers.ends_for_good(uid),
             is_final: &|uid| status.entry(uid).is_some_and(|entry| entry.finished),
             gates_differ: &|pod| status.get(pod.uid()).is_none_or(|stored| gates_differ(pod, &stored)),

@@ -44,7 +44,7 @@ pub fn mailbox<K: Eq + Hash, V>(merge: Merge<V>) -> (Post<K, V>, Inbox<K, V>) {
 }
 
 /// Merge rule: the newest value replaces the older one.
-pub fn newest<V>(old: &mut V, new: V) {
+pub fn replace<V>(old: &mut V, new: V) {
     *old = new;
 }
 
@@ -66,7 +66,7 @@ impl<K: Eq + Hash, V> Post<K, V> {
 }
 
 impl<K: Eq + Hash, V> Inbox<K, V> {
-    /// The bell, for `select`. After it rings call [`Inbox::take`].
+    /// The bell, for `select`. After it rings call [`Inbox::drain`].
     #[must_use]
     pub fn bell(&self) -> &Receiver<()> {
         &self.bell
@@ -80,7 +80,7 @@ impl<K: Eq + Hash, V> Inbox<K, V> {
 
     /// Removes and returns all entries; may be empty.
     #[must_use]
-    pub fn take(&self) -> HashMap<K, V> {
+    pub fn drain(&self) -> HashMap<K, V> {
         std::mem::take(&mut *self.map.locked())
     }
 }
@@ -91,24 +91,24 @@ mod tests {
 
     #[test]
     fn new_entry_replaces_old_one_and_bell_rings_once() {
-        let (post, inbox) = mailbox(newest);
+        let (post, inbox) = mailbox(replace);
         post.put("a", 1);
         post.put("a", 2);
         post.put("b", 3);
         inbox.bell().try_recv().unwrap();
         assert!(inbox.bell().try_recv().is_err());
-        assert_eq!(inbox.take(), HashMap::from([("a", 2), ("b", 3)]));
-        assert!(inbox.take().is_empty());
+        assert_eq!(inbox.drain(), HashMap::from([("a", 2), ("b", 3)]));
+        assert!(inbox.drain().is_empty());
     }
 
     #[test]
     fn a_bell_without_posters_is_silent() {
-        let (post, inbox) = mailbox(newest);
+        let (post, inbox) = mailbox(replace);
         post.put("a", 1);
         drop(post);
         assert!(inbox.bell().try_recv().is_ok());
         assert_eq!(inbox.bell().try_recv(), Err(crossbeam_channel::TryRecvError::Empty));
-        assert_eq!(inbox.take()["a"], 1);
+        assert_eq!(inbox.drain()["a"], 1);
     }
 
     #[test]
@@ -117,6 +117,6 @@ mod tests {
         post.put((), 30);
         post.put((), 5);
         post.put((), 20);
-        assert_eq!(inbox.take()[&()], 5);
+        assert_eq!(inbox.drain()[&()], 5);
     }
 }

@@ -27,15 +27,15 @@ pub fn digest_of(kind: Sha2, bytes: &[u8]) -> Vec<u8> {
 
 /// The digest of `bytes`.
 #[must_use]
-pub fn digest(bytes: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
+pub fn sha256(bytes: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
     // INVARIANT: the digest has this number of bytes.
     ring::digest::digest(&SHA256, bytes).as_ref().try_into().unwrap_or_default()
 }
 
 /// The digest of `bytes` as lower-case hexadecimal digits.
 #[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    text(&digest(bytes))
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    text(&sha256(bytes))
 }
 
 /// The digest of data that arrive in parts.
@@ -83,13 +83,13 @@ mod tests {
                 "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1",
             ),
         ] {
-            assert_eq!(hex(text.as_bytes()), digest);
+            assert_eq!(sha256_hex(text.as_bytes()), digest);
             let mut hasher = Hasher::default();
             text.as_bytes().chunks(7).for_each(|part| hasher.update(part));
             assert_eq!(hasher.finish(), digest);
         }
         assert_eq!(
-            hex(&[b'a'; 1_000_000]),
+            sha256_hex(&[b'a'; 1_000_000]),
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
         );
     }

@@ -14,7 +14,7 @@ pub const DIGITS: usize = 32;
 /// # Errors
 /// When the kernel returns no random bytes.
 pub fn new() -> io::Result<String> {
-    let mut text = sha256::hex(&bytes::<16>()?);
+    let mut text = sha256::sha256_hex(&bytes::<16>()?);
     text.truncate(DIGITS);
     Ok(text)
 }

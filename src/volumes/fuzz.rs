@@ -10,7 +10,7 @@ use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, Payload};
 use super::files::Nested;
 use super::{config_map, downward_api, projected, secret};
 use crate::kube::objects::{Key, Kind, Object, Objects};
-use crate::kube::{PodApi, PodObjects};
+use crate::kube::{PodDependencies, PodObjects};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::Pod;
@@ -253,7 +253,7 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
     drop(value);
     let (map, keys) = (Key::new(Kind::ConfigMap, "n", "m"), Key::new(Kind::Secret, "n", "m"));
     let objects = Objects::fixed(vec![(map, object.clone()), (keys, object)]);
-    let api = PodApi::fixed(objects);
+    let api = PodDependencies::for_tests(objects);
     // Objects that were never read are not waited for.
     let (source, stop) = crate::util::stop::pair();
     drop(source);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::kube::{LocalObjects, PodApi};
+use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::ids::PodUid;
@@ -50,7 +50,7 @@ pub struct Deps {
     /// The sink of `FailedMount` events.
     pub events: EventSink,
     /// Objects that pods need from the API server, on a node that has one.
-    pub api: Option<PodApi>,
+    pub api: Option<PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub local: LocalObjects,
     /// Called for a pod when updates of its volumes have ended that no sync awaits, and when its
@@ -66,18 +66,21 @@ pub struct Deps {
 impl Deps {
     /// Without objects of static pods and without a Node object.
     #[must_use]
-    pub fn new(events: EventSink, api: Option<PodApi>) -> Deps {
+    pub fn new(events: EventSink, api: Option<PodDependencies>) -> Deps {
         let (local, waker) = (LocalObjects::default(), Waker::default());
         Deps { events, api, local, waker, controller: None, labels: None }
     }
 }
+
+/// Why the last clean-up of devices has failed, and since when it fails.
+pub(super) type SweepFailure = (Vec<String>, Instant);
 
 /// The volumes of all pods. All pod workers share it.
 #[derive(Debug)]
 pub struct Volumes {
     pub(super) settings: Settings,
     pub(super) events: EventSink,
-    pub(super) api: Option<PodApi>,
+    pub(super) api: Option<PodDependencies>,
     pub(super) local: LocalObjects,
     /// Held for table look-ups only, never across a system call.
     retries: Mutex<Retries>,
@@ -98,7 +101,7 @@ pub struct Volumes {
     pub(super) sweep_at: Mutex<Option<Instant>>,
     /// Why the last clean-up of devices has failed, of CSI drivers and of other disks, and since when it
     /// fails.
-    pub(super) unreleased: Arc<Mutex<Option<(Vec<String>, Instant)>>>,
+    pub(super) unreleased: Arc<Mutex<Option<SweepFailure>>>,
     /// The last clean-up of devices.
     pub(super) sweeping: Mutex<Option<Operation>>,
     /// Updates of volumes that pods have already. Held for table look-ups only.

@@ -321,7 +321,7 @@ mod tests {
         std::fs::create_dir_all(pods.join("u1")).unwrap();
         std::fs::write(pods.join("file"), "").unwrap();
         assert!(volumes.has_directory(&PodUid::from("u1")) && !volumes.has_directory(&PodUid::from("file")));
-        std::fs::set_permissions(pods.join("u1"), std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(pods.join("u1"), std::fs::Permissions::from_mode(0o0)).unwrap();
         assert!(without_access(move || volumes.has_directory(&PodUid::from("u1"))));
     }
 

@@ -6,7 +6,7 @@ use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::files::Site;
 use crate::kube::objects::{Key, Kind};
-use crate::kube::{LocalObjects, PodApi, PodObjects};
+use crate::kube::{LocalObjects, PodDependencies, PodObjects};
 use crate::model::event::EventSink;
 use crate::model::fields::NodeAllocatable;
 use crate::model::mount::MountedVolume;
@@ -71,7 +71,7 @@ pub(super) struct FilesRequest<'a> {
 
 /// Where the files of volumes come from.
 pub(super) struct FileSources<'a> {
-    pub(super) api: Option<&'a PodApi>,
+    pub(super) api: Option<&'a PodDependencies>,
     pub(super) local: &'a LocalObjects,
     pub(super) allocatable: &'a NodeAllocatable,
     /// The sink of warnings about certificates.

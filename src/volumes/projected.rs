@@ -10,7 +10,7 @@ use super::error::VolumeError;
 use super::plugin::{FileSources, Files, FilesRequest, Plugin};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
-use crate::kube::{PodApi, PodObjects};
+use crate::kube::{PodDependencies, PodObjects};
 use crate::model::api::{
     PodCertificateProjection, ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection,
 };
@@ -67,7 +67,7 @@ pub(super) struct ProjectionInputs<'a> {
     /// ConfigMaps and Secrets; `None` without any source of them.
     pub(super) objects: Option<PodObjects<'a>>,
     /// Tokens and certificates.
-    pub(super) api: Option<&'a PodApi>,
+    pub(super) api: Option<&'a PodDependencies>,
     pub(super) allocatable: &'a NodeAllocatable,
     /// The sink of warnings about certificates.
     pub(super) events: &'a EventSink,
@@ -154,7 +154,7 @@ fn of_the_api(
     place: (&str, usize),
     projection: &VolumeProjection,
     default_mode: Option<i32>,
-    (api, events, stop): (&PodApi, &EventSink, &StopToken),
+    (api, events, stop): (&PodDependencies, &EventSink, &StopToken),
 ) -> Result<Payload, VolumeError> {
     if let Some(source) = &projection.service_account_token {
         return token(pod, source, default_mode, api);
@@ -182,7 +182,7 @@ fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,
     default_mode: Option<i32>,
-    api: &PodApi,
+    api: &PodDependencies,
 ) -> Result<Payload, VolumeError> {
     let audience = source.audience.as_deref().unwrap_or_default();
     let token = api
@@ -200,7 +200,7 @@ fn certificate(
     place: (&str, usize),
     source: &PodCertificateProjection,
     default_mode: Option<i32>,
-    (api, events, stop): (&PodApi, &EventSink, &StopToken),
+    (api, events, stop): (&PodDependencies, &EventSink, &StopToken),
 ) -> Result<Payload, VolumeError> {
     let credential = api
         .trust
@@ -262,7 +262,7 @@ mod tests {
     use crate::kube::pod_certificates::{CertificateApi, PodCertificates, Request};
     use crate::kube::tokens::{IssuedToken, TokenApi, Tokens};
     use crate::kube::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
-    use crate::kube::{LocalObjects, Trust};
+    use crate::kube::{LocalObjects, ProjectedCertificates};
     use serde_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
@@ -272,7 +272,7 @@ mod tests {
         Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap())
     }
 
-    fn api() -> PodApi {
+    fn api() -> PodDependencies {
         let object = |value: &str| Object {
             data: [("k".to_owned(), value.as_bytes().to_vec())].into(),
             ..Object::default()
@@ -283,10 +283,10 @@ mod tests {
         ]);
         objects.set(&Key::new(Kind::ConfigMap, "n", "gone"), None);
         objects.set(&Key::new(Kind::Secret, "n", "gone"), None);
-        PodApi::fixed(objects)
+        PodDependencies::for_tests(objects)
     }
 
-    fn collect_for(pod: &Pod, source: Value, api: Option<&PodApi>) -> Result<Payload, String> {
+    fn collect_for(pod: &Pod, source: Value, api: Option<&PodDependencies>) -> Result<Payload, String> {
         let source: ProjectedVolumeSource = serde_json::from_value(source).unwrap();
         let local = LocalObjects::default();
         let inputs = ProjectionInputs {
@@ -452,9 +452,9 @@ mod tests {
 
     #[test]
     fn end_of_the_agent_is_no_failure_of_a_source() {
-        let api = PodApi {
+        let api = PodDependencies {
             tokens: Tokens::new(Box::new(Stopped)),
-            trust: Trust {
+            trust: ProjectedCertificates {
                 bundles: TrustBundles::new(Box::new(Stopped)),
                 certificates: PodCertificates::new(Box::new(Stopped)),
             },

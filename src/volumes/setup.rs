@@ -693,7 +693,7 @@ mod tests {
     use super::super::testing;
     use super::*;
     use crate::kube::objects::{Key, Kind, Object, Objects};
-    use crate::kube::{PodApi, claims::Claims, tokens::Tokens};
+    use crate::kube::{PodDependencies, claims::VolumeClaims, tokens::Tokens};
     use crate::model::event::Event;
     use crossbeam_channel::Receiver;
     use serde_json::json;
@@ -703,8 +703,8 @@ mod tests {
     }
 
     /// Volumes with these objects of an API server.
-    fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodApi, Receiver<Box<Event>>) {
-        let api = PodApi::fixed(objects.clone());
+    fn volumes_with(root: &Path, objects: &Objects) -> (Volumes, PodDependencies, Receiver<Box<Event>>) {
+        let api = PodDependencies::for_tests(objects.clone());
         let (volumes, queue) = testing::volumes(root, Some(api.clone()));
         (volumes, api, queue)
     }
@@ -1015,7 +1015,7 @@ mod tests {
         }
     }
 
-    impl crate::kube::claims::ClaimApi for SilentApi {
+    impl crate::kube::claims::VolumeClaimApi for SilentApi {
         fn read_claim(
             &self,
             _: &str,
@@ -1051,8 +1051,8 @@ mod tests {
             let silent = std::sync::Mutex::new(Some(silent.clone()));
             Box::new(SilentApi(silent, std::sync::atomic::AtomicU32::new(0)))
         };
-        let (tokens, claims) = (Tokens::new(server(&silent)), Claims::new(server(&silent)));
-        let api = PodApi { tokens, claims, ..PodApi::fixed(objects.clone()) };
+        let (tokens, claims) = (Tokens::new(server(&silent)), VolumeClaims::new(server(&silent)));
+        let api = PodDependencies { tokens, claims, ..PodDependencies::for_tests(objects.clone()) };
         let (volumes, queue) = testing::volumes(root.path(), Some(api.clone()));
         let token = json!({"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}});
         let pod = pod(
@@ -1105,7 +1105,7 @@ mod tests {
             Box::new(SilentApi(silent, std::sync::atomic::AtomicU32::new(0)))
         };
         let (volumes, mut api, _queue) = volumes_with(root.path(), &Objects::fixed(Vec::new()));
-        api.claims = Claims::new(server());
+        api.claims = VolumeClaims::new(server());
         api.tokens = Tokens::new(server());
         let (settings, events) = (volumes.settings.clone(), volumes.events.clone());
         let volumes = Volumes::new(settings, Deps::new(events, Some(api.clone())));

@@ -8,7 +8,7 @@ use coracle::model::quantity::Amount;
 use coracle::model::requests::Amounts;
 use coracle::placement::memory::{Memory, Reserved};
 use coracle::placement::numa_nodes::NumaNode;
-use coracle::placement::topology::{Candidate, Policy, Provider, Scope, Topology};
+use coracle::placement::topology::{Candidate, Policy, Provider, Scope, TopologyManager};
 use serde_json::{Value, json};
 
 use crate::peer::Peer;
@@ -116,7 +116,7 @@ fn pod(random: &mut Random, machine: &Machine, uid: &str) -> Value {
 /// The machine's managers, its pods, and what was done.
 struct ManagedNode {
     memory: Memory,
-    topology: Topology,
+    topology: TopologyManager,
     active: Vec<Pod>,
     /// Containers of active pods that have not started, in order.
     waiting: Vec<(Pod, Vec<String>)>,
@@ -237,7 +237,7 @@ fn state_equals_that_of_the_memory_manager() {
                 continue;
             }
         };
-        let topology = Topology::new(
+        let topology = TopologyManager::new(
             Policy::parse(policy).unwrap(),
             Scope::parse(scope).unwrap(),
             &BTreeMap::new(),
@@ -271,7 +271,7 @@ fn state_equals_that_of_the_memory_manager() {
                     let (pod, names) = &mut host.waiting[index];
                     let (pod, name) = (pod.clone(), names.remove(0));
                     host.waiting.retain(|(_, names)| !names.is_empty());
-                    host.memory.container_started(&pod, &name);
+                    host.memory.release_ended_init_containers(&pod, &name);
                     host.started.push((pod.clone(), name.clone()));
                     (json!({"do": "start", "uid": pod.uid(), "container": name}), Value::Null)
                 }

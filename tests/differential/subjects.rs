@@ -1,6 +1,6 @@
 //! Subjects of certificates against crypto/x509.
 
-use coracle::kube::certificates::{Facts, Subject};
+use coracle::kube::certificates::{CertificateFields, Subject};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ fn accepted_subject_is_parsed_equally_by_go() {
     while cases.next() {
         let subject = subject(&mut random);
         let certificate = changed(&template, |fields| fields[SUBJECT] = subject.clone());
-        let ours = Facts::of_der(&certificate).and_then(|facts| facts.subject);
+        let ours = CertificateFields::from_der(&certificate).and_then(|facts| facts.subject);
         let theirs = peer.ask(&json!({"ask": "subject", "data": encode(&certificate)}));
         match (ours, theirs["ok"] == true) {
             (Some(ours), true) => {

@@ -8,7 +8,9 @@ use coracle::model::api::Container;
 use coracle::model::pod::Pod;
 use coracle::placement::numa::{Hint, NumaMask};
 use coracle::placement::numa_nodes::NumaNode;
-use coracle::placement::topology::{AllocateError, Candidate, Hints, Policy, Provider, Scope, Topology};
+use coracle::placement::topology::{
+    AllocateError, Candidate, Hints, Policy, Provider, Scope, TopologyManager,
+};
 use serde_json::{Value, json};
 
 use crate::peer::Peer;
@@ -149,8 +151,12 @@ fn admissions_equal_those_of_the_topology_manager() {
         });
         let response = peer.ask(&question);
         let error = response["error"].as_str().unwrap();
-        let topology =
-            Topology::new(Policy::parse(policy).unwrap(), Scope::parse(scope).unwrap(), &options, &nodes);
+        let topology = TopologyManager::new(
+            Policy::parse(policy).unwrap(),
+            Scope::parse(scope).unwrap(),
+            &options,
+            &nodes,
+        );
         let topology = match topology {
             Err(_) if !error.is_empty() => {
                 cases.count("start refused by both");

@@ -189,7 +189,7 @@ fn image_with_the_configuration_of_another_removes_nothing() {
     });
     let manifest = manifest.to_string().into_bytes();
     let server = Server::start(move |request: &Request| {
-        let digest = format!("sha256:{}", sha256::hex(&manifest));
+        let digest = format!("sha256:{}", sha256::sha256_hex(&manifest));
         let (body, kind, digest) = match request.path.rsplit('/').nth(1) {
             Some("manifests") => (manifest.clone(), manifest_type, digest),
             Some("blobs") => (config.clone(), "application/octet-stream", id.clone()),

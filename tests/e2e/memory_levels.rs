@@ -8,7 +8,7 @@ use coracle::config::KubeletConfiguration;
 use coracle::eviction::kernel::{Armed, KernelFiles, RemainingMemory, Signals};
 use coracle::eviction::notify::Reading;
 use coracle::eviction::thresholds;
-use coracle::eviction::watch::Plan;
+use coracle::eviction::watch::WatchPlan;
 
 use crate::support::cgroups::CgroupRoot;
 use crate::support::node::LONG;
@@ -31,7 +31,7 @@ fn kernel_signals_memory_use_above_the_level() {
     let mut config = KubeletConfiguration::default();
     config.eviction_hard.insert("memory.available".to_owned(), "100Mi".to_owned());
     let thresholds = thresholds(&config, false).expect("thresholds");
-    let mut signals = Signals::open(files, |kernel| Plan::new(&thresholds, kernel));
+    let mut signals = Signals::open(files, |kernel| WatchPlan::new(&thresholds, kernel));
     let machine = Some(Reading { usage: 0, headroom: 64 << 20 });
     // The cgroup of version 2 is new and uses nothing.
     let armed = signals.arm(&RemainingMemory { machine, pods: None, pods_usage: Some(0), pods_path });

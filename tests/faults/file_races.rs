@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle::kube::PodApi;
+use coracle::kube::PodDependencies;
 use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
@@ -61,7 +61,7 @@ impl RaceDirectory {
         self.dir.path().join("root")
     }
 
-    fn volumes(&self, api: Option<PodApi>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
+    fn volumes(&self, api: Option<PodDependencies>) -> (Arc<Volumes>, Receiver<Box<Event>>) {
         let (events, queue) = EventSink::new();
         let settings = Settings { root_dir: self.root(), ..Settings::default() };
         (Arc::new(Volumes::new(settings, Deps::new(events, api))), queue)
@@ -316,7 +316,7 @@ impl ClassApi for FakeApiServer {
 fn volume_file_writer_never_escapes_its_volume() {
     let names = ["..data", "..data_tmp", "a", "b", "deep", "token"];
     let Some(directory) = RaceDirectory::new(&names) else { return };
-    let api = PodApi {
+    let api = PodDependencies {
         objects: Objects::new(
             Strategy::Get,
             Arc::new(FakeApiServer),

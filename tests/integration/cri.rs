@@ -81,7 +81,7 @@ fn every_runtime_call_reaches_the_runtime() {
 
     let (sandbox, container) = run(&client, "u1", "trap exit TERM; while :; do sleep 1; done");
     let listed = cri::list_pods(&client, None).unwrap();
-    let pod = cri::pod_runtime(&client, &listed[&PodUid::from("u1")]).unwrap();
+    let pod = cri::inspect_pod(&client, &listed[&PodUid::from("u1")]).unwrap();
     assert_eq!((&*pod.name, &*pod.namespace), ("pod-u1", "default"));
     assert_eq!(pod.sandboxes.len(), 1);
     assert_eq!((&pod.sandboxes[0].id, pod.sandboxes[0].state), (&sandbox, SandboxState::Ready));
@@ -107,7 +107,7 @@ fn every_runtime_call_reaches_the_runtime() {
     assert_eq!(status.resources.linux.cpu_shares, 512);
 
     client.stop_container(&container, Duration::from_secs(2), &never).unwrap();
-    let pod = cri::pod_runtime(&client, &listed[&PodUid::from("u1")]).unwrap();
+    let pod = cri::inspect_pod(&client, &listed[&PodUid::from("u1")]).unwrap();
     let main = pod.newest("main").unwrap();
     assert_eq!((main.state, main.exit_code, &*main.reason), (ContainerState::Exited, 0, "Completed"));
     assert!(main.finished_at >= main.started_at);
@@ -121,7 +121,7 @@ fn every_runtime_call_reaches_the_runtime() {
     client.remove_pod_sandbox(&sandbox).unwrap();
     assert!(cri::list_pods(&client, None).unwrap().is_empty());
     // The older list still has them: objects that vanished are left out.
-    let pod = cri::pod_runtime(&client, &listed[&PodUid::from("u1")]).unwrap();
+    let pod = cri::inspect_pod(&client, &listed[&PodUid::from("u1")]).unwrap();
     assert!(pod.sandboxes.is_empty() && pod.containers.is_empty());
 
     assert_eq!(
@@ -248,7 +248,7 @@ fn failed_start_reports_the_reason_of_the_runtime() {
     let error = client.start_container(&container).unwrap_err();
     assert!(error.desc().starts_with("failed to create containerd task: "), "{}", error.desc());
     let pods = cri::list_pods(&client, Some(&PodUid::from("u1"))).unwrap();
-    let pod = cri::pod_runtime(&client, &pods[&PodUid::from("u1")]).unwrap();
+    let pod = cri::inspect_pod(&client, &pods[&PodUid::from("u1")]).unwrap();
     let main = pod.newest("main").unwrap();
     assert_eq!((main.exit_code, &*main.reason, main.started_at), (128, "StartError", None));
     assert_eq!(main.message, error.desc());
@@ -280,7 +280,7 @@ fn lists_filter_by_pod_and_are_newest_first() {
     );
 
     fake.clear_journal();
-    let pod = cri::pod_runtime(&client, &filtered[&uid]).unwrap();
+    let pod = cri::inspect_pod(&client, &filtered[&uid]).unwrap();
     assert_eq!(pod.newest_sandbox().unwrap().id, new);
     assert_eq!(pod.ips, pod.newest_sandbox().unwrap().ips);
     assert_eq!(pod.newest("main").unwrap().exit_code, 3);
@@ -289,7 +289,7 @@ fn lists_filter_by_pod_and_are_newest_first() {
 
     // Any other error than "gone" fails the whole inspection.
     fake.fail("ContainerStatus", Kind::Unavailable, "busy");
-    assert_eq!(cri::pod_runtime(&client, &filtered[&uid]).unwrap_err().kind(), Some(Kind::Unavailable));
+    assert_eq!(cri::inspect_pod(&client, &filtered[&uid]).unwrap_err().kind(), Some(Kind::Unavailable));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use coracle::model::pod::Pod;
-use coracle::runtime::{Kill, KnownPod, NewSandbox, grace};
+use coracle::runtime::{ContainerKill, KnownPod, NewSandbox, grace};
 use coracle::util::stop::{self, StopToken};
 use coracle::util::threads::{self, OnDeath, Running, Stack, spawn};
 use serde_json::{Value, json};
@@ -39,8 +39,11 @@ fn stopped(node: &Node, pre_stop: Value, grace: Option<i64>) -> (Vec<String>, Ve
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     node.fake.clear_journal();
-    let kill =
-        Kill { grace_override: grace, ips: sandbox.ips.clone(), ..Kill::for_container(&pod, &id, "c") };
+    let kill = ContainerKill {
+        grace_override: grace,
+        ips: sandbox.ips.clone(),
+        ..ContainerKill::for_container(&pod, &id, "c")
+    };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     (texts(node), node.fake.calls())
 }
@@ -178,7 +181,7 @@ fn assert_outlives_grace(node: &Node, pod: &Pod, end_hook: impl FnOnce()) {
     let _ = node.events();
     node.fake.clear_journal();
     let stops = node.fake.hang("StopContainer");
-    let kill = Kill { grace_override: Some(1), ..Kill::for_container(pod, &id, "c") };
+    let kill = ContainerKill { grace_override: Some(1), ..ContainerKill::for_container(pod, &id, "c") };
     std::thread::scope(|scope| {
         let kill = scope.spawn(|| node.runtime.kill_container(&kill, &StopToken::never()));
         node.fake.wait_until("the container is being stopped", |_| stops.waiting() == 1);
@@ -220,7 +223,7 @@ fn pre_stop_is_canceled_when_its_container_ends() {
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
     let gate = node.fake.hang("ExecSync");
-    let kill = Kill { grace_override: Some(1), ..Kill::for_container(&pod, &id, "c") };
+    let kill = ContainerKill { grace_override: Some(1), ..ContainerKill::for_container(&pod, &id, "c") };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert!(!hook_runs("endless1"), "nothing is left of the hook");
     assert!(!node.fake.container("c").unwrap().is_running());
@@ -239,8 +242,8 @@ fn hook_ends_when_the_agent_stops() {
         let gate = node.fake.hang("ExecSync");
         let (source, token) = stop::pair();
         std::thread::scope(|scope| {
-            let kill =
-                scope.spawn(|| node.runtime.kill_container(&Kill::for_container(&pod, &id, "c"), &token));
+            let kill = scope
+                .spawn(|| node.runtime.kill_container(&ContainerKill::for_container(&pod, &id, "c"), &token));
             drop(source);
             let error = kill.join().unwrap().unwrap_err();
             assert!(error.to_string().contains("code = Canceled"), "{error}");
@@ -274,7 +277,11 @@ fn kill_uses_the_most_specific_grace_period() {
         let pod = Pod::from(object);
         let sandbox = new_sandbox(&node, &pod);
         let id = node.start(&pod, &sandbox, "c").unwrap();
-        let kill = Kill { probe_grace: probe, grace_override: own, ..Kill::for_container(&pod, &id, "c") };
+        let kill = ContainerKill {
+            probe_grace: probe,
+            grace_override: own,
+            ..ContainerKill::for_container(&pod, &id, "c")
+        };
         node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
         timeouts(&node).pop().unwrap()
     };

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coracle::kube::PodApi;
-use coracle::kube::claims::{ClaimApi, Claims, ReadError};
+use coracle::kube::PodDependencies;
+use coracle::kube::claims::{ReadError, VolumeClaimApi, VolumeClaims};
 use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
@@ -46,7 +46,7 @@ impl ClassApi for FakeApiServer {
     }
 }
 
-impl ClaimApi for FakeApiServer {
+impl VolumeClaimApi for FakeApiServer {
     fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
         let claim = json!({"metadata": {"name": name, "namespace": "n", "uid": "cu"},
             "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
@@ -84,12 +84,12 @@ impl Fixture {
         let (events, _) = EventSink::new();
         let server = FakeApiServer(spec.clone());
         let changed = Box::new(|_: &PodUid| {});
-        let api = PodApi {
+        let api = PodDependencies {
             objects: Objects::new(Strategy::Get, Arc::new(server.clone()), Box::new(|| None), changed),
             tokens: Tokens::new(Box::new(server.clone())),
             services: Default::default(),
             classes: RuntimeClasses::new(Box::new(server.clone())),
-            claims: Claims::new(Box::new(server)),
+            claims: VolumeClaims::new(Box::new(server)),
             trust: Default::default(),
         };
         let settings = Settings {

@@ -14,7 +14,8 @@ use coracle::model::mount::{SubPath, SubPathFailure, SubPaths};
 use coracle::model::pod::Pod;
 use coracle::model::runtime::{ListedPod, PodRuntime};
 use coracle::runtime::{
-    CrashBackoff, Deps, Kill, KnownPod, MachineNumbers, NewSandbox, Runtime, Settings, Start, StartFailure,
+    ContainerKill, CrashBackoff, Deps, KnownPod, MachineNumbers, NewSandbox, Runtime, Settings, Start,
+    StartFailure,
 };
 use coracle::transport::grpc::Kind;
 use coracle::util::stop::{self, StopToken};
@@ -124,7 +125,7 @@ impl Node {
 
     pub fn observe(&self, pod: &Pod) -> (ListedPod, PodRuntime) {
         let listed = cri::list_pods(&self.client, Some(pod.uid())).unwrap().remove(pod.uid()).unwrap();
-        let runtime = cri::pod_runtime(&self.client, &listed).unwrap();
+        let runtime = cri::inspect_pod(&self.client, &listed).unwrap();
         (listed, runtime)
     }
 
@@ -556,14 +557,14 @@ fn single_container_stop_records_the_given_message() {
     let sandbox = node.sandbox(&pod);
     let id = node.start(&pod, &sandbox, "c").unwrap();
     let _ = node.events();
-    let kill = Kill {
+    let kill = ContainerKill {
         message: Some("Container c definition changed, will be restarted".into()),
-        ..Kill::for_container(&pod, &id, "c")
+        ..ContainerKill::for_container(&pod, &id, "c")
     };
     node.runtime.kill_container(&kill, &StopToken::never()).unwrap();
     assert_eq!(node.events(), [("Killing", "Container c definition changed, will be restarted".to_owned())]);
     assert_eq!(timeouts(&node), [json!("7")]);
-    let gone = Kill { id: ContainerId::from("gone"), ..kill };
+    let gone = ContainerKill { id: ContainerId::from("gone"), ..kill };
     node.runtime.kill_container(&gone, &StopToken::never()).unwrap();
 }
 

@@ -10,7 +10,7 @@ use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::model::api;
 use coracle::model::pod::Pod;
 use coracle::pods::mirror;
-use coracle::status::publish::{self, ApiPod, ApiPods};
+use coracle::status::publish::{self, ApiPod, ApiPodSender};
 use coracle::status::{Activity, StatusCache};
 use coracle::util::threads::{OnDeath, Running};
 use jiff::Timestamp;
@@ -26,7 +26,7 @@ fn object(value: Value) -> Pod {
 }
 
 /// Passes changes of the API server to the thread, as `sync` does.
-fn reflect(client: &Client, post: ApiPods) -> Running {
+fn reflect(client: &Client, post: ApiPodSender) -> Running {
     let watched = Watched { target: Target::pods(), field_selector: None, label_selector: None };
     spawn_reflector("pods", client.clone(), watched, OnDeath::Unsupervised, move |change| {
         let put = |pod: api::Pod, removed: bool| {

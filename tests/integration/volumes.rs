@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use coracle::kube::PodApi;
+use coracle::kube::PodDependencies;
 use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
@@ -510,9 +510,9 @@ impl FakeApiServer {
         });
     }
 
-    fn api(&self) -> PodApi {
+    fn api(&self) -> PodDependencies {
         let changed = Box::new(|_: &PodUid| {});
-        PodApi {
+        PodDependencies {
             objects: Objects::new(Strategy::Get, Arc::new(self.clone()), Box::new(|| None), changed),
             tokens: Tokens::new(Box::new(self.clone())),
             services: Default::default(),

@@ -51,7 +51,7 @@ pub(crate) fn write_made_up(scratch: &Path, image: &str, layer_bytes: usize, pat
     let layout = work.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256")).expect("the scratch directory can be made");
     let add = |kind: &str, bytes: &[u8]| {
-        let digest = sha256::hex(bytes);
+        let digest = sha256::sha256_hex(bytes);
         fs::write(layout.join("blobs/sha256").join(&digest), bytes).expect("a blob can be written");
         let media_type = format!("application/vnd.oci.image.{kind}");
         json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len()})

@@ -12,7 +12,7 @@ const TEXT_ERRORS: &[(&str, &str, &str)] = &[
     ("src/plugins/mod.rs", "validate", "sent to the plugin"),
     ("src/claims/registration.rs", "register", "sent to the plugin"),
     ("src/claims/registration.rs", "validate", "sent to the plugin"),
-    ("src/devices/names.rs", "check_watched", "sent to the plugin"),
+    ("src/devices/names.rs", "check_plugin_info", "sent to the plugin"),
     ("src/devices/service.rs", "connect", "sent to the plugin"),
     ("src/devices/service.rs", "register", "sent to the plugin"),
     ("src/runtime/logs/rotate.rs", "reopen_log", "the text of the runtime"),

@@ -35,7 +35,7 @@ enum Step {
 /// Pod 0 has the claims `one` and `two`, pod 1 has `one`.
 const LIFE: [Step; 4] = [Step::Up(0), Step::Up(1), Step::Down(0), Step::Down(1)];
 
-fn run(claims: &Claims, step: Step) -> bool {
+fn run(claims: &ResourceClaims, step: Step) -> bool {
     match step {
         Step::Up(0) => prepare(claims, &p()),
         Step::Up(_) => prepare(claims, &q()),
@@ -54,7 +54,7 @@ fn prepared_after(steps: usize) -> &'static [&'static str] {
     }
 }
 
-fn check(driver: &FakeDriver, claims: &Claims, wanted: &[&str], what: &str) {
+fn check(driver: &FakeDriver, claims: &ResourceClaims, wanted: &[&str], what: &str) {
     assert_eq!(driver.prepared.locked().iter().map(String::as_str).collect::<Vec<_>>(), wanted, "{what}");
     assert_eq!(claims.list().len(), wanted.len(), "{what}");
 }

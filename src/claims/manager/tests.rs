@@ -18,7 +18,7 @@ struct Server {
     away: Arc<AtomicBool>,
 }
 
-impl ClaimApi for Server {
+impl ResourceClaimApi for Server {
     fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
         if self.away.load(Ordering::SeqCst) {
             return Err(ReadError { text: "connection refused".to_owned(), unavailable: true });
@@ -54,7 +54,7 @@ impl FakeDriver {
     fn call(
         &self,
         method: &str,
-        claims: &[ClaimRef],
+        claims: &[ClaimId],
         work: impl Fn(&mut BTreeSet<String>, &str),
     ) -> Result<(), String> {
         let names: Vec<&str> = claims.iter().map(|claim| claim.key.name.as_str()).collect();
@@ -81,15 +81,15 @@ impl FakeDriver {
 }
 
 impl Driver for FakeDriver {
-    fn prepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<PrepareResults, String> {
+    fn prepare(&self, claims: &[ClaimId], _: &StopToken) -> Result<PrepareResults, String> {
         self.call("prepare", claims, |prepared, uid| {
             prepared.insert(uid.to_owned());
         })?;
-        let devices = |claim: &ClaimRef| vec![device(&claim.key.name, &[])];
+        let devices = |claim: &ClaimId| vec![device(&claim.key.name, &[])];
         Ok(claims.iter().map(|claim| (claim.uid.clone(), Ok(devices(claim)))).collect())
     }
 
-    fn unprepare(&self, claims: &[ClaimRef], _: &StopToken) -> Result<UnprepareResults, String> {
+    fn unprepare(&self, claims: &[ClaimId], _: &StopToken) -> Result<UnprepareResults, String> {
         self.call("unprepare", claims, |prepared, uid| {
             prepared.remove(uid);
         })?;
@@ -118,17 +118,17 @@ impl Fixture {
     }
 
     /// Starts the agent; the driver is registered.
-    pub(super) fn start(&self) -> Claims {
+    pub(super) fn start(&self) -> ResourceClaims {
         let claims = self.start_without_driver();
         let driver: Arc<dyn Driver> = self.driver.clone();
         claims.shared.drivers.locked().add("d", "/d.sock", || Ok(driver)).unwrap();
         claims
     }
 
-    fn start_without_driver(&self) -> Claims {
+    fn start_without_driver(&self) -> ResourceClaims {
         let settings = Settings { root_dir: self.dir.path().to_owned(), node: "n1".to_owned() };
-        let api: Box<dyn ClaimApi> = Box::new(self.server.clone());
-        Claims::open(settings, Some(api), Box::new(|_| {}), bounded(1).0)
+        let api: Box<dyn ResourceClaimApi> = Box::new(self.server.clone());
+        ResourceClaims::open(settings, Some(api), Box::new(|_| {}), bounded(1).0)
     }
 
     pub(super) fn file(&self) -> PathBuf {
@@ -156,15 +156,15 @@ pub(super) fn q() -> Pod {
     pod("q", "q-uid", &["one"])
 }
 
-fn devices(claims: &Claims, pod: &Pod) -> Vec<String> {
+fn devices(claims: &ResourceClaims, pod: &Pod) -> Vec<String> {
     claims.cdi_devices(pod, &pod.containers()[0]).unwrap()
 }
 
-pub(super) fn prepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
+pub(super) fn prepare(claims: &ResourceClaims, pod: &Pod) -> Result<(), String> {
     claims.prepare(pod, &StopToken::never()).map_err(|error| error.to_string())
 }
 
-pub(super) fn unprepare(claims: &Claims, pod: &Pod) -> Result<(), String> {
+pub(super) fn unprepare(claims: &ResourceClaims, pod: &Pod) -> Result<(), String> {
     claims.unprepare(pod.uid(), &StopToken::never()).map_err(|error| error.to_string())
 }
 
@@ -179,7 +179,7 @@ fn claims_are_prepared_once_and_unprepared_after_the_last_pod() {
     assert_eq!(devices(&claims, &p()), ["example.com/dev=one", "example.com/dev=two"]);
     assert_eq!(devices(&claims, &q()), ["example.com/dev=one"]);
     assert_eq!(claims.in_use(), [("<any>".to_owned(), 2), ("d".to_owned(), 2)]);
-    assert!(claims.knows(&p()) && claims.uses_any(p().uid()));
+    assert!(claims.has_claims_of(&p()) && claims.uses_any(p().uid()));
     unprepare(&claims, &p()).unwrap();
     assert_eq!(fixture.driver.calls(), ["unprepare two"]);
     assert!(!claims.uses_any(p().uid()));
@@ -235,7 +235,7 @@ fn after_a_restart_containers_have_their_devices_and_a_new_sandbox_is_prepared_a
     prepare(&fixture.start(), &p()).unwrap();
     let claims = fixture.start();
     assert_eq!(devices(&claims, &p()).len(), 2);
-    assert!(claims.knows(&p()));
+    assert!(claims.has_claims_of(&p()));
     prepare(&claims, &p()).unwrap();
     assert_eq!(fixture.driver.calls(), ["prepare one,two", "prepare one,two"]);
     assert_eq!(devices(&claims, &p()).len(), 2);
@@ -262,7 +262,7 @@ fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
     assert!(claims.uses_any(p().uid()));
     assert!(devices(&claims, &p()).is_empty(), "containers start only after the pod is prepared");
     fixture.driver.calls();
-    claims.clean(&BTreeSet::new(), &StopToken::never(), Duration::from_secs(60));
+    claims.unprepare_unused(&BTreeSet::new(), &StopToken::never(), Duration::from_secs(60));
     assert_eq!(fixture.driver.calls(), ["unprepare one,two"]);
     assert!(fixture.driver.prepared.locked().is_empty() && claims.list().is_empty());
 }
@@ -275,9 +275,9 @@ fn clean_up_ends_the_claims_of_pods_that_are_gone_only() {
     prepare(&claims, &q()).unwrap();
     fixture.driver.calls();
     let active = BTreeSet::from([q().uid().clone()]);
-    claims.clean(&active, &StopToken::never(), Duration::from_secs(60));
+    claims.unprepare_unused(&active, &StopToken::never(), Duration::from_secs(60));
     assert_eq!(fixture.driver.calls(), ["unprepare two"]);
-    claims.clean(&active, &StopToken::never(), Duration::from_secs(60));
+    claims.unprepare_unused(&active, &StopToken::never(), Duration::from_secs(60));
     assert!(fixture.driver.calls().is_empty());
     assert_eq!(devices(&claims, &q()).len(), 1);
 }
@@ -332,9 +332,9 @@ fn a_damaged_state_file_is_put_aside_and_the_claims_are_entered_again() {
     let claims = fixture.start();
     assert_eq!(claims.problems().len(), 2);
     assert!(fixture.dir.path().join("dra_manager_state.unusable").exists());
-    assert!(!claims.knows(&p()) && claims.cdi_devices(&p(), &p().containers()[0]).is_err());
+    assert!(!claims.has_claims_of(&p()) && claims.cdi_devices(&p(), &p().containers()[0]).is_err());
     prepare(&claims, &p()).unwrap();
-    assert!(claims.knows(&p()) && claims.problems().len() == 2);
+    assert!(claims.has_claims_of(&p()) && claims.problems().len() == 2);
     unprepare(&claims, &p()).unwrap();
     assert!(fixture.driver.prepared.locked().is_empty());
 }

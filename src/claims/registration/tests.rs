@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::claims::Settings;
-use crate::claims::api::{ClaimApi, ReadError};
+use crate::claims::api::{ReadError, ResourceClaimApi};
 use crate::claims::client::{PREPARE_V1BETA1, UNPREPARE_V1BETA1};
 use crate::claims::info::ClaimKey;
 use crate::claims::object::ResourceClaim;
@@ -165,7 +165,7 @@ impl FakeDriver {
 
 struct Api(Sender<String>);
 
-impl ClaimApi for Api {
+impl ResourceClaimApi for Api {
     fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
         Ok(serde_json::from_value(claim(&key.name, "claim-uid", &[DRIVER])).unwrap())
     }
@@ -178,7 +178,7 @@ impl ClaimApi for Api {
 
 struct Fixture {
     dir: tempfile::TempDir,
-    claims: Claims,
+    claims: ResourceClaims,
     changed: Receiver<PodUid>,
     wiped: Receiver<String>,
     rings: Receiver<()>,
@@ -192,7 +192,7 @@ impl Fixture {
         let (wiped_tx, wiped) = bounded(64);
         let (bell, rings) = bounded(1);
         let changed_fn = Box::new(move |uid: &PodUid| changed_tx.send(uid.clone()).unwrap());
-        let claims = Claims::open(settings, Some(Box::new(Api(wiped_tx))), changed_fn, bell);
+        let claims = ResourceClaims::open(settings, Some(Box::new(Api(wiped_tx))), changed_fn, bell);
         Fixture { dir, claims, changed, wiped, rings }
     }
 

@@ -18,12 +18,12 @@ fn work(start: OperationStart) -> Work {
     }
 }
 
-fn prepared_all(batch: &[ClaimRef], requests: &[&str]) -> PrepareResults {
-    let devices = |claim: &ClaimRef| vec![device(&format!("dev-{}", claim.key.name), requests)];
+fn prepared_all(batch: &[ClaimId], requests: &[&str]) -> PrepareResults {
+    let devices = |claim: &ClaimId| vec![device(&format!("dev-{}", claim.key.name), requests)];
     batch.iter().map(|claim| (claim.uid.clone(), Ok(devices(claim)))).collect()
 }
 
-fn unprepared_all(batch: &[ClaimRef]) -> UnprepareResults {
+fn unprepared_all(batch: &[ClaimId]) -> UnprepareResults {
     batch.iter().map(|claim| (claim.uid.clone(), Ok(()))).collect()
 }
 

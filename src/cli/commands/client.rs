@@ -77,7 +77,7 @@ impl Client {
     }
 
     /// For `map_err`.
-    pub(super) fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
+    pub(super) fn io_error(&self, what: &'static str) -> impl FnOnce(io::Error) -> CommandError {
         let path = self.socket.clone();
         move |source| CommandError::Connection { what, path, source }
     }
@@ -107,7 +107,7 @@ impl Client {
         stream
             .set_write_timeout(None)
             .and_then(|()| stream.set_nonblocking(true))
-            .map_err(self.failed("communicate with"))?;
+            .map_err(self.io_error("communicate with"))?;
         Ok((stream, early))
     }
 
@@ -123,7 +123,7 @@ impl Client {
             io::ErrorKind::NotFound => CommandError::NoSocket(path()),
             io::ErrorKind::ConnectionRefused => CommandError::NotListening(path()),
             io::ErrorKind::PermissionDenied => CommandError::NoPermission(path()),
-            _ => self.failed("reach")(error),
+            _ => self.io_error("reach")(error),
         })?;
         let sent = stream
             .set_write_timeout(Some(SEND_LIMIT))
@@ -132,7 +132,7 @@ impl Client {
         let mut body = BufReader::new(Uninterrupted(stream));
         let head = ResponseHead::read(&mut body).map_err(|error| match sent {
             // An agent that rejects a client does not read its request, and has sent the reason.
-            Err(sent) => self.failed("send a request to")(sent),
+            Err(sent) => self.io_error("send a request to")(sent),
             Ok(()) => self.read_error(target, error),
         })?;
         if head.status != wanted {
@@ -143,7 +143,7 @@ impl Client {
             return Err(CommandError::Rejected { status: head.status, text });
         }
         if timeout == ReadTimeout::None {
-            body.get_ref().0.set_read_timeout(None).map_err(self.failed("communicate with"))?;
+            body.get_ref().0.set_read_timeout(None).map_err(self.io_error("communicate with"))?;
         }
         Ok(Response { head, body })
     }
@@ -153,7 +153,7 @@ impl Client {
         if Malformed::is(&error) {
             return CommandError::Response { target: target.to_owned(), reason: error.to_string() };
         }
-        self.failed("read from")(match error.kind() {
+        self.io_error("read from")(match error.kind() {
             io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the response ends too early"),
             _ => error,
         })
@@ -169,11 +169,11 @@ impl Client {
 
     fn document<T: DeserializeOwned>(&self, method: &str, target: &str) -> Result<T, CommandError> {
         let response = self.request(method, target, ReadTimeout::Response)?;
-        decode_document(target, &self.body(response, target, RESPONSE_BYTES)?)
+        decode_document(target, &self.read_body(response, target, RESPONSE_BYTES)?)
     }
 
     /// Reads the whole body of a response, which may have at most `limit` bytes.
-    pub(super) fn body(
+    pub(super) fn read_body(
         &self,
         response: Response,
         target: &str,
@@ -205,7 +205,7 @@ impl Client {
             let count = (&mut body)
                 .take(RESPONSE_BYTES as u64)
                 .read_until(b'\n', &mut line)
-                .map_err(self.failed("read from"))?;
+                .map_err(self.io_error("read from"))?;
             // The rest of a line that is cut off is no document.
             if !line.ends_with(b"\n") && count < RESPONSE_BYTES {
                 return Err(CommandError::Ended(self.socket.clone()));

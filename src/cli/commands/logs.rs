@@ -19,7 +19,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &LogsOpti
     }
     let mut chunk = vec![0; 64 * 1024];
     loop {
-        let count = response.body.read(&mut chunk).map_err(client.failed("read from"))?;
+        let count = response.body.read(&mut chunk).map_err(client.io_error("read from"))?;
         if count == 0 {
             return Ok(Exit::Success);
         }

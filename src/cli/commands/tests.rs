@@ -13,7 +13,7 @@ use crate::cli::local::{
     VolumesOptions,
 };
 use crate::cli::table::Paint;
-use crate::images::{ArchiveReport, BlobError, Document, Refusal, SetImageReport, SetReport};
+use crate::images::{ArchiveReport, ArchiveSetReport, BlobError, Document, LookupError, SetImageReport};
 use crate::images::{CheckReport, Finding};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::server::testing::FakeNode;
@@ -338,7 +338,7 @@ struct Archives {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    format!("sha256:{}", crate::util::sha256::hex(bytes))
+    format!("sha256:{}", crate::util::sha256::sha256_hex(bytes))
 }
 
 impl Archives {
@@ -359,7 +359,7 @@ impl Archives {
 }
 
 impl server::Images for Archives {
-    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, LookupError> {
         let document = |kind: &str, text: &str| Document {
             media_type: format!("application/vnd.oci.image.{kind}.v1+json"),
             digest: digest(text.as_bytes()),
@@ -371,11 +371,11 @@ impl server::Images for Archives {
             ("r.example/index", reference) if reference == digest(self.manifest.as_bytes()) => {
                 Ok(document("manifest", &self.manifest))
             }
-            _ => Err(Refusal::Unknown(format!("no archive has {repository}:{reference}"))),
+            _ => Err(LookupError::Unknown(format!("no archive has {repository}:{reference}"))),
         }
     }
 
-    fn blob(&self, wanted: &str) -> Result<server::BlobSource, Refusal> {
+    fn blob(&self, wanted: &str) -> Result<server::BlobSource, LookupError> {
         assert_eq!(wanted, digest(&self.layer));
         let layer = self.layer.clone();
         let open = move |_: u64, _: &StopToken| -> Result<Box<dyn std::io::Read + Send>, BlobError> {
@@ -388,9 +388,11 @@ impl server::Images for Archives {
         Vec::new()
     }
 
-    fn report(&self) -> SetReport {
-        let mut report =
-            SetReport { directories: vec![self.dir.display().to_string()], ..SetReport::default() };
+    fn report(&self) -> ArchiveSetReport {
+        let mut report = ArchiveSetReport {
+            directories: vec![self.dir.display().to_string()],
+            ..ArchiveSetReport::default()
+        };
         // Before the first scan nothing is known.
         let files =
             if self.scans.load(Ordering::SeqCst) > 0 { std::fs::read_dir(&self.dir).ok() } else { None };

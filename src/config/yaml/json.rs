@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Value};
 
 use super::MAX_NODES;
-use super::scalar::real;
+use super::scalar::json_number;
 
 /// A JSON text as a value; `None` if it is no JSON or has more than [`MAX_NODES`] values.
 pub(super) fn parse(text: &str) -> Option<Value> {
@@ -55,7 +55,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(real(value).map_or(Value::Null, Value::Number))
+        Ok(json_number(value).map_or(Value::Null, Value::Number))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

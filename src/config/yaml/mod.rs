@@ -130,12 +130,12 @@ pub fn parse(bytes: &[u8]) -> Content {
         let broken = Some(YamlError { line: 1, column: 1, message });
         return Content { documents: Vec::new(), broken };
     }
-    let text::Text { text, bad, marked } = text::decode(bytes);
-    let is_json = !marked && text.trim_start().starts_with('{');
+    let text::DecodedText { text, error, had_bom } = text::decode(bytes);
+    let is_json = !had_bom && text.trim_start().starts_with('{');
     // Characters that YAML does not allow may be in JSON.
     let json = if is_json { std::str::from_utf8(bytes).ok().and_then(json::parse) } else { None };
     let mut documents = Vec::new();
-    let broken = Composer::new(&text, bad).documents(&mut documents).err();
+    let broken = Composer::new(&text, error).documents(&mut documents).err();
     let Some(value) = json else {
         if is_json && broken.is_some() {
             documents.clear();

@@ -160,7 +160,7 @@ impl Node {
             Content::Bool(flag) => Value::Bool(flag),
             Content::Signed(number) => Value::from(number),
             Content::Unsigned(number) => Value::from(number),
-            Content::Float(number) => match scalar::real(number) {
+            Content::Float(number) => match scalar::json_number(number) {
                 Some(number) => Value::Number(number),
                 None => return Err(fail(line, format!("{number} is not a finite number"))),
             },

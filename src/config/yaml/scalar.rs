@@ -218,7 +218,7 @@ fn is_timestamp(text: &str) -> bool {
 }
 
 /// A float as in JSON: a whole number has no fraction, and zeros after its shortest digits.
-pub(super) fn real(value: f64) -> Option<Number> {
+pub(super) fn json_number(value: f64) -> Option<Number> {
     if value.fract() == 0.0 {
         let text = format!("{value}");
         let whole = text.parse::<i64>().map(Number::from).or_else(|_| text.parse::<u64>().map(Number::from));

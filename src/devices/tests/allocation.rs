@@ -71,8 +71,8 @@ fn a_preference_for_a_device_that_a_later_container_has_reserved_exchanges_them(
         ("d1,d2".into(), vec!["d4".into()])
     );
     let preferred = ids(&["d3", "d4"]);
-    let step = state.step(&requests, "a", WIDGET, Some(preferred)).unwrap();
-    assert_eq!(step, AllocationStep::Allocate(vec!["d3".into(), "d4".into()]));
+    let step = state.next_plugin_call(&requests, "a", WIDGET, Some(preferred)).unwrap();
+    assert_eq!(step, NextPluginCall::Allocate(vec!["d3".into(), "d4".into()]));
     let all: DeviceIds =
         ["a", "b", "c"].iter().flat_map(|name| held(&state, "p", name)).map(DeviceId::from).collect();
     assert_eq!(all, ids(&["d1", "d2", "d3", "d4"]));
@@ -84,8 +84,8 @@ fn devices_named_by_the_plugin_that_are_not_free_are_left_out() {
     allocate(&mut state, &simple_pod("first", 1)).unwrap();
     let second = simple_pod("second", 2);
     state.reserve(&second, "main", None, false).unwrap();
-    let step = state.step(&second, "main", WIDGET, Some(ids(&["d4", "nonsense", "d3"]))).unwrap();
-    assert_eq!(step, AllocationStep::Allocate(vec!["d1".into(), "d3".into()]));
+    let step = state.next_plugin_call(&second, "main", WIDGET, Some(ids(&["d4", "nonsense", "d3"]))).unwrap();
+    assert_eq!(step, NextPluginCall::Allocate(vec!["d1".into(), "d3".into()]));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn unhealthy_and_unknown_devices_are_refused_with_upstreams_texts() {
         text(&mut state, "q"),
         "no healthy devices present; cannot allocate unhealthy devices example.com/widget"
     );
-    state.capacity(Instant::now() + STOP_GRACE);
+    state.expire_and_count(Instant::now() + STOP_GRACE);
     assert_eq!(text(&mut state, "q"), "cannot allocate unregistered device example.com/widget");
     state.release_inactive(&|_| false);
     assert_eq!(allocate(&mut state, &simple_pod("q", 1)).unwrap(), Vec::<String>::new());
@@ -172,10 +172,10 @@ fn a_plugin_that_ends_during_an_allocation_is_an_error_and_frees_the_reservation
     state.reserve(&p, "main", None, false).unwrap();
     assert!(allocate(&mut state, &simple_pod("q", 1)).is_err());
     state.stopped(WIDGET, 1, Instant::now());
-    let stopped = state.step(&p, "main", WIDGET, None).unwrap_err();
+    let stopped = state.next_plugin_call(&p, "main", WIDGET, None).unwrap_err();
     assert_eq!(stopped.to_string(), "endpoint example.com/widget has been stopped");
     state.unreserve(&p.uid);
-    let released = state.step(&p, "main", WIDGET, None);
+    let released = state.next_plugin_call(&p, "main", WIDGET, None);
     assert_eq!(released, Err(DeviceError::Released(WIDGET.to_owned())));
     state.connected(WIDGET, 2, PluginOptions::default()).unwrap();
     state.listed(WIDGET, 2, four()).unwrap();

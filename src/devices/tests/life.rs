@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 
 fn counts(state: &mut DeviceState, now: Instant) -> (Option<u64>, Option<u64>, bool) {
-    let capacity = state.capacity(now);
+    let capacity = state.expire_and_count(now);
     let count = |map: &BTreeMap<String, u64>| map.get(WIDGET).copied();
     (count(&capacity.capacity), count(&capacity.allocatable), capacity.removed.contains(WIDGET))
 }
@@ -47,7 +47,7 @@ fn devices_and_resources_are_limited() {
         (0..MOST_DEVICES + 10).map(|number| (format!("{number:07}").into(), healthy)).collect();
     state.connected("other.com/thing", 2, PluginOptions::default()).unwrap();
     state.listed("other.com/thing", 2, huge).unwrap();
-    let capacity = state.capacity(Instant::now());
+    let capacity = state.expire_and_count(Instant::now());
     assert_eq!(capacity.capacity.values().sum::<u64>(), MOST_DEVICES as u64);
     assert_eq!(capacity.capacity[WIDGET], 4);
     for number in 2..MOST_RESOURCES {
@@ -118,7 +118,7 @@ fn the_wait_ends_and_then_the_pod_fails_as_upstream_even_if_the_resource_is_gone
     let mut state = restarted(now);
     let after = now + WAIT_LIMIT;
     assert_eq!(state.readiness(&simple_pod("new", 1), &BTreeSet::new(), WAIT_LIMIT, after), Readiness::Ready);
-    state.capacity(after);
+    state.expire_and_count(after);
     let refused = state.reserve(&simple_pod("new", 1), "main", None, false).unwrap_err();
     assert_eq!(
         refused.to_string(),

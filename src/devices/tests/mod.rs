@@ -72,11 +72,11 @@ pub(super) fn finish(state: &mut DeviceState, pod: &PodRequest) -> Result<Vec<St
         ids.map(|id| &**id).collect::<Vec<_>>().join(",")
     };
     for request in &pod.containers {
-        for resource in state.reserved(&pod.uid, &request.container) {
+        for resource in state.pending_resources(&pod.uid, &request.container) {
             let mut preferred = None;
             loop {
-                match state.step(pod, &request.container, &resource, preferred.take())? {
-                    AllocationStep::GetPreferred(wanted) => {
+                match state.next_plugin_call(pod, &request.container, &resource, preferred.take())? {
+                    NextPluginCall::GetPreferred(wanted) => {
                         let must = text(&mut wanted.must_include.iter());
                         calls.push(format!(
                             "prefer {} of {} with {must}",
@@ -86,9 +86,9 @@ pub(super) fn finish(state: &mut DeviceState, pod: &PodRequest) -> Result<Vec<St
                         let size = usize::try_from(wanted.size).unwrap();
                         preferred = Some(wanted.available.iter().rev().take(size).cloned().collect());
                     }
-                    AllocationStep::Allocate(ids) => {
+                    NextPluginCall::Allocate(ids) => {
                         calls.push(format!("allocate {}", text(&mut ids.iter())));
-                        let granted = Granted { setup: Setup::default(), raw: [1].into() };
+                        let granted = GrantedDevices { setup: Setup::default(), raw: [1].into() };
                         state.grant(&pod.uid, &request.container, &resource, granted)?;
                         break;
                     }

@@ -110,7 +110,7 @@ proptest! {
                         state.unreserve(&requests.uid);
                     }
                     for request in &requests.containers {
-                        prop_assert!(state.reserved(&requests.uid, &request.container).is_empty());
+                        prop_assert!(state.pending_resources(&requests.uid, &request.container).is_empty());
                     }
                 }
                 Event::Forget(number) => {
@@ -120,7 +120,7 @@ proptest! {
                 }
                 Event::Capacity(seconds) => {
                     now += Duration::from_secs(u64::from(seconds));
-                    let capacity = state.capacity(now);
+                    let capacity = state.expire_and_count(now);
                     let all = capacity.capacity.get(WIDGET).copied().unwrap_or(0);
                     prop_assert!(capacity.allocatable.get(WIDGET).copied().unwrap_or(0) <= all);
                 }

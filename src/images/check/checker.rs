@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::listed::spec;
 use super::super::set::archive::Count;
-use super::super::set::{ImageSet, Refusal};
+use super::super::set::{ImageSet, LookupError};
 use super::layer::{self, Depth, Findings, Outcome};
 use super::missing::{MissingNames, Owner};
 use super::repull::Repull;
@@ -55,8 +55,8 @@ impl LayerSource for ImageSet {
     ) -> Result<Option<Box<dyn Read + Send>>, String> {
         match self.blob(digest) {
             Ok(blob) => blob.open_counted(0, count, stop).map(Some).map_err(|error| error.to_string()),
-            Err(Refusal::Unknown(_)) => Ok(None),
-            Err(Refusal::Unavailable(reason)) => Err(reason),
+            Err(LookupError::Unknown(_)) => Ok(None),
+            Err(LookupError::Unavailable(reason)) => Err(reason),
         }
     }
 }
@@ -560,7 +560,7 @@ mod tests {
     }
 
     fn digest(bytes: &[u8]) -> String {
-        format!("sha256:{}", sha256::hex(bytes))
+        format!("sha256:{}", sha256::sha256_hex(bytes))
     }
 
     impl Fixture {
@@ -689,7 +689,7 @@ mod tests {
         let mut fixture = Fixture::new();
         fixture.blobs.clear();
         let (store, config) = (tempfile::tempdir().unwrap(), b"{\"rootfs\": {}}");
-        std::fs::write(store.path().join(sha256::hex(config)), config).unwrap();
+        std::fs::write(store.path().join(sha256::sha256_hex(config)), config).unwrap();
         fixture.unpacked.layers.iter_mut().for_each(|layer| layer.blob = Some(digest(config)));
         let checked = fixture.check_with_store(store.path(), true);
         assert!(checked.layers.iter().all(|(_, state)| *state == State::Unknown), "{checked:?}");
@@ -883,7 +883,7 @@ mod tests {
     #[test]
     fn store_of_the_runtime_is_a_source() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(sha256::hex(b"text")), "text").unwrap();
+        std::fs::write(dir.path().join(sha256::sha256_hex(b"text")), "text").unwrap();
         let store = Store(dir.path());
         let (count, stop): (Count, _) = (Arc::new(|_| Ok(())), StopToken::never());
         let open = |digest: &str| store.open(digest, &count, &stop).unwrap();

@@ -651,7 +651,7 @@ mod tests {
         let (_dir, root) = unpacked();
         let (found, outcome) = run(&root, true, false);
         assert_eq!((found, outcome.mended), (Vec::<String>::new(), 0));
-        assert_eq!(outcome.digest, format!("sha256:{}", crate::util::sha256::hex(&archive())));
+        assert_eq!(outcome.digest, format!("sha256:{}", crate::util::sha256::sha256_hex(&archive())));
         assert_eq!(std::fs::read(root.join("twice")).unwrap(), b"second");
         assert_eq!(std::fs::read(root.join("bin/late")).unwrap(), b"late");
         assert!(!root.join("../outside").exists());

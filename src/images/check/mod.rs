@@ -956,7 +956,7 @@ mod tests {
 
     /// Without a runtime.
     fn image_check() -> ImageCheck {
-        let (runtime, images) = crate::cri::unreachable();
+        let (runtime, images) = crate::cri::unreachable_clients();
         let (events, _events) = EventSink::new();
         let (set, wake) = (ImageSet::default(), Box::new(|_: &PodUid| {}));
         let (replaced, restarts) = (Arc::default(), Box::new(|_: &PodUid, _: &str, _| true));

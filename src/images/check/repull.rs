@@ -492,7 +492,7 @@ mod tests {
     }
 
     fn pull(pods: Vec<Pod>, right: &'static str) -> Result<String, String> {
-        let (runtime, images) = crate::cri::unreachable();
+        let (runtime, images) = crate::cri::unreachable_clients();
         let pull = move |pod: Option<&Pod>, _: &str, _: Duration, _: &StopToken| match pod {
             Some(pod) if pod.name() == right => Ok("sha256:1".to_owned()),
             _ => Err(PullError::Runtime(vec!["unauthorized".to_owned()])),

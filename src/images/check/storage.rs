@@ -243,7 +243,7 @@ impl Documents<'_> {
     fn read(&self, digest: &str) -> Option<Document> {
         let hex = hex_of(digest)?;
         let bytes = read_metered(&self.store.join(hex), MAX_MANIFEST, self.meter, self.stop).ok()?;
-        (sha256::hex(&bytes) == hex).then_some(())?;
+        (sha256::sha256_hex(&bytes) == hex).then_some(())?;
         serde_json::from_slice(&bytes).ok()
     }
 }
@@ -390,7 +390,7 @@ mod tests {
     fn manifest_whose_content_has_another_digest_is_not_read() {
         let store = tempfile::tempdir().unwrap();
         let text = r#"{"layers": []}"#;
-        let name = format!("sha256:{}", sha256::hex(text.as_bytes()));
+        let name = format!("sha256:{}", sha256::sha256_hex(text.as_bytes()));
         let file = store.path().join(hex_of(&name).unwrap());
         std::fs::write(&file, text).unwrap();
         let (meter, stop) = (Meter::unlimited(), StopToken::never());
@@ -405,7 +405,7 @@ mod tests {
     fn manifests_are_counted_and_no_more_are_read_at_the_limit() {
         let store = tempfile::tempdir().unwrap();
         let write = |text: &str| {
-            let name = format!("sha256:{}", sha256::hex(text.as_bytes()));
+            let name = format!("sha256:{}", sha256::sha256_hex(text.as_bytes()));
             std::fs::write(store.path().join(hex_of(&name).unwrap()), text).unwrap();
             json!({"digest": name})
         };

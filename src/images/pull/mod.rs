@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use crate::config::GoDuration;
 use crate::config::credential_providers::CredentialProviders;
 use crate::cri;
-use crate::kube::{LocalObjects, PodApi, PodObjects};
+use crate::kube::{LocalObjects, PodDependencies, PodObjects};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::{ImageRef, PodUid};
 use crate::model::image_name::{self, NameError, with_default_tag};
@@ -73,7 +73,7 @@ pub struct PullDeps {
     /// The images that archives on this node provide.
     pub set: ImageSet,
     /// The pull secrets of pods, on a node with an API server.
-    pub api: Option<PodApi>,
+    pub api: Option<PodDependencies>,
     /// The Secrets of static pods.
     pub local: LocalObjects,
 }

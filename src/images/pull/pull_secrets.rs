@@ -128,7 +128,7 @@ fn hash(credential: &Credential) -> String {
             fields.push(format!("\"{name}\":{}", go_escaped(&value)));
         }
     }
-    sha256::hex(format!("{{{}}}", fields.join(",")).as_bytes())
+    sha256::sha256_hex(format!("{{{}}}", fields.join(",")).as_bytes())
 }
 
 /// Go escapes characters of a JSON text that have a meaning in HTML or JavaScript.
@@ -216,9 +216,9 @@ mod tests {
         let proofs = found.proofs("r.example/x");
         assert_eq!((proofs[1].name.as_str(), proofs[1].uid.as_str()), ("new", "u1"));
         // {"username":"u","password":"p"}
-        assert_eq!(proofs[1].credential_hash, sha256::hex(br#"{"username":"u","password":"p"}"#));
+        assert_eq!(proofs[1].credential_hash, sha256::sha256_hex(br#"{"username":"u","password":"p"}"#));
         let special = &found.proofs("r.example/team/x")[0].credential_hash;
-        assert_eq!(*special, sha256::hex(br#"{"username":"t","password":"\u003c\u0026\u003e"}"#));
+        assert_eq!(*special, sha256::sha256_hex(br#"{"username":"t","password":"\u003c\u0026\u003e"}"#));
         let none = PullSecrets::read(&pod(&["old"]), None, &StopToken::never());
         assert!(none.for_image("r.example/x").is_empty() && none.missing().is_empty());
     }

@@ -164,7 +164,7 @@ pub(crate) enum RecordError {
 
 /// The result of a look-up in the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum CredentialVerdict {
     /// No proof is needed.
     Allowed,
     /// A record says that this pod may have the image.
@@ -175,13 +175,13 @@ enum Verdict {
     Unknown,
 }
 
-impl Verdict {
+impl CredentialVerdict {
     fn as_str(self) -> &'static str {
         match self {
-            Verdict::Allowed => "credentialPolicyAllowed",
-            Verdict::Proven => "credentialRecordFound",
-            Verdict::Unproven => "mustAuthenticate",
-            Verdict::Unknown => "error",
+            CredentialVerdict::Allowed => "credentialPolicyAllowed",
+            CredentialVerdict::Proven => "credentialRecordFound",
+            CredentialVerdict::Unproven => "mustAuthenticate",
+            CredentialVerdict::Unknown => "error",
         }
     }
 }
@@ -220,33 +220,33 @@ impl Records {
         }
         let verdict = self.judge(image, reference, proofs);
         metrics::MUST_PULL_CHECKS.inc([verdict.as_str()]);
-        matches!(verdict, Verdict::Unproven | Verdict::Unknown)
+        matches!(verdict, CredentialVerdict::Unproven | CredentialVerdict::Unknown)
     }
 
-    fn judge(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> Verdict {
+    fn judge(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> CredentialVerdict {
         if self.verification == Verification::Never {
-            return Verdict::Allowed;
+            return CredentialVerdict::Allowed;
         }
         let under_way = self.under_way.locked();
         let record = match self.record(reference.as_str()) {
             Ok(record) => record,
             Err(error) => {
                 log::warn!("cannot read which pods may use image {image}: {error}");
-                return Verdict::Unknown;
+                return CredentialVerdict::Unknown;
             }
         };
         let pulled_here =
             record.is_some() || under_way.contains_key(image) || file(&self.pulling, image).exists();
         if !self.verification.wants_proof(image, pulled_here) {
-            return Verdict::Allowed;
+            return CredentialVerdict::Allowed;
         }
         let Some(access) =
             record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)))
         else {
-            return Verdict::Unproven;
+            return CredentialVerdict::Unproven;
         };
         if access.node_pods_accessible {
-            return Verdict::Proven;
+            return CredentialVerdict::Proven;
         }
         for proof in proofs {
             for known in &access.kubernetes_secrets {
@@ -263,10 +263,10 @@ impl Records {
                         log::warn!("cannot record which pods may use image {image}: {error}");
                     }
                 }
-                return Verdict::Proven;
+                return CredentialVerdict::Proven;
             }
         }
-        Verdict::Unproven
+        CredentialVerdict::Unproven
     }
 
     /// Records that a pull begins. Without this the owner of the image would be unknown after a
@@ -412,7 +412,7 @@ impl Records {
 }
 
 fn file(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!("sha256-{}", sha256::hex(name.as_bytes())))
+    dir.join(format!("sha256-{}", sha256::sha256_hex(name.as_bytes())))
 }
 
 fn remove(path: &Path) {

@@ -58,7 +58,7 @@ fn try_load(path: &Path) -> io::Result<SavedArchives> {
         return Err(invalid("it has another version"));
     }
     let body = body.get(1..).unwrap_or_default();
-    if sha256::hex(body) != head.sha256 {
+    if sha256::sha256_hex(body) != head.sha256 {
         return Err(invalid("its checksum is wrong"));
     }
     let saved: Vec<Saved<'_>> = serde_json::from_slice(body)?;
@@ -90,7 +90,7 @@ pub(super) fn save<'a>(
         .map(|(path, archive)| Saved { path: path.clone(), archive: std::borrow::Cow::Borrowed(archive) })
         .collect();
     let body = serde_json::to_vec(&saved)?;
-    let mut text = serde_json::to_vec(&Head { version: VERSION, sha256: sha256::hex(&body) })?;
+    let mut text = serde_json::to_vec(&Head { version: VERSION, sha256: sha256::sha256_hex(&body) })?;
     text.push(b'\n');
     text.extend_from_slice(&body);
     if text.len() as u64 > MAX_BYTES {

@@ -31,8 +31,8 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-pub use registry::{BlobError, Document, Refusal};
-pub use report::{ArchiveReport, SetImageReport, SetReport};
+pub use registry::{BlobError, Document, LookupError};
+pub use report::{ArchiveReport, ArchiveSetReport, SetImageReport};
 pub(super) use shared::Offer;
 
 use crate::cri::ImageClient;
@@ -145,7 +145,7 @@ impl ImageSet {
 
     /// The state of the set.
     #[must_use]
-    pub fn report(&self) -> SetReport {
+    pub fn report(&self) -> ArchiveSetReport {
         let (reading, problems) = (self.shared.reading(), self.problems());
         let set = self.shared.set().clone();
         let pulls = self.shared.pulls();
@@ -161,7 +161,7 @@ impl ImageSet {
             }
         };
         let images = set.images().iter().map(row).collect();
-        SetReport {
+        ArchiveSetReport {
             directories: self.settings.iter().map(|path| path.display().to_string()).collect(),
             archives: set.report(reading.as_ref().map(|(key, bytes)| (key, *bytes))),
             images,

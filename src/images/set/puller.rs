@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn nothing_is_pulled_in_advance_while_the_node_has_disk_pressure() {
-        let (_, images) = crate::cri::unreachable();
+        let (_, images) = crate::cri::unreachable_clients();
         let pressure = Arc::new(std::sync::atomic::AtomicBool::new(true));
         let seen = Arc::clone(&pressure);
         let deps = SetDeps {

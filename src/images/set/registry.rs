@@ -26,7 +26,7 @@ pub struct Document {
 
 /// A blob that an archive has.
 #[derive(Debug, Clone)]
-pub struct Blob {
+pub struct ArchiveBlob {
     /// `sha256:` and 64 hexadecimal digits.
     pub digest: String,
     /// Its size in bytes.
@@ -36,7 +36,7 @@ pub struct Blob {
     key: Digest,
 }
 
-impl Blob {
+impl ArchiveBlob {
     /// Opens the blob for reading from an offset to its end. `stop` also ends the reading.
     ///
     /// # Errors
@@ -45,11 +45,11 @@ impl Blob {
         self.open_counted(from, &archive::uncounted(), stop)
     }
 
-    /// As [`Blob::open`]. `count` counts what is read besides the bytes of the blob; its error ends the
-    /// reading.
+    /// As [`ArchiveBlob::open`]. `count` counts what is read besides the bytes of the blob; its error ends
+    /// the reading.
     ///
     /// # Errors
-    /// As [`Blob::open`].
+    /// As [`ArchiveBlob::open`].
     pub fn open_counted(
         &self,
         from: u64,
@@ -77,7 +77,7 @@ pub struct BlobError {
 
 /// Why a manifest or blob is not served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum LookupError {
     /// No archive has it: 404.
     #[error("{0}")]
     Unknown(String),
@@ -92,9 +92,9 @@ impl ImageSet {
     ///
     /// # Errors
     /// When no archive has it, or it cannot be read.
-    pub fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+    pub fn manifest(&self, repository: &str, reference: &str) -> Result<Document, LookupError> {
         self.shared.manifest_requests.fetch_add(1, Ordering::Relaxed);
-        let unknown = || Refusal::Unknown(format!("no archive has the image {repository}:{reference}"));
+        let unknown = || LookupError::Unknown(format!("no archive has the image {repository}:{reference}"));
         let digest = match Digest::parse(reference) {
             Ok(digest) => digest,
             Err(_) => {
@@ -109,15 +109,15 @@ impl ImageSet {
             (path.clone(), Arc::clone(archive), blob.clone())
         };
         if blob.size > MAX_DOCUMENT {
-            return Err(Refusal::Unknown(format!("{digest} has {} bytes and is no manifest", blob.size)));
+            return Err(LookupError::Unknown(format!("{digest} has {} bytes and is no manifest", blob.size)));
         }
         // The manifests of a compressed archive are in memory. Nothing is decompressed here, because
         // neither the client nor a stop of the agent could end that.
         if archive.compression != Compression::None && !matches!(blob.place, BlobPlace::Made { .. }) {
-            return Err(Refusal::Unknown(format!("{digest} is no manifest")));
+            return Err(LookupError::Unknown(format!("{digest} is no manifest")));
         }
         let media_type = blob.media_type;
-        let bytes = read_whole(&Blob {
+        let bytes = read_whole(&ArchiveBlob {
             digest: digest.to_string(),
             size: blob.size,
             path,
@@ -125,7 +125,7 @@ impl ImageSet {
             key: digest.clone(),
         })
         .map_err(|error| self.unavailable(error))?;
-        if sha256::hex(&bytes) != digest.hex() {
+        if sha256::sha256_hex(&bytes) != digest.hex() {
             return Err(self.unavailable(format!("manifest {digest} has changed since it was verified")));
         }
         Ok(Document { media_type, digest: digest.to_string(), bytes })
@@ -135,12 +135,12 @@ impl ImageSet {
     ///
     /// # Errors
     /// When no archive has it.
-    pub fn blob(&self, digest: &str) -> Result<Blob, Refusal> {
-        let unknown = || Refusal::Unknown(format!("no archive has the blob {digest}"));
+    pub fn blob(&self, digest: &str) -> Result<ArchiveBlob, LookupError> {
+        let unknown = || LookupError::Unknown(format!("no archive has the blob {digest}"));
         let key = Digest::parse(digest).map_err(|_| unknown())?;
         let set = self.shared.set();
         let (path, archive, blob) = set.blob(&key).ok_or_else(unknown)?;
-        Ok(Blob {
+        Ok(ArchiveBlob {
             digest: digest.to_owned(),
             size: blob.size,
             path: path.clone(),
@@ -161,13 +161,13 @@ impl ImageSet {
     }
 
     /// The archive that cannot be read may have changed: it is inspected again.
-    fn unavailable(&self, error: String) -> Refusal {
+    fn unavailable(&self, error: String) -> LookupError {
         self.shared.ring();
-        Refusal::Unavailable(error)
+        LookupError::Unavailable(error)
     }
 }
 
-fn read_whole(blob: &Blob) -> Result<Vec<u8>, String> {
+fn read_whole(blob: &ArchiveBlob) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = |error: io::Error| format!("archive {}, blob {}: {error}", blob.path.display(), blob.digest);
     let reader = blob.open(0, &StopToken::never()).map_err(|error| error.to_string())?;
@@ -197,7 +197,7 @@ mod tests {
             let key = Digest::parse(&layer).unwrap();
             let stored = archive.blobs[&key].clone();
             let (path, archive) = (path.clone(), Arc::new(archive.clone()));
-            Blob { digest: layer.clone(), size: stored.size, path, archive, key }
+            ArchiveBlob { digest: layer.clone(), size: stored.size, path, archive, key }
         };
         let packed = std::fs::metadata(&path).unwrap().len();
         let counted = Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -227,6 +227,6 @@ mod tests {
         assert_eq!(*document.bytes, content[2].1);
         assert_eq!(set.manifest("r.example/a", &document.digest), Ok(document));
         let refusal = set.manifest("r.example/a", &layer).unwrap_err();
-        assert_eq!(refusal, Refusal::Unknown(format!("{layer} is no manifest")));
+        assert_eq!(refusal, LookupError::Unknown(format!("{layer} is no manifest")));
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The whole set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct SetReport {
+pub struct ArchiveSetReport {
     /// The directories of archives, in the order of the configuration.
     pub directories: Vec<String>,
     /// One entry per archive, sorted by path.

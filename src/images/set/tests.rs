@@ -129,7 +129,7 @@ impl Fixture {
 
     fn start(mut self) -> Fixture {
         self.set = ImageSet::new(&self.settings.directories);
-        let (_, images) = crate::cri::unreachable();
+        let (_, images) = crate::cri::unreachable_clients();
         let list = Arc::clone(&self.available);
         let (on_death, _) = crossbeam_channel::bounded(1);
         let deps = SetDeps {
@@ -159,7 +159,7 @@ impl Fixture {
         self.set.offer(image, &StopToken::never())
     }
 
-    fn wait(&self, what: &str, check: impl Fn(&SetReport) -> bool) -> SetReport {
+    fn wait(&self, what: &str, check: impl Fn(&ArchiveSetReport) -> bool) -> ArchiveSetReport {
         let begun = Instant::now();
         loop {
             let report = self.set.report();
@@ -206,7 +206,7 @@ fn images_of_archives_come_and_go_with_their_files() {
     std::fs::remove_file(fixture.settings.directories[0].join("a.tar")).unwrap();
     fixture.wait("the first image to go", |report| report.images.len() == 1);
     assert!(!fixture.set.keeps(&["registry.example/a:1".into()]));
-    assert!(matches!(fixture.set.manifest("registry.example/a", "1"), Err(Refusal::Unknown(_))));
+    assert!(matches!(fixture.set.manifest("registry.example/a", "1"), Err(LookupError::Unknown(_))));
     assert!(blob.open(0, &StopToken::never()).is_err(), "a removed archive is not served");
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData, SanType};
 
 use super::error::Error;
-use super::facts::{Facts, Subject};
+use super::facts::{CertificateFields, Subject};
 use crate::model::{api, meta};
 use crate::util::secret::Secret;
 use crate::util::sha256;
@@ -86,7 +86,7 @@ impl PrivateKey {
         self.0.reveal().serialize_pem()
     }
 
-    /// The public key, encoded as in [`Facts::public_key`].
+    /// The public key, encoded as in [`CertificateFields::public_key`].
     pub(super) fn public(&self) -> &[u8] {
         self.0.reveal().der_bytes()
     }
@@ -154,7 +154,7 @@ impl Template {
     }
 
     /// Whether a certificate meets the template. Additional names are allowed.
-    pub fn is_met_by(&self, facts: &Facts) -> bool {
+    pub fn is_met_by(&self, facts: &CertificateFields) -> bool {
         let named = |subject: &Subject| {
             subject.common_name == self.common_name()
                 && subject.organizations.iter().any(|organization| organization == NODES_GROUP)
@@ -211,7 +211,7 @@ impl Template {
             text.push(0);
             text.extend_from_slice(part.as_bytes());
         }
-        format!("node-csr-{}", sha256::hex(&text))
+        format!("node-csr-{}", sha256::sha256_hex(&text))
     }
 
     /// A certificate that the node signs itself, in PEM.
@@ -244,7 +244,7 @@ fn alternative_names(names: &ServingNames) -> Result<Vec<SanType>, rcgen::Error>
 
 /// The state of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RequestState {
     /// The request is not decided or not signed yet.
     Waiting,
     /// The chain, in PEM.
@@ -260,22 +260,22 @@ pub(super) enum Verdict {
 }
 
 /// Reads the state from the object.
-pub(super) fn verdict(request: &CertificateSigningRequest) -> Verdict {
-    let Some(status) = &request.status else { return Verdict::Waiting };
+pub(super) fn verdict(request: &CertificateSigningRequest) -> RequestState {
+    let Some(status) = &request.status else { return RequestState::Waiting };
     let conditions = status.conditions.as_deref().unwrap_or_default();
     for condition in conditions {
         let reason = condition.reason.clone().unwrap_or_default();
         let message = condition.message.clone().unwrap_or_default();
         match condition.type_.as_str() {
-            "Denied" => return Verdict::Denied { reason, message },
-            "Failed" => return Verdict::Failed { reason, message },
+            "Denied" => return RequestState::Denied { reason, message },
+            "Failed" => return RequestState::Failed { reason, message },
             _ => {}
         }
     }
     let approved = conditions.iter().any(|condition| condition.type_ == "Approved");
     match &status.certificate {
-        Some(chain) if approved && !chain.0.is_empty() => Verdict::Issued(chain.0.clone()),
-        _ => Verdict::Waiting,
+        Some(chain) if approved && !chain.0.is_empty() => RequestState::Issued(chain.0.clone()),
+        _ => RequestState::Waiting,
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
             dns_names: dns.iter().map(|name| (*name).to_owned()).collect(),
             ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
         };
-        let facts = Facts {
+        let facts = CertificateFields {
             not_before: jiff::Timestamp::UNIX_EPOCH,
             not_after: jiff::Timestamp::MAX,
             subject: Some(Subject {
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn verdict_follows_the_conditions_of_a_request() {
-        let check = |conditions: &[&str], chain: Option<&[u8]>, expected: Verdict| {
+        let check = |conditions: &[&str], chain: Option<&[u8]>, expected: RequestState| {
             let conditions = conditions
                 .iter()
                 .map(|kind| CertificateSigningRequestCondition {
@@ -412,13 +412,13 @@ mod tests {
             assert_eq!(verdict(&request), expected);
         };
         let (reason, message) = ("R".to_owned(), "m".to_owned());
-        assert_eq!(verdict(&CertificateSigningRequest::default()), Verdict::Waiting);
-        check(&[], Some(b"x"), Verdict::Waiting);
-        check(&["Approved"], None, Verdict::Waiting);
-        check(&["Approved"], Some(b""), Verdict::Waiting);
-        check(&["Approved"], Some(b"x"), Verdict::Issued(b"x".to_vec()));
-        check(&["Denied"], None, Verdict::Denied { reason: reason.clone(), message: message.clone() });
-        check(&["Approved", "Failed"], Some(b"x"), Verdict::Failed { reason, message });
+        assert_eq!(verdict(&CertificateSigningRequest::default()), RequestState::Waiting);
+        check(&[], Some(b"x"), RequestState::Waiting);
+        check(&["Approved"], None, RequestState::Waiting);
+        check(&["Approved"], Some(b""), RequestState::Waiting);
+        check(&["Approved"], Some(b"x"), RequestState::Issued(b"x".to_vec()));
+        check(&["Denied"], None, RequestState::Denied { reason: reason.clone(), message: message.clone() });
+        check(&["Approved", "Failed"], Some(b"x"), RequestState::Failed { reason, message });
     }
 
     #[test]

@@ -23,7 +23,7 @@ const IP_ADDRESS: u8 = tag::context(7);
 
 /// The fields of one certificate that are used here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct CertificateFields {
     /// The time at which the validity begins.
     pub not_before: Timestamp,
     /// The time at which the validity ends.
@@ -49,17 +49,17 @@ pub struct Subject {
     pub uids: Vec<String>,
 }
 
-impl Facts {
+impl CertificateFields {
     /// Reads a certificate in DER; `None` if it is invalid.
     #[must_use]
-    pub fn of_der(der: &[u8]) -> Option<Facts> {
+    pub fn from_der(der: &[u8]) -> Option<CertificateFields> {
         let certificate = Certificate::from_der(der)?;
         let names = certificate.extension(SUBJECT_ALT_NAME);
         let (dns_names, ips) = names.map_or(Some(<_>::default()), |names| alternative_names(names.value))?;
-        Some(Facts {
+        Some(CertificateFields {
             not_before: certificate.not_before,
             not_after: certificate.not_after,
-            subject: Subject::of_der(certificate.subject),
+            subject: Subject::from_der(certificate.subject),
             dns_names,
             ips,
             public_key: certificate.public_key.to_vec(),
@@ -79,7 +79,7 @@ impl Subject {
     /// PrintableString. These strings grant rights to users and groups, so each must have only one
     /// possible reading.
     #[must_use]
-    pub fn of_der(content: &[u8]) -> Option<Subject> {
+    pub fn from_der(content: &[u8]) -> Option<Subject> {
         let mut subject = Subject::default();
         for set in Reader(content).all(tag::SET)? {
             for attribute in Reader(set).all(tag::SEQUENCE)? {
@@ -155,7 +155,7 @@ mod tests {
             [((2027, 12, 31), "2027-12-31T00:00:00Z"), ((2061, 1, 2), "2061-01-02T00:00:00Z")]
         {
             let (der, key) = certificate(not_after);
-            let facts = Facts::of_der(&der).unwrap();
+            let facts = CertificateFields::from_der(&der).unwrap();
             assert_eq!(facts.not_before.to_string(), "2026-02-28T01:01:01Z");
             assert_eq!(facts.not_after.to_string(), text);
             let subject = facts.subject.unwrap();
@@ -172,17 +172,17 @@ mod tests {
     fn garbage_is_no_certificate_and_no_panic() {
         let (der, _) = certificate((2027, 1, 1));
         for length in 0..der.len() {
-            assert_eq!(Facts::of_der(&der[..length]), None, "cut at {length}");
+            assert_eq!(CertificateFields::from_der(&der[..length]), None, "cut at {length}");
         }
         // Each byte is replaced by several values: the parser must return, with any result.
         for offset in 0..der.len() {
             for value in [0x00, 0x30, 0x7f, 0x80, 0x84, 0xff] {
                 let mut bad = der.clone();
                 bad[offset] = value;
-                let _ = Facts::of_der(&bad);
+                let _ = CertificateFields::from_der(&bad);
             }
         }
-        assert_eq!(Facts::of_der(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
+        assert_eq!(CertificateFields::from_der(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
     }
 
     /// A value in DER with a length below 128.
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn subject_strings_of_other_kinds_or_characters_are_refused() {
         let read = |tag: u8, text: &[u8]| {
-            Subject::of_der(&name(&[attribute(COMMON_NAME, tag, text)])).map(|subject| subject.common_name)
+            Subject::from_der(&name(&[attribute(COMMON_NAME, tag, text)])).map(|subject| subject.common_name)
         };
         for (tag, text) in [
             (0x0c, "jane"),
@@ -239,7 +239,7 @@ mod tests {
             // An invalid string in an unused field makes the whole name invalid.
             let other =
                 name(&[attribute(&[0x55, 0x04, 0x0b], tag, text), attribute(COMMON_NAME, 0x0c, b"jane")]);
-            assert_eq!(Subject::of_der(&other), None, "{case}");
+            assert_eq!(Subject::from_der(&other), None, "{case}");
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
     fn the_last_common_name_and_every_organization_count() {
         let text = |kind: &[u8], text: &str| attribute(kind, 0x0c, text.as_bytes());
         let read = |content: &[u8]| {
-            Subject::of_der(content)
+            Subject::from_der(content)
                 .map(|subject| (subject.common_name, subject.organizations.join(","), subject.uids.join(",")))
         };
         let is = |name: &str, groups: &str, uids: &str| {

@@ -21,7 +21,7 @@ mod store;
 mod thread;
 
 pub use csr::{Purpose, Template};
-pub use facts::{Facts, Subject};
+pub use facts::{CertificateFields, Subject};
 pub use signer::OpenBootstrap;
 pub use store::{Identity, Store};
 pub use thread::{Certificates, ClientRenewal, Settings, client_identity, spawn};

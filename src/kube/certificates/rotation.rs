@@ -8,7 +8,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
 use crate::model::metrics::SERVING_CERTIFICATE_AGE;
 
-use super::csr::{self, PrivateKey, Purpose, Template, Verdict};
+use super::csr::{self, PrivateKey, Purpose, RequestState, Template};
 use super::error::Error;
 use super::store::{Identity, Store};
 use crate::util::error_chain::chain;
@@ -295,22 +295,22 @@ impl Rotation {
             // An unavailable API server does not end the wait; only the time limit does.
             Some(Err(refusal)) => {
                 log::debug!("cannot read certificate signing request {name}: {}", refusal_text(refusal));
-                Verdict::Waiting
+                RequestState::Waiting
             }
-            None => Verdict::Waiting,
+            None => RequestState::Waiting,
         };
         match verdict {
-            Verdict::Waiting if now >= pending.until => {
+            RequestState::Waiting if now >= pending.until => {
                 let wait = if pending.bootstrap.is_some() { BOOTSTRAP_WAIT } else { WAIT };
                 Err(Error::TimedOut { purpose, name, minutes: wait.as_secs() / 60 })
             }
-            Verdict::Waiting => {
+            RequestState::Waiting => {
                 self.poll_later(pending, now);
                 Ok(Outcome::Quiet)
             }
-            Verdict::Denied { reason, message } => Err(Error::Denied { purpose, name, reason, message }),
-            Verdict::Failed { reason, message } => Err(Error::Failed { purpose, name, reason, message }),
-            Verdict::Issued(pem) => {
+            RequestState::Denied { reason, message } => Err(Error::Denied { purpose, name, reason, message }),
+            RequestState::Failed { reason, message } => Err(Error::Failed { purpose, name, reason, message }),
+            RequestState::Issued(pem) => {
                 let identity = Identity::join(&pem, &pending.key)
                     .map_err(|reason| Error::Issued { name: name.clone(), reason })?;
                 let not_after = identity.facts.not_after;

@@ -10,7 +10,7 @@ use jiff::tz::TimeZone;
 
 use super::csr::{PrivateKey, Purpose};
 use super::error::Error;
-use super::facts::Facts;
+use super::facts::CertificateFields;
 use crate::transport;
 use crate::util::atomic_file;
 use crate::util::disk_writes;
@@ -31,7 +31,7 @@ pub struct Identity {
     /// The private key.
     pub key_pem: Secret<String>,
     /// The content of the first certificate.
-    pub facts: Facts,
+    pub facts: CertificateFields,
 }
 
 impl Identity {
@@ -44,7 +44,10 @@ impl Identity {
             match block.tag() {
                 "CERTIFICATE" => {
                     if facts.is_none() {
-                        facts = Some(Facts::of_der(block.contents()).ok_or("its certificate is damaged")?);
+                        facts = Some(
+                            CertificateFields::from_der(block.contents())
+                                .ok_or("its certificate is damaged")?,
+                        );
                     }
                     let block_pem = encode(block);
                     if !chain_pem.contains(&block_pem) {
@@ -104,12 +107,12 @@ fn encode(block: &pem::Pem) -> String {
 ///
 /// # Errors
 /// When there is no certificate, or one of them is damaged.
-pub(super) fn facts_of_pem(text: &[u8]) -> Result<Vec<Facts>, &'static str> {
+pub(super) fn facts_of_pem(text: &[u8]) -> Result<Vec<CertificateFields>, &'static str> {
     let blocks = pem::parse_many(text).map_err(|_| "it is not PEM")?;
-    let facts: Option<Vec<Facts>> = blocks
+    let facts: Option<Vec<CertificateFields>> = blocks
         .iter()
         .filter(|block| block.tag() == "CERTIFICATE")
-        .map(|block| Facts::of_der(block.contents()))
+        .map(|block| CertificateFields::from_der(block.contents()))
         .collect();
     match facts {
         None => Err("a certificate is damaged"),

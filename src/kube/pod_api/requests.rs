@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::claims::{ClaimApi, Claims, GrowthStep, ReadError};
+use super::super::claims::{GrowthStep, ReadError, VolumeClaimApi, VolumeClaims};
 use super::super::client::Client;
 use super::super::error::ApiError;
 use super::super::objects::{
@@ -22,7 +22,7 @@ use super::super::target::{Group, Target};
 use super::super::tokens::{IssuedToken, TokenApi, Tokens};
 use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query, TrustBundles};
 use super::super::watch::{Change, Watched, spawn_reflector};
-use super::{PodApi, Trust};
+use super::{PodDependencies, ProjectedCertificates};
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
 use crate::util::stop::Waited;
@@ -40,7 +40,7 @@ struct Requests {
     deaths: Sender<Died>,
 }
 
-impl PodApi {
+impl PodDependencies {
     /// Starts the thread `watch/services`; watches of objects start with the first pods. `changed`
     /// receives the pods with a changed object; the caller syncs them again.
     ///
@@ -52,7 +52,7 @@ impl PodApi {
         time_to_live: TimeToLive,
         changed: Changed,
         deaths: &Sender<Died>,
-    ) -> io::Result<(PodApi, Running)> {
+    ) -> io::Result<(PodDependencies, Running)> {
         let requests =
             |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
         let services = Services::default();
@@ -69,13 +69,13 @@ impl PodApi {
                 Change::Set(service) => known.set(service),
                 Change::Removed(service) => known.remove(&service),
             })?;
-        let pod_api = PodApi {
+        let pod_api = PodDependencies {
             objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed),
             tokens: Tokens::new(Box::new(requests(client))),
             services,
             classes: RuntimeClasses::new(Box::new(requests(client))),
-            claims: Claims::new(Box::new(requests(client))),
-            trust: Trust {
+            claims: VolumeClaims::new(Box::new(requests(client))),
+            trust: ProjectedCertificates {
                 bundles: TrustBundles::new(Box::new(requests(client))),
                 certificates: PodCertificates::new(Box::new(requests(client))),
             },
@@ -151,7 +151,7 @@ impl ClassApi for Requests {
     }
 }
 
-impl ClaimApi for Requests {
+impl VolumeClaimApi for Requests {
     fn read_claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
         self.client.get(&Target::claim(namespace, name)).map_err(|error| read_error(&error))
     }

@@ -14,7 +14,7 @@ use crate::model::requests::Amounts;
 use crate::placement::cpu::recordings::{UIDS, read};
 use crate::placement::numa::{Hint, NumaMask};
 use crate::placement::numa_nodes::NumaNode;
-use crate::placement::topology::{AllocateError, Candidate, Hints, Policy, Provider, Scope, Topology};
+use crate::placement::topology::{AllocateError, Candidate, Hints, Policy, Provider, Scope, TopologyManager};
 
 const SCENARIOS: [&str; 5] = ["g-more", "g-noreserve", "g-options", "g-restart", "g-static"];
 
@@ -81,7 +81,7 @@ struct Replay {
     config: Value,
     file: Option<String>,
     memory: Option<Memory>,
-    topology: Option<Topology>,
+    topology: Option<TopologyManager>,
     cpu: Cpu,
     active: Vec<Pod>,
     /// As recorded.
@@ -109,7 +109,7 @@ impl Replay {
         let result = (|| -> Result<(), String> {
             let policy = Policy::parse(&text(&config["topologyManagerPolicy"])).unwrap();
             let scope = Scope::parse(&text(&config["topologyManagerScope"])).unwrap_or_default();
-            let topology = Topology::new(policy, scope, &BTreeMap::new(), std::slice::from_ref(&node));
+            let topology = TopologyManager::new(policy, scope, &BTreeMap::new(), std::slice::from_ref(&node));
             self.topology = Some(topology.map_err(|error| error.to_string())?);
             self.memory = None;
             if config["memoryManagerPolicy"] != "Static" {
@@ -170,7 +170,7 @@ impl Replay {
             self.active.retain(|active| active.uid() != pod.uid());
         } else if let Some(memory) = &mut self.memory {
             for container in pod.all_containers() {
-                memory.container_started(&pod, &container.name);
+                memory.release_ended_init_containers(&pod, &container.name);
                 let mems = memory.cpuset_mems(pod.uid(), &container.name);
                 let text = mems.map(|mems| mems.iter().map(|number| number.to_string()).collect());
                 self.mems.insert((name.to_owned(), container.name.clone()), text);

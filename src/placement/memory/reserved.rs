@@ -66,8 +66,8 @@ impl Reserved {
             if found != expected {
                 return Err(ReservedError::Total {
                     resource: resource.clone(),
-                    found: found.write(Form::Binary),
-                    expected: expected.write(Form::Binary),
+                    found: found.format(Form::Binary),
+                    expected: expected.format(Form::Binary),
                 });
             }
         }

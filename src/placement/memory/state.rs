@@ -82,7 +82,7 @@ impl Memory {
 
     /// A container of the pod starts: the plain init containers before it have ended, and what they
     /// have is released (Go: `AddContainer`).
-    pub fn container_started(&mut self, pod: &Pod, container: &str) {
+    pub fn release_ended_init_containers(&mut self, pod: &Pod, container: &str) {
         let before = pod.init_containers().iter().take_while(|init| init.name != container);
         for init in before.filter(|init| !is_sidecar(init)) {
             self.release(pod.uid(), &init.name);

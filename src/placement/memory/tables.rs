@@ -83,7 +83,7 @@ pub(super) fn empty(machine: &[NumaNode], reserved: &Reserved) -> Nodes {
 /// `hugepages-2Mi` for pages of 2 MiB.
 fn huge_page_resource(size: u64) -> String {
     let size = Amount::from_units(i64::try_from(size).unwrap_or(i64::MAX));
-    format!("hugepages-{}", size.write(Form::Binary))
+    format!("hugepages-{}", size.format(Form::Binary))
 }
 
 /// Whether it is a resource of this manager.

@@ -222,9 +222,9 @@ fn later_containers_use_the_memory_of_init_containers() {
     memory.take_changed();
     allocate(&mut memory, &pod, ANY).unwrap();
     assert!(*memory.nodes() == before && !memory.take_changed());
-    memory.container_started(&pod, "s");
+    memory.release_ended_init_containers(&pod, "s");
     assert!(memory.blocks(pod.uid(), "i").is_empty() && !memory.blocks(pod.uid(), "s").is_empty());
-    memory.container_started(&pod, "b");
+    memory.release_ended_init_containers(&pod, "b");
     assert!(memory.blocks(pod.uid(), "j").is_empty() && !memory.blocks(pod.uid(), "s").is_empty());
     memory.release_inactive([&pod], &|_| false);
     assert_eq!(memory.assignments().len(), 1);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::merge::merge;
-use super::settings::{Policy, Scope, Topology};
+use super::settings::{Policy, Scope, TopologyManager};
 use crate::model::api::Container;
 use crate::model::pod::{Pod, QosClass};
 use crate::placement::numa::Hint;
@@ -116,7 +116,7 @@ pub struct Outcome {
     pub unaligned: u64,
 }
 
-impl Topology {
+impl TopologyManager {
     /// Admits a pod, and allocates the resources of its containers, init containers first.
     ///
     /// After a denial the resources of the containers before the failed one stay allocated, as

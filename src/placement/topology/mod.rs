@@ -19,4 +19,4 @@ mod tests;
 pub use admit::{AllocateError, Candidate, Denial, Hints, Outcome, Provider};
 pub use closest::Distances;
 pub use merge::{DENSE_NODES, merge};
-pub use settings::{MAX_NUMA_NODES, Options, Policy, Scope, Topology, TopologyError};
+pub use settings::{MAX_NUMA_NODES, Options, Policy, Scope, TopologyError, TopologyManager};

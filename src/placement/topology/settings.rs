@@ -134,7 +134,7 @@ impl Options {
 
 /// The manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Topology {
+pub struct TopologyManager {
     pub(super) policy: Policy,
     pub(super) scope: Scope,
     pub(super) all: NumaMask,
@@ -142,7 +142,7 @@ pub struct Topology {
     pub(super) distances: Option<Distances>,
 }
 
-impl Topology {
+impl TopologyManager {
     /// For the policy none the other settings do not matter, as upstream.
     ///
     /// # Errors
@@ -152,10 +152,10 @@ impl Topology {
         scope: Scope,
         options: &BTreeMap<String, String>,
         nodes: &[NumaNode],
-    ) -> Result<Topology, TopologyError> {
+    ) -> Result<TopologyManager, TopologyError> {
         let all = all(nodes);
         if policy == Policy::None {
-            return Ok(Topology { policy, scope, all, distances: None });
+            return Ok(TopologyManager { policy, scope, all, distances: None });
         }
         let options = Options::parse(options)?;
         let distances = if options.prefer_closest { Some(Distances::new(nodes)?) } else { None };
@@ -164,7 +164,7 @@ impl Topology {
         }
         // Upstream ignores distances for sets of one node.
         let distances = distances.filter(|_| policy != Policy::SingleNumaNode);
-        Ok(Topology { policy, scope, all, distances })
+        Ok(TopologyManager { policy, scope, all, distances })
     }
 
     /// The name of the scope: a label of metrics.

@@ -73,16 +73,16 @@ fn other_combinations_are_ranked_by_the_nodes_that_are_needed() {
 fn the_closest_nodes_win_if_distances_count() {
     let machine = nodes(4);
     let options = BTreeMap::from([("prefer-closest-numa-nodes".to_owned(), "true".to_owned())]);
-    let topology = Topology::new(Policy::BestEffort, Scope::Container, &options, &machine).unwrap();
+    let topology = TopologyManager::new(Policy::BestEffort, Scope::Container, &options, &machine).unwrap();
     let list = [hint(&[0, 2], true), hint(&[2, 3], true), hint(&[0, 1, 2], true)];
     let merged = |distances| merge(Policy::BestEffort, &[&list], all(4), distances);
     assert_eq!(merged(topology.distances.as_ref()), hint(&[2, 3], true));
     assert_eq!(merged(None), hint(&[0, 2], true));
     let mut unknown = nodes(2);
     unknown[1].distances = None;
-    let error = Topology::new(Policy::BestEffort, Scope::Pod, &options, &unknown).unwrap_err();
+    let error = TopologyManager::new(Policy::BestEffort, Scope::Pod, &options, &unknown).unwrap_err();
     assert_eq!(error, TopologyError::NoDistances { node: 1 });
-    assert!(Topology::new(Policy::None, Scope::Pod, &options, &unknown).is_ok());
+    assert!(TopologyManager::new(Policy::None, Scope::Pod, &options, &unknown).is_ok());
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn machines_and_options_that_upstream_refuses_are_refused() {
             .filter(|_| !name.is_empty())
             .map(|(a, b)| (a.into(), b.into()))
             .collect();
-        Topology::new(Policy::Restricted, Scope::Container, &options, &nodes(count))
+        TopologyManager::new(Policy::Restricted, Scope::Container, &options, &nodes(count))
             .map(|_| ())
             .map_err(|error| error.to_string())
     };
@@ -217,7 +217,7 @@ impl Provider for FakeProvider {
 fn admit(policy: Policy, scope: Scope, first: &mut FakeProvider, second: &mut FakeProvider) -> Outcome {
     let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]});
     let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap());
-    let topology = Topology::new(policy, scope, &BTreeMap::new(), &nodes(2)).unwrap();
+    let topology = TopologyManager::new(policy, scope, &BTreeMap::new(), &nodes(2)).unwrap();
     topology.admit(&pod, &mut [first, second])
 }
 

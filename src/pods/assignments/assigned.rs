@@ -61,7 +61,7 @@ impl Assignments {
             assigned.memory = memory.unwrap_or_default().to_vec();
         }
         if let Some(claims) = &self.claims {
-            assigned.claims = claims.of_container(pod, container);
+            assigned.claims = claims.claims_of_container(pod, container);
         }
         assigned
     }

@@ -2,7 +2,7 @@
 //! `PrepareDynamicResources`).
 
 use super::Assignments;
-use crate::claims::{ClaimError, Claims, Failure};
+use crate::claims::{ClaimError, Failure, ResourceClaims};
 use crate::model::api::{Container, ResourceStatus};
 use crate::model::device_setup::Setup;
 use crate::model::ids::PodUid;
@@ -12,7 +12,7 @@ use crate::util::stop::StopToken;
 impl Assignments {
     /// Adds the resource claims.
     #[must_use]
-    pub fn with_claims(mut self, claims: Claims) -> Assignments {
+    pub fn with_claims(mut self, claims: ResourceClaims) -> Assignments {
         self.claims = Some(claims);
         self
     }
@@ -21,10 +21,10 @@ impl Assignments {
     /// before, because a machine that has started again may have lost them.
     ///
     /// # Errors
-    /// See [`Claims::prepare`].
+    /// See [`ResourceClaims::prepare`].
     pub fn prepare_claims(&self, pod: &Pod, new_sandbox: bool, stop: &StopToken) -> Result<(), ClaimError> {
         match &self.claims {
-            Some(claims) if new_sandbox || !claims.knows(pod) => claims.prepare(pod, stop),
+            Some(claims) if new_sandbox || !claims.has_claims_of(pod) => claims.prepare(pod, stop),
             _ => Ok(()),
         }
     }
@@ -32,7 +32,7 @@ impl Assignments {
     /// Has the drivers revert it, after the last container has stopped.
     ///
     /// # Errors
-    /// See [`Claims::unprepare`].
+    /// See [`ResourceClaims::unprepare`].
     pub fn unprepare_claims(&self, uid: &PodUid, stop: &StopToken) -> Result<(), ClaimError> {
         self.claims.as_ref().map_or(Ok(()), |claims| claims.unprepare(uid, stop))
     }

@@ -231,7 +231,7 @@ impl Assignments {
         own.devices.health(uid, container).into_iter().map(resource).collect()
     }
 
-    /// Whether pods hold devices, or may wait for the first call of [`Assignments::release`].
+    /// Whether pods hold devices, or may wait for the first call of [`Assignments::release_inactive`].
     pub(super) fn holds_devices(&self) -> bool {
         self.devices.as_ref().is_some_and(|own| {
             own.active().is_none() || own.devices.read(|state| state.holds().iter().next().is_some())
@@ -247,7 +247,7 @@ impl Assignments {
     }
 
     /// The pod has ended on this node. Its devices are free when the sync loop calls
-    /// [`Assignments::release`], or at the next admission.
+    /// [`Assignments::release_inactive`], or at the next admission.
     pub(super) fn forget_devices(&self, uid: &PodUid) {
         if let Some(own) = &self.devices {
             own.waiting().remove(uid);

@@ -37,7 +37,7 @@ pub use self::settings::{HeldResources, Settings};
 use self::state::AssignmentState;
 use self::store::Store;
 use super::admission::Admission;
-use crate::claims::Claims;
+use crate::claims::ResourceClaims;
 use crate::model::device_setup::Setup;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
@@ -57,7 +57,7 @@ pub struct Assignments {
     /// `None`: there are no device plugins.
     devices: Option<Arc<PodDevices>>,
     /// `None`: no pod has resource claims.
-    claims: Option<Claims>,
+    claims: Option<ResourceClaims>,
     /// State files that were not usable; for people.
     problems: Arc<[String]>,
 }
@@ -142,7 +142,7 @@ impl Assignments {
 
     /// Takes the CPUs and devices back of all pods but these and those whose containers still run.
     /// All sources have delivered their pods.
-    pub fn release(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
+    pub fn release_inactive(&self, active: &[Pod], still_runs: &dyn Fn(&PodUid) -> bool) {
         self.release_devices(active, still_runs);
         let Some(shared) = &self.shared else { return };
         let mut state = shared.state();

@@ -9,13 +9,13 @@ use crate::placement::cpus::CpuSet;
 use crate::placement::memory::Reserved;
 use crate::placement::numa::NumaMask;
 use crate::placement::numa_nodes::NumaNode;
-use crate::placement::topology::Topology;
+use crate::placement::topology::TopologyManager;
 
 /// The settings of the managers. The configuration was checked against the machine.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The topology manager.
-    pub topology: Topology,
+    pub topology: TopologyManager,
     /// The CPU manager; `None`: policy `none`.
     pub cpu: Option<Static>,
     /// The memory manager: the machine's nodes, and what is reserved of them; `None`: policy `None`.

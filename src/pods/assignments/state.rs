@@ -159,7 +159,7 @@ impl AssignmentState {
                 settings.without_quota && self.cpu.exclusive_of(pod.uid(), container).is_some();
         }
         if let Some(memory) = &mut self.memory {
-            memory.container_started(pod, container);
+            memory.release_ended_init_containers(pod, container);
             let nodes = memory.cpuset_mems(pod.uid(), container);
             let numbers: Vec<String> =
                 nodes.iter().flat_map(|nodes| nodes.iter()).map(|node| node.to_string()).collect();

@@ -12,7 +12,7 @@ use crate::placement::cpu::options::Options;
 use crate::placement::cpu::policy::{Reservation, Static};
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::{Cpu, Machine};
-use crate::placement::topology::{Policy, Scope, Topology};
+use crate::placement::topology::{Policy, Scope, TopologyManager};
 use crate::util::checkpoint_file::CheckpointFile;
 use crate::util::testing::{in_background, unblocked};
 
@@ -22,7 +22,7 @@ fn settings(root: &std::path::Path) -> Settings {
     let reservation = Reservation::Amount(Amount::from_milli(500));
     let policy = Static::new(Machine::new(cpus), &reservation, Options::default(), false).unwrap();
     Settings {
-        topology: Topology::new(Policy::None, Scope::Container, &BTreeMap::new(), &[]).unwrap(),
+        topology: TopologyManager::new(Policy::None, Scope::Container, &BTreeMap::new(), &[]).unwrap(),
         cpu: Some(policy),
         memory: None,
         root_dir: root.to_owned(),
@@ -79,7 +79,7 @@ fn running_shared_container_is_updated_once_when_its_set_changes() {
     assert_eq!(due_updates(&assignments), [("id1".to_owned(), "0,3".to_owned())]);
     assignments.shared.as_ref().unwrap().state().updated(&"id1".into(), Some(CpuSet::parse("0,3").unwrap()));
     assert_eq!(due_updates(&assignments), []);
-    assignments.release(std::slice::from_ref(&shared), &none_runs);
+    assignments.release_inactive(std::slice::from_ref(&shared), &none_runs);
     assignments.forget_pod(first.uid());
     assert_eq!(due_updates(&assignments), [("id1".to_owned(), "0-3".to_owned())]);
     // A container that was removed is forgotten.
@@ -117,7 +117,7 @@ fn removed_pod_keeps_its_cpus_until_its_containers_have_ended() {
     let (ending, other, large) = (pod("ending", "2"), pod("other", "1"), pod("large", "3"));
     assert_eq!(assignments.allocate(&ending, &[], true, &none_runs), Admission::Admit);
     let runs = |uid: &PodUid| uid == ending.uid();
-    assignments.release(&[], &runs);
+    assignments.release_inactive(&[], &runs);
     assert_eq!(assignments.allocate(&other, &[], true, &runs), Admission::Admit);
     let both = (own_cpus(&assignments, &ending), own_cpus(&assignments, &other));
     assert_eq!((both.0.as_deref(), both.1.as_deref()), (Some("1-2"), Some("3")));
@@ -127,7 +127,7 @@ fn removed_pod_keeps_its_cpus_until_its_containers_have_ended() {
         (own_cpus(&assignments, &ending), own_cpus(&assignments, &large).as_deref()),
         (None, Some("1-3"))
     );
-    assignments.release(&[], &none_runs);
+    assignments.release_inactive(&[], &none_runs);
     assert_eq!(own_cpus(&assignments, &large), None);
 }
 
@@ -195,7 +195,7 @@ fn slow_disk_stops_neither_readers_nor_admission_but_the_start_of_a_container() 
     let (other, active) = (assignments.clone(), vec![first.clone()]);
     let (admission, seen) = unblocked(move || {
         let admission = other.allocate(&second, &active, true, &none_runs);
-        other.release(&[active[0].clone(), second.clone()], &none_runs);
+        other.release_inactive(&[active[0].clone(), second.clone()], &none_runs);
         (admission, (other.held(active[0].uid()).is_some(), other.held(second.uid()).is_some()))
     });
     assert_eq!((admission, seen), (Admission::Admit, (true, true)));
@@ -418,7 +418,7 @@ mod devices {
         // Which pods are gone is not known before all sources have delivered theirs.
         assert!(matches!(allocate(&after, &new), DeviceReadiness::Wait { .. }));
         // The container of the other pod is still listed as running.
-        after.assignments.release(std::slice::from_ref(&new), &|uid| uid == gone.uid());
+        after.assignments.release_inactive(std::slice::from_ref(&new), &|uid| uid == gone.uid());
         assert_eq!(allocate(&after, &new), DeviceReadiness::Ready);
         // A pod that is active keeps its device.
         assert_eq!(
@@ -455,7 +455,7 @@ mod devices {
         for pod in [&first, &second] {
             assert_eq!(after.assignments.allocate(pod, &[], false, &none_runs), Admission::Admit);
         }
-        after.assignments.release(&[first.clone(), second.clone()], &none_runs);
+        after.assignments.release_inactive(&[first.clone(), second.clone()], &none_runs);
         assert!(matches!(allocate(&after, &second), DeviceReadiness::Wait { .. }), "the plugin is not back");
         after.register(&plugin, 1);
         assert_eq!(allocate(&after, &second), denied(1, 0));
@@ -483,7 +483,7 @@ mod devices {
             matches!(allocate(&after, &large), DeviceReadiness::Wait { .. }),
             "the first pod may be gone"
         );
-        after.assignments.release(&[first.clone(), large.clone()], &none_runs);
+        after.assignments.release_inactive(&[first.clone(), large.clone()], &none_runs);
         assert_eq!(allocate(&after, &large), denied(2, 0));
         assert_eq!(allocate(&after, &first), DeviceReadiness::Ready);
     }
@@ -502,7 +502,7 @@ mod devices {
         let after = fixture(root.path(), &[]);
         assert_eq!(after.assignments.allocate(&large, &[], false, &none_runs), Admission::Admit);
         after.register(&plugin, 1);
-        after.assignments.release(std::slice::from_ref(&large), &|uid| uid == gone.uid());
+        after.assignments.release_inactive(std::slice::from_ref(&large), &|uid| uid == gone.uid());
         // The device of the other pod is free for this one; the plugin may still list the second.
         assert!(matches!(allocate(&after, &large), DeviceReadiness::Wait { .. }));
         after.list(&plugin, 2);
@@ -525,9 +525,9 @@ mod devices {
         after.register(&plugin, 1);
         assert_eq!(after.assignments.allocate(&new, &[], false, &none_runs), Admission::Admit);
         assert!(matches!(allocate(&after, &new), DeviceReadiness::Wait { .. }));
-        after.assignments.release(&[gone, new.clone()], &none_runs);
+        after.assignments.release_inactive(&[gone, new.clone()], &none_runs);
         assert_eq!(allocate(&after, &new), denied(1, 0));
-        after.assignments.release(std::slice::from_ref(&new), &none_runs);
+        after.assignments.release_inactive(std::slice::from_ref(&new), &none_runs);
         assert_eq!(after.assignments.allocate(&new, &[], true, &none_runs), Admission::Admit);
         assert_eq!(allocate(&after, &new), DeviceReadiness::Ready);
     }
@@ -539,13 +539,13 @@ mod devices {
         fixture.register(&plugin, 1);
         let pod = widget_pod("pod", 1);
         assert!(fixture.assignments.holds_resources(), "no pods were listed yet");
-        fixture.assignments.release(&[], &none_runs);
+        fixture.assignments.release_inactive(&[], &none_runs);
         assert!(!fixture.assignments.holds_resources());
         assert_eq!(fixture.assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
         assert_eq!(allocate(&fixture, &pod), DeviceReadiness::Ready);
-        fixture.assignments.release(&[], &|uid| uid == pod.uid());
+        fixture.assignments.release_inactive(&[], &|uid| uid == pod.uid());
         assert!(fixture.assignments.holds_resources(), "its container still runs");
-        fixture.assignments.release(&[], &none_runs);
+        fixture.assignments.release_inactive(&[], &none_runs);
         assert!(!fixture.assignments.holds_resources());
     }
 

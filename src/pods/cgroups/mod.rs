@@ -64,14 +64,14 @@ pub type WithoutQuota = Arc<dyn Fn(&Pod) -> bool + Send + Sync>;
 struct Shared {
     settings: Settings,
     without_quota: WithoutQuota,
-    access: OnceLock<Cgroups>,
-    /// The pods whose cgroups were asked for before `access` was there.
-    early: Mutex<BTreeSet<PodUid>>,
-    /// Stopped when `access` is there.
-    ready: StopToken,
-    /// Dropped when `access` is there.
-    ready_source: Mutex<Option<StopSource>>,
-    /// Why `access` is not there yet.
+    cgroups: OnceLock<Cgroups>,
+    /// The pods whose cgroups were asked for before `cgroups` was there.
+    waiting_pods: Mutex<BTreeSet<PodUid>>,
+    /// Stopped when `cgroups` is there.
+    created: StopToken,
+    /// Dropped when `cgroups` is there.
+    created_source: Mutex<Option<StopSource>>,
+    /// Why `cgroups` is not there yet.
     problem: Mutex<Option<String>>,
     /// The pods that have a worker, with the resources that they were granted.
     active: Mutex<BTreeMap<PodUid, Pod>>,
@@ -95,9 +95,9 @@ pub enum PodCgroupError {
 }
 
 /// A pod's cgroup that exists, for a resize.
-pub struct Resizable<'a> {
+pub struct PodCgroupHandle<'a> {
     shared: &'a Shared,
-    access: &'a Cgroups,
+    cgroups: &'a Cgroups,
     name: Name,
 }
 
@@ -106,14 +106,14 @@ impl PodCgroups {
     #[must_use]
     pub fn new(settings: Option<Settings>, without_quota: WithoutQuota) -> PodCgroups {
         let shared = |settings| {
-            let (source, ready) = stop::pair();
+            let (source, created) = stop::pair();
             Arc::new(Shared {
                 settings,
                 without_quota,
-                access: OnceLock::new(),
-                early: Mutex::default(),
-                ready,
-                ready_source: Mutex::new(Some(source)),
+                cgroups: OnceLock::new(),
+                waiting_pods: Mutex::default(),
+                created,
+                created_source: Mutex::new(Some(source)),
                 problem: Mutex::default(),
                 active: Mutex::default(),
                 written: Mutex::default(),
@@ -145,7 +145,7 @@ impl PodCgroups {
     }
 
     /// The pod has a worker, or other resources than before.
-    pub fn add(&self, pod: &Pod) {
+    pub fn set_active(&self, pod: &Pod) {
         if let Some(shared) = &self.shared {
             shared.active().insert(pod.uid().clone(), pod.clone());
         }
@@ -156,10 +156,10 @@ impl PodCgroups {
     /// cgroup until the next periodic sync.
     #[must_use]
     pub fn is_missing(&self, pod: &Pod) -> bool {
-        let Some(access) = self.shared.as_ref().and_then(|shared| shared.access_for(pod)) else {
+        let Some(cgroups) = self.shared.as_ref().and_then(|shared| shared.access_for(pod)) else {
             return false;
         };
-        name_of(access, pod).is_ok_and(|name| !access.exists(&name))
+        name_of(cgroups, pod).is_ok_and(|name| !cgroups.exists(&name))
     }
 
     /// Makes the cgroup of a pod if it does not exist. One that exists is not changed.
@@ -168,53 +168,53 @@ impl PodCgroups {
     /// When it cannot be made. The reason is for an event.
     pub fn make(&self, pod: &Pod, stop: &StopToken) -> Result<(), PodCgroupError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        let access = shared.wait(stop)?;
-        let name = name_of(access, pod)?;
-        if access.exists(&name) {
+        let cgroups = shared.wait(stop)?;
+        let name = name_of(cgroups, pod)?;
+        if cgroups.exists(&name) {
             return Ok(());
         }
-        shared.raise_tiers(access, stop);
+        shared.raise_tiers(cgroups, stop);
         let outcome =
-            access.make(&name, &pod_values(pod, (shared.without_quota)(pod), &shared.settings.pod), stop)?;
+            cgroups.make(&name, &pod_values(pod, (shared.without_quota)(pod), &shared.settings.pod), stop)?;
         // As upstream: the pod starts, although a value is missing.
         for error in outcome.failed {
             log::warn!("{error} pod={} uid={}", pod.full_name(), pod.uid());
         }
         // Otherwise the pod would be restarted again and again.
-        Ok(access.check(&name)?)
+        Ok(cgroups.check(&name)?)
     }
 
     /// The path of the pod's cgroup for the runtime; empty if pods have none.
     #[must_use]
     pub fn path(&self, pod: &Pod) -> String {
-        let Some((_, access)) = self.access() else { return String::new() };
-        name_of(access, pod).map(|name| access.layout().path(&name)).unwrap_or_default()
+        let Some((_, cgroups)) = self.access() else { return String::new() };
+        name_of(cgroups, pod).map(|name| cgroups.layout().path(&name)).unwrap_or_default()
     }
 
     /// The path of the cgroup of a pod that has a worker; `None` if it has none.
     #[must_use]
     pub fn path_of(&self, uid: &PodUid) -> Option<String> {
-        let (shared, access) = self.access()?;
-        let name = name_of(access, shared.active().get(uid)?).ok()?;
-        Some(access.layout().path(&name))
+        let (shared, cgroups) = self.access()?;
+        let name = name_of(cgroups, shared.active().get(uid)?).ok()?;
+        Some(cgroups.layout().path(&name))
     }
 
     /// The paths of the cgroups of all pods, of the Burstable and of the BestEffort ones; `None`
     /// before they are made.
     #[must_use]
-    pub fn common_paths(&self) -> Option<[String; 3]> {
-        let (_, access) = self.access()?;
-        let layout = access.layout();
+    pub fn qos_paths(&self) -> Option<[String; 3]> {
+        let (_, cgroups) = self.access()?;
+        let layout = cgroups.layout();
         let classes = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
         Some(classes.map(|class| layout.path(&layout.tier(class))))
     }
 
     /// The pod's cgroup; `None` without one.
     #[must_use]
-    pub fn resizable(&self, pod: &Pod) -> Option<Resizable<'_>> {
-        let (shared, access) = self.access()?;
-        let name = name_of(access, pod).ok()?;
-        access.exists(&name).then_some(Resizable { shared, access, name })
+    pub fn resizable(&self, pod: &Pod) -> Option<PodCgroupHandle<'_>> {
+        let (shared, cgroups) = self.access()?;
+        let name = name_of(cgroups, pod).ok()?;
+        cgroups.exists(&name).then_some(PodCgroupHandle { shared, cgroups, name })
     }
 
     /// Removes the cgroup of a pod that has ended, with all processes in it.
@@ -223,8 +223,8 @@ impl PodCgroups {
     /// When something is left. Try again later.
     pub fn remove(&self, pod: &Pod, stop: &StopToken) -> Result<(), PodCgroupError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        let access = shared.wait(stop)?;
-        access.remove_pod(&name_of(access, pod)?, stop)?;
+        let cgroups = shared.wait(stop)?;
+        cgroups.remove_pod(&name_of(cgroups, pod)?, stop)?;
         shared.active().remove(pod.uid());
         Ok(())
     }
@@ -240,14 +240,14 @@ impl PodCgroups {
         events: &EventSink,
         stop: &StopToken,
     ) {
-        let Some((shared, access)) = self.access() else { return };
-        start::enforce(shared, access, events, stop);
+        let Some((shared, cgroups)) = self.access() else { return };
+        start::enforce(shared, cgroups, events, stop);
         let Some(known) = known else { return };
         shared.active().retain(|uid, _| known(uid));
-        if let Err(error) = shared.set_tiers(access, stop) {
+        if let Err(error) = shared.set_tiers(cgroups, stop) {
             log::warn!("cannot update the cgroups of the QoS classes: {error}");
         }
-        let found = match access.pods() {
+        let found = match cgroups.pods() {
             Ok(found) => found,
             Err(error) => {
                 log::warn!("cannot list the cgroups of pods: {error}");
@@ -256,10 +256,10 @@ impl PodCgroups {
         };
         for orphan in found.iter().filter(|orphan| !known(&orphan.uid)) {
             let result = if with_volumes(&orphan.uid) {
-                access.update_found(orphan, &Values::least_cpu(), stop)
+                cgroups.update_found(orphan, &Values::least_cpu(), stop)
             } else {
                 log::info!("removing the cgroup of a pod that has ended uid={}", orphan.uid);
-                access.remove_found(orphan, stop)
+                cgroups.remove_found(orphan, stop)
             };
             match result {
                 Ok(()) => {}
@@ -281,21 +281,21 @@ impl PodCgroups {
     /// The path of the cgroup of all pods, once it was made.
     #[must_use]
     pub fn pods_path(&self) -> Option<String> {
-        let (_, access) = self.access()?;
-        Some(access.layout().path(access.layout().pods()))
+        let (_, cgroups) = self.access()?;
+        Some(cgroups.layout().path(cgroups.layout().pods()))
     }
 
     fn access(&self) -> Option<(&Shared, &Cgroups)> {
         let shared = self.shared.as_ref()?;
-        Some((shared, shared.access.get()?))
+        Some((shared, shared.cgroups.get()?))
     }
 }
 
-impl Resizable<'_> {
+impl PodCgroupHandle<'_> {
     /// The values that the cgroup has.
     #[must_use]
     pub fn current(&self) -> Values {
-        self.access.read(&self.name)
+        self.cgroups.read(&self.name)
     }
 
     /// The values that the pod is to have.
@@ -307,9 +307,9 @@ impl Resizable<'_> {
     /// Whether the values differ, as the kernel and systemd round them.
     #[must_use]
     pub fn is_resize_due(&self, pod: &Pod) -> bool {
-        let rounding = Rounding {
-            version: self.access.version(),
-            driver: self.access.layout().driver(),
+        let rounding = RoundingRules {
+            version: self.cgroups.version(),
+            driver: self.cgroups.layout().driver(),
             page: u64::try_from(page_size()).unwrap_or(4096),
         };
         differ(&self.current(), &self.wanted(pod), rounding)
@@ -320,7 +320,7 @@ impl Resizable<'_> {
     /// # Errors
     /// When the kernel does not say.
     pub fn memory_usage(&self) -> Result<u64, CgroupError> {
-        self.access.memory_usage(&self.name)
+        self.cgroups.memory_usage(&self.name)
     }
 
     /// Changes the cgroup. The tiers get more before the pod does.
@@ -328,8 +328,8 @@ impl Resizable<'_> {
     /// # Errors
     /// When a value cannot be set.
     pub fn write(&self, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
-        self.shared.raise_tiers(self.access, stop);
-        self.access.update(&self.name, values, stop)?.complete().map(drop)
+        self.shared.raise_tiers(self.cgroups, stop);
+        self.cgroups.update(&self.name, values, stop)?.complete().map(drop)
     }
 }
 
@@ -340,47 +340,47 @@ impl Shared {
 
     /// The access; without it, the pod is noted.
     fn access_for(&self, pod: &Pod) -> Option<&Cgroups> {
-        let mut early = self.early.locked();
-        let access = self.access.get();
-        if access.is_none() {
-            early.insert(pod.uid().clone());
+        let mut waiting_pods = self.waiting_pods.locked();
+        let cgroups = self.cgroups.get();
+        if cgroups.is_none() {
+            waiting_pods.insert(pod.uid().clone());
         }
-        access
+        cgroups
     }
 
     /// The cgroups of the node are made. Returns the pods that asked for theirs before.
-    fn opened(&self, access: Cgroups) -> BTreeSet<PodUid> {
-        let mut early = self.early.locked();
-        let _ = self.access.set(access);
-        self.ready_source.locked().take();
-        std::mem::take(&mut early)
+    fn opened(&self, cgroups: Cgroups) -> BTreeSet<PodUid> {
+        let mut waiting_pods = self.waiting_pods.locked();
+        let _ = self.cgroups.set(cgroups);
+        self.created_source.locked().take();
+        std::mem::take(&mut waiting_pods)
     }
 
     /// The access, for which a worker waits.
     fn wait(&self, stop: &StopToken) -> Result<&Cgroups, PodCgroupError> {
-        if self.access.get().is_none() {
+        if self.cgroups.get().is_none() {
             let _waiting = threads::waiting("the cgroups of the node");
             select_biased! {
                 recv(stop.signal()) -> _ => {}
-                recv(self.ready.signal()) -> _ => {}
+                recv(self.created.signal()) -> _ => {}
                 recv(timers::deadline_channel(Some(Instant::now() + READY_LIMIT))) -> _ => {}
             }
         }
-        self.access.get().ok_or_else(|| {
+        self.cgroups.get().ok_or_else(|| {
             let problem = self.problem.locked();
-            let unanswered = "the runtime has not answered".to_owned();
-            PodCgroupError::NotReady(problem.clone().unwrap_or(unanswered))
+            let default_reason = "the runtime has not answered".to_owned();
+            PodCgroupError::NotReady(problem.clone().unwrap_or(default_reason))
         })
     }
 }
 
-fn name_of(access: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
-    Ok(access.layout().pod(pod.uid(), pod.qos())?)
+fn name_of(cgroups: &Cgroups, pod: &Pod) -> Result<Name, CgroupError> {
+    Ok(cgroups.layout().pod(pod.uid(), pod.qos())?)
 }
 
 /// Who rounds the values of a cgroup.
 #[derive(Debug, Clone, Copy)]
-struct Rounding {
+struct RoundingRules {
     version: Version,
     driver: Driver,
     /// The bytes of a page of memory; above 0.
@@ -390,7 +390,7 @@ struct Rounding {
 /// Whether a pod's cgroup has other requests and limits than `wants`, as the kernel and systemd round
 /// them. Limits that are not wanted stay, and a value that `has` lacks belongs to a controller that the
 /// machine does not have.
-fn differ(has: &Values, wants: &Values, rounding: Rounding) -> bool {
+fn differ(has: &Values, wants: &Values, rounding: RoundingRules) -> bool {
     let shares = |values: &Values| match rounding.version {
         Version::V1 => values.cpu_shares,
         // The shares of the weight that the kernel has.
@@ -426,8 +426,8 @@ mod tests {
     use crate::cgroups::tiers::TierSettings;
     use crate::cgroups::values::Quota;
 
-    fn rounding(version: Version, driver: Driver) -> Rounding {
-        Rounding { version, driver, page: 4096 }
+    fn rounding(version: Version, driver: Driver) -> RoundingRules {
+        RoundingRules { version, driver, page: 4096 }
     }
 
     fn values(shares: u64, memory: i64, quota: Option<i64>) -> Values {
@@ -461,12 +461,12 @@ mod tests {
         assert!(!cgroups.is_missing(&pod("early")), "nothing is known yet");
         let mounts = format!("30 20 0:25 / {} rw - cgroup2 cgroup2 rw", root.path().display());
         let layout = Layout::new("/", Driver::Cgroupfs).unwrap();
-        let access = Cgroups::new(layout, &mounts, root.path(), Vec::new(), "").unwrap();
+        let node_cgroups = Cgroups::new(layout, &mounts, root.path(), Vec::new(), "").unwrap();
         let shared = cgroups.shared.as_ref().unwrap();
-        assert_eq!(shared.opened(access), [PodUid::from("early")].into());
+        assert_eq!(shared.opened(node_cgroups), [PodUid::from("early")].into());
         assert!(cgroups.is_missing(&pod("early")) && cgroups.is_missing(&pod("late")));
-        assert!(shared.early.locked().is_empty());
-        assert!(shared.ready.is_stopped());
+        assert!(shared.waiting_pods.locked().is_empty());
+        assert!(shared.created.is_stopped());
     }
 
     #[test]

@@ -34,16 +34,16 @@ impl PodCgroups {
     /// The numbers of a pod's cgroup; `None` if it has none.
     #[must_use]
     pub fn numbers(&self, uid: &PodUid) -> Option<Numbers> {
-        let (shared, access) = self.access()?;
-        let name = super::name_of(access, shared.active().get(uid)?).ok()?;
-        access.exists(&name).then(|| read(access, &name))
+        let (shared, cgroups) = self.access()?;
+        let name = super::name_of(cgroups, shared.active().get(uid)?).ok()?;
+        cgroups.exists(&name).then(|| read(cgroups, &name))
     }
 }
 
-fn read(access: &Cgroups, name: &Name) -> Numbers {
-    let values = access.read(name);
+fn read(cgroups: &Cgroups, name: &Name) -> Numbers {
+    let values = cgroups.read(name);
     let text = |controller: &str, files: [&str; 2]| {
-        files.into_iter().find_map(|file| access.read_file(name, controller, file))
+        files.into_iter().find_map(|file| cgroups.read_file(name, controller, file))
     };
     let number = |controller, files| text(controller, files)?.trim().parse::<u64>().ok();
     let field = |text: Option<String>, field: &str| -> Option<u64> {
@@ -51,7 +51,7 @@ fn read(access: &Cgroups, name: &Name) -> Numbers {
     };
     let limit = |number: Option<u64>| number.filter(|limit| *limit < NO_LIMIT);
     Numbers {
-        path: access.layout().path(name),
+        path: cgroups.layout().path(name),
         cpu_shares: values.cpu_shares,
         cpu_quota: values
             .cpu_quota

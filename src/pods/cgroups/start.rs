@@ -53,8 +53,8 @@ pub(super) fn run(shared: &Shared, deps: &Deps, stop: &StopToken) {
     let mut failures = Failures::default();
     while !stop.is_stopped() {
         let problem = match open(shared, deps, stop) {
-            Ok(access) => {
-                shared.opened(access).iter().for_each(&deps.wake);
+            Ok(cgroups) => {
+                shared.opened(cgroups).iter().for_each(&deps.wake);
                 return;
             }
             Err(OpenError::Runtime(problem)) => problem,
@@ -77,14 +77,14 @@ pub(super) fn run(shared: &Shared, deps: &Deps, stop: &StopToken) {
 fn open(shared: &Shared, deps: &Deps, stop: &StopToken) -> Result<Cgroups, OpenError> {
     let fatal = |error: CgroupError| OpenError::Fatal(error.to_string());
     let retried = |error: CgroupError| OpenError::Runtime(error.to_string());
-    let access = (deps.open)(stop)?;
-    access.check_root().map_err(fatal)?;
-    make_pods(shared, &access, &deps.events, stop).map_err(retried)?;
-    shared.make_tiers(&access, stop).map_err(retried)?;
+    let cgroups = (deps.open)(stop)?;
+    cgroups.check_root().map_err(fatal)?;
+    make_pods(shared, &cgroups, &deps.events, stop).map_err(retried)?;
+    shared.make_tiers(&cgroups, stop).map_err(retried)?;
     for daemon in &shared.settings.daemons {
         let mut values = daemon.values.clone();
-        values.cpus = all_cpus(shared, &access);
-        match access.limit_daemons(&daemon.cgroup, &values, stop) {
+        values.cpus = all_cpus(shared, &cgroups);
+        match cgroups.limit_daemons(&daemon.cgroup, &values, stop) {
             Ok(()) => note(&deps.events, EventType::Normal, daemon.enforced()),
             Err(error) => {
                 let message = daemon.failed(&error);
@@ -93,33 +93,33 @@ fn open(shared: &Shared, deps: &Deps, stop: &StopToken) -> Result<Cgroups, OpenE
             }
         }
     }
-    log::info!("cgroups of pods are below {}", access.layout().path(access.layout().pods()));
-    Ok(access)
+    log::info!("cgroups of pods are below {}", cgroups.layout().path(cgroups.layout().pods()));
+    Ok(cgroups)
 }
 
 /// With the cgroupfs driver, and without the policy `none`, the CPUs are not written.
-fn all_cpus(shared: &Shared, access: &Cgroups) -> Option<String> {
-    shared.settings.all_cpus.clone().filter(|_| access.layout().driver() == Driver::Systemd)
+fn all_cpus(shared: &Shared, cgroups: &Cgroups) -> Option<String> {
+    shared.settings.all_cpus.clone().filter(|_| cgroups.layout().driver() == Driver::Systemd)
 }
 
 /// Makes the cgroup of all pods. A limit that cannot be set, because pods use more already, is set
 /// later.
 fn make_pods(
     shared: &Shared,
-    access: &Cgroups,
+    cgroups: &Cgroups,
     events: &EventSink,
     stop: &StopToken,
 ) -> Result<(), CgroupError> {
     let Settings { capacity, reservations, enforced, .. } = &shared.settings;
-    let values = pods_values(capacity, reservations, *enforced, all_cpus(shared, access).as_deref());
-    let outcome = access.make(access.layout().pods(), &values, stop)?;
+    let values = pods_values(capacity, reservations, *enforced, all_cpus(shared, cgroups).as_deref());
+    let outcome = cgroups.make(cgroups.layout().pods(), &values, stop)?;
     match outcome.failed.first() {
         None => {
             shared.enforced.store(true, std::sync::atomic::Ordering::Relaxed);
             note(events, EventType::Normal, "Updated Node Allocatable limit across pods".to_owned());
         }
         Some(error) => {
-            let name = access.layout().path(access.layout().pods());
+            let name = cgroups.layout().path(cgroups.layout().pods());
             let message = format!("Failed to update Node Allocatable Limits {name:?}: {error}");
             note(events, EventType::Warning, message);
         }
@@ -128,11 +128,11 @@ fn make_pods(
 }
 
 /// Sets the limits of all pods again, if that failed before.
-pub(super) fn enforce(shared: &Shared, access: &Cgroups, events: &EventSink, stop: &StopToken) {
+pub(super) fn enforce(shared: &Shared, cgroups: &Cgroups, events: &EventSink, stop: &StopToken) {
     if shared.enforced.load(std::sync::atomic::Ordering::Relaxed) {
         return;
     }
-    if let Err(error) = make_pods(shared, access, events, stop) {
+    if let Err(error) = make_pods(shared, cgroups, events, stop) {
         log::warn!("cannot set the limits of all pods: {error}");
     }
 }

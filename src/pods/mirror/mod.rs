@@ -34,7 +34,7 @@ pub type Views = Post<(), View>;
 /// Makes the thread's mailbox.
 #[must_use]
 pub fn inbox() -> (Views, Inbox<(), View>) {
-    mailbox::mailbox(mailbox::newest)
+    mailbox::mailbox(mailbox::replace)
 }
 
 /// Handles and channel ends of the thread.
@@ -58,7 +58,7 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
 fn run(deps: &Deps, stop: &StopToken) {
     let mut core = Core::default();
     loop {
-        for (_, view) in deps.views.take() {
+        for (_, view) in deps.views.drain() {
             core.apply_view(view, Instant::now());
         }
         if stop.is_stopped() {

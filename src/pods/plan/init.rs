@@ -10,7 +10,7 @@ use super::{Inputs, KillContainer, KillReason, Plan, definition_changed, stop_tw
 
 /// How far the pod's initialization is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum InitProgress {
     /// Regular containers may run.
     Initialized,
     /// An init container runs or is about to.
@@ -20,7 +20,7 @@ pub(super) enum Outcome {
 }
 
 /// The state of the initialization, derived from the newest init container.
-enum Step {
+enum InitContainerState {
     /// The initialization waits for this container.
     Wait,
     /// This container has ended, or is ready for its successors.
@@ -29,10 +29,10 @@ enum Step {
 }
 
 /// Fills `start_init` and `kill` of the plan.
-pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
+pub(super) fn plan_init_containers(inputs: &Inputs, plan: &mut Plan) -> InitProgress {
     let containers = inputs.pod.init_containers();
     if containers.is_empty() {
-        return Outcome::Initialized;
+        return InitProgress::Initialized;
     }
     for container in containers {
         stop_twins(inputs, "Init container", &container.name, plan);
@@ -46,7 +46,7 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
         newest_in_sandbox(inputs, &container.name)
             .is_some_and(|status| status.state != ContainerState::Unknown)
     });
-    let mut outcome = if initialized_before { Outcome::Initialized } else { Outcome::NotYet };
+    let mut outcome = if initialized_before { InitProgress::Initialized } else { InitProgress::NotYet };
     // The loop runs from the last container to the first: the newest init container shows how far
     // the initialization is. Every sidecar before it was started once and must keep running;
     // ordinary containers before it have ended. After the initialization this applies to all
@@ -63,17 +63,17 @@ pub(super) fn compute(inputs: &Inputs, plan: &mut Plan) -> Outcome {
         let Some(status) = status else { continue };
         progress_known = true;
         let step = if inputs.waits_for_all(container, Some(status)) {
-            Step::Wait
+            InitContainerState::Wait
         } else if is_sidecar(container) {
             newest_sidecar(inputs, index, container, status, plan)
         } else {
             ordinary(inputs, index, container, status, plan)
         };
         match step {
-            Step::Wait => {}
-            Step::Done if index + 1 == containers.len() => outcome = Outcome::Initialized,
-            Step::Done => plan.start_init.push(index + 1),
-            Step::Failed => return Outcome::Failed,
+            InitContainerState::Wait => {}
+            InitContainerState::Done if index + 1 == containers.len() => outcome = InitProgress::Initialized,
+            InitContainerState::Done => plan.start_init.push(index + 1),
+            InitContainerState::Failed => return InitProgress::Failed,
         }
     }
     if !progress_known {
@@ -128,28 +128,28 @@ fn newest_sidecar(
     container: &Container,
     status: &ContainerStatus,
     plan: &mut Plan,
-) -> Step {
+) -> InitContainerState {
     match status.state {
         ContainerState::Created | ContainerState::Exited => {
             plan.start_init.push(index);
-            Step::Wait
+            InitContainerState::Wait
         }
         ContainerState::Unknown => {
             replace(index, container, status, KillReason::Unknown, plan);
-            Step::Wait
+            InitContainerState::Wait
         }
         ContainerState::Running => match defect(inputs, container, status) {
             // The successor does not wait for its liveness.
             Some(KillReason::LivenessProbe) if started(inputs, container, status) => {
                 replace(index, container, status, KillReason::LivenessProbe, plan);
-                Step::Done
+                InitContainerState::Done
             }
             Some(reason) => {
                 replace(index, container, status, reason, plan);
-                Step::Wait
+                InitContainerState::Wait
             }
-            None if started(inputs, container, status) => Step::Done,
-            None => Step::Wait,
+            None if started(inputs, container, status) => InitContainerState::Done,
+            None => InitContainerState::Wait,
         },
     }
 }
@@ -161,26 +161,26 @@ fn ordinary(
     container: &Container,
     status: &ContainerStatus,
     plan: &mut Plan,
-) -> Step {
+) -> InitContainerState {
     match status.state {
         ContainerState::Created => {
             plan.start_init.push(index);
-            Step::Wait
+            InitContainerState::Wait
         }
-        ContainerState::Running => Step::Wait,
-        ContainerState::Exited if !failed(status) => Step::Done,
+        ContainerState::Running => InitContainerState::Wait,
+        ContainerState::Exited if !failed(status) => InitContainerState::Done,
         // A deleting pod starts nothing; its worker ends it.
-        _ if inputs.pod.is_deleting() => Step::Wait,
+        _ if inputs.pod.is_deleting() => InitContainerState::Wait,
         ContainerState::Exited if is_retried(inputs, container, status.exit_code) => {
             plan.start_init.push(index);
-            Step::Wait
+            InitContainerState::Wait
         }
         // An instance in an unknown state counts as failed; its code is not known.
         ContainerState::Unknown if is_retried(inputs, container, 1) => {
             replace(index, container, status, KillReason::Unknown, plan);
-            Step::Wait
+            InitContainerState::Wait
         }
-        ContainerState::Exited | ContainerState::Unknown => Step::Failed,
+        ContainerState::Exited | ContainerState::Unknown => InitContainerState::Failed,
     }
 }
 

@@ -63,7 +63,7 @@ impl<'a> Inputs<'a> {
 
     /// Whether `container`, whose newest instance is `status`, waits for the restart of all.
     fn waits_for_all(&self, container: &Container, status: Option<&ContainerStatus>) -> bool {
-        self.reset_held && restart::restarts_all(container, status)
+        self.reset_held && restart::requests_restart_of_all(container, status)
     }
 }
 
@@ -177,10 +177,10 @@ pub fn compute(inputs: &Inputs) -> Plan {
         return plan;
     }
     plan.start_ephemeral = ephemeral(inputs, &mut plan);
-    match init::compute(inputs, &mut plan) {
-        init::Outcome::Initialized => regular::compute(inputs, &mut plan),
-        init::Outcome::NotYet => {}
-        init::Outcome::Failed => {
+    match init::plan_init_containers(inputs, &mut plan) {
+        init::InitProgress::Initialized => regular::compute(inputs, &mut plan),
+        init::InitProgress::NotYet => {}
+        init::InitProgress::Failed => {
             plan.kill_pod = true;
             plan.start_init.clear();
         }

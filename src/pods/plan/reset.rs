@@ -31,7 +31,7 @@ pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
     for trigger in [false, true] {
         for list in [pod.containers(), pod.init_containers()] {
             let wanted = |container: &&Container| {
-                restart::restarts_all(container, runtime.newest(&container.name)) == trigger
+                restart::requests_restart_of_all(container, runtime.newest(&container.name)) == trigger
             };
             for container in list.iter().filter(wanted) {
                 // The newest instance shows the request, so it is removed last.

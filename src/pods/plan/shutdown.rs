@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::pods::lifecycle::Kill;
+use crate::pods::lifecycle::PodKill;
 
 /// From this priority on a pod is critical to its node or cluster.
 const CRITICAL: i32 = 2_000_000_000;
@@ -48,7 +48,7 @@ pub fn two_steps(all: Duration, critical: Duration) -> Vec<Step> {
 /// Whether a pod was, or is to be, stopped for a shutdown: by its status, or by an order that its
 /// worker has received and not reported yet. The end of a pod that was evicted or preempted before is
 /// not one: others may have its place.
-pub fn is_end(reported: Option<&str>, order: Option<&Kill>, is_evicted: bool) -> bool {
+pub fn is_end(reported: Option<&str>, order: Option<&PodKill>, is_evicted: bool) -> bool {
     let ordered = order.and_then(|kill| kill.failure.as_ref()).map(|failure| failure.reason);
     !is_evicted && reported.into_iter().chain(ordered).any(|reason| reason == REASON)
 }
@@ -124,9 +124,9 @@ mod tests {
     fn end_by_shutdown_is_detected_from_the_order_or_the_status() {
         let order = |reason| {
             let failure = crate::pods::lifecycle::Failure { reason, message: String::new(), disrupts: true };
-            Kill { grace_override: Some(1), failure: Some(failure) }
+            PodKill { grace_override: Some(1), failure: Some(failure) }
         };
-        let (shutdown, other, removal) = (order(REASON), order("Preempting"), Kill::default());
+        let (shutdown, other, removal) = (order(REASON), order("Preempting"), PodKill::default());
         for (reported, order, expected) in [
             (None, None, false),
             (Some("Terminated"), None, true),

@@ -1,7 +1,7 @@
 //! The devices of the pod, before its containers start.
 
 use super::super::assignments::DeviceReadiness;
-use super::super::lifecycle::{Failure, Kill, Update};
+use super::super::lifecycle::{Failure, PodKill, Update};
 use super::{StepError, StepOutcome, Worker};
 use crate::model::runtime::PodRuntime;
 use crate::model::{metrics, reasons};
@@ -34,7 +34,7 @@ impl Worker {
         self.deps.events.warning(self.pod(), reason, message);
         let message = format!("Pod was rejected: {message}");
         let failure = Some(Failure { reason, message, disrupts: false });
-        self.lifecycle.apply(Update { pod: None, kill: Some(Kill { grace_override: None, failure }) });
+        self.lifecycle.apply(Update { pod: None, kill: Some(PodKill { grace_override: None, failure }) });
         StepOutcome::Now
     }
 }

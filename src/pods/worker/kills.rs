@@ -7,7 +7,7 @@ use super::{RETRY, StepError, Worker, time_until};
 use crate::model::api::Container;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
-use crate::runtime::{Kill, StartFailure};
+use crate::runtime::{ContainerKill, StartFailure};
 use crate::status::StartReason;
 use crate::util::backoff::{jitter, random_unit};
 use crate::util::stop::StopToken;
@@ -40,11 +40,11 @@ impl Worker {
     ) -> Result<(), StepError> {
         for kill in kills {
             let container = self.pod().all_containers().find(|container| container.name == kill.name);
-            let order = Kill {
+            let order = ContainerKill {
                 message: Some(kill.message.clone()),
                 probe_grace: container.and_then(|container| kill.reason.probe_grace(container)),
                 ips: runtime.ips.clone(),
-                ..Kill::for_container(self.pod(), &kill.id, &kill.name)
+                ..ContainerKill::for_container(self.pod(), &kill.id, &kill.name)
             };
             self.deps
                 .runtime
@@ -91,7 +91,10 @@ impl Worker {
             self.deps.runtime.count_restart(&pod, container, runtime, Timestamp::now());
         }
         for reset in resets {
-            let kill = Kill { grace_override: Some(0), ..Kill::for_container(&pod, &reset.id, &reset.name) };
+            let kill = ContainerKill {
+                grace_override: Some(0),
+                ..ContainerKill::for_container(&pod, &reset.id, &reset.name)
+            };
             let stopped = if reset.stop { self.deps.runtime.kill_container(&kill, cancel) } else { Ok(()) };
             stopped.map_err(|error| StepError::retry_later(error.to_string()))?;
             self.deps.runtime.remove_container(&reset.id, cancel).map_err(|error| {

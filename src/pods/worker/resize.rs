@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::allocation::summary;
-use super::super::cgroups::Resizable;
+use super::super::cgroups::PodCgroupHandle;
 use super::super::plan::resize::{ResizableResources, Resource, is_due, lowers_limit};
 use super::super::plan::{self, KillReason, Plan};
 use super::{StepError, Worker};
@@ -169,7 +169,7 @@ impl Worker {
     fn resize_pod(
         &self,
         plan: &Plan,
-        cgroup: &Resizable<'_>,
+        cgroup: &PodCgroupHandle<'_>,
         step: &PodStep,
         cancel: &StopToken,
     ) -> Result<(), String> {

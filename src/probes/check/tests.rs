@@ -27,7 +27,7 @@ fn check(probe: Value, ip: Option<&str>) -> CheckResult {
         "spec": {"containers": [{"name": "c", "livenessProbe": probe,
             "ports": [{"containerPort": 1, "name": "web"}]}]}}))
     .unwrap();
-    let check = Check {
+    let check = ProbeRun {
         kind: Kind::Liveness,
         container: ContainerIndex::Regular(0),
         id: "c1".into(),
@@ -35,7 +35,7 @@ fn check(probe: Value, ip: Option<&str>) -> CheckResult {
         ip: ip.map(|ip| ip.parse().unwrap()),
         stop: StopToken::never(),
     };
-    run(&check, &crate::cri::unreachable().0)
+    run(&check, &crate::cri::unreachable_clients().0)
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn ports_are_found_by_number_or_name_and_a_number_in_quotes_is_a_name() {
         (json!("-1"), Err("port \"-1\" not found")),
     ] {
         let given: IntOrString = serde_json::from_value(value.clone()).unwrap();
-        assert_eq!(port(&given, &container), expected.map_err(str::to_owned), "{value}");
+        assert_eq!(resolve_port(&given, &container), expected.map_err(str::to_owned), "{value}");
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::probes::check::Check;
+use crate::probes::check::ProbeRun;
 use crate::probes::probe::Effect;
 use crate::probes::state::Outcome;
 use serde_json::{Value, json};
@@ -95,14 +95,14 @@ impl Fixture {
     fn receive(&mut self, second: u64) {
         let now = self.clock(second).now;
         for Worker(start) in &mut self.workers {
-            for (_, update) in start.inbox.take() {
+            for (_, update) in start.inbox.drain() {
                 start.probe.update(update, now);
             }
         }
     }
 
     /// Begins the checks that are due up to `second`.
-    fn due(&mut self, second: u64) -> Vec<Check> {
+    fn due(&mut self, second: u64) -> Vec<ProbeRun> {
         let now = self.clock(second).now;
         self.workers.iter_mut().filter_map(|Worker(start)| start.probe.begin(now)).collect()
     }
@@ -111,7 +111,7 @@ impl Fixture {
         self.workers.iter().filter_map(|Worker(start)| start.probe.due()).min()
     }
 
-    fn finish(&mut self, second: u64, check: &Check, outcome: impl Into<Option<Outcome>>) -> Effect {
+    fn finish(&mut self, second: u64, check: &ProbeRun, outcome: impl Into<Option<Outcome>>) -> Effect {
         self.receive(second);
         let (now, outcome) = (self.clock(second).now, outcome.into());
         let owns = |worker: &&mut Worker| {
@@ -132,7 +132,7 @@ impl Fixture {
     }
 }
 
-fn names(checks: &[Check]) -> Vec<String> {
+fn names(checks: &[ProbeRun]) -> Vec<String> {
     let mut names: Vec<String> =
         checks.iter().map(|check| format!("{}:{}", check.kind.as_str(), check.id)).collect();
     names.sort();
@@ -462,7 +462,7 @@ fn probe_with_an_update_is_not_parked() {
     let Worker(ThreadStart { probe, inbox, parking, .. }) = fixture.workers.remove(0);
     assert!(probe.is_finished());
     let mut probe = parking.park(probe, &inbox).unwrap();
-    for (_, update) in inbox.take() {
+    for (_, update) in inbox.drain() {
         probe.update(update, clock.now);
     }
     assert!(!probe.is_finished());

@@ -15,7 +15,7 @@ fn records(lines: &[&str]) -> Vec<Vec<u8>> {
     lines.iter().enumerate().map(record).collect()
 }
 
-fn kills(lines: &[&str]) -> Vec<Kill> {
+fn kills(lines: &[&str]) -> Vec<OomKill> {
     let mut parser = Parser::default();
     records(lines).iter().filter_map(|record| parser.read(record)).collect()
 }

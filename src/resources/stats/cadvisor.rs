@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::pages::{number, seconds, start};
+use super::pages::{number, seconds, start_seconds};
 use super::sample::{
     ContainerUse, Counted, Details, DiskCounters, DiskTraffic, Interface, MountedDisk, Network, Numbers,
     Operation, Pressure, Snapshot,
@@ -222,7 +222,7 @@ pub(crate) fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
     let help = "When it was made, in Unix time.";
     let mut family = page.family("container_start_time_seconds", help, Type::Gauge);
     for subject in &subjects {
-        if let Some(started) = start(subject.started) {
+        if let Some(started) = start_seconds(subject.started) {
             family.under(&subject.labels, &[], started, None);
         }
     }

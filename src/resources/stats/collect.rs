@@ -250,7 +250,7 @@ impl Shared {
             let Some(numbers) = numbers else { continue };
             let image = seen.iter().flat_map(|pod| &pod.containers).find(|seen| seen.id == listed.id);
             let logs = logs_dir.as_ref().filter(|_| full).and_then(|dir| {
-                let content = space::content(&dir.join(&listed.name), data.until)?;
+                let content = space::directory_usage(&dir.join(&listed.name), data.until)?;
                 Some(data.disks.part(&self.settings.root_dir, Some(content.bytes), Some(content.inodes)))
             });
             found.containers.push(ContainerUse {

@@ -282,7 +282,7 @@ impl Collector {
     /// The size of a container's logs, in bytes.
     pub(crate) fn log_bytes(&self, pod: &ListedPod, container: &str) -> Option<u64> {
         let dir = collect::logs_dir(&self.shared.settings, pod)?.join(container);
-        let content = space::content(&dir, Instant::now() + collect::WALKS)?;
+        let content = space::directory_usage(&dir, Instant::now() + collect::WALKS)?;
         content.complete.then_some(content.bytes)
     }
 

@@ -19,7 +19,7 @@ pub(super) fn number(value: Option<u64>) -> Option<f64> {
     Some(value? as f64)
 }
 
-pub(super) fn start(time: Option<Timestamp>) -> Option<f64> {
+pub(super) fn start_seconds(time: Option<Timestamp>) -> Option<f64> {
     Some(time?.as_millisecond() as f64 / 1e3)
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn resource(snapshot: Option<&Snapshot>, page: &mut Page) {
     let help = "When a container was made, in Unix time.";
     let mut family = page.family("container_start_time_seconds", help, Type::Gauge);
     for (pod, container) in containers(snapshot) {
-        if let Some(started) = start(container.started) {
+        if let Some(started) = start_seconds(container.started) {
             family.series(&labels(pod, container), started);
         }
     }

@@ -50,8 +50,8 @@ pub(super) struct Content {
 #[derive(Debug)]
 pub(super) struct Walk {
     device: (u32, u32),
-    found: Content,
-    linked: HashSet<u64>,
+    usage: Content,
+    hard_links: HashSet<u64>,
     levels: Vec<Level>,
     /// How often it had to start from the top, because a directory on its way was moved.
     restarts: u32,
@@ -70,7 +70,7 @@ struct Level {
 }
 
 /// What the walk reads of a file.
-struct Entry {
+struct FileStat {
     device: (u32, u32),
     inode: u64,
     links: u32,
@@ -102,11 +102,11 @@ pub(super) fn sizes(found: &DiskSpace) -> FileSystem {
 
 /// Counts a directory with all that is below it on the same file system, until `until`. `None`: it
 /// does not exist.
-pub(super) fn content(path: &Path, until: Instant) -> Option<Content> {
+pub(super) fn directory_usage(path: &Path, until: Instant) -> Option<Content> {
     continue_walk(path, None, until).map(|(found, _)| found)
 }
 
-/// Like [`content`], from where an earlier walk had to stop; the result includes what that one has
+/// Like [`directory_usage`], from where an earlier walk had to stop; the result includes what that one has
 /// counted. Returns the walk again if this time did not suffice either.
 pub(super) fn continue_walk(
     path: &Path,
@@ -114,43 +114,44 @@ pub(super) fn continue_walk(
     until: Instant,
 ) -> Option<(Content, Option<Walk>)> {
     let top = untrusted::directory(path, LOG_LEVELS).ok()?;
-    let own = entry(top.as_fd(), c"", AtFlags::EMPTY_PATH)?;
+    let top_stat = entry(top.as_fd(), c"", AtFlags::EMPTY_PATH)?;
     let restarts = earlier.as_ref().map_or(0, |walk| walk.restarts + 1);
-    let earlier = earlier.and_then(|walk| walk.reopened(&top, &own));
+    let earlier = earlier.and_then(|walk| walk.reopened(&top, &top_stat));
     let goes_on = earlier.is_some();
     let mut walk = match earlier {
         Some(walk) => walk,
-        None => Walk { restarts, ..Walk::new(top, &own)? },
+        None => Walk { restarts, ..Walk::new(top, &top_stat)? },
     };
-    walk.found.left_out |= walk.restarts >= RESTARTS;
+    walk.usage.left_out |= walk.restarts >= RESTARTS;
     if walk.run(until, goes_on) {
-        walk.found.complete = true;
-        return Some((walk.found, None));
+        walk.usage.complete = true;
+        return Some((walk.usage, None));
     }
     for level in &mut walk.levels {
         level.dir = None;
     }
-    Some((walk.found, Some(walk)))
+    Some((walk.usage, Some(walk)))
 }
 
 impl Walk {
-    fn new(top: OwnedFd, own: &Entry) -> Option<Walk> {
-        let top = Level { name: CString::default(), inode: own.inode, offset: 0, dir: Dir::new(top).ok() };
+    fn new(top: OwnedFd, top_stat: &FileStat) -> Option<Walk> {
+        let top =
+            Level { name: CString::default(), inode: top_stat.inode, offset: 0, dir: Dir::new(top).ok() };
         top.dir.as_ref()?;
         let mut walk = Walk {
-            device: own.device,
-            found: Content::default(),
-            linked: HashSet::new(),
+            device: top_stat.device,
+            usage: Content::default(),
+            hard_links: HashSet::new(),
             levels: vec![top],
             restarts: 0,
         };
-        count(&mut walk.found, &mut walk.linked, own);
+        count(&mut walk.usage, &mut walk.hard_links, top_stat);
         Some(walk)
     }
 
     /// Opens the deepest directories of a walk that was interrupted. `None`: one of them is no
     /// longer there, so the walk has to start from the top.
-    fn reopened(mut self, top: &OwnedFd, own: &Entry) -> Option<Walk> {
+    fn reopened(mut self, top: &OwnedFd, top_stat: &FileStat) -> Option<Walk> {
         // Not a copy of the descriptor, which would share its place in the directory.
         let mut current = fs::openat(top, c".", DIRECTORY, Mode::empty()).ok()?;
         let closed = self.levels.len().saturating_sub(OPEN);
@@ -158,7 +159,8 @@ impl Walk {
             if depth > 0 {
                 current = fs::openat(&current, level.name.as_c_str(), DIRECTORY, Mode::empty()).ok()?;
             }
-            if !is_same(current.as_fd(), self.device, level.inode) || (depth == 0 && own.inode != level.inode)
+            if !is_same(current.as_fd(), self.device, level.inode)
+                || (depth == 0 && top_stat.inode != level.inode)
             {
                 return None;
             }
@@ -175,7 +177,7 @@ impl Walk {
         while let Some(level) = self.levels.last_mut() {
             let Some(dir) = &mut level.dir else {
                 // Its parent was not found again.
-                self.found.left_out = true;
+                self.usage.left_out = true;
                 return true;
             };
             let Some(Ok(entry)) = dir.read() else {
@@ -192,10 +194,10 @@ impl Walk {
             level.offset = entry.offset();
             let Some((entry, below)) = look(dir, name, self.device) else { continue };
             let name = name.to_owned();
-            count(&mut self.found, &mut self.linked, &entry);
+            count(&mut self.usage, &mut self.hard_links, &entry);
             let Some(below) = below else { continue };
             if self.levels.len() >= DEPTH {
-                self.found.left_out = true;
+                self.usage.left_out = true;
                 continue;
             }
             self.levels.push(Level { name, inode: entry.inode, offset: 0, dir: Some(below) });
@@ -243,10 +245,10 @@ pub(super) fn is_mount(path: &Path) -> bool {
 
 /// A container may have mounted a file system whose server does not respond. The kernel's own copy
 /// of its attributes suffices to leave it out (Linux 5.8 reports mounts; before, the device differs).
-fn entry(parent: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> Option<Entry> {
+fn entry(parent: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> Option<FileStat> {
     let flags = flags | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let found = fs::statx(parent, name, flags, StatxFlags::BASIC_STATS).ok()?;
-    Some(Entry {
+    Some(FileStat {
         device: (found.stx_dev_major, found.stx_dev_minor),
         inode: found.stx_ino,
         links: found.stx_nlink,
@@ -256,7 +258,7 @@ fn entry(parent: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> Option<Entry> {
     })
 }
 
-fn look(level: &Dir, name: &CStr, device: (u32, u32)) -> Option<(Entry, Option<Dir>)> {
+fn look(level: &Dir, name: &CStr, device: (u32, u32)) -> Option<(FileStat, Option<Dir>)> {
     let parent = level.fd().ok()?;
     let entry = entry(parent, name, AtFlags::empty())?;
     if entry.is_mount || entry.device != device {
@@ -269,7 +271,7 @@ fn look(level: &Dir, name: &CStr, device: (u32, u32)) -> Option<(Entry, Option<D
     Some((entry, dir))
 }
 
-fn count(found: &mut Content, linked: &mut HashSet<u64>, entry: &Entry) {
+fn count(found: &mut Content, linked: &mut HashSet<u64>, entry: &FileStat) {
     let mut bytes = entry.bytes;
     if entry.links > 1 && !entry.is_directory {
         if linked.contains(&entry.inode) {
@@ -303,15 +305,15 @@ mod tests {
         std::fs::hard_link(top.join("a/b/file"), top.join("same")).unwrap();
         symlink(&outside, top.join("link")).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let found = content(&top, deadline).unwrap();
+        let found = directory_usage(&top, deadline).unwrap();
         // top, a, b, the file, the link.
         assert_eq!(found.inodes, 5);
         assert!((10_000..200_000).contains(&found.bytes), "{found:?}");
-        assert_eq!(content(&top.join("link"), deadline), None);
+        assert_eq!(directory_usage(&top.join("link"), deadline), None);
         symlink(&top, dir.path().join("swapped")).unwrap();
-        assert_eq!(content(&dir.path().join("swapped/a"), deadline), None);
-        assert_eq!(content(&dir.path().join("none"), deadline), None);
-        let cut = content(&top, Instant::now()).unwrap();
+        assert_eq!(directory_usage(&dir.path().join("swapped/a"), deadline), None);
+        assert_eq!(directory_usage(&dir.path().join("none"), deadline), None);
+        let cut = directory_usage(&top, Instant::now()).unwrap();
         assert_eq!((cut.inodes, cut.complete, found.complete), (1, false, true));
     }
 
@@ -347,7 +349,7 @@ mod tests {
         for name in ["x", "y", "d/z", "d/d/z"] {
             std::fs::write(top.join(name), vec![1; 4096]).unwrap();
         }
-        let found = content(&top, Instant::now() + Duration::from_secs(60)).unwrap();
+        let found = directory_usage(&top, Instant::now() + Duration::from_secs(60)).unwrap();
         assert_eq!((found.inodes, found.complete, found.left_out), (306, true, false));
         assert!(found.bytes >= 1 << 20, "{found:?}");
         remove_nested(&top);
@@ -359,7 +361,7 @@ mod tests {
         let top = dir.path().join("top");
         std::fs::create_dir(&top).unwrap();
         drop(nested(&top, DEPTH + 1));
-        let found = content(&top, Instant::now() + Duration::from_secs(60)).unwrap();
+        let found = directory_usage(&top, Instant::now() + Duration::from_secs(60)).unwrap();
         assert_eq!((found.inodes, found.complete, found.left_out), (DEPTH as u64 + 1, true, true));
         remove_nested(&top);
     }
@@ -374,7 +376,7 @@ mod tests {
             std::fs::write(top.join(format!("file{number}")), "x").unwrap();
             write_at(&deepest, &CString::new(format!("file{number}")).unwrap(), 1);
         }
-        let whole = content(&top, Instant::now() + Duration::from_secs(60)).unwrap();
+        let whole = directory_usage(&top, Instant::now() + Duration::from_secs(60)).unwrap();
         let mut walk = Walk::new(fs::open(&top, DIRECTORY, Mode::empty()).unwrap(), &{
             let top = fs::open(&top, DIRECTORY, Mode::empty()).unwrap();
             entry(top.as_fd(), c"", AtFlags::EMPTY_PATH).unwrap()
@@ -439,7 +441,7 @@ mod tests {
     fn files_with_more_names_than_are_stored_count_their_bytes_once() {
         let mut linked: HashSet<u64> = (0..u64::try_from(LINKED).unwrap()).collect();
         let mut found = Content::default();
-        let file = Entry {
+        let file = FileStat {
             device: (0, 0),
             inode: u64::MAX,
             links: 4,

@@ -74,7 +74,7 @@ pub struct LogFile {
 
 /// What is removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
+pub struct QuotaPlan {
     /// What all files use.
     pub used: u64,
     /// Indexes of the files to remove, in this order.
@@ -87,9 +87,9 @@ pub struct Plan {
 
 /// Decides what is removed so that the files use no more than `quota` bytes.
 #[must_use]
-pub fn plan(files: &[LogFile], quota: u64) -> Plan {
+pub fn plan(files: &[LogFile], quota: u64) -> QuotaPlan {
     let used = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
-    let mut plan = Plan { used, excess: used.saturating_sub(quota), ..Plan::default() };
+    let mut plan = QuotaPlan { used, excess: used.saturating_sub(quota), ..QuotaPlan::default() };
     if plan.excess == 0 {
         return plan;
     }

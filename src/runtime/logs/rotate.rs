@@ -80,7 +80,7 @@ impl Reopen for RuntimeClient {
 
 /// The actions for the log of one container, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
+pub enum RotationPlan {
     /// There is no log file: the runtime should open it.
     ReopenOnly,
     /// The log is small enough.
@@ -176,9 +176,9 @@ impl<R: Reopen> Rotator<R> {
         let listing = if size.is_some() { files.list(name)? } else { Vec::new() };
         let now = Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
         match plan_rotation(name, size, &listing, settings, &now) {
-            Plan::Nothing => Ok(None),
-            Plan::ReopenOnly => self.reopen(container).map(|()| None),
-            Plan::Rotate { delete, compress, rename_to } => {
+            RotationPlan::Nothing => Ok(None),
+            RotationPlan::ReopenOnly => self.reopen(container).map(|()| None),
+            RotationPlan::Rotate { delete, compress, rename_to } => {
                 // The current file is rotated even if one of these operations fails.
                 for name in delete {
                     pass.record(files.remove(&name), stop)?;
@@ -265,15 +265,15 @@ pub fn plan_rotation(
     listing: &[String],
     settings: Settings,
     now: &str,
-) -> Plan {
-    let Some(size) = size else { return Plan::ReopenOnly };
+) -> RotationPlan {
+    let Some(size) = size else { return RotationPlan::ReopenOnly };
     if settings.max_bytes.is_none_or(|limit| size < limit) {
-        return Plan::Nothing;
+        return RotationPlan::Nothing;
     }
     let rename_to = format!("{log}.{now}");
     // Two rotations in one second would lose a file; the next pass follows in seconds.
     if listing.contains(&rename_to) {
-        return Plan::Nothing;
+        return RotationPlan::Nothing;
     }
     let compressed: BTreeSet<&str> = listing
         .iter()
@@ -295,7 +295,7 @@ pub fn plan_rotation(
     delete.extend(rotated.drain(..excess));
     delete.sort();
     let compress = rotated.into_iter().filter(|name| !name.ends_with(".gz")).collect();
-    Plan::Rotate { delete, compress, rename_to }
+    RotationPlan::Rotate { delete, compress, rename_to }
 }
 
 /// The directory of a log.

@@ -10,7 +10,7 @@ use super::authority::AuthorityFile;
 use super::cache::Cache;
 use super::client::{Certificates, VerifiedCertificate};
 use super::settings::{Clock, Reviews, Settings};
-use crate::kube::certificates::{Facts, Subject};
+use crate::kube::certificates::{CertificateFields, Subject};
 use crate::kube::reviews::User;
 
 use crate::server::listen::quota::Caller;
@@ -151,7 +151,7 @@ impl Authentication {
 
 /// The user of a verified certificate.
 fn user_of(own: &[u8]) -> Result<Option<User>, String> {
-    let facts = Facts::of_der(own).ok_or("x509: malformed certificate")?;
+    let facts = CertificateFields::from_der(own).ok_or("x509: malformed certificate")?;
     let bad = "x509: the subject has a string that is no valid UTF8String, PrintableString or IA5String";
     user_named(facts.subject.ok_or(bad)?, own)
 }
@@ -168,7 +168,7 @@ fn user_named(subject: Subject, own: &[u8]) -> Result<Option<User>, String> {
         [_] => return Err("x509: the UID is empty".to_owned()),
         _ => return Err("x509: there are several UIDs".to_owned()),
     };
-    let id = format!("{OF_CERTIFICATE}{}", sha256::hex(own));
+    let id = format!("{OF_CERTIFICATE}{}", sha256::sha256_hex(own));
     let extra = BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![id])]);
     Ok(Some(User { name: common_name, uid, groups: organizations, extra }))
 }
@@ -178,7 +178,7 @@ impl Tokens {
         if token.len() > TOKEN_BYTES {
             return Ok(None);
         }
-        self.cache.get_or(sha256::digest(token.as_bytes()), caller, || {
+        self.cache.get_or(sha256::sha256(token.as_bytes()), caller, || {
             let user = self.reviews.token(token).map_err(|error| error.to_string())?;
             Ok((user, self.time))
         })

@@ -140,7 +140,7 @@ fn key(user: &User, attributes: &Attributes<'_>) -> super::cache::Key {
         add(&values.len().to_string());
         values.iter().for_each(|value| add(value));
     }
-    sha256::digest(&text)
+    sha256::sha256(&text)
 }
 
 /// The verb of a method. HEAD and OPTIONS have none, which no user is granted.

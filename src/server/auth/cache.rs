@@ -257,7 +257,7 @@ mod tests {
     }
 
     fn key(n: usize) -> Key {
-        crate::util::sha256::digest(&n.to_le_bytes())
+        crate::util::sha256::sha256(&n.to_le_bytes())
     }
 
     #[test]

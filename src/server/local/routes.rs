@@ -36,7 +36,7 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
             Err(error) => Response::text(502, format!("{error}\n")),
         },
         "/v1/images/manifest" => {
-            return registry::named(target.get("image").unwrap_or_default(), &*node.image_set());
+            return registry::manifest_by_name(target.get("image").unwrap_or_default(), &*node.image_set());
         }
         "/v1/images/blob" => {
             return registry::blob_of(target.get("digest").unwrap_or_default(), &*node.image_set());

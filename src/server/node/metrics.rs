@@ -12,7 +12,7 @@ use crate::util::gzip::Gzip;
 use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
-pub(crate) fn count(listener: Listener, method: &str, path: &str) -> Option<RequestTimer> {
+pub(crate) fn start_request_timer(listener: Listener, method: &str, path: &str) -> Option<RequestTimer> {
     let server_type = match listener {
         Listener::ReadOnly => "readonly",
         Listener::Main => "readwrite",
@@ -59,7 +59,7 @@ const PATHS: [&str; 19] = [
 /// has.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
-/// See [`count`].
+/// See [`start_request_timer`].
 pub(crate) struct RequestTimer {
     labels: [&'static str; 4],
     begun: Instant,
@@ -224,14 +224,14 @@ mod tests {
         ] {
             assert_eq!(first_elements(path), label, "{path}");
         }
-        assert!(count(Listener::Local, "GET", "/pods").is_none());
+        assert!(start_request_timer(Listener::Local, "GET", "/pods").is_none());
         for (listener, method, path, labels) in [
             (Listener::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
             (Listener::ReadOnly, "GET", "/debug/pprof/heap", ["GET", "other", "readonly", "false"]),
             (Listener::Main, "GET", "/debug/pprof/heap", ["GET", "debug", "readwrite", "true"]),
             (Listener::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
         ] {
-            let timed = count(listener, method, path);
+            let timed = start_request_timer(listener, method, path);
             assert!(HTTP_REQUESTS.get(labels) > 0 && HTTP_INFLIGHT.get(labels) > 0);
             drop(timed);
             assert!(HTTP_DURATION.count(labels) > 0);

@@ -218,7 +218,7 @@ fn a_claim_has_its_devices_by_driver_with_their_own_cdi_devices() {
         ..Device::default()
     };
     let key = crate::claims::info::ClaimKey { namespace: "n".into(), name: "c".into() };
-    let mut info = ClaimInfo::new(crate::claims::info::ClaimRef { key, uid: "u".into() });
+    let mut info = ClaimInfo::new(crate::claims::info::ClaimId { key, uid: "u".into() });
     let first = claim_device("one", &["d/c=1"], None);
     info.drivers.insert("d".into(), vec![first, claim_device("two", &["d/c=2", "d/c=3"], Some("s"))]);
     let shown = claim(info);

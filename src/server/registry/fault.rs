@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::images::Refusal;
+use crate::images::LookupError;
 use crate::server::http::response::Response;
 
 /// A sign of this API, which old clients require.
@@ -24,10 +24,10 @@ impl Fault {
         Fault { status, code, message: message.into() }
     }
 
-    pub(super) fn refused(code: &'static str, refusal: Refusal) -> Fault {
+    pub(super) fn refused(code: &'static str, refusal: LookupError) -> Fault {
         match refusal {
-            Refusal::Unknown(reason) => Fault::new(404, code, reason),
-            Refusal::Unavailable(reason) => {
+            LookupError::Unknown(reason) => Fault::new(404, code, reason),
+            LookupError::Unavailable(reason) => {
                 log::warn!("an image is not served: {reason}");
                 Fault::new(503, "UNAVAILABLE", reason)
             }

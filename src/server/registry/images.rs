@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::images::{BlobError, Document, ImageSet, Refusal, SetReport};
+use crate::images::{ArchiveSetReport, BlobError, Document, ImageSet, LookupError};
 use crate::util::stop::StopToken;
 
 /// The set of images as the registry and the local API need it.
@@ -11,19 +11,19 @@ pub(crate) trait Images: Send + Sync {
     ///
     /// # Errors
     /// When no archive has it, or it cannot be read.
-    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal>;
+    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, LookupError>;
 
     /// See [`ImageSet::blob`].
     ///
     /// # Errors
     /// When no archive has it.
-    fn blob(&self, digest: &str) -> Result<BlobSource, Refusal>;
+    fn blob(&self, digest: &str) -> Result<BlobSource, LookupError>;
 
     /// See [`ImageSet::tags`].
     fn tags(&self, repository: &str) -> Vec<String>;
 
     /// See [`ImageSet::report`].
-    fn report(&self) -> SetReport;
+    fn report(&self) -> ArchiveSetReport;
 
     /// See [`ImageSet::rescan`].
     fn rescan(&self);
@@ -46,11 +46,11 @@ pub(crate) struct BlobSource {
 pub(crate) type OpenBlob = dyn Fn(u64, &StopToken) -> Result<Box<dyn Read + Send>, BlobError> + Send;
 
 impl Images for ImageSet {
-    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, LookupError> {
         ImageSet::manifest(self, repository, reference)
     }
 
-    fn blob(&self, digest: &str) -> Result<BlobSource, Refusal> {
+    fn blob(&self, digest: &str) -> Result<BlobSource, LookupError> {
         let blob = ImageSet::blob(self, digest)?;
         Ok(BlobSource { size: blob.size, open: Box::new(move |from, stop| blob.open(from, stop)) })
     }
@@ -59,7 +59,7 @@ impl Images for ImageSet {
         ImageSet::tags(self, repository)
     }
 
-    fn report(&self) -> SetReport {
+    fn report(&self) -> ArchiveSetReport {
         ImageSet::report(self)
     }
 

@@ -24,7 +24,7 @@ use serde_json::json;
 
 use super::http::request::{Method, Request};
 use super::http::response::{Reply, Response};
-use crate::images::{Document, Refusal};
+use crate::images::{Document, LookupError};
 use crate::model::image_name;
 use crate::transport::http1::ResponseWriter;
 use fault::{Fault, VERSION, json_response};
@@ -83,7 +83,7 @@ fn route(
 }
 
 /// The manifest of an image by its whole name, for the local commands.
-pub(super) fn named(image: &str, images: &dyn Images) -> Result<Reply, Response> {
+pub(super) fn manifest_by_name(image: &str, images: &dyn Images) -> Result<Reply, Response> {
     let repository = image_name::repository(image);
     let tag = || image.get(repository.len()..).and_then(|rest| rest.strip_prefix(':'));
     let reference = image.split_once('@').map(|(_, digest)| digest).or_else(tag);
@@ -97,8 +97,8 @@ pub(super) fn blob_of(digest: &str, images: &dyn Images) -> Result<Reply, Respon
     Ok(blob(digest.to_owned(), source, "", true))
 }
 
-fn local(refusal: &Refusal) -> Response {
-    let status = if matches!(refusal, Refusal::Unknown(_)) { 404 } else { 503 };
+fn local(refusal: &LookupError) -> Response {
+    let status = if matches!(refusal, LookupError::Unknown(_)) { 404 } else { 503 };
     Response::text(status, format!("{refusal}\n"))
 }
 

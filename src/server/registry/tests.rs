@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::publish::Publication;
 use super::*;
-use crate::images::{BlobError, SetReport, archive};
+use crate::images::{ArchiveSetReport, BlobError, archive};
 use crate::server::serve::accept::Port;
 use crate::server::testing::FakeNode;
 use crate::server::{NodeBackend, Settings, bind, start};
@@ -30,7 +30,7 @@ struct Fake {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    format!("sha256:{}", sha256::hex(bytes))
+    format!("sha256:{}", sha256::sha256_hex(bytes))
 }
 
 /// A digest of a blob that breaks off after this number of bytes.
@@ -39,18 +39,18 @@ fn broken(bytes: u64) -> String {
 }
 
 impl Images for Fake {
-    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, Refusal> {
+    fn manifest(&self, repository: &str, reference: &str) -> Result<Document, LookupError> {
         self.calls.lock().unwrap().push(format!("{repository} {reference}"));
         match (repository, reference) {
             ("docker.io/library/web", reference) if reference == "1" || reference == digest(MANIFEST) => {
                 Ok(Document { media_type: MEDIA.into(), digest: digest(MANIFEST), bytes: MANIFEST.into() })
             }
-            ("docker.io/library/bad", _) => Err(Refusal::Unavailable("a.tar is gone".into())),
-            _ => Err(Refusal::Unknown("no archive has it".into())),
+            ("docker.io/library/bad", _) => Err(LookupError::Unavailable("a.tar is gone".into())),
+            _ => Err(LookupError::Unknown("no archive has it".into())),
         }
     }
 
-    fn blob(&self, wanted: &str) -> Result<BlobSource, Refusal> {
+    fn blob(&self, wanted: &str) -> Result<BlobSource, LookupError> {
         if wanted == digest(&self.blob) {
             let all = self.blob.clone();
             let open = move |from, _: &StopToken| -> Result<Box<dyn Read + Send>, BlobError> {
@@ -60,7 +60,7 @@ impl Images for Fake {
         }
         let Some(bytes) = wanted.strip_prefix("sha256:0").and_then(|digits| digits.parse::<u64>().ok())
         else {
-            return Err(Refusal::Unknown("no archive has the blob".into()));
+            return Err(LookupError::Unknown("no archive has the blob".into()));
         };
         let open = move |_, _: &StopToken| match bytes {
             0 => Err(BlobError {
@@ -77,8 +77,8 @@ impl Images for Fake {
         (repository == "docker.io/library/web").then(|| "1".to_owned()).into_iter().collect()
     }
 
-    fn report(&self) -> SetReport {
-        SetReport { registry: self.address.lock().unwrap().clone(), ..SetReport::default() }
+    fn report(&self) -> ArchiveSetReport {
+        ArchiveSetReport { registry: self.address.lock().unwrap().clone(), ..ArchiveSetReport::default() }
     }
 
     fn rescan(&self) {

@@ -162,7 +162,7 @@ fn serve_one(connection: Connection, listener: Listener, head: RequestHead, cont
     if !head.framing().is_done() {
         return reject(connection, RequestError(413, "no request bodies here\n"));
     }
-    let _timed = metrics::count(listener, &head.method, &head.target.path);
+    let _timed = metrics::start_request_timer(listener, &head.method, &head.target.path);
     let form = Form { keep_alive: false, ..form(&head) };
     let request = request(method, head, Vec::new());
     exchange(connection, listener, &request, &Caller::default(), form, context);
@@ -299,7 +299,7 @@ fn serve_next(
     admission: &Admission,
     context: &Context,
 ) -> Option<Connection> {
-    let _timed = metrics::count(Listener::Main, &head.method, &head.target.path);
+    let _timed = metrics::start_request_timer(Listener::Main, &head.method, &head.target.path);
     let no_body = head.framing().is_done();
     let admitted = {
         let _waiting = threads::waiting("a review");

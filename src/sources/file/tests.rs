@@ -2,7 +2,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 use crate::model::event::{Event, EventSink, Regarding};
-use crate::util::mailbox::{Inbox, mailbox, newest};
+use crate::util::mailbox::{Inbox, mailbox, replace};
 use crossbeam_channel::Receiver;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -653,7 +653,7 @@ struct ThreadFixture {
 impl ThreadFixture {
     fn new(below: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (post, inbox) = mailbox(newest);
+        let (post, inbox) = mailbox(replace);
         let (sink, events) = EventSink::new();
         let (on_death, deaths) = crossbeam_channel::bounded(1);
         // No periodic list happens: all changes come from inotify.
@@ -669,7 +669,7 @@ impl ThreadFixture {
 
     fn next(&self) -> SourceSet {
         self.inbox.bell().recv_timeout(LIMIT).expect("a set in time");
-        self.inbox.take().remove(&SourceName::File).unwrap()
+        self.inbox.drain().remove(&SourceName::File).unwrap()
     }
 }
 

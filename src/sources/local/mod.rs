@@ -34,14 +34,14 @@ const POLL: Duration = Duration::from_secs(20);
 /// # Errors
 /// When the kernel cannot create a thread or an eventfd.
 pub(crate) fn spawn(directory: &Path, objects: &LocalObjects, deps: &Deps) -> std::io::Result<Running> {
-    let bell = Wake::new()?;
-    let ring = bell.clone();
+    let wake = Wake::new()?;
+    let ring = wake.clone();
     let root = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let root: PathBuf = root.components().collect();
     let (objects, deps) = (objects.clone(), deps.clone());
     let on_death = OnDeath::Supervisor(deps.on_death.clone());
     let running = threads::spawn("src-objects", Stack::Large, on_death, move |stop| {
-        run(Watch::new(&root, bell), Files::new(&root), &objects, &deps, &stop);
+        run(Watch::new(&root, wake), Files::new(&root), &objects, &deps, &stop);
     })?;
     Ok(running.with_waker(Box::new(move || ring.ring())))
 }
@@ -62,7 +62,7 @@ fn run(mut watch: Watch, mut files: Files, objects: &LocalObjects, deps: &Deps, 
 
 /// Decodes a file, for the fuzz targets.
 #[cfg(test)]
-pub(super) fn fuzzed(bytes: &[u8], exposed: Option<&str>) {
+pub(super) fn decode_for_fuzzing(bytes: &[u8], exposed: Option<&str>) {
     let _ = decode::read(bytes, exposed);
 }
 

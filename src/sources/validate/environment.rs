@@ -70,7 +70,7 @@ fn value_from(source: &EnvVarSource, volumes: &[Volume], path: &Path<'_>, report
     }
     if let Some(selector) = &source.resource_field_ref {
         count += 1;
-        resource_field(selector, Scope::OwnContainer, &path.field("resourceFieldRef"), report);
+        resource_field(selector, DefaultContainer::OwnContainer, &path.field("resourceFieldRef"), report);
     }
     if let Some(key) = &source.config_map_key_ref {
         count += 1;
@@ -167,7 +167,7 @@ fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Path<'_>, repo
 
 /// The container that a selector refers to by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum DefaultContainer {
     /// The container of the variable.
     OwnContainer,
     /// None: the container must be named.
@@ -177,11 +177,12 @@ pub(super) enum Scope {
 /// Checks `resourceFieldRef`.
 pub(super) fn resource_field(
     selector: &ResourceFieldSelector,
-    scope: Scope,
+    scope: DefaultContainer,
     path: &Path<'_>,
     report: &mut Report,
 ) {
-    if scope == Scope::Volume && selector.container_name.as_deref().unwrap_or_default().is_empty() {
+    if scope == DefaultContainer::Volume && selector.container_name.as_deref().unwrap_or_default().is_empty()
+    {
         report.required(&path.field("containerName"), "");
     }
     let resource = selector.resource.as_str();
@@ -193,7 +194,7 @@ pub(super) fn resource_field(
     }
     let Some(divisor) = &selector.divisor else { return };
     let place = path.field("divisor");
-    if let Some(problem) = resources::quantity(&divisor.0) {
+    if let Some(problem) = resources::quantity_error(&divisor.0) {
         report.invalid(&place, &divisor.0, problem);
         return;
     }

@@ -109,7 +109,7 @@ fn specification(spec: &PodSpec, path: &Path<'_>, report: &mut Report) {
     tolerations(spec.tolerations.as_deref().unwrap_or_default(), &path.field("tolerations"), report);
     resources::requirements(spec.resources.as_ref(), Level::Pod, &path.field("resources"), report);
     for (name, quantity) in spec.overhead.iter().flatten() {
-        if let Some(problem) = resources::quantity(&quantity.0) {
+        if let Some(problem) = resources::quantity_error(&quantity.0) {
             report.invalid(&path.field("overhead").key(name), &quantity.0, problem);
         }
     }

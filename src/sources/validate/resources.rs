@@ -133,7 +133,7 @@ fn check_resource(name: &str, value: &Quantity, level: Level, path: &Path<'_>, r
         }
         _ => {}
     }
-    if let Some(problem) = quantity(&value.0) {
+    if let Some(problem) = quantity_error(&value.0) {
         report.invalid(path, &value.0, problem);
         return;
     }
@@ -152,7 +152,7 @@ fn check_resource(name: &str, value: &Quantity, level: Level, path: &Path<'_>, r
 }
 
 /// The faults of a quantity that must not be negative.
-pub(super) fn quantity(text: &str) -> Option<String> {
+pub(super) fn quantity_error(text: &str) -> Option<String> {
     match Amount::parse(text) {
         Err(_) => Some(
             "quantities must be a number with an optional suffix (n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, \

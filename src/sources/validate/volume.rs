@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::super::defaults::sources_of;
-use super::environment::{self, Scope};
+use super::environment::{self, DefaultContainer};
 use super::names;
 use super::paths::{has_dot_dot, relative_path};
 use super::report::{Path, Report};
@@ -45,7 +45,7 @@ fn source(volume: &Volume, path: &Path<'_>, report: &mut Report) {
     }
     if let Some(empty_dir) = &volume.empty_dir
         && let Some(limit) = &empty_dir.size_limit
-        && let Some(problem) = resources::quantity(&limit.0)
+        && let Some(problem) = resources::quantity_error(&limit.0)
     {
         report.invalid(&path.field("emptyDir").field("sizeLimit"), &limit.0, problem);
     }
@@ -203,7 +203,7 @@ fn downward(files: Option<&[DownwardAPIVolumeFile]>, path: &Path<'_>, report: &m
             (None, Some(selector)) => {
                 environment::resource_field(
                     selector,
-                    Scope::Volume,
+                    DefaultContainer::Volume,
                     &place.field("resourceFieldRef"),
                     report,
                 );

@@ -1,7 +1,7 @@
 //! The `status` thread: reports the statuses of pods to the API server (Go: pkg/kubelet/status
 //! manager's syncBatch, syncPod).
 //!
-//! Inbox: the bell of the status cache, and the pods as the API server shows them ([`ApiPods`]).
+//! Inbox: the bell of the status cache, and the pods as the API server shows them ([`ApiPodSender`]).
 //! Out: status patches, and the deletion of pods that have completely ended on the node.
 //! The thread wakes for a new status, a pod that the server shows with another status, and a retry.
 //! Invariants: only the newest status is sent; a pod that fails delays no other; a patch contains
@@ -31,12 +31,12 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
 /// Where pods are posted, under the UID that they have at the API server.
-pub type ApiPods = Post<PodUid, ApiPod>;
+pub type ApiPodSender = Post<PodUid, ApiPod>;
 
 /// Makes the thread's mailbox.
 #[must_use]
-pub fn inbox() -> (ApiPods, Inbox<PodUid, ApiPod>) {
-    mailbox::mailbox(mailbox::newest)
+pub fn inbox() -> (ApiPodSender, Inbox<PodUid, ApiPod>) {
+    mailbox::mailbox(mailbox::replace)
 }
 
 /// Handles and channel ends of the thread.
@@ -96,7 +96,7 @@ impl Publisher {
 
     fn receive_changes(&mut self) {
         let now = Instant::now();
-        for (uid, shown) in self.deps.pods.take() {
+        for (uid, shown) in self.deps.pods.drain() {
             self.core.shown(uid, shown, now);
         }
         for (uid, version) in self.deps.status.newer_than(self.core.seen()) {

@@ -18,7 +18,7 @@ const WRITTEN_LIMIT: Duration = Duration::from_secs(2);
 const WRITTEN_STEP: Duration = Duration::from_millis(50);
 
 /// The state of the node.
-pub(super) trait World {
+pub(super) trait ShutdownState {
     /// Whether `sync` refuses new pods already.
     fn is_acknowledged(&self) -> bool;
     /// Whether every running pod is known. Otherwise a source may still deliver such a pod.
@@ -53,7 +53,7 @@ enum Stage {
     /// `sync` was notified, but has not responded, or not every running pod is known.
     Notifying { until: Instant },
     /// A group is being stopped. An empty group is a wait for pods that are not known yet.
-    Stopping { now: Vec<PodUid>, until: Instant },
+    Stopping { pods: Vec<PodUid>, until: Instant },
     /// The pods have ended, or their time is over; the statuses are being sent.
     Writing { next_check: Instant, until: Instant },
     /// The lock is released.
@@ -75,12 +75,12 @@ impl Core {
     }
 
     /// The sum of the times of all groups: the delay of the machine's shutdown.
-    pub(super) fn total(&self) -> Duration {
+    pub(super) fn inhibit_delay(&self) -> Duration {
         total(&self.steps)
     }
 
     /// The machine is about to shut down, or no longer is.
-    pub(super) fn prepare(&mut self, on: bool, now: Instant) -> Option<Action> {
+    pub(super) fn prepare_for_shutdown(&mut self, on: bool, now: Instant) -> Option<Action> {
         match (&self.stage, on) {
             (Stage::Watching, true) => {
                 self.begun = now;
@@ -103,7 +103,7 @@ impl Core {
     }
 
     /// When [`Core::turn`] has something to do even if nothing happens.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Watching | Stage::Over => None,
             Stage::Notifying { until } | Stage::Stopping { until, .. } => Some(*until),
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Takes every step that is possible now.
-    pub(super) fn turn(&mut self, world: &dyn World, now: Instant) -> Vec<Action> {
+    pub(super) fn turn(&mut self, world: &dyn ShutdownState, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         loop {
             match &mut self.stage {
@@ -121,9 +121,9 @@ impl Core {
                     if !(world.is_acknowledged() && world.is_complete()) && now < *until {
                         return actions;
                     }
-                    self.stage = Stage::Stopping { now: Vec::new(), until: now };
+                    self.stage = Stage::Stopping { pods: Vec::new(), until: now };
                 }
-                Stage::Stopping { now: stopping, until } => {
+                Stage::Stopping { pods: stopping, until } => {
                     stopping.retain(|uid| !world.has_ended(uid));
                     if !stopping.is_empty() {
                         if now < *until {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::Orders;
-use super::core::{Action, Core, World};
+use super::core::{Action, Core, ShutdownState};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::pods::plan::shutdown::two_steps;
@@ -22,7 +22,7 @@ struct FakeNode {
     ended: RefCell<BTreeSet<PodUid>>,
 }
 
-impl World for FakeNode {
+impl ShutdownState for FakeNode {
     fn is_acknowledged(&self) -> bool {
         self.notified.get()
     }
@@ -71,7 +71,7 @@ impl Fixture {
     }
 
     fn prepare(&mut self, on: bool, seconds: f64) -> Option<Action> {
-        self.core.prepare(on, self.time(seconds))
+        self.core.prepare_for_shutdown(on, self.time(seconds))
     }
 
     fn turn(&mut self, seconds: f64) -> Vec<Action> {
@@ -83,7 +83,7 @@ impl Fixture {
     }
 
     fn due(&self) -> Option<f64> {
-        self.core.due().map(|due| (due - self.start).as_secs_f64())
+        self.core.next_deadline().map(|due| (due - self.start).as_secs_f64())
     }
 }
 
@@ -94,7 +94,7 @@ fn kill(pods: &[(&str, i64)]) -> Action {
 #[test]
 fn groups_are_stopped_in_order_and_then_the_lock_is_released() {
     let mut fixture = Fixture::new();
-    assert_eq!(fixture.core.total(), Duration::from_secs(30));
+    assert_eq!(fixture.core.inhibit_delay(), Duration::from_secs(30));
     assert_eq!((fixture.turn(0.0), fixture.due()), (vec![], None));
     assert_eq!(fixture.prepare(true, 1.0), Some(Action::Begin));
     // A repeated signal does not start the shutdown again.

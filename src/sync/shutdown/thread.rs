@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::core::{Action, Core, World};
+use super::core::{Action, Core, ShutdownState};
 use super::logind::{Logind, LogindError, LogindSignal, State};
 use super::record::Record;
 use super::{Deps, Orders, Settings};
@@ -73,7 +73,7 @@ impl Manager {
             }
             let signal = {
                 let _waiting = threads::waiting("a shutdown of the machine");
-                let due = self.core.due();
+                let due = self.core.next_deadline();
                 match &mut self.logind {
                     Some(logind) => logind.wait(due),
                     None => {
@@ -109,10 +109,13 @@ impl Manager {
     /// Makes sure that logind delays shutdowns for the agent.
     fn set_up(&mut self) {
         let Some(logind) = &mut self.logind else { return };
-        match logind.set_up(self.core.total(), &self.settings.logind_conf_dir) {
+        match logind.set_up(self.core.inhibit_delay(), &self.settings.logind_conf_dir) {
             Ok(State::Watched(lock)) => {
                 if self.problem.take().is_some() || self.lock.is_none() {
-                    log::info!("shutdowns of the machine wait for the pods, {:?} at most", self.core.total());
+                    log::info!(
+                        "shutdowns of the machine wait for the pods, {:?} at most",
+                        self.core.inhibit_delay()
+                    );
                 }
                 self.wait = RECONNECT_WAIT;
                 // This closes the old lock: the agent always holds at least one.
@@ -164,7 +167,7 @@ impl Manager {
     }
 
     fn prepare(&mut self, on: bool) {
-        if let Some(action) = self.core.prepare(on, Instant::now()) {
+        if let Some(action) = self.core.prepare_for_shutdown(on, Instant::now()) {
             self.carry_out(action);
         }
     }
@@ -172,7 +175,7 @@ impl Manager {
     fn carry_out(&mut self, action: Action) {
         match action {
             Action::Begin => {
-                log::warn!("the machine shuts down; all pods together get {:?}", self.core.total());
+                log::warn!("the machine shuts down; all pods together get {:?}", self.core.inhibit_delay());
                 self.announce(true, "Shutdown manager detected shutdown event");
                 self.record.begin(Timestamp::now());
             }
@@ -225,7 +228,7 @@ fn has_ended(status: &PodStatus) -> bool {
 /// Reads the state of the node for the core.
 struct NodeWorld<'a>(&'a Deps);
 
-impl World for NodeWorld<'_> {
+impl ShutdownState for NodeWorld<'_> {
     fn is_acknowledged(&self) -> bool {
         self.0.view.get().shutting_down
     }

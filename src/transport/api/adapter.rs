@@ -11,7 +11,7 @@
 //!
 //! ureq has no place for a caller's values in its calls to a transport. It sends a request and reads
 //! the head of the response on the caller's thread, so that they are in a variable of this thread
-//! meanwhile ([`Call::during`]). A transport takes them with the first bytes of a request.
+//! meanwhile ([`Call::run_as_current`]). A transport takes them with the first bytes of a request.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -141,7 +141,7 @@ fn run<B: AsSendBody>(
 ) -> Result<Response<ureq::Body>, ureq::Error> {
     // ureq 3.5.2 panics if a server ends the body of a redirect after its last chunk without an empty
     // line.
-    call.during(|| catch_unwind(AssertUnwindSafe(|| agent.run(request))))
+    call.run_as_current(|| catch_unwind(AssertUnwindSafe(|| agent.run(request))))
         .unwrap_or_else(|_| Err(ureq_error(DialError::Malformed("the response cannot be read".to_owned()))))
 }
 
@@ -450,7 +450,7 @@ impl<S: Wire> Transport for Connection<S> {
         // A call that follows a redirect goes on with another connection: it is released only once.
         let own = std::mem::take(&mut self.call);
         if let Some(call) = own.upgrade() {
-            call.release();
+            call.unregister_socket();
         }
         let other = Call::current().filter(|call| !std::ptr::eq(own.as_ptr(), Arc::as_ptr(call)));
         let is_welcome = other.is_none_or(|call| call.reuse);

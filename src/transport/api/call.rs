@@ -57,7 +57,7 @@ impl Call {
     }
 
     /// The breaker ends waits for this socket from now on.
-    pub(super) fn hold(&self, socket: &Arc<TcpStream>, is_reused: bool) {
+    pub(super) fn register_socket(&self, socket: &Arc<TcpStream>, is_reused: bool) {
         self.is_reused.store(is_reused, Ordering::Relaxed);
         let registered = self.breaker.register(self.kind, socket);
         let before = self.registered.locked().replace(registered);
@@ -65,7 +65,7 @@ impl Call {
     }
 
     /// Another call may use the socket.
-    pub(super) fn release(&self) {
+    pub(super) fn unregister_socket(&self) {
         let before = self.registered.locked().take();
         drop(before);
     }
@@ -86,7 +86,7 @@ impl Call {
     }
 
     /// Is the current call of this thread while `send` runs, which must not panic.
-    pub(super) fn during<T>(self: &Arc<Call>, send: impl FnOnce() -> T) -> T {
+    pub(super) fn run_as_current<T>(self: &Arc<Call>, send: impl FnOnce() -> T) -> T {
         CURRENT.set(Some(Arc::clone(self)));
         let outcome = send();
         CURRENT.take();

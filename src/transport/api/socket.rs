@@ -58,7 +58,7 @@ impl Socket {
         notice_dead_peers(&fd).map_err(|error| refused(error.into()))?;
         let stream = Arc::new(TcpStream::from(fd));
         // Registered before the connect: shutting down a connecting socket ends the wait for it.
-        call.hold(&stream, false);
+        call.register_socket(&stream, false);
         let socket =
             Socket { stream, call: Arc::downgrade(call), limit: Some(limit), peer, discards_writes: false };
         match rustix::net::connect(&socket.stream, &address) {
@@ -80,7 +80,7 @@ impl Socket {
     /// Uses the socket for another call.
     pub(super) fn adopt(&mut self, call: &Arc<Call>) {
         self.call = Arc::downgrade(call);
-        call.hold(&self.stream, true);
+        call.register_socket(&self.stream, true);
     }
 
     /// The limit of waits beside the call's deadline.

@@ -17,7 +17,7 @@ pub(in crate::transport) fn lookup(
     limit: &Limit,
 ) -> Result<Vec<SocketAddr>, DialError> {
     if host.contains('%') {
-        return match zone::split(host) {
+        return match zone::parse_scoped_address(host) {
             Some((address, zone)) => Ok(vec![SocketAddrV6::new(address, port, 0, zone).into()]),
             None => Err(DialError::Lookup { host: host.to_owned(), detail: "no such host".to_owned() }),
         };

@@ -126,7 +126,7 @@ fn server(word: &str) -> Option<SocketAddr> {
     match word.parse::<IpAddr>() {
         Ok(address) => Some((address, PORT).into()),
         Err(_) => {
-            let (address, zone) = zone::split(word)?;
+            let (address, zone) = zone::parse_scoped_address(word)?;
             Some(SocketAddrV6::new(address, PORT, 0, zone).into())
         }
     }

@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 /// The address and the index of its interface, which the zone names or is. `None`: it is no such
 /// address, or the machine has no such interface.
-pub(in crate::transport) fn split(text: &str) -> Option<(Ipv6Addr, u32)> {
+pub(in crate::transport) fn parse_scoped_address(text: &str) -> Option<(Ipv6Addr, u32)> {
     let (address, zone) = text.split_once('%')?;
     let address = address.parse().ok()?;
     let is_name = !zone.is_empty() && zone.len() < 16 && !zone.starts_with('.') && !zone.contains('/');
@@ -25,8 +25,8 @@ mod tests {
     #[test]
     fn zone_is_the_index_or_the_name_of_an_interface() {
         let address: Ipv6Addr = "fe80::1".parse().unwrap();
-        assert_eq!(split("fe80::1%7"), Some((address, 7)));
-        assert_eq!(split("fe80::1%lo"), Some((address, 1)));
+        assert_eq!(parse_scoped_address("fe80::1%7"), Some((address, 7)));
+        assert_eq!(parse_scoped_address("fe80::1%lo"), Some((address, 1)));
         for bad in [
             "fe80::1",
             "fe80::1%",
@@ -36,7 +36,7 @@ mod tests {
             "fe80::1%..",
             "a%lo",
         ] {
-            assert_eq!(split(bad), None, "{bad}");
+            assert_eq!(parse_scoped_address(bad), None, "{bad}");
         }
     }
 }

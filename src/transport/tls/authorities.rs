@@ -172,7 +172,7 @@ impl Authorities {
         for der in CertificateDer::pem_slice_iter(pem) {
             let der = der.map_err(|error| unusable(&error))?;
             let Some((certificate, usage)) = read(&der) else { continue };
-            if bundle.insert(sha256::digest(&der)) {
+            if bundle.insert(sha256::sha256(&der)) {
                 signing.extend(Authority::new(&der, &certificate, usage, &provider));
             }
         }
@@ -216,7 +216,7 @@ impl Authorities {
             return Err(CertificateRefusal::KeyUsage);
         }
         // A certificate that is in the bundle itself needs no signature check, as in Go.
-        if self.bundle.contains(&sha256::digest(own)) {
+        if self.bundle.contains(&sha256::sha256(own)) {
             return Ok(());
         }
         // The library that verifies signatures supports no other version.

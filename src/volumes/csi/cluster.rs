@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::kube::PodApi;
+use crate::kube::PodDependencies;
 use crate::kube::claims::ReadError;
 use crate::model::api;
 use crate::model::pod::Pod;
@@ -77,7 +77,7 @@ pub trait Cluster: Send + Sync {
 /// The API server, with the rights of this node. The client ends its requests when the agent stops,
 /// and each has a short deadline.
 #[derive(Debug, Clone)]
-pub struct PodCluster(pub PodApi);
+pub struct PodCluster(pub PodDependencies);
 
 impl Cluster for PodCluster {
     fn csi_driver(&self, name: &str, _: &StopToken) -> Result<Option<CsiDriver>, ClusterError> {
@@ -188,14 +188,14 @@ pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::claims::{ClaimApi, Claims};
+    use crate::kube::claims::{VolumeClaimApi, VolumeClaims};
     use crate::kube::objects::{Object, Objects};
     use crate::model::persistent::{Claim, PersistentVolume};
 
     /// An API server with this response to each request for a VolumeAttachment.
     struct Server(Result<VolumeAttachment, ReadError>);
 
-    impl ClaimApi for Server {
+    impl VolumeClaimApi for Server {
         fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
             Err(ReadError::Stopping)
         }
@@ -211,8 +211,8 @@ mod tests {
     }
 
     fn found(response: Result<VolumeAttachment, ReadError>) -> Result<AttachmentLookup, ClusterError> {
-        let claims = Claims::new(Box::new(Server(response)));
-        let api = PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) };
+        let claims = VolumeClaims::new(Box::new(Server(response)));
+        let api = PodDependencies { claims, ..PodDependencies::for_tests(Objects::fixed(Vec::new())) };
         PodCluster(api).attached_volume("csi-1", &StopToken::never())
     }
 

@@ -20,13 +20,13 @@ pub(super) const TARGET: &str = "mount";
 /// The name of the VolumeAttachment of a volume on a node.
 #[must_use]
 pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
-    format!("csi-{}", sha256::hex(format!("{handle}{driver}{node}").as_bytes()))
+    format!("csi-{}", sha256::sha256_hex(format!("{handle}{driver}{node}").as_bytes()))
 }
 
 /// The handle of an inline volume.
 #[must_use]
 pub(super) fn inline_handle(pod_uid: &str, volume: &str) -> String {
-    format!("csi-{}", sha256::hex(format!("{pod_uid}{volume}").as_bytes()))
+    format!("csi-{}", sha256::sha256_hex(format!("{pod_uid}{volume}").as_bytes()))
 }
 
 /// The name of a volume on this node.
@@ -77,7 +77,7 @@ impl Layout {
 
     /// The directory of a staged file system: its record, and the mount in it.
     pub(super) fn staged(&self, driver: &str, handle: &str) -> Result<PathBuf, VolumeError> {
-        Ok(self.shared().join(paths::element(driver)?).join(sha256::hex(handle.as_bytes())))
+        Ok(self.shared().join(paths::element(driver)?).join(sha256::sha256_hex(handle.as_bytes())))
     }
 
     /// `volumeDevices`: the directory of block volumes.
@@ -123,9 +123,9 @@ mod tests {
         // echo -n 'vol-1hostpath.csi.k8s.ion1' | sha256sum
         assert_eq!(
             attachment_name("vol-1", "hostpath.csi.k8s.io", "n1"),
-            format!("csi-{}", sha256::hex(b"vol-1hostpath.csi.k8s.ion1"))
+            format!("csi-{}", sha256::sha256_hex(b"vol-1hostpath.csi.k8s.ion1"))
         );
-        assert_eq!(inline_handle("u", "v"), format!("csi-{}", sha256::hex(b"uv")));
+        assert_eq!(inline_handle("u", "v"), format!("csi-{}", sha256::sha256_hex(b"uv")));
         assert_eq!(inline_handle("u", "v").len(), 68);
         assert_eq!(unique_name("d", "h"), "kubernetes.io/csi/d^h");
     }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn paths_equal_those_of_the_go_kubelet() {
         let layout = Layout::new(Path::new("/r"));
-        let hash = sha256::hex(b"h/../x");
+        let hash = sha256::sha256_hex(b"h/../x");
         let staged = layout.staged("d.io", "h/../x").unwrap();
         assert_eq!(staged, Path::new(&format!("/r/plugins/kubernetes.io/csi/d.io/{hash}")));
         for (form, path) in [

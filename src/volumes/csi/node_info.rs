@@ -94,12 +94,13 @@ pub(super) fn compose_csi_node(
     let annotation = |object: &Value| -> Option<String> {
         Some(object.pointer("/metadata/annotations")?.get(MIGRATED_ANNOTATION)?.as_str()?.to_owned())
     };
-    let known: Option<Vec<CsiNodeEntry>> = before.and_then(|list| serde_json::from_value(list).ok());
+    let existing_entries: Option<Vec<CsiNodeEntry>> =
+        before.and_then(|list| serde_json::from_value(list).ok());
     // The garbage collector removes an object whose owner no longer exists.
     let is_adopted = adopt(&mut object, owner);
     let is_same = existing.is_some()
         && !is_adopted
-        && known.is_some_and(|known| same(&known, &after))
+        && existing_entries.is_some_and(|known| same(&known, &after))
         && annotation(&object).as_deref() == Some(MIGRATED);
     if is_same {
         return None;

@@ -10,8 +10,8 @@ use super::super::error::VolumeError;
 use super::super::manager::{Deps, Settings, Volumes};
 use super::super::mounts::Mount;
 use super::fake::{DRIVER, FakeNode, Fault, registry};
-use crate::kube::PodApi;
-use crate::kube::claims::Claims;
+use crate::kube::PodDependencies;
+use crate::kube::claims::VolumeClaims;
 use crate::kube::objects::Objects;
 use crate::model::event::{Event, EventSink};
 use crate::model::pod::Pod;
@@ -24,11 +24,11 @@ fn agent(root: &Path, node: &Arc<FakeNode>, size: &str) -> (Volumes, Receiver<Bo
         "spec": {"volumeName": "pv"}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
     let volume = json!({"metadata": {"name": "pv"}, "spec": {"capacity": {"storage": size},
         "volumeMode": "Filesystem", "claimRef": {"uid": "cu"}, "csi": {"driver": DRIVER, "volumeHandle": "h"}}});
-    let claims = Claims::fixed(
+    let claims = VolumeClaims::fixed(
         vec![serde_json::from_value(claim).unwrap()],
         vec![serde_json::from_value(volume).unwrap()],
     );
-    let api = PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) };
+    let api = PodDependencies { claims, ..PodDependencies::for_tests(Objects::fixed(Vec::new())) };
     let settings = Settings { root_dir: root.to_owned(), node: "n1".to_owned(), ..Settings::default() };
     let deps = Deps::new(events, Some(api));
     let volumes = Volumes::with_drivers(settings, deps, registry(node.driver()));

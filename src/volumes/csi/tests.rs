@@ -41,7 +41,7 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
         agent.node.calls(),
         ["abilities", "stage h", "publish h", "abilities", "publish h"].map(str::to_owned)
     );
-    let global = format!("plugins/kubernetes.io/csi/{DRIVER}/{}/globalmount", sha256::hex(b"h"));
+    let global = format!("plugins/kubernetes.io/csi/{DRIVER}/{}/globalmount", sha256::sha256_hex(b"h"));
     let stage = agent.node.last_stage();
     assert_eq!(stage.staging_path, root.join(&global).display().to_string());
     assert_eq!(stage.publish_context.get("dev").map(String::as_str), Some("sdx"));
@@ -96,7 +96,7 @@ fn inline_volume_is_neither_attached_nor_staged() {
     a.spec_name = "v".to_owned();
     agent.set_up(&a).unwrap();
     let publish = agent.node.last_publish();
-    assert_eq!(publish.volume, format!("csi-{}", sha256::hex(b"av")));
+    assert_eq!(publish.volume, format!("csi-{}", sha256::sha256_hex(b"av")));
     let ephemeral = publish.volume_context.get("csi.storage.k8s.io/ephemeral");
     assert_eq!(ephemeral.map(String::as_str), Some("true"));
     assert_eq!((agent.node.staged(), publish.staging_path.as_str()), (0, ""));
@@ -497,7 +497,7 @@ fn damaged_record_stops_nothing_and_loses_no_mount() {
     let mut agent = FakeAgent::with(&a);
     for dir in [
         "pods/a/volumes/kubernetes.io~csi/pv-h".to_owned(),
-        format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::hex(b"h")),
+        format!("plugins/kubernetes.io/csi/{DRIVER}/{}", sha256::sha256_hex(b"h")),
     ] {
         std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
     }

@@ -39,7 +39,7 @@ use super::error::VolumeError;
 use super::kind::{NodeLabels, Phase};
 use super::operations::Operations;
 use super::paths;
-use crate::kube::PodApi;
+use crate::kube::PodDependencies;
 use crate::kube::claims::ReadError;
 use crate::model::api::Volume;
 use crate::model::event::EventSink;
@@ -73,7 +73,7 @@ pub(super) struct Kinds {
     host: Box<dyn Host>,
     root_dir: PathBuf,
     node: String,
-    api: Option<PodApi>,
+    api: Option<PodDependencies>,
     events: EventSink,
     drivers: flex::Drivers,
     csi: Option<Arc<Csi>>,
@@ -113,7 +113,7 @@ pub(super) struct StorageDeps {
     pub(super) plugin_dir: PathBuf,
     /// The node's name.
     pub(super) node: String,
-    pub(super) api: Option<PodApi>,
+    pub(super) api: Option<PodDependencies>,
     pub(super) events: EventSink,
     pub(super) operations: Operations,
     pub(super) csi: Option<Arc<Csi>>,

@@ -7,7 +7,7 @@ use super::super::waker::Waker;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
 use super::*;
-use crate::kube::claims::Claims;
+use crate::kube::claims::VolumeClaims;
 use crate::kube::objects::Objects;
 use crate::model::persistent::Iscsi;
 use crate::util::stop::StopToken;
@@ -63,7 +63,7 @@ impl Node {
         let root = tempfile::tempdir().unwrap();
         let host = Arc::new(FakeHost::new(root.path()));
         let parse = |value: Value| serde_json::from_value(value).unwrap();
-        let claims = Claims::fixed(
+        let claims = VolumeClaims::fixed(
             claims.into_iter().map(parse).collect(),
             volumes.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect(),
         );
@@ -71,7 +71,7 @@ impl Node {
             root_dir: root.path().to_owned(),
             plugin_dir: root.path().join("exec"),
             node: "node".to_owned(),
-            api: Some(PodApi { claims, ..PodApi::fixed(Objects::fixed(Vec::new())) }),
+            api: Some(PodDependencies { claims, ..PodDependencies::for_tests(Objects::fixed(Vec::new())) }),
             events: EventSink::new().0,
             operations: Operations::default(),
             csi: None,
@@ -432,7 +432,7 @@ fn disks_of_an_earlier_agent_stay_in_use_while_their_directories_cannot_be_read(
     make_dirs(&dir).unwrap();
     std::fs::write(dir.join("precious"), "x").unwrap();
     node.kinds.forget(&PodUid::from("u1"));
-    assert_eq!(listed(), [mounted.clone()]);
+    assert_eq!(listed(), std::slice::from_ref(&mounted));
     std::fs::remove_dir_all(&dir).unwrap();
     node.kinds.sweep(&StopToken::never()).unwrap_err();
     assert!(listed().is_empty());

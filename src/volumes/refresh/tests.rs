@@ -7,7 +7,7 @@ use super::super::manager::{Deps, Settings};
 use super::super::operations;
 use super::super::waker::Waker;
 use super::*;
-use crate::kube::PodApi;
+use crate::kube::PodDependencies;
 use crate::kube::error::ApiError;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::tokens::{IssuedToken, TokenApi, Tokens};
@@ -41,7 +41,7 @@ impl TokenApi for Server {
 /// The volumes of a node, with the number of requests for tokens.
 struct Node {
     volumes: Volumes,
-    api: PodApi,
+    api: PodDependencies,
     objects: Objects,
     requests: Arc<AtomicU32>,
     events: Receiver<Box<Event>>,
@@ -69,7 +69,10 @@ impl Node {
         let objects = Objects::fixed(Vec::new());
         let requests = Arc::<AtomicU32>::default();
         let server = Server { first, silent, requests: Arc::clone(&requests) };
-        let api = PodApi { tokens: Tokens::new(Box::new(server)), ..PodApi::fixed(objects.clone()) };
+        let api = PodDependencies {
+            tokens: Tokens::new(Box::new(server)),
+            ..PodDependencies::for_tests(objects.clone())
+        };
         let settings = Settings { root_dir: root.to_owned(), ..Settings::default() };
         let (sink, events) = EventSink::new();
         let (woken, wakes) = bounded(64);

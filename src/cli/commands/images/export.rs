@@ -94,7 +94,7 @@ fn document(client: &Client, name: &str) -> Result<Document, CommandError> {
     let response = client.open(&target, ReadTimeout::Response)?;
     let field = |name: &str| response.header(name).unwrap_or_default().to_owned();
     let (media_type, digest) = (field("Content-Type"), field("Docker-Content-Digest"));
-    let bytes = client.body(response, &target, DOCUMENT_BYTES)?;
+    let bytes = client.read_body(response, &target, DOCUMENT_BYTES)?;
     Ok(Document { media_type, digest, bytes })
 }
 
@@ -219,8 +219,9 @@ fn write(
         let mut left = *size;
         while left > 0 {
             progress.bytes(&name, done, all);
-            let count =
-                body.read(&mut buffer).map_err(|error| Failure::Agent(client.failed("read from")(error)))?;
+            let count = body
+                .read(&mut buffer)
+                .map_err(|error| Failure::Agent(client.io_error("read from")(error)))?;
             if count == 0 {
                 return Err(Failure::File(io::Error::other(format!("the blob {digest} ends too early"))));
             }

@@ -11,7 +11,7 @@ use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
 use crate::cli::commands::error::{CommandError, Outcome, print_stderr};
 use crate::cli::exit::Exit;
-use crate::images::SetReport;
+use crate::images::ArchiveSetReport;
 use crate::images::archive::{self, ArchiveError};
 use crate::util::stop::StopToken;
 
@@ -44,7 +44,7 @@ pub(super) fn run(
     };
     let directories: Vec<PathBuf> = match directories {
         [] => {
-            let report: SetReport = client.get("/v1/images/set")?;
+            let report: ArchiveSetReport = client.get("/v1/images/set")?;
             report.directories.iter().map(PathBuf::from).collect()
         }
         given => given.to_vec(),
@@ -83,7 +83,7 @@ pub(super) fn run(
         targets.push(target);
     }
     console.out.flush()?;
-    match client.post::<SetReport>("/v1/images/rescan") {
+    match client.post::<ArchiveSetReport>("/v1/images/rescan") {
         Ok(_) => {}
         // The agent reads the directory when it starts.
         Err(CommandError::NoSocket(_) | CommandError::NotListening(_)) if !wait => {}
@@ -127,7 +127,7 @@ enum State {
 }
 
 /// The state of an archive that was copied. `size`: of its file.
-fn state(report: &SetReport, target: &str, size: u64) -> State {
+fn state(report: &ArchiveSetReport, target: &str, size: u64) -> State {
     let Some(archive) = report.archives.iter().find(|archive| archive.path == target) else {
         return State::Waits("the agent has not found it yet".to_owned());
     };
@@ -172,7 +172,7 @@ fn wait_for(client: &Client, console: &mut Console<'_>, targets: &[String]) -> R
     let mut progress = Progress::new();
     let mut seen: BTreeMap<&String, (State, Instant)> = BTreeMap::new();
     while !open.is_empty() {
-        let report: SetReport = client.get("/v1/images/set")?;
+        let report: ArchiveSetReport = client.get("/v1/images/set")?;
         let now = Instant::now();
         let mut next = Vec::new();
         for (target, size) in open {
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::images::{ArchiveReport, SetImageReport};
 
-    fn report(state: &str, faults: &[&str], images: &[(&str, &str)]) -> SetReport {
+    fn report(state: &str, faults: &[&str], images: &[(&str, &str)]) -> ArchiveSetReport {
         let archive = ArchiveReport {
             path: "/i/a.tar".into(),
             state: state.into(),
@@ -244,10 +244,10 @@ mod tests {
             error: if *state == "failed" { "no space".into() } else { String::new() },
             ..SetImageReport::default()
         };
-        SetReport {
+        ArchiveSetReport {
             archives: vec![archive],
             images: images.iter().map(image).collect(),
-            ..SetReport::default()
+            ..ArchiveSetReport::default()
         }
     }
 

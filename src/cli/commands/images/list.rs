@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::cli::exit::Exit;
 use crate::cli::local::Output;
 use crate::cli::table::{Cell, Color, Table};
-use crate::images::SetReport;
+use crate::images::ArchiveSetReport;
 use crate::server::ImageRow;
 
 use crate::cli::commands::client::Client;
@@ -29,7 +29,7 @@ struct Row {
 }
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
-    let set: SetReport = client.get("/v1/images/set")?;
+    let set: ArchiveSetReport = client.get("/v1/images/set")?;
     let images: Vec<ImageRow> = match client.get("/v1/images") {
         Ok(images) => images,
         Err(CommandError::Rejected { text, .. }) => {
@@ -74,7 +74,7 @@ fn cells(row: &Row) -> Vec<Cell> {
 }
 
 /// One row per name; those of the runtime that have no name by digest.
-fn rows(images: &[ImageRow], set: &SetReport) -> Vec<Row> {
+fn rows(images: &[ImageRow], set: &ArchiveSetReport) -> Vec<Row> {
     let mut rows: Vec<Row> = set
         .images
         .iter()
@@ -140,9 +140,9 @@ mod tests {
             ImageRow { id: "sha256:2".into(), digests: vec!["r/e@sha256:9".into()], ..ImageRow::default() },
             ImageRow { id: "sha256:3".into(), ..ImageRow::default() },
         ];
-        let report = SetReport {
+        let report = ArchiveSetReport {
             images: vec![set("r/b:1", "present", ""), set("r/a:1", "damaged", "layer sha256:5")],
-            ..SetReport::default()
+            ..ArchiveSetReport::default()
         };
         let lines: Vec<String> = rows(&images, &report)
             .iter()

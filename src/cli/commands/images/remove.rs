@@ -6,12 +6,12 @@ use crate::cli::commands::client::Client;
 use crate::cli::commands::console::Console;
 use crate::cli::commands::error::{Outcome, print_stderr};
 use crate::cli::exit::Exit;
-use crate::images::SetReport;
+use crate::images::ArchiveSetReport;
 use crate::model::image_name;
 use crate::util::untrusted;
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str) -> Outcome {
-    let report: SetReport = client.get("/v1/images/set")?;
+    let report: ArchiveSetReport = client.get("/v1/images/set")?;
     let (archive, images) = match find(&report, name) {
         Ok(found) => found,
         Err(reason) => {
@@ -28,12 +28,12 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str) -> Out
         console.line(0, &format!("released {image}: it may be removed when disk space is short"))?;
     }
     console.out.flush()?;
-    let _: SetReport = client.post("/v1/images/rescan")?;
+    let _: ArchiveSetReport = client.post("/v1/images/rescan")?;
     Ok(Exit::Success)
 }
 
 /// The archive of this path, file name or image, and the names of its images.
-fn find(report: &SetReport, name: &str) -> Result<(PathBuf, Vec<String>), String> {
+fn find(report: &ArchiveSetReport, name: &str) -> Result<(PathBuf, Vec<String>), String> {
     let images_of = |path: &str| -> Vec<String> {
         let own = report.images.iter().filter(|image| image.archive == path);
         own.map(|image| image.name.clone()).collect()
@@ -87,21 +87,21 @@ mod tests {
     use super::*;
     use crate::images::{ArchiveReport, SetImageReport};
 
-    fn report() -> SetReport {
+    fn report() -> ArchiveSetReport {
         let archive = |path: &str| ArchiveReport { path: path.into(), ..ArchiveReport::default() };
         let image = |name: &str, path: &str| SetImageReport {
             name: name.into(),
             archive: path.into(),
             ..SetImageReport::default()
         };
-        SetReport {
+        ArchiveSetReport {
             archives: ["/i/one.tar", "/i/two.tar", "/i/same.tar", "/j/same.tar"].map(archive).to_vec(),
             images: vec![
                 image("docker.io/library/one:1", "/i/one.tar"),
                 image("r.example/a:1", "/i/two.tar"),
                 image("r.example/b:1", "/i/two.tar"),
             ],
-            ..SetReport::default()
+            ..ArchiveSetReport::default()
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::NODE_TOKEN;
 
-use super::plan::{MOST_BYTES, Plan, Step, read};
+use super::plan::{MOST_BYTES, SetupPlan, Step, read};
 use super::toml::{Entry, scan};
 
 /// The table of the registries by version of the configuration.
@@ -34,8 +34,8 @@ pub(super) struct Settings<'a> {
 ///
 /// # Errors
 /// Why it cannot be done: the text names the file, and the line if there is one.
-pub(super) fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
-    let mut plan = Plan { service: "containerd", ..Plan::default() };
+pub(super) fn plan(settings: &Settings<'_>) -> Result<SetupPlan, String> {
+    let mut plan = SetupPlan { service: "containerd", ..SetupPlan::default() };
     let shown = settings.config.display().to_string();
     let found = read(settings.config, MOST_BYTES)?;
     let wanted = settings.certs_dir.unwrap_or(Path::new(CERTS_DIR)).display().to_string();
@@ -68,7 +68,7 @@ pub(super) fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
 }
 
 /// Makes `_default/hosts.toml` a link to the file of the agent.
-fn link(roots: &[PathBuf], mirror: &Path, plan: &mut Plan) -> Result<(), String> {
+fn link(roots: &[PathBuf], mirror: &Path, plan: &mut SetupPlan) -> Result<(), String> {
     let own: Vec<Vec<String>> = roots.iter().map(|root| registries(root)).collect::<Result<_, _>>()?;
     // `_default` of one directory hides the registries in the next ones.
     let free = |index: usize| own.iter().skip(index + 1).all(Vec::is_empty);

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::plan::{MOST_BYTES, Plan, Step, read};
+use super::plan::{MOST_BYTES, SetupPlan, Step, read};
 use super::toml::{Entry, scan};
 
 /// The registries unless `--registry` names others.
@@ -36,8 +36,8 @@ pub(super) struct Settings<'a> {
 ///
 /// # Errors
 /// Why it cannot be done.
-pub(super) fn plan(settings: &Settings<'_>) -> Result<Plan, String> {
-    let mut plan = Plan { service: "crio", ..Plan::default() };
+pub(super) fn plan(settings: &Settings<'_>) -> Result<SetupPlan, String> {
+    let mut plan = SetupPlan { service: "crio", ..SetupPlan::default() };
     let path = settings.dir.join(FILE);
     let present = read(&path, MOST_BYTES)?;
     if present.as_ref().is_some_and(|text| !text.starts_with(MARK)) {

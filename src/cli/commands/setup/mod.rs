@@ -21,7 +21,7 @@ use crate::util::token;
 
 use super::console::Console;
 use super::error::{Outcome, print_stderr};
-use plan::{Plan, Step, read};
+use plan::{SetupPlan, Step, read};
 
 /// The command `containerd --version` responds within milliseconds.
 const VERSION_LIMITS: Limits = Limits { time: Duration::from_secs(10), output_bytes: 4096 };
@@ -56,7 +56,7 @@ pub(super) fn run(console: &mut Console<'_>, options: &SetupOptions, socket: &Pa
     Ok(Exit::Success)
 }
 
-fn make(options: &SetupOptions, socket: &Path, etc: &Path) -> Result<Plan, String> {
+fn make(options: &SetupOptions, socket: &Path, etc: &Path) -> Result<SetupPlan, String> {
     let runtime = options.runtime.unwrap_or_else(|| {
         let only_crio = etc.join("crio").is_dir() && !etc.join("containerd").is_dir();
         if only_crio { Runtime::Crio } else { Runtime::Containerd }

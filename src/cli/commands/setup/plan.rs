@@ -9,7 +9,7 @@ use crate::util::{atomic_file, untrusted};
 
 /// What has to be done.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct SetupPlan {
     pub steps: Vec<Step>,
     /// What the operator should know.
     pub notes: Vec<String>,

@@ -103,7 +103,7 @@ struct ForwardedConnection {
     /// Whether both directions of the socket have ended: it then polls as ready without an end.
     hung_up: bool,
     /// The bytes of the error stream.
-    error: Vec<u8>,
+    error_message: Vec<u8>,
 }
 
 impl ForwardedConnection {
@@ -142,31 +142,31 @@ struct Forwarder {
     /// Unsent bytes for the agent.
     out: Vec<u8>,
     /// The number of the next pair's error stream; its data stream has the next odd number.
-    next: u32,
+    next_stream_id: u32,
     /// Connections by the number of their data stream.
-    pairs: BTreeMap<u32, ForwardedConnection>,
-    acceptance: Acceptance,
+    connections: BTreeMap<u32, ForwardedConnection>,
+    accept_backoff: AcceptBackoff,
     over: bool,
 }
 
 /// When connections are accepted.
 #[derive(Debug, Default)]
-struct Acceptance {
-    paused: Option<Instant>,
+struct AcceptBackoff {
+    paused_until: Option<Instant>,
     /// Whether the present failure was printed.
     reported: bool,
 }
 
-impl Acceptance {
+impl AcceptBackoff {
     /// Begins a pause. Returns whether the failure is new.
     fn fail(&mut self, now: Instant) -> bool {
-        self.paused = Some(now + ACCEPT_PAUSE);
+        self.paused_until = Some(now + ACCEPT_PAUSE);
         !std::mem::replace(&mut self.reported, true)
     }
 
     /// The rest of a pause.
     fn pause(&self, now: Instant) -> Option<Duration> {
-        self.paused.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
+        self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 }
 
@@ -177,9 +177,9 @@ impl Forwarder {
             reader: spdy::Reader::default(),
             writer: spdy::Writer::default(),
             out: Vec::new(),
-            next: 1,
-            pairs: BTreeMap::new(),
-            acceptance: Acceptance::default(),
+            next_stream_id: 1,
+            connections: BTreeMap::new(),
+            accept_backoff: AcceptBackoff::default(),
             over: false,
         }
     }
@@ -190,14 +190,14 @@ impl Forwarder {
         while !self.over {
             write_some(&self.stream, &mut self.out)?;
             self.settle();
-            let from_agent = self.pairs.values().all(|pair| pair.out.len() < WAITING_LOCALLY);
+            let from_agent = self.connections.values().all(|pair| pair.out.len() < WAITING_LOCALLY);
             let reads = self.out.len() < WAITING;
-            let pause = self.acceptance.pause(Instant::now());
+            let pause = self.accept_backoff.pause(Instant::now());
             let accepting = if pause.is_none() { listening } else { &[] };
-            let mut ids = Vec::with_capacity(self.pairs.len());
+            let mut ids = Vec::with_capacity(self.connections.len());
             let mut fds = vec![poll_fd(self.stream.as_fd(), from_agent, !self.out.is_empty())];
             fds.extend(accepting.iter().map(|port| poll_fd(port.listener.as_fd(), true, false)));
-            for (id, pair) in self.pairs.iter().filter(|(_, pair)| pair.is_polled(reads)) {
+            for (id, pair) in self.connections.iter().filter(|(_, pair)| pair.is_polled(reads)) {
                 ids.push(*id);
                 fds.push(poll_fd(pair.socket.as_fd(), pair.is_read(reads), !pair.out.is_empty()));
             }
@@ -209,7 +209,7 @@ impl Forwarder {
             let events: Vec<PollFlags> = fds.iter().map(|fd| fd.revents()).collect();
             drop(fds);
             let mut events = events.into_iter();
-            let agent = events.next().unwrap_or(PollFlags::empty());
+            let agent_events = events.next().unwrap_or(PollFlags::empty());
             for port in accepting {
                 if !events.next().unwrap_or(PollFlags::empty()).is_empty() {
                     self.accept(port, console)?;
@@ -218,14 +218,14 @@ impl Forwarder {
             for (id, ready) in ids.into_iter().zip(events) {
                 self.serve(id, ready, reads, &mut chunk);
             }
-            if from_agent && !agent.is_empty() {
+            if from_agent && !agent_events.is_empty() {
                 match self.stream.read(&mut chunk) {
                     Ok(0) => self.over = true,
                     Ok(count) => self.take(chunk.get(..count).unwrap_or_default())?,
                     Err(error) if is_transient(&error) => {}
                     Err(error) => return Err(error),
                 }
-            } else if agent.intersects(PollFlags::ERR | PollFlags::HUP) {
+            } else if agent_events.intersects(PollFlags::ERR | PollFlags::HUP) {
                 self.over = true;
             }
         }
@@ -239,14 +239,14 @@ impl Forwarder {
                 return Ok(());
             }
             Err(error) => {
-                if self.acceptance.fail(Instant::now()) {
+                if self.accept_backoff.fail(Instant::now()) {
                     print_stderr(&format!("cannot accept a connection: {error}"));
                 }
                 return Ok(());
             }
         };
-        self.acceptance.reported = false;
-        if self.next > LAST_STREAM {
+        self.accept_backoff.reported = false;
+        if self.next_stream_id > LAST_STREAM {
             return Err(io::Error::other("too many connections"));
         }
         socket.set_nonblocking(true)?;
@@ -254,10 +254,10 @@ impl Forwarder {
         let _ = socket.set_nodelay(true);
         writeln!(console.out, "Handling connection for {}", listening.local)?;
         console.out.flush()?;
-        let (error, data) = (self.next, self.next + 2);
-        self.next += 4;
-        let (port, request) = (listening.remote.to_string(), error.to_string());
-        for (stream, kind) in [(error, "error"), (data, "data")] {
+        let (error_stream, data_stream) = (self.next_stream_id, self.next_stream_id + 2);
+        self.next_stream_id += 4;
+        let (port, request) = (listening.remote.to_string(), error_stream.to_string());
+        for (stream, kind) in [(error_stream, "error"), (data_stream, "data")] {
             let headers = [("port", port.as_str()), ("requestid", &request), ("streamtype", kind)];
             self.writer.open(&mut self.out, stream, &headers);
         }
@@ -270,14 +270,14 @@ impl Forwarder {
             pod_may_send: true,
             end_sent: false,
             hung_up: false,
-            error: Vec::new(),
+            error_message: Vec::new(),
         };
-        self.pairs.insert(data, pair);
+        self.connections.insert(data_stream, pair);
         Ok(())
     }
 
     fn serve(&mut self, id: u32, events: PollFlags, reads: bool, chunk: &mut [u8]) {
-        let Some(pair) = self.pairs.get_mut(&id).filter(|_| !events.is_empty()) else { return };
+        let Some(pair) = self.connections.get_mut(&id).filter(|_| !events.is_empty()) else { return };
         let mut gone = !pair.write();
         pair.hung_up |= events.contains(PollFlags::HUP);
         if pair.is_read(reads) && events.intersects(PollFlags::IN | PollFlags::HUP) {
@@ -297,14 +297,14 @@ impl Forwarder {
             || (events.contains(PollFlags::HUP) && !pair.client_may_send)
         {
             spdy::refuse(&mut self.out, id);
-            self.pairs.remove(&id);
+            self.connections.remove(&id);
         }
     }
 
     /// Writes to the local connections, and drops those that have ended.
     fn settle(&mut self) {
         let out = &mut self.out;
-        self.pairs.retain(|id, pair| {
+        self.connections.retain(|id, pair| {
             if !pair.write() {
                 spdy::refuse(out, *id);
                 return false;
@@ -325,23 +325,23 @@ impl Forwarder {
 
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Accepted(id) => match self.pairs.get_mut(&id) {
+            Event::Accepted(id) => match self.connections.get_mut(&id) {
                 Some(pair) => pair.accepted = true,
                 // An error stream, on which the client sends nothing.
                 None => spdy::end(&mut self.out, id),
             },
             Event::Data(id, bytes) => {
-                if let Some(pair) = self.pairs.get_mut(&id) {
+                if let Some(pair) = self.connections.get_mut(&id) {
                     pair.out.extend_from_slice(bytes);
-                } else if let Some(pair) = self.pairs.get_mut(&id.saturating_add(2)) {
-                    let room = CHUNK.saturating_sub(pair.error.len()).min(bytes.len());
-                    pair.error.extend_from_slice(bytes.get(..room).unwrap_or_default());
+                } else if let Some(pair) = self.connections.get_mut(&id.saturating_add(2)) {
+                    let room = CHUNK.saturating_sub(pair.error_message.len()).min(bytes.len());
+                    pair.error_message.extend_from_slice(bytes.get(..room).unwrap_or_default());
                 }
             }
             Event::Ended(id) => self.ended(id),
             Event::Reset(id) => {
                 self.ended(id);
-                if let Some(pair) = self.pairs.get_mut(&id) {
+                if let Some(pair) = self.connections.get_mut(&id) {
                     pair.client_may_send = false;
                 }
             }
@@ -352,10 +352,10 @@ impl Forwarder {
     }
 
     fn ended(&mut self, id: u32) {
-        if let Some(pair) = self.pairs.get_mut(&id) {
+        if let Some(pair) = self.connections.get_mut(&id) {
             pair.pod_may_send = false;
-        } else if let Some(pair) = self.pairs.get_mut(&id.saturating_add(2)) {
-            let error = std::mem::take(&mut pair.error);
+        } else if let Some(pair) = self.connections.get_mut(&id.saturating_add(2)) {
+            let error = std::mem::take(&mut pair.error_message);
             if !error.is_empty() {
                 let (local, remote) = pair.ports;
                 let text = visible(&String::from_utf8_lossy(&error));
@@ -385,11 +385,11 @@ mod tests {
         let (stream, agent) = UnixStream::pair().unwrap();
         let mut forwarder = Forwarder::new(stream);
         forwarder.accept(&port, &mut console).unwrap();
-        assert!(forwarder.acceptance.paused.is_some() && forwarder.acceptance.reported);
+        assert!(forwarder.accept_backoff.paused_until.is_some() && forwarder.accept_backoff.reported);
         drop(agent);
         forwarder.run(&[port], &mut console).unwrap();
 
-        let mut acceptance = Acceptance::default();
+        let mut acceptance = AcceptBackoff::default();
         let begun = Instant::now();
         assert_eq!(acceptance.pause(begun), None);
         assert!(acceptance.fail(begun), "the first failure is printed");
@@ -408,13 +408,13 @@ mod tests {
             Console { out: &mut out, paint: Paint::new(false), now: jiff::Timestamp::UNIX_EPOCH };
         let mut forwarder = Forwarder::new(UnixStream::pair().unwrap().0);
         forwarder.accept(&port, &mut console).unwrap();
-        let (&id, pair) = forwarder.pairs.first_key_value().unwrap();
+        let (&id, pair) = forwarder.connections.first_key_value().unwrap();
         assert!(pair.is_polled(true) && pair.is_polled(false));
         forwarder.ended(id);
         forwarder.settle();
         client.shutdown(Shutdown::Write).unwrap();
         forwarder.serve(id, PollFlags::HUP, false, &mut [0; 8]);
-        let pair = forwarder.pairs.get_mut(&id).expect("it is served when its bytes can be read");
+        let pair = forwarder.connections.get_mut(&id).expect("it is served when its bytes can be read");
         assert!(!pair.is_polled(true), "the pod has not accepted it");
         pair.accepted = true;
         assert!(pair.is_polled(true) && !pair.is_polled(false));

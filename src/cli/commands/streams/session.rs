@@ -59,9 +59,9 @@ pub(crate) fn run(client: &Client, options: &ExecOptions) -> Outcome {
     // Signals are handled before the terminal becomes raw, so that none leaves it raw.
     let default_action = Arc::new(AtomicBool::new(false));
     let mut termination =
-        signals::termination(&default_action).map_err(client.failed("prepare the signals for"))?;
+        signals::termination(&default_action).map_err(client.io_error("prepare the signals for"))?;
     let terminal = if raw {
-        Some(terminal::RawTerminal::new().map_err(client.failed("prepare a terminal for"))?)
+        Some(terminal::RawTerminal::new().map_err(client.io_error("prepare a terminal for"))?)
     } else {
         None
     };
@@ -73,7 +73,7 @@ pub(crate) fn run(client: &Client, options: &ExecOptions) -> Outcome {
         Ok(SessionEnd::Signaled) => Ok(Exit::Failure),
         Ok(SessionEnd::Over) => Ok(session.exit()),
         Err(Failure::Output(error)) => Err(CommandError::Output(error)),
-        Err(Failure::Agent(error)) => Err(client.failed("communicate with")(error)),
+        Err(Failure::Agent(error)) => Err(client.io_error("communicate with")(error)),
     }
 }
 

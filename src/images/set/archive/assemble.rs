@@ -439,7 +439,7 @@ impl<'a> Assembly<'a> {
             self.blobs.insert(file.digest.clone(), blob);
         }
         let text = manifest(&files);
-        let target = Digest::of_hex(&sha256::hex(text.as_bytes()));
+        let target = Digest::of_hex(&sha256::sha256_hex(text.as_bytes()));
         let size = text.len() as u64;
         let mut blobs = vec![target.clone()];
         blobs.extend(files.iter().map(|(_, file)| file.digest.clone()));

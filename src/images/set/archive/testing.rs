@@ -33,12 +33,12 @@ pub(crate) fn file(name: &str, data: &[u8]) -> Vec<u8> {
 
 /// A blob of a layout: its path.
 pub(crate) fn blob(data: &[u8]) -> Entry {
-    (format!("blobs/sha256/{}", sha256::hex(data)), data.to_vec())
+    (format!("blobs/sha256/{}", sha256::sha256_hex(data)), data.to_vec())
 }
 
 /// A descriptor of a blob, with further fields.
 pub(crate) fn descriptor(data: &[u8], media_type: &str, more: &str) -> String {
-    let (digest, size) = (sha256::hex(data), data.len());
+    let (digest, size) = (sha256::sha256_hex(data), data.len());
     format!(r#"{{"mediaType":"{media_type}","digest":"sha256:{digest}","size":{size}{more}}}"#)
 }
 
@@ -56,7 +56,8 @@ pub(crate) fn layer(text: &str) -> Vec<u8> {
 pub(crate) fn config(platform: &str, layers: &[Vec<u8>]) -> Vec<u8> {
     let mut parts = platform.split('/');
     let mut part = || parts.next().unwrap_or_default();
-    let ids: Vec<String> = layers.iter().map(|layer| format!(r#""sha256:{}""#, sha256::hex(layer))).collect();
+    let ids: Vec<String> =
+        layers.iter().map(|layer| format!(r#""sha256:{}""#, sha256::sha256_hex(layer))).collect();
     format!(
         r#"{{"os":"{}","architecture":"{}","variant":"{}","config":{{"Env":["A=b"]}},"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#,
         part(),
@@ -116,7 +117,7 @@ pub(crate) fn docker(images: &[(&[&str], &str, &[&str])]) -> Vec<Entry> {
     for (names, platform, texts) in images {
         let layers: Vec<Vec<u8>> = texts.iter().map(|text| layer(text)).collect();
         let config = config(platform, &layers);
-        let config_name = format!("{}.json", sha256::hex(&config));
+        let config_name = format!("{}.json", sha256::sha256_hex(&config));
         let paths: Vec<String> = texts.iter().map(|text| format!("{text}/layer.tar")).collect();
         list.push(format!(r#"{{"Config":"{config_name}","RepoTags":{names:?},"Layers":{paths:?}}}"#));
         entries.push((config_name, config));

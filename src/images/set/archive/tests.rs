@@ -53,7 +53,7 @@ fn faults(archive: &Archive) -> Vec<String> {
 }
 
 fn digest(data: &[u8]) -> String {
-    format!("sha256:{}", sha256::hex(data))
+    format!("sha256:{}", sha256::sha256_hex(data))
 }
 
 /// Reads every blob of every image through the archive, from its start and from its middle.
@@ -601,7 +601,7 @@ fn manifest_of_docker_archive_is_made_and_stays_the_same() {
 fn docker_archive_with_links_and_other_names_is_read() {
     let layers = [layer("x"), layer("x"), layer("y")];
     let config = config("linux/amd64", &layers);
-    let id = sha256::hex(&config);
+    let id = sha256::sha256_hex(&config);
     // Old docker save: the second layer is a link to the first one; kaniko: a config with a prefix.
     let list = format!(
         r#"[{{"Config":"sha256:{id}","RepoTags":null,"Layers":["a/layer.tar","b/layer.tar","./y.tar.gz"]}},
@@ -634,7 +634,7 @@ fn damaged_docker_images_are_named_and_others_offered() {
         (&["good:1"], "linux/amd64", &["good"]),
         (&["other:1"], "linux/arm64", &["good"]),
     ]);
-    let config_name = format!("{}.json", sha256::hex(&config("linux/amd64", &[layer("bad")])));
+    let config_name = format!("{}.json", sha256::sha256_hex(&config("linux/amd64", &[layer("bad")])));
     let other = "docker.io/library/other:1: it is for linux/arm64, and this node is linux/amd64".to_owned();
     let change = |name: &str, change: &dyn Fn(&mut Entry)| {
         let mut entries = entries.clone();

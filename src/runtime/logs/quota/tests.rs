@@ -29,7 +29,7 @@ fn oldest_rotated_files_go_first_then_the_largest_current_ones() {
     ];
     let used = 24 * MIB + LEAST - 1;
     let check = |quota: u64, remove: &[usize], current: &[usize], excess: u64| {
-        let expected = Plan { used, remove: remove.to_vec(), current: current.to_vec(), excess };
+        let expected = QuotaPlan { used, remove: remove.to_vec(), current: current.to_vec(), excess };
         assert_eq!(plan(&files, quota), expected, "{quota}");
     };
     check(u64::MAX, &[], &[], 0);
@@ -42,7 +42,7 @@ fn oldest_rotated_files_go_first_then_the_largest_current_ones() {
     check(used - 11 * MIB, &[2, 3, 1], &[4, 0], 0);
     // What the runtime may write to, and small current files stay.
     check(MIB, &[2, 3, 1], &[4, 0], 8 * MIB + LEAST - 1);
-    assert_eq!(plan(&[], 0), Plan::default());
+    assert_eq!(plan(&[], 0), QuotaPlan::default());
     let many: Vec<LogFile> = (0..1000).map(|number| file(Running, MIB, number)).collect();
     assert_eq!(plan(&many, 0).current, (0..CURRENT).collect::<Vec<_>>());
     let huge = [file(Rotated, u64::MAX, 1), file(Rotated, u64::MAX, 2)];

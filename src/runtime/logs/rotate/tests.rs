@@ -22,16 +22,16 @@ fn old(number: u32, ending: &str) -> String {
 #[test]
 fn rotation_plan_follows_from_size_and_file_names() {
     let settings = Settings { max_bytes: Some(10), max_files: 5 };
-    let rotate = |delete: &[String], compress: &[String]| Plan::Rotate {
+    let rotate = |delete: &[String], compress: &[String]| RotationPlan::Rotate {
         delete: delete.to_vec(),
         compress: compress.to_vec(),
         rename_to: format!("0.log.{NOW}"),
     };
-    let check = |size, listing: &[String], expected: Plan| {
+    let check = |size, listing: &[String], expected: RotationPlan| {
         assert_eq!(plan_rotation("0.log", size, listing, settings, NOW), expected, "{listing:?}");
     };
-    check(None, &[], Plan::ReopenOnly);
-    check(Some(9), &[old(1, "")], Plan::Nothing);
+    check(None, &[], RotationPlan::ReopenOnly);
+    check(Some(9), &[old(1, "")], RotationPlan::Nothing);
     check(Some(10), &[], rotate(&[], &[]));
     check(Some(10), &[old(1, "")], rotate(&[], &[old(1, "")]));
     check(Some(10), &[old(1, ".gz"), old(2, "")], rotate(&[], &[old(2, "")]));
@@ -45,11 +45,11 @@ fn rotation_plan_follows_from_size_and_file_names() {
         &[old(2, ""), old(2, ".gz"), old(3, ".gz.tmp"), old(3, ""), old(1, ".tmp")],
         rotate(&[old(1, ".tmp"), old(2, ""), old(3, ".gz.tmp")], &[old(3, "")]),
     );
-    check(Some(10), &[format!("0.log.{NOW}")], Plan::Nothing);
+    check(Some(10), &[format!("0.log.{NOW}")], RotationPlan::Nothing);
     let least = Settings { max_bytes: Some(10), max_files: 2 };
     assert_eq!(plan_rotation("0.log", Some(10), &[old(1, "")], least, NOW), rotate(&[old(1, "")], &[]));
     let off = Settings { max_bytes: None, max_files: 5 };
-    assert_eq!(plan_rotation("0.log", Some(1 << 40), &[], off, NOW), Plan::Nothing);
+    assert_eq!(plan_rotation("0.log", Some(1 << 40), &[], off, NOW), RotationPlan::Nothing);
 }
 
 #[test]
@@ -71,7 +71,8 @@ fn files_with_other_names_are_not_rotated() {
         "0.log.20200101-000000.gz.gz",
         "0.log.2020010\u{661}-000000",
     ]);
-    let Plan::Rotate { delete, compress, .. } = plan_rotation("0.log", Some(10), &others, settings, NOW)
+    let RotationPlan::Rotate { delete, compress, .. } =
+        plan_rotation("0.log", Some(10), &others, settings, NOW)
     else {
         panic!("it is too large");
     };
