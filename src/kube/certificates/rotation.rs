@@ -21,13 +21,6 @@ const BOOTSTRAP_WAIT: Duration = Duration::from_secs(3600);
 const RETRY: Pauses = Pauses { first: Duration::from_secs(2), longest: Duration::from_secs(32) };
 /// The pause after a denied request: a person decided, so it is longer than after a failure.
 const DENIED_RETRY: Duration = Duration::from_secs(600);
-/// The pauses after requests that ended without a usable certificate. Each further attempt creates
-/// an object, which the API server keeps for an hour, and no attempt may help.
-///
-/// DIFFERS: the Go kubelet repeats requests with its own credentials every 32 s.
-const REPLACE: Pauses = Pauses { first: RETRY.first, longest: Duration::from_secs(3600) };
-/// The same with the bootstrap credentials.
-const REPLACE_BOOTSTRAP: Pauses = Pauses { first: DENIED_RETRY, longest: REPLACE.longest };
 /// First and longest pause between two polls of a request: most approvers take a second.
 const POLL: Pauses = Pauses { first: Duration::from_millis(500), longest: Duration::from_secs(15) };
 /// However short a certificate's lifetime is, this part of the remaining time passes before a renewal.
@@ -96,10 +89,6 @@ pub(super) struct Rotation {
     /// No attempt before this time, after a failure.
     paused: Timestamp,
     failures: u32,
-    /// Requests since the last certificate that ended without a usable one.
-    unusable: u32,
-    /// The template of the last of these.
-    failed_for: Option<Template>,
     pending: Option<Pending>,
     /// The time of the last turn.
     seen: Timestamp,
@@ -124,8 +113,6 @@ impl Rotation {
             renew,
             paused: Timestamp::MIN,
             failures: 0,
-            unusable: 0,
-            failed_for: None,
             pending: None,
             seen: Timestamp::MIN,
         }
@@ -147,56 +134,22 @@ impl Rotation {
 
     pub(super) fn turn(&mut self, template: Option<&Template>, now: Timestamp, unit: f64) -> Outcome {
         self.follow_clock(now);
-        if self.failed_for.is_some() && template.is_some() && self.failed_for.as_ref() != template {
-            // A request for other names may succeed.
-            (self.failed_for, self.unusable, self.paused) = (None, 0, Timestamp::MIN);
-        }
         if self.due(template, now) > now {
             return Outcome::Quiet;
         }
         let Some(template) = template else { return Outcome::Quiet };
-        let is_bootstrap = self.pending.as_ref().is_some_and(|pending| pending.bootstrap.is_some());
         let result = match self.pending.take() {
             Some(pending) if pending.template == *template => self.poll(pending, now, unit),
             // The template has changed meanwhile: the earlier request is obsolete.
             _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
-            let pause = self.pause_after(&error, template, (now, is_bootstrap));
+            let pause =
+                if matches!(error, Error::Denied { .. }) { DENIED_RETRY } else { RETRY.after(self.failures) };
             self.failures = self.failures.saturating_add(1);
             self.paused = later(now, pause);
             Outcome::Failed(error)
         })
-    }
-
-    /// The pause after an error of a turn, which had begun with a request of this kind.
-    fn pause_after(
-        &mut self,
-        error: &Error,
-        template: &Template,
-        (now, is_bootstrap): (Timestamp, bool),
-    ) -> Duration {
-        let is_foreign = matches!(error, Error::Foreign { .. });
-        let has_ended = is_foreign || matches!(error, Error::Issued { .. } | Error::Failed { .. });
-        if self.pending.is_some() || !has_ended {
-            let is_denied = matches!(error, Error::Denied { .. });
-            return if is_denied { DENIED_RETRY } else { RETRY.after(self.failures) };
-        }
-        let attempts = self.unusable;
-        self.unusable = attempts.saturating_add(1);
-        self.failed_for = Some(template.clone());
-        if is_bootstrap || is_foreign {
-            // The name of such a request follows from the key. This request will never have a usable
-            // certificate, so the next one needs another key.
-            self.store.forget_pending_key();
-            REPLACE_BOOTSTRAP.after(attempts)
-        } else {
-            // The pauses must not use up the rest of a short life.
-            let end = self.not_after().filter(|end| now < *end);
-            let rest = end.map(|end| Duration::from_secs_f64(seconds_between(now, end) * MIN_WAIT_PART));
-            let pause = REPLACE.after(attempts);
-            rest.map_or(pause, |rest| pause.min(rest.max(RETRY.longest)))
-        }
     }
 
     /// When the clock is set back, the waits are adjusted; the lifetime of the certificate is not.
@@ -276,21 +229,16 @@ impl Rotation {
         Ok(Outcome::Requested { name, bootstrap })
     }
 
-    fn poll(&mut self, pending: Pending, now: Timestamp, unit: f64) -> Result<Outcome, Error> {
+    fn poll(&mut self, mut pending: Pending, now: Timestamp, unit: f64) -> Result<Outcome, Error> {
         let (purpose, name) = (pending.template.purpose, pending.name.clone());
         let own = self.own.as_deref().map(|own| own as &dyn Signer);
         let signer = pending.bootstrap.as_deref().map(|signer| signer as &dyn Signer).or(own);
         let seen = signer.map(|signer| signer.get(&name));
-        // By the clock of the API server.
-        let mut created = None;
         let verdict = match seen {
             Some(Ok(seen)) if seen.metadata.uid.clone().unwrap_or_default() != pending.uid => {
                 return Err(Error::Gone { purpose, name });
             }
-            Some(Ok(seen)) => {
-                created = seen.metadata.creation_timestamp.as_ref().map(|time| time.0);
-                csr::verdict(&seen)
-            }
+            Some(Ok(seen)) => csr::verdict(&seen),
             Some(Err(Refusal::NotFound)) => return Err(Error::Gone { purpose, name }),
             // An unavailable API server does not end the wait; only the time limit does.
             Some(Err(refusal)) => {
@@ -305,7 +253,9 @@ impl Rotation {
                 Err(Error::TimedOut { purpose, name, minutes: wait.as_secs() / 60 })
             }
             RequestState::Waiting => {
-                self.poll_later(pending, now);
+                pending.poll_count = pending.poll_count.saturating_add(1);
+                pending.due = later(now, POLL.after(pending.poll_count)).min(pending.until);
+                self.pending = Some(pending);
                 Ok(Outcome::Quiet)
             }
             RequestState::Denied { reason, message } => Err(Error::Denied { purpose, name, reason, message }),
@@ -313,27 +263,19 @@ impl Rotation {
             RequestState::Issued(pem) => {
                 let identity = Identity::join(&pem, &pending.key)
                     .map_err(|reason| Error::Issued { name: name.clone(), reason })?;
-                let not_after = identity.facts.not_after;
                 if identity.facts.is_expired(now) {
-                    // A certificate that was valid when its request was made: this machine's clock may
-                    // be fast, and then each further one seems to have expired too.
-                    if created.is_some_and(|created| created <= not_after) && now < pending.until {
-                        self.poll_later(pending, now);
-                        let reason = "it has expired, unless the clock of this machine is fast";
-                        return Err(Error::Issued { name, reason });
-                    }
                     return Err(Error::Issued { name, reason: "it has expired" });
                 }
                 let stored = self.store.update(&identity, now).err();
                 if pending.bootstrap.is_some() && stored.is_none() {
                     self.store.forget_pending_key();
                 }
-                (self.failures, self.unusable, self.failed_for) = (0, 0, None);
+                self.failures = 0;
                 self.paused = Timestamp::MIN;
                 if !pending.template.is_met_by(&identity.facts) {
                     log::warn!("the {purpose} of request {name} lacks names that were requested");
                 }
-                let left = seconds_between(now, not_after) * MIN_WAIT_PART;
+                let left = seconds_between(now, identity.facts.not_after) * MIN_WAIT_PART;
                 self.renew = renew_at(&identity, unit).max(later(now, Duration::from_secs_f64(left)));
                 self.issued_for = Some(pending.template);
                 let old = self.current.replace(identity.clone());
@@ -343,13 +285,6 @@ impl Rotation {
                 Ok(Outcome::Issued(Box::new(identity), stored))
             }
         }
-    }
-
-    /// The request is read again after a pause.
-    fn poll_later(&mut self, mut pending: Pending, now: Timestamp) {
-        pending.poll_count = pending.poll_count.saturating_add(1);
-        pending.due = later(now, POLL.after(pending.poll_count)).min(pending.until);
-        self.pending = Some(pending);
     }
 }
 

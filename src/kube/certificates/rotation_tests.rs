@@ -5,7 +5,6 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequestCondition, CertificateSigningRequestStatus,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 use crate::kube::certificates::csr::ServingNames;
@@ -99,7 +98,6 @@ impl Signer for FakeSigner {
             return Err(Refusal::AlreadyExists);
         }
         made.metadata.name = Some(name.clone());
-        made.metadata.creation_timestamp = Some(Time(inner.now));
         made.metadata.uid = Some(format!("uid-{}", inner.created));
         inner.requests.insert(name, made.clone());
         Ok(made)
@@ -453,15 +451,6 @@ fn addresses_that_change_make_a_new_request() {
     let identity = fixture.issued(&mut rotation, &mut second);
     assert_eq!(identity.facts.ips, ["10.0.0.8".parse::<std::net::IpAddr>().unwrap()]);
     assert!(rotation.due(Some(&fixture.template), timestamp(second)) > timestamp(second + 600));
-    // Requests for an address that is not signed do not delay that for another one.
-    let rejecting = Fixture { template: serving("10.0.0.8"), ..Fixture::new(Behaviour::Fail) };
-    let (mut failing, mut failed) = (rejecting.own(None), 0);
-    for _ in 0..12 {
-        rejecting.failure(&mut failing, &mut failed);
-    }
-    assert!(failing.due(Some(&rejecting.template), timestamp(failed)) > timestamp(failed + 2000));
-    let turn = failing.turn(Some(&serving("10.0.0.7")), timestamp(failed), 0.5);
-    assert!(matches!(turn, Outcome::Requested { .. }), "{turn:?}");
     // Another address again, while the certificate is valid.
     fixture.template = serving("10.0.0.7");
     assert!(rotation.due(Some(&fixture.template), timestamp(second)) <= timestamp(second));
@@ -499,97 +488,14 @@ fn names_that_the_signer_omits_are_requested_at_the_renewal() {
 }
 
 #[test]
-fn request_without_a_usable_certificate_is_replaced_rarely() {
-    for behaviour in [Behaviour::Expired, Behaviour::OtherKey, Behaviour::Fail] {
-        for is_bootstrap in [true, false] {
-            let fixture = Fixture::new(behaviour);
-            let mut rotation = if is_bootstrap { fixture.bootstrapping() } else { fixture.own(None) };
-            let (mut second, mut ends) = (0, Vec::new());
-            while second < 86_400 {
-                fixture.failure(&mut rotation, &mut second);
-                ends.push(second);
-            }
-            let pauses: Vec<i64> = ends.windows(2).map(|ends| ends[1] - ends[0]).collect();
-            let first = if is_bootstrap { 600..603 } else { 2..5 };
-            assert!(first.contains(&pauses[0]), "{}", pauses[0]);
-            let last = pauses.last().copied().unwrap_or_default();
-            assert!((3600..3603).contains(&last), "{last}");
-            // Each failure is that of another request.
-            let names = fixture.signer.names();
-            assert_eq!(names.len(), ends.len());
-            assert!((24..40).contains(&names.len()), "{} requests in a day", names.len());
-            assert!(names.iter().all(|name| name.starts_with("node-csr-") == is_bootstrap));
-            fixture.signer.set(Behaviour::Approve, timestamp(second + 3600));
-            fixture.issued(&mut rotation, &mut second);
-            assert_eq!(fixture.signer.names().len(), ends.len() + 1);
-            assert!(!fixture.store.pending_key_path().exists());
-            assert_eq!(rotation.unusable, 0);
-        }
-    }
-}
-
-#[test]
-fn pauses_after_failed_requests_leave_time_before_the_end() {
-    let fixture = Fixture::new(Behaviour::Approve);
-    let mut second = 0;
-    let identity = fixture.issued(&mut fixture.own(None), &mut second);
-    let mut rotation = fixture.own(Some(identity));
-    fixture.signer.set(Behaviour::Fail, timestamp(second));
-    fixture.failure(&mut rotation, &mut second);
-    while second < 960 {
-        let before = second;
-        fixture.failure(&mut rotation, &mut second);
-        assert!(second - before <= 35, "{before} {second}");
-    }
-    // There is nothing to lose any more.
-    (0..3).for_each(|_| drop(fixture.failure(&mut rotation, &mut second)));
-    assert!(rotation.due(Some(&fixture.template), timestamp(second)) > timestamp(second + 500));
-}
-
-#[test]
-fn clock_that_is_fast_does_not_discard_certificates() {
-    for is_bootstrap in [true, false] {
-        let fixture = Fixture::new(Behaviour::Approve);
-        let mut rotation = if is_bootstrap { fixture.bootstrapping() } else { fixture.own(None) };
-        let mut second = 86_400;
-        for _ in 0..20 {
-            let text = fixture.failure(&mut rotation, &mut second);
-            assert!(text.contains("unless the clock of this machine is fast"), "{text}");
-        }
-        assert_eq!(fixture.signer.counts().0, 1);
-        // The certificate of the first request is used when the clock is right.
-        second = 60;
-        assert!(matches!(rotation.turn(Some(&fixture.template), timestamp(second), 0.5), Outcome::Quiet));
-        fixture.issued(&mut rotation, &mut second);
-        assert!(second < 90 && fixture.signer.counts().0 == 1, "{second}");
-
-        // A clock that stays fast, or a certificate that has expired before it was read.
-        let fixture = Fixture::new(Behaviour::Approve);
-        let mut rotation = if is_bootstrap { fixture.bootstrapping() } else { fixture.own(None) };
-        let mut second = 86_400;
-        while second < 2 * 86_400 {
-            fixture.failure(&mut rotation, &mut second);
-        }
-        let count = fixture.signer.counts().0;
-        assert!((10..40).contains(&count), "{count} requests in a day");
-    }
-}
-
-#[test]
 fn a_foreign_request_of_the_same_name_is_reported() {
     let fixture = Fixture::new(Behaviour::Wait);
     let key = fixture.store.pending_key().unwrap();
     let name = fixture.template.request_name(&key);
     let other = fixture.template.request(&PrivateKey::generate().unwrap(), Some(&name)).unwrap();
     fixture.signer.create(&other).unwrap();
-    let (mut rotation, mut second) = (fixture.bootstrapping(), 0);
-    let text = fixture.failure(&mut rotation, &mut second);
+    let text = fixture.failure(&mut fixture.bootstrapping(), &mut 0);
     assert!(text.contains("its key is another"), "{text}");
-    let due = rotation.due(Some(&fixture.template), timestamp(second));
-    assert_eq!(due.duration_since(timestamp(second)).as_secs(), 600);
-    // The next request has another key, and so another name.
-    fixture.signer.set(Behaviour::Approve, timestamp(second));
-    fixture.issued(&mut rotation, &mut second);
 }
 
 #[test]
