@@ -153,7 +153,7 @@ fn manual() -> String {
     item(
         &mut out,
         "CORACLE_LOG",
-        "log level for each module, such as warn,coracle::volumes=trace; overrides -v",
+        "log level for each module, such as warn,coracle::volumes=debug; overrides -v",
     );
     out += ".SH FILES\n";
     for (path, meaning) in [

@@ -422,7 +422,7 @@ pub static FIELDS: &[Field] = &[
     flag("kernelMemcgNotification", false, "the kernel always reports memory thresholds").ignored(),
     text("logging.format", "text", "text or json"),
     time("logging.flushFrequency", "5s", "log lines are never buffered").ignored(),
-    long("logging.verbosity", 0, "0 or 1: info, 2 to 4: debug, more: trace").works(),
+    long("logging.verbosity", 0, "0 or 1: info, more: debug").works(),
     Field::new(
         "logging.vmodule",
         FieldType::Items(VMODULE),

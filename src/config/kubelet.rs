@@ -363,7 +363,7 @@ pub struct Logging {
     pub format: String,
     /// Log lines are never buffered.
     pub flush_frequency: GoDuration,
-    /// 0 or 1: info, 2 to 4: debug, more: trace.
+    /// 0 or 1: info, more: debug.
     pub verbosity: i64,
     /// Verbosity by source file; use CORACLE_LOG.
     pub vmodule: Vec<VmoduleRule>,
