@@ -223,6 +223,11 @@ impl Attachable {
         names
     }
 
+    /// Whether a directory could not be read at the last time.
+    pub(super) fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
     /// Logs which directories cannot be read since the last call, and which can be read again.
     pub(super) fn log_unread(&mut self, found: &FoundDevices) {
         for (dir, error) in found.unread.iter().filter(|(dir, _)| !self.unread.contains(*dir)) {
@@ -257,7 +262,10 @@ impl HiddenDevices {
     /// The directories were read.
     pub(super) fn update(&mut self, found: &FoundDevices) {
         let is_hidden = |dir: &&PathBuf| self.dirs.iter().any(|hidden| dir.starts_with(hidden));
-        self.dirs = found.unread.keys().filter(is_hidden).cloned().collect();
+        let unread = found.unread.keys().filter(is_hidden);
+        // One that could not be read before may be below one that cannot be read now.
+        let below = self.dirs.iter().filter(|dir| found.unread_above(dir).is_some());
+        self.dirs = unread.chain(below).cloned().collect();
         if self.dirs.is_empty() {
             self.own.clear();
         }
@@ -282,7 +290,8 @@ impl HiddenDevices {
             return false;
         };
         let dir = self.plugins.join(plugin);
-        !self.own.contains(name) && self.dirs.iter().any(|hidden| hidden.starts_with(&dir))
+        let may_hide = |hidden: &PathBuf| hidden.starts_with(&dir) || dir.starts_with(hidden);
+        !self.own.contains(name) && self.dirs.iter().any(may_hide)
     }
 }
 

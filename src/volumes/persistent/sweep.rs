@@ -11,6 +11,7 @@ use super::devices::{self, Device, Kind};
 use super::host::mount_at;
 use super::iscsi::{self, STATE};
 use crate::util::error_chain::chain;
+use crate::util::lock::LockExt;
 use crate::util::state_files;
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
@@ -19,10 +20,13 @@ use crate::util::untrusted;
 const MAX_STATE_BYTES: u64 = 64 << 10;
 
 impl Kinds {
-    /// Whether there may be a device to clean up; reads directories only.
+    /// Whether there may be a device to clean up, or one was hidden until now; reads directories only.
     pub(in super::super) fn has_devices(&self) -> bool {
         let found = devices::all(&self.root_dir);
-        !found.devices.is_empty() || !found.unread.is_empty()
+        !found.devices.is_empty()
+            || !found.unread.is_empty()
+            || self.attachable().has_unread()
+            || !self.hidden.locked().is_empty()
     }
 
     /// The driver of the flexVolume that is mounted at a path below `volumes`, the directory of a

@@ -6,6 +6,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use super::super::error::VolumeError;
 use super::super::kind::Phase;
 use super::host::{Host, below};
@@ -71,9 +73,12 @@ pub(super) fn each_entry(
     Ok(())
 }
 
-/// The first line of a file of `/sys`.
+/// The first line of a file of `/sys`; none if the file or its device is gone.
 fn line(path: &Path) -> Result<Option<String>, VolumeError> {
-    let text = or_nothing("read", path, std::fs::read_to_string(path))?;
+    let text = std::fs::read_to_string(path);
+    let is_gone = |error: &std::io::Error| error.raw_os_error() == Some(Errno::NODEV.raw_os_error());
+    let text = if text.as_ref().is_err_and(is_gone) { Ok(String::new()) } else { text };
+    let text = or_nothing("read", path, text)?;
     Ok(text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()))
 }
 
@@ -125,35 +130,42 @@ pub(super) fn delete_disk(host: &dyn Host, name: &str) {
 /// A session of an iSCSI target.
 struct Session {
     host: u32,
+    name: String,
     dir: PathBuf,
 }
 
-fn sessions(host: &dyn Host, iqn: &str) -> Result<Vec<Session>, VolumeError> {
+impl Session {
+    fn target(&self) -> Result<Option<String>, VolumeError> {
+        line(&self.dir.join("iscsi_session").join(&self.name).join("targetname"))
+    }
+}
+
+/// The sessions of all targets.
+fn sessions(host: &dyn Host) -> Result<Vec<Session>, VolumeError> {
     let hosts = below(host, "/sys/class/iscsi_host");
     let mut found = Vec::new();
     for name in names_in(&hosts)? {
         let Some(number) = name.strip_prefix("host").and_then(|number| number.parse().ok()) else { continue };
         let device = hosts.join(&name).join("device");
         for session in names_in(&device)?.into_iter().filter(|name| name.starts_with("session")) {
-            let dir = device.join(&session);
-            let target = line(&dir.join("iscsi_session").join(&session).join("targetname"))?;
-            if target.as_deref() == Some(iqn) {
-                found.push(Session { host: number, dir });
-            }
+            found.push(Session { host: number, dir: device.join(&session), name: session });
         }
     }
     Ok(found)
 }
 
-/// The SCSI host of each portal at which the target is logged in.
+/// The SCSI host of each portal at which the target is logged in. A session or connection that cannot be
+/// read is broken, or being made or ended: the others serve (Go: `GetISCSIPortalHostMapForTarget`).
 pub(super) fn portal_hosts(host: &dyn Host, iqn: &str) -> Result<BTreeMap<String, u32>, VolumeError> {
     let mut portals = BTreeMap::new();
-    for session in sessions(host, iqn)? {
-        for name in names_in(&session.dir)?.into_iter().filter(|name| name.starts_with("connection")) {
+    for session in sessions(host)? {
+        let (Ok(Some(target)), Ok(names)) = (session.target(), names_in(&session.dir)) else { continue };
+        for name in names.into_iter().filter(|name| target == iqn && name.starts_with("connection")) {
             let dir = session.dir.join(&name).join("iscsi_connection").join(&name);
             // The address of the login, and the one that the target redirected to.
             for (address, port) in [("persistent_address", "persistent_port"), ("address", "port")] {
-                if let (Some(address), Some(port)) = (line(&dir.join(address))?, line(&dir.join(port))?) {
+                if let (Ok(Some(address)), Ok(Some(port))) = (line(&dir.join(address)), line(&dir.join(port)))
+                {
                     let address = if address.contains(':') { format!("[{address}]") } else { address };
                     portals.insert(format!("{address}:{port}"), session.host);
                 }
@@ -163,10 +175,13 @@ pub(super) fn portal_hosts(host: &dyn Host, iqn: &str) -> Result<BTreeMap<String
     Ok(portals)
 }
 
-/// The disks of a LUN, on all paths.
+/// The disks of a LUN, on all paths. What cannot be read may hide a disk that is in use.
 pub(super) fn lun_disks(host: &dyn Host, iqn: &str, lun: i32) -> Result<Vec<String>, VolumeError> {
     let mut disks = Vec::new();
-    for session in sessions(host, iqn)? {
+    for session in sessions(host)? {
+        if session.target()?.as_deref() != Some(iqn) {
+            continue;
+        }
         for target in names_in(&session.dir)? {
             let Some(address) = target.strip_prefix("target") else { continue };
             let blocks = session.dir.join(&target).join(format!("{address}:{lun}")).join("block");
@@ -235,6 +250,17 @@ pub(super) mod tests {
         assert_eq!(portals, [("10.0.0.1:3260".to_owned(), 3), ("[fd00::1]:3260".to_owned(), 4)].into());
         assert_eq!(lun_disks(&host, "iqn.a", 1).unwrap(), ["sda", "sdb"]);
         assert!(lun_disks(&host, "iqn.a", 2).unwrap().is_empty());
+        // The address of a broken connection and the target of a session that ends cannot be read.
+        let hosts = root.path().join("sys/class/iscsi_host");
+        let connection = hosts.join("host3/device/session3/connection3:0/iscsi_connection/connection3:0");
+        let target = hosts.join("host5/device/session5/iscsi_session/session5/targetname");
+        std::fs::remove_file(&target).unwrap();
+        for path in [connection.join("address"), target] {
+            std::os::unix::fs::symlink(&path, &path).unwrap();
+        }
+        assert_eq!(portal_hosts(&host, "iqn.a").unwrap(), portals);
+        assert!(lun_disks(&host, "iqn.a", 1).is_err(), "a disk may be hidden");
+        std::fs::remove_dir_all(hosts.join("host5")).unwrap();
         scan_lun(&host, 3, 7).unwrap();
         let scan = || std::fs::read_to_string(root.path().join("sys/class/scsi_host/host3/scan")).unwrap();
         assert_eq!(scan(), "0 0 7");

@@ -438,6 +438,34 @@ fn disks_of_an_earlier_agent_stay_in_use_while_their_directories_cannot_be_read(
     assert!(listed().is_empty());
 }
 
+/// An interface could not be read at the start, and then the directory of all.
+#[test]
+fn disk_of_an_earlier_agent_stays_in_use_until_its_directory_was_read() {
+    let name = "kubernetes.io/iscsi/p:3260:iqn.2026-01.x:1";
+    let object = NodeVolumes { in_use: BTreeSet::from([name.to_owned()]), attached: BTreeSet::new() };
+    let shown = Box::new(move || Some(object.clone()));
+    let controller = Controller { shown, changed: Box::new(|| {}) };
+    let attachments = Arc::new(Attachments::new(Some(controller), Waker::default()));
+    let shared = Arc::clone(&attachments);
+    let hide = |dir: &Path| std::os::unix::fs::symlink(dir, dir).unwrap();
+    let node = Node::with(Vec::new(), Vec::new(), |parts| {
+        let iscsi = devices::plugins(&parts.root_dir).join("iscsi");
+        make_dirs(&iscsi).unwrap();
+        hide(&iscsi.join("iface-a"));
+        parts.attachments = shared;
+    });
+    let iscsi = devices::plugins(node.root.path()).join("iscsi");
+    std::fs::remove_dir_all(&iscsi).unwrap();
+    hide(&iscsi);
+    node.kinds.sweep(&StopToken::never()).unwrap_err();
+    assert_eq!(attachments.list().1, [name]);
+    // It is gone when it can be read: one sweep is left to say so.
+    std::fs::remove_file(&iscsi).unwrap();
+    assert!(node.kinds.has_devices());
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    assert!(attachments.list().1.is_empty() && !node.kinds.has_devices());
+}
+
 #[test]
 fn data_in_the_directory_of_a_device_are_never_removed() {
     let node = Node::new(Vec::new(), Vec::new());
