@@ -499,7 +499,12 @@ impl Record {
         let is_eviction =
             |failure: &Failure| [reasons::EVICTED, reasons::PREEMPTING].contains(&failure.reason);
         // One that would have run again was not to end.
-        let would_run = std::mem::take(&mut self.start_again) || !self.is_ending();
+        let would_start = std::mem::take(&mut self.start_again);
+        if would_start && kill.failure.is_some() {
+            // The record stands for the pod that its source has now, and which is not to run.
+            self.removed = false;
+        }
+        let would_run = would_start || !self.is_ending();
         self.evicted |= would_run && kill.failure.as_ref().is_some_and(is_eviction);
         self.killed = true;
         self.removed |= kill.failure.is_none();
@@ -635,5 +640,11 @@ mod tests {
         let evicted = || Record { removed: false, ..of_source("file") };
         assert!(!evicted().starts_again());
         assert!(Record { start_again: true, ..evicted() }.starts_again(), "its end was cancelled");
+        // The source has it again, and it is evicted while its former life ends: it counts no longer.
+        let mut returned = Record { start_again: true, ..of_source("file") };
+        assert!(returned.starts_again());
+        let failure = Failure { reason: reasons::EVICTED, message: String::new(), disrupts: false };
+        returned.note_kill(PodKill { failure: Some(failure), ..PodKill::default() });
+        assert!(!returned.starts_again() && !returned.is_over() && returned.evicted);
     }
 }
