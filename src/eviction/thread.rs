@@ -190,15 +190,22 @@ impl Node {
     }
 }
 
-/// Reads how the directories share file systems; fails with the directory that cannot be read.
-///
-/// DIFFERS: if that is the one for writable layers, upstream assumes from then on that it is on the file
-/// system of the images. Here it is read again, as the other ones.
-fn layout_of<'a>(root_dir: &'a Path, found: &'a ImageDirectories) -> Result<Layout, (&'a Path, Errno)> {
+/// A directory that cannot be read.
+type Unread<'a> = (&'a Path, Errno);
+
+/// Reads how the directories share file systems; fails with the directory that cannot be read. If that is the
+/// one for writable layers, it counts as being on the file system of the images, and is returned, too.
+fn layout_of<'a>(
+    root_dir: &'a Path,
+    found: &'a ImageDirectories,
+) -> Result<(Layout, Option<Unread<'a>>), Unread<'a>> {
     let device =
         |path: &'a Path| rustix::fs::stat(path).map(|stat| stat.st_dev).map_err(|error| (path, error));
-    let layers = found.containers.as_deref().map(device).transpose()?;
-    Ok(Layout::from_devices(device(root_dir)?, device(&found.images)?, layers))
+    let (layers, unread) = match found.containers.as_deref().map(device).transpose() {
+        Ok(layers) => (layers, None),
+        Err(unread) => (None, Some(unread)),
+    };
+    Ok((Layout::from_devices(device(root_dir)?, device(&found.images)?, layers), unread))
 }
 
 impl World for Node {
@@ -211,7 +218,7 @@ impl World for Node {
                     return None;
                 }
             };
-            let layout = match layout_of(&self.deps.root_dir, &found) {
+            let (layout, unread) = match layout_of(&self.deps.root_dir, &found) {
                 Ok(layout) => layout,
                 Err((path, error)) => {
                     self.fail(format!(
@@ -221,8 +228,16 @@ impl World for Node {
                     return None;
                 }
             };
+            self.places.images = Some(found.images.clone());
+            if let Some((path, error)) = unread {
+                // DIFFERS: upstream reads it once. Here it is read again at each pass.
+                self.fail(format!(
+                    "cannot read the file system of {}: writable layers count as being with the images: {error}",
+                    path.display()
+                ));
+                return Some(layout);
+            }
             self.layout = Some(layout);
-            self.places.images = Some(found.images);
             self.places.containers = found.containers;
             self.failed = None;
         }
@@ -315,20 +330,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_is_not_known_before_all_directories_can_be_read() {
+    fn layout_is_not_known_before_root_directory_and_images_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let root_dir = dir.path();
         let missing = root_dir.join("missing");
         let layout = |images: &Path, containers: Option<&Path>| {
             let found =
                 ImageDirectories { images: images.to_owned(), containers: containers.map(Path::to_owned) };
-            layout_of(root_dir, &found).map_err(|(path, error)| (path.to_owned(), error))
+            let layout = layout_of(root_dir, &found).map_err(|(path, error)| (path.to_owned(), error));
+            layout.map(|(layout, unread)| (layout, unread.map(|(path, _)| path.to_owned())))
         };
-        let unreadable = Err((missing.clone(), Errno::NOENT));
-        assert_eq!(layout(&missing, None), unreadable);
-        assert_eq!(layout(root_dir, Some(&missing)), unreadable);
-        assert_eq!(layout(root_dir, Some(root_dir)), Ok(Layout::Single));
-        assert_eq!(layout(root_dir, Some(Path::new("/proc"))), Ok(Layout::Split));
-        assert_eq!(layout(Path::new("/proc"), None), Ok(Layout::Images));
+        assert_eq!(layout(&missing, None), Err((missing.clone(), Errno::NOENT)));
+        assert_eq!(layout(root_dir, Some(&missing)), Ok((Layout::Single, Some(missing.clone()))));
+        assert_eq!(layout(root_dir, Some(root_dir)), Ok((Layout::Single, None)));
+        assert_eq!(layout(root_dir, Some(Path::new("/proc"))), Ok((Layout::Split, None)));
+        assert_eq!(layout(Path::new("/proc"), None), Ok((Layout::Images, None)));
     }
 }
