@@ -18,6 +18,8 @@ use super::progress::Progress;
 
 /// The unit of a tar archive.
 const BLOCK: u64 = 512;
+/// The most entries without a usable digest that are named.
+const MOST_SHOWN: usize = 16;
 
 /// How deep an index may contain indexes.
 const DEPTH: usize = 4;
@@ -42,8 +44,21 @@ struct ArchiveContents {
     blobs: Vec<(String, u64)>,
     /// Manifests of platforms that no archive has.
     missing: Vec<String>,
-    /// Entries of indexes that name no manifest by a digest that archives can have.
+    /// Entries of indexes that name no manifest by a digest that archives can have: the first ones.
     unusable: Vec<String>,
+    /// How many more there are.
+    more_unusable: u64,
+}
+
+impl ArchiveContents {
+    /// An index may have millions of them.
+    fn add_unusable(&mut self, entry: String) {
+        if self.unusable.len() < MOST_SHOWN {
+            self.unusable.push(entry);
+        } else {
+            self.more_unusable += 1;
+        }
+    }
 }
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: &Path) -> Outcome {
@@ -83,6 +98,9 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, name: &str, file: 
     for entry in &contents.unusable {
         console.line(0, &format!("{entry} has no sha256 digest: this part of the image is left out"))?;
     }
+    if contents.more_unusable > 0 {
+        console.line(0, &format!("{} more entries of its indexes are left out", contents.more_unusable))?;
+    }
     console.line(0, &format!("{full}: written to {}", file.display()))?;
     console.out.flush()?;
     Ok(Exit::Success)
@@ -121,7 +139,7 @@ fn collect(
         let list = |key: &str| value.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
         for (number, child) in list("manifests").iter().enumerate() {
             let Some(digest) = digest(child) else {
-                contents.unusable.push(format!("entry {} of the index {place}", number + 1));
+                contents.add_unusable(format!("entry {} of the index {place}", number + 1));
                 continue;
             };
             if !seen.insert(digest.clone()) {
