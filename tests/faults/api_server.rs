@@ -468,6 +468,10 @@ fn static_pod_that_comes_back_before_its_end_is_reported_runs_again() {
     node.wait_gone("fixed", LONG);
     let directory = node.root().join("pods").join(uid);
     wait_until("the directory of the pod to be removed", LONG, || !directory.exists());
+    // A container that has ended is the end of such a pod, as long as the runtime has it.
+    wait_until("the containers of the pod to be removed", LONG, || {
+        node.fake.with_state(|state| state.containers.is_empty() && state.sandboxes.is_empty())
+    });
     node.apply(&pod);
     node.wait_ready("fixed");
     node.api().go_up();
