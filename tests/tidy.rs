@@ -4,6 +4,8 @@
 
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/counts.rs"]
+mod counts;
 #[path = "tidy/documents.rs"]
 mod documents;
 #[path = "tidy/identifiers.rs"]

@@ -3,10 +3,9 @@
 //! is still there: it must not grow. `UPDATE_DOCS=1` lowers the numbers of that file to what was found.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use super::words::{everything, table};
-use super::{code, report, root};
+use super::{code, counts, root};
 
 const LIST: &str = "CONTRIBUTING.md";
 const LEFT: &str = "tests/tidy/identifiers_left.txt";
@@ -160,41 +159,7 @@ fn unwanted_names_become_fewer() {
             }
         }
     }
-    let allowed = std::fs::read_to_string(root().join(LEFT)).unwrap_or_default();
-    let allowed: BTreeMap<&str, usize> = allowed
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .filter_map(|(word, count)| Some((word, count.parse().ok()?)))
-        .collect();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        let mut text = String::new();
-        for (word, places) in &found {
-            let count = allowed.get(word.as_str()).map_or(places.len(), |allowed| places.len().min(*allowed));
-            let _ = writeln!(text, "{word} {count}");
-        }
-        std::fs::write(root().join(LEFT), text).expect("the counts are writable");
-        return;
-    }
-    let mut problems = Vec::new();
-    for (word, places) in &found {
-        let limit = allowed.get(word.as_str()).copied().unwrap_or(0);
-        if places.len() > limit {
-            let last = places.iter().rev().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
-            problems.push(format!(
-                "{} names have \"{word}\", {limit} before: {LIST} says what to write instead; {last}",
-                places.len()
-            ));
-        }
-    }
-    for (word, limit) in &allowed {
-        let count = found.get(*word).map_or(0, Vec::len);
-        if count < *limit {
-            problems.push(format!(
-                "{LEFT} permits {limit} names with \"{word}\", there are {count}: UPDATE_DOCS=1 lowers it"
-            ));
-        }
-    }
-    report(&problems);
+    counts::check(LEFT, &found, "CONTRIBUTING.md says what to write instead");
 }
 
 #[test]

@@ -4,9 +4,8 @@
 //! `UPDATE_DOCS=1` lowers the numbers of that file to what was found.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use super::{files, report, root};
+use super::{counts, files, report, root};
 
 const LIST: &str = "CONTRIBUTING.md";
 const LEFT: &str = "tests/tidy/words_left.txt";
@@ -103,39 +102,13 @@ fn documents_have_no_unwanted_words() {
 #[test]
 fn unwanted_words_in_the_code_become_fewer() {
     let unwanted = list();
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let mut last: BTreeMap<String, String> = BTreeMap::new();
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (file, text) in everything().iter().filter(|(file, _)| file.ends_with(".rs")) {
-        let words = found(text, &unwanted);
-        if let Some((line, word)) = words.last() {
-            *counts.entry(place(file).to_owned()).or_default() += words.len();
-            last.insert(place(file).to_owned(), format!("{file}:{line}: \"{word}\""));
+        for (line, word) in found(text, &unwanted) {
+            places.entry(place(file).to_owned()).or_default().push(format!("{file}:{line}: \"{word}\""));
         }
     }
-    let allowed = std::fs::read_to_string(root().join(LEFT)).unwrap_or_default();
-    let allowed: BTreeMap<&str, usize> = allowed
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .filter_map(|(place, count)| Some((place, count.parse().ok()?)))
-        .collect();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        let mut text = String::new();
-        for (place, count) in &counts {
-            let count = allowed.get(place.as_str()).map_or(*count, |allowed| *count.min(allowed));
-            let _ = writeln!(text, "{place} {count}");
-        }
-        std::fs::write(root().join(LEFT), text).expect("the counts are writable");
-        return;
-    }
-    let mut problems = Vec::new();
-    for (place, count) in &counts {
-        let limit = allowed.get(place.as_str()).copied().unwrap_or(0);
-        if *count > limit {
-            let example = &last[place];
-            problems.push(format!("{place} has {count} unwanted words, {limit} before; one is {example}"));
-        }
-    }
-    report(&problems);
+    counts::check(LEFT, &places, "CONTRIBUTING.md says what to write instead");
 }
 
 #[test]
