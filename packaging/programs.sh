@@ -153,36 +153,25 @@ build_controlplane() { # <source> <directory of the slow builds> <directory of a
 }
 
 # Prints the program that tests/differential compares with, built once per version of its source.
-differential_peer() {
-    local source into
-    source=$(project_root)/tests/differential/peer
-    into=$CORACLE_CACHE/differential-$(sources_key "$source"/go.{mod,sum} "$source"/*.go)
-    locked differential build_differential_peer "$source" "$into" || return
-    echo "$into/differential"
-}
+differential_peer() { differential_program peer differential "the Go program of tests/differential (a minute the first time)"; }
 
-build_differential_peer() { # <source> <directory>
-    [ -e "$2/.done" ] && return
-    need_go
-    say "building the Go program of tests/differential (a minute the first time)"
-    go_build "$1" "$2" "-s -w" . || return
-    touch "$2/.done"
-}
-
-# Prints the program with the kubelet's resource managers that tests/differential compares with,
-# built once per version of its source. It shares the packages of controlplane().
+# The same with the kubelet's resource managers. It shares the packages of controlplane().
 differential_managers() {
-    local source into
-    source=$(project_root)/tests/differential/managers
-    into=$CORACLE_CACHE/managers-$(sources_key "$source"/go.{mod,sum} "$source"/*.go)
-    locked managers build_differential_managers "$source" "$into" || return
-    echo "$into/managers"
+    differential_program managers managers "the kubelet's resource managers for tests/differential (some minutes the first time)"
 }
 
-build_differential_managers() { # <source> <directory>
+differential_program() { # <directory of the source> <name of the program> <what is built>
+    local source into
+    source=$(project_root)/tests/differential/$1
+    into=$CORACLE_CACHE/$2-$(sources_key "$source"/go.{mod,sum} "$source"/*.go)
+    locked "$2" build_differential_program "$source" "$into" "$3" || return
+    echo "$into/$2"
+}
+
+build_differential_program() { # <source> <directory> <what is built>
     [ -e "$2/.done" ] && return
     need_go
-    say "building the kubelet's resource managers for tests/differential (some minutes the first time)"
+    say "building $3"
     go_build "$1" "$2" "-s -w" . || return
     touch "$2/.done"
 }
