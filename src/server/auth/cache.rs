@@ -239,7 +239,7 @@ impl<V: Clone> State<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::util::testing::in_background;
+    use crate::util::testing::{BackgroundCall, in_background};
     use std::cell::Cell;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -349,24 +349,45 @@ mod tests {
         assert!(cache.state.locked().pending.is_empty());
     }
 
+    /// The review of another caller, which ends when the sender is dropped.
+    fn insert(
+        cache: &Cache<i32>,
+        key: Key,
+        result: OnceLock<Option<Result<i32, String>>>,
+    ) -> (Arc<Pending<i32>>, Sender<Infallible>) {
+        let (sender, done) = bounded(0);
+        let pending = Arc::new(Pending { has_permit: AtomicBool::new(true), result, done });
+        cache.state.locked().pending.insert(key, Arc::clone(&pending));
+        (pending, sender)
+    }
+
+    /// Waits until the caller has a place.
+    fn wait_taken(quota: &Arc<Quota>, caller: &Caller) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while quota.take(caller.limits(1, 1)).is_some() {
+            assert!(Instant::now() < end, "it does not wait");
+            std::thread::yield_now();
+        }
+    }
+
+    /// A call that has waited for an equal one of another caller, which got no permit then.
+    fn wait_for_refused(cache: &Arc<Cache<i32>>, caller: &Caller) -> BackgroundCall<Result<i32, String>> {
+        let (refused, sender) = insert(cache, key(1), OnceLock::new());
+        let (shared, waiting) = (Arc::clone(cache), caller.clone());
+        let call =
+            in_background(move || shared.get_or(key(1), &waiting, || Ok((5, Duration::from_secs(60)))));
+        wait_taken(&cache.waiting, caller);
+        refused.result.set(None).unwrap();
+        cache.state.locked().pending.remove(&key(1));
+        drop(sender);
+        call
+    }
+
     #[test]
     fn refusal_of_a_permit_is_only_for_its_caller() {
         let cache = Arc::new(Cache::new(8, Instant::now));
         let other = Caller::from_ip("10.0.0.2", None);
-        let (done_sender, done) = bounded(0);
-        let has_permit = AtomicBool::new(true);
-        let refused = Arc::new(Pending { has_permit, result: OnceLock::new(), done });
-        cache.state.locked().pending.insert(key(1), Arc::clone(&refused));
-        let (shared, caller) = (Arc::clone(&cache), other.clone());
-        let second =
-            in_background(move || shared.get_or(key(1), &caller, || Ok((5, Duration::from_secs(60)))));
-        while cache.waiting.take(other.limits(1, 1)).is_some() {
-            std::thread::yield_now();
-        }
-        refused.result.set(None).unwrap();
-        cache.state.locked().pending.remove(&key(1));
-        drop(done_sender);
-        assert_eq!(second.result(), Ok(5));
+        assert_eq!(wait_for_refused(&cache, &other).result(), Ok(5));
 
         let held: Vec<_> = (0..ACTIVE_PER_PEER).map(|_| cache.review_permit(&other).unwrap()).collect();
         let queued: Vec<_> =
@@ -382,29 +403,9 @@ mod tests {
         let caller = Caller::from_ip("10.0.0.2", None);
         let take_all =
             || (0..ACTIVE_PER_PEER).map(|_| cache.review_permit(&caller).unwrap()).collect::<Vec<_>>();
-        // The review of another caller.
-        let insert = |digest, result| {
-            let (sender, done) = bounded(0);
-            let pending = Arc::new(Pending { has_permit: AtomicBool::new(true), result, done });
-            cache.state.locked().pending.insert(digest, Arc::clone(&pending));
-            (pending, sender)
-        };
         let held = take_all();
-        let (refused, sender) = insert(key(1), OnceLock::new());
-        let (shared, waiting) = (Arc::clone(&cache), caller.clone());
-        let second =
-            in_background(move || shared.get_or(key(1), &waiting, || Ok((5, Duration::from_secs(60)))));
-        while cache.waiting.take(caller.limits(1, 1)).is_some() {
-            std::thread::yield_now();
-        }
-        refused.result.set(None).unwrap();
-        cache.state.locked().pending.remove(&key(1));
-        drop(sender);
-        let end = Instant::now() + Duration::from_secs(60);
-        while cache.queue.take(caller.limits(1, 1)).is_some() {
-            assert!(Instant::now() < end, "it does not wait for a permit");
-            std::thread::yield_now();
-        }
+        let second = wait_for_refused(&cache, &caller);
+        wait_taken(&cache.queue, &caller);
         drop(held);
         assert_eq!(second.result(), Ok(5));
 
@@ -413,9 +414,9 @@ mod tests {
         let get = |digest| cache.get_until(Instant::now(), digest, &caller, || Ok((1, Duration::ZERO)));
         assert_eq!(get(key(1)), Ok(5), "a cached result needs no wait");
         assert_eq!(get(key(2)), Err(too_many()), "no time to wait for a permit");
-        let _pending = insert(key(3), OnceLock::new());
+        let _pending = insert(&cache, key(3), OnceLock::new());
         assert_eq!(get(key(3)), Err("the review has failed".to_owned()));
-        let _pending = insert(key(4), OnceLock::from(None));
+        let _pending = insert(&cache, key(4), OnceLock::from(None));
         assert_eq!(get(key(4)), Err(too_many()), "refusals of others do not prolong the wait");
         drop(held);
     }
