@@ -1,7 +1,7 @@
 //! The current verdict of the probes of one container, for plan and status.
 
 /// The newest verdict on one container instance and one kind of probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Verdict {
     /// The container has no such probe.
     #[default]

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::model::typed::clip;
 
 /// One current problem of a source.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceProblem {
     /// The file or URL.
     pub place: String,
