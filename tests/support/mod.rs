@@ -1,6 +1,6 @@
 //! What the test programs share. Each takes the parts it needs.
 
-#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test program uses a part")]
+#![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
 pub(crate) mod cgroups;
 pub(crate) mod clock;
