@@ -416,11 +416,19 @@ impl Worker {
         }
     }
 
-    /// The last inspection of the pod; `None` if it is to be read again.
+    /// The last inspection of the pod, or a new one; `None` if it is to be read again.
     fn observed(&self, cancel: &StopToken) -> Result<Option<Arc<PodRuntime>>, StepError> {
         let uid = self.uid();
         let Some(view) = self.deps.observe.view(&uid, cancel) else { return Ok(None) };
-        let Some(error) = view.error else { return Ok(Some(self.with_pod_ips(view.pod))) };
+        let Some(error) = view.error else {
+            if !(self.first_sync && may_show_former_incarnation(self.pod(), &view.pod)) {
+                return Ok(Some(self.with_pod_ips(view.pod)));
+            }
+            let inspected = self.deps.observe.inspect(&uid, cancel);
+            let inspected = inspected
+                .map_err(|error| StepError::retry_soon(format!("error determining status: {error}")))?;
+            return Ok(Some(self.with_pod_ips(inspected)));
+        };
         let message = format!("error determining status: {error}");
         // An unavailable runtime is shown on the node, not on each pod.
         if self.deps.observe.runtime_health().is_usable() {
@@ -904,6 +912,12 @@ fn has_surplus(runtime: &PodRuntime) -> bool {
     let mut dead = std::collections::HashSet::new();
     let exited = |container: &&ContainerStatus| container.state == ContainerState::Exited;
     runtime.containers.iter().filter(exited).any(|container| !dead.insert(container.name.as_str()))
+}
+
+/// Whether an inspection shows containers that may be removed by now: those of a static pod that was
+/// removed and has come back under its UID. With the restart policy `Never` they would be its end.
+fn may_show_former_incarnation(pod: &Pod, runtime: &PodRuntime) -> bool {
+    pod.is_static() && !runtime.containers.is_empty() && runtime.running().next().is_none()
 }
 
 fn time_until(time: Timestamp) -> Duration {

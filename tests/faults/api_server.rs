@@ -13,6 +13,7 @@ use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
 use crate::support::fake_api::{FakeApi, Fault, FaultResponse, status};
+use crate::support::fake_cri::StreamFault;
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{NODE, container, is_ready, restarts, simple};
 use crate::support::random::{Random, random_seed};
@@ -464,6 +465,8 @@ fn static_pod_that_comes_back_before_its_end_is_reported_runs_again() {
     let before = node.running("fixed");
     let uid = wait_for("the pod's UID", LONG, || node.pod("fixed")?.metadata.uid);
     node.api().go_down();
+    // The agent learns late that the containers are removed.
+    node.fake.set_stream_fault(StreamFault::Silent);
     node.remove("fixed");
     node.wait_gone("fixed", LONG);
     let directory = node.root().join("pods").join(uid);
