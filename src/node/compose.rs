@@ -345,6 +345,7 @@ fn info(settings: &Settings, facts: &NodeStatusInputs, old: NodeSystemInfo) -> N
         operating_system: OS.to_owned(),
         architecture: arch().to_owned(),
         swap: swap.map(|bytes| NodeSwapStatus { capacity: Some(bytes) }),
+        running_in_user_namespace: None,
     }
 }
 

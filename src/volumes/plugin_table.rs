@@ -28,7 +28,7 @@ static PLUGINS: [Row; 7] = [
 ];
 
 /// A volume without a source is an emptyDir by the API's defaults.
-static NO_SOURCE: EmptyDirVolumeSource = EmptyDirVolumeSource { medium: None, size_limit: None };
+static NO_SOURCE: EmptyDirVolumeSource = EmptyDirVolumeSource { medium: None, size_limit: None, mode: None };
 
 fn row<T: Plugin>(source: Option<&T>) -> Option<&dyn Plugin> {
     source.map(|source| source as &dyn Plugin)
