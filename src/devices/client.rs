@@ -71,6 +71,11 @@ impl Client {
         Ok(Client { resource: resource.to_owned(), channel, limits })
     }
 
+    /// Whether the connection is open.
+    pub(super) fn is_connected(&self) -> bool {
+        self.channel.is_connected()
+    }
+
     /// What the plugin wants to be called for.
     ///
     /// # Errors

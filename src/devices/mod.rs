@@ -3,9 +3,10 @@
 //! Owns: which plugin is registered, its devices, and which container has them; the state file
 //! `kubelet_internal_checkpoint`. In: registrations and lists of plugins, pods that are admitted,
 //! containers that are created. Out: devices for the status of the node, hints of NUMA nodes,
-//! reservations, what the devices of a container need. Threads: `device/<n>`, one per plugin. Invariants: a plugin that hangs holds up only
-//! the pods that want its devices; the end of an old connection does not affect a new one; the
-//! numbers and sizes of all that a plugin sends have a limit; a damaged state file is put aside.
+//! reservations, what the devices of a container need. Threads: `device/<n>`, one per plugin.
+//! Invariants: a plugin that hangs holds up only the pods that want its devices; the devices of a
+//! resource stay while one of its plugins is connected; the numbers and sizes of all that a plugin
+//! sends have a limit; a damaged state file is put aside.
 
 mod checkpoint;
 mod choose;
@@ -14,6 +15,7 @@ mod device;
 mod error;
 mod hints;
 mod holds;
+mod instances;
 mod names;
 mod options;
 mod pace;

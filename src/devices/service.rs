@@ -3,7 +3,7 @@
 //! Threads: `device/<n>`, one per registered plugin, which waits for the plugin's lists. All methods
 //! that call a plugin block the caller, with a deadline and a stop token.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::checkpoint::{RestoredState, decode, encode};
 use super::client::{Client, Limits, setup};
-use super::device::{DeviceList, PluginOptions, Setup};
+use super::device::{DeviceList, Setup};
 use super::error::DeviceError;
 use super::hints::DeviceHints;
+use super::instances::{END_LIMIT, End, Instances, Plugin, SocketIdentity};
 use super::names;
 use super::options::ResourceHealth;
 use super::pace::ListPace;
@@ -67,10 +68,8 @@ struct Shared {
     settings: Settings,
     state: Mutex<DeviceState>,
     file: Mutex<StateFile>,
-    plugins: Mutex<BTreeMap<String, Plugin>>,
-    /// Plugins that another one of their resource has replaced, at most one for each resource: it takes
-    /// over again if the other ends first. Locked after `plugins` and before `state`.
-    standby: Mutex<BTreeMap<String, Plugin>>,
+    /// Locked before `state`.
+    plugins: Mutex<Instances>,
     last_generation: AtomicU64,
     /// See [`RestoreReport::is_new`].
     is_new: bool,
@@ -78,20 +77,6 @@ struct Shared {
     /// Ends registrations; `None` after the stop.
     stop: Mutex<Option<StopSource>>,
     stopped: StopToken,
-}
-
-struct Plugin {
-    generation: Generation,
-    socket: PathBuf,
-    client: Client,
-    thread: Running,
-    /// When it was registered.
-    since: Instant,
-    options: PluginOptions,
-    /// The devices that it listed last, while another plugin has replaced it.
-    listed: Option<DeviceList>,
-    /// Whether its connection has not ended.
-    is_alive: bool,
 }
 
 /// The plugin of a resource, for people.
@@ -164,8 +149,7 @@ impl Devices {
             settings,
             state: Mutex::new(state),
             file: Mutex::new(StateFile { file, written: None, is_failing: false }),
-            plugins: Mutex::new(BTreeMap::new()),
-            standby: Mutex::new(BTreeMap::new()),
+            plugins: Mutex::default(),
             last_generation: AtomicU64::new(0),
             is_new: found.is_new,
             on_change,
@@ -193,10 +177,8 @@ impl Devices {
     /// Ends all threads and calls of registrations. The state file stays as it is.
     pub fn stop(&self) {
         drop(self.shared.stop.locked().take());
-        let mut plugins = std::mem::take(&mut *self.shared.plugins.locked());
-        let mut standby = std::mem::take(&mut *self.shared.standby.locked());
-        let all = plugins.values_mut().chain(standby.values_mut());
-        all.for_each(|plugin| plugin.thread.request_stop());
+        let mut plugins = self.shared.plugins.locked().take();
+        plugins.iter_mut().for_each(|plugin| plugin.thread.request_stop());
     }
 
     /// A plugin registers on our socket. Blocks while the plugin is called.
@@ -219,73 +201,62 @@ impl Devices {
         }
     }
 
-    /// Connects to a plugin whose name is checked. One that is registered for this resource is
-    /// replaced, until this one ends: in a rolling update the new instance may fail (Go, from 1.37:
-    /// cm/devicemanager keeps several endpoints of a resource).
+    /// Connects to a plugin whose name is checked. It becomes the active one of its resource; others
+    /// that are registered for it stay connected, so that a rolling update has no gap.
     ///
     /// # Errors
-    /// When the plugin cannot be called.
+    /// When the plugin cannot be called, is connected through this socket already, or is one too many.
     pub fn connect(&self, resource: &str, socket: &Path) -> Result<(), String> {
         let shared = &self.shared;
         let generation = shared.last_generation.fetch_add(1, Ordering::Relaxed) + 1;
         let dial = |error: String| format!("failed to dial device plugin: {error}");
+        // Before the connection: a socket that is made again after this is another one.
+        let identity = SocketIdentity::read(socket);
         let client = Client::new(resource, socket, shared.settings.limits).map_err(dial)?;
         let options = client.options(&shared.stopped).map_err(|error| match error.kind {
             // The connection is made by the first call.
             Kind::Unavailable => dial(error.to_string()),
             _ => format!("failed to get device plugin options: {error}"),
         })?;
+        let occupied = shared.plugins.locked().occupant_end(resource, socket, identity);
+        if let Some(ended) = occupied {
+            let _ = ended.wait(END_LIMIT);
+        }
         let mut outdated = Vec::new();
         let connected = {
             let mut plugins = shared.plugins.locked();
             if shared.stopped.is_stopped() {
                 return Err("the agent is stopping".to_owned());
             }
-            if plugins.get(resource).is_some_and(|plugin| plugin.generation > generation) {
-                return Err("a later registration has replaced this one".to_owned());
-            }
-            let mut standby = shared.standby.locked();
+            plugins.check(resource, generation, socket, identity)?;
             let last = {
                 let mut state = shared.state.locked();
                 let known = state.resources().get(resource).filter(|known| known.is_alive);
-                let last = known.map(|known| known.devices.clone());
+                let last = state.active(resource).zip(known.map(|known| known.devices.clone()));
                 state.connected(resource, generation, options).map_err(|error| error.to_string())?;
                 last
             };
-            let thread = self.watch(resource, generation, client.clone());
-            match thread {
-                Ok(thread) => {
-                    let (socket, since) = (socket.to_owned(), Instant::now());
-                    let (listed, is_alive) = (None, true);
-                    let plugin =
-                        Plugin { generation, socket, client, thread, since, options, listed, is_alive };
-                    let path = plugin.socket.clone();
-                    if let Some(mut old) = plugins.insert(resource.to_owned(), plugin) {
-                        if old.is_alive && old.socket != path {
-                            old.listed = last;
-                            outdated.extend(standby.insert(resource.to_owned(), old));
-                        } else {
-                            outdated.push(old);
-                        }
-                    }
-                    let ended =
-                        |(_, plugin): &(&String, &Plugin)| !plugin.is_alive && plugin.thread.is_finished();
-                    let ended: Vec<String> =
-                        standby.iter().filter(ended).map(|(name, _)| name.clone()).collect();
-                    outdated.extend(ended.iter().filter_map(|name| standby.remove(name)));
-                    let state = shared.state.locked();
-                    let gone: Vec<String> = plugins
-                        .iter()
-                        .filter(|(name, plugin)| {
-                            !state.is_current(name, plugin.generation) && plugin.thread.is_finished()
-                        })
-                        .map(|(name, _)| name.clone())
-                        .collect();
-                    outdated.extend(gone.iter().filter_map(|name| plugins.remove(name)));
+            match self.watch(resource, generation, client.clone()) {
+                Ok((thread, ended)) => {
+                    let plugin = Plugin {
+                        generation,
+                        socket: socket.to_owned(),
+                        identity,
+                        client,
+                        thread,
+                        ended,
+                        since: Instant::now(),
+                        options,
+                        listed: None,
+                        has_listed: false,
+                        is_alive: true,
+                    };
+                    outdated = plugins.add(resource, plugin, last);
                     Ok(())
                 }
                 Err(error) => {
-                    shared.state.locked().stopped(resource, generation, Instant::now());
+                    // One that is still connected becomes the active one again.
+                    plugins.ended(&mut shared.state.locked(), resource, generation, Instant::now());
                     Err(format!("cannot start a thread: {error}"))
                 }
             }
@@ -298,10 +269,10 @@ impl Devices {
         connected
     }
 
-    /// Whether a plugin of the resource waits to take over.
+    /// How many plugins of the resource are connected.
     #[cfg(test)]
-    pub(super) fn has_standby(&self, resource: &str) -> bool {
-        self.shared.standby.locked().get(resource).is_some_and(|plugin| plugin.is_alive)
+    pub(super) fn connected_plugins(&self, resource: &str) -> usize {
+        self.shared.plugins.locked().get(resource).iter().filter(|plugin| plugin.is_alive).count()
     }
 
     /// The plugins of all resources that are known.
@@ -310,7 +281,8 @@ impl Devices {
         let plugins = self.shared.plugins.locked();
         let state = self.shared.state.locked();
         let plugin_of = |(name, known): (&String, &Resource)| {
-            let plugin = plugins.get(name).filter(|plugin| state.is_current(name, plugin.generation));
+            let mut all = plugins.get(name).iter();
+            let plugin = all.find(|plugin| state.is_current(name, plugin.generation));
             let since = match (known.endpoint, plugin) {
                 (_, Some(plugin)) => plugin.since,
                 (PluginConnection::Stopped { since }, None) => since,
@@ -327,36 +299,35 @@ impl Devices {
 
     /// The plugin watcher has found that the socket of a plugin is gone.
     pub fn disconnect(&self, resource: &str, socket: &Path) {
-        let plugin = {
-            let mut plugins = self.shared.plugins.locked();
-            let mut standby = self.shared.standby.locked();
-            let is_its = |plugin: &Plugin| plugin.socket == socket;
-            if standby.get(resource).is_some_and(is_its) {
-                standby.remove(resource)
-            } else if plugins.get(resource).is_some_and(is_its) {
-                plugins.remove(resource)
-            } else {
-                return;
-            }
-        };
-        if let Some(plugin) = plugin {
+        let removed = self.shared.plugins.locked().remove(resource, socket);
+        if let Some(plugin) = removed {
             let generation = plugin.generation;
+            // Joins its thread, without a lock.
             drop(plugin);
             self.shared.ended(resource, generation);
         }
     }
 
-    fn watch(&self, resource: &str, generation: Generation, client: Client) -> std::io::Result<Running> {
+    /// Starts the thread of a plugin. The token stops when it does not watch the plugin any more.
+    fn watch(
+        &self,
+        resource: &str,
+        generation: Generation,
+        client: Client,
+    ) -> std::io::Result<(Running, StopToken)> {
         let (shared, name) = (self.shared.clone(), resource.to_owned());
         let (at_end, ended_resource) = (self.shared.clone(), resource.to_owned());
         let on_death = OnDeath::Unit(Box::new(move |_| at_end.ended(&ended_resource, generation)));
-        threads::spawn(&format!("device/{generation}"), Stack::Small, on_death, move |stop| {
+        let (watching, ended) = stop::pair();
+        let thread = threads::spawn(&format!("device/{generation}"), Stack::Small, on_death, move |stop| {
+            let _watching = watching;
             if let Err(error) = shared.follow(&name, generation, &client, &stop)
                 && !stop.is_stopped()
             {
                 log::warn!("listAndWatch ended unexpectedly for device plugin {name} with error: {error}");
             }
-        })
+        })?;
+        Ok((thread, ended))
     }
 
     /// Whether a pod should wait for plugins that were there before the start. `running`: its
@@ -470,8 +441,8 @@ impl Devices {
 
     fn client(&self, resource: &str) -> Result<Client, DeviceError> {
         let plugins = self.shared.plugins.locked();
-        let client = plugins.get(resource).map(|plugin| plugin.client.clone());
-        client.ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))
+        let active = plugins.active(resource, &self.shared.state.locked());
+        active.map(|plugin| plugin.client.clone()).ok_or_else(|| DeviceError::NoPlugin(resource.to_owned()))
     }
 
     /// What a container needs that is created now; `None`: it has no devices. Calls the plugins that
@@ -605,62 +576,31 @@ impl Shared {
 
     /// A plugin has listed its devices. `None`: it is not used any more.
     fn listed(&self, resource: &str, generation: Generation, list: DeviceList) -> Option<ListChange> {
-        let mut standby = self.standby.locked();
-        if let Some(plugin) = standby.get_mut(resource).filter(|plugin| plugin.generation == generation) {
-            plugin.listed = Some(list);
-            return Some(ListChange { pods: BTreeSet::new(), is_new: false });
-        }
-        self.state.locked().listed(resource, generation, list)
+        let mut plugins = self.plugins.locked();
+        plugins.listed(&mut self.state.locked(), resource, generation, list)
     }
 
-    /// The connection of a plugin has ended: the one that it has replaced takes over, if that is still
-    /// there. Returns whether the resource needs nothing else. No plugin is dropped here, because this
-    /// runs on the plugin's own thread.
-    fn takes_over(&self, resource: &str, generation: Generation) -> bool {
-        let pods = {
+    /// The connection of a plugin has ended. This runs on the plugin's own thread, among others.
+    fn ended(&self, resource: &str, generation: Generation) {
+        let end = {
             let mut plugins = self.plugins.locked();
-            let mut standby = self.standby.locked();
-            let mut state = self.state.locked();
-            let other = standby.get_mut(resource);
-            if let Some(ended) = plugins.get_mut(resource).filter(|plugin| plugin.generation == generation) {
-                ended.is_alive = false;
-            }
-            let Some(other) = other else { return false };
-            if other.generation == generation {
-                other.is_alive = false;
-                return true;
-            }
-            if !other.is_alive || !state.is_current(resource, generation) {
-                return false;
-            }
-            if state.connected(resource, other.generation, other.options).is_err() {
-                return false;
-            }
-            let listed = other.listed.take().and_then(|list| state.listed(resource, other.generation, list));
-            match plugins.get_mut(resource) {
-                Some(ended) => std::mem::swap(ended, other),
-                None => plugins.extend(standby.remove_entry(resource)),
-            }
-            listed.map(|listed| listed.pods).unwrap_or_default()
+            plugins.ended(&mut self.state.locked(), resource, generation, Instant::now())
         };
-        log::info!(
-            "the connection of a device plugin has ended; an earlier one takes over resource={resource}"
-        );
+        let pods = match end {
+            None => return,
+            Some(End::Last) => {
+                log::info!("the connection of a device plugin has ended resource={resource}");
+                BTreeSet::new()
+            }
+            Some(End::Other(pods)) => {
+                log::info!(
+                    "the connection of a device plugin has ended, and another one is used resource={resource}"
+                );
+                pods
+            }
+        };
         self.store();
         (self.on_change)(&Change { pods });
-        true
-    }
-
-    /// The connection of a plugin has ended.
-    fn ended(&self, resource: &str, generation: Generation) {
-        if self.takes_over(resource, generation) {
-            return;
-        }
-        if self.state.locked().stopped(resource, generation, Instant::now()) {
-            log::info!("the connection of a device plugin has ended resource={resource}");
-            self.store();
-            (self.on_change)(&Change::default());
-        }
     }
 
     /// Writes the state file if it is outdated. A failed write is repeated with the next change.

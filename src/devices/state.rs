@@ -184,8 +184,16 @@ impl DeviceState {
     /// Whether this connection is that of the resource's plugin.
     #[must_use]
     pub fn is_current(&self, resource: &str, generation: Generation) -> bool {
-        let endpoint = self.resources.get(resource).map(|known| known.endpoint);
-        matches!(endpoint, Some(PluginConnection::Connected { generation: own, .. }) if own == generation)
+        self.active(resource) == Some(generation)
+    }
+
+    /// The connection of the resource's plugin, unless that has ended.
+    #[must_use]
+    pub fn active(&self, resource: &str) -> Option<Generation> {
+        match self.resources.get(resource)?.endpoint {
+            PluginConnection::Connected { generation, .. } => Some(generation),
+            PluginConnection::Stopped { .. } => None,
+        }
     }
 
     /// A plugin has listed its devices. `None`: another plugin has replaced this one.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
+use super::super::instances::MOST_INSTANCES;
 use super::super::testing::{FakePlugin, Fault};
 use super::*;
 use crate::transport::generated::{deviceplugin as pb, to_bytes};
@@ -223,7 +224,7 @@ fn first_plugin_takes_over_again_when_the_second_ends() {
             FakePlugin::start(directory.path(), &format!("{way}.sock"), PluginOptions::default());
         fixture.register(&second, &list(&[("x", true, &[])]));
         assert_eq!(fixture.counts(), (1, 1), "{way}");
-        assert!(fixture.devices.has_standby(WIDGET), "{way}");
+        assert_eq!(fixture.devices.connected_plugins(WIDGET), 2, "{way}");
         match way {
             "end" => second.die(),
             _ => fixture.devices.disconnect(WIDGET, &second.socket),
@@ -249,13 +250,112 @@ fn a_second_registration_replaces_the_first_and_the_end_of_that_has_no_effect() 
     assert_eq!(fixture.counts(), (1, 1));
     first.list(&four());
     drop(first);
-    wait_until(|| !fixture.devices.has_standby(WIDGET));
+    wait_until(|| fixture.devices.connected_plugins(WIDGET) == 1);
     assert_eq!(fixture.counts(), (1, 1));
     // The watcher reports the end of another socket, then that of ours.
     fixture.devices.disconnect(WIDGET, Path::new("/other.sock"));
     assert_eq!(fixture.counts(), (1, 1));
     fixture.devices.disconnect(WIDGET, &second.socket);
     assert_eq!(fixture.counts(), (1, 0));
+}
+
+#[test]
+fn list_of_the_first_plugin_counts_until_the_second_lists_its_devices() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = FakePlugin::start(directory.path(), "first.sock", PluginOptions::default());
+    let mut second = FakePlugin::start(directory.path(), "second.sock", PluginOptions::default());
+    let fixture = open(directory.path());
+    fixture.register(&first, &four());
+    fixture.devices.register("v1beta1", "second.sock", WIDGET).unwrap();
+    assert_eq!(fixture.counts(), (4, 4));
+    first.list(&list(&[("d1", true, &[0]), ("d2", false, &[0])]));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (2, 1));
+    second.list(&list(&[("x", true, &[]), ("y", true, &[]), ("z", true, &[])]));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (3, 3));
+    // Now it counts only when its plugin is active again.
+    first.list(&four());
+    second.die();
+    wait_until(|| fixture.counts() == (4, 4));
+}
+
+#[test]
+fn devices_stay_as_listed_when_a_plugin_without_a_list_becomes_active() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = FakePlugin::start(directory.path(), "first.sock", PluginOptions::default());
+    let second = FakePlugin::start(directory.path(), "second.sock", PluginOptions::default());
+    let fixture = open(directory.path());
+    fixture.devices.register("v1beta1", "first.sock", WIDGET).unwrap();
+    fixture.register(&second, &four());
+    drop(second);
+    assert_eq!(fixture.changed(), Change::default());
+    assert_eq!(fixture.counts(), (4, 4));
+    fixture.allocate(&simple_pod("p", 1)).unwrap();
+    assert!(first.calls().iter().any(|call| call.starts_with("Allocate")), "the first one is called");
+    drop(first);
+    fixture.changed();
+    assert_eq!(fixture.counts(), (4, 0));
+    assert!(fixture.devices.next_removal().is_some());
+}
+
+#[test]
+fn registration_on_the_socket_of_a_connected_plugin_is_refused_and_that_one_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    let fixture = open(directory.path());
+    fixture.register(&plugin, &four());
+    let error = fixture.devices.register("v1beta1", "widget.sock", WIDGET).unwrap_err();
+    assert_eq!(error, format!("device plugin already connected: {}", plugin.socket.display()));
+    assert_eq!(fixture.counts(), (4, 4));
+    plugin.list(&list(&[("x", true, &[])]));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (1, 1));
+    // After the end of its list it can register again, and its own end is noticed.
+    plugin.send(None);
+    fixture.changed();
+    fixture.register(&plugin, &four());
+    assert_eq!(fixture.counts(), (4, 4));
+    drop(plugin);
+    fixture.changed();
+    assert_eq!(fixture.counts(), (4, 0));
+}
+
+#[test]
+fn plugin_that_makes_its_socket_again_replaces_the_old_one_that_still_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let old = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    let fixture = open(directory.path());
+    fixture.register(&old, &four());
+    // The kernel gives the number of the inode to the next file.
+    let place = directory.path().join("place");
+    std::fs::rename(&old.socket, &place).unwrap();
+    let new = FakePlugin::start(directory.path(), "widget.sock", PluginOptions::default());
+    fixture.register(&new, &list(&[("x", true, &[])]));
+    assert_eq!(fixture.counts(), (1, 1));
+    assert_eq!(fixture.devices.connected_plugins(WIDGET), 1);
+    fixture.allocate(&simple_pod("p", 1)).unwrap();
+    assert!(new.calls().iter().any(|call| call == "Allocate x"));
+}
+
+#[test]
+fn ninth_plugin_of_a_resource_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let fixture = open(directory.path());
+    let start = |number: usize| {
+        FakePlugin::start(directory.path(), &format!("{number}.sock"), PluginOptions::default())
+    };
+    let mut plugins: Vec<FakePlugin> = (0..MOST_INSTANCES).map(start).collect();
+    for (number, plugin) in plugins.iter().enumerate() {
+        fixture.register(plugin, &list(&[(number.to_string().as_str(), true, &[])]));
+    }
+    let next = start(MOST_INSTANCES);
+    let error = fixture.devices.register("v1beta1", "8.sock", WIDGET).unwrap_err();
+    assert_eq!(error, "8 device plugins of example.com/widget are connected already");
+    plugins.remove(0);
+    wait_until(|| fixture.devices.connected_plugins(WIDGET) == MOST_INSTANCES - 1);
+    fixture.register(&next, &list(&[("x", true, &[])]));
+    assert_eq!(fixture.counts(), (1, 1));
 }
 
 #[test]
