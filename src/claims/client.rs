@@ -3,14 +3,14 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use super::drivers::Service;
-use super::health::{self, Health, Report};
+use super::drivers::{HealthService, Service};
+use super::health::{Health, Report};
 use super::info::{ClaimId, Device};
 use super::manager::Driver;
 use super::response::{self, PrepareResults, UnprepareResults};
 use crate::model::metrics;
 use crate::transport::generated::{dra, drahealth, from_bytes, methods};
-use crate::transport::grpc::{CallError, Channel, Incoming, Unary};
+use crate::transport::grpc::{CallError, Channel, Incoming, Stream, Unary};
 use crate::util::stop::StopToken;
 
 /// Time limit of a call: upstream's, half of the time between attempts.
@@ -28,6 +28,9 @@ pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::Unp
         methods::NODE_UNPREPARE_RESOURCES
             .at_path("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
     });
+
+pub(super) static WATCH_V1ALPHA1: LazyLock<Stream<drahealth::WatchRequest, drahealth::HealthResponse>> =
+    LazyLock::new(|| methods::NODE_WATCH_RESOURCES.at_path("/v1alpha1.DRAResourceHealth/NodeWatchResources"));
 
 /// The connection to an instance. Clones share it.
 #[derive(Debug, Clone)]
@@ -81,10 +84,18 @@ impl Client {
     ///
     /// # Errors
     /// When the call cannot be started.
-    pub fn watch(&self) -> Result<Reports, CallError> {
-        let stream =
-            self.channel.open(&methods::NODE_WATCH_RESOURCES, &drahealth::WatchRequest::default())?;
+    pub fn watch(&self, service: HealthService) -> Result<Reports, CallError> {
+        let method = match service {
+            HealthService::V1 => &methods::NODE_WATCH_RESOURCES,
+            HealthService::V1alpha1 => &*WATCH_V1ALPHA1,
+        };
+        let stream = self.channel.open(method, &drahealth::WatchRequest::default())?;
         Ok(Reports { stream })
+    }
+
+    /// Begins to connect, so that the loss of the driver can be noticed without a call.
+    pub fn connect(&self) {
+        self.channel.connect();
     }
 }
 
@@ -145,10 +156,12 @@ impl Reports {
     ///
     /// # Errors
     /// Those of the call.
-    pub fn next(&mut self, stop: &StopToken) -> Result<Option<Vec<Report>>, CallError> {
+    pub fn next(
+        &mut self,
+        stop: &StopToken,
+    ) -> Result<Option<impl Iterator<Item = Report> + use<>>, CallError> {
         let Some(found) = self.stream.next(stop)? else { return Ok(None) };
-        let reports = found.devices.iter().take(health::MOST_DEVICES);
-        Ok(Some(reports.filter_map(|bytes| from_bytes(bytes)).map(report).collect()))
+        Ok(Some(found.devices.into_iter().filter_map(|bytes| from_bytes(&bytes)).map(report)))
     }
 }
 

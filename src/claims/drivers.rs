@@ -35,6 +35,31 @@ impl Service {
     }
 }
 
+/// A service of reports about devices, in the order of the kubelet's preference. It is optional.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say what the values are")]
+pub enum HealthService {
+    V1,
+    V1alpha1,
+}
+
+impl HealthService {
+    const ALL: [HealthService; 2] = [HealthService::V1, HealthService::V1alpha1];
+
+    /// The name that drivers register with.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            HealthService::V1 => "v1.DRAResourceHealth",
+            HealthService::V1alpha1 => "v1alpha1.DRAResourceHealth",
+        }
+    }
+
+    /// The service that is used, of those that a driver offers, whatever their order is.
+    pub(super) fn choose(offered: &[String]) -> Option<HealthService> {
+        HealthService::ALL.into_iter().find(|service| offered.iter().any(|name| name == service.as_str()))
+    }
+}
+
 /// The service that is used, of those that a driver offers.
 ///
 /// # Errors
@@ -189,6 +214,15 @@ mod tests {
              ([\"v1.DRAPlugin\" \"v1beta1.DRAPlugin\"])"
         );
         assert!(chosen(&["x"; 100_000]).unwrap_err().len() < 500);
+    }
+
+    #[test]
+    fn newest_health_service_is_chosen_and_none_without_one() {
+        let chosen = |names: &[&str]| HealthService::choose(&offered(names));
+        let (old, new) = ("v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth");
+        assert_eq!(chosen(&["v1.DRAPlugin", old, new]), Some(HealthService::V1));
+        assert_eq!(chosen(&[old, "v1beta1.DRAPlugin"]), Some(HealthService::V1alpha1));
+        assert_eq!(chosen(&["v1.DRAPlugin", "v2.DRAResourceHealth"]), None);
     }
 
     #[test]

@@ -20,8 +20,8 @@ pub const NAME: &str = "dra_health_state";
 const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
 /// The longest that a report may hold: a driver's number may be anything.
 const MOST_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Devices of one driver that are recorded.
-pub const MOST_DEVICES: usize = 10_000;
+/// Devices of one driver that are recorded (Go: `maxDevicesPerDriver`).
+pub const MOST_DEVICES: usize = 16_384;
 /// Bytes of a message, as in the API.
 const MOST_MESSAGE: usize = 1_024;
 /// Bytes of the name of a pool or a device.
@@ -163,12 +163,12 @@ impl HealthCache {
     }
 
     /// Enters the complete list of a driver's devices, and returns the devices whose state changed.
-    /// Devices that it does not name any more become unknown when their last report is too old, or when
-    /// there are too many devices.
+    /// Devices that it does not name any more become unknown when their last report is too old. New
+    /// devices beyond [`MOST_DEVICES`] are ignored.
     pub fn update(
         &mut self,
         (driver, endpoint): (&str, &str),
-        reports: Vec<Report>,
+        reports: impl IntoIterator<Item = Report>,
         now: Instant,
         wall_time: Timestamp,
     ) -> BTreeSet<DeviceKey> {
@@ -176,10 +176,12 @@ impl HealthCache {
         let known = self.drivers.entry(driver.to_owned()).or_default();
         let mut changed = BTreeSet::new();
         let mut named = BTreeSet::new();
+        let mut ignored = 0_usize;
         for report in reports {
             let key = (report.pool, report.device);
             let too_long = key.0.len() > MOST_NAME || key.1.len() > MOST_NAME;
-            if too_long || named.len() >= MOST_DEVICES && !named.contains(&key) {
+            if too_long || known.len() >= MOST_DEVICES && !known.contains_key(&key) {
+                ignored += 1;
                 continue;
             }
             let limit = limit_of(Duration::from_secs(u64::try_from(report.limit_seconds).unwrap_or(0)));
@@ -195,16 +197,16 @@ impl HealthCache {
             named.insert(key.clone());
             known.insert(key, new);
         }
-        // Places for devices that the driver does not name any more.
-        let mut places = MOST_DEVICES - named.len();
+        if ignored > 0 {
+            log::debug!("{ignored} health reports of DRA driver {driver} are ignored");
+        }
         known.retain(|key, device| {
-            let is_left = !named.contains(key) && device.is_fresh(now) && places > 0;
-            places -= usize::from(is_left);
-            let keep = named.contains(key) || is_left;
-            if !keep {
+            let stays = named.contains(key) || device.is_fresh(now);
+            // A device without a report is unknown: for that one nothing changes.
+            if !stays && device.health != Health::Unknown {
                 changed.insert(key.clone());
             }
-            keep
+            stays
         });
         changed
     }
@@ -370,7 +372,7 @@ mod tests {
         let long = "é".repeat(600);
         let many =
             (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
-        assert_eq!(cache.update(("d", "/e"), many.collect(), now, wall_time).len(), MOST_DEVICES);
+        assert_eq!(cache.update(("d", "/e"), many, now, wall_time).len(), MOST_DEVICES);
         let (_, message) = cache.get("d", &device("1", &[]), now);
         assert!(message.ends_with("é...") && message.len() <= MOST_MESSAGE);
         assert_eq!(cache.get("d", &device("1", &[]), now + MOST_LIMIT * 2).0, Health::Unknown);
@@ -383,22 +385,42 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_a_new_list_replace_those_of_the_old_one_at_the_limit() {
-        let (now, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
+    fn at_the_limit_known_devices_are_updated_and_new_ones_wait_for_the_end_of_old_ones() {
+        let (start, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
         let mut cache = HealthCache::default();
-        let list = |prefix: &str, count: usize| -> Vec<Report> {
+        let list = |prefix: &str, count: usize, health: Health| -> Vec<Report> {
             let names = (0..count).map(|number| format!("{prefix}{number}"));
-            names.map(|name| report(&name, Health::Healthy, 60, "")).collect()
+            names.map(|name| report(&name, health, 60, "")).collect()
         };
-        let health = |cache: &HealthCache, name: &str| cache.get("d", &device(name, &[]), now).0;
-        assert_eq!(cache.update(("d", "/e"), list("a", MOST_DEVICES), now, wall_time).len(), MOST_DEVICES);
-        // One device of the old list has to give its place.
-        assert_eq!(cache.update(("d", "/e"), list("b", 1), now, wall_time).len(), 2);
-        assert_eq!(health(&cache, "b0"), Health::Healthy);
-        let changed = cache.update(("d", "/e"), list("c", MOST_DEVICES), now, wall_time);
-        assert_eq!(changed.len(), 2 * MOST_DEVICES);
-        assert_eq!((health(&cache, "c9999"), health(&cache, "b0")), (Health::Healthy, Health::Unknown));
-        assert_eq!(cache.drivers["d"].len(), MOST_DEVICES);
+        let health = |cache: &HealthCache, name: &str, now| cache.get("d", &device(name, &[]), now).0;
+        let full = list("a", MOST_DEVICES, Health::Healthy);
+        assert_eq!(cache.update(("d", "/e"), full, start, wall_time).len(), MOST_DEVICES);
+        // A new device comes before a known one, which counts.
+        let mut mixed = list("b", 1, Health::Healthy);
+        mixed.extend(list("a", 1, Health::Unhealthy));
+        assert_eq!(cache.update(("d", "/e"), mixed, after(50), wall_time), keys(&["a0"]));
+        assert_eq!(health(&cache, "a0", after(50)), Health::Unhealthy);
+        assert_eq!(health(&cache, "b0", after(50)), Health::Unknown);
+        // The reports of all others are too old.
+        let ended = cache.update(("d", "/e"), list("b", 1, Health::Healthy), after(61), wall_time);
+        assert_eq!(ended.len(), MOST_DEVICES - 1);
+        assert_eq!(cache.drivers["d"].len(), 1);
+        assert_eq!(
+            cache.update(("d", "/e"), list("b", 1, Health::Healthy), after(62), wall_time),
+            keys(&["b0"])
+        );
+        assert_eq!(health(&cache, "b0", after(62)), Health::Healthy);
+    }
+
+    #[test]
+    fn unknown_device_that_is_not_named_any_more_is_removed_without_a_change() {
+        let (start, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
+        let mut cache = HealthCache::default();
+        cache.update(("d", "/e"), [report("a", Health::Unknown, 0, "")], start, wall_time);
+        let later = start + DEFAULT_LIMIT + Duration::from_secs(1);
+        assert!(cache.update(("d", "/e"), [], later, wall_time).is_empty());
+        assert!(cache.drivers["d"].is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Client};
-use super::drivers::{self, Service};
+use super::drivers::{self, HealthService, Service};
 use super::health::Report;
 use super::manager::{Driver, ResourceClaims, Shared};
 use crate::transport::grpc::Kind;
@@ -14,12 +14,9 @@ use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Stack};
 
-/// The pause before a stream is opened again.
+/// The pause before a stream is opened again, and between two looks at the connection of a driver
+/// without reports.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same for a driver without reports, which is only called to see whether it is still there.
-///
-/// DIFFERS: upstream calls it every 5 s.
-const QUIET_PAUSE: Duration = Duration::from_secs(30);
 /// The least time between two lists of a driver.
 const PACE: Duration = Duration::from_secs(1);
 
@@ -34,7 +31,7 @@ impl ResourceClaims {
     }
 
     /// Registers an instance of a driver, and starts the thread `dra/<driver>` that reads its
-    /// reports.
+    /// reports, if it offers them, and notices its loss.
     ///
     /// # Errors
     /// The text for the driver.
@@ -51,6 +48,7 @@ impl ResourceClaims {
     ) -> Result<(), String> {
         drivers::check_name(driver)?;
         let service: Service = drivers::choose(driver, endpoint, offered)?;
+        let health = HealthService::choose(offered);
         let client = Client::new(driver, endpoint, service, limit)?;
         let shared = &self.shared;
         let called: Arc<dyn Driver> = Arc::new(client.clone());
@@ -58,7 +56,7 @@ impl ResourceClaims {
         shared.lost(driver);
         let instance =
             DriverInstance { shared: Arc::clone(shared), driver: driver.into(), endpoint: endpoint.into() };
-        let body = move |stop: StopToken| instance.follow(&client, &stop);
+        let body = move |stop: StopToken| instance.follow(&client, health, &stop);
         let running =
             match threads::spawn(&format!("dra/{driver}"), Stack::Large, OnDeath::Unsupervised, body) {
                 Ok(running) => running,
@@ -120,20 +118,26 @@ struct DriverInstance {
 }
 
 impl DriverInstance {
-    fn follow(&self, client: &Client, stop: &StopToken) {
+    fn follow(&self, client: &Client, mut health: Option<HealthService>, stop: &StopToken) {
         // The loss of the driver is reported once: its slices are deleted once.
         let mut is_lost = false;
         loop {
-            let mut pause = PAUSE;
-            match self.read(client, stop) {
-                Ok(()) => log::debug!("DRA driver {} has ended its stream of health reports", self.driver),
-                Err(Kind::Unimplemented) => pause = QUIET_PAUSE,
-                Err(kind) => {
-                    log::debug!("no health reports of DRA driver {}: {}", self.driver, kind.as_str());
+            if let Some(service) = health {
+                let outcome = self.read(client, service, stop);
+                match outcome {
+                    Ok(()) => {
+                        log::debug!("DRA driver {} has ended its stream of health reports", self.driver)
+                    }
+                    Err(kind) => {
+                        log::debug!("no health reports of DRA driver {}: {}", self.driver, kind.as_str());
+                    }
                 }
+                health = next_service(service, outcome);
+                let changed = self.shared.health.locked().clear(&self.driver, &self.endpoint);
+                self.report(changed);
+            } else {
+                client.connect();
             }
-            let changed = self.shared.health.locked().clear(&self.driver, &self.endpoint);
-            self.report(changed);
             if stop.is_stopped() {
                 return;
             }
@@ -141,14 +145,14 @@ impl DriverInstance {
                 self.shared.lost(&self.driver);
             }
             is_lost = !self.shared.is_usable(&self.driver);
-            if stop.wait(pause) == Waited::Stopped {
+            if stop.wait(PAUSE) == Waited::Stopped {
                 return;
             }
         }
     }
 
-    fn read(&self, client: &Client, stop: &StopToken) -> Result<(), Kind> {
-        let mut stream = client.watch().map_err(|error| error.kind)?;
+    fn read(&self, client: &Client, service: HealthService, stop: &StopToken) -> Result<(), Kind> {
+        let mut stream = client.watch(service).map_err(|error| error.kind)?;
         while let Some(reports) = stream.next(stop).map_err(|error| error.kind)? {
             self.update(reports);
             if stop.wait(PACE) == Waited::Stopped {
@@ -158,7 +162,7 @@ impl DriverInstance {
         Ok(())
     }
 
-    fn update(&self, reports: Vec<Report>) {
+    fn update(&self, reports: impl Iterator<Item = Report>) {
         let (now, wall_time) = (Instant::now(), jiff::Timestamp::now());
         let changed =
             self.shared.health.locked().update((&self.driver, &self.endpoint), reports, now, wall_time);
@@ -180,6 +184,15 @@ impl DriverInstance {
         }
         let pods = self.shared.state.locked().users_of(&self.driver, &changed);
         pods.iter().for_each(|uid| (self.shared.changed)(uid));
+    }
+}
+
+/// The service to watch after a stream of this one has ended. A driver that offers the service, but has
+/// no reports, is not called again before it registers again.
+fn next_service(service: HealthService, outcome: Result<(), Kind>) -> Option<HealthService> {
+    match outcome {
+        Err(Kind::Unimplemented) => None,
+        _ => Some(service),
     }
 }
 

@@ -12,7 +12,7 @@ pub use messages::csi;
 pub use messages::deviceplugin;
 /// Messages of drivers for resource claims, v1 and v1beta1.
 pub use messages::dra;
-/// Messages about the health of such drivers' devices, v1alpha1.
+/// Messages about the health of such drivers' devices, v1 and v1alpha1.
 pub use messages::drahealth;
 /// Messages of containerd's image service, v1.
 pub use messages::imagestore;

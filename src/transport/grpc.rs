@@ -38,14 +38,7 @@ impl<Req, Resp> Unary<Req, Resp> {
     /// The method at another path, such as that of an older service with the same messages.
     #[must_use]
     pub fn at_path(&self, path: &'static str) -> Unary<Req, Resp> {
-        let Unary { name, method } = self;
-        let method = grpcio::Method {
-            ty: method.ty,
-            name: path,
-            req_mar: marshaller(&method.req_mar),
-            resp_mar: marshaller(&method.resp_mar),
-        };
-        Unary { name, method }
+        Unary { name: self.name, method: moved(&self.method, path) }
     }
 
     /// The path of the method, such as `/runtime.v1.RuntimeService/StopContainer`.
@@ -63,6 +56,24 @@ pub struct Stream<Req: 'static, Resp: 'static> {
     /// The name without the service, such as `GetContainerEvents`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
+}
+
+impl<Req, Resp> Stream<Req, Resp> {
+    /// The method at another path, such as that of an older service with the same messages.
+    #[must_use]
+    pub fn at_path(&self, path: &'static str) -> Stream<Req, Resp> {
+        Stream { name: self.name, method: moved(&self.method, path) }
+    }
+}
+
+/// A method at another path.
+fn moved<Req, Resp>(method: &grpcio::Method<Req, Resp>, path: &'static str) -> grpcio::Method<Req, Resp> {
+    grpcio::Method {
+        ty: method.ty,
+        name: path,
+        req_mar: marshaller(&method.req_mar),
+        resp_mar: marshaller(&method.resp_mar),
+    }
 }
 
 macro_rules! kinds {
@@ -236,6 +247,11 @@ impl Channel {
     /// Whether the channel is connected now.
     pub fn is_connected(&self) -> bool {
         self.client.channel().check_connectivity_state(false) == grpcio::ConnectivityState::GRPC_CHANNEL_READY
+    }
+
+    /// Begins to connect, unless the channel is connected or will try again soon. Does not wait.
+    pub fn connect(&self) {
+        let _ = self.client.channel().check_connectivity_state(true);
     }
 
     /// Calls `method` and waits for the response. The call ends immediately, with

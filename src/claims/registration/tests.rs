@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::claims::Settings;
 use crate::claims::api::{ReadError, ResourceClaimApi};
-use crate::claims::client::{PREPARE_V1BETA1, UNPREPARE_V1BETA1};
+use crate::claims::client::{PREPARE_V1BETA1, UNPREPARE_V1BETA1, WATCH_V1ALPHA1};
 use crate::claims::info::ClaimKey;
 use crate::claims::object::ResourceClaim;
 use crate::claims::testing::{claim, pod};
@@ -205,8 +205,13 @@ impl Fixture {
     }
 
     fn register(&self, offered: &str) {
+        self.register_all(&[offered]);
+    }
+
+    fn register_all(&self, offered: &[&str]) {
         let endpoint = self.socket().display().to_string();
-        self.claims.register_with(DRIVER, &endpoint, &[offered.to_owned()], LIMIT).unwrap();
+        let offered: Vec<String> = offered.iter().map(|name| (*name).to_owned()).collect();
+        self.claims.register_with(DRIVER, &endpoint, &offered, LIMIT).unwrap();
     }
 
     fn prepare(&self) -> Result<(), String> {
@@ -333,7 +338,7 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
         Ok(())
     });
     let _server = Server::start(&fixture.socket(), [service]).unwrap();
-    fixture.register("v1.DRAPlugin");
+    fixture.register_all(&["v1.DRAPlugin", "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"]);
     fixture.until_ok(Fixture::prepare);
     let shown = || -> Value {
         serde_json::to_value(fixture.claims.statuses(&user(), &user().containers()[0])).unwrap()
@@ -365,6 +370,63 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
     assert_eq!(fixture.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
     assert_eq!(shown(), status(json!({"health": "Unknown"})));
     assert_eq!(file(), "{}");
+}
+
+/// Whether the older and the newer stream are opened after a registration with these services.
+fn opened_streams(offered: &[&str]) -> (bool, bool) {
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let (calls_tx, calls) = bounded::<HealthService>(4);
+    let older = calls_tx.clone();
+    let service = driver
+        .methods(Service::V1)
+        .stream(&WATCH_V1ALPHA1, move |_, _, stop| {
+            let _ = older.send(HealthService::V1alpha1);
+            let _ = stop.wait(PATIENCE);
+            Ok(())
+        })
+        .stream(&methods::NODE_WATCH_RESOURCES, move |_, _, stop| {
+            let _ = calls_tx.send(HealthService::V1);
+            let _ = stop.wait(PATIENCE);
+            Ok(())
+        });
+    let _server = Server::start(&fixture.socket(), [service]).unwrap();
+    fixture.register_all(offered);
+    fixture.until_ok(Fixture::prepare);
+    let mut opened = Vec::new();
+    if offered.iter().any(|name| name.ends_with("Health")) {
+        opened.push(calls.recv_timeout(PATIENCE).unwrap());
+    }
+    fixture.claims.deregister(DRIVER, &fixture.socket().display().to_string());
+    opened.extend(calls.try_iter());
+    (opened.contains(&HealthService::V1alpha1), opened.contains(&HealthService::V1))
+}
+
+#[test]
+fn only_a_health_service_that_the_driver_offers_is_watched() {
+    assert_eq!(opened_streams(&["v1.DRAPlugin"]), (false, false));
+    assert_eq!(opened_streams(&["v1.DRAPlugin", "v1alpha1.DRAResourceHealth"]), (true, false));
+    assert_eq!(opened_streams(&["v1.DRAPlugin", "v1.DRAResourceHealth"]), (false, true));
+}
+
+#[test]
+fn driver_that_has_no_reports_is_not_watched_again() {
+    let next = |outcome| next_service(HealthService::V1, outcome);
+    assert_eq!(next(Err(Kind::Unimplemented)), None);
+    assert_eq!(next(Err(Kind::Unavailable)), Some(HealthService::V1));
+    assert_eq!(next(Ok(())), Some(HealthService::V1));
+}
+
+#[test]
+fn driver_without_health_reports_is_noticed_when_it_is_there() {
+    let (fixture, driver) = (Fixture::new(), FakeDriver::new());
+    let _server = fixture.serve(&driver);
+    fixture.register("v1.DRAPlugin");
+    // No call is made.
+    let begun = Instant::now();
+    while !fixture.claims.shared.is_usable(DRIVER) {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -78,7 +78,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
         type_: "DRAPlugin".to_owned(),
         name: CLAIM_DRIVER.to_owned(),
         endpoint: Plugin::Claims.socket(&shared.root).display().to_string(),
-        supported_versions: vec!["v1.DRAPlugin".to_owned()],
+        supported_versions: vec!["v1.DRAPlugin".to_owned(), "v1.DRAResourceHealth".to_owned()],
         ..Default::default()
     };
     let names = ["GetInfo of DRA", "NotifyRegistrationStatus of DRA"];
