@@ -14,6 +14,7 @@ use crate::images::{ImageCheck, ImageSet};
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
+use crate::kube::pod_certificates::PodCertificates;
 use crate::model::event::EventSink;
 use crate::model::pod::SourceName;
 use crate::observe::Observe;
@@ -86,6 +87,8 @@ pub(super) struct Handles {
     pub(super) endpoints: EndpointSettings,
     /// The client of the API server; `None` without one.
     pub(super) api: Option<Client>,
+    /// Certificates of pods; `None` likewise.
+    pub(super) pod_certificates: Option<PodCertificates>,
 }
 
 impl Handles {
@@ -127,6 +130,7 @@ impl Handles {
             volumes: Arc::clone(&rooms.volumes),
             endpoints: EndpointSettings::new(args, config, flags),
             api: client,
+            pod_certificates: rooms.pod_api.as_ref().map(|api| api.trust.certificates.clone()),
         }
     }
 }

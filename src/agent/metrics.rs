@@ -7,6 +7,7 @@ use super::handles::Handles;
 use super::stats;
 use crate::config::Gates;
 use crate::config::gates::{self, Stage};
+use crate::kube::pod_certificates::PodCertificates;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, SandboxState};
 use crate::pods::WorkerPhase;
@@ -39,6 +40,7 @@ pub(super) fn write(handles: &Handles, which: MetricsPage, page: &mut Page) {
     page.add(metrics::ALL);
     stats::measured_metrics(&handles.stats, &handles.observe, page);
     certificates(page);
+    pod_certificates(handles, page);
     agent_metrics(handles, page);
     node(handles, page);
     features(handles, page);
@@ -54,6 +56,15 @@ fn claims(handles: &Handles, page: &mut Page) {
     let mut family = page.family("dra_resource_claims_in_use", help, Type::Gauge);
     for (driver, number) in handles.claims.in_use() {
         family.series(&[("driver_name", &driver)], number as f64);
+    }
+}
+
+fn pod_certificates(handles: &Handles, page: &mut Page) {
+    let help = "Certificates of pods in projected volumes, by signer and state.";
+    let mut family = page.family("kubelet_podcertificate_states", help, Type::Gauge);
+    let states = handles.pod_certificates.as_ref().map(PodCertificates::states).unwrap_or_default();
+    for ((signer, state), number) in states {
+        family.series(&[("signer_name", &signer), ("state", state)], number as f64);
     }
 }
 

@@ -16,6 +16,7 @@ pub mod certificates;
 pub mod claims;
 pub mod client;
 mod correlator;
+mod discovery;
 pub mod error;
 pub mod event_sink;
 pub mod events;

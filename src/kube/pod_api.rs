@@ -1,6 +1,7 @@
 //! All that pods get from the API server: objects, tokens, services and RuntimeClasses. One handle
 //! for the rooms that set pods up; a node without an API server has none.
 
+mod certificates;
 mod requests;
 
 use std::time::Duration;

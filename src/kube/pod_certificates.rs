@@ -14,7 +14,7 @@
 mod key;
 mod state;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -131,7 +131,7 @@ pub trait CertificateApi: Send + Sync {
     /// The request failed.
     fn node_uid(&self, name: &str) -> Result<String, ApiError>;
 
-    /// Creates a PodCertificateRequest.
+    /// Creates a PodCertificateRequest; its `apiVersion` is added, which the server decides.
     ///
     /// # Errors
     /// The request failed.
@@ -156,7 +156,16 @@ pub struct PodCertificates {
 struct Shared {
     api: Box<dyn CertificateApi>,
     /// Locked for short reads and updates only, never during a request.
-    table: Mutex<HashMap<PodUid, HashMap<Place, State>>>,
+    table: Mutex<HashMap<PodUid, HashMap<Place, Entry>>>,
+}
+
+/// The certificate of one source.
+struct Entry {
+    signer: String,
+    /// `None` while the pod's worker advances it.
+    state: Option<State>,
+    /// The state for the metric then.
+    last: &'static str,
 }
 
 impl fmt::Debug for PodCertificates {
@@ -189,19 +198,44 @@ impl PodCertificates {
         let place = (volume.to_owned(), index);
         let mut state = {
             let mut table = self.table();
-            table.get_mut(pod.uid()).and_then(|places| places.remove(&place)).unwrap_or_default()
+            let entry = table.get_mut(pod.uid()).and_then(|places| places.get_mut(&place));
+            let state = entry.and_then(|entry| {
+                entry.last = entry.state.as_ref()?.name(Timestamp::now());
+                entry.state.take()
+            });
+            state.unwrap_or_default()
         };
         let result = self.advance(&mut state, pod, source, (events, stop));
-        self.table().entry(pod.uid().clone()).or_default().insert(place, state);
+        let entry = Entry {
+            signer: source.signer_name.clone(),
+            last: state.name(Timestamp::now()),
+            state: Some(state),
+        };
+        self.table().entry(pod.uid().clone()).or_default().insert(place, entry);
         result
+    }
+
+    /// How many certificates there are of each signer in each state, such as `fresh` (Go:
+    /// `MetricReport`).
+    #[must_use]
+    pub fn states(&self) -> BTreeMap<(String, &'static str), u64> {
+        let now = Timestamp::now();
+        let mut states = BTreeMap::new();
+        for entry in self.table().values().flat_map(HashMap::values) {
+            let name = entry.state.as_ref().map_or(entry.last, |state| state.name(now));
+            *states.entry((entry.signer.clone(), name)).or_default() += 1;
+        }
+        states
     }
 
     /// Whether [`PodCertificates::get`] sends no request.
     #[must_use]
     pub fn is_cached(&self, uid: &PodUid, (volume, index): (&str, usize)) -> bool {
         let table = self.table();
-        let state = table.get(uid).and_then(|places| places.get(&(volume.to_owned(), index)));
-        state.is_some_and(|state| matches!(state.next(Timestamp::now(), Instant::now()), Step::Use))
+        let entry = table.get(uid).and_then(|places| places.get(&(volume.to_owned(), index)));
+        entry
+            .and_then(|entry| entry.state.as_ref())
+            .is_some_and(|state| matches!(state.next(Timestamp::now(), Instant::now()), Step::Use))
     }
 
     /// Drops the certificates of a pod that was removed.
@@ -291,7 +325,6 @@ impl PodCertificates {
         let node_uid = api.node_uid(node).map_err(|error| unavailable("getting node object", error))?;
         let body = json!({
             "kind": "PodCertificateRequest",
-            "apiVersion": "certificates.k8s.io/v1beta1",
             "metadata": {
                 "namespace": namespace,
                 "generateName": "req-",

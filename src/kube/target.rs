@@ -15,6 +15,8 @@ pub enum Group {
     Certificates,
     /// `certificates.k8s.io/v1beta1`.
     CertificatesBeta,
+    /// `certificates.k8s.io/v1alpha1`.
+    CertificatesAlpha,
     /// `node.k8s.io/v1`.
     Node,
     /// `authentication.k8s.io/v1`.
@@ -34,12 +36,19 @@ impl Group {
             Group::Coordination => "/apis/coordination.k8s.io/v1",
             Group::Certificates => "/apis/certificates.k8s.io/v1",
             Group::CertificatesBeta => "/apis/certificates.k8s.io/v1beta1",
+            Group::CertificatesAlpha => "/apis/certificates.k8s.io/v1alpha1",
             Group::Node => "/apis/node.k8s.io/v1",
             Group::Authentication => "/apis/authentication.k8s.io/v1",
             Group::Authorization => "/apis/authorization.k8s.io/v1",
             Group::Resource => "/apis/resource.k8s.io/v1",
             Group::Storage => "/apis/storage.k8s.io/v1",
         }
+    }
+
+    /// The `apiVersion` of its objects, such as `node.k8s.io/v1`.
+    pub fn api_version(self) -> &'static str {
+        let prefix = self.prefix();
+        prefix.strip_prefix("/apis/").or(prefix.strip_prefix("/api/")).unwrap_or(prefix)
     }
 }
 
@@ -58,6 +67,11 @@ impl Target {
     /// The collection `plural` in all namespaces.
     pub fn new(group: Group, plural: &'static str) -> Target {
         Target { group, plural, namespace: None, name: None, subresource: None }
+    }
+
+    /// The list of the resources that the server has in this version of a group.
+    pub fn resources(group: Group) -> Target {
+        Target::new(group, "")
     }
 
     /// Selects one namespace.
@@ -183,14 +197,14 @@ impl Target {
         Target::new(Group::Certificates, "certificatesigningrequests")
     }
 
-    /// All ClusterTrustBundles.
-    pub fn trust_bundles() -> Target {
-        Target::new(Group::CertificatesBeta, "clustertrustbundles")
+    /// All ClusterTrustBundles, in the version that the server has.
+    pub fn trust_bundles(version: Group) -> Target {
+        Target::new(version, "clustertrustbundles")
     }
 
-    /// The PodCertificateRequests of a namespace.
-    pub fn pod_certificate_requests(namespace: &str) -> Target {
-        Target::new(Group::CertificatesBeta, "podcertificaterequests").namespace(namespace)
+    /// The PodCertificateRequests of a namespace, in the version that the server has.
+    pub fn pod_certificate_requests(version: Group, namespace: &str) -> Target {
+        Target::new(version, "podcertificaterequests").namespace(namespace)
     }
 
     /// One service account.
@@ -235,8 +249,10 @@ impl Target {
             path.push_str("/namespaces/");
             escape(namespace, &mut path);
         }
-        path.push('/');
-        path.push_str(self.plural);
+        if !self.plural.is_empty() {
+            path.push('/');
+            path.push_str(self.plural);
+        }
         if let Some(name) = &self.name {
             path.push('/');
             escape(name, &mut path);
@@ -251,6 +267,9 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.plural.is_empty() {
+            return write!(out, "resources of {}", self.group.api_version());
+        }
         out.write_str(self.plural)?;
         if let Some(subresource) = self.subresource {
             write!(out, "/{subresource}")?;
@@ -298,11 +317,15 @@ mod tests {
             (Target::node_status("n1"), "/api/v1/nodes/n1/status"),
             (Target::lease("n1"), "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"),
             (Target::csr("c"), "/apis/certificates.k8s.io/v1/certificatesigningrequests/c"),
-            (Target::trust_bundles().name("b"), "/apis/certificates.k8s.io/v1beta1/clustertrustbundles/b"),
             (
-                Target::pod_certificate_requests("ns"),
+                Target::trust_bundles(Group::CertificatesAlpha).name("b"),
+                "/apis/certificates.k8s.io/v1alpha1/clustertrustbundles/b",
+            ),
+            (
+                Target::pod_certificate_requests(Group::CertificatesBeta, "ns"),
                 "/apis/certificates.k8s.io/v1beta1/namespaces/ns/podcertificaterequests",
             ),
+            (Target::resources(Group::Certificates), "/apis/certificates.k8s.io/v1"),
             (Target::runtime_classes(), "/apis/node.k8s.io/v1/runtimeclasses"),
             (Target::csi_driver("d"), "/apis/storage.k8s.io/v1/csidrivers/d"),
             (Target::csi_nodes().name("n"), "/apis/storage.k8s.io/v1/csinodes/n"),
@@ -318,6 +341,9 @@ mod tests {
         }
         assert_eq!(Target::pod_status("ns", "p").to_string(), "pods/status \"ns/p\"");
         assert_eq!(Target::nodes().to_string(), "nodes");
+        let resources = Target::resources(Group::CertificatesBeta).to_string();
+        assert_eq!(resources, "resources of certificates.k8s.io/v1beta1");
+        assert_eq!(Group::Core.api_version(), "v1");
         assert_eq!(
             query(&[("fieldSelector", "spec.clusterIP!=None"), ("watch", "true")]),
             "?fieldSelector=spec.clusterIP%21%3DNone&watch=true"

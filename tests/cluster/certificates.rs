@@ -231,3 +231,60 @@ fn pods_survive_expired_certificates_and_the_node_recovers() {
     waits.node.remove("two.json");
     waits.finish(&["waits-api", "waits-late"]);
 }
+
+/// A default API server of 1.37 has trust bundles and certificates of pods only in
+/// `certificates.k8s.io/v1`.
+// Runtimes: containerd 2.
+#[test]
+fn trust_bundles_and_certificates_of_pods_work_with_a_default_api_server() {
+    let joined = JoinedNode::start("podcerts");
+    let authority = joined.plane.wait(&["configmap", "kube-root-ca.crt"], "made", LIMIT, |_| true);
+    let authority = text(&authority, "/data/ca.crt").to_owned();
+    joined.plane.apply(&json!({
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "ClusterTrustBundle",
+        "metadata": {"name": "podcerts-roots"},
+        "spec": {"trustBundle": authority},
+    }));
+    let with_source = |name: &str, source: serde_json::Value| {
+        let mut main = busybox("main", FOREVER);
+        main["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        let mut pod = pod(name, json!([main]));
+        pod["spec"]["volumes"] = json!([{"name": "v", "projected": {"sources": [source]}}]);
+        pod
+    };
+    let source = json!({"clusterTrustBundle": {"name": "podcerts-roots", "path": "roots.pem"}});
+    joined.bind(&with_source("podcerts-bundle", source));
+    let ready = joined.wait_ready("podcerts-bundle");
+    let uid = text(&ready, "/metadata/uid").to_owned();
+    let volume = joined.node.root().join("pods").join(uid).join("volumes/kubernetes.io~projected/v");
+    let file = fs::read_to_string(volume.join("roots.pem")).expect("the file is there");
+    assert_eq!(file.lines().collect::<String>(), authority.trim().lines().collect::<String>());
+
+    let source = json!({"podCertificate": {"signerName": "example.org/podcerts", "keyType": "ECDSAP256",
+        "credentialBundlePath": "bundle.pem"}});
+    joined.bind(&with_source("podcerts-pod", source));
+    let request = wait_for("the request for a certificate", LIMIT, || {
+        let list = joined.plane.get(&["podcertificaterequests.v1.certificates.k8s.io"])?;
+        let mut requests = list["items"].as_array()?.iter();
+        requests.find(|request| text(request, "/spec/podName") == "podcerts-pod").cloned()
+    });
+    let name = text(&request, "/metadata/name").to_owned();
+    assert!(name.starts_with("req-") && !text(&request, "/spec/stubPKCS10Request").is_empty(), "{request}");
+    let denied = json!({"status": {"conditions": [{
+        "type": "Denied", "status": "True", "reason": "Test", "message": "no signer",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]}});
+    let patch = denied.to_string();
+    let resource = "podcertificaterequests.v1.certificates.k8s.io";
+    joined.plane.kubectl(&["patch", resource, &name, "--subresource=status", "--type=merge", "-p", &patch]);
+    wait_until("the refusal in an event", LIMIT, || {
+        joined.events("podcerts-pod").iter().any(|(_, message)| {
+            message.contains(
+                "PodCertificateRequest was permanently denied: reason=\"Test\" message=\"no signer\"",
+            )
+        })
+    });
+    joined.plane.kubectl(&["delete", "clustertrustbundle", "podcerts-roots"]);
+    joined.finish(&["podcerts-bundle", "podcerts-pod"]);
+}

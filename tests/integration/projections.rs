@@ -9,8 +9,10 @@ use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{FOREVER, NODE, busybox, pod};
 use crate::support::wait::{wait_for, wait_until};
 
-const BUNDLES: &str = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles";
-const REQUESTS: &str = "/apis/certificates.k8s.io/v1beta1/namespaces/default/podcertificaterequests";
+const BUNDLES: &str = "/apis/certificates.k8s.io/v1/clustertrustbundles";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/namespaces/default/podcertificaterequests";
+/// An older version of the group.
+const BETA: &str = "/apis/certificates.k8s.io/v1beta1";
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
 /// PEM of any bytes.
@@ -40,6 +42,10 @@ fn request(node: &FakeNode, number: usize) -> Value {
 
 /// Answers as a signer does.
 fn issue(node: &FakeNode, request: &Value, leaf: &str) {
+    issue_at(node, REQUESTS, request, leaf);
+}
+
+fn issue_at(node: &FakeNode, requests: &str, request: &Value, leaf: &str) {
     let mut issued = request.clone();
     issued["status"] = json!({
         "conditions": [{"type": "Issued", "status": "True", "reason": "Test", "message": "",
@@ -50,7 +56,7 @@ fn issue(node: &FakeNode, request: &Value, leaf: &str) {
         "notAfter": "2999-01-01T00:00:00Z",
     });
     let name = request["metadata"]["name"].as_str().unwrap();
-    node.api().put(&format!("{REQUESTS}/{name}"), issued);
+    node.api().put(&format!("{requests}/{name}"), issued);
 }
 
 #[test]
@@ -92,6 +98,8 @@ fn pod_gets_a_certificate_and_another_one_after_a_restart_of_the_agent() {
         "credentialBundlePath": "bundle.pem", "keyPath": "key.pem", "certificateChainPath": "chain.pem"}}])));
     let first = request(&node, 0);
     let spec = &first["spec"];
+    let created = node.api().received().into_iter().find(|sent| sent.path() == REQUESTS);
+    assert_eq!(created.unwrap().body["apiVersion"], "certificates.k8s.io/v1");
     assert_eq!(spec["signerName"], "x.org/signer");
     assert_eq!((&spec["nodeName"], &spec["podName"]), (&json!(NODE), &json!(full_name("web"))));
     assert_eq!(spec["serviceAccountUID"], account["metadata"]["uid"]);
@@ -99,6 +107,9 @@ fn pod_gets_a_certificate_and_another_one_after_a_restart_of_the_agent() {
     assert!(spec["stubPKCS10Request"].as_str().is_some_and(|text| !text.is_empty()));
     issue(&node, &first, "b25l");
     node.wait_ready("web");
+    let states = node.metrics();
+    let expected = r#"kubelet_podcertificate_states{signer_name="x.org/signer",state="fresh"} 1"#;
+    assert!(states.contains(expected), "{states}");
     let read = |node: &FakeNode, name: &str| fs::read_to_string(volume(node).join(name)).unwrap_or_default();
     let (key, chain) = (read(&node, "key.pem"), read(&node, "chain.pem"));
     assert!(key.starts_with("-----BEGIN PRIVATE KEY-----\n"));
@@ -114,6 +125,60 @@ fn pod_gets_a_certificate_and_another_one_after_a_restart_of_the_agent() {
     wait_until("the new certificate", LONG, || read(&node, "chain.pem").contains("dHdv"));
     assert_ne!(read(&node, "key.pem"), key);
     assert!(!node.log().contains("PRIVATE KEY"));
+    node.finish();
+}
+
+#[test]
+fn beta_version_of_certificates_is_used_if_the_api_server_has_no_other() {
+    let node = FakeNode::join(json!({}));
+    node.api().certificate_versions(&["v1beta1"]);
+    node.api().put(ACCOUNT, json!({"metadata": {"name": "default", "namespace": "default"}}));
+    node.api().put(
+        &format!("{BETA}/clustertrustbundles/roots"),
+        json!({"metadata": {"name": "roots"}, "spec": {"trustBundle": certificate("cm9vdA==")}}),
+    );
+    node.bind(&manifest(json!([
+        {"clusterTrustBundle": {"name": "roots", "path": "roots.pem"}},
+        {"podCertificate": {"signerName": "x.org/signer", "keyType": "ECDSAP256",
+            "credentialBundlePath": "bundle.pem", "certificateChainPath": "chain.pem"}},
+    ])));
+    let requests = format!("{BETA}/namespaces/default/podcertificaterequests");
+    let requested =
+        wait_for("the request for a certificate", LONG, || node.api().objects(&requests).first().cloned());
+    let created = node.api().received().into_iter().find(|sent| sent.path() == requests);
+    assert_eq!(created.unwrap().body["apiVersion"], "certificates.k8s.io/v1beta1");
+    issue_at(&node, &requests, &requested, "b25l");
+    node.wait_ready("web");
+    let read = |name: &str| fs::read_to_string(volume(&node).join(name)).unwrap();
+    assert_eq!(read("roots.pem"), certificate("cm9vdA=="));
+    assert!(read("chain.pem").starts_with(&certificate("b25l")));
+    // The best version was looked for first.
+    let paths: Vec<String> = node.api().received().iter().map(|request| request.path()).collect();
+    assert!(paths.iter().any(|path| path == "/apis/certificates.k8s.io/v1"));
+    node.finish();
+}
+
+#[test]
+fn version_of_certificates_is_found_again_after_an_upgrade_of_the_api_server() {
+    let node = FakeNode::join(json!({}));
+    node.api().certificate_versions(&["v1beta1"]);
+    let bundle =
+        |name: &str| json!({"metadata": {"name": name}, "spec": {"trustBundle": certificate("cm9vdA==")}});
+    node.api().put(&format!("{BETA}/clustertrustbundles/old"), bundle("old"));
+    node.bind(&manifest(json!([
+        {"clusterTrustBundle": {"name": "old", "path": "old.pem"}},
+        {"clusterTrustBundle": {"name": "new", "path": "new.pem"}},
+    ])));
+    wait_until("the missing bundle to be reported", LONG, || {
+        node.cli(&["events"]).contains("clustertrustbundle.certificates.k8s.io \"new\" not found")
+    });
+    for name in ["old", "new"] {
+        node.api().put(&format!("{BUNDLES}/{name}"), bundle(name));
+    }
+    node.api().certificate_versions(&["v1"]);
+    node.wait_ready("web");
+    let read = |name: &str| fs::read_to_string(volume(&node).join(name)).unwrap();
+    assert_eq!(read("new.pem"), certificate("cm9vdA=="));
     node.finish();
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::claims::{GrowthStep, ReadError, VolumeClaimApi, VolumeClaims};
@@ -15,13 +14,14 @@ use super::super::error::ApiError;
 use super::super::objects::{
     self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Stored, Strategy, TimeToLive,
 };
-use super::super::pod_certificates::{CertificateApi, PodCertificates, Request};
+use super::super::pod_certificates::PodCertificates;
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
 use super::super::target::{Group, Target};
 use super::super::tokens::{IssuedToken, TokenApi, Tokens};
-use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query, TrustBundles};
+use super::super::trust_bundles::TrustBundles;
 use super::super::watch::{Change, Watched, spawn_reflector};
+use super::certificates::{BundleRequests, CertificateRequests};
 use super::{PodDependencies, ProjectedCertificates};
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
@@ -76,8 +76,10 @@ impl PodDependencies {
             classes: RuntimeClasses::new(Box::new(requests(client))),
             claims: VolumeClaims::new(Box::new(requests(client))),
             trust: ProjectedCertificates {
-                bundles: TrustBundles::new(Box::new(requests(client))),
-                certificates: PodCertificates::new(Box::new(requests(client))),
+                bundles: TrustBundles::new(Box::new(BundleRequests::new(client.with_timeout(TIMEOUT)))),
+                certificates: PodCertificates::new(Box::new(CertificateRequests::new(
+                    client.with_timeout(TIMEOUT),
+                ))),
             },
         };
         Ok((pod_api, running))
@@ -236,66 +238,10 @@ fn read_error(error: &ApiError) -> ReadError {
     }
 }
 
-impl BundleApi for Requests {
-    fn read_bundles(&self, query: &Query) -> Result<Vec<Bundle>, ApiError> {
-        let all = Target::trust_bundles();
-        match query {
-            Query::Name(name) => match self.client.get(&all.name(name)) {
-                Ok(bundle) => Ok(vec![bundle]),
-                Err(error) if error.is_not_found() && !is_unserved(&error) => Ok(Vec::new()),
-                Err(error) => Err(error),
-            },
-            Query::Signer(signer) => {
-                let selector = format!("spec.signerName={signer}");
-                let list = self.client.get_with::<BundleList>(&all, &[("fieldSelector", &selector)]);
-                list.map(|list| list.items)
-            }
-        }
-    }
-}
-
-/// Whether the API server does not serve the resource at all.
-fn is_unserved(error: &ApiError) -> bool {
-    error.to_string().contains("could not find the requested resource")
-}
-
-/// The metadata of any object.
-#[derive(Deserialize)]
-struct ObjectWithUid {
-    metadata: MetadataWithUid,
-}
-
-#[derive(Deserialize)]
-struct MetadataWithUid {
-    uid: String,
-}
-
-impl Requests {
-    fn uid(&self, target: &Target) -> Result<String, ApiError> {
-        self.client.get::<ObjectWithUid>(target).map(|object| object.metadata.uid)
-    }
-}
-
-impl CertificateApi for Requests {
-    fn account_uid(&self, namespace: &str, name: &str) -> Result<String, ApiError> {
-        self.uid(&Target::service_account(namespace, name))
-    }
-
-    fn node_uid(&self, name: &str) -> Result<String, ApiError> {
-        self.uid(&Target::node(name))
-    }
-
-    fn create_request(&self, namespace: &str, body: &Value) -> Result<Request, ApiError> {
-        self.client.create(&Target::pod_certificate_requests(namespace), body)
-    }
-
-    fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, ApiError> {
-        match self.client.get(&Target::pod_certificate_requests(namespace).name(name)) {
-            Ok(request) => Ok(Some(request)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
+/// Whether the API server does not serve the resource at all: its 404 then is no `Status`.
+pub(super) fn is_unserved(error: &ApiError) -> bool {
+    let names_no_object = || error.to_string().contains("could not find the requested resource");
+    error.status() == Some(404) && (!error.is_not_found() || names_no_object())
 }
 
 fn object_error(key: &Key, error: &ApiError) -> ObjectError {

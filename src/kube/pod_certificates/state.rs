@@ -48,6 +48,12 @@ pub(super) struct Issued {
     retry: Option<(Instant, Duration)>,
 }
 
+impl Issued {
+    fn overdue_at(&self) -> Timestamp {
+        self.begin_refresh_at.saturating_add(OVERDUE_AFTER).unwrap_or(Timestamp::MAX)
+    }
+}
+
 /// The state of a request, as its status says.
 pub(super) enum SignerResponse {
     Pending,
@@ -132,6 +138,17 @@ impl State {
         true
     }
 
+    /// The name of the state in the metric (Go: `metricsState`).
+    pub(super) fn name(&self, now: Timestamp) -> &'static str {
+        match (&self.refused, &self.issued) {
+            (Some((what, _)), _) => *what,
+            (None, None) => "not_yet_issued",
+            (None, Some(issued)) if now > issued.not_after => "expired",
+            (None, Some(issued)) if now > issued.overdue_at() => "overdue_for_refresh",
+            (None, Some(_)) => "fresh",
+        }
+    }
+
     pub(super) fn has_credential(&self) -> bool {
         self.issued.is_some()
     }
@@ -149,8 +166,7 @@ impl State {
     pub(super) fn warnings(&mut self, now: Timestamp) -> Vec<(&'static str, &'static str)> {
         let mut warnings = Vec::new();
         let Some(issued) = &mut self.issued else { return warnings };
-        let overdue = issued.begin_refresh_at.saturating_add(OVERDUE_AFTER).unwrap_or(Timestamp::MAX);
-        if now > overdue && !std::mem::replace(&mut issued.warned_overdue, true) {
+        if now > issued.overdue_at() && !std::mem::replace(&mut issued.warned_overdue, true) {
             warnings.push((OVERDUE, "PodCertificate refresh overdue"));
         }
         if now > issued.not_after && !std::mem::replace(&mut issued.warned_expired, true) {
@@ -220,6 +236,26 @@ mod tests {
         assert_eq!(state.next(second(9999), instant), Step::Use);
         let expected = "PodCertificateRequest was permanently denied: reason=\"No\" message=\"never\"";
         assert_eq!(state.credential().unwrap_err().to_string(), expected);
+    }
+
+    #[test]
+    fn metric_names_the_state_by_time_and_refusal() {
+        assert_eq!(State::default().name(second(0)), "not_yet_issued");
+        let mut state = State::default();
+        state.requested(pending("r1"));
+        assert_eq!(state.name(second(0)), "not_yet_issued");
+        // With the time that was added, the renewal begins at 1060.
+        let mut state = fresh();
+        let names = [1060, 1660, 1661, 5000, 5001].map(|time| state.name(second(time)));
+        assert_eq!(names, ["fresh", "fresh", "overdue_for_refresh", "overdue_for_refresh", "expired"]);
+        // A renewal that is not answered does not change it.
+        state.requested(pending("r2"));
+        assert_eq!(state.name(second(1060)), "fresh");
+        for what in ["denied", "failed"] {
+            let mut state = State::default();
+            state.apply(SignerResponse::Refused(what, Condition::default()), SignedDuration::ZERO);
+            assert_eq!(state.name(second(0)), what);
+        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn request_names_pod_account_and_node_and_its_certificate_is_used() {
     assert!(crate::util::encoding::from_base64(stub.as_str().unwrap()).is_some());
     assert_eq!(
         body,
-        json!({"kind": "PodCertificateRequest", "apiVersion": "certificates.k8s.io/v1beta1",
+        json!({"kind": "PodCertificateRequest",
             "metadata": {"namespace": "n", "generateName": "req-",
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]},
             "spec": {"signerName": "example.org/signer", "podName": "p", "podUID": "u",
@@ -135,6 +135,21 @@ fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
     *bench.fake.down.lock().unwrap() = false;
     assert_eq!(bench.get("ED25519"), Ok(first), "a failed renewal is not repeated at once");
     assert_eq!(bench.fake.created(), 2);
+}
+
+#[test]
+fn certificates_are_counted_by_signer_and_state() {
+    let bench = Bench::new();
+    assert!(bench.certificates.states().is_empty());
+    bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
+    bench.get("ECDSAP256").unwrap();
+    let signer = "example.org/signer".to_owned();
+    assert_eq!(bench.certificates.states(), BTreeMap::from([((signer.clone(), "fresh"), 1)]));
+    bench.certificates.forget(pod().uid());
+    assert!(bench.certificates.states().is_empty());
+    *bench.fake.down.lock().unwrap() = true;
+    bench.get("ECDSAP256").unwrap_err();
+    assert_eq!(bench.certificates.states(), BTreeMap::from([((signer, "not_yet_issued"), 1)]));
 }
 
 #[test]

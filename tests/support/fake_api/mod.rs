@@ -211,6 +211,12 @@ impl FakeApi {
         self.shared.lock().store.repeats_events = repeats_events;
     }
 
+    /// The versions of certificates.k8s.io with ClusterTrustBundles and PodCertificateRequests. At the
+    /// start v1 only.
+    pub(crate) fn certificate_versions(&self, versions: &[&'static str]) {
+        self.shared.lock().store.certificate_versions = versions.to_vec();
+    }
+
     /// So many objects on a page of a list at the most.
     pub(crate) fn page(&self, objects: Option<usize>) {
         self.shared.lock().store.page = objects;

@@ -101,6 +101,8 @@ pub(crate) struct Store {
     /// How long tokens live, whatever is asked for.
     pub token_seconds: Option<i64>,
     tokens: u64,
+    /// The versions in which there are ClusterTrustBundles and PodCertificateRequests; empty: v1.
+    pub certificate_versions: Vec<&'static str>,
 }
 
 /// How far a watch has come.
@@ -198,6 +200,9 @@ impl Store {
 
     /// Anything but a watch.
     pub(crate) fn respond(&mut self, request: &ReceivedRequest) -> Response {
+        if let Some(response) = self.certificates(&request.path()) {
+            return response;
+        }
         let Some(path) = ResourcePath::parse(&request.path()) else {
             return (404, status(404, "NotFound", "the server could not find the requested resource"));
         };
@@ -217,6 +222,36 @@ impl Store {
             }),
             "DELETE" => self.delete(&path, &request.body),
             _ => (405, status(405, "MethodNotAllowed", "the server does not allow this method")),
+        }
+    }
+
+    /// The response to a request for the resources of a version of certificates.k8s.io, or for one that
+    /// this version does not have.
+    fn certificates(&self, path: &str) -> Option<Response> {
+        let plurals = ["clustertrustbundles", "podcertificaterequests"];
+        let (version, rest) = path.strip_prefix("/apis/certificates.k8s.io/").map(|below| {
+            let (version, rest) = below.split_once('/').unwrap_or((below, ""));
+            (version.to_owned(), rest.to_owned())
+        })?;
+        let has_any = match self.certificate_versions.as_slice() {
+            [] => version == "v1",
+            versions => versions.contains(&version.as_str()),
+        };
+        let is_concerned = rest.split('/').any(|part| plurals.contains(&part));
+        // As the real one: the body is no Status.
+        let missing = (404, json!("404 page not found"));
+        match (rest.is_empty(), has_any) {
+            (true, true) => {
+                let resources: Vec<Value> = plurals.iter().map(|plural| json!({ "name": plural })).collect();
+                let group_version = format!("certificates.k8s.io/{version}");
+                let kind = "APIResourceList";
+                Some((200, json!({"kind": kind, "groupVersion": group_version, "resources": resources})))
+            }
+            // The version itself is there for CertificateSigningRequests.
+            (true, false) if version == "v1" => Some((200, json!({"resources": []}))),
+            (true, false) => Some(missing),
+            (false, false) if is_concerned => Some(missing),
+            (false, _) => None,
         }
     }
 
