@@ -170,8 +170,6 @@ impl ClaimState {
 
     /// Removes the pod as a user of all its claims, and returns those that no other pod uses, for
     /// their drivers. The pod remains a user of these until their drivers have succeeded.
-    ///
-    /// DIFFERS: upstream unprepares a claim with one user also if that user is another pod.
     pub fn begin_unprepare(&mut self, pod: &PodUid) -> OperationStart {
         let last = |claim: &&ClaimInfo| claim.pods.len() <= 1;
         let of_pod = |claim: &&ClaimInfo| claim.pods.contains(pod);
@@ -226,8 +224,7 @@ impl ClaimState {
         let (good, outcome) = response::prepared(&batch, response);
         for (key, devices) in good {
             if let Some(claim) = self.claims.get_mut(&key) {
-                // DIFFERS: upstream adds them to those of an earlier response, so that a claim that is
-                // prepared again has each device twice.
+                // They replace those of an earlier response.
                 let known = claim.drivers.insert(driver.to_owned(), devices);
                 if known.as_ref() != claim.drivers.get(driver) {
                     self.version += 1;
