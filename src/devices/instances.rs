@@ -64,11 +64,13 @@ pub(super) struct Plugin {
 
 impl Plugin {
     /// Whether this plugin is connected through this socket. A plugin that has made its socket again is
-    /// another one, even if the end of the old connection is not noticed yet.
+    /// another one, even if the end of the old connection is not noticed yet. One that has never listed
+    /// its devices is of no use, and may try again.
     fn occupies(&self, socket: &Path, identity: Option<SocketIdentity>) -> bool {
         self.socket == socket
             && self.identity == identity
             && self.is_alive
+            && self.has_listed
             && !self.ended.is_stopped()
             && self.client.is_connected()
     }
