@@ -368,7 +368,7 @@ fn bad_expressions_are_found() {
         ("rate(kubelet_started_pods_total[5m])", None),
         ("sum by (operation_type) (rate(kubelet_runtime_operations_total[5m])) > 0.5", None),
         ("kubelet_no_such_thing", Some("not exported")),
-        ("kubelet_podcertificate_states", Some("not exported")),
+        ("reconstruct_volume_operations_total", Some("not exported")),
         ("kubelet_pod_start_sli_duration_seconds", Some("not exported")),
         ("kubelet_running_pods_bucket", Some("not exported")),
         ("rate(kubelet_running_pods[5m])", Some("a gauge")),
