@@ -152,7 +152,7 @@ fn beta_version_of_certificates_is_used_if_the_api_server_has_no_other() {
     let read = |name: &str| fs::read_to_string(volume(&node).join(name)).unwrap();
     assert_eq!(read("roots.pem"), certificate("cm9vdA=="));
     assert!(read("chain.pem").starts_with(&certificate("b25l")));
-    // The best version was looked for first.
+    // The server was asked for the best version first.
     let paths: Vec<String> = node.api().received().iter().map(|request| request.path()).collect();
     assert!(paths.iter().any(|path| path == "/apis/certificates.k8s.io/v1"));
     node.finish();
