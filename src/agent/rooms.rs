@@ -191,6 +191,7 @@ pub(super) fn make(
             allocatable: settings::node_allocatable(&allocatable),
             plugin_dir: config.volume_plugin_dir.clone().into(),
             node: host.node_name.clone(),
+            selinux_mount: settings::gates(config).enabled("SELinuxMount"),
         },
         volumes::Deps {
             events: events.clone(),

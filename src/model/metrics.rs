@@ -224,6 +224,24 @@ metrics! { ALL;
         "Directories of unknown pods that could not be removed in the last round.";
     STORAGE_OPERATIONS: HistogramVec<4> = "storage_operation_duration_seconds",
         "Setting volumes up, by plugin.", VOLUME, ["volume_plugin", "operation_name", "status", "migrated"];
+    SELINUX_CONTAINER_ERRORS: GaugeVec<1> = "volume_manager_selinux_container_errors_total",
+        "Volumes that were refused because the SELinux label of a container is invalid.", ["access_mode"];
+    SELINUX_CONTAINER_WARNINGS: GaugeVec<1> = "volume_manager_selinux_container_warnings_total",
+        "Invalid SELinux labels of containers whose volume is mounted without a label.", ["access_mode"];
+    SELINUX_POD_ERRORS: GaugeVec<1> = "volume_manager_selinux_pod_context_mismatch_errors_total",
+        "Volumes that were refused because containers of the pod need different SELinux labels.",
+        ["access_mode"];
+    SELINUX_POD_WARNINGS: GaugeVec<1> = "volume_manager_selinux_pod_context_mismatch_warnings_total",
+        "Volumes that are mounted without a label, and whose containers have different SELinux labels.",
+        ["access_mode"];
+    SELINUX_VOLUME_ERRORS: GaugeVec<2> = "volume_manager_selinux_volume_context_mismatch_errors_total",
+        "Volumes that were refused because another pod has them with another SELinux label.",
+        ["volume_plugin", "access_mode"];
+    SELINUX_VOLUME_WARNINGS: GaugeVec<2> = "volume_manager_selinux_volume_context_mismatch_warnings_total",
+        "Volumes that are mounted without a label, and whose pods have different SELinux labels.",
+        ["volume_plugin", "access_mode"];
+    SELINUX_VOLUMES: GaugeVec<2> = "volume_manager_selinux_volumes_admitted_total",
+        "Volumes that are mounted with an SELinux label.", ["volume_plugin", "access_mode"];
     CSI_OPERATIONS: HistogramVec<4> = "csi_operations_seconds",
         "Calls of CSI drivers.", VOLUME, ["driver_name", "method_name", "grpc_status_code", "migrated"];
     VOLUME_STATS: HistogramVec<1> = "kubelet_volume_metric_collection_duration_seconds",
@@ -442,8 +460,15 @@ mod tests {
         let text = page.into_text();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
         assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
-        let known =
-            ["kubelet_", "coracle_", "rest_client_", "resource_manager_", "storage_operation_", "dra_"];
+        let known = [
+            "kubelet_",
+            "coracle_",
+            "rest_client_",
+            "resource_manager_",
+            "storage_operation_",
+            "dra_",
+            "volume_manager_selinux_",
+        ];
         assert!(text.lines().all(|line| known.iter().any(|start| line.contains(start))));
     }
 

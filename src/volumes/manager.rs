@@ -17,11 +17,12 @@ use crate::util::lock::LockExt;
 use super::actual::ActualState;
 use super::attachment::{Attachments, Controller};
 use super::csi::{
-    self, Cluster, Csi, CsiSettings, FileContext, KernelMounter, MeasuredVolume, NoCluster, PodCluster,
-    Registry, VisitSettings, Visits,
+    self, Cluster, Csi, CsiSettings, KernelMounter, MeasuredVolume, NoCluster, PodCluster, Registry,
+    VisitSettings, Visits,
 };
 use super::error::VolumeError;
 use super::kind::NodeLabels;
+use super::label_table::VolumeLabels;
 use super::operations::{Operation, Operations};
 use super::orphans::Orphans;
 use super::paths;
@@ -43,6 +44,9 @@ pub struct Settings {
     pub plugin_dir: PathBuf,
     /// The node's name.
     pub node: String,
+    /// The feature gate `SELinuxMount`: volumes that several pods share may be mounted with an SELinux
+    /// label, too.
+    pub selinux_mount: bool,
 }
 
 /// The other rooms that volumes need.
@@ -153,10 +157,11 @@ impl Volumes {
             None => Arc::new(NoCluster),
         };
         let operations = Operations::default();
+        let selinux = VolumeLabels::read(Path::new("/"), settings.selinux_mount);
         let csi_settings = CsiSettings {
             root_dir: configured.clone(),
             node_name: settings.node.clone(),
-            selinux: FileContext::read(Path::new("/")),
+            selinux: selinux.clone(),
             events: deps.events.clone(),
             operations: operations.clone(),
         };
@@ -175,6 +180,7 @@ impl Volumes {
             users: csi.persistent(),
             attachments: Arc::clone(&attachments),
             labels: deps.labels,
+            selinux,
         });
         let memory = u64::try_from(settings.allocatable.memory.units()).unwrap_or_default();
         Volumes {

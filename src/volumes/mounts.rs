@@ -164,6 +164,44 @@ fn flags_at(table: &[u8], point: &Path) -> Option<String> {
     table.split(|byte| *byte == b'\n').filter_map(fields).next_back()
 }
 
+/// The SELinux label that the file system at this mount point was mounted with; empty: none, also if nothing
+/// is mounted there (Go: pkg/volume/util/hostutil, `GetSELinuxMountContext`).
+pub(super) fn label_at(point: &Path) -> Result<String, VolumeError> {
+    Ok(label_in(&bytes()?, point).unwrap_or_default())
+}
+
+fn label_in(table: &[u8], point: &Path) -> Option<String> {
+    let fields = |line: &[u8]| -> Option<String> {
+        let mut fields = line.split(|byte| *byte == b' ').skip(4);
+        let found = PathBuf::from(OsString::from_vec(from_octal(fields.next()?)));
+        if found != point {
+            return None;
+        }
+        let mut rest = fields.skip_while(|field| *field != b"-");
+        Some(String::from_utf8_lossy(&from_octal(rest.nth(3)?)).into_owned())
+    };
+    let options = table.split(|byte| *byte == b'\n').filter_map(fields).next_back()?;
+    // The kernel quotes a label that contains a comma.
+    let mut rest = options.as_str();
+    loop {
+        let value = rest.strip_prefix("context=");
+        match value.and_then(|value| value.strip_prefix('"')) {
+            Some(quoted) => return Some(quoted.split('"').next().unwrap_or_default().to_owned()),
+            None if value.is_some() => {
+                return value.and_then(|value| value.split(',').next()).map(str::to_owned);
+            }
+            None => {}
+        }
+        // Other options may have quotes with commas in them, too.
+        let mut is_quoted = false;
+        let end = rest.find(|character: char| {
+            is_quoted ^= character == '"';
+            character == ',' && !is_quoted
+        })?;
+        rest = rest.get(end + 1..)?;
+    }
+}
+
 /// The fifth field of every line; lines that lack it are left out.
 fn parse(table: &[u8]) -> Vec<PathBuf> {
     table
@@ -291,6 +329,27 @@ mod tests {
     use proptest::prelude::*;
 
     const NONE: UnmountFlags = UnmountFlags::empty();
+
+    #[test]
+    fn label_of_a_mount_is_read_from_its_options() {
+        let table = b"1 0 8:1 / / rw - ext4 /dev/sda rw,seclabel\n\
+            2 1 8:2 / /a rw shared:1 - xfs /dev/sdb rw,context=\"u:r:t:s0:c1,c2\",noquota\n\
+            3 1 8:3 / /b rw - xfs /dev/sdc rw,fscontext=\"x:y:z:s0:c3,context=c\",context=u:r:t:s0,x\n\
+            4 1 8:4 / /c rw - xfs /dev/sdd rw\n\
+            5 1 8:2 / /c\\040d rw - xfs /dev/sdb context=\"u:r:t:s0:c1,c2\n\
+            6 1 8:2 / /e rw - xfs\n";
+        for (point, label) in [
+            ("/", None),
+            ("/a", Some("u:r:t:s0:c1,c2")),
+            ("/b", Some("u:r:t:s0")),
+            ("/c", None),
+            ("/c d", Some("u:r:t:s0:c1,c2")),
+            ("/e", None),
+            ("/f", None),
+        ] {
+            assert_eq!(label_in(table, Path::new(point)).as_deref(), label, "{point}");
+        }
+    }
 
     #[test]
     fn lines_of_the_mount_table_have_device_kind_and_source() {

@@ -236,8 +236,8 @@ impl PendingVolume<'_> {
         let (name, cause) = (&self.volume.name, chain(error));
         let phase = match error {
             VolumeError::Kind(error) => error.phase,
-            // Upstream resolves claims before it mounts.
-            VolumeError::Claim { .. } | VolumeError::ClaimUse(_) => {
+            // Upstream resolves claims, and compares labels, before it mounts.
+            VolumeError::Claim { .. } | VolumeError::ClaimUse(_) | VolumeError::Label(_) => {
                 return format!(
                     "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], \
                      failed to process volumes=[{name}]: {cause}"

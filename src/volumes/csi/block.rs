@@ -30,7 +30,7 @@ pub(super) fn stage(
 ) -> Result<(), VolumeError> {
     let name = request.unique_name();
     make_dirs(&paths.data)?;
-    let is_new = request.record(&driver.spec, &csi.settings.node_name).write(&paths.data)?;
+    let is_new = request.record(&driver.label, &csi.settings.node_name).write(&paths.data)?;
     csi.damaged().set_known(&name, Some(&request.spec_name));
     if csi.users().staged_label(&name).is_some() {
         return Ok(());

@@ -37,7 +37,7 @@ pub(super) fn expand(
         path: path_text(&path)?,
         bytes,
         staging_path,
-        capability: request.capability(driver.abilities, request.mount_label(&driver.spec)),
+        capability: request.capability(driver.abilities, &driver.label),
         secrets: secrets.map_err(|error| not_begun(phase, error))?,
     };
     match driver.driver.expand(&message, stop) {

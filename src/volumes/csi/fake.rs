@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::super::attachment::Attachments;
 use super::super::error::VolumeError;
 use super::super::kind::ReadyVolume;
+use super::super::label_table::VolumeLabels;
 use super::cluster::{AttachmentLookup, Cluster, ClusterError, TokenText};
 use super::driver::{
     Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage, VolumeStats,
@@ -553,7 +554,7 @@ pub(super) fn start(
     let settings = CsiSettings {
         root_dir: root.to_owned(),
         node_name: node_name.to_owned(),
-        selinux: None,
+        selinux: VolumeLabels::for_tests(true),
         events: EventSink::new().0,
         operations: Default::default(),
     };

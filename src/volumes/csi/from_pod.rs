@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::super::empty_dir;
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
+use super::super::selinux::Labels;
 use super::error::not_begun;
 use super::names;
 use super::request::{Lifecycle, PodFacts, VolumeRequest};
-use super::selinux::{self, Labels};
 use super::state::Csi;
 use super::volume::CsiVolume;
 use crate::model::persistent::{Mode, Source, Spec};
@@ -25,7 +25,7 @@ impl Csi {
         volume: &str,
         spec: &Spec,
     ) -> Result<CsiVolume, VolumeError> {
-        let selinux = selinux::labels(pod, volume, self.settings.selinux.as_ref());
+        let selinux = self.settings.selinux.of_pod(pod, volume);
         Ok(self.volume(request(pod, volume, spec, selinux)?))
     }
 }

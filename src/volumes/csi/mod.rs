@@ -54,7 +54,6 @@ mod remove_block;
 mod request;
 #[cfg(test)]
 mod room_tests;
-mod selinux;
 mod stage;
 mod state;
 #[cfg(test)]
@@ -73,7 +72,6 @@ pub use measured::MeasuredVolume;
 pub use mounter::KernelMounter;
 pub(crate) use names::DIRECTORY;
 pub use registry::Registry;
-pub(crate) use selinux::FileContext;
 pub use state::{Csi, CsiSettings};
 pub use visits::{VisitSettings, Visits};
 pub use volume::CsiVolume;

@@ -6,9 +6,12 @@ use std::time::Instant;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
+use super::super::label_table::LabelledVolume;
 use super::driver::{Abilities, Driver, Pairs};
 use super::error::{MAX_TEXT, not_begun};
 use super::names;
+use super::rebuild;
+use super::record::RecordFile;
 use super::request::VolumeRequest;
 use super::state::Csi;
 use crate::model::storage::{CsiDriverSpec, VolumeAttachment};
@@ -25,6 +28,10 @@ pub(super) struct PreparedDriver {
     pub(super) abilities: Abilities,
     /// The metadata of the VolumeAttachment.
     pub(super) publish_context: Pairs,
+    /// The SELinux label to mount with; empty: none.
+    pub(super) label: String,
+    /// Whether the pod has the volume already.
+    pub(super) is_mounted: bool,
 }
 
 /// For a pod that wants the volume, which is in use from now on. Unless the pod has it already
@@ -36,6 +43,7 @@ pub(super) fn prepare(
     stop: &StopToken,
 ) -> Result<PreparedDriver, VolumeError> {
     let spec = driver_spec(csi, request, stop)?;
+    let label = label(csi, request, &spec, is_mounted)?;
     let (name, place) = (request.unique_name(), request.place());
     let is_attached = request.is_attached(&spec);
     // An inline volume may be called as the persistent volume of another volume of its pod: then both have
@@ -64,7 +72,7 @@ pub(super) fn prepare(
         wait.no_place = no_place(csi, request, &spec, stop);
         return Err(wait.into());
     }
-    with_spec(csi, request, spec, stop)
+    with_spec(csi, request, (spec, label, is_mounted), stop)
 }
 
 /// As [`prepare`], for a volume that its pod has.
@@ -74,7 +82,38 @@ pub(super) fn prepare_mounted(
     stop: &StopToken,
 ) -> Result<PreparedDriver, VolumeError> {
     let spec = driver_spec(csi, request, stop)?;
-    with_spec(csi, request, spec, stop)
+    let label = label(csi, request, &spec, true)?;
+    with_spec(csi, request, (spec, label, true), stop)
+}
+
+/// The SELinux label to mount with; empty: none. A volume that the pod has keeps the label in its record:
+/// an earlier release mounted fewer volumes with one.
+fn label(
+    csi: &Csi,
+    request: &VolumeRequest,
+    spec: &CsiDriverSpec,
+    is_mounted: bool,
+) -> Result<String, VolumeError> {
+    let labels = &csi.settings.selinux;
+    if !labels.is_enabled() || request.form == Form::Block {
+        return Ok(String::new());
+    }
+    let place = request.place();
+    let mounted = match is_mounted.then(|| rebuild::record_of(&csi.layout, &place)) {
+        Some(RecordFile::Readable(record)) => Some(record.selinux_context),
+        _ => None,
+    };
+    let volume = LabelledVolume {
+        unique_name: &request.unique_name(),
+        name: &request.spec_name,
+        plugin: format!("kubernetes.io/csi/{}", request.source.driver),
+        is_persistent: !request.is_ephemeral(),
+        access_modes: &request.access_modes,
+        is_mountable: spec.selinux_mount == Some(true),
+        labels: &request.selinux,
+        mounted,
+    };
+    Ok(labels.admit(&place.pod, &volume)?)
 }
 
 /// What the driver's object says, which allows the volume.
@@ -85,14 +124,13 @@ fn driver_spec(csi: &Csi, request: &VolumeRequest, stop: &StopToken) -> Result<C
     let spec = object.unwrap_or_default().spec;
     let refused = |error| not_begun(Phase::SetUp, format!("kubernetes.io/csi: {error}"));
     request.check_lifecycle(&spec).map_err(refused)?;
-    request.check_label(&spec).map_err(|error| not_begun(stage, error))?;
     Ok(spec)
 }
 
 fn with_spec(
     csi: &Csi,
     request: &VolumeRequest,
-    spec: CsiDriverSpec,
+    (spec, label, is_mounted): (CsiDriverSpec, String, bool),
     stop: &StopToken,
 ) -> Result<PreparedDriver, VolumeError> {
     let publish_context = publish_context(csi, request, &spec, stop)?;
@@ -106,7 +144,7 @@ fn with_spec(
     })?;
     // Nothing was changed, whatever the code.
     let abilities = driver.abilities(stop).map_err(|error| not_begun(stage, error.to_string()))?;
-    Ok(PreparedDriver { driver, spec, abilities, publish_context })
+    Ok(PreparedDriver { driver, spec, abilities, publish_context, label, is_mounted })
 }
 
 /// The metadata of the VolumeAttachment, once the volume is attached. One request: the set-up is

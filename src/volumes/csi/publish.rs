@@ -29,7 +29,7 @@ pub(super) fn publish(
     let message = message(csi, request, driver, &target, stop)?;
     // The driver makes the target itself.
     make_dirs(dir)?;
-    let is_new = request.record(&driver.spec, &csi.settings.node_name).write(dir)?;
+    let is_new = request.record(&driver.label, &csi.settings.node_name).write(dir)?;
     call(request, driver, &message, stop).inspect_err(|error| {
         if is_new && changed_nothing(error) {
             // Published before, perhaps, the volume stays as it is. What a driver publishes need not be a
@@ -56,7 +56,7 @@ pub(super) fn message(
         publish_context: driver.publish_context.clone(),
         staging_path: request.staging_path(driver.abilities, &csi.layout)?,
         target_path: path_text(target)?,
-        capability: request.capability(driver.abilities, request.mount_label(&driver.spec)),
+        capability: request.capability(driver.abilities, &driver.label),
         read_only: request.is_read_only(),
         secrets,
         volume_context,

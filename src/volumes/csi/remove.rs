@@ -49,6 +49,7 @@ pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Re
         unpublish(&csi.registry, &record, &dir.join(TARGET), stop)?;
     }
     clear_of_pod(csi, &dir)?;
+    csi.settings.selinux.remove(&name, &place.pod);
     let is_last = csi.users().remove(&name, place);
     released(if is_last { release(csi, &name, stop) } else { Ok(()) })
 }
@@ -78,7 +79,8 @@ fn release(csi: &Csi, name: &str, stop: &StopToken) -> Result<(), VolumeError> {
     Ok(())
 }
 
-fn release_staged(
+/// Unstages a volume. The caller has its lock, and no pod has it mounted.
+pub(super) fn release_staged(
     csi: &Csi,
     name: &str,
     record: &Record,

@@ -3,10 +3,10 @@
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, VolumeLocation};
 use super::super::ownership::Policy;
+use super::super::selinux::Labels;
 use super::driver::{Abilities, Capability, Pairs};
 use super::names::{self, GLOBAL_MOUNT, Layout, path_text};
 use super::record::Record;
-use super::selinux::Labels;
 use crate::model::ids::PodUid;
 use crate::model::storage::{AccessMode, CsiDriverSpec, CsiVolumeSource, FsGroupPolicy};
 
@@ -91,14 +91,16 @@ impl VolumeRequest {
         self.read_only || self.source.read_only
     }
 
-    /// The use of the volume in the driver's terms. `selinux`: a label to mount with.
-    pub(super) fn capability(&self, abilities: Abilities, selinux: Option<&str>) -> Capability {
+    /// The use of the volume in the driver's terms. `label`: the SELinux label to mount with; empty: none.
+    pub(super) fn capability(&self, abilities: Abilities, label: &str) -> Capability {
         let access_mode = access_mode(self.access_modes.first().copied(), abilities);
         if self.form == Form::Block {
             return Capability { is_block: true, access_mode, ..Capability::default() };
         }
         let mut mount_flags = self.mount_options.clone();
-        mount_flags.extend(selinux.map(|label| format!("context=\"{label}\"")));
+        if !label.is_empty() {
+            mount_flags.push(format!("context=\"{label}\""));
+        }
         Capability {
             is_block: false,
             fs_type: self.source.fs_type.clone().unwrap_or_default(),
@@ -120,11 +122,11 @@ impl VolumeRequest {
         })
     }
 
-    /// The record of the volume of the pod, on the node with this name.
-    pub(super) fn record(&self, driver: &CsiDriverSpec, node: &str) -> Record {
+    /// The record of the volume of the pod, mounted with this label, on the node with this name.
+    pub(super) fn record(&self, label: &str, node: &str) -> Record {
         let (source, lifecycle) = (&self.source, self.lifecycle.as_str());
         Record {
-            selinux_context: self.mount_label(driver).unwrap_or_default().to_owned(),
+            selinux_context: label.to_owned(),
             ..Record::of_pod(&self.spec_name, &source.driver, &source.volume_handle, lifecycle, node)
         }
     }
@@ -170,22 +172,6 @@ impl VolumeRequest {
             }
         };
         (applies && !self.is_read_only()).then_some(gid)
-    }
-
-    /// The label to mount with: for drivers that support it, and volumes that only one pod uses.
-    pub(super) fn mount_label(&self, driver: &CsiDriverSpec) -> Option<&str> {
-        if self.has_mount_label(driver) { self.selinux.single().ok().flatten() } else { None }
-    }
-
-    /// Whether containers of the pod need different labels of a volume that is mounted with one; the
-    /// text is upstream's.
-    pub(super) fn check_label(&self, driver: &CsiDriverSpec) -> Result<(), String> {
-        if self.has_mount_label(driver) { self.selinux.single().map(drop) } else { Ok(()) }
-    }
-
-    fn has_mount_label(&self, driver: &CsiDriverSpec) -> bool {
-        let is_single = self.access_modes.first() == Some(&AccessMode::ReadWriteOncePod);
-        driver.selinux_mount == Some(true) && is_single && self.form == Form::Filesystem
     }
 
     /// The volume's attributes, with facts of the pod if the driver wants them.
@@ -306,8 +292,8 @@ pub(super) mod tests {
         assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::None), none), None);
         let able = Abilities { mount_group: true, ..none };
         assert_eq!(volume.group_to_set(&default, able), None);
-        assert_eq!(volume.capability(able, None).mount_group, Some(7));
-        assert_eq!(volume.capability(none, None).mount_group, None);
+        assert_eq!(volume.capability(able, "").mount_group, Some(7));
+        assert_eq!(volume.capability(none, "").mount_group, None);
         volume.read_only = true;
         assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::File), none), None);
     }
@@ -344,17 +330,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn label_is_an_option_of_the_mount_for_volumes_of_one_pod() {
-        let mut volume = wanted("u", "h");
-        volume.selinux = Labels::with_label("system_u:object_r:container_file_t:s0:c1,c2");
-        let mut driver = CsiDriverSpec { selinux_mount: Some(true), ..CsiDriverSpec::default() };
-        assert_eq!(volume.mount_label(&driver), None);
-        volume.access_modes = vec![AccessMode::ReadWriteOncePod];
-        let label = volume.mount_label(&driver);
-        assert!(label.is_some());
-        let flags = volume.capability(Abilities::default(), label).mount_flags;
-        assert_eq!(flags, [r#"context="system_u:object_r:container_file_t:s0:c1,c2""#]);
-        driver.selinux_mount = None;
-        assert_eq!(volume.mount_label(&driver), None);
+    fn label_is_an_option_of_the_mount() {
+        let volume = VolumeRequest { mount_options: vec!["noatime".to_owned()], ..wanted("u", "h") };
+        let flags = |label: &str| volume.capability(Abilities::default(), label).mount_flags;
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        assert_eq!(flags(label), ["noatime", r#"context="system_u:object_r:container_file_t:s0:c1,c2""#]);
+        assert_eq!(flags(""), ["noatime"]);
+        assert_eq!(volume.record(label, "n").selinux_context, label);
     }
 }

@@ -4,16 +4,18 @@
 use std::path::Path;
 
 use super::super::error::VolumeError;
-use super::super::kind::Phase;
+use super::super::selinux::LabelProblem;
 use super::cluster::read_secret;
 use super::dirs::{clear_dir, clear_failed, make_dirs};
 use super::driver::Stage;
-use super::error::{changed_nothing, not_begun, of_call};
+use super::error::{changed_nothing, io, not_begun, of_call};
 use super::names::{GLOBAL_MOUNT, path_text};
 use super::prepare::PreparedDriver;
-use super::record::Record;
+use super::record::{Record, RecordFile};
+use super::remove::release_staged;
 use super::request::VolumeRequest;
 use super::state::Csi;
+use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 
 /// Mounts a file system on the node, unless this process has done so. The caller has the volume's lock.
@@ -24,20 +26,15 @@ pub(super) fn stage(
     stop: &StopToken,
 ) -> Result<(), VolumeError> {
     let unique = request.unique_name();
-    let label = request.mount_label(&driver.spec).unwrap_or_default();
+    let label = driver.label.as_str();
     let staged_label = csi.users().staged_label(&unique).map(str::to_owned);
-    if let Some(staged_label) = staged_label {
-        if staged_label == label {
-            return Ok(());
-        }
-        // The context is an option of the one mount that all pods share.
-        let name = &request.spec_name;
-        let text = format!("conflicting SELinux labels of volume {name}: {staged_label:?} and {label:?}");
-        return Err(not_begun(Phase::MountDevice, text));
+    if staged_label.as_deref() == Some(label) {
+        return Ok(());
     }
     let source = &request.source;
     let dir = csi.layout.staged(&source.driver, &source.volume_handle)?;
     let target = dir.join(GLOBAL_MOUNT);
+    unstage_other_label(csi, request, driver, (&dir, &target), stop)?;
     make_dirs(&target)?;
     let record = Record::staged(&source.driver, &source.volume_handle);
     // An earlier attempt, or an earlier agent, may have staged it. That need not be a mount.
@@ -50,6 +47,39 @@ pub(super) fn stage(
     })?;
     csi.users().set_staged(&unique, label);
     Ok(())
+}
+
+/// Unmounts a volume that is mounted on the node with another label for a pod that is gone: the label is an
+/// option of the one mount that all pods share (Go: reconciler, `unmountDetachDevices`).
+fn unstage_other_label(
+    csi: &Csi,
+    request: &VolumeRequest,
+    driver: &PreparedDriver,
+    (dir, target): (&Path, &Path),
+    stop: &StopToken,
+) -> Result<(), VolumeError> {
+    // A pod that has the volume keeps it.
+    if !csi.settings.selinux.is_enabled() || driver.is_mounted {
+        return Ok(());
+    }
+    let unique = request.unique_name();
+    let RecordFile::Readable(record) = Record::read(dir) else { return Ok(()) };
+    // After a reboot there is a record, and nothing is mounted.
+    let is_other = record.unique_name() == unique && record.selinux_context != driver.label;
+    if !is_other || !csi.mounter.is_mount_point(target).map_err(io("read mounts at", target))? {
+        return Ok(());
+    }
+    let waits = || LabelProblem::Mounted { volume: unique.clone() };
+    if csi.users().may_be_used_by_others(&unique, &request.place()) {
+        return Err(waits().into());
+    }
+    release_staged(csi, &unique, &record, dir, stop).map_err(|error| match error {
+        VolumeError::Stopping => VolumeError::Stopping,
+        error => {
+            log::warn!("CSI volume {unique}: {}", chain(&error));
+            waits().into()
+        }
+    })
 }
 
 /// The call itself, for both forms, if the driver stages.
@@ -70,7 +100,7 @@ pub(super) fn call(
         volume: source.volume_handle.clone(),
         publish_context: driver.publish_context.clone(),
         staging_path: path_text(target)?,
-        capability: request.capability(driver.abilities, request.mount_label(&driver.spec)),
+        capability: request.capability(driver.abilities, &driver.label),
         secrets: secrets.map_err(|error| not_begun(phase, error))?,
         volume_context: source.volume_attributes.clone(),
     };

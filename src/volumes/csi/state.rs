@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, VolumeLocation};
+use super::super::label_table::VolumeLabels;
 use super::super::operations::Operations;
 use super::cluster::Cluster;
 use super::damaged::DamagedBlocks;
@@ -19,7 +20,6 @@ use super::names::{self, Layout};
 use super::rebuild::{self, PodVolumes, UnreadableDirs};
 use super::record::{Record, RecordFile};
 use super::registry::Registry;
-use super::selinux::FileContext;
 use super::users::Users;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
@@ -33,8 +33,8 @@ pub struct CsiSettings {
     pub root_dir: PathBuf,
     /// The node's name, in the names of VolumeAttachments.
     pub node_name: String,
-    /// The label of files of containers, on a node that uses SELinux.
-    pub(crate) selinux: Option<FileContext>,
+    /// The SELinux labels of all volumes of the node.
+    pub(crate) selinux: VolumeLabels,
     /// The sink of events about walks that take long.
     pub events: EventSink,
     /// The running operations, which know what ends a walk.
@@ -122,8 +122,14 @@ impl Csi {
                 is_complete = false;
                 continue;
             };
-            if rebuild::record_of(&self.layout, &volume.place) != RecordFile::Missing {
-                self.users().add(&name, &volume.place);
+            match rebuild::record_of(&self.layout, &volume.place) {
+                RecordFile::Missing => {}
+                found => {
+                    if let (RecordFile::Readable(record), Form::Filesystem) = (&found, volume.place.form) {
+                        self.settings.selinux.restore(&name, &volume.place.pod, &record.selinux_context);
+                    }
+                    self.users().add(&name, &volume.place);
+                }
             }
         }
         for place in damaged {

@@ -91,6 +91,11 @@ impl Users {
         self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != place))
     }
 
+    /// Whether another pod uses the volume, or a pod has a volume that is not known.
+    pub(super) fn may_be_used_by_others(&self, name: &str, place: &VolumeLocation) -> bool {
+        self.is_hidden || !self.unknown.is_empty() || self.is_used_by_others(name, place)
+    }
+
     /// The volume is staged, with this label or none.
     pub(super) fn set_staged(&mut self, name: &str, label: &str) {
         self.volumes.entry(name.to_owned()).or_default().staged = Some(label.to_owned());

@@ -96,10 +96,10 @@ fn may_relabel(
     driver: &PreparedDriver,
     target: &Path,
 ) -> Result<bool, VolumeError> {
-    if request.form == Form::Block || request.mount_label(&driver.spec).is_some() || request.is_read_only() {
+    if request.form == Form::Block || !driver.label.is_empty() || request.is_read_only() {
         return Ok(false);
     }
-    if csi.settings.selinux.is_none() {
+    if !csi.settings.selinux.is_enabled() {
         // No label is changed on this node.
         return Ok(true);
     }

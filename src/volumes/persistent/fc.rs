@@ -85,6 +85,10 @@ impl Storage for FCVolumeSource {
         Some("fc".to_owned())
     }
 
+    fn takes_label(&self) -> bool {
+        true
+    }
+
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
         let wanted = FcDisk::from_source(self)?;

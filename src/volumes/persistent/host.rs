@@ -34,6 +34,10 @@ pub(super) trait Host: Send + Sync {
     /// `major:minor` of a block device; `None`: it is another kind of file.
     fn device_number(&self, device: &Path) -> std::io::Result<Option<String>>;
 
+    /// The SELinux label that the file system at this mount point was mounted with; empty: none, also if
+    /// nothing is mounted there.
+    fn label_at(&self, path: &Path) -> Result<String, VolumeError>;
+
     /// The directory that contains `dev` and `sys`: `/` except in tests.
     fn root(&self) -> &Path;
 
@@ -80,6 +84,10 @@ impl Host for RealHost {
         Ok(metadata.file_type().is_block_device().then(text))
     }
 
+    fn label_at(&self, path: &Path) -> Result<String, VolumeError> {
+        mounts::label_at(path)
+    }
+
     fn root(&self) -> &Path {
         Path::new("/")
     }
@@ -100,7 +108,7 @@ pub(super) mod fake {
     //! A node that only records.
 
     use super::*;
-    use std::collections::VecDeque;
+    use std::collections::{HashMap, VecDeque};
     use std::sync::Mutex;
 
     type CommandResult = (String, Result<ProgramOutput, ToolError>);
@@ -113,6 +121,7 @@ pub(super) mod fake {
         responses: Mutex<VecDeque<CommandResult>>,
         table: Mutex<Vec<Mount>>,
         instead: Mutex<Option<(String, String)>>,
+        labels: Mutex<HashMap<PathBuf, String>>,
     }
 
     impl FakeHost {
@@ -178,6 +187,13 @@ pub(super) mod fake {
             let result = index.and_then(|index| responses.remove(index)).map(|(_, result)| result);
             let result = result.unwrap_or(Ok(ProgramOutput { code: Some(0), output: String::new() }));
             if program == "mount"
+                && let [.., target] = args
+                && let Some((_, rest)) = line.split_once("context=\"")
+                && let Some((label, _)) = rest.split_once('"')
+            {
+                self.labels.lock().unwrap().insert(PathBuf::from(target), label.to_owned());
+            }
+            if program == "mount"
                 && result.as_ref().is_ok_and(ProgramOutput::is_fine)
                 && let [.., source, target] = args
             {
@@ -201,6 +217,10 @@ pub(super) mod fake {
             let device = self.table.lock().unwrap().iter().rev().find(|mount| mount.point == source).cloned();
             let device = device.map_or_else(|| source.display().to_string(), |mount| mount.device);
             self.mounted(&device, target, "none");
+            let mut labels = self.labels.lock().unwrap();
+            if let Some(label) = labels.get(source).cloned() {
+                labels.insert(target.to_owned(), label);
+            }
             Ok(())
         }
 
@@ -208,11 +228,16 @@ pub(super) mod fake {
             let suffix = if is_remote { " remote" } else { "" };
             self.note(format!("umount {}{suffix}", target.display()));
             self.table.lock().unwrap().retain(|mount| mount.point != target);
+            self.labels.lock().unwrap().remove(target);
             Ok(())
         }
 
         fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
             Ok(Some(device.display().to_string()))
+        }
+
+        fn label_at(&self, path: &Path) -> Result<String, VolumeError> {
+            Ok(self.labels.lock().unwrap().get(path).cloned().unwrap_or_default())
         }
 
         fn root(&self) -> &Path {

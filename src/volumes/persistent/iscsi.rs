@@ -129,6 +129,10 @@ impl Storage for Iscsi {
         Some(format!("iscsi/{}", self.target_portal))
     }
 
+    fn takes_label(&self) -> bool {
+        true
+    }
+
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
         let wanted = IscsiDisk::from_source(&request.spec.name, self);

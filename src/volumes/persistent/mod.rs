@@ -17,6 +17,7 @@ mod flex_mount;
 mod fs_type;
 mod host;
 mod iscsi;
+mod label;
 mod local;
 mod nfs;
 mod nodes;
@@ -37,6 +38,7 @@ use super::attachment::Attachments;
 use super::csi::Csi;
 use super::error::VolumeError;
 use super::kind::{NodeLabels, Phase};
+use super::label_table::VolumeLabels;
 use super::operations::Operations;
 use super::paths;
 use crate::kube::PodDependencies;
@@ -94,6 +96,8 @@ pub(super) struct Kinds {
     attachments: Arc<Attachments>,
     /// The labels of this node; `None`: a volume of any node is set up.
     labels: Option<NodeLabels>,
+    /// The SELinux labels of all volumes of the node.
+    selinux: VolumeLabels,
     /// Volumes of pods that a controller attaches.
     attachable: Mutex<Attachable>,
     /// What an earlier agent may have attached. Held for look-ups only.
@@ -122,6 +126,7 @@ pub(super) struct StorageDeps {
     pub(super) users: Vec<(String, PodUid)>,
     pub(super) attachments: Arc<Attachments>,
     pub(super) labels: Option<NodeLabels>,
+    pub(super) selinux: VolumeLabels,
 }
 
 /// A disk that is mounted once for all pods.
@@ -155,6 +160,7 @@ impl Kinds {
             failed_growths: Mutex::default(),
             attachments: parts.attachments,
             labels: parts.labels,
+            selinux: parts.selinux,
             attachable: Mutex::default(),
             hidden,
         };
@@ -173,6 +179,7 @@ impl Kinds {
     pub(super) fn forget(&self, uid: &PodUid) {
         self.plugins.locked().remove(uid);
         self.singles().retain(|_, user| user != uid);
+        self.selinux.forget(uid);
         self.refreshed().remove(uid);
         self.forget_attachable(uid);
         self.forget_sizes(uid);
@@ -289,15 +296,16 @@ impl Kinds {
         disk: &SharedDisk<'_>,
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
     ) -> Result<MountedVolume, VolumeError> {
-        let lock = self.stage(request, disk, attach)?;
+        let lock = self.stage(request, &target, disk, attach)?;
         self.bind(request, Mounting { source: &disk.global, target: &target }, Some(lock))?;
-        Ok(request.mounted(target, true))
+        Ok(request.mounted(target, request.label.is_empty()))
     }
 
     /// Mounts a disk for all pods, unless it is mounted. The lock ends when the pod's mount exists.
     fn stage(
         &self,
         request: &Request<'_>,
+        target: &Path,
         disk: &SharedDisk<'_>,
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
     ) -> Result<DeviceLock, VolumeError> {
@@ -309,12 +317,16 @@ impl Kinds {
         let device = match mount_at(&table, &disk.global) {
             Some(mount) => {
                 filesystem::check_present(mount)?;
+                self.check_label(request, &table, (&disk.global, target))?;
                 PathBuf::from(&mount.source)
             }
             None => {
                 make_dirs(&disk.global)?;
                 let device = attach()?;
-                let options = filesystem::join(&spec.mount_options, &system_options(spec));
+                let context = label::option(request.label);
+                let mut system = system_options(spec);
+                system.extend(context.as_deref());
+                let options = filesystem::join(&spec.mount_options, &system);
                 let mounting = Mounting { source: &device, target: &disk.global };
                 filesystem::format_and_mount(&*self.host, mounting, disk.fs_type, &options, stop)?;
                 device

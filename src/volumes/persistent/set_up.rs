@@ -55,9 +55,10 @@ impl Kinds {
             self.set_refreshed(pod.uid(), &volume.name, spec.is_persistent);
         }
         self.check_node(pod, spec)?;
+        let label = &self.admit_label(pod, volume, spec, storage)?;
         self.claim_alone(pod, spec)?;
         self.check_attached(pod, spec)?;
-        let request = Request { pod, volume, spec, stop };
+        let request = Request { pod, volume, spec, label, stop };
         match spec.mode {
             Mode::Filesystem => storage.mount(self, &request),
             Mode::Block => storage.map(self, &request),
@@ -86,7 +87,7 @@ impl Kinds {
                 return Ok(mounted);
             }
         };
-        let request = Request { pod, volume, spec: &spec, stop };
+        let request = Request { pod, volume, spec: &spec, label: "", stop };
         let fresh = plugin_table::storage(&spec.source).refresh(self, &request)?;
         Ok(fresh.unwrap_or(mounted))
     }

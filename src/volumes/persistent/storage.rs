@@ -25,6 +25,12 @@ pub(crate) trait Storage: Plugin {
         self.name().replace('/', "~")
     }
 
+    /// Whether it mounts file systems with an SELinux label (Go: `SupportsSELinuxContextMount`). CSI volumes
+    /// have their own rule.
+    fn takes_label(&self) -> bool {
+        false
+    }
+
     /// Makes a file system ready for the pod.
     ///
     /// # Errors
@@ -74,6 +80,8 @@ pub(crate) struct Request<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) volume: &'a Volume,
     pub(crate) spec: &'a Spec,
+    /// The SELinux label to mount with, if no CSI driver mounts it; empty: none.
+    pub(crate) label: &'a str,
     pub(crate) stop: &'a StopToken,
 }
 

@@ -46,6 +46,9 @@ impl Host for Shared {
     fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
         self.0.device_number(device)
     }
+    fn label_at(&self, path: &Path) -> Result<String, VolumeError> {
+        self.0.label_at(path)
+    }
     fn root(&self) -> &Path {
         self.0.root()
     }
@@ -78,6 +81,7 @@ impl Node {
             users: Vec::new(),
             attachments: Arc::default(),
             labels: None,
+            selinux: VolumeLabels::default(),
         };
         change(&mut parts);
         let mut kinds = Kinds::new(parts);
@@ -263,6 +267,53 @@ fn iscsi_disk_is_mounted_once_and_detached_after_its_last_pod() {
         ]
     );
     assert!(!node.kinds.has_devices() && !node.path(&global).exists());
+}
+
+#[test]
+fn iscsi_disk_is_mounted_with_the_label_of_its_pods() {
+    let (claims, volumes) = bound(json!({"accessModes": ["ReadWriteMany"],
+        "iscsi": {"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 1, "fsType": "ext4"}}));
+    let node = Node::with(claims, volumes, |parts| parts.selinux = VolumeLabels::for_tests(true));
+    session(node.root.path(), (3, IQN), "10.0.0.1", "sda");
+    let by_path = format!("dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1");
+    device_link(node.root.path(), &by_path, "dev/sda");
+    let set_up = |uid: &str, level: &str| {
+        let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid}, "spec": {
+            "securityContext": {"seLinuxOptions": {"level": level}},
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap());
+        let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+        let result = node.kinds.set_up(&pod, &volume, &StopToken::never());
+        result.map_err(|error| crate::util::error_chain::chain(&error))
+    };
+    let respond = || {
+        node.host.respond("iscsiadm -m iface", 0, "iface.transport_name = tcp\n");
+        node.host.respond("blkid", 0, "TYPE=ext4\n");
+    };
+    respond();
+    assert!(!set_up("u1", "s0:c1,c2").unwrap().selinux_relabel);
+    let label = |level: &str| format!("system_u:object_r:container_file_t:{level}");
+    let mount = |log: Vec<String>| log.into_iter().find(|line| line.starts_with("mount ")).unwrap();
+    let options = format!("-o context=\"{}\",defaults,rw ", label("s0:c1,c2"));
+    assert!(mount(node.log()).contains(&options));
+    let error = set_up("u2", "s0:c3").unwrap_err();
+    let (first, second) = (label("s0:c1,c2"), label("s0:c3"));
+    assert_eq!(error, format!("conflicting SELinux labels of volume pv: {first:?} and {second:?}"));
+    // After a restart the first pod is not known yet, but its mount is.
+    node.kinds.selinux.forget(&PodUid::from("u1"));
+    let waits = format!(
+        "waiting for unmount of volume \"kubernetes.io/iscsi/10.0.0.1:{IQN}:1\", because it is already mounted \
+         to a different pod with a different SELinux label"
+    );
+    assert_eq!(set_up("u2", "s0:c3").unwrap_err(), waits);
+    assert!(!set_up("u1", "s0:c1,c2").unwrap().selinux_relabel);
+    node.remove_pod("u1");
+    node.kinds.sweep(&StopToken::never()).unwrap();
+    node.log();
+    respond();
+    set_up("u2", "s0:c3").unwrap();
+    assert!(mount(node.log()).contains(&second));
 }
 
 /// The API server does not check the type, and a user who may create pods chooses it.

@@ -1,5 +1,5 @@
 //! The SELinux label of a volume that is mounted with it (Go: pkg/volume/util/selinux.go, and
-//! go-selinux for the files of the policy).
+//! go-selinux for the files of the policy). The labels of all volumes of the node are in `label_table`.
 //!
 //! A volume gets a label only on a node that uses SELinux, and only if the pod names the level: else
 //! the runtime chooses a level for each pod, which is not known before.
@@ -29,33 +29,89 @@ pub(crate) struct FileContext {
 pub struct Labels {
     /// The labels of the containers that mount the volume, at most one of which can be used.
     labels: BTreeSet<String>,
+    /// `seLinuxChangePolicy: Recursive`: the runtime changes the labels of all files, and the volume is
+    /// mounted with none.
+    is_recursive: bool,
 }
 
 impl Labels {
-    /// The label to mount with, if there is one.
+    /// The label of the containers; `None`: they name none.
     ///
     /// # Errors
-    /// Upstream's text, if containers need different ones. A label that would end the option of the
-    /// mount that contains it is refused.
-    pub(super) fn single(&self) -> Result<Option<&str>, String> {
-        let is_plain = |character: char| character.is_ascii_alphanumeric() || "_:,.-".contains(character);
-        if let Some(other) = self.labels.iter().find(|label| !label.chars().all(is_plain)) {
-            return Err(format!("the SELinux label {other:?} cannot be an option of a mount"));
-        }
+    /// If they need different ones.
+    pub(super) fn single(&self) -> Result<Option<&str>, LabelProblem> {
         let mut labels = self.labels.iter();
         match (labels.next(), labels.next()) {
             (first, None) => Ok(first.map(String::as_str)),
             _ => {
                 let all: Vec<&str> = self.labels.iter().map(String::as_str).collect();
-                Err(format!("multiple SELinux labels found: {}", all.join(", ")))
+                Err(LabelProblem::Several { labels: all.join(",") })
             }
+        }
+    }
+
+    /// The label to mount with; empty: none.
+    ///
+    /// # Errors
+    /// If containers need different ones, also if none is used. A label that would end the option of the
+    /// mount that contains it is refused.
+    pub(super) fn to_mount_with(&self) -> Result<&str, LabelProblem> {
+        let label = self.single()?.filter(|_| !self.is_recursive).unwrap_or_default();
+        let is_plain = |character: char| character.is_ascii_alphanumeric() || "_:,.-".contains(character);
+        if label.chars().all(is_plain) {
+            Ok(label)
+        } else {
+            Err(LabelProblem::Invalid { label: label.to_owned() })
         }
     }
 
     #[cfg(test)]
     pub(super) fn with_label(label: &str) -> Labels {
-        Labels { labels: [label.to_owned()].into() }
+        [label].into_iter().collect()
     }
+}
+
+#[cfg(test)]
+impl<'a> FromIterator<&'a str> for Labels {
+    fn from_iter<T: IntoIterator<Item = &'a str>>(labels: T) -> Labels {
+        Labels { labels: labels.into_iter().map(str::to_owned).collect(), is_recursive: false }
+    }
+}
+
+/// Why a pod cannot have a volume with its label (Go: pkg/kubelet/volumemanager/cache).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LabelProblem {
+    /// Containers of the pod need different labels.
+    #[error("multiple SELinux labels found: {labels}")]
+    Several {
+        /// The labels, with commas between them.
+        labels: String,
+    },
+    /// The label contains a character that no label has.
+    #[error("the SELinux label {label:?} cannot be an option of a mount")]
+    Invalid {
+        /// The label.
+        label: String,
+    },
+    /// Another pod of this node uses the volume with another label, or with none.
+    #[error("conflicting SELinux labels of volume {volume}: {present:?} and {wanted:?}")]
+    Conflict {
+        /// The name of the persistent volume.
+        volume: String,
+        /// The label of the other pod; empty: none.
+        present: String,
+        /// The label of this pod; empty: none.
+        wanted: String,
+    },
+    /// The volume is still mounted with another label, or with none.
+    #[error(
+        "waiting for unmount of volume {volume:?}, because it is already mounted to a different pod with a \
+         different SELinux label"
+    )]
+    Mounted {
+        /// The name of the volume on this node.
+        volume: String,
+    },
 }
 
 impl FileContext {
@@ -73,6 +129,12 @@ impl FileContext {
             text(&dir.join("contexts/lxc_contexts"))
         });
         parse(&contexts?)
+    }
+
+    #[cfg(test)]
+    pub(super) fn for_tests() -> FileContext {
+        let [user, role, kind] = ["system_u", "object_r", "container_file_t"].map(str::to_owned);
+        FileContext { user, role, kind }
     }
 
     /// The label with a pod's options. As with the runtime, role and type of files are the policy's.
@@ -110,14 +172,19 @@ fn parse(contexts: &str) -> Option<FileContext> {
 /// The labels for a volume of a pod.
 pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> Labels {
     let Some(context) = context else { return Labels::default() };
-    let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
+    let shared = pod.spec().security_context.as_ref();
+    let of_pod = shared.and_then(|context| context.se_linux_options.as_ref());
+    let policy = shared.and_then(|context| context.se_linux_change_policy.as_deref());
     let mounts =
         |container: &&Container| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
     let label = |container: &Container| {
         let own = container.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
         context.with(own.or(of_pod)?)
     };
-    Labels { labels: pod.all_containers().filter(mounts).filter_map(label).collect() }
+    Labels {
+        labels: pod.all_containers().filter(mounts).filter_map(label).collect(),
+        is_recursive: policy == Some("Recursive"),
+    }
 }
 
 #[cfg(test)]
@@ -156,12 +223,31 @@ mod tests {
             (level, vec![(Value::Null, "v"), (own, "v")], Err(())),
         ] {
             let labels = labels(&pod(of_pod, &containers), "v", Some(&context));
-            let single =
-                labels.single().map_err(|text| assert!(text.starts_with("multiple SELinux"), "{text}"));
+            let single = labels.single().map_err(|error| {
+                let plain = "system_u:object_r:container_file_t:s0:c1,c2,u_u:object_r:container_file_t:s0:c3";
+                assert_eq!(error.to_string(), format!("multiple SELinux labels found: {plain}"));
+            });
             assert_eq!(single, expected);
         }
         let pod = pod(json!({"level": "s0"}), &[(Value::Null, "v")]);
         assert_eq!(labels(&pod, "v", None), Labels::default());
+    }
+
+    #[test]
+    fn pod_with_recursive_change_of_labels_mounts_without_a_label() {
+        let context = parse(CONTEXTS).unwrap();
+        let with_policy = |policy: &str| {
+            let value = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {
+                "securityContext": {"seLinuxOptions": {"level": "s0:c1"}, "seLinuxChangePolicy": policy},
+                "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}});
+            let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap());
+            labels(&pod, "v", Some(&context))
+        };
+        let label = "system_u:object_r:container_file_t:s0:c1";
+        assert_eq!(with_policy("MountOption").to_mount_with(), Ok(label));
+        assert_eq!(with_policy("Recursive").to_mount_with(), Ok(""));
+        // The containers must agree all the same.
+        assert_eq!(with_policy("Recursive").single(), Ok(Some(label)));
     }
 
     #[test]
