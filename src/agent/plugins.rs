@@ -13,7 +13,6 @@ use crate::claims::{ResourceClaims, names};
 use crate::devices::{self, Devices};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::model::reasons;
 use crate::plugins::{self, Handler, Handlers, Plugins};
 use crate::sync::view::View;
 use crate::transport::rpc_server;
@@ -84,7 +83,7 @@ impl Registrations {
     }
 }
 
-/// The visits of CSI drivers. A volume that its driver calls abnormal has an event of its pod.
+/// The visits of CSI drivers.
 fn visits(
     rooms: &Rooms,
     objects: Option<Arc<NodeObjects>>,
@@ -96,14 +95,7 @@ fn visits(
         let announce = move |stop: &StopToken| objects.announce(&registry, stop);
         Box::new(announce) as Box<dyn Fn(&StopToken) -> Result<(), AnnounceError> + Send + Sync>
     });
-    let (view, events) = (rooms.view.clone(), rooms.events.clone());
-    let abnormal = move |uid: &PodUid, volume: &str, text: &str| {
-        let snapshot = view.get();
-        if let Some(pod) = snapshot.pods.get(uid).and_then(|entry| entry.any_pod()) {
-            events.warning(pod, reasons::VOLUME_CONDITION_ABNORMAL, format!("Volume {volume}: {text}"));
-        }
-    };
-    rooms.volumes.visits(VisitSettings { period, announce, registered, abnormal: Box::new(abnormal) })
+    rooms.volumes.visits(VisitSettings { period, announce, registered })
 }
 
 /// Device plugins whose socket is in `plugins_registry`.

@@ -164,10 +164,7 @@ fn numbers(time: Timestamp, stats: &VolumeStats) -> DriverNumbers {
         space.inodes_used = number(inodes.used);
     }
     let has_sizes = stats.bytes.is_some() || stats.inodes.is_some();
-    DriverNumbers {
-        space: has_sizes.then_some(space),
-        abnormal: stats.condition.as_ref().map(|(abnormal, _)| *abnormal),
-    }
+    DriverNumbers { space: has_sizes.then_some(space) }
 }
 
 /// `/stats/summary`, in JSON.
@@ -283,20 +280,20 @@ mod tests {
         let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
         let volume: Volume = serde_json::from_value(volume).unwrap();
         let usage = Usage { available: -1, total: 5, used: 2 };
-        let stats = VolumeStats { bytes: Some(usage), inodes: None, condition: Some((true, "x".into())) };
+        let stats = VolumeStats { bytes: Some(usage), inodes: None };
         let known = Some((Timestamp::now(), Arc::new(stats)));
         for (is_block, stats, expected) in [
             (false, None, Some(None)),
             (true, None, None),
-            (true, known.clone(), Some(Some((Some(5), None, Some(true))))),
-            (false, known, Some(Some((Some(5), None, Some(true))))),
+            (true, known.clone(), Some(Some((Some(5), None)))),
+            (false, known, Some(Some((Some(5), None)))),
         ] {
             let of_driver = MeasuredVolume { volume: "v".to_owned(), is_block, stats };
             let found = measurement(&volume, mounted, Some(&of_driver), "p");
             let found = found.map(|measured| {
                 let numbers = measured.driver?;
                 let space = numbers.space?;
-                Some((space.capacity, space.available, numbers.abnormal))
+                Some((space.capacity, space.available))
             });
             assert_eq!(found, expected);
         }

@@ -189,7 +189,7 @@ const REMOVED: &[&str] = &[
 const FIXED: &[(&str, bool)] = &[
     ("AllowDNSOnlyNodeCSR", false),
     ("CRIListStreaming", false),
-    ("CSIVolumeHealth", true),
+    ("CSIVolumeHealth", false),
     ("ChangeContainerStatusOnKubeletRestart", false),
     ("ClusterTrustBundleProjection", true),
     ("DRAExtendedResource", true),
@@ -216,7 +216,6 @@ const FIXED: &[(&str, bool)] = &[
     ("ReloadKubeletClientCAFile", true),
     ("ReloadKubeletServerCertificateFile", true),
     ("ResourceHealthStatus", true),
-    ("SELinuxMount", false),
     ("TaintTolerationComparisonOperators", true),
     ("UserNamespacesHostNetworkSupport", false),
 ];

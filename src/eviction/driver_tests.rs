@@ -389,7 +389,7 @@ fn pods_with_limits_of_local_storage_are_measured_and_all_above_them_are_evicted
     assert_eq!(machine.turn(&mut driver, 4000), (vec![], Some(6000)));
     for name in ["a", "c"] {
         let space = FileSystem { used: Some(6 * MIB), ..FileSystem::default() };
-        let volume = VolumeUse { name: "v".to_owned(), claim: None, ephemeral: true, space, abnormal: None };
+        let volume = VolumeUse { name: "v".to_owned(), claim: None, ephemeral: true, space };
         machine.uses.iter_mut().find(|used| used.name == name).unwrap().volumes.push(volume);
     }
     let expected = ["measure Disks", "evict a in 1 s", "evict c in 1 s"].map(str::to_owned).to_vec();

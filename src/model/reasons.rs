@@ -73,7 +73,6 @@ reasons! {
     FAILED_MAP_VOLUME = "FailedMapVolume";
     FAILED_ATTACH_VOLUME = "FailedAttachVolume";
     ALREADY_MOUNTED_VOLUME = "AlreadyMountedVolume";
-    VOLUME_CONDITION_ABNORMAL = "VolumeConditionAbnormal";
     VOLUME_PERMISSION_CHANGE = "VolumePermissionChangeInProgress";
     CERTIFICATE_OVERDUE_FOR_REFRESH = "CertificateOverdueForRefresh";
     CERTIFICATE_EXPIRED = "CertificateExpired";

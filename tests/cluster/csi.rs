@@ -227,7 +227,7 @@ fn measured(joined: &JoinedNode<'_>, pod: &str) -> Option<Value> {
 
 // Runtimes: containerd 2.
 #[test]
-fn volumes_have_the_size_and_health_that_their_driver_reports() {
+fn volumes_have_the_size_that_their_driver_reports_and_no_health() {
     let joined = prepared("csih");
     let mut driver = CsiDriver::new("csih");
     driver.start(&joined);
@@ -238,11 +238,11 @@ fn volumes_have_the_size_and_health_that_their_driver_reports() {
     for pod in ["csih-user", "csih-patient"] {
         joined.wait_ready(pod);
     }
-    for (pod, claim, abnormal) in [("csih-user", "csih-device", false), ("csih-patient", "csih-unwell", true)]
-    {
-        wait_until(&format!("the health of the volume of {pod}"), LIMIT, || {
+    for (pod, claim) in [("csih-user", "csih-device"), ("csih-patient", "csih-unwell")] {
+        wait_until(&format!("the size of the volume of {pod}"), LIMIT, || {
             measured(&joined, pod).is_some_and(|volume| {
-                volume["volumeHealthStats"]["abnormal"] == json!(abnormal)
+                // The driver reports a condition; since 1.37 it is not read.
+                volume["volumeHealthStats"].is_null()
                     && volume["pvcRef"]["name"] == json!(claim)
                     && volume["capacityBytes"].is_u64()
             })
@@ -250,13 +250,8 @@ fn volumes_have_the_size_and_health_that_their_driver_reports() {
         let labels = format!("namespace=\"default\",persistentvolumeclaim=\"{claim}\"");
         let series = |name: &str| joined.node.metric(&format!("kubelet_volume_stats_{name}{{{labels}}}"));
         wait_until(&format!("the metrics of {claim}"), LIMIT, || series("capacity_bytes") > 0.0);
-        assert_eq!(series("health_status_abnormal"), f64::from(u8::from(abnormal)));
     }
-    wait_until("the event of the volume", LIMIT, || {
-        let expected = ("VolumeConditionAbnormal".to_owned(), "Volume v: a sector is lost".to_owned());
-        joined.events("csih-patient").contains(&expected)
-    });
-    assert!(joined.events("csih-user").iter().all(|(reason, _)| reason != "VolumeConditionAbnormal"));
+    assert!(joined.events("csih-patient").iter().all(|(reason, _)| reason != "VolumeConditionAbnormal"));
     for pod in ["csih-user", "csih-patient"] {
         delete(&joined, pod);
     }

@@ -563,7 +563,6 @@ pub(super) fn volume_use(
         claim: volume.claim.clone(),
         ephemeral: volume.ephemeral,
         space,
-        abnormal: volume.driver.as_ref().and_then(|driver| driver.abnormal),
     };
     if let Some(space) = volume.driver.as_ref().and_then(|driver| driver.space.clone()) {
         return VolumeReading::Known(Box::new(found(space)), None);

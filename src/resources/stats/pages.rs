@@ -106,16 +106,13 @@ pub(crate) fn volumes<'a>(all: impl Iterator<Item = (&'a str, &'a VolumeUse)>, p
         }
     }
     type Count = fn(&VolumeUse) -> Option<u64>;
-    let columns: [(&str, &str, Count); 7] = [
+    let columns: [(&str, &str, Count); 6] = [
         ("kubelet_volume_stats_capacity_bytes", "Size of a claim's volume.", |v| v.space.capacity),
         ("kubelet_volume_stats_available_bytes", "What is left of it.", |v| v.space.available),
         ("kubelet_volume_stats_used_bytes", "What is used of it.", |v| v.space.used),
         ("kubelet_volume_stats_inodes", "Its inodes.", |v| v.space.inodes),
         ("kubelet_volume_stats_inodes_free", "Its free inodes.", |v| v.space.inodes_free),
         ("kubelet_volume_stats_inodes_used", "Its inodes in use.", |v| v.space.inodes_used),
-        ("kubelet_volume_stats_health_status_abnormal", "Whether its driver calls it abnormal.", |v| {
-            v.abnormal.map(u64::from)
-        }),
     ];
     for (name, help, select) in columns {
         let mut family = page.family(name, help, Type::Gauge);

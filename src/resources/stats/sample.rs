@@ -255,8 +255,6 @@ pub struct VolumeUse {
     /// Whether it counts as the pod's local storage.
     pub ephemeral: bool,
     pub space: FileSystem,
-    /// Whether its driver calls it abnormal; `None`: it does not report that.
-    pub abnormal: Option<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -32,8 +32,6 @@ pub(crate) struct PodVolume {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct DriverNumbers {
     pub space: Option<FileSystem>,
-    /// Whether the driver calls the volume abnormal; `None`: it does not report that.
-    pub abnormal: Option<bool>,
 }
 
 #[derive(Debug, Clone)]

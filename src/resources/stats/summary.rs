@@ -171,6 +171,5 @@ fn volume(volume: &VolumeUse, namespace: &str) -> Value {
     set(&mut object, "name", volume.name.as_str());
     let claim = volume.claim.as_ref().map(|claim| json!({"name": claim, "namespace": namespace}));
     put(&mut object, "pvcRef", claim);
-    put(&mut object, "volumeHealthStats", volume.abnormal.map(|abnormal| json!({"abnormal": abnormal})));
     Value::Object(object)
 }

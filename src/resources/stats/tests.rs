@@ -805,7 +805,7 @@ fn numbers_of_a_driver_replace_those_of_the_file_system() {
         walk: false,
         ephemeral: false,
         claim: None,
-        driver: Some(DriverNumbers { space, abnormal: Some(false) }),
+        driver: Some(DriverNumbers { space }),
     };
     let sizes = FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() };
     let fixture =
@@ -814,9 +814,9 @@ fn numbers_of_a_driver_replace_those_of_the_file_system() {
     let summary = json(&fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap());
     let volumes = summary.pointer("/pods/0/volume").unwrap();
     let expected = serde_json::json!({"time": volumes[0]["time"], "name": "a", "capacityBytes": 10,
-        "usedBytes": 3, "volumeHealthStats": {"abnormal": false}});
+        "usedBytes": 3});
     assert_eq!(volumes[0], expected);
-    assert!(volumes[1]["inodes"].is_u64() && volumes[1]["volumeHealthStats"]["abnormal"] == false);
+    assert!(volumes[1]["inodes"].is_u64());
 }
 
 #[test]
@@ -826,7 +826,6 @@ fn claims_are_shown_once() {
         claim: claim.map(str::to_owned),
         ephemeral: false,
         space: FileSystem { capacity: Some(10), used: Some(3), ..FileSystem::default() },
-        abnormal: claim.map(|_| true),
     };
     let (with, without) = (volume(Some("data")), volume(None));
     let mut page = Page::new();
@@ -838,8 +837,6 @@ fn claims_are_shown_once() {
         [
             "kubelet_volume_stats_capacity_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 10",
             "kubelet_volume_stats_capacity_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 10",
-            "kubelet_volume_stats_health_status_abnormal{namespace=\"a\",persistentvolumeclaim=\"data\"} 1",
-            "kubelet_volume_stats_health_status_abnormal{namespace=\"b\",persistentvolumeclaim=\"data\"} 1",
             "kubelet_volume_stats_used_bytes{namespace=\"a\",persistentvolumeclaim=\"data\"} 3",
             "kubelet_volume_stats_used_bytes{namespace=\"b\",persistentvolumeclaim=\"data\"} 3",
         ]

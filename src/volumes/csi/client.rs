@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{
-    Abilities, Capability, Driver, DriverError, Expand, NodeInfo, Publish, Stage, Usage, VolumeStats,
+    Abilities, Capability, Code, Driver, DriverError, Expand, NodeInfo, Publish, Stage, Usage, VolumeStats,
 };
 use super::error::MAX_TEXT;
 use crate::model::metrics::CSI_OPERATIONS;
@@ -23,14 +23,11 @@ const MAX_MESSAGE_BYTES: i32 = 4 << 20;
 const MAX_CAPABILITIES: usize = 256;
 /// Measures that are read of an answer.
 const MAX_USAGES: usize = 16;
-/// The longest text about a volume's health, in bytes.
-const MAX_CONDITION: usize = 1024;
 
 // Numbers of the protocol.
 const STAGE_UNSTAGE_VOLUME: i32 = 1;
 const GET_VOLUME_STATS: i32 = 2;
 const EXPAND_VOLUME: i32 = 3;
-const VOLUME_CONDITION: i32 = 4;
 const SINGLE_NODE_MULTI_WRITER: i32 = 5;
 const VOLUME_MOUNT_GROUP: i32 = 6;
 const BYTES: i32 = 1;
@@ -115,7 +112,6 @@ impl Driver for GrpcDriver {
                 STAGE_UNSTAGE_VOLUME => abilities.stage = true,
                 GET_VOLUME_STATS => abilities.stats = true,
                 EXPAND_VOLUME => abilities.expand = true,
-                VOLUME_CONDITION => abilities.condition = true,
                 SINGLE_NODE_MULTI_WRITER => abilities.single_node_multi_writer = true,
                 VOLUME_MOUNT_GROUP => abilities.mount_group = true,
                 _ => {}
@@ -187,6 +183,10 @@ impl Driver for GrpcDriver {
         message.volume_path = path.to_owned();
         message.staging_target_path = staging_path.to_owned();
         let response = self.call(&methods::NODE_GET_VOLUME_STATS, &message, stop)?;
+        if response.usage.is_empty() {
+            let message = "failed to get usage from response. usage is nil".to_owned();
+            return Err(DriverError { message, code: Code::Unknown });
+        }
         let mut stats = VolumeStats::default();
         for usage in response.usage.iter().take(MAX_USAGES) {
             let measured = Usage { available: usage.available, total: usage.total, used: usage.used };
@@ -196,10 +196,6 @@ impl Driver for GrpcDriver {
                 _ => {}
             }
         }
-        stats.condition = response
-            .volume_condition
-            .into_option()
-            .map(|condition| (condition.abnormal, clip::line(&condition.message, MAX_CONDITION)));
         Ok(stats)
     }
 }
@@ -211,7 +207,6 @@ mod tests {
     use crate::util::testing::in_background;
     use crossbeam_channel::bounded;
 
-    use super::super::driver::Code;
     use super::*;
     use crate::transport::rpc_server::{Refusal, Server, Service};
     use crate::util::stop;
@@ -320,7 +315,12 @@ mod tests {
             .unary(&methods::NODE_GET_VOLUME_STATS, move |request, _| {
                 let (volume, path) = (&request.volume_id, &request.volume_path);
                 stats.send(format!("{volume} {path} {}", request.staging_target_path)).unwrap();
-                Ok(csi::NodeGetVolumeStatsResponse::new())
+                let mut response = csi::NodeGetVolumeStatsResponse::new();
+                if request.volume_id == "h" {
+                    let usage = csi::VolumeUsage { unit: BYTES, total: 3, ..csi::VolumeUsage::new() };
+                    response.usage.push(usage);
+                }
+                Ok(response)
             });
         let _server = serve(&socket, service);
         let driver = driver(&socket, Duration::from_secs(10));
@@ -347,8 +347,14 @@ mod tests {
         };
         driver.expand(&request, &never).unwrap();
         assert_eq!(reported.recv().unwrap(), "h /t /g 9 6");
-        driver.stats("h", "/t", "/g", &never).unwrap();
+        let stats = driver.stats("h", "/t", "/g", &never).unwrap();
+        assert_eq!((stats.bytes.map(|bytes| bytes.total), stats.inodes), (Some(3), None));
         assert_eq!(reported.recv().unwrap(), "h /t /g");
+        // A response without numbers is none.
+        let error = driver.stats("i", "/t", "/g", &never).unwrap_err();
+        assert_eq!(error.to_string(), "failed to get usage from response. usage is nil");
+        assert!(error.is_final());
+        assert_eq!(reported.recv().unwrap(), "i /t /g");
         driver.unpublish("h", "/t", &never).unwrap();
         assert_eq!(reported.recv().unwrap(), "h /t");
         driver.unstage("h", "/g", &never).unwrap();

@@ -96,8 +96,6 @@ pub struct Abilities {
     pub stats: bool,
     /// It grows file systems on the node.
     pub expand: bool,
-    /// It reports the health of volumes.
-    pub condition: bool,
     /// It distinguishes one pod from several pods on one node.
     pub single_node_multi_writer: bool,
     /// It sets the group of files itself.
@@ -133,8 +131,6 @@ pub struct VolumeStats {
     pub bytes: Option<Usage>,
     /// In inodes.
     pub inodes: Option<Usage>,
-    /// Whether the driver calls the volume abnormal, and why.
-    pub condition: Option<(bool, String)>,
 }
 
 /// A call that failed, or was not begun.

@@ -331,7 +331,7 @@ impl Driver for FakeDriver {
     fn stats(&self, volume: &str, _: &str, _: &str, stop: &StopToken) -> Result<VolumeStats, DriverError> {
         self.0.call("stats", volume, stop, |_| {
             let bytes = Some(Usage { available: 1, total: 3, used: 2 });
-            Ok(VolumeStats { bytes, inodes: None, condition: Some((true, "bad".to_owned())) })
+            Ok(VolumeStats { bytes, inodes: None })
         })
     }
 }

@@ -1,5 +1,5 @@
-//! Has drivers measure how full volumes are and whether they are healthy (Go: csi_metrics.go). `visits`
-//! calls this; a page of statistics gets the last numbers.
+//! Has drivers measure how full volumes are (Go: csi_metrics.go). `visits` calls this; a page of statistics
+//! gets the last numbers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,6 @@ use super::names::{self, GLOBAL_MOUNT, TARGET, path_text};
 use super::record::{Record, RecordFile};
 use super::request::Lifecycle;
 use super::state::Csi;
-use crate::model::ids::PodUid;
 use crate::model::metrics::VOLUME_STATS;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
@@ -41,26 +40,13 @@ pub(super) fn volumes_of(csi: &Csi, driver: &str) -> Vec<VolumeLocation> {
     csi.users().places_of_driver(&names::unique_name(driver, ""))
 }
 
-/// Has a driver measure its volumes, one after another. Volumes that it calls abnormal go to
-/// `abnormal`: their pod, name in the pod, and the driver's text. Returns whether the driver has
-/// responded.
-pub(super) fn measure(
-    csi: &Csi,
-    name: &str,
-    abnormal: &dyn Fn(&PodUid, &str, &str),
-    stop: &StopToken,
-) -> bool {
+/// Has a driver measure its volumes, one after another. Returns whether the driver has responded.
+pub(super) fn measure(csi: &Csi, name: &str, stop: &StopToken) -> bool {
     let places = volumes_of(csi, name);
     let mut found = Vec::new();
     let responds = measure_into(csi, name, &places, &mut found, stop);
     if stop.is_stopped() {
         return false;
-    }
-    for (place, stats) in &found {
-        let Some((true, message)) = &stats.condition else { continue };
-        if let Some(volume) = csi.name_in_pod(place) {
-            abnormal(&place.pod, &volume, message);
-        }
     }
     // Volumes that were removed meanwhile leave no numbers behind.
     found.retain(|(place, _)| csi.name_in_pod(place).is_some());
@@ -119,13 +105,7 @@ fn stats(
     stop: &StopToken,
 ) -> Result<VolumeStats, MeasureError> {
     let mounted = mounted(csi, place, abilities).map_err(MeasureError::Volume)?;
-    let mut stats = driver
-        .stats(&mounted.handle, &mounted.path, &mounted.staging_path, stop)
-        .map_err(MeasureError::Call)?;
-    if !abilities.condition {
-        stats.condition = None;
-    }
-    Ok(stats)
+    driver.stats(&mounted.handle, &mounted.path, &mounted.staging_path, stop).map_err(MeasureError::Call)
 }
 
 /// What the record of a volume says.
@@ -156,20 +136,13 @@ fn mounted(csi: &Csi, place: &VolumeLocation, abilities: Abilities) -> Result<St
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::super::fake::{DRIVER, FakeAgent, Fault};
     use super::super::request::tests::wanted;
     use super::*;
+    use crate::model::ids::PodUid;
 
-    type Reports = Mutex<Vec<(String, String, String)>>;
-
-    fn measure(agent: &FakeAgent, reports: &Reports) -> bool {
-        let report = |pod: &PodUid, volume: &str, text: &str| {
-            let entry = (pod.as_str().to_owned(), volume.to_owned(), text.to_owned());
-            reports.lock().unwrap().push(entry);
-        };
-        super::measure(&agent.csi, DRIVER, &report, &StopToken::never())
+    fn measure(agent: &FakeAgent) -> bool {
+        super::measure(&agent.csi, DRIVER, &StopToken::never())
     }
 
     fn shown(agent: &FakeAgent, pod: &str) -> Vec<(String, bool, Option<i64>)> {
@@ -184,7 +157,7 @@ mod tests {
     #[test]
     fn volumes_have_the_numbers_of_their_driver_until_they_are_removed() {
         let agent = FakeAgent::new();
-        let able = Abilities { stage: true, stats: true, condition: true, ..Abilities::default() };
+        let able = Abilities { stage: true, stats: true, ..Abilities::default() };
         agent.node.set_abilities(able);
         let (a, mut b) = (wanted("a", "h"), wanted("b", "i"));
         b.form = Form::Block;
@@ -192,16 +165,12 @@ mod tests {
             agent.set_up(volume).unwrap();
         }
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, None)]);
-        let reports = Reports::default();
-        assert!(measure(&agent, &reports));
+        assert!(measure(&agent));
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, Some(2))]);
         assert_eq!(shown(&agent, "b"), [("v-i".to_owned(), true, Some(2))]);
-        let expected = [("a", "v-h", "bad"), ("b", "v-i", "bad")];
-        let expected = expected.map(|(pod, volume, text)| (pod.into(), volume.into(), text.into()));
-        assert_eq!(*reports.lock().unwrap(), expected);
         agent.tear_down(&a).unwrap();
         assert!(shown(&agent, "a").is_empty());
-        assert!(measure(&agent, &reports));
+        assert!(measure(&agent));
         assert_eq!(agent.csi.measured().volumes.len(), 1);
         agent.node.check();
     }
@@ -210,14 +179,12 @@ mod tests {
     fn driver_without_the_ability_is_not_called() {
         let agent = FakeAgent::new();
         agent.set_up(&wanted("a", "h")).unwrap();
-        // It measures, but knows nothing of health.
         agent.node.set_abilities(Abilities { stats: true, ..Abilities::default() });
-        let reports = Reports::default();
-        assert!(measure(&agent, &reports) && reports.lock().unwrap().is_empty());
+        assert!(measure(&agent));
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, Some(2))]);
         agent.node.set_abilities(Abilities::default());
         agent.node.calls();
-        assert!(measure(&agent, &reports));
+        assert!(measure(&agent));
         assert_eq!(agent.node.calls(), ["abilities"]);
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, None)]);
     }
@@ -228,20 +195,19 @@ mod tests {
         for pod in ["a", "b"] {
             agent.set_up(&wanted(pod, "h")).unwrap();
         }
-        let reports = Reports::default();
-        assert!(measure(&agent, &reports));
+        assert!(measure(&agent));
         for fault in [Fault::Final, Fault::Babble] {
             agent.node.fail("stats", fault);
-            assert!(measure(&agent, &reports), "{fault:?}");
+            assert!(measure(&agent), "{fault:?}");
             assert_eq!(shown(&agent, "a")[0].2, None, "{fault:?}");
             assert_eq!(shown(&agent, "b")[0].2, Some(2), "{fault:?}");
         }
         agent.node.calls();
         agent.node.fail("stats", Fault::Uncertain);
-        assert!(!measure(&agent, &reports));
+        assert!(!measure(&agent));
         assert_eq!(agent.node.calls(), ["abilities", "stats h"]);
         assert_eq!((shown(&agent, "a")[0].2, shown(&agent, "b")[0].2), (None, None));
         agent.node.fail("abilities", Fault::Final);
-        assert!(!measure(&agent, &reports));
+        assert!(!measure(&agent));
     }
 }

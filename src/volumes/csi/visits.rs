@@ -15,7 +15,6 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use super::announce::AnnounceError;
 use super::measure::{measure, volumes_of};
 use super::state::Csi;
-use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
@@ -33,8 +32,6 @@ const MAX_VISITS: usize = 128;
 
 /// Writes what the drivers said about this node.
 type AnnounceFn = dyn Fn(&StopToken) -> Result<(), AnnounceError> + Send + Sync;
-/// Reports a volume that its driver calls abnormal: the pod, the volume's name in it, the text.
-type ReportAbnormalFn = dyn Fn(&PodUid, &str, &str) + Send + Sync;
 
 /// What the visits need.
 pub struct VisitSettings {
@@ -44,8 +41,6 @@ pub struct VisitSettings {
     pub announce: Option<Box<AnnounceFn>>,
     /// Rung when the Node object is new: it has no facts of drivers yet.
     pub registered: Receiver<()>,
-    /// Called for each abnormal volume after each measurement.
-    pub abnormal: Box<ReportAbnormalFn>,
 }
 
 /// The visits of drivers, before they are started.
@@ -327,7 +322,7 @@ impl Visits {
             }
         }
         if tasks.measure && !volumes_of(&self.csi, driver).is_empty() && !stop.is_stopped() {
-            let responds = measure(&self.csi, driver, &*self.settings.abnormal, stop);
+            let responds = measure(&self.csi, driver, stop);
             if !responds && !stop.is_stopped() {
                 log::warn!("CSI driver {driver} does not measure its volumes");
             }
@@ -343,6 +338,7 @@ mod tests {
     use super::super::fake::{DRIVER, FakeAgent, Fault};
     use super::super::request::tests::wanted;
     use super::*;
+    use crate::model::ids::PodUid;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -441,8 +437,8 @@ mod tests {
         }
     }
 
-    /// An agent whose visits report abnormal volumes and writes of the CSINode object.
-    fn visits(agent: &FakeAgent, period: Duration) -> (Running, Receiver<String>, Receiver<()>) {
+    /// An agent whose visits report writes of the CSINode object.
+    fn visits(agent: &FakeAgent, period: Duration) -> (Running, Receiver<()>) {
         visits_of_node(agent, period, crossbeam_channel::never())
     }
 
@@ -450,8 +446,7 @@ mod tests {
         agent: &FakeAgent,
         period: Duration,
         registered: Receiver<()>,
-    ) -> (Running, Receiver<String>, Receiver<()>) {
-        let (report, reported) = bounded(64);
+    ) -> (Running, Receiver<()>) {
         let (write, written) = bounded(64);
         let settings = VisitSettings {
             period: Some(period),
@@ -460,24 +455,27 @@ mod tests {
                 Ok(())
             })),
             registered,
-            abnormal: Box::new(move |pod, volume, text| {
-                let _ = report.try_send(format!("{pod} {volume} {text}"));
-            }),
         };
         let running = Visits::new(&agent.csi, settings).spawn(OnDeath::Unsupervised).unwrap();
-        (running, reported, written)
+        (running, written)
     }
 
     #[test]
-    fn health_is_reported_also_after_a_driver_hung() {
+    fn volumes_are_measured_also_after_a_driver_hung() {
         let agent = FakeAgent::new();
         agent.set_up(&wanted("a", "h")).unwrap();
-        let able = Abilities { stats: true, condition: true, ..Abilities::default() };
-        agent.node.set_abilities(able);
+        agent.node.set_abilities(Abilities { stats: true, ..Abilities::default() });
         agent.node.fail("stats", Fault::Uncertain);
-        let (running, reported, _) = visits(&agent, Duration::from_millis(1));
-        let found = reported.recv_timeout(MINUTE).unwrap();
-        assert_eq!(found, "a v-h bad");
+        let (running, _) = visits(&agent, Duration::from_millis(1));
+        let is_measured = || {
+            let volumes = agent.csi.measured_volumes(&PodUid::from("a"));
+            volumes.iter().any(|volume| volume.stats.is_some())
+        };
+        let until = Instant::now() + MINUTE;
+        while !is_measured() {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
         // Its end does not wait for the driver.
         agent.node.fail("stats", Fault::Hang);
         let begun = Instant::now();
@@ -511,7 +509,7 @@ mod tests {
         // The thread writes when the bell rings.
         let agent = FakeAgent::new();
         let (bell, rings) = bounded(1);
-        let (_running, _, written) = visits_of_node(&agent, MINUTE, rings);
+        let (_running, written) = visits_of_node(&agent, MINUTE, rings);
         for _ in 0..2 {
             bell.send(()).unwrap();
             written.recv_timeout(MINUTE).unwrap();
@@ -521,7 +519,7 @@ mod tests {
     #[test]
     fn changed_number_of_volumes_is_written_after_a_volume_was_refused() {
         let agent = FakeAgent::new();
-        let (_running, _, written) = visits(&agent, MINUTE);
+        let (_running, written) = visits(&agent, MINUTE);
         let registry = agent.csi.registry();
         assert_eq!(registry.nodes().0[DRIVER].max_volumes, 3);
         agent.node.set_max_volumes(2);
