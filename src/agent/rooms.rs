@@ -192,6 +192,7 @@ pub(super) fn make(
             plugin_dir: config.volume_plugin_dir.clone().into(),
             node: host.node_name.clone(),
             selinux_mount: settings::gates(config).enabled("SELinuxMount"),
+            user_fields: settings::gates(config).enabled("AtomicWriteVolumeUserFields"),
         },
         volumes::Deps {
             events: events.clone(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::atomic_writer::{File, PathError, Payload};
 use super::downward_api::DEFAULT_MODE;
 use super::error::VolumeError;
+use super::file_owner::FileOwners;
 use super::plugin::{Files, FilesRequest, Plugin};
 use crate::kube::PodObjects;
 use crate::kube::objects::{Kind, Object, ObjectError};
@@ -30,7 +31,8 @@ impl Plugin for ConfigMapVolumeSource {
 
 impl Files for ConfigMapVolumeSource {
     fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        payload(request.objects()?, request.pod, self, request.stop)
+        let owners = FileOwners::new(request.sources.has_user_fields, self.default_user);
+        payload(request.objects()?, request.pod, self, owners, request.stop)
     }
 
     fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool {
@@ -47,6 +49,7 @@ pub(super) fn payload(
     objects: PodObjects<'_>,
     pod: &Pod,
     source: &ConfigMapVolumeSource,
+    owners: FileOwners,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let items = source.items.as_deref();
@@ -55,6 +58,7 @@ pub(super) fn payload(
         name: &source.name,
         items,
         default_mode: source.default_mode,
+        owners,
         optional: source.optional,
     };
     choice.payload(objects.config_map(pod.namespace(), &source.name, stop))
@@ -68,6 +72,7 @@ pub(super) struct Choice<'a> {
     pub(super) items: Option<&'a [KeyToPath]>,
     pub(super) default_mode: Option<i32>,
     /// Whether the object and its keys may be missing.
+    pub(super) owners: FileOwners,
     pub(super) optional: Option<bool>,
 }
 
@@ -81,16 +86,17 @@ impl Choice<'_> {
             Err(ObjectError::Stopping) => return Err(VolumeError::Stopping),
             Err(error) => return Err(error.into()),
         };
-        let file = |data: Arc<[u8]>, mode: Option<i32>| {
+        let file = |data: Arc<[u8]>, mode: Option<i32>, user: Option<i64>| {
             let mode = mode.or(self.default_mode).unwrap_or(DEFAULT_MODE);
-            File::new(data, u32::try_from(mode).unwrap_or_default())
+            let owner = self.owners.owner(user);
+            File { owner, ..File::new(data, u32::try_from(mode).unwrap_or_default()) }
         };
         let mut payload = Payload::default();
         match self.items.unwrap_or_default() {
             [] => {
                 for (key, data) in object.data.iter().chain(&object.binary_data) {
                     payload
-                        .insert(key, file(data.as_slice().into(), None))
+                        .insert(key, file(data.as_slice().into(), None, None))
                         .map_err(|error| self.refused(error))?;
                 }
             }
@@ -102,7 +108,7 @@ impl Choice<'_> {
                         Some(data) => {
                             let data = copies.entry(&item.key).or_insert_with(|| data.into());
                             payload
-                                .insert(&item.path, file(Arc::clone(data), item.mode))
+                                .insert(&item.path, file(Arc::clone(data), item.mode, item.user))
                                 .map_err(|error| self.refused(error))?;
                         }
                         None if optional => {}
@@ -152,8 +158,25 @@ mod tests {
             json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let source: ConfigMapVolumeSource = serde_json::from_value(source).unwrap();
-        payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never())
+        let owners = FileOwners::new(true, source.default_user);
+        payload(PodObjects::Api(&objects), &pod, &source, owners, &StopToken::never())
             .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn files_have_the_owners_that_the_pod_names() {
+        let items = json!([{"key": "a", "path": "x/a", "user": 7}, {"key": "b", "path": "b"}]);
+        for (default_user, own, other) in [(json!(5), Some(7), Some(5)), (json!(null), Some(7), None)] {
+            let source = json!({"name": "m", "defaultUser": default_user, "items": items});
+            let files = collect(source).unwrap();
+            let file = |path: &str| files.get(path).map(|file| (file.mode, file.owner));
+            assert_eq!(file("x/a"), Some((0o644, own)));
+            assert_eq!(file("b"), Some((0o644, other)));
+        }
+        let all = collect(json!({"name": "m", "defaultUser": 5})).unwrap();
+        for path in ["a", "raw"] {
+            assert_eq!(all.get(path).unwrap().owner, Some(5), "{path}");
+        }
     }
 
     #[test]
@@ -188,7 +211,8 @@ mod tests {
             (Kind::Secret, "secret \"m\": more than 10000 files and directories for one volume"),
         ] {
             let object = Object { data: BTreeMap::clone(&data), ..Object::default() };
-            let choice = Choice { kind, name: "m", items: None, default_mode: None, optional: None };
+            let owners = FileOwners::default();
+            let choice = Choice { kind, name: "m", items: None, default_mode: None, owners, optional: None };
             let found = choice.payload(Ok(Arc::new(object)));
             assert_eq!(found.unwrap_err().to_string(), expected);
         }

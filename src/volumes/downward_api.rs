@@ -2,6 +2,7 @@
 
 use super::atomic_writer::{File, Payload};
 use super::error::VolumeError;
+use super::file_owner::FileOwners;
 use super::plugin::{Files, FilesRequest, Plugin};
 use crate::model::api::{DownwardAPIVolumeFile, DownwardAPIVolumeSource};
 use crate::model::fields::{self, NodeAllocatable};
@@ -26,7 +27,9 @@ impl Plugin for DownwardAPIVolumeSource {
 
 impl Files for DownwardAPIVolumeSource {
     fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        payload(request.pod, self.items.as_deref(), self.default_mode, request.sources.allocatable)
+        let owners = FileOwners::new(request.sources.has_user_fields, self.default_user);
+        let defaults = (self.default_mode, owners);
+        payload(request.pod, self.items.as_deref(), defaults, request.sources.allocatable)
     }
 
     fn is_at_hand(&self, _: &FilesRequest<'_>) -> bool {
@@ -38,7 +41,7 @@ impl Files for DownwardAPIVolumeSource {
 pub(super) fn payload(
     pod: &Pod,
     items: Option<&[DownwardAPIVolumeFile]>,
-    default_mode: Option<i32>,
+    (default_mode, owners): (Option<i32>, FileOwners),
     allocatable: &NodeAllocatable,
 ) -> Result<Payload, VolumeError> {
     let mut payload = Payload::default();
@@ -55,7 +58,8 @@ pub(super) fn payload(
             Ok(value) => {
                 let mode = item.mode.or(default_mode).unwrap_or(DEFAULT_MODE);
                 let mode = u32::try_from(mode).unwrap_or_default();
-                payload.insert(&item.path, File::new(value.into_bytes(), mode))?;
+                let owner = owners.owner(item.user);
+                payload.insert(&item.path, File { owner, ..File::new(value.into_bytes(), mode) })?;
             }
             Err(error) => problems.push(error.to_string()),
         }
@@ -80,8 +84,17 @@ mod tests {
             "spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "150m"}}}]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let items: Vec<DownwardAPIVolumeFile> = serde_json::from_value(items).unwrap();
-        payload(&pod, Some(&items), default_mode, &NodeAllocatable::default())
-            .map_err(|error| error.to_string())
+        let defaults = (default_mode, FileOwners::new(true, Some(5)));
+        payload(&pod, Some(&items), defaults, &NodeAllocatable::default()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn files_have_the_owners_that_the_pod_names() {
+        let mut own = field("own", "metadata.name");
+        own["user"] = json!(7);
+        let files = collect(json!([own, field("other", "metadata.name")]), None).unwrap();
+        let owner = |path: &str| files.get(path).unwrap().owner;
+        assert_eq!((owner("own"), owner("other")), (Some(7), Some(5)));
     }
 
     fn field(path: &str, field: &str) -> serde_json::Value {

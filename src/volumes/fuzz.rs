@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::atomic_writer::{self, MAX_DEPTH, MAX_ENTRIES, Payload};
+use super::file_owner::FileOwners;
 use super::files::Nested;
 use super::{config_map, downward_api, projected, secret};
 use crate::kube::objects::{Key, Kind, Object, Objects};
@@ -265,14 +266,16 @@ fn payloads(bytes: &[u8], each: &mut dyn FnMut(&Payload)) {
         api: Some(&api),
         allocatable: &allocatable,
         events: &events,
+        has_user_fields: true,
     };
     for volume in pod.spec().volumes.iter().flatten() {
         let payload = if let Some(source) = &volume.config_map {
-            config_map::payload(known, &pod, source, &stop)
+            config_map::payload(known, &pod, source, FileOwners::new(true, source.default_user), &stop)
         } else if let Some(source) = &volume.secret {
-            secret::payload(known, &pod, source, &stop)
+            secret::payload(known, &pod, source, FileOwners::new(true, source.default_user), &stop)
         } else if let Some(source) = &volume.downward_api {
-            downward_api::payload(&pod, source.items.as_deref(), source.default_mode, &allocatable)
+            let defaults = (source.default_mode, FileOwners::new(true, source.default_user));
+            downward_api::payload(&pod, source.items.as_deref(), defaults, &allocatable)
         } else if let Some(source) = &volume.projected {
             projected::payload(&pod, &volume.name, source, &all, &stop)
         } else {

@@ -47,6 +47,8 @@ pub struct Settings {
     /// The feature gate `SELinuxMount`: volumes that several pods share may be mounted with an SELinux
     /// label, too.
     pub selinux_mount: bool,
+    /// The feature gate `AtomicWriteVolumeUserFields`: pods may name the owners of files.
+    pub user_fields: bool,
 }
 
 /// The other rooms that volumes need.

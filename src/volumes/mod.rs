@@ -26,6 +26,7 @@ pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod error;
+mod file_owner;
 mod files;
 #[cfg(test)]
 pub(crate) mod fuzz;

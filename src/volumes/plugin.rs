@@ -76,6 +76,8 @@ pub(super) struct FileSources<'a> {
     pub(super) allocatable: &'a NodeAllocatable,
     /// The sink of warnings about certificates.
     pub(super) events: &'a EventSink,
+    /// The feature gate `AtomicWriteVolumeUserFields`: the pod may name the owners of files.
+    pub(super) has_user_fields: bool,
 }
 
 impl<'a> FilesRequest<'a> {

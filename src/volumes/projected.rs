@@ -7,6 +7,7 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
+use super::file_owner::FileOwners;
 use super::plugin::{FileSources, Files, FilesRequest, Plugin};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
@@ -34,8 +35,9 @@ impl Plugin for ProjectedVolumeSource {
 
 impl Files for ProjectedVolumeSource {
     fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        let FileSources { api, allocatable, events, .. } = *request.sources;
-        let inputs = ProjectionInputs { objects: request.objects().ok(), api, allocatable, events };
+        let FileSources { api, allocatable, events, has_user_fields, .. } = *request.sources;
+        let objects = request.objects().ok();
+        let inputs = ProjectionInputs { objects, api, allocatable, events, has_user_fields };
         payload(request.pod, request.volume, self, &inputs, request.stop)
     }
 
@@ -71,6 +73,15 @@ pub(super) struct ProjectionInputs<'a> {
     pub(super) allocatable: &'a NodeAllocatable,
     /// The sink of warnings about certificates.
     pub(super) events: &'a EventSink,
+    /// The feature gate `AtomicWriteVolumeUserFields`.
+    pub(super) has_user_fields: bool,
+}
+
+/// What the files of all sources have, if an item does not say otherwise.
+#[derive(Clone, Copy)]
+struct FileDefaults {
+    mode: Option<i32>,
+    owners: FileOwners,
 }
 
 /// The files of the volume; of two with the same path the later one is used.
@@ -81,25 +92,28 @@ pub(super) fn payload(
     inputs: &ProjectionInputs<'_>,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
+    let owners = FileOwners::new(inputs.has_user_fields, source.default_user);
+    let defaults = FileDefaults { mode: source.default_mode, owners };
     let mut payload = Payload::default();
     let mut problems: Vec<String> = Vec::new();
     // Each source that fails may have cost as much as a whole volume before.
     let mut failed = 0;
     for (index, projection) in source.sources.iter().flatten().enumerate() {
         let files = if let Some(downward) = &projection.downward_api {
-            downward_api::payload(pod, downward.items.as_deref(), source.default_mode, inputs.allocatable)
+            let items = downward.items.as_deref();
+            downward_api::payload(pod, items, (defaults.mode, defaults.owners), inputs.allocatable)
         } else {
             let without_client = || VolumeError::Content {
                 problem: format!(
                     "cannot setup projected volume {volume} because kube client is not configured"
                 ),
             };
-            match of_objects(pod, projection, source.default_mode, inputs.objects, stop) {
+            match of_objects(pod, projection, defaults, inputs.objects, stop) {
                 Some(files) => files,
                 None => {
                     let api = inputs.api.ok_or_else(without_client)?;
                     let known = (api, inputs.events, stop);
-                    of_the_api(pod, (volume, index), projection, source.default_mode, known)
+                    of_the_api(pod, (volume, index), projection, defaults, known)
                 }
             }
         };
@@ -130,22 +144,25 @@ pub(super) fn payload(
 fn of_objects(
     pod: &Pod,
     projection: &VolumeProjection,
-    default_mode: Option<i32>,
+    defaults: FileDefaults,
     objects: Option<PodObjects<'_>>,
     stop: &StopToken,
 ) -> Option<Result<Payload, VolumeError>> {
     let namespace = pod.namespace();
     let objects = objects?;
+    let (default_mode, owners) = (defaults.mode, defaults.owners);
     if let Some(source) = &projection.config_map {
         let items = source.items.as_deref();
         let optional = source.optional;
-        let choice = Choice { kind: Kind::ConfigMap, name: &source.name, items, default_mode, optional };
+        let (kind, name) = (Kind::ConfigMap, source.name.as_str());
+        let choice = Choice { kind, name, items, default_mode, owners, optional };
         return Some(choice.payload(objects.config_map(namespace, &source.name, stop)));
     }
     let source = projection.secret.as_ref()?;
     let items = source.items.as_deref();
     let optional = source.optional;
-    let choice = Choice { kind: Kind::Secret, name: &source.name, items, default_mode, optional };
+    let (kind, name) = (Kind::Secret, source.name.as_str());
+    let choice = Choice { kind, name, items, default_mode, owners, optional };
     Some(choice.payload(objects.secret(namespace, &source.name, stop)))
 }
 
@@ -153,21 +170,21 @@ fn of_the_api(
     pod: &Pod,
     place: (&str, usize),
     projection: &VolumeProjection,
-    default_mode: Option<i32>,
+    defaults: FileDefaults,
     (api, events, stop): (&PodDependencies, &EventSink, &StopToken),
 ) -> Result<Payload, VolumeError> {
     if let Some(source) = &projection.service_account_token {
-        return token(pod, source, default_mode, api);
+        return token(pod, source, defaults, api);
     }
     if let Some(source) = &projection.cluster_trust_bundle {
         let data = api.trust.bundles.file(source);
         let data = data.map_err(|error| api_failure(&error, error.is_stopping()))?;
         let mut payload = Payload::default();
-        payload.insert(&source.path, private(pod, data, default_mode))?;
+        payload.insert(&source.path, private(pod, data, (defaults, source.user)))?;
         return Ok(payload);
     }
     if let Some(source) = &projection.pod_certificate {
-        return certificate(pod, place, source, default_mode, (api, events, stop));
+        return certificate(pod, place, source, defaults, (api, events, stop));
     }
     // A source without a field.
     Ok(Payload::default())
@@ -181,7 +198,7 @@ fn api_failure(error: &dyn std::fmt::Display, is_stopping: bool) -> VolumeError 
 fn token(
     pod: &Pod,
     source: &ServiceAccountTokenProjection,
-    default_mode: Option<i32>,
+    defaults: FileDefaults,
     api: &PodDependencies,
 ) -> Result<Payload, VolumeError> {
     let audience = source.audience.as_deref().unwrap_or_default();
@@ -190,7 +207,8 @@ fn token(
         .get(pod, audience, source.expiration_seconds)
         .map_err(|error| api_failure(&error, error.is_stopping()))?;
     let mut payload = Payload::default();
-    payload.insert(&source.path, private(pod, token.expose().as_bytes().to_vec(), default_mode))?;
+    let data = token.expose().as_bytes().to_vec();
+    payload.insert(&source.path, private(pod, data, (defaults, source.user)))?;
     Ok(payload)
 }
 
@@ -199,7 +217,7 @@ fn certificate(
     pod: &Pod,
     place: (&str, usize),
     source: &PodCertificateProjection,
-    default_mode: Option<i32>,
+    defaults: FileDefaults,
     (api, events, stop): (&PodDependencies, &EventSink, &StopToken),
 ) -> Result<Payload, VolumeError> {
     let credential = api
@@ -215,21 +233,21 @@ fn certificate(
         (&source.certificate_chain_path, chain.to_owned()),
     ] {
         if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
-            payload.insert(path, private(pod, data.into_bytes(), default_mode))?;
+            payload.insert(path, private(pod, data.into_bytes(), (defaults, source.user)))?;
         }
     }
     Ok(payload)
 }
 
-/// A file that is readable for the pod's user if all containers have the same. With an fsGroup the
-/// group's permission is set with the group of the volume.
-fn private(pod: &Pod, data: Vec<u8>, default_mode: Option<i32>) -> File {
-    let user = one_user(pod);
+/// A file that is readable for the user that the pod names for it, or for the pod's user if all containers
+/// have the same. With an fsGroup the group's permission is set with the group of the volume.
+fn private(pod: &Pod, data: Vec<u8>, (defaults, user): (FileDefaults, Option<i64>)) -> File {
+    let user = defaults.owners.owner(user).or_else(|| one_user(pod));
     let has_group = pod.spec().security_context.as_ref().is_some_and(|context| context.fs_group.is_some());
     let mode = if user.is_some() || has_group {
         PRIVATE_MODE
     } else {
-        u32::try_from(default_mode.unwrap_or(DEFAULT_MODE)).unwrap_or_default()
+        u32::try_from(defaults.mode.unwrap_or(DEFAULT_MODE)).unwrap_or_default()
     };
     File { owner: user, ..File::new(data, mode) }
 }
@@ -294,6 +312,7 @@ mod tests {
             api,
             allocatable: &NodeAllocatable::default(),
             events: &EventSink::new().0,
+            has_user_fields: true,
         };
         payload(pod, "v", &source, &inputs, &StopToken::never()).map_err(|error| error.to_string())
     }
@@ -350,6 +369,7 @@ mod tests {
                 api,
                 allocatable: &NodeAllocatable::default(),
                 events: &EventSink::new().0,
+                has_user_fields: true,
             };
             let files = payload(&pod, "v", &source, &inputs, &StopToken::never()).unwrap();
             for path in ["k", "map"] {
@@ -384,6 +404,49 @@ mod tests {
             assert_eq!((token.mode, token.owner), (mode, owner));
             assert_eq!(files.get("ca.crt").map(|file| (file.mode, file.owner)), Some((0o644, None)));
         }
+    }
+
+    #[test]
+    fn files_of_all_sources_have_the_owners_that_the_pod_names() {
+        let sources = json!([
+            {"serviceAccountToken": {"path": "token", "user": 7}},
+            {"serviceAccountToken": {"path": "other"}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "k", "path": "ca", "user": 8}]}},
+            {"secret": {"name": "s"}},
+            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}, "user": 9}]}}]);
+        let spec = json!({"serviceAccountName": "sa", "securityContext": {"runAsUser": 1000},
+            "containers": [{"name": "c"}]});
+        let pod = pod(spec);
+        let expect = |source: Value, expected: [(&str, u32, Option<u32>); 5]| {
+            let files = collect_for(&pod, source, Some(&api())).unwrap();
+            for (path, mode, owner) in expected {
+                assert_eq!(
+                    files.get(path).map(|file| (file.mode, file.owner)),
+                    Some((mode, owner)),
+                    "{path}"
+                );
+            }
+        };
+        expect(
+            json!({"defaultUser": 5, "sources": sources}),
+            [
+                ("token", 0o600, Some(7)),
+                ("other", 0o600, Some(5)),
+                ("ca", 0o644, Some(8)),
+                ("k", 0o644, Some(5)),
+                ("name", 0o644, Some(9)),
+            ],
+        );
+        expect(
+            json!({"sources": sources}),
+            [
+                ("token", 0o600, Some(7)),
+                ("other", 0o600, Some(1000)),
+                ("ca", 0o644, Some(8)),
+                ("k", 0o644, None),
+                ("name", 0o644, Some(9)),
+            ],
+        );
     }
 
     #[test]

@@ -217,11 +217,12 @@ impl Volumes {
         };
         let (kinds, api, local) = (Arc::clone(&self.kinds), self.api.clone(), self.local.clone());
         let (events, allocatable) = (self.events.clone(), self.settings.allocatable);
+        let has_user_fields = self.settings.user_fields;
         let (owner, operations, actual) = (pod.clone(), self.operations.clone(), Arc::clone(&self.actual));
         let mut present = first.clone();
         let work = move |stop: &StopToken| {
             let (uid, api, allocatable) = (owner.uid(), api.as_ref(), &allocatable);
-            let sources = FileSources { api, local: &local, allocatable, events: &events };
+            let sources = FileSources { api, local: &local, allocatable, events: &events, has_user_fields };
             for (volume, mounted) in due {
                 // Nothing is done in the pod's directory before there is a response.
                 match operations.step_on(uid, VolumeStep { from: &present, to: &volume.name }) {

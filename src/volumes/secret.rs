@@ -3,6 +3,7 @@
 use super::atomic_writer::Payload;
 use super::config_map::Choice;
 use super::error::VolumeError;
+use super::file_owner::FileOwners;
 use super::plugin::{Files, FilesRequest, Plugin};
 use crate::kube::PodObjects;
 use crate::kube::objects::Kind;
@@ -26,7 +27,8 @@ impl Plugin for SecretVolumeSource {
 
 impl Files for SecretVolumeSource {
     fn payload(&self, request: &FilesRequest<'_>) -> Result<Payload, VolumeError> {
-        payload(request.objects()?, request.pod, self, request.stop)
+        let owners = FileOwners::new(request.sources.has_user_fields, self.default_user);
+        payload(request.objects()?, request.pod, self, owners, request.stop)
     }
 
     fn is_at_hand(&self, request: &FilesRequest<'_>) -> bool {
@@ -39,6 +41,7 @@ pub(super) fn payload(
     objects: PodObjects<'_>,
     pod: &Pod,
     source: &SecretVolumeSource,
+    owners: FileOwners,
     stop: &StopToken,
 ) -> Result<Payload, VolumeError> {
     let name = source.secret_name.as_deref().unwrap_or_default();
@@ -48,6 +51,7 @@ pub(super) fn payload(
         name,
         items,
         default_mode: source.default_mode,
+        owners,
         optional: source.optional,
     };
     choice.payload(objects.secret(pod.namespace(), name, stop))
@@ -69,11 +73,14 @@ mod tests {
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(pod).unwrap());
         let collect = |source: Value| {
             let source: SecretVolumeSource = serde_json::from_value(source).unwrap();
-            payload(PodObjects::Api(&objects), &pod, &source, &StopToken::never())
+            let owners = FileOwners::new(true, source.default_user);
+            payload(PodObjects::Api(&objects), &pod, &source, owners, &StopToken::never())
                 .map_err(|error| error.to_string())
         };
         let files = collect(json!({"secretName": "s", "defaultMode": 0o400})).unwrap();
         assert_eq!(files.get("pw").map(|file| (&*file.data, file.mode)), Some((&b"x"[..], 0o400)));
+        let owned = collect(json!({"secretName": "s", "defaultUser": 1000})).unwrap();
+        assert_eq!(owned.get("pw").map(|file| (file.mode, file.owner)), Some((0o644, Some(1000))));
         assert!(!format!("{files:?}").contains("120"), "content is not printed");
         assert_eq!(collect(json!({"secretName": "nope"})).unwrap_err(), "secret \"nope\" not found");
         assert_eq!(

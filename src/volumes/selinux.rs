@@ -175,6 +175,7 @@ pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> 
     let shared = pod.spec().security_context.as_ref();
     let of_pod = shared.and_then(|context| context.se_linux_options.as_ref());
     let policy = shared.and_then(|context| context.se_linux_change_policy.as_deref());
+    let ephemeral = pod.ephemeral_containers();
     let mounts =
         |container: &&Container| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
     let label = |container: &Container| {
@@ -182,7 +183,7 @@ pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> 
         context.with(own.or(of_pod)?)
     };
     Labels {
-        labels: pod.all_containers().filter(mounts).filter_map(label).collect(),
+        labels: pod.all_containers().chain(&ephemeral).filter(mounts).filter_map(label).collect(),
         is_recursive: policy == Some("Recursive"),
     }
 }

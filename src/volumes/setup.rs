@@ -151,6 +151,7 @@ impl Volumes {
             local: &self.local,
             allocatable: &self.settings.allocatable,
             events: &self.events,
+            has_user_fields: self.settings.user_fields,
         }
     }
 
