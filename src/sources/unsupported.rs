@@ -37,6 +37,9 @@ fn volume_fields(path: &str, volume: &Volume, found: &mut Vec<String>) {
     ];
     let later = sources_of(volume).into_iter().filter(|name| !built.contains(name));
     found.extend(later.map(|name| format!("{path}.{name}")));
+    if volume.empty_dir.as_ref().is_some_and(|source| source.mode.is_some()) {
+        found.push(format!("{path}.emptyDir.mode"));
+    }
 }
 
 #[cfg(test)]
@@ -50,9 +53,12 @@ mod tests {
             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}], "hostUsers": false, "resources": {"limits": {"cpu": "1"}}, "activeDeadlineSeconds": 5, "priority": 7,
             "containers": [{"name": "c", "livenessProbe": {}, "lifecycle": {}, "volumeMounts": [
                 {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPath": "w"}]}],
-            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}, {"name": "r", "rbd": {"image": "i", "monitors": []}}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "d", "downwardAPI": {}}, {"name": "n", "nfs": {"server": "s", "path": "/"}}, {"name": "r", "rbd": {"image": "i", "monitors": []}}, {"name": "m", "emptyDir": {"mode": 488}}],
         }}))
         .unwrap();
-        assert_eq!(unsupported_fields(&Pod::from(object)), ["spec.volumes[3].rbd"]);
+        assert_eq!(
+            unsupported_fields(&Pod::from(object)),
+            ["spec.volumes[3].rbd", "spec.volumes[4].emptyDir.mode"]
+        );
     }
 }

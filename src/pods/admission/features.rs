@@ -35,6 +35,15 @@ pub(super) fn admit_pod_resources(pod: &Pod, node: &NodeView) -> Admission {
     Admission::Admit
 }
 
+/// Whether a container has options for its mounts of volumes.
+fn has_bind_options(pod: &Pod) -> bool {
+    let containers = pod.all_containers().map(|container| &container.volume_mounts);
+    let ephemeral = pod.spec().ephemeral_containers.iter().flatten();
+    let mounts = containers.chain(ephemeral.map(|container| &container.volume_mounts));
+    let mut options = mounts.flatten().flatten().map(|mount| mount.bind_mount_options.as_deref());
+    options.any(|options| options.is_some_and(|options| !options.is_empty()))
+}
+
 /// The features without which a pod would not run as specified, in order of their names. The
 /// others that nodes declare matter for requests to a pod that runs already.
 fn needed(pod: &Pod) -> Vec<&'static str> {
@@ -42,6 +51,7 @@ fn needed(pod: &Pod) -> Vec<&'static str> {
     [
         (restart::may_restart_all(pod), "RestartAllContainersOnContainerExits"),
         (own_users && pod.host_network(), "UserNamespacesHostNetworkSupport"),
+        (has_bind_options(pod), "VolumeBindMountOptions"),
     ]
     .into_iter()
     .filter_map(|(needs, feature)| needs.then_some(feature))

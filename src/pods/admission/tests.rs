@@ -459,11 +459,16 @@ fn pod_that_requires_an_undeclared_feature_is_rejected() {
         format!("PodFeatureUnsupported: Pod requires node features that are not available: {missing}")
     };
     let (all, host) = ("RestartAllContainersOnContainerExits", "UserNamespacesHostNetworkSupport");
-    for (spec, missing) in [(restarts, all), (users, host)] {
+    // On this node the options would have no effect.
+    let mounts = json!([{"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "bindMountOptions": ["noexec"]}]);
+    let options = "VolumeBindMountOptions";
+    let regular = json!({"containers": [{"name": "c", "volumeMounts": mounts}]});
+    let first = json!({"initContainers": [{"name": "i", "volumeMounts": mounts}]});
+    for (spec, missing) in [(restarts, all), (users, host), (regular, options), (first, options)] {
         let pod = pod("p", "api", spec);
         check(&pod, &[], &node(), "admit");
         check(&pod, &[], &declaring(&[]), &refused(missing));
-        check(&pod, &[], &declaring(&[host, all]), "admit");
+        check(&pod, &[], &declaring(&[host, all, options]), "admit");
     }
     check(&pod("p", "api", json!({})), &[], &declaring(&[]), "admit");
 }

@@ -60,7 +60,8 @@ fn ids(context: &PodSecurityContext, path: &Path<'_>, report: &mut Report) {
     }
 }
 
-fn check_id(path: &Path<'_>, id: Option<i64>, report: &mut Report) {
+/// Checks the number of a user or a group.
+pub(super) fn check_id(path: &Path<'_>, id: Option<i64>, report: &mut Report) {
     if let Some(id) = id.filter(|id| !(0..=i64::from(i32::MAX)).contains(id)) {
         report.invalid(path, &id, "must be between 0 and 2147483647, inclusive");
     }

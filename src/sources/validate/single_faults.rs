@@ -396,6 +396,10 @@ fn invalid_volume_has_upstreams_message() {
             volume(json!({"emptyDir": {"sizeLimit": "-1"}})),
             "volumes[0].emptyDir.sizeLimit: Invalid value: \"-1\": must be greater than or equal to 0",
         ),
+        (
+            volume(json!({"emptyDir": {"mode": 1024}})),
+            "volumes[0].emptyDir.mode: Invalid value: 1024: must be a number between 0 and 01777 (octal), both inclusive",
+        ),
         (volume(json!({"hostPath": {"path": ""}})), "volumes[0].hostPath.path: Required value"),
         (
             volume(json!({"hostPath": {"path": "/a/.."}})),
@@ -416,6 +420,19 @@ fn invalid_volume_has_upstreams_message() {
         (
             volume(json!({"projected": {"defaultMode": -1, "sources": []}})),
             "volumes[0].projected.defaultMode: Invalid value: -1: must be a number between 0 and 0777 (octal), both inclusive",
+        ),
+        (
+            volume(json!({"downwardAPI": {"defaultUser": -1}})),
+            "volumes[0].downwardAPI.defaultUser: Invalid value: -1: must be between 0 and 2147483647, inclusive",
+        ),
+        (
+            volume(json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t", "user": -2}}]}})),
+            "volumes[0].projected.sources[0].serviceAccountToken.user: Invalid value: -2: must be between 0 and 2147483647, inclusive",
+        ),
+        (
+            volume(json!({"projected": {"sources": [{"downwardAPI": {"items": [
+                {"path": "n", "fieldRef": {"fieldPath": "metadata.name"}, "user": 2_147_483_648_i64}]}}]}})),
+            "volumes[0].projected.sources[0].downwardAPI.items[0].user: Invalid value: 2147483648: must be between 0 and 2147483647, inclusive",
         ),
         (volume(json!({"image": {}})), "volumes[0].image.reference: Required value"),
         (
@@ -450,6 +467,14 @@ fn invalid_volume_has_upstreams_message() {
         (
             mount(json!({"mountPropagation": "Bidirectional"})),
             "volumeMounts[0].mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged containers",
+        ),
+        (
+            mount(json!({"bindMountOptions": ["noexec", "x"]})),
+            "volumeMounts[0].bindMountOptions[1]: Unsupported value: \"x\": supported values: \"nodev\", \"noexec\", \"nosuid\"",
+        ),
+        (
+            mount(json!({"bindMountOptions": ["noexec", "noexec"]})),
+            "volumeMounts[0].bindMountOptions[1]: Duplicate value: \"noexec\"",
         ),
         (
             mount(json!({"recursiveReadOnly": "x"})),

@@ -8,12 +8,15 @@ use super::names;
 use super::paths::{has_dot_dot, relative_path};
 use super::report::{Path, Report};
 use super::resources;
+use super::security::check_id;
 use crate::model::api::{
     Container, DownwardAPIVolumeFile, HostPathVolumeSource, KeyToPath, Volume, VolumeMount, VolumeProjection,
 };
 
 /// When an image may be pulled.
 pub(super) const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
+
+const BIND_OPTIONS: &[&str] = &["nodev", "noexec", "nosuid"];
 
 const HOST_PATH_TYPES: &[&str] =
     &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
@@ -48,6 +51,13 @@ fn source(volume: &Volume, path: &Path<'_>, report: &mut Report) {
         && let Some(problem) = resources::quantity_error(&limit.0)
     {
         report.invalid(&path.field("emptyDir").field("sizeLimit"), &limit.0, problem);
+    }
+    if let Some(mode) = volume.empty_dir.as_ref().and_then(|source| source.mode)
+        && !(0..=0o1777).contains(&mode)
+    {
+        let place = path.field("emptyDir");
+        let detail = "must be a number between 0 and 01777 (octal), both inclusive";
+        report.invalid(&place.field("mode"), &mode, detail);
     }
     if let Some(source) = &volume.host_path {
         host_path(source, &path.field("hostPath"), report);
@@ -90,6 +100,7 @@ fn files(volume: &Volume, path: &Path<'_>, report: &mut Report) {
             report.required(&place.field("secretName"), "");
         }
         mode(source.default_mode, &place.field("defaultMode"), report);
+        check_id(&place.field("defaultUser"), source.default_user, report);
         items(source.items.as_deref(), &place.field("items"), report);
     }
     if let Some(source) = &volume.config_map {
@@ -98,16 +109,19 @@ fn files(volume: &Volume, path: &Path<'_>, report: &mut Report) {
             report.required(&place.field("name"), "");
         }
         mode(source.default_mode, &place.field("defaultMode"), report);
+        check_id(&place.field("defaultUser"), source.default_user, report);
         items(source.items.as_deref(), &place.field("items"), report);
     }
     if let Some(source) = &volume.downward_api {
         let place = path.field("downwardAPI");
         mode(source.default_mode, &place.field("defaultMode"), report);
+        check_id(&place.field("defaultUser"), source.default_user, report);
         downward(source.items.as_deref(), &place.field("items"), report);
     }
     if let Some(source) = &volume.projected {
         let place = path.field("projected");
         mode(source.default_mode, &place.field("defaultMode"), report);
+        check_id(&place.field("defaultUser"), source.default_user, report);
         for (index, source) in source.sources.iter().flatten().enumerate() {
             projection(source, &place.field("sources").index(index), report);
         }
@@ -150,6 +164,14 @@ fn projection(source: &VolumeProjection, path: &Path<'_>, report: &mut Report) {
     if let Some(source) = &source.secret {
         items(source.items.as_deref(), &path.field("secret").field("items"), report);
     }
+    let users = [
+        ("serviceAccountToken", source.service_account_token.as_ref().and_then(|source| source.user)),
+        ("clusterTrustBundle", source.cluster_trust_bundle.as_ref().and_then(|source| source.user)),
+        ("podCertificate", source.pod_certificate.as_ref().and_then(|source| source.user)),
+    ];
+    for (name, user) in users {
+        check_id(&path.field(name).field("user"), user, report);
+    }
 }
 
 /// The files of a source of a projected volume.
@@ -183,6 +205,7 @@ fn items(items: Option<&[KeyToPath]>, path: &Path<'_>, report: &mut Report) {
         }
         relative_path(&item.path, &place.field("path"), report);
         mode(item.mode, &place.field("mode"), report);
+        check_id(&place.field("user"), item.user, report);
     }
 }
 
@@ -191,6 +214,7 @@ fn downward(files: Option<&[DownwardAPIVolumeFile]>, path: &Path<'_>, report: &m
         let place = path.index(index);
         relative_path(&file.path, &place.field("path"), report);
         mode(file.mode, &place.field("mode"), report);
+        check_id(&place.field("user"), file.user, report);
         match (&file.field_ref, &file.resource_field_ref) {
             (Some(_), Some(_)) => {
                 report.invalid(
@@ -247,6 +271,8 @@ pub(super) fn mounts(container: &Container, volumes: &[Volume], path: &Path<'_>,
             report.invalid(&item.field("name"), &mount.name, "must not already exist in volumeDevices");
         }
         check_mount(container, mount, &item, report);
+        let is_image = volumes.iter().any(|volume| volume.name == mount.name && volume.image.is_some());
+        bind_options(mount, is_image, &item.field("bindMountOptions"), report);
     }
     let mut device_paths = HashSet::new();
     for (index, device) in devices.iter().enumerate() {
@@ -262,6 +288,24 @@ pub(super) fn mounts(container: &Container, volumes: &[Volume], path: &Path<'_>,
         } else if !device_paths.insert(device.device_path.as_str()) {
             report.invalid(&item.field("devicePath"), &device.device_path, "must be unique");
         }
+    }
+}
+
+/// The options of a mount for one container.
+fn bind_options(mount: &VolumeMount, is_image: bool, path: &Path<'_>, report: &mut Report) {
+    let options = mount.bind_mount_options.as_deref().unwrap_or_default();
+    let mut seen = HashSet::new();
+    for (index, option) in options.iter().enumerate() {
+        let item = path.index(index);
+        if !BIND_OPTIONS.contains(&option.as_str()) {
+            report.unsupported(&item, option, BIND_OPTIONS);
+        }
+        if !seen.insert(option.as_str()) {
+            report.duplicate(&item, option);
+        }
+    }
+    if is_image && !options.is_empty() {
+        report.invalid(path, &options, "bindMountOptions may not be used with image volumes");
     }
 }
 
