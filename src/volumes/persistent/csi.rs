@@ -126,7 +126,7 @@ impl Kinds {
     }
 
     /// Runs an operation that grows the volume if it has to grow, and shows its steps in the claim.
-    fn growing<T>(
+    pub(super) fn growing<T>(
         &self,
         request: &Request<'_>,
         work: impl FnOnce() -> Result<T, VolumeError>,

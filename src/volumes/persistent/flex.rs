@@ -35,11 +35,14 @@ pub(super) struct Capabilities {
     pub(super) selinux_relabel: bool,
     #[serde(rename = "fsGroup")]
     pub(super) fs_group: bool,
+    /// Whether the node grows the file system of a volume that has become larger.
+    #[serde(rename = "requiresFSResize")]
+    pub(super) fs_resize: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Capabilities {
-        Capabilities { attach: true, selinux_relabel: true, fs_group: true }
+        Capabilities { attach: true, selinux_relabel: true, fs_group: true, fs_resize: true }
     }
 }
 
@@ -148,6 +151,20 @@ impl Drivers {
     ) -> Result<bool, VolumeError> {
         let target = target.to_string_lossy();
         Ok(self.call(host, driver, &["unmountdevice", &target], stop)?.is_some())
+    }
+
+    /// Grows the file system at `target`, which is on `device`, to a size in bytes; the second size is the
+    /// one that it had. `false`: the driver leaves this to the agent.
+    pub(super) fn expand_fs(
+        &self,
+        host: &dyn Host,
+        (driver, device, target): (&str, &str, &Path),
+        options: &str,
+        (new, old): (i64, i64),
+        stop: &StopToken,
+    ) -> Result<bool, VolumeError> {
+        let (target, new, old) = (target.to_string_lossy(), new.to_string(), old.to_string());
+        Ok(self.call(host, driver, &["expandfs", options, device, &target, &new, &old], stop)?.is_some())
     }
 
     /// Detaches the volume `name` from this node.
@@ -288,7 +305,7 @@ mod tests {
         let respond = |command: &str, text: &str| host.respond(&format!("{program} {command}"), 0, text);
         respond("init", r#"{"status": "Success", "capabilities": {"attach": false}}"#);
         let capabilities = drivers.init(&host, "a/b", &never).unwrap();
-        assert_eq!(capabilities, Capabilities { attach: false, selinux_relabel: true, fs_group: true });
+        assert_eq!(capabilities, Capabilities { attach: false, ..Capabilities::default() });
         assert_eq!(drivers.init(&host, "a/b", &never).unwrap(), capabilities);
         respond("mount", r#"{"status": "Success"}"#);
         assert!(drivers.mount(&host, ("a/b", Path::new("/t")), "{}", &never).unwrap());

@@ -316,6 +316,85 @@ fn iscsi_disk_is_mounted_with_the_label_of_its_pods() {
     assert!(mount(node.log()).contains(&second));
 }
 
+#[test]
+fn flex_volume_grows_by_its_driver_or_by_the_agent() {
+    let sizes = "2147483648 1073741824";
+    for (capability, response, expected) in [
+        ("true", "Success", vec![format!("expandfs {sizes}")]),
+        ("true", "Not supported", vec![format!("expandfs {sizes}"), "resize2fs".to_owned()]),
+        ("false", "Success", vec![]),
+    ] {
+        let (mut claims, volumes) = bound(json!({"capacity": {"storage": "2Gi"},
+            "flexVolume": {"driver": "a/b", "fsType": "ext4"}}));
+        claims[0]["status"]["capacity"] = json!({"storage": "1Gi"});
+        let mut node = Node::new(claims, volumes);
+        let (events, queue) = EventSink::new();
+        node.kinds.events = events;
+        std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
+        std::fs::write(node.path("exec/a~b/b"), "").unwrap();
+        let program = node.path("exec/a~b/b").display().to_string();
+        let init = json!({"status": "Success",
+            "capabilities": {"attach": false, "requiresFSResize": capability == "true"}});
+        node.host.respond(&format!("{program} init"), 0, &init.to_string());
+        node.host.respond(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
+        let target = node.path("pods/u1/volumes/a~b/pv");
+        node.host.mounted("/dev/x", &target, "ext4");
+        let respond = || {
+            let text = json!({"status": response}).to_string();
+            node.host.respond(&format!("{program} expandfs"), 0, &text);
+            node.host.respond("blkid", 0, "TYPE=ext4\n");
+            node.host.respond("blockdev", 0, "2147483648\n");
+            node.host.respond("dumpe2fs", 0, "Block count: 262144\nBlock size: 4096\n");
+        };
+        let grown = |log: Vec<String>| {
+            let of_line = |line: &String| {
+                let expands =
+                    line.contains(" expandfs {") && line.contains(" /dev/x R/pods/u1/volumes/a~b/pv ");
+                let resizes = line.starts_with("resize2fs /dev/x");
+                let sizes = || line.rsplitn(3, ' ').take(2).collect::<Vec<_>>();
+                match (expands, resizes) {
+                    (true, _) => Some(format!("expandfs {} {}", sizes()[1], sizes()[0])),
+                    (_, true) => Some("resize2fs".to_owned()),
+                    _ => None,
+                }
+            };
+            log.iter().filter_map(of_line).collect::<Vec<_>>()
+        };
+        respond();
+        let mounted = node.set_up("u1", claimed()).unwrap();
+        assert_eq!(grown(node.log()), expected);
+        let count = usize::from(capability == "true");
+        assert_eq!(
+            queue.try_iter().filter(|event| event.reason == "FileSystemResizeSuccessful").count(),
+            count
+        );
+        // While a pod uses it.
+        let pod = pod("u1", claimed());
+        assert!(node.kinds.is_refreshed(pod.uid(), "v"));
+        let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+        respond();
+        node.kinds.refresh(&pod, &volume, mounted, &StopToken::never()).unwrap();
+        assert_eq!(grown(node.log()).len(), count);
+    }
+}
+
+#[test]
+fn failed_growth_of_a_flex_volume_is_a_failed_resize() {
+    let (mut claims, volumes) = bound(json!({"capacity": {"storage": "2Gi"},
+        "flexVolume": {"driver": "a/b", "fsType": "ext4"}}));
+    claims[0]["status"]["capacity"] = json!({"storage": "1Gi"});
+    let node = Node::new(claims, volumes);
+    std::fs::create_dir_all(node.path("exec/a~b")).unwrap();
+    std::fs::write(node.path("exec/a~b/b"), "").unwrap();
+    let program = node.path("exec/a~b/b").display().to_string();
+    let init = r#"{"status": "Success", "capabilities": {"attach": false}}"#;
+    node.host.respond(&format!("{program} init"), 0, init);
+    node.host.respond(&format!("{program} mount"), 0, r#"{"status": "Success"}"#);
+    node.host.respond(&format!("{program} expandfs"), 1, r#"{"status": "Failure", "message": "no room"}"#);
+    let error = node.set_up("u1", claimed()).unwrap_err();
+    assert_eq!(error, "expandfs command failed, status: Failure, reason: no room");
+}
+
 /// The API server does not check the type, and a user who may create pods chooses it.
 #[test]
 fn type_that_is_not_one_of_a_device_is_never_mounted() {
