@@ -312,10 +312,25 @@ fn is_same(found: io::Result<(u64, u64)>, object: (u64, u64)) -> io::Result<bool
     match found {
         Ok(found) => Ok(found == object),
         Err(Errno::NOENT) => Ok(false),
-        // The server of an older mount has gone or has restarted: the mount is replaced.
-        Err(Errno::STALE | Errno::NOTCONN | Errno::IO | Errno::HOSTDOWN | Errno::CONNABORTED) => Ok(false),
+        Err(errno) if is_broken(errno) => Ok(false),
         Err(errno) => Err(errno),
     }
+}
+
+/// Whether the server or device of an older mount has gone or has restarted, so that the mount is replaced
+/// (Go: mount-utils `IsCorruptedMnt`).
+fn is_broken(errno: Errno) -> bool {
+    let broken = [
+        Errno::STALE,
+        Errno::NOTCONN,
+        Errno::IO,
+        Errno::ACCESS,
+        Errno::HOSTDOWN,
+        Errno::AGAIN,
+        Errno::NODEV,
+        Errno::CONNABORTED,
+    ];
+    broken.contains(&errno)
 }
 
 /// Whether a mount at the target is one of another server than the object's. It is not inspected
