@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::proxy::Call;
 
 /// A pod's own address and UID inside environment values are still those of the recording.
-const RECORDED_IP: &str = "10.88.0.174";
-const RECORDED_UID: &str = "ff99990a43811e714528ad30fd93b30b";
+const RECORDED_IP: &str = "10.88.1.203";
+const RECORDED_UID: &str = "b6d00cb2c08a9c51d4307614abd7a00e";
 /// The id of the local busybox image in the recording.
 pub const RECORDED_IMAGE: &str = "sha256:5d1fb6e09aa75e9bdbbf9d51541d3e310c5f2237b0dbdafc0072e0d1503bc864";
 
