@@ -105,7 +105,9 @@ build_containerd2() {
     touch "$1/.done"
 }
 
-KUBERNETES_VERSION=1.36.3
+KUBERNETES_VERSION=1.37.2
+# The release before it, for tests on a cluster whose control plane has not been upgraded yet.
+FORMER_KUBERNETES_VERSION=1.36.3
 
 # Prints the directory with the programs of a Kubernetes control plane (tests/controlplane):
 # "cluster", which makes the keys and runs the control plane, "controlplane" with all components,
@@ -118,7 +120,20 @@ controlplane() {
     heavy=$CORACLE_CACHE/kubernetes-$KUBERNETES_VERSION-$(sources_key "$source"/go.{mod,sum} "$source"/{controlplane,kubeadm,kubectl,kubelet}/*.go)
     all=$CORACLE_CACHE/controlplane-$(sources_key "$source"/go.{mod,sum} "$source"/*/*.go)
     ! with_metrics_server || all+=-$METRICS_SERVER_VERSION
-    locked controlplane build_controlplane "$source" "$heavy" "$all" || return
+    locked controlplane build_controlplane "$KUBERNETES_VERSION" \
+        "$heavy" "controlplane kubeadm kubectl kubelet" "$all" "cluster caller plugin" || return
+    echo "$all"
+}
+
+# The same with the former release (former.mod, build tag "former"): "cluster", "controlplane", "kubectl"
+# and "plugin". kubeadm is not among them, because it refuses a kubelet that is newer than itself.
+former_controlplane() {
+    local source heavy all
+    source=$(project_root)/tests/controlplane
+    heavy=$CORACLE_CACHE/kubernetes-$FORMER_KUBERNETES_VERSION-$(sources_key "$source"/former.{mod,sum} "$source"/{controlplane,kubectl}/*.go)
+    all=$CORACLE_CACHE/controlplane-former-$(sources_key "$source"/former.{mod,sum} "$source"/{controlplane,kubectl,cluster,plugin}/*.go)
+    METRICS_SERVER=no GO_MODFILE=former.mod GO_TAGS=former locked controlplane build_controlplane \
+        "$FORMER_KUBERNETES_VERSION" "$heavy" "controlplane kubectl" "$all" "cluster plugin" || return
     echo "$all"
 }
 
@@ -127,29 +142,32 @@ with_metrics_server() { [ "${METRICS_SERVER:-yes}" != no ]; }
 
 sources_key() { sha256sum "$@" | cut -d' ' -f1 | sha256sum | cut -c1-16; }
 
-build_controlplane() { # <source> <directory of the slow builds> <directory of all programs>
-    [ -e "$3/.done" ] && return
+build_controlplane() { # <release> <directory of the slow builds> <their names> <directory of all programs> <other names>
+    [ -e "$4/.done" ] && return
     need_tools
     need_go
-    local package flags="-s -w"
+    local source package slow other flags="-s -w"
+    source=$(project_root)/tests/controlplane
+    read -ra slow <<<"$3"
+    read -ra other <<<"$5"
     # Without these flags a component has version 0.0.0, and refuses to work with other components.
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-        flags+=" -X $package.gitVersion=v$KUBERNETES_VERSION -X $package.gitTreeState=clean"
-        flags+=" -X $package.gitMajor=${KUBERNETES_VERSION%%.*}"
-        flags+=" -X $package.gitMinor=$(cut -d. -f2 <<<"$KUBERNETES_VERSION")"
+        flags+=" -X $package.gitVersion=v$1 -X $package.gitTreeState=clean"
+        flags+=" -X $package.gitMajor=${1%%.*}"
+        flags+=" -X $package.gitMinor=$(cut -d. -f2 <<<"$1")"
     done
     if [ ! -e "$2/.done" ]; then
-        say "building the components of Kubernetes $KUBERNETES_VERSION (several minutes the first time)"
-        go_build "$1" "$2" "$flags" ./controlplane ./kubeadm ./kubectl ./kubelet || return
+        say "building the components of Kubernetes $1 (several minutes the first time)"
+        go_build "$source" "$2" "$flags" "${slow[@]/#/./}" || return
         touch "$2/.done"
     fi
-    go_build "$1" "$3" "$flags" ./cluster ./caller ./plugin || return
-    ln -sf "$2"/{controlplane,kubeadm,kubectl,kubelet} "$3/"
+    go_build "$source" "$4" "$flags" "${other[@]/#/./}" || return
+    ln -sf "${slow[@]/#/$2/}" "$4/"
     if with_metrics_server; then
         package=$(metrics_server) || return
-        ln -sf "$package/metrics-server" "$3/"
+        ln -sf "$package/metrics-server" "$4/"
     fi
-    touch "$3/.done"
+    touch "$4/.done"
 }
 
 # Prints the program that tests/differential compares with, built once per version of its source.
@@ -258,6 +276,6 @@ go_build() { # <module> <directory for the programs> <flags for the linker> <pac
         cd "$module" &&
             GOTOOLCHAIN=local GOFLAGS='-mod=readonly -modcacherw' \
                 GOMODCACHE=$CORACLE_CACHE/go/mod GOCACHE=$CORACLE_CACHE/go/build \
-                nice "$GO" build -trimpath -buildvcs=false -tags "${GO_TAGS:-}" -ldflags "$flags" -o "$into/" "$@" >&2
+                nice "$GO" build ${GO_MODFILE:+-modfile="$GO_MODFILE"} -trimpath -buildvcs=false -tags "${GO_TAGS:-}" -ldflags "$flags" -o "$into/" "$@" >&2
     )
 }

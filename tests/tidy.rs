@@ -524,9 +524,12 @@ fn no_test_is_ignored() {
     report(&problems);
 }
 
+/// The word for a test that also runs on a control plane of the former release.
+const FORMER: &str = "former control plane";
+
 #[test]
 fn end_to_end_tests_name_the_runtimes_they_run_on() {
-    const KNOWN: [&str; 3] = ["containerd 1", "containerd 2", "CRI-O"];
+    const KNOWN: [&str; 4] = ["containerd 1", "containerd 2", "CRI-O", FORMER];
     let mut problems = Vec::new();
     let mut tests = 0;
     for (file, text) in ["tests/e2e", "tests/cluster"].iter().flat_map(|directory| files(directory, &[".rs"]))
@@ -537,6 +540,10 @@ fn end_to_end_tests_name_the_runtimes_they_run_on() {
             let before = number.checked_sub(1).map_or("", |before| lines[before]);
             let runtimes = before.strip_prefix("// Runtimes: ").and_then(|list| list.strip_suffix('.'));
             let valid = runtimes.is_some_and(|list| list.split(", ").all(|runtime| KNOWN.contains(&runtime)));
+            let former = runtimes.unwrap_or_default().contains(FORMER);
+            if former && !file.starts_with("tests/cluster/") {
+                problems.push(format!("{file}:{}: this tier has no control plane", number + 1));
+            }
             if !valid || file.matches('/').count() != 2 {
                 problems.push(format!(
                     "{file}:{}: the line before is not \"// Runtimes: \" with some of {KNOWN:?}, or the \

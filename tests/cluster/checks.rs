@@ -47,7 +47,7 @@ fn requests_by(joined: &JoinedNode<'_>, part: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn deleted_pods_report_their_final_state() {
     let joined = JoinedNode::start("ends");

@@ -26,7 +26,7 @@ fn kubectl_at_terminal(joined: &JoinedNode<'_>, args: &[&str]) -> Pty {
     Pty::spawn(&joined.plane.kubectl_command(args), 100, 40)
 }
 
-// Runtimes: containerd 1, containerd 2.
+// Runtimes: containerd 1, containerd 2, former control plane.
 #[test]
 fn kubectl_debug_adds_an_ephemeral_container() {
     let joined = JoinedNode::prepare(shared(), "surgery", json!({"address": "0.0.0.0"})).start_and_wait();

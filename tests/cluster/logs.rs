@@ -55,7 +55,7 @@ impl Drop for FollowedLog {
     }
 }
 
-// Runtimes: containerd 1, containerd 2.
+// Runtimes: containerd 1, containerd 2, former control plane.
 #[test]
 fn kubectl_logs_supports_every_flag() {
     let joined = reachable("kubelogs", json!({}));

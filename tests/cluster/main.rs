@@ -35,3 +35,4 @@ mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod takeover;
+mod trust;

@@ -40,7 +40,7 @@ fn request(plane: &ControlPlane, node: &str) -> Option<Value> {
     })
 }
 
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn node_api_allows_what_rbac_allows() {
     let plane = shared();

@@ -170,7 +170,7 @@ fn assert_none(secrets: &[(String, String)], place: &str, text: &str) {
     }
 }
 
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn node_sends_only_permitted_requests_and_leaks_no_secret() {
     if skip_on_go_kubelet("rights", "the list is of coracle's requests, and the logs are coracle's") {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::containerd::kill;
 use crate::support::control_plane::{
-    API_SERVER, CONTROLLERS, ControlPlane, ControlPlaneOptions, ETCD, SCHEDULER, wait_ended,
+    API_SERVER, CONTROLLERS, ControlPlane, ControlPlaneOptions, ETCD, SCHEDULER, server_release, wait_ended,
 };
 use crate::support::node::Node;
 use crate::support::wait::wait_until;
@@ -33,12 +33,12 @@ fn made_in(name: &str, options: &ControlPlaneOptions) -> (PathBuf, ControlPlane)
     (dir, plane)
 }
 
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn control_plane_survives_an_api_server_restart_and_leaves_no_process() {
     let (dir, plane) = made_in("cp1", &ControlPlaneOptions::default());
     let version: Value = serde_json::from_str(&plane.kubectl(&["get", "--raw", "/version"])).expect("JSON");
-    assert_eq!(text(&version, "/gitVersion"), "v1.36.3");
+    assert_eq!(text(&version, "/gitVersion"), server_release());
 
     plane.kubectl(&["create", "namespace", "room"]);
     // A controller creates the service account without which no pod is admitted.

@@ -12,7 +12,7 @@ fn forever(name: &str) -> Value {
 }
 
 /// The whole Node object of a node that has just joined.
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn node_registers_and_renews_its_lease() {
     let joined = JoinedNode::start("reg");
@@ -51,7 +51,7 @@ fn node_registers_and_renews_its_lease() {
     joined.finish(&[]);
 }
 
-// Runtimes: containerd 1, containerd 2.
+// Runtimes: containerd 1, containerd 2, former control plane.
 #[test]
 fn pods_bound_by_the_scheduler_run_and_terminate() {
     let joined = JoinedNode::start("placed");
@@ -84,7 +84,7 @@ fn pods_bound_by_the_scheduler_run_and_terminate() {
     joined.finish(&["placed-two"]);
 }
 
-// Runtimes: containerd 1, containerd 2.
+// Runtimes: containerd 1, containerd 2, former control plane.
 #[test]
 fn static_pods_have_mirror_pods() {
     let joined = JoinedNode::start("mirror");

@@ -176,7 +176,7 @@ fn is_settled(pod: &Value) -> bool {
 
 /// The API server accepts it only if the node declares the feature. A container without limits has
 /// those of the pod.
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn pod_level_resize_reaches_the_pod_and_its_containers() {
     let joined = start("whole", json!({}));
@@ -213,7 +213,7 @@ fn pod_level_resize_reaches_the_pod_and_its_containers() {
     joined.finish(&["whole-web"]);
 }
 
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn running_init_containers_and_sidecars_are_resized() {
     let joined = start("inits", json!({}));
@@ -261,6 +261,9 @@ fn allocatable(joined: &JoinedNode<'_>) -> i64 {
     }
 }
 
+/// The number of deferred resizes of pods without a priority.
+const PENDING: &str = "kubelet_pod_pending_resizes{priority_bucket=\"normal\",reason=\"deferred\"}";
+
 // Runtimes: containerd 2.
 #[test]
 fn deferred_resize_survives_agent_restart() {
@@ -306,9 +309,7 @@ fn deferred_resize_survives_agent_restart() {
     holds_for("the same containers run on", std::time::Duration::from_secs(5), same);
     joined.wait_pod("waits-web", "still deferred", deferred);
     // The API server may still show the report of the last agent.
-    wait_until("the deferred resize to be counted", LIMIT, || {
-        joined.node.metric("kubelet_pod_pending_resizes{reason=\"deferred\"}") >= 1.0
-    });
+    wait_until("the deferred resize to be counted", LIMIT, || joined.node.metric(PENDING) >= 1.0);
 
     joined.plane.kubectl(&["delete", "pod", "waits-big", "--grace-period=1", "--wait=false"]);
     let now = wait_has(&joined, "waits-web", "700m", "64Mi");

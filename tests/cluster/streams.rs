@@ -235,7 +235,7 @@ fn finish(joined: JoinedNode<'static>, name: &str) {
 }
 
 /// To a node that declares the feature the API server forwards the clients' WebSockets.
-// Runtimes: containerd 1, containerd 2.
+// Runtimes: containerd 1, containerd 2, former control plane.
 #[test]
 fn websocket_streams_are_served_by_the_node() {
     let joined = use_every_stream("wsnode", json!({}));

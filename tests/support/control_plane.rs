@@ -3,7 +3,8 @@
 //! program runs them all and ends them when its standard input closes, so that nothing can
 //! outlive the test; the kernel ends the rest if that program is killed.
 //!
-//! `CONTROLPLANE_BIN` is what `controlplane` of `packaging/programs.sh` prints.
+//! `CONTROLPLANE_BIN` is what `controlplane` of `packaging/programs.sh` prints, or, with
+//! `CONTROLPLANE_IS_FORMER=yes`, what `former_controlplane` prints: the release before.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -35,6 +36,21 @@ const SHORT_OF_TIME: &[&str] = &[
 
 /// The network namespace is ours alone. Three ports each, below those of the nodes.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(14_000);
+
+/// The release of the nodes, as the agent and its control plane show it.
+pub(crate) const RELEASE: &str = "v1.37.2";
+/// The release of the former control plane.
+const FORMER_RELEASE: &str = "v1.36.3";
+
+/// Whether the tests run on a control plane of the former release.
+pub(crate) fn is_former() -> bool {
+    std::env::var("CONTROLPLANE_IS_FORMER").is_ok_and(|former| former == "yes")
+}
+
+/// The release of the control plane.
+pub(crate) fn server_release() -> &'static str {
+    if is_former() { FORMER_RELEASE } else { RELEASE }
+}
 
 /// What runs beside etcd and the API server.
 #[derive(Debug, Clone)]
@@ -242,6 +258,12 @@ impl ControlPlane {
     /// key is thrown away.
     pub(crate) fn request(&self, node: &str) -> String {
         self.must(&format!("request {node}"))
+    }
+
+    /// The status of a PodCertificateRequest that a signer has signed, without its conditions. `request`
+    /// is `stubPKCS10Request` of the object.
+    pub(crate) fn sign(&self, request: &str) -> Value {
+        serde_json::from_str(&self.must(&format!("sign {request}"))).expect("the program prints JSON")
     }
 
     /// Standard output of kubectl, which has to succeed, as the administrator.

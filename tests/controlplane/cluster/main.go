@@ -20,6 +20,7 @@
 //	pid NAME        the process
 //	node NAME ...   as the command of the same name: the file name of a kubeconfig
 //	request NAME    a node's request for a certificate, for a CertificateSigningRequest
+//	sign REQUEST    the status of a signed PodCertificateRequest, for its PKCS #10 request
 //	compact         etcd forgets its history, so that old watches are answered with 410
 //
 // NAME is etcd, kube-apiserver, kube-controller-manager or kube-scheduler. The end of its input
@@ -172,8 +173,11 @@ func (c *cluster) execute(until context.Context, words []string) (string, error)
 	if len(words) != 2 {
 		return "", fmt.Errorf("unknown command %q", strings.Join(words, " "))
 	}
-	if words[0] == "request" {
+	switch words[0] {
+	case "request":
 		return nodeRequest(words[1])
+	case "sign":
+		return c.podCertificate(words[1])
 	}
 	component, err := c.component(words[1])
 	if err != nil {

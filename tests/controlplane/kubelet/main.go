@@ -3,7 +3,9 @@ package main
 
 import (
 	"context"
+	"flag"
 	"os"
+	"slices"
 
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -11,4 +13,20 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-func main() { os.Exit(cli.Run(app.NewKubeletCommand(context.Background()))) }
+func main() {
+	setStatisticsSocket()
+	os.Exit(cli.Run(app.NewKubeletCommand(context.Background())))
+}
+
+// The statistics have a connection to containerd of their own. Since 1.37 the kubelet has no flag for its
+// socket, which is not at the usual place here: this takes "--containerd SOCKET" off the command line.
+func setStatisticsSocket() {
+	index := slices.Index(os.Args, "--containerd")
+	if index < 0 || index+1 >= len(os.Args) {
+		return
+	}
+	if err := flag.Set("containerd", os.Args[index+1]); err != nil {
+		panic(err)
+	}
+	os.Args = slices.Delete(os.Args, index, index+2)
+}

@@ -122,13 +122,13 @@ func (s *storage) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 
 func (s *storage) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	response := &csi.NodeGetCapabilitiesResponse{}
-	for _, kind := range []csi.NodeServiceCapability_RPC_Type{
+	kinds := append([]csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-		csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	} {
+	}, healthCapabilities...)
+	for _, kind := range kinds {
 		response.Capabilities = append(response.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
 		})
@@ -326,12 +326,8 @@ func (s *storage) NodeGetVolumeStats(_ context.Context, request *csi.NodeGetVolu
 		return nil, status.Error(codes.NotFound, err.Error())
 	}
 	size := found.Bsize
-	condition := &csi.VolumeCondition{Message: "well"}
-	if strings.Contains(request.VolumeId, "unwell") {
-		condition = &csi.VolumeCondition{Abnormal: true, Message: "a sector is lost"}
-	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
 		Unit: csi.VolumeUsage_BYTES, Total: int64(found.Blocks) * size, Available: int64(found.Bavail) * size,
 		Used: int64(found.Blocks-found.Bfree) * size,
-	}}, VolumeCondition: condition}, nil
+	}}}, nil
 }

@@ -99,8 +99,10 @@ func devices(ctx context.Context, args []string) error {
 }
 
 type driver struct {
-	name string
-	cdi  string
+	name, cdi string
+	// What it publishes.
+	pool    string
+	devices []string
 }
 
 func claims(ctx context.Context, args []string) error {
@@ -126,7 +128,11 @@ func claims(ctx context.Context, args []string) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return err
 	}
-	helper, err := kubeletplugin.Start(ctx, &driver{name: *name, cdi: *cdi},
+	own := &driver{name: *name, cdi: *cdi, pool: *node}
+	for i := range *count {
+		own.devices = append(own.devices, fmt.Sprintf("dev-%d", i))
+	}
+	helper, err := kubeletplugin.Start(ctx, own,
 		kubeletplugin.DriverName(*name),
 		kubeletplugin.KubeClient(client),
 		kubeletplugin.NodeName(*node),
@@ -137,11 +143,11 @@ func claims(ctx context.Context, args []string) error {
 	}
 	defer helper.Stop()
 	slice := resourceslice.Slice{}
-	for i := range *count {
-		slice.Devices = append(slice.Devices, resource.Device{Name: fmt.Sprintf("dev-%d", i)})
+	for _, name := range own.devices {
+		slice.Devices = append(slice.Devices, resource.Device{Name: name})
 	}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{slice}}
-	published := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{*node: pool}}
+	published := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{own.pool: pool}}
 	if err := helper.PublishResources(ctx, published); err != nil {
 		return err
 	}
