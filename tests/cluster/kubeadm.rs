@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::joined::{LIMIT, condition, pod, shared, text};
 use crate::support::cgroups::CgroupRoot;
 use crate::support::containerd::{Containerd, kill};
-use crate::support::control_plane::{ControlPlane, RELEASE};
+use crate::support::control_plane::ControlPlane;
 use crate::support::launch::{binary, go_kubelet_config, merged, runs_go_kubelet};
 use crate::support::node::{FOREVER, Node, busybox, simple};
 use crate::support::wait::wait_until;
@@ -127,7 +127,7 @@ fn create_kubeadm_objects(machine: &Machine, plane: &ControlPlane) -> Vec<String
             "localAPIEndpoint": {"advertiseAddress": "192.0.2.10"},
             "nodeRegistration": {"criSocket": machine.containerd.endpoint()}}),
         json!({"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration",
-            "kubernetesVersion": RELEASE, "controlPlaneEndpoint": endpoint,
+            "kubernetesVersion": "v1.37.2", "controlPlaneEndpoint": endpoint,
             "networking": {"serviceSubnet": "10.96.0.0/16"}}),
     ];
     let config = machine.write("init.yaml", &documents.map(|document| document.to_string()).join("\n---\n"));
@@ -182,7 +182,7 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     assert!(printed.contains("This node has joined the cluster"), "{printed}");
 
     let registered = node(plane);
-    assert_eq!(text(&registered, "/status/nodeInfo/kubeletVersion"), RELEASE);
+    assert_eq!(text(&registered, "/status/nodeInfo/kubeletVersion"), "v1.37.2");
     assert_eq!(text(&registered, "/status/capacity/pods"), "17", "the patch has an effect");
     assert_eq!(text(&registered, "/status/addresses/0/address"), "192.0.2.10", "so have other flags");
 

@@ -37,8 +37,8 @@ const SHORT_OF_TIME: &[&str] = &[
 /// The network namespace is ours alone. Three ports each, below those of the nodes.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(14_000);
 
-/// The release of the nodes, as the agent and its control plane show it.
-pub(crate) const RELEASE: &str = "v1.37.2";
+/// The release of the control plane.
+const RELEASE: &str = "v1.37.2";
 /// The release of the former control plane.
 const FORMER_RELEASE: &str = "v1.36.3";
 
@@ -47,7 +47,7 @@ pub(crate) fn is_former() -> bool {
     std::env::var("CONTROLPLANE_IS_FORMER").is_ok_and(|former| former == "yes")
 }
 
-/// The release of the control plane.
+/// The release of the control plane that the tests run on.
 pub(crate) fn server_release() -> &'static str {
     if is_former() { FORMER_RELEASE } else { RELEASE }
 }
