@@ -52,7 +52,7 @@ fn certificate_request(plane: &ControlPlane, pod: &str) -> Value {
 #[test]
 fn pods_have_bundles_of_authorities_and_certificates_of_their_own() {
     let former = is_former().then(with_beta_objects);
-    let plane = former.as_ref().unwrap_or_else(|| shared());
+    let plane = if let Some(former) = &former { former } else { shared() };
     let version = if is_former() { "v1beta1" } else { "v1" };
     let authority = |name: &str| {
         let path = plane.dir().join(format!("pki/{name}.crt"));

@@ -71,7 +71,7 @@ const FACTS: &[(&str, &str, &str, &str)] = &[
         "src/probes/thread.rs",
         "const LIMITS: Limits = Limits { all_pods: 4096, one_pod: 512, reserve: 8, most: 6144 };",
     ),
-    ("docs/upstream.md", "`k8s.io/kubernetes` v1.36.3", "packaging/programs.sh", "KUBERNETES_VERSION=1.36.3"),
+    ("docs/upstream.md", "`k8s.io/kubernetes` v1.37.2", "packaging/programs.sh", "KUBERNETES_VERSION=1.37.2"),
 ];
 
 #[test]
