@@ -1,4 +1,4 @@
-//! The table of the agent's flags: every kubelet flag that is valid in 1.36.
+//! The table of the agent's flags: every kubelet flag that is valid in 1.36 or 1.37.
 //!
 //! It drives parsing, `--help` and the compatibility list. A flag that sets a configuration field
 //! takes its type, default, meaning and support from the table of fields.

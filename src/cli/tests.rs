@@ -56,7 +56,7 @@ fn program_called_kubelet_is_the_agent_without_commands() {
             assert_eq!(problems[0].to_string(), format!("command line: unknown command {first:?}"));
         }
     }
-    assert_eq!(super::kubelet_version(), "Kubernetes v1.36.3\n");
+    assert_eq!(super::kubelet_version(), "Kubernetes v1.37.2\n");
     for name in ["", "coracle", "/opt/kubelet/coracle", "kubelet2", "/kubelet/"] {
         let expected = if name == "/kubelet/" { Command::KubeletVersion } else { Command::Version };
         assert_eq!(called(name, "--version"), Ok(expected), "{name}");

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::effects;
+use super::gates;
 use super::load::{LoadRequest, LoadedConfig};
 
 /// The directory of the agent's state unless `--root-dir` sets another.
@@ -153,8 +154,13 @@ impl AgentArgs {
     #[must_use]
     pub fn warning(&self, loaded: &LoadedConfig) -> Option<String> {
         let flags: Vec<String> = self.without_effect.iter().map(|name| format!("--{name}")).collect();
-        let gates = loaded.gates.without_effect().into_iter();
-        let gates: Vec<String> = gates.map(|name| format!("featureGates[{name}]")).collect();
+        let names = loaded.gates.without_effect().into_iter();
+        let gates: Vec<String> = names
+            .map(|name| match gates::is_not_built(name) {
+                true => format!("featureGates[{name}] (alpha, not built)"),
+                false => format!("featureGates[{name}]"),
+            })
+            .collect();
         let mut names: Vec<&str> = loaded.without_effect.clone();
         names.extend(gates.iter().chain(&flags).map(String::as_str));
         effects::warning(&names)

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use crate::model::version::PREVIOUS_RELEASE;
+pub use crate::model::version::RELEASE;
+
 /// The gates of several releases.
 const TABLE: &str = include_str!("gates.txt");
-/// The release that the agent implements: a column of `TABLE`.
-pub const RELEASE: &str = "1.36";
 /// The gates that switch all gates of a stage that are not set by their own name.
 const ALL: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
@@ -62,47 +63,54 @@ impl Gates {
     /// Applies a `featureGates` map; every problem is reported with its gate. `AllAlpha` and
     /// `AllBeta` set gates that the map does not name.
     ///
-    /// DIFFERS: the Go kubelet does not start if a gate was removed or is locked to the other value.
-    /// An agent that upgrades itself must not leave its node without an agent for that.
+    /// DIFFERS: the Go kubelet does not start if a gate was removed or is locked to the other value, or
+    /// if a gate that the map does not name requires one that is off. An agent that upgrades itself must
+    /// not leave its node without an agent for that: what was valid with the previous release has a
+    /// warning only.
     #[must_use]
     pub fn resolve(set: &BTreeMap<String, bool>) -> (Gates, Vec<(String, GateError)>) {
-        let mut gates = Gates::default();
+        let mut gates = Gates { changed: KNOWN.changed(set), ignored: Vec::new() };
         let mut problems = Vec::new();
-        for (all, stage) in ALL {
-            if let Some(&on) = set.get(all) {
-                let of_stage = known().filter(|gate| gate.stage == stage && !is_all(gate.name));
-                gates.changed.extend(of_stage.map(|gate| (gate.name, on)));
-            }
-        }
         for (name, &wanted) in set {
             match KNOWN.gates.get(name.as_str()) {
-                None => match REMOVED.iter().find(|removed| *removed == name) {
-                    Some(removed) => gates.ignored.push(removed),
+                None => match former(name) {
+                    Some(former) => gates.ignored.push(former),
                     None => problems.push((name.clone(), GateError::Unknown(name.clone()))),
                 },
                 Some(gate) if gate.locked && gate.preset != wanted => gates.ignored.push(gate.name),
-                Some(gate) => {
-                    gates.changed.insert(gate.name, wanted);
-                }
+                Some(_) => {}
             }
         }
-        for (name, needs) in &KNOWN.needs {
-            let off: Vec<&str> = needs.iter().copied().filter(|needed| !gates.enabled(needed)).collect();
-            if gates.enabled(name) && !off.is_empty() {
-                let error = GateError::Needs { name, needs: off.join(" ") };
-                problems.push(((*name).to_owned(), error));
+        loop {
+            let unmet = KNOWN.unmet(&gates.changed);
+            if unmet.is_empty() {
+                break;
+            }
+            let before = PREVIOUS.unmet(&PREVIOUS.changed(set));
+            let is_new = |name: &str| !PREVIOUS.gates.contains_key(name) && set.get(name) == Some(&true);
+            let (refused, off): (Vec<_>, Vec<_>) =
+                unmet.into_iter().partition(|(name, _)| before.contains_key(name) || is_new(name));
+            if off.is_empty() {
+                let errors = refused.into_iter().map(|(name, needs)| {
+                    (name.to_owned(), GateError::Needs { name, needs: needs.join(" ") })
+                });
+                problems.extend(errors);
+                break;
+            }
+            // Each turn switches a gate off, so the loop ends.
+            for (name, _) in off {
+                gates.changed.insert(name, false);
+                gates.ignored.push(name);
             }
         }
+        gates.ignored.sort_unstable();
         (gates, problems)
     }
 
     /// Whether a gate is on; an unknown one is off.
     #[must_use]
     pub fn enabled(&self, name: &str) -> bool {
-        match self.changed.get(name) {
-            Some(on) => *on,
-            None => KNOWN.gates.get(name).is_some_and(|gate| gate.preset),
-        }
+        KNOWN.enabled(&self.changed, name)
     }
 
     /// The value that the configuration gives a gate, by its name or by its stage.
@@ -111,8 +119,8 @@ impl Gates {
         self.changed.get(name).copied()
     }
 
-    /// The gates whose chosen value has no effect: this agent behaves as with the other value, or the
-    /// release has the gate no more, or has locked it.
+    /// The gates whose chosen value has no effect: this agent behaves as with the other value, the
+    /// release has the gate no more or has locked it, or a gate that it requires is off.
     #[must_use]
     pub fn without_effect(&self) -> Vec<&'static str> {
         let fixed = FIXED.iter().filter(|(name, here)| self.chosen(name).is_some_and(|on| on != *here));
@@ -136,7 +144,61 @@ struct Release {
     needs: BTreeMap<&'static str, Vec<&'static str>>,
 }
 
+impl Release {
+    /// The gates that a `featureGates` map switches, by their name or by their stage.
+    fn changed(&self, set: &BTreeMap<String, bool>) -> BTreeMap<&'static str, bool> {
+        let mut changed = BTreeMap::new();
+        for (all, stage) in ALL {
+            if let Some(&on) = set.get(all) {
+                let gates = self.gates.values().filter(|gate| gate.stage == stage && !is_all(gate.name));
+                changed.extend(gates.map(|gate| (gate.name, on)));
+            }
+        }
+        for (name, &wanted) in set {
+            if let Some(gate) = self.gates.get(name.as_str())
+                && !(gate.locked && gate.preset != wanted)
+            {
+                changed.insert(gate.name, wanted);
+            }
+        }
+        changed
+    }
+
+    fn enabled(&self, changed: &BTreeMap<&'static str, bool>, name: &str) -> bool {
+        match changed.get(name) {
+            Some(on) => *on,
+            None => self.gates.get(name).is_some_and(|gate| gate.preset),
+        }
+    }
+
+    /// The gates that are on without a gate that they require, each with those.
+    fn unmet(&self, changed: &BTreeMap<&'static str, bool>) -> BTreeMap<&'static str, Vec<&'static str>> {
+        let mut unmet = BTreeMap::new();
+        for (&name, needs) in self.needs.iter().filter(|(name, _)| self.enabled(changed, name)) {
+            let off: Vec<_> = needs.iter().copied().filter(|needed| !self.enabled(changed, needed)).collect();
+            if !off.is_empty() {
+                unmet.insert(name, off);
+            }
+        }
+        unmet
+    }
+}
+
 static KNOWN: LazyLock<Release> = LazyLock::new(|| parse(TABLE, RELEASE));
+/// Read only for configurations that do not fit [`RELEASE`].
+static PREVIOUS: LazyLock<Release> = LazyLock::new(|| parse(TABLE, PREVIOUS_RELEASE));
+
+/// The name of a gate that only an earlier release or another component has.
+fn former(name: &str) -> Option<&'static str> {
+    let removed = REMOVED.iter().copied().find(|removed| *removed == name);
+    removed.or_else(|| PREVIOUS.gates.get(name).map(|gate| gate.name))
+}
+
+/// Whether a gate is alpha and the agent has not built what it switches on.
+#[must_use]
+pub fn is_not_built(name: &str) -> bool {
+    FIXED.contains(&(name, false)) && KNOWN.gates.get(name).is_some_and(|gate| gate.stage == Stage::Alpha)
+}
 
 /// Reads the column of a release. Rows that cannot be read are left out; a test checks that there are
 /// none.
@@ -171,9 +233,11 @@ fn gate(name: &'static str, cell: &str) -> Option<Gate> {
     Some(Gate { name, stage, preset: preset == "on", locked })
 }
 
-/// Gates that earlier versions of this agent accepted and [`RELEASE`] has no more.
+/// Gates that earlier versions of this agent accepted and [`RELEASE`] has no more, and gates of other
+/// components that files for several components may name.
 const REMOVED: &[&str] = &[
     "CSIMigrationPortworx",
+    "ControllerManagerReleaseLeaderElectionLockOnExit",
     "HonorPVReclaimPolicy",
     "InPlacePodVerticalScalingAllocatedStatus",
     "InTreePluginPortworxUnregister",
@@ -191,33 +255,33 @@ const FIXED: &[(&str, bool)] = &[
     ("CRIListStreaming", false),
     ("CSIVolumeHealth", false),
     ("ChangeContainerStatusOnKubeletRestart", false),
-    ("ClusterTrustBundleProjection", true),
-    ("DRAExtendedResource", true),
     ("DRANodeAllocatableResources", false),
+    ("DRAOptionalNodeOperations", false),
     ("DRAWorkloadResourceClaims", false),
+    ("DefaultPodSysctls", false),
+    ("EmptyDirVolumeMode", false),
     ("EnvFiles", true),
-    ("HostnameOverride", true),
+    ("GRPCContainerProbeTLS", false),
+    ("H2CContainerProbe", false),
     ("ImageVolumeWithDigest", false),
     ("InPlacePodVerticalScalingExclusiveCPUs", false),
     ("InPlacePodVerticalScalingExclusiveMemory", false),
-    ("KubeletInUserNamespace", false),
+    ("InPlacePodVerticalScalingMemoryBackedVolumes", false),
+    ("InPlacePodVerticalScalingSchedulerPreemption", true),
+    ("KubeletAllocatedPodsEndpoint", false),
     ("KubeletPodResourcesListUseActivePods", true),
     ("KubeletRegistrationGetOnExistsOnly", false),
     ("KubeletSeparateDiskGC", true),
     ("KubeletServiceAccountTokenForCredentialProviders", false),
     ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
-    ("PLEGOnDemandRelist", true),
+    ("NativeHistograms", false),
     ("PodAndContainerStatsFromCRI", false),
-    ("PodCertificateRequest", true),
-    ("PodLevelResourceManagers", false),
-    ("PodReadyToStartContainersCondition", true),
-    ("PodsAPI", false),
-    ("PreventStaticPodAPIReferences", true),
     ("ReloadKubeletClientCAFile", true),
     ("ReloadKubeletServerCertificateFile", true),
     ("ResourceHealthStatus", true),
     ("TaintTolerationComparisonOperators", true),
     ("UserNamespacesHostNetworkSupport", false),
+    ("VolumeBindMountOptions", false),
 ];
 
 /// The table of `FIXED` in docs/compatibility.md.
@@ -227,7 +291,8 @@ pub fn markdown() -> String {
     let mut out = "| Feature gate | Default | Here |\n|---|---|---|\n".to_owned();
     for (name, here) in FIXED {
         let preset = KNOWN.gates.get(name).is_some_and(|gate| gate.preset);
-        out += &format!("| `{name}` | {} | always {} |\n", word(preset), word(*here));
+        let note = if is_not_built(name) { " (alpha, not built)" } else { "" };
+        out += &format!("| `{name}` | {} | always {}{note} |\n", word(preset), word(*here));
     }
     out
 }
@@ -275,14 +340,27 @@ mod tests {
     }
 
     #[test]
-    fn gates_of_1_36_3_have_their_stage_default_and_lock() {
+    fn gates_of_1_37_2_have_their_stage_default_and_lock() {
         use Stage::{Alpha, Beta, Deprecated, Stable};
         for (name, stage, preset, locked) in [
-            ("PodLevelResourceManagers", Alpha, false, false),
+            ("AtomicWriteVolumeUserFields", Alpha, false, false),
+            ("PodLevelResourceManagers", Beta, false, false),
             ("CRIListStreaming", Alpha, false, false),
             ("ResourceHealthStatusMessage", Beta, true, false),
-            ("DRAResourceClaimGranularStatusAuthorization", Beta, true, false),
-            ("AtomicFIFO", Beta, true, false),
+            ("MemoryQoS", Beta, true, false),
+            ("HugepageAwareEviction", Beta, true, false),
+            ("PodLevelResourcesFixKubeletQOSClass", Beta, true, false),
+            ("PodLevelResourcesFixDefaulting", Beta, true, false),
+            ("KubeletInUserNamespace", Beta, true, false),
+            ("PodsAPI", Beta, true, false),
+            ("SELinuxMount", Stable, true, false),
+            ("ClusterTrustBundle", Stable, true, false),
+            ("ClusterTrustBundleProjection", Stable, true, false),
+            ("PodCertificateRequest", Stable, true, false),
+            ("NodeDeclaredFeatures", Stable, true, true),
+            ("DisableCPUQuotaWithExclusiveCPUs", Deprecated, true, true),
+            // Its default is another one only if no component is of 1.36.
+            ("DRAFractionalCapacityRange", Beta, false, false),
             ("EventedPLEG", Alpha, false, false),
             ("KubeletServiceAccountTokenForCredentialProviders", Beta, true, false),
             ("GitRepoVolumeDriver", Deprecated, false, true),
@@ -291,6 +369,8 @@ mod tests {
         ] {
             assert_eq!(KNOWN.gates.get(name), Some(&Gate { name, stage, preset, locked }));
         }
+        assert_eq!(KNOWN.needs["EventedPLEG"], ["PLEGOnDemandRelist"]);
+        assert_eq!(PREVIOUS.gates["MemoryQoS"].stage, Alpha);
     }
 
     #[test]
@@ -301,16 +381,76 @@ mod tests {
             gates.without_effect()
         };
         assert_eq!(without_effect(&[]), [""; 0]);
-        assert_eq!(without_effect(&[("EnvFiles", true), ("PodsAPI", false), ("MemoryQoS", true)]), [""; 0]);
-        assert_eq!(without_effect(&[("EnvFiles", false), ("PodsAPI", true)]), ["EnvFiles", "PodsAPI"]);
-        assert!(without_effect(&[("AllBeta", false)]).contains(&"HostnameOverride"));
+        assert_eq!(
+            without_effect(&[("EnvFiles", true), ("CRIListStreaming", false), ("MemoryQoS", true)]),
+            [""; 0]
+        );
+        assert_eq!(
+            without_effect(&[("EnvFiles", false), ("H2CContainerProbe", true)]),
+            ["EnvFiles", "H2CContainerProbe"]
+        );
+        assert!(without_effect(&[("AllBeta", false)]).contains(&"ResourceHealthStatus"));
         // The default has no warning, also where this agent behaves otherwise.
-        let on = without_effect(&[("AllBeta", false), ("HostnameOverride", true)]);
-        assert!(!on.contains(&"HostnameOverride"));
+        let on = without_effect(&[("AllBeta", false), ("ResourceHealthStatus", true)]);
+        assert!(!on.contains(&"ResourceHealthStatus"));
         for (name, _) in FIXED {
             assert!(KNOWN.gates.get(name).is_some_and(|gate| !gate.locked), "{name}");
         }
         assert!(FIXED.is_sorted());
+    }
+
+    #[test]
+    fn alpha_gates_of_missing_features_are_not_built() {
+        for name in [
+            "CSIVolumeHealth",
+            "DRANodeAllocatableResources",
+            "DRAOptionalNodeOperations",
+            "EmptyDirVolumeMode",
+            "GRPCContainerProbeTLS",
+            "H2CContainerProbe",
+            "InPlacePodVerticalScalingMemoryBackedVolumes",
+            "KubeletAllocatedPodsEndpoint",
+            "VolumeBindMountOptions",
+        ] {
+            assert!(is_not_built(name), "{name}");
+        }
+        for name in ["EnvFiles", "PodAndContainerStatsFromCRI", "ContainerStopSignals", "Nonsense"] {
+            assert!(!is_not_built(name), "{name}");
+        }
+    }
+
+    /// A valid configuration of the previous release must not keep the agent from starting.
+    #[test]
+    fn gate_whose_requirement_the_previous_release_did_not_have_is_switched_off() {
+        // Two new gates, on by default, require `PodLevelResources`.
+        let (gates, problems) = Gates::resolve(&set(&[
+            ("InPlacePodLevelResourcesVerticalScaling", false),
+            ("PodLevelResources", false),
+        ]));
+        assert_eq!(problems, []);
+        assert!(!gates.enabled("PodLevelResourcesFixDefaulting"));
+        assert_eq!(
+            gates.without_effect(),
+            ["PodLevelResourcesFixDefaulting", "PodLevelResourcesFixKubeletQOSClass"]
+        );
+        // `GenericWorkload` was alpha too, and is beta and off.
+        let (gates, problems) = Gates::resolve(&set(&[("AllAlpha", true)]));
+        assert_eq!(problems, []);
+        assert!(!gates.enabled("WorkloadWithJob") && gates.without_effect().contains(&"WorkloadWithJob"));
+        // Off by default in 1.36, like the gate that requires it.
+        let (gates, problems) = Gates::resolve(&set(&[("ClusterTrustBundle", false)]));
+        assert_eq!((problems, gates.enabled("ClusterTrustBundleProjection")), (vec![], false));
+        // A new gate is set by its own name without the gate that it requires.
+        let (_, problems) = Gates::resolve(&set(&[("CompositePodGroup", true)]));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+    }
+
+    #[test]
+    fn every_gate_of_both_releases_is_accepted() {
+        for gate in KNOWN.gates.values().chain(PREVIOUS.gates.values()) {
+            let (_, problems) = Gates::resolve(&set(&[(gate.name, gate.preset)]));
+            assert_eq!(problems, [], "{}", gate.name);
+        }
     }
 
     #[test]
@@ -330,9 +470,10 @@ mod tests {
         for (name, on) in [
             ("ContainerStopSignals", true),
             ("EnvFiles", false),
-            ("SidecarContainers", true),
+            ("SidecarContainers", false),
+            ("ImageVolume", true),
             ("GracefulNodeShutdown", true),
-            ("MemoryQoS", false),
+            ("MemoryQoS", true),
             ("EventedPLEG", false),
             ("KubeletCrashLoopBackOffMax", true),
             ("NoSuchGate", false),
@@ -352,14 +493,19 @@ mod tests {
         }
         let (gates, problems) = Gates::resolve(&set(&[
             ("MemoryManager", false),
-            ("SidecarContainers", false),
+            ("ImageVolume", false),
+            // Removed in 1.37.
+            ("SidecarContainers", true),
             ("TopologyAwareHints", true),
         ]));
         assert_eq!(problems, []);
-        assert!(gates.enabled("SidecarContainers") && gates.chosen("SidecarContainers").is_none());
-        assert_eq!(gates.without_effect(), ["MemoryManager", "SidecarContainers", "TopologyAwareHints"]);
+        assert!(gates.enabled("ImageVolume") && gates.chosen("ImageVolume").is_none());
+        assert_eq!(
+            gates.without_effect(),
+            ["ImageVolume", "MemoryManager", "SidecarContainers", "TopologyAwareHints"]
+        );
         // A locked gate may have the value that it is locked to.
-        let (gates, problems) = Gates::resolve(&set(&[("SidecarContainers", true)]));
+        let (gates, problems) = Gates::resolve(&set(&[("ImageVolume", true)]));
         assert_eq!((gates.without_effect().len(), problems.len()), (0, 0));
     }
 
@@ -375,7 +521,7 @@ mod tests {
                 "GracefulNodeShutdownBasedOnPodPriority is enabled, but depends on features that are disabled: \
                  [GracefulNodeShutdown]",
             ),
-            ("ClusterTrustBundleProjection", true, "disabled: [ClusterTrustBundle]"),
+            ("DRAPartitionableDevicesType", true, "disabled: [DRAResourcePoolStatus]"),
         ] {
             let (_, problems) = Gates::resolve(&set(&[(name, on)]));
             assert!(
@@ -383,6 +529,6 @@ mod tests {
                 "{name}: {problems:?}"
             );
         }
-        assert!(Gates::resolve(&set(&[("SidecarContainers", true)])).1.is_empty());
+        assert!(Gates::resolve(&set(&[("ImageVolume", true)])).1.is_empty());
     }
 }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::rate::Bucket;
 use super::target::{Target, query};
+use crate::model::version::KUBERNETES_VERSION;
 use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, RequestKind, Response,
@@ -165,7 +166,7 @@ impl Client {
     /// When certificates or keys cannot be used.
     pub fn new(credentials: Credentials, qps: Option<(f64, u32)>) -> Result<Client, ApiError> {
         let version = env!("CARGO_PKG_VERSION");
-        let user_agent = format!("kubelet/v1.36.3 (linux/{}) coracle/{version}", go_arch());
+        let user_agent = format!("kubelet/{KUBERNETES_VERSION} (linux/{}) coracle/{version}", go_arch());
         let breaker = Breaker::default();
         let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
         let last_failure = Mutex::default();

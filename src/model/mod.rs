@@ -32,8 +32,9 @@ pub mod runtime;
 pub mod storage;
 pub mod typed;
 pub mod verdict;
+pub mod version;
 
-/// The types of the Kubernetes API 1.36, from k8s-openapi.
+/// The types of the Kubernetes API 1.37, from k8s-openapi.
 pub use k8s_openapi::ByteString;
 pub use k8s_openapi::api::coordination::v1 as coordination;
 pub use k8s_openapi::api::core::v1 as api;

@@ -30,7 +30,7 @@ pub struct Settings {
     pub resets_devices: bool,
     /// The port of the node API.
     pub port: u16,
-    /// The version of Kubernetes that the agent implements, such as `v1.36.3`.
+    /// The version of Kubernetes that the agent implements, such as `v1.37.2`.
     pub kubelet_version: String,
     /// Features that schedulers may rely on, sorted.
     pub declared_features: Vec<String>,

@@ -32,7 +32,7 @@ fn settings() -> Settings {
         controller_attach_detach: true,
         node_ips: vec!["192.0.2.10".parse().unwrap()],
         port: 10250,
-        kubelet_version: "v1.36.3".to_owned(),
+        kubelet_version: "v1.37.2".to_owned(),
         declared_features: [
             "ExtendWebSocketsToKubelet",
             "InPlacePodLevelResourcesVerticalScaling",

@@ -14,13 +14,13 @@ use crate::model::api::{Container, EnvVar, GRPCAction, HTTPGetAction, Probe, TCP
 use crate::model::expand::{Budget, TooLarge};
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
+use crate::model::version::PROBE_USER_AGENT;
 use crate::transport::dial::{self, HttpGet, MAX_BODY_BYTES, Scheme, join_host_port};
 use crate::transport::grpc::Kind as CallKind;
 use crate::transport::health::{self, Health, HealthError};
 use crate::util::stop::StopToken;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-const USER_AGENT: &str = "kube-probe/1.36";
 /// A check that ends with an error is repeated immediately, up to this number of attempts.
 const ATTEMPTS: u32 = 3;
 
@@ -166,7 +166,7 @@ fn http(
         port,
         path: action.path.as_deref().unwrap_or_default(),
         headers: &headers,
-        user_agent: USER_AGENT,
+        user_agent: PROBE_USER_AGENT,
         timeout: Some(timeout),
     };
     match dial::http_get(&get, stop) {
@@ -206,7 +206,7 @@ fn grpc(action: &GRPCAction, host: &str, timeout: Duration, stop: &StopToken) ->
         return CheckResult::Error("unknown", format!("invalid port number: {}", action.port));
     };
     let service = action.service.as_deref().unwrap_or_default();
-    let outcome = health::check(host, port, service, USER_AGENT, timeout, stop);
+    let outcome = health::check(host, port, service, PROBE_USER_AGENT, timeout, stop);
     let within = GoDuration::from(timeout);
     CheckResult::Failure(match outcome {
         Ok(Health::Serving) => return CheckResult::Success,

@@ -17,6 +17,7 @@ use crate::model::ids::ContainerId;
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::reasons;
+use crate::model::version::HOOK_USER_AGENT;
 use crate::transport::dial::{HttpGet, Scheme, http_get, join_host_port};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -28,9 +29,6 @@ use super::kill::{ContainerKill, MINIMUM_GRACE};
 use super::kill_order::pause;
 use super::security_context::pod_text;
 use super::start_request::{StartFailure, regarding};
-
-/// The `User-Agent` of HTTP hooks.
-const USER_AGENT: &str = "kube-lifecycle/1.36";
 
 /// The bytes of each output stream of a failing command that are shown.
 const OUTPUT_SHOWN: usize = 1024;
@@ -323,7 +321,7 @@ impl Runtime {
                     port,
                     path: action.path.as_deref().unwrap_or_default(),
                     headers,
-                    user_agent: USER_AGENT,
+                    user_agent: HOOK_USER_AGENT,
                     timeout: limit.map(|limit| limit.saturating_sub(start.elapsed())),
                 },
                 stop,

@@ -215,7 +215,7 @@ mod tests {
                 let agent = context
                     .request_headers()
                     .iter()
-                    .any(|(name, value)| name == "user-agent" && value.starts_with(b"kube-probe/1.36"));
+                    .any(|(name, value)| name == "user-agent" && value.starts_with(b"kube-probe/1.37"));
                 context.spawn(Sent(match agent && request == encode(service) {
                     true => Box::pin(sink.success(vec![8, status])),
                     false => Box::pin(sink.fail(grpcio::RpcStatus::new(grpcio::RpcStatusCode::NOT_FOUND))),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn check_health(port: u16, service: &str, timeout: Duration) -> Result<Health, HealthError> {
-        check("127.0.0.1", port, service, "kube-probe/1.36", timeout, &StopToken::never())
+        check("127.0.0.1", port, service, "kube-probe/1.37", timeout, &StopToken::never())
     }
 
     const LONG: Duration = Duration::from_secs(20);

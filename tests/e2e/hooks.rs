@@ -100,7 +100,7 @@ fn pre_stop_hook_time_counts_against_the_grace_period() {
     let request = web.received("/bye").first().cloned().expect("the request of the hook");
     assert_eq!(
         (request.method.as_str(), request.header("User-Agent").as_deref()),
-        ("GET", Some("kube-lifecycle/1.36"))
+        ("GET", Some("kube-lifecycle/1.37"))
     );
     assert!(node.events_with_reason("http", "FailedPreStopHook").is_empty(), "any answer is a success");
     node.wait_event("failing", "FailedPreStopHook", "");

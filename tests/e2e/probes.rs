@@ -132,7 +132,7 @@ fn http_probes_send_expected_requests_and_follow_redirects() {
     );
     let request = web.received("/away")[0].clone();
     assert_eq!(request.method, "GET");
-    assert_eq!(request.header("User-Agent").as_deref(), Some("kube-probe/1.36"));
+    assert_eq!(request.header("User-Agent").as_deref(), Some("kube-probe/1.37"));
     assert_eq!(request.header("Accept").as_deref(), Some("*/*"));
     assert_eq!(request.header("Accept-Encoding"), None);
 

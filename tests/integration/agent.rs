@@ -434,7 +434,7 @@ fn agent_called_by_a_link_named_kubelet_runs_as_one() {
     let called = |args: &[&str]| Command::new(&link).args(args).output().unwrap();
     let version = called(&["--version"]);
     assert!(version.status.success(), "{}", stderr(&version));
-    assert_eq!(stdout(&version), "Kubernetes v1.36.3\n");
+    assert_eq!(stdout(&version), "Kubernetes v1.37.2\n");
     let own = Command::new(binary()).arg("--version").output().unwrap();
     assert!(stdout(&own).starts_with("coracle "), "{}", stdout(&own));
     let word = called(&["pods"]);

@@ -350,7 +350,7 @@ fn http_hooks_send_the_expected_requests() {
     assert_eq!((events, calls), (vec![KILLING.to_owned()], vec!["StopContainer"]));
     let request = web.received().pop().unwrap();
     assert!(request.starts_with("GET /bye?now HTTP/1.1\r\n"), "{request}");
-    assert!(request.contains("User-Agent: kube-lifecycle/1.36\r\n"), "{request}");
+    assert!(request.contains("User-Agent: kube-lifecycle/1.37\r\n"), "{request}");
     assert!(request.contains("X-A: b") && request.contains("Authorization: secret"), "{request}");
     // A server without TLS gets the request again in plain HTTP, without secret headers.
     let (events, _) = stopped(&node, get("HTTPS", json!("127.0.0.1"), json!(web.port.to_string())), None);

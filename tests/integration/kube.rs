@@ -121,7 +121,7 @@ fn objects_are_created_changed_and_deleted() {
     let error = client.get::<coracle::model::api::Node>(&Target::node("n1")).unwrap_err();
     assert!(!error.is_transport() && error.status().is_none(), "{error}");
     let requests = api.received();
-    assert!(requests[0].header("user-agent").starts_with("kubelet/v1.36.3 (linux/"));
+    assert!(requests[0].header("user-agent").starts_with("kubelet/v1.37.2 (linux/"));
     assert_eq!(requests[0].header("content-type"), "application/json");
     let patch = requests.iter().find(|request| request.method == "PATCH").unwrap();
     assert_eq!(patch.header("content-type"), "application/strategic-merge-patch+json");

@@ -16,8 +16,7 @@ use crate::model::meta::ObjectMeta;
 use crate::model::runtime::{ContainerState, ListedPod};
 use holdings::{ClaimRow, DeviceRow, VolumeRow};
 
-/// The Kubernetes version of the kubelet that this agent replaces.
-pub(crate) const KUBERNETES_VERSION: &str = "v1.36.3";
+pub(crate) use crate::model::version::KUBERNETES_VERSION;
 
 /// Calls back with each pod.
 pub(super) type EachPod<'a> = dyn Fn(&mut dyn FnMut(PodView)) + 'a;

@@ -56,7 +56,7 @@ pub struct HttpGet<'a> {
     /// Names and values in the manifest's order; names may repeat. `Host` sets the host that
     /// the request names; an empty `Accept` or `User-Agent` sends none.
     pub headers: &'a [(String, String)],
-    /// `User-Agent` where the headers have none, such as `kube-probe/1.36`.
+    /// `User-Agent` where the headers have none, such as `kube-probe/1.37`.
     pub user_agent: &'a str,
     /// Time limit of everything together; `None`: only the stop token ends it.
     pub timeout: Option<Duration>,

@@ -40,7 +40,7 @@ fn get<'a>(port: u16, path: &'a str, headers: &'a [(String, String)]) -> HttpGet
         port,
         path,
         headers,
-        user_agent: "kube-probe/1.36",
+        user_agent: "kube-probe/1.37",
         timeout: Some(Duration::from_secs(20)),
     }
 }
@@ -70,7 +70,7 @@ fn probe_request_equals_that_of_the_go_kubelet() {
     for (list, expected) in [
         (
             vec![],
-            "GET /a?b HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUser-Agent: kube-probe/1.36\r\nAccept: */*\r\nConnection: close\r\n\r\n",
+            "GET /a?b HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUser-Agent: kube-probe/1.37\r\nAccept: */*\r\nConnection: close\r\n\r\n",
         ),
         (
             own.to_vec(),

@@ -7,6 +7,7 @@ import (
 
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	metricsfeatures "k8s.io/component-base/metrics/features"
 	_ "k8s.io/kubernetes/pkg/features"
 )
 
@@ -20,8 +21,11 @@ type gate struct {
 }
 
 func init() {
-	// As the kubelet's main package does; pkg/features adds all others.
+	// As the kubelet's main package and its server do; pkg/features adds all others.
 	if err := logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate); err != nil {
+		fail(err)
+	}
+	if err := metricsfeatures.AddFeatureGates(utilfeature.DefaultMutableFeatureGate); err != nil {
 		fail(err)
 	}
 	handlers["gates"] = func(json.RawMessage) (any, error) {

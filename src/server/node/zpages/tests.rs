@@ -64,7 +64,7 @@ fn pages_show_flags_and_status() {
     let text = fixture.get("/statusz").text();
     assert!(text.contains("\nStarted: Thu Jan  1 00:00:00 UTC 1970\nUp: "), "{text}");
     assert!(
-        text.contains("\nBinary version: 1.36.3\nEmulation version: 1.36\nPaths: /attach /checkpoint "),
+        text.contains("\nBinary version: 1.37.2\nEmulation version: 1.37\nPaths: /attach /checkpoint "),
         "{text}"
     );
     let status = get(&fixture, "/statusz", "application/json;g=config.k8s.io;v=v1beta1;as=Statusz");
