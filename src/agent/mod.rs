@@ -32,7 +32,7 @@ mod stats;
 mod supervise;
 mod wiring;
 
-use crate::config::{AgentArgs, LoadedConfig};
+use crate::config::{AgentArgs, LoadedConfig, configz, yaml};
 use crate::server::ServerError;
 use crate::util::error_chain::chain;
 use crate::util::service_manager::ServiceManager;
@@ -58,12 +58,14 @@ pub enum Outcome {
 #[must_use]
 pub fn run(args: &AgentArgs, loaded: &LoadedConfig, flags: Vec<(String, String)>) -> Outcome {
     threads::adopt_current("main");
-    logging::init(u32::try_from(loaded.config.logging.verbosity).unwrap_or(0));
+    logging::init(settings::logging(&loaded.config));
     threads::install_panic_hook();
     log::info!("coracle {} starts", env!("CARGO_PKG_VERSION"));
     for file in &loaded.files {
         log::info!("configuration from {}", file.display());
     }
+    let shown = yaml::to_yaml(&configz(&loaded.config));
+    logging::info_with(module_path!(), "Effective KubeletConfiguration", "config", shown);
     if let Some(warning) = args.warning(loaded) {
         log::warn!("{warning}");
     }

@@ -27,7 +27,7 @@ use crate::runtime::logs::rotate;
 use crate::runtime::{self, CrashBackoff, MachineNumbers, gc};
 use crate::server::{RegistrySettings, Switches};
 use crate::sources::{self, FileSettings, HttpSettings};
-use crate::util::cpu_list;
+use crate::util::{cpu_list, logging};
 use crate::{node, server, sync};
 
 /// The default of `userNamespaces.idsPerPod`.
@@ -36,6 +36,17 @@ const USER_NAMESPACE_IDS: u32 = 65_536;
 /// The defaults of the feature gates with the configuration's changes.
 pub(super) fn gates(config: &KubeletConfiguration) -> Gates {
     Gates::resolve(&config.feature_gates).0
+}
+
+/// `logging`, as far as it has an effect.
+pub(super) fn logging(config: &KubeletConfiguration) -> logging::Settings {
+    let json = config.logging.format == "json";
+    let options = &config.logging.options;
+    logging::Settings {
+        verbosity: u32::try_from(config.logging.verbosity).unwrap_or(0),
+        json,
+        split_stream: if json { options.json.split_stream } else { options.text.split_stream },
+    }
 }
 
 /// Reservations for the system, and the hard eviction thresholds.
@@ -399,6 +410,17 @@ mod tests {
     }
 
     #[test]
+    fn options_of_the_chosen_log_format_have_effect() {
+        let mut config = default_configuration(DefaultSet::WithFile);
+        config.logging.verbosity = 3;
+        config.logging.options.json.split_stream = true;
+        let text = logging::Settings { verbosity: 3, json: false, split_stream: false };
+        assert_eq!(super::logging(&config), text);
+        config.logging.format = "json".to_owned();
+        assert_eq!(super::logging(&config), logging::Settings { json: true, split_stream: true, ..text });
+    }
+
+    #[test]
     fn node_without_local_storage_isolation_has_no_ephemeral_storage() {
         let mut config = default_configuration(DefaultSet::WithFile);
         let args = AgentArgs { root_dir: "/".into(), ..AgentArgs::new("/run/none") };
@@ -424,7 +446,7 @@ mod tests {
         assert_eq!(seconds(&[(longest, false)], 300), (10, 300));
     }
 
-    /// Go 1.36 declares these with the default gates. Without one of them, the API server refuses the
+    /// Go declares these with the default gates. Without one of them, the API server refuses the
     /// requests that need it.
     #[test]
     fn node_declares_the_features_of_upstream_and_none_without_their_gates() {
@@ -442,6 +464,7 @@ mod tests {
         assert_eq!(declared(&[]), Some(all.map(str::to_owned).to_vec()));
         let fewer = declared(&[("InPlacePodLevelResourcesVerticalScaling", false)]).unwrap();
         assert_eq!(fewer, [all[0], all[2], all[3]]);
-        assert_eq!(declared(&[("NodeDeclaredFeatures", false)]), None);
+        // The gate is locked since 1.37.
+        assert_eq!(declared(&[("NodeDeclaredFeatures", false)]), declared(&[]));
     }
 }
