@@ -12,6 +12,8 @@ pub(super) enum StartError {
     /// The configuration is wrong, or does not fit this machine.
     #[error("{0}")]
     Refused(String),
+    #[error("cannot use the lock file {}", path.display())]
+    LockFile { path: PathBuf, source: std::io::Error },
     #[error("cannot make the directory {}", path.display())]
     Directory { path: PathBuf, source: std::io::Error },
     #[error("cannot read the facts of this machine")]

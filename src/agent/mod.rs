@@ -1,6 +1,7 @@
 //! Starts and stops all other rooms (Go: cmd/kubelet/app, NewMainKubelet, Run).
 //!
 //! Owns: the order of start and stop. Thread: `main`, which waits for signals and deaths of threads.
+//! The thread `lock-file` watches the file of `--lock-file`.
 //! A start has three phases, in the order of `wiring::start`: `host` checks the machine, `rooms`
 //! makes the handles of the rooms, `wiring` makes their channels and starts their threads.
 //! `settings` turns the configuration into the rooms' settings; `backend` gives the server
@@ -17,6 +18,7 @@ mod eviction;
 mod handles;
 mod holdings;
 mod host;
+mod lock_file;
 mod main_port;
 mod metrics;
 mod node;
@@ -38,6 +40,7 @@ use crate::util::error_chain::chain;
 use crate::util::service_manager::ServiceManager;
 use crate::util::{logging, threads};
 use error::StartError;
+use lock_file::Lock;
 use supervise::{StopReason, Supervisor};
 
 /// How a run of the agent ended.
@@ -76,41 +79,62 @@ pub fn run(args: &AgentArgs, loaded: &LoadedConfig, flags: Vec<(String, String)>
             return Outcome::Failed;
         }
     };
-    let outcome = match wiring::start(args, &loaded.config, flags, &supervisor) {
+    let outcome = match lock_file::acquire(args, &supervisor) {
         Err(error) => {
             log::error!("cannot start: {}", chain(&error));
-            match error {
+            Outcome::Failed
+        }
+        Ok(Lock::Interrupted) => Outcome::Stopped,
+        // The lock is held until the agent has stopped.
+        Ok(_lock) => run_locked(args, loaded, flags, &supervisor),
+    };
+    supervisor.close();
+    log::info!("stopped");
+    outcome
+}
+
+/// Runs the agent with its lock file.
+fn run_locked(
+    args: &AgentArgs,
+    loaded: &LoadedConfig,
+    flags: Vec<(String, String)>,
+    supervisor: &Supervisor,
+) -> Outcome {
+    let agent = match wiring::start(args, &loaded.config, flags, supervisor) {
+        Ok(agent) => agent,
+        Err(error) => {
+            log::error!("cannot start: {}", chain(&error));
+            return match error {
                 StartError::Refused(_) => Outcome::Configuration,
                 StartError::Server(ServerError::AlreadyRunning { .. } | ServerError::SocketInUse { .. }) => {
                     Outcome::Locked
                 }
                 _ => Outcome::Failed,
-            }
-        }
-        Ok(agent) => {
-            let manager = ServiceManager::from_environment();
-            manager.is_ready();
-            let outcome = match supervisor.wait(&manager, || agent.turn_age()) {
-                StopReason::Signal => {
-                    log::info!("stopping on a signal; pods keep running");
-                    Outcome::Stopped
-                }
-                StopReason::Died(died) => {
-                    let reason = died.panic.as_deref().unwrap_or("its body returned");
-                    log::error!("stopping because thread {} ended: {reason}", died.thread);
-                    Outcome::Failed
-                }
-                StopReason::Fatal(message) => {
-                    log::error!("cannot continue: {message}");
-                    Outcome::Failed
-                }
             };
-            manager.is_stopping();
-            agent.stop();
-            outcome
         }
     };
-    supervisor.close();
-    log::info!("stopped");
+    let manager = ServiceManager::from_environment();
+    manager.is_ready();
+    let outcome = match supervisor.wait(&manager, || agent.turn_age()) {
+        StopReason::Signal => {
+            log::info!("stopping on a signal; pods keep running");
+            Outcome::Stopped
+        }
+        StopReason::LockRequested => {
+            log::info!("stopping because another process opened the lock file; pods keep running");
+            Outcome::Stopped
+        }
+        StopReason::Died(died) => {
+            let reason = died.panic.as_deref().unwrap_or("its body returned");
+            log::error!("stopping because thread {} ended: {reason}", died.thread);
+            Outcome::Failed
+        }
+        StopReason::Fatal(message) => {
+            log::error!("cannot continue: {message}");
+            Outcome::Failed
+        }
+    };
+    manager.is_stopping();
+    agent.stop();
     outcome
 }

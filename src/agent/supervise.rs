@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, tick};
+use crossbeam_channel::{Receiver, Sender, after, bounded, never, select_biased, tick};
 
 use crate::util::service_manager::ServiceManager;
 use crate::util::signals::{Listener, Signal};
@@ -25,6 +25,8 @@ pub(super) enum StopReason {
     Died(Died),
     /// The configuration cannot be enforced on this machine.
     Fatal(String),
+    /// Another process opened the lock file.
+    LockRequested,
 }
 
 /// Receives signals and deaths of threads on the main thread.
@@ -35,6 +37,8 @@ pub(super) struct Supervisor {
     report: Sender<Died>,
     fatal: Receiver<String>,
     fatal_report: Sender<String>,
+    lock_requested: Receiver<()>,
+    lock_request: Sender<()>,
 }
 
 impl Supervisor {
@@ -46,7 +50,17 @@ impl Supervisor {
         let (listener, signals) = Listener::start()?;
         let (report, deaths) = bounded(DEATHS);
         let (fatal_report, fatal) = bounded(1);
-        Ok(Supervisor { listener, signals, deaths, report, fatal, fatal_report })
+        let (lock_request, lock_requested) = bounded(1);
+        Ok(Supervisor {
+            listener,
+            signals,
+            deaths,
+            report,
+            fatal,
+            fatal_report,
+            lock_requested,
+            lock_request,
+        })
     }
 
     /// Reports the death of a thread that must not end.
@@ -62,6 +76,28 @@ impl Supervisor {
     /// For rooms that find out later that the agent cannot do what the configuration says.
     pub(super) fn fatal(&self) -> Sender<String> {
         self.fatal_report.clone()
+    }
+
+    /// For the watch of the lock file: other processes that open it.
+    pub(super) fn lock_requests(&self) -> Sender<()> {
+        self.lock_request.clone()
+    }
+
+    /// Waits for an event or for `limit`, before the agent runs. Returns whether a signal ended the
+    /// wait, so that the process has to end.
+    pub(super) fn is_stopped_within(&self, events: &Receiver<()>, limit: Duration) -> bool {
+        let due = after(limit);
+        loop {
+            let _waiting = threads::waiting("the lock file and signals");
+            select_biased! {
+                recv(self.signals) -> signal => match signal {
+                    Ok(Signal::DumpThreads) => dump_threads(),
+                    Ok(Signal::Stop) | Err(_) => return true,
+                },
+                recv(events) -> _ => return false,
+                recv(due) -> _ => return false,
+            }
+        }
     }
 
     /// Waits until the process has to end. On SIGQUIT it logs all threads. If the service manager
@@ -81,6 +117,11 @@ impl Supervisor {
                 recv(self.fatal) -> message => {
                     if let Ok(message) = message {
                         return StopReason::Fatal(message);
+                    }
+                }
+                recv(self.lock_requested) -> request => {
+                    if request.is_ok() {
+                        return StopReason::LockRequested;
                     }
                 }
                 recv(reports) -> _ => {

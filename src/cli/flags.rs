@@ -258,12 +258,11 @@ pub(super) static FLAGS: &[Flag] = &[
     sets("eviction-pressure-transition-period", Duration, "evictionPressureTransitionPeriod"),
     sets("eviction-soft", Thresholds, "evictionSoft"),
     sets("eviction-soft-grace-period", Pairs, "evictionSoftGracePeriod"),
-    own(
+    works(
         "exit-on-lock-contention",
         Bool,
         "false",
-        Effect::NoEffectYet,
-        "exit when another agent requests the lock file",
+        "exit when another process opens the lock file; needs --lock-file",
     ),
     works(
         "experimental-allocatable-ignore-eviction",
@@ -304,7 +303,7 @@ pub(super) static FLAGS: &[Flag] = &[
     works("kubeconfig", Text, "", "how to reach the API server; empty means static pods only"),
     sets("kubelet-cgroups", Text, "kubeletCgroups"),
     sets("local-storage-capacity-isolation", Bool, "localStorageCapacityIsolation"),
-    own("lock-file", Text, "", Effect::NoEffectYet, "lock file that keeps a second agent from starting"),
+    works("lock-file", Text, "", "lock file for which a second agent waits; a regular file"),
     stats("log-cadvisor-usage", Bool, "false", "log the cost of stats"),
     sets("log-flush-frequency", Duration, "logging.flushFrequency"),
     sets("log-json-info-buffer-size", Text, "logging.options.json.infoBufferSize"),
