@@ -1,7 +1,8 @@
 //! Starts and stops all other rooms (Go: cmd/kubelet/app, NewMainKubelet, Run).
 //!
 //! Owns: the order of start and stop. Thread: `main`, which waits for signals and deaths of threads.
-//! The thread `lock-file` watches the file of `--lock-file`.
+//! The thread `lock-file` watches the file of `--lock-file`, and `pod-cidr` sends `podCIDR` to the
+//! runtime of a node without an API server.
 //! A start has three phases, in the order of `wiring::start`: `host` checks the machine, `rooms`
 //! makes the handles of the rooms, `wiring` makes their channels and starts their threads.
 //! `settings` turns the configuration into the rooms' settings; `backend` gives the server
@@ -25,6 +26,7 @@ mod node;
 mod oom;
 mod placement_settings;
 mod plugins;
+mod pod_cidr;
 mod pod_resources;
 mod report;
 mod rooms;

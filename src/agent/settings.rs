@@ -192,6 +192,11 @@ pub(super) fn runtime(
             .ids_per_pod
             .and_then(|ids| u32::try_from(ids).ok())
             .unwrap_or(USER_NAMESPACE_IDS),
+        default_sysctls: if gates.enabled("DefaultPodSysctls") {
+            config.default_pod_sysctls.clone()
+        } else {
+            BTreeMap::new()
+        },
         max_pods: u32::try_from(config.max_pods).unwrap_or(0),
     }
 }

@@ -15,8 +15,8 @@ use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{
-    cluster, eviction, host, main_port, oom, placement_settings, pod_resources, rooms, settings, shutdown,
-    stats,
+    cluster, eviction, host, main_port, oom, placement_settings, pod_cidr, pod_resources, rooms, settings,
+    shutdown, stats,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
@@ -217,6 +217,7 @@ fn start_threads(
         threads.extend(cluster.start(context, rooms, deps)?);
     }
     threads.extend(oom::start(context, rooms)?);
+    threads.extend(pod_cidr::start(context, rooms)?);
     threads.extend(eviction::start(context, rooms, stats.clone(), ends, changed)?);
     let (turn, ephemeral) = (sync.turn, sync.ephemeral);
     Ok((threads, ThreadHandles { source_locations, log, turn, ephemeral, stats, eviction: reports }))

@@ -102,11 +102,14 @@ mod tests {
         config.max_pods = 5;
         config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;
         config.port = 10251;
-        config.show_hidden_metrics_for_version = "1.35".to_owned();
-        config.pod_cidr = "10.0.0.0/24".to_owned();
+        config.tracing.endpoint = Some("localhost:4317".to_owned());
+        config.tracing.sampling_rate_per_million = Some(1);
         let fields = without_effect(&config, DefaultSet::WithFile);
-        assert_eq!(fields, ["podCIDR", "showHiddenMetricsForVersion"]);
-        assert!(warning(&fields).is_some_and(|text| text.ends_with("podCIDR, showHiddenMetricsForVersion")));
+        assert_eq!(fields, ["tracing.endpoint", "tracing.samplingRatePerMillion"]);
+        assert!(
+            warning(&fields)
+                .is_some_and(|text| text.ends_with(": tracing.endpoint, tracing.samplingRatePerMillion"))
+        );
         assert_eq!(warning(&[]), None);
         assert_eq!(
             json!(preset_text("evictionHard", DefaultSet::WithFile)),

@@ -342,7 +342,7 @@ pub static FIELDS: &[Field] = &[
     )
     .ignored(),
     int("maxPods", 110, "pods this node takes").works(),
-    text("podCIDR", "", "pod address range when there is no API server"),
+    text("podCIDR", "", "pod address range when there is no API server").works(),
     long("podPidsLimit", -1, "processes per pod; -1 means the node's limit").keeps_zero().works(),
     text("resolvConf", "/etc/resolv.conf", "resolver file that pods inherit; empty means none")
         .keeps_zero()
@@ -389,7 +389,9 @@ pub static FIELDS: &[Field] = &[
     text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
     text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
     int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero().works(),
-    int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero(),
+    int("containerLogMaxWorkers", 1, "logs rotated at the same time; here one after the other")
+        .keeps_zero()
+        .ignored(),
     time("containerLogMonitorInterval", "10s", "how often log sizes are checked").keeps_zero().works(),
     text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch").works(),
     map("systemReserved", "resources kept for the system, taken from the node's allocatable").works(),
@@ -401,7 +403,12 @@ pub static FIELDS: &[Field] = &[
         "CPUs kept for the system, such as 0-1,4, taken from the node's allocatable",
     )
     .works(),
-    text("showHiddenMetricsForVersion", "", "previous minor version whose hidden metrics are shown"),
+    text(
+        "showHiddenMetricsForVersion",
+        "",
+        "previous minor version whose hidden metrics are shown; no metric is hidden",
+    )
+    .ignored(),
     text("systemReservedCgroup", "", "cgroup of the system's daemons").works(),
     text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons").works(),
     Field::new(
@@ -412,6 +419,8 @@ pub static FIELDS: &[Field] = &[
     )
     .works(),
     list("allowedUnsafeSysctls", "sysctls, or prefixes ending in *, that pods may set").works(),
+    map("defaultPodSysctls", "sysctls of all pods that do not set them; needs the gate DefaultPodSysctls (alpha)")
+        .works(),
     text(
         "volumePluginDir",
         "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/",
@@ -420,7 +429,7 @@ pub static FIELDS: &[Field] = &[
     .works(),
     text("providerID", "", "the cloud's name for this machine, for spec.providerID").works(),
     flag("kernelMemcgNotification", false, "the kernel always reports memory thresholds").ignored(),
-    text("logging.format", "text", "text or json"),
+    text("logging.format", "text", "text or json").works(),
     time("logging.flushFrequency", "5s", "log lines are never buffered").ignored(),
     long("logging.verbosity", 0, "0 or 1: info, more: debug").works(),
     Field::new(
@@ -430,20 +439,30 @@ pub static FIELDS: &[Field] = &[
         "verbosity by source file; use CORACLE_LOG",
     )
     .ignored(),
-    flag("logging.options.text.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
+    flag(
+        "logging.options.text.splitStream",
+        false,
+        "errors to stderr, other lines to stdout; needs the gate LoggingAlphaOptions",
+    )
+    .works(),
     Field::new(
         "logging.options.text.infoBufferSize",
         FieldType::Quantity,
         Preset::Text("0"),
-        "buffer of split info lines",
+        "buffer of split info lines, which are never buffered here",
     )
     .ignored(),
-    flag("logging.options.json.splitStream", false, "info lines to stdout, errors to stderr").ignored(),
+    flag(
+        "logging.options.json.splitStream",
+        false,
+        "errors to stderr, other lines to stdout; needs the gate LoggingAlphaOptions",
+    )
+    .works(),
     Field::new(
         "logging.options.json.infoBufferSize",
         FieldType::Quantity,
         Preset::Text("0"),
-        "buffer of split info lines",
+        "buffer of split info lines, which are never buffered here",
     )
     .ignored(),
     flag("enableSystemLogHandler", true, "serve /logs of this machine").works(),

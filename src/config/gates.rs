@@ -258,7 +258,6 @@ const FIXED: &[(&str, bool)] = &[
     ("DRANodeAllocatableResources", false),
     ("DRAOptionalNodeOperations", false),
     ("DRAWorkloadResourceClaims", false),
-    ("DefaultPodSysctls", false),
     ("EmptyDirVolumeMode", false),
     ("EnvFiles", true),
     ("GRPCContainerProbeTLS", false),

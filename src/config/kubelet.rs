@@ -234,6 +234,8 @@ pub struct KubeletConfiguration {
     pub enforce_node_allocatable: Vec<String>,
     /// Sysctls, or prefixes ending in *, that pods may set.
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// Sysctls of all pods that do not set them.
+    pub default_pod_sysctls: BTreeMap<String, String>,
     /// Directory of exec volume plugins.
     pub volume_plugin_dir: String,
     /// The cloud's name for this machine, for spec.providerID.

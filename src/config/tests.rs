@@ -309,6 +309,26 @@ fn every_rule_is_enforced() {
         ("userNamespaces: {idsPerPod: 0}", "userNamespaces.idsPerPod"),
         ("logging: {verbosity: -1}", "logging.verbosity"),
         ("logging: {format: xml}", "logging.format"),
+        ("logging: {format: json}\nfeatureGates: {LoggingBetaOptions: false}", "logging.format"),
+        ("logging: {format: json, vmodule: [{filePattern: a, verbosity: 1}]}", "logging.vmodule"),
+        ("logging: {vmodule: [{filePattern: \"a=b\", verbosity: 1}]}", "logging.vmodule[0]"),
+        ("logging: {vmodule: [{filePattern: a, verbosity: -1}]}", "logging.vmodule[0]"),
+        ("logging: {flushFrequency: -1s}", "logging.flushFrequency"),
+        ("logging: {options: {text: {splitStream: true}}}", "logging.options.text.splitStream"),
+        ("logging: {options: {json: {infoBufferSize: 1Ki}}}", "logging.options.json.infoBufferSize"),
+        ("defaultPodSysctls: {net.core.somaxconn: \"1\"}", "defaultPodSysctls"),
+        (
+            "defaultPodSysctls: {vm.swappiness: \"1\"}\nfeatureGates: {DefaultPodSysctls: true}",
+            "defaultPodSysctls[vm.swappiness]",
+        ),
+        (
+            "defaultPodSysctls: {\"net.*\": \"1\"}\nfeatureGates: {DefaultPodSysctls: true}",
+            "defaultPodSysctls[net.*]",
+        ),
+        (
+            "defaultPodSysctls: {net.core.somaxconn: \"1\", net/core/somaxconn: \"2\"}\nfeatureGates: {DefaultPodSysctls: true}",
+            "defaultPodSysctls[net/core/somaxconn]",
+        ),
         ("syncFrequency: -1s", "syncFrequency"),
         ("fileCheckFrequency: -1s", "fileCheckFrequency"),
         ("httpCheckFrequency: -1s", "httpCheckFrequency"),
@@ -359,6 +379,8 @@ fn every_rule_is_enforced() {
         ("containerRuntimeEndpoint: tcp://x", "containerRuntimeEndpoint"),
         ("imageServiceEndpoint: x", "imageServiceEndpoint"),
         ("showHiddenMetricsForVersion: \"1.20\"", "showHiddenMetricsForVersion"),
+        ("showHiddenMetricsForVersion: \"1.37\"", "showHiddenMetricsForVersion"),
+        ("showHiddenMetricsForVersion: \"2.36\"", "showHiddenMetricsForVersion"),
         ("maxParallelImagePulls: 0", "maxParallelImagePulls"),
         ("maxParallelImagePulls: 2\nserializeImagePulls: true", "maxParallelImagePulls"),
         ("imagePullCredentialsVerificationPolicy: x", "imagePullCredentialsVerificationPolicy"),
@@ -489,11 +511,12 @@ evictionMinimumReclaim: {nodefs.available: 500Mi}
 mergeDefaultEvictionSettings: true
 memorySwap: {swapBehavior: LimitedSwap}
 failSwapOn: off
-featureGates: {AllAlpha: false, SidecarContainers: true}
+featureGates: {AllAlpha: false, SidecarContainers: true, LoggingAlphaOptions: true, DefaultPodSysctls: true}
+defaultPodSysctls: {net.core.somaxconn: "1024", kernel.shmmax: "1"}
 systemReserved: {cpu: 100m, memory: 1Gi, pid: "1000"}
 reservedSystemCPUs: 0,2-3
 allowedUnsafeSysctls: [net.core.somaxconn, "kernel.msg*"]
-logging: {format: json, flushFrequency: 7000000000, verbosity: 3, vmodule: [{filePattern: "a*", verbosity: 5}], options: {json: {infoBufferSize: 4Ki, splitStream: true}}}
+logging: {format: json, flushFrequency: 7000000000, verbosity: 3, options: {json: {infoBufferSize: 4Ki, splitStream: true}}}
 shutdownGracePeriodByPodPriority:
 - {priority: 100000, shutdownGracePeriodSeconds: 10}
 - {priority: 0, shutdownGracePeriodSeconds: 60}

@@ -11,6 +11,7 @@ use super::load::clean_path;
 use super::sysctls;
 use crate::model::names::{is_label_value, is_qualified_name};
 use crate::model::quantity::Amount;
+use crate::model::version::{PREVIOUS_RELEASE, RELEASE};
 use crate::util::cpu_list;
 use crate::util::encoding::from_digits;
 
@@ -37,6 +38,7 @@ pub fn validate(config: &KubeletConfiguration, gates: &Gates) -> Vec<Violation> 
     rules.enforcement();
     rules.shutdown();
     rules.logs();
+    rules.logging();
     rules.taints();
     rules.sysctls();
     rules.options_and_ciphers();
@@ -121,9 +123,6 @@ impl Rules<'_> {
                 || format!("{ids} must be a multiple of 65536 that fits 32 bits"),
             );
         }
-        self.require((0..=i64::from(i32::MAX)).contains(&c.logging.verbosity), "logging.verbosity", || {
-            format!("{} must be between 0 and {}", c.logging.verbosity, i32::MAX)
-        });
     }
 
     fn times(&mut self) {
@@ -189,7 +188,6 @@ impl Rules<'_> {
         if c.memory_reservation_policy == "TieredReservation" && !self.gates.enabled("MemoryQoS") {
             self.fail("memoryReservationPolicy", "TieredReservation requires the feature gate MemoryQoS");
         }
-        self.one_of("logging.format", &c.logging.format, &["text", "json"]);
         let versions = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
         self.one_of("tlsMinVersion", &c.tls_min_version, &versions);
         self.require(!c.run_once, "runOnce", || {
@@ -259,9 +257,14 @@ impl Rules<'_> {
         }
         if let Some(version) = Some(&c.show_hidden_metrics_for_version).filter(|version| !version.is_empty())
         {
-            self.require(version == "1.35", "showHiddenMetricsForVersion", || {
-                format!("{version:?} must be the previous minor version, 1.35")
-            });
+            // DIFFERS: upstream accepts only the previous one, so that an upgrade ends the kubelet of a node
+            // whose file names the one before.
+            let minor = |release: &str| release.strip_prefix("1.").and_then(from_digits::<u16>);
+            self.require(
+                minor(version) < minor(RELEASE) && minor(version) >= Some(OLDEST_HIDDEN),
+                "showHiddenMetricsForVersion",
+                || format!("{version:?} must be the previous minor version, {PREVIOUS_RELEASE}"),
+            );
         }
     }
 
@@ -532,6 +535,50 @@ impl Rules<'_> {
         }
     }
 
+    /// Go: component-base/logs/api/v1, `Validate`.
+    fn logging(&mut self) {
+        let (logging, gates) = (&self.config.logging, self.gates);
+        self.one_of("logging.format", &logging.format, &["text", "json"]);
+        let is_json = logging.format == "json";
+        if is_json && !gates.enabled("LoggingBetaOptions") {
+            self.fail("logging.format", "json requires the feature gate LoggingBetaOptions");
+        }
+        self.require(logging.flush_frequency > GoDuration::ZERO, "logging.flushFrequency", || {
+            format!("{} must be greater than zero", logging.flush_frequency)
+        });
+        let is_verbosity = |number: i64| (0..=i64::from(i32::MAX)).contains(&number);
+        self.require(is_verbosity(logging.verbosity), "logging.verbosity", || {
+            format!("{} must be between 0 and {}", logging.verbosity, i32::MAX)
+        });
+        if is_json && !logging.vmodule.is_empty() {
+            self.fail("logging.vmodule", "is only supported for the text log format");
+        }
+        for (index, rule) in logging.vmodule.iter().enumerate() {
+            let place = format!("logging.vmodule[{index}]");
+            if rule.file_pattern.is_empty() || rule.file_pattern.contains(['=', ',']) {
+                let pattern = &rule.file_pattern;
+                self.fail(
+                    &place,
+                    format!("filePattern {pattern:?} must not be empty or contain an equal sign or a comma"),
+                );
+            }
+            self.require(is_verbosity(rule.verbosity), &place, || {
+                format!("verbosity {} must be between 0 and {}", rule.verbosity, i32::MAX)
+            });
+        }
+        for (format, options) in [("text", &logging.options.text), ("json", &logging.options.json)] {
+            let has_buffer = !crate::model::quantity::amount(&options.info_buffer_size).is_zero();
+            for (name, is_set) in [("splitStream", options.split_stream), ("infoBufferSize", has_buffer)] {
+                if is_set && !gates.enabled("LoggingAlphaOptions") {
+                    self.fail(
+                        &format!("logging.options.{format}.{name}"),
+                        "requires the feature gate LoggingAlphaOptions",
+                    );
+                }
+            }
+        }
+    }
+
     fn taints(&mut self) {
         for (index, taint) in self.config.register_with_taints.iter().enumerate() {
             let place = format!("registerWithTaints[{index}]");
@@ -556,6 +603,23 @@ impl Rules<'_> {
                 self.fail(&place, format!("{pattern:?} is neither a sysctl name nor a prefix ending in *"));
             } else if sysctls::namespace(pattern).is_none() {
                 self.fail(&place, format!("the sysctls {pattern:?} are not known to be namespaced"));
+            }
+        }
+        let defaults = &self.config.default_pod_sysctls;
+        if !defaults.is_empty() && !self.gates.enabled("DefaultPodSysctls") {
+            self.fail("defaultPodSysctls", "requires the feature gate DefaultPodSysctls");
+            return;
+        }
+        let mut seen = BTreeSet::new();
+        for name in defaults.keys() {
+            let place = format!("defaultPodSysctls[{name}]");
+            if name.ends_with('*') || !sysctls::is_pattern(name) {
+                self.fail(&place, format!("{name:?} is not a sysctl name"));
+            } else if sysctls::namespace(name).is_none() {
+                self.fail(&place, format!("the sysctl {name:?} is not known to be namespaced"));
+            }
+            if !seen.insert(sysctls::normalize(name)) {
+                self.fail(&place, format!("the sysctl {name:?} is named twice"));
             }
         }
     }
@@ -583,6 +647,10 @@ impl Rules<'_> {
         }
     }
 }
+
+/// The oldest release whose metrics `showHiddenMetricsForVersion` may name: earlier versions of the agent
+/// accepted it.
+const OLDEST_HIDDEN: u16 = 35;
 
 const SIGNALS: &[&str] = &[
     "memory.available",

@@ -19,6 +19,18 @@ use super::settings::Settings;
 use super::user_namespaces::IdRange;
 use super::{labels, numbers, security_context};
 
+/// The sysctls of the IPC namespace, besides `fs.mqueue.*`.
+const IPC_SYSCTLS: [&str; 8] = [
+    "kernel.msgmax",
+    "kernel.msgmnb",
+    "kernel.msgmni",
+    "kernel.sem",
+    "kernel.shm_rmid_forced",
+    "kernel.shmall",
+    "kernel.shmmax",
+    "kernel.shmmni",
+];
+
 /// The inputs of a sandbox configuration.
 #[derive(Clone, Copy)]
 pub(super) struct SandboxInputs<'a> {
@@ -68,7 +80,7 @@ pub(super) fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConf
         linux: MessageField::some(LinuxPodSandboxConfig {
             cgroup_parent: cgroup_parent.to_owned(),
             security_context: MessageField::some(security_context::of_sandbox(pod, ids)),
-            sysctls: sysctls(pod),
+            sysctls: sysctls(pod, &settings.default_sysctls),
             overhead: MessageField::some(overhead(pod, settings)),
             resources: MessageField::some(numbers::sandbox_resources(pod, settings)),
             ..LinuxPodSandboxConfig::default()
@@ -116,9 +128,27 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
     mappings
 }
 
-fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
-    let wanted = pod.spec().security_context.as_ref().and_then(|context| context.sysctls.as_ref());
-    wanted.into_iter().flatten().map(|sysctl| (normalize(&sysctl.name), sysctl.value.clone())).collect()
+/// The defaults of the node that the pod may have, and over them the pod's own.
+fn sysctls(pod: &Pod, defaults: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let defaults = defaults.iter().map(|(name, value)| (normalize(name), value.clone()));
+    let mut sysctls: BTreeMap<String, String> =
+        defaults.filter(|(name, _)| has_own_namespace(pod, name)).collect();
+    let own = pod.spec().security_context.as_ref().and_then(|context| context.sysctls.as_ref());
+    sysctls.extend(own.into_iter().flatten().map(|sysctl| (normalize(&sysctl.name), sysctl.value.clone())));
+    sysctls
+}
+
+/// Whether the pod has its own namespace for a sysctl; in the node's, a default would change the node
+/// (Go: `applyPodSysctls`).
+fn has_own_namespace(pod: &Pod, name: &str) -> bool {
+    let spec = pod.spec();
+    if IPC_SYSCTLS.contains(&name) || name.starts_with("fs.mqueue.") {
+        spec.host_ipc != Some(true)
+    } else if name.starts_with("user.") {
+        spec.host_users == Some(false)
+    } else {
+        (name.starts_with("net.") || name == "kernel.domainname") && !pod.host_network()
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +177,44 @@ mod tests {
                 (3, Protocol::TCP, "::1".to_owned())
             ]
         );
+    }
+
+    #[test]
+    fn default_sysctls_apply_only_to_namespaces_of_the_pod_and_give_way_to_its_own() {
+        let names = [
+            "fs/mqueue/msg_max",
+            "kernel.domainname",
+            "kernel.panic",
+            "kernel.shmmax",
+            "net.core.somaxconn",
+            "net.ipv4.tcp_rmem",
+            "user.max_net_namespaces",
+        ];
+        let defaults = names.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect();
+        let of_pod = |spec: serde_json::Value| {
+            let spec = serde_json::from_value(spec).unwrap();
+            let object = crate::model::api::Pod { spec: Some(spec), ..Default::default() };
+            sysctls(&Pod::from(object), &defaults)
+        };
+        let found = of_pod(json!({"containers": [],
+            "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "2"}]}}));
+        let found: Vec<(&str, &str)> =
+            found.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                ("fs.mqueue.msg_max", "1"),
+                ("kernel.domainname", "1"),
+                ("kernel.shmmax", "1"),
+                ("net.core.somaxconn", "2"),
+                ("net.ipv4.tcp_rmem", "1")
+            ]
+        );
+        let host = of_pod(json!({"containers": [], "hostNetwork": true, "hostIPC": true}));
+        assert!(host.is_empty(), "{host:?}");
+        let users =
+            of_pod(json!({"containers": [], "hostNetwork": true, "hostIPC": true, "hostUsers": false}));
+        assert_eq!(users.into_keys().collect::<Vec<_>>(), ["user.max_net_namespaces"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Settings of the room. Nothing here changes while the agent runs.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -63,6 +64,8 @@ pub struct Settings {
     pub single_process_oom_kill: Option<bool>,
     /// Ids of each user namespace (`userNamespaces.idsPerPod`), a multiple of 65536.
     pub user_namespace_ids: u32,
+    /// `defaultPodSysctls`; empty without the gate `DefaultPodSysctls`.
+    pub default_sysctls: BTreeMap<String, String>,
     /// `maxPods`: the number of user namespaces to provide.
     pub max_pods: u32,
     /// The waits before a crashed container starts again.

@@ -29,6 +29,7 @@ pub(super) fn settings() -> Settings {
         memory_qos: None,
         single_process_oom_kill: None,
         user_namespace_ids: 65_536,
+        default_sysctls: Default::default(),
         max_pods: 110,
         crash_backoff: CrashBackoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) },
         stop_signals: false,

@@ -74,6 +74,7 @@ impl Node {
             crash_backoff: CrashBackoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) },
             stop_signals: false,
             user_namespace_ids: 65_536,
+            default_sysctls: Default::default(),
             max_pods: 110,
         };
         let mut pulls = PullSettings {
