@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use coracle::model::api::Pod;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use crate::support::cgroups::CgroupRoot;
@@ -424,6 +425,149 @@ fn configuration_is_checked_and_printed_without_a_start() {
     let output = node.agent_command().output().unwrap();
     assert_eq!(output.status.code(), Some(CONFIGURATION), "{}", stderr(&output));
     assert!(stderr(&output).contains("config.yaml"), "{}", stderr(&output));
+}
+
+/// The whole lines of a log that are JSON; the gRPC library may write others.
+fn json_lines(log: &str) -> Vec<Value> {
+    let lines = log.split_inclusive('\n').filter(|line| line.starts_with('{') && line.ends_with('\n'));
+    lines.map(json_of).collect()
+}
+
+#[test]
+fn log_has_the_effective_configuration_without_secrets_as_text_and_as_json() {
+    let mut node = FakeNode::prepare(json!({"staticPodURLHeader": {"X-Token": ["not-for-logs"]}}));
+    node.set_flags(&["--max-pods", "77"]);
+    node.start_agent();
+    let log = node.log();
+    let (_, config) = log.split_once(" Effective KubeletConfiguration config=<\n").expect(&log);
+    let (config, _) = config.split_once("\n >\n").expect("an end of the configuration");
+    assert!(config.lines().all(|line| line.starts_with('\t')), "{config}");
+    for line in ["\tkind: KubeletConfiguration", "\tmaxPods: 77", "\tsyncFrequency: 1m0s"] {
+        assert!(config.lines().any(|found| found == line), "{line}: {config}");
+    }
+    assert!(config.contains("<masked>") && !log.contains("not-for-logs"), "{log}");
+    node.stop_agent();
+
+    node.set_flags(&["--max-pods", "77", "--logging-format", "json"]);
+    node.start_agent();
+    let log = node.log();
+    let lines = json_lines(&log);
+    assert!(!log.contains("INFO  main"), "{log}");
+    for line in &lines {
+        let is_complete = line["ts"].as_f64().is_some_and(|millis| millis > 1e12)
+            && line["msg"].is_string()
+            && line["logger"].is_string()
+            && line["caller"].is_string();
+        assert!(is_complete, "{line}");
+    }
+    let effective = lines.iter().find(|line| line["msg"] == "Effective KubeletConfiguration").expect(&log);
+    assert_eq!(effective["v"], 0);
+    let config = effective["config"].as_str().expect("the configuration is a text");
+    assert!(config.contains("\nmaxPods: 77\n") && config.contains("\nlogging:\n"), "{config}");
+    assert!(!log.contains("not-for-logs"), "{log}");
+    node.finish();
+}
+
+#[test]
+fn errors_go_to_stderr_and_other_lines_to_stdout_if_the_streams_are_split() {
+    let node = FakeNode::prepare(json!({
+        "featureGates": {"LoggingAlphaOptions": true},
+        "logging": {"format": "json", "options": {"json": {"splitStream": true}}},
+    }));
+    // The lock file cannot be opened, so the agent ends with an error.
+    let output = node.agent_command().arg("--lock-file").arg(node.path("none/lock")).output().unwrap();
+    assert!(!output.status.success());
+    let (lines, errors) = (json_lines(&stdout(&output)), json_lines(&stderr(&output)));
+    assert!(lines.iter().any(|line| line["msg"] == "Effective KubeletConfiguration"), "{lines:?}");
+    assert!(lines.iter().all(|line| line["v"].is_u64()), "{lines:?}");
+    let [error] = errors.as_slice() else { panic!("{errors:?}") };
+    assert!(error["msg"].as_str().is_some_and(|text| text.contains("none/lock")), "{error}");
+    assert!(error["v"].is_null(), "{error}");
+}
+
+#[test]
+fn second_agent_waits_for_the_lock_file_until_the_first_has_ended() {
+    let mut node = FakeNode::prepare(json!({}));
+    let path = node.path("agent.lock");
+    let first = fs::File::create(&path).unwrap();
+    flock(&first, FlockOperation::NonBlockingLockExclusive).unwrap();
+    node.set_flags(&["--lock-file", &path.to_string_lossy()]);
+    let waits = |node: &FakeNode| {
+        wait_until("the agent to wait", LONG, || node.log().contains("another process has locked"));
+        assert_eq!(node.health("/healthz").0, 0);
+        assert!(!node.root().exists(), "it waits before it changes anything");
+    };
+    node.launch_agent();
+    waits(&node);
+    // A signal ends the wait.
+    node.stop_agent();
+    node.launch_agent();
+    waits(&node);
+    drop(first);
+    node.wait_healthy();
+    let other = fs::File::open(&path).unwrap();
+    assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err());
+    // Without --exit-on-lock-contention the agent stays.
+    node.assert_responsive();
+    node.stop_agent();
+    flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+}
+
+#[test]
+fn agent_ends_when_another_process_opens_its_lock_file() {
+    let mut node = FakeNode::prepare(json!({}));
+    let path = node.path("agent.lock");
+    node.set_flags(&["--lock-file", &path.to_string_lossy(), "--exit-on-lock-contention"]);
+    node.start_agent();
+    node.apply(&simple("web"));
+    node.wait_ready("web");
+    let _other = fs::File::open(&path).unwrap();
+    let status = node.wait_end();
+    assert!(status.success(), "{status}");
+    assert!(node.log().contains("another process opened the lock file"), "{}", node.log());
+    assert!(!node.fake.containers().is_empty(), "pods keep running");
+}
+
+#[test]
+fn runtime_of_a_node_without_a_cluster_receives_the_pod_address_range() {
+    let node = FakeNode::start_with(json!({"podCIDR": "10.88.0.0/16"}));
+    wait_until("the address range", LONG, || node.fake.count("UpdateRuntimeConfig") > 0);
+    let sent: Vec<String> = node
+        .fake
+        .journal()
+        .into_iter()
+        .filter(|entry| entry.method == "UpdateRuntimeConfig")
+        .map(|entry| entry.request.to_string())
+        .collect();
+    assert!(sent.len() == 1 && sent[0].contains("\"10.88.0.0/16\""), "{sent:?}");
+    node.finish();
+}
+
+#[test]
+fn sandboxes_have_the_default_sysctls_of_the_node() {
+    let node = FakeNode::start_with(json!({
+        "featureGates": {"DefaultPodSysctls": true},
+        "defaultPodSysctls": {"net.core.somaxconn": "1024"},
+    }));
+    node.apply(&simple("web"));
+    node.wait_ready("web");
+    let journal = node.fake.journal();
+    let made = journal.iter().find(|entry| entry.method == "RunPodSandbox").expect("a sandbox");
+    assert_eq!(made.request["config"]["linux"]["sysctls"], json!({"net.core.somaxconn": "1024"}));
+    node.finish();
+}
+
+/// A removed gate or one of a missing feature must not keep a node without an agent.
+#[test]
+fn gates_without_effect_are_named_and_the_agent_starts() {
+    let node = FakeNode::start_with(json!({
+        "featureGates": {"H2CContainerProbe": true, "SidecarContainers": true},
+    }));
+    let log = node.log();
+    let warning = "without effect in this version: featureGates[H2CContainerProbe] (alpha, not built), \
+         featureGates[SidecarContainers]\n";
+    assert!(log.contains(warning), "{log}");
+    node.finish();
 }
 
 #[test]
