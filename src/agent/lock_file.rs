@@ -30,7 +30,7 @@ pub(super) enum Lock {
     /// There is no `--lock-file`.
     NotConfigured,
     /// Until the value is dropped.
-    Held(LockFile),
+    Held { _lock: LockFile },
     /// A signal ended the wait for the lock.
     Interrupted,
 }
@@ -70,7 +70,7 @@ pub(super) fn acquire(args: &AgentArgs, supervisor: &Supervisor) -> Result<Lock,
         let requests = supervisor.lock_requests();
         lock._watch = Some(watch(&lock.file, mask, requests, supervisor.on_death()).map_err(fail)?);
     }
-    Ok(Lock::Held(lock))
+    Ok(Lock::Held { _lock: lock })
 }
 
 /// Opens the file, or creates it.

@@ -261,7 +261,7 @@ impl Rules<'_> {
             // whose file names the one before.
             let minor = |release: &str| release.strip_prefix("1.").and_then(from_digits::<u16>);
             self.require(
-                minor(version) < minor(RELEASE) && minor(version) >= Some(OLDEST_HIDDEN),
+                (Some(OLDEST_HIDDEN)..minor(RELEASE)).contains(&minor(version)),
                 "showHiddenMetricsForVersion",
                 || format!("{version:?} must be the previous minor version, {PREVIOUS_RELEASE}"),
             );

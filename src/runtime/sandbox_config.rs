@@ -190,7 +190,8 @@ mod tests {
             "net.ipv4.tcp_rmem",
             "user.max_net_namespaces",
         ];
-        let defaults = names.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect();
+        let defaults: BTreeMap<String, String> =
+            names.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect();
         let of_pod = |spec: serde_json::Value| {
             let spec = serde_json::from_value(spec).unwrap();
             let object = crate::model::api::Pod { spec: Some(spec), ..Default::default() };
