@@ -265,6 +265,18 @@ metrics! { ALL;
     POD_RESOURCES_GET_ERRORS: CounterVec<1> = "kubelet_pod_resources_endpoint_errors_get",
         "Requests for the resources of a pod that failed.", ["server_api_version"];
 
+    // The pods API.
+    PODS_API_REQUESTS: CounterVec<2> = "kubelet_pod_requests_total",
+        "Requests to the pods API.", ["server_api_version", "status_code"];
+    PODS_API_LISTS: CounterVec<2> = "kubelet_pod_requests_list_total",
+        "Requests for all pods to the pods API.", ["server_api_version", "status_code"];
+    PODS_API_GETS: CounterVec<2> = "kubelet_pod_requests_get_total",
+        "Requests for one pod to the pods API.", ["server_api_version", "status_code"];
+    PODS_API_WATCHES: CounterVec<2> = "kubelet_pod_requests_watch_total",
+        "Watches of the pods API that have ended.", ["server_api_version", "status_code"];
+    PODS_API_EVENTS_DROPPED: Counter = "kubelet_pod_watch_events_dropped_total",
+        "Events of the pods API that a client did not read in time, which ended its watch.";
+
     // The node's start.
     STARTUP_BEFORE: Gauge = "kubelet_node_startup_pre_kubelet_duration_seconds",
         "From the machine's start to the agent's.";

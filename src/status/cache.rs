@@ -15,6 +15,7 @@ use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
 use super::containers::{LOST_WHEN_TERMINATED, terminated_without_record};
+use super::feed::{Change, Feeds};
 use super::phase::is_terminal;
 use super::{conditions, ended, transitions};
 
@@ -43,6 +44,8 @@ pub struct Stored {
 enum Force {
     No,
     Yes,
+    /// It is stored, because this node refused the pod.
+    Rejected,
     /// It is stored, because the pod has completely ended on the node.
     Final,
 }
@@ -53,6 +56,7 @@ struct Inner {
     version: u64,
     bells: Vec<(u64, Sender<()>)>,
     next_bell: u64,
+    feeds: Feeds,
     /// The API server has every status up to this version.
     published: u64,
 }
@@ -80,7 +84,7 @@ impl StatusCache {
     /// Stores the status of a pod that this node refused: it never started here, so the API object
     /// may be removed as soon as a client deletes it.
     pub fn set_rejected(&self, pod: &Pod, status: PodStatus, now: Timestamp) -> Stored {
-        self.change(pod, now, Force::Final, |_| Some(status.clone()))
+        self.change(pod, now, Force::Rejected, |_| Some(status.clone()))
     }
 
     /// Records a readiness verdict on the container `id` (with the runtime's prefix). An unknown
@@ -142,7 +146,15 @@ impl StatusCache {
         if inner.entries.remove(uid).is_some() {
             inner.version += 1;
             ring(&mut inner);
+            inner.feeds.send(|| Change::Forgotten(uid.clone()));
         }
+    }
+
+    /// Every change from now on, until the receiver is dropped. A reader that lets `capacity` changes
+    /// wait receives these, and then the end of the channel (Go: pkg/kubelet/status, PodUpdateNotifier).
+    #[must_use]
+    pub fn feed(&self, capacity: usize) -> Receiver<Change> {
+        self.inner.locked().feeds.add(capacity)
     }
 
     /// The pods whose statuses were stored after `version`, with the versions of these.
@@ -266,13 +278,22 @@ impl StatusCache {
             if present.map_or(0, |entry| entry.version) != version {
                 continue;
             }
-            let finished = force == Force::Final || present.is_some_and(|entry| entry.finished);
+            let is_final = matches!(force, Force::Rejected | Force::Final);
+            let finished = is_final || present.is_some_and(|entry| entry.finished);
             inner.version += 1;
             let version = inner.version;
             let status = Arc::new(status);
             let place = Entry { status: Arc::clone(&status), version, finished };
             inner.entries.insert(pod.uid().clone(), place);
             ring(&mut inner);
+            inner.feeds.send(|| match force {
+                Force::Final => Change::Ended(pod.clone()),
+                _ => Change::Stored {
+                    pod: pod.clone(),
+                    status: Arc::clone(&status),
+                    is_first: entry.is_none() && !pod.is_deleting(),
+                },
+            });
             drop(inner);
             // Containers that had ended before the first status ended under another agent.
             if let Some(entry) = &entry {
