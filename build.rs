@@ -13,6 +13,7 @@ const PROTOS: &[&str] = &[
     "proto/imagestore.proto",
     "proto/pluginregistration.proto",
     "proto/podresources.proto",
+    "proto/pods.proto",
     "proto/runtime.proto",
     "proto/snapshots.proto",
 ];

@@ -28,6 +28,7 @@ mod placement_settings;
 mod plugins;
 mod pod_cidr;
 mod pod_resources;
+mod pods_api;
 mod report;
 mod rooms;
 mod settings;

@@ -15,8 +15,8 @@ use super::plugins::Registrations;
 use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{
-    cluster, eviction, host, main_port, oom, placement_settings, pod_cidr, pod_resources, rooms, settings,
-    shutdown, stats,
+    cluster, eviction, host, main_port, oom, placement_settings, pod_cidr, pod_resources, pods_api, rooms,
+    settings, shutdown, stats,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
@@ -61,6 +61,8 @@ pub(super) struct Agent {
     registrations: Registrations,
     /// `None`: the socket could not be made.
     pod_resources: Option<rpc_server::Server>,
+    /// `None`: switched off, or the socket could not be made.
+    pods_api: Option<rpc_server::Server>,
     threads: Vec<Running>,
     probes: Probes,
     image_check: ImageCheck,
@@ -86,6 +88,7 @@ impl Agent {
         self.image_check.stop(PROBES_LIMIT);
         self.registrations.stop();
         drop(self.pod_resources);
+        drop(self.pods_api);
         if let Some(client) = &self.client {
             client.shut_down();
         }
@@ -130,6 +133,8 @@ pub(super) fn start(
         server::spawn(settings::server(args, config, main_port), Arc::new(handles), supervisor.on_death())?;
     threads.push(server);
     let pod_resources = pod_resources::serve(&args.root_dir, &rooms);
+    let pods_api =
+        settings::gates(config).enabled("PodsAPI").then(|| pods_api::serve(&args.root_dir, &rooms));
     let objects = client.as_ref().map(|client| NodeObjects::new(client, &host.node_name));
     let visits = (stats::volume_period(config), registered);
     let registrations = Registrations::open(&args.root_dir, &rooms, objects, visits, supervisor);
@@ -145,6 +150,7 @@ pub(super) fn start(
         pod_api,
         registrations,
         pod_resources,
+        pods_api: pods_api.flatten(),
         turn,
         _claims: claims,
     })

@@ -11,7 +11,7 @@
 //! (images of archives, for the runtime), `upgrade` (streams of bytes in both directions), `context`
 //! (shared state), `auth` (callers of the node API), `listen` (sockets, limits of connections, of streams
 //! and of large responses), `backend` (what the agent provides), `views` (documents), `http` (one
-//! connection, its requests and responses). `pod_resources` is a gRPC server of its own.
+//! connection, its requests and responses). `pod_resources` and `pods_api` are gRPC servers of their own.
 //! Invariants: a request is parsed once, strictly, and served on its connection's thread; every wait
 //! ends when the `listen` thread stops; a slow client, a slow response or a panic affects one
 //! connection.
@@ -21,6 +21,7 @@
 
 mod auth;
 mod backend;
+mod bucket;
 mod claim;
 mod context;
 mod error;
@@ -29,6 +30,7 @@ mod listen;
 mod local;
 mod node;
 pub(crate) mod pod_resources;
+pub(crate) mod pods_api;
 mod registry;
 mod serve;
 #[cfg(test)]

@@ -20,6 +20,8 @@ pub use messages::imagestore;
 pub use messages::pluginregistration;
 /// Messages of the pod-resources API, v1.
 pub use messages::podresources;
+/// Messages of the pods API, v1alpha1.
+pub use messages::pods;
 /// Messages of the Container Runtime Interface v1.
 pub use messages::runtime;
 /// Messages of containerd's snapshot service, v1.

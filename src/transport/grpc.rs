@@ -93,7 +93,7 @@ macro_rules! kinds {
                 }
             }
 
-            fn from_code(code: grpcio::RpcStatusCode) -> Kind {
+            pub(super) fn from_code(code: grpcio::RpcStatusCode) -> Kind {
                 match code {
                     $(grpcio::RpcStatusCode::$code => Kind::$kind,)*
                     _ => Kind::Unknown,
@@ -465,6 +465,11 @@ impl Bell {
     pub(super) fn new() -> Bell {
         let (tx, rung) = bounded(1);
         Bell { waker: Waker::from(Arc::new(Ringer(tx))), rung }
+    }
+
+    /// Receives when it rings.
+    pub(super) fn rung(&self) -> &Receiver<()> {
+        &self.rung
     }
 
     /// Like [`Bell::wait`], with a limit.

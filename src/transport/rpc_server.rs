@@ -17,12 +17,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
 use futures_util::sink::Sink as _;
 use grpcio::{RpcStatus, RpcStatusCode, WriteFlags};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::grpc::{Bell, Stream, Unary, Woken, environment};
+use super::grpc::{Bell, Kind, Stream, Unary, Woken, environment};
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -68,6 +69,7 @@ macro_rules! refusals {
 }
 
 refusals! {
+    canceled = CANCELLED;
     unknown = UNKNOWN;
     invalid_argument = INVALID_ARGUMENT;
     not_found = NOT_FOUND;
@@ -79,6 +81,11 @@ refusals! {
 }
 
 impl Refusal {
+    /// The kind of the status.
+    pub fn kind(&self) -> Kind {
+        Kind::from_code(self.code)
+    }
+
     fn status(self) -> RpcStatus {
         RpcStatus::with_message(self.code, self.message)
     }
@@ -221,6 +228,12 @@ impl<Resp> Outgoing<Resp> {
     pub fn has_client_left(&mut self) -> bool {
         let _ = self.poll(|sink, context| sink.poll_flush(context));
         self.client_gone
+    }
+
+    /// Receives when the client may have left: [`Outgoing::has_client_left`] says whether it has, and is
+    /// to be called before each wait.
+    pub fn progress(&self) -> Receiver<()> {
+        self.bell.rung().clone()
     }
 
     fn poll(

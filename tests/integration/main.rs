@@ -23,6 +23,7 @@ mod main_port;
 mod managers;
 mod persistent;
 mod pod_resources;
+mod pods_api;
 mod projections;
 mod proxy;
 mod runtime;

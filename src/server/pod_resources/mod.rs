@@ -4,7 +4,6 @@
 //! Monitoring agents call it over a socket below the root directory, which only root can open. A call
 //! has a thread while it lasts (`rpc-call`).
 
-mod bucket;
 mod compose;
 
 use std::io;
@@ -12,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
-use self::bucket::Bucket;
+use super::bucket::Bucket;
 use crate::model::api::Container;
 use crate::model::metrics;
 use crate::model::pod::Pod;

@@ -1,4 +1,4 @@
-//! The rate of requests (pure; Go: pkg/kubelet/apis/grpc/ratelimit.go).
+//! The rate of requests to a gRPC server (pure; Go: pkg/kubelet/apis/grpc/ratelimit.go).
 
 use std::time::{Duration, Instant};
 
