@@ -65,14 +65,12 @@ fn waiting_seconds(pressure: Option<Pressure>, full: bool) -> Option<f64> {
     Some(share.total as f64 / 1e6)
 }
 
-const ROWS: [Row; 36] = [
+const ROWS: [Row; 42] = [
     ("container_last_seen", "When this was read, in Unix time.", Type::Gauge, |n| {
         Some(n.time.as_second() as f64)
     }),
-    // These four are constants of the Go kubelet: it does not read them.
+    // A constant of the Go kubelet: it does not read it.
     ("container_health_state", "Always -1: there is no health check.", Type::Gauge, |n| always(n, -1.0)),
-    ("container_cpu_load_average_10s", "Always 0: not measured.", Type::Gauge, |n| always(n, 0.0)),
-    ("container_cpu_load_d_average_10s", "Always 0: not measured.", Type::Gauge, |n| always(n, 0.0)),
     ("container_cpu_user_seconds_total", "Processor time outside the kernel.", Type::Counter, |n| {
         seconds(n.details.as_ref()?.user)
     }),
@@ -117,6 +115,37 @@ const ROWS: [Row; 36] = [
     ("container_memory_failcnt", "How often the memory limit was hit.", Type::Counter, |n| {
         detail(n, |d| d.failures.or(Some(0)))
     }),
+    // The kernel counts the following for version 2, and only the refaults for version 1, too.
+    ("container_memory_events_high_total", "How often memory.high was exceeded.", Type::Counter, |n| {
+        detail(n, |d| d.high_events.or(Some(0)))
+    }),
+    ("container_memory_events_max_total", "How often memory.max was hit.", Type::Counter, |n| {
+        detail(n, |d| d.max_events.or(Some(0)))
+    }),
+    ("container_memory_file_dirty_bytes", "Page cache that is not written yet.", Type::Gauge, |n| {
+        detail(n, |d| d.dirty.or(Some(0)))
+    }),
+    ("container_memory_file_writeback_bytes", "Page cache that is being written.", Type::Gauge, |n| {
+        detail(n, |d| d.writeback.or(Some(0)))
+    }),
+    ("container_memory_pgscan_total", "Pages that the kernel checked for reclaim.", Type::Counter, |n| {
+        detail(n, |d| d.scanned.or(Some(0)))
+    }),
+    ("container_memory_pgsteal_total", "Pages that the kernel reclaimed.", Type::Counter, |n| {
+        detail(n, |d| d.reclaimed.or(Some(0)))
+    }),
+    (
+        "container_memory_workingset_refault_file_total",
+        "Reclaimed pages of files read again.",
+        Type::Counter,
+        |n| detail(n, |d| d.file_refaults.or(Some(0))),
+    ),
+    (
+        "container_memory_workingset_refault_anon_total",
+        "Reclaimed pages from swap again.",
+        Type::Counter,
+        |n| detail(n, |d| d.anon_refaults.or(Some(0))),
+    ),
     ("container_oom_events_total", "Processes killed because memory ran out.", Type::Counter, |n| {
         detail(n, |d| d.oom_kills.or(Some(0)))
     }),
@@ -176,9 +205,6 @@ const LIMITS: [Row; 6] = [
     }),
 ];
 
-/// The states of `container_tasks_state`, which the Go kubelet leaves at 0.
-const STATES: [&str; 5] = ["iowaiting", "running", "sleeping", "stopped", "uninterruptible"];
-
 /// Selects one number of an interface.
 type SelectTraffic = fn(&Interface) -> u64;
 
@@ -219,21 +245,14 @@ pub(crate) fn cadvisor(snapshot: &Snapshot, roots: &Roots, page: &mut Page) {
             }
         }
     }
-    let help = "When it was made, in Unix time.";
-    let mut family = page.family("container_start_time_seconds", help, Type::Gauge);
-    for subject in &subjects {
-        if let Some(started) = start_seconds(subject.started) {
-            family.under(&subject.labels, &[], started, None);
+    for name in ["container_creation_time_seconds", "container_start_time_seconds"] {
+        let mut family = page.family(name, "When it was made, in Unix time.", Type::Gauge);
+        for subject in &subjects {
+            if let Some(started) = start_seconds(subject.started) {
+                family.under(&subject.labels, &[], started, None);
+            }
         }
     }
-    drop(family);
-    let mut family = page.family("container_tasks_state", "Always 0: not measured.", Type::Gauge);
-    for subject in &subjects {
-        for state in STATES {
-            subject.put(&mut family, &[("state", state)], always(subject.numbers, 0.0));
-        }
-    }
-    drop(family);
     faults(&subjects, page);
     for &(name, help, select) in &TRAFFIC {
         let mut family = page.family(name, help, Type::Counter);

@@ -46,7 +46,7 @@ const FIRST: &[(&str, &str)] = &[
     ("memory/k8s.io/c1/memory.soft_limit_in_bytes", "33554432\n"),
     (
         "memory/k8s.io/c1/memory.stat",
-        "cache 0\nrss 114688\nmapped_file 0\nswap 0\npgfault 1036\npgmajfault 3\ntotal_cache 12288\ntotal_rss 114688\ntotal_mapped_file 4096\ntotal_swap 0\ntotal_pgfault 1036\ntotal_pgmajfault 3\ntotal_inactive_file 8192\ntotal_active_file 4096\n",
+        "cache 0\nrss 114688\nmapped_file 0\nswap 0\npgfault 1036\npgmajfault 3\nworkingset_refault_anon 22\nworkingset_refault_file 21\ntotal_cache 12288\ntotal_rss 114688\ntotal_mapped_file 4096\ntotal_swap 0\ntotal_pgfault 1036\ntotal_pgmajfault 3\ntotal_inactive_file 8192\ntotal_active_file 4096\n",
     ),
     ("memory/k8s.io/c1/memory.usage_in_bytes", "417792\n"),
     ("pids/k8s.io/c1/pids.current", "3\n"),
@@ -97,13 +97,13 @@ const SECOND: &[(&str, &str)] = &[
         "some avg10=0.00 avg60=0.00 avg300=0.00 total=4000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3000000\n",
     ),
     ("k8s.io/c1/memory.current", "417792\n"),
-    ("k8s.io/c1/memory.events", "low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\noom_group_kill 0\n"),
+    ("k8s.io/c1/memory.events", "low 0\nhigh 3\nmax 4\noom 1\noom_kill 1\noom_group_kill 0\n"),
     ("k8s.io/c1/memory.max", "67108864\n"),
     ("k8s.io/c1/memory.min", "33554432\n"),
     ("k8s.io/c1/memory.peak", "3047424\n"),
     (
         "k8s.io/c1/memory.stat",
-        "anon 114688\nfile 12288\nkernel 303104\nfile_mapped 4096\ninactive_file 8192\nactive_file 4096\npgfault 1036\npgmajfault 3\n",
+        "anon 114688\nfile 12288\nkernel 303104\nfile_mapped 4096\ninactive_file 8192\nactive_file 4096\npgfault 1036\npgmajfault 3\nfile_dirty 8192\nfile_writeback 1024\npgscan 31\npgsteal 30\nworkingset_refault_anon 22\nworkingset_refault_file 21\n",
     ),
     ("k8s.io/c1/memory.swap.current", "0\n"),
     ("k8s.io/c1/memory.swap.max", "0\n"),
@@ -247,10 +247,12 @@ fn check(page: &str, id: &str, all: &[Expected<'_>]) {
 /// The numbers of the container in both versions.
 const CONTAINER: &[Expected<'_>] = &[
     ("container_health_state", &[], Some("-1")),
-    ("container_cpu_load_average_10s", &[], Some("0")),
-    ("container_cpu_load_d_average_10s", &[], Some("0")),
-    ("container_tasks_state", &[("state", "running")], Some("0")),
-    ("container_tasks_state", &[("state", "uninterruptible")], Some("0")),
+    // The Go kubelet has these no more, from 1.37 on.
+    ("container_cpu_load_average_10s", &[], None),
+    ("container_cpu_load_d_average_10s", &[], None),
+    ("container_tasks_state", &[("state", "running")], None),
+    ("container_memory_workingset_refault_file_total", &[], Some("21")),
+    ("container_memory_workingset_refault_anon_total", &[], Some("22")),
     ("container_cpu_cfs_periods_total", &[], Some("5")),
     ("container_cpu_cfs_throttled_periods_total", &[], Some("2")),
     ("container_cpu_cfs_throttled_seconds_total", &[], Some("1.5")),
@@ -298,6 +300,7 @@ const CONTAINER: &[Expected<'_>] = &[
     ("container_fs_inodes_free", &[("device", "")], None),
     // Limits have no time.
     ("container_start_time_seconds", &[], Some("1600000001")),
+    ("container_creation_time_seconds", &[], Some("1600000001")),
 ];
 
 /// The numbers of the machine in both versions.
@@ -406,7 +409,8 @@ fn version_1_has_the_series_of_the_go_kubelet() {
         let untimed = line.starts_with("machine_")
             || line.starts_with("cadvisor_")
             || line.starts_with("container_spec_")
-            || line.starts_with("container_start_time_");
+            || line.starts_with("container_start_time_")
+            || line.starts_with("container_creation_time_");
         assert_eq!(rest.split(' ').count(), if untimed { 1 } else { 2 }, "{line}");
     }
     // The image of a sandbox never changes.
@@ -427,6 +431,12 @@ fn version_2_has_the_series_of_the_go_kubelet() {
             ("container_cpu_usage_seconds_total", &[("cpu", "total")], Some("1.515381")),
             ("container_spec_cpu_shares", &[], Some("80")),
             ("container_spec_memory_swap_limit_bytes", &[], Some("0")),
+            ("container_memory_events_high_total", &[], Some("3")),
+            ("container_memory_events_max_total", &[], Some("4")),
+            ("container_memory_file_dirty_bytes", &[], Some("8192")),
+            ("container_memory_file_writeback_bytes", &[], Some("1024")),
+            ("container_memory_pgscan_total", &[], Some("31")),
+            ("container_memory_pgsteal_total", &[], Some("30")),
             ("container_pressure_cpu_waiting_seconds_total", &[], Some("1.5")),
             ("container_pressure_cpu_stalled_seconds_total", &[], Some("0.25")),
             ("container_pressure_memory_waiting_seconds_total", &[], Some("2")),

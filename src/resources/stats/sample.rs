@@ -109,12 +109,28 @@ pub struct Details {
     pub active_file: Option<u64>,
     /// Bytes of the page cache that were not used recently.
     pub inactive_file: Option<u64>,
+    /// Bytes of the page cache that are not written to disk yet.
+    pub dirty: Option<u64>,
+    /// Bytes of the page cache that are being written to disk.
+    pub writeback: Option<u64>,
+    /// Pages that the kernel checked for reclaim.
+    pub scanned: Option<u64>,
+    /// Pages that the kernel reclaimed.
+    pub reclaimed: Option<u64>,
+    /// Reclaimed pages of files that were read again.
+    pub file_refaults: Option<u64>,
+    /// Reclaimed pages that were read from swap again.
+    pub anon_refaults: Option<u64>,
     /// Kernel memory, in bytes.
     pub kernel: Option<u64>,
     /// Peak of the memory use.
     pub peak: Option<u64>,
     /// Number of times that the limit was reached.
     pub failures: Option<u64>,
+    /// Number of times that `memory.high` was exceeded.
+    pub high_events: Option<u64>,
+    /// Number of times that `memory.max` was reached.
+    pub max_events: Option<u64>,
     /// The limit of memory; 0: none.
     pub memory_limit: Option<u64>,
     /// The limit of memory and swap (version 1) or of swap (version 2); 0: none.
