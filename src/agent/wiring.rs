@@ -421,6 +421,7 @@ fn start_clean(
         rotator: rotation.map(|rotation| {
             (Rotator::new(rotation, rooms.cri.clone()), config.container_log_monitor_interval.to_std())
         }),
+        log_workers: usize::try_from(config.container_log_max_workers).unwrap_or(1),
         log_quota: settings::log_quota(args, config),
         chains: config.make_iptables_util_chains.then(Chains::find_programs),
         volumes: Arc::clone(&rooms.volumes),

@@ -389,9 +389,7 @@ pub static FIELDS: &[Field] = &[
     text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
     text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
     int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero().works(),
-    int("containerLogMaxWorkers", 1, "logs rotated at the same time; here one after the other")
-        .keeps_zero()
-        .ignored(),
+    int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero().works(),
     time("containerLogMonitorInterval", "10s", "how often log sizes are checked").keeps_zero().works(),
     text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch").works(),
     map("systemReserved", "resources kept for the system, taken from the node's allocatable").works(),

@@ -4,10 +4,10 @@
 //! Owns: the requests that the runtime gets, the files that containers mount (hosts file,
 //! termination logs), log directories and links, back-off of restarts and of pulls. Threads:
 //! `kill/<uid8>` for each container while a pod of several is stopped, `hook/<uid8>` for each
-//! preStop hook with a command or request. All other calls block the pod's worker, until its stop
-//! token. Invariants: the same pod gives the same requests (`golden_tests`); every failure gives a
-//! reason, a message and an event with upstream's text; nothing is retried here. Absent on purpose:
-//! decisions about pods, which the room `pods` makes.
+//! preStop hook with a command or request, `log-rotate` while several logs are rotated at once. All
+//! other calls block the pod's worker, until its stop token. Invariants: the same pod gives the same
+//! requests (`golden_tests`); every failure gives a reason, a message and an event with upstream's
+//! text; nothing is retried here. Absent on purpose: decisions about pods, which the room `pods` makes.
 
 mod change;
 mod client;

@@ -75,6 +75,8 @@ pub(crate) struct Deps {
     pub collects_images: bool,
     /// Rotates logs; `None`: switched off.
     pub rotator: Option<(Rotator<RuntimeClient>, Duration)>,
+    /// Logs that are rotated at the same time.
+    pub log_workers: usize,
     /// The quota for all logs, if there is one; it applies when logs are rotated.
     pub log_quota: Option<Quota>,
     /// Keeps the chains of the packet filter in place; `None`: switched off.
@@ -410,7 +412,7 @@ impl Cleaner {
                 }
             }
         }
-        let mut errors = rotator.rotate_all(&logs, stop);
+        let mut errors = rotator.rotate_at_once(&logs, self.deps.log_workers, stop);
         let quota = self.deps.log_quota.as_ref().filter(|_| !stop.is_stopped());
         if let Some(quota) = quota {
             let outcome = quota.enforce(rotator, &writers, stop);

@@ -10,6 +10,8 @@
 //! DIFFERS: upstream follows links, and removes and compresses every file whose name begins with the
 //! log's.
 
+mod workers;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -113,15 +115,27 @@ impl<R: Reopen> Rotator<R> {
     /// with running containers only; entries with an empty path are skipped. An error of
     /// one log does not keep the others from being checked.
     pub fn rotate_all(&self, containers: &[(ContainerId, PathBuf)], stop: &StopToken) -> Vec<LogError> {
-        let mut pass = Pass { compress_bytes: self.settings.compress_bytes(), errors: Vec::new() };
+        let mut pass = self.pass();
         for (container, log) in containers {
-            match self.rotate(container, log, self.settings, &mut pass, stop) {
-                Ok(_) => {}
-                Err(LogError::Stopping) => break,
-                Err(error) => pass.errors.push(error),
+            if !self.rotate_in(&mut pass, container, log, stop) {
+                break;
             }
         }
         pass.errors
+    }
+
+    fn pass(&self) -> Pass {
+        Pass { compress_bytes: self.settings.compress_bytes(), errors: Vec::new() }
+    }
+
+    /// Returns whether the pass continues.
+    fn rotate_in(&self, pass: &mut Pass, container: &ContainerId, log: &Path, stop: &StopToken) -> bool {
+        match self.rotate(container, log, self.settings, pass, stop) {
+            Ok(_) => {}
+            Err(LogError::Stopping) => return false,
+            Err(error) => pass.errors.push(error),
+        }
+        true
     }
 
     /// Rotates the log of a running container, whatever its size. Returns the new name of the file;
