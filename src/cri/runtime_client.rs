@@ -1,6 +1,6 @@
 //! Calls of the runtime service.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -12,6 +12,9 @@ use crate::model::metrics;
 use crate::transport::generated::{MessageField, methods, runtime};
 use crate::transport::grpc::{CallError, Channel, Incoming, Kind, Unary};
 use crate::util::stop::StopToken;
+
+/// The release in which the Go kubelet requires the call RuntimeConfig (Go, 1.37: `getCgroupDriverFromCRI`).
+const CONFIG_REQUIRED: &str = "1.38.0";
 
 /// The version of the kubelet's side that the `Version` call announces.
 const KUBELET_API_VERSION: &str = "0.1.0";
@@ -323,8 +326,14 @@ impl RuntimeClient {
     /// # Errors
     /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
     pub fn cgroup_driver(&self) -> Result<Option<CgroupDriver>, CriError> {
+        static IS_COUNTED: Once = Once::new();
         let request = runtime::RuntimeConfigRequest::default();
-        let response = self.caller.call(&methods::RUNTIME_CONFIG, "", &request)?;
+        let called = self.caller.call(&methods::RUNTIME_CONFIG, "", &request);
+        let response = called.inspect_err(|error| {
+            if error.class() == Class::Unsupported {
+                IS_COUNTED.call_once(|| metrics::CRI_LOSING_SUPPORT.add([CONFIG_REQUIRED], 1));
+            }
+        })?;
         Ok(response.linux.as_ref().and_then(|linux| match linux.cgroup_driver.enum_value() {
             Ok(runtime::CgroupDriver::SYSTEMD) => Some(CgroupDriver::Systemd),
             Ok(runtime::CgroupDriver::CGROUPFS) => Some(CgroupDriver::Cgroupfs),

@@ -314,6 +314,8 @@ metrics! { ALL;
         "Calls to the container runtime that failed.", ["operation_type"];
     RUNTIME_OPERATIONS_DURATION: HistogramVec<1> = "kubelet_runtime_operations_duration_seconds",
         "Duration of calls to the container runtime.", CALL, ["operation_type"];
+    CRI_LOSING_SUPPORT: GaugeVec<1> = "kubelet_cri_losing_support",
+        "1 if the runtime lacks a call that the Go kubelet requires from a later release on.", ["version"];
     RUN_POD_SANDBOX: HistogramVec<1> = "kubelet_run_podsandbox_duration_seconds",
         "Making a sandbox, its network included.", SHORT, ["runtime_handler"];
     RUN_POD_SANDBOX_ERRORS: CounterVec<1> = "kubelet_run_podsandbox_errors_total",

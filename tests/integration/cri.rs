@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use coracle::cri::{self, CgroupDriver, Class, RuntimeClient};
 use coracle::model::ids::{ContainerId, PodUid, SandboxId};
+use coracle::model::metrics;
 use coracle::model::runtime::{ContainerState, SandboxState};
 use coracle::transport::generated::{MessageField, runtime as rt};
 use coracle::transport::grpc::Kind;
+use coracle::util::metrics::Page;
 use coracle::util::stop::{self, StopToken};
 use coracle::util::threads::{OnDeath, Stack, spawn};
 use serde_json::json;
@@ -234,6 +236,20 @@ fn error_codes_and_messages_are_preserved() {
     }
     // Misbehavior is over after the stated number of calls.
     assert!(client.start_container(&id).unwrap_err().is_not_found());
+}
+
+#[test]
+fn a_runtime_without_its_configuration_is_shown_in_the_metrics() {
+    let fake = FakeCri::start();
+    let (client, _) = fake.connect();
+    fake.fail("RuntimeConfig", Kind::Unimplemented, "unknown method");
+    for _ in 0..2 {
+        assert_eq!(client.cgroup_driver().unwrap_err().class(), Class::Unsupported);
+    }
+    let mut page = Page::new();
+    page.add(metrics::ALL);
+    let page = page.into_text();
+    assert!(page.contains("kubelet_cri_losing_support{version=\"1.38.0\"} 1\n"), "{page}");
 }
 
 #[test]
