@@ -150,6 +150,34 @@ fn services_come_from_the_journal_or_from_files() {
     assert_eq!(written("query=plain", "/no/such/journalctl", dir.path()), "plain\n");
 }
 
+/// A client that leaves when it has received something.
+struct LeavingClient(Option<crate::util::stop::StopSource>);
+
+impl Write for LeavingClient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = None;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_journal_is_not_read_on_when_the_client_has_left() {
+    let tools = tempfile::tempdir().unwrap();
+    let path = tools.path().join("journalctl");
+    let script = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo kubelet.service; else echo begun; exec sleep 1000; fi\n";
+    crate::util::testing::program(&path, script);
+    let query = Query::read(&Target::parse("/logs/?query=kubelet")).unwrap().unwrap();
+    let (source, stop) = crate::util::stop::pair();
+    let mut client = LeavingClient(Some(source));
+    let begun = Instant::now();
+    query.write(path.to_str().unwrap(), &mut client, tools.path(), &stop).unwrap();
+    assert!(begun.elapsed() < LIMIT, "it was read until the limit of a query");
+}
+
 #[test]
 fn incomplete_copy_of_a_file_is_an_error() {
     let dir = tree();
