@@ -66,6 +66,14 @@ impl QosClass {
             QosClass::Guaranteed => "Guaranteed",
         }
     }
+
+    /// The class of this text in `status.qosClass`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<QosClass> {
+        [QosClass::BestEffort, QosClass::Burstable, QosClass::Guaranteed]
+            .into_iter()
+            .find(|class| class.as_str() == text)
+    }
 }
 
 /// An API pod that is never changed. Cloning copies two pointers.
@@ -235,10 +243,13 @@ impl Pod {
         }
     }
 
-    /// The quality of service class, from `spec` (pod-level resources take precedence).
+    /// The quality of service class: that of the API server, or of `spec` (pod-level resources take
+    /// precedence).
     #[must_use]
     pub fn qos(&self) -> QosClass {
-        qos_of(self.spec())
+        let shown = self.object.status.as_ref().and_then(|status| status.qos_class.as_deref());
+        let shown = shown.filter(|_| !self.is_static()).and_then(QosClass::parse);
+        shown.unwrap_or_else(|| qos_of(self.spec()))
     }
 }
 
@@ -314,28 +325,43 @@ pub fn fnv32(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
+/// Whether a pod has resources as a whole: at least one of CPU, memory and huge pages, even if it is
+/// zero (Go: component-helpers resource `IsPodLevelResourcesSet`).
+#[must_use]
+pub fn has_pod_level_resources(spec: &PodSpec) -> bool {
+    let counts = |name: &String| name == "cpu" || name == "memory" || name.starts_with("hugepages-");
+    let Some(resources) = &spec.resources else { return false };
+    [&resources.requests, &resources.limits].into_iter().flatten().flat_map(|all| all.keys()).any(counts)
+}
+
+/// With resources of the pod as a whole, the containers' do not count. Their requests are those that
+/// are stated: a limit alone is none.
 fn qos_of(spec: &PodSpec) -> QosClass {
-    let containers: Vec<&Container> = spec.init_containers.iter().flatten().chain(&spec.containers).collect();
-    let counts = |resources: &&ResourceRequirements| {
-        let set = [&resources.requests, &resources.limits].into_iter().flatten();
-        set.into_iter().flat_map(|amounts| amounts.keys()).any(|name| name == "cpu" || name == "memory")
+    let of_pod = spec.resources.as_ref().filter(|_| has_pod_level_resources(spec));
+    let stated = |resources: &ResourceRequirements, resource: &str| {
+        let get = |map: &Option<std::collections::BTreeMap<String, super::Quantity>>| {
+            map.as_ref().and_then(|map| map.get(resource)).map(amount)
+        };
+        (get(&resources.requests), get(&resources.limits))
     };
-    let pod_level = spec
-        .resources
-        .as_ref()
-        .filter(counts)
-        .map(|resources| Container { resources: Some(resources.clone()), ..Container::default() });
-    // With CPU or memory of the pod as a whole, the containers' do not count, whatever they are.
-    let units = pod_level.as_ref().map_or(containers, |pod| vec![pod]);
+    let mut numbers = Vec::new();
+    for resource in ["cpu", "memory"] {
+        match of_pod {
+            Some(resources) => numbers.push(stated(resources, resource)),
+            None => {
+                let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+                let both = |container: &Container| (request(container, resource), limit(container, resource));
+                numbers.extend(containers.map(both));
+            }
+        }
+    }
     let positive = |amount: Option<Amount>| amount.filter(|amount| !amount.is_zero());
     let mut any = false;
     let mut guaranteed = true;
-    for unit in units {
-        for resource in ["cpu", "memory"] {
-            let (want, most) = (positive(request(unit, resource)), positive(limit(unit, resource)));
-            any |= want.is_some() || most.is_some();
-            guaranteed &= most.is_some() && want == most;
-        }
+    for (want, most) in numbers {
+        let (want, most) = (positive(want), positive(most));
+        any |= want.is_some() || most.is_some();
+        guaranteed &= most.is_some() && want == most;
     }
     match (any, guaranteed) {
         (false, _) => QosClass::BestEffort,
@@ -376,11 +402,17 @@ mod tests {
         check(vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}}), json!({})], QosClass::Burstable);
         // The resources of the pod as a whole count alone.
         for (of_pod, expected) in [
-            (json!({"limits": {"cpu": "1", "memory": "1Gi"}}), QosClass::Guaranteed),
+            (
+                json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}),
+                QosClass::Guaranteed,
+            ),
+            // A limit alone is no request here.
+            (json!({"limits": {"cpu": "1", "memory": "1Gi"}}), QosClass::Burstable),
             (json!({"requests": {"cpu": "1"}}), QosClass::Burstable),
-            // Without CPU and memory they decide nothing.
-            (json!({"limits": {"hugepages-2Mi": "4Mi"}}), QosClass::Burstable),
-            (json!({"limits": {}}), QosClass::Burstable),
+            (json!({"limits": {"hugepages-2Mi": "4Mi"}}), QosClass::BestEffort),
+            // Without any they decide nothing.
+            (json!({"limits": {}, "requests": {}}), QosClass::Burstable),
+            (json!({"limits": {"example.com/gpu": "1"}}), QosClass::Burstable),
             (json!({}), QosClass::Burstable),
             (json!({"requests": {"cpu": "0"}}), QosClass::BestEffort),
         ] {
@@ -392,5 +424,24 @@ mod tests {
             vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1000m"}})],
             QosClass::Guaranteed,
         );
+    }
+
+    #[test]
+    fn class_of_the_api_server_comes_before_the_computed_one() {
+        let with = |class: &str, annotations: serde_json::Value| {
+            let object = serde_json::json!({
+                "metadata": {"name": "p", "annotations": annotations},
+                "spec": {"containers": [{"name": "c"}]},
+                "status": {"qosClass": class},
+            });
+            Pod::from(serde_json::from_value::<super::super::api::Pod>(object).unwrap()).qos()
+        };
+        let none = serde_json::json!({});
+        assert_eq!(with("Burstable", none.clone()), QosClass::Burstable);
+        assert_eq!(with("Guaranteed", none.clone()), QosClass::Guaranteed);
+        assert_eq!(with("other", none.clone()), QosClass::BestEffort);
+        assert_eq!(with("", none), QosClass::BestEffort);
+        // The status in a manifest has no effect.
+        assert_eq!(with("Burstable", serde_json::json!({CONFIG_SOURCE: "file"})), QosClass::BestEffort);
     }
 }

@@ -22,11 +22,9 @@ pub enum Overhead {
 #[must_use]
 pub fn pod_requests(pod: &Pod, overhead: Overhead) -> Amounts {
     let mut total = aggregate(pod, |resources| requests_of(Some(resources)));
-    if let Some(resources) = &pod.spec().resources {
-        for (name, value) in requests_of(Some(resources)) {
-            total.insert(name, value);
-        }
-    }
+    // Of the pod as a whole, a limit is not a request: the API server has set the defaults.
+    let of_pod = pod.spec().resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    total.extend(of_pod.into_iter().flatten().map(|(name, value)| (name.clone(), amount(value))));
     if overhead == Overhead::Included {
         add(&mut total, &overhead_of(pod));
     }
@@ -181,6 +179,12 @@ mod tests {
                    "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "4"}}}),
             json!({"cpu": "2", "memory": "1Gi"}),
             json!({"cpu": "4", "memory": "1Gi"}),
+        );
+        // A pod-level limit alone is no request.
+        check(
+            json!({"containers": [{"name": "c"}], "resources": {"limits": {"memory": "1Gi"}}}),
+            json!({}),
+            json!({"memory": "1Gi"}),
         );
     }
 }

@@ -63,18 +63,24 @@ pub(super) fn set_defaults(pod: &mut Pod) {
     for container in spec.ephemeral_containers.iter_mut().flatten() {
         set_ephemeral(container);
     }
+}
+
+/// Sets the defaults of the resources of the pod as a whole, as releases before 1.37 did, if some of
+/// them are stated: its limits of huge pages are the sum for its containers, and its requests of CPU and
+/// memory, too. Other requests are the limits (Go: `defaultHugePagePodLimits`, `defaultPodRequests`).
+/// The pod has all other defaults ([`set_defaults`]).
+///
+/// From 1.37 on only the API server sets them, so a static pod has none (gate
+/// `PodLevelResourcesFixDefaulting`). UIDs of earlier releases are computed from pods with them.
+#[allow(dead_code, reason = "for the UIDs of static pods of earlier releases")]
+pub(super) fn set_pod_level(pod: &mut Pod) {
     let is_stated = |resources: &ResourceRequirements| {
         [&resources.requests, &resources.limits].into_iter().flatten().any(|all| !all.is_empty())
     };
-    if spec.resources.as_ref().is_some_and(is_stated) {
-        set_pod_level(pod);
+    let stated = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    if !stated.is_some_and(is_stated) {
+        return;
     }
-}
-
-/// The resources of the pod as a whole, if some of them are stated: its limits of huge pages are the
-/// sum for its containers, and its requests of CPU and memory, too. Other requests are the limits
-/// (Go: `defaultHugePagePodLimits`, `defaultPodRequests`). The containers have their defaults.
-fn set_pod_level(pod: &mut Pod) {
     let whole = model::pod::Pod::from(pod.clone());
     let Some(resources) = pod.spec.as_mut().and_then(|spec| spec.resources.as_mut()) else { return };
     let is_page = |name: &String| name.starts_with(HUGE_PAGES);
@@ -421,16 +427,35 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_the_pod_default_to_the_sum_of_its_containers_before_its_limits() {
+    fn resources_of_the_pod_as_a_whole_get_no_defaults() {
+        let limits = json!({"cpu": "500m", "memory": "200Mi"});
+        let resources = json!({"limits": limits, "requests": {"cpu": "100m"}});
+        check(
+            json!({"resources": resources, "containers": [{"name": "c", "image": "i:1",
+                "resources": {"requests": {"memory": "1Mi"}, "limits": {"hugepages-2Mi": "2Mi", "memory": "1Mi"}}}]}),
+            spec_with(
+                json!([container(json!({"resources": {
+                    "requests": {"memory": "1Mi", "hugepages-2Mi": "2Mi"},
+                    "limits": {"hugepages-2Mi": "2Mi", "memory": "1Mi"},
+                }}))]),
+                json!({"resources": resources}),
+            ),
+        );
+    }
+
+    #[test]
+    fn requests_of_the_pod_defaulted_to_the_sum_of_its_containers_before_its_limits() {
         let check = |containers: Value, given: Value, expected: Value| {
             let mut pod: Pod =
                 serde_json::from_value(json!({"spec": {"containers": containers, "resources": given}}))
                     .unwrap();
             set_defaults(&mut pod);
+            set_pod_level(&mut pod);
             let found = serde_json::to_value(&pod.spec.as_ref().unwrap().resources).unwrap();
             assert_eq!(found, expected, "{given}");
             let once = pod.clone();
             set_defaults(&mut pod);
+            set_pod_level(&mut pod);
             assert_eq!(pod, once, "a second time changes nothing");
         };
         let with = |name: &str, limits: Value| json!({"name": name, "resources": {"limits": limits}});

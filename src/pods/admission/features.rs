@@ -1,7 +1,7 @@
 //! A pod that needs a feature that this node does not declare (`status.declaredFeatures`) is
 //! rejected. The scheduler checks the same; this is for pods that it never saw.
 
-use crate::model::pod::Pod;
+use crate::model::pod::{Pod, has_pod_level_resources};
 use crate::model::{reasons, restart};
 
 use super::decision::{Admission, reject};
@@ -22,11 +22,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
 
 /// Go: lifecycle `NewPodFeaturesAdmitHandler`.
 pub(super) fn admit_pod_resources(pod: &Pod, node: &NodeView) -> Admission {
-    let is_counted =
-        |name: &String| matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-");
-    let resources = pod.spec().resources.as_ref();
-    let set = resources.into_iter().flat_map(|all| [&all.requests, &all.limits]);
-    if node.refuses_pod_resources && set.flatten().flat_map(|amounts| amounts.keys()).any(is_counted) {
+    if node.refuses_pod_resources && has_pod_level_resources(pod.spec()) {
         return reject(
             reasons::POD_LEVEL_RESOURCES_NOT_SUPPORTED,
             "PodLevelResources feature gate is disabled".to_owned(),
