@@ -207,7 +207,10 @@ fn cpu(config: &KubeletConfiguration, single_numa_node: bool) -> Result<Static, 
 /// The CPUs of systemReserved and kubeReserved together. The texts are upstream's.
 fn reserved_cpus(config: &KubeletConfiguration) -> Result<Amount, String> {
     let all = [&config.system_reserved, &config.kube_reserved];
-    let cpu_amount = |reserved: &&BTreeMap<String, String>| Amount::parse(reserved.get("cpu")?).ok();
+    let cpu_amount = |reserved: &&BTreeMap<String, String>| {
+        let amount = Amount::parse(reserved.get("cpu")?).ok()?;
+        Some(Amount::from_milli(amount.nearest_milli()))
+    };
     let found: Vec<Amount> = all.iter().filter_map(cpu_amount).collect();
     if found.is_empty() {
         return Err("[cpumanager] unable to determine reserved CPU resources for static policy".to_owned());

@@ -53,7 +53,7 @@ impl Reserved {
     pub fn parse(map: &BTreeMap<String, String>) -> Reserved {
         let amount = |resource: &str| Amount::parse(map.get(resource)?).ok();
         Reserved {
-            cpu_milli: amount("cpu").map(Amount::milli),
+            cpu_milli: amount("cpu").map(Amount::nearest_milli),
             memory_bytes: amount("memory").map(Amount::units),
             pids: amount("pid").map(Amount::units),
             ephemeral_bytes: amount("ephemeral-storage").map(Amount::units),
@@ -300,6 +300,12 @@ mod tests {
         check(&Reservations::new(&system, &kube, Some(1)), true, 1024, (8 << 30) - (500 << 20), 31_268);
         let unknown = pods_values(&Capacity { pids: None, ..capacity() }, &both, true, None);
         assert_eq!((unknown.pids, unknown.cpus), (None, None));
+    }
+
+    #[test]
+    fn reserved_cpu_is_rounded_to_the_nearest_thousandth() {
+        let milli = |text| Reserved::parse(&map(&[("cpu", text)])).cpu_milli;
+        assert_eq!((milli("100400u"), milli("100500u"), milli("0.0001")), (Some(100), Some(101), Some(0)));
     }
 
     #[test]

@@ -53,6 +53,13 @@ impl Amount {
         clamp(ceil_div(self.0, NANO / 1000))
     }
 
+    /// In thousandths, rounded to the nearest one, as CPU that is reserved (Go: cmd/kubelet/app
+    /// `parseResourceList`, which rounds up to millionths first).
+    #[must_use]
+    pub fn nearest_milli(self) -> i64 {
+        clamp(ceil_div(self.0, NANO / 1_000_000).saturating_add(500).div_euclid(1000))
+    }
+
     /// Rounded up to thousandths, as the resources of a pod are before it is validated (Go:
     /// pkg/apis/core/v1 `SetDefaults_ResourceList`).
     #[must_use]
@@ -439,6 +446,25 @@ mod tests {
             ("0008Mi", "8Mi"),
         ] {
             assert_eq!(canonical(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn thousandths_are_rounded_up_or_to_the_nearest() {
+        for (text, up, nearest) in [
+            ("100m", 100, 100),
+            ("100400u", 101, 100),
+            ("100500u", 101, 101),
+            ("0.0004", 1, 0),
+            ("0.0005", 1, 1),
+            // Millionths are rounded up first.
+            ("499001n", 1, 1),
+            ("499n", 1, 0),
+            ("0", 0, 0),
+            ("9223372036854775807", i64::MAX, i64::MAX),
+        ] {
+            let amount = Amount::parse(text).unwrap();
+            assert_eq!((amount.milli(), amount.nearest_milli()), (up, nearest), "{text}");
         }
     }
 

@@ -43,9 +43,14 @@ impl Reservations {
         let sum = |resource: &str| -> Amount {
             [system, kube].into_iter().filter_map(|map| Amount::parse(map.get(resource)?).ok()).sum()
         };
+        // Each is rounded.
+        let reserved_cpu = |map: &BTreeMap<String, String>| {
+            map.get("cpu").and_then(|text| Amount::parse(text).ok()).map_or(0, Amount::nearest_milli)
+        };
+        let both_cpus = || reserved_cpu(system).saturating_add(reserved_cpu(kube));
         Reservations {
             // Reserved whole CPUs replace both shares.
-            cpu_milli: reserved_cpus.map_or_else(|| sum("cpu").milli(), |cpus| i64::from(cpus) * 1000),
+            cpu_milli: reserved_cpus.map_or_else(both_cpus, |cpus| i64::from(cpus) * 1000),
             memory_bytes: sum("memory").units(),
             ephemeral_bytes: sum("ephemeral-storage").units(),
             memory_threshold: Threshold::parse(eviction_hard.get("memory.available")),
@@ -263,6 +268,9 @@ mod tests {
             ["3700m", "6Gi", "103864320k"],
         );
         check(&[("cpu", "100m")], &[("cpu", "200m")], Some(1), &[], ["3", "7Gi", "103865303040"]);
+        // Each share is rounded to the nearest thousandth.
+        check(&[("cpu", "100400u")], &[("cpu", "200400u")], None, &[], ["3700m", "7Gi", "103865303040"]);
+        check(&[("cpu", "100500u")], &[("cpu", "200500u")], None, &[], ["3698m", "7Gi", "103865303040"]);
         check(&[("cpu", "64"), ("memory", "1Ti")], &[], None, &[], ["0", "0", "103865303040"]);
         check(&[("cpu", "x")], &[], None, &[("nodefs.available", "x%")], ["4", "7Gi", "103865303040"]);
     }
