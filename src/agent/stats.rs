@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::rooms::{Context, Rooms};
+use super::settings::gates;
 use crate::config::KubeletConfiguration;
 use crate::model::api::{ResourceRequirements, Volume};
 use crate::model::ids::PodUid;
@@ -40,6 +41,7 @@ pub(super) fn collector(context: Context<'_>, rooms: &Rooms) -> Collector {
         ],
         started: Timestamp::now(),
         reserved_memory: reserved_memory(config),
+        excludes_huge_pages: gates(config).enabled("HugepageAwareEviction"),
         volume_period: volume_period(config),
     };
     let (listed, cached) = (rooms.observe.clone(), rooms.observe.clone());

@@ -253,11 +253,11 @@ pub(super) fn available(limit: Option<u64>, used: Option<u64>) -> Option<u64> {
     Some(limit.filter(|limit| *limit <= UNLIMITED)?.saturating_sub(used?))
 }
 
-/// The memory of the machine that is left, from the text of `meminfo`. Memory that is reserved for
-/// huge pages is not: only pods that request huge pages can use it (Go, from 1.37:
-/// HugepageAwareEviction).
-pub(super) fn machine_available(meminfo: &str, used: Option<u64>) -> Option<u64> {
-    let huge = memory_field(meminfo, "Hugetlb").unwrap_or(0);
+/// The memory of the machine that is left, from the text of `meminfo`. `excludes_huge_pages`: without
+/// the memory that is reserved for huge pages, which only pods that request huge pages can use (Go:
+/// pkg/kubelet/server/stats `adjustForHugePages`).
+pub(super) fn machine_available(meminfo: &str, used: Option<u64>, excludes_huge_pages: bool) -> Option<u64> {
+    let huge = if excludes_huge_pages { memory_field(meminfo, "Hugetlb").unwrap_or(0) } else { 0 };
     Some(available(memory_field(meminfo, "MemTotal"), used)?.saturating_sub(huge))
 }
 

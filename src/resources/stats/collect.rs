@@ -385,7 +385,8 @@ impl Shared {
             .ok_or_else(|| StatsError::RootCgroup(settings.cgroups.root.clone()))?;
         let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
         let total = |name| crate::resources::machine::memory_field(&meminfo, name);
-        numbers.available = cgroup::machine_available(&meminfo, numbers.working_set);
+        numbers.available =
+            cgroup::machine_available(&meminfo, numbers.working_set, settings.excludes_huge_pages);
         if let Some((used, left)) = proc::swap(&meminfo) {
             (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
         }

@@ -31,7 +31,8 @@ pub(super) fn read(tree: &Tree, settings: &Settings, places: &NodePaths) -> Opti
     let pods = places.pods.as_deref().and_then(|path| tree.numbers(path, Depth::Basic, false));
     let mut numbers = tree.numbers(ROOT, Depth::Basic, false)?;
     let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
-    numbers.available = cgroup::machine_available(&meminfo, numbers.working_set);
+    numbers.available =
+        cgroup::machine_available(&meminfo, numbers.working_set, settings.excludes_huge_pages);
     if let Some((used, left)) = proc::swap(&meminfo) {
         (numbers.swap, numbers.swap_available) = (Some(used), Some(left));
     }
@@ -53,11 +54,18 @@ mod tests {
 
     #[test]
     fn memory_of_huge_pages_is_not_available() {
-        let left = |meminfo: &str| cgroup::machine_available(meminfo, Some(1024));
+        let left = |meminfo: &str| cgroup::machine_available(meminfo, Some(1024), true);
         assert_eq!(left("MemTotal: 10 kB\n"), Some(9 * 1024));
         assert_eq!(left("MemTotal: 10 kB\nHugePages_Total: 2\nHugetlb: 4 kB\n"), Some(5 * 1024));
         assert_eq!(left("MemTotal: 10 kB\nHugetlb: 4000 kB\n"), Some(0));
         assert_eq!(left(""), None);
-        assert_eq!(cgroup::machine_available("MemTotal: 10 kB\n", None), None);
+        assert_eq!(cgroup::machine_available("MemTotal: 10 kB\n", None, true), None);
+    }
+
+    #[test]
+    fn memory_of_huge_pages_is_available_without_the_gate() {
+        let left = |meminfo: &str| cgroup::machine_available(meminfo, Some(1024), false);
+        assert_eq!(left("MemTotal: 10 kB\nHugePages_Total: 2\nHugetlb: 4 kB\n"), Some(9 * 1024));
+        assert_eq!(left("MemTotal: 10 kB\nHugetlb: 4000 kB\n"), Some(9 * 1024));
     }
 }

@@ -198,6 +198,7 @@ fn fixture(version: Version, cgroups: &[(&str, &str)]) -> Fixture {
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", String::new())],
         started: Timestamp::from_second(1_795_359_000).unwrap(),
         reserved_memory: 0,
+        excludes_huge_pages: true,
         volume_period: None,
     };
     let pod = listed("u1", "web", "s1", &[("c1", "a", ContainerState::Running)]);

@@ -46,6 +46,8 @@ pub(crate) struct Settings {
     pub started: Timestamp,
     /// Bytes of memory that pods may not have.
     pub reserved_memory: u64,
+    /// Whether memory that is reserved for huge pages is not available (gate `HugepageAwareEviction`).
+    pub excludes_huge_pages: bool,
     /// `volumeStatsAggPeriod`; `None`: volumes are not read.
     pub volume_period: Option<Duration>,
 }

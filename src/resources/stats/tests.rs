@@ -247,6 +247,15 @@ fn cgroup(root: &Path, path: &str, process: &str) {
 }
 
 fn fixture(fake: FakeRuntime, pods: Vec<ListedPod>, volumes: Vec<PodVolume>) -> Fixture {
+    fixture_with(fake, pods, volumes, true)
+}
+
+fn fixture_with(
+    fake: FakeRuntime,
+    pods: Vec<ListedPod>,
+    volumes: Vec<PodVolume>,
+    excludes_huge_pages: bool,
+) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     cgroup(root, "", "1\n");
@@ -285,6 +294,7 @@ fn fixture(fake: FakeRuntime, pods: Vec<ListedPod>, volumes: Vec<PodVolume>) -> 
         system: [("kubelet", String::new()), ("runtime", String::new()), ("misc", "/none".into())],
         started: Timestamp::from_second(1_650_000_000).unwrap(),
         reserved_memory: 24_000_000,
+        excludes_huge_pages,
         volume_period: Some(Duration::from_secs(60)),
     };
     let shown = Arc::clone(&pods);
@@ -317,6 +327,24 @@ fn with_cgroups(fake: FakeRuntime) -> Fixture {
     cgroup(fixture.dir.path(), "k8s.io/c1", "78\n79\n");
     cgroup(fixture.dir.path(), "k8s.io/s1", "77\n");
     fixture
+}
+
+#[test]
+fn huge_pages_are_left_out_of_the_available_memory_of_each_view_or_of_none() {
+    let available = |excludes_huge_pages, meminfo: &str| {
+        let fixture = fixture_with(FakeRuntime::default(), Vec::new(), Vec::new(), excludes_huge_pages);
+        write(fixture.dir.path(), &[("proc/meminfo", meminfo)]);
+        let of_snapshot =
+            |wanted| fixture.collector.snapshot(wanted).unwrap().node.numbers.available.unwrap();
+        let glance = fixture.collector.glance(&NodePaths::default()).unwrap();
+        let views = [StatsRequest::RESOURCE, StatsRequest::EVICTION].map(of_snapshot);
+        [views[0], views[1], glance.numbers.available.unwrap()]
+    };
+    let all = available(true, "MemTotal: 1000000 kB\n");
+    assert!(all.iter().all(|bytes| *bytes > 3 << 20), "{all:?}");
+    let with_pages = "MemTotal: 1000000 kB\nHugetlb: 2048 kB\n";
+    assert_eq!(available(false, with_pages), all);
+    assert_eq!(available(true, with_pages), all.map(|bytes| bytes - (2 << 20)));
 }
 
 #[test]
