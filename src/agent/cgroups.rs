@@ -64,6 +64,7 @@ pub(super) fn settings(
             cfs_period: u64::try_from(config.cpu_cfs_quota_period.to_std().as_micros()).unwrap_or(u64::MAX),
             pids_limit: config.pod_pids_limit,
             memory_qos,
+            throttling: settings::throttling(config).filter(|_| memory_qos.is_some()),
         },
         tiers: TierSettings {
             memory_qos,

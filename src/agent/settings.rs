@@ -13,7 +13,9 @@ use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::images::{GcPolicy, PullSettings, SetSettings, Verification};
 use crate::kube::client::Client;
-use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, SwapSettings};
+use crate::model::container_memory::{
+    ProtectionSettings, Reservation, SwapBehavior, SwapSettings, Throttling,
+};
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
@@ -245,10 +247,15 @@ pub(super) fn swap_behavior(config: &KubeletConfiguration) -> SwapBehavior {
 fn memory_qos(config: &KubeletConfiguration, host: &Host, allocatable: Amount) -> Option<ProtectionSettings> {
     (gates(config).enabled("MemoryQoS") && host.cgroups.version.is_v2()).then(|| ProtectionSettings {
         reservation: reservation(config),
-        throttling_factor: config.memory_throttling_factor,
+        throttling: throttling(config),
         allocatable_memory: allocatable.units(),
-        page_bytes: i64::try_from(rustix::param::page_size()).unwrap_or(4096),
     })
+}
+
+/// `memoryThrottlingFactor`.
+pub(super) fn throttling(config: &KubeletConfiguration) -> Option<Throttling> {
+    let page_bytes = i64::try_from(rustix::param::page_size()).unwrap_or(4096);
+    config.memory_throttling_factor.map(|factor| Throttling { factor, page_bytes })
 }
 
 /// `memoryReservationPolicy`.

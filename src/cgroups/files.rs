@@ -33,6 +33,8 @@ pub(super) fn writes(values: &Values, version: Version, page_sizes: &[u64]) -> V
         all.extend(
             protected.into_iter().filter_map(|(file, bytes)| Some(write("memory", file, bytes?.max(0)))),
         );
+        let high = values.memory_high.map(|bytes| or_max(Some(bytes).filter(|bytes| *bytes >= 0)));
+        all.extend(high.map(|text| write("memory", "memory.high", text)));
     }
     all
 }
@@ -180,6 +182,7 @@ pub(super) fn read(version: Version, get: impl Fn(&str, &str) -> Option<String>)
             cpus,
             memory_min: limit("memory", "memory.min"),
             memory_low: limit("memory", "memory.low"),
+            memory_high: limit("memory", "memory.high"),
             ..Values::default()
         },
     }
@@ -209,6 +212,7 @@ mod tests {
             cpus: Some("0-1".to_owned()),
             memory_min: Some(100 << 20),
             memory_low: None,
+            memory_high: Some(90 << 20),
         }
     }
 
@@ -252,6 +256,7 @@ mod tests {
                 "hugetlb.1GB.max=0",
                 "hugetlb.1GB.rsvd.max=0 ?",
                 "memory.min=104857600",
+                "memory.high=94371840",
             ],
         );
         check(&Values::default(), Version::V1, &[]);
@@ -267,8 +272,9 @@ mod tests {
             &["memory.limit_in_bytes=-1", "cpu.cfs_period_us=20000", "cpu.cfs_quota_us=-1", "pids.max=1"],
         );
         check(&free, Version::V2, &["pids.max=1", "memory.max=max", "cpu.max=max 20000"]);
-        let none = Values { memory_bytes: Some(0), pids: Some(-1), ..Values::default() };
-        check(&none, Version::V2, &["pids.max=max"]);
+        let none =
+            Values { memory_bytes: Some(0), pids: Some(-1), memory_high: Some(-1), ..Values::default() };
+        check(&none, Version::V2, &["pids.max=max", "memory.high=max"]);
         let unlimited = writes(
             &Values { huge_pages: HugePages::Unlimited, ..Values::default() },
             Version::V2,
@@ -315,7 +321,7 @@ mod tests {
             let found = read(version, get);
             let mut expected = Values { huge_pages: HugePages::Unchanged, ..values() };
             match version {
-                Version::V1 => expected.memory_min = None,
+                Version::V1 => (expected.memory_min, expected.memory_high) = (None, None),
                 // The weight is coarser than shares.
                 Version::V2 => expected.cpu_shares = Some(500),
             }
@@ -323,11 +329,12 @@ mod tests {
         }
         let get = |_: &str, file: &str| match file {
             "cpu.max" => Some("max 100000\n".to_owned()),
-            "memory.max" | "pids.max" => Some("max\n".to_owned()),
+            "memory.max" | "memory.high" | "pids.max" => Some("max\n".to_owned()),
             _ => Some("nonsense".to_owned()),
         };
         let found = read(Version::V2, get);
         assert_eq!((found.memory_bytes, found.pids, found.cpu_shares), (Some(-1), Some(-1), None));
+        assert_eq!((found.memory_high, found.memory_low), (Some(-1), None));
         assert_eq!(found.cpu_quota, Some(Quota { microseconds: None, period: 100_000 }));
     }
 }

@@ -142,6 +142,7 @@ impl Config {
             cfs_period: period,
             pids_limit: self.0.get("podPidsLimit").map_or(-1, |limit| limit.as_i64().unwrap()),
             memory_qos: None,
+            throttling: None,
         }
     }
 

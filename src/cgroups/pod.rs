@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::model::api::Container;
-pub use crate::model::container_memory::Reservation;
-use crate::model::pod::{Pod, QosClass, is_sidecar, limit};
+use crate::model::container_memory::pod_level_memory_limit;
+pub use crate::model::container_memory::{Reservation, Throttling};
+use crate::model::pod::{Pod, QosClass, has_pod_level_resources, limit};
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
 
@@ -12,7 +13,7 @@ use super::values::{HugePages, Quota, Values, quota};
 use crate::model::cpu_shares::{MIN_SHARES, millicores_of_shares, shares};
 
 /// What the configuration says about the cgroups of pods.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PodSettings {
     /// `cpuCFSQuota`.
     pub cfs_quota: bool,
@@ -22,6 +23,8 @@ pub struct PodSettings {
     pub pids_limit: i64,
     /// `memoryReservationPolicy`; `None` without the gate `MemoryQoS` and on version 1.
     pub memory_qos: Option<Reservation>,
+    /// `memoryThrottlingFactor`; `None` without it, without the gate `MemoryQoS` and on version 1.
+    pub throttling: Option<Throttling>,
 }
 
 /// The values with which a pod's cgroup is made (Go: pkg/kubelet/cm `ResourceConfigForPod`).
@@ -40,7 +43,7 @@ pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Va
     };
     let limited = |resource| match class {
         QosClass::Guaranteed => true,
-        QosClass::Burstable => every_container_is_limited(pod, resource),
+        QosClass::Burstable => is_limited(pod, resource),
         QosClass::BestEffort => false,
     };
     let memory = amount(&limits, "memory").units();
@@ -59,7 +62,22 @@ pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Va
         cpus: None,
         memory_min: protected.filter(|_| guaranteed),
         memory_low: protected.filter(|_| !guaranteed),
+        memory_high: settings
+            .throttling
+            .and_then(|throttling| memory_high(pod, amount(&requests, "memory").units(), memory, throttling)),
     }
+}
+
+/// Where the memory of a pod is throttled; only of one with resources as a whole. That throttles each
+/// of its containers, for the kernel checks all cgroups above a process (Go: pkg/kubelet/cm
+/// `ApplyPodLevelMemoryHigh`).
+fn memory_high(pod: &Pod, request: i64, limit: i64, throttling: Throttling) -> Option<i64> {
+    let is_limited = pod_level_memory_limit(pod).is_some() || each_container_is_limited(pod, "memory");
+    let is_even = request == limit && request != 0;
+    if !has_pod_level_resources(pod.spec()) || !is_limited || is_even || limit == 0 {
+        return None;
+    }
+    throttling.high(request, limit)
 }
 
 /// A pod's values without its overhead, as the runtime receives them when the pod is resized: it
@@ -86,22 +104,20 @@ pub fn without_overhead(values: &Values, pod: &Pod) -> Values {
 }
 
 /// Whether the sum of the limits is a limit of the pod: one of the pod as a whole, or one of each
-/// container. An init container also counts as limited if a sidecar before it is, as in the sum.
-fn every_container_is_limited(pod: &Pod, resource: &str) -> bool {
-    let positive = |amount: Option<Amount>| amount.is_some_and(|amount| !amount.is_zero());
+/// container.
+fn is_limited(pod: &Pod, resource: &str) -> bool {
     let of_pod = pod.spec().resources.as_ref().and_then(|all| all.limits.as_ref()?.get(resource).map(amount));
-    if positive(of_pod) {
-        return true;
-    }
-    let is_limited = |container: &Container| positive(limit(container, resource));
-    let mut limited_sidecar = false;
-    let mut limited_inits = true;
-    for container in pod.init_containers() {
-        let own = is_limited(container);
-        limited_inits &= own || limited_sidecar;
-        limited_sidecar |= own && is_sidecar(container);
-    }
-    limited_inits && pod.containers().iter().all(is_limited)
+    is_positive(of_pod) || each_container_is_limited(pod, resource)
+}
+
+/// Whether each regular and init container has a limit of its own.
+fn each_container_is_limited(pod: &Pod, resource: &str) -> bool {
+    let is_limited = |container: &Container| is_positive(limit(container, resource));
+    pod.init_containers().iter().chain(pod.containers()).all(is_limited)
+}
+
+fn is_positive(amount: Option<Amount>) -> bool {
+    amount.is_some_and(|amount| !amount.is_zero())
 }
 
 /// Bytes of huge pages by the size of a page.
@@ -126,7 +142,13 @@ mod tests {
     use serde_json::{Value, json};
 
     fn settings() -> PodSettings {
-        PodSettings { cfs_quota: true, cfs_period: 100_000, pids_limit: -1, memory_qos: None }
+        PodSettings {
+            cfs_quota: true,
+            cfs_period: 100_000,
+            pids_limit: -1,
+            memory_qos: None,
+            throttling: None,
+        }
     }
 
     fn pod(spec: Value) -> Pod {
@@ -176,9 +198,10 @@ mod tests {
         let spec = |inits: Vec<Value>| json!({"containers": [small.clone()], "initContainers": inits});
         check(spec(vec![large.clone()]), (1024, Some(120_000), Some(400 << 20)));
         check(spec(vec![large.clone(), free.clone()]), (1024, None, None));
-        // After a limited sidecar, the sum at the time of the init container is above zero.
+        // A limited sidecar before it is no limit of the init container.
         let helper = sidecar(large.clone());
-        check(spec(vec![helper.clone(), free.clone()]), (1126, Some(140_000), Some(464 << 20)));
+        check(spec(vec![helper.clone(), free.clone()]), (1126, None, None));
+        check(spec(vec![helper.clone(), large.clone()]), (2048, Some(240_000), Some(800 << 20)));
         check(spec(vec![free, helper]), (1126, None, None));
     }
 
@@ -243,6 +266,35 @@ mod tests {
         check(spec, (262_144, Some((1 << 44) - 1), Some(i64::MAX)));
         let small = json!({"cpu": "0.0000001", "memory": "0.1"});
         check(json!({"containers": [with("c", small.clone(), small)]}), (2, Some(1000), Some(1)));
+    }
+
+    #[test]
+    fn only_pods_with_resources_as_a_whole_and_a_limit_of_memory_are_throttled() {
+        let throttling = Some(Throttling { factor: 0.5, page_bytes: 4096 });
+        let high = |spec: Value, throttling| {
+            pod_values(&pod(spec), false, &PodSettings { throttling, ..settings() }).memory_high
+        };
+        let free = json!({"name": "free"});
+        let limited = with("c", json!({"memory": "50Mi"}), json!({"memory": "100Mi"}));
+        let of_pod = |resources: Value| json!({"containers": [free.clone()], "resources": resources});
+        let whole = of_pod(json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "300Mi"}}));
+        assert_eq!(high(whole.clone(), throttling), Some(200 << 20));
+        assert_eq!(high(whole, None), None);
+        // A limit alone is no request of the pod as a whole.
+        assert_eq!(high(of_pod(json!({"limits": {"memory": "300Mi"}})), throttling), Some(150 << 20));
+        let even = json!({"requests": {"memory": "300Mi"}, "limits": {"memory": "300Mi"}});
+        assert_eq!(high(of_pod(even), throttling), None);
+        assert_eq!(high(of_pod(json!({"requests": {"memory": "100Mi"}})), throttling), None);
+        assert_eq!(high(of_pod(json!({})), throttling), None);
+        assert_eq!(high(json!({"containers": [limited.clone()]}), throttling), None);
+        // The limits of all containers are a limit of the pod.
+        let cpu = json!({"requests": {"cpu": "1"}});
+        let spec = json!({"containers": [limited.clone()], "resources": cpu.clone()});
+        assert_eq!(high(spec, throttling), Some(75 << 20));
+        let spec = json!({"containers": [limited.clone(), free.clone()], "resources": cpu.clone()});
+        assert_eq!(high(spec, throttling), None);
+        let spec = json!({"containers": [limited], "initContainers": [free.clone()], "resources": cpu});
+        assert_eq!(high(spec, throttling), None);
     }
 
     #[test]

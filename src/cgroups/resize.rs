@@ -40,20 +40,26 @@ pub struct PodStep {
 /// A pod that grows gets its limit first, then its request, then its containers theirs; one that
 /// shrinks has the opposite order, so that no container has more than its pod.
 ///
-/// The memory that is protected for a pod (gate `MemoryQoS`) is changed as its request.
+/// With the gate `MemoryQoS`, the memory that is protected for a pod is changed as its request, and
+/// `memory.high` with its limit. If the pod is to have none, one that it has is removed.
 ///
-/// DIFFERS: the Go kubelet 1.36 does not change the protected memory. On version 2 it takes memory
-/// without a limit for the smallest one, and limits the pod before its containers; on version 1 for the
-/// largest, as here.
+/// DIFFERS: the Go kubelet changes the protected memory only if the limit of memory changes, and lets an
+/// old `memory.high` stay. On version 2 it takes memory without a limit for the smallest one, and limits
+/// the pod before its containers; on version 1 for the largest, as here.
 #[must_use]
 pub fn steps(current: &Values, wanted: &Values, resources: &[Resource]) -> Vec<Step> {
     let mut plan = ResizeSteps { now: wanted.merged(current), steps: Vec::new() };
+    let unthrottled = current.memory_high.filter(|high| *high >= 0).map(|_| -1);
     for resource in
         [Resource::Memory, Resource::Cpu].into_iter().filter(|resource| resources.contains(resource))
     {
         let (limit, request) = match resource {
             Resource::Memory => (
-                Values { memory_bytes: wanted.memory_bytes, ..Values::default() },
+                Values {
+                    memory_bytes: wanted.memory_bytes,
+                    memory_high: wanted.memory_high.or(unthrottled),
+                    ..Values::default()
+                },
                 Values { memory_min: wanted.memory_min, memory_low: wanted.memory_low, ..Values::default() },
             ),
             Resource::Cpu => (
@@ -269,6 +275,24 @@ mod tests {
         assert_eq!(written(&protected_values(100, 50), &values(100, 1000, 10)), [containers]);
         let guaranteed = Values { memory_min: Some(100), ..values(100, 1000, 10) };
         assert_eq!(written(&guaranteed, &guaranteed), [containers]);
+    }
+
+    #[test]
+    fn throttling_changes_only_with_the_limit_of_memory() {
+        let throttled = |memory, high: Option<i64>| Values { memory_high: high, ..values(memory, 1000, 10) };
+        let written = |current: &Values, wanted: &Values| -> Vec<_> {
+            let writes = steps(current, wanted, &BOTH).into_iter().filter_map(|step| match step {
+                Step::Containers(_) => None,
+                Step::Pod(step) => Some((step.write.memory_bytes, step.write.memory_high)),
+            });
+            writes.collect()
+        };
+        let unthrottled = throttled(100, Some(-1));
+        assert_eq!(written(&unthrottled, &throttled(200, Some(90))), [(Some(200), Some(90))]);
+        assert_eq!(written(&throttled(200, Some(90)), &throttled(100, Some(40))), [(Some(100), Some(40))]);
+        assert!(written(&throttled(100, Some(40)), &throttled(100, Some(50))).is_empty());
+        assert_eq!(written(&throttled(100, Some(40)), &throttled(200, None)), [(Some(200), Some(-1))]);
+        assert_eq!(written(&unthrottled, &throttled(200, None)), [(Some(200), None)]);
     }
 
     #[test]

@@ -18,6 +18,27 @@ pub struct TierSettings {
     pub allocatable_memory: i64,
 }
 
+impl TierSettings {
+    /// Whether the memory that pods request is protected.
+    #[must_use]
+    pub fn is_tiered(&self) -> bool {
+        self.memory_qos == Some(Reservation::Tiered)
+    }
+}
+
+/// The values that remove from the cgroup of all pods, and from the Burstable tier, what an earlier
+/// agent has protected there; `None`: nothing is protected (Go: pkg/kubelet/cm
+/// qos_container_manager `Start`, node_container_manager `enforceNodeAllocatableCgroups`).
+/// `has`: the values of the cgroup.
+#[must_use]
+pub fn unprotected(has: &Values) -> Option<Values> {
+    let protects = |bytes: Option<i64>| bytes.is_some_and(|bytes| bytes != 0);
+    let zero = |bytes: Option<i64>| Some(0).filter(|_| protects(bytes));
+    let values =
+        Values { memory_min: zero(has.memory_min), memory_low: zero(has.memory_low), ..Values::default() };
+    (values != Values::default()).then_some(values)
+}
+
 /// The bytes of memory that pods of two classes request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say what the values are")]
@@ -61,13 +82,18 @@ pub fn tier_values<'a>(pods: impl Iterator<Item = &'a Pod>, settings: &TierSetti
             cpu_milli = cpu_milli.saturating_add(amount("cpu").milli().max(0));
         }
     }
-    let tiered = settings.memory_qos == Some(Reservation::Tiered);
-    let protect = |bytes: i64| settings.memory_qos.map(|_| if tiered { bytes } else { 0 });
+    let tiered = settings.is_tiered();
+    // What another policy has left is removed once, at the start.
+    let protect = |bytes: i64| tiered.then_some(bytes);
     let plain = Values { huge_pages: HugePages::Unlimited, ..Values::default() };
     let limits = memory_limits(settings, guaranteed, burstable);
     Tiers {
         // A cgroup protects no more than the one above it does.
-        pods: Values { memory_min: protect(guaranteed.saturating_add(burstable)), ..plain.clone() },
+        pods: Values {
+            memory_min: protect(guaranteed.saturating_add(burstable)),
+            memory_low: protect(burstable),
+            ..plain.clone()
+        },
         burstable: Values {
             cpu_shares: Some(shares(cpu_milli)),
             memory_bytes: limits.map(|limits| limits.0),
@@ -156,14 +182,31 @@ mod tests {
         // A limit of memory alone is also a request.
         let burstable = (200 << 20) + (1 << 30);
         assert_eq!(tiers.pods.memory_min, Some((100 << 20) + burstable));
+        // Otherwise the protection of the tier would have no effect.
+        assert_eq!(tiers.pods.memory_low, Some(burstable));
         assert_eq!((tiers.burstable.memory_min, tiers.burstable.memory_low), (None, Some(burstable)));
         assert_eq!(
             (tiers.best_effort.memory_low, tiers.protected),
             (None, ProtectedMemory { guaranteed: 100 << 20, burstable })
         );
-        let tiers = tiers_with(Some(Reservation::Nothing));
-        assert_eq!((tiers.pods.memory_min, tiers.burstable.memory_low), (Some(0), Some(0)));
-        assert_eq!(tiers.protected, ProtectedMemory::default());
+        for policy in [Some(Reservation::Nothing), None] {
+            let tiers = tiers_with(policy);
+            assert_eq!((tiers.pods.memory_min, tiers.pods.memory_low), (None, None));
+            assert_eq!((tiers.burstable.memory_low, tiers.protected), (None, ProtectedMemory::default()));
+        }
+    }
+
+    #[test]
+    fn only_what_is_protected_is_reset() {
+        let values = |min: Option<i64>, low| Values { memory_min: min, memory_low: low, ..Values::default() };
+        let all =
+            Values { cpu_shares: Some(512), memory_bytes: Some(1 << 30), ..values(Some(4096), Some(0)) };
+        assert_eq!(unprotected(&all), Some(values(Some(0), None)));
+        assert_eq!(unprotected(&values(Some(0), Some(8192))), Some(values(None, Some(0))));
+        // `max` is read as -1.
+        assert_eq!(unprotected(&values(Some(-1), Some(-1))), Some(values(Some(0), Some(0))));
+        assert_eq!(unprotected(&values(Some(0), Some(0))), None);
+        assert_eq!(unprotected(&values(None, None)), None, "version 1");
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub fn properties(values: &Values, version: Version, systemd: u32) -> (Vec<Prope
         for (name, bytes) in protected.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))) {
             long(name, u64::try_from(bytes).unwrap_or(0));
         }
+        if let Some(bytes) = values.memory_high {
+            long("MemoryHigh", limit(bytes));
+        }
     }
     if let Some(list) =
         values.cpus.as_deref().and_then(cpus).filter(|list| !list.is_empty() && systemd >= HAS_CPUS)
@@ -131,6 +134,7 @@ mod tests {
             pids: Some(128),
             cpus: Some("0-1,9".to_owned()),
             memory_min: Some(5),
+            memory_high: Some(7),
             ..Values::default()
         }
     }
@@ -158,6 +162,7 @@ mod tests {
             ("CPUQuotaPerSecUSec", 130_000),
             ("TasksMax", 128),
             ("MemoryMin", 5),
+            ("MemoryHigh", 7),
             ("AllowedCPUs", 2),
         ];
         let files = check(&values(), Version::V2, 252, &v2);
@@ -179,9 +184,15 @@ mod tests {
             cpu_quota: Some(Quota { microseconds: None, period: 100_000 }),
             memory_bytes: Some(-1),
             pids: Some(-1),
+            memory_high: Some(-1),
             ..Values::default()
         };
-        let infinite = [("MemoryMax", INFINITY), ("CPUQuotaPerSecUSec", INFINITY), ("TasksMax", INFINITY)];
+        let infinite = [
+            ("MemoryMax", INFINITY),
+            ("CPUQuotaPerSecUSec", INFINITY),
+            ("TasksMax", INFINITY),
+            ("MemoryHigh", INFINITY),
+        ];
         check(&free, Version::V2, 0, &infinite);
         let zero =
             Values { memory_bytes: Some(0), pids: Some(0), cpus: Some(String::new()), ..Values::default() };

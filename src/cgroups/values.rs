@@ -63,6 +63,9 @@ pub struct Values {
     pub memory_min: Option<i64>,
     /// `memory.low` of version 2, bytes.
     pub memory_low: Option<i64>,
+    /// `memory.high` of version 2, bytes; -1: none. Never of the cgroup of all pods, where evictions
+    /// use the file.
+    pub memory_high: Option<i64>,
 }
 
 impl Values {
@@ -81,6 +84,7 @@ impl Values {
             cpus: update.cpus.as_ref().or(self.cpus.as_ref()).cloned(),
             memory_min: update.memory_min.or(self.memory_min),
             memory_low: update.memory_low.or(self.memory_low),
+            memory_high: update.memory_high.or(self.memory_high),
         }
     }
 

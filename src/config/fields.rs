@@ -70,8 +70,6 @@ pub enum Preset {
     Bool(bool),
     /// A number.
     Int(i64),
-    /// A number with a fraction.
-    Float(f64),
     /// A string or duration.
     Text(&'static str),
     /// An empty list or map.
@@ -159,7 +157,6 @@ impl Field {
             Preset::Nil => Value::Null,
             Preset::Bool(flag) => Value::from(flag),
             Preset::Int(number) => Value::from(number),
-            Preset::Float(number) => Value::from(number),
             Preset::Text(text) => Value::from(text),
             Preset::List(items) => Value::from(items),
             Preset::Map(entries) => entries
@@ -496,7 +493,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "memoryThrottlingFactor",
         FieldType::Float,
-        Preset::Float(0.9),
+        Preset::Nil,
         "where memory.high is set, with MemoryQoS",
     )
     .keeps_zero()

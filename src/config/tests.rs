@@ -32,6 +32,21 @@ fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
 }
 
 #[test]
+fn throttling_factor_has_no_default_and_needs_its_gate() {
+    let factor = |body: &str| load_body(body, &[]).map(|loaded| loaded.config.memory_throttling_factor);
+    assert_eq!(factor("").unwrap(), None);
+    assert_eq!(factor("featureGates: {MemoryQoS: true}").unwrap(), None);
+    let gate = |on: bool, value: &str| {
+        factor(&format!("memoryThrottlingFactor: {value}\nfeatureGates: {{MemoryQoS: {on}}}"))
+    };
+    assert_eq!(gate(true, "0.8").unwrap(), Some(0.8));
+    assert_eq!(gate(true, "1").unwrap(), Some(1.0));
+    // The default of earlier releases, which files may contain, is ignored.
+    assert_eq!(gate(false, "0.9").unwrap(), Some(0.9));
+    assert!(gate(false, "0.8").is_err());
+}
+
+#[test]
 fn small_machine_has_a_default_memory_threshold_that_it_can_keep() {
     let directory = tempfile::tempdir().unwrap();
     let threshold = |body: &str, mib: Option<u64>| {
@@ -99,7 +114,6 @@ fn printed_defaults_are_those_of_the_reference() {
         "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages",
         "kind: KubeletConfiguration",
         "maxPods: 110",
-        "memoryThrottlingFactor: 0.9",
         "nodeStatusReportFrequency: 5m0s",
         "oomScoreAdj: -999",
         "podPidsLimit: -1",
@@ -303,8 +317,9 @@ fn every_rule_is_enforced() {
         ("oomScoreAdj: -1001", "oomScoreAdj"),
         ("tracing: {samplingRatePerMillion: 1000001}", "tracing.samplingRatePerMillion"),
         ("nodeStatusMaxImages: -2", "nodeStatusMaxImages"),
-        ("memoryThrottlingFactor: 1.1", "memoryThrottlingFactor"),
-        ("memoryThrottlingFactor: 0", "memoryThrottlingFactor"),
+        ("memoryThrottlingFactor: 1.1\nfeatureGates: {MemoryQoS: true}", "memoryThrottlingFactor"),
+        ("memoryThrottlingFactor: 0\nfeatureGates: {MemoryQoS: true}", "memoryThrottlingFactor"),
+        ("memoryThrottlingFactor: 0.8\nfeatureGates: {MemoryQoS: false}", "memoryThrottlingFactor"),
         ("userNamespaces: {idsPerPod: 65537}", "userNamespaces.idsPerPod"),
         ("userNamespaces: {idsPerPod: 0}", "userNamespaces.idsPerPod"),
         ("logging: {verbosity: -1}", "logging.verbosity"),
@@ -360,7 +375,10 @@ fn every_rule_is_enforced() {
         ("memorySwap: {swapBehavior: UnlimitedSwap}", "memorySwap.swapBehavior"),
         ("configMapAndSecretChangeDetectionStrategy: x", "configMapAndSecretChangeDetectionStrategy"),
         ("memoryReservationPolicy: x", "memoryReservationPolicy"),
-        ("memoryReservationPolicy: TieredReservation", "memoryReservationPolicy"),
+        (
+            "memoryReservationPolicy: TieredReservation\nfeatureGates: {MemoryQoS: false}",
+            "memoryReservationPolicy",
+        ),
         ("tlsMinVersion: TLS1.2", "tlsMinVersion"),
         ("tlsCipherSuites: [x]", "tlsCipherSuites[0]"),
         ("tlsCertFile: /x", "tlsCertFile"),

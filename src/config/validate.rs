@@ -112,10 +112,16 @@ impl Rules<'_> {
         self.require(c.node_status_max_images >= -1, "nodeStatusMaxImages", || {
             format!("{} must be -1 or greater", c.node_status_max_images)
         });
-        let factor = c.memory_throttling_factor;
-        self.require(factor > 0.0 && factor <= 1.0, "memoryThrottlingFactor", || {
-            format!("{factor} must be greater than 0 and less than or equal to 1.0")
-        });
+        if let Some(factor) = c.memory_throttling_factor {
+            // The default of releases before 1.37.
+            let is_old_default = factor == 0.9;
+            self.require(self.gates.enabled("MemoryQoS") || is_old_default, "memoryThrottlingFactor", || {
+                "must not be set without the feature gate MemoryQoS".to_owned()
+            });
+            self.require(factor > 0.0 && factor <= 1.0, "memoryThrottlingFactor", || {
+                format!("{factor} must be greater than 0 and less than or equal to 1.0")
+            });
+        }
         if let Some(ids) = c.user_namespaces.ids_per_pod {
             self.require(
                 ids > 0 && ids % 65536 == 0 && ids <= i64::from(u32::MAX),

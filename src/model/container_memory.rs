@@ -92,22 +92,44 @@ fn share_of_swap(request: i64, settings: &SwapSettings) -> i64 {
     (share * settings.swap_bytes.max(0) as f64) as i64
 }
 
+/// Where `memory.high` of containers and pods is set.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Throttling {
+    /// `memoryThrottlingFactor`, above 0 and at most 1.
+    pub factor: f64,
+    /// Size of a page of memory in bytes.
+    pub page_bytes: i64,
+}
+
+impl Throttling {
+    /// The bytes of `memory.high` between a request and the most that may be used, in whole pages;
+    /// `None`: at or below the request there is none. Computed as upstream, so that the numbers are
+    /// the same (Go: pkg/kubelet/cm `memoryHighForPod`).
+    #[must_use]
+    pub fn high(&self, request: i64, most: i64) -> Option<i64> {
+        let high = request as f64 + (most as f64 - request as f64) * self.factor;
+        let page = self.page_bytes.max(1);
+        let high = ((high.floor() / page as f64) as i64).saturating_mul(page);
+        Some(high).filter(|high| *high > 0 && *high > request)
+    }
+}
+
 /// What the memory protection of containers depends on. Only with the gate `MemoryQoS`, and on
 /// version 2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProtectionSettings {
     /// `memoryReservationPolicy`.
     pub reservation: Reservation,
-    /// `memoryThrottlingFactor`.
-    pub throttling_factor: f64,
+    /// `None`: no container has a `memory.high`.
+    pub throttling: Option<Throttling>,
     /// Memory for pods as in the Node object; 0: unknown.
     pub allocatable_memory: i64,
-    /// Size of a page of memory.
-    pub page_bytes: i64,
 }
 
 /// The files of version 2 that protect and throttle a container's memory, for `unified` of the
-/// request to the runtime (Go: kuberuntime `generateLinuxContainerResources`).
+/// request to the runtime (Go: kuberuntime `generateLinuxContainerResources`). BestEffort containers
+/// are throttled, too. A container without a limit in a pod that has one as a whole is not: the
+/// pod's cgroup is.
 #[must_use]
 pub fn memory_protection(
     pod: &Pod,
@@ -123,16 +145,23 @@ pub fn memory_protection(
     } else {
         files.extend([("memory.min", 0), ("memory.low", 0)]);
     }
+    let has_limited_pod = limit == 0 && pod_level_memory_limit(pod).is_some();
     let most = if limit != 0 { limit } else { settings.allocatable_memory };
-    if request != limit && most > 0 {
-        let high = request as f64 + (most as f64 - request as f64) * settings.throttling_factor;
-        let page = settings.page_bytes.max(1);
-        let high = ((high.floor() / page as f64) as i64).saturating_mul(page);
-        if high != 0 && high > request {
-            files.insert("memory.high", high);
-        }
+    if let Some(throttling) = settings.throttling
+        && !has_limited_pod
+        && (request != limit || request == 0)
+        && most > 0
+    {
+        files.extend(throttling.high(request, most).map(|high| ("memory.high", high)));
     }
     files
+}
+
+/// The limit of memory of the pod as a whole, if it has one.
+#[must_use]
+pub fn pod_level_memory_limit(pod: &Pod) -> Option<Amount> {
+    let limits = pod.spec().resources.as_ref()?.limits.as_ref()?;
+    limits.get("memory").map(amount).filter(|limit| !limit.is_zero())
 }
 
 /// Request and limit of memory; a request that is missing is zero, as in the object.
@@ -188,13 +217,16 @@ mod tests {
         check(&pod(most.clone(), most, 0), swap(), none);
     }
 
+    fn throttled(factor: f64) -> Option<Throttling> {
+        Some(Throttling { factor, page_bytes: 4096 })
+    }
+
     #[test]
     fn memory_is_protected_and_throttled() {
         let settings = ProtectionSettings {
             reservation: Reservation::Tiered,
-            throttling_factor: 0.9,
+            throttling: throttled(0.9),
             allocatable_memory: 8 << 30,
-            page_bytes: 4096,
         };
         let check = |pod: Pod, settings: ProtectionSettings, expected: &[(&'static str, i64)]| {
             let found = memory_protection(&pod, &pod.containers()[0], &settings);
@@ -212,13 +244,72 @@ mod tests {
         check(free(), settings, &[("memory.low", 100 << 20), ("memory.high", high)]);
         let unknown = ProtectionSettings { allocatable_memory: 0, ..settings };
         check(free(), unknown, &[("memory.low", 100 << 20)]);
-        check(pod(json!({}), json!({}), 0), nothing, &[("memory.min", 0), ("memory.low", 0)]);
+        let best_effort = || pod(json!({}), json!({}), 0);
+        let unknown = ProtectionSettings { allocatable_memory: 0, ..nothing };
+        check(best_effort(), unknown, &[("memory.min", 0), ("memory.low", 0)]);
+        // 0.9 × 8 GiB is 7730941132.8 bytes: 1887436 whole pages.
+        let high = 1_887_436 * 4096;
+        check(best_effort(), nothing, &[("memory.min", 0), ("memory.low", 0), ("memory.high", high)]);
+        // Request and limit are equal, also if the request is the limit's default.
+        let even = pod(json!({"memory": "100Mi"}), json!({"memory": "100Mi"}), 0);
+        check(even, nothing, &[("memory.min", 0), ("memory.low", 0)]);
         let most = pod(json!({"memory": "1"}), json!({"memory": "9223372036854775807"}), 0);
         let found = memory_protection(
             &most,
             &most.containers()[0],
-            &ProtectionSettings { page_bytes: 0, ..settings },
+            &ProtectionSettings { throttling: Some(Throttling { factor: 0.9, page_bytes: 0 }), ..settings },
         );
         assert!(found["memory.high"] > 0);
+    }
+
+    #[test]
+    fn without_a_factor_no_container_is_throttled() {
+        let settings = ProtectionSettings {
+            reservation: Reservation::Nothing,
+            throttling: None,
+            allocatable_memory: 8 << 30,
+        };
+        for (requests, limits) in [
+            (json!({}), json!({})),
+            (json!({"memory": "100Mi"}), json!({"memory": "200Mi"})),
+            (json!({"memory": "100Mi"}), json!({})),
+        ] {
+            let pod = pod(requests, limits, 0);
+            let found = memory_protection(&pod, &pod.containers()[0], &settings);
+            assert_eq!(found, [("memory.min", 0), ("memory.low", 0)].into());
+        }
+    }
+
+    #[test]
+    fn throttling_of_a_limited_pod_replaces_that_of_containers_without_a_limit() {
+        let settings = ProtectionSettings {
+            reservation: Reservation::Nothing,
+            throttling: throttled(0.5),
+            allocatable_memory: 8 << 30,
+        };
+        let high = |resources: Value, of_pod: Value| {
+            let spec = json!({"containers": [{"name": "c", "resources": resources}], "resources": of_pod});
+            let pod =
+                Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap());
+            memory_protection(&pod, &pod.containers()[0], &settings).get("memory.high").copied()
+        };
+        let limited = json!({"limits": {"memory": "1Gi"}});
+        assert_eq!(high(json!({}), limited.clone()), None);
+        assert_eq!(high(json!({"requests": {"memory": "100Mi"}}), limited.clone()), None);
+        let own = json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}});
+        assert_eq!(high(own, limited), Some(150 << 20));
+        assert_eq!(high(json!({}), json!({"limits": {"cpu": "1"}})), Some(4 << 30));
+    }
+
+    #[test]
+    fn throttling_begins_at_whole_pages_above_the_request() {
+        let high = |factor, page_bytes, request, most| Throttling { factor, page_bytes }.high(request, most);
+        assert_eq!(high(0.9, 4096, 0, 10_000), Some(8192));
+        assert_eq!(high(0.9, 65_536, 0, 10_000), None);
+        assert_eq!(high(0.5, 4096, 4096, 12_288), Some(8192));
+        // Within one page of the request.
+        assert_eq!(high(0.5, 4096, 8192, 12_287), None);
+        assert_eq!(high(1.0, 4096, 0, i64::MAX).map(|high| high > 0), Some(true));
+        assert_eq!(high(0.9, 4096, 8192, 4096), None);
     }
 }

@@ -1,5 +1,7 @@
 //! Changes of single existing containers: resize and removal.
 
+use std::collections::BTreeMap;
+
 use crate::cri::{Class, CriError};
 use crate::model::api::Container;
 use crate::model::ids::{ContainerId, SandboxId};
@@ -9,7 +11,7 @@ use crate::transport::grpc::Kind;
 use crate::util::stop::StopToken;
 
 use super::client::Runtime;
-use super::numbers;
+use super::numbers::{self, MEMORY_HIGH, NO_LIMIT};
 use super::sandbox_config::overhead;
 use super::settings::Settings;
 
@@ -22,6 +24,23 @@ pub struct PodNumbers {
     pub cpu_quota: Option<(i64, u64)>,
     /// Bytes; -1: no limit.
     pub memory_bytes: Option<i64>,
+    /// Bytes of `memory.min`.
+    pub memory_min: Option<i64>,
+    /// Bytes of `memory.low`.
+    pub memory_low: Option<i64>,
+    /// Bytes of `memory.high`; -1: no limit.
+    pub memory_high: Option<i64>,
+}
+
+impl PodNumbers {
+    /// The files of version 2 that protect and throttle the memory of the pod.
+    fn unified(&self) -> BTreeMap<String, String> {
+        let text = |bytes: i64| if bytes < 0 { NO_LIMIT.to_owned() } else { bytes.to_string() };
+        [("memory.min", self.memory_min), ("memory.low", self.memory_low), (MEMORY_HIGH, self.memory_high)]
+            .into_iter()
+            .filter_map(|(file, bytes)| Some((file.to_owned(), text(bytes?))))
+            .collect()
+    }
 }
 
 impl Runtime {
@@ -78,6 +97,7 @@ impl Runtime {
             cpu_quota,
             cpu_period: number(cpu_period),
             memory_limit_in_bytes: numbers.memory_bytes.unwrap_or_default(),
+            unified: numbers.unified(),
             ..LinuxContainerResources::default()
         };
         let overhead = overhead(pod, &self.shared.settings);
@@ -113,18 +133,21 @@ impl Runtime {
 fn resized(pod: &Pod, container: &Container, memory: bool, settings: &Settings) -> LinuxContainerResources {
     let all = numbers::container_resources(pod, container, settings);
     if !memory {
+        // Without the gate `MemoryQoS`, each resize removes the throttling.
+        let unthrottled = |(file, text): &(String, String)| file == MEMORY_HIGH && text == NO_LIMIT;
         return LinuxContainerResources {
             cpu_shares: all.cpu_shares,
             // -1 removes the limit; 0 would keep the old one.
             cpu_quota: if all.cpu_period > 0 && all.cpu_quota == 0 { -1 } else { all.cpu_quota },
             cpu_period: all.cpu_period,
+            unified: all.unified.into_iter().filter(unthrottled).collect(),
             ..LinuxContainerResources::default()
         };
     }
     let mut unified = all.unified;
     if settings.memory_qos.is_some() {
         // DIFFERS: upstream keeps the throttling of the smaller limit if the new values have none.
-        unified.entry("memory.high".to_owned()).or_insert_with(|| "max".to_owned());
+        unified.entry(MEMORY_HIGH.to_owned()).or_insert_with(|| NO_LIMIT.to_owned());
     }
     LinuxContainerResources {
         memory_limit_in_bytes: all.memory_limit_in_bytes,
@@ -137,15 +160,32 @@ fn resized(pod: &Pod, container: &Container, memory: bool, settings: &Settings) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior};
+    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, Throttling};
     use serde_json::{Value, json};
 
     fn memory_files(resources: Value, settings: &Settings) -> Vec<(String, String)> {
         let object = json!({"spec": {"containers": [{"name": "c", "resources": resources}]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
         let resized_with = |memory| resized(&pod, &pod.containers()[0], memory, settings);
-        assert!(resized_with(false).unified.is_empty());
+        let unthrottled = settings.memory_qos.is_none() && settings.machine.cgroup_v2;
+        let of_cpu: Vec<(String, String)> = resized_with(false).unified.into_iter().collect();
+        let expected = unthrottled.then(|| ("memory.high".to_owned(), "max".to_owned()));
+        assert_eq!(of_cpu, expected.into_iter().collect::<Vec<_>>());
         resized_with(true).unified.into_iter().collect()
+    }
+
+    #[test]
+    fn runtime_receives_the_protection_and_throttling_of_a_resized_pod() {
+        let files = |numbers: PodNumbers| numbers.unified().into_iter().collect::<Vec<_>>();
+        assert!(files(PodNumbers::default()).is_empty());
+        let numbers = PodNumbers {
+            memory_min: None,
+            memory_low: Some(4096),
+            memory_high: Some(-1),
+            ..PodNumbers::default()
+        };
+        let texts = [("memory.high", "max"), ("memory.low", "4096")];
+        assert_eq!(files(numbers), texts.map(|(file, text)| (file.to_owned(), text.to_owned())));
     }
 
     #[test]
@@ -158,9 +198,8 @@ mod tests {
         settings.swap = SwapBehavior::LimitedSwap;
         settings.memory_qos = Some(ProtectionSettings {
             reservation: Reservation::Tiered,
-            throttling_factor: 0.5,
+            throttling: Some(Throttling { factor: 0.5, page_bytes: 4096 }),
             allocatable_memory: 1000 << 20,
-            page_bytes: 4096,
         });
         let expect = |files: &[(&str, &str)]| -> Vec<(String, String)> {
             files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect()
@@ -181,8 +220,14 @@ mod tests {
             memory_files(even, &settings),
             expect(&[("memory.high", "max"), ("memory.low", bytes(200).as_str()), ("memory.swap.max", "0")])
         );
-        settings.machine.cgroup_v2 = false;
+        // Without the gate nothing is throttled any more.
         settings.memory_qos = None;
+        let burstable = json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}});
+        assert_eq!(
+            memory_files(burstable, &settings),
+            expect(&[("memory.high", "max"), ("memory.swap.max", bytes(50).as_str())])
+        );
+        settings.machine.cgroup_v2 = false;
         let burstable = json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}});
         assert!(memory_files(burstable, &settings).is_empty());
     }

@@ -18,6 +18,10 @@ const MIN_QUOTA_MICROSECONDS: i64 = 1000;
 /// Score of processes that should be killed last.
 const PROTECTED_SCORE: i64 = -997;
 const BEST_EFFORT_SCORE: i64 = 1000;
+/// The file of version 2 with the use of memory from which on a container is throttled.
+pub(super) const MEMORY_HIGH: &str = "memory.high";
+/// The text of a file of version 2 without a limit.
+pub(super) const NO_LIMIT: &str = "max";
 
 /// Relative CPU weight (cgroup v1 scale) of a request.
 pub(super) fn cpu_shares(millicores: i64) -> i64 {
@@ -62,6 +66,9 @@ pub(super) fn container_resources(
     if let Some(protection) = &settings.memory_qos {
         let files = memory_protection(pod, container, protection);
         resources.unified.extend(files.into_iter().map(|(file, bytes)| (file.to_owned(), bytes.to_string())));
+    } else if settings.machine.cgroup_v2 {
+        // A resize removes what the gate has left.
+        resources.unified.insert(MEMORY_HIGH.to_owned(), NO_LIMIT.to_owned());
     }
     resources
 }
@@ -248,7 +255,7 @@ pub(super) fn page_size_name(bytes: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior};
+    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, Throttling};
     use serde_json::json;
 
     fn settings() -> Settings {
@@ -365,6 +372,10 @@ mod tests {
         let spec = json!({"containers": [memory("a", "50Mi")], "initContainers": [memory("i", "100Mi")],
             "resources": {"requests": {"memory": "400Mi"}}});
         assert_eq!((score(&spec, "a"), score(&spec, "i")), (800, 750));
+        // The request of the pod is smaller than those of its containers: nothing is left to share.
+        let spec = json!({"containers": [memory("a", "150Mi"), memory("b", "50Mi")],
+            "resources": {"requests": {"memory": "100Mi"}}});
+        assert_eq!((score(&spec, "a"), score(&spec, "b")), (850, 950));
         // A sidecar is protected like the smallest regular container, which has its part, too.
         let mut sidecar = memory("s", "50Mi");
         sidecar["restartPolicy"] = json!("Always");
@@ -383,18 +394,22 @@ mod tests {
         let expect = |files: &[(&str, i64)]| -> Vec<(String, String)> {
             files.iter().map(|(file, bytes)| ((*file).to_owned(), bytes.to_string())).collect()
         };
+        let unthrottled = |swap: i64| {
+            let files = [("memory.oom.group", 1), ("memory.swap.max", swap)];
+            let high = [("memory.high".to_owned(), "max".to_owned())];
+            high.into_iter().chain(expect(&files)).collect::<Vec<_>>()
+        };
         let mut settings = settings();
         settings.machine.cgroup_v2 = true;
         settings.machine.swap_capacity_bytes = 500 << 20;
-        assert_eq!(unified(&settings), expect(&[("memory.oom.group", 1), ("memory.swap.max", 0)]));
+        assert_eq!(unified(&settings), unthrottled(0));
         settings.swap = SwapBehavior::LimitedSwap;
         // A tenth of the machine's 1000 MiB is requested.
-        assert_eq!(unified(&settings), expect(&[("memory.oom.group", 1), ("memory.swap.max", 50 << 20)]));
+        assert_eq!(unified(&settings), unthrottled(50 << 20));
         let protection = ProtectionSettings {
             reservation: Reservation::Tiered,
-            throttling_factor: 0.5,
+            throttling: Some(Throttling { factor: 0.5, page_bytes: 4096 }),
             allocatable_memory: 1000 << 20,
-            page_bytes: 4096,
         };
         settings.swap = SwapBehavior::NoSwap;
         settings.memory_qos = Some(protection);

@@ -422,7 +422,7 @@ mod tests {
     use super::*;
     use crate::cgroups::Layout;
     use crate::cgroups::node::{Capacity, Reservations};
-    use crate::cgroups::pod::PodSettings;
+    use crate::cgroups::pod::{PodSettings, Reservation};
     use crate::cgroups::tiers::TierSettings;
     use crate::cgroups::values::Quota;
 
@@ -439,19 +439,67 @@ mod tests {
         }
     }
 
-    #[test]
-    fn pod_that_was_inspected_before_the_cgroups_were_made_is_woken_once() {
-        let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir(root.path().join("kubepods")).unwrap();
-        let settings = Settings {
-            pod: PodSettings { cfs_quota: true, cfs_period: 100_000, pids_limit: -1, memory_qos: None },
-            tiers: TierSettings::default(),
+    fn settings(memory_qos: Option<Reservation>) -> Settings {
+        Settings {
+            pod: PodSettings {
+                cfs_quota: true,
+                cfs_period: 100_000,
+                pids_limit: -1,
+                memory_qos,
+                throttling: None,
+            },
+            tiers: TierSettings { memory_qos, ..TierSettings::default() },
             capacity: Capacity::default(),
             reservations: Reservations::default(),
             enforced: false,
             daemons: Vec::new(),
             all_cpus: None,
-        };
+        }
+    }
+
+    fn version_2(root: &std::path::Path) -> Cgroups {
+        let mounts = format!("30 20 0:25 / {} rw - cgroup2 cgroup2 rw", root.display());
+        let layout = Layout::new("/", Driver::Cgroupfs).unwrap();
+        Cgroups::new(layout, &mounts, root, Vec::new(), "").unwrap()
+    }
+
+    #[test]
+    fn stale_protection_is_removed_at_the_start_and_other_values_stay() {
+        let values = [("memory.min", "8192"), ("memory.low", "4096"), ("memory.high", "1048576")];
+        for (policy, is_reset) in
+            [(None, true), (Some(Reservation::Nothing), true), (Some(Reservation::Tiered), false)]
+        {
+            let root = tempfile::tempdir().unwrap();
+            let pods = root.path().join("kubepods");
+            for dir in [pods.clone(), pods.join("burstable"), pods.join("besteffort")] {
+                std::fs::create_dir(&dir).unwrap();
+                for (file, text) in values.into_iter().chain([("memory.max", "max"), ("cpu.weight", "7")]) {
+                    std::fs::write(dir.join(file), text).unwrap();
+                }
+            }
+            let cgroups = PodCgroups::new(Some(settings(policy)), Arc::new(|_| false));
+            let (_source, stop) = stop::pair();
+            cgroups.shared.as_ref().unwrap().reset_protection(&version_2(root.path()), &stop);
+            let read = |dir: &std::path::Path, file| std::fs::read_to_string(dir.join(file)).unwrap();
+            for (dir, resets) in [
+                (pods.clone(), is_reset),
+                (pods.join("burstable"), is_reset),
+                (pods.join("besteffort"), false),
+            ] {
+                let expected = if resets { ["0", "0"] } else { ["8192", "4096"] };
+                let found = ["memory.min", "memory.low"].map(|file| read(&dir, file));
+                assert_eq!(found, expected, "{policy:?} {}", dir.display());
+                let others = ["memory.high", "memory.max", "cpu.weight"].map(|file| read(&dir, file));
+                assert_eq!(others, ["1048576", "max", "7"]);
+            }
+        }
+    }
+
+    #[test]
+    fn pod_that_was_inspected_before_the_cgroups_were_made_is_woken_once() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("kubepods")).unwrap();
+        let settings = settings(None);
         let pod = |uid: &str| -> Pod {
             serde_json::from_value::<crate::model::api::Pod>(json!({"metadata": {"name": "p", "uid": uid}}))
                 .unwrap()
@@ -459,9 +507,7 @@ mod tests {
         };
         let cgroups = PodCgroups::new(Some(settings), Arc::new(|_| false));
         assert!(!cgroups.is_missing(&pod("early")), "nothing is known yet");
-        let mounts = format!("30 20 0:25 / {} rw - cgroup2 cgroup2 rw", root.path().display());
-        let layout = Layout::new("/", Driver::Cgroupfs).unwrap();
-        let node_cgroups = Cgroups::new(layout, &mounts, root.path(), Vec::new(), "").unwrap();
+        let node_cgroups = version_2(root.path());
         let shared = cgroups.shared.as_ref().unwrap();
         assert_eq!(shared.opened(node_cgroups), [PodUid::from("early")].into());
         assert!(cgroups.is_missing(&pod("early")) && cgroups.is_missing(&pod("late")));

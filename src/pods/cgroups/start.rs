@@ -81,6 +81,7 @@ fn open(shared: &Shared, deps: &Deps, stop: &StopToken) -> Result<Cgroups, OpenE
     cgroups.check_root().map_err(fatal)?;
     make_pods(shared, &cgroups, &deps.events, stop).map_err(retried)?;
     shared.make_tiers(&cgroups, stop).map_err(retried)?;
+    shared.reset_protection(&cgroups, stop);
     for daemon in &shared.settings.daemons {
         let mut values = daemon.values.clone();
         values.cpus = all_cpus(shared, &cgroups);

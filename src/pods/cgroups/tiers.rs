@@ -4,8 +4,8 @@
 //! while does no harm, and at a start the pods that run are not known at first.
 
 use super::Shared;
-use crate::cgroups::tiers::{Tiers, raised_to_usage, tier_values};
-use crate::cgroups::{CgroupError, Cgroups, Name, Values};
+use crate::cgroups::tiers::{Tiers, raised_to_usage, tier_values, unprotected};
+use crate::cgroups::{CgroupChanges, CgroupError, Cgroups, Name, Values};
 use crate::model::pod::QosClass;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
@@ -30,6 +30,24 @@ impl Shared {
         Ok(())
     }
 
+    /// Removes what an agent with the policy `TieredReservation` has protected, if this one does not
+    /// have it. Other values of the cgroups stay, and nothing is written if nothing is protected: with
+    /// systemd, each request writes all of its own values again, also over those that are written
+    /// without it. A failure is only logged, as upstream.
+    pub(super) fn reset_protection(&self, access: &Cgroups, stop: &StopToken) {
+        if self.settings.tiers.is_tiered() {
+            return;
+        }
+        let layout = access.layout();
+        for name in [layout.pods(), &layout.tier(QosClass::Burstable)] {
+            let Some(values) = unprotected(&access.read(name)) else { continue };
+            log::info!("memory is no longer protected in {}", layout.path(name));
+            if let Err(error) = access.update(name, &values, stop).and_then(CgroupChanges::complete) {
+                log::warn!("cannot reset the protected memory: {error}");
+            }
+        }
+    }
+
     /// Writes the tiers if they are to get more than they have. A failure is only logged: the pod
     /// can start, and the next minute tries again.
     pub(super) fn raise_tiers(&self, access: &Cgroups, stop: &StopToken) {
@@ -44,7 +62,7 @@ impl Shared {
             }
         };
         if shares(&tiers) <= has
-            && self.settings.tiers.memory_qos.is_none()
+            && !self.settings.tiers.is_tiered()
             && self.settings.tiers.memory_reserved.is_none()
         {
             return;

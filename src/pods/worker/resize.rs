@@ -159,18 +159,20 @@ impl Worker {
                         .filter(of_step)
                         .try_for_each(|resize| self.resize_container(resize, cancel))?;
                 }
-                Step::Pod(step) => self.resize_pod(plan, &cgroup, &step, cancel)?,
+                Step::Pod(step) => self.resize_pod(plan, &cgroup, &step, &wanted, cancel)?,
             }
         }
         Ok(())
     }
 
     /// The runtime gets the new values first. If the kernel refuses them, it gets the old ones again.
+    /// `wanted`: the values after the last step.
     fn resize_pod(
         &self,
         plan: &Plan,
         cgroup: &PodCgroupHandle<'_>,
         step: &PodStep,
+        wanted: &Values,
         cancel: &StopToken,
     ) -> Result<(), String> {
         let pod = self.pod();
@@ -178,7 +180,7 @@ impl Worker {
         let sandbox = plan.sandbox_id.as_ref().filter(|_| !plan.create_sandbox);
         let report = |values: &Values| match sandbox {
             Some(sandbox) => {
-                let numbers = numbers(&without_overhead(values, pod));
+                let numbers = numbers(&without_overhead(values, pod), wanted);
                 self.deps.runtime.report_pod_resize(pod, sandbox, numbers, cancel)
             }
             None => Ok(()),
@@ -257,17 +259,41 @@ fn is_running(status: &ContainerStatus) -> bool {
     status.state == ContainerState::Running
 }
 
-fn numbers(values: &Values) -> PodNumbers {
+/// As upstream, the runtime receives in each step how the memory is to be protected and throttled at
+/// the end, and nothing of that without the gate `MemoryQoS`.
+fn numbers(values: &Values, wanted: &Values) -> PodNumbers {
     PodNumbers {
         cpu_shares: values.cpu_shares,
         cpu_quota: values.cpu_quota.map(|quota| (quota.number(), quota.period)),
         memory_bytes: values.memory_bytes,
+        memory_min: wanted.memory_min,
+        memory_low: wanted.memory_low,
+        memory_high: wanted.memory_high,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runtime_receives_the_protection_that_is_wanted() {
+        let current = Values {
+            memory_bytes: Some(100),
+            memory_min: Some(0),
+            memory_low: Some(0),
+            memory_high: Some(-1),
+            ..Values::default()
+        };
+        let received = |wanted: &Values| {
+            let numbers = numbers(&current, wanted);
+            assert_eq!(numbers.memory_bytes, Some(100));
+            (numbers.memory_min, numbers.memory_low, numbers.memory_high)
+        };
+        assert_eq!(received(&Values::default()), (None, None, None));
+        let wanted = Values { memory_low: Some(50), memory_high: Some(90), ..Values::default() };
+        assert_eq!(received(&wanted), (None, Some(50), Some(90)));
+    }
 
     #[test]
     fn container_that_starts_after_its_resize_was_granted_changes_the_pods_cgroup() {
