@@ -257,8 +257,10 @@ fn pods(handles: &Handles, page: &mut Page) {
     let resizes = handles.allocations.counts();
     let mut family =
         page.family("kubelet_pod_pending_resizes", "Pods that wait for other resources.", Type::Gauge);
-    for (reason, count) in [("deferred", resizes.deferred), ("infeasible", resizes.infeasible)] {
-        family.series(&[("reason", reason)], count as f64);
+    for (reason, counts) in [("deferred", resizes.deferred), ("infeasible", resizes.infeasible)] {
+        for (priority, count) in counts {
+            family.series(&[("reason", reason), ("priority_bucket", priority)], count as f64);
+        }
     }
     drop(family);
     let help = "Pods that are being given other resources.";

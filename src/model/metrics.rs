@@ -71,6 +71,10 @@ const RESIZE: &[f64] = &[
     10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 30000.0, 60000.0, 120_000.0,
     300_000.0, 600_000.0,
 ];
+/// Seconds that a resize waits for resources.
+const DEFERRAL: &[f64] = &[
+    5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 150.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0,
+];
 /// Seconds of setting volumes up.
 const VOLUME: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 /// Milliseconds of the alignment of resources.
@@ -194,6 +198,12 @@ metrics! { ALL;
     DEFERRED_RESIZES_ACCEPTED: CounterVec<1> = "kubelet_pod_deferred_accepted_resizes_total",
         "Resizes that were granted after they had had to wait, by what triggered the retry.",
         ["retry_trigger"];
+    DEFERRED_RESIZE_DURATION: HistogramVec<2> = "kubelet_pod_deferred_resize_duration_seconds",
+        "How long resizes had to wait, by what ended the wait and by the pods' priority.", DEFERRAL,
+        ["resolution", "priority_bucket"];
+    POD_LEVEL_ADMISSIONS: CounterVec<2> = "kubelet_pod_level_resources_admission_total",
+        "Pods that were admitted, by where they state resources and by their class.",
+        ["config_mode", "qos_class"];
     STARTED_USER_NAMESPACED_PODS: Counter = "kubelet_started_user_namespaced_pods_total",
         "Sandboxes with a user namespace that were requested.";
     STARTED_USER_NAMESPACED_PODS_ERRORS: Counter = "kubelet_started_user_namespaced_pods_errors_total",

@@ -13,7 +13,7 @@ use crate::model::metrics;
 use crate::model::pod::{CONFIG_MIRROR, Pod};
 use crate::model::reasons;
 use crate::pods::admission;
-use crate::pods::allocation::{Pending, summary};
+use crate::pods::allocation::{Pending, Resolution, summary};
 use crate::pods::lifecycle::{Failure, PodKill, must_end};
 use crate::pods::workers::AfterEnd;
 use crate::sources::unsupported_fields;
@@ -35,7 +35,7 @@ impl Loop {
                         self.warn_of_unsupported(&pod);
                         self.deps.allocations.restore(&pod);
                         if self.core.has_desired_resources(pod.uid()) {
-                            self.deps.allocations.settle(pod.uid());
+                            self.deps.allocations.settle(pod.uid(), Resolution::Reverted);
                         }
                     }
                     self.update(&pod);
@@ -45,7 +45,7 @@ impl Loop {
                     self.resize_pending(&pod, reason, &message, detail);
                 }
                 Effect::ResizeReverted(pod) => {
-                    if self.deps.allocations.settle(pod.uid()).is_some() {
+                    if self.deps.allocations.settle(pod.uid(), Resolution::Reverted).is_some() {
                         self.deps.workers.resync(pod.uid());
                     }
                 }
@@ -99,7 +99,7 @@ impl Loop {
     /// Grants a resize, which the pod's worker then carries out.
     fn resize(&mut self, pod: &Pod, trigger: &'static str) {
         let allocations = &self.deps.allocations;
-        if allocations.settle(pod.uid()) == Some(Pending::Deferred) {
+        if allocations.settle(pod.uid(), Resolution::Accepted) == Some(Pending::Deferred) {
             metrics::DEFERRED_RESIZES_ACCEPTED.inc([trigger]);
         }
         // First: a worker with an older version of the pod does not end the resize.

@@ -317,6 +317,8 @@ fn deferred_resize_survives_agent_restart() {
     let series = "kubelet_pod_deferred_accepted_resizes_total";
     let accepted = |trigger: &str| joined.node.metric(&format!("{series}{{retry_trigger=\"{trigger}\"}}"));
     assert!(accepted("pod_terminated") + accepted("pods_removed") > 0.0);
+    let waited = "kubelet_pod_deferred_resize_duration_seconds_count{resolution=\"accepted\",priority_bucket=\"normal\"}";
+    assert!(joined.node.metric(waited) > 0.0);
     wait_event(&joined, "waits-web", "ResizeCompleted", "\"generation\":2}");
 
     // A resize that was requested while the agent was stopped is done at its start.

@@ -13,7 +13,7 @@ use crate::support::wait::wait_until;
 use crate::support::web::metric;
 
 /// The metric of deferred resizes.
-const DEFERRED: &str = "kubelet_pod_pending_resizes{reason=\"deferred\"}";
+const DEFERRED: &str = "kubelet_pod_pending_resizes{reason=\"deferred\",priority_bucket=\"normal\"}";
 
 /// A pod whose requests are its limits.
 fn sized(name: &str, cpu: &str) -> Value {

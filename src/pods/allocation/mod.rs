@@ -22,17 +22,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use jiff::Timestamp;
+
 use super::plan::resize::{ResizableResources, Resource};
 use crate::model::api::{Container, PodCondition};
 use crate::model::ids::PodUid;
+use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::util::lock::LockExt;
 
 pub use checkpoint::CheckpointError;
-pub use resizing::{Counts, Pending, summary};
+pub use resizing::{Counts, Pending, Resolution, priority_bucket, summary};
 pub use resources::PodResources;
 
-use resizing::Resizing;
+use resizing::{Resizing, UNKNOWN_PRIORITY};
 
 /// The file with the granted resources.
 const ALLOCATED: &str = "allocated_pods_state";
@@ -240,7 +243,13 @@ impl Allocations {
         let mut state = self.0.state.locked();
         state.allocated.retain(&keep);
         state.actuated.retain(&keep);
-        state.resizing.retain(|uid, _| keep(uid));
+        state.resizing.retain(|uid, resizing| {
+            let stays = keep(uid);
+            if !stays {
+                count_wait(resizing, Resolution::Terminated, UNKNOWN_PRIORITY);
+            }
+            stays
+        });
     }
 
     /// Writes the files whose content has changed.
@@ -281,9 +290,13 @@ impl Allocations {
         self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
     }
 
-    /// Records that no resize of the pod waits any more. Returns why the last one waited.
-    pub fn settle(&self, uid: &PodUid) -> Option<Pending> {
-        self.resizing(uid, Resizing::settle)
+    /// Records that no resize of the pod waits any more, and counts how long one was deferred. Returns
+    /// why the last one waited.
+    pub fn settle(&self, uid: &PodUid, resolution: Resolution) -> Option<Pending> {
+        self.resizing(uid, |resizing| {
+            count_wait(resizing, resolution, resizing.priority());
+            resizing.settle()
+        })
     }
 
     /// Records that a resize was granted and is to be carried out.
@@ -316,7 +329,9 @@ impl Allocations {
     ///
     /// DIFFERS: upstream keeps the conditions and the count until the pod is deleted.
     pub fn end(&self, uid: &PodUid) {
-        self.0.state.locked().resizing.remove(uid);
+        if let Some(resizing) = self.0.state.locked().resizing.remove(uid) {
+            count_wait(&resizing, Resolution::Terminated, resizing.priority());
+        }
     }
 
     fn resizing<T>(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing) -> Option<T>) -> Option<T> {
@@ -340,6 +355,14 @@ impl Allocations {
     pub fn counts(&self) -> Counts {
         let state = self.0.state.locked();
         state.resizing.values().fold(Counts::default(), Counts::with)
+    }
+}
+
+/// Counts for how long a resize was deferred, if one is (Go: pkg/kubelet/status
+/// `observeDeferredResizeDuration`).
+fn count_wait(resizing: &Resizing, resolution: Resolution, priority: &'static str) {
+    if let Some(seconds) = resizing.seconds_deferred(Timestamp::now()) {
+        metrics::DEFERRED_RESIZE_DURATION.observe([resolution.as_str(), priority], seconds);
     }
 }
 

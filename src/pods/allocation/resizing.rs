@@ -1,5 +1,7 @@
 //! The state of a pod's resize, and its conditions.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 
 use super::resources;
@@ -38,6 +40,45 @@ impl Pending {
     }
 }
 
+/// What ended the wait of a deferred resize, as a label of the metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resolution {
+    /// The node has the resources now.
+    Accepted,
+    /// The pod requests what it has.
+    Reverted,
+    /// The pod has ended.
+    Terminated,
+}
+
+impl Resolution {
+    /// The label of the metric.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Resolution::Accepted => "accepted",
+            Resolution::Reverted => "reverted",
+            Resolution::Terminated => "terminated",
+        }
+    }
+}
+
+/// The range of a pod's priority, as a label of metrics (Go: pkg/kubelet/metrics
+/// `GetPriorityBucketLabel`).
+#[must_use]
+pub fn priority_bucket(pod: &Pod) -> &'static str {
+    match pod.spec().priority.unwrap_or(0) {
+        2_000_000_000.. => "system-critical",
+        100_000.. => "high",
+        1.. => "medium",
+        0 => "normal",
+        -999.. => "low",
+        _ => "very-low",
+    }
+}
+
+/// The label of pods that are not known any more.
+pub(super) const UNKNOWN_PRIORITY: &str = "unknown";
+
 /// The content of a condition: only its presence, its reason and its message matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ConditionContent {
@@ -46,25 +87,29 @@ struct ConditionContent {
     generation: Option<i64>,
     /// When the condition was set.
     probe_time: Option<Time>,
+    /// When it got its reason.
+    since: Option<Timestamp>,
 }
 
 impl ConditionContent {
     fn new(pod: &Pod, reason: &str, message: &str) -> ConditionContent {
         let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let probe_time = Some(Time(Timestamp::now()));
+        let now = Timestamp::now();
         ConditionContent {
             reason: text(reason),
             message: text(message),
             generation: generation(pod),
-            probe_time,
+            probe_time: Some(Time(now)),
+            since: Some(now),
         }
     }
 
-    /// Whether both have the same content, apart from the time.
+    /// Whether both have the same content, apart from the times.
     fn repeats(&self, other: Option<&ConditionContent>) -> bool {
-        other.is_some_and(|other| {
-            ConditionContent { probe_time: other.probe_time.clone(), ..self.clone() } == *other
-        })
+        let content = |condition: &ConditionContent| {
+            (condition.reason.clone(), condition.message.clone(), condition.generation)
+        };
+        other.is_some_and(|other| content(self) == content(other))
     }
 
     fn from_status(pod: &Pod, kind: &str) -> Option<ConditionContent> {
@@ -76,6 +121,7 @@ impl ConditionContent {
             message: found.message.clone(),
             generation: found.observed_generation,
             probe_time: found.last_probe_time.clone(),
+            since: found.last_transition_time.as_ref().map(|time| time.0),
         })
     }
 
@@ -100,6 +146,8 @@ fn generation(pod: &Pod) -> Option<i64> {
 pub(super) struct Resizing {
     pending: Option<ConditionContent>,
     in_progress: Option<ConditionContent>,
+    /// The range of the pod's priority when its resize began to wait.
+    priority: Option<&'static str>,
 }
 
 impl Resizing {
@@ -108,11 +156,26 @@ impl Resizing {
         Resizing {
             pending: ConditionContent::from_status(pod, PENDING),
             in_progress: ConditionContent::from_status(pod, IN_PROGRESS),
+            priority: Some(priority_bucket(pod)),
         }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        *self == Resizing::default()
+        self.pending.is_none() && self.in_progress.is_none()
+    }
+
+    /// The range of the pod's priority.
+    pub(super) fn priority(&self) -> &'static str {
+        self.priority.unwrap_or(UNKNOWN_PRIORITY)
+    }
+
+    /// For how many seconds a resize has waited; `None`: none waits, this node can never grant it, or
+    /// the time at which it began is not known.
+    pub(super) fn seconds_deferred(&self, now: Timestamp) -> Option<f64> {
+        let pending = self.pending.as_ref();
+        let deferred =
+            pending.filter(|pending| pending.reason.as_deref() == Some(Pending::Deferred.as_str()))?;
+        Some(now.duration_since(deferred.since?).as_secs_f64().max(0.0))
     }
 
     pub(super) fn is_in_progress(&self) -> bool {
@@ -120,9 +183,13 @@ impl Resizing {
     }
 
     pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> bool {
-        let note = ConditionContent::new(pod, reason.as_str(), message);
+        let mut note = ConditionContent::new(pod, reason.as_str(), message);
         let is_new = !note.repeats(self.pending.as_ref());
+        self.priority = Some(priority_bucket(pod));
         if is_new {
+            if let Some(before) = self.pending.as_ref().filter(|before| before.reason == note.reason) {
+                note.since = before.since;
+            }
             self.pending = Some(note);
         }
         is_new
@@ -172,12 +239,12 @@ impl Resizing {
 }
 
 /// The number of pods by the state of their resize.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Waiting for room.
-    pub deferred: u64,
-    /// Cannot be granted on this node.
-    pub infeasible: u64,
+    /// Waiting for room, by the range of the pods' priority.
+    pub deferred: BTreeMap<&'static str, u64>,
+    /// Cannot be granted on this node; in the same way.
+    pub infeasible: BTreeMap<&'static str, u64>,
     /// Being carried out.
     pub in_progress: u64,
 }
@@ -185,10 +252,10 @@ pub struct Counts {
 impl Counts {
     pub(super) fn with(mut self, resizing: &Resizing) -> Counts {
         let infeasible = Some(Pending::Infeasible.as_str());
-        match &resizing.pending {
-            Some(note) if note.reason.as_deref() == infeasible => self.infeasible += 1,
-            Some(_) => self.deferred += 1,
-            None => {}
+        if let Some(note) = &resizing.pending {
+            let is_infeasible = note.reason.as_deref() == infeasible;
+            let counts = if is_infeasible { &mut self.infeasible } else { &mut self.deferred };
+            *counts.entry(resizing.priority()).or_default() += 1;
         }
         self.in_progress += u64::from(resizing.in_progress.is_some());
         self

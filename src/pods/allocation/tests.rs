@@ -165,8 +165,9 @@ fn conditions_show_each_stage_of_the_newest_resize() {
     assert!(allocations.pend(&second, Pending::Deferred, "full"));
     assert!(!allocations.pend(&second, Pending::Deferred, "full"), "no change");
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
-    assert_eq!(allocations.counts(), Counts { deferred: 1, ..Counts::default() });
-    assert_eq!(allocations.settle(second.uid()), Some(Pending::Deferred));
+    let deferred = BTreeMap::from([("normal", 1)]);
+    assert_eq!(allocations.counts(), Counts { deferred, ..Counts::default() });
+    assert_eq!(allocations.settle(second.uid(), Resolution::Accepted), Some(Pending::Deferred));
     allocations.begin(&second);
     assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 : ");
     assert!(allocations.fail(&second, "no"));
@@ -187,8 +188,112 @@ fn conditions_show_each_stage_of_the_newest_resize() {
     );
     assert_eq!(allocations.complete(&third), Some(3));
     assert_eq!(allocations.complete(&third), None);
-    assert_eq!(allocations.settle(third.uid()), Some(Pending::Infeasible));
+    let infeasible = BTreeMap::from([("normal", 1)]);
+    assert_eq!(allocations.counts(), Counts { infeasible, ..Counts::default() });
+    assert_eq!(allocations.settle(third.uid(), Resolution::Reverted), Some(Pending::Infeasible));
     assert_eq!((conditions(&allocations, "u"), allocations.counts()), (String::new(), Counts::default()));
+}
+
+fn with_priority(uid: &str, priority: Option<i32>) -> Pod {
+    object(json!({
+        "metadata": {"uid": uid, "name": "web", "generation": 2},
+        "spec": {"priority": priority, "containers": [{"name": "c"}]},
+    }))
+}
+
+#[test]
+fn pending_resizes_are_counted_by_priority() {
+    let allocations = Allocations::default();
+    for (index, (priority, bucket)) in [
+        (Some(2_000_001_000), "system-critical"),
+        (Some(2_000_000_000), "system-critical"),
+        (Some(1_999_999_999), "high"),
+        (Some(100_000), "high"),
+        (Some(99_999), "medium"),
+        (Some(1), "medium"),
+        (Some(0), "normal"),
+        (None, "normal"),
+        (Some(-1), "low"),
+        (Some(-999), "low"),
+        (Some(-1000), "very-low"),
+        (Some(i32::MIN), "very-low"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let pod = with_priority(&index.to_string(), priority);
+        assert_eq!(priority_bucket(&pod), bucket, "{priority:?}");
+        let reason = if index == 0 { Pending::Infeasible } else { Pending::Deferred };
+        allocations.pend(&pod, reason, "full");
+    }
+    let deferred =
+        [("system-critical", 1), ("high", 2), ("medium", 2), ("normal", 2), ("low", 2), ("very-low", 2)];
+    let infeasible = BTreeMap::from([("system-critical", 1)]);
+    assert_eq!(allocations.counts(), Counts { deferred: deferred.into(), infeasible, in_progress: 0 });
+}
+
+#[test]
+fn wait_of_a_deferred_resize_begins_with_its_reason() {
+    let pod = |generation| pod("u", generation, "2", "1Mi");
+    let mut resizing = Resizing::default();
+    let seconds = |resizing: &Resizing, later: i64| {
+        let now = Timestamp::now() + jiff::SignedDuration::from_secs(later);
+        resizing.seconds_deferred(now)
+    };
+    assert_eq!(seconds(&resizing, 0), None);
+    resizing.pend(&pod(2), Pending::Infeasible, "never");
+    assert_eq!(seconds(&resizing, 10), None, "it does not wait");
+    // Other messages and generations do not begin it again.
+    let since = Timestamp::now() - jiff::SignedDuration::from_secs(3600);
+    let mut shown = pod(2).into_object();
+    shown.status = serde_json::from_value(json!({"conditions": [
+        {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "full",
+            "observedGeneration": 2, "lastTransitionTime": since.to_string()}]}))
+    .unwrap();
+    let mut resizing = Resizing::from_status(&Pod::from(shown));
+    assert!(seconds(&resizing, 0).is_some_and(|seconds| seconds >= 3599.0));
+    assert!(resizing.pend(&pod(3), Pending::Deferred, "still full"));
+    assert!(seconds(&resizing, 0).is_some_and(|seconds| seconds >= 3599.0));
+    resizing.pend(&pod(4), Pending::Infeasible, "never");
+    resizing.pend(&pod(5), Pending::Deferred, "full");
+    assert!(seconds(&resizing, 10).is_some_and(|seconds| (10.0..3599.0).contains(&seconds)));
+    assert_eq!(seconds(&resizing, -60), Some(0.0), "the clock was set back");
+}
+
+#[test]
+fn end_of_a_deferred_resize_is_counted_by_its_resolution() {
+    // No other test has pods of this priority.
+    let waiting = |uid: &str| {
+        let allocations = Allocations::default();
+        let pod = with_priority(uid, Some(-5000));
+        allocations.pend(&pod, Pending::Deferred, "full");
+        (allocations, pod.uid().clone())
+    };
+    let count = |resolution: &'static str, priority: &'static str| {
+        metrics::DEFERRED_RESIZE_DURATION.count([resolution, priority])
+    };
+    let (allocations, uid) = waiting("a");
+    allocations.settle(&uid, Resolution::Accepted);
+    allocations.settle(&uid, Resolution::Accepted);
+    allocations.settle(&waiting("b").1, Resolution::Accepted);
+    assert_eq!(count("accepted", "very-low"), 1);
+    let (allocations, uid) = waiting("c");
+    allocations.settle(&uid, Resolution::Reverted);
+    assert_eq!(count("reverted", "very-low"), 1);
+    let (allocations, uid) = waiting("d");
+    allocations.end(&uid);
+    assert_eq!(count("terminated", "very-low"), 1);
+    // The pod is not known any more.
+    let before = count("terminated", "unknown");
+    let (allocations, _) = waiting("e");
+    allocations.retain(|_| false);
+    assert!(count("terminated", "unknown") > before);
+    // A resize that can never be granted did not wait.
+    let allocations = Allocations::default();
+    let pod = with_priority("f", Some(-5000));
+    allocations.pend(&pod, Pending::Infeasible, "never");
+    allocations.settle(pod.uid(), Resolution::Reverted);
+    assert_eq!(count("reverted", "very-low"), 1);
 }
 
 #[test]
