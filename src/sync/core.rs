@@ -542,6 +542,9 @@ impl Core {
             effects.push(Effect::StartAfter { pod: uid.clone(), victims: starts_after });
         }
         if !rejected {
+            if !ends {
+                admission::count_admitted(&pod);
+            }
             effects.push(Effect::Update(granted.clone()));
             if granted != pod {
                 self.deferred_resizes.push(uid.clone());

@@ -1,6 +1,6 @@
 //! Whether a pod may run on this node, decided once, before it is started.
 //!
-//! Owns nothing and does nothing: [`admit`] maps a pod, the other active pods and a view of
+//! Owns nothing and does nothing but count a metric: [`admit`] maps a pod, the other active pods and a view of
 //! the node onto an [`Admission`]; the caller carries it out, including the preemption.
 //! Handlers run in a fixed order and the first refusal counts. A refusal is final for the UID.
 //! Invariants: nothing here needs the API server; no pod is preempted for a pod that a later
@@ -15,6 +15,7 @@ mod features;
 mod fit;
 mod placement;
 mod preempt;
+mod resource_levels;
 mod sysctl;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use crate::model::reasons;
 
 pub use decision::Admission;
 use decision::reject;
+pub(crate) use resource_levels::count_admitted;
 
 /// Message of a preempted pod.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
