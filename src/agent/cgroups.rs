@@ -7,7 +7,7 @@ use super::error::StartError;
 use super::host::Host;
 use super::settings;
 use crate::cgroups::node::{
-    Capacity, Reservations, check_reservations, limited_daemons, max_pids, pods_values,
+    Capacity, Reservations, check_reservations, limited_daemons, max_pids, unreserved_memory,
 };
 use crate::cgroups::pod::PodSettings;
 use crate::cgroups::processes::{Processes, gather};
@@ -73,9 +73,7 @@ pub(super) fn settings(
                 .get("memory")
                 .filter(|_| gates.enabled("QOSReserved"))
                 .and_then(|percent| percent.trim_end_matches('%').parse().ok()),
-            allocatable_memory: pods_values(&capacity, &reservations, enforced, None)
-                .memory_bytes
-                .unwrap_or_default(),
+            allocatable_memory: unreserved_memory(capacity.memory_bytes, &reservations),
         },
         capacity,
         reservations,

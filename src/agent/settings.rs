@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::error::StartError;
 use super::host::{CONTAINER_LOGS_DIR, Host};
+use crate::cgroups::node::{Reservations, unreserved_memory};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::images::{GcPolicy, PullSettings, SetSettings, Verification};
@@ -185,7 +186,7 @@ pub(super) fn runtime(
             allocatable_ephemeral_storage: allocatable.ephemeral_storage,
         },
         swap: swap_behavior(config),
-        memory_qos: memory_qos(config, host, allocatable.memory),
+        memory_qos: memory_qos(config, host),
         single_process_oom_kill: config.single_process_oom_kill,
         crash_backoff: crash_backoff(config, &gates),
         stop_signals: gates.enabled("ContainerStopSignals"),
@@ -244,11 +245,13 @@ pub(super) fn swap_behavior(config: &KubeletConfiguration) -> SwapBehavior {
     }
 }
 
-fn memory_qos(config: &KubeletConfiguration, host: &Host, allocatable: Amount) -> Option<ProtectionSettings> {
+fn memory_qos(config: &KubeletConfiguration, host: &Host) -> Option<ProtectionSettings> {
+    let reserved = Reservations::new(&config.system_reserved, &config.kube_reserved, None);
+    let memory = i64::try_from(host.machine.memory_bytes).unwrap_or(i64::MAX);
     (gates(config).enabled("MemoryQoS") && host.cgroups.version.is_v2()).then(|| ProtectionSettings {
         reservation: reservation(config),
         throttling: throttling(config),
-        allocatable_memory: allocatable.units(),
+        allocatable_memory: unreserved_memory(memory, &reserved),
     })
 }
 

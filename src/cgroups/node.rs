@@ -119,6 +119,14 @@ pub fn pods_values(
     }
 }
 
+/// The memory of the machine that is not reserved, whether that is enforced or not. Unlike in the Node
+/// object, thresholds of eviction and huge pages are not subtracted (Go:
+/// `GetNodeAllocatableAbsolute`).
+#[must_use]
+pub fn unreserved_memory(memory_bytes: i64, reserved: &Reservations) -> i64 {
+    memory_bytes.saturating_sub(reserved.sum(|reservation| reservation.memory_bytes)).max(0)
+}
+
 /// Which of a reservation's resources are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EnforcedResources {
@@ -306,6 +314,14 @@ mod tests {
     fn reserved_cpu_is_rounded_to_the_nearest_thousandth() {
         let milli = |text| Reserved::parse(&map(&[("cpu", text)])).cpu_milli;
         assert_eq!((milli("100400u"), milli("100500u"), milli("0.0001")), (Some(100), Some(101), Some(0)));
+    }
+
+    #[test]
+    fn only_reservations_are_missing_in_the_unreserved_memory() {
+        let both = Reservations::new(&map(&[("memory", "200Mi")]), &map(&[("memory", "300Mi")]), None);
+        assert_eq!(unreserved_memory(8 << 30, &both), (8 << 30) - (500 << 20));
+        assert_eq!(unreserved_memory(8 << 30, &Reservations::default()), 8 << 30);
+        assert_eq!(unreserved_memory(100 << 20, &both), 0);
     }
 
     #[test]

@@ -122,7 +122,7 @@ pub struct ProtectionSettings {
     pub reservation: Reservation,
     /// `None`: no container has a `memory.high`.
     pub throttling: Option<Throttling>,
-    /// Memory for pods as in the Node object; 0: unknown.
+    /// Memory of the machine less what is reserved; thresholds of eviction are not subtracted. 0: unknown.
     pub allocatable_memory: i64,
 }
 
