@@ -37,6 +37,7 @@ reasons! {
     OOM_KILLED = "OOMKilled";
     CONTAINER_STATUS_UNKNOWN = "ContainerStatusUnknown";
     // Reasons of pod conditions.
+    POD_SANDBOX_NOT_READY = "PodSandboxNotReady";
     CONTAINERS_NOT_INITIALIZED = "ContainersNotInitialized";
     CONTAINERS_NOT_READY = "ContainersNotReady";
     READINESS_GATES_NOT_READY = "ReadinessGatesNotReady";

@@ -752,7 +752,7 @@ impl Worker {
             memory_request: &|name| self.deps.allocations.actuated(pod.uid(), name)?.memory.request,
             devices: &|container| self.deps.assignments.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.
-            sandbox_needed: plan::check_sandbox(&pod, runtime).needed,
+            sandbox_problem: plan::check_sandbox(&pod, runtime).problem,
             ..status::Inputs::new(&pod, runtime, &node, now)
         });
         // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so.

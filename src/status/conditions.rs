@@ -54,10 +54,7 @@ pub(super) fn compose(inputs: &Inputs, status: &PodStatus) -> Vec<PodCondition> 
     let containers_ready = containers_ready(pod, status);
     let ready = ready(pod, &containers_ready, &conditions);
     let ours = [
-        (
-            "PodReadyToStartContainers",
-            ConditionValue { is_true: !inputs.sandbox_needed, ..ConditionValue::default() },
-        ),
+        ("PodReadyToStartContainers", ready_to_start(inputs)),
         ("Initialized", initialized(inputs, status)),
         ("Ready", ready),
         ("ContainersReady", containers_ready),
@@ -137,6 +134,13 @@ pub(super) fn find<'a>(conditions: Option<&'a [PodCondition]>, kind: &str) -> Op
 pub(super) fn holds_before(inputs: &Inputs, kind: &str) -> bool {
     find(inputs.previous_status().and_then(|before| before.conditions.as_deref()), kind)
         .is_some_and(|condition| condition.status == "True")
+}
+
+/// Go: status `GeneratePodReadyToStartContainersCondition`.
+fn ready_to_start(inputs: &Inputs) -> ConditionValue {
+    inputs.sandbox_problem.map_or_else(ConditionValue::met, |problem| {
+        ConditionValue::unmet(reasons::POD_SANDBOX_NOT_READY, Some(problem.to_owned()))
+    })
 }
 
 fn initialized(inputs: &Inputs, status: &PodStatus) -> ConditionValue {

@@ -55,8 +55,8 @@ pub struct Inputs<'a> {
     pub node: &'a NodeAddresses,
     /// The prefix of container ids, such as `containerd`.
     pub runtime_name: &'a str,
-    /// The plan needs a new sandbox: the present one cannot be used.
-    pub sandbox_needed: bool,
+    /// Why the plan needs a new sandbox; `None`: the present one can be used.
+    pub sandbox_problem: Option<&'a str>,
     /// Readiness of a container instance.
     pub readiness: &'a dyn Fn(&ContainerId) -> Verdict,
     /// Startup of a container instance.
@@ -86,7 +86,7 @@ impl<'a> Inputs<'a> {
             now,
             node,
             runtime_name: "containerd",
-            sandbox_needed: false,
+            sandbox_problem: None,
             readiness: &|_| Verdict::NoProbe,
             startup: &|_| Verdict::NoProbe,
             resize_conditions: &[],

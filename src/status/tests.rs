@@ -174,7 +174,7 @@ fn composed_statuses_equal_the_recorded_ones() {
                 failures.extend(failure.map(|failure| (name.to_owned(), failure)));
             }
         }
-        let needed = expected["conditions"][0]["status"] == "False";
+        let problem = expected["conditions"][0]["message"].as_str();
         let mut runtime = runtime(containers);
         runtime.sandboxes[0].host_network = pod.host_network();
         runtime.sandboxes[0].created_at = Some(now);
@@ -188,8 +188,11 @@ fn composed_statuses_equal_the_recorded_ones() {
                 message: message.clone(),
             })
         };
-        let inputs =
-            Inputs { failures: &failures, sandbox_needed: needed, ..Inputs::new(&pod, &runtime, &node, now) };
+        let inputs = Inputs {
+            failures: &failures,
+            sandbox_problem: problem,
+            ..Inputs::new(&pod, &runtime, &node, now)
+        };
         let cache = StatusCache::new();
         assert!(cache.set(&pod, compose(&inputs), now).changed);
         let stored = cache.get(pod.uid()).unwrap();
@@ -211,7 +214,9 @@ fn first_status_of_an_api_pod_equals_the_go_kubelets() {
             {"name": "token", "mountPath": "/t", "readOnly": true}, {"name": "w", "mountPath": "/w"}]}]}));
     let runtime = PodRuntime::default();
     let node = NodeAddresses { host_ips: vec!["192.0.2.10".parse().unwrap()] };
-    let inputs = Inputs { sandbox_needed: true, ..Inputs::new(&pod, &runtime, &node, timestamp(5)) };
+    let no_sandbox = "no pod sandbox exists";
+    let inputs =
+        Inputs { sandbox_problem: Some(no_sandbox), ..Inputs::new(&pod, &runtime, &node, timestamp(5)) };
     let cache = StatusCache::new();
     cache.set(&pod, compose(&inputs), timestamp(5));
     let waiting = |name: &str| {
@@ -236,7 +241,7 @@ fn first_status_of_an_api_pod_equals_the_go_kubelets() {
         serde_json::to_value(&*cache.get(pod.uid()).unwrap()).unwrap(),
         json!({
             "conditions": [
-                condition("PodReadyToStartContainers", "False", Value::Null, Value::Null),
+                condition("PodReadyToStartContainers", "False", json!("PodSandboxNotReady"), json!(no_sandbox)),
                 condition("Initialized", "False", json!("ContainersNotInitialized"),
                     json!("containers with incomplete status: [i]")),
                 condition("Ready", "False", json!("ContainersNotReady"), unready.clone()),

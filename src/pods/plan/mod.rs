@@ -165,13 +165,13 @@ pub fn compute(inputs: &Inputs) -> Plan {
         ..Plan::default()
     };
     // With a dead sandbox all containers start again in any case.
-    if !inputs.reset_held || sandbox.needed {
+    if !inputs.reset_held || sandbox.needed() {
         plan.reset = reset::compute(inputs.pod, inputs.runtime);
     }
     if !plan.reset.is_empty() {
         return plan;
     }
-    if sandbox.needed {
+    if sandbox.needed() {
         plan.kill_pod = true;
         start_over(inputs, &sandbox, &mut plan);
         return plan;

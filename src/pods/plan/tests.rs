@@ -147,7 +147,7 @@ fn sandbox_is_needed_if_missing_dead_or_unsuitable() {
     };
     let check = |spec: Value, runtime: PodRuntime, needed, attempt, replaces: Option<&str>| {
         let found = check_sandbox(&pod(spec), &runtime);
-        assert_eq!((found.needed, found.attempt), (needed, attempt));
+        assert_eq!((found.needed(), found.attempt), (needed, attempt));
         assert_eq!(found.replaces.as_ref().map(SandboxId::as_str), replaces);
     };
     let host = json!({"hostNetwork": true, "containers": [{"name": "c"}]});
@@ -178,6 +178,30 @@ fn sandbox_is_needed_if_missing_dead_or_unsuitable() {
     check(single_container("Always"), runtime(two, ""), true, 4, Some("s3"));
     let one_ready = vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::NotReady)];
     check(single_container("Always"), runtime(one_ready, ""), false, 3, Some("s3"));
+}
+
+/// Go: pkg/kubelet/types `PodSandboxNotReadyMsg…`.
+#[test]
+fn need_of_a_sandbox_is_explained_in_the_words_of_upstream() {
+    let problem =
+        |sandboxes| check_sandbox(&pod(single_container("Always")), &runtime(sandboxes, "")).problem;
+    let with = |change: fn(&mut SandboxStatus)| {
+        let mut newest = sandbox(3, SandboxState::Ready);
+        change(&mut newest);
+        problem(vec![newest])
+    };
+    assert_eq!(problem(vec![]), Some("no pod sandbox exists"));
+    assert_eq!(
+        problem(vec![sandbox(3, SandboxState::Ready), sandbox(2, SandboxState::Ready)]),
+        Some("multiple pod sandboxes are ready and need to be reconciled")
+    );
+    assert_eq!(with(|newest| newest.state = SandboxState::NotReady), Some("pod sandbox is not ready"));
+    assert_eq!(
+        with(|newest| newest.host_network = true),
+        Some("network namespace mode changed and sandbox needs to be recreated")
+    );
+    assert_eq!(with(|newest| newest.ips.clear()), Some("pod sandbox has no IP address"));
+    assert_eq!(with(|_| {}), None);
 }
 
 #[test]
