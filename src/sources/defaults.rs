@@ -18,19 +18,8 @@ const HUGE_PAGES: &str = "hugepages-";
 /// File mode of volumes that set none.
 const VOLUME_MODE: i32 = 0o644;
 
-/// Annotations of init containers in Kubernetes before 1.6, which are removed.
-const OLD_ANNOTATIONS: [&str; 4] = [
-    "pod.beta.kubernetes.io/init-containers",
-    "pod.alpha.kubernetes.io/init-containers",
-    "pod.beta.kubernetes.io/init-container-statuses",
-    "pod.alpha.kubernetes.io/init-container-statuses",
-];
-
-/// Sets all defaults of a pod, and converts values as `Convert_v1_Pod_To_core_Pod` does.
+/// Sets all defaults of a pod, and converts values as the Go kubelet does.
 pub(super) fn set_defaults(pod: &mut Pod) {
-    if let Some(annotations) = &mut pod.metadata.annotations {
-        annotations.retain(|name, _| !OLD_ANNOTATIONS.contains(&name.as_str()));
-    }
     let spec = pod.spec.get_or_insert_default();
     // The old name of the field is used if the new one is absent.
     if blank(&spec.service_account_name) && !blank(&spec.service_account) {
@@ -72,7 +61,6 @@ pub(super) fn set_defaults(pod: &mut Pod) {
 ///
 /// From 1.37 on only the API server sets them, so a static pod has none (gate
 /// `PodLevelResourcesFixDefaulting`). UIDs of earlier releases are computed from pods with them.
-#[allow(dead_code, reason = "for the UIDs of static pods of earlier releases")]
 pub(super) fn set_pod_level(pod: &mut Pod) {
     let is_stated = |resources: &ResourceRequirements| {
         [&resources.requests, &resources.limits].into_iter().flatten().any(|all| !all.is_empty())
@@ -382,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_grace_period_becomes_one_and_old_annotations_are_removed() {
+    fn negative_grace_period_becomes_one_and_old_annotations_stay() {
         for (given, expected) in [(json!(-1), 1), (json!(i64::MIN), 1), (json!(0), 0), (json!(null), 30)] {
             let old = "pod.beta.kubernetes.io/init-containers";
             let mut pod: Pod = serde_json::from_value(json!({
@@ -393,7 +381,7 @@ mod tests {
             set_defaults(&mut pod);
             assert_eq!(pod.spec.unwrap().termination_grace_period_seconds, Some(expected), "{given}");
             let annotations = pod.metadata.annotations.unwrap();
-            assert_eq!(annotations.into_keys().collect::<Vec<_>>(), ["a"]);
+            assert_eq!(annotations.into_keys().collect::<Vec<_>>(), ["a", old]);
         }
     }
 

@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 
 use super::error::Error;
 use super::identity::{Fnv128, Origin};
+use super::known::KnownPods;
 use super::manifest::{self, Manifest};
 use super::merge;
 use super::notice::Notice;
@@ -40,6 +41,7 @@ const STAMP_GRAIN_NANOSECONDS: i128 = 1_000_000_000;
 pub(super) fn spawn(
     node_name: &str,
     settings: &FileSettings,
+    known: KnownPods,
     store: Store,
     deps: &Deps,
 ) -> std::io::Result<Running> {
@@ -52,7 +54,8 @@ pub(super) fn spawn(
     let (node_name, deps) = (node_name.to_owned(), deps.clone());
     let on_death = OnDeath::Supervisor(deps.on_death.clone());
     let running = threads::spawn("src-file", Stack::Large, on_death, move |stop| {
-        run(Watch::new(&root, wake), Files::new(&root, &node_name, store), check, &deps, &stop);
+        let files = Files::new(&root, &node_name, store).with_pods(known);
+        run(Watch::new(&root, wake), files, check, &deps, &stop);
     })?;
     Ok(running.with_waker(Box::new(move || ring.ring())))
 }
@@ -189,6 +192,8 @@ pub(super) enum Listing {
 struct Files {
     root: PathBuf,
     node_name: String,
+    /// The pods that were on the node when the agent started.
+    pods: KnownPods,
     /// Whether the path was ever listed; before that the set is not complete.
     known: bool,
     entries: BTreeMap<PathBuf, Entry>,
@@ -211,6 +216,7 @@ impl Files {
         Files {
             root: root.to_owned(),
             node_name: node_name.to_owned(),
+            pods: KnownPods::default(),
             known: false,
             entries: BTreeMap::new(),
             list_error: None,
@@ -220,6 +226,11 @@ impl Files {
             store,
             recorded: None,
         }
+    }
+
+    /// With the pods that were on the node when the agent started.
+    fn with_pods(self, pods: KnownPods) -> Self {
+        Files { pods, ..self }
     }
 
     /// Updates the store. Records that could not be written, or that a stop interrupted, are
@@ -432,7 +443,8 @@ impl Files {
                     let hash = hash.value();
                     let changed = entry.content.replace(hash) != Some(hash);
                     if changed || !entry.removed.is_empty() {
-                        let manifest = manifest::read(&bytes, &self.node_name, &Origin::File(place.clone()));
+                        let origin = Origin::File(place.clone());
+                        let manifest = manifest::read_with(&bytes, &self.node_name, &origin, &self.pods);
                         if is_new && !manifest.faults.is_empty() {
                             entry.pods = self.load_stored(&path);
                         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::identity::{Fnv128, Origin};
+use super::known::KnownPods;
 use super::manifest;
 use super::notice::Notice;
 use super::problem::{Fault, SourceProblem, problems, summary};
@@ -25,13 +26,14 @@ const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
 pub(super) fn spawn(
     node_name: &str,
     settings: &HttpSettings,
+    known: KnownPods,
     store: Store,
     deps: &Deps,
 ) -> std::io::Result<Running> {
     let getter = Getter::new(&settings.url, &settings.headers, TIMEOUT, MAX_MANIFEST_BYTES);
     let getter_for_stop = getter.clone();
     let check = settings.check.clamp(CHECK_MIN, CHECK_MAX);
-    let remote = Remote::new(&settings.url, node_name, store);
+    let remote = Remote { known, ..Remote::new(&settings.url, node_name, store) };
     let deps = deps.clone();
     let on_death = OnDeath::Supervisor(deps.on_death.clone());
     let running = threads::spawn("src-http", Stack::Large, on_death, move |stop| {
@@ -75,6 +77,8 @@ struct Remote {
     /// The URL for messages: without a password.
     place: String,
     node_name: String,
+    /// The pods that were on the node when the agent started.
+    known: KnownPods,
     /// `None` until a response, or the record of an earlier one, shows which pods should run.
     pods: Option<Vec<Pod>>,
     /// Hash of the last body that was read.
@@ -105,6 +109,7 @@ impl Remote {
             origin: Origin::Http(url.to_owned()),
             place: without_credentials(url),
             node_name: node_name.to_owned(),
+            known: KnownPods::default(),
             pods: None,
             body: None,
             unknown: Vec::new(),
@@ -209,7 +214,7 @@ impl Remote {
         hash.add(&body);
         let hash = hash.value();
         if self.body.replace(hash) != Some(hash) {
-            let manifest = manifest::read(&body, &self.node_name, &self.origin);
+            let manifest = manifest::read_with(&body, &self.node_name, &self.origin, &self.known);
             self.unknown = manifest.unknown;
             self.body_faults = manifest.faults;
             let faulty = !self.body_faults.is_empty();
@@ -418,7 +423,8 @@ mod tests {
         let (on_death, _deaths) = crossbeam_channel::bounded(1);
         let settings = HttpSettings { url, headers: Default::default(), check: Duration::ZERO };
         let store = Store::new(None, SourceName::Http, "n");
-        let running = spawn("n", &settings, store, &Deps { post, events: events_sink, on_death }).unwrap();
+        let deps = Deps { post, events: events_sink, on_death };
+        let running = spawn("n", &settings, KnownPods::default(), store, &deps).unwrap();
         let next = || {
             inbox.bell().recv_timeout(LIMIT).expect("a set in time");
             let set = inbox.drain().remove(&SourceName::Http).unwrap();

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::fingerprint;
+use super::fingerprint::{self, RELEASES, Release};
+use super::known::KnownPods;
 use super::problem::Fault;
 use crate::model::api::{self, PodStatus, Toleration};
 use crate::model::pod::CONFIG_HASH;
@@ -14,28 +15,56 @@ pub(super) enum Origin {
     Http(String),
 }
 
-/// Hashes the identity of a pod, `given` with its defaults. The result equals the Go kubelet's, so
-/// that either agent can continue to run the static pods that the other has started.
+/// Hashes the identity of a pod, `given` with its defaults. The result equals that of the newest release
+/// of the Go kubelet, so that either agent can continue to run the static pods that the other has
+/// started.
 ///
-/// DIFFERS: if its text cannot be determined (`fingerprint`), the manifest's own UID is used.
-pub(super) fn uid(written: &api::Pod, given: &api::Pod, node_name: &str, origin: &Origin) -> String {
+/// DIFFERS: a pod of the same manifest that is among the `known` ones keeps the UID that another release
+/// gave it; upstream restarts it. If the text that is hashed cannot be determined (`fingerprint`), a hash
+/// of the manifest's own fields is used.
+pub(super) fn uid(
+    written: &api::Pod,
+    given: &api::Pod,
+    node_name: &str,
+    origin: &Origin,
+    known: &KnownPods,
+) -> String {
     if let Some(fixed) = written.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
         return fixed.to_owned();
     }
-    let mut hash = Fnv128::default();
-    if fingerprint::write(given, &mut hash).is_err() {
-        hash = Fnv128::default();
+    let place = match origin {
+        Origin::File(path) => format!("host:{node_name}file:{path}"),
+        Origin::Http(url) => format!("url:{url}"),
+    };
+    let by = |release: &Release| fingerprint::uid(release, written, given, &place).ok();
+    let own = || {
+        let mut hash = Fnv128::default();
         // An object of maps with string keys always serializes, and always in the same order.
         hash.add(&serde_json::to_vec(written).unwrap_or_default());
+        hash.add(place.as_bytes());
+        hash.hex()
+    };
+    let mut uid = RELEASES.first().and_then(by).unwrap_or_else(own);
+    if known.is_empty() {
+        return uid;
     }
-    match origin {
-        Origin::File(path) => {
-            hash.add(format!("host:{node_name}").as_bytes());
-            hash.add(format!("file:{path}").as_bytes());
+    // Of several pods of this manifest, one that was to run is continued, or else that of the newest
+    // release; the others end.
+    let mut trace = known.trace(&uid);
+    let mut giver = None;
+    let former = RELEASES.iter().skip(1).filter_map(|release| Some((release.name, by(release)?)));
+    // Earlier versions of this agent gave some pods such a UID.
+    for (release, former) in former.chain([("unknown", own())]) {
+        let found = known.trace(&former);
+        if found > trace {
+            (uid, trace, giver) = (former, found, Some(release));
         }
-        Origin::Http(url) => hash.add(format!("url:{url}").as_bytes()),
     }
-    hash.hex()
+    if let Some(release) = giver {
+        let name = written.metadata.name.as_deref().unwrap_or_default();
+        log::info!("the static pod {name} keeps its UID {uid} (Kubernetes release: {release})");
+    }
+    uid
 }
 
 /// Makes a decoded, defaulted pod the static pod `uid` of this node.
@@ -111,7 +140,8 @@ impl Fnv128 {
         self.0
     }
 
-    fn hex(&self) -> String {
+    /// The hash so far, as hexadecimal digits.
+    pub(super) fn hex(&self) -> String {
         format!("{:032x}", self.0)
     }
 }
@@ -142,7 +172,7 @@ mod tests {
 
     /// A manifest that needs no defaults.
     fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
-        super::uid(pod, pod, node_name, origin)
+        super::uid(pod, pod, node_name, origin, &KnownPods::default())
     }
 
     #[test]

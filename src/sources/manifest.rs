@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::decode::{self, DecodedPod, Lists};
 use super::identity::{self, Origin};
+use super::known::KnownPods;
 use super::problem::Fault;
 use super::{defaults, references, validate};
 use crate::model::ids::FullName;
@@ -20,8 +21,14 @@ pub(super) struct Manifest {
     pub(super) unknown: Vec<Fault>,
 }
 
-/// Reads a manifest. Each of its pods is validated separately.
+/// Reads a manifest of a node without earlier pods.
 pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
+    read_with(bytes, node_name, origin, &KnownPods::default())
+}
+
+/// Reads a manifest. Each of its pods is validated separately; one that is among the `known` ones keeps
+/// its UID.
+pub(super) fn read_with(bytes: &[u8], node_name: &str, origin: &Origin, known: &KnownPods) -> Manifest {
     let lists = match origin {
         Origin::File(_) => Lists::Refused,
         Origin::Http(_) => Lists::Accepted,
@@ -40,7 +47,7 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
         let unknown =
             decoded.unknown.iter().map(|path| Fault::in_field(path.as_str(), "unknown field, ignored"));
         manifest.unknown.extend(unknown.map(place));
-        match static_pod(decoded, node_name, origin) {
+        match static_pod(decoded, node_name, origin, known) {
             Ok(pod) => manifest.pods.push(pod),
             Err(faults) => manifest.faults.extend(faults.into_iter().map(place)),
         }
@@ -48,11 +55,16 @@ pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
     manifest
 }
 
-fn static_pod(decoded: &DecodedPod, node_name: &str, origin: &Origin) -> Result<Pod, Vec<Fault>> {
+fn static_pod(
+    decoded: &DecodedPod,
+    node_name: &str,
+    origin: &Origin,
+    known: &KnownPods,
+) -> Result<Pod, Vec<Fault>> {
     let written = decoded.pod.as_ref().map_err(Clone::clone)?;
     let mut pod = written.clone();
     defaults::set_defaults(&mut pod);
-    let uid = identity::uid(written, &pod, node_name, origin);
+    let uid = identity::uid(written, &pod, node_name, origin, known);
     identity::identify(&mut pod, uid, node_name, origin).map_err(|fault| vec![fault])?;
     let mut faults = validate::validate(&pod);
     faults.extend(references::forbidden(&pod));

@@ -13,7 +13,8 @@
 //! its pods once it is valid, even if both happen between two scans. Nothing is posted unless pods
 //! or problems changed. The disk is written after the post, and only what changed.
 //! Every document is processed in one order: decode, default, identify, validate, refuse references.
-//! A static pod has the UID that the Go kubelet gives it (`fingerprint`).
+//! A static pod has the UID that the Go kubelet gives it (`fingerprint`); one that ran before the start
+//! keeps the UID of another release (`known`).
 //! The source of the API server is [`bound`]: it converts a watch of room `kube` into sets.
 //! Absent on purpose: events of the merge (`sync` raises them).
 
@@ -28,6 +29,7 @@ mod fingerprint;
 pub(crate) mod fuzz;
 mod http;
 mod identity;
+mod known;
 pub(crate) mod local;
 mod manifest;
 pub(crate) mod merge;
@@ -44,6 +46,7 @@ mod watch;
 
 pub(crate) use decode::pod_from_value;
 pub(crate) use ephemeral::ephemeral_container;
+pub(crate) use known::KnownPods;
 pub(crate) use problem::{Faults, SourceProblem};
 pub(crate) use set::{Deps, SourceSet};
 pub(crate) use settings::{FileSettings, HttpSettings, Settings};
@@ -64,13 +67,13 @@ pub(crate) fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Run
     // A source that is not configured has no pods, and needs no records.
     match &settings.file {
         Some(file_settings) => {
-            running.push(file::spawn(&settings.node_name, file_settings, store(SourceName::File), deps)?);
+            running.push(file::spawn(&settings.node_name, file_settings, settings.known.clone(), store(SourceName::File), deps)?);
         }
         None => store(SourceName::File).remove_except(std::iter::empty()),
     }
     match &settings.http {
         Some(http_settings) => {
-            running.push(http::spawn(&settings.node_name, http_settings, store(SourceName::Http), deps)?);
+            running.push(http::spawn(&settings.node_name, http_settings, settings.known.clone(), store(SourceName::Http), deps)?);
         }
         None => store(SourceName::Http).remove_except(std::iter::empty()),
     }

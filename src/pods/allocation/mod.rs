@@ -121,6 +121,12 @@ impl Allocations {
         &self.0.problems
     }
 
+    /// The pods that were granted resources.
+    #[must_use]
+    pub fn pods(&self) -> Vec<PodUid> {
+        self.0.state.locked().allocated.entries.keys().cloned().collect()
+    }
+
     /// The pod with what it was granted in the place of what it requests.
     #[must_use]
     pub fn granted(&self, pod: &Pod) -> Pod {

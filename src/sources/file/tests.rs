@@ -2,6 +2,9 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 use crate::model::event::{Event, EventSink, Regarding};
+use crate::sources::decode::{self, Lists};
+use crate::sources::defaults;
+use crate::sources::fingerprint::{self, RELEASES};
 use crate::util::mailbox::{Inbox, mailbox, replace};
 use crossbeam_channel::Receiver;
 
@@ -659,7 +662,8 @@ impl ThreadFixture {
         // No periodic list happens: all changes come from inotify.
         let settings = FileSettings { path: directory.path().join(below), check: CHECK_MAX };
         let store = Store::new(None, SourceName::File, "Node");
-        let running = spawn("Node", &settings, store, &Deps { post, events: sink, on_death }).unwrap();
+        let deps = Deps { post, events: sink, on_death };
+        let running = spawn("Node", &settings, KnownPods::default(), store, &deps).unwrap();
         ThreadFixture { directory, inbox, events, _deaths: deaths, running }
     }
 
@@ -800,4 +804,57 @@ fn the_thread_posts_another_incarnation() {
     let third = live.next();
     assert_eq!(names(&third), some(&["a-node", "b-node"]));
     assert_eq!(third.incarnations[&uid], second.incarnations[&uid]);
+}
+
+/// The UID of a manifest by a release, of which 0 is the newest.
+fn uid_by(release: usize, text: &str, path: &Path) -> PodUid {
+    let decoding = decode::decode(text.as_bytes(), Lists::Refused).unwrap();
+    let written = decoding.pods[0].pod.as_ref().unwrap();
+    let mut given = written.clone();
+    defaults::set_defaults(&mut given);
+    let place = format!("host:nfile:{}", path.display());
+    PodUid::from(fingerprint::uid(&RELEASES[release], written, &given, &place).unwrap())
+}
+
+#[test]
+fn pod_of_another_release_keeps_its_uid_until_its_manifest_changes() {
+    let mut fixture = Fixture::new();
+    let (text, edited) = (manifest("a", "i:1"), manifest("a", "i:2"));
+    let path = fixture.path("a.yaml");
+    let former = uid_by(1, &text, &path);
+    let pods = tempfile::tempdir().unwrap();
+    std::fs::create_dir(pods.path().join(former.as_str())).unwrap();
+    let known = KnownPods::find(pods.path(), []);
+    let restart =
+        |fixture: &Fixture| Files::new(fixture.directory.path(), "n", nowhere()).with_pods(known.clone());
+    fixture.files = restart(&fixture);
+    let uids = |fixture: &mut Fixture| {
+        assert_eq!(fixture.scan(), Vec::<String>::new());
+        let pods = fixture.files.set().pods.unwrap();
+        assert!(
+            pods.iter().all(|pod| pod.annotation("kubernetes.io/config.hash") == Some(pod.uid().as_str()))
+        );
+        pods.iter().map(|pod| pod.uid().clone()).collect::<Vec<_>>()
+    };
+    fixture.write("a.yaml", &text);
+    assert_eq!(uids(&mut fixture), [former.clone()]);
+    let incarnation = fixture.files.incarnations.get(&former).copied();
+    fixture.write("a.yaml", &edited);
+    assert_eq!(uids(&mut fixture), [uid_by(0, &edited, &path)]);
+    fixture.write("a.yaml", &text);
+    assert_eq!(uids(&mut fixture), [former.clone()]);
+    assert_ne!(fixture.files.incarnations.get(&former).copied(), incarnation);
+    // The same pod from another file is another one.
+    fixture.write("b.yaml", manifest("b", "i:1"));
+    assert_eq!(
+        uids(&mut fixture),
+        [former.clone(), uid_by(0, &manifest("b", "i:1"), &fixture.path("b.yaml"))]
+    );
+    std::fs::remove_file(fixture.path("b.yaml")).unwrap();
+    fixture.files = restart(&fixture);
+    assert_eq!(uids(&mut fixture), [former]);
+    // The manifest changes while no agent runs: its former pod is not continued.
+    fixture.write("a.yaml", &edited);
+    fixture.files = restart(&fixture);
+    assert_eq!(uids(&mut fixture), [uid_by(0, &edited, &path)]);
 }

@@ -2,10 +2,12 @@
 // and the UIDs that it gives to static pods. In this directory's module:
 //
 //	go run ./tools/podtypes types >../../src/sources/fingerprint/types.txt
+//	go run ./tools/podtypes types NEWER... >../../src/sources/fingerprint/types-RELEASE.txt
 //	go run ./tools/podtypes uids NODE MANIFEST... >../../src/sources/fingerprint/uids.txt
 //	go run ./tools/podtypes text MANIFEST
 //
-// The last one prints the text that is hashed. Each manifest counts as one of its base name in
+// The second one, in a module of an older release, prints only the types that differ from those of the
+// tables NEWER, of which the first is types.txt. The last one prints the text that is hashed. Each manifest counts as one of its base name in
 // /etc/kubernetes/manifests; "-" reads manifests from standard input, one a line.
 package main
 
@@ -35,7 +37,7 @@ func main() {
 	args := append(os.Args[1:], "", "")
 	switch args[0] {
 	case "types":
-		types()
+		types(os.Args[2:])
 	case "uids":
 		uids(args[1], os.Args[3:])
 	case "text":
@@ -100,9 +102,47 @@ func uids(node string, files []string) {
 // types; "=T U" says that T is a U. A third word is the field's name in JSON where it is not
 // the Go name in lower case at its beginning; "." says that its fields are those of the
 // surrounding object, "-" that it is never set, "?" before a name that only its absence counts.
-func types() {
-	fmt.Println("# Made by tests/controlplane/tools/podtypes.")
+func types(newer []string) {
 	visit(reflect.TypeFor[core.Pod](), reflect.TypeFor[v1.Pod]())
+	known := map[string]string{}
+	for _, file := range newer {
+		data, err := os.ReadFile(file)
+		must(err)
+		for _, block := range blocks(string(data)) {
+			known[name(block)] = block
+		}
+	}
+	fmt.Println("# Made by tests/controlplane/tools/podtypes.")
+	for _, block := range blocks(table.String()) {
+		if known[name(block)] != block {
+			fmt.Println(block)
+		}
+	}
+}
+
+// The whole table.
+var table strings.Builder
+
+// The types of a table: a struct with its fields, or one line.
+func blocks(table string) []string {
+	var all []string
+	for line := range strings.Lines(table) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case strings.HasPrefix(line, "# ") || line == "":
+		case strings.HasPrefix(line, "#") || strings.HasPrefix(line, "="):
+			all = append(all, line)
+		default:
+			all[len(all)-1] += "\n" + line
+		}
+	}
+	return all
+}
+
+func name(block string) string {
+	line, _, _ := strings.Cut(block, "\n")
+	name, _, _ := strings.Cut(line[1:], " ")
+	return name
 }
 
 var seen = map[reflect.Type]bool{
@@ -136,14 +176,14 @@ func visit(in, ex reflect.Type) {
 		structure(in, ex)
 	case reflect.Map:
 		if in.PkgPath() != "" {
-			fmt.Printf("=%s map[%s]%s\n", in, in.Key(), in.Elem())
+			fmt.Fprintf(&table, "=%s map[%s]%s\n", in, in.Key(), in.Elem())
 		}
 		visit(in.Elem(), elem(ex))
 	case reflect.Slice:
-		fmt.Printf("=%s []%s\n", in, in.Elem())
+		fmt.Fprintf(&table, "=%s []%s\n", in, in.Elem())
 		visit(in.Elem(), elem(ex))
 	default:
-		fmt.Printf("=%s %s\n", in, in.Kind())
+		fmt.Fprintf(&table, "=%s %s\n", in, in.Kind())
 	}
 }
 
@@ -156,7 +196,7 @@ func elem(ex reflect.Type) reflect.Type {
 }
 
 func structure(in, ex reflect.Type) {
-	fmt.Printf("#%s\n", in)
+	fmt.Fprintf(&table, "#%s\n", in)
 	type next struct{ in, ex reflect.Type }
 	var later []next
 	for i := range in.NumField() {
@@ -187,9 +227,9 @@ func structure(in, ex reflect.Type) {
 			}
 		}
 		if json == simple {
-			fmt.Printf("%s %s\n", field.Name, field.Type)
+			fmt.Fprintf(&table, "%s %s\n", field.Name, field.Type)
 		} else {
-			fmt.Printf("%s %s %s\n", field.Name, field.Type, json)
+			fmt.Fprintf(&table, "%s %s %s\n", field.Name, field.Type, json)
 		}
 	}
 	for _, next := range later {
