@@ -8,6 +8,10 @@ pub enum Namespace {
     Ipc,
     /// Networking.
     Net,
+    /// The names of host and domain.
+    Uts,
+    /// Users, and the limits of namespaces.
+    User,
 }
 
 /// Safe sysctls with the first kernel version that has them per namespace.
@@ -24,6 +28,8 @@ pub const SAFE: &[(&str, (u32, u32))] = &[
     ("net.ipv4.tcp_fin_timeout", (4, 6)),
     ("net.ipv4.tcp_rmem", (4, 15)),
     ("net.ipv4.tcp_wmem", (4, 15)),
+    ("net.ipv4.tcp_slow_start_after_idle", (4, 15)),
+    ("net.ipv4.tcp_notsent_lowat", (4, 6)),
 ];
 
 /// The dotted form of a name: where the first separator is a slash, slashes and dots swap.
@@ -42,14 +48,20 @@ pub fn normalize(name: &str) -> String {
     }
 }
 
-/// The namespace of a sysctl, or of a pattern ending in `*`; `None` when it belongs to the host.
+/// The namespace of a sysctl, or of a pattern ending in `*`; `None` when it belongs to the host (Go:
+/// component-helpers/node/util/sysctl).
 #[must_use]
 pub fn namespace(pattern: &str) -> Option<Namespace> {
     let name = normalize(pattern);
-    let starts = |prefix: &str| name.starts_with(prefix);
+    let stem = name.strip_suffix('*').unwrap_or(&name);
+    let starts = |prefix: &str| stem.starts_with(prefix);
     if starts("net.") {
         Some(Namespace::Net)
-    } else if starts("kernel.shm") || starts("kernel.msg") || starts("fs.mqueue.") || name == "kernel.sem" {
+    } else if starts("user.") {
+        Some(Namespace::User)
+    } else if stem == "kernel.domainname" {
+        Some(Namespace::Uts)
+    } else if starts("kernel.shm") || starts("kernel.msg") || starts("fs.mqueue.") || stem == "kernel.sem" {
         Some(Namespace::Ipc)
     } else {
         None
@@ -103,6 +115,13 @@ mod tests {
             ("kernel.msgmax", Some(Namespace::Ipc)),
             ("kernel.sem", Some(Namespace::Ipc)),
             ("fs.mqueue.*", Some(Namespace::Ipc)),
+            ("user.max_user_namespaces", Some(Namespace::User)),
+            ("user/*", Some(Namespace::User)),
+            ("user*", None),
+            ("kernel.domainname", Some(Namespace::Uts)),
+            ("kernel/domainname", Some(Namespace::Uts)),
+            ("kernel.domainname2", None),
+            ("kernel.hostname", None),
             ("kernel.panic", None),
             ("vm.swappiness", None),
             ("*", None),
@@ -131,6 +150,11 @@ mod tests {
             ("net.ipv4.tcp_rmem", (4, 14), false),
             ("net.ipv4.tcp_rmem", (5, 4), true),
             ("net/ipv4/tcp_syncookies", (3, 0), true),
+            ("net.ipv4.tcp_slow_start_after_idle", (4, 14), false),
+            ("net.ipv4.tcp_slow_start_after_idle", (4, 15), true),
+            ("net.ipv4.tcp_notsent_lowat", (4, 5), false),
+            ("net.ipv4.tcp_notsent_lowat", (4, 6), true),
+            ("user.max_user_namespaces", (6, 1), false),
             ("net.core.somaxconn", (6, 1), true),
             ("kernel.msgmax", (6, 1), true),
             ("kernel.shmmax", (6, 1), false),

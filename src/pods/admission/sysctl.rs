@@ -20,10 +20,14 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
         }
         match namespace(&name) {
             Some(Namespace::Ipc) if spec.host_ipc == Some(true) => {
-                return forbidden(&name, "not allowed with host ipc enabled");
+                return forbidden(&name, "not allowed with host IPC enabled");
             }
             Some(Namespace::Net) if pod.host_network() => {
-                return forbidden(&name, "not allowed with host net enabled");
+                return forbidden(&name, "not allowed with host Net enabled");
+            }
+            // Without a user namespace of its own, a pod would set the value of the node.
+            Some(Namespace::User) if spec.host_users != Some(false) => {
+                return forbidden(&name, "not allowed with host User enabled");
             }
             _ => {}
         }

@@ -24,7 +24,9 @@ fn node() -> NodeView {
         },
         os: "linux".into(),
         kernel_version: "6.1.0-18-amd64".into(),
-        allowed_unsafe_sysctls: vec!["net.core.somaxconn".into(), "kernel.msg*".into()],
+        allowed_unsafe_sysctls: ["net.core.somaxconn", "kernel.msg*", "user.*", "kernel.domainname"]
+            .map(String::from)
+            .to_vec(),
         ..NodeView::default()
     }
 }
@@ -91,13 +93,19 @@ fn only_safe_and_allowed_namespaced_sysctls_are_admitted() {
     check_api(spec(&["net.core.somaxconn2"], json!({})), &refused("net.core.somaxconn2", "not allowlisted"));
     check_api(
         spec(&["net.ipv4.tcp_syncookies"], json!({"hostNetwork": true})),
-        &refused("net.ipv4.tcp_syncookies", "not allowed with host net enabled"),
+        &refused("net.ipv4.tcp_syncookies", "not allowed with host Net enabled"),
     );
     check_api(
         spec(&["kernel.msgmax"], json!({"hostIPC": true})),
-        &refused("kernel.msgmax", "not allowed with host ipc enabled"),
+        &refused("kernel.msgmax", "not allowed with host IPC enabled"),
     );
     check_api(spec(&["kernel.msgmax"], json!({"hostNetwork": true})), "admit");
+    check_api(spec(&["kernel.domainname"], json!({"hostNetwork": true})), "admit");
+    let user = "user.max_user_namespaces";
+    check_api(spec(&[user], json!({"hostUsers": false})), "admit");
+    for more in [json!({}), json!({"hostUsers": true})] {
+        check_api(spec(&[user], more), &refused(user, "not allowed with host User enabled"));
+    }
     for (kernel, name, allowed) in [
         ("3.15.0", "net.ipv4.ip_local_reserved_ports", false),
         ("3.16.1", "net.ipv4.ip_local_reserved_ports", true),
