@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::credentials::credentials;
 use super::error::{StartError, thread_error};
 use super::rooms::{Context, Rooms};
-use super::settings::gates;
+use super::settings::{declared_features, gates};
 use super::shutdown;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::serving::Serving;
@@ -24,8 +24,8 @@ use crate::model::api;
 use crate::model::ids::PodUid;
 use crate::node::{self, NodeReader, NodeWatch};
 use crate::pods::mirror;
-use crate::resources::Roots;
 use crate::resources::system::SystemFacts;
+use crate::resources::{Roots, machine};
 use crate::server::KUBERNETES_VERSION;
 use crate::sources::{self, bound};
 use crate::status::{Activity, publish};
@@ -295,7 +295,10 @@ fn node_settings(args: &AgentArgs, config: &KubeletConfiguration, node_name: &st
         node_ips: args.node_ips.clone(),
         port: u16::try_from(config.port).unwrap_or(0),
         kubelet_version: KUBERNETES_VERSION.to_owned(),
-        declared_features: node::declared_features(|gate| gates.enabled(gate)).unwrap_or_default(),
+        in_user_namespace: gates
+            .enabled("KubeletInUserNamespace")
+            .then(|| machine::in_user_namespace(&Roots::default())),
+        declared_features: declared_features(config).unwrap_or_default(),
         update_every: config.node_status_update_frequency.to_std(),
         report_every: config.node_status_report_frequency.to_std(),
         lease_seconds: config.node_lease_duration_seconds,

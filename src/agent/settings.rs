@@ -146,7 +146,7 @@ fn node_view(
         apparmor: machine::has_apparmor(&Roots::default()),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         strict_supplemental_groups: true,
-        declared_features: node::declared_features(|gate| gates.enabled(gate)),
+        declared_features: declared_features(config),
         refuses_pod_resources: !gates.enabled("PodLevelResources"),
         ..NodeView::default()
     }
@@ -280,6 +280,17 @@ fn credential_providers(args: &AgentArgs) -> Result<Option<CredentialProviders>,
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         StartError::Refused(format!("image credential providers: {}", problems.join("; ")))
     })
+}
+
+/// The features that the node declares; `None`: it declares none, and pods are not checked. A gate that
+/// was switched on but has no effect here declares nothing.
+pub(super) fn declared_features(config: &KubeletConfiguration) -> Option<Vec<String>> {
+    let gates = gates(config);
+    let without_effect = gates.without_effect();
+    let is_ignored = |gate: &str| {
+        gates.chosen(gate) == Some(true) && without_effect.iter().any(|ignored| *ignored == gate)
+    };
+    node::declared_features(|gate| gates.enabled(gate) && !is_ignored(gate))
 }
 
 pub(super) fn sources(args: &AgentArgs, config: &KubeletConfiguration, node_name: &str) -> sources::Settings {
@@ -468,8 +479,7 @@ mod tests {
     fn node_declares_the_features_of_upstream_and_none_without_their_gates() {
         let declared = |changes: &[(&str, bool)]| {
             let feature_gates = changes.iter().map(|(gate, on)| ((*gate).to_owned(), *on)).collect();
-            let gates = gates(&KubeletConfiguration { feature_gates, ..KubeletConfiguration::default() });
-            node::declared_features(|gate| gates.enabled(gate))
+            declared_features(&KubeletConfiguration { feature_gates, ..KubeletConfiguration::default() })
         };
         let all = [
             "ExtendWebSocketsToKubelet",
@@ -478,6 +488,8 @@ mod tests {
             "RestartAllContainersOnContainerExits",
         ];
         assert_eq!(declared(&[]), Some(all.map(str::to_owned).to_vec()));
+        // This agent does not have these resources.
+        assert_eq!(declared(&[("DRANodeAllocatableResources", true)]), declared(&[]));
         let fewer = declared(&[("InPlacePodLevelResourcesVerticalScaling", false)]).unwrap();
         assert_eq!(fewer, [all[0], all[2], all[3]]);
         // The gate is locked since 1.37.

@@ -232,7 +232,6 @@ fn outcome(result: Result<IgnoredAny, ApiError>) -> Outcome {
 
 /// Rate and burst of events; `None`: `eventRecordQPS` is 0, which its documentation defines as no
 /// limit.
-// DIFFERS: the Go kubelet 1.36 sends at most 5 events in a second then; later releases have no limit.
 #[must_use]
 pub fn limits(event_record_qps: i32, event_burst: i32) -> Option<(f64, u32)> {
     (event_record_qps > 0).then(|| client_limits(event_record_qps, event_burst))
@@ -385,6 +384,7 @@ fn body(event: &RecordedEvent, node_uid: &NodeUid) -> api::Event {
             ..api::ObjectReference::default()
         },
         // A manifest is no object of the cluster; users find its events on the node.
+        // DIFFERS: upstream leaves the UID out of some events of the node.
         Regarding::Node | Regarding::Manifest { .. } => api::ObjectReference {
             api_version: some("v1"),
             kind: some("Node"),

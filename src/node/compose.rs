@@ -49,12 +49,15 @@ const PLATFORM_LABELS: &[&str] = &["kubernetes.io/os", "kubernetes.io/arch"];
 
 /// The features that the scheduler or the API server requires for some requests, each with a gate of
 /// its name, in their order (Go: component-helpers/nodedeclaredfeatures/features).
-// DIFFERS: the Go kubelet also declares UserNamespacesHostNetworkSupport, with its gate (alpha) and a
-// runtime that supports it.
+// DIFFERS: the Go kubelet also declares UserNamespacesHostNetworkSupport and VolumeBindMountOptions, with
+// their gates (alpha) and a runtime that supports them.
 const FEATURES: &[&str] = &[
+    "DRANodeAllocatableResources",
+    "DRAOptionalNodeOperations",
     "ExtendWebSocketsToKubelet",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
+    "InPlacePodVerticalScalingMemoryBackedVolumes",
     "RestartAllContainersOnContainerExits",
 ];
 
@@ -345,7 +348,7 @@ fn info(settings: &Settings, facts: &NodeStatusInputs, old: NodeSystemInfo) -> N
         operating_system: OS.to_owned(),
         architecture: arch().to_owned(),
         swap: swap.map(|bytes| NodeSwapStatus { capacity: Some(bytes) }),
-        running_in_user_namespace: None,
+        running_in_user_namespace: settings.in_user_namespace.or(old.running_in_user_namespace),
     }
 }
 

@@ -151,8 +151,6 @@ pub(super) fn quantities(resources: &Allocatable) -> Quantities {
         ("pods".to_owned(), Quantity(decimal_text(resources.pods))),
     ]);
     if resources.ephemeral_bytes != i64::MAX {
-        // DIFFERS: in the Go kubelet 1.36 a capacity that is a multiple of 1024 is in binary units, one
-        // of a later release is decimal.
         all.insert("ephemeral-storage".to_owned(), Quantity(decimal_text(resources.ephemeral_bytes)));
     }
     for (name, amount) in &resources.extended {

@@ -32,6 +32,8 @@ pub struct Settings {
     pub port: u16,
     /// The version of Kubernetes that the agent implements, such as `v1.37.2`.
     pub kubelet_version: String,
+    /// Whether the agent runs in a user namespace; `None` without the gate `KubeletInUserNamespace`.
+    pub in_user_namespace: Option<bool>,
     /// Features that schedulers may rely on, sorted.
     pub declared_features: Vec<String>,
     /// `nodeStatusUpdateFrequency`.

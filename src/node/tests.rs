@@ -228,6 +228,21 @@ fn a_cloud_node_waits_for_its_cloud() {
 }
 
 #[test]
+fn node_shows_whether_the_agent_is_in_a_user_namespace() {
+    let shown = |in_user_namespace, base: &Node| {
+        let settings = Settings { in_user_namespace, ..settings() };
+        let (node, _) = compose::refreshed(&settings, &facts(), Some(addresses()), base, timestamp(1));
+        (node.status.clone().unwrap().node_info.unwrap().running_in_user_namespace, node)
+    };
+    let (first, node) = shown(Some(false), &Node::default());
+    assert_eq!(first, Some(false));
+    assert_eq!(shown(Some(true), &node).0, Some(true));
+    // Without the gate, the field of another agent stays.
+    assert_eq!(shown(None, &node).0, Some(false));
+    assert_eq!(shown(None, &Node::default()).0, None);
+}
+
+#[test]
 fn provided_node_ip_follows_the_settings_at_each_status() {
     const NAME: &str = "alpha.kubernetes.io/provided-node-ip";
     let after = |before: Option<&str>, external_cloud, ips: &[&str], valid: bool| -> Option<String> {

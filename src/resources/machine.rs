@@ -172,6 +172,19 @@ pub(crate) fn has_swap(roots: &Roots) -> bool {
         .is_ok_and(|swaps| swaps.lines().skip(1).any(|line| !line.trim().is_empty()))
 }
 
+/// Whether this process runs in a user namespace other than that of the machine (Go:
+/// github.com/moby/sys/userns). The namespace of the machine maps all ids to themselves.
+pub(crate) fn in_user_namespace(roots: &Roots) -> bool {
+    let Ok(map) = read(&roots.proc.join("self/uid_map")) else { return false };
+    let mut numbers = map.lines().next().unwrap_or_default().split_ascii_whitespace().map(str::parse::<i64>);
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (Some(Ok(inside)), Some(Ok(outside)), Some(Ok(count))) => {
+            (inside, outside, count) != (0, 0, i64::from(u32::MAX))
+        }
+        _ => false,
+    }
+}
+
 /// Whether the kernel enforces AppArmor profiles.
 pub(crate) fn has_apparmor(roots: &Roots) -> bool {
     roots.sys.join("kernel/security/apparmor").is_dir()
@@ -255,6 +268,25 @@ mod tests {
         assert!(matches!(Machine::read(&roots), Err(ResourceError::Content { .. })));
         fs::remove_file(dir.path().join("proc/meminfo")).unwrap();
         assert!(matches!(Machine::read(&roots), Err(ResourceError::Io { .. })));
+    }
+
+    #[test]
+    fn user_namespace_of_the_machine_maps_all_ids_to_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots { proc: dir.path().to_owned(), sys: dir.path().join("sys") };
+        assert!(!in_user_namespace(&roots), "without a map");
+        fs::create_dir(dir.path().join("self")).unwrap();
+        for (map, expected) in [
+            ("         0          0 4294967295\n", false),
+            ("         0       1000          1\n         1     100000      65536\n", true),
+            ("         0          0 4294967294\n", true),
+            ("", false),
+            ("0 0\n", false),
+            ("a b c\n", false),
+        ] {
+            fs::write(dir.path().join("self/uid_map"), map).unwrap();
+            assert_eq!(in_user_namespace(&roots), expected, "{map:?}");
+        }
     }
 
     #[test]
