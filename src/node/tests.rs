@@ -227,6 +227,39 @@ fn a_cloud_node_waits_for_its_cloud() {
     );
 }
 
+/// Administrators and controllers set these.
+#[test]
+fn conditions_of_other_clients_stay() {
+    const OTHERS: [&str; 6] = [
+        "GracefulNodeShutdownInProgress",
+        "DrainInProgress",
+        "Drained",
+        "MaintenancePlanned",
+        "MaintenanceInProgress",
+        "NetworkUnavailable",
+    ];
+    let other = |kind: &&str| {
+        serde_json::from_value(json!({"type": kind, "status": "True", "reason": "R", "message": "m",
+            "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z"}))
+        .unwrap()
+    };
+    let (mut before, _) = compose::initial(&settings(), &facts(), Some(addresses()), timestamp(1));
+    let conditions = before.status.as_mut().unwrap().conditions.as_mut().unwrap();
+    conditions.splice(0..0, OTHERS.iter().map(other));
+    let (after, _) = compose::refreshed(&settings(), &facts(), Some(addresses()), &before, timestamp(100));
+    let of = |node: &Node| {
+        let all = node.status.as_ref().unwrap().conditions.iter().flatten();
+        all.filter(|condition| OTHERS.contains(&condition.type_.as_str())).cloned().collect::<Vec<_>>()
+    };
+    assert_eq!((of(&after), of(&after).len()), (of(&before), OTHERS.len()));
+    // The heartbeats of our own conditions are all that changed.
+    let patch = patch::between(&before, &after).unwrap();
+    let changes = patch["status"]["conditions"].as_array().unwrap();
+    assert_eq!(changes.len(), 4, "{patch}");
+    assert!(changes.iter().all(|change| change.get("$patch").is_none()), "{patch}");
+    assert_eq!(patch["status"]["$setElementOrder/conditions"].as_array().unwrap().len(), 10);
+}
+
 #[test]
 fn node_shows_whether_the_agent_is_in_a_user_namespace() {
     let shown = |in_user_namespace, base: &Node| {

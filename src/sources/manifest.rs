@@ -6,7 +6,7 @@ use super::decode::{self, DecodedPod, Lists};
 use super::identity::{self, Origin};
 use super::known::KnownPods;
 use super::problem::Fault;
-use super::{defaults, references, validate};
+use super::{defaults, priority, references, validate};
 use crate::model::ids::FullName;
 use crate::model::pod::Pod;
 
@@ -48,7 +48,10 @@ pub(super) fn read_with(bytes: &[u8], node_name: &str, origin: &Origin, known: &
             decoded.unknown.iter().map(|path| Fault::in_field(path.as_str(), "unknown field, ignored"));
         manifest.unknown.extend(unknown.map(place));
         match static_pod(decoded, node_name, origin, known) {
-            Ok(pod) => manifest.pods.push(pod),
+            Ok(pod) => {
+                priority::log_warning(&pod);
+                manifest.pods.push(pod);
+            }
             Err(faults) => manifest.faults.extend(faults.into_iter().map(place)),
         }
     }

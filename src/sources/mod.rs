@@ -35,6 +35,7 @@ mod manifest;
 pub(crate) mod merge;
 mod notice;
 pub(crate) mod offline;
+mod priority;
 mod problem;
 mod references;
 mod set;

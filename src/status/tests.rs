@@ -556,6 +556,68 @@ fn started_and_ready_follow_the_probes() {
     }
 }
 
+/// The cases of Go: test/e2e_node/container_lifecycle_test.go, of pods whose readiness probes fail. The
+/// status from before the start is only in the API server's object.
+#[test]
+fn pod_that_is_not_ready_stays_so_over_a_restart_of_the_agent() {
+    use Verdict::{Assumed, NoProbe};
+    let node = NodeAddresses::default();
+    for (sidecar, regular, startup) in [
+        (None, &["a"][..], NoProbe),
+        (None, &["a"][..], Assumed),
+        (None, &["a", "b"][..], NoProbe),
+        (None, &["a", "b"][..], Assumed),
+        (Some("s"), &["a"][..], NoProbe),
+        (Some("s"), &["a"][..], Assumed),
+    ] {
+        let names: Vec<&str> = sidecar.into_iter().chain(regular.iter().copied()).collect();
+        let text: Vec<String> = names.iter().map(|name| format!("{name}=Running")).collect();
+        let runtime = runtime(instances(&text.join(" ")));
+        let before = |name: &&str| {
+            json!({"name": name, "image": "i", "imageID": "", "ready": false, "started": true,
+                "restartCount": 0, "state": {"running": {}}, "containerID": format!("containerd://{name}/0")})
+        };
+        let of = |names: &[&str]| names.iter().map(before).collect::<Vec<Value>>();
+        let sidecars: Vec<&str> = sidecar.into_iter().collect();
+        let plain: Vec<Value> = regular.iter().map(|name| json!({"name": name})).collect();
+        let first: Vec<Value> =
+            sidecars.iter().map(|name| json!({"name": name, "restartPolicy": "Always"})).collect();
+        let pod = pod(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 1},
+            "spec": {"initContainers": first, "containers": plain},
+            "status": {"phase": "Running", "initContainerStatuses": of(&sidecars),
+                "containerStatuses": of(regular)},
+        }));
+        let status = compose(&Inputs {
+            startup: &|_| startup,
+            readiness: &|_| Assumed,
+            ..Inputs::new(&pod, &runtime, &node, timestamp(200))
+        });
+        let shown = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+        let shown: Vec<_> = shown.map(|shown| (shown.started, shown.ready, shown.restart_count)).collect();
+        assert_eq!(shown, vec![(Some(true), false, 0); names.len()], "{names:?} {startup:?}");
+        let ready = status.conditions.unwrap().into_iter().find(|condition| condition.type_ == "Ready");
+        assert_eq!(ready.unwrap().status, "False", "{names:?} {startup:?}");
+    }
+}
+
+#[test]
+fn readiness_of_a_terminating_pod_follows_its_probes() {
+    let pod = api_pod(json!({"containers": [{"name": "c"}]}));
+    let node = NodeAddresses::default();
+    let runtime = runtime(instances("c=Running"));
+    for (readiness, expected) in [(Verdict::Success, true), (Verdict::Failure, false)] {
+        let status = compose(&Inputs {
+            deleting: true,
+            readiness: &|_| readiness,
+            ..Inputs::new(&pod, &runtime, &node, timestamp(200))
+        });
+        let ready = status.conditions.unwrap().into_iter().find(|condition| condition.type_ == "Ready");
+        assert_eq!(ready.unwrap().status == "True", expected, "{readiness:?}");
+        assert_eq!(status.container_statuses.unwrap()[0].ready, expected, "{readiness:?}");
+    }
+}
+
 #[test]
 fn ephemeral_containers_are_neither_started_nor_ready() {
     let pod = api_pod(json!({"containers": [{"name": "c"}], "ephemeralContainers": [{"name": "e"}]}));
