@@ -7,10 +7,10 @@ import (
 	_ "unsafe" // for linkname
 
 	"github.com/go-logr/logr"
-	"github.com/google/cadvisor/container"
-	"github.com/google/cadvisor/container/common"
-	_ "github.com/google/cadvisor/container/libcontainer"
-	info "github.com/google/cadvisor/info/v1"
+	"github.com/google/cadvisor/lib/container"
+	"github.com/google/cadvisor/lib/container/common"
+	_ "github.com/google/cadvisor/lib/container/libcontainer"
+	info "github.com/google/cadvisor/lib/model"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/fs"
 	"github.com/opencontainers/cgroups/fs2"
@@ -43,10 +43,10 @@ var unifiedOnce sync.Once
 //go:linkname unified github.com/opencontainers/cgroups.isUnified
 var unified bool
 
-//go:linkname containerStats github.com/google/cadvisor/container/libcontainer.newContainerStats
+//go:linkname containerStats github.com/google/cadvisor/lib/container/libcontainer.newContainerStats
 func containerStats(from *cgroups.Stats, included container.MetricSet) *info.ContainerStats
 
-//go:linkname interfaces github.com/google/cadvisor/container/libcontainer.scanInterfaceStats
+//go:linkname interfaces github.com/google/cadvisor/lib/container/libcontainer.scanInterfaceStats
 func interfaces(file string) ([]info.InterfaceStats, error)
 
 type noMachine struct{}

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/klog/v2"
@@ -19,6 +19,7 @@ import (
 	cputopology "k8s.io/kubernetes/pkg/kubelet/cm/cpumanager/topology"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager/bitmask"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 	"k8s.io/utils/cpuset"
 )
 
@@ -97,7 +98,7 @@ type policyName struct {
 
 func (p policyName) Name() string { return p.name }
 
-func (c *chosen) GetAffinity(string, string) topologymanager.TopologyHint {
+func (c *chosen) GetAffinity(klog.Logger, string, string) topologymanager.TopologyHint {
 	if c.affinity == nil {
 		return topologymanager.TopologyHint{}
 	}
@@ -238,15 +239,15 @@ func cpuStepOf(policy cpumanager.Policy, saved state.State, store *chosen, pod *
 	var err error
 	switch step.Do {
 	case "hints":
-		stepResult.Hints = cpuHints(policy.GetTopologyHints(logger, saved, pod, container))
+		stepResult.Hints = cpuHints(policy.GetTopologyHints(logger, saved, pod, container, lifecycle.AddOperation))
 	case "podHints":
-		stepResult.Hints = cpuHints(policy.GetPodTopologyHints(logger, saved, pod))
+		stepResult.Hints = cpuHints(policy.GetPodTopologyHints(logger, saved, pod, lifecycle.AddOperation))
 	case "allocate":
 		store.affinity = step.Affinity
-		err = policy.Allocate(logger, saved, pod, container)
+		err = policy.Allocate(logger, saved, pod, container, lifecycle.AddOperation)
 	case "allocatePod":
 		store.affinity = step.Affinity
-		err = policy.AllocatePod(logger, saved, pod)
+		err = policy.AllocatePod(logger, saved, pod, lifecycle.AddOperation)
 	case "release":
 		err = policy.RemoveContainer(logger, saved, string(pod.UID), step.Container)
 	}

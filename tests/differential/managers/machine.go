@@ -11,10 +11,10 @@ import (
 	"unsafe"
 
 	"github.com/go-logr/logr"
-	info "github.com/google/cadvisor/info/v1"
-	"github.com/google/cadvisor/machine"
-	"github.com/google/cadvisor/utils/sysfs"
-	"github.com/google/cadvisor/utils/sysinfo"
+	info "github.com/google/cadvisor/lib/model"
+	"github.com/google/cadvisor/lib/machine"
+	"github.com/google/cadvisor/lib/utils/sysfs"
+	"github.com/google/cadvisor/lib/utils/sysinfo"
 	processors "k8s.io/kubernetes/pkg/kubelet/cm/cpumanager/topology"
 	_ "k8s.io/kubernetes/pkg/kubelet/util/swap"
 )
@@ -22,19 +22,19 @@ import (
 // Facts about the machine, from a tree with "proc" and "sys" in it.
 func init() { handlers["machine"] = machineFacts }
 
-//go:linkname parseCapacity github.com/google/cadvisor/machine.parseCapacity
+//go:linkname parseCapacity github.com/google/cadvisor/lib/machine.parseCapacity
 func parseCapacity(text []byte, line *regexp.Regexp) (uint64, error)
 
-//go:linkname memoryLine github.com/google/cadvisor/machine.memoryCapacityRegexp
+//go:linkname memoryLine github.com/google/cadvisor/lib/machine.memoryCapacityRegexp
 var memoryLine *regexp.Regexp
 
-//go:linkname swapLine github.com/google/cadvisor/machine.swapCapacityRegexp
+//go:linkname swapLine github.com/google/cadvisor/lib/machine.swapCapacityRegexp
 var swapLine *regexp.Regexp
 
 //go:linkname isSwapOn k8s.io/kubernetes/pkg/kubelet/util/swap.isSwapOnAccordingToProcSwaps
 func isSwapOn(logger logr.Logger, text []byte) bool
 
-//go:linkname countProcessors github.com/google/cadvisor/utils/sysfs.getCPUCount
+//go:linkname countProcessors github.com/google/cadvisor/lib/utils/sysfs.getCPUCount
 func countProcessors(directory string) (int, error)
 
 // The readers of sysfs, in another place than /sys/devices/system.

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -85,7 +85,7 @@ type memoryHost struct {
 }
 
 func (h *memoryHost) start() error {
-	topology, err := topologymanager.NewManager(h.machine.Topology, h.request.Policy, h.request.Scope, nil)
+	topology, err := topologymanager.NewManager(klog.Background(), h.machine.Topology, h.request.Policy, h.request.Scope, nil)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (h *memoryHost) do(step memoryStep) (memoryResult, error) {
 	switch step.Do {
 	case "admit":
 		h.active = append(h.active, step.Pod)
-		decided := h.admits.Admit(&lifecycle.PodAdmitAttributes{Pod: step.Pod})
+		decided := h.admits.Admit(context.Background(), &lifecycle.PodAdmitAttributes{Pod: step.Pod, Operation: lifecycle.AddOperation})
 		result.Admit, result.Reason, result.Message = decided.Admit, decided.Reason, decided.Message
 		result.Mems = map[string][]int{}
 		for _, list := range [][]v1.Container{step.Pod.Spec.InitContainers, step.Pod.Spec.Containers} {
@@ -174,9 +174,9 @@ func (h *memoryHost) do(step memoryStep) (memoryResult, error) {
 		// As if it was about to be admitted.
 		h.active = append(h.active, step.Pod)
 		if h.request.Scope == "pod" {
-			result.Hints = plainHints(h.manager.GetPodTopologyHints(step.Pod))
+			result.Hints = plainHints(h.manager.GetPodTopologyHints(klog.Background(), step.Pod, lifecycle.AddOperation))
 		} else {
-			result.Hints = plainHints(h.manager.GetTopologyHints(step.Pod, &step.Pod.Spec.Containers[0]))
+			result.Hints = plainHints(h.manager.GetTopologyHints(klog.Background(), step.Pod, &step.Pod.Spec.Containers[0], lifecycle.AddOperation))
 		}
 		h.remove(string(step.Pod.UID))
 	case "start":

@@ -1,10 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 
-	cadvisor "github.com/google/cadvisor/info/v1"
+	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -83,18 +84,18 @@ func index(container *v1.Container) int {
 	return int(container.Name[0]-'0')*10 + int(container.Name[1]-'0')
 }
 
-func (p *provider) GetTopologyHints(_ *v1.Pod, container *v1.Container) map[string][]topologymanager.TopologyHint {
+func (p *provider) GetTopologyHints(_ klog.Logger, _ *v1.Pod, container *v1.Container, _ lifecycle.Operation) map[string][]topologymanager.TopologyHint {
 	return converted(p.Containers[index(container)])
 }
 
-func (p *provider) GetPodTopologyHints(*v1.Pod) map[string][]topologymanager.TopologyHint {
+func (p *provider) GetPodTopologyHints(klog.Logger, *v1.Pod, lifecycle.Operation) map[string][]topologymanager.TopologyHint {
 	return converted(p.Pod)
 }
 
-func (p *provider) AllocatePod(*v1.Pod) error { return errors.New("not used") }
+func (p *provider) AllocatePod(klog.Logger, *v1.Pod, lifecycle.Operation) error { return errors.New("not used") }
 
-func (p *provider) Allocate(pod *v1.Pod, container *v1.Container) error {
-	found := p.store.GetAffinity(string(pod.UID), container.Name)
+func (p *provider) Allocate(_ context.Context, pod *v1.Pod, container *v1.Container, _ lifecycle.Operation) error {
+	found := p.store.GetAffinity(klog.Background(), string(pod.UID), container.Name)
 	*p.chosen = append(*p.chosen, plain(found))
 	if index(container) == p.Fails {
 		return errors.New("no room")
@@ -119,7 +120,7 @@ func topology(raw json.RawMessage) (any, error) {
 	for _, node := range request.Nodes {
 		nodes = append(nodes, cadvisor.Node{Id: node.ID, Distances: node.Distances})
 	}
-	manager, err := topologymanager.NewManager(nodes, request.Policy, request.Scope, request.Options)
+	manager, err := topologymanager.NewManager(klog.Background(), nodes, request.Policy, request.Scope, request.Options)
 	if err != nil {
 		return topologyResult{Error: err.Error()}, nil
 	}
@@ -135,7 +136,7 @@ func topology(raw json.RawMessage) (any, error) {
 		name := string(rune('0'+number/10)) + string(rune('0'+number%10))
 		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: name})
 	}
-	result := manager.Admit(&lifecycle.PodAdmitAttributes{Pod: pod})
+	result := manager.Admit(context.Background(), &lifecycle.PodAdmitAttributes{Pod: pod, Operation: lifecycle.AddOperation})
 	response.Admit, response.Reason, response.Message = result.Admit, result.Reason, result.Message
 	return response, nil
 }
