@@ -1,7 +1,7 @@
 //! Option `distribute-cpus-across-numa`: equal shares of several NUMA nodes (Go:
 //! pkg/kubelet/cm/cpumanager/cpu_assignment.go, KEP-2902).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use super::error::TakeError;
@@ -16,6 +16,9 @@ const MOST_CHOICES: u32 = 100_000;
 /// Takes `count` CPUs, in groups of `group`, of as few NUMA nodes as can give equal shares. What is
 /// left over goes to the nodes with which the free CPUs of all nodes stay most alike. If no nodes
 /// can, the CPUs are packed.
+///
+/// With `align-by-socket` nodes of one socket win over nodes of several sockets, however alike the
+/// free CPUs stay, and the shares are as small as the node with the fewest free CPUs needs.
 ///
 /// # Errors
 /// When there are not enough CPUs.
@@ -42,6 +45,7 @@ pub(super) fn across_nodes(
             .into_iter()
             .map(|(node, cpus)| (node, cpus.len()))
             .collect(),
+        sockets: if options.by_socket { Some(sockets_of_nodes(machine)) } else { None },
         count,
         group,
         choices: 0,
@@ -70,9 +74,18 @@ fn range(machine: &Machine, available_nodes: usize, count: u32, group: u32) -> (
     (as_size(fewest), as_size(needed).min(available_nodes))
 }
 
+/// The sockets that each node has CPUs of, online ones that are not free included.
+fn sockets_of_nodes(machine: &Machine) -> BTreeMap<u32, BTreeSet<u32>> {
+    let nodes = machine.groups(machine.all(), Level::Node);
+    let sockets = |cpus: &CpuSet| machine.groups(cpus, Level::Socket).into_keys().collect();
+    nodes.iter().map(|(node, cpus)| (*node, sockets(cpus))).collect()
+}
+
 struct Search {
     /// Free CPUs per node.
     sizes: BTreeMap<u32, u32>,
+    /// The sockets of each node; `None`: they do not matter.
+    sockets: Option<BTreeMap<u32, BTreeSet<u32>>>,
     count: u32,
     group: u32,
     choices: u32,
@@ -82,7 +95,11 @@ struct Search {
 /// Nodes that can give equal shares.
 struct Choice {
     balance: f64,
+    /// Whether the nodes are of one socket; `false` if sockets do not matter.
+    in_one_socket: bool,
     nodes: Vec<u32>,
+    /// What each node gives, in whole groups.
+    share: u32,
     /// The nodes that give what is left over.
     rest: Vec<u32>,
 }
@@ -96,7 +113,7 @@ impl Choice {
         group: u32,
         options: Options,
     ) -> Result<CpuSet, TakeError> {
-        let share = share(count, self.nodes.len(), group);
+        let share = self.share;
         let mut free = free.clone();
         let mut taken = CpuSet::new();
         let mut from = |node: u32, number: u32| {
@@ -142,14 +159,33 @@ impl Search {
         self.sizes.get(&node).copied().unwrap_or(0)
     }
 
+    /// Whether sockets matter, and all these nodes are of the same one.
+    fn is_one_socket(&self, chosen: &[u32]) -> bool {
+        let Some(sockets) = &self.sockets else { return false };
+        let all: BTreeSet<u32> =
+            chosen.iter().filter_map(|node| sockets.get(node)).flatten().copied().collect();
+        all.len() <= 1
+    }
+
+    /// Whether no other choice can be better.
+    fn is_over(&self) -> bool {
+        let is_perfect =
+            |best: &Choice| best.balance == 0.0 && (self.sockets.is_none() || best.in_one_socket);
+        self.choices >= MOST_CHOICES || self.best.as_ref().is_some_and(is_perfect)
+    }
+
     /// Compares one choice with the best one.
     fn consider(&mut self, chosen: &[u32]) -> ControlFlow<()> {
         self.choices = self.choices.saturating_add(1);
-        if self.choices >= MOST_CHOICES || self.best.as_ref().is_some_and(|best| best.balance == 0.0) {
+        if self.is_over() {
             return ControlFlow::Break(());
         }
-        let whole: u32 = chosen.iter().map(|node| self.size(*node) / self.group * self.group).sum();
-        let share = share(self.count, chosen.len(), self.group);
+        let whole_of = |node: &u32| self.size(*node) / self.group * self.group;
+        let whole: u32 = chosen.iter().map(whole_of).sum();
+        let mut share = share(self.count, chosen.len(), self.group);
+        if self.sockets.is_some() {
+            share = chosen.iter().map(whole_of).fold(share, u32::min);
+        }
         if whole < self.count || chosen.iter().any(|node| self.size(*node) < share) {
             return ControlFlow::Continue(());
         }
@@ -164,10 +200,13 @@ impl Search {
         } else {
             self.place_rest(chosen, &left, rest)
         };
-        if let Some((balance, rest)) = found
-            && self.best.as_ref().is_none_or(|best| balance < best.balance)
-        {
-            self.best = Some(Choice { balance, nodes: chosen.to_vec(), rest });
+        let Some((balance, rest)) = found else { return ControlFlow::Continue(()) };
+        let in_one_socket = self.is_one_socket(chosen);
+        let is_better = self.best.as_ref().is_none_or(|best| {
+            if in_one_socket == best.in_one_socket { balance < best.balance } else { in_one_socket }
+        });
+        if is_better {
+            self.best = Some(Choice { balance, in_one_socket, nodes: chosen.to_vec(), share, rest });
         }
         ControlFlow::Continue(())
     }
