@@ -398,6 +398,31 @@ fn lists_of_millions_are_limited() {
 }
 
 #[test]
+fn lists_of_plugins_that_are_not_active_are_limited_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let start = |name: &str| FakePlugin::start(directory.path(), name, PluginOptions::default());
+    let (first, second, third) = (start("1.sock"), start("2.sock"), start("3.sock"));
+    let fixture = open(directory.path());
+    let named =
+        |number: usize| to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() });
+    let most =
+        pb::DeviceListResponse { devices: (0..MOST_DEVICES).map(named).collect(), ..Default::default() };
+    fixture.devices.register("v1beta1", "1.sock", WIDGET).unwrap();
+    first.send(Some(most));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (MOST_DEVICES as u64, 0));
+    fixture.register(&second, &list(&[("x", true, &[])]));
+    fixture.register(&third, &list(&[("y", true, &[]), ("z", true, &[])]));
+    // With the list of the second there was one device too many.
+    drop(third);
+    fixture.changed();
+    assert_eq!(fixture.counts(), (2, 2));
+    second.list(&list(&[("x", true, &[])]));
+    fixture.changed();
+    assert_eq!(fixture.counts(), (1, 1));
+}
+
+#[test]
 fn a_damaged_state_file_is_put_aside() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join(CHECKPOINT), "{\"Data\":{},\"Checksum\":1}").unwrap();
