@@ -55,7 +55,7 @@ impl LabelledVolume<'_> {
         if !self.is_persistent {
             return "inline";
         }
-        MODES.iter().find(|(mode, _)| self.access_modes.contains(mode)).map_or("", |(_, name)| name)
+        MODES.iter().find(|(mode, _)| self.access_modes.contains(mode)).map_or("", |(_, name)| *name)
     }
 }
 
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn volume_of_any_access_mode_is_mounted_with_the_label_of_its_pods() {
-        let (one, other) = (Labels::with_label("l1"), Labels::with_label("l2"));
+        let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
         for (number, mode) in
             [ReadWriteOnce, ReadOnlyMany, ReadWriteMany, ReadWriteOncePod].into_iter().enumerate()
         {
@@ -241,43 +241,44 @@ mod tests {
             let name = ["RWO", "ROX", "RWX", "RWOP"][number];
             let modes = [mode];
             let admit = |pod: &str, labels: &Labels| node.admit(&uid(pod), &volume(labels, &modes, &plugin));
-            assert_eq!(admit("a", &one).as_deref(), Ok("l1"));
-            assert_eq!(admit("b", &one).as_deref(), Ok("l1"));
+            assert_eq!(admit("a", &first).as_deref(), Ok("l1"));
+            assert_eq!(admit("b", &first).as_deref(), Ok("l1"));
             for _ in 0..2 {
                 assert_eq!(
-                    admit("c", &other).unwrap_err().to_string(),
+                    admit("c", &second).unwrap_err().to_string(),
                     r#"conflicting SELinux labels of volume pv: "l1" and "l2""#
                 );
             }
             let none = admit("d", &Labels::default()).unwrap_err().to_string();
             assert_eq!(none, r#"conflicting SELinux labels of volume pv: "l1" and """#);
             // It is repeated for a pod that has the volume.
-            assert_eq!(admit("a", &one).as_deref(), Ok("l1"));
+            assert_eq!(admit("a", &first).as_deref(), Ok("l1"));
             let series = || [plugin.clone(), name.to_owned()];
             assert_eq!(metrics::SELINUX_VOLUMES.get(series()), 1);
             assert_eq!(metrics::SELINUX_VOLUME_ERRORS.get(series()), 3);
             node.remove("kubernetes.io/csi/d^h", &uid("a"));
-            assert!(admit("c", &other).is_err());
+            assert!(admit("c", &second).is_err());
             node.forget(&uid("b"));
-            assert_eq!(admit("c", &other).as_deref(), Ok("l2"));
+            assert_eq!(admit("c", &second).as_deref(), Ok("l2"));
         }
     }
 
     #[test]
     fn without_the_gate_only_a_volume_of_one_pod_has_a_label() {
         let node = VolumeLabels::for_tests(false);
-        let (one, other) = (Labels::with_label("l1"), Labels::with_label("l2"));
+        let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
         let admit = |pod: &str, labels: &Labels, modes: &[AccessMode]| {
             node.admit(&uid(pod), &volume(labels, modes, "gate-off"))
         };
-        assert_eq!(admit("a", &one, &[ReadWriteOncePod, ReadWriteOnce]).as_deref(), Ok(""));
-        assert_eq!(admit("b", &other, &[ReadWriteOncePod, ReadWriteOnce]).as_deref(), Ok(""));
+        assert_eq!(admit("a", &first, &[ReadWriteOncePod, ReadWriteOnce]).as_deref(), Ok(""));
+        assert_eq!(admit("b", &second, &[ReadWriteOncePod, ReadWriteOnce]).as_deref(), Ok(""));
         let series = || ["gate-off".to_owned(), "RWO".to_owned()];
         assert_eq!(metrics::SELINUX_VOLUME_WARNINGS.get(series()), 1);
         assert_eq!(metrics::SELINUX_VOLUME_ERRORS.get(series()), 0);
-        (node.forget(&uid("a")), node.forget(&uid("b")));
-        assert_eq!(admit("a", &one, &[ReadWriteOncePod]).as_deref(), Ok("l1"));
-        assert!(admit("b", &other, &[ReadWriteOncePod]).is_err());
+        node.forget(&uid("a"));
+        node.forget(&uid("b"));
+        assert_eq!(admit("a", &first, &[ReadWriteOncePod]).as_deref(), Ok("l1"));
+        assert!(admit("b", &second, &[ReadWriteOncePod]).is_err());
     }
 
     #[test]
@@ -315,9 +316,9 @@ mod tests {
     fn volume_of_an_earlier_agent_is_not_shared_with_another_label() {
         let node = VolumeLabels::for_tests(true);
         node.restore("kubernetes.io/csi/d^h", &uid("a"), "l1");
-        let (one, other) = (Labels::with_label("l1"), Labels::with_label("l2"));
-        assert!(node.admit(&uid("b"), &volume(&other, &[ReadWriteMany], "x")).is_err());
-        assert_eq!(node.admit(&uid("b"), &volume(&one, &[ReadWriteMany], "x")).as_deref(), Ok("l1"));
+        let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
+        assert!(node.admit(&uid("b"), &volume(&second, &[ReadWriteMany], "x")).is_err());
+        assert_eq!(node.admit(&uid("b"), &volume(&first, &[ReadWriteMany], "x")).as_deref(), Ok("l1"));
     }
 
     #[test]

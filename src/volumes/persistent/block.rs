@@ -21,7 +21,7 @@ impl Kinds {
         global: &Path,
         attach: &dyn Fn() -> Result<PathBuf, VolumeError>,
     ) -> Result<MountedVolume, VolumeError> {
-        let Request { pod, volume, spec, stop } = *request;
+        let Request { pod, volume, spec, stop, .. } = *request;
         let fails = |what: String| VolumeError::device(Phase::MapBlockVolume, what);
         let _lock = self.locks.take(global, stop)?;
         make_dirs(global)?;

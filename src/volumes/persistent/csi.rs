@@ -33,7 +33,7 @@ impl Storage for CsiVolumeSource {
     }
 
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-        let Request { pod, volume, spec, stop } = *request;
+        let Request { pod, volume, spec, stop, .. } = *request;
         let kind = kinds.csi_volume(request)?;
         kinds.note_size(request);
         let ready = kinds.growing(request, || kind.set_up(stop))?;
@@ -54,7 +54,7 @@ impl Storage for CsiVolumeSource {
     }
 
     fn refresh(&self, kinds: &Kinds, request: &Request<'_>) -> Result<Option<MountedVolume>, VolumeError> {
-        let Request { pod, volume, spec, stop } = *request;
+        let Request { pod, volume, spec, stop, .. } = *request;
         let kind = kinds.csi_volume(request)?;
         if kind.requires_remount() {
             return self.mount(kinds, request).map(Some);

@@ -55,7 +55,7 @@ impl Storage for Flex {
 
 /// Has the driver mount the volume, or mounts what the driver leaves to the agent.
 fn mount(source: &Flex, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
-    let Request { pod, volume, spec, stop } = *request;
+    let Request { pod, volume, spec, stop, .. } = *request;
     let target = kinds.target(request, source)?;
     let (host, driver) = (&*kinds.host, source.driver.as_str());
     let able = kinds.drivers.init(host, driver, stop)?;
