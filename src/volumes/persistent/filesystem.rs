@@ -38,6 +38,11 @@ pub(super) fn join(user: &[String], system: &[&str]) -> Vec<String> {
     all.into_iter().filter(|option| !option.is_empty()).map(str::to_owned).collect()
 }
 
+/// The option of a mount with this SELinux label; `None`: no label.
+pub(super) fn context(label: &str) -> Option<String> {
+    (!label.is_empty()).then(|| format!("context=\"{label}\""))
+}
+
 /// Runs `mount` for a source that needs no format.
 pub(super) fn mount(
     host: &dyn Host,

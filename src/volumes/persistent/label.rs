@@ -5,19 +5,14 @@ use std::path::Path;
 use super::super::error::VolumeError;
 use super::super::label_table::LabelledVolume;
 use super::super::mounts::Mount;
-use super::super::paths;
 use super::super::selinux::LabelProblem;
+use super::super::{paths, plugin_table};
 use super::Kinds;
 use super::host::mount_at;
 use super::storage::{Request, Storage};
 use crate::model::api::Volume;
 use crate::model::persistent::{Mode, Source, Spec};
 use crate::model::pod::Pod;
-
-/// The option of a mount with this label; `None`: no label.
-pub(super) fn option(label: &str) -> Option<String> {
-    (!label.is_empty()).then(|| format!("context=\"{label}\""))
-}
 
 impl Kinds {
     /// The label to mount a volume with; empty: none. CSI volumes get theirs when their driver is known.
@@ -70,7 +65,7 @@ impl Kinds {
         table: &[Mount],
         (global, target): (&Path, &Path),
     ) -> Result<(), VolumeError> {
-        let storage = super::super::plugin_table::storage(&request.spec.source);
+        let storage = plugin_table::storage(&request.spec.source);
         // The administrator may have named a label in the options of the volume.
         let has_own = request.spec.mount_options.iter().any(|option| option.starts_with("context="));
         let is_of_pod = mount_at(table, target).is_some();

@@ -323,7 +323,7 @@ impl Kinds {
             None => {
                 make_dirs(&disk.global)?;
                 let device = attach()?;
-                let context = label::option(request.label);
+                let context = filesystem::context(request.label);
                 let mut system = system_options(spec);
                 system.extend(context.as_deref());
                 let options = filesystem::join(&spec.mount_options, &system);
