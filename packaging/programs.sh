@@ -125,15 +125,15 @@ controlplane() {
     echo "$all"
 }
 
-# The same with the former release (former.mod, build tag "former"): "cluster", "controlplane", "kubectl"
-# and "plugin". kubeadm is not among them, because it refuses a kubelet that is newer than itself.
+# The same with the former release (former.mod, build tag "former"): "cluster", "controlplane", "kubectl",
+# "kubelet" and "plugin". kubeadm is not among them, because it refuses a kubelet that is newer than itself.
 former_controlplane() {
     local source heavy all
     source=$(project_root)/tests/controlplane
-    heavy=$CORACLE_CACHE/kubernetes-$FORMER_KUBERNETES_VERSION-$(sources_key "$source"/former.{mod,sum} "$source"/{controlplane,kubectl}/*.go)
-    all=$CORACLE_CACHE/controlplane-former-$(sources_key "$source"/former.{mod,sum} "$source"/{controlplane,kubectl,cluster,plugin}/*.go)
+    heavy=$CORACLE_CACHE/kubernetes-$FORMER_KUBERNETES_VERSION-$(sources_key "$source"/former.{mod,sum} "$source"/{controlplane,kubectl,kubelet}/*.go)
+    all=$CORACLE_CACHE/controlplane-former-$(sources_key "$source"/former.{mod,sum} "$source"/{controlplane,kubectl,kubelet,cluster,plugin}/*.go)
     METRICS_SERVER=no GO_MODFILE=former.mod GO_TAGS=former locked controlplane build_controlplane \
-        "$FORMER_KUBERNETES_VERSION" "$heavy" "controlplane kubectl" "$all" "cluster plugin" || return
+        "$FORMER_KUBERNETES_VERSION" "$heavy" "controlplane kubectl kubelet" "$all" "cluster plugin" || return
     echo "$all"
 }
 

@@ -261,9 +261,6 @@ fn allocatable(joined: &JoinedNode<'_>) -> i64 {
     }
 }
 
-/// The number of deferred resizes of pods without a priority.
-const PENDING: &str = "kubelet_pod_pending_resizes{priority_bucket=\"normal\",reason=\"deferred\"}";
-
 // Runtimes: containerd 2.
 #[test]
 fn deferred_resize_survives_agent_restart() {
@@ -309,7 +306,9 @@ fn deferred_resize_survives_agent_restart() {
     holds_for("the same containers run on", std::time::Duration::from_secs(5), same);
     joined.wait_pod("waits-web", "still deferred", deferred);
     // The API server may still show the report of the last agent.
-    wait_until("the deferred resize to be counted", LIMIT, || joined.node.metric(PENDING) >= 1.0);
+    wait_until("the deferred resize to be counted", LIMIT, || {
+        joined.node.metric("kubelet_pod_pending_resizes{reason=\"deferred\"}") >= 1.0
+    });
 
     joined.plane.kubectl(&["delete", "pod", "waits-big", "--grace-period=1", "--wait=false"]);
     let now = wait_has(&joined, "waits-web", "700m", "64Mi");

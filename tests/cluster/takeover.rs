@@ -8,6 +8,7 @@ use coracle::transport::generated::runtime as rt;
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, condition, directory, pod, shared, text};
+use crate::support::control_plane::is_former;
 use crate::support::launch::{go_kubelet_config, skip_on_go_kubelet};
 use crate::support::node::{FOREVER, busybox, simple};
 use crate::support::wait::{holds_for, pause, wait_until};
@@ -190,7 +191,7 @@ fn switch_agent(joined: &mut JoinedNode<'_>, to_incumbent: bool, pods: &[&str]) 
     }
 }
 
-// Runtimes: containerd 2.
+// Runtimes: containerd 2, former control plane.
 #[test]
 fn node_is_taken_over_and_returned_without_restarts() {
     if skip_on_go_kubelet("a change of hands", "the test starts both agents itself") {
@@ -262,6 +263,12 @@ fn node_is_taken_over_and_returned_without_restarts() {
         ["hands-rich", "hands-fell", "hands-late", "web-hands", "plain-hands", "fixed-hands", "late-hands"];
     for name in pods {
         joined.wait_ready(name);
+    }
+    if is_former() {
+        // The Go kubelet of the former release gives static pods other UIDs, so that it restarts those
+        // that coracle has started.
+        joined.finish(&["hands-rich", "hands-fell", "hands-late"]);
+        return;
     }
     switch_agent(&mut joined, true, &pods);
     assert_eq!(sh(&joined, "hands-late", "main", "wc -l < /data/starts"), "1\n");
