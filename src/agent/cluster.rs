@@ -13,13 +13,13 @@ use super::error::{StartError, thread_error};
 use super::rooms::{Context, Rooms};
 use super::settings::{declared_features, gates};
 use super::shutdown;
-use crate::config::{AgentArgs, KubeletConfiguration};
+use crate::config::{AgentArgs, Gates, KubeletConfiguration};
 use crate::kube::certificates::serving::Serving;
 use crate::kube::certificates::{self, Certificates, ClientRenewal};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
-use crate::kube::{PodDependencies, event_sink};
+use crate::kube::{PodDependencies, ProjectedCertificates, event_sink};
 use crate::model::api;
 use crate::model::ids::PodUid;
 use crate::node::{self, NodeReader, NodeWatch};
@@ -89,7 +89,7 @@ pub(super) fn connect(
     };
     let strategy = Strategy::from_config(&config.config_map_and_secret_change_detection_strategy);
     let changed = move |uid: &PodUid| objects.put(uid.clone(), ());
-    let (pod_api, services) = PodDependencies::start(
+    let (mut pod_api, services) = PodDependencies::start(
         &client,
         strategy,
         Box::new(time_to_live),
@@ -97,6 +97,7 @@ pub(super) fn connect(
         &supervisor.deaths(),
     )
     .map_err(thread_error("services"))?;
+    restrict_certificates(&mut pod_api.trust, &gates(config));
     let (health, health_rings) = bounded(1);
     let (registered, registrations) = bounded(1);
     Ok(Some(Cluster {
@@ -318,6 +319,18 @@ fn taint(from: &crate::config::Taint) -> api::Taint {
 /// Requests per second, and the burst. Zero means the client library's default, not no limit.
 fn rate(config: &KubeletConfiguration) -> (f64, u32) {
     event_sink::client_limits(config.kube_api_qps, config.kube_api_burst)
+}
+
+/// Without their gates, the sources of certificates in projected volumes are those of a node without an
+/// API server: a volume that names one fails (Go: `NewMainKubelet`).
+fn restrict_certificates(trust: &mut ProjectedCertificates, gates: &Gates) {
+    let none = ProjectedCertificates::default();
+    if !gates.enabled("ClusterTrustBundleProjection") {
+        trust.bundles = none.bundles;
+    }
+    if !gates.enabled("PodCertificateRequest") {
+        trust.certificates = none.certificates;
+    }
 }
 
 #[cfg(test)]

@@ -201,3 +201,17 @@ fn denied_certificate_names_the_reason() {
     assert!(node.running("web").is_empty());
     node.finish();
 }
+
+#[test]
+fn without_the_gate_trust_bundles_are_not_read() {
+    let node = FakeNode::join(json!({"featureGates": {"ClusterTrustBundleProjection": false}}));
+    node.api().put(
+        &format!("{BUNDLES}/roots"),
+        json!({"metadata": {"name": "roots"}, "spec": {"trustBundle": certificate("cm9vdA==")}}),
+    );
+    node.bind(&manifest(json!([{"clusterTrustBundle": {"name": "roots", "path": "roots.pem"}}])));
+    wait_until("the volume to fail", LONG, || node.cli(&["events"]).contains("FailedMount"));
+    assert!(!node.api().received().iter().any(|sent| sent.path().starts_with(BUNDLES)));
+    assert!(!node.log().contains("featureGates[ClusterTrustBundleProjection]"), "{}", node.log());
+    node.finish();
+}
