@@ -307,7 +307,8 @@ fn deferred_resize_survives_agent_restart() {
     joined.wait_pod("waits-web", "still deferred", deferred);
     // The API server may still show the report of the last agent.
     wait_until("the deferred resize to be counted", LIMIT, || {
-        joined.node.metric("kubelet_pod_pending_resizes{reason=\"deferred\"}") >= 1.0
+        let series = "kubelet_pod_pending_resizes{reason=\"deferred\",priority_bucket=\"normal\"}";
+        joined.node.metric(series) >= 1.0
     });
 
     joined.plane.kubectl(&["delete", "pod", "waits-big", "--grace-period=1", "--wait=false"]);
