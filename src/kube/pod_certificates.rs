@@ -243,7 +243,7 @@ impl PodCertificates {
         self.table().remove(uid);
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Place, State>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Place, Entry>>> {
         self.shared.table.locked()
     }
 
