@@ -36,6 +36,8 @@ mod fault_tests;
 mod from_pod;
 mod fs_group;
 mod key_mutex;
+#[cfg(test)]
+mod label_tests;
 mod measure;
 mod measured;
 #[cfg(test)]

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use super::super::attachment::{Controller, NodeVolumes};
 use super::super::error::VolumeError;
 use super::super::kind::{Certainty, Form, KindError, Phase, ReadyVolume};
-use super::super::selinux::Labels;
 use super::driver::{Abilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
@@ -355,98 +354,6 @@ fn volume_grows_at_its_mount_and_later() {
     assert_eq!(volume.expand(3 << 30, &StopToken::never()).unwrap(), None);
 }
 
-fn labelled(pod: &str, label: &str) -> VolumeRequest {
-    VolumeRequest { selinux: Labels::with_label(label), ..wanted(pod, "h") }
-}
-
-fn stage_flags(agent: &FakeAgent) -> Vec<String> {
-    agent.node.last_stage().capability.mount_flags
-}
-
-#[test]
-fn pods_with_other_labels_cannot_share_a_mount() {
-    let agent = FakeAgent::new();
-    agent.driver().spec.selinux_mount = Some(true);
-    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
-    let ready = agent.set_up(&a).unwrap();
-    assert!(!ready.selinux_relabel);
-    assert_eq!(stage_flags(&agent), ["context=\"l1\""]);
-    let error = agent.set_up(&b).unwrap_err();
-    assert_eq!(error.to_string(), r#"conflicting SELinux labels of volume pv-h: "l1" and "l2""#);
-    // The second pod gets the volume after the first.
-    agent.tear_down(&a).unwrap();
-    agent.set_up(&b).unwrap();
-    assert_eq!(stage_flags(&agent), ["context=\"l2\""]);
-    agent.tear_down(&b).unwrap();
-    agent.assert_empty();
-}
-
-#[test]
-fn volume_of_a_driver_without_selinux_mount_is_shared_by_pods_with_other_labels() {
-    let agent = FakeAgent::new();
-    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
-    assert!(agent.set_up(&a).unwrap().selinux_relabel && agent.set_up(&b).unwrap().selinux_relabel);
-    assert!(stage_flags(&agent).is_empty());
-}
-
-/// The volume was never unmounted, and the pod never started.
-#[test]
-fn volume_that_is_still_staged_with_another_label_is_unstaged_first() {
-    for is_restarted in [false, true] {
-        let mut agent = FakeAgent::new();
-        agent.driver().spec.selinux_mount = Some(true);
-        let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
-        agent.set_up(&a).unwrap();
-        agent.node.fail("unstage", Fault::Final);
-        agent.tear_down(&a).unwrap();
-        if is_restarted {
-            agent.restart();
-        }
-        agent.node.fail("unstage", Fault::Final);
-        let error = agent.set_up(&b).unwrap_err().to_string();
-        let name = b.unique_name();
-        assert_eq!(
-            error,
-            format!(
-                "waiting for unmount of volume {name:?}, because it is already mounted to a different pod \
-                 with a different SELinux label"
-            )
-        );
-        agent.set_up(&b).unwrap();
-        assert_eq!(stage_flags(&agent), ["context=\"l2\""]);
-        agent.tear_down(&b).unwrap();
-        agent.assert_empty();
-    }
-}
-
-#[test]
-fn label_of_a_volume_is_known_after_a_restart() {
-    let mut agent = FakeAgent::new();
-    agent.driver().spec.selinux_mount = Some(true);
-    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
-    agent.set_up(&a).unwrap();
-    agent.restart();
-    let error = agent.set_up(&b).unwrap_err().to_string();
-    assert!(error.starts_with("conflicting SELinux labels"), "{error}");
-    assert!(!agent.set_up(&a).unwrap().selinux_relabel);
-    agent.tear_down(&a).unwrap();
-    agent.set_up(&b).unwrap();
-}
-
-/// An earlier release mounted volumes of several pods without a label.
-#[test]
-fn pod_keeps_a_volume_that_was_mounted_without_a_label() {
-    let mut agent = FakeAgent::new();
-    let (a, b) = (labelled("a", "l1"), labelled("b", "l1"));
-    agent.set_up(&a).unwrap();
-    agent.restart();
-    agent.driver().spec.selinux_mount = Some(true);
-    let error = agent.set_up(&b).unwrap_err().to_string();
-    assert_eq!(error, r#"conflicting SELinux labels of volume pv-h: "" and "l1""#);
-    assert!(agent.set_up(&a).unwrap().selinux_relabel);
-    assert!(!agent.changes().iter().any(|call| call.starts_with("unstage")));
-}
-
 #[test]
 fn block_device_is_published_held_and_linked() {
     let agent = FakeAgent::new();
@@ -723,21 +630,6 @@ fn labels_of_read_only_volumes_are_not_changed() {
         assert_eq!(agent.set_up(&volume).unwrap().selinux_relabel, !read_only);
         agent.tear_down(&volume).unwrap();
     }
-}
-
-#[test]
-fn label_that_would_be_another_mount_option_is_refused() {
-    let agent = FakeAgent::new();
-    agent.driver().spec.selinux_mount = Some(true);
-    let mut a = wanted("a", "h");
-    for level in ["s0\",errors=panic,x=\"", "s0 ", "s0\n", "s0\u{e4}"] {
-        a.selinux = Labels::with_label(&format!("u:r:t:{level}"));
-        let error = agent.set_up(&a).unwrap_err();
-        assert!(error.to_string().contains("cannot be an option of a mount"), "{error}");
-    }
-    assert!(agent.node.calls().is_empty() && agent.left().is_empty());
-    a.selinux = Labels::with_label("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
-    agent.set_up(&a).unwrap();
 }
 
 /// Another pod that waited for the volume got it, and both used it.
