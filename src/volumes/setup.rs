@@ -1188,6 +1188,23 @@ mod tests {
     }
 
     #[test]
+    fn event_of_a_conflict_of_labels_is_that_of_a_volume_that_was_not_processed() {
+        let volume = Volume { name: "v".to_owned(), ..Volume::default() };
+        let state = SetUpState::Waiting(None);
+        let pending = PendingVolume { volume: &volume, begun: None, is_reported: false, state };
+        let problem = super::super::selinux::LabelProblem::Conflict {
+            volume: "pv".to_owned(),
+            present: "a:b:c:s0".to_owned(),
+            wanted: String::new(),
+        };
+        assert_eq!(
+            pending.cause(&problem.into(), Some("pv".to_owned())),
+            "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process \
+             volumes=[v]: conflicting SELinux labels of volume pv: \"a:b:c:s0\" and \"\""
+        );
+    }
+
+    #[test]
     fn pod_is_refused_after_two_minutes_without_a_place_for_its_volume() {
         let now = Instant::now();
         let error = |phase| VolumeError::device(phase, "no slot");
