@@ -3,7 +3,7 @@
 //! which are those of pkg/features and of the libraries that it is built from. Gates of other
 //! components are unknown, as in the Go kubelet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use crate::model::version::PREVIOUS_RELEASE;
@@ -103,7 +103,6 @@ impl Gates {
                 gates.ignored.push(name);
             }
         }
-        gates.ignored.sort_unstable();
         (gates, problems)
     }
 
@@ -120,11 +119,12 @@ impl Gates {
     }
 
     /// The gates whose chosen value has no effect: this agent behaves as with the other value, the
-    /// release has the gate no more or has locked it, or a gate that it requires is off.
+    /// release has the gate no more or has locked it, or a gate that it requires is off. Sorted.
     #[must_use]
     pub fn without_effect(&self) -> Vec<&'static str> {
         let fixed = FIXED.iter().filter(|(name, here)| self.chosen(name).is_some_and(|on| on != *here));
-        fixed.map(|(name, _)| *name).chain(self.ignored.iter().copied()).collect()
+        let all: BTreeSet<_> = fixed.map(|(name, _)| *name).chain(self.ignored.iter().copied()).collect();
+        all.into_iter().collect()
     }
 }
 
@@ -275,9 +275,12 @@ const FIXED: &[(&str, bool)] = &[
     ("LocalStorageCapacityIsolationFSQuotaMonitoring", false),
     ("NativeHistograms", false),
     ("PodAndContainerStatsFromCRI", false),
+    ("PodLevelResourcesFixDefaulting", true),
+    ("PodLevelResourcesFixKubeletQOSClass", true),
     ("ReloadKubeletClientCAFile", true),
     ("ReloadKubeletServerCertificateFile", true),
     ("ResourceHealthStatus", true),
+    ("ResourceHealthStatusMessage", true),
     ("TaintTolerationComparisonOperators", true),
     ("UserNamespacesHostNetworkSupport", false),
     ("VolumeBindMountOptions", false),
