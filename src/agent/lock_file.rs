@@ -121,11 +121,12 @@ fn report_events(mut inotify: Inotify, wake: &Wake, events: &Sender<()>) -> io::
             return Ok(());
         }
         match inotify.read_events(&mut buffer) {
-            Ok(found) if found.count() > 0 => {
-                // A full channel has a report that was not read yet.
-                let _ = events.try_send(());
+            Ok(mut found) => {
+                if found.next().is_some() {
+                    // A full channel has a report that was not read yet.
+                    let _ = events.try_send(());
+                }
             }
-            Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
