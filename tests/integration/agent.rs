@@ -756,6 +756,57 @@ fn manifest_removed_and_rewritten_restarts_its_pod() {
     node.finish();
 }
 
+/// The manifest of a pod `former`, without a UID.
+fn former() -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "former"}, "spec": {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": "localhost/busybox:1", "command": ["sleep", "1000"]}]}})
+}
+
+/// The UID that the Go kubelet 1.36.3 gives to [`former`] in a file. The hash of its text was computed
+/// with that release; the place follows.
+fn uid_by_1_36(file: &std::path::Path) -> String {
+    let text: u128 = 0x4ba1_48ff_065b_530d_abda_ded2_1304_8583;
+    let place = format!("host:{NODE}file:{}", file.display());
+    let step = |hash: u128, byte: u8| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    };
+    format!("{:032x}", place.bytes().fold(text, step))
+}
+
+#[test]
+fn static_pod_of_the_former_release_continues_until_its_manifest_changes() {
+    let mut node = FakeNode::join(json!({}));
+    let expected = uid_by_1_36(&node.manifests().join("former.json"));
+    let mut manifest = former();
+    // As if the former release had started it.
+    manifest["metadata"]["uid"] = json!(expected);
+    node.apply(&manifest);
+    node.wait_ready("former");
+    wait_until("the mirror to be ready", LONG, || node.shown("former").is_some_and(|pod| is_ready(&pod)));
+    let (mirror, first) = (uid(&node.shown("former").unwrap()), node.running("former"));
+    node.kill_agent();
+    node.apply(&former());
+    for _ in 0..2 {
+        node.start_agent();
+        assert_eq!(uid(&node.wait_ready("former")), expected);
+        assert_eq!(node.running("former"), first, "{:?}", node.fake.calls());
+        node.stop_agent();
+    }
+    node.start_agent();
+    node.wait_ready("former");
+    assert_eq!(uid(&node.shown("former").unwrap()), mirror);
+
+    let mut changed = former();
+    changed["metadata"]["labels"] = json!({"a": "b"});
+    node.apply(&changed);
+    let is_new = |pod: &Pod| is_ready(pod) && uid(pod) != expected;
+    node.wait_pod("former", "a new pod", LONG, is_new);
+    node.assert_runs_once("former", &["main"]);
+    assert_ne!(node.running("former"), first);
+    node.finish();
+}
+
 #[test]
 fn pod_that_does_not_fit_is_rejected() {
     let node = FakeNode::start_with(json!({"maxPods": 1}));
