@@ -247,11 +247,11 @@ fn conditions_of_other_clients_stay() {
     let conditions = before.status.as_mut().unwrap().conditions.as_mut().unwrap();
     conditions.splice(0..0, OTHERS.iter().map(other));
     let (after, _) = compose::refreshed(&settings(), &facts(), Some(addresses()), &before, timestamp(100));
-    let of = |node: &Node| {
+    let others_of = |node: &Node| {
         let all = node.status.as_ref().unwrap().conditions.iter().flatten();
         all.filter(|condition| OTHERS.contains(&condition.type_.as_str())).cloned().collect::<Vec<_>>()
     };
-    assert_eq!((of(&after), of(&after).len()), (of(&before), OTHERS.len()));
+    assert_eq!((others_of(&after), others_of(&after).len()), (others_of(&before), OTHERS.len()));
     // The heartbeats of our own conditions are all that changed.
     let patch = patch::between(&before, &after).unwrap();
     let changes = patch["status"]["conditions"].as_array().unwrap();

@@ -577,7 +577,7 @@ fn pod_that_is_not_ready_stays_so_over_a_restart_of_the_agent() {
             json!({"name": name, "image": "i", "imageID": "", "ready": false, "started": true,
                 "restartCount": 0, "state": {"running": {}}, "containerID": format!("containerd://{name}/0")})
         };
-        let of = |names: &[&str]| names.iter().map(before).collect::<Vec<Value>>();
+        let statuses_of = |names: &[&str]| names.iter().map(before).collect::<Vec<Value>>();
         let sidecars: Vec<&str> = sidecar.into_iter().collect();
         let plain: Vec<Value> = regular.iter().map(|name| json!({"name": name})).collect();
         let first: Vec<Value> =
@@ -585,8 +585,8 @@ fn pod_that_is_not_ready_stays_so_over_a_restart_of_the_agent() {
         let pod = pod(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 1},
             "spec": {"initContainers": first, "containers": plain},
-            "status": {"phase": "Running", "initContainerStatuses": of(&sidecars),
-                "containerStatuses": of(regular)},
+            "status": {"phase": "Running", "initContainerStatuses": statuses_of(&sidecars),
+                "containerStatuses": statuses_of(regular)},
         }));
         let status = compose(&Inputs {
             startup: &|_| startup,
