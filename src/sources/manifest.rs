@@ -23,12 +23,19 @@ pub(super) struct Manifest {
 
 /// Reads a manifest of a node without earlier pods.
 pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
-    read_with(bytes, node_name, origin, &KnownPods::default())
+    read_pods(bytes, node_name, origin, &KnownPods::default())
 }
 
-/// Reads a manifest. Each of its pods is validated separately; one that is among the `known` ones keeps
-/// its UID.
+/// Reads a manifest whose pods are to run: one that is among the `known` ones keeps its UID. Logs what is
+/// unusual about them.
 pub(super) fn read_with(bytes: &[u8], node_name: &str, origin: &Origin, known: &KnownPods) -> Manifest {
+    let manifest = read_pods(bytes, node_name, origin, known);
+    manifest.pods.iter().for_each(priority::log_warning);
+    manifest
+}
+
+/// Reads a manifest. Each of its pods is validated separately.
+fn read_pods(bytes: &[u8], node_name: &str, origin: &Origin, known: &KnownPods) -> Manifest {
     let lists = match origin {
         Origin::File(_) => Lists::Refused,
         Origin::Http(_) => Lists::Accepted,
@@ -48,10 +55,7 @@ pub(super) fn read_with(bytes: &[u8], node_name: &str, origin: &Origin, known: &
             decoded.unknown.iter().map(|path| Fault::in_field(path.as_str(), "unknown field, ignored"));
         manifest.unknown.extend(unknown.map(place));
         match static_pod(decoded, node_name, origin, known) {
-            Ok(pod) => {
-                priority::log_warning(&pod);
-                manifest.pods.push(pod);
-            }
+            Ok(pod) => manifest.pods.push(pod),
             Err(faults) => manifest.faults.extend(faults.into_iter().map(place)),
         }
     }
