@@ -301,6 +301,23 @@ mod tests {
     }
 
     #[test]
+    fn pod_of_another_release_keeps_its_uid() {
+        use crate::sources::{defaults, fingerprint};
+        let written: crate::model::api::Pod = serde_json::from_str(&pod("a")).unwrap();
+        let mut given = written.clone();
+        defaults::set_defaults(&mut given);
+        for release in &fingerprint::RELEASES {
+            let expected = fingerprint::uid(release, &written, &given, "url:http://h/x").unwrap();
+            let pods = tempfile::tempdir().unwrap();
+            std::fs::create_dir(pods.path().join(&expected)).unwrap();
+            let known = KnownPods::find(pods.path(), []);
+            let mut remote = Remote { known, ..remote("http://h/x", None) };
+            assert_eq!(remote.take(response(200, &list(&[pod("a")])), timestamp(1)), None);
+            assert_eq!(remote.set().pods.unwrap()[0].uid().as_str(), expected, "{}", release.name);
+        }
+    }
+
+    #[test]
     fn an_invalid_response_removes_no_pod() {
         let mut remote = remote("http://h/x", None);
         assert!(remote.take(response(200, "{\"kind\":"), timestamp(1)).is_some());
