@@ -156,6 +156,7 @@ fn settings(
     let options = &config.topology_manager_policy_options;
     let numbers = nodes.iter().map(|node| node.number).collect();
     let topology = TopologyManager::new(policy, scope, options, &nodes).map_err(|error| refused(&error))?;
+    let topology = topology.with_pod_level(settings::gates(config).enabled("PodLevelResourceManagers"));
     let cpu = match is_cpu_static {
         true => Some(cpu(config, policy == Policy::SingleNumaNode).map_err(|error| refused(&error))?),
         false if config.cpu_manager_policy_options.is_empty() => None,

@@ -5,6 +5,7 @@
 //! Go's types and fields are part of the format of the file.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 
 use super::pod::fnv32;
 
@@ -99,6 +100,21 @@ pub fn dump(kind: &str, value: &Value<'_>) -> String {
 #[must_use]
 pub fn checksum(kind: &str, value: &Value<'_>) -> u32 {
     fnv32(&dump(kind, value))
+}
+
+/// A JSON text as Go writes it: these characters are escaped in all texts.
+#[must_use]
+pub fn in_go_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(character));
+            }
+            _ => out.push(character),
+        }
+    }
+    out
 }
 
 #[cfg(test)]

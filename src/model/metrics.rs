@@ -126,11 +126,11 @@ metrics! { ALL;
         "Containers that were to get memory of certain NUMA nodes.";
     MEMORY_PINNING_ERRORS: Counter = "kubelet_memory_manager_pinning_errors_total",
         "Containers that could not get memory of certain NUMA nodes.";
-    RESOURCE_ALLOCATIONS: CounterVec<2> = "resource_manager_allocations_total",
-        "Allocations of CPUs and memory for one container alone.", ["resource_name", "source"];
-    RESOURCE_ALLOCATION_ERRORS: CounterVec<2> = "resource_manager_allocation_errors_total",
-        "Failed allocations of CPUs and memory for one container alone.", ["resource_name", "source"];
-    RESOURCE_ASSIGNMENTS: CounterVec<2> = "resource_manager_container_assignments",
+    RESOURCE_ALLOCATIONS: CounterVec<2> = "kubelet_resource_manager_allocations_total",
+        "Allocations of CPUs and memory for a container or a pod alone.", ["resource_name", "source"];
+    RESOURCE_ALLOCATION_ERRORS: CounterVec<2> = "kubelet_resource_manager_allocation_errors_total",
+        "Failed allocations of CPUs and memory for a container or a pod alone.", ["resource_name", "source"];
+    RESOURCE_ASSIGNMENTS: CounterVec<2> = "kubelet_resource_manager_container_assignments_total",
         "Containers that got CPUs or memory, by the kind of assignment.", ["resource_name", "assignment_type"];
     CGROUP_OPERATIONS: HistogramVec<1> = "kubelet_cgroup_manager_duration_seconds",
         "Making, changing and removing cgroups.", SHORT, ["operation_type"];
@@ -484,15 +484,8 @@ mod tests {
         let text = page.into_text();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"version\"}"));
         assert!(text.contains("kubelet_pod_start_duration_seconds_bucket{le=\"3600\"}"));
-        let known = [
-            "kubelet_",
-            "coracle_",
-            "rest_client_",
-            "resource_manager_",
-            "storage_operation_",
-            "dra_",
-            "volume_manager_selinux_",
-        ];
+        let known =
+            ["kubelet_", "coracle_", "rest_client_", "storage_operation_", "dra_", "volume_manager_selinux_"];
         assert!(text.lines().all(|line| known.iter().any(|start| line.contains(start))));
     }
 

@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use coracle::model::pod::Pod;
+use coracle::model::pod::{Pod, request};
 use coracle::model::quantity::Amount;
+use coracle::placement::cpu::error::AllocateError;
 use coracle::placement::cpu::file::{self, STATIC};
 use coracle::placement::cpu::options::{Gates, Options};
-use coracle::placement::cpu::policy::{Allocated, Reservation, Static};
+use coracle::placement::cpu::policy::{Reservation, Static};
 use coracle::placement::cpu::request::PodCpus;
 use coracle::placement::cpu::state::State;
 use coracle::placement::cpus::CpuSet;
 use coracle::placement::machine::{Cpu, Level, Machine};
 use coracle::placement::numa::{Hint, NumaMask};
+use coracle::placement::topology::Candidate;
 use serde_json::{Value, json};
 
 use crate::peer::Peer;
@@ -31,7 +33,7 @@ struct TestMachine {
 fn host(random: &mut Random) -> TestMachine {
     let nodes = pick(random, &[1_u32, 1, 2, 2, 4, 4, 8]);
     let sockets_per_node = if rarely(random, 12) { 2 } else { 1 };
-    let nodes_per_socket = if sockets_per_node == 1 { pick(random, &[1_u32, 1, 2, 4]).min(nodes) } else { 1 };
+    let nodes_per_socket = if sockets_per_node == 1 { pick(random, &[1_u32, 2, 2, 4]).min(nodes) } else { 1 };
     let cores = pick(random, &[1_u32, 2, 2, 3, 4, 4, 6, 8]) * sockets_per_node;
     let threads = pick(random, &[1_u32, 2, 2, 2, 4]);
     let caches = pick(random, &[None, Some(1_u32), Some(1), Some(2), Some(2), Some(4)]);
@@ -101,6 +103,12 @@ fn options(random: &mut Random) -> BTreeMap<String, String> {
             );
         }
     }
+    if rarely(random, 4) {
+        for name in ["distribute-cpus-across-numa", "align-by-socket"] {
+            options.insert(name.to_owned(), "true".to_owned());
+        }
+        options.retain(|name, _| name != "prefer-align-cpus-by-uncorecache" && !name.ends_with("cores"));
+    }
     if rarely(random, 100) {
         options.insert(pick(random, &["full-pcpus", "align-by-socket"]).to_owned(), "yes".to_owned());
     }
@@ -120,7 +128,22 @@ fn container(random: &mut Random, name: &str, most: u64) -> Value {
     json!({"name": name, "resources": {"limits": limits, "requests": requests}})
 }
 
-fn pod(random: &mut Random, number: usize, cpus: u64) -> Value {
+/// CPUs of the pod as a whole for all of its containers, and some more: no validation refuses it.
+fn whole(random: &mut Random, spec: &Value) -> Value {
+    let object = json!({"metadata": {"uid": "u"}, "spec": spec});
+    let pod = Pod::from(serde_json::from_value::<coracle::model::api::Pod>(object).unwrap());
+    let total = pod.all_containers().filter_map(|container| request(container, "cpu"));
+    let total = total.fold(Amount::default(), |sum, amount| sum + amount).units();
+    let cpu = match random.below(8) {
+        0 => format!("{}m", total * 1000 + 500),
+        1..=3 => total.to_string(),
+        more => (total + more as i64 - 3).to_string(),
+    };
+    let own = json!({"cpu": cpu, "memory": "1Gi"});
+    json!({"limits": own, "requests": own})
+}
+
+fn pod(random: &mut Random, number: usize, cpus: u64, gate: bool) -> Value {
     let most = pick(random, &[2, 4, 4, 8, cpus.max(1)]).min(cpus.max(1));
     let mut init = Vec::new();
     for index in 0..pick(random, &[0, 0, 0, 1, 2, 3]) {
@@ -130,13 +153,19 @@ fn pod(random: &mut Random, number: usize, cpus: u64) -> Value {
         }
         init.push(init_container);
     }
-    let apps: Vec<Value> = (0..pick(random, &[1, 1, 1, 2, 3]))
+    let mut apps: Vec<Value> = (0..pick(random, &[1, 1, 1, 2, 3]))
         .map(|index| container(random, &format!("a{index}"), most))
         .collect();
+    let is_whole = rarely(random, if gate { 3 } else { 25 });
+    if is_whole && gate {
+        // They share what the others leave of the pod's CPUs.
+        for container in init.iter_mut().chain(&mut apps).filter(|_| rarely(random, 3)) {
+            container["resources"] = json!({});
+        }
+    }
     let mut spec = json!({"containers": apps, "initContainers": init});
-    if rarely(random, 25) {
-        let own = json!({"cpu": "2", "memory": "1Gi"});
-        spec["resources"] = json!({"limits": own, "requests": own});
+    if is_whole {
+        spec["resources"] = whole(random, &spec);
     }
     json!({"metadata": {"name": format!("p{number}"), "namespace": "n", "uid": format!("uid-{number}")}, "spec": spec})
 }
@@ -155,8 +184,14 @@ fn plain(hints: Option<Vec<Hint>>) -> Value {
 struct CompletedStep {
     result: Value,
     before: State,
-    had_cpus: bool,
     wanted: u32,
+}
+
+fn note_error(result: &mut Value, allocated: Result<(), AllocateError>) {
+    if let Err(error) = allocated {
+        result["reason"] = error.reason().into();
+        result["message"] = error.to_string().into();
+    }
 }
 
 struct Simulation<'a> {
@@ -172,21 +207,20 @@ impl Simulation<'_> {
     fn step(&mut self, what: &str, pod: usize, name: &str, nodes: Option<NumaMask>) -> Value {
         let pod_cpus = self.pods[pod].clone();
         let before = self.state.clone();
-        let (mut result, mut had_cpus, mut wanted) =
-            (json!({"reason": "", "message": "", "hints": null}), false, 0);
+        let (mut result, mut wanted) = (json!({"reason": "", "message": "", "hints": null}), 0);
         let container = pod_cpus.container(name);
         match what {
             "hints" => result["hints"] = plain(self.policy.hints(&self.state, &pod_cpus, container.unwrap())),
             "podHints" => result["hints"] = plain(self.policy.pod_hints(&self.state, &pod_cpus)),
             "allocate" => {
                 wanted = container.unwrap().exclusive;
-                match self.policy.allocate(&mut self.state, &pod_cpus, container.unwrap(), nodes) {
-                    Ok(allocated) => had_cpus = matches!(allocated, Allocated::Existing(_)),
-                    Err(error) => {
-                        result["reason"] = error.reason().into();
-                        result["message"] = error.to_string().into();
-                    }
-                }
+                let allocated =
+                    self.policy.allocate(&mut self.state, &pod_cpus, container.unwrap(), nodes).map(drop);
+                note_error(&mut result, allocated);
+            }
+            "allocatePod" => {
+                let allocated = self.policy.allocate_pod(&mut self.state, &pod_cpus, nodes).map(drop);
+                note_error(&mut result, allocated);
             }
             _ => drop(self.state.release(&pod_cpus.uid, name)),
         }
@@ -195,7 +229,7 @@ impl Simulation<'_> {
         result["default"] = self.state.shared.to_string().into();
         let affinity = nodes.map(|nodes| nodes.iter().collect::<Vec<_>>());
         self.steps.push(json!({"do": what, "pod": pod, "container": name, "affinity": affinity}));
-        self.done.push(CompletedStep { result: result.clone(), before, had_cpus, wanted });
+        self.done.push(CompletedStep { result: result.clone(), before, wanted });
         result
     }
 
@@ -218,10 +252,20 @@ impl Simulation<'_> {
         let names: Vec<String> =
             self.pods[pod].containers.iter().map(|container| container.name.clone()).collect();
         let as_pod = rarely(self.random, 3);
+        let is_whole = self.pods[pod].whole.is_some();
+        if is_whole && self.state.exclusive.contains_key(&self.pods[pod].uid) {
+            // Go gives it other CPUs.
+            return;
+        }
         let mut nodes = None;
         if as_pod {
             let hints = self.step("podHints", pod, &names[0], None);
             nodes = self.choose(&hints["hints"]);
+        }
+        if as_pod && is_whole {
+            let last = names.last().unwrap_or(&names[0]).clone();
+            self.step("allocatePod", pod, &last, nodes);
+            return;
         }
         for name in &names {
             if !as_pod {
@@ -255,9 +299,6 @@ fn known(
     theirs: &Value,
 ) -> Option<&'static str> {
     let taken = CpuSet::parse(theirs["cpus"].as_str().unwrap_or_default()).unwrap();
-    if ours.had_cpus && theirs["reason"] == "SMTAlignmentError" {
-        return Some("had its CPUs, refused by Go");
-    }
     let reusable = ours.before.reusable.as_ref().map(|(_, cpus)| cpus.clone()).unwrap_or_default();
     if !reusable.is_empty() && theirs["reason"] == "SMTAlignmentError" {
         return Some("CPUs of its init containers, refused by Go");
@@ -364,18 +405,28 @@ fn cpus_are_assigned_as_the_kubelet_does() {
             }
         };
         let cpus = u64::from(host.machine.all().len());
+        let gate = rarely(&mut random, 2);
         let pods: Vec<Value> =
-            (0..3 + random.below(6) as usize).map(|index| pod(&mut random, index, cpus / 2)).collect();
+            (0..3 + random.below(6) as usize).map(|index| pod(&mut random, index, cpus / 2, gate)).collect();
         let read: Vec<PodCpus> = pods
             .iter()
             .map(|pod| {
-                PodCpus::new(&Pod::from(
-                    serde_json::from_value::<coracle::model::api::Pod>(pod.clone()).unwrap(),
-                ))
+                let pod = Pod::from(serde_json::from_value::<coracle::model::api::Pod>(pod.clone()).unwrap());
+                PodCpus::from_candidate(Candidate::with_gate(&pod, gate))
             })
             .collect();
         let number = read.len();
-        let state = policy.empty_state();
+        let mut state = policy.empty_state();
+        if rarely(&mut random, 2) {
+            // The nodes do not have the same numbers of free CPUs.
+            let free: Vec<u32> = policy.free(&state).iter().collect();
+            let taken: CpuSet = free.into_iter().filter(|_| rarely(&mut random, 3)).collect();
+            if !taken.is_empty() && taken != state.shared {
+                state.assign(&"earlier".into(), "a", taken);
+                question["file"] = file::encode(STATIC, &state).into();
+            }
+        }
+        let first_shared = state.shared.to_string();
         let (steps, done) = (Vec::new(), Vec::new());
         let mut simulation =
             Simulation { random: &mut random, policy: &policy, state, pods: read, steps, done };
@@ -391,6 +442,7 @@ fn cpus_are_assigned_as_the_kubelet_does() {
             }
         }
         question["pods"] = pods.into();
+        question["podLevel"] = gate.into();
         question["steps"] = simulation.steps.clone().into();
         let theirs = peer.ask(&question);
         if theirs["error"] != "" || theirs["start"] != "" {
@@ -401,7 +453,7 @@ fn cpus_are_assigned_as_the_kubelet_does() {
             }
             continue;
         }
-        if theirs["default"] != policy.empty_state().shared.to_string().as_str() {
+        if theirs["default"] != first_shared.as_str() {
             match host.even && (!options.across_nodes || host.machine.count(Level::Node) <= 4) {
                 true => cases.differs(&format!("reserved {:?}: {theirs} {question}", policy.reserved())),
                 false => cases.count("cores or sockets that are not alike"),
@@ -419,24 +471,39 @@ fn cpus_are_assigned_as_the_kubelet_does() {
 /// Changes a state file as an operator, another version or a fault of the disk could.
 fn changed(random: &mut Random, text: &str) -> String {
     let mut content: Value = serde_json::from_str(text).unwrap();
-    match random.below(12) {
-        0 => content["checksum"] = 1.into(),
-        1 => content["checksum"] = 0.into(),
-        2 => content["policyName"] = "none".into(),
-        3 => {
-            content["defaultCpuSet"] = pick(random, &["", "0", "0-1", "a", "5-2", "0-500"]).into();
-            content["checksum"] = 0.into();
+    match random.below(16) {
+        0 => return text[..random.below(text.len() as u64) as usize].to_owned(),
+        1 => content["dataChecksum"] = pick(random, &[0, 1]).into(),
+        2 => content["data"] = pick(random, &["", "{}", "{\"policyName\":\"static\"}", "x"]).into(),
+        3 => return text.replacen("0", "1", 1 + random.below(6) as usize),
+        // The older fields do not count beside the newer ones.
+        4 => content["checksum"] = 1.into(),
+        5 => content["entries"] = json!({"uid-9": {"a": "x"}}),
+        6..=9 => return text.to_owned(),
+        _ => {
+            // A file of an older kubelet.
+            let older = content.as_object_mut().unwrap();
+            older.retain(|name, _| name != "data" && name != "dataChecksum");
+            match random.below(8) {
+                0 => content["checksum"] = 1.into(),
+                1 => content["checksum"] = 0.into(),
+                2 => content["policyName"] = "none".into(),
+                3 => {
+                    content["defaultCpuSet"] = pick(random, &["", "0", "0-1", "a", "5-2", "0-500"]).into();
+                    content["checksum"] = 0.into();
+                }
+                4 => {
+                    content["entries"] = json!({"uid-9": {"a": pick(random, &["0", "1", "x", ""])}});
+                    content["checksum"] = 0.into();
+                }
+                5 => {
+                    content["entries"] =
+                        json!({pick(random, &["id-1", "id-2"]): pick(random, &["0", "1", "2-3"])});
+                    content["checksum"] = 0.into();
+                }
+                _ => {}
+            }
         }
-        4 => return text[..random.below(text.len() as u64) as usize].to_owned(),
-        5 => {
-            content["entries"] = json!({"uid-9": {"a": pick(random, &["0", "1", "x", ""])}});
-            content["checksum"] = 0.into();
-        }
-        6 => {
-            content["entries"] = json!({pick(random, &["id-1", "id-2"]): pick(random, &["0", "1", "2-3"])});
-            content["checksum"] = 0.into();
-        }
-        _ => return text.to_owned(),
     }
     content.to_string()
 }
@@ -468,11 +535,9 @@ fn state_files_are_read_as_the_kubelet_does() {
         if text.is_empty() {
             continue;
         }
-        let known: BTreeMap<_, _> = BTreeMap::from([("id-1".into(), ("uid-1".into(), "a".to_owned()))]);
-        let ours = file::decode(&text, STATIC, &known).and_then(|state| file::check(&policy, state));
+        let ours = file::decode(&text, STATIC).and_then(|state| file::check(&policy, state));
         question["pods"] = json!([]);
         question["file"] = text.as_str().into();
-        question["known"] = json!({"id-1": ["uid-1", "a"]});
         let theirs = peer.ask(&question);
         let even = host.even && (!options.across_nodes || host.machine.count(Level::Node) <= 4);
         match (&ours, theirs["start"] == "" && theirs["error"] == "") {

@@ -1,5 +1,7 @@
 //! Why a container gets no CPUs.
 
+use crate::placement::topology::EMPTY_POOL;
+
 /// CPUs cannot be taken from a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
@@ -39,6 +41,9 @@ pub enum AllocateError {
         /// How many CPUs are free on cores without reserved CPUs.
         available: u32,
     },
+    /// The exclusive CPUs of a pod's containers leave none of the pod's CPUs to the others.
+    #[error("pod rejected, {0}")]
+    EmptyPool(&'static str),
     /// Too few CPUs are free.
     #[error("Allocate failed due to {0}, which is unexpected")]
     Take(TakeError),
@@ -50,6 +55,7 @@ impl AllocateError {
     pub fn reason(&self) -> &'static str {
         match self {
             AllocateError::NotWholeCores { .. } | AllocateError::NotEnoughCores { .. } => "SMTAlignmentError",
+            AllocateError::EmptyPool(_) => EMPTY_POOL,
             AllocateError::Take(_) => "UnexpectedAdmissionError",
         }
     }

@@ -1,7 +1,8 @@
 //! The state file `cpu_manager_state`, in the formats of the Go kubelet (Go:
 //! pkg/kubelet/cm/cpumanager/state/checkpoint.go, state_checkpoint.go).
 //!
-//! It is written in format 2, which every Go kubelet since 1.18 reads.
+//! It is written in format 4 (since 1.37), which has all fields of format 2: every Go kubelet since 1.18
+//! reads it. Formats 2, 3 and 4 are read; format 1 (before 1.18) is not, as in the Go kubelet.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::policy::Static;
 use super::state::{ByContainer, State};
-use crate::model::ids::{ContainerId, PodUid};
+use crate::model::checksum::{Value, checksum, in_go_json};
+use crate::model::ids::PodUid;
 use crate::model::pod::fnv32;
 use crate::placement::cpus::CpuSet;
 
@@ -36,7 +38,7 @@ pub enum FileError {
     #[error("the checksum {found} does not fit the content")]
     Checksum {
         /// The one in the file.
-        found: u32,
+        found: u64,
     },
     /// Another policy wrote it.
     #[error("configured policy {configured:?} differs from state checkpoint policy {found:?}")]
@@ -53,12 +55,6 @@ pub enum FileError {
         owner: String,
         /// The text.
         text: String,
-    },
-    /// A container of format 1 does not run any more.
-    #[error("container {id:?} is unknown")]
-    Container {
-        /// Its id.
-        id: String,
     },
     /// There are exclusive CPUs and no shared ones.
     #[error("default cpuset cannot be empty")]
@@ -101,6 +97,14 @@ pub enum FileError {
         /// Its CPUs.
         cpus: CpuSet,
     },
+    /// The CPUs of a pod are also shared, or another pod's.
+    #[error("pod {pod}: cpuset {cpus} overlaps with default cpuset or another pod's")]
+    Pod {
+        /// The pod.
+        pod: PodUid,
+        /// Its CPUs.
+        cpus: CpuSet,
+    },
     /// The machine has other CPUs than the file.
     #[error("current set of available CPUs {online} does not match with CPUs in state {known}")]
     OtherCpus {
@@ -114,92 +118,163 @@ pub enum FileError {
 /// Container name by CPUs, by pod UID.
 type Entries = BTreeMap<String, BTreeMap<String, String>>;
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Content<E, P> {
+/// Formats 2 to 4: the fields of format 2 (and `podEntries` in format 3), and in format 4 `data`.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Content {
     policy_name: String,
     default_cpu_set: String,
-    #[serde(default)]
-    entries: E,
-    #[serde(default)]
-    pod_entries: P,
-    checksum: u32,
+    #[serde(deserialize_with = "or_default")]
+    entries: Entries,
+    #[serde(deserialize_with = "or_default")]
+    pod_entries: BTreeMap<String, PodEntry>,
+    checksum: u64,
+    #[serde(deserialize_with = "or_default")]
+    data: String,
+    data_checksum: u64,
 }
 
-#[derive(Deserialize, Default)]
+/// What `data` of format 4 is as JSON.
+#[derive(Deserialize, Serialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Data {
+    policy_name: String,
+    default_cpu_set: String,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    entries: Entries,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pod_entries: BTreeMap<String, PodEntry>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    baselines: BTreeMap<String, BTreeMap<String, Baseline>>,
+}
+
+#[derive(Deserialize, Serialize, Default)]
+#[serde(default)]
 struct PodEntry {
-    #[serde(rename = "cpuSet", default)]
+    #[serde(rename = "cpuSet", skip_serializing_if = "String::is_empty")]
     cpus: String,
+}
+
+#[derive(Deserialize, Serialize, Default)]
+#[serde(default)]
+struct Baseline {
+    baseline: String,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Written<'a> {
     policy_name: &'a str,
-    default_cpu_set: String,
+    default_cpu_set: &'a str,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    entries: Entries,
+    entries: &'a Entries,
     checksum: u32,
+    data: &'a str,
+    data_checksum: u32,
+}
+
+/// What is absent or null in Go's JSON.
+fn or_default<'de, D, T>(value: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
 /// The content of the file for a state.
+///
+/// Go kubelets since 1.18 read the fields of format 2, whose checksum does not cover `data`; those
+/// since 1.37 read only `data`.
 #[must_use]
 pub fn encode(policy: &str, state: &State) -> String {
     let texts =
         |of_pod: &ByContainer| of_pod.iter().map(|(name, cpus)| (name.clone(), cpus.to_string())).collect();
     let entries: Entries =
         state.exclusive.iter().map(|(pod, of_pod)| (pod.as_str().to_owned(), texts(of_pod))).collect();
-    let default_cpu_set = state.shared.to_string();
-    let checksum = fnv32(&dump("", policy, &default_cpu_set, &nested(&entries), None));
-    let written = Written { policy_name: policy, default_cpu_set, entries, checksum };
+    let pool = |cpus: &CpuSet| PodEntry { cpus: cpus.to_string() };
+    let data = Data {
+        policy_name: policy.to_owned(),
+        default_cpu_set: state.shared.to_string(),
+        entries,
+        pod_entries: state.pods.iter().map(|(pod, cpus)| (pod.as_str().to_owned(), pool(cpus))).collect(),
+        baselines: baselines(state),
+    };
     // INVARIANT: texts and maps with texts as keys are always JSON.
-    serde_json::to_string(&written).unwrap_or_default()
+    let text = in_go_json(&serde_json::to_string(&data).unwrap_or_default());
+    let checksum = fnv32(&dump("", policy, &data.default_cpu_set, &nested(&data.entries), None));
+    let written = Written {
+        policy_name: policy,
+        default_cpu_set: &data.default_cpu_set,
+        entries: &data.entries,
+        checksum,
+        data_checksum: of_text(&text),
+        data: &text,
+    };
+    in_go_json(&serde_json::to_string(&written).unwrap_or_default())
 }
 
-/// The state of a file that `policy` wrote, not yet compared with the machine. `containers` are
-/// those that the runtime knows, for files of format 1 (kubelets before 1.18).
+/// The CPUs of each container at its admission. Only a kubelet with the gate
+/// `InPlacePodVerticalScalingExclusiveCPUs` writes them, and it takes a container without an entry for
+/// one without CPUs of its own. So there are none, or those of all containers.
+fn baselines(state: &State) -> BTreeMap<String, BTreeMap<String, Baseline>> {
+    if state.baselines.is_empty() {
+        return BTreeMap::new();
+    }
+    let baseline = |pod: &PodUid, name: &String, cpus: &CpuSet| {
+        let before = state.baselines.get(pod).and_then(|of_pod| of_pod.get(name));
+        (name.clone(), Baseline { baseline: before.unwrap_or(cpus).to_string() })
+    };
+    let of_pod = |(pod, of_pod): (&PodUid, &ByContainer)| {
+        let all = of_pod.iter().map(|(name, cpus)| baseline(pod, name, cpus)).collect();
+        (pod.as_str().to_owned(), all)
+    };
+    state.exclusive.iter().map(of_pod).collect()
+}
+
+/// The state of a file that `policy` wrote, not yet compared with the machine.
+///
+/// What a kubelet with the gates `PodLevelResourceManagers` and
+/// `InPlacePodVerticalScalingExclusiveCPUs` has written is kept, whether these are on or not. The CPUs
+/// of a pod without containers are shared again.
 ///
 /// # Errors
 /// When the file cannot be used.
-///
-/// DIFFERS: format 3 (alpha gate `PodLevelResourceManagers`) is also read without the gate; the CPUs
-/// that its pods have without a container are shared again.
-pub fn decode(
-    text: &str,
-    policy: &str,
-    containers: &BTreeMap<ContainerId, (PodUid, String)>,
-) -> Result<State, FileError> {
-    let (found, shared, entries, pods) = match parse(text) {
-        Ok(Parsed::Old(old)) => {
-            let mut entries = Entries::new();
-            for (id, cpus) in old.entries {
-                let known = containers.get(&ContainerId::from(id.as_str()));
-                let Some((pod, name)) = known else { return Err(FileError::Container { id }) };
-                entries.entry(pod.as_str().to_owned()).or_default().insert(name.clone(), cpus);
-            }
-            (old.policy_name, old.default_cpu_set, entries, BTreeMap::new())
-        }
-        Ok(Parsed::New(new)) => (new.policy_name, new.default_cpu_set, new.entries, new.pod_entries),
-        Err(error) => return Err(error),
-    };
-    if found != policy {
-        return Err(FileError::Policy { configured: policy.to_owned(), found });
+pub fn decode(text: &str, policy: &str) -> Result<State, FileError> {
+    let data = parse(text)?;
+    if data.policy_name != policy {
+        return Err(FileError::Policy { configured: policy.to_owned(), found: data.policy_name });
     }
     let cpus = |owner: &str, text: &str| {
         let shown: String = text.chars().take(100).collect();
         CpuSet::parse(text).map_err(|_| FileError::Cpus { owner: owner.to_owned(), text: shown })
     };
-    let mut state = State { shared: cpus("defaultCpuSet", &shared)?, ..State::default() };
-    for (pod, of_pod) in &entries {
+    let mut state = State { shared: cpus("defaultCpuSet", &data.default_cpu_set)?, ..State::default() };
+    for (pod, of_pod) in &data.entries {
         for (name, text) in of_pod {
             let set = cpus(&format!("pod {pod}, container {name}"), text)?;
             state.exclusive.entry(PodUid::from(pod.as_str())).or_default().insert(name.clone(), set);
         }
     }
-    let exclusive = state.all_exclusive();
-    for (pod, entry) in &pods {
-        let rest = cpus(&format!("pod {pod}"), &entry.cpus)?.difference(&exclusive);
-        state.shared = state.shared.union(&rest);
+    let mut unused = CpuSet::new();
+    for (pod, entry) in &data.pod_entries {
+        let pool = cpus(&format!("pod {pod}"), &entry.cpus)?;
+        let uid = PodUid::from(pod.as_str());
+        if state.exclusive.contains_key(&uid) {
+            state.pods.insert(uid, pool);
+        } else {
+            unused = unused.union(&pool);
+        }
+    }
+    state.shared = state.shared.union(&unused.difference(&state.all_exclusive()));
+    for (pod, of_pod) in &data.baselines {
+        for (name, entry) in of_pod {
+            let set = cpus(&format!("pod {pod}, container {name}"), &entry.baseline)?;
+            let uid = PodUid::from(pod.as_str());
+            if state.exclusive_of(&uid, name).is_some() {
+                state.baselines.entry(uid).or_default().insert(name.clone(), set);
+            }
+        }
     }
     Ok(state)
 }
@@ -232,7 +307,10 @@ pub fn check(policy: &Static, mut state: State) -> Result<State, FileError> {
     }
     let mut others = CpuSet::new();
     for (pod, of_pod) in &state.exclusive {
-        let mut of_this = CpuSet::new();
+        let mut of_this = state.pods.get(pod).cloned().unwrap_or_default();
+        if !of_this.is_disjoint(&state.shared) || !of_this.is_disjoint(&others) {
+            return Err(FileError::Pod { pod: pod.clone(), cpus: of_this });
+        }
         for (container, cpus) in of_pod {
             let (pod, container, cpus) = (pod.clone(), container.clone(), cpus.clone());
             if !cpus.is_disjoint(&state.shared) {
@@ -252,42 +330,35 @@ pub fn check(policy: &Static, mut state: State) -> Result<State, FileError> {
     Ok(state)
 }
 
-enum Parsed {
-    /// Format 1: CPUs by container id.
-    Old(Content<BTreeMap<String, String>, ()>),
-    /// Formats 2 and 3.
-    New(Content<Entries, BTreeMap<String, PodEntry>>),
+/// Finds the format, and checks the checksum. 0 is accepted in format 2, for files from before there
+/// were checksums. A file with `data` is of format 4, and of no older one if `data` is wrong.
+fn parse(text: &str) -> Result<Data, FileError> {
+    let wrong = |error: serde_json::Error| FileError::Format { message: error.to_string() };
+    let content: Content = serde_json::from_str(text).map_err(wrong)?;
+    if !content.data.is_empty() || content.data_checksum != 0 {
+        if content.data_checksum != u64::from(of_text(&content.data)) {
+            return Err(FileError::Checksum { found: content.data_checksum });
+        }
+        return serde_json::from_str(&content.data).map_err(wrong);
+    }
+    let entries = nested(&content.entries);
+    let (policy, shared, found) = (&content.policy_name, &content.default_cpu_set, content.checksum);
+    let pods = pod_entries(&content.pod_entries);
+    let is_sum = |version: &str, pods: Option<&str>| {
+        found == u64::from(fnv32(&dump(version, policy, shared, &entries, pods)))
+    };
+    let is_third = pods.as_deref().is_some_and(|pods| is_sum("", Some(pods)) || is_sum("V3", Some(pods)));
+    if !is_third && found != 0 && !is_sum("", None) && !is_sum("V2", None) {
+        return Err(FileError::Checksum { found });
+    }
+    let Content { policy_name, default_cpu_set, entries, pod_entries, .. } = content;
+    let pod_entries = if is_third { pod_entries } else { BTreeMap::new() };
+    Ok(Data { policy_name, default_cpu_set, entries, pod_entries, baselines: BTreeMap::new() })
 }
 
-/// Finds the format, and checks the checksum. 0 is accepted in formats 1 and 2, for files from
-/// before there were checksums.
-fn parse(text: &str) -> Result<Parsed, FileError> {
-    let wrong = |error: serde_json::Error| FileError::Format { message: error.to_string() };
-    match serde_json::from_str::<Content<Entries, BTreeMap<String, PodEntry>>>(text) {
-        Ok(new) => {
-            let entries = nested(&new.entries);
-            let (policy, shared) = (&new.policy_name, &new.default_cpu_set);
-            let sum = |version: &str| fnv32(&dump(version, policy, shared, &entries, None));
-            let as_pods = || {
-                pod_entries(&new.pod_entries)
-                    .map(|pods| fnv32(&dump("", policy, shared, &entries, Some(&pods))))
-            };
-            let fits = new.checksum == 0
-                || new.checksum == sum("")
-                || new.checksum == sum("V2")
-                || as_pods() == Some(new.checksum);
-            if fits { Ok(Parsed::New(new)) } else { Err(FileError::Checksum { found: new.checksum }) }
-        }
-        Err(error) => {
-            let Ok(old) = serde_json::from_str::<Content<BTreeMap<String, String>, ()>>(text) else {
-                return Err(wrong(error));
-            };
-            let entries = format!("(map[string]string){}", flat(&old.entries));
-            let fits = old.checksum == 0
-                || old.checksum == fnv32(&dump("", &old.policy_name, &old.default_cpu_set, &entries, None));
-            if fits { Ok(Parsed::Old(old)) } else { Err(FileError::Checksum { found: old.checksum }) }
-        }
-    }
+/// The checksum of `data`.
+fn of_text(text: &str) -> u32 {
+    checksum("string", &Value::text(text))
 }
 
 /// The text whose FNV-1a is the checksum: the Go value with its types.

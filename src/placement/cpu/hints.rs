@@ -37,6 +37,9 @@ impl Static {
         if wanted == 0 {
             return None;
         }
+        if pod.whole.is_some() {
+            return Some(self.whole_hints(state, pod, wanted));
+        }
         let mut assigned = CpuSet::new();
         for container in &pod.containers {
             match state.exclusive_of(&pod.uid, &container.name) {
@@ -50,6 +53,20 @@ impl Static {
         }
         let reusable = state.reusable_by(&pod.uid).union(&assigned);
         Some(self.masks(&self.free(state), &reusable, wanted))
+    }
+
+    /// The hints for a pod that gets CPUs as a whole; none if it would have none to share.
+    ///
+    /// DIFFERS: upstream has none for such a pod after a restart of the agent.
+    fn whole_hints(&self, state: &State, pod: &PodCpus, wanted: u32) -> Vec<Hint> {
+        if pod.check_shared().is_err() {
+            return Vec::new();
+        }
+        match state.pods.get(&pod.uid) {
+            Some(cpus) if cpus.len() != wanted => Vec::new(),
+            Some(cpus) => self.masks(cpus, &CpuSet::new(), wanted),
+            None => self.masks(&self.free(state), &CpuSet::new(), wanted),
+        }
     }
 
     /// The sets of nodes with enough CPUs and all reusable ones; the smallest sets that could ever do

@@ -4,8 +4,10 @@
 //! reservation, the options, the state, pods, what the topology manager chose. Out: hints, CPUs of
 //! containers, errors of admission, updates of running containers, the state file.
 //! Invariants: a CPU is shared or belongs to one container, except that the containers of a pod can
-//! have the CPUs of its init containers; reserved CPUs belong to no container.
-//! Absent on purpose: pod-level exclusive CPUs (gate `PodLevelResourceManagers`, alpha).
+//! have the CPUs of its init containers, and that those of a pod with CPUs as a whole share what is left
+//! of them; reserved CPUs belong to no container.
+//! Absent on purpose: other CPUs for containers that are resized (gate
+//! `InPlacePodVerticalScalingExclusiveCPUs`, alpha).
 //! Go counterpart: pkg/kubelet/cm/cpumanager.
 
 pub mod error;
@@ -20,6 +22,7 @@ mod spread;
 pub mod state;
 mod take;
 pub mod updates;
+pub mod whole;
 
 #[cfg(test)]
 pub(super) mod recordings;

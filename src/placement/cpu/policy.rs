@@ -154,9 +154,6 @@ impl Static {
     ///
     /// # Errors
     /// When the pod must be refused; the state is then unchanged.
-    ///
-    /// DIFFERS: with `full-pcpus-only` upstream refuses a container that has its CPUs already (after
-    /// a restart of the agent) if as many CPUs are not free once more.
     pub fn allocate(
         &self,
         state: &mut State,
@@ -174,18 +171,33 @@ impl Static {
         }
         self.check_cores(state, &pod.uid, wanted)?;
         let free = self.free(state).union(&state.reusable_by(&pod.uid));
+        let cpus = self.choose(&free, wanted, nodes)?;
+        state.assign(&pod.uid, &container.name, cpus.clone());
+        note_reusable(state, pod, container, &cpus);
+        let one_cache = self.shares_cache(&cpus);
+        Ok(Allocated::New { cpus, one_cache })
+    }
+
+    /// CPUs of `free`, of the nodes as far as these have some.
+    pub(super) fn choose(
+        &self,
+        free: &CpuSet,
+        wanted: u32,
+        nodes: Option<NumaMask>,
+    ) -> Result<CpuSet, TakeError> {
         let mut cpus = CpuSet::new();
         if let Some(nodes) = nodes {
-            let aligned = self.aligned(nodes, &free);
+            let aligned = self.aligned(nodes, free);
             cpus = take(&self.machine, &aligned, wanted.min(aligned.len()), &self.options)?;
         }
         let missing = wanted.saturating_sub(cpus.len());
         let others = take(&self.machine, &free.difference(&cpus), missing, &self.options)?;
-        let cpus = cpus.union(&others);
-        state.assign(&pod.uid, &container.name, cpus.clone());
-        note_reusable(state, pod, container, &cpus);
-        let one_cache = self.machine.groups(&cpus, Level::Cache).len() <= 1;
-        Ok(Allocated::New { cpus, one_cache })
+        Ok(cpus.union(&others))
+    }
+
+    /// Whether the CPUs are of one uncore cache.
+    pub(super) fn shares_cache(&self, cpus: &CpuSet) -> bool {
+        self.machine.groups(cpus, Level::Cache).len() <= 1
     }
 
     /// The shared CPUs that are not reserved.
@@ -199,7 +211,12 @@ impl Static {
     /// DIFFERS: the CPUs of the pod's init containers count, as they do in the choice itself;
     /// upstream counts only the shared ones, and refuses a pod whose init container took the last
     /// whole cores.
-    fn check_cores(&self, state: &State, pod: &PodUid, requested: u32) -> Result<(), AllocateError> {
+    pub(super) fn check_cores(
+        &self,
+        state: &State,
+        pod: &PodUid,
+        requested: u32,
+    ) -> Result<(), AllocateError> {
         if !self.options.full_cores {
             return Ok(());
         }

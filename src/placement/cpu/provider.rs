@@ -4,6 +4,7 @@ use super::error::AllocateError;
 use super::policy::{Allocated, Static};
 use super::request::PodCpus;
 use super::state::State;
+use super::whole::PodAllocated;
 use crate::model::api::Container;
 use crate::model::metrics;
 use crate::placement::numa::Hint;
@@ -23,6 +24,13 @@ fn hints_of(list: Option<Vec<Hint>>) -> Hints {
     list.map(|list| ("cpu".to_owned(), list)).into_iter().collect()
 }
 
+fn refused(error: AllocateError) -> topology::AllocateError {
+    match error {
+        AllocateError::Take(error) => topology::AllocateError::Unexpected(error.to_string()),
+        error => topology::AllocateError::Denied { reason: error.reason(), message: error.to_string() },
+    }
+}
+
 impl Provider for CpuProvider<'_> {
     fn hints(&self, pod: Candidate<'_>, container: &Container) -> Hints {
         let pod = PodCpus::only(pod, container);
@@ -30,16 +38,16 @@ impl Provider for CpuProvider<'_> {
     }
 
     fn pod_hints(&self, pod: Candidate<'_>) -> Hints {
-        hints_of(self.policy.pod_hints(self.state, &PodCpus::new(pod.pod)))
+        hints_of(self.policy.pod_hints(self.state, &PodCpus::from_candidate(pod)))
     }
 
     fn allocate(
         &mut self,
-        pod: Candidate<'_>,
+        candidate: Candidate<'_>,
         container: &Container,
         hint: Hint,
     ) -> Result<(), topology::AllocateError> {
-        let pod = PodCpus::only(pod, container);
+        let pod = PodCpus::only(candidate, container);
         let Some(request) = pod.containers.first() else { return Ok(()) };
         if request.exclusive == 0 {
             return Ok(());
@@ -48,7 +56,7 @@ impl Provider for CpuProvider<'_> {
         let is_whole = self.policy.options.full_cores;
         match self.policy.allocate(self.state, &pod, request, hint.nodes) {
             Ok(allocated) => {
-                if matches!(allocated, Allocated::New { .. }) {
+                if candidate.gate && matches!(allocated, Allocated::New { .. }) {
                     metrics::RESOURCE_ALLOCATIONS.inc(["cpu", "node"]);
                     metrics::RESOURCE_ASSIGNMENTS.inc(["cpu", "node_exclusive"]);
                 }
@@ -62,16 +70,39 @@ impl Provider for CpuProvider<'_> {
             }
             Err(error) => {
                 metrics::CPU_PINNING_ERRORS.inc();
-                metrics::RESOURCE_ALLOCATION_ERRORS.inc(["cpu", "node"]);
+                if candidate.gate {
+                    metrics::RESOURCE_ALLOCATION_ERRORS.inc(["cpu", "node"]);
+                }
                 if is_whole {
                     metrics::UNALIGNED_RESOURCES.inc(["container", "physical_cpu"]);
                 }
-                Err(match error {
-                    AllocateError::Take(error) => topology::AllocateError::Unexpected(error.to_string()),
-                    error => {
-                        topology::AllocateError::Denied { reason: error.reason(), message: error.to_string() }
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn allocate_pod(&mut self, candidate: Candidate<'_>, hint: Hint) -> Result<(), topology::AllocateError> {
+        let pod = PodCpus::from_candidate(candidate);
+        match self.policy.allocate_pod(self.state, &pod, hint.nodes) {
+            Ok(PodAllocated::Shared | PodAllocated::Existing(_)) => Ok(()),
+            Ok(PodAllocated::New { one_cache, .. }) => {
+                for container in &pod.containers {
+                    metrics::RESOURCE_ALLOCATIONS.inc(["cpu", "pod"]);
+                    if container.exclusive > 0 {
+                        metrics::CPU_PINNINGS.inc();
                     }
-                })
+                    let kind = if container.exclusive > 0 { "pod_exclusive" } else { "pod_shared" };
+                    metrics::RESOURCE_ASSIGNMENTS.inc(["cpu", kind]);
+                }
+                if one_cache {
+                    metrics::ALIGNED_RESOURCES.inc(["container", "uncore_cache"]);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                metrics::CPU_PINNING_ERRORS.inc();
+                metrics::RESOURCE_ALLOCATION_ERRORS.inc(["cpu", "pod"]);
+                Err(refused(error))
             }
         }
     }

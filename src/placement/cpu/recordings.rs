@@ -84,8 +84,7 @@ impl Replay {
         self.policy = None;
         let started = (|| -> Result<(), String> {
             if config["cpuManagerPolicy"] == "none" {
-                let known = BTreeMap::new();
-                let read = self.file.as_ref().map(|text| file::decode(text, file::NONE, &known)).transpose();
+                let read = self.file.as_ref().map(|text| file::decode(text, file::NONE)).transpose();
                 self.state = read.map_err(|error| error.to_string())?.unwrap_or_default();
                 self.file = Some(file::encode(file::NONE, &self.state));
                 return Ok(());
@@ -103,7 +102,7 @@ impl Replay {
             let policy =
                 Static::new(machine(), &reservation, options, false).map_err(|error| error.to_string())?;
             self.state = match &self.file {
-                Some(text) => file::decode(text, file::STATIC, &BTreeMap::new())
+                Some(text) => file::decode(text, file::STATIC)
                     .and_then(|state| file::check(&policy, state))
                     .map_err(|error: FileError| error.to_string())?,
                 None => policy.empty_state(),
@@ -214,7 +213,10 @@ fn replay(scenario: &'static str) -> usize {
         }
         if let Some(expected) = step["state_files"].get("cpu_manager_state") {
             replay.reconcile();
-            let found: Value = serde_json::from_str(replay.file.as_deref().unwrap()).unwrap();
+            let mut found: Value = serde_json::from_str(replay.file.as_deref().unwrap()).unwrap();
+            // The recordings are of 1.36.
+            let newer = found.as_object_mut().unwrap();
+            newer.retain(|name, _| name != "data" && name != "dataChecksum");
             assert_eq!(found, *expected, "{scenario}: {}", step["dump"]);
             replay.checked += 1;
         }

@@ -1,10 +1,11 @@
 //! Which containers get exclusive CPUs, and how many.
 
-use crate::model::api::Container;
+use super::state::State;
+use crate::model::api::{Container, ResourceRequirements};
 use crate::model::ids::PodUid;
-use crate::model::pod::{Pod, is_sidecar};
+use crate::model::pod::{Pod, is_sidecar, limit};
 use crate::model::requests::requests_of;
-use crate::placement::topology::Candidate;
+use crate::placement::topology::{Candidate, is_guaranteed};
 
 /// When a container runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,20 +36,34 @@ pub struct PodCpus {
     pub uid: PodUid,
     /// Its init containers, then its regular ones, in their order.
     pub containers: Vec<ContainerCpus>,
+    /// The CPUs that it gets as a whole, for its containers to share and to have for themselves; 0: it
+    /// shares those of the node. `None`: only its containers get CPUs.
+    pub whole: Option<u32>,
 }
 
 impl PodCpus {
-    /// A container gets exclusive CPUs if its pod's class is Guaranteed and its request is a
-    /// positive whole number; not if the pod has resources as a whole (Go:
-    /// pkg/kubelet/cm/cpumanager/policy_static.go; gate `PodLevelResourceManagers`, alpha, is not
-    /// implemented).
+    /// With the gate `PodLevelResourceManagers` off: [`PodCpus::from_candidate`].
     #[must_use]
     pub fn new(pod: &Pod) -> PodCpus {
-        let candidate = Candidate::new(pod);
+        PodCpus::from_candidate(Candidate::new(pod))
+    }
+
+    /// A container gets exclusive CPUs if its pod's class is Guaranteed and its request is a
+    /// positive whole number. If the pod has resources as a whole, only with the gate
+    /// `PodLevelResourceManagers`; then the container's limits must be its requests (Go:
+    /// pkg/kubelet/cm/cpumanager/policy_static.go `guaranteedCPUs`, `podGuaranteedCPUs`).
+    #[must_use]
+    pub fn from_candidate(candidate: Candidate<'_>) -> PodCpus {
+        let pod = candidate.pod;
         let init =
             pod.init_containers().iter().map(|container| request(candidate, container, init_kind(container)));
         let app = pod.containers().iter().map(|container| request(candidate, container, Kind::App));
-        PodCpus { uid: pod.uid().clone(), containers: init.chain(app).collect() }
+        let containers = init.chain(app).collect();
+        let whole = candidate.as_whole.then(|| match candidate.exclusive {
+            true => whole_cpus(pod.spec().resources.as_ref()),
+            false => 0,
+        });
+        PodCpus { uid: pod.uid().clone(), containers, whole }
     }
 
     /// As [`PodCpus::new`], with only one of the containers.
@@ -57,7 +72,8 @@ impl PodCpus {
         let pod = candidate.pod;
         let init = pod.init_containers().iter().any(|init| init.name == container.name);
         let kind = if init { init_kind(container) } else { Kind::App };
-        PodCpus { uid: pod.uid().clone(), containers: vec![request(candidate, container, kind)] }
+        let containers = vec![request(candidate, container, kind)];
+        PodCpus { uid: pod.uid().clone(), containers, whole: None }
     }
 
     /// A container of the pod.
@@ -69,6 +85,9 @@ impl PodCpus {
     /// How many CPUs the pod needs at the same time at most.
     #[must_use]
     pub fn total(&self) -> u32 {
+        if let Some(whole) = self.whole {
+            return whole;
+        }
         let (mut peak, mut sidecars, mut apps) = (0_u32, 0_u32, 0_u32);
         for container in &self.containers {
             match container.kind {
@@ -86,12 +105,24 @@ fn init_kind(container: &Container) -> Kind {
 }
 
 fn request(candidate: Candidate<'_>, container: &Container, kind: Kind) -> ContainerCpus {
-    let amount = requests_of(container.resources.as_ref()).get("cpu").copied().unwrap_or_default();
-    let whole = amount.units().saturating_mul(1000) == amount.milli();
-    let exclusive = if candidate.exclusive && whole && !amount.is_negative() {
-        u32::try_from(amount.units()).unwrap_or(u32::MAX)
-    } else {
-        0
-    };
+    let exclusive = if candidate.entitles(container) { whole_cpus(container.resources.as_ref()) } else { 0 };
     ContainerCpus { name: container.name.clone(), kind, exclusive }
+}
+
+/// The requested CPUs, if they are a whole number; else 0.
+fn whole_cpus(resources: Option<&ResourceRequirements>) -> u32 {
+    let amount = requests_of(resources).get("cpu").copied().unwrap_or_default();
+    let is_whole = amount.units().saturating_mul(1000) == amount.milli();
+    if is_whole && !amount.is_negative() { u32::try_from(amount.units()).unwrap_or(u32::MAX) } else { 0 }
+}
+
+/// Whether a container that has CPUs has them for itself alone. In a pod with CPUs as a whole, only
+/// those do that are entitled to them; the others share what is left (Go: `GetResourceIsolationLevel`).
+#[must_use]
+pub fn is_isolated(state: &State, candidate: Candidate<'_>, container: &Container) -> bool {
+    let uid = candidate.pod.uid();
+    let is_entitled =
+        || is_guaranteed(container) && limit(container, "cpu").is_some_and(|limit| limit.is_whole());
+    let shares = candidate.as_whole || state.pods.contains_key(uid);
+    state.exclusive_of(uid, &container.name).is_some() && (!shares || is_entitled())
 }

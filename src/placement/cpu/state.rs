@@ -15,6 +15,13 @@ pub struct State {
     pub shared: CpuSet,
     /// Exclusive CPUs by pod and container. No pod is without containers.
     pub exclusive: BTreeMap<PodUid, ByContainer>,
+    /// The CPUs of pods that were allocated as a whole (gate `PodLevelResourceManagers`): each container
+    /// of such a pod has some of them, which several of its containers can share. Each pod has a
+    /// container in `exclusive`.
+    pub pods: BTreeMap<PodUid, CpuSet>,
+    /// The exclusive CPUs that containers were admitted with, from the file of a kubelet that can resize
+    /// them. Each is of a container in `exclusive`.
+    pub baselines: BTreeMap<PodUid, ByContainer>,
     /// CPUs of the init containers of the pod that was allocated last; its other containers may
     /// use them. They are not in the state file.
     pub reusable: Option<(PodUid, CpuSet)>,
@@ -34,10 +41,10 @@ impl State {
         Some(self.exclusive_of(pod, container).unwrap_or(&self.shared)).filter(|cpus| !cpus.is_empty())
     }
 
-    /// All exclusive CPUs.
+    /// All exclusive CPUs, and those of whole pods.
     #[must_use]
     pub fn all_exclusive(&self) -> CpuSet {
-        let sets = self.exclusive.values().flat_map(BTreeMap::values);
+        let sets = self.exclusive.values().flat_map(BTreeMap::values).chain(self.pods.values());
         sets.fold(CpuSet::new(), |all, cpus| all.union(cpus))
     }
 
@@ -57,14 +64,30 @@ impl State {
         self.exclusive.entry(pod.clone()).or_default().insert(container.to_owned(), cpus);
     }
 
-    /// Takes a container's CPUs back, except those of other containers of its pod. Returns the CPUs
-    /// that are shared again.
+    /// Gives a pod CPUs for itself, and each of its containers some of them.
+    pub fn assign_pod(&mut self, pod: &PodUid, cpus: CpuSet, containers: ByContainer) {
+        self.shared = self.shared.difference(&cpus);
+        self.pods.insert(pod.clone(), cpus);
+        self.exclusive.insert(pod.clone(), containers);
+    }
+
+    /// Takes a container's CPUs back, except those of other containers of its pod. Those of a pod as a
+    /// whole are taken back with its last container. Returns the CPUs that are shared again.
     pub fn release(&mut self, pod: &PodUid, container: &str) -> CpuSet {
         let Some(of_pod) = self.exclusive.get_mut(pod) else { return CpuSet::new() };
         let Some(cpus) = of_pod.remove(container) else { return CpuSet::new() };
-        let freed = of_pod.values().fold(cpus, |freed, others| freed.difference(others));
-        if of_pod.is_empty() {
+        if let Some(of_pod) = self.baselines.get_mut(pod) {
+            of_pod.remove(container);
+        }
+        let is_last = of_pod.is_empty();
+        let mut freed = of_pod.values().fold(cpus, |freed, others| freed.difference(others));
+        if let Some(pool) = self.pods.get(pod) {
+            freed = if is_last { pool.clone() } else { CpuSet::new() };
+        }
+        if is_last {
             self.exclusive.remove(pod);
+            self.pods.remove(pod);
+            self.baselines.remove(pod);
         }
         self.shared = self.shared.union(&freed);
         freed

@@ -10,6 +10,7 @@ use super::rebuild::rebuild;
 use super::request::{ContainerCpus, Kind, PodCpus};
 use super::state::State;
 use super::updates::{Applied, Running, Update};
+use super::whole::PodAllocated;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
@@ -41,7 +42,7 @@ fn pod(uid: &str, containers: &[(&str, Kind, u32)]) -> PodCpus {
         kind: *kind,
         exclusive: *exclusive,
     };
-    PodCpus { uid: uid.into(), containers: containers.iter().map(container).collect() }
+    PodCpus { uid: uid.into(), containers: containers.iter().map(container).collect(), whole: None }
 }
 
 fn app(uid: &str, cpus: u32) -> PodCpus {
@@ -175,6 +176,28 @@ fn cpus_are_spread_over_nodes() {
     let policy = reserved("0,8", machine(2, 4), Options { across_nodes: true, ..Options::default() });
     let mut state = policy.empty_state();
     assert_eq!(admit(&policy, &mut state, &app("1", 10)).unwrap(), ["1-6,9-10,12-13"]);
+}
+
+/// Two sockets with two NUMA nodes of four CPUs each. CPUs 0-3 are node 0, and so on.
+fn two_sockets() -> Machine {
+    let cpu = |cpu: u32| (cpu, Cpu { core: cpu, socket: cpu / 8, node: cpu / 4, cache: cpu / 4 });
+    Machine::new((0..16).map(cpu).collect())
+}
+
+#[test]
+fn nodes_of_the_same_socket_win_over_a_more_even_choice() {
+    let spread = |by_socket| {
+        let options = Options { across_nodes: true, by_socket, ..Options::default() };
+        let policy = reserved("0,8", two_sockets(), options);
+        let mut state = policy.empty_state();
+        // Then 1, 3, 1 and 4 CPUs of the nodes are free.
+        state.assign(&"other".into(), "a", set("1-2,5,9-10"));
+        admit(&policy, &mut state, &app("1", 5)).unwrap()
+    };
+    // Nodes 1 and 3 leave each node one CPU; only nodes 2 and 3 are of one socket and have five, and
+    // node 2 cannot give its half.
+    assert_eq!(spread(false), ["4,6,12-14"]);
+    assert_eq!(spread(true), ["11-15"]);
 }
 
 #[test]
@@ -317,6 +340,12 @@ fn state_is_rebuilt_from_what_runs() {
     assert!(file::check(&policy, rebuilt.state).is_ok());
 }
 
+/// The fields that Go kubelets before 1.37 read.
+fn without_data(text: &str) -> String {
+    let (older, _) = text.split_once(",\"data\":").unwrap();
+    format!("{older}}}")
+}
+
 #[test]
 fn recorded_state_files_are_read_and_written() {
     let recorded: serde_json::Value =
@@ -327,19 +356,42 @@ fn recorded_state_files_are_read_and_written() {
     for vector in ours {
         let text = vector["content"].as_str().unwrap();
         let policy = if text.contains("static") { file::STATIC } else { file::NONE };
-        let state = file::decode(text, policy, &BTreeMap::new()).unwrap();
-        assert_eq!(file::encode(policy, &state), text);
+        let state = file::decode(text, policy).unwrap();
+        let written = file::encode(policy, &state);
+        assert_eq!(without_data(&written), text);
+        assert_eq!(file::decode(&written, policy), Ok(state));
         seen += 1;
     }
     assert_eq!(seen, 4);
 }
 
 #[test]
+fn files_of_1_37_are_read_and_written_byte_by_byte() {
+    // Written by upstream's code; the first one with the gate `PodLevelResourceManagers`.
+    for (policy, text) in [
+        (
+            file::STATIC,
+            r#"{"policyName":"static","defaultCpuSet":"0,3,8","entries":{"1":{"a":"11-15"},"other":{"a":"1-2,5,9-10"},"u":{"a":"4,6","b":"7"}},"checksum":2842694220,"data":"{\"policyName\":\"static\",\"defaultCpuSet\":\"0,3,8\",\"entries\":{\"1\":{\"a\":\"11-15\"},\"other\":{\"a\":\"1-2,5,9-10\"},\"u\":{\"a\":\"4,6\",\"b\":\"7\"}},\"podEntries\":{\"u\":{\"cpuSet\":\"4,6-7\"}}}","dataChecksum":3266399939}"#,
+        ),
+        (
+            file::STATIC,
+            r#"{"policyName":"static","defaultCpuSet":"0,2-3,8-15","entries":{"1":{"a":"1,4-7"}},"checksum":2044523246,"data":"{\"policyName\":\"static\",\"defaultCpuSet\":\"0,2-3,8-15\",\"entries\":{\"1\":{\"a\":\"1,4-7\"}}}","dataChecksum":2804239559}"#,
+        ),
+        (
+            file::NONE,
+            r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690,"data":"{\"policyName\":\"none\",\"defaultCpuSet\":\"\"}","dataChecksum":3028111495}"#,
+        ),
+    ] {
+        let state = file::decode(text, policy).unwrap();
+        assert_eq!(file::encode(policy, &state), text);
+    }
+}
+
+#[test]
 fn unusable_state_files_are_distinguished() {
-    let known = BTreeMap::from([("id".into(), ("1".into(), "a".to_owned()))]);
     let policy = reserved("0", machine(1, 2), Options::default());
     let read = |text: &str| {
-        file::decode(text, file::STATIC, &known).and_then(|state| file::check(&policy, state)).unwrap_err()
+        file::decode(text, file::STATIC).and_then(|state| file::check(&policy, state)).unwrap_err()
     };
     let with = |shared: &str, entries: &str| {
         format!(r#"{{"policyName":"static","defaultCpuSet":"{shared}","entries":{entries},"checksum":0}}"#)
@@ -354,24 +406,149 @@ fn unusable_state_files_are_distinguished() {
         FileError::Policy { .. }
     ));
     assert!(matches!(read(&with("x", "{}")), FileError::Cpus { .. }));
-    assert!(matches!(read(&with("0-3", r#"{"unknown":"1"}"#)), FileError::Container { .. }));
+    // Format 1, with containers' ids, of kubelets before 1.18.
+    assert!(matches!(read(&with("0-3", r#"{"id":"1"}"#)), FileError::Format { .. }));
     assert_eq!(read(&with("", r#"{"1":{"a":"1"}}"#)), FileError::NothingShared);
     assert!(matches!(read(&with("1-3", r#"{"1":{"a":"0"}}"#)), FileError::ReservedNotShared { .. }));
     assert!(matches!(read(&with("0-3", r#"{"1":{"a":"1"}}"#)), FileError::Overlap { .. }));
     assert!(matches!(read(&with("0,2-3", r#"{"1":{"a":"1"},"2":{"a":"1"}}"#)), FileError::TwoPods { .. }));
     assert!(matches!(read(&with("0-2", "{}")), FileError::OtherCpus { .. }));
-    // Format 1, with the container's id.
-    let old = file::decode(&with("0,2-3", r#"{"id":"1"}"#), file::STATIC, &known).unwrap();
-    assert_eq!(old.exclusive_of(&"1".into(), "a"), Some(&set("1")));
 }
 
 #[test]
-fn file_of_a_kubelet_with_the_alpha_gate_is_read() {
+fn wrong_data_is_an_error_although_the_older_fields_are_right() {
+    let policy = reserved("0", machine(1, 2), Options::default());
+    let mut state = policy.empty_state();
+    admit(&policy, &mut state, &app("u<1>", 2)).unwrap();
+    let text = file::encode(file::STATIC, &state);
+    assert!(text.contains("u\\u003c1\\u003e"), "{text}");
+    assert_eq!(file::decode(&text, file::STATIC).unwrap().exclusive, state.exclusive);
+    assert_eq!(file::decode(&without_data(&text), file::STATIC).unwrap().exclusive, state.exclusive);
+    let (older, _) = text.split_once(",\"data\":").unwrap();
+    for rest in [
+        r#","data":"{}","dataChecksum":1}"#,
+        r#","data":"","dataChecksum":1}"#,
+        r#","data":"{\"policyName\":\"static\"}","dataChecksum":0}"#,
+    ] {
+        let read = file::decode(&format!("{older}{rest}"), file::STATIC);
+        assert!(matches!(read, Err(FileError::Checksum { .. })), "{rest}: {read:?}");
+    }
+    // Its checksum is right, and it is not JSON.
+    let read = file::decode(&format!(r#"{older},"data":"abc","dataChecksum":2241406447}}"#), file::STATIC);
+    assert!(matches!(read, Err(FileError::Format { .. })), "{read:?}");
+}
+
+#[test]
+fn cpus_of_whole_pods_and_of_admissions_stay_in_the_file() {
+    let mut state = State { shared: set("0,6-7"), ..State::default() };
+    let containers = BTreeMap::from([("a".to_owned(), set("1-2")), ("b".to_owned(), set("3"))]);
+    state.assign_pod(&"1".into(), set("1-3"), containers);
+    state.assign(&"2".into(), "a", set("4-5"));
+    state.baselines.entry("2".into()).or_default().insert("a".to_owned(), set("4"));
+    let text = file::encode(file::STATIC, &state);
+    let data = r#"\"podEntries\":{\"1\":{\"cpuSet\":\"1-3\"}},\"baselines\":{\"1\":{\"a\":{\"baseline\":\"1-2\"},\"b\":{\"baseline\":\"3\"}},\"2\":{\"a\":{\"baseline\":\"4\"}}}}""#;
+    assert!(text.contains(data), "{text}");
+    let mut read = file::decode(&text, file::STATIC).unwrap();
+    assert_eq!((&read.exclusive, &read.pods), (&state.exclusive, &state.pods));
+    assert_eq!(read.baselines[&PodUid::from("2")]["a"], set("4"));
+    assert_eq!(file::encode(file::STATIC, &read), text);
+    // The pod keeps what it has as a whole until its last container is gone.
+    assert!(read.release(&"1".into(), "b").is_empty());
+    assert_eq!(read.release(&"1".into(), "a"), set("1-3"));
+    assert_eq!(read.release(&"2".into(), "a"), set("4-5"));
+    assert_eq!(read, State { shared: set("0-7"), ..State::default() });
+}
+
+#[test]
+fn file_of_format_3_is_read() {
     // Written by upstream's code; container b shares what the pod has and a has not.
     let text = r#"{"policyName":"static","defaultCpuSet":"0,2-3,6-7","entries":{"uid-1":{"a":"1,5","b":"4"}},"podEntries":{"uid-1":{"cpuSet":"1,4-5"}},"checksum":1775994251}"#;
-    let read = |text: &str| file::decode(text, file::STATIC, &BTreeMap::new());
+    let read = |text: &str| file::decode(text, file::STATIC);
     let state = read(text).unwrap();
     assert_eq!((state.shared.clone(), state.all_exclusive()), (set("0,2-3,6-7"), set("1,4-5")));
+    assert_eq!(state.pods, BTreeMap::from([("uid-1".into(), set("1,4-5"))]));
     assert!(file::check(&reserved("0", machine(1, 4), Options::default()), state).is_ok());
     assert!(matches!(read(&text.replace("4-5", "4")), Err(FileError::Checksum { .. })));
+}
+
+/// A pod with resources as a whole; the gate is on.
+fn whole(spec: serde_json::Value) -> PodCpus {
+    let object = json!({"metadata": {"uid": "u"}, "spec": spec});
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+    PodCpus::from_candidate(crate::placement::topology::Candidate::with_gate(&pod, true))
+}
+
+fn limits(cpu: &str) -> serde_json::Value {
+    json!({"limits": {"cpu": cpu, "memory": "1Gi"}})
+}
+
+#[test]
+fn pod_as_a_whole_gets_cpus_that_its_containers_divide() {
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let mut state = policy.empty_state();
+    let pod = whole(json!({
+        "resources": limits("6"),
+        "initContainers": [
+            {"name": "i"},
+            {"name": "s", "restartPolicy": "Always", "resources": limits("2")},
+            {"name": "j", "resources": limits("4")},
+        ],
+        "containers": [
+            {"name": "a", "resources": limits("2")},
+            {"name": "b", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"memory": "1Mi"}}},
+            {"name": "c"},
+        ],
+    }));
+    assert_eq!((pod.total(), pod.containers.iter().map(|own| own.exclusive).sum::<u32>()), (6, 8));
+    let nodes = NumaMask::from_numbers([1]);
+    let allocated = policy.allocate_pod(&mut state, &pod, Some(nodes)).unwrap();
+    assert_eq!(allocated, PodAllocated::New { cpus: set("4-6,12-14"), one_cache: false });
+    let cpus = |state: &State, name: &str| state.cpus_of(&pod.uid, name).unwrap().to_string();
+    let found = ["i", "s", "j", "a", "b", "c"].map(|name| cpus(&state, name));
+    assert_eq!(found, ["4-6,12-14", "4,12", "5-6,13-14", "5,13", "6,14", "6,14"]);
+    assert_eq!(state.shared, set("0-3,7-11,15"));
+    // After a restart of the agent.
+    let before = state.clone();
+    let again = policy.allocate_pod(&mut state, &pod, None).unwrap();
+    assert_eq!((again, &state), (PodAllocated::Existing(set("4-6,12-14")), &before));
+    let hints = policy.pod_hints(&state, &pod).unwrap();
+    assert_eq!((hints[0].nodes, hints[0].preferred), (Some(nodes), true));
+    for name in ["i", "s", "j", "a", "b"] {
+        assert!(state.release(&pod.uid, name).is_empty(), "{name}");
+    }
+    assert_eq!(state.release(&pod.uid, "c"), set("4-6,12-14"));
+    assert_eq!(state, policy.empty_state());
+}
+
+#[test]
+fn pod_whose_containers_leave_no_cpus_to_share_is_refused() {
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let refused = |spec| {
+        let mut state = policy.empty_state();
+        let pod = whole(spec);
+        let error = policy.allocate_pod(&mut state, &pod, None).unwrap_err();
+        assert_eq!(policy.pod_hints(&state, &pod), Some(Vec::new()));
+        assert_eq!((error.reason(), state), ("EmptyPodSharedPoolError", policy.empty_state()));
+        error.to_string()
+    };
+    let own = json!({"name": "a", "resources": limits("2")});
+    let spec = json!({"resources": limits("2"), "containers": [own, {"name": "b"}]});
+    assert_eq!(
+        refused(spec),
+        "pod rejected, sum of exclusive container cpu requests equals pod budget, leaving no cpus for shared containers"
+    );
+    let sidecar = json!({"name": "s", "restartPolicy": "Always", "resources": limits("2")});
+    let spec =
+        json!({"resources": limits("2"), "initContainers": [sidecar, {"name": "i"}], "containers": []});
+    assert_eq!(refused(spec), "pod rejected, pod has shared init containers but no cpus available for them");
+    // Too much for the pod: nothing stays allocated.
+    let mut state = policy.empty_state();
+    let pod =
+        whole(json!({"resources": limits("2"), "containers": [{"name": "a", "resources": limits("3")}]}));
+    assert!(matches!(policy.allocate_pod(&mut state, &pod, None), Err(AllocateError::Take(_))));
+    assert_eq!(state, policy.empty_state());
+    // Not whole CPUs: it shares those of the node.
+    let pod = whole(json!({"resources": limits("1500m"), "containers": [{"name": "a"}]}));
+    assert_eq!(policy.allocate_pod(&mut state, &pod, None), Ok(PodAllocated::Shared));
+    assert_eq!(policy.pod_hints(&state, &pod), None);
 }

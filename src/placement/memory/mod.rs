@@ -6,8 +6,7 @@
 //! containers that start and end. Out: the nodes for `cpuset_mems` of a container, the text of the
 //! state file, and what is allocatable. Invariants: a node is used either by allocations on it
 //! alone or by one group of nodes; all numbers saturate; no input makes it panic. Absent on
-//! purpose: files ([`super::checkpoint_file`]); pod-level resources, which need the gate
-//! `PodLevelResourceManagers` (alpha); the policy `BestEffort`, which is Windows'.
+//! purpose: files ([`super::checkpoint_file`]); the policy `BestEffort`, which is Windows'.
 
 mod hints;
 mod rebuild;
@@ -16,6 +15,7 @@ mod reserved;
 mod state;
 mod state_file;
 mod tables;
+mod whole;
 
 #[cfg(test)]
 mod recordings;

@@ -107,7 +107,8 @@ fn blocks(nodes: &Nodes, all: NumaMask, instance: Running<'_>) -> Result<Vec<Blo
     if violates_groups(nodes, mems) || (mems.len() == 1 && mems.iter().any(grouped)) {
         return Err("its NUMA nodes are in another group");
     }
-    let requested = container_bytes(instance.container).map_err(|_| "it requests a fraction of a byte")?;
+    let requested = container_bytes(Candidate::new(instance.pod), instance.container)
+        .map_err(|_| "it requests a fraction of a byte")?;
     let lacks = |number, name: &String| nodes.get(&number).is_none_or(|node| !node.tables.contains_key(name));
     if mems.iter().any(|number| requested.keys().any(|name| lacks(number, name))) {
         return Err("it requests huge pages of a size that its NUMA nodes do not have");

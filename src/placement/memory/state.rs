@@ -5,20 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::hints::{best, possible, requests_memory, satisfies};
 use super::requests::{Bytes, container_bytes, pod_bytes};
 use super::reserved::Reserved;
-use super::tables::{Assignments, Block, Nodes, empty, give_back, take, violates_groups};
+use super::tables::{Assignments, Block, Nodes, PodAssignments, empty, give_back, take, violates_groups};
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::placement::numa::{Hint, NumaMask};
 use crate::placement::numa_nodes::NumaNode;
-use crate::placement::topology::{AllocateError, Candidate, Hints, Provider};
+use crate::placement::topology::{AllocateError, Candidate, Hints, Provider, is_guaranteed};
 
 /// What each NUMA node has, and what each container has of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
     pub(super) nodes: Nodes,
     pub(super) assignments: Assignments,
+    /// What pods have as a whole: it is released with their last container. What their containers have
+    /// is a part of it.
+    pub(super) pods: PodAssignments,
     /// What the init containers of the pod that is being admitted leave to its later containers,
     /// by nodes and resource.
     reusable: Option<(PodUid, BTreeMap<NumaMask, Bytes>)>,
@@ -29,11 +32,12 @@ impl Memory {
     /// Nothing is allocated yet. It has to be written.
     #[must_use]
     pub fn new(machine: &[NumaNode], reserved: &Reserved) -> Memory {
-        Memory { changed: true, ..Memory::from_parts(empty(machine, reserved), Assignments::new()) }
+        let nodes = empty(machine, reserved);
+        Memory { changed: true, ..Memory::from_parts(nodes, Assignments::new(), PodAssignments::new()) }
     }
 
-    pub(super) fn from_parts(nodes: Nodes, assignments: Assignments) -> Memory {
-        Memory { nodes, assignments, reusable: None, changed: false }
+    pub(super) fn from_parts(nodes: Nodes, assignments: Assignments, pods: PodAssignments) -> Memory {
+        Memory { nodes, assignments, pods, reusable: None, changed: false }
     }
 
     /// Whether anything changed since the last call, so that the state file is outdated.
@@ -52,6 +56,21 @@ impl Memory {
     /// What a container has (for the pod-resources API).
     pub fn blocks(&self, uid: &PodUid, container: &str) -> &[Block] {
         self.entry(uid, container).unwrap_or_default()
+    }
+
+    /// What a pod has as a whole (for the pod-resources API).
+    #[must_use]
+    pub fn pod_blocks(&self, uid: &PodUid) -> &[Block] {
+        self.pods.get(uid).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Whether a container that has memory has it for itself alone: in a pod with memory as a whole, only
+    /// if it is entitled to it (Go: `GetResourceIsolationLevel`).
+    #[must_use]
+    pub fn is_isolated(&self, pod: Candidate<'_>, container: &Container) -> bool {
+        let uid = pod.pod.uid();
+        let shares = pod.as_whole || self.pods.contains_key(uid);
+        !self.blocks(uid, &container.name).is_empty() && (!shares || is_guaranteed(container))
     }
 
     /// What containers have, by pod and container.
@@ -92,9 +111,13 @@ impl Memory {
     /// Releases what a container has; the caller removed it.
     pub fn release(&mut self, uid: &PodUid, container: &str) {
         let Some(containers) = self.assignments.get_mut(uid) else { return };
-        let Some(blocks) = containers.remove(container) else { return };
-        if containers.is_empty() {
+        let Some(mut blocks) = containers.remove(container) else { return };
+        let is_last = containers.is_empty();
+        if is_last {
             self.assignments.remove(uid);
+        }
+        if self.pods.contains_key(uid) {
+            blocks = if is_last { self.pods.remove(uid).unwrap_or_default() } else { Vec::new() };
         }
         blocks.iter().for_each(|block| give_back(&mut self.nodes, block));
         self.changed = true;
@@ -143,7 +166,7 @@ impl Memory {
         possible(&self.nodes, requested, |nodes, resource| self.reusable(pod.uid(), nodes, resource))
     }
 
-    fn hints_of(&self, pod: &Pod, requested: &Bytes) -> Hints {
+    pub(super) fn hints_of(&self, pod: &Pod, requested: &Bytes) -> Hints {
         let hints = self.possible(pod, requested);
         if hints.is_empty() {
             // As upstream: then there is no preference, and the allocation fails.
@@ -153,7 +176,7 @@ impl Memory {
     }
 
     /// The nodes for a request: those of the hint, or more if it has not enough.
-    fn choose(&self, pod: &Pod, requested: &Bytes, hint: Hint) -> Result<NumaMask, &'static str> {
+    pub(super) fn choose(&self, pod: &Pod, requested: &Bytes, hint: Hint) -> Result<NumaMask, &'static str> {
         let (mut nodes, preferred) = match hint.nodes {
             Some(nodes) => (nodes, hint.preferred),
             None => {
@@ -225,19 +248,25 @@ impl Provider for Memory {
             return Hints::new();
         }
         // Upstream: no preference; the allocation fails.
-        let Ok(requested) = container_bytes(container) else { return Hints::new() };
+        let Ok(requested) = container_bytes(pod, container) else { return Hints::new() };
+        if requested.is_empty() {
+            return Hints::new();
+        }
         match self.entry(pod.pod.uid(), &container.name) {
             Some(blocks) => existing(blocks, &requested),
             None => self.hints_of(pod.pod, &requested),
         }
     }
 
-    fn pod_hints(&self, pod: Candidate<'_>) -> Hints {
-        let Candidate { pod, exclusive } = pod;
+    fn pod_hints(&self, candidate: Candidate<'_>) -> Hints {
+        let Candidate { pod, exclusive, .. } = candidate;
         if !exclusive {
             return Hints::new();
         }
-        let Ok(requested) = pod_bytes(pod) else { return Hints::new() };
+        let Ok(requested) = pod_bytes(candidate) else { return Hints::new() };
+        if candidate.as_whole {
+            return self.whole_hints(candidate, &requested);
+        }
         let mut blocks = pod.all_containers().filter_map(|container| self.entry(pod.uid(), &container.name));
         match blocks.next() {
             Some(blocks) => existing(blocks, &requested),
@@ -247,12 +276,16 @@ impl Provider for Memory {
 
     fn allocate(
         &mut self,
-        pod: Candidate<'_>,
+        candidate: Candidate<'_>,
         container: &Container,
         hint: Hint,
     ) -> Result<(), AllocateError> {
-        let Candidate { pod, exclusive } = pod;
+        let Candidate { pod, exclusive, gate, .. } = candidate;
         if !exclusive {
+            return Ok(());
+        }
+        let requested = container_bytes(candidate, container);
+        if requested.as_ref().is_ok_and(Bytes::is_empty) {
             return Ok(());
         }
         metrics::MEMORY_PINNINGS.inc();
@@ -262,17 +295,21 @@ impl Provider for Memory {
         }
         let unexpected = |message: String| {
             metrics::MEMORY_PINNING_ERRORS.inc();
-            metrics::RESOURCE_ALLOCATION_ERRORS.inc(["memory", "node"]);
+            if gate {
+                metrics::RESOURCE_ALLOCATION_ERRORS.inc(["memory", "node"]);
+            }
             AllocateError::Unexpected(message)
         };
-        let requested = container_bytes(container).map_err(|error| unexpected(error.to_string()))?;
+        let requested = requested.map_err(|error| unexpected(error.to_string()))?;
         let chosen = self.choose(pod, &requested, hint);
         let nodes = chosen.map_err(|reason| unexpected(format!("[memorymanager] {reason}")))?;
         let mut blocks = Vec::new();
         for (resource, bytes) in requested {
             let new = bytes.saturating_sub(self.reusable(pod.uid(), nodes, &resource));
             take(&mut self.nodes, nodes, &resource, new);
-            metrics::RESOURCE_ALLOCATIONS.inc(["memory", "node"]);
+            if gate {
+                metrics::RESOURCE_ALLOCATIONS.inc(["memory", "node"]);
+            }
             blocks.push(Block { nodes, resource, bytes });
         }
         self.note_reusable(pod, container, &blocks);
@@ -280,14 +317,20 @@ impl Provider for Memory {
         of_pod.insert(container.name.clone(), blocks.clone());
         self.shrink_init_containers(pod, container, &blocks);
         self.changed = true;
-        metrics::RESOURCE_ASSIGNMENTS.inc(["memory", "node_exclusive"]);
+        if gate {
+            metrics::RESOURCE_ASSIGNMENTS.inc(["memory", "node_exclusive"]);
+        }
         Ok(())
+    }
+
+    fn allocate_pod(&mut self, pod: Candidate<'_>, hint: Hint) -> Result<(), AllocateError> {
+        self.allocate_whole(pod, hint)
     }
 }
 
 /// The hints of a container that has its blocks already; none if they are not what it requests
 /// (Go: `regenerateHints`).
-fn existing(blocks: &[Block], requested: &Bytes) -> Hints {
+pub(super) fn existing(blocks: &[Block], requested: &Bytes) -> Hints {
     let mut hints: Hints = requested.keys().map(|resource| (resource.clone(), Vec::new())).collect();
     if blocks.len() != requested.len() {
         return Hints::new();

@@ -1,6 +1,10 @@
 //! The state file `memory_manager_state` in the layout of the Go kubelet (memorymanager/state
 //! `MemoryManagerCheckpoint`).
 //!
+//! It is written in format 3 (since 1.37), which has all fields of format 1, so that older Go kubelets
+//! read it, too. Formats 1, 2 and 3 are read. What a kubelet with the gate `PodLevelResourceManagers`
+//! has written for whole pods is kept, whether it is on or not.
+//!
 //! DIFFERS: a file that cannot be used keeps the Go kubelet from starting. Here it is an error
 //! with a type: the caller puts the file aside and rebuilds the state from what runs
 //! ([`Memory::rebuild`]).
@@ -12,14 +16,14 @@ use serde::{Deserialize, Serialize};
 
 use super::reserved::Reserved;
 use super::state::Memory;
-use super::tables::{Assignments, Block, NodeState, Nodes, Table, empty, take};
+use super::tables::{Assignments, Block, NodeState, Nodes, PodAssignments, Table, empty, take};
 use crate::model::ids::PodUid;
-use crate::placement::checksum::{Value, checksum};
+use crate::placement::checksum::{Value, checksum, in_go_json};
 use crate::placement::numa::NumaMask;
 use crate::placement::numa_nodes::NumaNode;
 
 /// The content of the file while the policy is `None`.
-pub const NONE_STATE: &str = r#"{"policyName":"None","machineState":{},"checksum":4236770233}"#;
+pub const NONE_STATE: &str = r#"{"policyName":"None","machineState":{},"checksum":4236770233,"data":"{\"policyName\":\"None\",\"machineState\":{}}","dataChecksum":3093843326}"#;
 
 const STATIC: &str = "Static";
 
@@ -52,17 +56,61 @@ pub enum StateError {
     Machine,
 }
 
-#[derive(Deserialize, Serialize)]
+// Go orders numbers that are keys as texts.
+type NodesInFile = BTreeMap<String, NodeInFile>;
+type EntriesInFile = BTreeMap<PodUid, BTreeMap<String, Vec<BlockInFile>>>;
+type PodsInFile = BTreeMap<PodUid, PodInFile>;
+
+/// Formats 1 to 3: the fields of format 1 (and `podEntries` in format 2), and in format 3 `data`.
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File {
     policy_name: String,
-    // Go orders numbers that are keys as texts.
     #[serde(default, deserialize_with = "or_default")]
-    machine_state: BTreeMap<String, NodeInFile>,
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
-    entries: BTreeMap<PodUid, BTreeMap<String, Vec<BlockInFile>>>,
+    machine_state: NodesInFile,
+    #[serde(default, deserialize_with = "or_default")]
+    entries: EntriesInFile,
+    #[serde(default, deserialize_with = "or_default")]
+    pod_entries: PodsInFile,
     #[serde(default)]
+    checksum: u64,
+    #[serde(default, deserialize_with = "or_default")]
+    data: String,
+    #[serde(default)]
+    data_checksum: u64,
+}
+
+/// What `data` of format 3 is as JSON.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Data {
+    #[serde(default)]
+    policy_name: String,
+    #[serde(default, deserialize_with = "or_default")]
+    machine_state: NodesInFile,
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    entries: EntriesInFile,
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pod_entries: PodsInFile,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Written<'a> {
+    policy_name: &'a str,
+    machine_state: &'a NodesInFile,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    entries: &'a EntriesInFile,
     checksum: u32,
+    data: &'a str,
+    data_checksum: u32,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodInFile {
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    memory_blocks: Vec<BlockInFile>,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -115,34 +163,30 @@ impl Memory {
     /// # Errors
     /// When the file is damaged, of another policy, or of another machine.
     pub fn restore(machine: &[NumaNode], reserved: &Reserved, text: &str) -> Result<Memory, StateError> {
-        let (nodes, assignments) = parse(text, STATIC)?;
+        let Parsed { nodes, assignments, mut pods } = parse(text, STATIC)?;
         if nodes.is_empty() {
             return match assignments.is_empty() {
                 true => Ok(Memory::new(machine, reserved)),
                 false => Err(StateError::NoMachine),
             };
         }
+        // A pod as a whole is released with its last container.
+        pods.retain(|pod, _| assignments.contains_key(pod));
         let mut expected = empty(machine, reserved);
         for (pod, containers) in &assignments {
-            for (container, blocks) in containers {
-                let (pod, container) = (|| pod.clone(), || container.clone());
-                for block in blocks {
-                    for number in block.nodes.iter() {
-                        let Some(node) = expected.get(&number) else {
-                            return Err(StateError::UnknownNode { pod: pod(), container: container() });
-                        };
-                        if !node.tables.contains_key(&block.resource) {
-                            return Err(StateError::UnknownResource { pod: pod(), container: container() });
-                        }
+            match pods.get(pod) {
+                Some(blocks) => add_blocks(&mut expected, (pod, ""), blocks)?,
+                None => {
+                    for (container, blocks) in containers {
+                        add_blocks(&mut expected, (pod, container), blocks)?;
                     }
-                    take(&mut expected, block.nodes, &block.resource, block.bytes);
                 }
             }
         }
         if !same(&nodes, &expected) {
             return Err(StateError::Machine);
         }
-        Ok(Memory::from_parts(nodes, assignments))
+        Ok(Memory::from_parts(nodes, assignments, pods))
     }
 
     /// The content of the state file.
@@ -166,31 +210,112 @@ impl Memory {
             r#type: block.resource.clone(),
             size: block.bytes,
         };
-        let blocks =
-            |(name, blocks): (&String, &Vec<Block>)| (name.clone(), blocks.iter().map(block).collect());
-        let file = File {
+        let list = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
+        let containers = |(pod, of_pod): (&PodUid, &BTreeMap<String, Vec<Block>>)| {
+            (pod.clone(), of_pod.iter().map(|(name, blocks)| (name.clone(), list(blocks))).collect())
+        };
+        let data = Data {
             policy_name: STATIC.to_owned(),
             machine_state: self
                 .nodes
                 .iter()
                 .map(|(number, state)| (number.to_string(), node(state)))
                 .collect(),
-            entries: self
-                .assignments
+            entries: self.assignments.iter().map(containers).collect(),
+            pod_entries: self
+                .pods
                 .iter()
-                .map(|(pod, containers)| (pod.clone(), containers.iter().map(blocks).collect()))
+                .map(|(pod, blocks)| (pod.clone(), PodInFile { memory_blocks: list(blocks) }))
                 .collect(),
-            checksum: sum(STATIC, &self.nodes, &self.assignments),
         };
         // Maps with texts as keys always serialize.
-        serde_json::to_string(&file).unwrap_or_default()
+        let text = in_go_json(&serde_json::to_string(&data).unwrap_or_default());
+        let written = Written {
+            policy_name: STATIC,
+            machine_state: &data.machine_state,
+            entries: &data.entries,
+            checksum: sum(STATIC, &self.nodes, &self.assignments, None),
+            data_checksum: of_text(&text),
+            data: &text,
+        };
+        in_go_json(&serde_json::to_string(&written).unwrap_or_default())
     }
 }
 
-/// The nodes and assignments of a file whose checksum and policy are right.
-fn parse(text: &str, policy: &'static str) -> Result<(Nodes, Assignments), StateError> {
+/// Adds blocks to the nodes that a file is to have (Go: `updateExpectedMachineState`).
+fn add_blocks(
+    nodes: &mut Nodes,
+    (pod, container): (&PodUid, &str),
+    blocks: &[Block],
+) -> Result<(), StateError> {
+    let (pod, container) = (|| pod.clone(), || container.to_owned());
+    for block in blocks {
+        for number in block.nodes.iter() {
+            let Some(node) = nodes.get(&number) else {
+                return Err(StateError::UnknownNode { pod: pod(), container: container() });
+            };
+            if !node.tables.contains_key(&block.resource) {
+                return Err(StateError::UnknownResource { pod: pod(), container: container() });
+            }
+        }
+        take(nodes, block.nodes, &block.resource, block.bytes);
+    }
+    Ok(())
+}
+
+/// What a file has.
+struct Parsed {
+    nodes: Nodes,
+    assignments: Assignments,
+    pods: PodAssignments,
+}
+
+/// What a file has whose checksum and policy are right. A file with `data` is of format 3, and of no
+/// older one if `data` is wrong.
+fn parse(text: &str, policy: &'static str) -> Result<Parsed, StateError> {
     let content = |message: &dyn ToString| StateError::Content { message: message.to_string() };
     let file: File = serde_json::from_str(text).map_err(|error| content(&error))?;
+    if file.data.is_empty() && file.data_checksum == 0 {
+        let File { policy_name, machine_state, entries, pod_entries, checksum, .. } = file;
+        let data = Data { policy_name, machine_state, entries, pod_entries };
+        let (found, mut parsed) = read(data)?;
+        let is_second = checksum == u64::from(parsed.sum(&found, true));
+        // Upstream accepts a file without a checksum, which versions before it had wrote.
+        if !is_second && checksum != 0 && checksum != u64::from(parsed.sum(&found, false)) {
+            return Err(StateError::Checksum);
+        }
+        if !is_second {
+            parsed.pods = PodAssignments::new();
+        }
+        return of_policy(policy, found, parsed);
+    }
+    if file.data_checksum != u64::from(of_text(&file.data)) {
+        return Err(StateError::Checksum);
+    }
+    let data: Data = serde_json::from_str(&file.data).map_err(|error| content(&error))?;
+    let (found, parsed) = read(data)?;
+    of_policy(policy, found, parsed)
+}
+
+fn of_policy(policy: &'static str, found: String, parsed: Parsed) -> Result<Parsed, StateError> {
+    if found == policy { Ok(parsed) } else { Err(StateError::Policy { configured: policy, found }) }
+}
+
+/// The checksum of `data`.
+fn of_text(text: &str) -> u32 {
+    checksum("string", &Value::text(text))
+}
+
+impl Parsed {
+    /// The checksum of format 1, or of format 2, which has pods.
+    fn sum(&self, policy: &str, with_pods: bool) -> u32 {
+        sum(policy, &self.nodes, &self.assignments, with_pods.then_some(&self.pods))
+    }
+}
+
+/// The policy and the values of a file.
+fn read(file: Data) -> Result<(String, Parsed), StateError> {
+    let content = |message: &dyn ToString| StateError::Content { message: message.to_string() };
     let mask = |numbers: &[u32]| {
         let mask = NumaMask::from_numbers(numbers.iter().copied());
         // The checksum is made of the numbers, so they must be those of the mask.
@@ -208,29 +333,29 @@ fn parse(text: &str, policy: &'static str) -> Result<(Nodes, Assignments), State
         let (assignments, tables) = (node.number_of_assignments, tables.collect());
         nodes.insert(number, NodeState { assignments, tables, cells: mask(&node.cells)? });
     }
+    let list = |blocks: Vec<BlockInFile>| {
+        let blocks = blocks.into_iter().map(|block| {
+            let nodes = mask(&block.numa_affinity)?;
+            Ok(Block { nodes, resource: block.r#type, bytes: block.size })
+        });
+        blocks.collect::<Result<Vec<Block>, StateError>>()
+    };
     let mut assignments = Assignments::new();
     for (pod, containers) in file.entries {
         let of_pod = assignments.entry(pod).or_default();
         for (container, blocks) in containers {
-            let blocks = blocks.into_iter().map(|block| {
-                let nodes = mask(&block.numa_affinity)?;
-                Ok(Block { nodes, resource: block.r#type, bytes: block.size })
-            });
-            of_pod.insert(container, blocks.collect::<Result<_, _>>()?);
+            of_pod.insert(container, list(blocks)?);
         }
     }
-    // Upstream accepts a file without a checksum, which versions before it had wrote.
-    if file.checksum != 0 && file.checksum != sum(&file.policy_name, &nodes, &assignments) {
-        return Err(StateError::Checksum);
+    let mut pods = PodAssignments::new();
+    for (pod, entry) in file.pod_entries {
+        pods.insert(pod, list(entry.memory_blocks)?);
     }
-    if file.policy_name != policy {
-        return Err(StateError::Policy { configured: policy, found: file.policy_name });
-    }
-    Ok((nodes, assignments))
+    Ok((file.policy_name, Parsed { nodes, assignments, pods }))
 }
 
 /// The checksum of a file with this content.
-fn sum(policy: &str, nodes: &Nodes, assignments: &Assignments) -> u32 {
+fn sum(policy: &str, nodes: &Nodes, assignments: &Assignments, pods: Option<&PodAssignments>) -> u32 {
     let numbers = |mask: NumaMask| Value::List(mask.iter().map(Value::number).collect());
     let table = |table: &Table| {
         let field = |name, number: u64| (name, "uint64", Value::number(number));
@@ -266,12 +391,19 @@ fn sum(policy: &str, nodes: &Nodes, assignments: &Assignments) -> u32 {
             .map(|(name, blocks)| (name.as_str(), Value::List(blocks.iter().map(block).collect())));
         (pod.as_str(), Value::map(containers))
     });
-    let fields = vec![
+    let mut fields = vec![
         ("PolicyName", "string", Value::text(policy)),
         ("MachineState", "state.NUMANodeMap", Value::Map(nodes.collect())),
         ("Entries", "state.ContainerMemoryAssignments", Value::map(entries)),
-        ("Checksum", "checksum.Checksum", Value::number(0)),
     ];
+    if let Some(pods) = pods {
+        let pods = pods.iter().map(|(pod, blocks)| {
+            let list = Value::List(blocks.iter().map(block).collect());
+            (pod.as_str(), Value::Struct(vec![("MemoryBlocks", "[]state.Block", list)]))
+        });
+        fields.push(("PodEntries", "state.PodMemoryAssignments", Value::map(pods)));
+    }
+    fields.push(("Checksum", "checksum.Checksum", Value::number(0)));
     checksum("*state.MemoryManagerCheckpoint", &Value::Struct(fields))
 }
 

@@ -54,6 +54,9 @@ pub struct Block {
 /// Blocks by pod and container.
 pub type Assignments = BTreeMap<PodUid, BTreeMap<String, Vec<Block>>>;
 
+/// Blocks of pods that were allocated as a whole, by pod.
+pub type PodAssignments = BTreeMap<PodUid, Vec<Block>>;
+
 /// The nodes of the machine while nothing is allocated (Go: `getDefaultMachineState`).
 ///
 /// DIFFERS: a reservation that is larger than the resource leaves 0; upstream gets a number near

@@ -299,13 +299,152 @@ fn recorded_state_files_are_restored_and_written_byte_by_byte() {
     let amounts = amounts(&[("memory", "400Mi")]);
     let reserved = Reserved::new(std::slice::from_ref(&node), &[(0, amounts.clone())], &amounts).unwrap();
     for file in files {
-        if file == NONE_STATE {
+        if file == without_data(NONE_STATE) {
             assert_eq!(check_none(file), Ok(()));
             continue;
         }
         let memory = Memory::restore(std::slice::from_ref(&node), &reserved, file).unwrap();
-        assert_eq!(memory.state_file(), file);
+        let written = memory.state_file();
+        assert_eq!(without_data(&written), file);
+        assert_eq!(Memory::restore(std::slice::from_ref(&node), &reserved, &written), Ok(memory));
     }
+}
+
+/// The fields that Go kubelets before 1.37 read.
+fn without_data(text: &str) -> String {
+    let (older, _) = text.split_once(",\"data\":").unwrap();
+    format!("{older}}}")
+}
+
+#[test]
+fn wrong_data_is_an_error_although_the_older_fields_are_right() {
+    let (machine, reserved) = machine(2);
+    let mut memory = Memory::new(&machine, &reserved);
+    allocate(&mut memory, &pod("a<b", vec![container("c", "1Gi")]), ANY).unwrap();
+    let text = memory.state_file();
+    assert!(text.contains("a\\u003cb") && !text.contains('<'), "{text}");
+    memory.take_changed();
+    let restore = |text: &str| Memory::restore(&machine, &reserved, text);
+    let parts = |found: &Memory| (found.nodes().clone(), found.assignments().clone());
+    assert_eq!(restore(&text).map(|found| parts(&found)), Ok(parts(&memory)));
+    assert_eq!(restore(&without_data(&text)).map(|found| parts(&found)), Ok(parts(&memory)));
+    let (older, _) = text.split_once(",\"data\":").unwrap();
+    for rest in [r#","data":"{}","dataChecksum":1}"#, r#","data":"","dataChecksum":1}"#] {
+        assert_eq!(restore(&format!("{older}{rest}")), Err(StateError::Checksum), "{rest}");
+    }
+    // Its checksum is right, and it is not JSON.
+    let wrong = restore(&format!(r#"{older},"data":"abc","dataChecksum":2241406447}}"#));
+    assert!(matches!(wrong, Err(StateError::Content { .. })), "{wrong:?}");
+}
+
+/// A pod with 2 GiB as a whole.
+fn whole_pod(uid: &str, init: Vec<Value>, containers: Vec<Value>) -> Pod {
+    let limits = json!({"cpu": "2", "memory": "2Gi"});
+    pod_of(uid, json!({"resources": {"limits": limits}, "initContainers": init, "containers": containers}))
+}
+
+#[test]
+fn pod_as_a_whole_gets_memory_that_its_containers_divide() {
+    let (machine, reserved) = machine(2);
+    let mut memory = Memory::new(&machine, &reserved);
+    let mut sidecar = container("s", "512Mi");
+    sidecar["restartPolicy"] = "Always".into();
+    let init = vec![json!({"name": "i"}), sidecar, json!({"name": "j"}), container("k", "1Gi")];
+    let pod = whole_pod("p", init, vec![container("a", "1Gi"), json!({"name": "b"}), json!({"name": "c"})]);
+    let candidate = Candidate::with_gate(&pod, true);
+    let hints = memory.pod_hints(candidate);
+    assert_eq!(hints["memory"][0], hint(&[0], true));
+    memory.allocate_pod(candidate, hint(&[1], true)).unwrap();
+    let mib = |memory: &Memory, name: &str| {
+        memory
+            .blocks(pod.uid(), name)
+            .iter()
+            .map(|block| (block.nodes, block.bytes >> 20))
+            .collect::<Vec<_>>()
+    };
+    let found: Vec<u64> = ["i", "s", "j", "k", "a", "b", "c"]
+        .iter()
+        .map(|name| {
+            let blocks = mib(&memory, name);
+            assert!(blocks.len() == 1 && blocks[0].0 == mask(&[1]), "{name}: {blocks:?}");
+            blocks[0].1
+        })
+        .collect();
+    assert_eq!(found, [2048, 512, 1536, 1024, 1024, 512, 512]);
+    assert_eq!((memory.pod_blocks(pod.uid())[0].bytes, free(&memory)), (2 * GIB, vec![2 * GIB, GIB]));
+    let own = |name: &str| pod.all_containers().find(|found| found.name == name).unwrap();
+    assert!(memory.is_isolated(candidate, own("a")) && !memory.is_isolated(candidate, own("b")));
+    // The file has it, and it is allocated once.
+    let text = memory.state_file();
+    assert!(text.contains(r#"\"podEntries\":{\"p\":{\"memoryBlocks\":[{\"numaAffinity\":[1],"#), "{text}");
+    let mut memory = Memory::restore(&machine, &reserved, &text).unwrap();
+    assert_eq!(memory.state_file(), text);
+    memory.allocate_pod(candidate, ANY).unwrap();
+    assert_eq!(memory.state_file(), text);
+    assert_eq!(memory.pod_hints(candidate)["memory"], [hint(&[1], true)]);
+    // It is free with the last container.
+    memory.release_ended_init_containers(&pod, "b");
+    for name in ["s", "a", "b"] {
+        memory.release(pod.uid(), name);
+        assert_eq!(free(&memory), [2 * GIB, GIB], "{name}");
+    }
+    memory.release(pod.uid(), "c");
+    assert_eq!(free(&memory), [2 * GIB, 3 * GIB]);
+    assert!(memory.pod_blocks(pod.uid()).is_empty() && memory.nodes()[&1].assignments == 0);
+}
+
+#[test]
+fn pod_whose_containers_leave_no_memory_to_share_is_refused() {
+    let mut memory = memory(1);
+    let before = memory.clone();
+    let pod = whole_pod("p", Vec::new(), vec![container("a", "2Gi"), json!({"name": "b"})]);
+    let candidate = Candidate::with_gate(&pod, true);
+    assert_eq!(memory.pod_hints(candidate), Hints::from([("memory".to_owned(), Vec::new())]));
+    let text = "pod rejected, sum of exclusive container memory requests equals pod budget, leaving no memory \
+                for shared containers";
+    let refused = AllocateError::Denied { reason: "EmptyPodSharedPoolError", message: text.to_owned() };
+    assert_eq!(memory.allocate_pod(candidate, ANY), Err(refused));
+    assert_eq!(memory, before);
+    // Without the gate the pod has no memory of its own.
+    assert_eq!(memory.pod_hints(Candidate::new(&pod)), Hints::new());
+    assert_eq!(allocate(&mut memory, &pod, ANY), Ok(()));
+    assert_eq!(memory, before);
+}
+
+#[test]
+fn file_of_1_37_is_read_and_written_byte_by_byte() {
+    // Written by upstream's code for this machine and pod.
+    let text = r#"{"policyName":"Static","machineState":{"0":{"numberOfAssignments":1,"memoryMap":{"hugepages-2Mi":{"total":1073741824,"systemReserved":0,"allocatable":1073741824,"reserved":0,"free":1073741824},"memory":{"total":4294967296,"systemReserved":1073741824,"allocatable":2147483648,"reserved":2147483648,"free":0}},"cells":[0,1]},"1":{"numberOfAssignments":1,"memoryMap":{"hugepages-2Mi":{"total":1073741824,"systemReserved":0,"allocatable":1073741824,"reserved":0,"free":1073741824},"memory":{"total":4294967296,"systemReserved":0,"allocatable":3221225472,"reserved":2147483648,"free":1073741824}},"cells":[0,1]}},"entries":{"a":{"c":[{"numaAffinity":[0,1],"type":"memory","size":4294967296}]}},"checksum":2540868451,"data":"{\"policyName\":\"Static\",\"machineState\":{\"0\":{\"numberOfAssignments\":1,\"memoryMap\":{\"hugepages-2Mi\":{\"total\":1073741824,\"systemReserved\":0,\"allocatable\":1073741824,\"reserved\":0,\"free\":1073741824},\"memory\":{\"total\":4294967296,\"systemReserved\":1073741824,\"allocatable\":2147483648,\"reserved\":2147483648,\"free\":0}},\"cells\":[0,1]},\"1\":{\"numberOfAssignments\":1,\"memoryMap\":{\"hugepages-2Mi\":{\"total\":1073741824,\"systemReserved\":0,\"allocatable\":1073741824,\"reserved\":0,\"free\":1073741824},\"memory\":{\"total\":4294967296,\"systemReserved\":0,\"allocatable\":3221225472,\"reserved\":2147483648,\"free\":1073741824}},\"cells\":[0,1]}},\"entries\":{\"a\":{\"c\":[{\"numaAffinity\":[0,1],\"type\":\"memory\",\"size\":4294967296}]}}}","dataChecksum":213174178}"#;
+    let node = |number| NumaNode {
+        number,
+        memory_bytes: 4 * GIB,
+        huge_pages: BTreeMap::from([(2 << 20, 512)]),
+        distances: None,
+    };
+    let machine = [node(0), node(1)];
+    let amounts = amounts(&[("memory", "1Gi")]);
+    let reserved = Reserved::new(&machine, &[(0, amounts.clone())], &amounts).unwrap();
+    let memory = Memory::restore(&machine, &reserved, text).unwrap();
+    assert_eq!(memory.cpuset_mems(&"a".into(), "c"), Some(mask(&[0, 1])));
+    assert_eq!(memory.state_file(), text);
+}
+
+#[test]
+fn file_of_format_2_is_read() {
+    let (machine, reserved) = machine(1);
+    let mut memory = Memory::new(&machine, &reserved);
+    let pod = whole_pod("p", Vec::new(), vec![container("a", "1Gi"), json!({"name": "b"})]);
+    memory.allocate_pod(Candidate::with_gate(&pod, true), ANY).unwrap();
+    // The checksum is that of upstream's code.
+    let text = r#"{"policyName":"Static","machineState":{"0":{"numberOfAssignments":1,"memoryMap":{"hugepages-1Gi":{"total":0,"systemReserved":0,"allocatable":0,"reserved":0,"free":0},"hugepages-2Mi":{"total":1073741824,"systemReserved":0,"allocatable":1073741824,"reserved":0,"free":1073741824},"memory":{"total":4294967296,"systemReserved":1073741824,"allocatable":2147483648,"reserved":2147483648,"free":0}},"cells":[0]}},"entries":{"p":{"a":[{"numaAffinity":[0],"type":"memory","size":1073741824}],"b":[{"numaAffinity":[0],"type":"memory","size":1073741824}]}},"podEntries":{"p":{"memoryBlocks":[{"numaAffinity":[0],"type":"memory","size":2147483648}]}},"checksum":2434704815}"#;
+    let found = Memory::restore(&machine, &reserved, text).unwrap();
+    assert_eq!(
+        (&found.nodes, &found.assignments, &found.pods),
+        (&memory.nodes, &memory.assignments, &memory.pods)
+    );
+    assert_eq!(found.state_file(), memory.state_file());
+    let wrong = text.replace("2147483648}]}}", "2147483647}]}}");
+    assert_eq!(Memory::restore(&machine, &reserved, &wrong), Err(StateError::Checksum));
 }
 
 #[test]
@@ -315,14 +454,15 @@ fn unusable_state_files_are_errors_with_a_type() {
     allocate(&mut memory, &pod("a", vec![container("c", "1Gi")]), ANY).unwrap();
     let good = memory.state_file();
     let unsigned = |text: &str| {
-        let checksum = text.rfind(",\"checksum\":").unwrap();
+        let checksum = text.find(",\"checksum\":").unwrap();
         format!("{}}}", &text[..checksum])
     };
     let restore = |text: &str| Memory::restore(&machine, &reserved, text).unwrap_err();
     for text in ["", "{}", "[]", "{\"policyName\":1}", "\u{0}"] {
         assert!(matches!(restore(text), StateError::Content { .. }), "{text}");
     }
-    assert_eq!(restore(&good.replace("\"size\":1073741824", "\"size\":1073741825")), StateError::Checksum);
+    let older = without_data(&good);
+    assert_eq!(restore(&older.replace("\"size\":1073741824", "\"size\":1073741825")), StateError::Checksum);
     assert_eq!(
         restore(NONE_STATE).to_string(),
         "[memorymanager] configured policy \"Static\" differs from state checkpoint policy \"None\""

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::merge::merge;
 use super::settings::{Policy, Scope, TopologyManager};
 use crate::model::api::Container;
-use crate::model::pod::{Pod, QosClass};
+use crate::model::pod::{Pod, QosClass, limit, request};
 use crate::placement::numa::Hint;
 
 /// Hints by resource. A resource without an entry has no preference; one with an empty list can
@@ -19,16 +19,44 @@ pub struct Candidate<'a> {
     /// The pod.
     pub pod: &'a Pod,
     /// Whether its containers can have CPUs and memory of their own: it is Guaranteed, and has no
-    /// resources of the whole pod.
+    /// resources of the whole pod, unless the gate is on.
     pub exclusive: bool,
+    /// Whether it has resources of the whole pod, and the gate is on.
+    pub as_whole: bool,
+    /// Whether the gate `PodLevelResourceManagers` is on.
+    pub gate: bool,
 }
 
 impl<'a> Candidate<'a> {
-    /// Of this pod.
+    /// Of this pod, with the gate `PodLevelResourceManagers` off.
     #[must_use]
     pub fn new(pod: &'a Pod) -> Self {
-        Candidate { pod, exclusive: !has_own_resources(pod) && pod.qos() == QosClass::Guaranteed }
+        Candidate::with_gate(pod, false)
     }
+
+    /// Of this pod. `gate`: whether `PodLevelResourceManagers` is on.
+    #[must_use]
+    pub fn with_gate(pod: &'a Pod, gate: bool) -> Self {
+        let own = has_own_resources(pod);
+        let exclusive = (gate || !own) && pod.qos() == QosClass::Guaranteed;
+        Candidate { pod, exclusive, as_whole: gate && own, gate }
+    }
+
+    /// Whether this container can have CPUs and memory of its own. In a pod with resources of the whole
+    /// pod it must request what its limits are (Go: `IsContainerEquivalentQOSGuaranteed`).
+    #[must_use]
+    pub fn entitles(&self, container: &Container) -> bool {
+        self.exclusive && (!self.as_whole || is_guaranteed(container))
+    }
+}
+
+/// Whether a container requests CPUs and memory, and its limits are the same.
+#[must_use]
+pub fn is_guaranteed(container: &Container) -> bool {
+    ["cpu", "memory"].iter().all(|name| {
+        let wanted = request(container, name).filter(|amount| !amount.is_zero());
+        wanted.is_some() && wanted == limit(container, name)
+    })
 }
 
 /// Whether a pod has resources of its own (component-helpers: `IsPodLevelResourcesSet`).
@@ -58,7 +86,23 @@ pub trait Provider {
         container: &Container,
         hint: Hint,
     ) -> Result<(), AllocateError>;
+
+    /// Allocates the resources of a pod as a whole ([`Candidate::as_whole`]) and of its containers. If it
+    /// has them already, nothing changes.
+    ///
+    /// DIFFERS: upstream allocates no devices then; they are allocated when containers are created, from
+    /// any NUMA node.
+    ///
+    /// # Errors
+    /// When they cannot be allocated.
+    fn allocate_pod(&mut self, pod: Candidate<'_>, hint: Hint) -> Result<(), AllocateError> {
+        pod.pod.all_containers().try_for_each(|container| self.allocate(pod, container, hint))
+    }
 }
+
+/// The reason of a pod whose containers leave no CPUs or memory of the pod to those that share them
+/// (Go: `EmptyPodSharedPoolError`).
+pub const EMPTY_POOL: &str = "EmptyPodSharedPoolError";
 
 /// Why resources cannot be allocated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,9 +130,17 @@ pub struct Denial {
 }
 
 impl Denial {
-    fn locality() -> Denial {
-        let message = "Resources cannot be allocated with Topology locality".to_owned();
-        Denial { reason: "TopologyAffinityError", message }
+    fn locality(pod: Candidate<'_>, scope: Scope) -> Denial {
+        let message = match (pod.as_whole, scope) {
+            (false, _) => "Resources cannot be allocated with Topology locality",
+            (true, Scope::Pod) => {
+                "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager"
+            }
+            (true, Scope::Container) => {
+                "Pod Scope pod with pod-level resources failed admission with a container-level topology manager"
+            }
+        };
+        Denial { reason: "TopologyAffinityError", message: message.to_owned() }
     }
 }
 
@@ -117,13 +169,33 @@ pub struct Outcome {
 }
 
 impl TopologyManager {
+    /// Whether the gate `PodLevelResourceManagers` is on: pods with resources of the whole pod get CPUs and
+    /// memory, too; with scope pod as a whole.
+    #[must_use]
+    pub fn with_pod_level(mut self, gate: bool) -> TopologyManager {
+        self.gate = gate;
+        self
+    }
+
+    /// A pod, with what the managers have to know about it.
+    #[must_use]
+    pub fn candidate<'a>(&self, pod: &'a Pod) -> Candidate<'a> {
+        Candidate::with_gate(pod, self.gate)
+    }
+
+    /// Whether the gate `PodLevelResourceManagers` is on.
+    #[must_use]
+    pub fn manages_pods(&self) -> bool {
+        self.gate
+    }
+
     /// Admits a pod, and allocates the resources of its containers, init containers first.
     ///
     /// After a denial the resources of the containers before the failed one stay allocated, as
     /// upstream: the providers release them when the pod is not active any more.
     pub fn admit(&self, pod: &Pod, providers: &mut [&mut dyn Provider]) -> Outcome {
         let mut outcome = Outcome::default();
-        if let Err(denial) = self.try_admit(Candidate::new(pod), providers, &mut outcome) {
+        if let Err(denial) = self.try_admit(self.candidate(pod), providers, &mut outcome) {
             outcome.denial = Some(denial);
         }
         outcome
@@ -141,16 +213,23 @@ impl TopologyManager {
             (_, Scope::Container) => None,
             (_, Scope::Pod) => {
                 let hints: Vec<Hints> = providers.iter().map(|provider| provider.pod_hints(pod)).collect();
-                Some(self.best(&hints, outcome)?)
+                Some(self.best(pod, &hints, outcome)?)
             }
         };
+        if let Some(hint) = for_pod.filter(|_| pod.as_whole && self.policy != Policy::None) {
+            for provider in &mut *providers {
+                provider.allocate_pod(pod, hint)?;
+            }
+            outcome.aligned += u64::from(guaranteed);
+            return Ok(());
+        }
         for container in pod.pod.all_containers() {
             let hint = match for_pod {
                 Some(hint) => hint,
                 None => {
                     let hints: Vec<Hints> =
                         providers.iter().map(|provider| provider.hints(pod, container)).collect();
-                    self.best(&hints, outcome)?
+                    self.best(pod, &hints, outcome)?
                 }
             };
             for provider in &mut *providers {
@@ -162,13 +241,13 @@ impl TopologyManager {
         Ok(())
     }
 
-    fn best(&self, hints: &[Hints], outcome: &mut Outcome) -> Result<Hint, Denial> {
+    fn best(&self, pod: Candidate<'_>, hints: &[Hints], outcome: &mut Outcome) -> Result<Hint, Denial> {
         let lists: Vec<&[Hint]> = hints.iter().flat_map(BTreeMap::values).map(Vec::as_slice).collect();
         let best = merge(self.policy, &lists, self.all, self.distances.as_ref());
         if self.policy.admits(best.preferred) {
             return Ok(best);
         }
         outcome.unaligned += u64::from(self.policy == Policy::SingleNumaNode);
-        Err(Denial::locality())
+        Err(Denial::locality(pod, self.scope))
     }
 }

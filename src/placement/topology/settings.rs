@@ -140,6 +140,8 @@ pub struct TopologyManager {
     pub(super) all: NumaMask,
     /// `None`: narrow sets are chosen without regard to distances.
     pub(super) distances: Option<Distances>,
+    /// Whether `PodLevelResourceManagers` is on.
+    pub(super) gate: bool,
 }
 
 impl TopologyManager {
@@ -155,7 +157,7 @@ impl TopologyManager {
     ) -> Result<TopologyManager, TopologyError> {
         let all = all(nodes);
         if policy == Policy::None {
-            return Ok(TopologyManager { policy, scope, all, distances: None });
+            return Ok(TopologyManager { policy, scope, all, distances: None, gate: false });
         }
         let options = Options::parse(options)?;
         let distances = if options.prefer_closest { Some(Distances::new(nodes)?) } else { None };
@@ -164,7 +166,7 @@ impl TopologyManager {
         }
         // Upstream ignores distances for sets of one node.
         let distances = distances.filter(|_| policy != Policy::SingleNumaNode);
-        Ok(TopologyManager { policy, scope, all, distances })
+        Ok(TopologyManager { policy, scope, all, distances, gate: false })
     }
 
     /// The name of the scope: a label of metrics.

@@ -7,6 +7,7 @@ use crate::devices::DeviceId;
 use crate::model::api::Container;
 use crate::model::numa::NumaMask;
 use crate::model::pod::Pod;
+use crate::placement::cpu::request::is_isolated;
 use crate::placement::cpus::CpuSet;
 use crate::placement::memory::{Block, Memory};
 
@@ -26,7 +27,7 @@ pub struct AssignedDevice {
 pub struct AssignedResources {
     /// Devices of plugins.
     pub devices: Vec<AssignedDevice>,
-    /// CPUs that no other container runs on.
+    /// CPUs that no other container (of a pod: no other pod) runs on.
     pub cpus: CpuSet,
     /// Memory and huge pages of NUMA nodes.
     pub memory: Vec<Block>,
@@ -56,12 +57,28 @@ impl Assignments {
         }
         if let Some(shared) = &self.shared {
             let state = shared.state();
-            assigned.cpus = state.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
-            let memory = state.memory.as_ref().map(|memory| memory.blocks(uid, name));
-            assigned.memory = memory.unwrap_or_default().to_vec();
+            let candidate = shared.settings.topology.candidate(pod);
+            if is_isolated(&state.cpu, candidate, container) {
+                assigned.cpus = state.cpu.exclusive_of(uid, name).cloned().unwrap_or_default();
+            }
+            let memory = state.memory.as_ref().filter(|memory| memory.is_isolated(candidate, container));
+            assigned.memory = memory.map(|memory| memory.blocks(uid, name).to_vec()).unwrap_or_default();
         }
         if let Some(claims) = &self.claims {
             assigned.claims = claims.claims_of_container(pod, container);
+        }
+        assigned
+    }
+
+    /// The CPUs and memory of a pod as a whole. Nothing without the gate `PodLevelResourceManagers`.
+    #[must_use]
+    pub fn assigned_pod(&self, pod: &Pod) -> AssignedResources {
+        let mut assigned = AssignedResources::default();
+        if let Some(shared) = self.shared.as_ref().filter(|shared| shared.settings.topology.manages_pods()) {
+            let state = shared.state();
+            assigned.cpus = state.cpu.pods.get(pod.uid()).cloned().unwrap_or_default();
+            let memory = state.memory.as_ref().map(|memory| memory.pod_blocks(pod.uid()).to_vec());
+            assigned.memory = memory.unwrap_or_default();
         }
         assigned
     }

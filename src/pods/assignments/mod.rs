@@ -102,7 +102,7 @@ impl Assignments {
         if ready {
             state.release_inactive(active.iter().chain([pod]), still_runs);
         }
-        state.recover(pod);
+        state.recover(shared.settings.topology.candidate(pod));
         let mut outcome = state.admit(&shared.settings, pod, devices.as_deref_mut());
         let is_ending = |uid: &PodUid| active.iter().all(|other| other.uid() != uid) && still_runs(uid);
         if ready && outcome.denial.is_some() && state.holders().any(is_ending) {
@@ -204,7 +204,8 @@ impl Placement for Assignments {
 
     fn is_without_quota(&self, pod: &Pod) -> bool {
         self.shared.as_ref().is_some_and(|shared| {
-            shared.settings.without_quota && shared.state().cpu.exclusive.contains_key(pod.uid())
+            shared.settings.without_quota
+                && shared.state().has_own_cpus(shared.settings.topology.candidate(pod))
         })
     }
 }

@@ -51,13 +51,12 @@ impl Assignments {
         let cpu_file = CheckpointFile::new(&settings.root_dir, file::FILE_NAME);
         let memory_file = CheckpointFile::new(&settings.root_dir, MEMORY_FILE);
         let mut problems = Vec::new();
-        let none = BTreeMap::new();
         let cpu = load(&cpu_file, &mut problems, |text| match &settings.cpu {
             Some(policy) => {
-                let state = file::decode(text, file::STATIC, &none).map_err(|error| error.to_string())?;
+                let state = file::decode(text, file::STATIC).map_err(|error| error.to_string())?;
                 file::check(policy, state).map_err(|error| error.to_string())
             }
-            None => file::decode(text, file::NONE, &none).map_err(|error| error.to_string()),
+            None => file::decode(text, file::NONE).map_err(|error| error.to_string()),
         });
         let memory = load(&memory_file, &mut problems, |text| match &settings.memory {
             Some((nodes, reserved)) => {
@@ -187,7 +186,11 @@ fn infer_state(policy: &Static, found: &[ObservedContainer]) -> State {
             continue;
         }
         let pod = pods.entry(container.pod.clone());
-        let pod = pod.or_insert_with(|| PodCpus { uid: container.pod.clone(), containers: Vec::new() });
+        let pod = pod.or_insert_with(|| PodCpus {
+            uid: container.pod.clone(),
+            containers: Vec::new(),
+            whole: None,
+        });
         pod.containers.push(ContainerCpus {
             name: container.name.clone(),
             kind: Kind::App,

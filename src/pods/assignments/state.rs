@@ -12,14 +12,14 @@ use crate::model::runtime::PodRuntime;
 use crate::placement::cpu::file;
 use crate::placement::cpu::policy::Static;
 use crate::placement::cpu::provider::CpuProvider;
-use crate::placement::cpu::request::PodCpus;
+use crate::placement::cpu::request::{PodCpus, is_isolated};
 use crate::placement::cpu::state::State;
 use crate::placement::cpu::updates::{Applied, Running, Update};
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::Level;
 use crate::placement::memory::{self, Memory};
 use crate::placement::numa::NumaMask;
-use crate::placement::topology::{Outcome, Provider};
+use crate::placement::topology::{Candidate, Outcome, Provider};
 use crate::runtime::CpusetPlacement;
 
 /// What all containers have.
@@ -125,9 +125,12 @@ impl AssignmentState {
 
     /// A pod that ran without a usable state file is admitted again: it keeps what it requests, and
     /// nothing else.
-    pub(super) fn recover(&mut self, pod: &Pod) {
+    ///
+    /// A pod that gets CPUs and memory as a whole can get others: what runs does not show what it had.
+    pub(super) fn recover(&mut self, candidate: Candidate<'_>) {
+        let pod = candidate.pod;
         let Some(found) = self.recovered.remove(pod.uid()) else { return };
-        let cpus = PodCpus::new(pod);
+        let cpus = PodCpus::from_candidate(candidate);
         let wanted = |name: &str| cpus.container(name).map_or(0, |container| container.exclusive);
         let held = self.cpu.exclusive.get(pod.uid()).cloned().unwrap_or_default();
         for (name, _) in held.iter().filter(|(name, cpus)| cpus.len() != wanted(name)) {
@@ -155,8 +158,9 @@ impl AssignmentState {
                 }
                 None => drop(self.created.remove(&key)),
             }
-            placed.without_quota =
-                settings.without_quota && self.cpu.exclusive_of(pod.uid(), container).is_some();
+            let found = pod.all_containers().find(|candidate| candidate.name == container);
+            placed.without_quota = settings.without_quota
+                && found.is_some_and(|found| is_isolated(&self.cpu, settings.topology.candidate(pod), found));
         }
         if let Some(memory) = &mut self.memory {
             memory.release_ended_init_containers(pod, container);
@@ -166,6 +170,16 @@ impl AssignmentState {
             placed.mems = numbers.join(",");
         }
         placed
+    }
+
+    /// Whether a pod has CPUs for itself: one of its containers has, or all of them if it has CPUs as a
+    /// whole (Go: `PodHasExclusiveCPUs`).
+    pub(super) fn has_own_cpus(&self, pod: Candidate<'_>) -> bool {
+        let uid = pod.pod.uid();
+        if pod.as_whole || self.cpu.pods.contains_key(uid) {
+            return pod.pod.all_containers().all(|container| is_isolated(&self.cpu, pod, container));
+        }
+        self.cpu.exclusive.contains_key(uid)
     }
 
     /// A container runs. Returns whether its set has changed since it was created.

@@ -12,6 +12,7 @@ use crate::placement::cpu::options::Options;
 use crate::placement::cpu::policy::{Reservation, Static};
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::{Cpu, Machine};
+use crate::placement::numa_nodes::NumaNode;
 use crate::placement::topology::{Policy, Scope, TopologyManager};
 use crate::util::checkpoint_file::CheckpointFile;
 use crate::util::testing::{in_background, unblocked};
@@ -85,6 +86,48 @@ fn running_shared_container_is_updated_once_when_its_set_changes() {
     // A container that was removed is forgotten.
     assignments.shared.as_ref().unwrap().state().updated(&"id1".into(), None);
     assert_eq!(due_updates(&assignments), []);
+}
+
+#[test]
+fn pod_with_cpus_as_a_whole_keeps_them_over_restarts_with_and_without_the_gate() {
+    let root = tempfile::tempdir().unwrap();
+    let start = |gate: bool| {
+        let nodes = [NumaNode::default()];
+        let topology = TopologyManager::new(Policy::BestEffort, Scope::Pod, &BTreeMap::new(), &nodes);
+        let topology = topology.unwrap().with_pod_level(gate);
+        let (events, _queue) = EventSink::new();
+        Assignments::open(Settings { topology, ..settings(root.path()) }, &|| Ok(Vec::new()), &events)
+    };
+    let limits = |cpu: &str| json!({"limits": {"cpu": cpu, "memory": "1Mi"}});
+    let object = json!({
+        "metadata": {"name": "p", "namespace": "default", "uid": "p"},
+        "spec": {"resources": limits("3"), "containers": [{"name": "a", "resources": limits("2")}, {"name": "b"}]},
+    });
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+    let placed = |assignments: &Assignments| {
+        ["a", "b"].map(|name| {
+            let placed = assignments.place(&pod, name);
+            (placed.cpus, placed.without_quota)
+        })
+    };
+    let expected = [("1-2".to_owned(), true), ("3".to_owned(), false)];
+    for _ in ["first start", "restart"] {
+        let assignments = start(true);
+        assert_eq!(assignments.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+        assert_eq!(placed(&assignments), expected);
+        assert!(!assignments.is_without_quota(&pod), "a container shares CPUs");
+        let shown = |index: usize| assignments.assigned(&pod, &pod.containers()[index]).cpus.to_string();
+        assert_eq!((shown(0), shown(1)), ("1-2".to_owned(), String::new()));
+        assert_eq!(assignments.assigned_pod(&pod).cpus.to_string(), "1-3");
+    }
+    let without = start(false);
+    assert!(without.problems().is_empty());
+    assert_eq!(without.allocate(&pod, &[], true, &none_runs), Admission::Admit);
+    assert_eq!(placed(&without), expected);
+    assert!(without.assigned_pod(&pod).cpus.is_empty());
+    without.release_inactive(&[], &none_runs);
+    assert!(!without.holds_resources() && without.shared.as_ref().unwrap().store());
+    assert!(!std::fs::read_to_string(root.path().join("cpu_manager_state")).unwrap().contains("podEntries"));
 }
 
 #[test]

@@ -11,12 +11,18 @@ use crate::transport::generated::{MessageField, podresources as pb};
 
 /// What a container of a pod has.
 pub(super) type Lookup<'a> = &'a dyn Fn(&Pod, &Container) -> AssignedResources;
+/// What a pod has as a whole: CPUs and memory.
+pub(super) type PodLookup<'a> = &'a dyn Fn(&Pod) -> AssignedResources;
 
 /// All pods that use resources: sidecars first, then the other containers that last. Init containers
 /// that end, and ephemeral containers, are not shown.
-pub(super) fn list(pods: &[NodePod], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
+pub(super) fn list(
+    pods: &[NodePod],
+    given: Lookup<'_>,
+    given_pod: PodLookup<'_>,
+) -> pb::ListPodResourcesResponse {
     let active = pods.iter().filter(|listed| listed.is_active);
-    let pod_resources = active.map(|listed| pod_resources(&listed.pod, given)).collect();
+    let pod_resources = active.map(|listed| pod_resources(&listed.pod, given, given_pod)).collect();
     pb::ListPodResourcesResponse { pod_resources, ..Default::default() }
 }
 
@@ -44,10 +50,11 @@ pub(super) fn get(
     pods: &[NodePod],
     (namespace, name): (&str, &str),
     given: Lookup<'_>,
+    given_pod: PodLookup<'_>,
 ) -> Option<pb::PodResources> {
     let is_wanted = |listed: &&NodePod| listed.pod.name() == name && listed.pod.namespace() == namespace;
     let found = pods.iter().filter(|listed| listed.is_active).find(is_wanted)?;
-    Some(pod_resources(&found.pod, given))
+    Some(pod_resources(&found.pod, given, given_pod))
 }
 
 /// What all containers together can have.
@@ -69,7 +76,7 @@ fn named(pod: &Pod, containers: Vec<pb::ContainerResources>) -> pb::PodResources
     }
 }
 
-fn pod_resources(pod: &Pod, given: Lookup<'_>) -> pb::PodResources {
+fn pod_resources(pod: &Pod, given: Lookup<'_>, given_pod: PodLookup<'_>) -> pb::PodResources {
     let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
     let container_resources = |container: &Container| {
         let given = given(pod, container);
@@ -82,7 +89,12 @@ fn pod_resources(pod: &Pod, given: Lookup<'_>) -> pb::PodResources {
             ..Default::default()
         }
     };
-    named(pod, sidecars.chain(pod.containers()).map(container_resources).collect())
+    let whole = given_pod(pod);
+    pb::PodResources {
+        cpu_ids: whole.cpus.iter().map(i64::from).collect(),
+        memory: whole.memory.into_iter().map(memory).collect(),
+        ..named(pod, sidecars.chain(pod.containers()).map(container_resources).collect())
+    }
 }
 
 fn topology(nodes: NumaMask) -> pb::TopologyInfo {

@@ -41,12 +41,17 @@ pub(crate) struct NodePod {
 /// Says what a container has.
 pub(crate) type GivenOf = dyn Fn(&Pod, &Container) -> AssignedResources + Send + Sync;
 
+/// Says what a pod has as a whole.
+pub(crate) type GivenPod = dyn Fn(&Pod) -> AssignedResources + Send + Sync;
+
 /// Where the responses come from.
 pub(crate) struct Deps {
     /// All pods that sources have.
     pub pods: Box<dyn Fn() -> Vec<NodePod> + Send + Sync>,
     /// What a container has.
     pub given: Box<GivenOf>,
+    /// The CPUs and memory of a pod as a whole.
+    pub given_pod: Box<GivenPod>,
     /// What all containers together can have.
     pub assignable: Box<dyn Fn() -> AssignedResources + Send + Sync>,
 }
@@ -86,14 +91,15 @@ fn services(deps: Deps, bucket: Bucket) -> [Service; 2] {
             let deps = for_list.admit()?;
             metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
             metrics::POD_RESOURCES_LISTS.inc(["v1"]);
-            Ok(compose::list(&(deps.pods)(), &*deps.given))
+            Ok(compose::list(&(deps.pods)(), &*deps.given, &*deps.given_pod))
         })
         .unary(&methods::podresources::GET, move |request: pb::GetPodResourcesRequest, _| {
             let deps = for_get.admit()?;
             metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
             metrics::POD_RESOURCES_GETS.inc(["v1"]);
             let wanted = (request.pod_namespace.as_str(), request.pod_name.as_str());
-            let Some(found) = compose::get(&(deps.pods)(), wanted, &*deps.given) else {
+            let found = compose::get(&(deps.pods)(), wanted, &*deps.given, &*deps.given_pod);
+            let Some(found) = found else {
                 metrics::POD_RESOURCES_GET_ERRORS.inc(["v1"]);
                 let (namespace, name) = wanted;
                 return Err(Refusal::unknown(format!("pod {name} in namespace {namespace} not found")));
@@ -129,6 +135,7 @@ mod tests {
         Deps {
             pods: Box::new(Vec::new),
             given: Box::new(|_, _| AssignedResources::default()),
+            given_pod: Box::new(|_| AssignedResources::default()),
             assignable: Box::new(AssignedResources::default),
         }
     }

@@ -118,7 +118,7 @@ fn responses_equal_those_of_the_go_kubelet() {
             let what = format!("{}: {request}", state["scenario"]);
             match request.split_once(' ') {
                 None if request == "List" => {
-                    let own = list(&pods, &given);
+                    let own = list(&pods, &given, &nothing);
                     let own: Vec<Value> = own.pod_resources.iter().map(pod_json).collect();
                     let theirs = response["pod_resources"].as_array().unwrap();
                     assert_eq!(by_name(&own), by_name(theirs), "{what}");
@@ -140,12 +140,38 @@ fn responses_equal_those_of_the_go_kubelet() {
                 }
                 Some((_, name)) => {
                     let name = name.trim_start_matches('=');
-                    let own = get(&pods, ("golden", name), &given).as_ref().map(pod_json);
+                    let own = get(&pods, ("golden", name), &given, &nothing).as_ref().map(pod_json);
                     assert_eq!(by_name(&own), by_name(response.get("pod_resources")), "{what}");
                 }
             }
         }
     }
+}
+
+/// A pod without resources as a whole.
+fn nothing(_: &Pod) -> AssignedResources {
+    AssignedResources::default()
+}
+
+#[test]
+fn a_pod_shows_the_cpus_and_memory_that_it_has_as_a_whole() {
+    let whole = |_: &Pod| AssignedResources {
+        cpus: CpuSet::parse("2-4").unwrap(),
+        memory: vec![Block {
+            nodes: NumaMask::from_numbers([0, 1]),
+            resource: "memory".to_owned(),
+            bytes: 4096,
+        }],
+        ..AssignedResources::default()
+    };
+    let none = |_: &Pod, _: &Container| AssignedResources::default();
+    let found = list(&listed(true), &none, &whole).pod_resources.remove(0);
+    assert_eq!(get(&listed(true), ("n", "p"), &none, &whole).as_ref(), Some(&found));
+    assert_eq!(found.cpu_ids, [2, 3, 4]);
+    let topology = json!({"nodes": [{}, {"id": "1"}]});
+    let expected = [json!({"memory_type": "memory", "size": "4096", "topology": topology})];
+    assert_eq!(memory_json(&found.memory), expected);
+    assert!(found.containers.iter().all(|own| own.cpu_ids.is_empty() && own.memory.is_empty()));
 }
 
 fn device(id: &str, nodes: &[u32]) -> AssignedDevice {
@@ -173,7 +199,7 @@ fn a_device_has_an_entry_for_each_of_its_nodes() {
         devices: vec![device("a", &[]), device("b", &[1, 3])],
         ..AssignedResources::default()
     };
-    let found = list(&listed(true), &given);
+    let found = list(&listed(true), &given, &nothing);
     let containers = &found.pod_resources[0].containers;
     assert_eq!(containers.iter().map(|container| container.name.as_str()).collect::<Vec<_>>(), ["s", "c"]);
     let shown = json!(devices_json(&containers[0].devices));
@@ -200,12 +226,12 @@ fn the_devices_of_a_pod_that_has_ended_are_not_shown() {
         devices: vec![device("a", &[0])],
         ..AssignedResources::default()
     };
-    assert!(list(&listed(false), &given).pod_resources.is_empty());
-    assert_eq!(get(&listed(false), ("n", "p"), &given), None);
+    assert!(list(&listed(false), &given, &nothing).pod_resources.is_empty());
+    assert_eq!(get(&listed(false), ("n", "p"), &given, &nothing), None);
     let old = old_list(&listed(false), &given);
     assert!(old.pod_resources[0].containers[0].devices.is_empty());
-    assert!(get(&listed(true), ("n", "p"), &given).is_some());
-    assert_eq!(get(&listed(true), ("m", "p"), &given), None);
+    assert!(get(&listed(true), ("n", "p"), &given, &nothing).is_some());
+    assert_eq!(get(&listed(true), ("m", "p"), &given, &nothing), None);
 }
 
 #[test]

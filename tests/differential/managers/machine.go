@@ -11,8 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/go-logr/logr"
-	info "github.com/google/cadvisor/lib/model"
 	"github.com/google/cadvisor/lib/machine"
+	info "github.com/google/cadvisor/lib/model"
 	"github.com/google/cadvisor/lib/utils/sysfs"
 	"github.com/google/cadvisor/lib/utils/sysinfo"
 	processors "k8s.io/kubernetes/pkg/kubelet/cm/cpumanager/topology"

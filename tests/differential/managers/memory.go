@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/kubelet/apis/config"
 	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
@@ -48,6 +49,8 @@ type memoryQuestion struct {
 	Steps  []memoryStep `json:"steps"`
 	// A state file of coracle after the last step.
 	TakeOver string `json:"takeOver"`
+	// The gate PodLevelResourceManagers.
+	PodLevel bool `json:"podLevel"`
 }
 
 type memoryResult struct {
@@ -210,6 +213,10 @@ func (h *memoryHost) do(step memoryStep) (memoryResult, error) {
 func memory(raw json.RawMessage) (any, error) {
 	var request memoryQuestion
 	if err := json.Unmarshal(raw, &request); err != nil {
+		return nil, err
+	}
+	gates := fmt.Sprintf("PodLevelResourceManagers=%t", request.PodLevel)
+	if err := utilfeature.DefaultMutableFeatureGate.Set(gates); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "managers")

@@ -92,7 +92,9 @@ func (p *provider) GetPodTopologyHints(klog.Logger, *v1.Pod, lifecycle.Operation
 	return converted(p.Pod)
 }
 
-func (p *provider) AllocatePod(klog.Logger, *v1.Pod, lifecycle.Operation) error { return errors.New("not used") }
+func (p *provider) AllocatePod(klog.Logger, *v1.Pod, lifecycle.Operation) error {
+	return errors.New("not used")
+}
 
 func (p *provider) Allocate(_ context.Context, pod *v1.Pod, container *v1.Container, _ lifecycle.Operation) error {
 	found := p.store.GetAffinity(klog.Background(), string(pod.UID), container.Name)
