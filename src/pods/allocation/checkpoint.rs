@@ -101,6 +101,16 @@ mod unit {
     }
 
     #[test]
+    fn limits_of_volumes_that_1_37_writes_stay_in_an_entry_that_does_not_change() {
+        let data = r#"{"entries":{"u":{"ContainerResources":{"c":{}},"PodLevelResources":null,"EmptyDirVolumeLimits":{"v":"1Gi"}}}}"#;
+        let text = format!("{{\"data\":{},\"checksum\":{}}}", Value::from(data), checksum(data));
+        let entries = parse(&text).unwrap();
+        let entry = &entries[&PodUid::from("u")];
+        assert!(super::super::resources::PodResources::parse(entry).is_some(), "{entry}");
+        assert!(render(&entries).contains(r#"\"EmptyDirVolumeLimits\":{\"v\":\"1Gi\"}"#));
+    }
+
+    #[test]
     fn unusable_file_is_put_aside() {
         let dir = tempfile::tempdir().unwrap();
         let name = "allocated_pods_state";
