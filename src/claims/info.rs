@@ -60,6 +60,9 @@ pub struct ClaimInfo {
     pub pods: BTreeSet<PodUid>,
     /// The devices by driver. A driver without devices is here as well.
     pub drivers: BTreeMap<String, Vec<Device>>,
+    /// The calls that a driver does not want for this claim, such as `NodeUnprepareResources`, by driver:
+    /// from the file of a kubelet with the gate `DRAOptionalNodeOperations`.
+    pub skips: BTreeMap<String, Vec<String>>,
     /// Whether all drivers have prepared it since the agent started.
     pub prepared: bool,
 }
@@ -68,6 +71,21 @@ impl ClaimInfo {
     /// A claim without pods and drivers.
     #[must_use]
     pub fn new(id: ClaimId) -> ClaimInfo {
-        ClaimInfo { id, pods: BTreeSet::new(), drivers: BTreeMap::new(), prepared: false }
+        ClaimInfo {
+            id,
+            pods: BTreeSet::new(),
+            drivers: BTreeMap::new(),
+            skips: BTreeMap::new(),
+            prepared: false,
+        }
+    }
+
+    /// The drivers that are to revert what they did for the claim (Go: `DriverState.Skips`).
+    pub fn unprepared_by(&self) -> impl Iterator<Item = &String> {
+        let skips = |driver: &&String| {
+            let calls = self.skips.get(*driver).into_iter().flatten();
+            calls.map(String::as_str).any(|call| call == "*" || call == "NodeUnprepareResources")
+        };
+        self.drivers.keys().filter(move |driver| !skips(driver))
     }
 }

@@ -203,7 +203,7 @@ impl ClaimState {
             if let Some(claim) = self.claims.get_mut(&id.key) {
                 // If a driver fails, it is unknown which state the claim has.
                 claim.prepared = false;
-                work.add(&id, claim.drivers.keys().cloned());
+                work.add(&id, claim.unprepared_by().cloned());
             }
         }
         self.mark(&work);

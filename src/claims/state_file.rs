@@ -70,6 +70,8 @@ struct EmptyObject {}
 #[serde(rename_all = "PascalCase")]
 struct Driver<'a> {
     devices: Option<Vec<PreparedDevice<'a>>>,
+    #[serde(rename = "skipNodeOperations", default, skip_serializing_if = "Option::is_none")]
+    skips: Option<Vec<String>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -96,8 +98,9 @@ pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
         request_names: list(&device.requests),
         cdi_ids: list(&device.cdi_ids),
     };
-    let driver = |devices: &'a Vec<Device>| Driver {
+    let driver = |devices: &'a Vec<Device>, skips: Option<&'a Vec<String>>| Driver {
         devices: (!devices.is_empty()).then(|| devices.iter().map(device).collect()),
+        skips: skips.filter(|skips| !skips.is_empty()).cloned(),
     };
     let claim = |info: &'a ClaimInfo| Claim {
         uid: info.id.uid.as_str().into(),
@@ -105,7 +108,10 @@ pub fn write<'a>(claims: impl IntoIterator<Item = &'a ClaimInfo>) -> String {
         namespace: info.id.key.namespace.as_str().into(),
         pods: Some(info.pods.iter().map(|uid| (uid.clone(), EmptyObject {})).collect()),
         driver_state: Some(
-            info.drivers.iter().map(|(name, devices)| (name.as_str().into(), driver(devices))).collect(),
+            info.drivers
+                .iter()
+                .map(|(name, devices)| (name.as_str().into(), driver(devices, info.skips.get(name))))
+                .collect(),
         ),
     };
     let data = Data {
@@ -138,16 +144,21 @@ pub fn read(text: &str) -> Result<Vec<ClaimInfo>, StateError> {
         requests: device.request_names.unwrap_or_default(),
         cdi_ids: device.cdi_ids.unwrap_or_default(),
     };
-    let driver = |(name, driver): (Cow<'_, str>, Driver<'_>)| {
-        let devices = driver.devices.unwrap_or_default();
-        (name.into_owned(), devices.into_iter().map(device).collect())
-    };
     let claim = |claim: Claim<'_>| {
+        let (mut drivers, mut skips) = (BTreeMap::new(), BTreeMap::new());
+        for (name, driver) in claim.driver_state.unwrap_or_default() {
+            let devices = driver.devices.unwrap_or_default().into_iter().map(device).collect();
+            drivers.insert(name.clone().into_owned(), devices);
+            if let Some(calls) = driver.skips.filter(|calls| !calls.is_empty()) {
+                skips.insert(name.into_owned(), calls);
+            }
+        }
         let key = ClaimKey { namespace: claim.namespace.into_owned(), name: claim.claim_name.into_owned() };
         ClaimInfo {
             id: ClaimId { key, uid: claim.uid.into_owned() },
             pods: claim.pods.unwrap_or_default().into_keys().collect::<BTreeSet<PodUid>>(),
-            drivers: claim.driver_state.unwrap_or_default().into_iter().map(driver).collect(),
+            drivers,
+            skips,
             prepared: false,
         }
     };
@@ -182,6 +193,24 @@ mod tests {
             assert!(device.is_for("test request") && !device.is_for("other"));
             assert!(!claim.prepared && claim.pods.contains(&"139cdb46-f989-4f17-9561-ca10cfb509a6".into()));
         }
+    }
+
+    #[test]
+    fn calls_that_a_driver_does_not_want_stay_in_the_file() {
+        let text = of_go("null", 2_570_581_864);
+        let envelope: Envelope = serde_json::from_str(&text).unwrap();
+        let data = envelope.data.replace(
+            "}]}}}]}",
+            r#"}],"skipNodeOperations":["NodeUnprepareResources"]},"z":{"Devices":null,"skipNodeOperations":["NodePrepareResources"]}}}]}"#,
+        );
+        assert_ne!(data, envelope.data);
+        let text = serde_json::to_string(&Envelope { checksum: crc32(&data), data }).unwrap();
+        let claims = read(&text).unwrap();
+        assert_eq!(write(&claims), text);
+        assert_eq!(claims[0].unprepared_by().collect::<Vec<_>>(), ["z"]);
+        let mut all = claims[0].clone();
+        all.skips.insert("z".to_owned(), vec!["*".to_owned()]);
+        assert_eq!(all.unprepared_by().count(), 0);
     }
 
     #[test]
