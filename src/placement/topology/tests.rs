@@ -244,6 +244,72 @@ fn each_container_is_allocated_by_each_provider_with_the_merged_hint() {
 }
 
 #[test]
+fn pod_with_resources_as_a_whole_is_allocated_once_with_scope_pod_and_the_gate() {
+    #[derive(Default)]
+    struct WholePods(FakeProvider, Vec<Hint>);
+    impl Provider for WholePods {
+        fn hints(&self, pod: Candidate<'_>, container: &Container) -> Hints {
+            self.0.hints(pod, container)
+        }
+
+        fn pod_hints(&self, pod: Candidate<'_>) -> Hints {
+            self.0.pod_hints(pod)
+        }
+
+        fn allocate(&mut self, pod: Candidate<'_>, own: &Container, hint: Hint) -> Result<(), AllocateError> {
+            self.0.allocate(pod, own, hint)
+        }
+
+        fn allocate_pod(&mut self, pod: Candidate<'_>, hint: Hint) -> Result<(), AllocateError> {
+            assert!(pod.as_whole && pod.exclusive);
+            self.1.push(hint);
+            Ok(())
+        }
+    }
+    let limits = json!({"limits": {"cpu": "2", "memory": "1Gi"}});
+    let spec = json!({"resources": limits, "containers": [{"name": "a"}, {"name": "b"}]});
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap());
+    let admit = |policy, scope, gate, list: Vec<Hint>| {
+        let topology = TopologyManager::new(policy, scope, &BTreeMap::new(), &nodes(2)).unwrap();
+        let mut provider = WholePods::default();
+        provider.0.hints = Hints::from([("cpu".into(), list)]);
+        let mut devices = FakeProvider::default();
+        let outcome = topology.with_pod_level(gate).admit(&pod, &mut [&mut devices, &mut provider]);
+        (outcome, provider.1, provider.0.allocated.len(), devices.allocated)
+    };
+    let near = hint(&[1], true);
+    let (outcome, whole, each, devices) = admit(Policy::SingleNumaNode, Scope::Pod, true, vec![near]);
+    assert_eq!(outcome, Outcome { denial: None, aligned: 1, unaligned: 0 });
+    assert_eq!((whole, each), (vec![near], 0));
+    // Other resources are still those of containers.
+    assert_eq!(devices, ["a", "b"].map(|name| (name.to_owned(), near)));
+    for (policy, scope, gate) in [
+        (Policy::SingleNumaNode, Scope::Pod, false),
+        (Policy::SingleNumaNode, Scope::Container, true),
+        (Policy::None, Scope::Pod, true),
+    ] {
+        let (_, whole, each, _) = admit(policy, scope, gate, vec![near]);
+        assert_eq!((whole.len(), each), (0, 2), "{policy:?} {scope:?} {gate}");
+    }
+    for (scope, gate, message) in [
+        (
+            Scope::Pod,
+            true,
+            "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager",
+        ),
+        (
+            Scope::Container,
+            true,
+            "Pod Scope pod with pod-level resources failed admission with a container-level topology manager",
+        ),
+        (Scope::Pod, false, "Resources cannot be allocated with Topology locality"),
+    ] {
+        let denial = admit(Policy::Restricted, scope, gate, Vec::new()).0.denial.unwrap();
+        assert_eq!((denial.reason, denial.message.as_str()), ("TopologyAffinityError", message));
+    }
+}
+
+#[test]
 fn denials_have_upstreams_reasons_and_messages() {
     let denial = |outcome: &Outcome| {
         outcome.denial.clone().map(|denial| (denial.reason, denial.message)).unwrap_or_default()
