@@ -72,7 +72,7 @@ pub fn run(args: &AgentArgs, loaded: &LoadedConfig, flags: Vec<(String, String)>
     }
     let shown = yaml::to_yaml(&configz(&loaded.config));
     logging::info_with(module_path!(), "Effective KubeletConfiguration", "config", shown);
-    if let Some(warning) = args.warning(loaded) {
+    if let Some(warning) = loaded.warning() {
         log::warn!("{warning}");
     }
     let supervisor = match Supervisor::listen() {

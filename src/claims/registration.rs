@@ -14,7 +14,7 @@ use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Stack};
 
-/// The pause before a stream is opened again, and between two looks at the connection of a driver
+/// The pause before a stream is opened again, and between two checks of the connection of a driver
 /// without reports.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The least time between two lists of a driver.

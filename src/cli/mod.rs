@@ -56,7 +56,7 @@ pub fn print(text: &str) -> Exit {
 #[must_use]
 pub fn check_config(args: &AgentArgs) -> Exit {
     with_config(args, |loaded| {
-        if let Some(message) = args.warning(loaded) {
+        if let Some(message) = loaded.warning() {
             warn("", message);
         }
         missing_cluster(args, &loaded.config).into_iter().for_each(|(field, message)| warn(field, message));

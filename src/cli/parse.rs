@@ -240,8 +240,6 @@ impl CommandLine {
     fn own(&mut self, flag: &Flag, text: &str) {
         if let Err(message) = self.set_own(flag, text) {
             self.fail(&dashed(flag.name), message);
-        } else if flag.effect() == Effect::NoEffectYet && !self.args.without_effect.contains(&flag.name) {
-            self.args.without_effect.push(flag.name);
         }
     }
 

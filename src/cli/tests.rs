@@ -160,7 +160,6 @@ fn flags_without_a_field_are_parsed() {
     assert_eq!(args.minimum_container_ttl.as_secs(), 60);
     assert_eq!((args.maximum_dead_containers_per_container, args.maximum_dead_containers), (2, -1));
     assert!(args.allocatable_ignores_eviction);
-    assert_eq!(args.without_effect, [""; 0]);
     assert!(args.exit_on_lock_contention && args.lock_file.is_some());
 }
 
@@ -437,14 +436,19 @@ fn flags_reach_the_configuration() {
     let problems = crate::config::load(&args.request).unwrap_err();
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].to_string(), "--port: port: 70000 must be between 1 and 65535, inclusive");
-    let args = agent(&format!("--config={} --max-pods=7 --lock-file=/k", file.display()));
+    let args = agent(&format!("--config={} --max-pods=7", file.display()));
     let loaded = crate::config::load(&args.request).unwrap();
     assert_eq!((loaded.config.max_pods, loaded.config.port), (7, 1));
-    let text = args.warning(&loaded);
-    assert_eq!(text.as_deref(), Some("set, but without effect in this version: --lock-file"));
+    assert_eq!(loaded.warning(), None);
     let printed: Value =
         crate::config::yaml::parse_bytes(loaded.to_yaml().as_bytes()).unwrap().remove(0).value;
     assert_eq!(printed["maxPods"], json!(7));
+    let args = agent("--feature-gates=H2CContainerProbe=true");
+    let loaded = crate::config::load(&args.request).unwrap();
+    let text = loaded.warning();
+    let expected =
+        "set, but without effect in this version: featureGates[H2CContainerProbe] (alpha, not built)";
+    assert_eq!(text.as_deref(), Some(expected));
 }
 
 /// Arguments for random command lines; the last one is empty.

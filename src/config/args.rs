@@ -6,9 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::effects;
-use super::gates;
-use super::load::{LoadRequest, LoadedConfig};
+use super::load::LoadRequest;
 
 /// The directory of the agent's state unless `--root-dir` sets another.
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
@@ -80,8 +78,6 @@ pub struct AgentArgs {
     pub maximum_dead_containers_per_container: i32,
     /// `--maximum-dead-containers`; negative means no limit.
     pub maximum_dead_containers: i32,
-    /// Flags that were given but have no effect yet and set no field.
-    pub without_effect: Vec<&'static str>,
     /// Every flag that was given, with the text of its last occurrence.
     pub given: BTreeMap<&'static str, String>,
 }
@@ -117,7 +113,6 @@ impl AgentArgs {
             minimum_container_ttl: Duration::ZERO,
             maximum_dead_containers_per_container: 1,
             maximum_dead_containers: -1,
-            without_effect: Vec::new(),
             given: BTreeMap::new(),
         }
     }
@@ -147,22 +142,5 @@ impl AgentArgs {
     #[must_use]
     pub fn image_node_token(&self) -> PathBuf {
         self.root_dir.join(NODE_TOKEN)
-    }
-
-    /// One warning about all fields, feature gates and flags that are set without effect; `None` if
-    /// there are none.
-    #[must_use]
-    pub fn warning(&self, loaded: &LoadedConfig) -> Option<String> {
-        let flags: Vec<String> = self.without_effect.iter().map(|name| format!("--{name}")).collect();
-        let names = loaded.gates.without_effect().into_iter();
-        let gates: Vec<String> = names
-            .map(|name| match gates::is_not_built(name) {
-                true => format!("featureGates[{name}] (alpha, not built)"),
-                false => format!("featureGates[{name}]"),
-            })
-            .collect();
-        let mut names: Vec<&str> = loaded.without_effect.clone();
-        names.extend(gates.iter().chain(&flags).map(String::as_str));
-        effects::warning(&names)
     }
 }

@@ -266,6 +266,7 @@ pub struct KubeletConfiguration {
     /// RuntimeDefault instead of Unconfined as the default seccomp profile.
     pub seccomp_default: bool,
     /// Where memory.high is set, with MemoryQoS.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_throttling_factor: Option<f64>,
     /// None or TieredReservation, with MemoryQoS.
     pub memory_reservation_policy: String,

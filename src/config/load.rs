@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::check::check_layer;
 use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, merge_patch, set, strip_nulls};
-use super::effects::{typed, without_effect};
-use super::gates::Gates;
+use super::effects::{typed, warning, without_effect};
+use super::gates::{self, Gates};
 use super::kubelet::KubeletConfiguration;
 use super::validate::validate;
 use super::yaml::{self, Document};
@@ -96,6 +96,20 @@ pub struct LoadedConfig {
 }
 
 impl LoadedConfig {
+    /// One warning about all fields and feature gates that are set without effect; `None` if there are
+    /// none.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let gates: Vec<String> = (self.gates.without_effect().into_iter())
+            .map(|name| match gates::is_not_built(name) {
+                true => format!("featureGates[{name}] (alpha, not built)"),
+                false => format!("featureGates[{name}]"),
+            })
+            .collect();
+        let names = self.without_effect.iter().copied().chain(gates.iter().map(String::as_str));
+        warning(&names.collect::<Vec<_>>())
+    }
+
     /// The effective configuration as a file that can be given to `--config`.
     pub fn to_yaml(&self) -> String {
         let mut value = crate::util::json::to_value(&self.config).unwrap_or(Value::Null);

@@ -68,13 +68,25 @@ pub(crate) fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Run
     // A source that is not configured has no pods, and needs no records.
     match &settings.file {
         Some(file_settings) => {
-            running.push(file::spawn(&settings.node_name, file_settings, settings.known.clone(), store(SourceName::File), deps)?);
+            running.push(file::spawn(
+                &settings.node_name,
+                file_settings,
+                settings.known.clone(),
+                store(SourceName::File),
+                deps,
+            )?);
         }
         None => store(SourceName::File).remove_except(std::iter::empty()),
     }
     match &settings.http {
         Some(http_settings) => {
-            running.push(http::spawn(&settings.node_name, http_settings, settings.known.clone(), store(SourceName::Http), deps)?);
+            running.push(http::spawn(
+                &settings.node_name,
+                http_settings,
+                settings.known.clone(),
+                store(SourceName::Http),
+                deps,
+            )?);
         }
         None => store(SourceName::Http).remove_except(std::iter::empty()),
     }

@@ -94,7 +94,7 @@ fn tables() -> (BTreeMap<String, Metric>, BTreeSet<String>) {
             others.insert(name);
         }
     }
-    assert!(works.len() > 80 && others.len() > 30, "{} and {}", works.len(), others.len());
+    assert!(works.len() > 80 && others.len() > 20, "{} and {}", works.len(), others.len());
     (works, others)
 }
 

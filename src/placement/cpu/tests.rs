@@ -479,7 +479,8 @@ fn whole(spec: serde_json::Value) -> PodCpus {
 }
 
 fn limits(cpu: &str) -> serde_json::Value {
-    json!({"limits": {"cpu": cpu, "memory": "1Gi"}})
+    let amounts = json!({"cpu": cpu, "memory": "1Gi"});
+    json!({"limits": amounts, "requests": amounts})
 }
 
 #[test]
@@ -495,7 +496,7 @@ fn pod_as_a_whole_gets_cpus_that_its_containers_divide() {
         ],
         "containers": [
             {"name": "a", "resources": limits("2")},
-            {"name": "b", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"memory": "1Mi"}}},
+            {"name": "b", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Mi"}}},
             {"name": "c"},
         ],
     }));

@@ -55,7 +55,7 @@ pub struct Block {
 pub type Assignments = BTreeMap<PodUid, BTreeMap<String, Vec<Block>>>;
 
 /// Blocks of pods that were allocated as a whole, by pod.
-pub type PodAssignments = BTreeMap<PodUid, Vec<Block>>;
+pub(super) type PodAssignments = BTreeMap<PodUid, Vec<Block>>;
 
 /// The nodes of the machine while nothing is allocated (Go: `getDefaultMachineState`).
 ///

@@ -340,7 +340,8 @@ fn wrong_data_is_an_error_although_the_older_fields_are_right() {
 /// A pod with 2 GiB as a whole.
 fn whole_pod(uid: &str, init: Vec<Value>, containers: Vec<Value>) -> Pod {
     let limits = json!({"cpu": "2", "memory": "2Gi"});
-    pod_of(uid, json!({"resources": {"limits": limits}, "initContainers": init, "containers": containers}))
+    let whole = json!({"limits": limits, "requests": limits});
+    pod_of(uid, json!({"resources": whole, "initContainers": init, "containers": containers}))
 }
 
 #[test]

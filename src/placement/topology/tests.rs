@@ -266,8 +266,9 @@ fn pod_with_resources_as_a_whole_is_allocated_once_with_scope_pod_and_the_gate()
             Ok(())
         }
     }
-    let limits = json!({"limits": {"cpu": "2", "memory": "1Gi"}});
-    let spec = json!({"resources": limits, "containers": [{"name": "a"}, {"name": "b"}]});
+    let amounts = json!({"cpu": "2", "memory": "1Gi"});
+    let whole = json!({"limits": amounts, "requests": amounts});
+    let spec = json!({"resources": whole, "containers": [{"name": "a"}, {"name": "b"}]});
     let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(json!({"spec": spec})).unwrap());
     let admit = |policy, scope, gate, list: Vec<Hint>| {
         let topology = TopologyManager::new(policy, scope, &BTreeMap::new(), &nodes(2)).unwrap();

@@ -41,8 +41,8 @@ mod tests {
 
     #[test]
     fn level_of_resources_and_class_are_labels() {
-        let one = json!({"cpu": "1", "memory": "1Gi"});
-        let both = json!({"requests": one, "limits": one});
+        let amounts = json!({"cpu": "1", "memory": "1Gi"});
+        let both = json!({"requests": amounts, "limits": amounts});
         let with = |own: Value| json!([{"name": "c", "resources": own}]);
         let check =
             |spec: Value, expected: [&str; 2]| assert_eq!(labels(&pod(spec.clone())), expected, "{spec}");

@@ -98,10 +98,13 @@ fn pod_with_cpus_as_a_whole_keeps_them_over_restarts_with_and_without_the_gate()
         let (events, _queue) = EventSink::new();
         Assignments::open(Settings { topology, ..settings(root.path()) }, &|| Ok(Vec::new()), &events)
     };
-    let limits = |cpu: &str| json!({"limits": {"cpu": cpu, "memory": "1Mi"}});
+    let sized = |cpu: &str| {
+        let amounts = json!({"cpu": cpu, "memory": "1Mi"});
+        json!({"limits": amounts, "requests": amounts})
+    };
     let object = json!({
         "metadata": {"name": "p", "namespace": "default", "uid": "p"},
-        "spec": {"resources": limits("3"), "containers": [{"name": "a", "resources": limits("2")}, {"name": "b"}]},
+        "spec": {"resources": sized("3"), "containers": [{"name": "a", "resources": sized("2")}, {"name": "b"}]},
     });
     let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
     let placed = |assignments: &Assignments| {
