@@ -14,7 +14,8 @@ use jiff::Timestamp;
 use rustix::fs::OFlags;
 
 use super::error::Error;
-use super::identity::{Fnv128, Origin};
+use super::fnv::Fnv128;
+use super::identity::Origin;
 use super::known::KnownPods;
 use super::manifest::{self, Manifest};
 use super::merge;

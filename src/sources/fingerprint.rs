@@ -16,7 +16,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value};
 
 use super::defaults;
-use super::identity::Fnv128;
+use super::fnv::Fnv128;
 use crate::model::api;
 use md5::Md5;
 

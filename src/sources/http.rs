@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::identity::{Fnv128, Origin};
+use super::fnv::Fnv128;
+use super::identity::Origin;
 use super::known::KnownPods;
 use super::manifest;
 use super::notice::Notice;

@@ -25,6 +25,7 @@ mod ephemeral;
 mod error;
 mod file;
 mod fingerprint;
+mod fnv;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod http;

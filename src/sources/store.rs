@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::decode::pod_from_value;
-use super::identity::Fnv128;
+use super::fnv::Fnv128;
 use super::settings::MAX_MANIFEST_BYTES;
 use super::{merge, references, validate};
 use crate::model::api;
