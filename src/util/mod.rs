@@ -1,7 +1,8 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
-//! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), certificates (`x509`), log lines and `metrics`.
+//! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), certificates (`x509`), log lines,
+//! `metrics`, and spans of traces (`tracing`).
 
 pub mod atomic_file;
 pub mod backoff;
@@ -39,6 +40,7 @@ pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
 pub mod token;
+pub mod tracing;
 pub mod tree;
 pub mod untrusted;
 pub mod wake;
