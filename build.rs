@@ -16,6 +16,7 @@ const PROTOS: &[&str] = &[
     "proto/pods.proto",
     "proto/runtime.proto",
     "proto/snapshots.proto",
+    "proto/traces.proto",
 ];
 /// The file for which tests get server stubs and a JSON view.
 const FAKED: &str = "runtime";

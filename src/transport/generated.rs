@@ -26,6 +26,8 @@ pub use messages::pods;
 pub use messages::runtime;
 /// Messages of containerd's snapshot service, v1.
 pub use messages::snapshots;
+/// Messages of the OpenTelemetry protocol for traces, v1.
+pub use messages::traces;
 /// For tests that create and parse messages themselves.
 #[cfg(test)]
 pub use protobuf::Message;

@@ -17,6 +17,7 @@ use super::endpoint::{self, EndpointError};
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
+use crate::util::tracing::{self, Span};
 
 /// The largest message that is accepted or sent; the Go kubelet's limit.
 pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
@@ -90,6 +91,13 @@ macro_rules! kinds {
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Kind::$kind => $text,)*
+                }
+            }
+
+            /// The name in the specification of gRPC.
+            pub fn code_name(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => stringify!($code),)*
                 }
             }
 
@@ -299,6 +307,22 @@ impl Channel {
         self.start(method, request, options(Some(limit)).headers(headers.build()), stop)
     }
 
+    /// Calls `method` within a span, whose identity the call carries; without the recording of spans it
+    /// is [`Channel::call_with_stop`].
+    ///
+    /// # Errors
+    /// Those of [`Channel::call_with_stop`].
+    pub fn call_in_span<Req, Resp: Unpin>(
+        &self,
+        method: &'static Unary<Req, Resp>,
+        request: &Req,
+        limit: Option<Duration>,
+        span: &Span,
+        stop: &StopToken,
+    ) -> Result<Resp, CallError> {
+        self.start(method, request, in_span(options(limit), span), stop)
+    }
+
     fn start<Req, Resp: Unpin>(
         &self,
         method: &'static Unary<Req, Resp>,
@@ -423,6 +447,15 @@ fn no_request<'a>(_: grpcio::MessageReader) -> grpcio::Result<&'a Writer<'a>> {
 
 fn no_response(_: &grpcio::MessageReader, _: &mut grpcio::GrpcSlice) -> grpcio::Result<()> {
     Err(grpcio::Error::QueueShutdown)
+}
+
+fn in_span(options: grpcio::CallOption, span: &Span) -> grpcio::CallOption {
+    let Some(identity) = span.header() else { return options };
+    let mut headers = grpcio::MetadataBuilder::with_capacity(1);
+    match headers.add_str(tracing::HEADER, &identity) {
+        Ok(_) => options.headers(headers.build()),
+        Err(_) => options,
+    }
 }
 
 fn options(limit: Option<Duration>) -> grpcio::CallOption {

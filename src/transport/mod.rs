@@ -11,6 +11,7 @@
 
 pub mod api;
 pub mod dbus;
+pub mod destination;
 pub mod dial;
 pub mod endpoint;
 #[cfg(test)]
