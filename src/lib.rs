@@ -14,6 +14,7 @@ pub mod kube;
 pub mod transport;
 // layer 2
 pub mod images;
+pub mod tracing;
 // layer 3
 pub mod cgroups;
 pub mod claims;

@@ -33,6 +33,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("kube", 1),
     ("config", 1),
     ("images", 2),
+    ("tracing", 2),
     ("cgroups", 3),
     ("claims", 3),
     ("devices", 3),

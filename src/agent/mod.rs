@@ -35,6 +35,7 @@ mod settings;
 mod shutdown;
 mod stats;
 mod supervise;
+mod tracing;
 mod wiring;
 
 use crate::config::{AgentArgs, LoadedConfig, configz, yaml};

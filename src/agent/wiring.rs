@@ -16,7 +16,7 @@ use super::rooms::{Context, Rooms, node_addresses};
 use super::supervise::Supervisor;
 use super::{
     cluster, eviction, host, main_port, oom, placement_settings, pod_cidr, pod_resources, pods_api, rooms,
-    settings, shutdown, stats,
+    settings, shutdown, stats, tracing,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::Reports;
@@ -70,6 +70,8 @@ pub(super) struct Agent {
     pod_api: Option<PodDependencies>,
     /// When the sync loop ended its last turn.
     turn: Arc<Mutex<Instant>>,
+    /// Sends spans; stopped after the threads whose spans end. `None`: not configured.
+    tracing: Option<Running>,
     /// Released last.
     _claims: [InstanceLock; 2],
 }
@@ -98,6 +100,9 @@ impl Agent {
         for thread in self.threads.into_iter().rev() {
             thread.stop(deadline.saturating_duration_since(Instant::now()));
         }
+        if let Some(tracing) = self.tracing {
+            tracing.stop(deadline.saturating_duration_since(Instant::now()));
+        }
     }
 }
 
@@ -111,6 +116,8 @@ pub(super) fn start(
     let started = Instant::now();
     let (host, claims) = host::claim_host(args, config)?;
     let context = Context { args, config, host: &host, supervisor, started };
+    // Before any thread that has spans.
+    let tracing = tracing::start(config, &host)?;
     // Before any pod can be started or pull an image.
     server::remove_stale_mirror(&args.image_mirror_file());
 
@@ -152,6 +159,7 @@ pub(super) fn start(
         pod_resources,
         pods_api: pods_api.flatten(),
         turn,
+        tracing,
         _claims: claims,
     })
 }

@@ -79,6 +79,10 @@ pub fn fill(config: &mut Value, defaults: DefaultSet, memory_bytes: Option<u64>)
             "evictionHard" => Value::Object(Map::new()),
             _ => preset(field, defaults),
         };
+        // Some features are on if their object is there: none is made for a field without a default.
+        if value.is_null() && get(config, field.path).is_none() {
+            continue;
+        }
         set(config, field.path, value);
     }
 }

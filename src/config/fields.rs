@@ -502,9 +502,15 @@ pub static FIELDS: &[Field] = &[
     Field::new("registerWithTaints", FieldType::Items(TAINT), Preset::Empty, "taints the node registers with")
         .works(),
     flag("registerNode", true, "register this node with the API server").works(),
-    Field::new("tracing.endpoint", FieldType::Text, Preset::Nil, "where traces are sent"),
-    Field::new("tracing.samplingRatePerMillion", FieldType::Int32, Preset::Nil, "traces kept of a million")
-        .keeps_zero(),
+    Field::new("tracing.endpoint", FieldType::Text, Preset::Nil, "where spans are sent").works(),
+    Field::new(
+        "tracing.samplingRatePerMillion",
+        FieldType::Int32,
+        Preset::Nil,
+        "traces that are recorded of a million",
+    )
+    .keeps_zero()
+    .works(),
     flag("localStorageCapacityIsolation", true, "count ephemeral storage in the node's capacity").works(),
     text(
         "containerRuntimeEndpoint",

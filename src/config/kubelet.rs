@@ -274,8 +274,9 @@ pub struct KubeletConfiguration {
     pub register_with_taints: Vec<Taint>,
     /// Register this node with the API server.
     pub register_node: bool,
-    /// OpenTelemetry.
-    pub tracing: Tracing,
+    /// OpenTelemetry; `None`: no spans are recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tracing: Option<Tracing>,
     /// Account for ephemeral storage.
     pub local_storage_capacity_isolation: bool,
     /// Socket of the container runtime.
@@ -406,10 +407,10 @@ pub struct CrashLoopBackOff {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Tracing {
-    /// Where traces are sent.
+    /// Where spans are sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// Traces kept of a million.
+    /// Traces that are recorded of a million.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_rate_per_million: Option<i32>,
 }

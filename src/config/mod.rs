@@ -10,6 +10,7 @@
 
 mod args;
 pub mod check;
+mod collector;
 pub mod credential_providers;
 pub mod defaults;
 mod duration;

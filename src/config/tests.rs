@@ -316,6 +316,8 @@ fn every_rule_is_enforced() {
         ("iptablesMasqueradeBit: -1", "iptablesMasqueradeBit"),
         ("oomScoreAdj: -1001", "oomScoreAdj"),
         ("tracing: {samplingRatePerMillion: 1000001}", "tracing.samplingRatePerMillion"),
+        ("tracing: {samplingRatePerMillion: -1}", "tracing.samplingRatePerMillion"),
+        ("tracing: {endpoint: \"http://collector:4317\"}", "tracing.endpoint"),
         ("nodeStatusMaxImages: -2", "nodeStatusMaxImages"),
         ("memoryThrottlingFactor: 1.1\nfeatureGates: {MemoryQoS: true}", "memoryThrottlingFactor"),
         ("memoryThrottlingFactor: 0\nfeatureGates: {MemoryQoS: true}", "memoryThrottlingFactor"),
@@ -503,12 +505,22 @@ fn configuration_with_many_fields_is_accepted() {
     assert_eq!(config.register_with_taints[0].key, "dedicated");
     assert_eq!(config.logging.flush_frequency, GoDuration::from_secs(7));
     assert_eq!(config.user_namespaces.ids_per_pod, Some(131_072));
-    assert_eq!(config.tracing.endpoint.as_deref(), Some("localhost:4317"));
+    let tracing = config.tracing.as_ref().unwrap();
+    assert_eq!(tracing.endpoint.as_deref(), Some("localhost:4317"));
+    assert_eq!(tracing.sampling_rate_per_million, Some(100));
     assert_eq!(config.static_pod_url_header["X-A"], ["b", "c"]);
     assert!(!config.serialize_image_pulls);
     assert!(!loaded.without_effect.contains(&"reservedMemory"));
     assert!(!loaded.without_effect.contains(&"registerWithTaints"));
     assert!(!loaded.without_effect.contains(&"staticPodPath"));
+}
+
+#[test]
+fn tracing_is_on_only_if_its_object_is_there() {
+    let tracing = |body: &str| load_body(body, &[]).unwrap().config.tracing;
+    assert_eq!((tracing(""), tracing("tracing: null")), (None, None));
+    assert_eq!(tracing("tracing: {}"), Some(Tracing::default()));
+    assert_eq!(tracing("tracing: {samplingRatePerMillion: 0}").unwrap().sampling_rate_per_million, Some(0));
 }
 
 const RICH: &str = r#"

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use super::collector::endpoint_problem;
 use super::duration::GoDuration;
 use super::gates::Gates;
 use super::kubelet::KubeletConfiguration;
@@ -39,6 +40,7 @@ pub fn validate(config: &KubeletConfiguration, gates: &Gates) -> Vec<Violation> 
     rules.shutdown();
     rules.logs();
     rules.logging();
+    rules.tracing();
     rules.taints();
     rules.sysctls();
     rules.options_and_ciphers();
@@ -100,12 +102,6 @@ impl Rules<'_> {
             ("iptablesDropBit", c.iptables_drop_bit, 0, 31),
             ("iptablesMasqueradeBit", c.iptables_masquerade_bit, 0, 31),
             ("oomScoreAdj", c.oom_score_adj, -1000, 1000),
-            (
-                "tracing.samplingRatePerMillion",
-                c.tracing.sampling_rate_per_million.unwrap_or(0),
-                0,
-                1_000_000,
-            ),
         ] {
             self.within(field, i64::from(value), low, high);
         }
@@ -538,6 +534,17 @@ impl Rules<'_> {
         }
         if c.enable_system_log_query && !c.enable_system_log_handler {
             self.fail("enableSystemLogQuery", "enableSystemLogHandler is required for enableSystemLogQuery");
+        }
+    }
+
+    /// Go: component-base/tracing/api/v1, `ValidateTracingConfiguration`.
+    fn tracing(&mut self) {
+        let Some(tracing) = &self.config.tracing else { return };
+        if let Some(rate) = tracing.sampling_rate_per_million {
+            self.within("tracing.samplingRatePerMillion", i64::from(rate), 0, 1_000_000);
+        }
+        if let Some(problem) = tracing.endpoint.as_deref().and_then(endpoint_problem) {
+            self.fail("tracing.endpoint", problem);
         }
     }
 
