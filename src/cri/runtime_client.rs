@@ -12,6 +12,7 @@ use crate::model::metrics;
 use crate::transport::generated::{MessageField, methods, runtime};
 use crate::transport::grpc::{CallError, Channel, Incoming, Kind, Unary};
 use crate::util::stop::StopToken;
+use crate::util::tracing::{self, Span, SpanKind};
 
 /// The release in which the Go kubelet requires the call RuntimeConfig (Go, 1.37: `getCgroupDriverFromCRI`).
 const CONFIG_REQUIRED: &str = "1.38.0";
@@ -70,9 +71,13 @@ impl Caller {
         stop: &StopToken,
     ) -> Result<Resp, CriError> {
         let begun = Instant::now();
-        let result = self.channel.call_with_stop(method, request, limit, stop);
+        let mut span = span(method.path());
+        let result = self.channel.call_in_span(method, request, limit, &span, stop);
         self.ended(method.name, object, begun, result.is_ok());
-        result.map_err(|error| self.failed(object, error, stop))
+        if result.is_ok() {
+            span.set(STATUS_CODE, || "OK");
+        }
+        result.map_err(|error| self.failed(object, error, span, stop))
     }
 
     /// Counts a call. Like [`Caller::failed`] it has no type parameters, so that it is compiled once.
@@ -85,8 +90,12 @@ impl Caller {
         }
     }
 
-    fn failed(&self, object: &str, error: CallError, stop: &StopToken) -> CriError {
+    fn failed(&self, object: &str, error: CallError, mut span: Span, stop: &StopToken) -> CriError {
         let operation = metrics::operation(error.method);
+        span.set(STATUS_CODE, || error.kind.code_name());
+        if span.is_recorded() {
+            span.fail(&without_tokens(&error.message));
+        }
         let error = failed(object, error, stop);
         if error.class() != Class::Stopping {
             metrics::RUNTIME_OPERATIONS_ERRORS.inc([operation]);
@@ -102,6 +111,18 @@ impl Caller {
         self.log.note(&error);
         error
     }
+}
+
+/// The attribute of a call's status.
+const STATUS_CODE: &str = "rpc.response.status_code";
+
+/// The span of a call, by the method's path (Go: otelgrpc, `clientHandler.TagRPC`).
+fn span(path: &'static str) -> Span {
+    let name = path.strip_prefix('/').unwrap_or(path);
+    let mut span = tracing::start(name, SpanKind::Client);
+    span.set("rpc.method", || name);
+    span.set("rpc.system.name", || "grpc");
+    span
 }
 
 fn failed(object: &str, error: CallError, stop: &StopToken) -> CriError {

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::rate::Bucket;
+use super::span;
 use super::target::{Target, query};
 use crate::model::version::KUBERNETES_VERSION;
 use crate::model::{metrics, typed};
@@ -21,6 +22,7 @@ use crate::transport::api::{
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
+use crate::util::tracing;
 
 /// The time for a request and its response, unless [`Client::with_limits`] sets another: the API
 /// server's own limit for a request.
@@ -546,10 +548,13 @@ impl Client {
         deadline: Instant,
     ) -> Result<Response, ApiError> {
         let bearer = token.map(|token| format!("Bearer {}", token.reveal()));
+        let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
+        let mut span = span::start(call.method, &session.origin, &path);
+        let identity = span.header();
         let mut headers =
             vec![("Accept", "application/json"), ("User-Agent", self.shared.user_agent.as_str())];
         headers.extend(bearer.as_ref().map(|bearer| ("Authorization", bearer.as_str())));
-        let path = format!("{}{}{}", session.credentials.base_path, call.target.path(), query(call.query));
+        headers.extend(identity.as_ref().map(|identity| (tracing::HEADER, identity.as_str())));
         let body = call.body.as_ref().map(|(kind, bytes)| (*kind, bytes.as_slice()));
         let size = body.map_or(0, |(_, bytes)| bytes.len());
         metrics::CLIENT_REQUEST_SIZE.observe([call.method.into(), session.host()], size as f64);
@@ -560,6 +565,7 @@ impl Client {
         metrics::CLIENT_DURATION.took([call.method.into(), session.host()], begin.elapsed());
         let code = outcome.as_ref().map_or("<error>".into(), |response| response.status.to_string().into());
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
+        span::end(&mut span, outcome.as_ref().map(|response| response.status));
         let outcome = outcome.map_err(|error| {
             // Other idle connections are probably broken, too.
             session.connections.retire();

@@ -33,6 +33,7 @@ mod relative_path;
 pub mod reviews;
 pub mod runtime_classes;
 pub mod services;
+mod span;
 pub mod target;
 pub mod tokens;
 pub mod trust_bundles;

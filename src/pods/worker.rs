@@ -5,6 +5,7 @@ mod claims;
 mod devices;
 mod kills;
 mod resize;
+mod spans;
 mod volumes;
 
 use std::collections::HashMap;
@@ -308,11 +309,23 @@ impl Worker {
         stop: &StopToken,
     ) -> Result<StepOutcome, StepError> {
         match self.lifecycle.phase.clone() {
-            Phase::Syncing => self.sync(cancel),
-            Phase::Terminating { grace_seconds, failure } => {
-                self.terminate(grace_seconds, failure.as_ref(), (inbox, grace), stop)
+            Phase::Syncing => {
+                let span = spans::start("syncPod", self.pod(), Some(self.work()));
+                let outcome = self.sync(cancel);
+                spans::end(span, outcome.as_ref().err().map(|error| error.message.as_str()));
+                outcome
             }
-            Phase::Terminated => self.clean_up(stop),
+            Phase::Terminating { grace_seconds, failure } => {
+                let span = spans::start("syncTerminatingPod", self.pod(), None);
+                let outcome = self.terminate(grace_seconds, failure.as_ref(), (inbox, grace), stop);
+                spans::end(span, outcome.as_ref().err().map(|error| error.message.as_str()));
+                outcome
+            }
+            Phase::Terminated => {
+                // As upstream, its failure is not recorded.
+                let _span = spans::start("syncTerminatedPod", self.pod(), None);
+                self.clean_up(stop)
+            }
             Phase::Finished => Ok(StepOutcome::Done),
         }
     }

@@ -22,6 +22,7 @@ use crate::transport::dial::{HttpGet, Scheme, http_get, join_host_port};
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
+use crate::util::tracing;
 
 use super::client::Runtime;
 use super::grace::{Countdown, Grace};
@@ -183,8 +184,10 @@ impl Runtime {
         let (ended, end) = bounded(0);
         let (runtime, kill, grace) = (self.clone(), kill.clone(), grace.clone());
         let name = format!("hook/{}", hook.pod.uid().short());
+        let parent = tracing::current();
         let spawned = threads::spawn(&name, Stack::Small, OnDeath::Unsupervised, move |stop| {
             let _ended = ended;
+            let _span = tracing::enter(parent);
             let Some(hook) = kill.pre_stop() else { return };
             if runtime.run_pre_stop(hook, Instant::now(), limit, &stop).is_err() && !grace.is_cancelled() {
                 let (container, pod) = (&hook.container.name, pod_text(hook.pod));

@@ -16,6 +16,7 @@ use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads::{self, OnDeath, Stack};
+use crate::util::tracing;
 
 use super::client::Runtime;
 use super::grace::{Countdown, Grace};
@@ -307,7 +308,9 @@ impl Runtime {
             let (spare_kill, spare_tx) = (Arc::clone(&kill), tx.clone());
             let name = format!("kill/{}", uid.short());
             let own_order = order.map(Arc::clone);
+            let parent = tracing::current();
             match threads::spawn(&name, Stack::Small, OnDeath::Unsupervised, move |_| {
+                let _span = tracing::enter(parent);
                 runtime.stop_and_report(&kill, own_order.as_deref(), &own_grace, &tx);
             }) {
                 Ok(running) => threads.push(running),

@@ -35,6 +35,7 @@ use crate::util::memory;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers::{self, Deadlines};
+use crate::util::tracing::{self, SpanKind};
 use crate::volumes::{OrphanReport, Volumes};
 
 /// Period of the removal of dead containers, sandboxes and log directories after missed events.
@@ -239,6 +240,7 @@ impl Cleaner {
             log::warn!("{error}");
         }
         let snapshot = self.deps.view.get();
+        let span = tracing::start("Containers/GarbageCollect", SpanKind::Internal);
         let listed = match crate::cri::list_pods(&self.deps.cri, None) {
             Ok(listed) => listed,
             Err(_) if stop.is_stopped() => return,
@@ -267,6 +269,7 @@ impl Cleaner {
             Timestamp::now(),
             stop,
         );
+        drop(span);
         if collected.containers + collected.sandboxes > 0 {
             log::debug!("removed {} containers and {} sandboxes", collected.containers, collected.sandboxes);
         }
@@ -347,6 +350,8 @@ impl Cleaner {
     }
 
     fn images(&mut self, round: ImageRound, stop: &StopToken) {
+        let collects = round == ImageRound::Policy;
+        let _span = collects.then(|| tracing::start("Images/GarbageCollect", SpanKind::Internal));
         let in_use = match self.images_in_use(stop) {
             Ok(in_use) => in_use,
             Err(_) if stop.is_stopped() => return,

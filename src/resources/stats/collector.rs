@@ -12,6 +12,7 @@ use crate::resources::Roots;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Stack};
+use crate::util::tracing;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::cgroup::Tree;
@@ -250,8 +251,9 @@ impl Collector {
     /// Sends the query to the runtime in a thread, parallel to the caller.
     fn send_in_thread(&self, query: Query) -> std::io::Result<Receiver<Responses>> {
         let (sender, responses) = bounded(1);
-        let shared = Arc::clone(&self.shared);
+        let (shared, parent) = (Arc::clone(&self.shared), tracing::current());
         let thread = threads::spawn("stats", Stack::Small, OnDeath::Unsupervised, move |_| {
+            let _span = tracing::enter(parent);
             // The caller may have failed meanwhile.
             let _ = sender.send(shared.queries.send(&query));
         })?;

@@ -4,3 +4,4 @@ pub(super) mod accept;
 mod exchange;
 mod requests;
 pub(super) mod route;
+mod span;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::exchange::exchange;
+use super::span;
 use crate::server::auth::{self, ClientAuth, Rejection};
 use crate::server::context::{Context, MainPort};
 use crate::server::http::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
@@ -163,6 +164,7 @@ fn serve_one(connection: Connection, listener: Listener, head: RequestHead, cont
         return reject(connection, RequestError(413, "no request bodies here\n"));
     }
     let _timed = metrics::start_request_timer(listener, &head.method, &head.target.path);
+    let _span = span::start(listener, &head, connection.peer());
     let form = Form { keep_alive: false, ..form(&head) };
     let request = request(method, head, Vec::new());
     exchange(connection, listener, &request, &Caller::default(), form, context);
@@ -311,6 +313,7 @@ fn serve_next(
     };
     admission.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
+    let _span = span::start(Listener::Main, &head, connection.peer());
     if is_upgrade(&head) {
         match no_body {
             true => upgrade::serve(connection, head, context),

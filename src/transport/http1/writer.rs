@@ -7,6 +7,8 @@ use jiff::tz::TimeZone;
 use tiny_http::HTTPVersion;
 pub use tiny_http::{Header, StatusCode};
 
+use crate::util::tracing;
+
 /// The largest amount of data that is buffered before it is written. With its frame a chunk has
 /// 64 KiB: a TLS connection takes no more in one call.
 const BUFFER_BYTES: usize = 64 * 1024 - SIZE_LINE - 2;
@@ -72,6 +74,7 @@ impl<'a> ResponseWriter<'a> {
     /// Errors of the output.
     pub fn start(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> io::Result<()> {
         self.begin(length);
+        tracing::responds(status);
         let phrase = StatusCode(status).default_reason_phrase();
         let mut head = format!("HTTP/1.1 {status} {phrase}\r\n");
         let mut push = |name: &str, value: &str| {
@@ -100,6 +103,7 @@ impl<'a> ResponseWriter<'a> {
     pub fn whole(&mut self, response: BufferedResponse) -> io::Result<()> {
         let (status, fields) = (response.status_code(), response.headers().to_vec());
         let body = response.into_reader().into_inner();
+        tracing::responds(status.0);
         self.begin(Some(body.len() as u64));
         let date = self.date();
         let own = [SERVER, ("Date", date.as_str())];
