@@ -29,4 +29,5 @@ mod proxy;
 mod runtime;
 mod status_reports;
 mod streams;
+mod tracing;
 mod volumes;

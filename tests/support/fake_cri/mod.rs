@@ -70,6 +70,7 @@ impl FakeCri {
             stream_faults: Mutex::default(),
             delayed: Mutex::default(),
             endless: Mutex::default(),
+            traceparents: Mutex::default(),
         });
         let ticking = Arc::clone(&shared);
         let clock = spawn("fake-clock", Stack::Small, OnDeath::Unsupervised, move |stop| {
@@ -241,6 +242,12 @@ impl FakeCri {
 
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, usize> {
         self.shared.counts.lock().unwrap().clone()
+    }
+
+    /// The spans of all calls of a method so far, for calls that had one.
+    pub(crate) fn traceparents(&self, method: &str) -> Vec<String> {
+        let all = self.shared.traceparents.lock().unwrap();
+        all.iter().filter(|(called, _)| *called == method).map(|(_, span)| span.clone()).collect()
     }
 
     /// All mutating requests so far, in order of arrival.

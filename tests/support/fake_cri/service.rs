@@ -78,6 +78,8 @@ pub(super) struct Shared {
     pub stream_faults: Mutex<StreamFaults>,
     pub delayed: Mutex<Vec<coracle::util::threads::Running>>,
     pub endless: Mutex<Endless>,
+    /// The spans that calls belong to, in the order of the calls.
+    pub traceparents: Mutex<Vec<(&'static str, String)>>,
 }
 
 /// Calls that last until they are released.
@@ -104,6 +106,10 @@ impl Service {
     {
         let shared = Arc::clone(&self.0);
         *shared.counts.lock().unwrap().entry(method).or_default() += 1;
+        if let Some((_, span)) = ctx.request_headers().iter().find(|(name, _)| *name == "traceparent") {
+            let span = String::from_utf8_lossy(span).into_owned();
+            shared.traceparents.lock().unwrap().push((method, span));
+        }
         let json = (!LOOKS.contains(&method)).then(|| request.to_json());
         let endless = json.as_ref().and_then(|json| shared.endless(method, json));
         let noted = json.map(|request| {
