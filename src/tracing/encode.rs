@@ -116,8 +116,8 @@ mod tests {
             // Key 1, value 2; a number is field 3 of the value, a text field 1.
             vec![0x4a, 7, 0x0a, 1, b'a', 0x12, 2, 0x18, 7],
             vec![0x4a, 8, 0x0a, 1, b'b', 0x12, 3, 0x0a, 1, b't'],
-            // Field 15: message 2, code 3.
-            vec![0x7a, 5, 0x12, 1, b'm', 0x18, 2],
+            // Field 15: code 3, message 2.
+            vec![0x7a, 5, 0x18, 2, 0x12, 1, b'm'],
             vec![0x85, 0x01, 0x01, 0x03, 0, 0],
         ];
         let event = to_bytes(message.events.first().unwrap());

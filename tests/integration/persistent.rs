@@ -97,6 +97,8 @@ impl Fixture {
             allocatable: NodeAllocatable::default(),
             plugin_dir: self.0.path().join("exec"),
             node: "node".to_owned(),
+            selinux_mount: true,
+            user_fields: false,
         };
         Volumes::new(settings, Deps::new(events, Some(api)))
     }

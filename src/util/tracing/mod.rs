@@ -227,6 +227,7 @@ fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::threads::{self, OnDeath, Stack};
 
     const SAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -251,12 +252,11 @@ mod tests {
             inner.fail_with_event("it broke");
         }
         let handed = CURRENT.get();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let _entered = enter(handed);
-                drop(internal(tracer, "other thread"));
-            });
+        let other = threads::spawn("t/other", Stack::Small, OnDeath::Unsupervised, move |_| {
+            let _entered = enter(handed);
+            drop(internal(tracer, "other thread"));
         });
+        drop(other.unwrap());
         drop(internal(tracer, "second"));
         drop(outer);
         drop(internal(tracer, "alone"));

@@ -91,6 +91,7 @@ mod tests {
     use super::super::span::SpanKind;
     use super::*;
     use crate::util::stop;
+    use crate::util::threads::{self, OnDeath, Stack};
 
     fn span(begin: u64) -> FinishedSpan {
         let context = SpanContext { trace: [1; 16], span: [1; 8], is_sampled: true, is_remote: false };
@@ -144,14 +145,16 @@ mod tests {
     fn batch_that_becomes_complete_is_noticed() {
         let (post, spans) = new();
         post.put(span(0));
-        std::thread::scope(|scope| {
-            let waiting =
-                scope.spawn(|| spans.next_batch(LONG, &StopToken::never()).map(|batch| batch.len()));
-            for number in 1..MAX_BATCH as u64 * 2 {
-                post.put(span(number));
-            }
-            assert!(waiting.join().unwrap().is_some_and(|count| count > 1));
+        let (counts, count) = bounded(1);
+        let waiting = threads::spawn("t/waiting", Stack::Small, OnDeath::Unsupervised, move |_| {
+            let batch = spans.next_batch(LONG, &StopToken::never());
+            let _ = counts.send(batch.map(|batch| batch.len()));
         });
+        for number in 1..MAX_BATCH as u64 * 2 {
+            post.put(span(number));
+        }
+        assert!(count.recv().unwrap().is_some_and(|count| count > 1));
+        drop(waiting.unwrap());
     }
 
     #[test]
