@@ -141,7 +141,7 @@ impl State {
     /// The name of the state in the metric (Go: `metricsState`).
     pub(super) fn name(&self, now: Timestamp) -> &'static str {
         match (&self.refused, &self.issued) {
-            (Some((what, _)), _) => *what,
+            (Some((what, _)), _) => what,
             (None, None) => "not_yet_issued",
             (None, Some(issued)) if now > issued.not_after => "expired",
             (None, Some(issued)) if now > issued.overdue_at() => "overdue_for_refresh",

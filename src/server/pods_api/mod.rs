@@ -43,12 +43,15 @@ const MAX_WATCHES: usize = 16;
 /// The status of a watch whose client did not read in time.
 const SLOW: &str = "watch client channel closed";
 
+/// The status of a pod, if this agent has computed it.
+type StatusOf = dyn Fn(&PodUid) -> Option<Arc<PodStatus>> + Send + Sync;
+
 /// Where the responses come from.
 pub(crate) struct Deps {
     /// All pods that sources have; `None` until every source has delivered a set.
     pub pods: Box<dyn Fn() -> Option<Vec<Pod>> + Send + Sync>,
     /// The status that this agent has computed for a pod.
-    pub status: Box<dyn Fn(&PodUid) -> Option<Arc<PodStatus>> + Send + Sync>,
+    pub status: Box<StatusOf>,
     /// All changes of statuses from now on, of which so many may wait.
     pub changes: Box<dyn Fn(usize) -> Receiver<Change> + Send + Sync>,
 }

@@ -837,12 +837,12 @@ fn pod_of_another_release_keeps_its_uid_until_its_manifest_changes() {
         pods.iter().map(|pod| pod.uid().clone()).collect::<Vec<_>>()
     };
     fixture.write("a.yaml", &text);
-    assert_eq!(uids(&mut fixture), [former.clone()]);
+    assert_eq!(uids(&mut fixture), std::slice::from_ref(&former));
     let incarnation = fixture.files.incarnations.get(&former).copied();
     fixture.write("a.yaml", &edited);
     assert_eq!(uids(&mut fixture), [uid_by(0, &edited, &path)]);
     fixture.write("a.yaml", &text);
-    assert_eq!(uids(&mut fixture), [former.clone()]);
+    assert_eq!(uids(&mut fixture), std::slice::from_ref(&former));
     assert_ne!(fixture.files.incarnations.get(&former).copied(), incarnation);
     // The same pod from another file is another one.
     fixture.write("b.yaml", manifest("b", "i:1"));
