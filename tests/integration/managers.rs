@@ -135,7 +135,8 @@ fn pod_with_resources_as_a_whole_has_cpus_for_itself_and_is_counted_only_with_th
         let node = FakeNode::start_with(config);
         let mut manifest = pod("whole", json!([busybox("c0", FOREVER), busybox("c1", FOREVER)]));
         manifest["metadata"]["uid"] = json!(UID);
-        manifest["spec"]["resources"] = json!({"limits": {"cpu": "1", "memory": "256Mi"}});
+        let amounts = json!({"cpu": "1", "memory": "256Mi"});
+        manifest["spec"]["resources"] = json!({"requests": amounts, "limits": amounts});
         node.apply(&manifest);
         node.wait_ready("whole");
         let own = cpus(&node, "whole", "c0").unwrap();
