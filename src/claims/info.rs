@@ -80,11 +80,20 @@ impl ClaimInfo {
         }
     }
 
-    /// The drivers that are to revert what they did for the claim (Go: `DriverState.Skips`).
+    /// The drivers that are to prepare the claim (Go: `DriverState.Skips`).
+    pub fn prepared_by(&self) -> impl Iterator<Item = &String> {
+        self.called_for("NodePrepareResources")
+    }
+
+    /// The drivers that are to revert what they did for the claim.
     pub fn unprepared_by(&self) -> impl Iterator<Item = &String> {
-        let skips = |driver: &&String| {
+        self.called_for("NodeUnprepareResources")
+    }
+
+    fn called_for(&self, method: &'static str) -> impl Iterator<Item = &String> {
+        let skips = move |driver: &&String| {
             let calls = self.skips.get(*driver).into_iter().flatten();
-            calls.map(String::as_str).any(|call| call == "*" || call == "NodeUnprepareResources")
+            calls.map(String::as_str).any(|call| call == "*" || call == method)
         };
         self.drivers.keys().filter(move |driver| !skips(driver))
     }

@@ -207,7 +207,7 @@ impl ResourceClaims {
         let wanted = self.resolve_claims(pod)?;
         // All drivers must be there before anything is entered: a pod that fails here can be deleted
         // without them.
-        for driver in wanted.iter().flat_map(|claim| claim.drivers.keys()) {
+        for driver in wanted.iter().flat_map(ClaimInfo::prepared_by) {
             self.driver(driver)?;
         }
         let mut operation = self.begin(stop, |state| Ok(state.begin_prepare(pod.uid(), &wanted)?))?;

@@ -1,7 +1,7 @@
 //! What the node reads of a ResourceClaim, and whether a pod may use it (pure; Go:
 //! k8s.io/dynamic-resource-allocation/resourceclaim `IsForPod` and `IsReservedForPod`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -62,6 +62,8 @@ pub struct Allocated {
     pub share_id: Option<String>,
     /// What this claim consumes of a device that is shared by capacity.
     pub consumed_capacity: Option<BTreeMap<String, Quantity>>,
+    /// The calls that the driver does not want for this device, such as `NodePrepareResources`; `*`: none.
+    pub skip_node_operations: Option<Vec<String>>,
 }
 
 /// Why a pod cannot use a claim.
@@ -76,6 +78,8 @@ pub enum UseError {
     NotReserved { pod: String, pod_uid: String, claim: String, claim_uid: String },
     #[error("ResourceClaim {claim}: not allocated")]
     NotAllocated { claim: String },
+    #[error("ResourceClaim {claim}: DRAOptionalNodeOperations feature gate is disabled on kubelet")]
+    SkipsCalls { claim: String },
 }
 
 impl ResourceClaim {
@@ -124,8 +128,29 @@ impl ResourceClaim {
         if self.status.as_ref().is_none_or(|status| status.allocation.is_none()) {
             return Err(UseError::NotAllocated { claim: self.name().to_owned() });
         }
+        if self.skips_calls() {
+            return Err(UseError::SkipsCalls { claim: self.name().to_owned() });
+        }
         let drivers = self.allocated().map(|result| (result.driver.clone(), Vec::new())).collect();
         Ok(ClaimInfo { drivers, ..ClaimInfo::new(identity) })
+    }
+
+    /// Whether a driver does not want one of its calls for any of its devices: only a kubelet with the gate
+    /// `DRAOptionalNodeOperations` leaves it out (Go: `computeDriverStates`).
+    fn skips_calls(&self) -> bool {
+        // The calls that all devices of a driver skip; `None`: each call.
+        let mut common: BTreeMap<&str, Option<BTreeSet<&str>>> = BTreeMap::new();
+        for result in self.allocated() {
+            let calls: BTreeSet<&str> =
+                result.skip_node_operations.iter().flatten().map(String::as_str).collect();
+            let calls = (!calls.contains("*")).then_some(calls);
+            let before = common.entry(result.driver.as_str()).or_insert(None);
+            *before = match (before.take(), calls) {
+                (Some(before), Some(calls)) => Some(before.intersection(&calls).copied().collect()),
+                (before, calls) => before.or(calls),
+            };
+        }
+        common.values().any(|calls| calls.as_ref().is_none_or(|calls| !calls.is_empty()))
     }
 
     fn is_controlled_by(&self, pod: &Pod) -> bool {
@@ -170,6 +195,39 @@ mod tests {
     fn a_claim_without_devices_needs_no_driver() {
         let claim = with(|object| object["status"]["allocation"] = json!({"devices": {"results": null}}));
         assert!(claim.usable_by(&pod(json!({}), json!({})), false).unwrap().drivers.is_empty());
+    }
+
+    #[test]
+    fn claim_whose_driver_skips_a_call_is_refused_as_without_the_gate() {
+        let pod = pod(json!({}), json!({}));
+        let outcome = |skips: &[Value]| {
+            let results: Vec<Value> = skips
+                .iter()
+                .map(|skips| json!({"driver": "d", "pool": "p", "device": "x", "skipNodeOperations": skips}))
+                .collect();
+            let claim = with(|object| object["status"]["allocation"]["devices"]["results"] = json!(results));
+            claim.usable_by(&pod, false).map(|info| info.drivers.len()).map_err(|error| error.to_string())
+        };
+        let refused =
+            Err("ResourceClaim c: DRAOptionalNodeOperations feature gate is disabled on kubelet".to_owned());
+        let unprepare = json!(["NodeUnprepareResources"]);
+        for skips in [
+            vec![json!(["*"])],
+            vec![unprepare.clone()],
+            vec![json!(["*"]), unprepare.clone(), json!(["*"])],
+            vec![json!(["NodePrepareResources", "NodeUnprepareResources"]), unprepare.clone()],
+        ] {
+            assert_eq!(outcome(&skips), refused, "{skips:?}");
+        }
+        // Another device of the driver needs the call.
+        for skips in [
+            vec![Value::Null],
+            vec![json!([]), json!(["*"])],
+            vec![unprepare.clone(), Value::Null, json!(["*"])],
+            vec![json!(["NodePrepareResources"]), unprepare],
+        ] {
+            assert_eq!(outcome(&skips), Ok(1), "{skips:?}");
+        }
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl ClaimState {
                 }
             }
             if !known.prepared {
-                work.add(&claim.id, claim.drivers.keys().cloned());
+                work.add(&claim.id, claim.prepared_by().cloned());
             }
         }
         self.mark(&work);

@@ -323,6 +323,25 @@ fn without_the_api_server_a_pod_that_was_prepared_before_is_prepared_again() {
 }
 
 #[test]
+fn calls_that_a_driver_does_not_want_are_left_out_also_without_the_driver() {
+    let fixture = Fixture::new();
+    prepare(&fixture.start(), &p()).unwrap();
+    let mut known = state_file::read(&std::fs::read_to_string(fixture.file()).unwrap()).unwrap();
+    for claim in &mut known {
+        claim.skips.insert("d".to_owned(), vec!["*".to_owned()]);
+    }
+    std::fs::write(fixture.file(), state_file::write(&known)).unwrap();
+    fixture.driver.calls();
+    fixture.server.away.store(true, Ordering::SeqCst);
+    let claims = fixture.start_without_driver();
+    prepare(&claims, &p()).unwrap();
+    assert_eq!(devices(&claims, &p()).len(), 2);
+    unprepare(&claims, &p()).unwrap();
+    assert!(fixture.driver.calls().is_empty() && claims.list().is_empty());
+    assert_eq!(state_file::read(&std::fs::read_to_string(fixture.file()).unwrap()), Ok(vec![]));
+}
+
+#[test]
 fn a_damaged_state_file_is_put_aside_and_the_claims_are_entered_again() {
     let fixture = Fixture::new();
     prepare(&fixture.start(), &p()).unwrap();
