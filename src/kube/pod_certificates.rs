@@ -7,9 +7,8 @@
 //! certificate is requested, and the old files serve until it is issued.
 //!
 //! DIFFERS: upstream watches all requests of the node; here a pending request is read when its pod
-//! is synced, and the first one is waited for. Feature gates have no effect: the API server decides
-//! whether pods have such volumes. Keys of the types RSA3072, RSA4096 and ECDSAP521 are not
-//! generated, because the cryptographic library of the agent cannot.
+//! is synced, and the first one is waited for. Keys of the types RSA3072, RSA4096 and ECDSAP521 are
+//! not generated, because the cryptographic library of the agent cannot.
 
 mod key;
 mod state;
@@ -283,6 +282,10 @@ impl PodCertificates {
                 Step::Read { name, created } => {
                     let response = match self.shared.api.read_request(namespace, &name) {
                         Ok(request) => signer_response(request),
+                        // The API server lets a node read a request only when it has noticed whose it is.
+                        Err(error) if error.is_forbidden() && created.elapsed() < FIRST_WAIT => {
+                            SignerResponse::Pending
+                        }
                         Err(error) if state.has_credential() => {
                             log::debug!("PodCertificateRequest {namespace}/{name}: {error}");
                             break;

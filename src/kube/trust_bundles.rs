@@ -3,8 +3,7 @@
 //!
 //! DIFFERS: upstream watches all bundles from the first use on. Few pods name one, so a bundle, or
 //! the bundles of a signer, are read when a volume needs them, and cached for a minute; cached
-//! ones stay usable while the API server is unavailable. Feature gates have no effect: the API
-//! server decides whether pods have such volumes.
+//! ones stay usable while the API server is unavailable.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
