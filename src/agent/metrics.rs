@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::handles::Handles;
 use super::stats;
+use crate::cgroups::tiers::ProtectedMemory;
 use crate::config::Gates;
 use crate::config::gates::{self, Stage};
 use crate::kube::pod_certificates::PodCertificates;
@@ -141,12 +142,8 @@ fn node(handles: &Handles, page: &mut Page) {
         .series(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     let version = if handles.cgroups == "v2" { 2.0 } else { 1.0 };
     page.gauge("kubelet_cgroup_version", "The version of the node's cgroups.", version);
-    if let Some(protected) = handles.pod_cgroups.protected_memory() {
-        let help = "Memory that is protected for Guaranteed pods.";
-        page.gauge("kubelet_memory_qos_node_memory_min_bytes", help, protected.guaranteed as f64);
-        let help = "Memory that is protected for Burstable pods unless the node needs it.";
-        page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, protected.burstable as f64);
-    }
+    let (gates, _) = Gates::resolve(&handles.feature_gates);
+    protected_memory(&gates, handles.pod_cgroups.protected_memory(), page);
     let help = "Bytes of image archives that were read to find and verify their images.";
     page.counter("coracle_image_archive_read_bytes_total", help, handles.image_set.bytes_read() as f64);
     page.counter(
@@ -154,6 +151,18 @@ fn node(handles: &Handles, page: &mut Page) {
         "Events that were dropped because the recorder's queue was full.",
         handles.sink.lost() as f64,
     );
+}
+
+/// With the gate `MemoryQoS` on each machine, as upstream: 0 on cgroup v1 and without `cgroupsPerQOS`.
+fn protected_memory(gates: &Gates, protected: Option<ProtectedMemory>, page: &mut Page) {
+    if !gates.enabled("MemoryQoS") {
+        return;
+    }
+    let protected = protected.unwrap_or_default();
+    let help = "Memory that is protected for Guaranteed pods.";
+    page.gauge("kubelet_memory_qos_node_memory_min_bytes", help, protected.guaranteed as f64);
+    let help = "Memory that is protected for Burstable pods unless the node needs it.";
+    page.gauge("kubelet_memory_qos_node_memory_low_bytes", help, protected.burstable as f64);
 }
 
 /// One series per feature gate.
@@ -384,4 +393,30 @@ fn virtual_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protected_memory_is_shown_with_the_gate_on_each_machine() {
+        let shown = |enabled: bool, protected: Option<ProtectedMemory>| {
+            let (gates, _) = Gates::resolve(&BTreeMap::from([("MemoryQoS".to_owned(), enabled)]));
+            let mut page = Page::new();
+            protected_memory(&gates, protected, &mut page);
+            let text = page.into_text();
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let lines = |min: u64, low: u64| {
+            [("min", min), ("low", low)]
+                .map(|(name, bytes)| format!("kubelet_memory_qos_node_memory_{name}_bytes {bytes}"))
+                .to_vec()
+        };
+        let protected = ProtectedMemory { guaranteed: 4096, burstable: 8192 };
+        assert_eq!(shown(true, Some(protected)), lines(4096, 8192));
+        // Version 1 protects none.
+        assert_eq!(shown(true, None), lines(0, 0));
+        assert!(shown(false, None).is_empty());
+    }
 }
