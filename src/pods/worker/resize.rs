@@ -120,7 +120,8 @@ impl Worker {
 
     /// Gives the pod's cgroup what the containers that are to be started need.
     ///
-    /// DIFFERS: upstream leaves the values from before the resize, in which they may not start.
+    /// DIFFERS: for a new sandbox, upstream leaves the values from before the resize, in which they may
+    /// not start.
     fn follow_grant(&self, plan: &Plan, cancel: &StopToken) {
         let pod = self.pod();
         let outcome = if self.has_other_values() { self.resize_all(plan, cancel) } else { Ok(()) };
