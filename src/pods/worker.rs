@@ -569,9 +569,9 @@ impl Worker {
     /// | `prepare_claims` | event; again after 10 s | `PrepareDynamicResources` (step 4) |
     /// | `make_cgroup` | event; again after 1 s | `pcm.EnsureExists`, in `Kubelet.SyncPod` |
     /// | `note_starts`: what the containers will have is on disk | logged | `actuatedState`, when a container is created |
-    /// | `resize` | the other steps follow; again after 10 s | step 8, after the init containers |
+    /// | `resize` | the other steps follow; again after 10 s | step 6, in the new sandbox |
     /// | `sandbox` | again after 10 s | step 4 |
-    /// | `start_all` | the others are started; the earliest retry counts | steps 6, 7 and 9 |
+    /// | `start_all` | the others are started; the earliest retry counts | steps 7 to 9 |
     fn carry_out(
         &mut self,
         plan: &Plan,

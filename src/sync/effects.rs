@@ -13,7 +13,7 @@ use crate::model::metrics;
 use crate::model::pod::{CONFIG_MIRROR, Pod};
 use crate::model::reasons;
 use crate::pods::admission;
-use crate::pods::allocation::{Pending, Resolution, summary};
+use crate::pods::allocation::{Pending, PendingChange, Resolution, summary};
 use crate::pods::lifecycle::{Failure, PodKill, must_end};
 use crate::pods::workers::AfterEnd;
 use crate::sources::unsupported_fields;
@@ -121,12 +121,15 @@ impl Loop {
                 reason.as_str().into()
             }
         };
-        if !self.deps.allocations.pend(pod, reason, message) {
-            return;
+        match self.deps.allocations.pend(pod, reason, message) {
+            PendingChange::Nothing => return,
+            PendingChange::Message => {}
+            PendingChange::Reason => {
+                let generation = pod.object().metadata.generation.unwrap_or(0);
+                let text = summary(&head, pod, generation, message);
+                self.deps.events.warning(pod, reason.event(), text);
+            }
         }
-        let generation = pod.object().metadata.generation.unwrap_or(0);
-        let text = summary(&head, pod, generation, message);
-        self.deps.events.warning(pod, reason.event(), text);
         self.deps.workers.resync(pod.uid());
     }
 

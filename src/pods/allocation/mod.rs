@@ -32,7 +32,7 @@ use crate::model::pod::Pod;
 use crate::util::lock::LockExt;
 
 pub use checkpoint::CheckpointError;
-pub use resizing::{Counts, Pending, Resolution, priority_bucket, summary};
+pub use resizing::{Counts, Pending, PendingChange, Resolution, priority_bucket, summary};
 pub use resources::PodResources;
 
 use resizing::{Resizing, UNKNOWN_PRIORITY};
@@ -291,8 +291,8 @@ impl Allocations {
         }
     }
 
-    /// Records that the pod has to wait for its resources. Returns whether that is new.
-    pub fn pend(&self, pod: &Pod, reason: Pending, message: &str) -> bool {
+    /// Records that the pod has to wait for its resources. Returns what is new about that.
+    pub fn pend(&self, pod: &Pod, reason: Pending, message: &str) -> PendingChange {
         self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
     }
 

@@ -40,6 +40,17 @@ impl Pending {
     }
 }
 
+/// What is new about a resize that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PendingChange {
+    /// Nothing.
+    Nothing,
+    /// Only the message, such as how much is in use: no event reports it.
+    Message,
+    /// The reason, or the version of the pod.
+    Reason,
+}
+
 /// What ended the wait of a deferred resize, as a label of the metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resolution {
@@ -182,17 +193,24 @@ impl Resizing {
         self.in_progress.is_some()
     }
 
-    pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> bool {
+    /// Go: pkg/kubelet/status `SetPodResizePendingCondition`.
+    pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> PendingChange {
         let mut note = ConditionContent::new(pod, reason.as_str(), message);
-        let is_new = !note.repeats(self.pending.as_ref());
+        let before = self.pending.as_ref().filter(|before| before.reason == note.reason);
+        let change = match before {
+            Some(before) if before.generation != note.generation => PendingChange::Reason,
+            Some(before) if before.message != note.message => PendingChange::Message,
+            Some(_) => PendingChange::Nothing,
+            None => PendingChange::Reason,
+        };
         self.priority = Some(priority_bucket(pod));
-        if is_new {
-            if let Some(before) = self.pending.as_ref().filter(|before| before.reason == note.reason) {
+        if change != PendingChange::Nothing {
+            if let Some(before) = before {
                 note.since = before.since;
             }
             self.pending = Some(note);
         }
-        is_new
+        change
     }
 
     pub(super) fn settle(&mut self) -> Option<Pending> {

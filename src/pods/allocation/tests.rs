@@ -162,8 +162,10 @@ fn conditions(allocations: &Allocations, uid: &str) -> String {
 fn conditions_show_each_stage_of_the_newest_resize() {
     let allocations = Allocations::default();
     let second = pod("u", 2, "2", "1Mi");
-    assert!(allocations.pend(&second, Pending::Deferred, "full"));
-    assert!(!allocations.pend(&second, Pending::Deferred, "full"), "no change");
+    assert_eq!(allocations.pend(&second, Pending::Deferred, "fuller"), PendingChange::Reason);
+    // What is in use changes with each other pod: that is no event.
+    assert_eq!(allocations.pend(&second, Pending::Deferred, "full"), PendingChange::Message);
+    assert_eq!(allocations.pend(&second, Pending::Deferred, "full"), PendingChange::Nothing);
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
     let deferred = BTreeMap::from([("normal", 1)]);
     assert_eq!(allocations.counts(), Counts { deferred, ..Counts::default() });
@@ -179,7 +181,7 @@ fn conditions_show_each_stage_of_the_newest_resize() {
     // A worker that has not received the next resize does not end it.
     let third = pod("u", 3, "3", "1Mi");
     allocations.begin(&third);
-    assert!(allocations.pend(&third, Pending::Infeasible, "never"));
+    assert_eq!(allocations.pend(&third, Pending::Infeasible, "never"), PendingChange::Reason);
     assert_eq!(allocations.complete(&second), None);
     assert!(!allocations.fail(&second, "no"), "the newer resize has not failed");
     assert_eq!(
@@ -252,7 +254,7 @@ fn wait_of_a_deferred_resize_begins_with_its_reason() {
     .unwrap();
     let mut resizing = Resizing::from_status(&Pod::from(shown));
     assert!(seconds(&resizing, 0).is_some_and(|seconds| seconds >= 3599.0));
-    assert!(resizing.pend(&pod(3), Pending::Deferred, "still full"));
+    assert_eq!(resizing.pend(&pod(3), Pending::Deferred, "still full"), PendingChange::Reason);
     assert!(seconds(&resizing, 0).is_some_and(|seconds| seconds >= 3599.0));
     resizing.pend(&pod(4), Pending::Infeasible, "never");
     resizing.pend(&pod(5), Pending::Deferred, "full");
@@ -318,7 +320,8 @@ fn resize_conditions_are_restored_from_the_api_server() {
     let allocations = Allocations::default();
     allocations.restore(&shown);
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
-    assert!(!allocations.pend(&shown, Pending::Deferred, "full"), "the condition was reported before");
+    let again = allocations.pend(&shown, Pending::Deferred, "full");
+    assert_eq!(again, PendingChange::Nothing, "the condition was reported before");
     allocations.retain(|_| false);
     assert_eq!(conditions(&allocations, "u"), "");
 }
