@@ -331,9 +331,7 @@ impl Allocations {
         self.resizing(pod.uid(), |resizing| resizing.complete(pod))
     }
 
-    /// The pod has ended: its resize is dropped.
-    ///
-    /// DIFFERS: upstream keeps the conditions and the count until the pod is deleted.
+    /// The pod has ended: its resize is dropped (Go: pkg/kubelet `determinePodResizeStatus`).
     pub fn end(&self, uid: &PodUid) {
         if let Some(resizing) = self.0.state.locked().resizing.remove(uid) {
             count_wait(&resizing, Resolution::Terminated, resizing.priority());
