@@ -203,7 +203,7 @@ impl EvictionManager {
         }
         let own = pod.spec().termination_grace_period_seconds;
         let grace = match self.settings.max_grace_seconds {
-            // DIFFERS: as documented; in the Go kubelet 1.36 it is one second.
+            // DIFFERS: as documented; in the Go kubelet it is one second.
             ..0 => own.unwrap_or(DEFAULT_GRACE),
             most => own.map_or(most, |own| own.min(most)),
         };

@@ -40,8 +40,6 @@ pub(super) fn plan_init_containers(inputs: &Inputs, plan: &mut Plan) -> InitProg
     // A regular container in the present sandbox proves that the init containers have run there, also
     // one that has ended, because their records may be gone. After a reboot the containers of the
     // former sandbox may be listed in any state, and the new sandbox is not initialized.
-    //
-    // DIFFERS: Kubernetes 1.36 counts the containers of any sandbox; this is the rule of 1.37.
     let initialized_before = inputs.pod.containers().iter().any(|container| {
         newest_in_sandbox(inputs, &container.name)
             .is_some_and(|status| status.state != ContainerState::Unknown)
