@@ -270,8 +270,6 @@ impl ImagePuller {
     }
 
     /// Reports pull secrets that could not be read, if a pull was tried and failed.
-    ///
-    /// DIFFERS: upstream 1.36 reports them at each sync of the pod, also if no image has to be pulled.
     pub(crate) fn report_missing_secrets(
         &self,
         pod: &Pod,
