@@ -153,6 +153,14 @@ impl FakeNode {
         self.inner().mounts.push(path.to_owned());
     }
 
+    /// The node starts again: nothing is mounted any more.
+    pub(super) fn reboot(&self) {
+        let mut inner = self.inner();
+        inner.mounts.clear();
+        inner.staged.clear();
+        inner.published.clear();
+    }
+
     /// Each staged disk is also mounted here.
     pub(super) fn set_other_mount(&self, path: Option<&Path>) {
         self.inner().other_mount = path.map(Path::to_owned);

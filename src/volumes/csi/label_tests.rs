@@ -111,3 +111,33 @@ fn label_that_would_be_another_mount_option_is_refused() {
     a.selinux = Labels::with_label("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
     agent.set_up(&a).unwrap();
 }
+
+/// An earlier release mounted it without a label, and its record was taken for the present label.
+#[test]
+fn label_from_before_a_reboot_does_not_count() {
+    let mut agent = FakeAgent::new();
+    let (a, b, c) = (labelled("a", "l1"), labelled("b", "l1"), labelled("c", "l1"));
+    agent.set_up(&a).unwrap();
+    agent.set_up(&b).unwrap();
+    agent.node.reboot();
+    agent.restart();
+    agent.driver().spec.selinux_mount = Some(true);
+    for pod in [&a, &b, &c] {
+        assert!(!agent.set_up(pod).unwrap().selinux_relabel);
+    }
+    assert_eq!(stage_flags(&agent), ["context=\"l1\""]);
+}
+
+/// The agent was killed after it had staged the volume, and before the pod had it.
+#[test]
+fn pod_whose_volume_was_only_staged_keeps_its_label_over_a_restart() {
+    let mut agent = FakeAgent::new();
+    agent.driver().spec.selinux_mount = Some(true);
+    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
+    agent.node.fail("publish", Fault::Uncertain);
+    agent.set_up(&a).unwrap_err();
+    agent.restart();
+    let error = agent.set_up(&b).unwrap_err().to_string();
+    assert!(error.starts_with("conflicting SELinux labels"), "{error}");
+    agent.set_up(&a).unwrap();
+}

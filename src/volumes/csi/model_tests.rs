@@ -878,7 +878,10 @@ impl Agent {
             woken.cluster().woken.insert(pod.as_str().to_owned());
         }));
         let attachments = Arc::new(Attachments::new(None, waker));
+        // The start reads mounts. It is one step.
+        let was_busy = std::mem::replace(&mut model.cluster().is_busy, true);
         let csi = fake::start(root, "n", all.clone(), all.clone(), all, Arc::clone(&attachments));
+        model.cluster().is_busy = was_busy;
         attachments.set_controller(Controller {
             shown: Box::new(move || {
                 read.within();

@@ -16,7 +16,7 @@ use super::damaged::DamagedBlocks;
 use super::key_mutex::{KeyGuard, KeyMutex};
 use super::measured::{MeasuredVolume, Measurements};
 use super::mounter::Mounter;
-use super::names::{self, Layout};
+use super::names::{self, GLOBAL_MOUNT, Layout, TARGET};
 use super::rebuild::{self, PodVolumes, UnreadableDirs};
 use super::record::{Record, RecordFile};
 use super::registry::Registry;
@@ -125,8 +125,8 @@ impl Csi {
             match rebuild::record_of(&self.layout, &volume.place) {
                 RecordFile::Missing => {}
                 found => {
-                    if let (RecordFile::Readable(record), Form::Filesystem) = (&found, volume.place.form) {
-                        self.settings.selinux.restore(&name, &volume.place.pod, &record.selinux_context);
+                    if let RecordFile::Readable(record) = &found {
+                        self.restore_label(record, &volume.place);
                     }
                     self.users().add(&name, &volume.place);
                 }
@@ -141,6 +141,7 @@ impl Csi {
                 RecordFile::Damaged(_) => {}
                 RecordFile::Missing => self.users().remove_unknown(&place),
                 RecordFile::Readable(record) => {
+                    self.restore_label(&record, &place);
                     self.users().add(&record.unique_name(), &place);
                 }
             }
@@ -170,6 +171,21 @@ impl Csi {
             self.unread.locked().replace(unread);
         }
         Ok(staged.has_damaged)
+    }
+
+    /// The pod has the volume with the label of its record, unless nothing of the volume is mounted, as after a
+    /// reboot: then the record says only how it was mounted before, perhaps by an earlier release.
+    fn restore_label(&self, record: &Record, place: &VolumeLocation) {
+        let labels = &self.settings.selinux;
+        if !labels.is_enabled() || place.form != Form::Filesystem {
+            return;
+        }
+        let staged = self.layout.staged(&record.driver_name, &record.volume_handle);
+        let targets =
+            [self.layout.of_pod(place).map(|dir| dir.join(TARGET)), staged.map(|dir| dir.join(GLOBAL_MOUNT))];
+        if targets.into_iter().flatten().any(|target| self.mounter.is_mount_point(&target).unwrap_or(true)) {
+            labels.restore(&record.unique_name(), &place.pod, &record.selinux_context);
+        }
     }
 
     pub(super) fn users(&self) -> MutexGuard<'_, Users> {
