@@ -160,6 +160,13 @@ impl VolumeLabels {
         }
     }
 
+    /// Whether the pod has the volume with another label than this one, or was about to.
+    pub(super) fn has_other(&self, unique_name: &str, pod: &PodUid, label: &str) -> bool {
+        let table = self.table.locked();
+        let own = table.volumes.get(unique_name).and_then(|pods| pods.get(pod));
+        own.is_some_and(|own| own != label)
+    }
+
     /// The pod has the volume no more.
     pub(super) fn remove(&self, unique_name: &str, pod: &PodUid) {
         self.table.locked().remove(unique_name, pod);
@@ -319,6 +326,15 @@ mod tests {
         let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
         assert!(node.admit(&uid("b"), &volume(&second, &[ReadWriteMany], "x")).is_err());
         assert_eq!(node.admit(&uid("b"), &volume(&first, &[ReadWriteMany], "x")).as_deref(), Ok("l1"));
+    }
+
+    #[test]
+    fn pod_that_waits_with_the_same_label_has_no_other() {
+        let node = VolumeLabels::for_tests(true);
+        let (first, name) = (Labels::with_label("l1"), "kubernetes.io/csi/d^h");
+        node.admit(&uid("a"), &volume(&first, &[ReadWriteMany], "x")).unwrap();
+        assert!(!node.has_other(name, &uid("a"), "l1") && !node.has_other(name, &uid("b"), "l2"));
+        assert!(node.has_other(name, &uid("a"), "l2"));
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! Volumes that are mounted with an SELinux label.
 
+use std::sync::Arc;
+
 use super::super::selinux::Labels;
-use super::fake::{FakeAgent, Fault};
+use super::fake::{DRIVER, FakeAgent, FakeMounter, Fault};
+use super::mounter::Mounter;
+use super::names::{GLOBAL_MOUNT, RECORD};
 use super::request::VolumeRequest;
 use super::request::tests::wanted;
 
@@ -140,4 +144,57 @@ fn pod_whose_volume_was_only_staged_keeps_its_label_over_a_restart() {
     let error = agent.set_up(&b).unwrap_err().to_string();
     assert!(error.starts_with("conflicting SELinux labels"), "{error}");
     agent.set_up(&a).unwrap();
+}
+
+/// Each of them took the other for a pod that has the volume.
+#[test]
+fn pods_that_wait_for_an_unmount_do_not_wait_for_each_other() {
+    let agent = FakeAgent::new();
+    agent.driver().spec.selinux_mount = Some(true);
+    let (a, b, c) = (labelled("a", "l1"), labelled("b", "l2"), labelled("c", "l2"));
+    agent.set_up(&a).unwrap();
+    agent.node.fail("unstage", Fault::Final);
+    agent.tear_down(&a).unwrap();
+    for pod in [&b, &c] {
+        agent.node.fail("unstage", Fault::Final);
+        agent.set_up(pod).unwrap_err();
+    }
+    for pod in [&c, &b] {
+        agent.set_up(pod).unwrap();
+    }
+    assert_eq!(stage_flags(&agent), ["context=\"l2\""]);
+    for pod in [&b, &c] {
+        agent.tear_down(pod).unwrap();
+    }
+    agent.assert_empty();
+}
+
+/// What a driver stages need not be a mount.
+#[test]
+fn volume_that_is_staged_without_a_mount_is_unstaged_before_another_label() {
+    let agent = FakeAgent::new();
+    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
+    agent.set_up(&a).unwrap();
+    let staged = agent.csi.layout.staged(DRIVER, "h").unwrap().join(GLOBAL_MOUNT);
+    FakeMounter(Arc::clone(&agent.node)).unmount(&staged).unwrap();
+    agent.driver().spec.selinux_mount = Some(true);
+    agent.set_up(&b).unwrap_err();
+    agent.tear_down(&a).unwrap();
+    agent.node.calls();
+    agent.set_up(&b).unwrap();
+    assert_eq!(agent.changes(), ["unstage h", "stage h", "publish h"]);
+}
+
+#[test]
+fn volume_with_a_damaged_record_is_unstaged_before_another_label() {
+    let agent = FakeAgent::new();
+    agent.driver().spec.selinux_mount = Some(true);
+    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
+    agent.set_up(&a).unwrap();
+    agent.node.fail("unstage", Fault::Final);
+    agent.tear_down(&a).unwrap();
+    std::fs::write(agent.csi.layout.staged(DRIVER, "h").unwrap().join(RECORD), "x").unwrap();
+    agent.node.calls();
+    agent.set_up(&b).unwrap();
+    assert_eq!(agent.changes(), ["unstage h", "stage h", "publish h"]);
 }

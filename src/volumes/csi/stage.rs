@@ -4,12 +4,13 @@
 use std::path::Path;
 
 use super::super::error::VolumeError;
+use super::super::kind::Form;
 use super::super::selinux::LabelProblem;
 use super::cluster::read_secret;
 use super::dirs::{clear_dir, clear_failed, make_dirs};
 use super::driver::Stage;
 use super::error::{changed_nothing, io, not_begun, of_call};
-use super::names::{GLOBAL_MOUNT, path_text};
+use super::names::{GLOBAL_MOUNT, TARGET, path_text};
 use super::prepare::PreparedDriver;
 use super::record::{Record, RecordFile};
 use super::remove::release_staged;
@@ -63,14 +64,28 @@ fn unstage_other_label(
         return Ok(());
     }
     let unique = request.unique_name();
-    let RecordFile::Readable(record) = Record::read(dir) else { return Ok(()) };
+    // By this process, with another label. What a driver stages need not be a mount.
+    let is_staged = csi.users().staged_label(&unique).is_some();
+    let unlabelled = || Record::staged(&request.source.driver, &request.source.volume_handle);
+    let (record, is_other) = match Record::read(dir) {
+        RecordFile::Readable(record) if record.unique_name() == unique => {
+            let is_other = is_staged || record.selinux_context != driver.label;
+            (record, is_other)
+        }
+        // Its label is not known.
+        RecordFile::Damaged(_) => (unlabelled(), true),
+        RecordFile::Missing => (unlabelled(), is_staged),
+        RecordFile::Readable(_) => return Ok(()),
+    };
+    if !is_other {
+        return Ok(());
+    }
     // After a reboot there is a record, and nothing is mounted.
-    let is_other = record.unique_name() == unique && record.selinux_context != driver.label;
-    if !is_other || !csi.mounter.is_mount_point(target).map_err(io("read mounts at", target))? {
+    if !is_staged && !csi.mounter.is_mount_point(target).map_err(io("read mounts at", target))? {
         return Ok(());
     }
     let waits = || LabelProblem::Mounted { volume: unique.clone() };
-    if csi.users().may_be_used_by_others(&unique, &request.place()) {
+    if may_be_published(csi, request, &unique, &driver.label) {
         return Err(waits().into());
     }
     release_staged(csi, &unique, &record, dir, stop).map_err(|error| match error {
@@ -79,6 +94,18 @@ fn unstage_other_label(
             log::warn!("CSI volume {unique}: {}", chain(&error));
             waits().into()
         }
+    })
+}
+
+/// Whether another pod has the volume mounted, or may have. Pods that only wait for it, with the same label,
+/// do not count: they would wait for each other.
+fn may_be_published(csi: &Csi, request: &VolumeRequest, unique: &str, label: &str) -> bool {
+    let Some(others) = csi.users().others(unique, &request.place()) else { return true };
+    others.iter().any(|other| {
+        let target = csi.layout.of_pod(other).map(|dir| dir.join(TARGET));
+        other.form != Form::Filesystem
+            || csi.settings.selinux.has_other(unique, &other.pod, label)
+            || target.is_ok_and(|target| csi.mounter.is_mount_point(&target).unwrap_or(true))
     })
 }
 

@@ -91,9 +91,13 @@ impl Users {
         self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != place))
     }
 
-    /// Whether another pod uses the volume, or a pod has a volume that is not known.
-    pub(super) fn may_be_used_by_others(&self, name: &str, place: &VolumeLocation) -> bool {
-        self.is_hidden || !self.unknown.is_empty() || self.is_used_by_others(name, place)
+    /// The other pods that use the volume, or wait for it; `None`: a pod has a volume that is not known.
+    pub(super) fn others(&self, name: &str, place: &VolumeLocation) -> Option<Vec<VolumeLocation>> {
+        if self.is_hidden || !self.unknown.is_empty() {
+            return None;
+        }
+        let users = self.volumes.get(name).into_iter().flat_map(|volume| &volume.users);
+        Some(users.filter(|user| *user != place).cloned().collect())
     }
 
     /// The volume is staged, with this label or none.
