@@ -198,3 +198,15 @@ fn volume_with_a_damaged_record_is_unstaged_before_another_label() {
     agent.set_up(&b).unwrap();
     assert_eq!(agent.changes(), ["unstage h", "stage h", "publish h"]);
 }
+
+#[test]
+fn damaged_record_of_a_pod_leaves_its_mount_without_a_label() {
+    let mut agent = FakeAgent::new();
+    let a = labelled("a", "l1");
+    agent.set_up(&a).unwrap();
+    agent.restart();
+    agent.driver().spec.selinux_mount = Some(true);
+    std::fs::write(agent.csi.layout.of_pod(&a.place()).unwrap().join(RECORD), "x").unwrap();
+    assert!(agent.set_up(&a).unwrap().selinux_relabel);
+    assert!(stage_flags(&agent).is_empty());
+}

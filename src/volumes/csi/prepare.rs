@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::error::VolumeError;
-use super::super::kind::{Form, Phase};
+use super::super::kind::{Form, Phase, VolumeLocation};
 use super::super::label_table::LabelledVolume;
 use super::driver::{Abilities, Driver, Pairs};
 use super::error::{MAX_TEXT, not_begun};
 use super::names;
 use super::rebuild;
-use super::record::RecordFile;
+use super::record::{Record, RecordFile};
 use super::request::VolumeRequest;
 use super::state::Csi;
 use crate::model::storage::{CsiDriverSpec, VolumeAttachment};
@@ -99,10 +99,7 @@ fn label(
         return Ok(String::new());
     }
     let place = request.place();
-    let mounted = match is_mounted.then(|| rebuild::record_of(&csi.layout, &place)) {
-        Some(RecordFile::Readable(record)) => Some(record.selinux_context),
-        _ => None,
-    };
+    let mounted = if is_mounted { mounted_label(csi, request, &place) } else { None };
     let volume = LabelledVolume {
         unique_name: &request.unique_name(),
         name: &request.spec_name,
@@ -114,6 +111,23 @@ fn label(
         mounted,
     };
     Ok(labels.admit(&place.pod, &volume)?)
+}
+
+/// The label with which the pod has the volume: that of its record, or if this is damaged that of the mount
+/// for all pods. `None`: both are damaged.
+fn mounted_label(csi: &Csi, request: &VolumeRequest, place: &VolumeLocation) -> Option<String> {
+    if let RecordFile::Readable(record) = rebuild::record_of(&csi.layout, place) {
+        return Some(record.selinux_context);
+    }
+    let unique = request.unique_name();
+    let known = csi.users().staged_label(&unique).map(str::to_owned);
+    known.or_else(|| {
+        let source = &request.source;
+        match Record::read(&csi.layout.staged(&source.driver, &source.volume_handle).ok()?) {
+            RecordFile::Readable(record) if record.unique_name() == unique => Some(record.selinux_context),
+            _ => None,
+        }
+    })
 }
 
 /// What the driver's object says, which allows the volume.
