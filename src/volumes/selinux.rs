@@ -16,6 +16,11 @@ const MAX_FILE: u64 = 1 << 20;
 /// The policy of a node whose configuration does not name one.
 const DEFAULT_POLICY: &str = "targeted";
 
+/// The longest label that is compared by its parts, in bytes: the kernel takes no longer options of a mount.
+const MAX_LABEL: usize = 4096;
+/// The number of categories that a policy may have here; usual policies have 1024.
+const MAX_CATEGORIES: u16 = 4096;
+
 /// The label of files of containers in the policy of this node, without a pod's options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileContext {
@@ -145,6 +150,40 @@ impl FileContext {
     }
 }
 
+/// Whether the kernel takes both for one label: it writes the categories of a level in its own way, such as
+/// `c1.c3` for `c3,c1,c2`.
+pub(super) fn is_same_label(left: &str, right: &str) -> bool {
+    left == right || parsed(left).is_some_and(|left| Some(left) == parsed(right))
+}
+
+/// A sensitivity and its categories.
+type Level<'a> = (&'a str, BTreeSet<u16>);
+
+/// The label without its level, and both ends of the level.
+fn parsed(label: &str) -> Option<(&str, Level<'_>, Level<'_>)> {
+    if label.len() > MAX_LABEL {
+        return None;
+    }
+    let (end, _) = label.match_indices(':').nth(2)?;
+    let (context, levels) = (label.get(..end)?, label.get(end + 1..)?);
+    let (low, high) = levels.split_once('-').unwrap_or((levels, levels));
+    Some((context, level(low)?, level(high)?))
+}
+
+fn level(text: &str) -> Option<Level<'_>> {
+    let (sensitivity, categories) = text.split_once(':').unwrap_or((text, ""));
+    let number = |name: &str| {
+        let number: u16 = name.strip_prefix('c')?.parse().ok()?;
+        (number < MAX_CATEGORIES).then_some(number)
+    };
+    let mut all = BTreeSet::new();
+    for part in categories.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('.').unwrap_or((part, part));
+        all.extend(number(first)?..=number(last)?);
+    }
+    Some((sensitivity, all))
+}
+
 fn text(path: &Path) -> Option<String> {
     String::from_utf8(untrusted::read_own(path, MAX_FILE).ok()?).ok()
 }
@@ -270,11 +309,32 @@ mod tests {
         assert_eq!(FileContext::read(root.path()).unwrap().kind, "own_t");
     }
 
+    #[test]
+    fn labels_are_compared_as_the_kernel_writes_them() {
+        for (left, right, expected) in [
+            ("u:r:t:s0:c1,c2", "u:r:t:s0:c2,c1", true),
+            ("u:r:t:s0:c1.c3", "u:r:t:s0:c3,c1,c2", true),
+            ("u:r:t:s0-s0", "u:r:t:s0", true),
+            ("u:r:t:s0:c1-s0:c1", "u:r:t:s0:c1", true),
+            ("u:r:t:s0:c1", "u:r:t:s0:c2", false),
+            ("u:r:t:s0:c1", "u:r:t:s1:c1", false),
+            ("u:r:t:s0:c1", "u:r:x:s0:c1", false),
+            ("u:r:t:s0-s0:c1", "u:r:t:s0:c1", false),
+            ("u:r:t:s0:c1", "", false),
+            ("", "", true),
+            ("u:r:t:s0:x", "u:r:t:s0:y", false),
+            ("u:r:t:s0:c0.c65535", "u:r:t:s0:c0.c65534", false),
+        ] {
+            assert_eq!(is_same_label(left, right), expected, "{left} {right}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_file_of_a_policy_makes_it_panic(text: String) {
             let _ = (parse(&text), policy(&text));
             let _ = parse(&format!("file = {text}"));
+            let _ = is_same_label(&text, &format!("u:r:t:{text}"));
         }
     }
 }

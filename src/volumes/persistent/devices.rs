@@ -143,7 +143,12 @@ pub(super) fn is_used(device: &Device, table: &[Mount], pods: &Path) -> bool {
         };
         return list(&device.dir).map_or_else(|error| !is_absence(&error), |uids| uids.iter().any(may_be));
     }
-    let Some(own) = mount_at(table, &device.dir) else { return false };
+    is_mounted_below(&device.dir, table, pods)
+}
+
+/// Whether what is mounted at `dir` is also mounted below `pods`.
+pub(super) fn is_mounted_below(dir: &Path, table: &[Mount], pods: &Path) -> bool {
+    let Some(own) = mount_at(table, dir) else { return false };
     table.iter().any(|mount| mount.device == own.device && mount.point.starts_with(pods))
 }
 

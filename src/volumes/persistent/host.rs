@@ -163,6 +163,11 @@ pub(super) mod fake {
             *self.instead.lock().unwrap() = Some((device.to_owned(), kind.to_owned()));
         }
 
+        /// What is mounted there has this label.
+        pub(in super::super) fn set_label(&self, point: &Path, label: &str) {
+            self.labels.lock().unwrap().insert(point.to_owned(), label.to_owned());
+        }
+
         fn note(&self, text: String) {
             self.log.lock().unwrap().push(text);
         }

@@ -314,12 +314,15 @@ impl Kinds {
         filesystem::check_type(&*self.host, disk.fs_type)?;
         let lock = self.locks.take(&disk.global, stop)?;
         let table = self.host.mounts()?;
-        let device = match mount_at(&table, &disk.global) {
-            Some(mount) => {
-                filesystem::check_present(mount)?;
-                self.check_label(request, &table, (&disk.global, target))?;
-                PathBuf::from(&mount.source)
+        let mut mounted = mount_at(&table, &disk.global);
+        if let Some(mount) = mounted {
+            filesystem::check_present(mount)?;
+            if self.unmount_other_label(request, &table, (&disk.global, target))? {
+                mounted = None;
             }
+        }
+        let device = match mounted {
+            Some(mount) => PathBuf::from(&mount.source),
             None => {
                 make_dirs(&disk.global)?;
                 let device = attach()?;

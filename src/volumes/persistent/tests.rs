@@ -308,12 +308,40 @@ fn iscsi_disk_is_mounted_with_the_label_of_its_pods() {
     );
     assert_eq!(set_up("u2", "s0:c3").unwrap_err(), waits);
     assert!(!set_up("u1", "s0:c1,c2").unwrap().selinux_relabel);
+    // The sweep leaves the disk alone while a set-up works on it.
     node.remove_pod("u1");
-    node.kinds.sweep(&StopToken::never()).unwrap();
     node.log();
     respond();
     set_up("u2", "s0:c3").unwrap();
-    assert!(mount(node.log()).contains(&second));
+    let log = node.log();
+    assert_eq!(log.iter().filter(|line| line.starts_with("umount ")).count(), 1, "{log:?}");
+    assert!(mount(log).contains(&second));
+}
+
+/// The second pod waited, as if the labels were different.
+#[test]
+fn label_of_a_disk_is_compared_as_the_kernel_writes_it() {
+    let (claims, volumes) = bound(json!({"accessModes": ["ReadWriteMany"],
+        "iscsi": {"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 1, "fsType": "ext4"}}));
+    let node = Node::with(claims, volumes, |parts| parts.selinux = VolumeLabels::for_tests(true));
+    let global = node.path(&format!("plugins/kubernetes.io/iscsi/iface-default/10.0.0.1:3260-{IQN}-lun-1"));
+    let label = "system_u:object_r:container_file_t:s0:c1,c5";
+    node.host.mounted("/dev/sda", &global, "ext4");
+    node.host.set_label(&global, label);
+    let target = node.path("pods/u1/volumes/kubernetes.io~iscsi/pv");
+    node.host.mounted("/dev/sda", &target, "ext4");
+    node.host.set_label(&target, label);
+    for uid in ["u1", "u2"] {
+        let value = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid}, "spec": {
+            "securityContext": {"seLinuxOptions": {"level": "s0:c5,c1"}},
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap());
+        let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+        let mounted = node.kinds.set_up(&pod, &volume, &StopToken::never()).unwrap();
+        assert!(!mounted.selinux_relabel);
+    }
+    assert!(!node.log().iter().any(|line| line.starts_with("mount ") || line.starts_with("umount ")));
 }
 
 #[test]
