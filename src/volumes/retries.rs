@@ -16,6 +16,8 @@ struct Backoff {
     delay: Duration,
     until: Instant,
     cause_is_final: bool,
+    /// Another pod has the volume.
+    has_other_user: bool,
     /// The pod's count of changed objects at the time of the failure.
     changes: u64,
 }
@@ -24,6 +26,8 @@ struct Backoff {
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     waits: HashMap<PodUid, HashMap<String, Backoff>>,
+    /// When the volumes of a pod were removed last.
+    removed: Option<Instant>,
 }
 
 /// Whether a retry may succeed.
@@ -31,6 +35,8 @@ pub(super) struct Retries {
 pub(super) enum Retryable {
     /// A retry may succeed, because the cause can change.
     Yes,
+    /// A retry may succeed when another pod has ended, which has the volume. The try began at this time.
+    AfterOthers(Instant),
     /// No retry can succeed with this version of the agent: the first wait is the longest one.
     No,
 }
@@ -54,14 +60,37 @@ impl Retries {
         let waits = self.waits.entry(uid.clone()).or_default();
         let delay = match (retryable, waits.get(volume)) {
             (Retryable::No, _) => MAX,
-            (Retryable::Yes, Some(wait)) if !wait.cause_is_final => (wait.delay * 2).min(MAX),
-            (Retryable::Yes, _) => INITIAL,
+            // That pod has ended meanwhile perhaps.
+            (Retryable::AfterOthers(begun), _) if self.removed.is_some_and(|removed| removed >= begun) => {
+                INITIAL
+            }
+            (_, Some(wait)) if !wait.cause_is_final => (wait.delay * 2).min(MAX),
+            (Retryable::Yes | Retryable::AfterOthers(_), _) => INITIAL,
         };
         let until = now + delay;
         let since = waits.get(volume).map_or(now, |wait| wait.since);
         let cause_is_final = retryable == Retryable::No;
-        waits.insert(volume.to_owned(), Backoff { since, delay, until, cause_is_final, changes });
+        let has_other_user = matches!(retryable, Retryable::AfterOthers(_));
+        let wait = Backoff { since, delay, until, cause_is_final, has_other_user, changes };
+        waits.insert(volume.to_owned(), wait);
         until
+    }
+
+    /// The volumes of a pod were removed: the waits for other pods end. Returns the pods that waited.
+    pub(super) fn end_waits(&mut self, now: Instant) -> Vec<PodUid> {
+        self.removed = Some(now);
+        let mut woken = Vec::new();
+        for (uid, waits) in &mut self.waits {
+            let mut is_woken = false;
+            for wait in waits.values_mut().filter(|wait| wait.has_other_user && now < wait.until) {
+                wait.until = now;
+                is_woken = true;
+            }
+            if is_woken {
+                woken.push(uid.clone());
+            }
+        }
+        woken
     }
 
     /// Since when the volume has failed without a success between.
@@ -87,6 +116,30 @@ impl Retries {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wait_for_another_pod_ends_when_a_pod_has_ended() {
+        let mut retries = Retries::default();
+        let (uid, other) = (PodUid::from("u"), PodUid::from("o"));
+        let now = Instant::now();
+        let later = now + Duration::from_secs(1);
+        let retryable = Retryable::AfterOthers(now);
+        for _ in 0..9 {
+            retries.failed(&uid, "v", (retryable, 0), now);
+            retries.failed(&other, "v", (Retryable::Yes, 0), now);
+        }
+        assert_eq!(retries.blocked(&uid, "v", 0, later), Some(now + MAX));
+        assert_eq!(retries.end_waits(later), [uid.clone()]);
+        assert_eq!(retries.blocked(&uid, "v", 0, later), None);
+        assert!(retries.blocked(&other, "v", 0, later).is_some());
+        assert!(retries.end_waits(later).is_empty());
+        // That pod has ended during the try.
+        assert_eq!(retries.failed(&uid, "v", (retryable, 0), later), later + INITIAL);
+        assert_eq!(
+            retries.failed(&uid, "v", (Retryable::AfterOthers(now + MAX), 0), later),
+            later + INITIAL * 2
+        );
+    }
 
     #[test]
     fn wait_doubles_from_half_a_second_to_two_minutes() {

@@ -27,6 +27,7 @@ use super::plugin::{self, FileSources, Files, Plugin};
 use super::queue::{NextAction, Queue, TryOutcome};
 use super::refresh::RefreshedVolume;
 use super::retries::Retryable;
+use super::selinux::LabelProblem;
 use super::{files, paths, plugin_table};
 use crate::kube::PodObjects;
 use crate::model::api::Volume;
@@ -121,12 +122,16 @@ impl Volumes {
     }
 
     /// Records the failure of a volume: when it may be tried again.
-    fn record_failure(&self, pod: &Pod, volume: &Volume, error: &VolumeError, changes: u64) -> Instant {
-        let retryable = match error {
-            VolumeError::Unsupported { .. } => Retryable::No,
-            _ => Retryable::Yes,
-        };
-        self.retries().failed(pod.uid(), &volume.name, (retryable, changes), Instant::now())
+    fn record_failure(
+        &self,
+        pod: &Pod,
+        pending: &PendingVolume<'_>,
+        error: &VolumeError,
+        changes: u64,
+    ) -> Instant {
+        let now = Instant::now();
+        let retryable = retryable(error, pending.begun.unwrap_or(now));
+        self.retries().failed(pod.uid(), &pending.volume.name, (retryable, changes), now)
     }
 
     /// Sets up a volume that is only in the agent's own directories. `None` for other volumes.
@@ -586,7 +591,7 @@ impl<'a> SetUp<'a> {
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(pending) = self.pending.get_mut(index) else { return };
         self.volumes.count(self.site.pod, pending, "fail-unknown");
-        let until = self.volumes.record_failure(self.site.pod, pending.volume, error, self.changes);
+        let until = self.volumes.record_failure(self.site.pod, pending, error, self.changes);
         let since = self.volumes.retries().since(self.site.pod.uid(), &pending.volume.name);
         self.has_no_place |= is_without_place(error, since, Instant::now());
         let name = self.volumes.kinds.name(self.site.pod.uid(), &pending.volume.name);
@@ -657,6 +662,18 @@ fn is_without_place(error: &VolumeError, since: Option<Instant>, now: Instant) -
     let has_no_place = matches!(error, VolumeError::Kind(error)
         if matches!(error.phase, Phase::NoPlace | Phase::NoPlaceBlock));
     has_no_place && since.is_some_and(|since| now.saturating_duration_since(since) >= POD_TIMEOUT)
+}
+
+/// Whether a try that began then may be repeated after this failure.
+fn retryable(error: &VolumeError, begun: Instant) -> Retryable {
+    match error {
+        VolumeError::Unsupported { .. } => Retryable::No,
+        VolumeError::InUse
+        | VolumeError::Label(LabelProblem::Conflict { .. } | LabelProblem::Mounted { .. }) => {
+            Retryable::AfterOthers(begun)
+        }
+        _ => Retryable::Yes,
+    }
 }
 
 /// The reason of the event of a failure.
@@ -1192,7 +1209,7 @@ mod tests {
         let volume = Volume { name: "v".to_owned(), ..Volume::default() };
         let state = SetUpState::Waiting(None);
         let pending = PendingVolume { volume: &volume, begun: None, is_reported: false, state };
-        let problem = super::super::selinux::LabelProblem::Conflict {
+        let problem = LabelProblem::Conflict {
             volume: "pv".to_owned(),
             present: "a:b:c:s0".to_owned(),
             wanted: String::new(),
@@ -1202,6 +1219,23 @@ mod tests {
             "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process \
              volumes=[v]: conflicting SELinux labels of volume pv: \"a:b:c:s0\" and \"\""
         );
+    }
+
+    #[test]
+    fn pod_is_woken_when_another_has_ended_that_has_its_volume() {
+        let begun = Instant::now();
+        let text = String::new;
+        let conflict = LabelProblem::Conflict { volume: text(), present: text(), wanted: text() };
+        for (error, expected) in [
+            (VolumeError::InUse, Retryable::AfterOthers(begun)),
+            (conflict.into(), Retryable::AfterOthers(begun)),
+            (LabelProblem::Mounted { volume: text() }.into(), Retryable::AfterOthers(begun)),
+            (LabelProblem::Several { labels: text() }.into(), Retryable::Yes),
+            (VolumeError::Overdue, Retryable::Yes),
+            (VolumeError::Unsupported { kind: text() }, Retryable::No),
+        ] {
+            assert_eq!(retryable(&error, begun), expected, "{error}");
+        }
     }
 
     #[test]

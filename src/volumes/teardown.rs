@@ -48,6 +48,8 @@ impl Volumes {
             self.kinds.forget(uid);
             *self.sweep_at.locked() = Some(Instant::now());
             self.sweep_devices(stop);
+            let waiting = self.retries().end_waits(Instant::now());
+            waiting.iter().for_each(|pod| (self.waker.0)(pod));
         }
         result
     }
@@ -417,6 +419,26 @@ mod tests {
 
     fn volumes(root: &Path) -> Volumes {
         testing::volumes(root, None).0
+    }
+
+    /// It waited up to two minutes longer.
+    #[test]
+    fn pod_that_waits_for_a_volume_of_another_is_woken_when_that_has_ended() {
+        use super::super::manager::{Deps, Settings};
+        use super::super::retries::Retryable;
+        use super::super::waker::Waker;
+        use crate::model::event::EventSink;
+        let root = tempfile::tempdir().unwrap();
+        let settings = Settings { root_dir: root.path().to_owned(), ..Settings::default() };
+        let (woken, wakes) = bounded(1);
+        let waker = Waker(Arc::new(move |pod| woken.send(pod.clone()).unwrap()));
+        let deps = Deps { waker, ..Deps::new(EventSink::new().0, None) };
+        let volumes = Volumes::new(settings, deps);
+        let (uid, now) = (PodUid::from("u2"), Instant::now());
+        volumes.retries().failed(&uid, "v", (Retryable::AfterOthers(now), 0), now + Duration::from_secs(60));
+        volumes.tear_down(&PodUid::from("u1"), &StopToken::never()).unwrap();
+        assert_eq!(wakes.try_recv().as_ref(), Ok(&uid));
+        assert_eq!(volumes.retries().blocked(&uid, "v", 0, Instant::now()), None);
     }
 
     /// A lasting failure of CSI volumes hid that of the other disks.
