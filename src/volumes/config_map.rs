@@ -71,8 +71,8 @@ pub(super) struct Choice<'a> {
     /// `None` or empty: all keys, each under its own name.
     pub(super) items: Option<&'a [KeyToPath]>,
     pub(super) default_mode: Option<i32>,
-    /// Whether the object and its keys may be missing.
     pub(super) owners: FileOwners,
+    /// Whether the object and its keys may be missing.
     pub(super) optional: Option<bool>,
 }
 
