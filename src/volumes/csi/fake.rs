@@ -458,7 +458,7 @@ impl FakeAgent {
     pub(super) fn new() -> FakeAgent {
         let root = tempfile::tempdir().unwrap();
         let (node, cluster) = (FakeNode::new(), FakeCluster::new());
-        let csi = FakeAgent::start(root.path(), &node, &cluster);
+        let csi = FakeAgent::start(root.path(), &node, &cluster, VolumeLabels::for_tests(true));
         FakeAgent { root, node, cluster, csi }
     }
 
@@ -499,14 +499,24 @@ impl FakeAgent {
 
     /// Drops all state that is not on the disk.
     pub(super) fn restart(&mut self) {
-        self.csi = FakeAgent::start(self.root.path(), &self.node, &self.cluster);
+        self.restart_with(VolumeLabels::for_tests(true));
     }
 
-    fn start(root: &Path, node: &Arc<FakeNode>, cluster: &Arc<FakeCluster>) -> Arc<Csi> {
+    /// As [`FakeAgent::restart`], on a node that uses SELinux in this way.
+    pub(super) fn restart_with(&mut self, selinux: VolumeLabels) {
+        self.csi = FakeAgent::start(self.root.path(), &self.node, &self.cluster, selinux);
+    }
+
+    fn start(
+        root: &Path,
+        node: &Arc<FakeNode>,
+        cluster: &Arc<FakeCluster>,
+        selinux: VolumeLabels,
+    ) -> Arc<Csi> {
         let mounter = Arc::new(FakeMounter(Arc::clone(node)));
         let csi = start(
             root,
-            "n1",
+            ("n1", selinux),
             node.driver(),
             Arc::clone(cluster) as Arc<dyn Cluster>,
             mounter,
@@ -553,7 +563,7 @@ pub(super) fn registry(driver: Arc<dyn Driver>) -> Registry {
 /// An agent with this driver on this node.
 pub(super) fn start(
     root: &Path,
-    node_name: &str,
+    (node_name, selinux): (&str, VolumeLabels),
     driver: Arc<dyn Driver>,
     cluster: Arc<dyn Cluster>,
     mounter: Arc<dyn Mounter>,
@@ -562,7 +572,7 @@ pub(super) fn start(
     let settings = CsiSettings {
         root_dir: root.to_owned(),
         node_name: node_name.to_owned(),
-        selinux: VolumeLabels::for_tests(true),
+        selinux,
         events: EventSink::new().0,
         operations: Default::default(),
     };

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::super::label_table::VolumeLabels;
 use super::super::selinux::Labels;
 use super::fake::{DRIVER, FakeAgent, FakeMounter, Fault};
 use super::mounter::Mounter;
@@ -208,5 +209,26 @@ fn damaged_record_of_a_pod_leaves_its_mount_without_a_label() {
     agent.driver().spec.selinux_mount = Some(true);
     std::fs::write(agent.csi.layout.of_pod(&a.place()).unwrap().join(RECORD), "x").unwrap();
     assert!(agent.set_up(&a).unwrap().selinux_relabel);
+    assert!(stage_flags(&agent).is_empty());
+}
+
+/// The gate was switched off: the labels of the pods, which do not count any more, were taken for those of
+/// their mounts.
+#[test]
+fn volume_from_before_the_gate_was_switched_off_is_unstaged_for_pods_with_other_labels() {
+    let mut agent = FakeAgent::new();
+    agent.driver().spec.selinux_mount = Some(true);
+    let (a, b, c) = (labelled("a", "l1"), labelled("b", "l2"), labelled("c", "l3"));
+    agent.set_up(&a).unwrap();
+    agent.node.fail("unstage", Fault::Final);
+    agent.tear_down(&a).unwrap();
+    agent.restart_with(VolumeLabels::for_tests(false));
+    for pod in [&b, &c] {
+        agent.node.fail("unstage", Fault::Final);
+        agent.set_up(pod).unwrap_err();
+    }
+    for pod in [&c, &b] {
+        agent.set_up(pod).unwrap();
+    }
     assert!(stage_flags(&agent).is_empty());
 }

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use super::super::attachment::{Attachments, Controller, NodeVolumes};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, VolumeLocation};
+use super::super::label_table::VolumeLabels;
 use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
@@ -880,7 +881,14 @@ impl Agent {
         let attachments = Arc::new(Attachments::new(None, waker));
         // The start reads mounts. It is one step.
         let was_busy = std::mem::replace(&mut model.cluster().is_busy, true);
-        let csi = fake::start(root, "n", all.clone(), all.clone(), all, Arc::clone(&attachments));
+        let csi = fake::start(
+            root,
+            ("n", VolumeLabels::for_tests(true)),
+            all.clone(),
+            all.clone(),
+            all,
+            Arc::clone(&attachments),
+        );
         model.cluster().is_busy = was_busy;
         attachments.set_controller(Controller {
             shown: Box::new(move || {

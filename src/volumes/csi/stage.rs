@@ -12,6 +12,7 @@ use super::driver::Stage;
 use super::error::{changed_nothing, io, not_begun, of_call};
 use super::names::{GLOBAL_MOUNT, TARGET, path_text};
 use super::prepare::PreparedDriver;
+use super::rebuild;
 use super::record::{Record, RecordFile};
 use super::remove::release_staged;
 use super::request::VolumeRequest;
@@ -103,9 +104,15 @@ fn may_be_published(csi: &Csi, request: &VolumeRequest, unique: &str, label: &st
     let Some(others) = csi.users().others(unique, &request.place()) else { return true };
     others.iter().any(|other| {
         let target = csi.layout.of_pod(other).map(|dir| dir.join(TARGET));
+        // A call may have mounted it without a response. A record alone may be from before a reboot.
+        let has_begun = || match rebuild::record_of(&csi.layout, other) {
+            RecordFile::Missing => false,
+            RecordFile::Readable(record) => record.selinux_context != label,
+            RecordFile::Damaged(_) => true,
+        };
         other.form != Form::Filesystem
-            || csi.settings.selinux.has_other(unique, &other.pod, label)
             || target.is_ok_and(|target| csi.mounter.is_mount_point(&target).unwrap_or(true))
+            || (csi.settings.selinux.has_other(unique, &other.pod, label) && has_begun())
     })
 }
 
