@@ -15,7 +15,7 @@ use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
 use super::containers::{LOST_WHEN_TERMINATED, terminated_without_record};
-use super::feed::{Change, Feeds};
+use super::feed::{Change, Feed, Feeds};
 use super::phase::is_terminal;
 use super::{conditions, ended, transitions};
 
@@ -150,10 +150,10 @@ impl StatusCache {
         }
     }
 
-    /// Every change from now on, until the receiver is dropped. A reader that lets `capacity` changes
+    /// Every change from now on, until the feed is dropped. A reader that lets `capacity` changes
     /// wait receives these, and then the end of the channel (Go: pkg/kubelet/status, PodUpdateNotifier).
     #[must_use]
-    pub fn feed(&self, capacity: usize) -> Receiver<Change> {
+    pub fn feed(&self, capacity: usize) -> Feed {
         self.inner.locked().feeds.add(capacity)
     }
 

@@ -1,6 +1,6 @@
 //! Every change of a status, for readers that need each of them and not only the newest state.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
@@ -27,22 +27,46 @@ pub enum Change {
     Forgotten(PodUid),
 }
 
+/// The changes that a reader has not received yet. Dropping it ends the feed.
+pub struct Feed {
+    changes: Receiver<Change>,
+    /// Shows the other end that the reader is still there.
+    reader: Arc<()>,
+}
+
+impl Feed {
+    /// With changes from this channel.
+    #[must_use]
+    pub fn new(changes: Receiver<Change>) -> Feed {
+        Feed { changes, reader: Arc::new(()) }
+    }
+
+    /// The changes in their order. They end if the reader has let too many of them wait.
+    #[must_use]
+    pub fn changes(&self) -> &Receiver<Change> {
+        &self.changes
+    }
+}
+
 /// The channels of all readers. Without a reader nothing is copied.
 #[derive(Default)]
-pub(super) struct Feeds(Vec<Sender<Change>>);
+pub(super) struct Feeds(Vec<(Sender<Change>, Weak<()>)>);
 
 impl Feeds {
     /// A new reader, with room for so many changes.
-    pub(super) fn add(&mut self, capacity: usize) -> Receiver<Change> {
+    pub(super) fn add(&mut self, capacity: usize) -> Feed {
+        // Without a change nothing else removes them, and each has a channel.
+        self.0.retain(|(_, reader)| reader.strong_count() > 0);
         let (sender, receiver) = bounded(capacity);
-        self.0.push(sender);
-        receiver
+        let feed = Feed::new(receiver);
+        self.0.push((sender, Arc::downgrade(&feed.reader)));
+        feed
     }
 
     /// Sends a change to all readers. One whose channel is full is dropped, as it would lack the
     /// change: it receives what is in the channel, and then the channel's end.
     pub(super) fn send(&mut self, change: impl Fn() -> Change) {
-        self.0.retain(|reader| match reader.try_send(change()) {
+        self.0.retain(|(reader, _)| match reader.try_send(change()) {
             Ok(()) => true,
             Err(TrySendError::Disconnected(_)) => false,
             Err(TrySendError::Full(_)) => {
@@ -66,19 +90,32 @@ mod tests {
         for uid in ["a", "b", "c"] {
             feeds.send(|| Change::Forgotten(PodUid::from(uid)));
         }
-        let uids = |reader: &Receiver<Change>| -> Vec<String> {
+        let uids = |reader: &Feed| -> Vec<String> {
             let uid = |change| match change {
                 Change::Forgotten(uid) => uid.to_string(),
                 other => panic!("{other:?}"),
             };
-            reader.try_iter().map(uid).collect()
+            reader.changes().try_iter().map(uid).collect()
         };
         assert_eq!(
             (uids(&slow), uids(&fast)),
             (vec!["a".into(), "b".into()], ["a", "b", "c"].map(String::from).to_vec())
         );
-        assert!(slow.recv().is_err());
+        assert!(slow.changes().recv().is_err());
         assert_eq!(feeds.0.len(), 1);
         assert!(metrics::PODS_API_EVENTS_DROPPED.get() > before);
+    }
+
+    #[test]
+    fn readers_that_left_leave_nothing_behind_although_nothing_changes() {
+        let mut feeds = Feeds::default();
+        let first = feeds.add(1);
+        for _ in 0..100 {
+            drop(feeds.add(1));
+        }
+        let last = feeds.add(1);
+        assert_eq!(feeds.0.len(), 2);
+        feeds.send(|| Change::Forgotten(PodUid::from("a")));
+        assert_eq!((first.changes().len(), last.changes().len()), (1, 1));
     }
 }

@@ -33,7 +33,7 @@ mod transitions;
 pub use cache::StatusCache;
 pub use compose::{Deadline, active_deadline, compose, pod_ips};
 pub use conditions::{disrupt, gates_differ};
-pub use feed::Change;
+pub use feed::{Change, Feed};
 pub use inputs::{Inputs, NodeAddresses, StartReason};
 pub use merge::Activity;
 pub use phase::is_terminal;

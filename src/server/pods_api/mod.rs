@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, select_biased};
+use crossbeam_channel::select_biased;
 
 use super::bucket::Bucket;
 use crate::model::api::{self, PodStatus};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::Pod;
-use crate::status::Change;
+use crate::status::{Change, Feed};
 use crate::transport::generated::{methods, pods as pb};
 use crate::transport::rpc_server::{Outgoing, Refusal, Server, Service};
 use crate::util::disk_writes;
@@ -53,7 +53,7 @@ pub(crate) struct Deps {
     /// The status that this agent has computed for a pod.
     pub status: Box<StatusOf>,
     /// All changes of statuses from now on, of which so many may wait.
-    pub changes: Box<dyn Fn(usize) -> Receiver<Change> + Send + Sync>,
+    pub changes: Box<dyn Fn(usize) -> Feed + Send + Sync>,
 }
 
 /// Serves the API on `<root_dir>/pods-api/pods-api.sock`. Dropping the server ends it.
@@ -160,7 +160,7 @@ fn get(deps: &Deps, uid: &str) -> Result<pb::GetPodResponse, Refusal> {
 /// Sends all pods and then all changes, until the client leaves or reads too slowly.
 fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) -> Result<(), Refusal> {
     // Before the pods are listed: a change meanwhile is sent after them.
-    let changes = (deps.changes)(BUFFERED_EVENTS);
+    let feed = (deps.changes)(BUFFERED_EVENTS);
     let mut known = Known::default();
     for pod in pods(deps)? {
         known.0.insert(pod.uid().clone(), Shown::new(&pod));
@@ -175,7 +175,7 @@ fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) 
         select_biased! {
             recv(stop.signal()) -> _ => return Err(Refusal::unavailable("the kubelet stops")),
             recv(progress) -> _ => {}
-            recv(changes) -> change => {
+            recv(feed.changes()) -> change => {
                 let Ok(change) = change else { return Err(Refusal::resource_exhausted(SLOW)) };
                 if let Some((kind, object)) = known.event(change) {
                     send(out, stop, kind, encoded(&object)?)?;

@@ -37,7 +37,7 @@ impl Fixture {
         let deps = Deps {
             pods: Box::new(move || Some(uids?.iter().map(|uid| pod(uid)).collect())),
             status: Box::new(|uid| (uid.as_str() == "b").then(|| status("Running"))),
-            changes: Box::new(move |_| of_watch.clone()),
+            changes: Box::new(move |_| Feed::new(of_watch.clone())),
         };
         let server = Server::start(&root.path().join(SOCKET), [service(deps, bucket)]).unwrap();
         Fixture { root, changes, _server: server }
