@@ -65,7 +65,12 @@ impl Static {
         match state.pods.get(&pod.uid) {
             Some(cpus) if cpus.len() != wanted => Vec::new(),
             Some(cpus) => self.masks(cpus, &CpuSet::new(), wanted),
-            None => self.masks(&self.free(state), &CpuSet::new(), wanted),
+            None => {
+                // What its containers have one by one is taken back before it gets any.
+                let own = state.exclusive.get(&pod.uid).into_iter().flat_map(BTreeMap::values);
+                let free = own.fold(self.free(state), |free, cpus| free.union(cpus));
+                self.masks(&free, &CpuSet::new(), wanted)
+            }
         }
     }
 

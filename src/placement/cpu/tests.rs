@@ -522,6 +522,23 @@ fn pod_as_a_whole_gets_cpus_that_its_containers_divide() {
 }
 
 #[test]
+fn pod_as_a_whole_can_get_the_cpus_that_its_containers_had_one_by_one() {
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let mut state = policy.empty_state();
+    // As after the loss of the state file. Nothing else is free.
+    let own = set("4-6,12-14");
+    state.assign(&"u".into(), "a", own.clone());
+    state.assign(&"other".into(), "a", set("1-3,7-11,15"));
+    let pod =
+        whole(json!({"resources": limits("6"), "containers": [{"name": "a", "resources": limits("6")}]}));
+    let hints = policy.pod_hints(&state, &pod).unwrap();
+    let nodes = NumaMask::from_numbers([1]);
+    assert_eq!(hints.first().map(|hint| (hint.nodes, hint.preferred)), Some((Some(nodes), true)));
+    let allocated = policy.allocate_pod(&mut state, &pod, Some(nodes)).unwrap();
+    assert!(matches!(allocated, PodAllocated::New { cpus, .. } if cpus == own));
+}
+
+#[test]
 fn pod_whose_containers_leave_no_cpus_to_share_is_refused() {
     let policy = reserved("0", machine(2, 4), Options::default());
     let refused = |spec| {

@@ -395,6 +395,19 @@ fn pod_as_a_whole_gets_memory_that_its_containers_divide() {
 }
 
 #[test]
+fn pod_as_a_whole_can_get_the_memory_that_its_containers_had_one_by_one() {
+    let mut memory = memory(1);
+    let pod = whole_pod("p", Vec::new(), vec![container("a", "1Gi"), json!({"name": "b"})]);
+    let candidate = Candidate::with_gate(&pod, true);
+    memory.allocate(candidate, &pod.containers()[0], hint(&[0], true)).unwrap();
+    assert_eq!(free(&memory), [GIB]);
+    let hints = memory.pod_hints(candidate);
+    assert_eq!(hints.get("memory"), Some(&vec![hint(&[0], true)]));
+    memory.allocate_pod(candidate, hint(&[0], true)).unwrap();
+    assert_eq!((free(&memory), memory.pod_blocks(pod.uid())[0].bytes), (vec![0], 2 * GIB));
+}
+
+#[test]
 fn pod_whose_containers_leave_no_memory_to_share_is_refused() {
     let mut memory = memory(1);
     let before = memory.clone();

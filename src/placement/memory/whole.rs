@@ -8,6 +8,7 @@ use super::requests::{Bytes, container_bytes, pod_bytes};
 use super::state::{Memory, existing};
 use super::tables::{Block, take};
 use crate::model::api::Container;
+use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::is_sidecar;
 use crate::placement::numa::{Hint, NumaMask};
@@ -29,10 +30,25 @@ impl Memory {
         if check_shared(pod, requested).is_err() {
             return requested.keys().map(|resource| (resource.clone(), Vec::new())).collect();
         }
-        match self.pods.get(pod.pod.uid()) {
+        let uid = pod.pod.uid();
+        match self.pods.get(uid) {
             Some(blocks) => existing(blocks, requested),
             None if requested.is_empty() => Hints::new(),
+            None if self.assignments.contains_key(uid) => {
+                let mut without = self.clone();
+                without.release_all(uid);
+                without.hints_of(pod.pod, requested)
+            }
             None => self.hints_of(pod.pod, requested),
+        }
+    }
+
+    /// Takes back what the containers of a pod have.
+    fn release_all(&mut self, uid: &PodUid) {
+        let of_pod = self.assignments.get(uid).into_iter().flat_map(BTreeMap::keys);
+        let names: Vec<String> = of_pod.cloned().collect();
+        for name in names {
+            self.release(uid, &name);
         }
     }
 
@@ -55,11 +71,7 @@ impl Memory {
             error
         };
         check_shared(pod, &requested).map_err(counted)?;
-        let before: Vec<String> =
-            self.assignments.get(uid).into_iter().flat_map(BTreeMap::keys).cloned().collect();
-        for name in before {
-            self.release(uid, &name);
-        }
+        self.release_all(uid);
         let chosen = self.choose(pod.pod, &requested, hint);
         let unexpected = |reason: &str| AllocateError::Unexpected(format!("[memorymanager] {reason}"));
         let nodes = chosen.map_err(|reason| counted(unexpected(reason)))?;
