@@ -140,13 +140,14 @@ impl StatusCache {
         self.inner.locked().entries.get(uid).cloned()
     }
 
-    /// Drops a pod. The version grows, so that watchers notice the removal.
+    /// Drops a pod. If it had a status, the version grows, so that watchers notice the removal.
     pub fn forget(&self, uid: &PodUid) {
         let mut inner = self.inner.locked();
+        // Also without a status: readers may know of a pod that waited for others to end.
+        inner.feeds.send(|| Change::Forgotten(uid.clone()));
         if inner.entries.remove(uid).is_some() {
             inner.version += 1;
             ring(&mut inner);
-            inner.feeds.send(|| Change::Forgotten(uid.clone()));
         }
     }
 
@@ -442,6 +443,40 @@ mod tests {
         cache.forget(pod.uid());
         assert!(cache.get(pod.uid()).is_none());
         assert_eq!(cache.version(), 6);
+    }
+
+    #[test]
+    fn every_change_reaches_the_readers_of_changes() {
+        let cache = StatusCache::new();
+        let pod = pod("Always", json!({}));
+        let waiting = PodUid::from("never-started");
+        let feed = cache.feed(10);
+        for _ in ["stored", "unchanged"] {
+            cache.set(&pod, status(running(), "False"), timestamp(10));
+        }
+        cache.set(&pod, status(running(), "True"), timestamp(11));
+        cache.finish(&pod, timestamp(12));
+        cache.forget(pod.uid());
+        cache.forget(&waiting);
+        cache.set_rejected(&pod, status(running(), "False"), timestamp(13));
+        let shown = |change| match change {
+            Change::Stored { pod, is_first, .. } => format!("stored {} {is_first}", pod.uid()),
+            Change::Ended(pod) => format!("ended {}", pod.uid()),
+            Change::Forgotten(uid) => format!("forgotten {uid}"),
+        };
+        let found: Vec<String> = feed.changes().try_iter().map(shown).collect();
+        let uid = pod.uid();
+        assert_eq!(
+            found,
+            [
+                format!("stored {uid} true"),
+                format!("stored {uid} false"),
+                format!("ended {uid}"),
+                format!("forgotten {uid}"),
+                format!("forgotten {waiting}"),
+                format!("stored {uid} true"),
+            ]
+        );
     }
 
     #[test]
