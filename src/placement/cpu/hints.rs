@@ -55,23 +55,21 @@ impl Static {
         Some(self.masks(&self.free(state), &reusable, wanted))
     }
 
-    /// The hints for a pod that gets CPUs as a whole; none if it would have none to share.
+    /// The hints for a pod that gets CPUs as a whole; none if it would have none to share. What it has
+    /// already does not follow a resize.
     ///
     /// DIFFERS: upstream has none for such a pod after a restart of the agent.
     fn whole_hints(&self, state: &State, pod: &PodCpus, wanted: u32) -> Vec<Hint> {
+        if let Some(cpus) = state.pods.get(&pod.uid) {
+            return self.masks(cpus, &CpuSet::new(), cpus.len());
+        }
         if pod.check_shared().is_err() {
             return Vec::new();
         }
-        match state.pods.get(&pod.uid) {
-            Some(cpus) if cpus.len() != wanted => Vec::new(),
-            Some(cpus) => self.masks(cpus, &CpuSet::new(), wanted),
-            None => {
-                // What its containers have one by one is taken back before it gets any.
-                let own = state.exclusive.get(&pod.uid).into_iter().flat_map(BTreeMap::values);
-                let free = own.fold(self.free(state), |free, cpus| free.union(cpus));
-                self.masks(&free, &CpuSet::new(), wanted)
-            }
-        }
+        // What its containers have one by one is taken back before it gets any.
+        let own = state.exclusive.get(&pod.uid).into_iter().flat_map(BTreeMap::values);
+        let free = own.fold(self.free(state), |free, cpus| free.union(cpus));
+        self.masks(&free, &CpuSet::new(), wanted)
     }
 
     /// The sets of nodes with enough CPUs and all reusable ones; the smallest sets that could ever do

@@ -539,6 +539,30 @@ fn pod_as_a_whole_can_get_the_cpus_that_its_containers_had_one_by_one() {
 }
 
 #[test]
+fn pod_as_a_whole_that_was_resized_is_admitted_again_with_the_cpus_that_it_has() {
+    let policy = reserved("0", machine(2, 4), Options::default());
+    let mut state = policy.empty_state();
+    let own = json!({"name": "a", "resources": limits("2")});
+    let pod = |cpu: &str| whole(json!({"resources": limits(cpu), "containers": [own, {"name": "b"}]}));
+    let nodes = NumaMask::from_numbers([1]);
+    policy.allocate_pod(&mut state, &pod("4"), Some(nodes)).unwrap();
+    let before = state.clone();
+    // Fewer, of which none would be left to share; more; more than a node has.
+    for cpu in ["2", "6", "12"] {
+        let pod = pod(cpu);
+        let hints = policy.pod_hints(&state, &pod).unwrap();
+        assert_eq!(
+            hints.first().map(|hint| (hint.nodes, hint.preferred)),
+            Some((Some(nodes), true)),
+            "{cpu}"
+        );
+        let allocated = policy.allocate_pod(&mut state, &pod, Some(nodes));
+        assert!(matches!(allocated, Ok(PodAllocated::Existing(_))), "{cpu}");
+        assert_eq!(state, before);
+    }
+}
+
+#[test]
 fn pod_whose_containers_leave_no_cpus_to_share_is_refused() {
     let policy = reserved("0", machine(2, 4), Options::default());
     let refused = |spec| {

@@ -330,7 +330,7 @@ impl Provider for Memory {
 
 /// The hints of a container that has its blocks already; none if they are not what it requests
 /// (Go: `regenerateHints`).
-pub(super) fn existing(blocks: &[Block], requested: &Bytes) -> Hints {
+fn existing(blocks: &[Block], requested: &Bytes) -> Hints {
     let mut hints: Hints = requested.keys().map(|resource| (resource.clone(), Vec::new())).collect();
     if blocks.len() != requested.len() {
         return Hints::new();

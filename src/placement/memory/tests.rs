@@ -408,6 +408,26 @@ fn pod_as_a_whole_can_get_the_memory_that_its_containers_had_one_by_one() {
 }
 
 #[test]
+fn pod_as_a_whole_that_was_resized_is_admitted_again_with_the_memory_that_it_has() {
+    let mut memory = memory(2);
+    let containers = vec![container("a", "1Gi"), json!({"name": "b"})];
+    let pod = whole_pod("p", Vec::new(), containers.clone());
+    memory.allocate_pod(Candidate::with_gate(&pod, true), hint(&[1], true)).unwrap();
+    let before = memory.clone();
+    // Less, of which nothing would be left to share; more; more than a node has.
+    for bytes in ["1Gi", "3Gi", "8Gi"] {
+        let amounts = json!({"cpu": "2", "memory": bytes});
+        let whole = json!({"limits": amounts, "requests": amounts});
+        let pod = pod_of("p", json!({"resources": whole, "containers": containers}));
+        let candidate = Candidate::with_gate(&pod, true);
+        let expected = Hints::from([("memory".to_owned(), vec![hint(&[1], true)])]);
+        assert_eq!(memory.pod_hints(candidate), expected, "{bytes}");
+        memory.allocate_pod(candidate, hint(&[1], true)).unwrap();
+        assert_eq!(memory, before, "{bytes}");
+    }
+}
+
+#[test]
 fn pod_whose_containers_leave_no_memory_to_share_is_refused() {
     let mut memory = memory(1);
     let before = memory.clone();

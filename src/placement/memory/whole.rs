@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::requests::{Bytes, container_bytes, pod_bytes};
-use super::state::{Memory, existing};
+use super::state::Memory;
 use super::tables::{Block, take};
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
@@ -25,22 +25,30 @@ struct Shares {
 }
 
 impl Memory {
-    /// The hints for a pod that gets memory as a whole. If it would have none to share, no nodes do.
+    /// The hints for a pod that gets memory as a whole. If it would have none to share, no nodes do. What
+    /// it has already does not follow a resize.
     pub(super) fn whole_hints(&self, pod: Candidate<'_>, requested: &Bytes) -> Hints {
+        let uid = pod.pod.uid();
+        if let Some(blocks) = self.pods.get(uid) {
+            let mut hints = Hints::new();
+            for block in blocks {
+                let hint = Hint { nodes: Some(block.nodes), preferred: true };
+                hints.entry(block.resource.clone()).or_default().push(hint);
+            }
+            return hints;
+        }
         if check_shared(pod, requested).is_err() {
             return requested.keys().map(|resource| (resource.clone(), Vec::new())).collect();
         }
-        let uid = pod.pod.uid();
-        match self.pods.get(uid) {
-            Some(blocks) => existing(blocks, requested),
-            None if requested.is_empty() => Hints::new(),
-            None if self.assignments.contains_key(uid) => {
-                let mut without = self.clone();
-                without.release_all(uid);
-                without.hints_of(pod.pod, requested)
-            }
-            None => self.hints_of(pod.pod, requested),
+        if requested.is_empty() {
+            return Hints::new();
         }
+        if !self.assignments.contains_key(uid) {
+            return self.hints_of(pod.pod, requested);
+        }
+        let mut without = self.clone();
+        without.release_all(uid);
+        without.hints_of(pod.pod, requested)
     }
 
     /// Takes back what the containers of a pod have.
