@@ -162,7 +162,12 @@ fn handlers(set: Handlers<'_>, special: Option<SpecialHandler<'_>>, path: &Path<
     }
     match special {
         Some(SpecialHandler::Grpc(action)) if is_first(report, "grpc") => {
-            number(action.port, &path.field("grpc").field("port"), report);
+            let place = path.field("grpc");
+            number(action.port, &place.field("port"), report);
+            let modes = ["Plaintext", "TLS"];
+            if let Some(mode) = action.mode.as_deref().filter(|mode| !modes.contains(mode)) {
+                report.unsupported(&place.field("mode"), mode, &modes);
+            }
         }
         Some(SpecialHandler::Sleep(action, grace))
             if is_first(report, "sleep") && !(0..=grace).contains(&action.seconds) =>
@@ -189,6 +194,18 @@ fn http_get(action: &HTTPGetAction, path: &Path<'_>, report: &mut Report) {
     for (index, header) in action.http_headers.iter().flatten().enumerate() {
         let headers = path.field("httpHeaders");
         report.check(&headers.index(index).field("name"), &header.name, names::header_name(&header.name));
+    }
+    let place = path.field("protocol");
+    let host = action.host.as_deref().unwrap_or_default();
+    match action.protocol.as_deref() {
+        Some(protocol @ "HTTP2") if action.scheme.as_deref() != Some("HTTP") => {
+            report.invalid(&place, &protocol, "is only supported with HTTP (H2C)");
+        }
+        Some("HTTP2") if !host.is_empty() => {
+            report.invalid(&path.field("host"), &host, "must be empty when `protocol` is \"HTTP2\"");
+        }
+        None | Some("HTTP1" | "HTTP2") => {}
+        Some(other) => report.unsupported(&place, other, &["HTTP1", "HTTP2"]),
     }
 }
 

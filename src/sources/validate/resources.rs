@@ -8,7 +8,7 @@ use crate::model::Quantity;
 use crate::model::api::{ContainerResizePolicy, ResourceRequirements};
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
-use crate::model::requests::container_requests;
+use crate::model::requests::{container_limits, container_requests};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
@@ -76,6 +76,19 @@ pub(super) fn pod_level(pod: &Pod, path: &Path<'_>, report: &mut Report) {
                 text(&name, sum)
             );
             report.invalid(&requests.key(&name), &own.0, detail);
+        }
+    }
+    // The API server requests what is limited. A static pod from a file has no such request that would be
+    // compared above.
+    let limits = path.field("limits");
+    for (name, sum) in container_limits(pod).into_iter().filter(|(name, _)| name.starts_with("hugepages-")) {
+        let Some(own) = resources.limits.as_ref().and_then(|limits| limits.get(&name)) else { continue };
+        if Amount::parse(&own.0).is_ok_and(|own| own < sum) {
+            let detail = format!(
+                "must be greater than or equal to aggregate container limits of {}",
+                text(&name, sum)
+            );
+            report.invalid(&limits.key(&name), &own.0, detail);
         }
     }
     let containers = path.field("containers");

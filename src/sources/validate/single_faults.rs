@@ -184,6 +184,22 @@ fn invalid_probe_has_upstreams_message() {
                 json!({"tcpSocket": null, "httpGet": {"port": 1, "scheme": "x"}}),
                 ".httpGet.scheme: Unsupported value: \"x\": supported values: \"HTTP\", \"HTTPS\"",
             ),
+            (
+                json!({"tcpSocket": null, "httpGet": {"port": 1, "protocol": ""}}),
+                ".httpGet.protocol: Unsupported value: \"\": supported values: \"HTTP1\", \"HTTP2\"",
+            ),
+            (
+                json!({"tcpSocket": null, "httpGet": {"port": 1, "protocol": "HTTP2", "scheme": "HTTPS"}}),
+                ".httpGet.protocol: Invalid value: \"HTTP2\": is only supported with HTTP (H2C)",
+            ),
+            (
+                json!({"tcpSocket": null, "httpGet": {"port": 1, "protocol": "HTTP2", "host": "h"}}),
+                ".httpGet.host: Invalid value: \"h\": must be empty when `protocol` is \"HTTP2\"",
+            ),
+            (
+                json!({"tcpSocket": null, "grpc": {"port": 1, "mode": "x"}}),
+                ".grpc.mode: Unsupported value: \"x\": supported values: \"Plaintext\", \"TLS\"",
+            ),
         ] {
             let wanted = format!("{kind}{wanted}");
             containers(vec![(json!({kind: probe(fields)}), &wanted)]);
@@ -591,6 +607,14 @@ fn invalid_resources_have_upstreams_message() {
                 json!({"limits": {"cpu": "2"}, "requests": {"cpu": "1"}}),
             ),
             "resources.containers[0][cpu].limits: Invalid value: \"2\": must be less than or equal to pod limits of 1",
+        ),
+        (
+            json!({
+                "resources": {"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}},
+                "containers": ["a", "b"].map(|name| json!({"name": name, "image": "i",
+                    "resources": {"limits": {"cpu": "100m", "hugepages-2Mi": "2Mi"}}})),
+            }),
+            "resources.limits[hugepages-2Mi]: Invalid value: \"2Mi\": must be greater than or equal to aggregate container limits of 4Mi",
         ),
     ]);
 }
