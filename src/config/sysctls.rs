@@ -32,6 +32,18 @@ pub const SAFE: &[(&str, (u32, u32))] = &[
     ("net.ipv4.tcp_notsent_lowat", (4, 6)),
 ];
 
+/// The sysctls of the IPC namespace, besides `fs.mqueue.*`.
+const IPC: [&str; 8] = [
+    "kernel.msgmax",
+    "kernel.msgmnb",
+    "kernel.msgmni",
+    "kernel.sem",
+    "kernel.shm_rmid_forced",
+    "kernel.shmall",
+    "kernel.shmmax",
+    "kernel.shmmni",
+];
+
 /// The dotted form of a name: where the first separator is a slash, slashes and dots swap.
 #[must_use]
 pub fn normalize(name: &str) -> String {
@@ -65,6 +77,20 @@ pub fn namespace(pattern: &str) -> Option<Namespace> {
         Some(Namespace::Ipc)
     } else {
         None
+    }
+}
+
+/// Whether a sysctl in its dotted form belongs to the IPC namespace. [`namespace`] knows prefixes only.
+pub fn is_ipc(name: &str) -> bool {
+    IPC.contains(&name) || name.starts_with("fs.mqueue.")
+}
+
+/// Whether a sysctl, which is no pattern, is known to have a value of its own in each namespace.
+pub fn is_namespaced(name: &str) -> bool {
+    let name = normalize(name);
+    match namespace(&name) {
+        Some(Namespace::Ipc) => is_ipc(&name),
+        other => other.is_some(),
     }
 }
 
@@ -102,6 +128,19 @@ pub fn is_allowed(name: &str, allowed: &[String], kernel: (u32, u32)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_sysctls_of_a_namespace_are_namespaced() {
+        for name in
+            ["kernel.shmmax", "kernel/sem", "fs.mqueue.msg_max", "net.a", "user.b", "kernel.domainname"]
+        {
+            assert!(is_namespaced(name), "{name}");
+        }
+        // The kernel has more than those of the namespace.
+        for name in ["kernel.shm_next_id", "kernel.msg_next_id", "kernel.shm", "kernel.panic"] {
+            assert!(!is_namespaced(name), "{name}");
+        }
+    }
 
     #[test]
     fn sysctl_names_are_normalized_and_have_a_namespace() {

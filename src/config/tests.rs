@@ -339,6 +339,10 @@ fn every_rule_is_enforced() {
             "defaultPodSysctls[vm.swappiness]",
         ),
         (
+            "defaultPodSysctls: {kernel.shm_next_id: \"1\"}\nfeatureGates: {DefaultPodSysctls: true}",
+            "defaultPodSysctls[kernel.shm_next_id]",
+        ),
+        (
             "defaultPodSysctls: {\"net.*\": \"1\"}\nfeatureGates: {DefaultPodSysctls: true}",
             "defaultPodSysctls[net.*]",
         ),

@@ -628,7 +628,7 @@ impl Rules<'_> {
             let place = format!("defaultPodSysctls[{name}]");
             if name.ends_with('*') || !sysctls::is_pattern(name) {
                 self.fail(&place, format!("{name:?} is not a sysctl name"));
-            } else if sysctls::namespace(name).is_none() {
+            } else if !sysctls::is_namespaced(name) {
                 self.fail(&place, format!("the sysctl {name:?} is not known to be namespaced"));
             }
             if !seen.insert(sysctls::normalize(name)) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 
-use crate::config::sysctls::normalize;
+use crate::config::sysctls::{is_ipc, normalize};
 use crate::model::api::Container;
 use crate::model::pod::Pod;
 use crate::transport::generated::MessageField;
@@ -18,18 +18,6 @@ use super::hostname::{hostname, kernel_name};
 use super::settings::Settings;
 use super::user_namespaces::IdRange;
 use super::{labels, numbers, security_context};
-
-/// The sysctls of the IPC namespace, besides `fs.mqueue.*`.
-const IPC_SYSCTLS: [&str; 8] = [
-    "kernel.msgmax",
-    "kernel.msgmnb",
-    "kernel.msgmni",
-    "kernel.sem",
-    "kernel.shm_rmid_forced",
-    "kernel.shmall",
-    "kernel.shmmax",
-    "kernel.shmmni",
-];
 
 /// The inputs of a sandbox configuration.
 #[derive(Clone, Copy)]
@@ -142,7 +130,7 @@ fn sysctls(pod: &Pod, defaults: &BTreeMap<String, String>) -> BTreeMap<String, S
 /// (Go: `applyPodSysctls`).
 fn has_own_namespace(pod: &Pod, name: &str) -> bool {
     let spec = pod.spec();
-    if IPC_SYSCTLS.contains(&name) || name.starts_with("fs.mqueue.") {
+    if is_ipc(name) {
         spec.host_ipc != Some(true)
     } else if name.starts_with("user.") {
         spec.host_users == Some(false)
