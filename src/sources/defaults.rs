@@ -60,7 +60,8 @@ pub(super) fn set_defaults(pod: &mut Pod) {
 /// The pod has all other defaults ([`set_defaults`]).
 ///
 /// From 1.37 on only the API server sets them, so a static pod has none (gate
-/// `PodLevelResourcesFixDefaulting`). UIDs of earlier releases are computed from pods with them.
+/// `PodLevelResourcesFixDefaulting`). UIDs of earlier releases are computed from pods with them, and a
+/// pod that keeps such a UID keeps them.
 pub(super) fn set_pod_level(pod: &mut Pod) {
     let is_stated = |resources: &ResourceRequirements| {
         [&resources.requests, &resources.limits].into_iter().flatten().any(|all| !all.is_empty())

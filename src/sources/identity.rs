@@ -14,6 +14,14 @@ pub(super) enum Origin {
     Http(String),
 }
 
+/// The UID of a static pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Uid {
+    pub(super) text: String,
+    /// An earlier release, or an earlier version of this agent, gave it to a pod that is on the node.
+    pub(super) is_former: bool,
+}
+
 /// Hashes the identity of a pod, `given` with its defaults. The result equals that of the newest release
 /// of the Go kubelet, so that either agent can continue to run the static pods that the other has
 /// started.
@@ -27,9 +35,9 @@ pub(super) fn uid(
     node_name: &str,
     origin: &Origin,
     known: &KnownPods,
-) -> String {
+) -> Uid {
     if let Some(fixed) = written.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
-        return fixed.to_owned();
+        return Uid { text: fixed.to_owned(), is_former: false };
     }
     let place = match origin {
         Origin::File(path) => format!("host:{node_name}file:{path}"),
@@ -45,7 +53,7 @@ pub(super) fn uid(
     };
     let mut uid = RELEASES.first().and_then(by).unwrap_or_else(own);
     if known.is_empty() {
-        return uid;
+        return Uid { text: uid, is_former: false };
     }
     // Of several pods of this manifest, one that was to run is continued, or else that of the newest
     // release; the others end.
@@ -63,7 +71,7 @@ pub(super) fn uid(
         let name = written.metadata.name.as_deref().unwrap_or_default();
         log::info!("the static pod {name} keeps its UID {uid} (Kubernetes release: {release})");
     }
-    uid
+    Uid { text: uid, is_former: giver.is_some() }
 }
 
 /// Makes a decoded, defaulted pod the static pod `uid` of this node.
@@ -128,7 +136,7 @@ mod tests {
 
     /// A manifest that needs no defaults.
     fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
-        super::uid(pod, pod, node_name, origin, &KnownPods::default())
+        super::uid(pod, pod, node_name, origin, &KnownPods::default()).text
     }
 
     #[test]

@@ -72,7 +72,12 @@ fn static_pod(
     let mut pod = written.clone();
     defaults::set_defaults(&mut pod);
     let uid = identity::uid(written, &pod, node_name, origin, known);
-    identity::identify(&mut pod, uid, node_name, origin).map_err(|fault| vec![fault])?;
+    if uid.is_former {
+        // It runs with these defaults. Without them it would have other resources, and perhaps another
+        // class of service and thus another cgroup, for which its containers would be restarted.
+        defaults::set_pod_level(&mut pod);
+    }
+    identity::identify(&mut pod, uid.text, node_name, origin).map_err(|fault| vec![fault])?;
     let mut faults = validate::validate(&pod);
     faults.extend(references::forbidden(&pod));
     if faults.is_empty() { Ok(Pod::from(pod)) } else { Err(faults) }

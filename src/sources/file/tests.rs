@@ -2,6 +2,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 use crate::model::event::{Event, EventSink, Regarding};
+use crate::model::pod::QosClass;
 use crate::sources::decode::{self, Lists};
 use crate::sources::defaults;
 use crate::sources::fingerprint::{self, RELEASES};
@@ -857,4 +858,28 @@ fn pod_of_another_release_keeps_its_uid_until_its_manifest_changes() {
     fixture.write("a.yaml", &edited);
     fixture.files = restart(&fixture);
     assert_eq!(uids(&mut fixture), [uid_by(0, &edited, &path)]);
+}
+
+/// Limits alone made a pod Guaranteed before 1.37; now it is Burstable, in another cgroup.
+#[test]
+fn pod_of_another_release_keeps_the_requests_that_its_limits_gave_it() {
+    let mut fixture = Fixture::new();
+    let text = r#"{"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a"}, "spec": {
+        "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+        "containers": [{"name": "c", "image": "i:1"}]}}"#;
+    let path = fixture.path("a.yaml");
+    fixture.write("a.yaml", text);
+    for (release, is_former) in [(0, false), (1, true), (2, true), (3, true), (4, true)] {
+        let pods = tempfile::tempdir().unwrap();
+        std::fs::create_dir(pods.path().join(uid_by(release, text, &path).as_str())).unwrap();
+        let known = KnownPods::find(pods.path(), []);
+        fixture.files = Files::new(fixture.directory.path(), "n", nowhere()).with_pods(known);
+        assert_eq!(fixture.scan(), Vec::<String>::new());
+        let pod = fixture.files.set().pods.unwrap().remove(0);
+        let resources = pod.spec().resources.clone().unwrap();
+        let requests = is_former.then(|| resources.limits.clone().unwrap());
+        assert_eq!(resources.requests, requests, "{release}");
+        let class = if is_former { QosClass::Guaranteed } else { QosClass::Burstable };
+        assert_eq!(pod.qos(), class, "{release}");
+    }
 }

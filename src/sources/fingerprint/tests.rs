@@ -26,7 +26,7 @@ fn uid(name: &str, known: &KnownPods) -> String {
     let mut given = written.clone();
     defaults::set_defaults(&mut given);
     let origin = Origin::File(format!("/etc/kubernetes/manifests/{name}"));
-    identity::uid(written, &given, "node-1", &origin, known)
+    identity::uid(written, &given, "node-1", &origin, known).text
 }
 
 /// Pods of which only the directories are left.
