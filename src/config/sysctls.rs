@@ -116,18 +116,44 @@ pub fn is_pattern(pattern: &str) -> bool {
 pub fn is_allowed(name: &str, allowed: &[String], kernel: (u32, u32)) -> bool {
     let name = normalize(name);
     SAFE.iter().any(|(safe, since)| *safe == name && kernel >= *since)
-        || allowed.iter().any(|pattern| {
-            let pattern = normalize(pattern);
-            match pattern.strip_suffix('*') {
-                Some(prefix) => name.starts_with(prefix),
-                None => name == pattern,
-            }
-        })
+        || allowed.iter().any(|pattern| is_match(pattern, &name))
+}
+
+/// The namespace of a sysctl that a pod names: its own, or that of a pattern that allows it (Go:
+/// pkg/kubelet/sysctl `validateSysctl`). With `kernel.sem*`, `kernel.sem_next_id` counts as one of IPC.
+#[must_use]
+pub fn allowed_namespace(name: &str, allowed: &[String]) -> Option<Namespace> {
+    let name = normalize(name);
+    let matching = || allowed.iter().filter(|pattern| is_match(pattern, &name));
+    namespace(&name).or_else(|| matching().find_map(|pattern| namespace(pattern)))
+}
+
+/// Whether a pattern has a sysctl with this name in dotted form.
+fn is_match(pattern: &str, name: &str) -> bool {
+    let pattern = normalize(pattern);
+    match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == pattern,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sysctl_that_only_a_pattern_allows_has_the_namespace_of_the_pattern() {
+        let allowed: Vec<String> = ["kernel/sem*", "net.*"].map(str::to_owned).into();
+        for (name, expected) in [
+            ("kernel.sem_next_id", Some(Namespace::Ipc)),
+            ("kernel/sem_next_id", Some(Namespace::Ipc)),
+            ("kernel.shmmax", Some(Namespace::Ipc)),
+            ("net.core.somaxconn", Some(Namespace::Net)),
+            ("kernel.panic", None),
+        ] {
+            assert_eq!(allowed_namespace(name, &allowed), expected, "{name}");
+        }
+    }
 
     #[test]
     fn only_sysctls_of_a_namespace_are_namespaced() {

@@ -1,7 +1,7 @@
 //! Which kernel parameters a pod may set (Go: pkg/kubelet/sysctl). The validation of the
 //! configuration uses the same rules.
 
-use crate::config::sysctls::{Namespace, is_allowed, namespace, normalize};
+use crate::config::sysctls::{Namespace, allowed_namespace, is_allowed, normalize};
 use crate::model::pod::Pod;
 use crate::model::reasons;
 
@@ -18,7 +18,7 @@ pub(super) fn admit(pod: &Pod, node: &NodeView) -> Admission {
         if !is_allowed(&name, &node.allowed_unsafe_sysctls, kernel_version(&node.kernel_version)) {
             return forbidden(&name, "not allowlisted");
         }
-        match namespace(&name) {
+        match allowed_namespace(&name, &node.allowed_unsafe_sysctls) {
             Some(Namespace::Ipc) if spec.host_ipc == Some(true) => {
                 return forbidden(&name, "not allowed with host IPC enabled");
             }
