@@ -2,6 +2,7 @@
 //! kubelet (component-base/logs/json). Error: the operator must act. Warn: unusual, handled. Info: a
 //! state changed, logged once.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::io::{self, Write};
 
@@ -65,7 +66,9 @@ pub fn info_with(target: &'static str, message: &str, name: &'static str, value:
 /// The line ends with a line feed. Lines of the value are indented, so that none of them looks like
 /// a log line.
 fn text_line(record: &Record<'_>, now: jiff::Timestamp, thread: &str, field: Option<(&str, &str)>) -> String {
-    let mut line = format!("{now:.6} {:<5} {thread} {}: {}", record.level(), record.target(), record.args());
+    let message = record.args().to_string();
+    let message = continued(&message);
+    let mut line = format!("{now:.6} {:<5} {thread} {}: {message}", record.level(), record.target());
     if let Some((name, value)) = field {
         line += &format!(" {name}=<\n");
         for part in value.lines() {
@@ -75,6 +78,26 @@ fn text_line(record: &Record<'_>, now: jiff::Timestamp, thread: &str, field: Opt
     }
     line.push('\n');
     line
+}
+
+/// A message that may have texts of containers and plugins, such as the output of a probe: lines after
+/// the first one are indented, and other control characters are blanks, so that no text forges a log line
+/// or controls a terminal.
+fn continued(message: &str) -> Cow<'_, str> {
+    let message = message.trim_end_matches('\n');
+    if !message.contains(char::is_control) {
+        return Cow::Borrowed(message);
+    }
+    let mut text = String::with_capacity(message.len() + 8);
+    for character in message.chars() {
+        match character {
+            '\n' => text.push_str("\n\t"),
+            '\t' => text.push('\t'),
+            other if other.is_control() => text.push(' '),
+            other => text.push(other),
+        }
+    }
+    Cow::Owned(text)
 }
 
 /// One JSON object and a line feed. `ts` is in milliseconds since 1970, with a fraction; `v` is the
@@ -176,6 +199,18 @@ mod tests {
         );
         let line = line_of(Level::Error, "m", |record| text_line(record, now, "main", None));
         assert_eq!(line, "1970-01-01T00:00:00.000000Z ERROR main coracle::agent: m\n");
+    }
+
+    #[test]
+    fn texts_of_containers_forge_no_line_of_the_log() {
+        let now = jiff::Timestamp::from_second(0).unwrap();
+        let shown = |message| line_of(Level::Warn, message, |record| text_line(record, now, "main", None));
+        let start = "1970-01-01T00:00:00.000000Z WARN  main coracle::agent: ";
+        assert_eq!(
+            shown("failed: a\n1970-01-01T00:00:00Z ERROR forged\r\u{1b}[2J\tb\u{9b}c\n"),
+            format!("{start}failed: a\n\t1970-01-01T00:00:00Z ERROR forged  [2J\tb c\n")
+        );
+        assert_eq!(shown("plain"), format!("{start}plain\n"));
     }
 
     #[test]
