@@ -9,10 +9,12 @@ use std::path::Path;
 
 use crate::model::api::{Container, SELinuxOptions};
 use crate::model::pod::Pod;
-use crate::util::untrusted;
+use crate::util::{clip, untrusted};
 
 /// The largest file of the policy that is read.
 const MAX_FILE: u64 = 1 << 20;
+/// The longest text about the labels of a pod, in bytes.
+const MAX_TEXT: usize = 1024;
 /// The policy of a node whose configuration does not name one.
 const DEFAULT_POLICY: &str = "targeted";
 
@@ -50,7 +52,8 @@ impl Labels {
             (first, None) => Ok(first.map(String::as_str)),
             _ => {
                 let all: Vec<&str> = self.labels.iter().map(String::as_str).collect();
-                Err(LabelProblem::Several { labels: all.join(",") })
+                // No API server checks what a pod writes into its options.
+                Err(LabelProblem::Several { labels: clip::line(&all.join(","), MAX_TEXT) })
             }
         }
     }
@@ -89,7 +92,7 @@ pub enum LabelProblem {
     /// Containers of the pod need different labels.
     #[error("multiple SELinux labels found: {labels}")]
     Several {
-        /// The labels, with commas between them.
+        /// The labels, with commas between them, clipped and on one line.
         labels: String,
     },
     /// The label contains a character that no label has.
@@ -271,6 +274,14 @@ mod tests {
         }
         let pod = pod(json!({"level": "s0"}), &[(Value::Null, "v")]);
         assert_eq!(labels(&pod, "v", None), Labels::default());
+    }
+
+    #[test]
+    fn error_about_several_labels_is_one_line_of_limited_length() {
+        let long = "c".repeat(2 * MAX_TEXT);
+        let labels: Labels = ["u:r:t:s0\n2026-01-01 ERROR forged", long.as_str()].into_iter().collect();
+        let text = labels.single().unwrap_err().to_string();
+        assert!(!text.contains(char::is_control) && text.len() < MAX_TEXT + 100, "{text:?}");
     }
 
     #[test]
