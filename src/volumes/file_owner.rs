@@ -20,9 +20,13 @@ impl FileOwners {
     /// The owner of a file with this field `user`; `None`: the pod names none. The API permits no number
     /// that is not one of a user.
     pub(super) fn owner(self, user: Option<i64>) -> Option<u32> {
-        let user = user.or(self.by_default).filter(|_| self.has_fields)?;
-        u32::try_from(user).ok()
+        user_id(user.or(self.by_default).filter(|_| self.has_fields)?)
     }
+}
+
+/// The number as that of a user; `None`: it is none. The largest of 32 bits means no user to the kernel.
+pub(super) fn user_id(number: i64) -> Option<u32> {
+    u32::try_from(number).ok().filter(|user| *user != u32::MAX)
 }
 
 #[cfg(test)]
@@ -38,6 +42,8 @@ mod tests {
             (true, None, Some(7), Some(7)),
             (true, Some(5), Some(-1), None),
             (true, None, Some(1 << 40), None),
+            (true, None, Some(i64::from(u32::MAX) - 1), Some(u32::MAX - 1)),
+            (true, None, Some(i64::from(u32::MAX)), None),
             (false, Some(5), Some(7), None),
         ] {
             assert_eq!(FileOwners::new(has_fields, by_default).owner(user), expected);

@@ -7,7 +7,7 @@ use super::atomic_writer::{File, Payload};
 use super::config_map::Choice;
 use super::downward_api::{self, DEFAULT_MODE, MAX_PROBLEMS};
 use super::error::VolumeError;
-use super::file_owner::FileOwners;
+use super::file_owner::{FileOwners, user_id};
 use super::plugin::{FileSources, Files, FilesRequest, Plugin};
 use crate::kube::objects::Kind;
 use crate::kube::pod_certificates::CertificateError;
@@ -269,7 +269,7 @@ fn one_user(pod: &Pod) -> Option<u32> {
             return None;
         }
     }
-    found.and_then(|user| u32::try_from(user).ok())
+    found.and_then(user_id)
 }
 
 #[cfg(test)]
