@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use super::drivers::{HealthService, Service};
-use super::health::{Health, Report};
+use super::health::{self, Health, Report};
 use super::info::{ClaimId, Device};
 use super::manager::Driver;
 use super::response::{self, PrepareResults, UnprepareResults};
@@ -17,6 +17,9 @@ use crate::util::stop::StopToken;
 pub const LIMIT: Duration = Duration::from_secs(45);
 /// The largest message of a driver: the default of Go's library, so upstream's limit.
 const MOST_BYTES: i32 = 4 * 1024 * 1024;
+/// Devices of a list of reports that are read. It can name more than are recorded, for those that are
+/// known already count wherever they are in the list.
+const MOST_REPORTS: usize = 4 * health::MOST_DEVICES;
 
 pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
     LazyLock::new(|| {
@@ -152,17 +155,20 @@ pub struct Reports {
 
 impl Reports {
     /// Waits for the next complete list; `None`: the driver has ended the stream. A device that
-    /// cannot be read is left out.
+    /// cannot be read is left out, and so is what comes after the first [`MOST_REPORTS`] devices.
     ///
     /// # Errors
     /// Those of the call.
-    pub fn next(
-        &mut self,
-        stop: &StopToken,
-    ) -> Result<Option<impl Iterator<Item = Report> + use<>>, CallError> {
+    pub fn next(&mut self, stop: &StopToken) -> Result<Option<Vec<Report>>, CallError> {
         let Some(found) = self.stream.next(stop)? else { return Ok(None) };
-        Ok(Some(found.devices.into_iter().filter_map(|bytes| from_bytes(&bytes)).map(report)))
+        Ok(Some(reports(&found.devices)))
     }
+}
+
+/// A message of empty devices has millions of them, and the reports are entered under a lock that all
+/// drivers share: so they are read before, and their number is limited.
+fn reports(devices: &[Vec<u8>]) -> Vec<Report> {
+    devices.iter().take(MOST_REPORTS).filter_map(|bytes| from_bytes(bytes)).map(report).collect()
 }
 
 fn report(report: drahealth::DeviceReport) -> Report {
@@ -177,5 +183,28 @@ fn report(report: drahealth::DeviceReport) -> Report {
         },
         limit_seconds: report.health_check_timeout_seconds,
         message: report.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::generated::{MessageField, to_bytes};
+
+    #[test]
+    fn list_of_millions_of_empty_devices_is_read_within_a_limit() {
+        let device = |name: &str| {
+            let id = drahealth::DeviceId { device_name: name.to_owned(), ..Default::default() };
+            let device = MessageField::some(id);
+            to_bytes(&drahealth::DeviceReport { device, ..Default::default() })
+        };
+        let mut devices = vec![vec![0xff, 0xff], device("a")];
+        devices.resize(MOST_REPORTS, Vec::new());
+        devices.push(device("b"));
+        let found = reports(&devices);
+        // The first one cannot be read.
+        assert_eq!(found.len(), MOST_REPORTS - 1);
+        assert!(found.iter().any(|report| report.device == "a"));
+        assert!(!found.iter().any(|report| report.device == "b"));
     }
 }

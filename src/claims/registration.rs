@@ -162,7 +162,7 @@ impl DriverInstance {
         Ok(())
     }
 
-    fn update(&self, reports: impl Iterator<Item = Report>) {
+    fn update(&self, reports: Vec<Report>) {
         let (now, wall_time) = (Instant::now(), jiff::Timestamp::now());
         let changed =
             self.shared.health.locked().update((&self.driver, &self.endpoint), reports, now, wall_time);
