@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::server::http::request::Listener;
 use crate::transport::http1::RequestHead;
-use crate::util::tracing::{self, Span};
+use crate::util::tracing::{self, Attribute, Span};
 
 /// The span of a request; it ends when it is dropped, with the status of the response.
 pub(super) struct RequestSpan(Span);
@@ -22,28 +22,38 @@ pub(super) fn start(listener: Listener, head: &RequestHead, peer: Option<SocketA
         Listener::ReadOnly => (None, "http"),
         Listener::Healthz | Listener::Local | Listener::Registry => return None,
     };
-    let path = head.target.path.as_str();
-    let route = route(path);
+    let route = route(&head.target.path);
     let mut span = tracing::start_request(route.unwrap_or("HTTP"), parent);
     if span.is_recorded() {
-        span.set("server.address", || "kubelet");
-        span.set("http.request.method", || head.method.as_str());
-        span.set("url.scheme", || scheme);
-        if let Some(peer) = peer {
-            span.set("network.peer.address", || peer.ip().to_string());
-            span.set("network.peer.port", || peer.port());
-            span.set("client.address", || peer.ip().to_string());
+        for (key, value) in attributes(head, scheme, peer) {
+            span.set(key, || value);
         }
-        if let Some(agent) = head.fields.get("user-agent") {
-            span.set("user_agent.original", || agent);
-        }
-        span.set("url.path", || path);
-        span.set("network.protocol.version", || if head.is_1_1 { "1.1" } else { "1.0" });
         if let Some(route) = route {
             span.set("http.route", || route);
         }
     }
     Some(RequestSpan(span))
+}
+
+/// What a span says about a request. Not its query, which has the command of `exec` and may have secrets.
+fn attributes(head: &RequestHead, scheme: &'static str, peer: Option<SocketAddr>) -> Vec<Attribute> {
+    let mut all: Vec<Attribute> = vec![
+        ("server.address", "kubelet".into()),
+        ("http.request.method", head.method.as_str().into()),
+        ("url.scheme", scheme.into()),
+    ];
+    if let Some(peer) = peer {
+        all.push(("network.peer.address", peer.ip().to_string().into()));
+        all.push(("network.peer.port", peer.port().into()));
+        all.push(("client.address", peer.ip().to_string().into()));
+    }
+    all.extend(head.fields.get("user-agent").map(|agent| ("user_agent.original", agent.into())));
+    let version = if head.is_1_1 { "1.1" } else { "1.0" };
+    all.extend([
+        ("url.path", head.target.path.as_str().into()),
+        ("network.protocol.version", version.into()),
+    ]);
+    all
 }
 
 impl Drop for RequestSpan {
@@ -101,6 +111,17 @@ fn route(path: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn span_has_no_query() {
+        let head = RequestHead::parse(
+            b"POST /exec/ns/pod/c?command=login&command=hunter2 HTTP/1.1\r\nHost: node\r\nUser-Agent: kubectl\r\n\r\n",
+        );
+        let all = attributes(&head.unwrap(), "https", Some(SocketAddr::from(([192, 0, 2, 1], 5))));
+        let text = format!("{all:?}");
+        assert!(text.contains("/exec/ns/pod/c") && text.contains("kubectl") && text.contains("192.0.2.1"));
+        assert!(!text.contains("hunter2") && !text.contains("login"), "{text}");
+    }
 
     #[test]
     fn names_of_spans_do_not_depend_on_what_clients_choose() {
