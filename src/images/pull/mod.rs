@@ -269,7 +269,8 @@ impl ImagePuller {
         self.records.must_pull(request.image, &reference, &request.secrets.proofs(request.image))
     }
 
-    /// Reports pull secrets that could not be read, if a pull was tried and failed.
+    /// Reports pull secrets that could not be read, if a pull was tried and failed (Go, since 1.37:
+    /// pkg/kubelet, `SyncPod`).
     pub(crate) fn report_missing_secrets(
         &self,
         pod: &Pod,

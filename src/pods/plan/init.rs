@@ -39,7 +39,8 @@ pub(super) fn plan_init_containers(inputs: &Inputs, plan: &mut Plan) -> InitProg
     }
     // A regular container in the present sandbox proves that the init containers have run there, also
     // one that has ended, because their records may be gone. After a reboot the containers of the
-    // former sandbox may be listed in any state, and the new sandbox is not initialized.
+    // former sandbox may be listed in any state, and the new sandbox is not initialized (Go, since 1.37:
+    // `HasAnyRegularContainerCreated`).
     let initialized_before = inputs.pod.containers().iter().any(|container| {
         newest_in_sandbox(inputs, &container.name)
             .is_some_and(|status| status.state != ContainerState::Unknown)
