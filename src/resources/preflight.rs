@@ -72,8 +72,9 @@ impl Default for Settings {
 /// Controllers without which containers cannot be limited.
 const NEEDED_V2: [&str; 3] = ["cpu", "memory", "pids"];
 const NEEDED_V1: [&str; 5] = ["cpu", "cpuacct", "cpuset", "memory", "pids"];
-/// The oldest kernel line that Kubernetes 1.36 is tested with; cgroup v2 wants 5.8.
-const OLDEST_KERNEL: (u32, u32) = (4, 19);
+/// The oldest kernel line that kubeadm of Kubernetes 1.37 accepts (Go: k8s.io/system-validators);
+/// cgroup v2 wants 5.8.
+const OLDEST_KERNEL: (u32, u32) = (5, 4);
 const OLDEST_KERNEL_V2: (u32, u32) = (5, 8);
 /// Below this, images and logs will soon not fit; the node's eviction starts at 10 %.
 const LOW_PERCENT: u64 = 10;
@@ -498,8 +499,8 @@ mod tests {
         settings.limited_swap = true;
         assert_eq!(cgroups(&settings).standing, CheckStatus::Fail);
         settings.limited_swap = false;
-        assert_eq!(kernel(&settings, "4.18.0").standing, CheckStatus::Warn);
-        assert_eq!(kernel(&settings, "4.19.0").standing, CheckStatus::Ok);
+        assert_eq!(kernel(&settings, "5.3.0").standing, CheckStatus::Warn);
+        assert_eq!(kernel(&settings, "5.4.0").standing, CheckStatus::Ok);
         fs::remove_dir_all(dir.path().join("sys/fs/cgroup/memory")).unwrap();
         let line = cgroups(&settings);
         assert_eq!(line.message, "cgroup v1 without the controllers memory");
