@@ -611,8 +611,10 @@ fn invalid_resources_have_upstreams_message() {
         (
             json!({
                 "resources": {"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}},
-                "containers": ["a", "b"].map(|name| json!({"name": name, "image": "i",
-                    "resources": {"limits": {"cpu": "100m", "hugepages-2Mi": "2Mi"}}})),
+                "containers": [
+                    {"name": "a", "image": "i", "resources": {"limits": {"cpu": "100m", "hugepages-2Mi": "2Mi"}}},
+                    {"name": "b", "image": "i", "resources": {"limits": {"cpu": "100m", "hugepages-2Mi": "2Mi"}}},
+                ],
             }),
             "resources.limits[hugepages-2Mi]: Invalid value: \"2Mi\": must be greater than or equal to aggregate container limits of 4Mi",
         ),
