@@ -42,6 +42,8 @@ use state::{Pending, SignerResponse, State, Step};
 const FIRST_WAIT: Duration = Duration::from_secs(3);
 /// The time between two reads meanwhile.
 const PAUSE: Duration = Duration::from_millis(250);
+/// How often an account is read again that the node may not read.
+const REPEATS: usize = 2;
 /// The longest random time that is added to the time of a renewal, so that not all certificates are
 /// renewed at once.
 const JITTER_SECONDS: f64 = 300.0;
@@ -263,7 +265,7 @@ impl PodCertificates {
                 Step::Create if repeats > 1 => break,
                 Step::Create => {
                     repeats += 1;
-                    match self.request(pod, source) {
+                    match self.request(pod, source, stop) {
                         Ok(pending) => state.requested(pending),
                         Err(error) => {
                             let text = error.to_string();
@@ -316,15 +318,30 @@ impl PodCertificates {
     }
 
     /// Generates a key and creates a request for it.
-    fn request(&self, pod: &Pod, source: &PodCertificateProjection) -> Result<Pending, CertificateError> {
+    fn request(
+        &self,
+        pod: &Pod,
+        source: &PodCertificateProjection,
+        stop: &StopToken,
+    ) -> Result<Pending, CertificateError> {
         let api = &self.shared.api;
         let namespace = pod.namespace();
         let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
         let node = pod.spec().node_name.as_deref().unwrap_or_default();
         let key = key::Key::generate(&source.key_type)?;
-        let account_uid = api
-            .account_uid(namespace, account)
-            .map_err(|error| unavailable("fetching service account", error))?;
+        // The API server lets a node read an account only when it has noticed that a pod there uses it.
+        let mut repeats = 0..REPEATS;
+        let account_uid = loop {
+            match api.account_uid(namespace, account) {
+                Ok(uid) => break uid,
+                Err(error) if error.is_forbidden() && repeats.next().is_some() => {
+                    if stop.wait(PAUSE) == Waited::Stopped {
+                        return Err(CertificateError::Stopping);
+                    }
+                }
+                Err(error) => return Err(unavailable("fetching service account", error)),
+            }
+        };
         let node_uid = api.node_uid(node).map_err(|error| unavailable("getting node object", error))?;
         let body = json!({
             "kind": "PodCertificateRequest",

@@ -11,13 +11,14 @@ struct Fake {
     /// What each read returns, in order; the last response repeats. `null`: deleted.
     responses: Arc<Mutex<Vec<Value>>>,
     reads: Arc<AtomicUsize>,
-    /// So many reads are refused first.
-    forbidden: Arc<AtomicUsize>,
+    /// The reads that are refused next: of the account or of the request.
+    forbidden: Arc<Mutex<Vec<&'static str>>>,
     down: Arc<Mutex<bool>>,
 }
 
 impl CertificateApi for Fake {
     fn account_uid(&self, namespace: &str, name: &str) -> Result<String, ApiError> {
+        self.refuse("account")?;
         Ok(format!("uid-of-{namespace}/{name}"))
     }
 
@@ -37,11 +38,7 @@ impl CertificateApi for Fake {
 
     fn read_request(&self, namespace: &str, name: &str) -> Result<Option<Request>, ApiError> {
         assert_eq!((namespace, name), ("n", format!("req-{}", self.created.lock().unwrap().len()).as_str()));
-        let left = self.forbidden.load(Ordering::Relaxed);
-        if left > 0 {
-            self.forbidden.store(left - 1, Ordering::Relaxed);
-            return Err(ApiError::for_test(403, "Forbidden", "no relationship found"));
-        }
+        self.refuse("request")?;
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
         let responses = self.responses.lock().unwrap();
         let response = responses.get(number).or(responses.last()).cloned().unwrap_or_default();
@@ -53,6 +50,17 @@ impl Fake {
     fn respond(&self, responses: &[Value]) {
         *self.responses.lock().unwrap() = responses.to_vec();
         self.reads.store(0, Ordering::Relaxed);
+    }
+
+    fn refuse(&self, read: &str) -> Result<(), ApiError> {
+        let mut forbidden = self.forbidden.lock().unwrap();
+        match forbidden.iter().position(|next| *next == read) {
+            Some(position) => {
+                forbidden.remove(position);
+                Err(ApiError::for_test(403, "Forbidden", "no relationship found"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn created(&self) -> usize {
@@ -127,12 +135,18 @@ fn request_names_pod_account_and_node_and_its_certificate_is_used() {
 }
 
 #[test]
-fn new_request_that_may_not_be_read_yet_is_read_again() {
+fn objects_that_may_not_be_read_yet_are_read_again() {
     let bench = Bench::new();
     bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
-    bench.fake.forbidden.store(1, Ordering::Relaxed);
+    *bench.fake.forbidden.lock().unwrap() = vec!["account", "account", "request"];
     assert!(bench.get("ECDSAP256").is_ok());
-    assert_eq!((bench.fake.created(), bench.fake.forbidden.load(Ordering::Relaxed)), (1, 0));
+    assert_eq!((bench.fake.created(), bench.fake.forbidden.lock().unwrap().len()), (1, 0));
+    // An account that may not be read at all.
+    let other = Bench::new();
+    *other.fake.forbidden.lock().unwrap() = vec!["account"; 10];
+    let error = other.get("ECDSAP256").unwrap_err().to_string();
+    assert_eq!(error, "while fetching service account: no relationship found");
+    assert_eq!((other.fake.created(), other.fake.forbidden.lock().unwrap().len()), (0, 7));
 }
 
 #[test]
