@@ -154,14 +154,15 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Waits for the next complete list; `None`: the driver has ended the stream. A device that
-    /// cannot be read is left out, and so is what comes after the first [`MOST_REPORTS`] devices.
+    /// Waits for the next report, with the number of its devices; `None`: the driver has ended the
+    /// stream. A device that cannot be read is left out, and so is what comes after the first
+    /// [`MOST_REPORTS`] devices.
     ///
     /// # Errors
     /// Those of the call.
-    pub fn next(&mut self, stop: &StopToken) -> Result<Option<Vec<Report>>, CallError> {
+    pub fn next(&mut self, stop: &StopToken) -> Result<Option<(usize, Vec<Report>)>, CallError> {
         let Some(found) = self.stream.next(stop)? else { return Ok(None) };
-        Ok(Some(reports(&found.devices)))
+        Ok(Some((found.devices.len(), reports(&found.devices))))
     }
 }
 

@@ -16,6 +16,7 @@ pub mod info;
 pub mod manager;
 pub mod names;
 pub mod object;
+mod pace;
 mod registration;
 pub mod response;
 pub mod state;

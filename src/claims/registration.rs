@@ -9,6 +9,7 @@ use super::client::{self, Client};
 use super::drivers::{self, HealthService, Service};
 use super::health::Report;
 use super::manager::{Driver, ResourceClaims, Shared};
+use super::pace::ReportPace;
 use crate::transport::grpc::Kind;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -17,8 +18,6 @@ use crate::util::threads::{self, OnDeath, Stack};
 /// The pause before a stream is opened again, and between two checks of the connection of a driver
 /// without reports.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The least time between two lists of a driver.
-const PACE: Duration = Duration::from_secs(1);
 
 impl ResourceClaims {
     /// Checks a driver that wants to register.
@@ -153,20 +152,24 @@ impl DriverInstance {
 
     fn read(&self, client: &Client, service: HealthService, stop: &StopToken) -> Result<(), Kind> {
         let mut stream = client.watch(service).map_err(|error| error.kind)?;
-        while let Some(reports) = stream.next(stop).map_err(|error| error.kind)? {
-            self.update(reports);
-            if stop.wait(PACE) == Waited::Stopped {
+        let mut pace = ReportPace::new(Instant::now());
+        while let Some((devices, reports)) = stream.next(stop).map_err(|error| error.kind)? {
+            let has_changed = self.update(reports);
+            if stop.wait(pace.next(devices, has_changed, Instant::now())) == Waited::Stopped {
                 return Err(Kind::Cancelled);
             }
         }
         Ok(())
     }
 
-    fn update(&self, reports: Vec<Report>) {
+    /// Returns whether the health of a device has changed.
+    fn update(&self, reports: Vec<Report>) -> bool {
         let (now, wall_time) = (Instant::now(), jiff::Timestamp::now());
         let changed =
             self.shared.health.locked().update((&self.driver, &self.endpoint), reports, now, wall_time);
+        let has_changed = !changed.is_empty();
         self.report(changed);
+        has_changed
     }
 
     /// Writes the file and reports the pods whose devices changed.

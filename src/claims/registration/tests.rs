@@ -361,6 +361,17 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
         message: "too hot".to_owned(),
         ..Default::default()
     };
+    // Many reports on other devices, each alone, do not delay it.
+    for number in 0..60 {
+        let mut other = report.clone();
+        other.device = Some(drahealth::DeviceId {
+            pool_name: "pool".to_owned(),
+            device_name: format!("other{number}"),
+            ..Default::default()
+        })
+        .into();
+        lists.send(vec![to_bytes(&other)]).unwrap();
+    }
     lists.send(vec![vec![0xff], to_bytes(&report)]).unwrap();
     assert_eq!(fixture.changed.recv_timeout(PATIENCE), Ok("pod-uid".into()));
     assert_eq!(shown(), status(json!({"health": "Unhealthy", "message": "too hot"})));
