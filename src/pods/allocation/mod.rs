@@ -130,18 +130,17 @@ impl Allocations {
     /// The pod with what it was granted in the place of what it requests.
     #[must_use]
     pub fn granted(&self, pod: &Pod) -> Pod {
-        match self
-            .0
-            .state
-            .locked()
-            .allocated
-            .entries
-            .get(pod.uid())
-            .and_then(|text| PodResources::parse(text))
-        {
-            Some(granted) => granted.applied_to(pod),
-            None => pod.clone(),
+        let known = {
+            let state = self.0.state.locked();
+            state.allocated.entries.get(pod.uid()).and_then(|text| PodResources::parse(text))
+        };
+        let Some(mut granted) = known else { return pod.clone() };
+        // Kubernetes 1.34 and 1.35 do not write the resources of the pod as a whole. With a UID that
+        // derives from its manifest, the pod had them from the start.
+        if !granted.has_pod_level() && pod.is_static() && is_derived(pod.uid()) {
+            granted.set_pod_level(pod);
         }
+        granted.applied_to(pod)
     }
 
     /// Records that the pod was granted what it requests.
@@ -360,6 +359,11 @@ impl Allocations {
         let state = self.0.state.locked();
         state.resizing.values().fold(Counts::default(), Counts::with)
     }
+}
+
+/// Whether a UID is a hash, as those of static pods without a UID of their own.
+fn is_derived(uid: &PodUid) -> bool {
+    uid.as_str().len() == 32 && uid.as_str().bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Counts for how long a resize was deferred, if one is (Go: pkg/kubelet/status

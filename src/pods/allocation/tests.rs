@@ -471,3 +471,24 @@ fn recorded_files_of_the_go_kubelet_are_read() {
     let all: Vec<_> = found.iter().map(limits).collect();
     assert_eq!(all[..2], [[Some(100), None], [Some(300), Some(500)]]);
 }
+
+/// Kubernetes 1.34 and 1.35 write only what containers have.
+#[test]
+fn static_pod_of_an_older_release_has_its_resources_as_a_whole() {
+    let with = |uid: &str, source: &str| {
+        object(json!({
+            "metadata": {"uid": uid, "name": "web", "annotations": {"kubernetes.io/config.source": source}},
+            "spec": {"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}},
+        }))
+    };
+    let derived = "0123456789abcdef0123456789abcdef";
+    let allocations = Allocations::default();
+    for (uid, source, stays) in
+        [(derived, "file", true), (derived, "http", true), (derived, "api", false), ("u", "file", false)]
+    {
+        let pod = with(uid, source);
+        let older = r#"{"ContainerResources":{"c":{}},"PodLevelResources":null}"#;
+        allocations.0.state.locked().allocated.set(pod.uid(), older.to_owned());
+        assert_eq!(allocations.granted(&pod) == pod, stays, "{uid} {source}");
+    }
+}
