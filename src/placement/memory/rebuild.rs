@@ -1,14 +1,11 @@
 //! The state without a usable state file: from the containers that run.
 
-use std::collections::BTreeMap;
-
 use super::requests::container_bytes;
 use super::reserved::Reserved;
 use super::state::Memory;
 use super::tables::{Assignments, Block, Nodes, empty, take, violates_groups};
 use crate::model::api::Container;
 use crate::model::ids::PodUid;
-use crate::model::pod::Pod;
 use crate::placement::numa::NumaMask;
 use crate::placement::numa_nodes::{NumaNode, all};
 use crate::placement::topology::Candidate;
@@ -17,7 +14,7 @@ use crate::placement::topology::Candidate;
 #[derive(Debug, Clone, Copy)]
 pub struct Running<'a> {
     /// Its pod, with the resources that were allocated to it.
-    pub pod: &'a Pod,
+    pub pod: Candidate<'a>,
     /// As in the pod.
     pub container: &'a Container,
     /// Its `cpuset_mems` as the runtime reports them; `None` if it has none.
@@ -50,10 +47,9 @@ impl Memory {
         let mut nodes = empty(machine, reserved);
         let mut assignments = Assignments::new();
         let mut problems = Vec::new();
-        let mut exclusive = BTreeMap::new();
         for instance in running {
-            let (uid, name) = (instance.pod.uid(), &instance.container.name);
-            if !*exclusive.entry(uid).or_insert_with(|| Candidate::new(instance.pod).exclusive) {
+            let (uid, name) = (instance.pod.pod.uid(), &instance.container.name);
+            if !instance.pod.entitles(instance.container) {
                 continue;
             }
             if assignments.get(uid).is_some_and(|containers| containers.contains_key(name)) {
@@ -82,8 +78,8 @@ impl Memory {
     /// # Errors
     /// When that contradicts the state, which then does not change.
     pub fn adopt(&mut self, instance: Running<'_>) -> Result<(), Problem> {
-        let (uid, name) = (instance.pod.uid(), &instance.container.name);
-        if !Candidate::new(instance.pod).exclusive || !self.blocks(uid, name).is_empty() {
+        let (uid, name) = (instance.pod.pod.uid(), &instance.container.name);
+        if !instance.pod.entitles(instance.container) || !self.blocks(uid, name).is_empty() {
             return Ok(());
         }
         let machine = NumaMask::from_numbers(self.nodes.keys().copied());
@@ -107,8 +103,8 @@ fn blocks(nodes: &Nodes, all: NumaMask, instance: Running<'_>) -> Result<Vec<Blo
     if violates_groups(nodes, mems) || (mems.len() == 1 && mems.iter().any(grouped)) {
         return Err("its NUMA nodes are in another group");
     }
-    let requested = container_bytes(Candidate::new(instance.pod), instance.container)
-        .map_err(|_| "it requests a fraction of a byte")?;
+    let requested =
+        container_bytes(instance.pod, instance.container).map_err(|_| "it requests a fraction of a byte")?;
     let lacks = |number, name: &String| nodes.get(&number).is_none_or(|node| !node.tables.contains_key(name));
     if mems.iter().any(|number| requested.keys().any(|name| lacks(number, name))) {
         return Err("it requests huge pages of a size that its NUMA nodes do not have");

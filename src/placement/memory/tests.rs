@@ -529,7 +529,7 @@ fn state_is_rebuilt_from_running_containers() {
     allocate(&mut memory, &group, ANY).unwrap();
     allocate(&mut memory, &single, ANY).unwrap();
     let running = |pod: &'static Pod, index: usize, mems: Option<&[u32]>| Running {
-        pod,
+        pod: Candidate::new(pod),
         container: &pod.containers()[index],
         mems: mems.map(mask),
     };
@@ -559,6 +559,20 @@ fn state_is_rebuilt_from_running_containers() {
     assert_eq!(names, ["e", "f", "g", "h"]);
     assert!(rebuilt.take_changed());
     assert!(Memory::restore(&machine, &reserved, &rebuilt.state_file()).is_ok());
+}
+
+#[test]
+fn container_with_its_own_memory_in_a_pod_with_resources_as_a_whole_is_adopted_with_the_gate() {
+    let mut memory = memory(2);
+    let pod = whole_pod("p", Vec::new(), vec![container("a", "1Gi"), json!({"name": "b"})]);
+    for (gate, expected) in [(false, [0, 0]), (true, [1, 0])] {
+        let candidate = Candidate::with_gate(&pod, gate);
+        for container in pod.containers() {
+            memory.adopt(Running { pod: candidate, container, mems: Some(mask(&[1])) }).unwrap();
+        }
+        assert_eq!(["a", "b"].map(|name| memory.blocks(pod.uid(), name).len()), expected, "{gate}");
+    }
+    assert_eq!(free(&memory), [2 * GIB, 2 * GIB]);
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl AssignmentState {
         let Some(memory) = &mut self.memory else { return };
         for container in pod.all_containers() {
             let Some(mems) = found.get(&container.name) else { continue };
-            let running = memory::Running { pod, container, mems: *mems };
+            let running = memory::Running { pod: candidate, container, mems: *mems };
             if let Err(problem) = memory.adopt(running) {
                 log::warn!("{problem}");
             }
