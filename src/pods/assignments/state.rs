@@ -132,7 +132,10 @@ impl AssignmentState {
         let Some(found) = self.recovered.remove(pod.uid()) else { return };
         let cpus = PodCpus::from_candidate(candidate);
         let wanted = |name: &str| cpus.container(name).map_or(0, |container| container.exclusive);
-        let held = self.cpu.exclusive.get(pod.uid()).cloned().unwrap_or_default();
+        // A pod with CPUs as a whole is from a good file of the CPU manager: only the memory manager's is
+        // lost. The containers that share the pod's CPUs are entitled to none of their own.
+        let is_known = self.cpu.pods.contains_key(pod.uid());
+        let held = self.cpu.exclusive.get(pod.uid()).filter(|_| !is_known).cloned().unwrap_or_default();
         for (name, _) in held.iter().filter(|(name, cpus)| cpus.len() != wanted(name)) {
             self.cpu.release(pod.uid(), name);
         }

@@ -10,6 +10,7 @@ use crate::model::quantity::Amount;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::placement::cpu::options::Options;
 use crate::placement::cpu::policy::{Reservation, Static};
+use crate::placement::cpu::state::State;
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::{Cpu, Machine};
 use crate::placement::numa_nodes::NumaNode;
@@ -131,6 +132,31 @@ fn pod_with_cpus_as_a_whole_keeps_them_over_restarts_with_and_without_the_gate()
     without.release_inactive(&[], &none_runs);
     assert!(!without.holds_resources() && without.shared.as_ref().unwrap().store());
     assert!(!std::fs::read_to_string(root.path().join("cpu_manager_state")).unwrap().contains("podEntries"));
+}
+
+#[test]
+fn loss_of_the_memory_state_file_takes_no_cpus_from_a_pod_that_has_them_as_a_whole() {
+    let cpus = |text: &str| CpuSet::parse(text).unwrap();
+    let sized = |cpu: &str| {
+        let amounts = json!({"cpu": cpu, "memory": "1Mi"});
+        json!({"limits": amounts, "requests": amounts})
+    };
+    let object = json!({
+        "metadata": {"name": "p", "namespace": "default", "uid": "p"},
+        "spec": {"resources": sized("3"), "containers": [{"name": "a", "resources": sized("2")}, {"name": "b"}]},
+    });
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+    let mut cpu = State { shared: cpus("0"), ..State::default() };
+    let containers = BTreeMap::from([("a".to_owned(), cpus("1-2")), ("b".to_owned(), cpus("3"))]);
+    cpu.assign_pod(pod.uid(), cpus("1-3"), containers);
+    for gate in [true, false] {
+        let mut state = AssignmentState::new(cpu.clone(), None);
+        let running = BTreeMap::from([("a".to_owned(), None), ("b".to_owned(), None)]);
+        state.recovered.insert(pod.uid().clone(), running);
+        state.recover(Candidate::with_gate(&pod, gate));
+        assert_eq!(state.cpu, cpu, "{gate}");
+        assert!(state.recovered.is_empty());
+    }
 }
 
 #[test]
