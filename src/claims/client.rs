@@ -19,6 +19,8 @@ pub const LIMIT: Duration = Duration::from_secs(45);
 const MOST_BYTES: i32 = 4 * 1024 * 1024;
 /// Devices of a list of reports that are read. It can name more than are recorded, for those that are
 /// known already count wherever they are in the list.
+///
+/// DIFFERS: upstream reads all.
 const MOST_REPORTS: usize = 4 * health::MOST_DEVICES;
 
 pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
