@@ -32,6 +32,7 @@ pub use parse::{Command, parse};
 
 use crate::config::{AgentArgs, KubeletConfiguration, LoadRequest, LoadedConfig, Problem, load};
 use crate::resources::{Roots, machine};
+use crate::tracing;
 
 /// Prints one line per problem on stderr.
 pub fn report(problems: &[Problem]) {
@@ -56,6 +57,10 @@ pub fn print(text: &str) -> Exit {
 #[must_use]
 pub fn check_config(args: &AgentArgs) -> Exit {
     with_config(args, |loaded| {
+        if let Some(problem) = unusable_collector(&loaded.config) {
+            report(&[problem]);
+            return Exit::Configuration;
+        }
         if let Some(message) = loaded.warning() {
             warn("", message);
         }
@@ -66,6 +71,15 @@ pub fn check_config(args: &AgentArgs) -> Exit {
 
 fn warn(field: &str, message: String) {
     report(&[Problem { place: "warning".to_owned(), field: field.to_owned(), message }]);
+}
+
+/// A collector of traces to which no connection can be made, with which the agent does not start.
+fn unusable_collector(config: &KubeletConfiguration) -> Option<Problem> {
+    let settings = config.tracing.as_ref()?;
+    let endpoint = settings.endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
+    let error = tracing::Settings::new(endpoint, settings.sampling_rate_per_million, "").err()?;
+    let field = "tracing.endpoint".to_owned();
+    Some(Problem { place: String::new(), field, message: error.to_string() })
 }
 
 /// Settings that keep the agent from starting on a node without an API server. They are warnings

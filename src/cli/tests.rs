@@ -506,6 +506,21 @@ fn settings_that_need_a_cluster_are_warnings_without_one() {
 }
 
 #[test]
+fn collector_with_which_the_agent_does_not_start_is_a_problem() {
+    let problem = |tracing: Value| {
+        let config: KubeletConfiguration = serde_json::from_value(json!({"tracing": tracing})).unwrap();
+        super::unusable_collector(&config).map(|problem| problem.to_string())
+    };
+    for usable in [Value::Null, json!({}), json!({"endpoint": ""}), json!({"endpoint": "dns:///host:4317"})] {
+        assert_eq!(problem(usable.clone()), None, "{usable}");
+    }
+    for endpoint in ["dns://8.8.8.8/host:4317", "unix://run.sock", "host:70000"] {
+        let text = problem(json!({"endpoint": endpoint})).unwrap_or_default();
+        assert!(text.starts_with("tracing.endpoint: ") && text.contains(endpoint), "{endpoint}: {text}");
+    }
+}
+
+#[test]
 fn flags_of_image_archives_set_directories_registry_and_mirror_file() {
     let args = agent("");
     assert_eq!(args.image_dirs(), [Path::new("/var/lib/kubelet/images.d")]);
