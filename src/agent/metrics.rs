@@ -408,8 +408,9 @@ mod tests {
             let text = page.into_text();
             text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
         };
+        // In the order of their names.
         let lines = |min: u64, low: u64| {
-            [("min", min), ("low", low)]
+            [("low", low), ("min", min)]
                 .map(|(name, bytes)| format!("kubelet_memory_qos_node_memory_{name}_bytes {bytes}"))
                 .to_vec()
         };
