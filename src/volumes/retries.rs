@@ -129,7 +129,7 @@ mod tests {
             retries.failed(&other, "v", (Retryable::Yes, 0), now);
         }
         assert_eq!(retries.blocked(&uid, "v", 0, later), Some(now + MAX));
-        assert_eq!(retries.end_waits(later), [uid.clone()]);
+        assert_eq!(retries.end_waits(later), std::slice::from_ref(&uid));
         assert_eq!(retries.blocked(&uid, "v", 0, later), None);
         assert!(retries.blocked(&other, "v", 0, later).is_some());
         assert!(retries.end_waits(later).is_empty());
