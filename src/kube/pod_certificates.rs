@@ -44,6 +44,8 @@ const FIRST_WAIT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(250);
 /// How often an account is read again that the node may not read.
 const REPEATS: usize = 2;
+/// A request of this age that the node may not read was deleted (Go: `assumeDeletedThreshold`).
+const DELETED_AFTER: Duration = Duration::from_secs(600);
 /// The longest random time that is added to the time of a renewal, so that not all certificates are
 /// renewed at once.
 const JITTER_SECONDS: f64 = 300.0;
@@ -287,6 +289,11 @@ impl PodCertificates {
                         // The API server lets a node read a request only when it has noticed whose it is.
                         Err(error) if error.is_forbidden() && created.elapsed() < FIRST_WAIT => {
                             SignerResponse::Pending
+                        }
+                        // It also refuses the read of a deleted one, as it does not know any more whose that
+                        // was. The cluster deletes requests after 30 minutes.
+                        Err(error) if error.is_forbidden() && created.elapsed() >= DELETED_AFTER => {
+                            SignerResponse::Deleted
                         }
                         Err(error) if state.has_credential() => {
                             log::debug!("PodCertificateRequest {namespace}/{name}: {error}");

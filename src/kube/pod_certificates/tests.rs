@@ -150,6 +150,23 @@ fn objects_that_may_not_be_read_yet_are_read_again() {
 }
 
 #[test]
+fn old_request_that_may_not_be_read_was_deleted_and_is_repeated() {
+    for (age, repeats) in [(FIRST_WAIT, 0), (DELETED_AFTER, 1)] {
+        let bench = Bench::new();
+        bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
+        *bench.fake.forbidden.lock().unwrap() = vec!["request"];
+        let mut state = State::default();
+        let created = Instant::now().checked_sub(age).unwrap();
+        state.requested(Pending { name: "req-0".to_owned(), key: "key".to_owned().into(), created });
+        let entry = Entry { signer: "s".to_owned(), state: Some(state), last: "not_yet_issued" };
+        let places = HashMap::from([(("v".to_owned(), 1), entry)]);
+        bench.certificates.table().insert(pod().uid().clone(), places);
+        assert_eq!(bench.get("ECDSAP256").is_ok(), repeats > 0, "{age:?}");
+        assert_eq!(bench.fake.created(), repeats, "{age:?}");
+    }
+}
+
+#[test]
 fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
     let bench = Bench::new();
     bench.fake.respond(&[issued("2020-01-01T00:00:00Z"), json!({"metadata": {"name": "r"}})]);
