@@ -18,7 +18,7 @@ const MAX_TEXT: usize = 1024;
 /// The policy of a node whose configuration does not name one.
 const DEFAULT_POLICY: &str = "targeted";
 
-/// The longest label that is compared by its parts, in bytes: the kernel takes no longer options of a mount.
+/// The longest label that is used, in bytes: the kernel takes no longer options of a mount.
 const MAX_LABEL: usize = 4096;
 /// The number of categories that a policy may have here; usual policies have 1024.
 const MAX_CATEGORIES: u16 = 4096;
@@ -62,14 +62,15 @@ impl Labels {
     ///
     /// # Errors
     /// If containers need different ones, also if none is used. A label that would end the option of the
-    /// mount that contains it is refused.
+    /// mount that contains it, or that no mount takes because of its length, is refused.
     pub(super) fn to_mount_with(&self) -> Result<&str, LabelProblem> {
         let label = self.single()?.filter(|_| !self.is_recursive).unwrap_or_default();
         let is_plain = |character: char| character.is_ascii_alphanumeric() || "_:,.-".contains(character);
-        if label.chars().all(is_plain) {
+        // A record with a much longer label counts as damaged: no volume of the node is unstaged then.
+        if label.len() <= MAX_LABEL && label.chars().all(is_plain) {
             Ok(label)
         } else {
-            Err(LabelProblem::Invalid { label: label.to_owned() })
+            Err(LabelProblem::Invalid { label: clip::beginning(label, MAX_TEXT).to_owned() })
         }
     }
 
@@ -95,10 +96,10 @@ pub enum LabelProblem {
         /// The labels, with commas between them, clipped and on one line.
         labels: String,
     },
-    /// The label contains a character that no label has.
+    /// The label contains a character that no label has, or is too long.
     #[error("the SELinux label {label:?} cannot be an option of a mount")]
     Invalid {
-        /// The label.
+        /// The label, clipped.
         label: String,
     },
     /// Another pod of this node uses the volume with another label, or with none.
@@ -282,6 +283,16 @@ mod tests {
         let labels: Labels = ["u:r:t:s0\n2026-01-01 ERROR forged", long.as_str()].into_iter().collect();
         let text = labels.single().unwrap_err().to_string();
         assert!(!text.contains(char::is_control) && text.len() < MAX_TEXT + 100, "{text:?}");
+    }
+
+    /// Its record was longer than those that are read, and counted as damaged after a restart.
+    #[test]
+    fn label_that_no_mount_takes_is_refused_with_a_text_of_limited_length() {
+        let longest = "c".repeat(MAX_LABEL);
+        assert_eq!(Labels::with_label(&longest).to_mount_with(), Ok(longest.as_str()));
+        let error = Labels::with_label(&"c".repeat(MAX_LABEL + 1)).to_mount_with().unwrap_err();
+        assert!(matches!(error, LabelProblem::Invalid { .. }));
+        assert!(error.to_string().len() < MAX_TEXT + 100, "{error}");
     }
 
     #[test]
