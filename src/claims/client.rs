@@ -158,7 +158,7 @@ pub struct Reports {
 impl Reports {
     /// Waits for the next report, with the number of its devices; `None`: the driver has ended the
     /// stream. A device that cannot be read is left out, and so is what comes after the first
-    /// [`MOST_REPORTS`] devices.
+    /// `MOST_REPORTS` devices.
     ///
     /// # Errors
     /// Those of the call.

@@ -26,7 +26,7 @@ type Log = (ContainerId, PathBuf);
 
 impl<R: Reopen + Clone + Send + 'static> Rotator<R> {
     /// As [`Rotator::rotate_all`], with up to `workers` logs at the same time, at most
-    /// [`MAX_WORKERS`]. The limit of what is compressed applies to each worker.
+    /// `MAX_WORKERS`. The limit of what is compressed applies to each worker.
     pub fn rotate_at_once(&self, containers: &[Log], workers: usize, stop: &StopToken) -> Vec<LogError> {
         let due = self.due(containers);
         let more = workers.min(MAX_WORKERS).min(due.len()).saturating_sub(1);
