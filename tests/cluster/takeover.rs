@@ -272,11 +272,13 @@ fn node_is_taken_over_and_returned_without_restarts() {
         joined.wait_ready(name);
     }
     if is_former() {
-        // The Go kubelet of the former release gives static pods other UIDs, so that it restarts the
-        // one that coracle has started. Those that it has started itself kept their UIDs.
-        joined.node.remove("late.yaml");
-        joined.wait_gone("late-hands");
-        pods.pop();
+        // The Go kubelet of the former release gives static pods other UIDs, so that it restarts those
+        // that coracle has started or replaced. Those that it has started itself kept their UIDs.
+        for (file, name) in [("late.yaml", "late-hands"), ("plain.json", "plain-hands")] {
+            joined.node.remove(file);
+            joined.wait_gone(name);
+            pods.retain(|other| *other != name);
+        }
     }
     switch_agent(&mut joined, true, &pods);
     assert_eq!(sh(&joined, "hands-late", "main", "wc -l < /data/starts"), "1\n");
