@@ -52,7 +52,7 @@ impl CgroupChanges {
     ///
     /// # Errors
     /// When a file could not be written.
-    pub fn complete(self) -> Result<CgroupChanges, CgroupError> {
+    pub fn into_result(self) -> Result<CgroupChanges, CgroupError> {
         let CgroupChanges { made, written, failed } = self;
         match failed.into_iter().next() {
             Some(error) => Err(error),
@@ -218,7 +218,7 @@ impl Cgroups {
         let name = Name::parse_literal(cgroup, self.layout.driver())?;
         self.check(&name)?;
         let _timer = Timer::start("update");
-        self.change(&name, values, stop)?.complete().map(drop)
+        self.change(&name, values, stop)?.into_result().map(drop)
     }
 
     /// The values that a cgroup has; of files that cannot be read there are none.
@@ -303,7 +303,7 @@ impl Cgroups {
         stop: &StopToken,
     ) -> Result<(), CgroupError> {
         let name = self.layout.pod(&found.uid, found.class)?;
-        self.update(&name, values, stop)?.complete().map(drop)
+        self.update(&name, values, stop)?.into_result().map(drop)
     }
 
     fn remove(

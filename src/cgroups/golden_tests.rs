@@ -225,7 +225,7 @@ impl Fixture {
         let enforced = words.iter().any(|word| word == "pods");
         let values = pods_values(&self.capacity, &reserved, enforced, Some("0-1"));
         let pods = self.all.layout().pods().clone();
-        self.all.make(&pods, &values, &never()).unwrap().complete().unwrap();
+        self.all.make(&pods, &values, &never()).unwrap().into_result().unwrap();
         self.tiers(true);
         let daemons = limited_daemons(
             &words,
@@ -252,7 +252,7 @@ impl Fixture {
                 true => self.all.make(&tier, values, &never()),
                 false => self.all.update(&tier, values, &never()),
             };
-            outcome.unwrap().complete().unwrap();
+            outcome.unwrap().into_result().unwrap();
         }
     }
 
@@ -305,7 +305,7 @@ impl Fixture {
         let wanted = pod_values(new, false, &self.config.pods());
         for step in resize::steps(&self.all.read(&cgroup), &wanted, &[Resource::Memory, Resource::Cpu]) {
             if let Step::Pod(step) = step {
-                self.all.update(&cgroup, &step.write, &never()).unwrap().complete().unwrap();
+                self.all.update(&cgroup, &step.write, &never()).unwrap().into_result().unwrap();
             }
         }
     }
@@ -363,7 +363,7 @@ impl Fixture {
                 self.all.remove_pod(&cgroup, &never()).unwrap();
             } else if !self.all.exists(&cgroup) {
                 let values = pod_values(pod, false, &self.config.pods());
-                self.all.make(&cgroup, &values, &never()).unwrap().complete().unwrap();
+                self.all.make(&cgroup, &values, &never()).unwrap().into_result().unwrap();
             }
         }
         let known: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid().as_str()).collect();

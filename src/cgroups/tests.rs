@@ -115,7 +115,8 @@ fn only_changed_values_are_written() {
     let all = cgroups(fake::v1(dir.path(), &TOGETHER), "");
     let name = pod(&all, "1");
     let huge = Values { huge_pages: HugePages::Limits([].into()), ..values() };
-    let written = |values: &Values| all.update(&name, values, &never()).unwrap().complete().unwrap().written;
+    let written =
+        |values: &Values| all.update(&name, values, &never()).unwrap().into_result().unwrap().written;
     let first = all.make(&name, &huge, &never()).unwrap();
     let expected =
         ["memory.limit_in_bytes", "cpu.shares", "cpu.cfs_quota_us", "pids.max", "hugetlb.2MB.limit_in_bytes"];
@@ -127,7 +128,7 @@ fn only_changed_values_are_written() {
     std::fs::remove_file(dir.path().join("cpu,cpuacct/kubepods/burstable/pod1/cpu.shares")).unwrap();
     let outcome = all.update(&name, &Values { pids: Some(5), ..values() }, &never()).unwrap();
     assert_eq!((outcome.written.as_slice(), outcome.failed.len()), (&["pids.max".to_owned()][..], 1));
-    assert!(outcome.complete().unwrap_err().is_missing());
+    assert!(outcome.into_result().unwrap_err().is_missing());
 }
 
 #[test]
@@ -135,7 +136,7 @@ fn missing_controllers_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let all = cgroups(fake::v1(dir.path(), &["cpu,cpuacct", "cpuset", "memory"]), "");
     let outcome = all.make(&pod(&all, "1"), &values(), &never()).unwrap();
-    let error = outcome.complete().unwrap_err().to_string();
+    let error = outcome.into_result().unwrap_err().to_string();
     assert_eq!(error, "cannot set pids.max: the machine has no controller pids");
 }
 
@@ -409,7 +410,8 @@ fn the_kernel_accepts_every_value_and_removal_kills_what_is_left() {
     let half = Quota { microseconds: Some(50_000), period: 100_000 };
     let of_all = Values { cpu_quota: Some(half), cpus: Some("0".to_owned()), ..values() };
     let name = pod(&all, "11111111-1111-1111-1111-111111111111");
-    let set = |name: &Name, values: &Values| all.update(name, values, &never()).unwrap().complete().unwrap();
+    let set =
+        |name: &Name, values: &Values| all.update(name, values, &never()).unwrap().into_result().unwrap();
     set(all.layout().pods(), &of_all);
     all.check_root().unwrap();
     let outcome = all.make(&name, &values(), &never()).unwrap();

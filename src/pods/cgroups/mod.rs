@@ -329,7 +329,7 @@ impl PodCgroupHandle<'_> {
     /// When a value cannot be set.
     pub fn write(&self, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
         self.shared.raise_tiers(self.cgroups, stop);
-        self.cgroups.update(&self.name, values, stop)?.complete().map(drop)
+        self.cgroups.update(&self.name, values, stop)?.into_result().map(drop)
     }
 }
 

@@ -24,7 +24,7 @@ impl Shared {
         for (class, values) in both(&tiers) {
             let name = access.layout().tier(class);
             if !access.exists(&name) {
-                access.make(&name, values, stop)?.complete()?;
+                access.make(&name, values, stop)?.into_result()?;
             }
         }
         Ok(())
@@ -42,7 +42,7 @@ impl Shared {
         for name in [layout.pods(), &layout.tier(QosClass::Burstable)] {
             let Some(values) = unprotected(&access.read(name)) else { continue };
             log::info!("memory is no longer protected in {}", layout.path(name));
-            if let Err(error) = access.update(name, &values, stop).and_then(CgroupChanges::complete) {
+            if let Err(error) = access.update(name, &values, stop).and_then(CgroupChanges::into_result) {
                 log::warn!("cannot reset the protected memory: {error}");
             }
         }
@@ -86,14 +86,14 @@ impl Shared {
         if tiers.pods.memory_min.is_some() {
             let values =
                 Values { huge_pages: crate::cgroups::values::HugePages::Unchanged, ..tiers.pods.clone() };
-            access.update(access.layout().pods(), &values, stop)?.complete()?;
+            access.update(access.layout().pods(), &values, stop)?.into_result()?;
         }
         for (class, values) in both(tiers) {
             let name = access.layout().tier(class);
             if access.exists(&name) {
                 write_tier(access, &name, values, stop)?;
             } else {
-                access.make(&name, values, stop)?.complete()?;
+                access.make(&name, values, stop)?.into_result()?;
             }
         }
         *self.protected.locked() = tiers.protected;
@@ -103,11 +103,11 @@ impl Shared {
 
 /// A limit of memory below the usage is raised to the usage (Go: `UpdateCgroups`).
 fn write_tier(access: &Cgroups, name: &Name, values: &Values, stop: &StopToken) -> Result<(), CgroupError> {
-    let first = access.update(name, values, stop)?.complete();
+    let first = access.update(name, values, stop)?.into_result();
     if first.is_err() && values.memory_bytes.is_some() {
         let usage = i64::try_from(access.memory_usage(name)?).unwrap_or(i64::MAX);
         let raised = raised_to_usage(values, usage);
-        return access.update(name, &raised, stop)?.complete().map(drop);
+        return access.update(name, &raised, stop)?.into_result().map(drop);
     }
     first.map(drop)
 }
