@@ -276,33 +276,33 @@ impl Cgroups {
         self.remove(&directories, unit.as_deref(), stop)
     }
 
-    /// Removes a cgroup that [`Cgroups::pods`] has found.
+    /// Removes a cgroup that [`Cgroups::list_pods`] has listed.
     ///
     /// # Errors
     /// When something is left. Try again later.
-    pub fn remove_found(&self, found: &PodCgroup, stop: &StopToken) -> Result<(), CgroupError> {
-        let tier = self.layout.tier(found.class);
+    pub fn remove_listed(&self, listed: &PodCgroup, stop: &StopToken) -> Result<(), CgroupError> {
+        let tier = self.layout.tier(listed.class);
         let mut directories = tier.directories(self.layout.driver());
-        directories.push(found.directory.clone());
+        directories.push(listed.directory.clone());
         // Only a slice of this tier is a unit that this agent made.
         let prefix = format!("{}-", tier.slice().trim_end_matches(".slice"));
-        let is_unit = found.directory.starts_with(&prefix) && found.directory.ends_with(".slice");
+        let is_unit = listed.directory.starts_with(&prefix) && listed.directory.ends_with(".slice");
         let unit =
-            Some(found.directory.as_str()).filter(|_| self.layout.driver() == Driver::Systemd && is_unit);
+            Some(listed.directory.as_str()).filter(|_| self.layout.driver() == Driver::Systemd && is_unit);
         self.remove(&directories, unit, stop)
     }
 
-    /// Changes values of a cgroup that [`Cgroups::pods`] has found.
+    /// Changes values of a cgroup that [`Cgroups::list_pods`] has listed.
     ///
     /// # Errors
     /// When a value cannot be set.
-    pub fn update_found(
+    pub fn update_listed(
         &self,
-        found: &PodCgroup,
+        listed: &PodCgroup,
         values: &Values,
         stop: &StopToken,
     ) -> Result<(), CgroupError> {
-        let name = self.layout.pod(&found.uid, found.class)?;
+        let name = self.layout.pod(&listed.uid, listed.class)?;
         self.update(&name, values, stop)?.into_result().map(drop)
     }
 
@@ -340,7 +340,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// When a tier cannot be read.
-    pub fn pods(&self) -> Result<Vec<PodCgroup>, CgroupError> {
+    pub fn list_pods(&self) -> Result<Vec<PodCgroup>, CgroupError> {
         let mut found = BTreeSet::new();
         for hierarchy in &self.mounts.hierarchies {
             for class in [QosClass::BestEffort, QosClass::Burstable, QosClass::Guaranteed] {

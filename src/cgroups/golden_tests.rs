@@ -367,8 +367,10 @@ impl Fixture {
             }
         }
         let known: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid().as_str()).collect();
-        for orphan in self.all.pods().unwrap().iter().filter(|orphan| !known.contains(orphan.uid.as_str())) {
-            self.all.remove_found(orphan, &never()).unwrap();
+        for orphan in
+            self.all.list_pods().unwrap().iter().filter(|orphan| !known.contains(orphan.uid.as_str()))
+        {
+            self.all.remove_listed(orphan, &never()).unwrap();
         }
         self.tiers(false);
     }

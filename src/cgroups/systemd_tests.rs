@@ -192,10 +192,10 @@ fn pods_are_slices_and_files_have_the_rounded_values() {
     let quota = std::fs::read_to_string(dir.path().join(&place).join("cpu.cfs_quota_us")).unwrap();
     assert_eq!(quota, "13000");
 
-    let found = cgroups(dir.path(), "").pods().unwrap();
+    let found = cgroups(dir.path(), "").list_pods().unwrap();
     assert_eq!((found.len(), found[0].uid.as_str()), (1, "1-2"));
     let (removed, calls) = play_at(&[Reply::Job("done"), Reply::Nothing], |bus| {
-        cgroups(dir.path(), bus).remove_found(&found[0], &StopToken::never())
+        cgroups(dir.path(), bus).remove_listed(&found[0], &StopToken::never())
     });
     removed.unwrap();
     assert_eq!(calls, [format!("StopUnit {unit}"), format!("ResetFailedUnit {unit}")]);
@@ -215,8 +215,8 @@ fn directories_are_removed_even_if_systemd_cannot_be_reached() {
     assert!(!place.exists());
     // A directory that is no slice of the tier is no unit.
     std::fs::create_dir_all(dir.path().join("memory/kubepods.slice/xpod.slice")).unwrap();
-    let found = all.pods().unwrap();
-    all.remove_found(&found[0], &StopToken::never()).unwrap();
+    let found = all.list_pods().unwrap();
+    all.remove_listed(&found[0], &StopToken::never()).unwrap();
 }
 
 #[test]

@@ -231,7 +231,7 @@ fn no_link_leads_out_of_the_tree() {
     symlink(&outside, &tier).unwrap();
     assert!(all.make(&name, &values(), &never()).is_err());
     assert!(all.remove_pod(&name, &never()).is_err());
-    assert!(all.pods().is_err());
+    assert!(all.list_pods().is_err());
     assert_eq!(all.read(&name), Values::default());
     assert_eq!(all.update(&name, &values(), &never()).unwrap().written, Vec::<String>::new());
     std::fs::remove_file(&tier).unwrap();
@@ -270,7 +270,7 @@ fn orphans_are_found_in_any_hierarchy_and_removed() {
     ] {
         std::fs::create_dir_all(dir.path().join(path)).unwrap();
     }
-    let found = all.pods().unwrap();
+    let found = all.list_pods().unwrap();
     let uids: Vec<(&str, QosClass)> =
         found.iter().map(|cgroup| (cgroup.uid.as_str(), cgroup.class)).collect();
     let expected = [
@@ -284,7 +284,7 @@ fn orphans_are_found_in_any_hierarchy_and_removed() {
     ];
     assert_eq!(uids, expected);
     for orphan in found.iter().filter(|cgroup| cgroup.uid.as_str() != "known") {
-        all.remove_found(orphan, &never()).unwrap();
+        all.remove_listed(orphan, &never()).unwrap();
     }
     let left: Vec<String> = fake::directories(&dir.path().join("cpu"));
     let expected = [
@@ -298,7 +298,7 @@ fn orphans_are_found_in_any_hierarchy_and_removed() {
         "other/pod66666666-6666-6666-6666-666666666666",
     ];
     assert_eq!(left, expected);
-    assert_eq!(all.pods().unwrap().len(), 1);
+    assert_eq!(all.list_pods().unwrap().len(), 1);
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn v2_controllers_are_enabled_below_the_root_of_the_agent() {
         ("128".into(), "4096".into(), String::new())
     );
     assert!(all.make(&name, &values(), &never()).unwrap().written.is_empty());
-    assert_eq!(all.pods().unwrap().len(), 1);
+    assert_eq!(all.list_pods().unwrap().len(), 1);
     all.remove_pod(&name, &never()).unwrap();
     assert!(!mount.join("kubepods/burstable/pod1").exists());
 
@@ -444,12 +444,12 @@ fn the_kernel_accepts_every_value_and_removal_kills_what_is_left() {
             std::fs::write(leaf.join("freezer.state"), "FROZEN").unwrap();
         }
     }
-    assert_eq!(all.pods().unwrap().len(), 1);
+    assert_eq!(all.list_pods().unwrap().len(), 1);
     all.remove_pod(&name, &never()).unwrap();
     for mut child in children {
         assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
-    assert!(all.pods().unwrap().is_empty() && !all.exists(&name));
+    assert!(all.list_pods().unwrap().is_empty() && !all.exists(&name));
     drop(cleanup);
     for hierarchy in all.clone_mounts().hierarchies {
         assert!(!hierarchy.mount.join(&root[1..]).exists(), "{}", hierarchy.mount.display());
@@ -490,8 +490,8 @@ struct Cleanup {
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        for found in self.all.pods().unwrap_or_default() {
-            let _ = self.all.remove_found(&found, &never());
+        for found in self.all.list_pods().unwrap_or_default() {
+            let _ = self.all.remove_listed(&found, &never());
         }
         for hierarchy in self.all.clone_mounts().hierarchies {
             for below in ["kubepods/burstable", "kubepods", ""] {

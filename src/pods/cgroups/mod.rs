@@ -247,7 +247,7 @@ impl PodCgroups {
         if let Err(error) = shared.set_tiers(cgroups, stop) {
             log::warn!("cannot update the cgroups of the QoS classes: {error}");
         }
-        let found = match cgroups.pods() {
+        let found = match cgroups.list_pods() {
             Ok(found) => found,
             Err(error) => {
                 log::warn!("cannot list the cgroups of pods: {error}");
@@ -256,10 +256,10 @@ impl PodCgroups {
         };
         for orphan in found.iter().filter(|orphan| !known(&orphan.uid)) {
             let result = if with_volumes(&orphan.uid) {
-                cgroups.update_found(orphan, &Values::least_cpu(), stop)
+                cgroups.update_listed(orphan, &Values::least_cpu(), stop)
             } else {
                 log::info!("removing the cgroup of a pod that has ended uid={}", orphan.uid);
-                cgroups.remove_found(orphan, stop)
+                cgroups.remove_listed(orphan, stop)
             };
             match result {
                 Ok(()) => {}
