@@ -180,7 +180,7 @@ impl Cgroups {
         let mut systemd = self.systemd(stop)?;
         if let Some(systemd) = &mut systemd {
             self.sent.forget(&name.slice());
-            systemd.start(&name.slice(), &units::new_slice(name, self.mounts.version))?;
+            systemd.start(&name.slice(), &units::new_slice_properties(name, self.mounts.version))?;
         }
         let directories = name.directories(self.layout.driver());
         let made = match self.mounts.version {

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::systemd::Systemd;
-use super::units::{new_slice, properties};
+use super::units::{new_slice_properties, properties};
 use super::values::{Quota, Values};
 use super::{CgroupError, Cgroups, Driver, Layout, Name, fake};
 use crate::model::pod::QosClass;
@@ -99,7 +99,7 @@ fn play_at<T>(replies: &'static [Reply], operation: impl FnOnce(&str) -> T) -> (
 }
 
 fn slice() -> Vec<super::units::Property> {
-    new_slice(&Name::parse("/kubepods/burstable").unwrap(), Version::V2)
+    new_slice_properties(&Name::parse("/kubepods/burstable").unwrap(), Version::V2)
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub fn systemd_version(text: &str) -> u32 {
 
 /// The properties with which the slice of `name` is started.
 #[must_use]
-pub fn new_slice(name: &Name, version: Version) -> Vec<Property> {
+pub fn new_slice_properties(name: &Name, version: Version) -> Vec<Property> {
     let parent = Value::Text(name.parent().slice());
     let disks = match version {
         Version::V1 => "BlockIOAccounting",
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_slice_wants_its_parent() {
         let name = Name::parse("/kubepods").unwrap().join("burstable").unwrap();
-        let found = new_slice(&name, Version::V2);
+        let found = new_slice_properties(&name, Version::V2);
         assert_eq!(found[0].value, Value::Text("cgroup /kubepods/burstable of Kubernetes pods".to_owned()));
         assert_eq!(found[1].value, Value::Array("s", vec![Value::Text("kubepods.slice".to_owned())]));
         let names: Vec<&str> = found.iter().map(|property| property.name).collect();
@@ -226,8 +226,8 @@ mod tests {
                 "DefaultDependencies"
             ]
         );
-        assert_eq!(new_slice(&name.parent(), Version::V1)[4].name, "BlockIOAccounting");
-        let root = &new_slice(&name.parent(), Version::V1)[1].value;
+        assert_eq!(new_slice_properties(&name.parent(), Version::V1)[4].name, "BlockIOAccounting");
+        let root = &new_slice_properties(&name.parent(), Version::V1)[1].value;
         assert_eq!(root, &Value::Array("s", vec![Value::Text("-.slice".to_owned())]));
     }
 
