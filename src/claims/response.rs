@@ -57,7 +57,7 @@ pub enum ResponseError {
 pub type ClaimDevices = Vec<(ClaimKey, Vec<Device>)>;
 
 /// The devices of the claims that were prepared, and the first error.
-pub fn prepared(
+pub fn check_prepared(
     batch: &[ClaimId],
     mut response: PrepareResults,
 ) -> (ClaimDevices, Result<(), ResponseError>) {
@@ -73,7 +73,7 @@ pub fn prepared(
 }
 
 /// The claims that were unprepared, and the first error.
-pub fn unprepared(
+pub fn check_unprepared(
     batch: &[ClaimId],
     response: &UnprepareResults,
 ) -> (Vec<ClaimKey>, Result<(), ResponseError>) {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn each_claim_needs_a_result_and_no_other_may_have_one() {
         let fails = |list: &[(&str, Result<Vec<Device>, &str>)]| {
-            let (good, outcome) = prepared(&batch(), results(list));
+            let (good, outcome) = check_prepared(&batch(), results(list));
             (good.len(), outcome.unwrap_err().to_string())
         };
         assert_eq!(
@@ -176,8 +176,10 @@ mod tests {
             fails(&[("a-uid", Err("no such GPU")), ("b-uid", Ok(vec![]))]),
             (1, "NodePrepareResources failed for ResourceClaim a: no such GPU".to_owned())
         );
-        let (good, outcome) =
-            prepared(&batch(), results(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]));
+        let (good, outcome) = check_prepared(
+            &batch(),
+            results(&[("a-uid", Ok(vec![device("x", &[])])), ("b-uid", Ok(vec![]))]),
+        );
         assert_eq!((good.len(), good[0].1.len(), outcome), (2, 1, Ok(())));
     }
 
@@ -186,7 +188,7 @@ mod tests {
         let run = |list: &[(&str, Result<(), &str>)]| {
             let response: UnprepareResults =
                 list.iter().map(|(uid, result)| ((*uid).to_owned(), result.map_err(str::to_owned))).collect();
-            let (good, outcome) = unprepared(&batch(), &response);
+            let (good, outcome) = check_unprepared(&batch(), &response);
             (good.len(), outcome.map_err(|error| error.to_string()))
         };
         assert_eq!(run(&[("a-uid", Ok(())), ("b-uid", Ok(()))]), (2, Ok(())));
@@ -214,12 +216,12 @@ mod tests {
             vec![Device { share_id: Some(long.clone()), ..Device::default() }],
         ] {
             let (good, outcome) =
-                prepared(&batch(), results(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
+                check_prepared(&batch(), results(&[("a-uid", Ok(devices)), ("b-uid", Ok(vec![]))]));
             assert_eq!(good.len(), 1);
             assert!(matches!(outcome, Err(ResponseError::TooMuch { .. })));
         }
         let text = "y".repeat(1_000_000);
-        let (_, outcome) = prepared(&batch(), results(&[("a-uid", Err(&text)), ("b-uid", Ok(vec![]))]));
+        let (_, outcome) = check_prepared(&batch(), results(&[("a-uid", Err(&text)), ("b-uid", Ok(vec![]))]));
         assert!(outcome.unwrap_err().to_string().len() < 2_000);
     }
 }

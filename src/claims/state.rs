@@ -221,7 +221,7 @@ impl ClaimState {
         response: PrepareResults,
     ) -> Result<(), ResponseError> {
         let batch = work.batches.get(driver).cloned().unwrap_or_default();
-        let (good, outcome) = response::prepared(&batch, response);
+        let (good, outcome) = response::check_prepared(&batch, response);
         for (key, devices) in good {
             if let Some(claim) = self.claims.get_mut(&key) {
                 // They replace those of an earlier response.
@@ -246,7 +246,7 @@ impl ClaimState {
         response: &UnprepareResults,
     ) -> Result<(), ResponseError> {
         let batch = work.batches.get(driver).cloned().unwrap_or_default();
-        let (good, outcome) = response::unprepared(&batch, response);
+        let (good, outcome) = response::check_unprepared(&batch, response);
         for key in good {
             work.done(&key, driver);
         }
