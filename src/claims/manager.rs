@@ -370,7 +370,7 @@ impl ResourceClaims {
     /// # Errors
     /// When a claim is not known: the pod was not prepared.
     pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Failure> {
-        let claims = names::of_container(pod, container)?;
+        let claims = names::container_requests(pod, container)?;
         let mut found = Vec::new();
         let state = self.shared.state.locked();
         for (claim, requests) in claims {
@@ -387,7 +387,7 @@ impl ResourceClaims {
     /// The claims of a container, for the pod-resources API. Claims that are not known are left out.
     #[must_use]
     pub fn claims_of_container(&self, pod: &Pod, container: &Container) -> Vec<ClaimInfo> {
-        let Ok(claims) = names::of_container(pod, container) else { return Vec::new() };
+        let Ok(claims) = names::container_requests(pod, container) else { return Vec::new() };
         if claims.is_empty() {
             return Vec::new();
         }

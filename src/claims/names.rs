@@ -94,7 +94,7 @@ pub fn references(pod: &Pod) -> Result<Vec<Reference<'_>>, NameError> {
 ///
 /// # Errors
 /// See [`NameError`].
-pub fn of_container<'a>(
+pub fn container_requests<'a>(
     pod: &'a Pod,
     container: &'a Container,
 ) -> Result<BTreeMap<&'a str, Vec<&'a str>>, NameError> {
@@ -196,7 +196,7 @@ mod tests {
                 {"containerName": "c", "resourceName": "deviceclass.resource.kubernetes.io/x", "requestName": "container-0-request-3"},
                 {"containerName": "d", "resourceName": "example.com/gpu", "requestName": "container-1-request-0"}]}}),
         );
-        let requests = |index: usize| of_container(&pod, &pod.containers()[index]).unwrap();
+        let requests = |index: usize| container_requests(&pod, &pod.containers()[index]).unwrap();
         let first = BTreeMap::from([
             ("one", vec!["r1", "r2"]),
             ("ext", vec!["container-0-request-0", "container-0-request-3"]),
