@@ -40,7 +40,7 @@ use crate::util::threads::{OnDeath, Running};
 const SYSTEM: &str = "/sys/devices/system";
 
 /// Most cgroups that are searched for those of containers.
-const MOST_CGROUPS: usize = 50_000;
+const MAX_CGROUPS: usize = 50_000;
 
 /// Opens the assignments of CPUs and memory: checks the configuration, and reads the state files.
 ///
@@ -307,7 +307,7 @@ fn container_cgroups(top: &Path) -> BTreeMap<String, PathBuf> {
     let (mut found, mut open) = (BTreeMap::new(), vec![top.to_owned()]);
     while let Some(dir) = open.pop() {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) || found.len() >= MOST_CGROUPS {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) || found.len() >= MAX_CGROUPS {
                 continue;
             }
             let name = entry.file_name().to_string_lossy().into_owned();

@@ -9,7 +9,7 @@ use super::values::Values;
 use crate::util::lock::LockExt;
 
 /// More units than a node has pods. Beyond it everything is forgotten, and sent once more.
-const MOST: usize = 4096;
+const MAX_UNITS: usize = 4096;
 
 /// The last values of each slice of which systemd has accepted the properties. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -31,7 +31,7 @@ impl SentValues {
     /// systemd has accepted these values.
     pub(super) fn accepted(&self, unit: String, wanted: &Values, rounded: &Values) {
         let mut all = self.0.locked();
-        if all.len() >= MOST && !all.contains_key(&unit) {
+        if all.len() >= MAX_UNITS && !all.contains_key(&unit) {
             all.clear();
         }
         all.insert(unit, UnitValues { wanted: wanted.clone(), rounded: rounded.clone() });
@@ -59,9 +59,9 @@ mod tests {
         assert_eq!(sent.rounded("b.slice", &values(4)), None);
         sent.forget("a.slice");
         assert_eq!(sent.rounded("a.slice", &values(4)), None);
-        for unit in 0..2 * MOST {
+        for unit in 0..2 * MAX_UNITS {
             sent.accepted(unit.to_string(), &values(1), &values(1));
         }
-        assert!(sent.0.locked().len() <= MOST);
+        assert!(sent.0.locked().len() <= MAX_UNITS);
     }
 }

@@ -16,12 +16,12 @@ use crate::util::stop::StopToken;
 /// Time limit of a call: upstream's, half of the time between attempts.
 pub const LIMIT: Duration = Duration::from_secs(45);
 /// The largest message of a driver: the default of Go's library, so upstream's limit.
-const MOST_BYTES: i32 = 4 * 1024 * 1024;
+const MAX_BYTES: i32 = 4 * 1024 * 1024;
 /// Devices of a list of reports that are read. It can name more than are recorded, for those that are
 /// known already count wherever they are in the list.
 ///
 /// DIFFERS: upstream reads all.
-const MOST_REPORTS: usize = 4 * health::MOST_DEVICES;
+const MAX_REPORTS: usize = 4 * health::MAX_DEVICES;
 
 pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
     LazyLock::new(|| {
@@ -58,7 +58,7 @@ impl Client {
         limit: Duration,
     ) -> Result<Client, String> {
         let target = format!("unix://{endpoint}");
-        let channel = Channel::limited(&target, MOST_BYTES).map_err(|error| {
+        let channel = Channel::limited(&target, MAX_BYTES).map_err(|error| {
             format!("create gRPC connection to DRA driver {driver} plugin at endpoint {endpoint}: {error}")
         })?;
         Ok(Client { driver: driver.to_owned(), service, limit, channel })
@@ -146,7 +146,7 @@ fn devices(messages: &[Vec<u8>]) -> Result<Vec<Device>, String> {
             cdi_ids: device.cdi_device_ids,
         })
     };
-    let found = messages.iter().take(response::MOST_DEVICES + 1).map(device);
+    let found = messages.iter().take(response::MAX_DEVICES + 1).map(device);
     found.collect::<Option<_>>().ok_or_else(|| "a device of the answer cannot be read".to_owned())
 }
 
@@ -158,7 +158,7 @@ pub struct Reports {
 impl Reports {
     /// Waits for the next report, with the number of its devices; `None`: the driver has ended the
     /// stream. A device that cannot be read is left out, and so is what comes after the first
-    /// `MOST_REPORTS` devices.
+    /// `MAX_REPORTS` devices.
     ///
     /// # Errors
     /// Those of the call.
@@ -171,7 +171,7 @@ impl Reports {
 /// A message of empty devices has millions of them, and the reports are entered under a lock that all
 /// drivers share: so they are read before, and their number is limited.
 fn reports(devices: &[Vec<u8>]) -> Vec<Report> {
-    devices.iter().take(MOST_REPORTS).filter_map(|bytes| from_bytes(bytes)).map(report).collect()
+    devices.iter().take(MAX_REPORTS).filter_map(|bytes| from_bytes(bytes)).map(report).collect()
 }
 
 fn report(report: drahealth::DeviceReport) -> Report {
@@ -202,11 +202,11 @@ mod tests {
             to_bytes(&drahealth::DeviceReport { device, ..Default::default() })
         };
         let mut devices = vec![vec![0xff, 0xff], device("a")];
-        devices.resize(MOST_REPORTS, Vec::new());
+        devices.resize(MAX_REPORTS, Vec::new());
         devices.push(device("b"));
         let found = reports(&devices);
         // The first one cannot be read.
-        assert_eq!(found.len(), MOST_REPORTS - 1);
+        assert_eq!(found.len(), MAX_REPORTS - 1);
         assert!(found.iter().any(|report| report.device == "a"));
         assert!(!found.iter().any(|report| report.device == "b"));
     }

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::names::is_dns_subdomain;
 
 /// Driver names that are ever accepted: each is a label of metrics for good.
-const MOST_NAMES: usize = 1_000;
+const MAX_NAMES: usize = 1_000;
 /// Instances of one driver at a time.
-const MOST_INSTANCES: usize = 16;
+const MAX_INSTANCES: usize = 16;
 /// Bytes of a DNS subdomain.
-const MOST_NAME_BYTES: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 
 /// A service of the plugin API, in the order of the kubelet's preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub(super) fn check_name(driver: &str) -> Result<(), String> {
     if is_dns_subdomain(driver) {
         return Ok(());
     }
-    let start: String = driver.chars().take(MOST_NAME_BYTES).collect();
+    let start: String = driver.chars().take(MAX_NAME_BYTES).collect();
     Err(format!("the DRA driver name {start:?} is not a DNS subdomain"))
 }
 
@@ -140,8 +140,8 @@ impl<C: Clone> Drivers<C> {
         if known.iter().any(|instance| instance.endpoint == endpoint) {
             return Err(format!("endpoint {endpoint} already registered for DRA driver plugin {driver}"));
         }
-        let too_many_names = self.names.len() >= MOST_NAMES && !self.names.contains(driver);
-        if known.len() >= MOST_INSTANCES || too_many_names {
+        let too_many_names = self.names.len() >= MAX_NAMES && !self.names.contains(driver);
+        if known.len() >= MAX_INSTANCES || too_many_names {
             return Err(format!("too many DRA drivers, or instances of {driver}"));
         }
         let client = client()?;
@@ -264,11 +264,11 @@ mod tests {
     #[test]
     fn drivers_and_instances_are_limited() {
         let mut drivers = Drivers::default();
-        for number in 0..MOST_INSTANCES {
+        for number in 0..MAX_INSTANCES {
             drivers.add("d", &number.to_string(), || Ok(number)).unwrap();
         }
         assert!(drivers.add("d", "x", || Ok(0)).is_err());
-        for number in 1..MOST_NAMES {
+        for number in 1..MAX_NAMES {
             let name = format!("d{number}");
             drivers.add(&name, "e", || Ok(0)).unwrap();
             drivers.remove(&name, "e");

@@ -19,13 +19,13 @@ pub const NAME: &str = "dra_health_state";
 /// How long a report holds if the driver does not say.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
 /// The longest that a report may hold: a driver's number may be anything.
-const MOST_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
+const MAX_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Devices of one driver that are recorded (Go: `maxDevicesPerDriver`).
-pub const MOST_DEVICES: usize = 16_384;
+pub const MAX_DEVICES: usize = 16_384;
 /// Bytes of a message, as in the API.
-const MOST_MESSAGE: usize = 1_024;
+const MAX_MESSAGE: usize = 1_024;
 /// Bytes of the name of a pool or a device.
-const MOST_NAME: usize = 512;
+const MAX_NAME: usize = 512;
 
 /// The health of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -134,7 +134,7 @@ impl HealthCache {
             Some(((stored.pool_name, stored.device_name), known))
         };
         let driver = |(name, driver): (String, StoredDriver)| {
-            let devices = driver.devices.unwrap_or_default().into_values().take(MOST_DEVICES);
+            let devices = driver.devices.unwrap_or_default().into_values().take(MAX_DEVICES);
             (name, devices.filter_map(device).collect())
         };
         Ok(HealthCache { drivers: stored.into_iter().map(driver).collect(), ..HealthCache::default() })
@@ -164,7 +164,7 @@ impl HealthCache {
 
     /// Enters the complete list of a driver's devices, and returns the devices whose state changed.
     /// Devices that it does not name any more become unknown when their last report is too old. New
-    /// devices beyond [`MOST_DEVICES`] are ignored.
+    /// devices beyond [`MAX_DEVICES`] are ignored.
     pub fn update(
         &mut self,
         (driver, endpoint): (&str, &str),
@@ -179,8 +179,8 @@ impl HealthCache {
         let mut ignored = 0_usize;
         for report in reports {
             let key = (report.pool, report.device);
-            let too_long = key.0.len() > MOST_NAME || key.1.len() > MOST_NAME;
-            if too_long || known.len() >= MOST_DEVICES && !known.contains_key(&key) {
+            let too_long = key.0.len() > MAX_NAME || key.1.len() > MAX_NAME;
+            if too_long || known.len() >= MAX_DEVICES && !known.contains_key(&key) {
                 ignored += 1;
                 continue;
             }
@@ -289,15 +289,15 @@ impl HealthCache {
 }
 
 fn limit_of(limit: Duration) -> Duration {
-    if limit.is_zero() { DEFAULT_LIMIT } else { limit.min(MOST_LIMIT) }
+    if limit.is_zero() { DEFAULT_LIMIT } else { limit.min(MAX_LIMIT) }
 }
 
 /// A message within its limit.
 fn cut(message: &str) -> String {
-    if message.len() <= MOST_MESSAGE {
+    if message.len() <= MAX_MESSAGE {
         return message.to_owned();
     }
-    format!("{}...", &message[..message.floor_char_boundary(MOST_MESSAGE - 3)])
+    format!("{}...", &message[..message.floor_char_boundary(MAX_MESSAGE - 3)])
 }
 
 #[cfg(test)]
@@ -371,11 +371,11 @@ mod tests {
         let mut cache = HealthCache::default();
         let long = "é".repeat(600);
         let many =
-            (0..MOST_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
-        assert_eq!(cache.update(("d", "/e"), many, now, wall_time).len(), MOST_DEVICES);
+            (0..MAX_DEVICES + 5).map(|number| report(&number.to_string(), Health::Healthy, i64::MAX, &long));
+        assert_eq!(cache.update(("d", "/e"), many, now, wall_time).len(), MAX_DEVICES);
         let (_, message) = cache.get("d", &device("1", &[]), now);
-        assert!(message.ends_with("é...") && message.len() <= MOST_MESSAGE);
-        assert_eq!(cache.get("d", &device("1", &[]), now + MOST_LIMIT * 2).0, Health::Unknown);
+        assert!(message.ends_with("é...") && message.len() <= MAX_MESSAGE);
+        assert_eq!(cache.get("d", &device("1", &[]), now + MAX_LIMIT * 2).0, Health::Unknown);
         assert!(
             cache
                 .update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, wall_time)
@@ -394,8 +394,8 @@ mod tests {
             names.map(|name| report(&name, health, 60, "")).collect()
         };
         let health = |cache: &HealthCache, name: &str, now| cache.get("d", &device(name, &[]), now).0;
-        let full = list("a", MOST_DEVICES, Health::Healthy);
-        assert_eq!(cache.update(("d", "/e"), full, start, wall_time).len(), MOST_DEVICES);
+        let full = list("a", MAX_DEVICES, Health::Healthy);
+        assert_eq!(cache.update(("d", "/e"), full, start, wall_time).len(), MAX_DEVICES);
         // A new device comes before a known one, which counts.
         let mut mixed = list("b", 1, Health::Healthy);
         mixed.extend(list("a", 1, Health::Unhealthy));
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(health(&cache, "b0", after(50)), Health::Unknown);
         // The reports of all others are too old.
         let ended = cache.update(("d", "/e"), list("b", 1, Health::Healthy), after(61), wall_time);
-        assert_eq!(ended.len(), MOST_DEVICES - 1);
+        assert_eq!(ended.len(), MAX_DEVICES - 1);
         assert_eq!(cache.drivers["d"].len(), 1);
         assert_eq!(
             cache.update(("d", "/e"), list("b", 1, Health::Healthy), after(62), wall_time),

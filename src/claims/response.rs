@@ -8,12 +8,12 @@ use super::info::{ClaimId, ClaimKey, Device};
 use crate::util::clip;
 
 /// Devices of one claim by one driver; the API allows 32 in an allocation.
-pub(super) const MOST_DEVICES: usize = 1_024;
+pub(super) const MAX_DEVICES: usize = 1_024;
 /// Requests or CDI devices of one device.
-const MOST_NAMES: usize = 1_024;
-const MOST_NAME_BYTES: usize = 4_096;
+const MAX_NAMES: usize = 1_024;
+const MAX_NAME_BYTES: usize = 4_096;
 /// Characters of an error that are shown.
-const MOST_TEXT: usize = 1_024;
+const MAX_TEXT: usize = 1_024;
 
 /// By the UID of the claim: its devices, or why it could not be prepared.
 pub(super) type PrepareResults = BTreeMap<String, Result<Vec<Device>, String>>;
@@ -122,20 +122,20 @@ fn failed(method: Method, claim: &ClaimId, text: &str) -> ResponseError {
 
 /// A driver's text in messages for users.
 fn shown(text: &str) -> String {
-    clip::beginning(text, MOST_TEXT).to_owned()
+    clip::beginning(text, MAX_TEXT).to_owned()
 }
 
 fn within_limits(claim: &ClaimId, devices: &[Device]) -> Result<(), ResponseError> {
     let too_much = |what| Err(ResponseError::TooMuch { claim: claim.key.name.clone(), what });
-    if devices.len() > MOST_DEVICES {
+    if devices.len() > MAX_DEVICES {
         return too_much("more than 1024 devices");
     }
     for device in devices {
-        if device.requests.len() > MOST_NAMES || device.cdi_ids.len() > MOST_NAMES {
+        if device.requests.len() > MAX_NAMES || device.cdi_ids.len() > MAX_NAMES {
             return too_much("a device with more than 1024 requests or CDI devices");
         }
         let names = [&device.pool, &device.name].into_iter().chain(&device.share_id);
-        if names.chain(&device.requests).chain(&device.cdi_ids).any(|name| name.len() > MOST_NAME_BYTES) {
+        if names.chain(&device.requests).chain(&device.cdi_ids).any(|name| name.len() > MAX_NAME_BYTES) {
             return too_much("a name of more than 4096 bytes");
         }
     }
@@ -206,10 +206,10 @@ mod tests {
 
     #[test]
     fn responses_beyond_the_limits_are_refused() {
-        let long = "x".repeat(MOST_NAME_BYTES + 1);
-        let many = vec![String::new(); MOST_NAMES + 1];
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        let many = vec![String::new(); MAX_NAMES + 1];
         for devices in [
-            vec![Device::default(); MOST_DEVICES + 1],
+            vec![Device::default(); MAX_DEVICES + 1],
             vec![Device { cdi_ids: many.clone(), ..Device::default() }],
             vec![Device { requests: many, ..Device::default() }],
             vec![Device { cdi_ids: vec![long.clone()], ..Device::default() }],

@@ -9,7 +9,7 @@ const DELAY: Duration = Duration::from_secs(30);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(300);
 const JITTER: f64 = 0.2;
-const MOST_TRIES: u32 = 100;
+const MAX_TRIES: u32 = 100;
 
 /// Which slices of the node: those of one driver, or all.
 pub type Slices = Option<String>;
@@ -72,7 +72,7 @@ impl Wipes {
     pub fn failed(&mut self, slices: &Slices, now: Instant, random: f64) {
         let Some(pending) = self.pending.get_mut(slices) else { return };
         pending.tries += 1;
-        if pending.tries >= MOST_TRIES {
+        if pending.tries >= MAX_TRIES {
             self.pending.remove(slices);
             return;
         }

@@ -14,11 +14,11 @@ use crate::transport::grpc::{CallError, Channel, Incoming};
 use crate::util::stop::StopToken;
 
 /// The largest message of a plugin: the default of Go's library, so upstream's limit.
-pub(super) const MOST_BYTES: i32 = 4 * 1024 * 1024;
+pub(super) const MAX_BYTES: i32 = 4 * 1024 * 1024;
 /// The largest answer to `Allocate` for a container, because it is part of the state file.
-pub(super) const MOST_RESPONSE_BYTES: usize = 1024 * 1024;
+pub(super) const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 /// The largest name of a device. The Go kubelet has no limit.
-pub(super) const MOST_ID_BYTES: usize = 1024;
+pub(super) const MAX_ID_BYTES: usize = 1024;
 /// Time limit of `GetDevicePluginOptions`, with the connection: upstream's limit of the latter.
 const OPTIONS_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of `GetPreferredAllocation`. Upstream has none.
@@ -67,7 +67,7 @@ impl Client {
     /// When the path cannot be that of a socket.
     pub(super) fn new(resource: &str, socket: &Path, limits: Limits) -> Result<Client, String> {
         let endpoint = format!("unix://{}", socket.display());
-        let channel = Channel::limited(&endpoint, MOST_BYTES).map_err(|error| error.to_string())?;
+        let channel = Channel::limited(&endpoint, MAX_BYTES).map_err(|error| error.to_string())?;
         Ok(Client { resource: resource.to_owned(), channel, limits })
     }
 
@@ -136,9 +136,9 @@ impl Client {
             .call_with_stop(&methods::ALLOCATE, &request, Some(self.limits.allocate), stop)
             .map_err(|error| DeviceError::Allocate(error.to_string()))?;
         let raw = response.container_responses.into_iter().next().ok_or(DeviceError::NoResponse)?;
-        if raw.len() > MOST_RESPONSE_BYTES {
+        if raw.len() > MAX_RESPONSE_BYTES {
             let (resource, bytes) = (self.resource.clone(), raw.len());
-            return Err(DeviceError::Large { resource, bytes, limit: MOST_RESPONSE_BYTES });
+            return Err(DeviceError::Large { resource, bytes, limit: MAX_RESPONSE_BYTES });
         }
         let setup = setup(&raw).ok_or(DeviceError::NoResponse)?;
         Ok(GrantedDevices { setup, raw: raw.into() })
@@ -191,7 +191,7 @@ impl DeviceListStream {
 }
 
 fn device(message: pb::PluginDevice) -> Option<(DeviceId, Device)> {
-    if message.id.is_empty() || message.id.len() > MOST_ID_BYTES {
+    if message.id.is_empty() || message.id.len() > MAX_ID_BYTES {
         return None;
     }
     let nodes = message.topology.into_option().map(|topology| topology.nodes).unwrap_or_default();
@@ -267,6 +267,6 @@ mod tests {
         assert_eq!((&*id, found.is_healthy, found.nodes), ("a", true, NumaMask::from_numbers([0, 3])));
         assert!(!read("a", "healthy", &[]).unwrap().1.is_healthy);
         assert_eq!(read("", "Healthy", &[]), None);
-        assert_eq!(read(&"x".repeat(MOST_ID_BYTES + 1), "Healthy", &[]), None);
+        assert_eq!(read(&"x".repeat(MAX_ID_BYTES + 1), "Healthy", &[]), None);
     }
 }

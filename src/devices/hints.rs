@@ -11,7 +11,7 @@ use crate::model::numa::{Hint, NumaMask};
 ///
 /// DIFFERS: upstream examines all sets, 2ⁿ on n nodes. Here larger machines get hints for the sets of
 /// one node, and for all nodes.
-const MOST_NODES: usize = 12;
+const MAX_NODES: usize = 12;
 
 /// Hints by resource. A resource without an entry has no preference; one with an empty list can come
 /// from no nodes.
@@ -86,7 +86,7 @@ impl Counts {
         let mut counts = BTreeMap::new();
         for nodes in devices {
             let mut nodes = nodes.and(all);
-            if all.len() as usize > MOST_NODES {
+            if all.len() as usize > MAX_NODES {
                 // Few different sets, so that the work is bounded.
                 nodes = NumaMask::from_numbers(nodes.iter().next());
             }
@@ -136,7 +136,7 @@ fn possible(
 
 /// All sets of these nodes that are not empty; on large machines only those of one node, and all.
 fn sets(nodes: &[u32]) -> Vec<NumaMask> {
-    if nodes.len() > MOST_NODES {
+    if nodes.len() > MAX_NODES {
         let single = nodes.iter().map(|node| NumaMask::from_numbers([*node]));
         return single.chain([NumaMask::from_numbers(nodes.iter().copied())]).collect();
     }

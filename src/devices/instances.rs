@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use super::client::Client;
 use super::device::{DeviceList, PluginOptions};
-use super::state::{DeviceState, Generation, ListChange, MOST_DEVICES};
+use super::state::{DeviceState, Generation, ListChange, MAX_DEVICES};
 use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 use crate::util::threads::Running;
 
 /// How many plugins of one resource are connected at most. The Go kubelet has no limit.
-pub(super) const MOST_INSTANCES: usize = 8;
+pub(super) const MAX_INSTANCES: usize = 8;
 /// How long a registration waits for the end of a plugin that is connected through the same socket: a
 /// plugin whose list has ended can register before the end is noticed.
 pub(super) const END_LIMIT: Duration = Duration::from_millis(500);
@@ -125,8 +125,8 @@ impl Instances {
             return Err(format!("device plugin already connected: {}", socket.display()));
         }
         let others = all.iter().filter(|plugin| plugin.is_alive && plugin.socket != socket);
-        if others.count() >= MOST_INSTANCES {
-            return Err(format!("{MOST_INSTANCES} device plugins of {resource} are connected already"));
+        if others.count() >= MAX_INSTANCES {
+            return Err(format!("{MAX_INSTANCES} device plugins of {resource} are connected already"));
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Instances {
         let lists = |all: &[Plugin]| -> usize {
             all.iter().filter_map(|plugin| plugin.listed.as_ref()).map(DeviceList::len).sum()
         };
-        if self.by_resource.values().map(|all| lists(all)).sum::<usize>() > MOST_DEVICES {
+        if self.by_resource.values().map(|all| lists(all)).sum::<usize>() > MAX_DEVICES {
             for plugin in self.by_resource.get_mut(resource).into_iter().flatten() {
                 if plugin.listed.take().is_some() {
                     plugin.has_listed = false;

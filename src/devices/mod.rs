@@ -45,7 +45,7 @@ pub use requests::{ContainerRequest, Kind, PodRequest};
 pub use server::serve;
 pub use service::{Change, Devices, OnChange, RegisteredPlugin, RestoreReport, Settings};
 pub use state::{
-    Capacity, DeviceState, Generation, ListChange, MOST_DEVICES, MOST_RESOURCES, NextPluginCall,
+    Capacity, DeviceState, Generation, ListChange, MAX_DEVICES, MAX_RESOURCES, NextPluginCall,
     PluginConnection, Resource, STOP_GRACE,
 };
 pub use wait::{Readiness, WAIT_LIMIT, Waiting};

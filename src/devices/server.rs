@@ -13,7 +13,7 @@ use crate::transport::rpc_server::{Refusal, Server, Service};
 use crate::util::disk_writes;
 
 /// More entries of the directory are not examined at the start.
-const MOST_ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 
 /// Makes the directory of device plugins (0750), if it is missing, removes the sockets of an earlier
 /// run, and serves registrations. Plugins watch the directory and register again when their socket
@@ -34,7 +34,7 @@ pub fn serve(devices: &Devices, directory: &Path) -> io::Result<Server> {
 
 /// Removes all sockets; other files, such as the state file, stay.
 fn remove_sockets(directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(directory)?.take(MOST_ENTRIES) {
+    for entry in fs::read_dir(directory)?.take(MAX_ENTRIES) {
         let entry = entry?;
         // The type of the entry itself: no link is followed.
         if !entry.file_type()?.is_socket() {

@@ -21,7 +21,7 @@ use super::options::ResourceHealth;
 use super::pace::ListPace;
 use super::requests::PodRequest;
 use super::state::{
-    Capacity, DeviceState, Generation, ListChange, MOST_DEVICES, NextPluginCall, PluginConnection, Resource,
+    Capacity, DeviceState, Generation, ListChange, MAX_DEVICES, NextPluginCall, PluginConnection, Resource,
 };
 use super::wait::Readiness;
 use crate::model::ids::PodUid;
@@ -560,7 +560,7 @@ impl Shared {
     ) -> Result<(), CallError> {
         let mut lists = client.watch()?;
         let mut pace = ListPace::new(Instant::now());
-        while let Some(list) = lists.next(MOST_DEVICES, stop)? {
+        while let Some(list) = lists.next(MAX_DEVICES, stop)? {
             let Some(listed) = self.listed(resource, generation, list) else { return Ok(()) };
             if listed.is_new {
                 self.store();

@@ -20,9 +20,9 @@ use crate::model::numa::NumaMask;
 /// After this time without its plugin a resource is removed (Go: `endpointStopGracePeriod`).
 pub const STOP_GRACE: Duration = Duration::from_secs(5 * 60);
 /// How many devices are known at most, of all resources: about 20 MB. The Go kubelet has no limit.
-pub const MOST_DEVICES: usize = 200_000;
+pub const MAX_DEVICES: usize = 200_000;
 /// How many resources have a plugin at most. The Go kubelet has no limit.
-pub const MOST_RESOURCES: usize = 128;
+pub const MAX_RESOURCES: usize = 128;
 
 /// Numbers the connections of plugins, so that the end of an old one does not affect a new one.
 pub type Generation = u64;
@@ -153,8 +153,8 @@ impl DeviceState {
         generation: Generation,
         options: PluginOptions,
     ) -> Result<(), DeviceError> {
-        if !self.resources.contains_key(resource) && self.resources.len() >= MOST_RESOURCES {
-            return Err(DeviceError::TooMany(MOST_RESOURCES));
+        if !self.resources.contains_key(resource) && self.resources.len() >= MAX_RESOURCES {
+            return Err(DeviceError::TooMany(MAX_RESOURCES));
         }
         self.removed.remove(resource);
         let endpoint = PluginConnection::Connected { generation, options };
@@ -198,7 +198,7 @@ impl DeviceState {
 
     /// A plugin has listed its devices. `None`: another plugin has replaced this one.
     ///
-    /// Devices above [`MOST_DEVICES`] are left out.
+    /// Devices above [`MAX_DEVICES`] are left out.
     pub fn listed(
         &mut self,
         resource: &str,
@@ -209,7 +209,7 @@ impl DeviceState {
             return None;
         }
         let others = self.resources.iter().filter(|(name, _)| *name != resource);
-        let room = MOST_DEVICES.saturating_sub(others.map(|(_, other)| other.devices.len()).sum());
+        let room = MAX_DEVICES.saturating_sub(others.map(|(_, other)| other.devices.len()).sum());
         if let Some(first_without_room) = devices.keys().nth(room).cloned() {
             log::warn!("the plugin of {resource} lists {} devices; {room} are used", devices.len());
             devices.split_off(&first_without_room);
@@ -238,7 +238,7 @@ impl DeviceState {
         let removed = &mut self.removed;
         self.resources.retain(|name, known| {
             let stays = !is_over(known);
-            if !stays && removed.len() < 2 * MOST_RESOURCES {
+            if !stays && removed.len() < 2 * MAX_RESOURCES {
                 removed.insert(name.clone());
             }
             stays

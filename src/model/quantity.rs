@@ -207,7 +207,7 @@ fn parse(text: &str) -> Option<Amount> {
         return Some(Amount::ZERO);
     }
     if decimal > 40 {
-        return Some(Amount(if negative { -MOST } else { MOST }));
+        return Some(Amount(if negative { -MAX_AMOUNT } else { MAX_AMOUNT }));
     }
     for _ in 0..decimal {
         value.multiply(10, 0);
@@ -217,12 +217,12 @@ fn parse(text: &str) -> Option<Amount> {
     for _ in 0..(-decimal).min(2 * MAX_DIGITS as i64) {
         rest |= value.divide(10) != 0;
     }
-    let value = value.get().map_or(MOST, |value| (value + i128::from(rest)).min(MOST));
+    let value = value.get().map_or(MAX_AMOUNT, |value| (value + i128::from(rest)).min(MAX_AMOUNT));
     Some(Amount(if negative { -value } else { value }))
 }
 
 /// Far beyond any resource; keeps sums inside the type.
-const MOST: i128 = i64::MAX as i128 * NANO;
+const MAX_AMOUNT: i128 = i64::MAX as i128 * NANO;
 
 /// A number of up to 640 bits, the lowest first: [`MAX_DIGITS`] digits, the largest suffix and
 /// 40 more digits have 526.

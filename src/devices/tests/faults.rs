@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use super::super::instances::MOST_INSTANCES;
+use super::super::instances::MAX_INSTANCES;
 use super::super::testing::{FakePlugin, Fault};
 use super::*;
 use crate::transport::generated::{deviceplugin as pb, to_bytes};
@@ -345,15 +345,15 @@ fn ninth_plugin_of_a_resource_is_refused() {
     let start = |number: usize| {
         FakePlugin::start(directory.path(), &format!("{number}.sock"), PluginOptions::default())
     };
-    let mut plugins: Vec<FakePlugin> = (0..MOST_INSTANCES).map(start).collect();
+    let mut plugins: Vec<FakePlugin> = (0..MAX_INSTANCES).map(start).collect();
     for (number, plugin) in plugins.iter().enumerate() {
         fixture.register(plugin, &list(&[(number.to_string().as_str(), true, &[])]));
     }
-    let next = start(MOST_INSTANCES);
+    let next = start(MAX_INSTANCES);
     let error = fixture.devices.register("v1beta1", "8.sock", WIDGET).unwrap_err();
     assert_eq!(error, "8 device plugins of example.com/widget are connected already");
     plugins.remove(0);
-    wait_until(|| fixture.devices.connected_plugins(WIDGET) == MOST_INSTANCES - 1);
+    wait_until(|| fixture.devices.connected_plugins(WIDGET) == MAX_INSTANCES - 1);
     fixture.register(&next, &list(&[("x", true, &[])]));
     assert_eq!(fixture.counts(), (1, 1));
 }
@@ -385,12 +385,12 @@ fn lists_of_millions_are_limited() {
     let named =
         |number: usize| to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() });
     let many = pb::DeviceListResponse {
-        devices: (0..MOST_DEVICES + 100_000).map(named).collect(),
+        devices: (0..MAX_DEVICES + 100_000).map(named).collect(),
         ..Default::default()
     };
     plugin.send(Some(many));
     fixture.changed();
-    assert_eq!(fixture.counts(), (MOST_DEVICES as u64, 0));
+    assert_eq!(fixture.counts(), (MAX_DEVICES as u64, 0));
     // Above the limit of a message the stream ends.
     let large = pb::DeviceListResponse { devices: vec![vec![0; 5 << 20]], ..Default::default() };
     plugin.send(Some(large));
@@ -406,11 +406,11 @@ fn lists_of_plugins_that_are_not_active_are_limited_together() {
     let named =
         |number: usize| to_bytes(&pb::PluginDevice { id: format!("{number:06}"), ..Default::default() });
     let most =
-        pb::DeviceListResponse { devices: (0..MOST_DEVICES).map(named).collect(), ..Default::default() };
+        pb::DeviceListResponse { devices: (0..MAX_DEVICES).map(named).collect(), ..Default::default() };
     fixture.devices.register("v1beta1", "1.sock", WIDGET).unwrap();
     first.send(Some(most));
     fixture.changed();
-    assert_eq!(fixture.counts(), (MOST_DEVICES as u64, 0));
+    assert_eq!(fixture.counts(), (MAX_DEVICES as u64, 0));
     fixture.register(&second, &list(&[("x", true, &[])]));
     fixture.register(&third, &list(&[("y", true, &[]), ("z", true, &[])]));
     // With the list of the second there was one device too many.

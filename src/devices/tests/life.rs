@@ -44,13 +44,13 @@ fn devices_and_resources_are_limited() {
     let mut state = state_with(PluginOptions::default(), four());
     let healthy = Device { is_healthy: true, ..Device::default() };
     let huge: DeviceList =
-        (0..MOST_DEVICES + 10).map(|number| (format!("{number:07}").into(), healthy)).collect();
+        (0..MAX_DEVICES + 10).map(|number| (format!("{number:07}").into(), healthy)).collect();
     state.connected("other.com/thing", 2, PluginOptions::default()).unwrap();
     state.listed("other.com/thing", 2, huge).unwrap();
     let capacity = state.expire_and_count(Instant::now());
-    assert_eq!(capacity.capacity.values().sum::<u64>(), MOST_DEVICES as u64);
+    assert_eq!(capacity.capacity.values().sum::<u64>(), MAX_DEVICES as u64);
     assert_eq!(capacity.capacity[WIDGET], 4);
-    for number in 2..MOST_RESOURCES {
+    for number in 2..MAX_RESOURCES {
         state.connected(&format!("example.com/{number}"), 3, PluginOptions::default()).unwrap();
     }
     assert!(state.connected("example.com/more", 4, PluginOptions::default()).is_err());

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// The most namespaces whose last turn is known.
-const MOST: usize = 4096;
+const MAX_NAMESPACES: usize = 4096;
 
 /// When namespaces last had a turn, also those that wait for nothing now: one that comes again and again
 /// would else be the first each time.
@@ -22,7 +22,7 @@ impl Turns {
     /// This namespace has its turn now.
     pub(super) fn take(&mut self, namespace: &str) {
         self.count += 1;
-        if self.last.len() >= MOST && !self.last.contains_key(namespace) {
+        if self.last.len() >= MAX_NAMESPACES && !self.last.contains_key(namespace) {
             let oldest = self.last.iter().min_by_key(|(_, turn)| **turn).map(|(name, _)| name.clone());
             oldest.and_then(|name| self.last.remove(&name));
         }
@@ -37,10 +37,10 @@ mod tests {
     #[test]
     fn known_turns_are_limited_and_the_oldest_is_forgotten() {
         let mut turns = Turns::default();
-        for n in 0..=MOST {
+        for n in 0..=MAX_NAMESPACES {
             turns.take(&n.to_string());
         }
-        assert_eq!((turns.last.len(), turns.last("0"), turns.last("1")), (MOST, 0, 2));
+        assert_eq!((turns.last.len(), turns.last("0"), turns.last("1")), (MAX_NAMESPACES, 0, 2));
         turns.take("1");
         assert!(turns.last("1") > turns.last("4096"));
     }

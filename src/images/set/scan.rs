@@ -11,9 +11,9 @@ use super::archive::{self, Stamp};
 use super::entries::Key;
 
 /// Archives of all directories together; further ones are not used.
-pub(super) const MOST_ARCHIVES: usize = 1000;
+pub(super) const MAX_ARCHIVES: usize = 1000;
 /// Entries of one directory that are inspected.
-const MOST_ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 
 #[derive(Debug, Default)]
 pub(super) struct ScannedDirectories {
@@ -47,18 +47,18 @@ pub(super) fn scan(directories: &[PathBuf]) -> ScannedDirectories {
             found.problems.push(format!("cannot read {}: {error}", directory.display()));
         }
     }
-    if found.files.len() > MOST_ARCHIVES {
-        found.files.truncate(MOST_ARCHIVES);
+    if found.files.len() > MAX_ARCHIVES {
+        found.files.truncate(MAX_ARCHIVES);
         found
             .problems
-            .push(format!("there are more than {MOST_ARCHIVES} image archives; the others are not used"));
+            .push(format!("there are more than {MAX_ARCHIVES} image archives; the others are not used"));
     }
     found
 }
 
 fn scan_directory(number: usize, directory: &Path, found: &mut ScannedDirectories) -> io::Result<()> {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(directory)?.take(MOST_ENTRIES) {
+    for entry in std::fs::read_dir(directory)?.take(MAX_ENTRIES) {
         let entry = entry?;
         let kind = match entry.file_type() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -112,7 +112,7 @@ pub(super) fn blobs(layout: &Path) -> Blobs {
         let stat = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
         if matches!(name.to_bytes(), b"." | b"..") { None } else { Some(Stamp::from_stat(&stat.ok()?)) }
     };
-    for stamp in entries.take(MOST_ENTRIES).filter_map(|entry| stamp(entry.ok()?)) {
+    for stamp in entries.take(MAX_ENTRIES).filter_map(|entry| stamp(entry.ok()?)) {
         blobs.number += 1;
         blobs.bytes = blobs.bytes.saturating_add(stamp.size);
         blobs.newest_ns = blobs.newest_ns.max(stamp.ctime_ns);

@@ -21,7 +21,7 @@ const UNCLOSED: Duration = Duration::from_secs(2);
 /// Period of the list when inotify cannot be used.
 const POLL: Duration = Duration::from_secs(30);
 /// Watches; directories beyond them are read at the next other change.
-const MOST_WATCHES: usize = 128;
+const MAX_WATCHES: usize = 128;
 
 /// The watches of all directories.
 pub(super) struct Watch {
@@ -58,7 +58,7 @@ impl Watch {
         let Some(inotify) = &self.inotify else { return };
         let mut watches = inotify.watches();
         let mut now = HashSet::new();
-        for directory in directories.take(MOST_WATCHES) {
+        for directory in directories.take(MAX_WATCHES) {
             let existing = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
             match watches.add(existing, mask()) {
                 Ok(descriptor) => {

@@ -19,13 +19,13 @@ use super::progress::Progress;
 /// The unit of a tar archive.
 const BLOCK: u64 = 512;
 /// The most entries without a usable digest that are named.
-const MOST_SHOWN: usize = 16;
+const MAX_SHOWN: usize = 16;
 
 /// How deep an index may contain indexes.
 const DEPTH: usize = 4;
 
 /// The most documents of an image.
-const MOST_DOCUMENTS: usize = 256;
+const MAX_DOCUMENTS: usize = 256;
 
 /// The largest document; the agent serves none above 4 MiB.
 const DOCUMENT_BYTES: usize = 8 * 1024 * 1024;
@@ -53,7 +53,7 @@ struct ArchiveContents {
 impl ArchiveContents {
     /// An index may have millions of them.
     fn add_unusable(&mut self, entry: String) {
-        if self.unusable.len() < MOST_SHOWN {
+        if self.unusable.len() < MAX_SHOWN {
             self.unusable.push(entry);
         } else {
             self.more_unusable += 1;
@@ -130,7 +130,7 @@ fn collect(
         let Ok(value) = serde_json::from_slice::<Value>(&document.bytes) else {
             return Ok(Err(format!("{} is not JSON", document.digest)));
         };
-        if depth > DEPTH || contents.documents.len() >= MOST_DOCUMENTS {
+        if depth > DEPTH || contents.documents.len() >= MAX_DOCUMENTS {
             return Ok(Err("the image has too many manifests".to_owned()));
         }
         let place = document.digest.clone();

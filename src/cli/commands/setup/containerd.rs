@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::NODE_TOKEN;
 
-use super::plan::{MOST_BYTES, SetupPlan, Step, read};
+use super::plan::{MAX_BYTES, SetupPlan, Step, read};
 use super::toml::{Entry, scan};
 
 /// The table of the registries by version of the configuration.
@@ -37,7 +37,7 @@ pub(super) struct Settings<'a> {
 pub(super) fn plan(settings: &Settings<'_>) -> Result<SetupPlan, String> {
     let mut plan = SetupPlan { service: "containerd", ..SetupPlan::default() };
     let shown = settings.config.display().to_string();
-    let found = read(settings.config, MOST_BYTES)?;
+    let found = read(settings.config, MAX_BYTES)?;
     let wanted = settings.certs_dir.unwrap_or(Path::new(CERTS_DIR)).display().to_string();
     let edit = edit(found.as_deref().unwrap_or_default(), &shown, &wanted, settings.version)?;
     if let (Some(set), Some(given)) = (&edit.config_path, settings.certs_dir)

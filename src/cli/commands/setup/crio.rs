@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::plan::{MOST_BYTES, SetupPlan, Step, read};
+use super::plan::{MAX_BYTES, SetupPlan, Step, read};
 use super::toml::{Entry, scan};
 
 /// The registries unless `--registry` names others.
@@ -39,7 +39,7 @@ pub(super) struct Settings<'a> {
 pub(super) fn plan(settings: &Settings<'_>) -> Result<SetupPlan, String> {
     let mut plan = SetupPlan { service: "crio", ..SetupPlan::default() };
     let path = settings.dir.join(FILE);
-    let present = read(&path, MOST_BYTES)?;
+    let present = read(&path, MAX_BYTES)?;
     if present.as_ref().is_some_and(|text| !text.starts_with(MARK)) {
         return Err(format!("{} is not a file of this command: move it away", path.display()));
     }
@@ -86,7 +86,7 @@ fn text(settings: &Settings<'_>, registries: &[&str]) -> String {
 /// The file and line of another configuration of a registry.
 fn other_configuration(dir: &Path, registry: &str) -> Result<Option<String>, String> {
     for file in files(dir)? {
-        let Some(text) = read(&file, MOST_BYTES)? else { continue };
+        let Some(text) = read(&file, MAX_BYTES)? else { continue };
         let entries =
             scan(&text).map_err(|bad| format!("{}, line {}: this is not TOML", file.display(), bad.line))?;
         let is_inline = |entry: &&Entry| {

@@ -94,7 +94,7 @@ fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<PathBuf> 
     let backup = backup_path(path);
     // The first copy is the file as it was without coracle.
     if copy && fs::symlink_metadata(&backup).is_err() {
-        let present = untrusted::read_own(&real, MOST_BYTES)?;
+        let present = untrusted::read_own(&real, MAX_BYTES)?;
         atomic_file::write(&backup, &present, mode)?;
     }
     atomic_file::write(&real, text.as_bytes(), mode)?;
@@ -104,7 +104,7 @@ fn write(path: &Path, text: &str, mode: u32, copy: bool) -> io::Result<PathBuf> 
 /// The file that a path means. It may be missing, also if the path is a link.
 fn real_path(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         match fs::canonicalize(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             real => return real,
@@ -136,10 +136,10 @@ fn backup_path(path: &Path) -> PathBuf {
 }
 
 /// The most links that the kernel follows in a path.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// The largest configuration that is read.
-pub(super) const MOST_BYTES: u64 = 1024 * 1024;
+pub(super) const MAX_BYTES: u64 = 1024 * 1024;
 
 /// Reads a configuration; `None`: there is no such file.
 ///
