@@ -14,7 +14,7 @@ use crate::transport::grpc::{CallError, Channel, Incoming, Stream, Unary};
 use crate::util::stop::StopToken;
 
 /// Time limit of a call: upstream's, half of the time between attempts.
-pub const LIMIT: Duration = Duration::from_secs(45);
+pub const TIMEOUT: Duration = Duration::from_secs(45);
 /// The largest message of a driver: the default of Go's library, so upstream's limit.
 const MAX_BYTES: i32 = 4 * 1024 * 1024;
 /// Devices of a list of reports that are read. It can name more than are recorded, for those that are
@@ -42,12 +42,12 @@ pub(super) static WATCH_V1ALPHA1: LazyLock<Stream<drahealth::WatchRequest, drahe
 pub struct Client {
     driver: String,
     service: Service,
-    limit: Duration,
+    timeout: Duration,
     channel: Channel,
 }
 
 impl Client {
-    /// Prepares the connection to a socket; `limit` ends each call.
+    /// Prepares the connection to a socket; `timeout` ends each call.
     ///
     /// # Errors
     /// When the path cannot be that of a socket.
@@ -55,13 +55,13 @@ impl Client {
         driver: &str,
         endpoint: &str,
         service: Service,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<Client, String> {
         let target = format!("unix://{endpoint}");
         let channel = Channel::limited(&target, MAX_BYTES).map_err(|error| {
             format!("create gRPC connection to DRA driver {driver} plugin at endpoint {endpoint}: {error}")
         })?;
-        Ok(Client { driver: driver.to_owned(), service, limit, channel })
+        Ok(Client { driver: driver.to_owned(), service, timeout, channel })
     }
 
     fn call<Resp: Unpin>(
@@ -78,7 +78,7 @@ impl Client {
         };
         let request = dra::ClaimsRequest { claims: claims.iter().map(claim).collect(), ..Default::default() };
         let begun = Instant::now();
-        let result = self.channel.call_with_stop(method, &request, Some(self.limit), stop);
+        let result = self.channel.call_with_stop(method, &request, Some(self.timeout), stop);
         let code = result.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
         let labels = [self.driver.clone().into(), method.path().into(), code.into()];
         metrics::DRIVER_CALLS.took::<crate::util::metrics::Value>(labels, begun.elapsed());
@@ -184,7 +184,7 @@ fn report(report: drahealth::DeviceReport) -> Report {
             drahealth::HealthStatus::UNHEALTHY => Health::Unhealthy,
             drahealth::HealthStatus::UNKNOWN => Health::Unknown,
         },
-        limit_seconds: report.health_check_timeout_seconds,
+        timeout_seconds: report.health_check_timeout_seconds,
         message: report.message,
     }
 }

@@ -17,9 +17,9 @@ use crate::model::pod::Pod;
 pub const NAME: &str = "dra_health_state";
 
 /// How long a report holds if the driver does not say.
-const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest that a report may hold: a driver's number may be anything.
-const MAX_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Devices of one driver that are recorded (Go: `maxDevicesPerDriver`).
 pub const MAX_DEVICES: usize = 16_384;
 /// Bytes of a message, as in the API.
@@ -59,7 +59,7 @@ pub struct Report {
     /// Its health.
     pub health: Health,
     /// How long the report holds, in seconds; zero or less: 30 s.
-    pub limit_seconds: i64,
+    pub timeout_seconds: i64,
     /// For people; may be empty.
     pub message: String,
 }
@@ -68,7 +68,7 @@ pub struct Report {
 struct KnownHealth {
     health: Health,
     message: String,
-    limit: Duration,
+    timeout: Duration,
     /// When it was reported, on both clocks: one for the age, one for the file.
     reported_at: Instant,
     on: Timestamp,
@@ -76,7 +76,7 @@ struct KnownHealth {
 
 impl KnownHealth {
     fn is_fresh(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.reported_at) <= self.limit
+        now.saturating_duration_since(self.reported_at) <= self.timeout
     }
 }
 
@@ -123,12 +123,12 @@ impl HealthCache {
             // A report from the future is of an unknown age.
             let age = Duration::try_from(wall_time.duration_since(stored.last_updated)).ok()?;
             let nanos = u64::try_from(stored.health_check_timeout).unwrap_or(0);
-            let limit = limit_of(Duration::from_nanos(nanos));
+            let timeout = timeout_or_default(Duration::from_nanos(nanos));
             let known = KnownHealth {
                 health: stored.health,
                 message: cut(&stored.message),
-                limit,
-                reported_at: now.checked_sub(age).filter(|_| age <= limit)?,
+                timeout,
+                reported_at: now.checked_sub(age).filter(|_| age <= timeout)?,
                 on: stored.last_updated,
             };
             Some(((stored.pool_name, stored.device_name), known))
@@ -149,7 +149,7 @@ impl HealthCache {
                 device_name: device.clone(),
                 health: known.health,
                 last_updated: known.on,
-                health_check_timeout: i64::try_from(known.limit.as_nanos()).unwrap_or(i64::MAX),
+                health_check_timeout: i64::try_from(known.timeout.as_nanos()).unwrap_or(i64::MAX),
                 message: known.message.clone(),
             };
             (format!("{pool}/{device}"), stored)
@@ -184,11 +184,13 @@ impl HealthCache {
                 ignored += 1;
                 continue;
             }
-            let limit = limit_of(Duration::from_secs(u64::try_from(report.limit_seconds).unwrap_or(0)));
+            let timeout =
+                timeout_or_default(Duration::from_secs(u64::try_from(report.timeout_seconds).unwrap_or(0)));
             let message = cut(&report.message);
-            let new = KnownHealth { health: report.health, message, limit, reported_at: now, on: wall_time };
+            let new =
+                KnownHealth { health: report.health, message, timeout, reported_at: now, on: wall_time };
             let same = known.get(&key).is_some_and(|old| {
-                (old.health, &old.message, old.limit) == (new.health, &new.message, new.limit)
+                (old.health, &old.message, old.timeout) == (new.health, &new.message, new.timeout)
                     && old.is_fresh(now)
             });
             if !same {
@@ -288,8 +290,8 @@ impl HealthCache {
     }
 }
 
-fn limit_of(limit: Duration) -> Duration {
-    if limit.is_zero() { DEFAULT_LIMIT } else { limit.min(MAX_LIMIT) }
+fn timeout_or_default(timeout: Duration) -> Duration {
+    if timeout.is_zero() { DEFAULT_TIMEOUT } else { timeout.min(MAX_TIMEOUT) }
 }
 
 /// A message within its limit.
@@ -306,9 +308,9 @@ mod tests {
     use crate::claims::testing::{device, info, pod};
     use serde_json::json;
 
-    fn report(device: &str, health: Health, limit_seconds: i64, message: &str) -> Report {
+    fn report(device: &str, health: Health, timeout_seconds: i64, message: &str) -> Report {
         let (pool, device, message) = ("pool".to_owned(), device.to_owned(), message.to_owned());
-        Report { pool, device, health, limit_seconds, message }
+        Report { pool, device, health, timeout_seconds, message }
     }
 
     fn keys(names: &[&str]) -> BTreeSet<DeviceKey> {
@@ -375,7 +377,7 @@ mod tests {
         assert_eq!(cache.update(("d", "/e"), many, now, wall_time).len(), MAX_DEVICES);
         let (_, message) = cache.get("d", &device("1", &[]), now);
         assert!(message.ends_with("é...") && message.len() <= MAX_MESSAGE);
-        assert_eq!(cache.get("d", &device("1", &[]), now + MAX_LIMIT * 2).0, Health::Unknown);
+        assert_eq!(cache.get("d", &device("1", &[]), now + MAX_TIMEOUT * 2).0, Health::Unknown);
         assert!(
             cache
                 .update(("e", "/e"), vec![report(&"n".repeat(600), Health::Healthy, 0, "")], now, wall_time)
@@ -418,7 +420,7 @@ mod tests {
         let (start, wall_time) = (Instant::now(), Timestamp::UNIX_EPOCH);
         let mut cache = HealthCache::default();
         cache.update(("d", "/e"), [report("a", Health::Unknown, 0, "")], start, wall_time);
-        let later = start + DEFAULT_LIMIT + Duration::from_secs(1);
+        let later = start + DEFAULT_TIMEOUT + Duration::from_secs(1);
         assert!(cache.update(("d", "/e"), [], later, wall_time).is_empty());
         assert!(cache.drivers["d"].is_empty());
     }

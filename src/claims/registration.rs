@@ -35,7 +35,7 @@ impl ResourceClaims {
     /// # Errors
     /// The text for the driver.
     pub fn register(&self, driver: &str, endpoint: &str, offered: &[String]) -> Result<(), String> {
-        self.register_with(driver, endpoint, offered, client::LIMIT)
+        self.register_with(driver, endpoint, offered, client::TIMEOUT)
     }
 
     pub(super) fn register_with(
@@ -43,12 +43,12 @@ impl ResourceClaims {
         driver: &str,
         endpoint: &str,
         offered: &[String],
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<(), String> {
         drivers::check_name(driver)?;
         let service: Service = drivers::choose(driver, endpoint, offered)?;
         let health = HealthService::choose(offered);
-        let client = Client::new(driver, endpoint, service, limit)?;
+        let client = Client::new(driver, endpoint, service, timeout)?;
         let shared = &self.shared;
         let called: Arc<dyn Driver> = Arc::new(client.clone());
         shared.drivers.locked().add(driver, endpoint, || Ok(called))?;

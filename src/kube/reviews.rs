@@ -15,7 +15,7 @@ use crate::util::stop::Waited;
 use crate::util::threads;
 
 /// Time limit of one review with all its attempts.
-const LIMIT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The number of attempts, and the pauses between them, as upstream's.
 const ATTEMPTS: u32 = 5;
@@ -90,7 +90,7 @@ impl Reviewer {
     pub fn new(client: &Client) -> Reviewer {
         let permits = Permits::new(AT_ONCE, "a permit for a review");
         let waiting = Permits::new(WAITING, "a place to wait for a review");
-        Reviewer { client: client.with_limits(Some(RATE), LIMIT), permits, waiting }
+        Reviewer { client: client.with_limits(Some(RATE), TIMEOUT), permits, waiting }
     }
 
     /// The user that a token belongs to; `None` for an unknown token.
@@ -165,7 +165,7 @@ impl Reviewer {
     }
 
     fn create_review(&self, what: &'static str, target: &Target, body: &Value) -> Result<Value, ReviewError> {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + TIMEOUT;
         let _permit = self.permit(deadline)?;
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;

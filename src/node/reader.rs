@@ -10,7 +10,7 @@ use crate::kube::client::Client;
 use crate::util::threads::{self, OnDeath, Stack};
 
 /// The deadline of a request.
-const LIMIT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads the object on a separate thread, so that neither the caller nor a heartbeat is delayed.
 pub struct NodeReader {
@@ -23,7 +23,7 @@ impl NodeReader {
     /// A reader of the node `name`, which passes the object to `watch`.
     #[must_use]
     pub fn new(client: &Client, name: &str, watch: &NodeWatch) -> Self {
-        NodeReader { client: client.with_limits(None, LIMIT), name: name.to_owned(), watch: watch.clone() }
+        NodeReader { client: client.with_limits(None, TIMEOUT), name: name.to_owned(), watch: watch.clone() }
     }
 
     /// Reads it. The channel disconnects when [`NodeWatch::object`] is as new as this call, or when
