@@ -11,18 +11,18 @@
 use std::borrow::Cow;
 
 /// Bytes of environment and arguments together, counted as the kernel does.
-pub const LIMIT: usize = 2 << 20;
+pub const MAX_BYTES: usize = 2 << 20;
 /// The limit of bytes that are produced in between, as a variable may be defined many times.
-const WORK_LIMIT: usize = 8 * LIMIT;
+const WORK_LIMIT: usize = 8 * MAX_BYTES;
 /// The kernel also stores the terminating zero and a pointer for each text.
 const OVERHEAD: usize = 1 + size_of::<usize>();
 
-/// Environment and arguments are larger than [`LIMIT`].
+/// Environment and arguments are larger than [`MAX_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("larger than {LIMIT} bytes")]
+#[error("larger than {MAX_BYTES} bytes")]
 pub struct TooLarge;
 
-/// The part of [`LIMIT`] that is left for the texts of one program.
+/// The part of [`MAX_BYTES`] that is left for the texts of one program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     room: usize,
@@ -31,7 +31,7 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { room: LIMIT, work: WORK_LIMIT }
+        Budget { room: MAX_BYTES, work: WORK_LIMIT }
     }
 }
 
@@ -49,7 +49,7 @@ impl Budget {
 
     /// Releases the size of a text that is no longer needed. The work that it cost still counts.
     pub fn give_back(&mut self, bytes: usize) {
-        self.room = self.room.saturating_add(bytes.saturating_add(OVERHEAD)).min(LIMIT);
+        self.room = self.room.saturating_add(bytes.saturating_add(OVERHEAD)).min(MAX_BYTES);
     }
 
     /// The size of the largest text that still fits.
@@ -171,7 +171,7 @@ mod tests {
             ("$()", "$()"),
             ("ü$(A)ü", "ü1ü"),
         ] {
-            assert_eq!(expand(text, lookup, LIMIT).unwrap(), expected, "{text}");
+            assert_eq!(expand(text, lookup, MAX_BYTES).unwrap(), expected, "{text}");
         }
     }
 
@@ -179,18 +179,18 @@ mod tests {
     fn a_large_value_that_is_named_often_is_too_large() {
         let value = "x".repeat(1 << 20);
         let text = "$(V)".repeat(170_000);
-        assert_eq!(expand(&text, |_| Some(value.as_str().into()), LIMIT), Err(TooLarge));
-        let twice = expand("$(V)$(V)", |_| Some(value.as_str().into()), LIMIT);
-        assert_eq!(twice.map(|text| text.len()), Ok(LIMIT));
+        assert_eq!(expand(&text, |_| Some(value.as_str().into()), MAX_BYTES), Err(TooLarge));
+        let twice = expand("$(V)$(V)", |_| Some(value.as_str().into()), MAX_BYTES);
+        assert_eq!(twice.map(|text| text.len()), Ok(MAX_BYTES));
     }
 
     /// Searching the end for each of a million beginnings would take minutes.
     #[test]
     fn references_without_an_end_take_no_time() {
-        let text = "$(".repeat(LIMIT / 2);
+        let text = "$(".repeat(MAX_BYTES / 2);
         let expanded = crate::util::testing::unblocked({
             let text = text.clone();
-            move || expand(&text, lookup, LIMIT)
+            move || expand(&text, lookup, MAX_BYTES)
         });
         assert_eq!(expanded, Ok(text));
     }
@@ -198,8 +198,8 @@ mod tests {
     #[test]
     fn all_texts_share_one_budget() {
         let mut budget = Budget::default();
-        let half = LIMIT / 2 - OVERHEAD;
-        assert_eq!(budget.left(), LIMIT - OVERHEAD);
+        let half = MAX_BYTES / 2 - OVERHEAD;
+        assert_eq!(budget.left(), MAX_BYTES - OVERHEAD);
         assert_eq!((budget.take(half), budget.left()), (Ok(()), half));
         assert_eq!(budget.take(half + 1), Err(TooLarge));
         assert_eq!((budget.take(half), budget.left()), (Ok(()), 0));

@@ -102,7 +102,7 @@ pub(crate) fn targets() -> Vec<Target> {
                 let mut expand_budget = ExpandBudget::default();
                 for _ in 0..3 {
                     if let Ok(text) = expand_budget.expand(&text, value) {
-                        assert!(text.len() <= expand::LIMIT);
+                        assert!(text.len() <= expand::MAX_BYTES);
                     }
                 }
             },

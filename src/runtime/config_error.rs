@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use crate::model::api::Container;
-use crate::model::expand::LIMIT;
+use crate::model::expand::MAX_BYTES;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -29,7 +29,7 @@ pub enum ConfigError {
     NoKey { key: String, kind: &'static str, namespace: String, name: String },
     /// The arguments and variables are larger than the kernel's limit.
     #[error(
-        "environment and arguments of container {container:?} are larger than {LIMIT} bytes together: \
+        "environment and arguments of container {container:?} are larger than {MAX_BYTES} bytes together: \
          there is no room for {field}"
     )]
     TooLarge { container: String, field: String },

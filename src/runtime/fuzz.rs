@@ -143,7 +143,7 @@ fn hostile_containers(max: usize) -> Vec<Named> {
     let doubled: String = doubled.collect();
     let doubled = format!(r#""env":[{{"name":"V0","value":"12345678"}}{doubled}]"#);
     let large = r#""env":[{"name":"V","valueFrom":{"configMapKeyRef":{"name":"m","key":"k"}}}]"#;
-    let quarter = "x".repeat(expand::LIMIT / 4);
+    let quarter = "x".repeat(expand::MAX_BYTES / 4);
     let quarter = format!(r#""env":[{{"name":"V","value":"{quarter}"}}]"#);
     vec![
         ("variables that double", {
