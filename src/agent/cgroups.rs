@@ -14,7 +14,7 @@ use crate::cgroups::processes::{Processes, gather};
 use crate::cgroups::tiers::TierSettings;
 use crate::cgroups::{Cgroups, Driver, Layout};
 use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::cri::{CgroupDriver, Class, RuntimeClient};
+use crate::cri::{CgroupDriver, ErrorClass, RuntimeClient};
 use crate::pods::cgroups::{Open, OpenError, Settings};
 use crate::sync::clean::PlaceProcesses;
 use crate::util::cgroup_mounts::read_table;
@@ -140,7 +140,7 @@ pub(super) fn open(config: &KubeletConfiguration, host: &Host, cri: RuntimeClien
             Ok(Some(CgroupDriver::Systemd)) => Driver::Systemd,
             Ok(Some(CgroupDriver::Cgroupfs)) => Driver::Cgroupfs,
             Ok(None) => configured,
-            Err(error) if error.class() == Class::Unsupported => configured,
+            Err(error) if error.class() == ErrorClass::Unsupported => configured,
             Err(error) => return Err(OpenError::Runtime(error.to_string())),
         };
         let fatal = |error: &dyn std::fmt::Display| OpenError::Fatal(error.to_string());

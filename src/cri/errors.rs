@@ -50,7 +50,7 @@ pub enum CriError {
 
 /// How the caller should handle a [`CriError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub enum ErrorClass {
     /// Retry later; the runtime may be stopped or busy.
     Retry,
     /// The object does not exist in the runtime.
@@ -64,16 +64,16 @@ pub enum Class {
 impl CriError {
     /// How to handle the error.
     #[must_use]
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> ErrorClass {
         match self {
-            CriError::Stopped { .. } => Class::Stopping,
+            CriError::Stopped { .. } => ErrorClass::Stopping,
             CriError::Call { error, .. } => match error.kind {
-                Kind::NotFound => Class::Gone,
-                Kind::Unimplemented => Class::Unsupported,
-                _ => Class::Retry,
+                Kind::NotFound => ErrorClass::Gone,
+                Kind::Unimplemented => ErrorClass::Unsupported,
+                _ => ErrorClass::Retry,
             },
-            CriError::Incomplete { .. } => Class::Retry,
-            CriError::Endpoint { .. } => Class::Unsupported,
+            CriError::Incomplete { .. } => ErrorClass::Retry,
+            CriError::Endpoint { .. } => ErrorClass::Unsupported,
         }
     }
 
@@ -170,7 +170,7 @@ impl ErrorLog {
     /// Logs `error` unless the same one was logged within the last minute.
     pub(super) fn note(&self, error: &CriError) {
         // Missing objects and a stop are ordinary; the caller logs them if it matters.
-        if matches!(error.class(), Class::Gone | Class::Stopping) {
+        if matches!(error.class(), ErrorClass::Gone | ErrorClass::Stopping) {
             log::debug!("{} of {:?}: {error}", error.method(), error.object());
         } else if self.is_new(error, Instant::now()) {
             log::warn!("{} of {:?}: {error}", error.method(), error.object());
@@ -244,16 +244,16 @@ mod tests {
         assert_eq!(error.to_string(), "rpc error: code = NotFound desc = no such container");
         assert_eq!(error.desc(), "no such container");
         for (kind, class) in [
-            (Kind::NotFound, Class::Gone),
-            (Kind::Unimplemented, Class::Unsupported),
-            (Kind::Unavailable, Class::Retry),
-            (Kind::Unknown, Class::Retry),
-            (Kind::Cancelled, Class::Retry),
+            (Kind::NotFound, ErrorClass::Gone),
+            (Kind::Unimplemented, ErrorClass::Unsupported),
+            (Kind::Unavailable, ErrorClass::Retry),
+            (Kind::Unknown, ErrorClass::Retry),
+            (Kind::Cancelled, ErrorClass::Retry),
         ] {
             assert_eq!(call(kind, "c1", "").class(), class);
         }
         let stopped = CriError::Stopped { method: "StopContainer", object: "c1".into() };
-        assert_eq!(stopped.class(), Class::Stopping);
+        assert_eq!(stopped.class(), ErrorClass::Stopping);
         assert_eq!(stopped.to_string(), "rpc error: code = Canceled desc = context canceled");
     }
 

@@ -20,7 +20,7 @@ mod streaming;
 
 use std::time::Duration;
 
-pub use errors::{Class, CriError};
+pub use errors::{CriError, ErrorClass};
 pub use image_client::ImageClient;
 pub(crate) use inspect::unless_gone;
 pub use inspect::{inspect_pod, list_pods};

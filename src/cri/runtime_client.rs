@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::convert;
-use super::errors::{Class, CriError, ErrorLog, without_tokens};
+use super::errors::{CriError, ErrorClass, ErrorLog, without_tokens};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
 use crate::transport::generated::{MessageField, methods, runtime};
@@ -97,7 +97,7 @@ impl Caller {
             span.fail(&without_tokens(&error.message));
         }
         let error = failed(object, error, stop);
-        if error.class() != Class::Stopping {
+        if error.class() != ErrorClass::Stopping {
             metrics::RUNTIME_OPERATIONS_ERRORS.inc([operation]);
         }
         self.note(error)
@@ -225,13 +225,13 @@ impl ContainerEvents {
     ///
     /// # Errors
     /// When the stream breaks or has a message that cannot be parsed, when the runtime does not
-    /// offer it ([`super::Class::Unsupported`]), or after `stop`.
+    /// offer it ([`super::ErrorClass::Unsupported`]), or after `stop`.
     pub fn next(&mut self, stop: &StopToken) -> Result<Option<ContainerEvent>, CriError> {
         match self.incoming.next(stop) {
             Ok(event) => Ok(event.map(convert::container_event)),
             Err(error) => {
                 let error = failed("", error, stop);
-                if error.class() != Class::Stopping {
+                if error.class() != ErrorClass::Stopping {
                     metrics::RUNTIME_OPERATIONS_ERRORS.inc([EVENTS_OPERATION]);
                 }
                 Err(error)
@@ -345,13 +345,13 @@ impl RuntimeClient {
     /// The cgroup driver that the runtime uses; `None` when it does not report one.
     ///
     /// # Errors
-    /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
+    /// When the call fails; [`super::ErrorClass::Unsupported`] from older runtimes.
     pub fn cgroup_driver(&self) -> Result<Option<CgroupDriver>, CriError> {
         static IS_COUNTED: Once = Once::new();
         let request = runtime::RuntimeConfigRequest::default();
         let called = self.caller.call(&methods::RUNTIME_CONFIG, "", &request);
         let response = called.inspect_err(|error| {
-            if error.class() == Class::Unsupported {
+            if error.class() == ErrorClass::Unsupported {
                 IS_COUNTED.call_once(|| metrics::CRI_LOSING_SUPPORT.add([CONFIG_REQUIRED], 1));
             }
         })?;
@@ -615,7 +615,7 @@ impl RuntimeClient {
                 let memory = response.stats.into_option().and_then(|stats| stats.memory.into_option());
                 Ok(memory.and_then(|memory| memory.usage_bytes.into_option()).map(|bytes| bytes.value))
             }
-            Err(error) if error.class() == Class::Unsupported => Ok(None),
+            Err(error) if error.class() == ErrorClass::Unsupported => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -12,7 +12,7 @@ impl RuntimeClient {
     /// HTTP client waits for the page.
     ///
     /// # Errors
-    /// When the call fails; [`super::Class::Unsupported`] from older runtimes.
+    /// When the call fails; [`super::ErrorClass::Unsupported`] from older runtimes.
     pub fn pod_stats(&self, within: Duration) -> Result<Vec<runtime::PodSandboxStats>, CriError> {
         let request = runtime::ListPodSandboxStatsRequest::default();
         Ok(self.caller.call_within(&methods::LIST_POD_SANDBOX_STATS, "", &request, within)?.stats)

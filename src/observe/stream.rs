@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, select_biased};
 use super::cache::Cache;
 use super::handle::Observe;
 use super::stream_state::StreamState;
-use crate::cri::{Class, ContainerEvent, CriError};
+use crate::cri::{ContainerEvent, CriError, ErrorClass};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::util::stop::StopToken;
@@ -50,9 +50,9 @@ fn run(observe: &Observe, runtime_is_back: &Receiver<()>, stop: &StopToken) {
         let state = match ended {
             Ok(()) => StreamState::Broken { reason: "the runtime ended it".to_owned() },
             Err(error) => match error.class() {
-                Class::Stopping => return,
-                Class::Unsupported => StreamState::Unsupported,
-                Class::Retry | Class::Gone => StreamState::Broken { reason: error.to_string() },
+                ErrorClass::Stopping => return,
+                ErrorClass::Unsupported => StreamState::Unsupported,
+                ErrorClass::Retry | ErrorClass::Gone => StreamState::Broken { reason: error.to_string() },
             },
         };
         if now.saturating_duration_since(since) >= GOOD {

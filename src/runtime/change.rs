@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cri::{Class, CriError};
+use crate::cri::{CriError, ErrorClass};
 use crate::model::api::Container;
 use crate::model::ids::{ContainerId, SandboxId};
 use crate::model::pod::Pod;
@@ -102,7 +102,7 @@ impl Runtime {
         };
         let overhead = overhead(pod, &self.shared.settings);
         match self.shared.cri.with_stop(stop.clone()).update_sandbox_resources(sandbox, overhead, resources) {
-            Err(error) if error.class() == Class::Unsupported => Ok(()),
+            Err(error) if error.class() == ErrorClass::Unsupported => Ok(()),
             Err(error) if error.kind() == Some(Kind::Unknown) && error.desc().contains("not implemented") => {
                 Ok(())
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded, select_biased};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::cri::{Class, CriError};
+use crate::cri::{CriError, ErrorClass};
 use crate::model::api::{Container, HTTPGetAction, LifecycleHandler};
 use crate::model::event::EventType;
 use crate::model::ids::ContainerId;
@@ -293,7 +293,7 @@ impl Runtime {
                     format!("command '{}' exited with {}: {shown}", command.join(" "), output.exit_code);
                 Err(failure(&error, &[stdout, stderr].concat()))
             }
-            Err(error) if error.class() == Class::Stopping => Err(HookError::Stopping),
+            Err(error) if error.class() == ErrorClass::Stopping => Err(HookError::Stopping),
             Err(error) => Err(failure(&error.to_string(), b"")),
         }
     }

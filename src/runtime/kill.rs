@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 
-use crate::cri::{Class, CriError};
+use crate::cri::{CriError, ErrorClass};
 use crate::model::event::{EventType, Regarding};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::labels;
@@ -224,7 +224,7 @@ impl Runtime {
             let left = Duration::from_secs(countdown.left().max(MINIMUM_GRACE_SECONDS).unsigned_abs());
             match self.shared.cri.stop_container(&kill.id, left, &wait.token) {
                 // The runtime still waits; another request ends that earlier.
-                Err(error) if error.class() == Class::Stopping && countdown.is_shortened(&wait) => {}
+                Err(error) if error.class() == ErrorClass::Stopping && countdown.is_shortened(&wait) => {}
                 // A container that waits for this one waits at most for its own grace period.
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => break,

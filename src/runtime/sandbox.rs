@@ -59,7 +59,7 @@ impl SandboxError {
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         matches!(self, SandboxError::Run(error) | SandboxError::Status { error, .. }
-            if error.class() == cri::Class::Stopping)
+            if error.class() == cri::ErrorClass::Stopping)
     }
 
     /// The event's reason.

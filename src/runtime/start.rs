@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::cri::{Class, CriError};
+use crate::cri::{CriError, ErrorClass};
 use crate::images::{ContainerImage, ImageFailure, ImageRequest};
 use crate::model::api::Container;
 use crate::model::event::{EventType, Regarding};
@@ -324,7 +324,12 @@ fn stop_signal(name: &str) -> Signal {
 }
 
 fn runtime_failure(reason: &'static str, error: &CriError) -> StartFailure {
-    StartFailure { reason, message: error.desc(), retry_at: None, stopping: error.class() == Class::Stopping }
+    StartFailure {
+        reason,
+        message: error.desc(),
+        retry_at: None,
+        stopping: error.class() == ErrorClass::Stopping,
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
-use crate::cri::{Class, CriError, RuntimeClient};
+use crate::cri::{CriError, ErrorClass, RuntimeClient};
 use crate::images::{CheckOptions, CheckReport};
 use crate::kube::events::EventLog;
 use crate::model::api::{self, EphemeralContainer};
@@ -204,7 +204,7 @@ impl From<String> for BackendError {
 
 impl From<CriError> for BackendError {
     fn from(error: CriError) -> BackendError {
-        let is_stop = error.class() == Class::Stopping;
+        let is_stop = error.class() == ErrorClass::Stopping;
         let kind = if is_stop { BackendError::Stopped } else { BackendError::Failed };
         kind(error.to_string())
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use coracle::cri::{self, CgroupDriver, Class, RuntimeClient};
+use coracle::cri::{self, CgroupDriver, ErrorClass, RuntimeClient};
 use coracle::model::ids::{ContainerId, PodUid, SandboxId};
 use coracle::model::metrics;
 use coracle::model::runtime::{ContainerState, SandboxState};
@@ -167,7 +167,7 @@ fn every_image_call_reaches_the_runtime() {
     assert_eq!(client.list_images().unwrap().len(), 1);
     assert_eq!(client.image_fs_info().unwrap().image_filesystems.len(), 1);
     let error = client.pull_image(named("example.org/missing:1"), None, None, None, &never).unwrap_err();
-    assert_eq!(error.class(), Class::Gone);
+    assert_eq!(error.class(), ErrorClass::Gone);
     assert!(error.to_string().starts_with("rpc error: code = NotFound desc = failed to pull"), "{error}");
     assert_eq!(error.object(), "example.org/missing:1");
 }
@@ -198,7 +198,7 @@ fn status_has_unready_conditions_and_handler_features() {
 
     fake.with_state(|state| state.conditions.remove("RuntimeReady"));
     let error = client.status().unwrap_err();
-    assert_eq!((error.class(), error.kind()), (Class::Retry, None));
+    assert_eq!((error.class(), error.kind()), (ErrorClass::Retry, None));
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_runtime_without_its_configuration_is_shown_in_the_metrics() {
     let (client, _) = fake.connect();
     fake.fail("RuntimeConfig", Kind::Unimplemented, "unknown method");
     for _ in 0..2 {
-        assert_eq!(client.cgroup_driver().unwrap_err().class(), Class::Unsupported);
+        assert_eq!(client.cgroup_driver().unwrap_err().class(), ErrorClass::Unsupported);
     }
     let mut page = Page::new();
     page.add(metrics::ALL);
@@ -317,7 +317,7 @@ fn call_ends_at_its_deadline() {
     let start = Instant::now();
     let error = client.start_container(&ContainerId::from("c1")).unwrap_err();
     assert_eq!(error.to_string(), "rpc error: code = DeadlineExceeded desc = context deadline exceeded");
-    assert_eq!(error.class(), Class::Retry);
+    assert_eq!(error.class(), ErrorClass::Retry);
     assert!(start.elapsed() >= Duration::from_millis(200) && start.elapsed() < LONG);
 
     // A StopContainer call may take longer by the grace period.
@@ -366,7 +366,7 @@ fn stop_cancels_a_hanging_call() {
         assert!(rx.try_recv().is_err(), "{method}");
         drop(source);
         let error = rx.recv_timeout(LONG).unwrap().unwrap_err();
-        assert_eq!((error.class(), error.method()), (Class::Stopping, method));
+        assert_eq!((error.class(), error.method()), (ErrorClass::Stopping, method));
         fake.behave(method);
     }
     // A stop token that is already stopped ends a call before it starts.
@@ -374,7 +374,7 @@ fn stop_cancels_a_hanging_call() {
     drop(source);
     let before = fake.count("StopContainer");
     let error = client.stop_container(&container, LONG, &token).unwrap_err();
-    assert_eq!((error.class(), fake.count("StopContainer")), (Class::Stopping, before));
+    assert_eq!((error.class(), fake.count("StopContainer")), (ErrorClass::Stopping, before));
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn connection_recovers_after_a_runtime_restart() {
     let (_, container) = run(&client, "u1", "sleep 1000");
     fake.go_down();
     let error = client.version().unwrap_err();
-    assert_eq!((error.kind(), error.class()), (Some(Kind::Unavailable), Class::Retry));
+    assert_eq!((error.kind(), error.class()), (Some(Kind::Unavailable), ErrorClass::Retry));
     // Long enough for the dial back-off to grow.
     let start = Instant::now();
     fake.wait_until("two seconds are over", |_| {
@@ -409,7 +409,7 @@ fn connection_recovers_after_a_runtime_restart() {
     fake.wait_until("the call hangs", |_| gate.waiting() == 1);
     fake.restart();
     let error = rx.recv_timeout(LONG).unwrap().unwrap_err();
-    assert_eq!(error.class(), Class::Retry, "{error}");
+    assert_eq!(error.class(), ErrorClass::Retry, "{error}");
 }
 
 #[test]
@@ -498,16 +498,16 @@ fn events_arrive_as_they_happen_until_the_stream_ends() {
     .unwrap();
     drop(source);
     let error = rx.recv_timeout(LONG).unwrap().unwrap_err();
-    assert_eq!(error.class(), Class::Stopping);
+    assert_eq!(error.class(), ErrorClass::Stopping);
     let mut events = client.container_events().unwrap();
     fake.wait_until("the stream is open", |fake| fake.count("GetContainerEvents") == 3);
     fake.restart();
-    assert_eq!(events.next(&never).unwrap_err().class(), Class::Retry);
+    assert_eq!(events.next(&never).unwrap_err().class(), ErrorClass::Retry);
     // A client that dials without a listener waits before it dials again.
     fake.wait_until("the runtime answers", |_| client.version().is_ok());
 
     // An older runtime does not offer it.
     fake.fail("GetContainerEvents", Kind::Unimplemented, "unknown method");
     let mut events = client.container_events().unwrap();
-    assert_eq!(events.next(&never).unwrap_err().class(), Class::Unsupported);
+    assert_eq!(events.next(&never).unwrap_err().class(), ErrorClass::Unsupported);
 }

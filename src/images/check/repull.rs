@@ -15,7 +15,7 @@ use super::super::listed::{SeenImage, spec};
 use super::checker::Checker;
 use super::missing::{Owner, Reservation};
 use super::storage::{self, Unpacked};
-use crate::cri::{Class, CriError};
+use crate::cri::{CriError, ErrorClass};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::image_name::{repository, stored};
 use crate::model::labels;
@@ -139,7 +139,7 @@ impl Repull<'_> {
             self.check_not_stopped()?;
             match runtime.image_of_sandbox(&SandboxId::from(sandbox.id.as_str()), SANDBOX_LIMIT) {
                 Ok(image) => found.extend(image.filter(|image| !found.contains(image))),
-                Err(error) if error.class() == Class::Gone => {}
+                Err(error) if error.class() == ErrorClass::Gone => {}
                 Err(error) => return Err(failed(error)),
             }
         }
@@ -242,7 +242,7 @@ impl Repull<'_> {
         }
         let status = match self.checker.runtime.container_status(&id) {
             Ok(status) => status,
-            Err(error) if error.class() == Class::Gone => return Ok(()),
+            Err(error) if error.class() == ErrorClass::Gone => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         if (self.checker.restarts)(&uid, name, status.exit_code) {

@@ -457,7 +457,7 @@ impl ImagePuller {
             let auth = credential.map(auth);
             match self.deps.images.pull_image(spec(image), auth, sandbox_config, limit, stop) {
                 Ok(reference) => return Ok(Pulled { reference, proof, time: started.elapsed() }),
-                Err(error) if error.class() == cri::Class::Stopping => return Err(PullError::Stopped),
+                Err(error) if error.class() == cri::ErrorClass::Stopping => return Err(PullError::Stopped),
                 Err(error) => {
                     let text = error_text(&error);
                     if !errors.contains(&text) {

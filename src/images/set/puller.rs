@@ -12,7 +12,7 @@ use super::super::listed::{SeenImage, requested};
 use super::SetDeps;
 use super::pulls::NextPull;
 use super::shared::Shared;
-use crate::cri::{Class, ImageClient};
+use crate::cri::{ErrorClass, ImageClient};
 use crate::model::event::{EventType, Regarding};
 use crate::model::reasons;
 use crate::util::backoff::Failures;
@@ -108,7 +108,7 @@ impl Puller {
         let images = match self.images.list_images() {
             Ok(images) => images,
             Err(error) => {
-                if error.class() != Class::Stopping && self.lists.count() {
+                if error.class() != ErrorClass::Stopping && self.lists.count() {
                     log::warn!("cannot list the images of the runtime: {error}");
                 }
                 return false;
@@ -129,7 +129,7 @@ impl Puller {
         let requests = self.shared.manifest_requests.load(Ordering::Relaxed);
         let result = self.images.pull_image(requested(name), None, None, None, stop);
         let was_requested = self.shared.manifest_requests.load(Ordering::Relaxed) > requests;
-        if result.as_ref().is_err_and(|error| error.class() == Class::Stopping) {
+        if result.as_ref().is_err_and(|error| error.class() == ErrorClass::Stopping) {
             return;
         }
         match verdict(name, result.map(drop), was_requested) {

@@ -12,7 +12,7 @@ use super::proc::INTERFACES;
 use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
 use super::single_flight::SingleFlight;
 use super::space;
-use crate::cri::{Class, CriError, ImageClient, RuntimeClient};
+use crate::cri::{CriError, ErrorClass, ImageClient, RuntimeClient};
 use crate::model::ids::SandboxId;
 use crate::resources::disk::{self, DiskSpace};
 use crate::transport::generated::{MessageField, methods, runtime};
@@ -195,7 +195,7 @@ impl RuntimeQueries {
                 Ok(stats)
             });
             match response {
-                Err(error) if error.class() == Class::Unsupported => {
+                Err(error) if error.class() == ErrorClass::Unsupported => {
                     self.pods_refused.store(true, Ordering::Relaxed);
                 }
                 other => return other,
