@@ -134,13 +134,13 @@ impl NodeBackend for Handles {
 
     fn instance_log(&self, uid: &PodUid, id: &str) -> Result<LogSource, BackendError> {
         let id = ContainerId::from(id);
-        let logging = self.cri.logging(&id)?;
+        let log = self.cri.container_log(&id)?;
         // DIFFERS: the Go kubelet does not check this. The id may be from a status that a client
         // wrote to the API server; it must not give access to another pod's log.
-        if logging.pod.as_ref() != Some(uid) {
+        if log.pod.as_ref() != Some(uid) {
             return Err("the container belongs to another pod".to_owned().into());
         }
-        let path = resolve(logging.log_path, &id);
+        let path = resolve(log.log_path, &id);
         let (observe, cri, uid) = (self.observe.clone(), self.cri.clone(), uid.clone());
         let checked = Mutex::new(None);
         Ok(LogSource { path, running: Arc::new(move || still_runs(&observe, &cri, &uid, &id, &checked)) })
@@ -260,8 +260,8 @@ fn still_runs(
     }
     *checked = Some(Instant::now());
     drop(checked);
-    match cri.logging(id) {
-        Ok(logging) => logging.running,
+    match cri.container_log(id) {
+        Ok(log) => log.running,
         Err(error) => !error.is_not_found(),
     }
 }

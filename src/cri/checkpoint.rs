@@ -13,7 +13,7 @@ use crate::util::stop::StopToken;
 
 /// The state of a container that a reader of its log needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Logging {
+pub struct ContainerLog {
     pub log_path: PathBuf,
     pub running: bool,
     pub pod: Option<PodUid>,
@@ -24,11 +24,11 @@ impl RuntimeClient {
     ///
     /// # Errors
     /// When the call fails or no status comes back.
-    pub fn logging(&self, id: &ContainerId) -> Result<Logging, CriError> {
+    pub fn container_log(&self, id: &ContainerId) -> Result<ContainerLog, CriError> {
         let status = self.container_status(id)?;
         let running = status.state.enum_value() == Ok(runtime::ContainerState::CONTAINER_RUNNING);
         let pod = status.labels.get(labels::POD_UID).map(|uid| PodUid::from(uid.as_str()));
-        Ok(Logging { log_path: PathBuf::from(status.log_path), running, pod })
+        Ok(ContainerLog { log_path: PathBuf::from(status.log_path), running, pod })
     }
 
     /// Requests a checkpoint of a running container, which the runtime writes to `location`.
