@@ -16,20 +16,20 @@ use crate::model::runtime::{
 };
 use crate::transport::generated::{EnumOrUnknown, runtime};
 
-type Texts = BTreeMap<String, String>;
+type Labels = BTreeMap<String, String>;
 
 /// The pod of a sandbox or container, read from its labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(super) struct PodLabels {
     pub(super) uid: PodUid,
     pub(super) name: String,
     pub(super) namespace: String,
 }
 
 /// `None` if a pod label is missing: then a kubelet did not create the sandbox or container.
-pub(super) fn owner(labels: &Texts) -> Option<Owner> {
+pub(super) fn pod_labels(labels: &Labels) -> Option<PodLabels> {
     let label = |key| labels.get(key).filter(|value| !value.is_empty());
-    Some(Owner {
+    Some(PodLabels {
         uid: PodUid::from(label(labels::POD_UID)?.as_str()),
         name: label(labels::POD_NAME)?.clone(),
         namespace: label(labels::POD_NAMESPACE)?.clone(),
@@ -40,7 +40,7 @@ pub(super) fn owner(labels: &Texts) -> Option<Owner> {
 pub(super) fn container_event(event: runtime::ContainerEventResponse) -> ContainerEvent {
     let sandbox = event.pod_sandbox_status.into_option().filter(|sandbox| !sandbox.id.is_empty());
     ContainerEvent {
-        uid: sandbox.as_ref().and_then(|sandbox| owner(&sandbox.labels)).map(|owner| owner.uid),
+        uid: sandbox.as_ref().and_then(|sandbox| pod_labels(&sandbox.labels)).map(|labels| labels.uid),
         sandbox_known: sandbox.is_some(),
         id: event.container_id,
         made_at: time(event.created_at),
@@ -100,7 +100,7 @@ pub(super) fn listed_container(mut container: runtime::Container) -> ListedConta
     }
 }
 
-fn container_name(labels: &Texts, metadata: &runtime::ContainerMetadata) -> String {
+fn container_name(labels: &Labels, metadata: &runtime::ContainerMetadata) -> String {
     labels.get(labels::CONTAINER_NAME).unwrap_or(&metadata.name).clone()
 }
 
@@ -120,7 +120,7 @@ pub(super) fn container_order(a: &ListedContainer, b: &ListedContainer) -> Order
 }
 
 /// Makes the status of a sandbox from its list entry, without a call for its full status.
-pub(super) fn past_sandbox(listed: &ListedSandbox) -> SandboxStatus {
+pub(super) fn listed_sandbox_status(listed: &ListedSandbox) -> SandboxStatus {
     SandboxStatus {
         id: listed.id.clone(),
         attempt: listed.attempt,
@@ -218,25 +218,25 @@ mod tests {
     use super::*;
     use crate::transport::generated::MessageField;
 
-    fn texts(pairs: &[(&str, &str)]) -> Texts {
+    fn texts(pairs: &[(&str, &str)]) -> Labels {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
     #[test]
-    fn owner_needs_all_three_pod_labels() {
+    fn container_without_all_three_pod_labels_is_of_no_pod() {
         let all = texts(&[
             ("io.kubernetes.pod.uid", "u1"),
             ("io.kubernetes.pod.name", "web"),
             ("io.kubernetes.pod.namespace", "default"),
         ]);
-        let found = owner(&all).unwrap();
+        let found = pod_labels(&all).unwrap();
         assert_eq!((found.uid.as_str(), &*found.name, &*found.namespace), ("u1", "web", "default"));
         for missing in all.keys() {
             let mut some = all.clone();
             some.remove(missing);
-            assert_eq!(owner(&some), None, "{missing}");
+            assert_eq!(pod_labels(&some), None, "{missing}");
             some.insert(missing.clone(), String::new());
-            assert_eq!(owner(&some), None, "{missing}");
+            assert_eq!(pod_labels(&some), None, "{missing}");
         }
     }
 
@@ -303,7 +303,7 @@ mod tests {
             ]),
             state: EnumOrUnknown::from_i32(99),
             image_id: "sha256:bb".into(),
-            labels: Texts::new(),
+            labels: Labels::new(),
             resources: MessageField::none(),
             ..status
         };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::convert::{self, Owner};
+use super::convert::{self, PodLabels};
 use super::errors::CriError;
 use super::runtime_client::RuntimeClient;
 use crate::model::ids::PodUid;
@@ -41,16 +41,16 @@ pub(super) fn group_by_pod(
     // DIFFERS: the Go kubelet treats every sandbox as its own, and kills those of other clients of
     // the runtime. Here a sandbox without the pod labels belongs to another client.
     for sandbox in &sandboxes {
-        if let Some(owner) = convert::owner(&sandbox.labels) {
-            let pod = entry(&mut pods, owner);
+        if let Some(labels) = convert::pod_labels(&sandbox.labels) {
+            let pod = entry(&mut pods, labels);
             let source = sandbox.annotations.get(CONFIG_SOURCE);
             pod.source = source.and_then(|source| SourceName::parse(source)).or(pod.source);
             pod.sandboxes.push(convert::listed_sandbox(sandbox));
         }
     }
     for container in containers {
-        if let Some(owner) = convert::owner(&container.labels) {
-            entry(&mut pods, owner).containers.push(convert::listed_container(container));
+        if let Some(labels) = convert::pod_labels(&container.labels) {
+            entry(&mut pods, labels).containers.push(convert::listed_container(container));
         }
     }
     for pod in pods.values_mut() {
@@ -63,11 +63,11 @@ pub(super) fn group_by_pod(
     pods
 }
 
-fn entry(pods: &mut BTreeMap<PodUid, ListedPod>, owner: Owner) -> &mut ListedPod {
-    pods.entry(owner.uid.clone()).or_insert_with(|| ListedPod {
-        uid: owner.uid,
-        name: owner.name,
-        namespace: owner.namespace,
+fn entry(pods: &mut BTreeMap<PodUid, ListedPod>, labels: PodLabels) -> &mut ListedPod {
+    pods.entry(labels.uid.clone()).or_insert_with(|| ListedPod {
+        uid: labels.uid,
+        name: labels.name,
+        namespace: labels.namespace,
         ..ListedPod::default()
     })
 }
@@ -88,7 +88,7 @@ pub fn inspect_pod(client: &RuntimeClient, listed: &ListedPod) -> Result<PodRunt
     for (index, sandbox) in listed.sandboxes.iter().enumerate() {
         // For older sandboxes that are not ready, the list entry has enough data.
         if index > 0 && sandbox.state == SandboxState::NotReady {
-            pod.sandboxes.push(convert::past_sandbox(sandbox));
+            pod.sandboxes.push(convert::listed_sandbox_status(sandbox));
             continue;
         }
         if let Some(status) = unless_gone(client.pod_sandbox_status(&sandbox.id))? {
