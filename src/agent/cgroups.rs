@@ -46,7 +46,7 @@ pub(super) fn settings(
         return Ok(None);
     }
     let gates = settings::gates(config);
-    let memory_qos = Some(settings::reservation(config))
+    let memory_qos = Some(settings::memory_reservation_policy(config))
         .filter(|_| gates.enabled("MemoryQoS") && host.cgroups.version.is_v2());
     let enforced = config.enforce_node_allocatable.iter().any(|part| part == "pods");
     let daemons = limited_daemons(

@@ -15,7 +15,7 @@ use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
 use crate::images::{GcPolicy, PullSettings, SetSettings, Verification};
 use crate::kube::client::Client;
 use crate::model::container_memory::{
-    ProtectionSettings, Reservation, SwapBehavior, SwapSettings, Throttling,
+    MemoryReservationPolicy, ProtectionSettings, SwapBehavior, SwapSettings, Throttling,
 };
 use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
@@ -249,7 +249,7 @@ fn memory_qos(config: &KubeletConfiguration, host: &Host) -> Option<ProtectionSe
     let reserved = Reservations::new(&config.system_reserved, &config.kube_reserved, None);
     let memory = i64::try_from(host.machine.memory_bytes).unwrap_or(i64::MAX);
     (gates(config).enabled("MemoryQoS") && host.cgroups.version.is_v2()).then(|| ProtectionSettings {
-        reservation: reservation(config),
+        reservation_policy: memory_reservation_policy(config),
         throttling: throttling(config),
         allocatable_memory: unreserved_memory(memory, &reserved),
     })
@@ -262,10 +262,10 @@ pub(super) fn throttling(config: &KubeletConfiguration) -> Option<Throttling> {
 }
 
 /// `memoryReservationPolicy`.
-pub(super) fn reservation(config: &KubeletConfiguration) -> Reservation {
+pub(super) fn memory_reservation_policy(config: &KubeletConfiguration) -> MemoryReservationPolicy {
     match config.memory_reservation_policy.as_str() {
-        "TieredReservation" => Reservation::Tiered,
-        _ => Reservation::Nothing,
+        "TieredReservation" => MemoryReservationPolicy::Tiered,
+        _ => MemoryReservationPolicy::Nothing,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::model::api::Container;
 use crate::model::container_memory::pod_level_memory_limit;
-pub use crate::model::container_memory::{Reservation, Throttling};
+pub use crate::model::container_memory::{MemoryReservationPolicy, Throttling};
 use crate::model::pod::{Pod, QosClass, has_pod_level_resources, limit};
 use crate::model::quantity::{Amount, amount};
 use crate::model::requests::{Amounts, Overhead, pod_limits, pod_requests};
@@ -22,7 +22,7 @@ pub struct PodSettings {
     /// `podPidsLimit`; 0 or less: none.
     pub pids_limit: i64,
     /// `memoryReservationPolicy`; `None` without the gate `MemoryQoS` and on version 1.
-    pub memory_qos: Option<Reservation>,
+    pub memory_qos: Option<MemoryReservationPolicy>,
     /// `memoryThrottlingFactor`; `None` without it, without the gate `MemoryQoS` and on version 1.
     pub throttling: Option<Throttling>,
 }
@@ -48,7 +48,7 @@ pub fn pod_values(pod: &Pod, exclusive_cpus: bool, settings: &PodSettings) -> Va
     };
     let memory = amount(&limits, "memory").units();
     let protected = Some(amount(&requests, "memory").units())
-        .filter(|bytes| settings.memory_qos == Some(Reservation::Tiered) && *bytes > 0);
+        .filter(|bytes| settings.memory_qos == Some(MemoryReservationPolicy::Tiered) && *bytes > 0);
     let guaranteed = class == QosClass::Guaranteed;
     Values {
         cpu_shares: Some(match class {
@@ -246,9 +246,11 @@ mod tests {
         let short = values_with(false, PodSettings { cfs_period: 20_000, pids_limit: 128, ..settings() });
         assert_eq!(short.cpu_quota, Some(Quota { microseconds: Some(10_000), period: 20_000 }));
         assert_eq!((short.pids, values_with(false, settings()).pids), (Some(128), None));
-        for (policy, min) in
-            [(None, None), (Some(Reservation::Nothing), None), (Some(Reservation::Tiered), Some(100 << 20))]
-        {
+        for (policy, min) in [
+            (None, None),
+            (Some(MemoryReservationPolicy::Nothing), None),
+            (Some(MemoryReservationPolicy::Tiered), Some(100 << 20)),
+        ] {
             let values = values_with(false, PodSettings { memory_qos: policy, ..settings() });
             assert_eq!((values.memory_min, values.memory_low), (min, None));
         }
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn burstable_pods_are_protected_more_weakly() {
-        let settings = PodSettings { memory_qos: Some(Reservation::Tiered), ..settings() };
+        let settings = PodSettings { memory_qos: Some(MemoryReservationPolicy::Tiered), ..settings() };
         let values = pod_values(
             &pod(json!({"containers": [with("c", json!({"memory": "1Gi"}), json!({}))]})),
             false,

@@ -3,7 +3,7 @@
 use crate::model::pod::{Pod, QosClass};
 use crate::model::requests::{Overhead, pod_requests};
 
-use super::pod::Reservation;
+use super::pod::MemoryReservationPolicy;
 use super::values::{HugePages, Values};
 use crate::model::cpu_shares::{MIN_SHARES, shares};
 
@@ -11,7 +11,7 @@ use crate::model::cpu_shares::{MIN_SHARES, shares};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierSettings {
     /// `memoryReservationPolicy`; `None` without the gate `MemoryQoS` and on version 1.
-    pub memory_qos: Option<Reservation>,
+    pub memory_qos: Option<MemoryReservationPolicy>,
     /// `qosReserved` of memory in percent; `None` without it or without the gate `QOSReserved`.
     pub memory_reserved: Option<u8>,
     /// Memory of the machine without what is reserved; without thresholds of eviction.
@@ -22,7 +22,7 @@ impl TierSettings {
     /// Whether the memory that pods request is protected.
     #[must_use]
     pub fn is_tiered(&self) -> bool {
-        self.memory_qos == Some(Reservation::Tiered)
+        self.memory_qos == Some(MemoryReservationPolicy::Tiered)
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
         let tiers_with = |policy| {
             tier_values(some().iter(), &TierSettings { memory_qos: policy, ..TierSettings::default() })
         };
-        let tiers = tiers_with(Some(Reservation::Tiered));
+        let tiers = tiers_with(Some(MemoryReservationPolicy::Tiered));
         // A limit of memory alone is also a request.
         let burstable = (200 << 20) + (1 << 30);
         assert_eq!(tiers.pods.memory_min, Some((100 << 20) + burstable));
@@ -189,7 +189,7 @@ mod tests {
             (tiers.best_effort.memory_low, tiers.protected),
             (None, ProtectedMemory { guaranteed: 100 << 20, burstable })
         );
-        for policy in [Some(Reservation::Nothing), None] {
+        for policy in [Some(MemoryReservationPolicy::Nothing), None] {
             let tiers = tiers_with(policy);
             assert_eq!((tiers.pods.memory_min, tiers.pods.memory_low), (None, None));
             assert_eq!((tiers.burstable.memory_low, tiers.protected), (None, ProtectedMemory::default()));

@@ -9,7 +9,7 @@ use super::quantity::{Amount, amount};
 
 /// `memoryReservationPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reservation {
+pub enum MemoryReservationPolicy {
     /// No memory is protected from reclaim.
     #[default]
     Nothing,
@@ -119,7 +119,7 @@ impl Throttling {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProtectionSettings {
     /// `memoryReservationPolicy`.
-    pub reservation: Reservation,
+    pub reservation_policy: MemoryReservationPolicy,
     /// `None`: no container has a `memory.high`.
     pub throttling: Option<Throttling>,
     /// Memory of the machine less what is reserved; thresholds of eviction are not subtracted. 0: unknown.
@@ -139,7 +139,7 @@ pub fn memory_protection(
     let (request, limit) = memory(container);
     let (request, limit) = (request.units(), limit.units());
     let mut files = BTreeMap::new();
-    if request != 0 && settings.reservation == Reservation::Tiered {
+    if request != 0 && settings.reservation_policy == MemoryReservationPolicy::Tiered {
         let file = if pod.qos() == QosClass::Guaranteed { "memory.min" } else { "memory.low" };
         files.insert(file, request);
     } else {
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn memory_is_protected_and_throttled() {
         let settings = ProtectionSettings {
-            reservation: Reservation::Tiered,
+            reservation_policy: MemoryReservationPolicy::Tiered,
             throttling: throttled(0.9),
             allocatable_memory: 8 << 30,
         };
@@ -236,7 +236,7 @@ mod tests {
         check(pod(all.clone(), all, 0), settings, &[("memory.min", 100 << 20)]);
         let burstable = || pod(json!({"memory": "100Mi"}), json!({"memory": "200Mi"}), 0);
         check(burstable(), settings, &[("memory.low", 100 << 20), ("memory.high", 190 << 20)]);
-        let nothing = ProtectionSettings { reservation: Reservation::Nothing, ..settings };
+        let nothing = ProtectionSettings { reservation_policy: MemoryReservationPolicy::Nothing, ..settings };
         check(burstable(), nothing, &[("memory.min", 0), ("memory.low", 0), ("memory.high", 190 << 20)]);
         // Without a limit, the memory of the node is the most.
         let high = (((100 << 20) as f64 + ((8_i64 << 30) - (100 << 20)) as f64 * 0.9) / 4096.0) as i64 * 4096;
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn without_a_factor_no_container_is_throttled() {
         let settings = ProtectionSettings {
-            reservation: Reservation::Nothing,
+            reservation_policy: MemoryReservationPolicy::Nothing,
             throttling: None,
             allocatable_memory: 8 << 30,
         };
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn throttling_of_a_limited_pod_replaces_that_of_containers_without_a_limit() {
         let settings = ProtectionSettings {
-            reservation: Reservation::Nothing,
+            reservation_policy: MemoryReservationPolicy::Nothing,
             throttling: throttled(0.5),
             allocatable_memory: 8 << 30,
         };

@@ -160,7 +160,9 @@ fn resized(pod: &Pod, container: &Container, memory: bool, settings: &Settings) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, Throttling};
+    use crate::model::container_memory::{
+        MemoryReservationPolicy, ProtectionSettings, SwapBehavior, Throttling,
+    };
     use serde_json::{Value, json};
 
     fn memory_files(resources: Value, settings: &Settings) -> Vec<(String, String)> {
@@ -197,7 +199,7 @@ mod tests {
         settings.single_process_oom_kill = Some(true);
         settings.swap = SwapBehavior::LimitedSwap;
         settings.memory_qos = Some(ProtectionSettings {
-            reservation: Reservation::Tiered,
+            reservation_policy: MemoryReservationPolicy::Tiered,
             throttling: Some(Throttling { factor: 0.5, page_bytes: 4096 }),
             allocatable_memory: 1000 << 20,
         });

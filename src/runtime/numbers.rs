@@ -255,7 +255,9 @@ pub(super) fn page_size_name(bytes: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::container_memory::{ProtectionSettings, Reservation, SwapBehavior, Throttling};
+    use crate::model::container_memory::{
+        MemoryReservationPolicy, ProtectionSettings, SwapBehavior, Throttling,
+    };
     use serde_json::json;
 
     fn settings() -> Settings {
@@ -407,7 +409,7 @@ mod tests {
         // A tenth of the machine's 1000 MiB is requested.
         assert_eq!(unified(&settings), unthrottled(50 << 20));
         let protection = ProtectionSettings {
-            reservation: Reservation::Tiered,
+            reservation_policy: MemoryReservationPolicy::Tiered,
             throttling: Some(Throttling { factor: 0.5, page_bytes: 4096 }),
             allocatable_memory: 1000 << 20,
         };
@@ -420,7 +422,8 @@ mod tests {
             ("memory.swap.max", 0),
         ];
         assert_eq!(unified(&settings), expect(&low));
-        settings.memory_qos = Some(ProtectionSettings { reservation: Reservation::Nothing, ..protection });
+        settings.memory_qos =
+            Some(ProtectionSettings { reservation_policy: MemoryReservationPolicy::Nothing, ..protection });
         let nothing = [
             ("memory.high", 150 << 20),
             ("memory.low", 0),

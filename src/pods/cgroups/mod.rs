@@ -422,7 +422,7 @@ mod tests {
     use super::*;
     use crate::cgroups::Layout;
     use crate::cgroups::node::{Capacity, Reservations};
-    use crate::cgroups::pod::{PodSettings, Reservation};
+    use crate::cgroups::pod::{MemoryReservationPolicy, PodSettings};
     use crate::cgroups::tiers::TierSettings;
     use crate::cgroups::values::Quota;
 
@@ -439,7 +439,7 @@ mod tests {
         }
     }
 
-    fn settings(memory_qos: Option<Reservation>) -> Settings {
+    fn settings(memory_qos: Option<MemoryReservationPolicy>) -> Settings {
         Settings {
             pod: PodSettings {
                 cfs_quota: true,
@@ -466,9 +466,11 @@ mod tests {
     #[test]
     fn stale_protection_is_removed_at_the_start_and_other_values_stay() {
         let values = [("memory.min", "8192"), ("memory.low", "4096"), ("memory.high", "1048576")];
-        for (policy, is_reset) in
-            [(None, true), (Some(Reservation::Nothing), true), (Some(Reservation::Tiered), false)]
-        {
+        for (policy, is_reset) in [
+            (None, true),
+            (Some(MemoryReservationPolicy::Nothing), true),
+            (Some(MemoryReservationPolicy::Tiered), false),
+        ] {
             let root = tempfile::tempdir().unwrap();
             let pods = root.path().join("kubepods");
             for dir in [pods.clone(), pods.join("burstable"), pods.join("besteffort")] {
