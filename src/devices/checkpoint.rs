@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::choose::DeviceIds;
-use super::device::{DeviceId, GrantedDevices, Setup};
+use super::device::{DeviceId, DeviceSetup, GrantedDevices};
 use super::holds::{Hold, HoldState, Holds};
 use super::state::DeviceState;
 use crate::model::checksum::{Value, checksum};
@@ -124,11 +124,14 @@ fn by_node(devices: &BTreeMap<DeviceId, NumaMask>) -> BTreeMap<String, Option<Ve
     nodes
 }
 
-/// Reads the file. `setup` reads the answer of a plugin.
+/// Reads the file. `decode_setup` reads the answer of a plugin.
 ///
 /// # Errors
 /// When the file is damaged.
-pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<RestoredState, CheckpointError> {
+pub fn decode(
+    text: &str,
+    decode_setup: impl Fn(&[u8]) -> Option<DeviceSetup>,
+) -> Result<RestoredState, CheckpointError> {
     let file: File =
         serde_json::from_str(text).map_err(|error| CheckpointError::Syntax(error.to_string()))?;
     let computed = sum(&file.data);
@@ -141,7 +144,7 @@ pub fn decode(text: &str, setup: impl Fn(&[u8]) -> Option<Setup>) -> Result<Rest
             || CheckpointError::Response { pod: entry.pod.clone(), resource: entry.resource.clone() };
         let raw = entry.response.as_deref().map(from_base64).unwrap_or(Some(Vec::new()));
         let raw = raw.ok_or_else(unreadable)?;
-        let setup = setup(&raw).ok_or_else(unreadable)?;
+        let setup = decode_setup(&raw).ok_or_else(unreadable)?;
         let mut devices: BTreeMap<DeviceId, NumaMask> = BTreeMap::new();
         for (node, ids) in entry.devices.into_iter().flatten() {
             let nodes = NumaMask::from_numbers(node.parse::<u32>());
@@ -220,7 +223,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<RestoredState, CheckpointError> {
-        decode(text, |_| Some(Setup::default()))
+        decode(text, |_| Some(DeviceSetup::default()))
     }
 
     #[test]
@@ -286,7 +289,7 @@ mod tests {
         assert_eq!(nodes.keys().collect::<Vec<_>>(), ["-1", "0", "10"]);
         let mut holds = Holds::default();
         let raw: std::sync::Arc<[u8]> = [1, 2].into();
-        let hold_state = HoldState::Granted(GrantedDevices { setup: Setup::default(), raw });
+        let hold_state = HoldState::Granted(GrantedDevices { setup: DeviceSetup::default(), raw });
         holds.insert(&PodUid::from("u<1>"), "c", "a/b", Hold { devices, state: hold_state });
         let saved = DeviceState::new(holds.clone(), BTreeMap::new(), vec![], Instant::now());
         let text = encode(&saved);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::choose::{DeviceIds, PreferenceRequest};
 use super::device::{
-    Device, DeviceId, DeviceList, DeviceMount, DeviceNode, GrantedDevices, PluginOptions, Setup,
+    Device, DeviceId, DeviceList, DeviceMount, DeviceNode, DeviceSetup, GrantedDevices, PluginOptions,
 };
 use super::error::DeviceError;
 use crate::model::numa::NumaMask;
@@ -140,7 +140,7 @@ impl Client {
             let (resource, bytes) = (self.resource.clone(), raw.len());
             return Err(DeviceError::Large { resource, bytes, limit: MAX_RESPONSE_BYTES });
         }
-        let setup = setup(&raw).ok_or(DeviceError::NoResponse)?;
+        let setup = decode_setup(&raw).ok_or(DeviceError::NoResponse)?;
         Ok(GrantedDevices { setup, raw: raw.into() })
     }
 
@@ -202,7 +202,7 @@ fn device(message: pb::PluginDevice) -> Option<(DeviceId, Device)> {
 
 /// Reads the answer to `Allocate` for one container, also from the state file.
 #[must_use]
-pub fn setup(raw: &[u8]) -> Option<Setup> {
+pub fn decode_setup(raw: &[u8]) -> Option<DeviceSetup> {
     let response: pb::ContainerAllocateResponse = from_bytes(raw)?;
     let mount = |mount: pb::PluginMount| DeviceMount {
         container_path: mount.container_path,
@@ -214,7 +214,7 @@ pub fn setup(raw: &[u8]) -> Option<Setup> {
         host_path: node.host_path,
         permissions: node.permissions,
     };
-    Some(Setup {
+    Some(DeviceSetup {
         envs: response.envs,
         mounts: response.mounts.into_iter().map(mount).collect(),
         nodes: response.devices.into_iter().map(node).collect(),
@@ -232,7 +232,7 @@ mod tests {
     fn recorded_response_of_a_plugin_is_read() {
         let raw = "Cg0KB1dJREdFVFMSAmQ0EhsKCy93aWRnZXQtZGlyEgovdXNyL3NoYXJlGAEaHwoOL2Rldi93aWRnZXQtZDQSCS9k\
                    ZXYvbnVsbBoCcnciGQoTZXhhbXBsZS5jb20vd2lkZ2V0cxICZDQ=";
-        let found = setup(&from_base64(raw).unwrap()).unwrap();
+        let found = decode_setup(&from_base64(raw).unwrap()).unwrap();
         assert_eq!(found.envs["WIDGETS"], "d4");
         assert_eq!(found.annotations["example.com/widgets"], "d4");
         let mount = DeviceMount {
@@ -247,8 +247,8 @@ mod tests {
             permissions: "rw".into(),
         };
         assert_eq!(found.nodes, [node]);
-        assert_eq!(setup(b""), Some(Setup::default()));
-        assert_eq!(setup(b"\xff\xff"), None);
+        assert_eq!(decode_setup(b""), Some(DeviceSetup::default()));
+        assert_eq!(decode_setup(b"\xff\xff"), None);
     }
 
     #[test]

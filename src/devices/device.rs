@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use crate::model::device_setup::{DeviceMount, DeviceNode, Setup};
+pub use crate::model::device_setup::{DeviceMount, DeviceNode, DeviceSetup};
 use crate::model::numa::NumaMask;
 
 /// The name of a device, unique in its resource.
@@ -34,7 +34,7 @@ pub struct PluginOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GrantedDevices {
     /// What it means for the container.
-    pub setup: Setup,
+    pub setup: DeviceSetup,
     /// The message as it was received, for the state file.
     pub raw: Arc<[u8]>,
 }

@@ -32,9 +32,9 @@ mod tests;
 
 pub use checkpoint::{CheckpointError, RestoredState, decode, encode};
 pub use choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
-pub use client::{Client, DeviceListStream, Limits, setup};
+pub use client::{Client, DeviceListStream, Limits, decode_setup};
 pub use device::{
-    Device, DeviceId, DeviceList, DeviceMount, DeviceNode, GrantedDevices, PluginOptions, Setup,
+    Device, DeviceId, DeviceList, DeviceMount, DeviceNode, DeviceSetup, GrantedDevices, PluginOptions,
 };
 pub use error::DeviceError;
 pub use hints::DeviceHints;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::device::Setup;
+use super::device::DeviceSetup;
 use super::holds::HoldState;
 use super::state::DeviceState;
 use crate::model::ids::PodUid;
@@ -22,8 +22,8 @@ pub struct Conflict {
 ///
 /// DIFFERS: the resources are in the order of their names; in the Go kubelet the order is random.
 #[must_use]
-pub fn merge<'a>(setups: impl IntoIterator<Item = &'a Setup>) -> (Setup, Vec<Conflict>) {
-    let (mut merged, mut conflicts) = (Setup::default(), Vec::new());
+pub fn merge<'a>(setups: impl IntoIterator<Item = &'a DeviceSetup>) -> (DeviceSetup, Vec<Conflict>) {
+    let (mut merged, mut conflicts) = (DeviceSetup::default(), Vec::new());
     let (mut mounts, mut nodes, mut cdi) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     let mut note = |kind: &'static str, name: &str, differs: bool| {
         if differs {
@@ -77,13 +77,13 @@ pub struct ResourceHealth {
 impl DeviceState {
     /// What the devices of a container mean for it; `None`: it has none.
     #[must_use]
-    pub fn setup(&self, pod: &PodUid, container: &str) -> Option<(Setup, Vec<Conflict>)> {
+    pub fn container_setup(&self, pod: &PodUid, container: &str) -> Option<(DeviceSetup, Vec<Conflict>)> {
         let holds = self.holds.pod(pod)?.get(container)?;
         let setups = holds.values().filter_map(|hold| match &hold.state {
             HoldState::Granted(granted) => Some(&granted.setup),
             HoldState::Reserved { .. } => None,
         });
-        let setups: Vec<&Setup> = setups.collect();
+        let setups: Vec<&DeviceSetup> = setups.collect();
         if setups.is_empty() { None } else { Some(merge(setups)) }
     }
 

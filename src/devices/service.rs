@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::checkpoint::{RestoredState, decode, encode};
-use super::client::{Client, Limits, setup};
-use super::device::{DeviceList, Setup};
+use super::client::{Client, Limits, decode_setup};
+use super::device::{DeviceList, DeviceSetup};
 use super::error::DeviceError;
 use super::hints::DeviceHints;
 use super::instances::{END_LIMIT, End, Instances, Plugin, SocketIdentity};
@@ -119,7 +119,7 @@ fn hash(text: &str) -> u64 {
 fn restore(file: &CheckpointFile) -> (RestoredState, RestoreReport) {
     let reason = match file.read() {
         Ok(None) => return (RestoredState::default(), RestoreReport { problem: None, is_new: true }),
-        Ok(Some(text)) => match decode(&text, setup) {
+        Ok(Some(text)) => match decode(&text, decode_setup) {
             Ok(restored) => return (restored, RestoreReport::default()),
             Err(error) => error.to_string(),
         },
@@ -456,7 +456,7 @@ impl Devices {
         container: &str,
         is_active: bool,
         stop: &StopToken,
-    ) -> Result<Option<Setup>, DeviceError> {
+    ) -> Result<Option<DeviceSetup>, DeviceError> {
         let Some(request) = pod.container(container) else { return Ok(None) };
         let wanted: Vec<String> = {
             let state = self.shared.state.locked();
@@ -477,7 +477,7 @@ impl Devices {
         for resource in &wanted {
             self.pre_start(&pod.uid, container, resource, stop)?;
         }
-        let Some((setup, conflicts)) = self.shared.state.locked().setup(&pod.uid, container) else {
+        let Some((setup, conflicts)) = self.shared.state.locked().container_setup(&pod.uid, container) else {
             return Ok(None);
         };
         for conflict in conflicts {

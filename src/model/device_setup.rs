@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// What a container needs to use its devices (Go: `ContainerAllocateResponse`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Setup {
+pub struct DeviceSetup {
     /// Environment variables.
     pub envs: BTreeMap<String, String>,
     /// Mounts.

@@ -1,12 +1,12 @@
 //! What devices add to the configuration of a container (Go: kubelet_pods.go
 //! `GenerateRunContainerOptions`).
 
-use crate::model::device_setup::Setup;
+use crate::model::device_setup::DeviceSetup;
 use crate::transport::generated::runtime::{CDIDevice, ContainerConfig, Device, KeyValue, Mount};
 
 /// Adds the settings of devices. As upstream they come first, so that the pod's own variables and
 /// annotations of the same name replace them; the mounts come first, too, and are not relabelled.
-pub(super) fn apply(setup: Setup, config: &mut ContainerConfig) {
+pub(super) fn apply(setup: DeviceSetup, config: &mut ContainerConfig) {
     let is_set = |name: &str, envs: &[KeyValue]| envs.iter().any(|env| env.key == name);
     let mut envs: Vec<KeyValue> = setup
         .envs
@@ -55,7 +55,7 @@ mod tests {
             value: value.as_bytes().to_vec(),
             ..KeyValue::default()
         };
-        let setup = Setup {
+        let setup = DeviceSetup {
             envs: BTreeMap::from([pair("A", "device"), pair("B", "device")]),
             mounts: vec![DeviceMount {
                 container_path: "/m".into(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::model::device_setup::Setup;
+use crate::model::device_setup::DeviceSetup;
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
 use crate::transport::generated::runtime::LinuxContainerResources;
@@ -24,7 +24,7 @@ pub trait Placement: Send + Sync {
     ///
     /// # Errors
     /// The reason, for the event and the status, when the container cannot be created now.
-    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, PlacementError>;
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<DeviceSetup, PlacementError>;
 
     /// Whether the pod has no CPU quota, because a container of it has CPUs for itself.
     fn is_without_quota(&self, pod: &Pod) -> bool;
@@ -38,8 +38,8 @@ impl Placement for () {
 
     fn started(&self, _: &Pod, _: &str, _: &ContainerId) {}
 
-    fn devices(&self, _: &Pod, _: &str, _: &StopToken) -> Result<Setup, PlacementError> {
-        Ok(Setup::default())
+    fn devices(&self, _: &Pod, _: &str, _: &StopToken) -> Result<DeviceSetup, PlacementError> {
+        Ok(DeviceSetup::default())
     }
 
     fn is_without_quota(&self, _: &Pod) -> bool {

@@ -61,7 +61,7 @@ fn devices_and_resources_are_limited() {
 fn restarted(now: Instant) -> DeviceState {
     let mut first = state_with(ALL_OPTIONS, four());
     allocate(&mut first, &simple_pod("old", 1)).unwrap();
-    let restored = decode(&encode(&first), |_| Some(Setup::default())).unwrap();
+    let restored = decode(&encode(&first), |_| Some(DeviceSetup::default())).unwrap();
     DeviceState::new(restored.holds, restored.registered, vec![0, 1], now)
 }
 
@@ -161,7 +161,7 @@ fn health_of_devices_is_that_of_the_last_list() {
 
 #[test]
 fn of_two_plugins_the_first_ones_settings_are_used() {
-    let setup = |value: &str| Setup {
+    let setup = |value: &str| DeviceSetup {
         envs: BTreeMap::from([("KEY".into(), value.into()), (format!("ONLY_{value}"), "1".into())]),
         mounts: vec![DeviceMount { container_path: "/m".into(), host_path: value.into(), read_only: true }],
         nodes: vec![
@@ -188,8 +188,8 @@ fn a_container_without_devices_has_no_setup() {
     let mut state = state_with(PluginOptions::default(), four());
     let p = simple_pod("p", 1);
     state.reserve(&p, "main", None, false).unwrap();
-    assert_eq!(state.setup(&p.uid, "main"), None);
+    assert_eq!(state.container_setup(&p.uid, "main"), None);
     finish(&mut state, &p).unwrap();
-    assert_eq!(state.setup(&p.uid, "main"), Some((Setup::default(), vec![])));
-    assert_eq!(state.setup(&p.uid, "other"), None);
+    assert_eq!(state.container_setup(&p.uid, "main"), Some((DeviceSetup::default(), vec![])));
+    assert_eq!(state.container_setup(&p.uid, "other"), None);
 }

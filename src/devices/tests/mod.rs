@@ -88,7 +88,7 @@ pub(super) fn finish(state: &mut DeviceState, pod: &PodRequest) -> Result<Vec<St
                     }
                     NextPluginCall::Allocate(ids) => {
                         calls.push(format!("allocate {}", text(&mut ids.iter())));
-                        let granted = GrantedDevices { setup: Setup::default(), raw: [1].into() };
+                        let granted = GrantedDevices { setup: DeviceSetup::default(), raw: [1].into() };
                         state.grant(&pod.uid, &request.container, &resource, granted)?;
                         break;
                     }

@@ -125,7 +125,7 @@ proptest! {
                     prop_assert!(capacity.allocatable.get(WIDGET).copied().unwrap_or(0) <= all);
                 }
                 Event::Restart => {
-                    let restored = decode(&encode(&state), |_| Some(Setup::default())).unwrap();
+                    let restored = decode(&encode(&state), |_| Some(DeviceSetup::default())).unwrap();
                     state = DeviceState::new(restored.holds, restored.registered, vec![0, 1], now);
                 }
             }
@@ -141,6 +141,6 @@ proptest! {
         if let Some(found) = bytes.get_mut(offset) {
             *found = byte;
         }
-        let _ = decode(&String::from_utf8_lossy(&bytes), |_| Some(Setup::default()));
+        let _ = decode(&String::from_utf8_lossy(&bytes), |_| Some(DeviceSetup::default()));
     }
 }

@@ -4,7 +4,7 @@
 use super::Assignments;
 use crate::claims::{ClaimError, Failure, ResourceClaims};
 use crate::model::api::{Container, ResourceStatus};
-use crate::model::device_setup::Setup;
+use crate::model::device_setup::DeviceSetup;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::stop::StopToken;
@@ -47,7 +47,12 @@ impl Assignments {
     }
 
     /// Adds the devices of a container's claims. As upstream they precede those of device plugins.
-    pub(super) fn add_claims(&self, pod: &Pod, container: &str, setup: &mut Setup) -> Result<(), Failure> {
+    pub(super) fn add_claims(
+        &self,
+        pod: &Pod,
+        container: &str,
+        setup: &mut DeviceSetup,
+    ) -> Result<(), Failure> {
         let Some(claims) = &self.claims else { return Ok(()) };
         // Ephemeral containers have no resources.
         let Some(container) = pod.all_containers().find(|candidate| candidate.name == container) else {

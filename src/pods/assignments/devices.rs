@@ -13,7 +13,7 @@ use super::Assignments;
 use super::provider::DeviceProvider;
 use crate::devices::{DeviceError, Devices, PodRequest, Readiness};
 use crate::model::api::{ResourceHealth, ResourceStatus};
-use crate::model::device_setup::Setup;
+use crate::model::device_setup::DeviceSetup;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::reasons;
@@ -211,8 +211,8 @@ impl Assignments {
         pod: &Pod,
         container: &str,
         stop: &StopToken,
-    ) -> Result<Setup, DeviceError> {
-        let Some((own, requests)) = self.devices_of(pod) else { return Ok(Setup::default()) };
+    ) -> Result<DeviceSetup, DeviceError> {
+        let Some((own, requests)) = self.devices_of(pod) else { return Ok(DeviceSetup::default()) };
         own.devices.prepare(&requests, container, true, stop).map(Option::unwrap_or_default)
     }
 

@@ -38,7 +38,7 @@ use self::state::AssignmentState;
 use self::store::Store;
 use super::admission::Admission;
 use crate::claims::ResourceClaims;
-use crate::model::device_setup::Setup;
+use crate::model::device_setup::DeviceSetup;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
@@ -188,7 +188,7 @@ impl Placement for Assignments {
         placed
     }
 
-    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<Setup, PlacementError> {
+    fn devices(&self, pod: &Pod, container: &str, stop: &StopToken) -> Result<DeviceSetup, PlacementError> {
         let mut setup = self.device_setup(pod, container, stop)?;
         self.add_claims(pod, container, &mut setup)?;
         Ok(setup)

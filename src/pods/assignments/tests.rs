@@ -416,7 +416,10 @@ mod devices {
         plugin.fault("PreStart", Some(Fault::Fail));
         let none = widget_pod("none", 0);
         assert_eq!(fixture.assignments.allocate(&none, &[], true, &none_runs), Admission::Admit);
-        assert_eq!(fixture.assignments.devices(&none, "c", &StopToken::never()).unwrap(), Setup::default());
+        assert_eq!(
+            fixture.assignments.devices(&none, "c", &StopToken::never()).unwrap(),
+            DeviceSetup::default()
+        );
     }
 
     #[test]
