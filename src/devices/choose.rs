@@ -11,7 +11,7 @@ pub type DeviceIds = BTreeSet<DeviceId>;
 
 /// What there is to choose from.
 #[derive(Debug, Clone, Copy)]
-pub struct Offer<'a> {
+pub struct ChoiceRequest<'a> {
     /// The name of the resource, for messages.
     pub resource: &'a str,
     /// All devices of the resource.
@@ -72,30 +72,30 @@ struct FreeDevices {
 ///
 /// # Errors
 /// When there are not enough.
-pub fn choose(offer: Offer<'_>, preference: &Preference) -> Result<Choice, DeviceError> {
-    let wanted = usize::try_from(offer.wanted).unwrap_or(usize::MAX);
+pub fn choose(request: ChoiceRequest<'_>, preference: &Preference) -> Result<Choice, DeviceError> {
+    let wanted = usize::try_from(request.wanted).unwrap_or(usize::MAX);
     let mut chosen = DeviceIds::new();
-    take(&mut chosen, wanted, offer.reusable.iter());
+    take(&mut chosen, wanted, request.reusable.iter());
     if chosen.len() == wanted {
         return Ok(Choice::Devices(chosen));
     }
-    let healthy = offer.devices.iter().filter(|(_, device)| device.is_healthy).map(|(id, _)| id);
+    let healthy = request.devices.iter().filter(|(_, device)| device.is_healthy).map(|(id, _)| id);
     let available: DeviceIds =
-        healthy.filter(|id| !offer.in_use.contains(*id) && !chosen.contains(*id)).cloned().collect();
+        healthy.filter(|id| !request.in_use.contains(*id) && !chosen.contains(*id)).cloned().collect();
     let missing = wanted - chosen.len();
     if available.len() < missing {
         return Err(DeviceError::Short {
-            resource: offer.resource.to_owned(),
+            resource: request.resource.to_owned(),
             requested: missing as u64,
             available: available.len(),
         });
     }
-    let free = by_distance(offer, &available);
+    let free = by_distance(request, &available);
     let needs_preference = |available: &DeviceIds, chosen: &DeviceIds| {
         Choice::NeedsPreference(PreferenceRequest {
             available: available.union(chosen).cloned().collect(),
             must_include: chosen.clone(),
-            size: offer.wanted,
+            size: request.wanted,
         })
     };
     // With enough near ones the plugin chooses among them only, so that the pod stays aligned.
@@ -131,15 +131,15 @@ fn take<'a>(chosen: &mut DeviceIds, wanted: usize, from: impl Iterator<Item = &'
     }
 }
 
-fn by_distance(offer: Offer<'_>, available: &DeviceIds) -> FreeDevices {
+fn by_distance(request: ChoiceRequest<'_>, available: &DeviceIds) -> FreeDevices {
     let mut free = FreeDevices { near: DeviceIds::new(), far: DeviceIds::new(), neutral: DeviceIds::new() };
-    let nodes = offer.nodes.filter(|_| offer.devices.values().any(|device| !device.nodes.is_empty()));
+    let nodes = request.nodes.filter(|_| request.devices.values().any(|device| !device.nodes.is_empty()));
     let Some(nodes) = nodes else {
         free.neutral = available.clone();
         return free;
     };
     for id in available {
-        let own = offer.devices.get(id).map(|device| device.nodes).unwrap_or_default();
+        let own = request.devices.get(id).map(|device| device.nodes).unwrap_or_default();
         if own.is_empty() {
             free.neutral.insert(id.clone());
         } else if own.and(nodes).is_empty() {

@@ -31,7 +31,7 @@ pub(crate) mod testing;
 mod tests;
 
 pub use checkpoint::{CheckpointError, RestoredState, decode, encode};
-pub use choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
+pub use choose::{Choice, ChoiceRequest, DeviceIds, Preference, PreferenceRequest, choose};
 pub use client::{Client, DeviceListStream, Limits, decode_setup};
 pub use device::{
     Device, DeviceId, DeviceList, DeviceMount, DeviceNode, DeviceSetup, GrantedDevices, PluginOptions,

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::choose::{Choice, DeviceIds, Offer, Preference, PreferenceRequest, choose};
+use super::choose::{Choice, ChoiceRequest, DeviceIds, Preference, PreferenceRequest, choose};
 use super::device::{DeviceId, DeviceList, GrantedDevices, PluginOptions};
 use super::error::DeviceError;
 use super::holds::{Hold, HoldState, Holds};
@@ -341,7 +341,7 @@ impl DeviceState {
             if count == 0 {
                 continue;
             }
-            let offer = Offer {
+            let request = ChoiceRequest {
                 resource,
                 devices: &known.devices,
                 in_use: &self.holds.in_use(resource, |_, _, _| true),
@@ -349,7 +349,7 @@ impl DeviceState {
                 nodes,
                 wanted: count,
             };
-            if let Choice::Devices(ids) = choose(offer, &Preference::Without)? {
+            if let Choice::Devices(ids) = choose(request, &Preference::Without)? {
                 let hold =
                     Hold { devices: with_nodes(ids, &known.devices), state: HoldState::Reserved { nodes } };
                 self.holds.insert(&pod.uid, container, resource, hold);
@@ -393,7 +393,7 @@ impl DeviceState {
         };
         // The pod's own reservations are free: those of later containers are exchanged below.
         let counts = |uid: &PodUid, _: &str, hold: &Hold| *uid != pod.uid || !hold.is_reserved();
-        let offer = Offer {
+        let request = ChoiceRequest {
             resource,
             devices: &known.devices,
             in_use: &self.holds.in_use(resource, counts),
@@ -401,7 +401,7 @@ impl DeviceState {
             nodes,
             wanted,
         };
-        let ids = match choose(offer, &preference)? {
+        let ids = match choose(request, &preference)? {
             Choice::NeedsPreference(request) => return Ok(NextPluginCall::GetPreferred(request)),
             Choice::Devices(ids) => ids,
         };

@@ -93,7 +93,7 @@ fn devices_on_the_nodes_of_the_hint_come_first() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1]), ("d", true, &[])]);
     let in_use = DeviceIds::new();
     let reusable = DeviceIds::new();
-    let offer = |wanted, nodes: Option<u32>| Offer {
+    let request = |wanted, nodes: Option<u32>| ChoiceRequest {
         resource: WIDGET,
         devices: &devices,
         in_use: &in_use,
@@ -101,24 +101,24 @@ fn devices_on_the_nodes_of_the_hint_come_first() {
         nodes: nodes.map(|node| NumaMask::from_numbers([node])),
         wanted,
     };
-    let chosen = |wanted, nodes| choose(offer(wanted, nodes), &Preference::Without).unwrap();
+    let chosen = |wanted, nodes| choose(request(wanted, nodes), &Preference::Without).unwrap();
     assert_eq!(chosen(1, Some(1)), Choice::Devices(ids(&["b"])));
     assert_eq!(chosen(3, Some(1)), Choice::Devices(ids(&["a", "b", "c"])));
     assert_eq!(chosen(2, None), Choice::Devices(ids(&["a", "b"])));
     assert_eq!(chosen(4, Some(0)), Choice::Devices(ids(&["a", "b", "c", "d"])));
     // With enough near ones only those are offered; else all, with the near ones in any case.
-    let Choice::NeedsPreference(near) = choose(offer(1, Some(1)), &Preference::Unknown).unwrap() else {
+    let Choice::NeedsPreference(near) = choose(request(1, Some(1)), &Preference::Unknown).unwrap() else {
         panic!()
     };
     assert_eq!((near.available, near.must_include, near.size), (ids(&["b", "c"]), DeviceIds::new(), 1));
-    let Choice::NeedsPreference(far) = choose(offer(3, Some(1)), &Preference::Unknown).unwrap() else {
+    let Choice::NeedsPreference(far) = choose(request(3, Some(1)), &Preference::Unknown).unwrap() else {
         panic!()
     };
     assert_eq!((far.available, far.must_include), (ids(&["a", "b", "c", "d"]), ids(&["b", "c"])));
-    let named = choose(offer(3, Some(1)), &Preference::Named(ids(&["d"]))).unwrap();
+    let named = choose(request(3, Some(1)), &Preference::Named(ids(&["d"]))).unwrap();
     assert_eq!(named, Choice::Devices(ids(&["b", "c", "d"])));
     // Exactly as many near ones as wanted: there is nothing to ask.
-    let exact = choose(offer(2, Some(1)), &Preference::Unknown).unwrap();
+    let exact = choose(request(2, Some(1)), &Preference::Unknown).unwrap();
     assert_eq!(exact, Choice::Devices(ids(&["b", "c"])));
 }
 
