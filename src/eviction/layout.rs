@@ -25,9 +25,9 @@ pub enum Reclaim {
     UnusedImages,
 }
 
-/// A part of a pod's use of disks.
+/// A part of a pod's use of disks (Go: eviction `fsStatsType`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum FsStatsType {
     /// The writable layers of containers.
     Layers,
     /// The log files of containers.
@@ -65,8 +65,8 @@ impl Layout {
     }
 
     /// What counts as a pod's use when pods are ranked for this signal.
-    pub fn counted(self, signal: Signal) -> &'static [Part] {
-        use Part::{Layers, Logs, Volumes};
+    pub fn counted_fs_stats(self, signal: Signal) -> &'static [FsStatsType] {
+        use FsStatsType::{Layers, Logs, Volumes};
         match (self, file_system(signal)) {
             (_, None) => &[],
             (Layout::Single, _) => &[Layers, Logs, Volumes],
@@ -122,12 +122,12 @@ mod tests {
 
     #[test]
     fn reclaim_and_use_depend_on_the_layout() {
-        use Part::{Layers, Logs, Volumes};
+        use FsStatsType::{Layers, Logs, Volumes};
         use Reclaim::{DeadContainers, UnusedImages};
         use Signal::{ContainerFsAvailable, ImageFsInodesFree, NodeFsAvailable};
-        let check = |layout: Layout, signal, reclaim: &[Reclaim], parts: &[Part]| {
+        let check = |layout: Layout, signal, reclaim: &[Reclaim], parts: &[FsStatsType]| {
             assert_eq!(layout.reclaim(signal), reclaim, "{layout:?} {signal:?}");
-            assert_eq!(layout.counted(signal), parts, "{layout:?} {signal:?}");
+            assert_eq!(layout.counted_fs_stats(signal), parts, "{layout:?} {signal:?}");
         };
         for signal in [NodeFsAvailable, ImageFsInodesFree, ContainerFsAvailable] {
             check(Layout::Single, signal, &[DeadContainers, UnusedImages], &[Layers, Logs, Volumes]);

@@ -44,7 +44,7 @@ mod usage;
 mod victim;
 pub mod watch;
 
-pub use layout::{Layout, Part, Reclaim};
+pub use layout::{FsStatsType, Layout, Reclaim};
 pub use local::is_limited;
 pub use observations::{Observation, Observations, Swap, observations};
 pub use pass::{Action, EvictionManager, Outcome, Settings, Shortage};

@@ -74,7 +74,7 @@ fn entry<'a>(pod: &'a Pod, uses: &Uses<'_>, signal: Signal, layout: Layout, swap
             entry.exceeds = entry.used > entry.requested;
         }
         Resource::EphemeralStorage | Resource::Inodes => {
-            entry.used = usage::disk(pod, found, layout.counted(signal), resource);
+            entry.used = usage::disk(pod, found, layout.counted_fs_stats(signal), resource);
             entry.exceeds = entry.used > usage::request(pod, resource.as_str());
             // Also of inodes upstream subtracts the request of bytes: pods with such a request come
             // last. Both agents must choose the same pod.
@@ -260,7 +260,7 @@ mod tests {
             (Layout::Split, Signal::NodeFsInodesFree, 1_010_111),
             (Layout::Split, Signal::ImageFsAvailable, 0),
         ] {
-            let found = usage::disk(&pod, &used, layout.counted(signal), signal.resource());
+            let found = usage::disk(&pod, &used, layout.counted_fs_stats(signal), signal.resource());
             assert_eq!(found, Amount::from_units(expected), "{layout:?} {signal:?}");
         }
     }

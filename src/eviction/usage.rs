@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::layout::Part;
+use super::layout::FsStatsType;
 use super::observations::Swap;
 use super::signal::Resource;
 use crate::model::Quantity;
@@ -54,7 +54,7 @@ pub(super) fn processes(used: &PodUse) -> u64 {
 }
 
 /// A pod's use of disks: bytes or inodes.
-pub(super) fn disk(pod: &Pod, used: &PodUse, parts: &[Part], resource: Resource) -> Amount {
+pub(super) fn disk(pod: &Pod, used: &PodUse, parts: &[FsStatsType], resource: Resource) -> Amount {
     let number = |space: &FileSystem| match resource {
         Resource::Inodes => space.inodes_used,
         _ => space.used,
@@ -64,11 +64,13 @@ pub(super) fn disk(pod: &Pod, used: &PodUse, parts: &[Part], resource: Resource)
     for part in parts {
         sum = sum
             + match part {
-                Part::Layers => {
+                FsStatsType::Layers => {
                     used.containers.iter().map(|container| units_of(container.rootfs.as_ref())).sum()
                 }
-                Part::Logs => used.containers.iter().map(|container| units_of(container.logs.as_ref())).sum(),
-                Part::Volumes => volumes(pod, used, number),
+                FsStatsType::Logs => {
+                    used.containers.iter().map(|container| units_of(container.logs.as_ref())).sum()
+                }
+                FsStatsType::Volumes => volumes(pod, used, number),
             };
     }
     sum
