@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::error::{StartError, thread_error};
 use super::rooms::{Context, Rooms};
 use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::eviction::driver::Need;
+use crate::eviction::driver::StatsScope;
 use crate::eviction::kernel::KernelFiles;
 use crate::eviction::{self, ImageDirectories, ImageDirectoriesError, Reports, Victim};
 use crate::model::event::{EventSink, EventType, Regarding};
@@ -78,10 +78,10 @@ pub(super) fn start(
     let reclaim_wake = wake.clone();
     let deps = eviction::Deps {
         read_node: Box::new(move |places| reader.glance(places)),
-        measure: Box::new(move |need| {
-            let wanted = match need {
-                Need::Memory => StatsRequest::RESOURCE,
-                Need::Disks => StatsRequest::EVICTION,
+        measure: Box::new(move |scope| {
+            let wanted = match scope {
+                StatsScope::Memory => StatsRequest::RESOURCE,
+                StatsScope::Disks => StatsRequest::EVICTION,
             };
             collector.snapshot(wanted)
         }),

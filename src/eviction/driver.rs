@@ -43,7 +43,7 @@ const INODE_RATE: i128 = 100_000;
 
 /// What a measurement of pods has to contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
+pub enum StatsScope {
     /// Memory and processes, from files only.
     Memory,
     /// Also logs, volumes and writable layers.
@@ -59,7 +59,7 @@ pub trait World {
     /// The path of the cgroup of all pods, if there is one.
     fn pods_cgroup(&mut self) -> Option<String>;
     /// The numbers of pods. `None`: they could not be measured, which was logged.
-    fn measure(&mut self, need: Need) -> Option<Snapshot>;
+    fn measure(&mut self, scope: StatsScope) -> Option<Snapshot>;
     /// The pods that have not ended.
     fn pods(&mut self) -> Vec<Pod>;
     /// A pod with the resources that it was granted.
@@ -261,14 +261,14 @@ impl EvictionLoop {
         }
         let node_snapshot = Snapshot { node, ..Snapshot::default() };
         let observations = self.eviction.observe(&node_snapshot);
-        let need = if self.local_due.is_none_or(|due| now >= due) && limited {
-            Some(Need::Disks)
+        let scope = if self.local_due.is_none_or(|due| now >= due) && limited {
+            Some(StatsScope::Disks)
         } else {
-            self.need(&observations)
+            self.scope(&observations)
         };
         let (mut snapshot, mut candidates) = (node_snapshot, Vec::new());
-        if let Some(need) = need
-            && let Some(measured) = self.measure(world, need, limited, now)
+        if let Some(scope) = scope
+            && let Some(measured) = self.measure(world, scope, limited, now)
         {
             // The machine's numbers of this moment count.
             let node = std::mem::take(&mut snapshot.node);
@@ -317,13 +317,13 @@ impl EvictionLoop {
     fn measure(
         &mut self,
         world: &mut dyn World,
-        need: Need,
+        scope: StatsScope,
         limited: bool,
         now: Instant,
     ) -> Option<Snapshot> {
         let begun = Instant::now();
-        let measured = world.measure(need);
-        if need == Need::Disks && limited {
+        let measured = world.measure(scope);
+        if scope == StatsScope::Disks && limited {
             let took = begun.elapsed();
             self.local_due = Some(now + pause(took, self.took.replace(took)));
         }
@@ -331,10 +331,10 @@ impl EvictionLoop {
     }
 
     /// What a pass needs to know of pods: nothing unless a threshold is met.
-    fn need(&self, observations: &Observations) -> Option<Need> {
+    fn scope(&self, observations: &Observations) -> Option<StatsScope> {
         let needs = self.eviction.met_signals(observations).map(|signal| match signal.pressure() {
-            Pressure::Disk => Need::Disks,
-            Pressure::Memory | Pressure::Pid => Need::Memory,
+            Pressure::Disk => StatsScope::Disks,
+            Pressure::Memory | Pressure::Pid => StatsScope::Memory,
         });
         needs.max()
     }

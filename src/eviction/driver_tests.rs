@@ -117,8 +117,8 @@ impl World for Machine {
         self.pods_left.map(|_| "/kubepods".to_owned())
     }
 
-    fn measure(&mut self, need: Need) -> Option<Snapshot> {
-        self.log.push(format!("measure {need:?}"));
+    fn measure(&mut self, scope: StatsScope) -> Option<Snapshot> {
+        self.log.push(format!("measure {scope:?}"));
         self.measurable.then(|| Snapshot { pods: self.uses.clone(), ..Snapshot::default() })
     }
 

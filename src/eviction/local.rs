@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::layout::Layout;
 use super::texts::{self, Annotations};
-use super::usage::{Uses, units};
+use super::usage::{PodUses, units};
 use super::victim::{IMMEDIATE_GRACE_SECONDS, Victim};
 use crate::model::Quantity;
 use crate::model::api::{Container, EmptyDirVolumeSource};
@@ -22,7 +22,7 @@ const CONTAINER: &str = "ephemeralcontainerfs.limit";
 
 /// The pods above a limit, each with the first limit that it exceeds. Critical pods are never
 /// evicted.
-pub(super) fn above_limits(pods: &[Pod], uses: &Uses<'_>, layout: Layout) -> Vec<Victim> {
+pub(super) fn above_limits(pods: &[Pod], uses: &PodUses<'_>, layout: Layout) -> Vec<Victim> {
     let ordinary = pods.iter().filter(|pod| !pod.is_critical());
     ordinary.filter_map(|pod| above_limit(pod, uses.get(pod)?, layout)).collect()
 }
@@ -153,13 +153,13 @@ mod tests {
 
     fn check(spec: Value, used: PodUse, layout: Layout, expected: Option<(&str, &str)>) {
         let snapshot = Snapshot { pods: vec![used], ..Snapshot::default() };
-        let found = above_limits(&[pod("p", spec.clone())], &Uses::new(&snapshot), layout);
+        let found = above_limits(&[pod("p", spec.clone())], &PodUses::new(&snapshot), layout);
         let shown = found.first().map(|victim| (victim.signal, victim.message.as_str()));
         assert_eq!(shown, expected);
         for victim in found {
             assert_eq!((victim.grace_seconds, victim.disruption_target), (1, false));
         }
-        let critical = above_limits(&[static_pod("p", spec)], &Uses::new(&snapshot), layout);
+        let critical = above_limits(&[static_pod("p", spec)], &PodUses::new(&snapshot), layout);
         assert_eq!(critical, [], "static pods are critical");
     }
 
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn pods_without_statistics_are_left_alone() {
         let spec = limited(&[("a", "0")]);
-        assert_eq!(above_limits(&[pod("p", spec)], &Uses::new(&Snapshot::default()), Layout::Single), []);
+        assert_eq!(above_limits(&[pod("p", spec)], &PodUses::new(&Snapshot::default()), Layout::Single), []);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         let used = |name: &&str, mib| PodUse { uid: (*name).to_owned().into(), ..uses(&[], mib, &[]) };
         let snapshot =
             Snapshot { pods: vec![used(&"a", 2), used(&"b", 2), used(&"c", 1)], ..Snapshot::default() };
-        let found = above_limits(&pods, &Uses::new(&snapshot), Layout::Single);
+        let found = above_limits(&pods, &PodUses::new(&snapshot), Layout::Single);
         assert_eq!(found.iter().map(|victim| victim.pod.name()).collect::<Vec<_>>(), ["b", "a"]);
     }
 }

@@ -13,7 +13,7 @@ use super::signal::{Pressures, Signal};
 use super::state::{State, step};
 use super::texts;
 use super::thresholds::{Problem, Threshold, thresholds};
-use super::usage::Uses;
+use super::usage::PodUses;
 use super::victim::{IMMEDIATE_GRACE_SECONDS, Victim};
 use crate::config::KubeletConfiguration;
 use crate::model::pod::Pod;
@@ -135,7 +135,7 @@ impl EvictionManager {
     pub fn pass(&mut self, snapshot: &Snapshot, pods: &[Pod], now: Instant) -> Outcome {
         let observations = self.observe(snapshot);
         let decision = step(&mut self.state, &observations, now);
-        let uses = Uses::new(snapshot);
+        let uses = PodUses::new(snapshot);
         let limits =
             if self.settings.local_limits { above_limits(pods, &uses, self.layout) } else { Vec::new() };
         let action = match decision.actionable.first() {
@@ -168,7 +168,7 @@ impl EvictionManager {
         actionable: &[Threshold],
         observations: &Observations,
         pods: &[Pod],
-        uses: &Uses<'_>,
+        uses: &PodUses<'_>,
     ) -> Shortage {
         let ranked = rank(pods, uses, first.signal, self.layout, self.settings.swap);
         let victim = ranked.into_iter().find(|pod| !pod.is_critical()).map(|pod| {

@@ -6,7 +6,7 @@ use std::cmp::{Ordering, Reverse};
 use super::layout::Layout;
 use super::observations::Swap;
 use super::signal::{Resource, Signal};
-use super::usage::{self, Uses, units};
+use super::usage::{self, PodUses, units};
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
 
@@ -37,7 +37,7 @@ impl Entry<'_> {
 /// runtime often does not respond.
 pub(super) fn rank<'a>(
     pods: &'a [Pod],
-    uses: &Uses<'_>,
+    uses: &PodUses<'_>,
     signal: Signal,
     layout: Layout,
     swap: Swap,
@@ -55,7 +55,7 @@ pub(super) fn rank<'a>(
     entries.into_iter().map(|entry| entry.pod).collect()
 }
 
-fn entry<'a>(pod: &'a Pod, uses: &Uses<'_>, signal: Signal, layout: Layout, swap: Swap) -> Entry<'a> {
+fn entry<'a>(pod: &'a Pod, uses: &PodUses<'_>, signal: Signal, layout: Layout, swap: Swap) -> Entry<'a> {
     let resource = signal.resource();
     let mut entry = Entry {
         pod,
@@ -96,7 +96,7 @@ mod tests {
 
     fn order(pods: &[Pod], uses: Vec<PodUse>, signal: Signal, layout: Layout, swap: Swap) -> Vec<String> {
         let snapshot = Snapshot { pods: uses, ..Snapshot::default() };
-        let ranked = rank(pods, &Uses::new(&snapshot), signal, layout, swap);
+        let ranked = rank(pods, &PodUses::new(&snapshot), signal, layout, swap);
         ranked.into_iter().map(|pod| pod.name().to_owned()).collect()
     }
 
@@ -150,7 +150,7 @@ mod tests {
         for (incomplete, first) in [(false, "unknown"), (true, "known")] {
             let snapshot = snapshot(incomplete);
             let ranked =
-                rank(&pods, &Uses::new(&snapshot), Signal::MemoryAvailable, Layout::Single, Swap::Ignored);
+                rank(&pods, &PodUses::new(&snapshot), Signal::MemoryAvailable, Layout::Single, Swap::Ignored);
             assert_eq!(ranked[0].name(), first);
         }
     }

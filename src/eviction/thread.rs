@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::driver::{EvictionLoop, Need, Wait, World};
+use super::driver::{EvictionLoop, StatsScope, Wait, World};
 use super::kernel::{Armed, KernelFiles, Signals};
 use super::layout::{Layout, Reclaim};
 use super::pass::{Settings, Shortage};
@@ -42,7 +42,7 @@ pub struct ImageDirectories {
 /// Reads the machine's numbers.
 pub(super) type ReadNode = dyn Fn(&NodePaths) -> Option<NodeUse> + Send;
 /// Measures pods.
-pub(super) type Measure = dyn Fn(Need) -> Result<Arc<Snapshot>, StatsError> + Send;
+pub(super) type Measure = dyn Fn(StatsScope) -> Result<Arc<Snapshot>, StatsError> + Send;
 
 /// Why the directories of the runtime are not known.
 #[derive(Debug, thiserror::Error)]
@@ -257,8 +257,8 @@ impl World for Node {
         self.places.pods.clone()
     }
 
-    fn measure(&mut self, need: Need) -> Option<Snapshot> {
-        match (self.deps.measure)(need) {
+    fn measure(&mut self, scope: StatsScope) -> Option<Snapshot> {
+        match (self.deps.measure)(scope) {
             Ok(snapshot) => Some(Snapshot::clone(&snapshot)),
             Err(error) => {
                 self.fail(format!("cannot measure pods, so no pod is evicted: {error}"));

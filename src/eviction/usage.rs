@@ -15,16 +15,16 @@ use crate::model::requests::container_requests;
 use crate::resources::stats::sample::{FileSystem, Numbers, PodUse, Snapshot};
 
 /// The statistics of pods, by UID.
-pub(super) struct Uses<'a> {
+pub(super) struct PodUses<'a> {
     pods: HashMap<&'a PodUid, &'a PodUse>,
     /// Whether statistics of some pods may be missing.
     pub(super) incomplete: bool,
 }
 
-impl<'a> Uses<'a> {
+impl<'a> PodUses<'a> {
     pub(super) fn new(snapshot: &'a Snapshot) -> Self {
         let pods = snapshot.pods.iter().map(|used| (&used.uid, used)).collect();
-        Uses { pods, incomplete: snapshot.incomplete }
+        PodUses { pods, incomplete: snapshot.incomplete }
     }
 
     pub(super) fn get(&self, pod: &Pod) -> Option<&'a PodUse> {
