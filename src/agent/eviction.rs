@@ -12,7 +12,7 @@ use super::rooms::{Context, Rooms};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::driver::StatsScope;
 use crate::eviction::kernel::KernelFiles;
-use crate::eviction::{self, ImageDirectories, ImageDirectoriesError, Reports, Victim};
+use crate::eviction::{self, ImageDirectories, ImageDirectoriesError, LatestReport, Victim};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::node;
@@ -33,13 +33,13 @@ pub(super) struct ChannelEnds {
     wake: Wake,
     orders: Post<PodUid, Order>,
     reclaim: Sender<Request>,
-    reports: Reports,
+    reports: LatestReport,
 }
 
 /// Makes the channels: the ends of the thread, that of `sync`, and that of `clean`.
 pub(super) fn link(
     rooms: &Rooms,
-    reports: &Reports,
+    reports: &LatestReport,
 ) -> Result<(ChannelEnds, Link, Receiver<Request>), StartError> {
     let wake = Wake::new().map_err(thread_error("evict"))?;
     let (orders, inbox) = crate::sync::evictions::orders();
@@ -161,7 +161,7 @@ fn raise_pressures(
 }
 
 /// The conditions for the Node object.
-pub(super) fn pressures(reports: &Reports) -> Arc<dyn Fn() -> node::Pressures + Send + Sync> {
+pub(super) fn pressures(reports: &LatestReport) -> Arc<dyn Fn() -> node::Pressures + Send + Sync> {
     let reports = reports.clone();
     Arc::new(move || {
         let held = reports.get().pressures;

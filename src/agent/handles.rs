@@ -9,7 +9,7 @@ use super::settings::{self, EndpointSettings};
 use crate::claims::ResourceClaims;
 use crate::cri::{ImageClient, RuntimeClient};
 use crate::devices::Devices;
-use crate::eviction::Reports;
+use crate::eviction::LatestReport;
 use crate::images::{ImageCheck, ImageSet};
 use crate::kube::LocalObjects;
 use crate::kube::client::Client;
@@ -44,7 +44,7 @@ pub(super) struct ThreadHandles {
     pub(super) ephemeral: ephemeral::Requester,
     pub(super) stats: Collector,
     /// The node's pressures.
-    pub(super) eviction: Reports,
+    pub(super) eviction: LatestReport,
 }
 
 /// The handles of all rooms, and facts about the agent.

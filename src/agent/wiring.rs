@@ -19,7 +19,7 @@ use super::{
     settings, shutdown, stats, tracing,
 };
 use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::eviction::Reports;
+use crate::eviction::LatestReport;
 use crate::images::{CollectorPeers, ImageCheck, ImageCollector, SetDeps};
 use crate::kube::certificates::serving::Serving;
 use crate::kube::client::Client;
@@ -188,7 +188,7 @@ fn start_threads(
         .map_err(thread_error("events"))?;
     let mut threads = vec![recorder];
     // Before the sources, so that the first pods can wait for their images.
-    let reports = Reports::default();
+    let reports = LatestReport::default();
     threads.extend(start_image_set(context, rooms, &reports)?);
     let mut source_settings = settings::sources(args, config, &host.node_name);
     source_settings.known = KnownPods::find(&args.root_dir.join("pods"), rooms.allocations.pods());
@@ -242,7 +242,7 @@ fn start_threads(
 fn start_image_set(
     context: Context<'_>,
     rooms: &Rooms,
-    reports: &Reports,
+    reports: &LatestReport,
 ) -> Result<Option<Running>, StartError> {
     let Some(settings) = settings::image_set(context.args) else { return Ok(None) };
     let (puller, wake, reports) = (Arc::clone(&rooms.puller), rooms.wake.clone(), reports.clone());

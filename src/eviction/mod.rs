@@ -4,7 +4,7 @@
 //! Owns: the history of thresholds ([`EvictionManager`]) and the descriptors of the kernel ([`kernel`]).
 //! Thread: `evict`, if there is a threshold or a limit of local storage. In: the configuration,
 //! statistics, the pods, signals of the kernel, the ends of evicted pods. Out: the conditions of the
-//! node ([`Reports`]), orders to end pods and to free space, events, metrics. Everything but
+//! node ([`LatestReport`]), orders to end pods and to free space, events, metrics. Everything but
 //! `thread` and `kernel` is pure. Read [`driver`] first, then [`pass`] and [`state`]; [`watch`]
 //! explains how a shortage of memory is noticed on an idle node.
 //!
@@ -48,7 +48,7 @@ pub use layout::{FsStatsType, Layout, Reclaim};
 pub use local::is_limited;
 pub use observations::{Observation, Observations, Swap, observations};
 pub use pass::{Action, EvictionManager, Outcome, Settings, Shortage};
-pub use report::{Report, Reports, ThresholdStatus};
+pub use report::{LatestReport, Report, ThresholdStatus};
 pub use signal::{Pressure, Pressures, Resource, Signal};
 pub use state::{Decision, State, step};
 pub use thread::{Deps, ImageDirectories, ImageDirectoriesError, spawn};

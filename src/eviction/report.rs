@@ -34,9 +34,9 @@ pub struct ThresholdStatus {
 
 /// Access to the last report. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Reports(Arc<Mutex<Arc<Report>>>);
+pub struct LatestReport(Arc<Mutex<Arc<Report>>>);
 
-impl Reports {
+impl LatestReport {
     /// The last report; an empty one before the first pass.
     #[must_use]
     pub fn get(&self) -> Arc<Report> {

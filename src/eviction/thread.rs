@@ -14,7 +14,7 @@ use super::driver::{EvictionLoop, StatsScope, Wait, World};
 use super::kernel::{Armed, KernelFiles, Signals};
 use super::layout::{Layout, Reclaim};
 use super::pass::{Settings, Shortage};
-use super::report::{Report, Reports};
+use super::report::{LatestReport, Report};
 use super::signal::Signal;
 use super::victim::Victim;
 use super::watch::{SIGNAL_INTERVAL, WatchPlan};
@@ -79,7 +79,7 @@ pub struct Deps {
     /// Kubernetes events.
     pub events: EventSink,
     /// Where the conditions of the node are published.
-    pub reports: Reports,
+    pub reports: LatestReport,
     /// Called when the conditions have changed.
     pub changed: Box<dyn Fn() + Send>,
     /// A directory on the file system of the root directory.
