@@ -89,13 +89,13 @@ impl Client {
     ///
     /// # Errors
     /// When the call cannot be started.
-    pub fn watch(&self, service: HealthService) -> Result<Reports, CallError> {
+    pub fn watch(&self, service: HealthService) -> Result<HealthReports, CallError> {
         let method = match service {
             HealthService::V1 => &methods::NODE_WATCH_RESOURCES,
             HealthService::V1alpha1 => &*WATCH_V1ALPHA1,
         };
         let stream = self.channel.open(method, &drahealth::WatchRequest::default())?;
-        Ok(Reports { stream })
+        Ok(HealthReports { stream })
     }
 
     /// Begins to connect, so that the loss of the driver can be noticed without a call.
@@ -151,11 +151,11 @@ fn devices(messages: &[Vec<u8>]) -> Result<Vec<Device>, String> {
 }
 
 /// The reports of a driver.
-pub struct Reports {
+pub struct HealthReports {
     stream: Incoming<drahealth::HealthResponse>,
 }
 
-impl Reports {
+impl HealthReports {
     /// Waits for the next report, with the number of its devices; `None`: the driver has ended the
     /// stream. A device that cannot be read is left out, and so is what comes after the first
     /// `MAX_REPORTS` devices.
