@@ -425,7 +425,7 @@ impl server::Images for Archives {
 
     fn set_registry(&self, _: &str) {}
 
-    fn lacks_registry(&self, _: &str) {}
+    fn report_no_registry(&self, _: &str) {}
 }
 
 #[test]

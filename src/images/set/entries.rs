@@ -219,14 +219,14 @@ impl Set {
         self.entries.iter().filter(|(_, entry)| waits(entry)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// The archive to read next: first one that is known to have a wanted image, then, if a wanted
+    /// The archive to read next: first one that is known to have an awaited image, then, if a awaited
     /// image is in no archive that is known, the smallest one whose names are not known, then in order.
-    pub(super) fn next(&self, wanted: &BTreeSet<String>) -> Option<Key> {
+    pub(super) fn next(&self, awaited: &BTreeSet<String>) -> Option<Key> {
         let waiting = || self.entries.iter().filter(|(_, entry)| matches!(entry.state, State::Waiting));
         let has = |entry: &Entry, name: &str| {
             entry.names.as_ref().is_some_and(|names| names.iter().any(|other| other == name))
         };
-        let open: Vec<&String> = wanted.iter().filter(|name| self.find(name).is_none()).collect();
+        let open: Vec<&String> = awaited.iter().filter(|name| self.find(name).is_none()).collect();
         let first = waiting().find(|(_, entry)| open.iter().any(|name| has(entry, name)));
         let unnamed = || {
             let unnamed = waiting().filter(|(_, entry)| entry.names.is_none());
@@ -235,12 +235,12 @@ impl Set {
         first.or_else(unnamed).or_else(|| waiting().next()).map(|(key, _)| key.clone())
     }
 
-    /// Whether the archive that is being read should make way: another one is known to have a wanted
+    /// Whether the archive that is being read should make way: another one is known to have an awaited
     /// image, and this one is known not to have one.
-    pub(super) fn is_urgent_elsewhere(&self, reading: &Key, wanted: &BTreeSet<String>) -> bool {
+    pub(super) fn is_urgent_elsewhere(&self, reading: &Key, awaited: &BTreeSet<String>) -> bool {
         let needs = |entry: &Entry| {
             entry.names.as_ref().is_some_and(|names| {
-                names.iter().any(|name| wanted.contains(name) && self.find(name).is_none())
+                names.iter().any(|name| awaited.contains(name) && self.find(name).is_none())
             })
         };
         let Some(current) = self.entries.get(reading) else { return true };

@@ -105,17 +105,17 @@ impl ImageSet {
         })?;
         Ok(running.with_waker(Box::new(move || {
             waker.interrupt();
-            waker.ring();
+            waker.wake_reader();
         })))
     }
 
     /// Reads the directories and the archives that failed again, and compares the set with the images
     /// of the runtime, now. Returns before that is done.
     pub fn rescan(&self) {
-        self.shared.pulls().retry_all();
-        self.shared.set().retry_all(Instant::now());
-        self.shared.ring();
-        self.shared.ring_pulls();
+        self.shared.lock_pulls().retry_all();
+        self.shared.lock_set().retry_all(Instant::now());
+        self.shared.wake_reader();
+        self.shared.wake_puller();
     }
 
     /// Called once by the server: the address of the registry. Without it nothing is offered.
@@ -124,8 +124,8 @@ impl ImageSet {
     }
 
     /// Called by the server while it cannot listen: why there is no registry.
-    pub fn lacks_registry(&self, reason: &str) {
-        self.shared.lacks_registry(reason);
+    pub fn report_no_registry(&self, reason: &str) {
+        self.shared.report_no_registry(reason);
     }
 
     /// Bytes of archives that were read since the start.
@@ -138,8 +138,8 @@ impl ImageSet {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.shared.problems();
-        problems.extend(self.shared.set().problems());
-        problems.extend(self.shared.pulls().failures().take(3).map(str::to_owned));
+        problems.extend(self.shared.lock_set().problems());
+        problems.extend(self.shared.lock_pulls().failures().take(3).map(str::to_owned));
         problems
     }
 
@@ -147,8 +147,8 @@ impl ImageSet {
     #[must_use]
     pub fn report(&self) -> ArchiveSetReport {
         let (reading, problems) = (self.shared.reading(), self.problems());
-        let set = self.shared.set().clone();
-        let pulls = self.shared.pulls();
+        let set = self.shared.lock_set().clone();
+        let pulls = self.shared.lock_pulls();
         let row = |(name, (path, image)): (&&str, &(&PathBuf, &archive::Image))| {
             let (state, error) = pulls.state(name);
             SetImageReport {
@@ -184,7 +184,7 @@ impl ImageSet {
     /// collected as unused.
     #[must_use]
     pub fn keeps(&self, names: &[String]) -> bool {
-        let set = self.shared.set();
+        let set = self.shared.lock_set();
         names.iter().any(|name| match name.split_once('@') {
             Some((_, digest)) => set.find_digest(digest).is_some(),
             None => set.find(name).is_some(),

@@ -65,19 +65,20 @@ impl Puller {
             } else {
                 let next = self.next_pull(now);
                 // A set without images needs no further lists.
-                let idle = self.shared.set().ready().next().is_none() && self.shared.pulls().is_empty();
+                let idle =
+                    self.shared.lock_set().ready().next().is_none() && self.shared.lock_pulls().is_empty();
                 next.or(Some(list_due).filter(|_| !idle)).map(|next| next.min(list_due))
             };
             if due.is_none_or(|due| due > now) {
                 let _waiting = threads::waiting("images to pull");
                 select_biased! {
                     recv(stop.signal()) -> _ => return,
-                    recv(self.shared.pull_rings()) -> _ => list_due = Instant::now(),
+                    recv(self.shared.pull_bell()) -> _ => list_due = Instant::now(),
                     recv(timers::deadline_channel(due)) -> _ => {}
                 }
                 continue;
             }
-            let next = self.shared.pulls().next(now);
+            let next = self.shared.lock_pulls().next(now);
             if let NextPull::Pull(name) = next {
                 self.pull(&name, stop);
             }
@@ -89,7 +90,7 @@ impl Puller {
 
     /// When to look for an image to pull.
     fn next_pull(&self, now: Instant) -> Option<Instant> {
-        let next = self.shared.pulls().next(now);
+        let next = self.shared.lock_pulls().next(now);
         let held_back = matches!(next, NextPull::Pull(_)) && (self.deps.has_disk_pressure)();
         if self.shared.held_back.swap(held_back, Ordering::Relaxed) != held_back {
             let what = if held_back { "held back" } else { "no longer held back" };
@@ -117,15 +118,15 @@ impl Puller {
         self.lists.end();
         let listed: HashSet<String> =
             images.into_iter().flat_map(|image| SeenImage::from(image).names).collect();
-        let set = self.shared.set().clone();
+        let set = self.shared.lock_set().clone();
         let wanted = set.images();
         let wanted = wanted.iter().map(|(name, (_, image))| (*name, image.target.as_str()));
-        self.shared.pulls().update(wanted, &listed);
+        self.shared.lock_pulls().update(wanted, &listed);
         true
     }
 
     fn pull(&self, name: &str, stop: &StopToken) {
-        self.shared.pulls().begin(name);
+        self.shared.lock_pulls().begin(name);
         let requests = self.shared.manifest_requests.load(Ordering::Relaxed);
         let result = self.images.pull_image(requested(name), None, None, None, stop);
         let was_requested = self.shared.manifest_requests.load(Ordering::Relaxed) > requests;
@@ -135,10 +136,10 @@ impl Puller {
         match verdict(name, result.map(drop), was_requested) {
             Ok(()) => {
                 log::info!("image {name} was pulled from its archive");
-                self.shared.pulls().succeeded(name);
+                self.shared.lock_pulls().succeeded(name);
             }
             Err(text) => {
-                if self.shared.pulls().failed(name, &text, Instant::now()) {
+                if self.shared.lock_pulls().failed(name, &text, Instant::now()) {
                     log::warn!("{text}");
                     let events = &self.deps.events;
                     events.raise(Regarding::Node, EventType::Warning, reasons::IMAGE_SET_PULL_FAILED, text);
@@ -192,7 +193,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(puller.next_pull(now), None);
         assert_eq!(shared.problems(), [""; 0], "there is nothing to pull");
-        shared.pulls().update([("r/a:1", "sha256:1")].into_iter(), &HashSet::new());
+        shared.lock_pulls().update([("r/a:1", "sha256:1")].into_iter(), &HashSet::new());
         assert_eq!(puller.next_pull(now), Some(now + PRESSURE_PERIOD));
         assert!(shared.problems().concat().contains("disk pressure"));
         pressure.store(false, Ordering::Relaxed);

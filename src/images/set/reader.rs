@@ -59,7 +59,7 @@ impl Reader {
             inner = found;
             let until = Instant::now() + pause;
             self.update_blobs();
-            self.shared.set().release(Instant::now());
+            self.shared.lock_set().release(Instant::now());
             self.find_names(stop);
             while self.read_next(stop) {}
             if stop.is_stopped() {
@@ -67,7 +67,7 @@ impl Reader {
             }
             self.save();
             self.pull();
-            let retry = self.shared.set().next_retry();
+            let retry = self.shared.lock_set().next_retry();
             watch.wait(retry.map_or(until, |retry| retry.min(until)));
             if stop.is_stopped() {
                 return;
@@ -89,7 +89,7 @@ impl Reader {
         let absent = &mut self.absent;
         let mut returned = false;
         let (first, Changes { added, removed }) = {
-            let mut set = self.shared.set();
+            let mut set = self.shared.lock_set();
             let listed: HashSet<Key> = found.files.iter().map(|(key, _)| key.clone()).collect();
             let retained = set.below(&found.unreadable).into_iter().filter(|(key, _)| !listed.contains(key));
             found.files.extend(retained);
@@ -118,21 +118,21 @@ impl Reader {
         self.unsaved |= !removed.is_empty();
         let changed = returned || !added.is_empty() || !removed.is_empty();
         if changed {
-            self.shared.pulls().retry_all();
+            self.shared.lock_pulls().retry_all();
         }
         // Periodic lists must not make the other thread ask the runtime.
         if changed || first {
-            self.shared.changed();
+            self.shared.notify_change();
         }
         (found.inner, pause)
     }
 
     /// Looks whether missing blobs of layout directories have arrived.
     fn update_blobs(&self) {
-        let incomplete = self.shared.set().incomplete();
+        let incomplete = self.shared.lock_set().incomplete();
         for key in incomplete {
             let blobs = scan::blobs(&key.1);
-            if let Some(entry) = self.shared.set().get_mut(&key) {
+            if let Some(entry) = self.shared.lock_set().get_mut(&key) {
                 entry.update_blobs(blobs, Instant::now());
             }
         }
@@ -140,30 +140,30 @@ impl Reader {
 
     /// Finds the names of images in archives that are not compressed, which needs few reads.
     fn find_names(&self, stop: &StopToken) {
-        let open = self.shared.set().unnamed();
+        let open = self.shared.lock_set().unnamed();
         if open.is_empty() {
             return;
         }
         for key in open {
             if let Ok(names) = archive::names(&key.1, stop)
-                && let Some(entry) = self.shared.set().get_mut(&key)
+                && let Some(entry) = self.shared.lock_set().get_mut(&key)
             {
                 entry.names = names;
             }
         }
-        self.shared.changed();
+        self.shared.notify_change();
     }
 
     /// Reads one archive. False: there is none to read, or the thread stops.
     fn read_next(&mut self, stop: &StopToken) -> bool {
-        let wanted = self.shared.wanted();
-        let Some(key) = self.shared.set().next(&wanted) else { return false };
+        let awaited = self.shared.awaited_images();
+        let Some(key) = self.shared.lock_set().next(&awaited) else { return false };
         if stop.is_stopped() {
             return false;
         }
         let token = self.shared.begin(&key);
         let blobs = key.1.is_dir().then(|| scan::blobs(&key.1));
-        if let Some(entry) = self.shared.set().get_mut(&key) {
+        if let Some(entry) = self.shared.lock_set().get_mut(&key) {
             entry.state = State::Reading;
             entry.blobs = blobs;
         }
@@ -182,14 +182,14 @@ impl Reader {
                 self.report(&key, &archive);
                 offered.extend(archive.images.iter().flat_map(|image| image.names.clone()));
                 self.unsaved = true;
-                if let Some(entry) = self.shared.set().get_mut(&key) {
+                if let Some(entry) = self.shared.lock_set().get_mut(&key) {
                     entry.succeed(Arc::new(archive));
                 }
             }
             Err(ArchiveError::Stopped) => self.set_state(&key, State::Waiting),
             Err(error) => self.fail(&key, &error),
         }
-        self.shared.changed();
+        self.shared.notify_change();
         if !offered.is_empty() {
             (self.deps.available)(&offered);
         }
@@ -198,7 +198,7 @@ impl Reader {
     }
 
     fn fail(&self, key: &Key, error: &ArchiveError) {
-        let log = match self.shared.set().get_mut(key) {
+        let log = match self.shared.lock_set().get_mut(key) {
             Some(entry) => entry.fail(error.to_string(), passes(error), Instant::now()),
             None => return,
         };
@@ -211,7 +211,7 @@ impl Reader {
     }
 
     fn set_state(&self, key: &Key, state: State) {
-        if let Some(entry) = self.shared.set().get_mut(key) {
+        if let Some(entry) = self.shared.lock_set().get_mut(key) {
             entry.state = state;
         }
     }
@@ -237,7 +237,7 @@ impl Reader {
         if !std::mem::take(&mut self.unsaved) {
             return;
         }
-        let set = self.shared.set().clone();
+        let set = self.shared.lock_set().clone();
         // Kept for a disk that returns.
         let archives = set.ready().chain(&self.absent);
         if let Err(error) = index::save(&self.settings.index, archives) {
@@ -250,7 +250,7 @@ impl Reader {
 
     /// Starts the thread that pulls, if there is something to pull.
     fn pull(&mut self) {
-        if self.puller.is_some() || self.shared.set().ready().next().is_none() {
+        if self.puller.is_some() || self.shared.lock_set().ready().next().is_none() {
             return;
         }
         match Puller::spawn(&self.deps, &self.shared) {

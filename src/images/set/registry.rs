@@ -98,13 +98,13 @@ impl ImageSet {
         let digest = match Digest::parse(reference) {
             Ok(digest) => digest,
             Err(_) => {
-                let set = self.shared.set();
+                let set = self.shared.lock_set();
                 let (_, _, image) = set.find(&format!("{repository}:{reference}")).ok_or_else(unknown)?;
                 image.target.clone()
             }
         };
         let (path, archive, blob) = {
-            let set = self.shared.set();
+            let set = self.shared.lock_set();
             let (path, archive, blob) = set.blob(&digest).ok_or_else(unknown)?;
             (path.clone(), Arc::clone(archive), blob.clone())
         };
@@ -138,7 +138,7 @@ impl ImageSet {
     pub fn blob(&self, digest: &str) -> Result<ArchiveBlob, LookupError> {
         let unknown = || LookupError::Unknown(format!("no archive has the blob {digest}"));
         let key = Digest::parse(digest).map_err(|_| unknown())?;
-        let set = self.shared.set();
+        let set = self.shared.lock_set();
         let (path, archive, blob) = set.blob(&key).ok_or_else(unknown)?;
         Ok(ArchiveBlob {
             digest: digest.to_owned(),
@@ -152,7 +152,7 @@ impl ImageSet {
     /// The tags of a repository, sorted.
     #[must_use]
     pub fn tags(&self, repository: &str) -> Vec<String> {
-        let set = self.shared.set();
+        let set = self.shared.lock_set();
         let tags = set.images().into_keys().filter_map(|name| {
             let (named_repository, tag) = name.rsplit_once(':')?;
             (named_repository == repository).then(|| tag.to_owned())
@@ -162,7 +162,7 @@ impl ImageSet {
 
     /// The archive that cannot be read may have changed: it is inspected again.
     fn unavailable(&self, error: String) -> LookupError {
-        self.shared.ring();
+        self.shared.wake_reader();
         LookupError::Unavailable(error)
     }
 }
@@ -220,8 +220,8 @@ mod tests {
         archive.stamp = stamp(&path).unwrap();
         let set = ImageSet::default();
         let key = (0, path.clone());
-        set.shared.set().list(vec![(key.clone(), archive.stamp)], |_, _| None);
-        set.shared.set().get_mut(&key).unwrap().state = State::Ready(Arc::new(archive));
+        set.shared.lock_set().list(vec![(key.clone(), archive.stamp)], |_, _| None);
+        set.shared.lock_set().get_mut(&key).unwrap().state = State::Ready(Arc::new(archive));
 
         let document = set.manifest("r.example/a", "1").unwrap();
         assert_eq!(*document.bytes, content[2].1);

@@ -43,7 +43,7 @@ struct Reading {
 pub(super) struct Shared {
     set: Mutex<Set>,
     /// Images for which a pull waits, with the number of pulls.
-    wanted: Mutex<BTreeMap<String, usize>>,
+    awaited: Mutex<BTreeMap<String, usize>>,
     /// Callers that wait for a change of the set.
     waiters: Mutex<Vec<Sender<()>>>,
     reading: Mutex<Option<Reading>>,
@@ -70,7 +70,7 @@ impl Default for Shared {
     fn default() -> Self {
         Shared {
             set: Mutex::default(),
-            wanted: Mutex::default(),
+            awaited: Mutex::default(),
             waiters: Mutex::default(),
             reading: Mutex::default(),
             read_bytes: AtomicU64::new(0),
@@ -88,7 +88,7 @@ impl Default for Shared {
     }
 }
 
-/// Removes an entry of [`Shared::wanted`] when its pull waits no longer.
+/// Removes an entry of [`Shared::awaited`] when its pull waits no longer.
 struct WaitingPull<'a> {
     shared: &'a Shared,
     name: &'a str,
@@ -96,11 +96,11 @@ struct WaitingPull<'a> {
 
 impl Drop for WaitingPull<'_> {
     fn drop(&mut self) {
-        let mut wanted = self.shared.wanted.locked();
-        if let Some(count) = wanted.get_mut(self.name) {
+        let mut awaited = self.shared.awaited.locked();
+        if let Some(count) = awaited.get_mut(self.name) {
             *count -= 1;
             if *count == 0 {
-                wanted.remove(self.name);
+                awaited.remove(self.name);
             }
         }
     }
@@ -108,29 +108,29 @@ impl Drop for WaitingPull<'_> {
 
 impl Shared {
     /// The set. Held for short computations only.
-    pub(super) fn set(&self) -> MutexGuard<'_, Set> {
+    pub(super) fn lock_set(&self) -> MutexGuard<'_, Set> {
         self.set.locked()
     }
 
-    pub(super) fn pulls(&self) -> MutexGuard<'_, Pulls> {
+    pub(super) fn lock_pulls(&self) -> MutexGuard<'_, Pulls> {
         self.pulls.locked()
     }
 
-    pub(super) fn wanted(&self) -> BTreeSet<String> {
-        self.wanted.locked().keys().cloned().collect()
+    pub(super) fn awaited_images(&self) -> BTreeSet<String> {
+        self.awaited.locked().keys().cloned().collect()
     }
 
-    pub(super) fn pull_rings(&self) -> &Receiver<()> {
+    pub(super) fn pull_bell(&self) -> &Receiver<()> {
         &self.pull_bell.1
     }
 
     /// Wakes the thread that pulls.
-    pub(super) fn ring_pulls(&self) {
+    pub(super) fn wake_puller(&self) {
         let _ = self.pull_bell.0.try_send(());
     }
 
     /// Wakes the thread that reads.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake_reader(&self) {
         if let Some(wake) = self.wake.get() {
             wake.ring();
         }
@@ -164,14 +164,14 @@ impl Shared {
     }
 
     /// There is no registry until [`Shared::set_registry`].
-    pub(super) fn lacks_registry(&self, reason: &str) {
+    pub(super) fn report_no_registry(&self, reason: &str) {
         reason.clone_into(&mut self.no_registry.locked());
     }
 
     pub(super) fn set_registry(&self, address: &str) {
         // The server starts once.
         let _ = self.registry.set(address.to_owned());
-        self.changed();
+        self.notify_change();
     }
 
     pub(super) fn registry(&self) -> Option<&str> {
@@ -179,11 +179,11 @@ impl Shared {
     }
 
     /// Wakes everything that waits for a change of the set.
-    pub(super) fn changed(&self) {
+    pub(super) fn notify_change(&self) {
         for waiter in self.waiters.locked().drain(..) {
             let _ = waiter.try_send(());
         }
-        self.ring_pulls();
+        self.wake_puller();
     }
 
     /// Marks the beginning of a reading; the token ends it.
@@ -214,8 +214,8 @@ impl Shared {
 
     fn interrupt_if_urgent(&self) {
         let Some((key, _)) = self.reading() else { return };
-        let wanted = self.wanted();
-        if self.set().is_urgent_elsewhere(&key, &wanted) {
+        let awaited = self.awaited_images();
+        if self.lock_set().is_urgent_elsewhere(&key, &awaited) {
             self.interrupt();
         }
     }
@@ -227,7 +227,7 @@ impl Shared {
         if self.wake.get().is_none() {
             return Offer::NotInSet;
         }
-        *self.wanted.locked().entry(name.to_owned()).or_default() += 1;
+        *self.awaited.locked().entry(name.to_owned()).or_default() += 1;
         let _waiting_pull = WaitingPull { shared: self, name };
         let begun = Instant::now();
         if let Ok(offer) = self.verdict(name) {
@@ -258,7 +258,7 @@ impl Shared {
 
     /// What is known of an image, or how long a pull waits in total for more.
     fn verdict(&self, name: &str) -> Result<Offer, Duration> {
-        match self.set().availability(name) {
+        match self.lock_set().availability(name) {
             Availability::Available if self.registry().is_none() => Err(REGISTRY_LIMIT),
             Availability::Available => Ok(Offer::Available),
             Availability::Damaged(reason) => Ok(Offer::Damaged(reason)),

@@ -64,7 +64,10 @@ fn archives_with_wanted_images_are_read_first() {
 
     set.get_mut(&key("a")).unwrap().state = State::Reading;
     assert!(set.is_urgent_elsewhere(&key("a"), &names(&["r/c:1"])));
-    assert!(!set.is_urgent_elsewhere(&key("a"), &names(&["r/a:1", "r/c:1"])), "it has a wanted image itself");
+    assert!(
+        !set.is_urgent_elsewhere(&key("a"), &names(&["r/a:1", "r/c:1"])),
+        "it has an awaited image itself"
+    );
     assert!(!set.is_urgent_elsewhere(&key("a"), &names(&["r/x:1"])), "no archive is known to have it");
     set.get_mut(&key("c")).unwrap().state = State::Ready(Arc::new(archive(&["r/c:1"], &[])));
     assert!(!set.is_urgent_elsewhere(&key("a"), &names(&["r/c:1"])), "it is there");
@@ -422,7 +425,7 @@ fn archives_of_a_disk_that_was_absent_at_a_start_are_not_read_again() {
 #[test]
 fn registry_that_cannot_listen_is_a_problem_until_it_can() {
     let set = ImageSet::new(&[]);
-    set.lacks_registry("the port is in use");
+    set.report_no_registry("the port is in use");
     assert_eq!(set.problems(), ["the port is in use"]);
     set.set_registry("127.0.0.1:1");
     assert_eq!(set.problems(), [""; 0]);

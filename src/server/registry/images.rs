@@ -31,8 +31,8 @@ pub(crate) trait Images: Send + Sync {
     /// See [`ImageSet::set_registry`].
     fn set_registry(&self, address: &str);
 
-    /// See [`ImageSet::lacks_registry`].
-    fn lacks_registry(&self, reason: &str);
+    /// See [`ImageSet::report_no_registry`].
+    fn report_no_registry(&self, reason: &str);
 }
 
 /// A blob that can be opened.
@@ -71,7 +71,7 @@ impl Images for ImageSet {
         ImageSet::set_registry(self, address);
     }
 
-    fn lacks_registry(&self, reason: &str) {
-        ImageSet::lacks_registry(self, reason);
+    fn report_no_registry(&self, reason: &str) {
+        ImageSet::report_no_registry(self, reason);
     }
 }

@@ -38,7 +38,7 @@ impl Publication {
     /// The registry cannot listen on this address now.
     pub(crate) fn withhold(&self, address: SocketAddr) {
         remove_stale(&self.path);
-        self.images.lacks_registry(&format!(
+        self.images.report_no_registry(&format!(
             "the registry of image archives cannot listen on {address}, so no images of archives are pulled"
         ));
     }

@@ -89,7 +89,7 @@ impl Images for Fake {
         address.clone_into(&mut self.address.lock().unwrap());
     }
 
-    fn lacks_registry(&self, reason: &str) {
+    fn report_no_registry(&self, reason: &str) {
         self.calls.lock().unwrap().push(reason.to_owned());
     }
 }
