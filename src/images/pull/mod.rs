@@ -32,7 +32,7 @@ use crate::util::permits::Permits;
 use crate::util::stop::StopToken;
 
 use super::listed::{SeenImage, requested as spec};
-use super::set::{ImageSet, Offer};
+use super::set::{ImageSet, SetLookup};
 use credentials::{Credential, Keyring};
 use providers::Providers;
 pub(crate) use pull_secrets::PullSecrets;
@@ -326,7 +326,8 @@ impl ImagePuller {
 
     /// Whether an archive offers an image; waits while archives are read.
     pub(crate) fn is_offered(&self, image: &str, stop: &StopToken) -> bool {
-        with_default_tag(image).is_ok_and(|image| self.deps.set.offer(&image, stop) == Offer::Available)
+        with_default_tag(image)
+            .is_ok_and(|image| self.deps.set.wait_for_image(&image, stop) == SetLookup::Available)
     }
 
     /// Ends the back-off of pulls of these images (full names). Returns the pods that wait for one.
@@ -356,7 +357,7 @@ impl ImagePuller {
         self.records.intend(requested).map_err(|error| pull_failure(error.into()))?;
         self.raise(request, reasons::PULLING, &format!("Pulling image {requested:?}"));
         // An archive may have the image and may be read only now. Without one, this returns at once.
-        let offer = self.deps.set.offer(image, request.stop);
+        let lookup = self.deps.set.wait_for_image(image, request.stop);
         let queued = Instant::now();
         let ImageRequest { secrets, stop, .. } = request;
         let sandbox_config = Some(request.sandbox_config);
@@ -366,10 +367,10 @@ impl ImagePuller {
             Ok(pulled) => pulled,
             Err(PullError::Stopped) => return Err(pull_failure(PullError::Stopped)),
             Err(error) => {
-                let text = match offer {
+                let text = match lookup {
                     // The registry has not provided the image, and the archive cannot.
-                    Offer::Damaged(reason) => format!("{error}; image {reason}"),
-                    Offer::Available | Offer::NotInSet => error.to_string(),
+                    SetLookup::Damaged(reason) => format!("{error}; image {reason}"),
+                    SetLookup::Available | SetLookup::NotInSet => error.to_string(),
                 };
                 self.warn(request, reasons::FAILED, &format!("Failed to pull image {requested:?}: {text}"));
                 let failure = classify(requested, text);

@@ -219,7 +219,7 @@ impl Set {
         self.entries.iter().filter(|(_, entry)| waits(entry)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// The archive to read next: first one that is known to have an awaited image, then, if a awaited
+    /// The archive to read next: first one that is known to have an awaited image, then, if an awaited
     /// image is in no archive that is known, the smallest one whose names are not known, then in order.
     pub(super) fn next(&self, awaited: &BTreeSet<String>) -> Option<Key> {
         let waiting = || self.entries.iter().filter(|(_, entry)| matches!(entry.state, State::Waiting));

@@ -33,7 +33,7 @@ use crossbeam_channel::Sender;
 
 pub use registry::{BlobError, Document, LookupError};
 pub use report::{ArchiveReport, ArchiveSetReport, SetImageReport};
-pub(super) use shared::Offer;
+pub(super) use shared::SetLookup;
 
 use crate::cri::ImageClient;
 use crate::model::event::EventSink;
@@ -176,8 +176,8 @@ impl ImageSet {
     /// it waits, for ten minutes at most, and these archives are read first. `image` has a tag or
     /// a digest. `stop` ends the wait.
     #[must_use]
-    pub fn offer(&self, image: &str, stop: &StopToken) -> Offer {
-        self.shared.offer(&image_name::normalized(image).unwrap_or_else(|_| image.to_owned()), stop)
+    pub fn wait_for_image(&self, image: &str, stop: &StopToken) -> SetLookup {
+        self.shared.wait_for_image(&image_name::normalized(image).unwrap_or_else(|_| image.to_owned()), stop)
     }
 
     /// Whether an image with one of these names or digests (as the runtime lists them) must not be

@@ -24,7 +24,7 @@ const HELD_BACK: &str = "images of archives are not pulled in advance while the 
 
 /// What the set of image archives says about an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Offer {
+pub enum SetLookup {
     /// No archive has it, or archives are still being read after the longest wait.
     NotInSet,
     /// A pull gets it from an archive.
@@ -220,49 +220,49 @@ impl Shared {
         }
     }
 
-    /// See [`super::ImageSet::offer`]. `name` is a full name.
-    pub(super) fn offer(&self, name: &str, stop: &StopToken) -> Offer {
+    /// See [`super::ImageSet::wait_for_image`]. `name` is a full name.
+    pub(super) fn wait_for_image(&self, name: &str, stop: &StopToken) -> SetLookup {
         *self.last_request.locked() = Some(Instant::now());
         // The room was not started: no archives are configured.
         if self.wake.get().is_none() {
-            return Offer::NotInSet;
+            return SetLookup::NotInSet;
         }
         *self.awaited.locked().entry(name.to_owned()).or_default() += 1;
         let _waiting_pull = WaitingPull { shared: self, name };
         let begun = Instant::now();
-        if let Ok(offer) = self.verdict(name) {
-            return offer;
+        if let Ok(lookup) = self.lookup(name) {
+            return lookup;
         }
         self.interrupt_if_urgent();
         loop {
             let (ring, rings) = bounded(1);
             // Before the look, so that no change is missed.
             self.waiters.locked().push(ring.clone());
-            let limit = match self.verdict(name) {
-                Ok(offer) => return self.no_longer_waiting(&ring, offer),
+            let limit = match self.lookup(name) {
+                Ok(lookup) => return self.no_longer_waiting(&ring, lookup),
                 Err(limit) => limit,
             };
             select_biased! {
-                recv(stop.signal()) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
+                recv(stop.signal()) -> _ => return self.no_longer_waiting(&ring, SetLookup::NotInSet),
                 recv(rings) -> _ => {}
-                recv(timers::deadline_channel(Some(begun + limit))) -> _ => return self.no_longer_waiting(&ring, Offer::NotInSet),
+                recv(timers::deadline_channel(Some(begun + limit))) -> _ => return self.no_longer_waiting(&ring, SetLookup::NotInSet),
             }
         }
     }
 
     /// Without a change of the set, rings of calls that have ended would pile up.
-    fn no_longer_waiting(&self, ring: &Sender<()>, offer: Offer) -> Offer {
+    fn no_longer_waiting(&self, ring: &Sender<()>, lookup: SetLookup) -> SetLookup {
         self.waiters.locked().retain(|waiter| !waiter.same_channel(ring));
-        offer
+        lookup
     }
 
     /// What is known of an image, or how long a pull waits in total for more.
-    fn verdict(&self, name: &str) -> Result<Offer, Duration> {
+    fn lookup(&self, name: &str) -> Result<SetLookup, Duration> {
         match self.lock_set().availability(name) {
             Availability::Available if self.registry().is_none() => Err(REGISTRY_LIMIT),
-            Availability::Available => Ok(Offer::Available),
-            Availability::Damaged(reason) => Ok(Offer::Damaged(reason)),
-            Availability::Absent => Ok(Offer::NotInSet),
+            Availability::Available => Ok(SetLookup::Available),
+            Availability::Damaged(reason) => Ok(SetLookup::Damaged(reason)),
+            Availability::Absent => Ok(SetLookup::NotInSet),
             Availability::Coming => Err(COMING_LIMIT),
             Availability::Unknown => Err(UNKNOWN_LIMIT),
         }

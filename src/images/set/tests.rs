@@ -158,8 +158,8 @@ impl Fixture {
         std::fs::rename(directory.join(format!(".{file}")), directory.join(file)).unwrap();
     }
 
-    fn offer(&self, image: &str) -> Offer {
-        self.set.offer(image, &StopToken::never())
+    fn lookup(&self, image: &str) -> SetLookup {
+        self.set.wait_for_image(image, &StopToken::never())
     }
 
     fn wait(&self, what: &str, check: impl Fn(&ArchiveSetReport) -> bool) -> ArchiveSetReport {
@@ -189,11 +189,11 @@ fn images_of_archives_come_and_go_with_their_files() {
     let fixture = Fixture::new();
     fixture.put("a.tar", &image("registry.example/a:1", "one"));
     let fixture = fixture.start();
-    assert_eq!(fixture.offer("registry.example/a:1"), Offer::Available);
-    assert_eq!(fixture.offer("registry.example/b:1"), Offer::NotInSet);
+    assert_eq!(fixture.lookup("registry.example/a:1"), SetLookup::Available);
+    assert_eq!(fixture.lookup("registry.example/b:1"), SetLookup::NotInSet);
     fixture.put("b.tar", &image("registry.example/b:1", "two"));
     fixture.wait("the second image", |report| report.images.len() == 2);
-    assert_eq!(fixture.offer("registry.example/b:1"), Offer::Available);
+    assert_eq!(fixture.lookup("registry.example/b:1"), SetLookup::Available);
     assert!(fixture.available.lock().unwrap().contains(&"registry.example/b:1".to_owned()));
     assert!(fixture.set.keeps(&["registry.example/a:1".into()]));
 
@@ -228,7 +228,7 @@ fn unchanged_archive_is_not_read_again_after_a_restart() {
 
     let fixture = fixture.restart();
     fixture.wait("the image after the restart", |report| report.images.len() == 1 && report.complete);
-    assert_eq!(fixture.offer("registry.example/a:1"), Offer::Available);
+    assert_eq!(fixture.lookup("registry.example/a:1"), SetLookup::Available);
     assert_eq!(fixture.set.bytes_read(), 0);
     assert_eq!(written(), before, "the index is written once");
 }
@@ -250,7 +250,7 @@ fn damaged_archive_is_named_and_others_are_offered() {
         report.images.iter().map(|image| image.name.as_str()).collect::<Vec<_>>(),
         ["registry.example/good:1"]
     );
-    let Offer::Damaged(reason) = fixture.offer("registry.example/bad:1") else {
+    let SetLookup::Damaged(reason) = fixture.lookup("registry.example/bad:1") else {
         panic!("not reported as damaged")
     };
     assert!(reason.contains("bad.tar") && reason.contains("sha256:"), "{reason}");
@@ -316,8 +316,8 @@ fn pulls_leave_nothing_behind_when_they_end() {
     let fixture = fixture.start();
     fixture.wait("the image", |report| report.complete);
     for _ in 0..100 {
-        assert_eq!(fixture.offer("registry.example/a:1"), Offer::Available);
-        assert_eq!(fixture.offer("registry.example/b:1"), Offer::NotInSet);
+        assert_eq!(fixture.lookup("registry.example/a:1"), SetLookup::Available);
+        assert_eq!(fixture.lookup("registry.example/b:1"), SetLookup::NotInSet);
     }
     assert_eq!(fixture.set.shared.waiting(), 0);
 }
