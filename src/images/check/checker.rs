@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::super::listed::spec;
 use super::super::set::archive::Count;
 use super::super::set::{ImageSet, LookupError};
-use super::layer::{self, Depth, Findings, Outcome};
+use super::layer::{self, Findings, LayerCheckOptions, Outcome};
 use super::missing::{MissingNames, Owner};
 use super::repull::Repull;
 use super::storage::{self, Layer, Problem, Unpacked};
@@ -213,9 +213,9 @@ impl Checker {
                         // id, because a name may be that of another image now.
                         match storage::find(&self.images, &unpacked.id, meter, stop) {
                             Ok(found) => {
-                                let depth = CheckOptions { mend: false, ..options };
+                                let recheck = CheckOptions { mend: false, ..options };
                                 let sources = self.sources(&found);
-                                let after = check_layers(&found, &sources, depth, progress, meter, stop);
+                                let after = check_layers(&found, &sources, recheck, progress, meter, stop);
                                 checked = checked.pulled_again(after);
                             }
                             Err(Problem::Absent) => checked.report.removed = true,
@@ -520,8 +520,8 @@ impl LayerCheck<'_> {
         let dir =
             tree::open(&layer.dir).map_err(|errno| format!("its directory: {}", io::Error::from(errno)))?;
         let mut found = Findings::default();
-        let depth = Depth { contents: options.contents, mend };
-        let outcome = layer::compare(dir, tar, depth, &mut found, meter, stop).map_err(named)?;
+        let layer_options = LayerCheckOptions { contents: options.contents, mend };
+        let outcome = layer::compare(dir, tar, layer_options, &mut found, meter, stop).map_err(named)?;
         if outcome.digest == layer.diff_id {
             return Ok(Some((found, outcome)));
         }

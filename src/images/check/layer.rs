@@ -45,7 +45,7 @@ const OPEN_DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFl
 
 /// What to compare, and what to do about a difference.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Depth<'a> {
+pub(super) struct LayerCheckOptions<'a> {
     /// Whether the contents of files are compared, too.
     pub contents: bool,
     /// What an earlier comparison with the same archive has found: that is replaced.
@@ -145,7 +145,7 @@ pub(super) fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<Stri
     Ok(format!("sha256:{}", source.hasher.finish()))
 }
 
-/// Compares the directory `root` with the archive. With `mode.mend` the digest of the archive must have
+/// Compares the directory `root` with the archive. With `options.mend` the digest of the archive must have
 /// been verified by an earlier call. `found` gets what differed when it was compared. `meter` counts what is
 /// read and written in the directory; what is read of the archive is counted by its reader.
 ///
@@ -154,7 +154,7 @@ pub(super) fn digest(source: &mut dyn Read, stop: &StopToken) -> io::Result<Stri
 pub(super) fn compare(
     root: OwnedFd,
     mut archive: Box<dyn Read + Send>,
-    mode: Depth<'_>,
+    options: LayerCheckOptions<'_>,
     found: &mut Findings,
     meter: &Meter,
     stop: &StopToken,
@@ -162,7 +162,7 @@ pub(super) fn compare(
     let mut source = Hashing { inner: &mut archive, hasher: Hasher::default(), stop };
     let mut archive = Archive::new(&mut source);
     let (buffers, outcome) = (vec![0; 2 * BUFFER], Outcome::default());
-    let mut layer = Layer { root, mode, found, meter, last: None, number: 0, buffers, outcome };
+    let mut layer = Layer { root, options, found, meter, last: None, number: 0, buffers, outcome };
     while let Some(entry) = archive.next_entry()? {
         if let Kind::Other(what) = entry.kind {
             let text = format!("{what} is not supported");
@@ -184,7 +184,7 @@ pub(super) fn compare(
 
 struct Layer<'a> {
     root: OwnedFd,
-    mode: Depth<'a>,
+    options: LayerCheckOptions<'a>,
     found: &'a mut Findings,
     meter: &'a Meter,
     /// The number of the entry in the archive.
@@ -237,7 +237,7 @@ impl Layer<'_> {
         if name.is_empty() || parent.split(|byte| *byte == b'/').any(|part| part.starts_with(WHITEOUT)) {
             return Ok(());
         }
-        if self.mode.mend.is_some_and(|before| !before.has(&path, self.number, entry.kind)) {
+        if self.options.mend.is_some_and(|before| !before.has(&path, self.number, entry.kind)) {
             return Ok(());
         }
         self.meter.find()?;
@@ -250,7 +250,7 @@ impl Layer<'_> {
         let difference = result.err();
         self.found.note(&path, self.number, difference.as_ref().map(|difference| difference.what.as_str()));
         let Some(difference) = difference else { return Ok(()) };
-        if self.mode.mend.is_none() {
+        if self.options.mend.is_none() {
             return Ok(());
         }
         // A new file is made at each time, also for a name that cannot be replaced.
@@ -377,7 +377,7 @@ impl Layer<'_> {
         if size != entry.size {
             return Ok(Err(format!("has {size} bytes instead of {}", entry.size).into()));
         }
-        if !self.mode.contents {
+        if !self.options.contents {
             return Ok(Ok(()));
         }
         let file = match untrusted::open_at(dir.as_fd(), Path::new(std::ffi::OsStr::from_bytes(name))) {
@@ -441,7 +441,9 @@ impl Layer<'_> {
         let target = self.target(entry)?;
         let same = (stat.st_dev, stat.st_ino) == (target.st_dev, target.st_ino);
         if same
-            || (self.mode.mend.is_none() && stat.st_mode == target.st_mode && stat.st_size == target.st_size)
+            || (self.options.mend.is_none()
+                && stat.st_mode == target.st_mode
+                && stat.st_size == target.st_size)
         {
             return Ok(());
         }
@@ -630,19 +632,20 @@ mod tests {
     }
 
     fn run_on(root: &Path, archive: &[u8], contents: bool, mend: bool) -> (Findings, Outcome) {
-        let (found, outcome) = pass(root, archive, Depth { contents, mend: None });
+        let (found, outcome) = pass(root, archive, LayerCheckOptions { contents, mend: None });
         if !mend {
             return (found, outcome);
         }
-        let (_, outcome) = pass(root, archive, Depth { contents, mend: Some(&found) });
+        let (_, outcome) = pass(root, archive, LayerCheckOptions { contents, mend: Some(&found) });
         (found, outcome)
     }
 
-    fn pass(root: &Path, archive: &[u8], depth: Depth<'_>) -> (Findings, Outcome) {
+    fn pass(root: &Path, archive: &[u8], options: LayerCheckOptions<'_>) -> (Findings, Outcome) {
         let (mut found, meter) = (Findings::default(), Meter::unlimited());
         let bytes = io::Cursor::new(archive.to_vec());
         let root = tree::open(root).unwrap();
-        let outcome = compare(root, Box::new(bytes), depth, &mut found, &meter, &StopToken::never()).unwrap();
+        let outcome =
+            compare(root, Box::new(bytes), options, &mut found, &meter, &StopToken::never()).unwrap();
         (found, outcome)
     }
 
@@ -763,13 +766,13 @@ mod tests {
     fn archive_that_ends_early_is_an_error_and_mends_nothing_wrong() {
         let dir = tempfile::tempdir().unwrap();
         let bytes = archive();
-        let (before, _) = pass(dir.path(), &bytes, Depth { contents: true, mend: None });
+        let (before, _) = pass(dir.path(), &bytes, LayerCheckOptions { contents: true, mend: None });
         let mut found = Findings::default();
         let cut = io::Cursor::new(bytes[..3000].to_vec());
         let root = tree::open(dir.path()).unwrap();
-        let depth = Depth { contents: true, mend: Some(&before) };
+        let options = LayerCheckOptions { contents: true, mend: Some(&before) };
         let (meter, stop) = (Meter::unlimited(), StopToken::never());
-        assert!(compare(root, Box::new(cut), depth, &mut found, &meter, &stop).is_err());
+        assert!(compare(root, Box::new(cut), options, &mut found, &meter, &stop).is_err());
         assert!(std::fs::read_dir(dir.path().join("bin")).unwrap().next().is_none());
     }
 
@@ -780,9 +783,9 @@ mod tests {
         {
             let bytes = io::Cursor::new([entry("f", kind, "", b"data"), end()].concat());
             let (root, mut found) = (tree::open(dir.path()).unwrap(), Findings::default());
-            let depth = Depth { contents: true, mend: Some(&Findings::default()) };
+            let options = LayerCheckOptions { contents: true, mend: Some(&Findings::default()) };
             let (meter, stop) = (Meter::unlimited(), StopToken::never());
-            let error = compare(root, Box::new(bytes), depth, &mut found, &meter, &stop).unwrap_err();
+            let error = compare(root, Box::new(bytes), options, &mut found, &meter, &stop).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error}");
             assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
         }
@@ -807,13 +810,13 @@ mod tests {
     fn nothing_is_read_or_written_beyond_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let layer = [entry("a", b'0', "", &[b'a'; 9000]), entry("b", b'0', "", b"text"), end()].concat();
-        let (before, _) = pass(dir.path(), &layer, Depth { contents: true, mend: None });
+        let (before, _) = pass(dir.path(), &layer, LayerCheckOptions { contents: true, mend: None });
         let limited = |limit: Usage| {
             let (mut found, meter) = (Findings::default(), Meter::new(limit));
-            let depth = Depth { contents: true, mend: Some(&before) };
+            let options = LayerCheckOptions { contents: true, mend: Some(&before) };
             let (root, inner) = (tree::open(dir.path()).unwrap(), io::Cursor::new(layer.clone()));
             let bytes = Metered { inner, meter: Arc::clone(&meter), stop: StopToken::never() };
-            let result = compare(root, Box::new(bytes), depth, &mut found, &meter, &StopToken::never());
+            let result = compare(root, Box::new(bytes), options, &mut found, &meter, &StopToken::never());
             assert!(result.is_err() && meter.is_exhausted(), "{result:?}");
             std::fs::read_dir(dir.path()).unwrap().count()
         };
@@ -827,9 +830,9 @@ mod tests {
     fn used(root: &Path, archive: &[u8], before: &Findings) -> Usage {
         let (mut found, meter) = (Findings::default(), Meter::unlimited());
         let bytes = Box::new(io::Cursor::new(archive.to_vec()));
-        let depth = Depth { contents: true, mend: Some(before) };
+        let options = LayerCheckOptions { contents: true, mend: Some(before) };
         let root = tree::open(root).unwrap();
-        compare(root, bytes, depth, &mut found, &meter, &StopToken::never()).unwrap();
+        compare(root, bytes, options, &mut found, &meter, &StopToken::never()).unwrap();
         meter.used()
     }
 
@@ -838,7 +841,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let content = [b'x'; 200_000];
         let deep = [entry("a/b/c/d/f", b'0', "", b""), end()].concat();
-        let (before, _) = pass(dir.path(), &deep, Depth { contents: true, mend: None });
+        let (before, _) = pass(dir.path(), &deep, LayerCheckOptions { contents: true, mend: None });
         // Four directories and the file.
         assert_eq!(used(dir.path(), &deep, &before).written, 5 * 4096);
         // The file differs in its last block: what is before is compared and copied.
@@ -846,7 +849,7 @@ mod tests {
         let mut damaged = content;
         damaged[199_999] = 0;
         std::fs::write(dir.path().join("f"), damaged).unwrap();
-        let (before, _) = pass(dir.path(), &layer, Depth { contents: true, mend: None });
+        let (before, _) = pass(dir.path(), &layer, LayerCheckOptions { contents: true, mend: None });
         let used = used(dir.path(), &layer, &before);
         assert!(used.read >= 2 * 196_608 && used.written == 200_000 + 4096, "{used:?}");
     }

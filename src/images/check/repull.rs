@@ -50,7 +50,7 @@ pub(super) struct Repull<'a> {
 
 /// What did not succeed after an image was removed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Pulled {
+pub(super) struct RepullFailures {
     pub(super) problems: Vec<String>,
     /// Names that were removed, and are not back.
     pub(super) missing: Vec<String>,
@@ -61,7 +61,7 @@ impl Repull<'_> {
     ///
     /// # Errors
     /// Why the image was not removed.
-    pub(super) fn run(&self) -> Result<Pulled, String> {
+    pub(super) fn run(&self) -> Result<RepullFailures, String> {
         let Repull { checker, unpacked, requested, owner, stop, .. } = *self;
         let names = removable(requested, unpacked, &self.sandbox_images()?)?;
         let pods = (checker.pods)().ok_or_else(|| not_removed("the pods of the node are not known"))?;
@@ -96,7 +96,7 @@ impl Repull<'_> {
         reservation.removing();
         let removed = self.remove(&names);
         drop(closed);
-        let (mut pulled, begun) = (Pulled::default(), Instant::now());
+        let (mut pulled, begun) = (RepullFailures::default(), Instant::now());
         for name in &names {
             let limit = PULL_LIMIT.saturating_sub(begun.elapsed());
             // The pull does not end with the check: without it, the node would be left without the image.

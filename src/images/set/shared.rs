@@ -236,7 +236,7 @@ impl Shared {
         self.interrupt_if_urgent();
         loop {
             let (ring, rings) = bounded(1);
-            // Before the look, so that no change is missed.
+            // Before the look-up, so that no change is missed.
             self.waiters.locked().push(ring.clone());
             let limit = match self.lookup(name) {
                 Ok(lookup) => return self.no_longer_waiting(&ring, lookup),
