@@ -11,7 +11,7 @@ use super::super::listed::spec;
 use super::super::set::archive::Count;
 use super::super::set::{ImageSet, LookupError};
 use super::layer::{self, Findings, LayerCheckOptions, Outcome};
-use super::missing::{MissingNames, Owner};
+use super::missing::{CheckNamespace, MissingNames};
 use super::repull::Repull;
 use super::storage::{self, Layer, Problem, Unpacked};
 use super::usage::{Meter, Metered, Usage};
@@ -184,11 +184,11 @@ impl LayerSource for Store<'_> {
 }
 
 impl Checker {
-    /// Checks an image. With `options.mend`, what is damaged is replaced, and checked again. `owner`
+    /// Checks an image. With `options.mend`, what is damaged is replaced, and checked again. `namespace`
     /// causes the check.
     pub(super) fn check(
         &self,
-        (image, owner): (&str, &Owner),
+        (image, namespace): (&str, &CheckNamespace),
         options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         meter: &Arc<Meter>,
@@ -203,7 +203,7 @@ impl Checker {
                     checker: self,
                     unpacked: &unpacked,
                     requested: image,
-                    owner,
+                    namespace,
                     stop,
                     is_full: Cell::default(),
                 };

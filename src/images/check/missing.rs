@@ -11,12 +11,12 @@ use crate::util::clip;
 use crate::util::lock::LockExt;
 
 /// The namespace whose pod caused the check; `None` for a check on request.
-pub(super) type Owner = Option<String>;
+pub(super) type CheckNamespace = Option<String>;
 
-/// The most names of one owner. The images of one namespace leave the others to the other namespaces.
-const MAX_OF_OWNER: usize = 64;
+/// The most names of one namespace. The images of one namespace leave the others to the other namespaces.
+const MAX_OF_NAMESPACE: usize = 64;
 const MAX_NAMES: usize = 1024;
-/// How many of them are for owners that have none.
+/// How many of them are for namespaces that have none.
 const FOR_FIRST: usize = MAX_NAMES / 4;
 /// The first pause between two pulls by a name, and the longest one.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ const MAX_REASON: usize = 1024;
 struct MissingName {
     /// The name that pods use.
     requested: String,
-    owner: Owner,
+    namespace: CheckNamespace,
     /// The next pull; `None` while the check itself removes and pulls it.
     due: Option<Instant>,
     /// The pause after the next pull.
@@ -74,7 +74,7 @@ impl MissingNames {
     /// When there are too many, or another check has reserved one of them; then none is reserved.
     fn reserve(
         &mut self,
-        owner: &Owner,
+        namespace: &CheckNamespace,
         requested: &str,
         names: &[String],
     ) -> Result<BTreeMap<String, MissingName>, Refusal> {
@@ -84,13 +84,13 @@ impl MissingNames {
             return Err(Refusal { reason, is_full: false });
         }
         let new = names.iter().filter(|name| !self.names.contains_key(*name)).count();
-        let is_own = |name: &String| self.names.get(name).is_some_and(|known| known.owner == *owner);
+        let is_own = |name: &String| self.names.get(name).is_some_and(|known| known.namespace == *namespace);
         let more = names.iter().filter(|name| !is_own(name)).count();
-        let own = self.names.values().filter(|name| name.owner == *owner).count();
-        if own + more > MAX_OF_OWNER {
+        let own = self.names.values().filter(|name| name.namespace == *namespace).count();
+        if own + more > MAX_OF_NAMESPACE {
             return Err(Refusal::full(format!(
                 ", because it has {} names and {own} of other images are not back \
-                 yet: there may be {MAX_OF_OWNER} at a time",
+                 yet: there may be {MAX_OF_NAMESPACE} at a time",
                 names.len()
             )));
         }
@@ -101,8 +101,9 @@ impl MissingNames {
         }
         let mut previous = BTreeMap::new();
         for name in names {
-            let (requested, owner) = (requested.to_owned(), owner.clone());
-            let missing = MissingName { requested, owner, due: None, pause: PAUSE, reason: String::new() };
+            let (requested, namespace) = (requested.to_owned(), namespace.clone());
+            let missing =
+                MissingName { requested, namespace, due: None, pause: PAUSE, reason: String::new() };
             let known = self.names.insert(name.clone(), missing).filter(|known| known.due.is_some());
             previous.extend(known.map(|known| (name.clone(), known)));
         }
@@ -127,15 +128,15 @@ impl MissingNames {
         self.names.values().filter_map(|name| name.due).min()
     }
 
-    /// The next pull, if one is due: of the owner whose last turn is the longest ago the name that is due
+    /// The next pull, if one is due: of the namespace whose last turn is the longest ago the name that is due
     /// for the longest time. So a registry that does not answer delays the names of others by one pull.
     pub(super) fn next(&mut self, now: Instant) -> Option<Pull> {
         let is_due = |name: &MissingName| name.due.is_some_and(|due| due <= now);
-        let turn = |name: &MissingName| self.turns.last(name.owner.as_deref().unwrap_or_default());
+        let turn = |name: &MissingName| self.turns.last(name.namespace.as_deref().unwrap_or_default());
         let due = self.names.iter().filter(|(_, name)| is_due(name));
         let (name, next) = due.min_by_key(|(_, name)| (turn(name), name.due))?;
         let pull = Pull { name: name.clone(), requested: next.requested.clone() };
-        self.turns.take(next.owner.as_deref().unwrap_or_default());
+        self.turns.take(next.namespace.as_deref().unwrap_or_default());
         // Also if the thread dies.
         if let Some(next) = self.names.get_mut(&pull.name) {
             next.due = Some(now + next.pause);
@@ -196,11 +197,11 @@ impl Reservation {
     /// When there are too many, or another check has reserved one of them.
     pub(super) fn new(
         all: &Arc<Mutex<MissingNames>>,
-        owner: &Owner,
+        namespace: &CheckNamespace,
         requested: &str,
         names: &[String],
     ) -> Result<Reservation, Refusal> {
-        let previous = all.locked().reserve(owner, requested, names)?;
+        let previous = all.locked().reserve(namespace, requested, names)?;
         let (all, names) = (Arc::clone(all), names.to_vec());
         Ok(Reservation { all, names, missing: Vec::new(), previous })
     }
@@ -236,7 +237,7 @@ mod tests {
         (0..count).map(|n| format!("{prefix}@{n}")).collect()
     }
 
-    fn owner(name: &str) -> Owner {
+    fn namespace(name: &str) -> CheckNamespace {
         Some(name.to_owned())
     }
 
@@ -246,27 +247,27 @@ mod tests {
 
     fn removed(all: &mut MissingNames, image: &str, count: usize, now: Instant) {
         let names = names(image, count);
-        all.reserve(&owner(image), image, &names).unwrap();
+        all.reserve(&namespace(image), image, &names).unwrap();
         all.settle(&names, &missing(&names), now);
     }
 
     #[test]
     fn image_with_more_names_than_can_be_pulled_again_is_refused_and_none_is_lost() {
         let (mut all, now) = (MissingNames::default(), Instant::now());
-        let refusal = all.reserve(&owner("a"), "app:1", &names("app", 65)).unwrap_err().reason;
+        let refusal = all.reserve(&namespace("a"), "app:1", &names("app", 65)).unwrap_err().reason;
         assert!(refusal.contains("it has 65 names") && refusal.contains("64 at a time"), "{refusal}");
         assert!(all.names.is_empty());
         removed(&mut all, "a", 64, now);
         assert_eq!((all.names.len(), all.problems().count()), (64, 64));
         // The names of one image again need no other places.
-        assert!(all.reserve(&owner("a"), "app:1", &names("a", 64)).is_ok());
+        assert!(all.reserve(&namespace("a"), "app:1", &names("a", 64)).is_ok());
         assert!(
-            all.reserve(&owner("a"), "app:1", &names("other", 1))
+            all.reserve(&namespace("a"), "app:1", &names("other", 1))
                 .unwrap_err()
                 .reason
                 .contains("64 of other images")
         );
-        assert!(all.reserve(&owner("b"), "app:1", &names("other", 64)).is_ok());
+        assert!(all.reserve(&namespace("b"), "app:1", &names("other", 64)).is_ok());
         assert!(all.reserve(&None, "app:1", &names("request", 64)).is_ok());
     }
 
@@ -277,12 +278,12 @@ mod tests {
         let (mut all, now) = (MissingNames::default(), Instant::now());
         let (first, second) = (names("app", 2), names("app", 3));
         all.reserve(&None, "app:1", &first).unwrap();
-        let refusal = all.reserve(&owner("a"), "app:1", &second).unwrap_err();
+        let refusal = all.reserve(&namespace("a"), "app:1", &second).unwrap_err();
         assert!(refusal.reason.contains("another check removes app@0") && !refusal.is_full, "{refusal:?}");
         assert_eq!(all.names.len(), 2);
         all.settle(&first, &missing(&first), now);
         assert_eq!(all.problems().count(), 2);
-        all.reserve(&owner("a"), "app:1", &second).unwrap();
+        all.reserve(&namespace("a"), "app:1", &second).unwrap();
     }
 
     #[test]
@@ -290,23 +291,23 @@ mod tests {
         let mut all = MissingNames::default();
         for n in 0..100 {
             for m in 0..10 {
-                let _ = all.reserve(&owner(&n.to_string()), "app", &names(&format!("{n}/{m}"), 6));
+                let _ = all.reserve(&namespace(&n.to_string()), "app", &names(&format!("{n}/{m}"), 6));
             }
         }
         assert!(all.names.len() <= MAX_NAMES, "{}", all.names.len());
         let mut all = MissingNames::default();
         for n in 0..20 {
-            let own = owner(&n.to_string());
+            let own = namespace(&n.to_string());
             for m in 0..64 {
                 let _ = all.reserve(&own, "app", &names(&format!("{n}/{m}"), 1));
             }
         }
         let names_of =
-            |n: usize| all.names.values().filter(|name| name.owner == owner(&n.to_string())).count();
+            |n: usize| all.names.values().filter(|name| name.namespace == namespace(&n.to_string())).count();
         assert!((0..20).all(|n| names_of(n) >= 1));
-        let refusal = all.reserve(&owner("15"), "app", &names("x", 1)).unwrap_err();
+        let refusal = all.reserve(&namespace("15"), "app", &names("x", 1)).unwrap_err();
         assert!(refusal.reason.contains("names of other images") && refusal.is_full, "{refusal:?}");
-        assert!(all.reserve(&owner("new"), "app", &names("x", 64)).is_ok());
+        assert!(all.reserve(&namespace("new"), "app", &names("x", 64)).is_ok());
     }
 
     #[test]
@@ -352,7 +353,7 @@ mod tests {
         let names = names("a", 2);
         removed(&mut all.locked(), "a", 1, Instant::now());
         let before = all.locked().names.clone();
-        let reserve = || Reservation::new(&all, &owner("b"), "other", &names).unwrap();
+        let reserve = || Reservation::new(&all, &namespace("b"), "other", &names).unwrap();
         drop(reserve());
         assert_eq!(all.locked().names, before);
         assert_eq!(all.locked().problems().count(), 1);
@@ -369,7 +370,7 @@ mod tests {
     fn names_that_were_not_removed_are_forgotten_and_those_of_a_check_that_died_are_pulled() {
         let all = Arc::<Mutex<MissingNames>>::default();
         let names = names("a", 3);
-        let reserve = || Reservation::new(&all, &owner("a"), "a", &names).unwrap();
+        let reserve = || Reservation::new(&all, &namespace("a"), "a", &names).unwrap();
         drop(reserve());
         assert!(all.locked().names.is_empty());
         let mut reservation = reserve();

@@ -58,7 +58,7 @@ use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 use checker::{Checker, LayerState};
-use missing::{MissingNames, Owner, Pull as NamePull};
+use missing::{CheckNamespace, MissingNames, Pull as NamePull};
 use storage::Problem;
 use turns::Turns;
 use usage::{Budget, Meter, PERIOD, Usage};
@@ -474,7 +474,7 @@ impl ImageCheck {
 
     fn check(
         &self,
-        (image, owner): (&str, &Owner),
+        (image, namespace): (&str, &CheckNamespace),
         options: CheckOptions,
         progress: &mut dyn FnMut(usize, usize),
         meter: &Arc<Meter>,
@@ -483,7 +483,7 @@ impl ImageCheck {
         // This thread ends with its connection or after its checks. Without the priority, the check is
         // only faster.
         let _ = rustix::process::setpriority_process(None, NICE);
-        let report = self.shared.checker.check((image, owner), options, progress, meter, stop);
+        let report = self.shared.checker.check((image, namespace), options, progress, meter, stop);
         let used = meter.used();
         metrics::IMAGE_CHECK_READ.add(used.read);
         metrics::IMAGE_CHECK_WRITTEN.add(used.written);
@@ -555,8 +555,9 @@ impl ImageCheck {
         let Some((namespace, left)) = self.state().begin(&id, failed, now) else { return };
         let meter = Meter::new(left);
         log::info!("image {image} is checked because of a failed container in namespace {namespace}");
-        let (options, owner) = (CheckOptions { contents: true, mend: true }, Some(namespace.to_owned()));
-        let result = self.check((image, &owner), options, &mut |_, _| {}, &meter, stop);
+        let (options, check_namespace) =
+            (CheckOptions { contents: true, mend: true }, Some(namespace.to_owned()));
+        let result = self.check((image, &check_namespace), options, &mut |_, _| {}, &meter, stop);
         self.state().budget.spend(namespace, meter.used());
         let report = match result {
             Ok(report) => report,
@@ -784,10 +785,10 @@ mod tests {
     }
 
     /// These names were removed, and their pulls by the check have failed.
-    fn remove(state: &State, owner: &str, names: &[&str]) {
+    fn remove(state: &State, namespace: &str, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let owner = Some(owner.to_owned());
-        missing::Reservation::new(&state.missing, &owner, "app:1", &names).unwrap().removing();
+        let namespace = Some(namespace.to_owned());
+        missing::Reservation::new(&state.missing, &namespace, "app:1", &names).unwrap().removing();
     }
 
     #[test]

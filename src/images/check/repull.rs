@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::super::listed::{SeenImage, spec};
 use super::checker::Checker;
-use super::missing::{Owner, Reservation};
+use super::missing::{CheckNamespace, Reservation};
 use super::storage::{self, Unpacked};
 use crate::cri::{CriError, ErrorClass};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
@@ -42,9 +42,9 @@ pub(super) struct Repull<'a> {
     pub(super) unpacked: &'a Unpacked,
     /// The name by which the check was requested.
     pub(super) requested: &'a str,
-    pub(super) owner: &'a Owner,
+    pub(super) namespace: &'a CheckNamespace,
     pub(super) stop: &'a StopToken,
-    /// Whether too many names of the owner are missing already.
+    /// Whether too many names of the namespace are missing already.
     pub(super) is_full: Cell<bool>,
 }
 
@@ -62,7 +62,7 @@ impl Repull<'_> {
     /// # Errors
     /// Why the image was not removed.
     pub(super) fn run(&self) -> Result<RepullFailures, String> {
-        let Repull { checker, unpacked, requested, owner, stop, .. } = *self;
+        let Repull { checker, unpacked, requested, namespace, stop, .. } = *self;
         let names = removable(requested, unpacked, &self.sandbox_images()?)?;
         let pods = (checker.pods)().ok_or_else(|| not_removed("the pods of the node are not known"))?;
         if let Some(pod) = pods.iter().find(|pod| never_pulls(pod, &names)) {
@@ -73,7 +73,7 @@ impl Repull<'_> {
         }
         // Before anything is removed: a name that is not reserved would be lost after a failed pull.
         let mut reservation =
-            Reservation::new(&checker.missing, owner, requested, &names).map_err(|refusal| {
+            Reservation::new(&checker.missing, namespace, requested, &names).map_err(|refusal| {
                 self.is_full.set(refusal.is_full);
                 refusal.reason
             })?;
