@@ -12,7 +12,7 @@ use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::cgroups::node::{Reservations, unreserved_memory};
 use crate::config::credential_providers::CredentialProviders;
 use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
-use crate::images::{GcPolicy, PullSettings, SetSettings, Verification};
+use crate::images::{CredentialVerification, GcPolicy, PullSettings, SetSettings};
 use crate::kube::client::Client;
 use crate::model::container_memory::{
     MemoryReservationPolicy, ProtectionSettings, SwapBehavior, SwapSettings, Throttling,
@@ -213,13 +213,13 @@ pub(super) fn pulls(args: &AgentArgs, config: &KubeletConfiguration) -> Result<P
         serialize_image_pulls: config.serialize_image_pulls,
         max_parallel_image_pulls: config.max_parallel_image_pulls,
         credential_providers: credential_providers(args)?,
-        image_verification: if gates(config).enabled("KubeletEnsureSecretPulledImages") {
-            Verification::from_policy(
+        credential_verification: if gates(config).enabled("KubeletEnsureSecretPulledImages") {
+            CredentialVerification::from_policy(
                 &config.image_pull_credentials_verification_policy,
                 &config.preloaded_images_verification_allowlist,
             )
         } else {
-            Verification::Off
+            CredentialVerification::Off
         },
     })
 }

@@ -27,7 +27,7 @@ pub use check::{CheckDeps, CheckError, CheckOptions, CheckReport, Finding, Image
 pub use check::{points_to_image, signs_of_damage};
 pub use gc::{CollectorPeers, GcPolicy, ImageCollector};
 pub(crate) use pull::{ContainerImage, ImageFailure, ImageRequest, PullSecrets};
-pub use pull::{ImagePuller, ImageUser, PullDeps, PullSettings, Verification};
+pub use pull::{CredentialVerification, ImagePuller, ImageUser, PullDeps, PullSettings};
 pub use set::archive;
 pub use set::{
     ArchiveReport, ArchiveSetReport, BlobError, Document, ImageSet, LookupError, SetDeps, SetImageReport,

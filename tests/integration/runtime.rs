@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle::cri;
-use coracle::images::{ImagePuller, ImageSet, PullDeps, PullSettings, Verification};
+use coracle::images::{CredentialVerification, ImagePuller, ImageSet, PullDeps, PullSettings};
 use coracle::model::api;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::ids::ContainerId;
@@ -84,7 +84,7 @@ impl Node {
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
             credential_providers: None,
-            image_verification: Verification::NotPreloaded,
+            credential_verification: CredentialVerification::NotPreloaded,
         };
         change(&mut settings, &mut pulls);
         let (client, images) = fake.connect();

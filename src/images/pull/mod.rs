@@ -37,7 +37,7 @@ use credentials::{Credential, Keyring};
 use providers::Providers;
 pub(crate) use pull_secrets::PullSecrets;
 use rate_limit::RateLimit;
-pub use records::Verification;
+pub use records::CredentialVerification;
 use records::{PullSecret, RecordError, Records};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ pub struct PullSettings {
     /// Programs that know credentials of registries.
     pub credential_providers: Option<CredentialProviders>,
     /// Which images on the node a pod may use only with a proof.
-    pub image_verification: Verification,
+    pub credential_verification: CredentialVerification,
 }
 
 /// What pulls need.
@@ -208,7 +208,7 @@ impl ImagePuller {
             rate: RateLimit::new(settings.registry_pull_qps, settings.registry_burst),
             keyring: Keyring::new(&settings.root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
-            records: Records::new(&settings.root_dir, settings.image_verification.clone()),
+            records: Records::new(&settings.root_dir, settings.credential_verification.clone()),
         }
     }
 

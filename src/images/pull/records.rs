@@ -28,7 +28,7 @@ const RECORD_KIND: &str = "ImagePulledRecord";
 
 /// `imagePullCredentialsVerificationPolicy`: which images on the node need a proof.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Verification {
+pub enum CredentialVerification {
     /// The feature gate is off; there are no records.
     #[default]
     Off,
@@ -42,29 +42,31 @@ pub enum Verification {
     Always,
 }
 
-impl Verification {
+impl CredentialVerification {
     /// From the values of the configuration, which have been validated.
     #[must_use]
-    pub fn from_policy(policy: &str, allowlist: &[String]) -> Verification {
+    pub fn from_policy(policy: &str, allowlist: &[String]) -> CredentialVerification {
         match policy {
-            "NeverVerify" => Verification::Never,
-            "NeverVerifyAllowlistedImages" => Verification::NotAllowlisted(allowlist.to_vec()),
-            "AlwaysVerify" => Verification::Always,
-            _ => Verification::NotPreloaded,
+            "NeverVerify" => CredentialVerification::Never,
+            "NeverVerifyAllowlistedImages" => CredentialVerification::NotAllowlisted(allowlist.to_vec()),
+            "AlwaysVerify" => CredentialVerification::Always,
+            _ => CredentialVerification::NotPreloaded,
         }
     }
 
     fn wants_proof(&self, image: &str, pulled_here: bool) -> bool {
         match self {
-            Verification::Off | Verification::Never => false,
-            Verification::NotPreloaded => pulled_here,
-            Verification::NotAllowlisted(list) => !list.iter().any(|entry| match entry.strip_suffix("/*") {
-                Some(above) => {
-                    repository(image).strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
-                }
-                None => repository(image) == entry,
-            }),
-            Verification::Always => true,
+            CredentialVerification::Off | CredentialVerification::Never => false,
+            CredentialVerification::NotPreloaded => pulled_here,
+            CredentialVerification::NotAllowlisted(list) => {
+                !list.iter().any(|entry| match entry.strip_suffix("/*") {
+                    Some(above) => {
+                        repository(image).strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+                    }
+                    None => repository(image) == entry,
+                })
+            }
+            CredentialVerification::Always => true,
         }
     }
 }
@@ -164,7 +166,7 @@ pub(crate) enum RecordError {
 
 /// The result of a look-up in the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CredentialVerdict {
+enum CredentialCheck {
     /// No proof is needed.
     Allowed,
     /// A record says that this pod may have the image.
@@ -175,19 +177,19 @@ enum CredentialVerdict {
     Unknown,
 }
 
-impl CredentialVerdict {
+impl CredentialCheck {
     fn as_str(self) -> &'static str {
         match self {
-            CredentialVerdict::Allowed => "credentialPolicyAllowed",
-            CredentialVerdict::Proven => "credentialRecordFound",
-            CredentialVerdict::Unproven => "mustAuthenticate",
-            CredentialVerdict::Unknown => "error",
+            CredentialCheck::Allowed => "credentialPolicyAllowed",
+            CredentialCheck::Proven => "credentialRecordFound",
+            CredentialCheck::Unproven => "mustAuthenticate",
+            CredentialCheck::Unknown => "error",
         }
     }
 }
 
 pub(super) struct Records {
-    verification: Verification,
+    verification: CredentialVerification,
     pulling: PathBuf,
     pulled: PathBuf,
     /// Running pulls by image. Locked while a file is written.
@@ -195,7 +197,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    pub(super) fn new(root_dir: &Path, verification: Verification) -> Records {
+    pub(super) fn new(root_dir: &Path, verification: CredentialVerification) -> Records {
         let dir = root_dir.join("image_manager");
         let records = Records {
             verification,
@@ -209,7 +211,7 @@ impl Records {
 
     /// Whether proofs are checked.
     pub(super) fn is_on(&self) -> bool {
-        self.verification != Verification::Off
+        self.verification != CredentialVerification::Off
     }
 
     /// Whether an image that is on the node has to be pulled nevertheless, to prove that the
@@ -218,35 +220,35 @@ impl Records {
         if !self.is_on() {
             return false;
         }
-        let verdict = self.judge(image, reference, proofs);
-        metrics::MUST_PULL_CHECKS.inc([verdict.as_str()]);
-        matches!(verdict, CredentialVerdict::Unproven | CredentialVerdict::Unknown)
+        let check = self.check(image, reference, proofs);
+        metrics::MUST_PULL_CHECKS.inc([check.as_str()]);
+        matches!(check, CredentialCheck::Unproven | CredentialCheck::Unknown)
     }
 
-    fn judge(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> CredentialVerdict {
-        if self.verification == Verification::Never {
-            return CredentialVerdict::Allowed;
+    fn check(&self, image: &str, reference: &ImageRef, proofs: &[PullSecret]) -> CredentialCheck {
+        if self.verification == CredentialVerification::Never {
+            return CredentialCheck::Allowed;
         }
         let under_way = self.under_way.locked();
         let record = match self.record(reference.as_str()) {
             Ok(record) => record,
             Err(error) => {
                 log::warn!("cannot read which pods may use image {image}: {error}");
-                return CredentialVerdict::Unknown;
+                return CredentialCheck::Unknown;
             }
         };
         let pulled_here =
             record.is_some() || under_way.contains_key(image) || file(&self.pulling, image).exists();
         if !self.verification.wants_proof(image, pulled_here) {
-            return CredentialVerdict::Allowed;
+            return CredentialCheck::Allowed;
         }
         let Some(access) =
             record.as_ref().and_then(|record| record.credential_mapping.get(repository(image)))
         else {
-            return CredentialVerdict::Unproven;
+            return CredentialCheck::Unproven;
         };
         if access.node_pods_accessible {
-            return CredentialVerdict::Proven;
+            return CredentialCheck::Proven;
         }
         for proof in proofs {
             for known in &access.kubernetes_secrets {
@@ -263,10 +265,10 @@ impl Records {
                         log::warn!("cannot record which pods may use image {image}: {error}");
                     }
                 }
-                return CredentialVerdict::Proven;
+                return CredentialCheck::Proven;
             }
         }
-        CredentialVerdict::Unproven
+        CredentialCheck::Unproven
     }
 
     /// Records that a pull begins. Without this the owner of the image would be unknown after a
@@ -482,7 +484,7 @@ mod tests {
         ImageRef::from("sha256:00")
     }
 
-    fn records(dir: &tempfile::TempDir, verification: Verification) -> Records {
+    fn records(dir: &tempfile::TempDir, verification: CredentialVerification) -> Records {
         Records::new(dir.path(), verification)
     }
 
@@ -492,12 +494,12 @@ mod tests {
 
     #[test]
     fn policy_decides_which_images_need_a_proof() {
-        let list = || Verification::NotAllowlisted(vec!["r.example/team/*".into(), "a".into()]);
+        let list = || CredentialVerification::NotAllowlisted(vec!["r.example/team/*".into(), "a".into()]);
         for (verification, image, preloaded, pulled) in [
-            (Verification::Off, IMAGE, false, false),
-            (Verification::Never, IMAGE, false, false),
-            (Verification::NotPreloaded, IMAGE, false, true),
-            (Verification::Always, IMAGE, true, true),
+            (CredentialVerification::Off, IMAGE, false, false),
+            (CredentialVerification::Never, IMAGE, false, false),
+            (CredentialVerification::NotPreloaded, IMAGE, false, true),
+            (CredentialVerification::Always, IMAGE, true, true),
             (list(), IMAGE, false, false),
             (list(), "a:1", false, false),
             (list(), "a/b:1", true, true),
@@ -506,14 +508,14 @@ mod tests {
             assert_eq!(verification.wants_proof(image, false), preloaded, "{verification:?} {image}");
             assert_eq!(verification.wants_proof(image, true), pulled, "{verification:?} {image}");
         }
-        assert_eq!(Verification::from_policy("", &[]), Verification::NotPreloaded);
-        assert_eq!(Verification::from_policy("AlwaysVerify", &[]), Verification::Always);
+        assert_eq!(CredentialVerification::from_policy("", &[]), CredentialVerification::NotPreloaded);
+        assert_eq!(CredentialVerification::from_policy("AlwaysVerify", &[]), CredentialVerification::Always);
     }
 
     #[test]
     fn image_pulled_with_node_credentials_is_for_all_pods() {
         let dir = tempfile::tempdir().unwrap();
-        let records = records(&dir, Verification::NotPreloaded);
+        let records = records(&dir, CredentialVerification::NotPreloaded);
         // Preloaded.
         assert!(!records.must_pull(IMAGE, &reference(), &[]));
         records.intend(IMAGE).unwrap();
@@ -527,10 +529,10 @@ mod tests {
         assert!(!records.must_pull("r.example/team/app@sha256:11", &reference(), &[]));
         // The same image under another name needs a proof.
         assert!(records.must_pull("other.example/app:1", &reference(), &[]));
-        for (verdict, at_least) in
+        for (check, at_least) in
             [("credentialPolicyAllowed", 1), ("mustAuthenticate", 2), ("credentialRecordFound", 2)]
         {
-            assert!(metrics::MUST_PULL_CHECKS.get([verdict]) >= at_least, "{verdict}");
+            assert!(metrics::MUST_PULL_CHECKS.get([check]) >= at_least, "{check}");
         }
         assert!(metrics::PULL_INTENTS.get().is_some() && metrics::PULLED_RECORDS.get().is_some());
         let text =
@@ -552,7 +554,7 @@ mod tests {
             "lastUpdatedTime":"2026-01-01T00:00:00Z","imageRef":"sha256:00","credentialMapping":{"r.example/team/app":
             {"kubernetesSecrets":[{"uid":"u","namespace":"n","name":"s","credentialHash":"h"}]}}}"#;
         std::fs::write(file(&pulled, "sha256:00"), record).unwrap();
-        let records = records(&dir, Verification::NotPreloaded);
+        let records = records(&dir, CredentialVerification::NotPreloaded);
         assert!(records.must_pull(IMAGE, &reference(), &[]));
         records.intend(IMAGE).unwrap();
         records.failed(IMAGE);
@@ -575,7 +577,7 @@ mod tests {
             credential_hash: hash.into(),
         };
         let dir = tempfile::tempdir().unwrap();
-        let records = records(&dir, Verification::NotPreloaded);
+        let records = records(&dir, CredentialVerification::NotPreloaded);
         records.intend(IMAGE).unwrap();
         records.pulled(IMAGE, &reference(), Some(&secret("a", "h1")));
         let must = |proofs: &[PullSecret]| records.must_pull(IMAGE, &reference(), proofs);
@@ -602,9 +604,9 @@ mod tests {
     fn unfinished_pulls_of_a_crash_need_a_proof() {
         let dir = tempfile::tempdir().unwrap();
         for image in [IMAGE, "gone:1", "busybox"] {
-            records(&dir, Verification::NotPreloaded).intend(image).unwrap();
+            records(&dir, CredentialVerification::NotPreloaded).intend(image).unwrap();
         }
-        let records = records(&dir, Verification::NotPreloaded);
+        let records = records(&dir, CredentialVerification::NotPreloaded);
         assert!(records.must_pull(IMAGE, &reference(), &[]));
         let images = [seen("sha256:00", IMAGE), seen("sha256:01", "docker.io/library/busybox:latest")];
         records.settle(&images, Timestamp::now());
@@ -624,9 +626,9 @@ mod tests {
     fn no_image_is_pulled_if_intent_cannot_be_written() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("image_manager"), "").unwrap();
-        let records = records(&dir, Verification::NotPreloaded);
+        let records = records(&dir, CredentialVerification::NotPreloaded);
         let error = super::super::PullError::from(records.intend(IMAGE).unwrap_err()).to_string();
         assert!(error.starts_with("failed to record image pull intent: cannot make"));
-        Records::new(dir.path(), Verification::Off).intend(IMAGE).unwrap();
+        Records::new(dir.path(), CredentialVerification::Off).intend(IMAGE).unwrap();
     }
 }
