@@ -60,7 +60,7 @@ pub type Entries = BTreeMap<String, Entry>;
 
 /// The formats of files and Secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum CredentialFormat {
     /// `config.json`: the entries are in its object `auths`.
     Current,
     /// `.dockercfg`: an object of entries.
@@ -77,11 +77,13 @@ struct DockerConfig {
 ///
 /// # Errors
 /// When it is not JSON, or a part has another type. The message may contain a password.
-pub fn entries(bytes: &[u8], form: Form) -> serde_json::Result<Entries> {
+pub fn entries(bytes: &[u8], format: CredentialFormat) -> serde_json::Result<Entries> {
     let text = String::from_utf8_lossy(bytes);
-    match form {
-        Form::Current => serde_json::from_str::<DockerConfig>(&text).map(|config| config.auths),
-        Form::Legacy => serde_json::from_str::<Option<Entries>>(&text).map(Option::unwrap_or_default),
+    match format {
+        CredentialFormat::Current => serde_json::from_str::<DockerConfig>(&text).map(|config| config.auths),
+        CredentialFormat::Legacy => {
+            serde_json::from_str::<Option<Entries>>(&text).map(Option::unwrap_or_default)
+        }
     }
 }
 
@@ -248,7 +250,9 @@ impl Keyring {
     }
 
     fn read(&self) -> Index {
-        for (form, files) in [Form::Current, Form::Legacy].into_iter().zip(&self.files) {
+        for (format, files) in
+            [CredentialFormat::Current, CredentialFormat::Legacy].into_iter().zip(&self.files)
+        {
             for file in files {
                 let bytes = match untrusted::read_own(file, FILE_LIMIT) {
                     Ok(bytes) => bytes,
@@ -262,7 +266,7 @@ impl Keyring {
                         continue;
                     }
                 };
-                match entries(&bytes, form) {
+                match entries(&bytes, format) {
                     Ok(entries) => match index(entries) {
                         Ok(index) => return index,
                         Err(error) => {
@@ -484,21 +488,23 @@ mod tests {
             // Numbers in fields that are not read.
             r#"{"auths": {"r.example": {"auth": "dTpw", "n": 1e999}}, "n": 1e999}"#,
         ] {
-            let found =
-                lookup(&index(entries(text.as_bytes(), Form::Current).unwrap()).unwrap(), "r.example/x");
+            let found = lookup(
+                &index(entries(text.as_bytes(), CredentialFormat::Current).unwrap()).unwrap(),
+                "r.example/x",
+            );
             assert_eq!(found.len(), 1, "{text}");
             assert_eq!((found[0].username.as_str(), found[0].password.as_str()), ("u", "p"), "{text}");
         }
         for text in [r#"{"auths": null}"#, "{}", "null", r#"{"auths": {"r.example": {}}, "auths": null}"#] {
-            assert!(entries(text.as_bytes(), Form::Current).unwrap().is_empty(), "{text}");
+            assert!(entries(text.as_bytes(), CredentialFormat::Current).unwrap().is_empty(), "{text}");
         }
-        assert!(entries(b"null", Form::Legacy).unwrap().is_empty());
+        assert!(entries(b"null", CredentialFormat::Legacy).unwrap().is_empty());
         for text in ["[]", r#"{"auths": 1}"#, r#"{"auths": {"r": []}}"#, r#"{"auths": {"r": {"auth": 1}}}"#] {
-            assert!(entries(text.as_bytes(), Form::Current).is_err(), "{text}");
+            assert!(entries(text.as_bytes(), CredentialFormat::Current).is_err(), "{text}");
         }
         // Bytes that are no text.
         let latin = b"{\"r.example\": {\"auth\": \"dTpw\", \"email\": \"f\xfcr\"}}";
-        assert_eq!(entries(latin, Form::Legacy).unwrap().len(), 1);
+        assert_eq!(entries(latin, CredentialFormat::Legacy).unwrap().len(), 1);
     }
 
     /// Such entries are written by a docker that keeps credentials elsewhere: the image may be public.
@@ -506,7 +512,7 @@ mod tests {
     fn entry_without_credentials_means_a_pull_without_them() {
         let text = br#"{"auths": {"a.example": {}, "b.example": null, "c.example": {"identitytoken": "t"},
             "d.example": {"auth": "Om=="}, "e.example": {"auth": "!"}, "f.example": {"auth": "!", "username": "u"}}}"#;
-        let index = index(entries(text, Form::Current).unwrap()).unwrap();
+        let index = index(entries(text, CredentialFormat::Current).unwrap()).unwrap();
         for (image, expected) in [
             ("a.example/x", vec![""]),
             ("b.example/x", vec![""]),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::credentials::{self, Credential, Entries, Form, Index, MAX_ENTRIES, index, lookup};
+use super::credentials::{self, Credential, CredentialFormat, Entries, Index, MAX_ENTRIES, index, lookup};
 use super::records::PullSecret;
 use crate::kube::PodObjects;
 use crate::kube::objects::Object;
@@ -107,11 +107,11 @@ fn entries(secret: &Object) -> Result<Entries, &'static str> {
         filled.filter(|_| secret.secret_type == kind)
     };
     if let Some(data) = data_of(JSON) {
-        return credentials::entries(data, Form::Current)
+        return credentials::entries(data, CredentialFormat::Current)
             .map_err(|_| "its .dockerconfigjson is not what is expected");
     }
     if let Some(data) = data_of(LEGACY) {
-        return credentials::entries(data, Form::Legacy)
+        return credentials::entries(data, CredentialFormat::Legacy)
             .map_err(|_| "its .dockercfg is not what is expected");
     }
     // As upstream, a Secret of another type has no credentials, and is no error.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::archive::{Archive, Blob, Digest, Form, Image, Problem, Stamp};
+use super::archive::{Archive, ArchiveFormat, Blob, Digest, Image, Problem, Stamp};
 use super::report::ArchiveReport;
 use super::scan::Blobs;
 use crate::util::backoff::Failures;
@@ -84,7 +84,8 @@ impl Entry {
             )
         };
         self.archive().is_some_and(|archive| {
-            archive.form == Form::OciLayout && archive.faults.iter().any(|fault| lacks(&fault.problem))
+            archive.form == ArchiveFormat::OciLayout
+                && archive.faults.iter().any(|fault| lacks(&fault.problem))
         })
     }
 

@@ -106,12 +106,12 @@ pub(super) fn save<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::archive::{Compression, Form};
+    use super::super::archive::{ArchiveFormat, Compression};
     use super::*;
 
     fn archive() -> Arc<Archive> {
         Arc::new(Archive {
-            form: Form::OciTar,
+            form: ArchiveFormat::OciTar,
             compression: Compression::None,
             stamp: Stamp { dev: 1, ino: 2, size: 3, mtime_ns: 4, ctime_ns: 5 },
             images: Vec::new(),

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::archive::testing;
-use super::archive::{Archive, Compression, Digest, Fault, Form, Image, Problem, Stamp};
+use super::archive::{Archive, ArchiveFormat, Compression, Digest, Fault, Image, Problem, Stamp};
 use super::entries::{Availability, Changes, Key, Set, State};
 use super::*;
 
@@ -30,7 +30,7 @@ fn archive(names: &[&str], faults: &[&str]) -> Archive {
     };
     let fault = |object: &&str| Fault { object: (*object).to_owned(), problem: Problem::Truncated };
     Archive {
-        form: Form::OciTar,
+        form: ArchiveFormat::OciTar,
         compression: Compression::None,
         stamp: stamp(1),
         images: names.iter().map(image).collect(),

@@ -11,7 +11,7 @@ use super::limits::LIMITS;
 use super::open::{Counted, expanded};
 use super::scan::blobs;
 use super::stamp::{INDEX, Stamp};
-use super::types::{Archive, BlobPlace, Digest, Form};
+use super::types::{Archive, ArchiveFormat, BlobPlace, Digest};
 use crate::util::decompress::{self, Compression};
 use crate::util::stop::StopToken;
 use crate::util::untrusted;
@@ -71,7 +71,7 @@ pub fn open_blob(
     let no_blob = || ArchiveError::NoBlob(digest.clone());
     let blob = archive.blobs.get(digest).ok_or_else(no_blob)?;
     let left = blob.size.checked_sub(from).ok_or_else(no_blob)?;
-    let layout = archive.form == Form::OciLayout;
+    let layout = archive.form == ArchiveFormat::OciLayout;
     let mut file = untrusted::open(&if layout { path.join(INDEX) } else { path.to_owned() })?;
     if Stamp::of_file(&file)? != archive.stamp {
         return Err(ArchiveError::Changed);

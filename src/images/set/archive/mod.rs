@@ -35,4 +35,4 @@ pub use open::{check, names, read};
 pub use platform::Platform;
 pub use scan::{blobs, blobs_path};
 pub use stamp::{Stamp, stamp};
-pub use types::{Archive, Blob, BlobPlace, Digest, Fault, Form, Image, Layer};
+pub use types::{Archive, ArchiveFormat, Blob, BlobPlace, Digest, Fault, Image, Layer};

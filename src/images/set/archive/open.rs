@@ -14,7 +14,7 @@ use super::paths;
 use super::platform::Platform;
 use super::scan::{self, DOCKER, Scan};
 use super::stamp::{INDEX, Stamp, is_layout, stamp};
-use super::types::{Archive, Form};
+use super::types::{Archive, ArchiveFormat};
 use crate::util::decompress::{self, Compression};
 use crate::util::stop::StopToken;
 use crate::util::tar::{self, Kind};
@@ -75,9 +75,9 @@ pub(super) fn read_within(
     progress(bytes.load(Ordering::Relaxed));
     let (images, blobs, faults) = assemble(&scan, layout, platform, limits)?;
     let form = match scan.entries.contains_key(INDEX) {
-        _ if layout => Form::OciLayout,
-        true => Form::OciTar,
-        false => Form::DockerTar,
+        _ if layout => ArchiveFormat::OciLayout,
+        true => ArchiveFormat::OciTar,
+        false => ArchiveFormat::DockerTar,
     };
     Ok(Archive { form, compression, stamp: first, images, blobs, faults })
 }

@@ -7,7 +7,7 @@ use super::assemble::assemble;
 use super::limits::{LIMITS, Limits};
 use super::open::scan_tar;
 use super::platform::Platform;
-use super::types::{Archive, Form};
+use super::types::{Archive, ArchiveFormat};
 use super::{ArchiveError, Stamp};
 use crate::util::sha256;
 pub(crate) use crate::util::tar::tests::{end, entry, records, repair};
@@ -20,7 +20,7 @@ pub(crate) fn inspect(bytes: &[u8], expanded: u64) -> Result<Archive, ArchiveErr
     let (scan, compression) = scan_tar(source, bytes.len() as u64, &limits, &mut || Ok(()))?;
     let (images, blobs, faults) = assemble(&scan, false, &Platform::new("linux", "amd64", ""), &limits)?;
     let stamp = Stamp { dev: 0, ino: 0, size: 0, mtime_ns: 0, ctime_ns: 0 };
-    Ok(Archive { form: Form::OciTar, compression, stamp, images, blobs, faults })
+    Ok(Archive { form: ArchiveFormat::OciTar, compression, stamp, images, blobs, faults })
 }
 
 /// A file of an archive.

@@ -104,7 +104,9 @@ fn each_form_and_compression_offers_its_images() {
         (&["localhost/one:1"], "linux/amd64", &["base", "one"]),
         (&["two:2", "other/two:2"], "linux/amd64", &["base", "two"]),
     ]);
-    for (form, entries) in [(Form::OciTar, &oci), (Form::DockerTar, &docker), (Form::OciLayout, &oci)] {
+    for (form, entries) in
+        [(ArchiveFormat::OciTar, &oci), (ArchiveFormat::DockerTar, &docker), (ArchiveFormat::OciLayout, &oci)]
+    {
         let plain = tar(entries);
         let halves = plain.split_at(plain.len() / 2);
         for (compression, bytes) in [
@@ -115,7 +117,7 @@ fn each_form_and_compression_offers_its_images() {
             (Compression::Zstd, [zstd(halves.0), zstd(halves.1)].concat()),
         ] {
             let (dir, mut path) = stored(&bytes);
-            if form == Form::OciLayout {
+            if form == ArchiveFormat::OciLayout {
                 if compression != Compression::None {
                     continue;
                 }
@@ -143,13 +145,13 @@ fn each_form_and_compression_offers_its_images() {
                     assert_eq!(archive.blobs[&layer.digest].media_type, layer.media_type);
                 }
             }
-            if form != Form::OciLayout {
+            if form != ArchiveFormat::OciLayout {
                 assert_eq!(last, bytes.len() as u64);
             }
             assert_blobs_are_readable(&path, &archive);
             let names = names(&path, &StopToken::never()).unwrap();
             let two = match form {
-                Form::DockerTar => {
+                ArchiveFormat::DockerTar => {
                     vec!["docker.io/library/two:2", "docker.io/other/two:2", "localhost/one:1"]
                 }
                 _ => vec!["docker.io/library/two:2", "localhost/one:1"],
@@ -251,7 +253,7 @@ fn archive_of_both_forms_keeps_its_manifest_and_gets_both_names() {
     entries.push(("manifest.json".to_owned(), list.into_bytes()));
     let (_dir, path) = stored(&tar(&entries));
     let archive = read_path(&path, &LIMITS).unwrap();
-    assert_eq!(archive.form, Form::OciTar);
+    assert_eq!(archive.form, ArchiveFormat::OciTar);
     assert_eq!(faults(&archive), [""; 0]);
     assert_eq!(archive.images[0].names, ["docker.io/alias/one:1", "docker.io/library/one:1"]);
     assert_eq!(archive.images[0].target.as_str(), digest(&blobs[3].1));

@@ -68,7 +68,7 @@ impl fmt::Display for Digest {
 
 /// The format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Form {
+pub enum ArchiveFormat {
     /// An OCI image layout in a tar archive.
     OciTar,
     /// The tar archive of `docker save`, without an OCI index.
@@ -81,7 +81,7 @@ pub enum Form {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Archive {
     /// The format.
-    pub form: Form,
+    pub form: ArchiveFormat,
     /// How the tar archive is compressed.
     pub compression: Compression,
     /// The identity of the file that was read.
