@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 
 use super::super::listed::spec;
-use super::super::set::archive::Count;
+use super::super::set::archive::CountBytes;
 use super::super::set::{ImageSet, LookupError};
 use super::layer::{self, Findings, LayerCheckOptions, Outcome};
 use super::missing::{CheckNamespace, MissingNames};
@@ -40,7 +40,7 @@ pub(super) trait LayerSource {
     fn open(
         &self,
         digest: &str,
-        count: &Count,
+        count: &CountBytes,
         stop: &StopToken,
     ) -> Result<Option<Box<dyn Read + Send>>, String>;
 }
@@ -50,7 +50,7 @@ impl LayerSource for ImageSet {
     fn open(
         &self,
         digest: &str,
-        count: &Count,
+        count: &CountBytes,
         stop: &StopToken,
     ) -> Result<Option<Box<dyn Read + Send>>, String> {
         match self.blob(digest) {
@@ -173,7 +173,12 @@ pub(super) struct Checker {
 struct Store<'a>(&'a Path);
 
 impl LayerSource for Store<'_> {
-    fn open(&self, digest: &str, _: &Count, _: &StopToken) -> Result<Option<Box<dyn Read + Send>>, String> {
+    fn open(
+        &self,
+        digest: &str,
+        _: &CountBytes,
+        _: &StopToken,
+    ) -> Result<Option<Box<dyn Read + Send>>, String> {
         let Some(hex) = storage::hex_of(digest) else { return Ok(None) };
         match untrusted::open(&self.0.join(hex)) {
             Ok(file) => Ok(Some(Box::new(file))),
@@ -264,7 +269,7 @@ impl Source<'_> {
         meter: &Arc<Meter>,
         stop: &StopToken,
     ) -> Result<Option<Metered<Box<dyn Read + Send>>>, String> {
-        let count: Count = {
+        let count: CountBytes = {
             let meter = Arc::clone(meter);
             Arc::new(move |bytes| meter.read(bytes))
         };
@@ -551,7 +556,7 @@ mod tests {
         fn open(
             &self,
             digest: &str,
-            _: &Count,
+            _: &CountBytes,
             _: &StopToken,
         ) -> Result<Option<Box<dyn Read + Send>>, String> {
             let blob = self.0.get(digest).cloned();
@@ -885,7 +890,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(sha256::sha256_hex(b"text")), "text").unwrap();
         let store = Store(dir.path());
-        let (count, stop): (Count, _) = (Arc::new(|_| Ok(())), StopToken::never());
+        let (count, stop): (CountBytes, _) = (Arc::new(|_| Ok(())), StopToken::never());
         let open = |digest: &str| store.open(digest, &count, &stop).unwrap();
         let mut text = String::new();
         open(&digest(b"text")).unwrap().read_to_string(&mut text).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ImageSet;
-use super::archive::{self, Archive, ArchiveError, BlobPlace, Compression, Count, Digest};
+use super::archive::{self, Archive, ArchiveError, BlobPlace, Compression, CountBytes, Digest};
 use crate::util::sha256;
 use crate::util::stop::StopToken;
 
@@ -42,7 +42,7 @@ impl ArchiveBlob {
     /// # Errors
     /// When the archive is gone, has changed since it was verified, or cannot be read.
     pub fn open(&self, from: u64, stop: &StopToken) -> Result<Box<dyn Read + Send>, BlobError> {
-        self.open_counted(from, &archive::uncounted(), stop)
+        self.open_counted(from, &archive::count_nothing(), stop)
     }
 
     /// As [`ArchiveBlob::open`]. `count` counts what is read besides the bytes of the blob; its error ends
@@ -53,7 +53,7 @@ impl ArchiveBlob {
     pub fn open_counted(
         &self,
         from: u64,
-        count: &Count,
+        count: &CountBytes,
         stop: &StopToken,
     ) -> Result<Box<dyn Read + Send>, BlobError> {
         match archive::open_blob(&self.path, &self.archive, &self.key, from, count, stop) {
@@ -201,7 +201,7 @@ mod tests {
         };
         let packed = std::fs::metadata(&path).unwrap().len();
         let counted = Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let count: Count = {
+        let count: CountBytes = {
             let counted = Arc::clone(&counted);
             Arc::new(move |bytes| {
                 counted.fetch_add(bytes, Ordering::Relaxed);
@@ -211,7 +211,7 @@ mod tests {
         let mut whole = Vec::new();
         blob.open_counted(0, &count, &StopToken::never()).unwrap().read_to_end(&mut whole).unwrap();
         assert!(counted.load(Ordering::Relaxed) > packed, "{counted:?} of {packed}");
-        let count: Count = Arc::new(|_| Err(io::Error::other("the limit")));
+        let count: CountBytes = Arc::new(|_| Err(io::Error::other("the limit")));
         let limited = blob.open_counted(0, &count, &StopToken::never());
         assert!(!limited.is_ok_and(|mut reader| reader.read(&mut [0]).is_ok()));
         // Decompression would fail.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::error::ArchiveError;
 use super::limits::LIMITS;
-use super::open::{Counted, expanded};
+use super::open::{CountingFile, expanded};
 use super::scan::blobs;
 use super::stamp::{INDEX, Stamp};
 use super::types::{Archive, ArchiveFormat, BlobPlace, Digest};
@@ -18,21 +18,21 @@ use crate::util::untrusted;
 
 /// Is called with numbers of bytes that were read and are not of the blob: those before it in a compressed
 /// archive, and all compressed ones. Its error ends the reading.
-pub type Count = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
+pub type CountBytes = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
 
-/// A [`Count`] that counts nothing.
+/// A [`CountBytes`] that counts nothing.
 #[must_use]
-pub fn uncounted() -> Count {
+pub fn count_nothing() -> CountBytes {
     Arc::new(|_| Ok(()))
 }
 
 /// Counts what is read from a file.
-struct Reported {
-    inner: Counted,
-    count: Count,
+struct ReportingReader {
+    inner: CountingFile,
+    count: CountBytes,
 }
 
-impl Read for Reported {
+impl Read for ReportingReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let length = self.inner.read(out)?;
         (self.count)(length as u64)?;
@@ -49,7 +49,7 @@ pub struct BlobReader {
     left: u64,
     /// The file with the bytes, and what it was at first.
     file: Option<(Arc<File>, Stamp)>,
-    count: Count,
+    count: CountBytes,
     stop: StopToken,
 }
 
@@ -65,7 +65,7 @@ pub fn open_blob(
     archive: &Archive,
     digest: &Digest,
     from: u64,
-    count: &Count,
+    count: &CountBytes,
     stop: &StopToken,
 ) -> Result<BlobReader, ArchiveError> {
     let no_blob = || ArchiveError::NoBlob(digest.clone());
@@ -109,8 +109,8 @@ pub fn open_blob(
     let source: Box<dyn Read + Send> = match archive.compression {
         Compression::None => Box::new(file.clone()),
         _ => {
-            let inner = Counted::new(file.clone(), Arc::default(), stop);
-            let packed = Box::new(Reported { inner, count: Arc::clone(count) });
+            let inner = CountingFile::new(file.clone(), Arc::default(), stop);
+            let packed = Box::new(ReportingReader { inner, count: Arc::clone(count) });
             decompress::open(packed, expanded(stamp.size, &LIMITS))?.0
         }
     };

@@ -29,7 +29,7 @@ mod tree;
 mod types;
 
 pub use crate::util::decompress::Compression;
-pub use blob::{BlobReader, Count, open_blob, uncounted};
+pub use blob::{BlobReader, CountBytes, count_nothing, open_blob};
 pub use error::{ArchiveError, Problem};
 pub use open::{check, names, read};
 pub use platform::Platform;

@@ -52,17 +52,17 @@ pub(super) fn read_within(
         return Err(ArchiveError::Changed);
     }
     let bytes = Arc::new(AtomicU64::new(0));
-    let mut watch = || {
+    let mut before_block = || {
         progress(bytes.load(Ordering::Relaxed));
         if stop.is_stopped() { Err(ArchiveError::Stopped) } else { Ok(()) }
     };
     let scanned = if layout {
         let counter = bytes.clone();
-        scan::layout(path, file.try_clone()?, &counter, limits, &mut watch)
+        scan::layout(path, file.try_clone()?, &counter, limits, &mut before_block)
             .map(|scan| (scan, Compression::None))
     } else {
-        let source = Box::new(Counted::new(file.clone(), bytes.clone(), stop));
-        scan_tar(source, first.size, limits, &mut watch)
+        let source = Box::new(CountingFile::new(file.clone(), bytes.clone(), stop));
+        scan_tar(source, first.size, limits, &mut before_block)
     };
     // Data of a file that changed meanwhile may look damaged; that is not what is wrong.
     let same = Stamp::of_file(&file)? == first && stamp(path).is_ok_and(|last| last == first);
@@ -87,10 +87,10 @@ pub(super) fn scan_tar(
     source: Box<dyn Read + Send>,
     size: u64,
     limits: &Limits,
-    watch: &mut scan::Watch<'_>,
+    before_block: &mut scan::BeforeBlock<'_>,
 ) -> Result<(Scan, Compression), ArchiveError> {
     let (mut reader, compression) = decompress::open(source, expanded(size, limits))?;
-    let scan = scan::tar(&mut reader, compression != Compression::None, limits, watch)?;
+    let scan = scan::tar(&mut reader, compression != Compression::None, limits, before_block)?;
     if !scan.begun {
         return Err(match scan.cut {
             Some(problem) if compression != Compression::None => ArchiveError::Whole(problem),
@@ -107,19 +107,19 @@ pub(super) fn expanded(size: u64, limits: &Limits) -> u64 {
 
 /// A file that counts the bytes read from it. Reading fails after the stop signal: a decompressor may
 /// read far before it returns a byte.
-pub(super) struct Counted {
+pub(super) struct CountingFile {
     file: Arc<File>,
     bytes: Arc<AtomicU64>,
     stop: StopToken,
 }
 
-impl Counted {
-    pub(super) fn new(file: Arc<File>, bytes: Arc<AtomicU64>, stop: &StopToken) -> Counted {
-        Counted { file, bytes, stop: stop.clone() }
+impl CountingFile {
+    pub(super) fn new(file: Arc<File>, bytes: Arc<AtomicU64>, stop: &StopToken) -> CountingFile {
+        CountingFile { file, bytes, stop: stop.clone() }
     }
 }
 
-impl Read for Counted {
+impl Read for CountingFile {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.stop.is_stopped() {
             return Err(io::Error::other(ArchiveError::Stopped));

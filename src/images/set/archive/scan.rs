@@ -106,7 +106,7 @@ impl Entry {
 }
 
 /// Is called before each block is read. Its error ends the pass.
-pub(super) type Watch<'a> = dyn FnMut() -> Result<(), ArchiveError> + 'a;
+pub(super) type BeforeBlock<'a> = dyn FnMut() -> Result<(), ArchiveError> + 'a;
 
 impl Scan {
     /// The file of an entry. Links are followed inside the archive.
@@ -156,13 +156,13 @@ pub(super) fn tar(
     input: &mut dyn Input,
     texts: bool,
     limits: &Limits,
-    watch: &mut Watch<'_>,
+    before_block: &mut BeforeBlock<'_>,
 ) -> Result<Scan, ArchiveError> {
     let mut scan = Scan::default();
     let mut tar = tar::Archive::new(input);
     let mut block = vec![0; BLOCK];
     for _ in 0..=limits.entries {
-        watch()?;
+        before_block()?;
         let header = match tar.next_entry() {
             Ok(Some(header)) => header,
             Ok(None) => {
@@ -178,7 +178,8 @@ pub(super) fn tar(
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (full_name, target) = (text(&header.name), text(&header.link));
         let name = paths::clean(&full_name);
-        let content = content(&mut |block| tar.read(block), header.size, texts, &mut block, limits, watch)?;
+        let content =
+            content(&mut |block| tar.read(block), header.size, texts, &mut block, limits, before_block)?;
         let Some(name) = name else {
             if matters(&full_name) && scan.faults.len() < limits.faults {
                 let name = shortened(&full_name);
@@ -229,11 +230,11 @@ pub(super) fn layout(
     index: OpenFile,
     bytes: &AtomicU64,
     limits: &Limits,
-    watch: &mut Watch<'_>,
+    before_block: &mut BeforeBlock<'_>,
 ) -> Result<Scan, ArchiveError> {
     let mut scan = Scan { begun: true, ..Scan::default() };
     let mut block = vec![0; BLOCK];
-    add(&mut scan, INDEX.to_owned(), index, bytes, &mut block, limits, watch)?;
+    add(&mut scan, INDEX.to_owned(), index, bytes, &mut block, limits, before_block)?;
     let directory = match blobs(path) {
         Ok(directory) => directory,
         // Each image then reports its missing blob.
@@ -245,7 +246,7 @@ pub(super) fn layout(
         let Some(hex) = entry.file_name().to_str().ok().filter(|name| is_hex(name)) else { continue };
         let name = format!("{BLOBS}{hex}");
         match untrusted::open_at(directory.as_fd(), Path::new(hex)) {
-            Ok(file) => add(&mut scan, name, file, bytes, &mut block, limits, watch)?,
+            Ok(file) => add(&mut scan, name, file, bytes, &mut block, limits, before_block)?,
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 let problem = Problem::NotAFile { kind: "a link or a special file".to_owned() };
                 scan.insert(name, Entry::Other(Box::new(problem)), limits)?;
@@ -276,7 +277,7 @@ fn add(
     bytes: &AtomicU64,
     block: &mut [u8],
     limits: &Limits,
-    watch: &mut Watch<'_>,
+    before_block: &mut BeforeBlock<'_>,
 ) -> Result<(), ArchiveError> {
     let size = file.metadata()?.len();
     // A file that grows meanwhile is read up to the size that it had.
@@ -288,7 +289,7 @@ fn add(
         bytes.fetch_add(length as u64, Ordering::Relaxed);
         Ok(length)
     };
-    let content = content(&mut read, size, false, block, limits, watch)??;
+    let content = content(&mut read, size, false, block, limits, before_block)??;
     scan.insert(name, Entry::File(Box::new(content)), limits)
 }
 
@@ -299,12 +300,12 @@ fn content(
     texts: bool,
     block: &mut [u8],
     limits: &Limits,
-    watch: &mut Watch<'_>,
+    before_block: &mut BeforeBlock<'_>,
 ) -> Result<io::Result<File>, ArchiveError> {
     let mut hasher = Hasher::default();
     let (mut done, mut compression, mut text) = (0, Compression::None, None);
     loop {
-        watch()?;
+        before_block()?;
         let length = match read(block) {
             Ok(0) => break,
             Ok(length) => length,

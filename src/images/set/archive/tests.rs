@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::limits::{LIMITS, Limits};
-use super::open::{Counted, read_within};
+use super::open::{CountingFile, read_within};
 use super::testing::*;
 use super::*;
 use crate::util::decompress;
@@ -61,7 +61,8 @@ fn assert_blobs_are_readable(path: &Path, archive: &Archive) {
     for blob in archive.images.iter().flat_map(|image| &image.blobs) {
         let read = |from| {
             let mut data = Vec::new();
-            let mut reader = open_blob(path, archive, blob, from, &uncounted(), &StopToken::never()).unwrap();
+            let mut reader =
+                open_blob(path, archive, blob, from, &count_nothing(), &StopToken::never()).unwrap();
             assert_eq!(reader.left(), archive.blobs[blob].size - from);
             reader.read_to_end(&mut data).map(|_| data).unwrap()
         };
@@ -70,7 +71,7 @@ fn assert_blobs_are_readable(path: &Path, archive: &Archive) {
         assert_eq!(read(whole.len() as u64 / 2), whole[whole.len() / 2..]);
         assert_eq!(read(whole.len() as u64), b"");
         let beyond =
-            open_blob(path, archive, blob, whole.len() as u64 + 1, &uncounted(), &StopToken::never());
+            open_blob(path, archive, blob, whole.len() as u64 + 1, &count_nothing(), &StopToken::never());
         assert!(matches!(beyond, Err(ArchiveError::NoBlob(_))));
     }
 }
@@ -804,11 +805,11 @@ fn file_that_is_replaced_or_changed_while_it_is_read_is_refused() {
         let archive = read_path(&path, &LIMITS).unwrap();
         assert_eq!(stamp(&path).unwrap(), archive.stamp);
         let blob = &archive.images[0].blobs[0];
-        let mut open = open_blob(&path, &archive, blob, 0, &uncounted(), &StopToken::never()).unwrap();
+        let mut open = open_blob(&path, &archive, blob, 0, &count_nothing(), &StopToken::never()).unwrap();
         let size = std::fs::metadata(&path).unwrap().len();
         disturb(&path);
         assert_ne!(stamp(&path).unwrap(), archive.stamp);
-        let again = open_blob(&path, &archive, blob, 0, &uncounted(), &StopToken::never());
+        let again = open_blob(&path, &archive, blob, 0, &count_nothing(), &StopToken::never());
         assert!(matches!(again, Err(ArchiveError::Changed)));
         // The file that was replaced still has its bytes; those of the changed one may be others.
         let mut data = Vec::new();
@@ -830,7 +831,7 @@ fn layout_directory_is_read_without_following_links() {
     assert_eq!(archive.blobs[layer].place, BlobPlace::Layout);
     let file = path.join("blobs/sha256").join(layer.hex());
     std::fs::rename(&file, dir.path().join("outside")).unwrap();
-    let open = || open_blob(&path, &archive, layer, 0, &uncounted(), &StopToken::never());
+    let open = || open_blob(&path, &archive, layer, 0, &count_nothing(), &StopToken::never());
     assert!(matches!(open(), Err(ArchiveError::Io(_))));
     symlink(dir.path().join("outside"), &file).unwrap();
     assert!(matches!(open(), Err(ArchiveError::Io(_))));
@@ -933,7 +934,8 @@ fn stop_signal_ends_reading() {
     let (_dir, path) = stored(&zstd(&tar(&layout(&[("localhost/a:1", &image("linux/amd64", &["x"]))]))));
     let archive = read_path(&path, &LIMITS).unwrap();
     let (source, token) = stop::pair();
-    let mut open = open_blob(&path, &archive, &archive.images[0].blobs[1], 0, &uncounted(), &token).unwrap();
+    let mut open =
+        open_blob(&path, &archive, &archive.images[0].blobs[1], 0, &count_nothing(), &token).unwrap();
     let mut source = Some(source);
     let result = read(&path, &amd64(), &token, &mut |_| drop(source.take()));
     assert!(matches!(result, Err(ArchiveError::Stopped)));
@@ -950,7 +952,7 @@ fn stop_signal_ends_reading_inside_of_a_decompressor() {
         let opened = std::sync::Arc::new(std::fs::File::open(&path).unwrap());
         let (source, token) = stop::pair();
         let bytes = std::sync::Arc::default();
-        let counted = Counted::new(opened, std::sync::Arc::clone(&bytes), &token);
+        let counted = CountingFile::new(opened, std::sync::Arc::clone(&bytes), &token);
         let (mut reader, _) = decompress::open(Box::new(counted), 9).unwrap();
         drop(source);
         assert!(reader.read(&mut [0; 9]).is_err());
