@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::error::ApiError;
-use super::target::Group;
+use super::target::GroupVersion;
 use crate::util::backoff::Failures;
 use crate::util::lock::LockExt;
 
@@ -22,14 +22,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 pub(super) struct ServedVersion {
     plural: &'static str,
     /// The versions that can be used, the best one first.
-    versions: &'static [Group],
+    versions: &'static [GroupVersion],
     /// Not locked during a request.
     lookup: Mutex<Lookup>,
 }
 
 #[derive(Debug, Default)]
 struct Lookup {
-    found: Option<Group>,
+    found: Option<GroupVersion>,
     failures: Failures,
     /// Why the last attempt failed, and when there may be another one.
     failed: Option<(ApiError, Instant)>,
@@ -37,7 +37,7 @@ struct Lookup {
 
 impl ServedVersion {
     /// Nothing is known of the server.
-    pub(super) fn new(plural: &'static str, versions: &'static [Group]) -> ServedVersion {
+    pub(super) fn new(plural: &'static str, versions: &'static [GroupVersion]) -> ServedVersion {
         ServedVersion { plural, versions, lookup: Mutex::default() }
     }
 
@@ -55,8 +55,8 @@ impl ServedVersion {
     pub(super) fn find(
         &self,
         now: Instant,
-        has_resource: impl Fn(Group) -> Result<bool, ApiError>,
-    ) -> Result<Group, ApiError> {
+        has_resource: impl Fn(GroupVersion) -> Result<bool, ApiError>,
+    ) -> Result<GroupVersion, ApiError> {
         {
             let lookup = self.lookup.locked();
             if let Some(version) = lookup.found {
@@ -85,7 +85,10 @@ impl ServedVersion {
         outcome
     }
 
-    fn discover(&self, has_resource: impl Fn(Group) -> Result<bool, ApiError>) -> Result<Group, ApiError> {
+    fn discover(
+        &self,
+        has_resource: impl Fn(GroupVersion) -> Result<bool, ApiError>,
+    ) -> Result<GroupVersion, ApiError> {
         for version in self.versions {
             if has_resource(*version)? {
                 return Ok(*version);
@@ -99,7 +102,7 @@ impl ServedVersion {
     }
 
     /// The server does not have this version any more.
-    pub(super) fn forget(&self, version: Group) {
+    pub(super) fn forget(&self, version: GroupVersion) {
         let mut lookup = self.lookup.locked();
         if lookup.found == Some(version) {
             lookup.found = None;
@@ -112,7 +115,8 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    const ALL: &[Group] = &[Group::Certificates, Group::CertificatesBeta, Group::CertificatesAlpha];
+    const ALL: &[GroupVersion] =
+        &[GroupVersion::Certificates, GroupVersion::CertificatesBeta, GroupVersion::CertificatesAlpha];
 
     fn bundles() -> ServedVersion {
         ServedVersion::new("clustertrustbundles", ALL)
@@ -124,7 +128,7 @@ mod tests {
         for (served, expected) in [(ALL, 0), (&ALL[1..], 1), (&ALL[2..], 2)] {
             let versions = bundles();
             let requests = RefCell::new(Vec::new());
-            let has = |version: Group| {
+            let has = |version: GroupVersion| {
                 requests.borrow_mut().push(version);
                 Ok(served.contains(&version))
             };
@@ -137,21 +141,24 @@ mod tests {
     #[test]
     fn version_that_the_server_has_lost_is_replaced_at_once() {
         let (now, versions) = (Instant::now(), bundles());
-        let only = |group: Group| move |version: Group| Ok(version == group);
-        assert_eq!(versions.find(now, only(Group::CertificatesBeta)), Ok(Group::CertificatesBeta));
+        let only = |group: GroupVersion| move |version: GroupVersion| Ok(version == group);
+        assert_eq!(
+            versions.find(now, only(GroupVersion::CertificatesBeta)),
+            Ok(GroupVersion::CertificatesBeta)
+        );
         // The request of another thread was older.
-        versions.forget(Group::Certificates);
-        assert_eq!(versions.find(now, only(Group::Certificates)), Ok(Group::CertificatesBeta));
-        versions.forget(Group::CertificatesBeta);
-        assert_eq!(versions.find(now, only(Group::Certificates)), Ok(Group::Certificates));
+        versions.forget(GroupVersion::Certificates);
+        assert_eq!(versions.find(now, only(GroupVersion::Certificates)), Ok(GroupVersion::CertificatesBeta));
+        versions.forget(GroupVersion::CertificatesBeta);
+        assert_eq!(versions.find(now, only(GroupVersion::Certificates)), Ok(GroupVersion::Certificates));
     }
 
     #[test]
     fn failed_lookup_is_repeated_with_back_off_and_no_worse_version_is_used() {
         let (now, versions) = (Instant::now(), bundles());
         let down = || ApiError::for_test(503, "ServiceUnavailable", "down");
-        let fails = |version: Group| match version {
-            Group::Certificates => Err(down()),
+        let fails = |version: GroupVersion| match version {
+            GroupVersion::Certificates => Err(down()),
             _ => Ok(true),
         };
         assert_eq!(versions.find(now, fails), Err(down()));
@@ -165,7 +172,7 @@ mod tests {
         // The second pause is longer.
         let second = now + FIRST_PAUSE * 2;
         assert!(versions.find(second, |_| panic!("no request")).is_err());
-        assert_eq!(versions.find(now + FIRST_PAUSE * 3, |_| Ok(true)), Ok(Group::Certificates));
+        assert_eq!(versions.find(now + FIRST_PAUSE * 3, |_| Ok(true)), Ok(GroupVersion::Certificates));
     }
 
     #[test]
@@ -173,6 +180,6 @@ mod tests {
         let (now, versions) = (Instant::now(), bundles());
         let stopped = versions.find(now, |_| Err(ApiError::for_test_stopping())).unwrap_err();
         assert!(stopped.is_stopping());
-        assert_eq!(versions.find(now, |_| Ok(true)), Ok(Group::Certificates));
+        assert_eq!(versions.find(now, |_| Ok(true)), Ok(GroupVersion::Certificates));
     }
 }

@@ -6,7 +6,7 @@ use crate::util::encoding::escape_percent;
 
 /// An API group, at the version that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Group {
+pub enum GroupVersion {
     /// `v1`.
     Core,
     /// `coordination.k8s.io/v1`.
@@ -29,19 +29,19 @@ pub enum Group {
     Storage,
 }
 
-impl Group {
+impl GroupVersion {
     fn prefix(self) -> &'static str {
         match self {
-            Group::Core => "/api/v1",
-            Group::Coordination => "/apis/coordination.k8s.io/v1",
-            Group::Certificates => "/apis/certificates.k8s.io/v1",
-            Group::CertificatesBeta => "/apis/certificates.k8s.io/v1beta1",
-            Group::CertificatesAlpha => "/apis/certificates.k8s.io/v1alpha1",
-            Group::Node => "/apis/node.k8s.io/v1",
-            Group::Authentication => "/apis/authentication.k8s.io/v1",
-            Group::Authorization => "/apis/authorization.k8s.io/v1",
-            Group::Resource => "/apis/resource.k8s.io/v1",
-            Group::Storage => "/apis/storage.k8s.io/v1",
+            GroupVersion::Core => "/api/v1",
+            GroupVersion::Coordination => "/apis/coordination.k8s.io/v1",
+            GroupVersion::Certificates => "/apis/certificates.k8s.io/v1",
+            GroupVersion::CertificatesBeta => "/apis/certificates.k8s.io/v1beta1",
+            GroupVersion::CertificatesAlpha => "/apis/certificates.k8s.io/v1alpha1",
+            GroupVersion::Node => "/apis/node.k8s.io/v1",
+            GroupVersion::Authentication => "/apis/authentication.k8s.io/v1",
+            GroupVersion::Authorization => "/apis/authorization.k8s.io/v1",
+            GroupVersion::Resource => "/apis/resource.k8s.io/v1",
+            GroupVersion::Storage => "/apis/storage.k8s.io/v1",
         }
     }
 
@@ -56,7 +56,7 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Target {
-    group: Group,
+    group: GroupVersion,
     plural: &'static str,
     namespace: Option<String>,
     name: Option<String>,
@@ -65,12 +65,12 @@ pub struct Target {
 
 impl Target {
     /// The collection `plural` in all namespaces.
-    pub fn new(group: Group, plural: &'static str) -> Target {
+    pub fn new(group: GroupVersion, plural: &'static str) -> Target {
         Target { group, plural, namespace: None, name: None, subresource: None }
     }
 
     /// The list of the resources that the server has in this version of a group.
-    pub fn resources(group: Group) -> Target {
+    pub fn resources(group: GroupVersion) -> Target {
         Target::new(group, "")
     }
 
@@ -94,7 +94,7 @@ impl Target {
 
     /// One pod.
     pub fn pod(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Core, "pods").namespace(namespace).name(name)
+        Target::new(GroupVersion::Core, "pods").namespace(namespace).name(name)
     }
 
     /// A pod's status.
@@ -104,7 +104,7 @@ impl Target {
 
     /// All pods.
     pub fn pods() -> Target {
-        Target::new(Group::Core, "pods")
+        Target::new(GroupVersion::Core, "pods")
     }
 
     /// One node.
@@ -119,7 +119,7 @@ impl Target {
 
     /// All nodes.
     pub fn nodes() -> Target {
-        Target::new(Group::Core, "nodes")
+        Target::new(GroupVersion::Core, "nodes")
     }
 
     /// A node's lease.
@@ -129,27 +129,27 @@ impl Target {
 
     /// The leases of all nodes.
     pub fn leases() -> Target {
-        Target::new(Group::Coordination, "leases").namespace("kube-node-lease")
+        Target::new(GroupVersion::Coordination, "leases").namespace("kube-node-lease")
     }
 
     /// One Secret.
     pub fn secret(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Core, "secrets").namespace(namespace).name(name)
+        Target::new(GroupVersion::Core, "secrets").namespace(namespace).name(name)
     }
 
     /// One ConfigMap.
     pub fn config_map(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Core, "configmaps").namespace(namespace).name(name)
+        Target::new(GroupVersion::Core, "configmaps").namespace(namespace).name(name)
     }
 
     /// One PersistentVolumeClaim.
     pub fn claim(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Core, "persistentvolumeclaims").namespace(namespace).name(name)
+        Target::new(GroupVersion::Core, "persistentvolumeclaims").namespace(namespace).name(name)
     }
 
     /// One PersistentVolume.
     pub fn persistent_volume(name: &str) -> Target {
-        Target::new(Group::Core, "persistentvolumes").name(name)
+        Target::new(GroupVersion::Core, "persistentvolumes").name(name)
     }
 
     /// The status of one claim.
@@ -159,32 +159,35 @@ impl Target {
 
     /// One CSIDriver.
     pub fn csi_driver(name: &str) -> Target {
-        Target::new(Group::Storage, "csidrivers").name(name)
+        Target::new(GroupVersion::Storage, "csidrivers").name(name)
     }
 
     /// All CSINodes.
     pub fn csi_nodes() -> Target {
-        Target::new(Group::Storage, "csinodes")
+        Target::new(GroupVersion::Storage, "csinodes")
     }
 
     /// One VolumeAttachment.
     pub fn volume_attachment(name: &str) -> Target {
-        Target::new(Group::Storage, "volumeattachments").name(name)
+        Target::new(GroupVersion::Storage, "volumeattachments").name(name)
     }
 
     /// Tokens of a service account, which are made by POST.
     pub fn service_account_token(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Core, "serviceaccounts").namespace(namespace).name(name).subresource("token")
+        Target::new(GroupVersion::Core, "serviceaccounts")
+            .namespace(namespace)
+            .name(name)
+            .subresource("token")
     }
 
     /// All Services.
     pub fn services() -> Target {
-        Target::new(Group::Core, "services")
+        Target::new(GroupVersion::Core, "services")
     }
 
     /// All RuntimeClasses.
     pub fn runtime_classes() -> Target {
-        Target::new(Group::Node, "runtimeclasses")
+        Target::new(GroupVersion::Node, "runtimeclasses")
     }
 
     /// One CertificateSigningRequest.
@@ -194,27 +197,27 @@ impl Target {
 
     /// All CertificateSigningRequests.
     pub fn csrs() -> Target {
-        Target::new(Group::Certificates, "certificatesigningrequests")
+        Target::new(GroupVersion::Certificates, "certificatesigningrequests")
     }
 
     /// All ClusterTrustBundles, in the version that the server has.
-    pub fn trust_bundles(version: Group) -> Target {
+    pub fn trust_bundles(version: GroupVersion) -> Target {
         Target::new(version, "clustertrustbundles")
     }
 
     /// The PodCertificateRequests of a namespace, in the version that the server has.
-    pub fn pod_certificate_requests(version: Group, namespace: &str) -> Target {
+    pub fn pod_certificate_requests(version: GroupVersion, namespace: &str) -> Target {
         Target::new(version, "podcertificaterequests").namespace(namespace)
     }
 
     /// One service account.
     pub fn service_account(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Core, "serviceaccounts").namespace(namespace).name(name)
+        Target::new(GroupVersion::Core, "serviceaccounts").namespace(namespace).name(name)
     }
 
     /// A namespace's events.
     pub fn events(namespace: &str) -> Target {
-        Target::new(Group::Core, "events").namespace(namespace)
+        Target::new(GroupVersion::Core, "events").namespace(namespace)
     }
 
     /// One event.
@@ -224,22 +227,22 @@ impl Target {
 
     /// Token reviews, which are made by POST.
     pub fn token_reviews() -> Target {
-        Target::new(Group::Authentication, "tokenreviews")
+        Target::new(GroupVersion::Authentication, "tokenreviews")
     }
 
     /// Access reviews, which are made by POST.
     pub fn subject_access_reviews() -> Target {
-        Target::new(Group::Authorization, "subjectaccessreviews")
+        Target::new(GroupVersion::Authorization, "subjectaccessreviews")
     }
 
     /// One ResourceClaim.
     pub fn resource_claim(namespace: &str, name: &str) -> Target {
-        Target::new(Group::Resource, "resourceclaims").namespace(namespace).name(name)
+        Target::new(GroupVersion::Resource, "resourceclaims").namespace(namespace).name(name)
     }
 
     /// All ResourceSlices.
     pub fn resource_slices() -> Target {
-        Target::new(Group::Resource, "resourceslices")
+        Target::new(GroupVersion::Resource, "resourceslices")
     }
 
     /// The path below the server's address.
@@ -318,14 +321,14 @@ mod tests {
             (Target::lease("n1"), "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"),
             (Target::csr("c"), "/apis/certificates.k8s.io/v1/certificatesigningrequests/c"),
             (
-                Target::trust_bundles(Group::CertificatesAlpha).name("b"),
+                Target::trust_bundles(GroupVersion::CertificatesAlpha).name("b"),
                 "/apis/certificates.k8s.io/v1alpha1/clustertrustbundles/b",
             ),
             (
-                Target::pod_certificate_requests(Group::CertificatesBeta, "ns"),
+                Target::pod_certificate_requests(GroupVersion::CertificatesBeta, "ns"),
                 "/apis/certificates.k8s.io/v1beta1/namespaces/ns/podcertificaterequests",
             ),
-            (Target::resources(Group::Certificates), "/apis/certificates.k8s.io/v1"),
+            (Target::resources(GroupVersion::Certificates), "/apis/certificates.k8s.io/v1"),
             (Target::runtime_classes(), "/apis/node.k8s.io/v1/runtimeclasses"),
             (Target::csi_driver("d"), "/apis/storage.k8s.io/v1/csidrivers/d"),
             (Target::csi_nodes().name("n"), "/apis/storage.k8s.io/v1/csinodes/n"),
@@ -341,9 +344,9 @@ mod tests {
         }
         assert_eq!(Target::pod_status("ns", "p").to_string(), "pods/status \"ns/p\"");
         assert_eq!(Target::nodes().to_string(), "nodes");
-        let resources = Target::resources(Group::CertificatesBeta).to_string();
+        let resources = Target::resources(GroupVersion::CertificatesBeta).to_string();
         assert_eq!(resources, "resources of certificates.k8s.io/v1beta1");
-        assert_eq!(Group::Core.api_version(), "v1");
+        assert_eq!(GroupVersion::Core.api_version(), "v1");
         assert_eq!(
             query(&[("fieldSelector", "spec.clusterIP!=None"), ("watch", "true")]),
             "?fieldSelector=spec.clusterIP%21%3DNone&watch=true"

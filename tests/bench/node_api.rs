@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle::kube::client::{Client, DeleteOptions};
-use coracle::kube::target::{Group, Target};
+use coracle::kube::target::{GroupVersion, Target};
 use coracle::model::api::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -119,7 +119,7 @@ impl<'a> NodeUnderTest<'a> {
         if let Some(command) = pod.pointer_mut("/spec/containers/0/command") {
             *command = json!(["sh", "-c", script]);
         }
-        let target = Target::new(Group::Core, "pods").namespace("default");
+        let target = Target::new(GroupVersion::Core, "pods").namespace("default");
         let made = self.admin.create::<_, Value>(&target, &pod);
         made.unwrap_or_else(|error| panic!("{what}: {error}"));
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use coracle::config;
 use coracle::kube::client::{Client, DeleteOptions};
 use coracle::kube::kubeconfig;
-use coracle::kube::target::{Group, Target};
+use coracle::kube::target::{GroupVersion, Target};
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::model::api::{Node, Pod};
 use coracle::util::threads::{OnDeath, Running};
@@ -183,7 +183,7 @@ impl<'a> JoinedNode<'a> {
     }
 
     fn create(&self, name: &str, host_network: bool) {
-        let target = Target::new(Group::Core, "pods").namespace("default");
+        let target = Target::new(GroupVersion::Core, "pods").namespace("default");
         let made = self.admin.create::<_, Value>(&target, &manifest(name, self.subject, host_network));
         made.unwrap_or_else(|error| panic!("{name}: {error}"));
     }

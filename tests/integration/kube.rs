@@ -88,7 +88,7 @@ fn objects_are_created_changed_and_deleted() {
     let mut expected = sizes();
     let made: Value = client
         .create(
-            &Target::new(coracle::kube::target::Group::Core, "pods").namespace("ns"),
+            &Target::new(coracle::kube::target::GroupVersion::Core, "pods").namespace("ns"),
             &json!({"metadata": {"name": "p"}, "spec": pod("n1")["spec"]}),
         )
         .unwrap();

@@ -10,7 +10,7 @@ use super::super::client::Client;
 use super::super::discovery::ServedVersion;
 use super::super::error::ApiError;
 use super::super::pod_certificates::{CertificateApi, Request};
-use super::super::target::{Group, Target};
+use super::super::target::{GroupVersion, Target};
 use super::super::trust_bundles::{Bundle, BundleApi, BundleList, Query};
 use super::requests::is_unserved;
 
@@ -32,7 +32,7 @@ struct VersionedRequests {
 }
 
 impl VersionedRequests {
-    fn has_resource(&self, version: Group) -> Result<bool, ApiError> {
+    fn has_resource(&self, version: GroupVersion) -> Result<bool, ApiError> {
         match self.client.get::<ResourceList>(&Target::resources(version)) {
             Ok(list) => {
                 let mut resources = list.resources.into_iter().flatten();
@@ -44,13 +44,13 @@ impl VersionedRequests {
         }
     }
 
-    fn version(&self) -> Result<Group, ApiError> {
+    fn version(&self) -> Result<GroupVersion, ApiError> {
         self.served.find(Instant::now(), |version| self.has_resource(version))
     }
 
     /// Sends a request in the version that the server has. If it has lost that version since, the request
     /// is sent in another one.
-    fn send<T>(&self, request: impl Fn(&Client, Group) -> Result<T, ApiError>) -> Result<T, ApiError> {
+    fn send<T>(&self, request: impl Fn(&Client, GroupVersion) -> Result<T, ApiError>) -> Result<T, ApiError> {
         let version = self.version()?;
         match request(&self.client, version) {
             Err(error) if is_unserved(&error) => {
@@ -71,7 +71,8 @@ pub(super) struct BundleRequests(VersionedRequests);
 
 impl BundleRequests {
     pub(super) fn new(client: Client) -> BundleRequests {
-        const VERSIONS: &[Group] = &[Group::Certificates, Group::CertificatesBeta, Group::CertificatesAlpha];
+        const VERSIONS: &[GroupVersion] =
+            &[GroupVersion::Certificates, GroupVersion::CertificatesBeta, GroupVersion::CertificatesAlpha];
         let served = ServedVersion::new("clustertrustbundles", VERSIONS);
         BundleRequests(VersionedRequests { client, served })
     }
@@ -105,7 +106,7 @@ pub(super) struct CertificateRequests(VersionedRequests);
 
 impl CertificateRequests {
     pub(super) fn new(client: Client) -> CertificateRequests {
-        const VERSIONS: &[Group] = &[Group::Certificates, Group::CertificatesBeta];
+        const VERSIONS: &[GroupVersion] = &[GroupVersion::Certificates, GroupVersion::CertificatesBeta];
         let served = ServedVersion::new("podcertificaterequests", VERSIONS);
         CertificateRequests(VersionedRequests { client, served })
     }

@@ -17,7 +17,7 @@ use super::super::objects::{
 use super::super::pod_certificates::PodCertificates;
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
-use super::super::target::{Group, Target};
+use super::super::target::{GroupVersion, Target};
 use super::super::tokens::{IssuedToken, TokenApi, Tokens};
 use super::super::trust_bundles::TrustBundles;
 use super::super::watch::{Change, Watched, spawn_reflector};
@@ -104,7 +104,7 @@ impl ObjectApi for Requests {
             Kind::Secret => "secrets",
         };
         let watched = Watched {
-            target: Target::new(Group::Core, plural).namespace(&key.namespace),
+            target: Target::new(GroupVersion::Core, plural).namespace(&key.namespace),
             field_selector: Some(format!("metadata.name={}", key.name)),
             label_selector: None,
         };
