@@ -366,7 +366,7 @@ impl Client {
     }
 
     /// The number of changes of credentials.
-    pub(super) fn generation(&self) -> u64 {
+    pub(super) fn credential_generation(&self) -> u64 {
         self.session().generation
     }
 
@@ -470,7 +470,7 @@ impl Client {
             // ended. INVARIANT: these are listed under the lock under which the session is replaced,
             // so a stream that passes here was opened before that, or uses the new session.
             if call.kind == RequestKind::Stream
-                && self.generation() != session.generation
+                && self.credential_generation() != session.generation
                 && !outcome.as_ref().is_err_and(ApiError::is_stopping)
             {
                 limit = None;

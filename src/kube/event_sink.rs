@@ -205,7 +205,7 @@ impl EventApi for Client {
     }
 
     fn credential_generation(&self) -> u64 {
-        self.generation()
+        Client::credential_generation(self)
     }
 
     fn pause(&self, generation: u64, limit: Duration, _: &StopToken) -> Waited {

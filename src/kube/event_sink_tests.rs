@@ -361,7 +361,7 @@ fn a_change_of_credentials_ends_the_pause() {
         Credentials { endpoint, base_path: String::new(), token: None }
     };
     let client = Client::new(credentials(), None).unwrap();
-    let before = client.generation();
+    let before = client.credential_generation();
     client.set_identity(Identity::default()).unwrap();
     let begun = Instant::now();
     assert_eq!(

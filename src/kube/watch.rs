@@ -59,16 +59,16 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
         let mut waits = Waits::new(Instant::now());
         let mut reflector = Reflector::new(&client, &watched, &mut sink);
         loop {
-            let generation = client.generation();
+            let generation = client.credential_generation();
             match reflector.cycle(&mut waits) {
                 Ok(()) => {}
                 Err(error) if error.is_stopping() => break,
                 // The change of credentials ended the request.
-                Err(_) if client.generation() != generation => {}
+                Err(_) if client.credential_generation() != generation => {}
                 Err(error) => reflector.count_failure(&error),
             }
             // After a change of credentials, retry immediately.
-            if client.generation() == generation
+            if client.credential_generation() == generation
                 && client.pause_with(generation, waits.next(Instant::now(), random_unit())) == Waited::Stopped
             {
                 break;

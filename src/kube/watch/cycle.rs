@@ -114,7 +114,7 @@ impl<'a, S> Reflector<'a, S> {
         let mut short = 0;
         loop {
             let version = if self.version_unavailable { String::new() } else { self.version.clone() };
-            let generation = self.client.generation();
+            let generation = self.client.credential_generation();
             let mut stream = match self.open(&version, true) {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
@@ -147,7 +147,7 @@ impl<'a, S> Reflector<'a, S> {
                     if short >= MAX_SHORT {
                         return Err(self.form("watch", "the server ends watches immediately"));
                     }
-                    if short > 0 && self.client.generation() == stream.generation {
+                    if short > 0 && self.client.credential_generation() == stream.generation {
                         self.step(stream.generation, waits)?;
                     }
                 }
@@ -270,7 +270,7 @@ impl<'a, S> Reflector<'a, S> {
     {
         let mut short = 0;
         loop {
-            let generation = self.client.generation();
+            let generation = self.client.credential_generation();
             let stream = match open.take() {
                 Some(stream) => Ok(stream),
                 None => self.open(&self.version, false),
@@ -287,7 +287,7 @@ impl<'a, S> Reflector<'a, S> {
             let end = self.follow(&mut stream);
             self.client_stopped()?;
             // The client ended the stream because its credentials changed.
-            if self.client.generation() != stream.generation {
+            if self.client.credential_generation() != stream.generation {
                 continue;
             }
             let soon = stream.opened.elapsed() < SHORT;
@@ -385,7 +385,7 @@ impl<'a, S> Reflector<'a, S> {
         query.push(("resourceVersion", version));
         query.retain(|(_, value)| !value.is_empty());
         query.sort_unstable();
-        let generation = self.client.generation();
+        let generation = self.client.credential_generation();
         let mut body = self.client.stream("watch", &self.watched.target, &query, RequestKind::Stream)?;
         let opened = Instant::now();
         body.set_deadline(opened + Duration::from_secs(seconds) + GRACE);
