@@ -14,7 +14,7 @@ use super::rooms::{Context, Rooms};
 use super::settings::{declared_features, gates};
 use super::shutdown;
 use crate::config::{AgentArgs, Gates, KubeletConfiguration};
-use crate::kube::certificates::serving::Serving;
+use crate::kube::certificates::serving::CurrentServingCertificate;
 use crate::kube::certificates::{self, Certificates, ClientRenewal};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
@@ -62,7 +62,7 @@ pub(super) struct ClusterDeps<'a> {
     /// The static pods and their mirrors, from `sync`.
     pub(super) mirrors: Inbox<(), mirror::View>,
     /// The serving certificate, if the cluster issues it.
-    pub(super) serving: Option<Serving>,
+    pub(super) serving: Option<CurrentServingCertificate>,
     pub(super) pressures: Arc<dyn Fn() -> node::Pressures + Send + Sync>,
 }
 

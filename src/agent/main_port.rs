@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use super::error::StartError;
 use super::host::Host;
 use crate::config::{AgentArgs, KubeletConfiguration};
-use crate::kube::certificates::serving::{Serving, Source};
+use crate::kube::certificates::serving::{CurrentServingCertificate, Source};
 use crate::kube::client::Client;
 use crate::kube::reviews::{Attributes, ReviewError, Reviewer, User};
 use crate::server::{Auth, AuthSettings, MainPort, Mode, Reviews};
@@ -21,7 +21,7 @@ pub(super) fn certificate(
     args: &AgentArgs,
     config: &KubeletConfiguration,
     host: &Host,
-) -> Result<Option<Serving>, StartError> {
+) -> Result<Option<CurrentServingCertificate>, StartError> {
     if !config.enable_server {
         return Ok(None);
     }
@@ -35,7 +35,7 @@ pub(super) fn certificate(
     } else {
         Source::SelfSigned { dir: args.cert_dir.clone(), host: host.node_name.clone(), ips: host.ips.clone() }
     };
-    let serving = Serving::open(&source, Timestamp::now());
+    let serving = CurrentServingCertificate::open(&source, Timestamp::now());
     serving.map(Some).map_err(|error| StartError::Refused(format!("serving certificate: {}", chain(&error))))
 }
 
@@ -43,7 +43,7 @@ pub(super) fn certificate(
 pub(super) fn main_port(
     config: &KubeletConfiguration,
     node_name: &str,
-    serving: Option<Serving>,
+    serving: Option<CurrentServingCertificate>,
     client: Option<&Client>,
 ) -> Result<Option<MainPort>, StartError> {
     let Some(serving) = serving else { return Ok(None) };

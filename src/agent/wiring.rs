@@ -21,7 +21,7 @@ use super::{
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::eviction::LatestReport;
 use crate::images::{CollectorPeers, ImageCheck, ImageCollector, SetDeps};
-use crate::kube::certificates::serving::Serving;
+use crate::kube::certificates::serving::CurrentServingCertificate;
 use crate::kube::client::Client;
 use crate::kube::{LocalObjects, PodDependencies};
 use crate::model::event::{Event, EventSink, EventType, Regarding};
@@ -179,7 +179,7 @@ fn start_threads(
     context: Context<'_>,
     rooms: &Rooms,
     cluster: Option<Cluster>,
-    serving: Option<Serving>,
+    serving: Option<CurrentServingCertificate>,
     inboxes: Inboxes,
 ) -> Result<(Vec<Running>, ThreadHandles), StartError> {
     let Context { args, config, host, supervisor, .. } = context;

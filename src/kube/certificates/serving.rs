@@ -43,7 +43,7 @@ pub enum Source {
 
 /// The current serving certificate, for the server. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Serving {
+pub struct CurrentServingCertificate {
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -62,14 +62,14 @@ struct Files {
     changed: [Option<SystemTime>; 2],
 }
 
-impl Serving {
+impl CurrentServingCertificate {
     /// Opens the source; a certificate that already exists is used immediately.
     ///
     /// # Errors
     /// When files cannot be read, used or written. A certificate on request that cannot be
     /// used is only logged: there will be another one.
-    pub fn open(source: &Source, now: Timestamp) -> Result<Serving, Error> {
-        let serving = Serving::default();
+    pub fn open(source: &Source, now: Timestamp) -> Result<CurrentServingCertificate, Error> {
+        let serving = CurrentServingCertificate::default();
         match source {
             Source::Files { certificate, key } => {
                 let mut inner = serving.inner.locked();
@@ -195,7 +195,7 @@ mod tests {
     fn self_signed_in(dir: &Path, day: i64) -> Arc<ServingCertificate> {
         let ips = vec!["10.0.0.7".parse().unwrap()];
         let source = Source::SelfSigned { dir: dir.to_owned(), host: "node1".into(), ips };
-        Serving::open(&source, day_time(day)).unwrap().current().unwrap()
+        CurrentServingCertificate::open(&source, day_time(day)).unwrap().current().unwrap()
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             certificate: dir.path().join("kubelet.crt"),
             key: dir.path().join("kubelet.key"),
         };
-        let serving = Serving::open(&source, day_time(0)).unwrap();
+        let serving = CurrentServingCertificate::open(&source, day_time(0)).unwrap();
         let first = serving.current().unwrap();
         let reload = |later: u64| serving.inner.locked().reload(Instant::now() + Duration::from_secs(later));
         reload(60);
@@ -257,8 +257,11 @@ mod tests {
         reload(180);
         assert_eq!(serving.inner.locked().current.clone().unwrap().generation, 2);
         assert!(
-            Serving::open(&Source::Files { certificate: "/none".into(), key: "/none".into() }, day_time(0))
-                .is_err()
+            CurrentServingCertificate::open(
+                &Source::Files { certificate: "/none".into(), key: "/none".into() },
+                day_time(0)
+            )
+            .is_err()
         );
     }
 
@@ -266,12 +269,12 @@ mod tests {
     fn requested_certificate_is_served_once_issued() {
         let dir = tempfile::tempdir().unwrap();
         let source = Source::Requested { dir: dir.path().to_owned() };
-        assert!(Serving::open(&source, day_time(0)).unwrap().current().is_none());
+        assert!(CurrentServingCertificate::open(&source, day_time(0)).unwrap().current().is_none());
         let key = PrivateKey::generate().unwrap();
         let pem = Template::self_signed("n", &ServingNames::default(), &key, day_time(0), LIFETIME).unwrap();
         let identity = Identity::join(pem.as_bytes(), &key).unwrap();
         Store::new(dir.path(), Purpose::Serving).update(&identity, day_time(0)).unwrap();
-        assert!(Serving::open(&source, day_time(1)).unwrap().current().is_some());
-        assert!(Serving::open(&source, day_time(400)).unwrap().current().is_none());
+        assert!(CurrentServingCertificate::open(&source, day_time(1)).unwrap().current().is_some());
+        assert!(CurrentServingCertificate::open(&source, day_time(400)).unwrap().current().is_none());
     }
 }

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::bootstrap::{self, Cluster};
 use super::csr::{Purpose, ServingNames, Template};
 use super::rotation::{self, OpenSigner, Outcome, Rotation, Signer};
-use super::serving::Serving;
+use super::serving::CurrentServingCertificate;
 use super::signer::{OpenBootstrap, opener, signer};
 use super::store::{Identity, Store};
 use crate::kube::client::Client;
@@ -38,7 +38,7 @@ pub struct Settings {
     /// The client certificate, if `rotateCertificates` is set.
     pub client: Option<ClientRenewal>,
     /// The serving certificate, if `serverTLSBootstrap` is set.
-    pub serving: Option<Serving>,
+    pub serving: Option<CurrentServingCertificate>,
 }
 
 /// The client certificate to renew.
@@ -55,7 +55,7 @@ struct Parts {
     cert_dir: PathBuf,
     node_name: String,
     client: Option<ClientParts>,
-    serving: Option<(Serving, Box<dyn Signer + Send>)>,
+    serving: Option<(CurrentServingCertificate, Box<dyn Signer + Send>)>,
 }
 
 struct ClientParts {
@@ -161,7 +161,7 @@ struct State {
     certificates: Certificates,
     node_name: String,
     client: Option<ClientState>,
-    serving: Option<(Rotation, Serving)>,
+    serving: Option<(Rotation, CurrentServingCertificate)>,
 }
 
 struct ClientState {
@@ -283,7 +283,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let signer = FakeSigner::approving();
         let (installed, installs) = bounded(4);
-        let serving = Serving::default();
+        let serving = CurrentServingCertificate::default();
         let limit = Duration::from_secs(30);
         // Waits for the certificate of this generation.
         let generation = |wanted: u64| {
