@@ -148,7 +148,7 @@ pub trait CertificateApi: Send + Sync {
 }
 
 /// The place of a certificate in a pod: the name of the volume and the index of the source.
-type Place = (String, usize);
+type SourceKey = (String, usize);
 
 /// The certificates of this node's pods. Clones share them.
 #[derive(Clone)]
@@ -159,7 +159,7 @@ pub struct PodCertificates {
 struct Shared {
     api: Box<dyn CertificateApi>,
     /// Locked for short reads and updates only, never during a request.
-    table: Mutex<HashMap<PodUid, HashMap<Place, Entry>>>,
+    table: Mutex<HashMap<PodUid, HashMap<SourceKey, Entry>>>,
 }
 
 /// The certificate of one source.
@@ -246,7 +246,7 @@ impl PodCertificates {
         self.table().remove(uid);
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Place, Entry>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<SourceKey, Entry>>> {
         self.shared.table.locked()
     }
 

@@ -38,7 +38,7 @@ pub(super) struct Pending {
 }
 
 /// A certificate that was issued.
-pub(super) struct Issued {
+pub(super) struct IssuedCertificate {
     credential: Credential,
     begin_refresh_at: Timestamp,
     not_after: Timestamp,
@@ -48,7 +48,7 @@ pub(super) struct Issued {
     retry: Option<(Instant, Duration)>,
 }
 
-impl Issued {
+impl IssuedCertificate {
     fn overdue_at(&self) -> Timestamp {
         self.begin_refresh_at.saturating_add(OVERDUE_AFTER).unwrap_or(Timestamp::MAX)
     }
@@ -78,7 +78,7 @@ pub(super) enum Step {
 /// The state of one certificate. The default: nothing was requested.
 #[derive(Default)]
 pub(super) struct State {
-    issued: Option<Issued>,
+    issued: Option<IssuedCertificate>,
     pending: Option<Pending>,
     /// The last request was denied or has failed; final, as upstream.
     refused: Option<(&'static str, Condition)>,
@@ -125,7 +125,7 @@ impl State {
             }
             SignerResponse::Issued { chain, begin_refresh_at, not_after } => {
                 let Some(pending) = self.pending.take() else { return false };
-                self.issued = Some(Issued {
+                self.issued = Some(IssuedCertificate {
                     credential: Credential { key: pending.key, chain },
                     begin_refresh_at: begin_refresh_at.saturating_add(jitter).unwrap_or(Timestamp::MAX),
                     not_after,
