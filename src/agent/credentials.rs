@@ -12,7 +12,7 @@ use crate::config::{self, AgentArgs, KubeletConfiguration};
 use crate::kube::certificates::{
     self, ClientRenewal, Identity, OpenBootstrap, Purpose, Store, Template, bootstrap,
 };
-use crate::kube::client::{Client, CredentialError, CredentialSource, Credentials, Issued};
+use crate::kube::client::{Client, CredentialError, CredentialSource, Credentials, IssuedCredentials};
 use crate::kube::kubeconfig;
 use crate::model::kubeconfig::Kubeconfig;
 use crate::transport::api::Breaker;
@@ -22,11 +22,11 @@ use crate::transport::api::Breaker;
 struct BootstrapPending;
 
 impl CredentialSource for BootstrapPending {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<IssuedCredentials, CredentialError> {
         Err("the node's first certificate has not been issued yet".to_owned().into())
     }
 
-    fn refused(&self, _: &Issued) -> bool {
+    fn refused(&self, _: &IssuedCredentials) -> bool {
         false
     }
 }

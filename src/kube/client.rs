@@ -71,15 +71,15 @@ pub trait CredentialSource: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When there are none.
-    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, CredentialError>;
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<IssuedCredentials, CredentialError>;
 
     /// Reports that the server refused `issued`. Returns whether calling `current` again may help.
-    fn refused(&self, issued: &Issued) -> bool;
+    fn refused(&self, issued: &IssuedCredentials) -> bool;
 }
 
 /// Credentials from a [`CredentialSource`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Issued {
+pub struct IssuedCredentials {
     /// A bearer token.
     pub token: Option<Secret<String>>,
     /// A client certificate; `None`: the one in use stays.
@@ -463,7 +463,7 @@ impl Client {
             let source = session.credentials.token.clone();
             let issued = match &source {
                 Some(source) => self.issue(&mut session, source.as_ref(), deadline, call)?,
-                None => Issued::default(),
+                None => IssuedCredentials::default(),
             };
             let outcome = self.attempt_call(&session, call, issued.token.as_ref(), deadline);
             // A stream that was opened while the credentials changed may not be among those that were
@@ -518,7 +518,7 @@ impl Client {
         source: &dyn CredentialSource,
         deadline: Instant,
         call: &Call<'_>,
-    ) -> Result<Issued, ApiError> {
+    ) -> Result<IssuedCredentials, ApiError> {
         let issued =
             source.current(deadline, &self.breaker).map_err(|error| match self.breaker.is_tripped() {
                 true => ApiError::stopping(call.attempt()),

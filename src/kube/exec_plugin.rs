@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::client::{CredentialError, CredentialSource, Issued};
+use super::client::{CredentialError, CredentialSource, IssuedCredentials};
 use super::relative_path::resolve;
 use crate::model::kubeconfig::{Cluster, Exec};
 use crate::model::typed;
@@ -41,7 +41,7 @@ pub(super) struct ExecPlugin {
 
 #[derive(Clone)]
 struct Response {
-    issued: Issued,
+    issued: IssuedCredentials,
     expires: Option<Timestamp>,
 }
 
@@ -137,7 +137,7 @@ impl ExecPlugin {
         Ok(ExecPlugin { exec, api_version, info, last: Mutex::new(None), permits })
     }
 
-    fn last(&self, now: Timestamp) -> Option<Issued> {
+    fn last(&self, now: Timestamp) -> Option<IssuedCredentials> {
         let last = self.last.locked();
         let fresh = last.as_ref().filter(|response| response.expires.is_none_or(|expires| now < expires));
         fresh.map(|response| response.issued.clone())
@@ -195,12 +195,12 @@ impl ExecPlugin {
         if token.is_none() && identity.is_none() {
             return Err("exec plugin didn't return a token or cert/key pair".to_owned());
         }
-        Ok(Response { issued: Issued { token, identity }, expires: status.expiration_timestamp })
+        Ok(Response { issued: IssuedCredentials { token, identity }, expires: status.expiration_timestamp })
     }
 }
 
 impl CredentialSource for ExecPlugin {
-    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<Issued, CredentialError> {
+    fn current(&self, deadline: Instant, breaker: &Breaker) -> Result<IssuedCredentials, CredentialError> {
         if let Some(issued) = self.last(Timestamp::now()) {
             return Ok(issued);
         }
@@ -219,7 +219,7 @@ impl CredentialSource for ExecPlugin {
         Ok(issued)
     }
 
-    fn refused(&self, issued: &Issued) -> bool {
+    fn refused(&self, issued: &IssuedCredentials) -> bool {
         let mut last = self.last.locked();
         // Another thread may have run the plugin meanwhile.
         if last.as_ref().is_some_and(|response| response.issued == *issued) {
@@ -267,7 +267,7 @@ mod tests {
         ExecPlugin::new(exec, dir, &cluster, Some(b"pem".to_vec())).unwrap()
     }
 
-    fn current(plugin: &ExecPlugin) -> Result<Issued, String> {
+    fn current(plugin: &ExecPlugin) -> Result<IssuedCredentials, String> {
         let issued = plugin.current(Instant::now() + Duration::from_secs(30), &Breaker::default());
         issued.map_err(|error| error.to_string())
     }

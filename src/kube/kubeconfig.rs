@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::client::{CredentialError, CredentialSource, Credentials, Issued};
+use super::client::{CredentialError, CredentialSource, Credentials, IssuedCredentials};
 use super::exec_plugin::{self, ExecPlugin};
 use super::relative_path::resolve;
 use crate::model::kubeconfig::{Cluster, Context, Kubeconfig, User};
@@ -350,17 +350,20 @@ enum Token {
 }
 
 impl CredentialSource for Files {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<IssuedCredentials, CredentialError> {
         let now = Instant::now();
         let token = match &self.token {
             Some(Token::Fixed(token)) => Some(token.clone()),
             Some(Token::File(file)) => Some(file.token(now)?),
             None => None,
         };
-        Ok(Issued { token, identity: self.identity.as_ref().and_then(|files| files.identity(now)) })
+        Ok(IssuedCredentials {
+            token,
+            identity: self.identity.as_ref().and_then(|files| files.identity(now)),
+        })
     }
 
-    fn refused(&self, issued: &Issued) -> bool {
+    fn refused(&self, issued: &IssuedCredentials) -> bool {
         match &self.token {
             Some(Token::File(file)) => file.changed(issued.token.as_ref()),
             _ => false,

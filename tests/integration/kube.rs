@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle::kube::client::{Client, CredentialError, CredentialSource, Credentials, DeleteOptions, Issued};
+use coracle::kube::client::{
+    Client, CredentialError, CredentialSource, Credentials, DeleteOptions, IssuedCredentials,
+};
 use coracle::kube::target::Target;
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
 use coracle::kube::{event_sink, events};
@@ -199,11 +201,11 @@ fn unanswered_request_times_out() {
 struct Token(Secret<String>);
 
 impl CredentialSource for Token {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
-        Ok(Issued { token: Some(self.0.clone()), identity: None })
+    fn current(&self, _: Instant, _: &Breaker) -> Result<IssuedCredentials, CredentialError> {
+        Ok(IssuedCredentials { token: Some(self.0.clone()), identity: None })
     }
 
-    fn refused(&self, _: &Issued) -> bool {
+    fn refused(&self, _: &IssuedCredentials) -> bool {
         false
     }
 }
@@ -231,20 +233,20 @@ struct CredentialPlugin {
 }
 
 impl CredentialSource for CredentialPlugin {
-    fn current(&self, _: Instant, _: &Breaker) -> Result<Issued, CredentialError> {
+    fn current(&self, _: Instant, _: &Breaker) -> Result<IssuedCredentials, CredentialError> {
         let number = self.request_count.fetch_add(1, Ordering::SeqCst);
         if !self.certificates {
             return Err("not yet".to_owned().into());
         }
         // Every second request gets another one.
         let certificate = vec![(number / 2) as u8];
-        Ok(Issued {
+        Ok(IssuedCredentials {
             token: None,
             identity: Some(Identity { certificate: certificate.into(), key: Secret::default() }),
         })
     }
 
-    fn refused(&self, _: &Issued) -> bool {
+    fn refused(&self, _: &IssuedCredentials) -> bool {
         false
     }
 }
