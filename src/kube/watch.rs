@@ -1,8 +1,8 @@
 //! Copies of collections that stay current (Go: client-go/tools/cache's Reflector).
 
+mod backoff;
 mod cycle;
 mod page;
-mod waits;
 
 use std::io;
 use std::time::Instant;
@@ -14,8 +14,8 @@ use super::target::Target;
 use crate::util::backoff::random_unit;
 use crate::util::stop::Waited;
 use crate::util::threads::{self, OnDeath, Running, Stack};
+use backoff::WatchBackoff;
 use cycle::Reflector;
-use waits::Waits;
 
 /// A change of a collection.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,11 +56,11 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
     let waker = breaker.clone();
     let running = threads::spawn(&format!("watch/{name}"), Stack::Large, on_death, move |stop| {
         let client = client.with_breaker(breaker);
-        let mut waits = Waits::new(Instant::now());
+        let mut backoff = WatchBackoff::new(Instant::now());
         let mut reflector = Reflector::new(&client, &watched, &mut sink);
         loop {
             let generation = client.credential_generation();
-            match reflector.cycle(&mut waits) {
+            match reflector.cycle(&mut backoff) {
                 Ok(()) => {}
                 Err(error) if error.is_stopping() => break,
                 // The change of credentials ended the request.
@@ -69,7 +69,8 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
             }
             // After a change of credentials, retry immediately.
             if client.credential_generation() == generation
-                && client.pause_with(generation, waits.next(Instant::now(), random_unit())) == Waited::Stopped
+                && client.pause_with(generation, backoff.next(Instant::now(), random_unit()))
+                    == Waited::Stopped
             {
                 break;
             }

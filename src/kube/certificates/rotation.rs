@@ -18,11 +18,13 @@ const WAIT: Duration = Duration::from_secs(15 * 60);
 /// Time limit of the first request of a node, which may wait for a person.
 const BOOTSTRAP_WAIT: Duration = Duration::from_secs(3600);
 /// The first and the longest pause after failures; pauses double.
-const RETRY: Pauses = Pauses { first: Duration::from_secs(2), longest: Duration::from_secs(32) };
+const RETRY: RequestBackoff =
+    RequestBackoff { first: Duration::from_secs(2), longest: Duration::from_secs(32) };
 /// The pause after a denied request: a person decided, so it is longer than after a failure.
 const DENIED_RETRY: Duration = Duration::from_secs(600);
 /// First and longest pause between two polls of a request: most approvers take a second.
-const POLL: Pauses = Pauses { first: Duration::from_millis(500), longest: Duration::from_secs(15) };
+const POLL: RequestBackoff =
+    RequestBackoff { first: Duration::from_millis(500), longest: Duration::from_secs(15) };
 /// However short a certificate's lifetime is, this part of the remaining time passes before a renewal.
 const MIN_WAIT_PART: f64 = 0.1;
 /// The part of its life after which a certificate is renewed, and the random part that is added, so
@@ -308,13 +310,13 @@ fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
     later.duration_since(earlier).as_secs_f64().max(0.0)
 }
 
-/// Pauses that double.
-struct Pauses {
+/// The pauses between the requests for a certificate; they double.
+struct RequestBackoff {
     first: Duration,
     longest: Duration,
 }
 
-impl Pauses {
+impl RequestBackoff {
     /// The pause after this number of attempts.
     fn after(&self, attempts: u32) -> Duration {
         self.first.saturating_mul(2_u32.saturating_pow(attempts.min(16))).min(self.longest)

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::backoff::WatchBackoff;
 use super::page::{Page, decode};
-use super::waits::Waits;
 use super::{Change, Watched};
 use crate::kube::client::{Client, MAX_BODY_BYTES, PAGE, Unreadable};
 use crate::kube::error::ApiError;
@@ -90,11 +90,11 @@ impl<'a, S> Reflector<'a, S> {
     }
 
     /// Lists and watches until an error.
-    pub(super) fn cycle<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<(), ApiError>
+    pub(super) fn cycle<T: DeserializeOwned>(&mut self, backoff: &mut WatchBackoff) -> Result<(), ApiError>
     where
         S: FnMut(Change<T>),
     {
-        let stream = match self.streaming_list(waits) {
+        let stream = match self.streaming_list(backoff) {
             Ok(stream) => Some(stream),
             Err(error) if error.is_stopping() || error.is_transport() => return Err(error),
             Err(error) => {
@@ -103,11 +103,11 @@ impl<'a, S> Reflector<'a, S> {
                 None
             }
         };
-        self.watch(stream, waits)
+        self.watch(stream, backoff)
     }
 
     /// Reads all objects with a watch, which then continues with the changes.
-    fn streaming_list<T: DeserializeOwned>(&mut self, waits: &mut Waits) -> Result<Stream, ApiError>
+    fn streaming_list<T: DeserializeOwned>(&mut self, backoff: &mut WatchBackoff) -> Result<Stream, ApiError>
     where
         S: FnMut(Change<T>),
     {
@@ -119,7 +119,7 @@ impl<'a, S> Reflector<'a, S> {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
                     self.count_failure(&error);
-                    self.step(generation, waits)?;
+                    self.step(generation, backoff)?;
                     continue;
                 }
                 Err(error) if expired(&error) && !version.is_empty() => {
@@ -148,7 +148,7 @@ impl<'a, S> Reflector<'a, S> {
                         return Err(self.form("watch", "the server ends watches immediately"));
                     }
                     if short > 0 && self.client.credential_generation() == stream.generation {
-                        self.step(stream.generation, waits)?;
+                        self.step(stream.generation, backoff)?;
                     }
                 }
             }
@@ -263,7 +263,7 @@ impl<'a, S> Reflector<'a, S> {
     fn watch<T: DeserializeOwned>(
         &mut self,
         mut open: Option<Stream>,
-        waits: &mut Waits,
+        backoff: &mut WatchBackoff,
     ) -> Result<(), ApiError>
     where
         S: FnMut(Change<T>),
@@ -279,7 +279,7 @@ impl<'a, S> Reflector<'a, S> {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
                     self.count_failure(&error);
-                    self.step(generation, waits)?;
+                    self.step(generation, backoff)?;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -295,7 +295,7 @@ impl<'a, S> Reflector<'a, S> {
             match end {
                 End::Failed(error) if error.status() == Some(429) => {
                     self.count_failure(&error);
-                    self.step(stream.generation, waits)?;
+                    self.step(stream.generation, backoff)?;
                 }
                 End::Failed(error) => return Err(error),
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
@@ -431,8 +431,8 @@ impl<'a, S> Reflector<'a, S> {
     }
 
     /// Waits before a retry. The wait ends early if the credentials are newer than `generation`.
-    fn step(&self, generation: u64, waits: &mut Waits) -> Result<(), ApiError> {
-        match self.client.pause_with(generation, waits.next(Instant::now(), random_unit())) {
+    fn step(&self, generation: u64, backoff: &mut WatchBackoff) -> Result<(), ApiError> {
+        match self.client.pause_with(generation, backoff.next(Instant::now(), random_unit())) {
             Waited::Stopped => Err(self.stopping()),
             Waited::TimedOut => Ok(()),
         }
