@@ -13,7 +13,6 @@
 //! certificate,events}.
 
 pub mod certificates;
-pub mod claims;
 pub mod client;
 mod correlator;
 mod discovery;
@@ -37,6 +36,7 @@ mod span;
 pub mod target;
 pub mod tokens;
 pub mod trust_bundles;
+pub mod volume_claims;
 pub mod watch;
 
 pub use local_objects::{LocalObjects, ObjectMap, PodObjects};

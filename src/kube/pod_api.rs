@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::claims::VolumeClaims;
 use super::error::ApiError;
 use super::objects::Objects;
 use super::pod_certificates::{CertificateApi, PodCertificates, Request};
@@ -16,6 +15,7 @@ use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
 use super::tokens::Tokens;
 use super::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
+use super::volume_claims::VolumeClaims;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 

@@ -711,7 +711,7 @@ mod tests {
     use super::super::testing;
     use super::*;
     use crate::kube::objects::{Key, Kind, Object, Objects};
-    use crate::kube::{PodDependencies, claims::VolumeClaims, tokens::Tokens};
+    use crate::kube::{PodDependencies, tokens::Tokens, volume_claims::VolumeClaims};
     use crate::model::event::Event;
     use crossbeam_channel::Receiver;
     use serde_json::json;
@@ -1033,23 +1033,24 @@ mod tests {
         }
     }
 
-    impl crate::kube::claims::VolumeClaimApi for SilentApi {
+    impl crate::kube::volume_claims::VolumeClaimApi for SilentApi {
         fn read_claim(
             &self,
             _: &str,
             _: &str,
-        ) -> Result<crate::model::persistent::Claim, crate::kube::claims::ReadError> {
+        ) -> Result<crate::model::persistent::Claim, crate::kube::volume_claims::ReadError> {
             self.wait();
-            Err(crate::kube::claims::ReadError::NotFound { text: "gone".to_owned() })
+            Err(crate::kube::volume_claims::ReadError::NotFound { text: "gone".to_owned() })
         }
         fn read_volume(
             &self,
             _: &str,
-        ) -> Result<crate::model::persistent::PersistentVolume, crate::kube::claims::ReadError> {
-            Err(crate::kube::claims::ReadError::NotFound { text: "gone".to_owned() })
+        ) -> Result<crate::model::persistent::PersistentVolume, crate::kube::volume_claims::ReadError>
+        {
+            Err(crate::kube::volume_claims::ReadError::NotFound { text: "gone".to_owned() })
         }
-        fn read_secret(&self, _: &str, _: &str) -> Result<Object, crate::kube::claims::ReadError> {
-            Err(crate::kube::claims::ReadError::NotFound { text: "gone".to_owned() })
+        fn read_secret(&self, _: &str, _: &str) -> Result<Object, crate::kube::volume_claims::ReadError> {
+            Err(crate::kube::volume_claims::ReadError::NotFound { text: "gone".to_owned() })
         }
     }
 

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle::kube::PodDependencies;
-use coracle::kube::claims::{ReadError, VolumeClaimApi, VolumeClaims};
 use coracle::kube::error::ApiError;
 use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
+use coracle::kube::volume_claims::{ReadError, VolumeClaimApi, VolumeClaims};
 use coracle::model::api;
 use coracle::model::event::EventSink;
 use coracle::model::fields::NodeAllocatable;

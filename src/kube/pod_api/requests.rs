@@ -8,7 +8,6 @@ use crossbeam_channel::Sender;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::super::claims::{GrowthStep, ReadError, VolumeClaimApi, VolumeClaims};
 use super::super::client::Client;
 use super::super::error::ApiError;
 use super::super::objects::{
@@ -20,6 +19,7 @@ use super::super::services::Services;
 use super::super::target::{GroupVersion, Target};
 use super::super::tokens::{IssuedToken, TokenApi, Tokens};
 use super::super::trust_bundles::TrustBundles;
+use super::super::volume_claims::{GrowthStep, ReadError, VolumeClaimApi, VolumeClaims};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::certificates::{BundleRequests, CertificateRequests};
 use super::{PodDependencies, ProjectedCertificates};

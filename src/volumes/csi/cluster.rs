@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::kube::PodDependencies;
-use crate::kube::claims::ReadError;
+use crate::kube::volume_claims::ReadError;
 use crate::model::api;
 use crate::model::pod::Pod;
 use crate::model::storage::{CsiDriver, SecretReference, VolumeAttachment};
@@ -188,8 +188,8 @@ pub(super) fn tokens_json(tokens: &BTreeMap<String, TokenText>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::claims::{VolumeClaimApi, VolumeClaims};
     use crate::kube::objects::{Object, Objects};
+    use crate::kube::volume_claims::{VolumeClaimApi, VolumeClaims};
     use crate::model::persistent::{Claim, PersistentVolume};
 
     /// An API server with this response to each request for a VolumeAttachment.

@@ -9,7 +9,7 @@ use super::super::kind::{Certainty, Form, Phase};
 use super::super::plugin::Plugin;
 use super::Kinds;
 use super::storage::{Request, Storage};
-use crate::kube::claims::{GrowthStep, ReadError};
+use crate::kube::volume_claims::{GrowthStep, ReadError};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 use crate::model::persistent;

@@ -42,7 +42,7 @@ use super::label_table::VolumeLabels;
 use super::operations::Operations;
 use super::paths;
 use crate::kube::PodDependencies;
-use crate::kube::claims::ReadError;
+use crate::kube::volume_claims::ReadError;
 use crate::model::api::Volume;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
