@@ -38,12 +38,12 @@ pub enum ReadError {
     Stopping,
 }
 
-/// A step of the growth of a volume on this node.
+/// A step of the expansion of a volume on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GrowthStep {
+pub enum ExpansionStep {
     /// The driver is called.
     InProgress,
-    /// It has refused, in words; the growth is repeated.
+    /// It has refused, in words; the expansion is repeated.
     Failed(String),
     /// It has refused, in words; the controller decides which size the volume gets.
     Infeasible(String),
@@ -87,11 +87,11 @@ pub trait VolumeClaimApi: Send + Sync {
         Err(unavailable())
     }
 
-    /// Shows in the claim's status how the growth of its volume on this node goes on.
+    /// Shows in the claim's status how the expansion of its volume on this node goes on.
     ///
     /// # Errors
     /// See [`ReadError`].
-    fn write_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
+    fn write_expansion(&self, namespace: &str, name: &str, step: &ExpansionStep) -> Result<(), ReadError> {
         let _ = (namespace, name, step);
         Err(unavailable())
     }
@@ -235,12 +235,17 @@ impl VolumeClaims {
         self.shared.api.read_attachment(name)
     }
 
-    /// Shows in the claim's status how the growth of its volume on this node goes on.
+    /// Shows in the claim's status how the expansion of its volume on this node goes on.
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub fn report_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
-        self.shared.api.write_growth(namespace, name, step)
+    pub fn report_expansion(
+        &self,
+        namespace: &str,
+        name: &str,
+        step: &ExpansionStep,
+    ) -> Result<(), ReadError> {
+        self.shared.api.write_expansion(namespace, name, step)
     }
 
     /// Reports the new size of a claim's volume, a quantity.
@@ -303,7 +308,7 @@ impl VolumeClaims {
             fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
                 Err(ReadError::NotFound { text: format!("volumeattachments {name:?} not found") })
             }
-            fn write_growth(&self, _: &str, _: &str, _: &GrowthStep) -> Result<(), ReadError> {
+            fn write_expansion(&self, _: &str, _: &str, _: &ExpansionStep) -> Result<(), ReadError> {
                 Ok(())
             }
             fn write_size(&self, _: &str, _: &str, _: &str) -> Result<(), ReadError> {

@@ -259,19 +259,19 @@ pub struct Spec {
     pub has_grown: bool,
     /// The size that the volume has, or is grown to, if it is known.
     pub size: Option<Quantity>,
-    /// What else is known about its growth.
-    pub growth: Growth,
+    /// What else is known about its expansion.
+    pub expansion: NodeExpansion,
     /// Whether it comes from a persistent volume, and not from the pod.
     pub is_persistent: bool,
     /// The nodes that can have it; `None`: all.
     pub nodes: Option<NodeSelector>,
 }
 
-/// The growth of a persistent volume on the node (Go: pkg/volume/util/operationexecutor,
+/// The expansion of a persistent volume on the node (Go: pkg/volume/util/operationexecutor,
 /// `NodeExpander`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Growth {
-    /// The claim's status shows the steps of the node: the controller has begun the growth.
+pub struct NodeExpansion {
+    /// The claim's status shows the steps of the node: the controller has begun the expansion.
     pub is_shown: bool,
     /// It shows already that the node has begun.
     pub is_in_progress: bool,
@@ -287,7 +287,7 @@ pub struct Growth {
 const NO_NODE_EXPANSION: &str = "volume.kubernetes.io/node-expansion-not-required";
 
 /// Whether the node has to grow the volume, to which size, and how.
-fn growth(claim: &Claim, volume: &PersistentVolume) -> (bool, Option<Quantity>, Growth) {
+fn expansion(claim: &Claim, volume: &PersistentVolume) -> (bool, Option<Quantity>, NodeExpansion) {
     const KEY: &str = "storage";
     let bytes = |size: Option<&Quantity>| size.map_or(0, |size| amount(size).units());
     let (spec, status) = (&volume.spec, &claim.status);
@@ -299,7 +299,7 @@ fn growth(claim: &Claim, volume: &PersistentVolume) -> (bool, Option<Quantity>, 
     // An older controller does not say which size is being made.
     let size = if is_shown && is_larger { status.allocated_resources.get(KEY).or(own) } else { own };
     let is_shared = spec.access_modes.iter().any(|mode| mode == "ReadWriteMany");
-    let growth = Growth {
+    let expansion = NodeExpansion {
         is_shown,
         is_in_progress: state == "NodeResizeInProgress",
         is_superseded: bytes(claim.spec.resources.requests.get(KEY)) != bytes(size),
@@ -308,7 +308,7 @@ fn growth(claim: &Claim, volume: &PersistentVolume) -> (bool, Option<Quantity>, 
             && state.is_empty()
             && !claim.metadata.annotations.contains_key(NO_NODE_EXPANSION),
     };
-    (is_larger && may_grow, size.cloned(), growth)
+    (is_larger && may_grow, size.cloned(), expansion)
 }
 
 /// Why a claim cannot be used. Texts as upstream's.
@@ -432,7 +432,7 @@ impl Spec {
     #[must_use]
     pub fn persistent(wanted: &ClaimName, claim: &Claim, volume: &PersistentVolume) -> Spec {
         let spec = &volume.spec;
-        let (has_grown, size, growth) = growth(claim, volume);
+        let (has_grown, size, expansion) = expansion(claim, volume);
         let source = source_of(volume);
         Spec {
             name: volume.metadata.name.clone(),
@@ -444,7 +444,7 @@ impl Spec {
             is_single_pod: spec.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
             has_grown,
             size,
-            growth,
+            expansion,
             is_persistent: true,
             nodes: nodes(volume),
         }
@@ -478,7 +478,7 @@ impl Spec {
             is_single_pod: false,
             has_grown: false,
             size: None,
-            growth: Growth::default(),
+            expansion: NodeExpansion::default(),
             is_persistent: false,
             nodes: None,
         })

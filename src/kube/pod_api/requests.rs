@@ -19,7 +19,7 @@ use super::super::services::Services;
 use super::super::target::{GroupVersion, Target};
 use super::super::tokens::{IssuedToken, TokenApi, Tokens};
 use super::super::trust_bundles::TrustBundles;
-use super::super::volume_claims::{GrowthStep, ReadError, VolumeClaimApi, VolumeClaims};
+use super::super::volume_claims::{ExpansionStep, ReadError, VolumeClaimApi, VolumeClaims};
 use super::super::watch::{Change, Watched, spawn_reflector};
 use super::certificates::{BundleRequests, CertificateRequests};
 use super::{PodDependencies, ProjectedCertificates};
@@ -179,8 +179,8 @@ impl VolumeClaimApi for Requests {
         self.client.get(&Target::volume_attachment(name)).map_err(|error| read_error(&error))
     }
 
-    fn write_growth(&self, namespace: &str, name: &str, step: &GrowthStep) -> Result<(), ReadError> {
-        let body = growth_patch(step, Timestamp::now());
+    fn write_expansion(&self, namespace: &str, name: &str, step: &ExpansionStep) -> Result<(), ReadError> {
+        let body = expansion_patch(step, Timestamp::now());
         let changed: Result<Value, ApiError> =
             self.client.patch(&Target::claim_status(namespace, name), &body);
         changed.map(drop).map_err(|error| read_error(&error))
@@ -202,17 +202,17 @@ impl VolumeClaimApi for Requests {
 }
 
 /// The status of a claim (Go: pkg/volume/util/resize_util.go).
-fn growth_patch(step: &GrowthStep, now: Timestamp) -> Value {
+fn expansion_patch(step: &ExpansionStep, now: Timestamp) -> Value {
     let state = match step {
-        GrowthStep::InProgress => Some("NodeResizeInProgress"),
-        GrowthStep::Failed(_) => None,
-        GrowthStep::Infeasible(_) => Some("NodeResizeInfeasible"),
+        ExpansionStep::InProgress => Some("NodeResizeInProgress"),
+        ExpansionStep::Failed(_) => None,
+        ExpansionStep::Infeasible(_) => Some("NodeResizeInfeasible"),
     };
     let mut status = json!({});
     if let Some(state) = state {
         status["allocatedResourceStatuses"] = json!({"storage": state});
     }
-    if let GrowthStep::Failed(reason) | GrowthStep::Infeasible(reason) = step {
+    if let ExpansionStep::Failed(reason) | ExpansionStep::Infeasible(reason) = step {
         // The API stores whole seconds only.
         let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
         status["conditions"] = json!([{

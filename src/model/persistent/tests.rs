@@ -233,8 +233,8 @@ fn volume_grows_to_the_size_that_the_controller_has_allocated() {
             "allocatedResourceStatuses": {"storage": state}})
     };
     let older = spec_with(json!({"capacity": {"storage": "1Gi"}}), json!({}));
-    assert_eq!((older.grow_to(), older.growth.is_shown), (Some(3 << 30), false));
-    assert!(older.growth.is_superseded);
+    assert_eq!((older.grow_to(), older.expansion.is_shown), (Some(3 << 30), false));
+    assert!(older.expansion.is_superseded);
     for (state, expected) in [
         ("NodeResizePending", Some(2 << 30)),
         ("NodeResizeInProgress", Some(2 << 30)),
@@ -244,13 +244,13 @@ fn volume_grows_to_the_size_that_the_controller_has_allocated() {
     ] {
         let spec = spec_with(status(state), json!({}));
         assert_eq!(spec.grow_to(), expected, "{state}");
-        assert!(spec.growth.is_shown && !spec.growth.is_superseded && !spec.growth.is_for_each_node);
+        assert!(spec.expansion.is_shown && !spec.expansion.is_superseded && !spec.expansion.is_for_each_node);
     }
     let done = spec_with(json!({"capacity": {"storage": "3Gi"}}), json!({}));
-    assert_eq!((done.grow_to(), done.growth.claim_bytes), (None, 3 << 30));
-    assert!(done.growth.is_for_each_node);
+    assert_eq!((done.grow_to(), done.expansion.claim_bytes), (None, 3 << 30));
+    assert!(done.expansion.is_for_each_node);
     let alone = json!({"volume.kubernetes.io/node-expansion-not-required": "true"});
-    assert!(!spec_with(json!({"capacity": {"storage": "3Gi"}}), alone).growth.is_for_each_node);
+    assert!(!spec_with(json!({"capacity": {"storage": "3Gi"}}), alone).expansion.is_for_each_node);
 }
 
 /// Nodes have the labels of the drivers, so no node had the volume.

@@ -1,4 +1,4 @@
-//! Volumes of CSI drivers, which their own part of this room sets up, and the growth of volumes.
+//! Volumes of CSI drivers, which their own part of this room sets up, and the expansion of volumes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::MutexGuard;
@@ -9,7 +9,7 @@ use super::super::kind::{Certainty, Form, Phase};
 use super::super::plugin::Plugin;
 use super::Kinds;
 use super::storage::{Request, Storage};
-use crate::kube::volume_claims::{GrowthStep, ReadError};
+use crate::kube::volume_claims::{ExpansionStep, ReadError};
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
 use crate::model::persistent;
@@ -38,7 +38,7 @@ impl Storage for CsiVolumeSource {
         kinds.note_size(request);
         let ready = kinds.growing(request, || kind.set_up(stop))?;
         if ready.grown_to.is_some() {
-            kinds.report_growth(request);
+            kinds.report_expansion(request);
         }
         kinds.set_refreshed(pod.uid(), &volume.name, spec.is_persistent || kind.requires_remount());
         Ok(MountedVolume {
@@ -61,7 +61,7 @@ impl Storage for CsiVolumeSource {
         }
         if let Some(bytes) = spec.grow_to() {
             if kinds.growing(request, || kind.expand(bytes, stop))?.is_some() {
-                kinds.report_growth(request);
+                kinds.report_expansion(request);
             }
         } else if let Some(bytes) = kinds.grown_elsewhere(request)
             && kind.expand(bytes, stop)?.is_some()
@@ -112,16 +112,16 @@ impl Kinds {
         let Request { pod, volume, spec, .. } = *request;
         let mut sizes = self.sizes();
         let volumes = sizes.entry(pod.uid().clone()).or_default();
-        volumes.entry(volume.name.clone()).or_insert(spec.growth.claim_bytes);
+        volumes.entry(volume.name.clone()).or_insert(spec.expansion.claim_bytes);
     }
 
     /// The size of a volume that other nodes have too and that one of them has grown: the claim has it
     /// already.
     fn grown_elsewhere(&self, request: &Request<'_>) -> Option<i64> {
         let Request { pod, volume, spec, .. } = *request;
-        let bytes = spec.growth.claim_bytes;
+        let bytes = spec.expansion.claim_bytes;
         let size = self.sizes().get(pod.uid()).and_then(|volumes| volumes.get(&volume.name).copied());
-        (spec.growth.is_for_each_node && !spec.read_only && size.is_some_and(|size| size < bytes))
+        (spec.expansion.is_for_each_node && !spec.read_only && size.is_some_and(|size| size < bytes))
             .then_some(bytes)
     }
 
@@ -137,14 +137,14 @@ impl Kinds {
         else {
             return work();
         };
-        let show = |step: GrowthStep| {
-            let shown = api.claims.report_growth(pod.namespace(), &claim.name, &step);
+        let show = |step: ExpansionStep| {
+            let shown = api.claims.report_expansion(pod.namespace(), &claim.name, &step);
             shown.inspect_err(|error| log::warn!("cannot write the status of claim {}: {error}", claim.name))
         };
-        let is_shown = spec.growth.is_shown;
+        let is_shown = spec.expansion.is_shown;
         if is_shown
-            && !spec.growth.is_in_progress
-            && let Err(error) = show(GrowthStep::InProgress)
+            && !spec.expansion.is_in_progress
+            && let Err(error) = show(ExpansionStep::InProgress)
         {
             let message = format!("failed to mark node expansion in progress: {error}");
             return match error {
@@ -160,21 +160,21 @@ impl Kinds {
             let has_failed_before =
                 !self.failed_growths().entry(pod.uid().clone()).or_default().insert(volume.name.clone());
             let is_infeasible =
-                error.phase == Phase::ExpandInfeasible || (has_failed_before && spec.growth.is_superseded);
+                error.phase == Phase::ExpandInfeasible || (has_failed_before && spec.expansion.is_superseded);
             if is_shown {
-                // A failure is logged, and the growth is repeated.
+                // A failure is logged, and the expansion is repeated.
                 let _ = show(match is_infeasible {
-                    true => GrowthStep::Infeasible(error.message.clone()),
-                    false => GrowthStep::Failed(error.message.clone()),
+                    true => ExpansionStep::Infeasible(error.message.clone()),
+                    false => ExpansionStep::Failed(error.message.clone()),
                 });
             }
         }
         result
     }
 
-    /// The claim shows the new size. Until it does, the growth is repeated at each sync, which
+    /// The claim shows the new size. Until it does, the expansion is repeated at each sync, which
     /// drivers must allow.
-    pub(super) fn report_growth(&self, request: &Request<'_>) {
+    pub(super) fn report_expansion(&self, request: &Request<'_>) {
         let Request { pod, volume, spec, .. } = *request;
         let (Some(api), Some(size)) = (&self.api, &spec.size) else { return };
         let Some(claim) = persistent::claim_name(pod, volume) else { return };

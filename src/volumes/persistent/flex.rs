@@ -370,7 +370,7 @@ mod tests {
             is_single_pod: false,
             size: None,
             has_grown: false,
-            growth: Default::default(),
+            expansion: Default::default(),
             is_persistent: true,
             nodes: None,
         };

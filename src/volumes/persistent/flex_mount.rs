@@ -127,7 +127,7 @@ impl Kinds {
         let device = mounts.map(|mount| mount.source.as_str()).find(|source| source.starts_with("/dev/"));
         let device = device.unwrap_or_default();
         let grow = || {
-            let (options, sizes) = (flex::options(spec, source, &[]), (bytes, spec.growth.claim_bytes));
+            let (options, sizes) = (flex::options(spec, source, &[]), (bytes, spec.expansion.claim_bytes));
             let expanded = self.drivers.expand_fs(host, (driver, device, &target), &options, sizes, stop)?;
             // Without a device the file system is that of a server, which has its size.
             if !expanded && !device.is_empty() {
@@ -143,7 +143,7 @@ impl Kinds {
             }
         };
         self.growing(request, || grow().map_err(failed))?;
-        self.report_growth(request);
+        self.report_expansion(request);
         Ok(())
     }
 

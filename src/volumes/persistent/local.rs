@@ -92,7 +92,7 @@ impl Storage for Local {
             // Its file system may hang; nothing is done in the pod's directory.
             kinds.step_out(request);
             kinds.grow_local(request.spec, self, request.stop)?;
-            kinds.report_growth(request);
+            kinds.report_expansion(request);
         }
         Ok(None)
     }
