@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
 use super::PodDependencies;
-use super::objects::{Changed, FIRST_READ, Key, Kind, Object, ObjectError, Objects, not_found, references};
+use super::objects::{FIRST_READ, Key, Kind, Object, ObjectError, Objects, SyncPod, not_found, references};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::util::lock::LockExt;
@@ -32,7 +32,7 @@ pub struct LocalObjects {
 }
 
 struct Shared {
-    changed: Changed,
+    changed: SyncPod,
     /// Locked for short reads and updates only.
     table: Mutex<Table>,
 }
@@ -76,7 +76,7 @@ impl LocalObjects {
     /// An empty set; callers wait until [`LocalObjects::replace`] is called for the first time.
     /// `changed` receives the pods with a changed object.
     #[must_use]
-    pub fn new(changed: Changed) -> LocalObjects {
+    pub fn new(changed: SyncPod) -> LocalObjects {
         LocalObjects { shared: Arc::new(Shared { changed, table: Mutex::default() }) }
     }
 

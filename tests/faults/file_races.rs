@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use coracle::kube::PodDependencies;
 use coracle::kube::error::ApiError;
-use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, OnUpdate, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use coracle::model::api;
@@ -291,7 +291,7 @@ impl ObjectApi for FakeApiServer {
         Ok(Object { resource_version: "1".to_owned(), data: data.into(), ..Object::default() })
     }
 
-    fn watch(&self, _: &Key, _: Sink) -> std::io::Result<Running> {
+    fn watch(&self, _: &Key, _: OnUpdate) -> std::io::Result<Running> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 }

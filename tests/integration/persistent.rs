@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use coracle::kube::PodDependencies;
 use coracle::kube::error::ApiError;
-use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, OnUpdate, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use coracle::kube::volume_claims::{ReadError, VolumeClaimApi, VolumeClaims};
@@ -29,7 +29,7 @@ impl ObjectApi for FakeApiServer {
     fn read(&self, key: &Key) -> Result<Object, ObjectError> {
         Err(objects::not_found(key))
     }
-    fn watch(&self, _: &Key, _: Sink) -> std::io::Result<threads::Running> {
+    fn watch(&self, _: &Key, _: OnUpdate) -> std::io::Result<threads::Running> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 }

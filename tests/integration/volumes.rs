@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use coracle::kube::PodDependencies;
 use coracle::kube::error::ApiError;
-use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, Sink, Strategy};
+use coracle::kube::objects::{self, Key, Object, ObjectApi, ObjectError, Objects, OnUpdate, Strategy};
 use coracle::kube::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use coracle::kube::tokens::{IssuedToken, TokenApi, Tokens};
 use coracle::model::api;
@@ -485,7 +485,7 @@ impl ObjectApi for FakeApiServer {
         self.secret.lock().unwrap().clone().ok_or_else(|| objects::not_found(key))
     }
 
-    fn watch(&self, _: &Key, _: Sink) -> std::io::Result<threads::Running> {
+    fn watch(&self, _: &Key, _: OnUpdate) -> std::io::Result<threads::Running> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 }

@@ -100,7 +100,7 @@ impl ObjectError {
 }
 
 /// Receives the updates of a watch: the current object, or `None` if it does not exist.
-pub type Sink = Box<dyn FnMut(Option<Object>) + Send>;
+pub type OnUpdate = Box<dyn FnMut(Option<Object>) + Send>;
 
 /// The requests to the API server; a trait so that tests need no server.
 pub trait ObjectApi: Send + Sync {
@@ -114,11 +114,11 @@ pub trait ObjectApi: Send + Sync {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    fn watch(&self, key: &Key, sink: Sink) -> io::Result<Running>;
+    fn watch(&self, key: &Key, sink: OnUpdate) -> io::Result<Running>;
 }
 
 /// Receives the pods to sync again.
-pub type Changed = Box<dyn Fn(&PodUid) + Send + Sync>;
+pub type SyncPod = Box<dyn Fn(&PodUid) + Send + Sync>;
 
 /// The lifetime of cached objects for [`Strategy::Cache`], from the node's annotation; `None`: one minute.
 pub type TimeToLive = Box<dyn Fn() -> Option<Duration> + Send + Sync>;
@@ -138,7 +138,7 @@ impl fmt::Debug for Objects {
 struct Shared {
     strategy: Strategy,
     api: Arc<dyn ObjectApi>,
-    changed: Changed,
+    changed: SyncPod,
     time_to_live: TimeToLive,
     /// Locked for short reads and updates only, never during a request.
     table: Mutex<Table>,
@@ -241,7 +241,7 @@ impl Objects {
         strategy: Strategy,
         api: Arc<dyn ObjectApi>,
         time_to_live: TimeToLive,
-        changed: Changed,
+        changed: SyncPod,
     ) -> Objects {
         let shared = Shared { strategy, api, changed, time_to_live, table: Mutex::default() };
         Objects { shared: Arc::new(shared) }
@@ -387,7 +387,7 @@ impl Objects {
     fn start_watch(&self, key: Key, id: u64) {
         let shared = Arc::downgrade(&self.shared);
         let watched_key = key.clone();
-        let sink: Sink = Box::new(move |object| {
+        let sink: OnUpdate = Box::new(move |object| {
             if let Some(shared) = shared.upgrade() {
                 shared.seen(&watched_key, id, object);
             }
@@ -594,7 +594,7 @@ impl Objects {
             fn read(&self, key: &Key) -> Result<Object, ObjectError> {
                 Err(not_found(key))
             }
-            fn watch(&self, _: &Key, _: Sink) -> io::Result<Running> {
+            fn watch(&self, _: &Key, _: OnUpdate) -> io::Result<Running> {
                 Err(io::ErrorKind::Unsupported.into())
             }
         }

@@ -8,7 +8,7 @@ use crate::util::threads::{OnDeath, Stack, spawn};
 #[derive(Default)]
 struct Server {
     objects: Mutex<HashMap<Key, Result<Object, ObjectError>>>,
-    sinks: Mutex<HashMap<Key, Sink>>,
+    sinks: Mutex<HashMap<Key, OnUpdate>>,
     reads: AtomicUsize,
     running: Arc<AtomicUsize>,
     no_threads: bool,
@@ -20,7 +20,7 @@ impl ObjectApi for Server {
         self.objects.lock().unwrap().get(key).cloned().unwrap_or_else(|| Err(not_found(key)))
     }
 
-    fn watch(&self, key: &Key, sink: Sink) -> io::Result<Running> {
+    fn watch(&self, key: &Key, sink: OnUpdate) -> io::Result<Running> {
         if self.no_threads {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -72,7 +72,7 @@ fn object(version: u32) -> Object {
 
 fn cache(strategy: Strategy, server: &Arc<Server>) -> (Objects, Receiver<PodUid>) {
     let (sender, changed_pods) = bounded(100);
-    let changed: Changed = Box::new(move |uid| drop(sender.send(uid.clone())));
+    let changed: SyncPod = Box::new(move |uid| drop(sender.send(uid.clone())));
     let api: Arc<dyn ObjectApi> = Arc::<Server>::clone(server);
     (Objects::new(strategy, api, Box::new(|| Some(Duration::from_secs(3600))), changed), changed_pods)
 }
@@ -273,7 +273,7 @@ impl ObjectApi for Late {
         Ok(object(u32::try_from(number).unwrap() + 1))
     }
 
-    fn watch(&self, _: &Key, _: Sink) -> io::Result<Running> {
+    fn watch(&self, _: &Key, _: OnUpdate) -> io::Result<Running> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::super::client::Client;
 use super::super::error::ApiError;
 use super::super::objects::{
-    self, Changed, Key, Kind, Object, ObjectApi, ObjectError, Objects, Sink, Stored, Strategy, TimeToLive,
+    self, Key, Kind, Object, ObjectApi, ObjectError, Objects, OnUpdate, Stored, Strategy, SyncPod, TimeToLive,
 };
 use super::super::pod_certificates::PodCertificates;
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
@@ -50,7 +50,7 @@ impl PodDependencies {
         client: &Client,
         strategy: Strategy,
         time_to_live: TimeToLive,
-        changed: Changed,
+        changed: SyncPod,
         deaths: &Sender<Died>,
     ) -> io::Result<(PodDependencies, Running)> {
         let requests =
@@ -98,7 +98,7 @@ impl ObjectApi for Requests {
         }
     }
 
-    fn watch(&self, key: &Key, mut sink: Sink) -> io::Result<Running> {
+    fn watch(&self, key: &Key, mut sink: OnUpdate) -> io::Result<Running> {
         let plural = match key.kind {
             Kind::ConfigMap => "configmaps",
             Kind::Secret => "secrets",

@@ -212,7 +212,7 @@ fn a_pods_needs_become_the_right_requests() {
     let client = server.client();
     let (uid_sender, changed_pods) = bounded(10);
     let (deaths, _died) = bounded(1);
-    let changed: Changed = Box::new(move |uid| drop(uid_sender.try_send(uid.clone())));
+    let changed: SyncPod = Box::new(move |uid| drop(uid_sender.try_send(uid.clone())));
     let (api, services) =
         PodDependencies::start(&client, Strategy::Watch, Box::new(|| None), changed, &deaths).unwrap();
     let never = StopToken::never();
