@@ -205,7 +205,7 @@ pub(super) fn make(
     ));
     if let Some(cluster) = attaching {
         let volumes = Arc::clone(&volumes);
-        cluster.node.on_volumes(move || volumes.node_changed());
+        cluster.node.on_volume_change(move || volumes.node_changed());
     }
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),

@@ -86,9 +86,9 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
     let seen = watch.clone();
     let reflector =
         spawn_reflector("node", client.clone(), own, on_death(), move |change: Change<Node>| match change {
-            Change::Replaced(nodes) => seen.replaced(nodes),
-            Change::Set(node) => seen.offer(node),
-            Change::Removed(node) => seen.removed(node.metadata.uid.as_deref()),
+            Change::Replaced(nodes) => seen.replace(nodes),
+            Change::Set(node) => seen.store_if_newer(node),
+            Change::Removed(node) => seen.remove(node.metadata.uid.as_deref()),
         })?;
     let heartbeat = || {
         let breaker = client.breaker();

@@ -56,7 +56,7 @@ impl Pace {
 
     /// Whether to wait before the first report: a node that was ready before a restart must not be
     /// reported as not ready because its state is not read yet.
-    pub(super) fn hold(&mut self, settled: bool, now: Instant) -> bool {
+    pub(super) fn is_settling(&mut self, settled: bool, now: Instant) -> bool {
         if settled || self.settle_until.is_some_and(|until| now >= until) {
             self.settle_until = None;
         }
@@ -162,11 +162,11 @@ mod tests {
     fn nothing_is_reported_before_the_first_check() {
         let start = Instant::now();
         let mut late = pace(start);
-        assert!(late.hold(false, start) && late.hold(false, start + SECOND * 4));
+        assert!(late.is_settling(false, start) && late.is_settling(false, start + SECOND * 4));
         assert_eq!(late.next(), start + SECOND * 4 + FAST);
-        assert!(!late.hold(false, start + SECOND * 5) && !late.hold(false, start));
+        assert!(!late.is_settling(false, start + SECOND * 5) && !late.is_settling(false, start));
         let mut soon = pace(start);
-        assert!(!soon.hold(true, start) && !soon.hold(false, start));
+        assert!(!soon.is_settling(true, start) && !soon.is_settling(false, start));
     }
 
     #[test]

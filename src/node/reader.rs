@@ -35,7 +35,7 @@ impl NodeReader {
         let body = move |_| {
             let _sender = sender;
             match NodeApi::get(&api) {
-                Ok(node) => watch.offer(node),
+                Ok(node) => watch.store_if_newer(node),
                 Err(error) if error.kind == NodeErrorKind::Stopping => {}
                 Err(error) => log::warn!("{error}; the last known one is used"),
             }

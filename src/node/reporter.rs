@@ -115,7 +115,7 @@ impl Reporter {
     /// Takes all steps that are due.
     pub(super) fn turn(&mut self, now: Instant, timestamp: Timestamp, unit: f64) {
         let facts = self.sensors.facts();
-        if self.pace.hold(facts.settled && self.watch.ready_for_pods(), now) {
+        if self.pace.is_settling(facts.settled && self.watch.ready_for_pods(), now) {
             return;
         }
         if self.registered && self.watch.is_absent() {
@@ -133,7 +133,7 @@ impl Reporter {
                 Some(ready)
             }
             Err(error) if error.kind == NodeErrorKind::NotFound => {
-                self.watch.removed(self.watch.uid().as_deref());
+                self.watch.remove(self.watch.uid().as_deref());
                 self.handle_deletion(now, unit);
                 return;
             }
@@ -212,7 +212,7 @@ impl Reporter {
                 (self.reconcile, self.resets_devices) = (false, false);
                 self.is_open = false;
                 let stored = volumes_in_use(&created);
-                self.watch.offer(created);
+                self.watch.store_if_newer(created);
                 self.sensors.volumes_stored(facts.volumes_number, &stored);
                 self.sensors.registered();
                 self.pace.record_write(true, now, unit);
@@ -225,7 +225,7 @@ impl Reporter {
                     _ => second,
                 })?;
                 log::info!("node {} is already registered", self.settings.name);
-                self.watch.offer(existing);
+                self.watch.store_if_newer(existing);
             }
             Err(error) => return Err(error),
         }
@@ -246,7 +246,7 @@ impl Reporter {
             let old = match base.take() {
                 Some(old) => Ok(old),
                 None => self.api.get().map(|node| {
-                    self.watch.offer(node.clone());
+                    self.watch.store_if_newer(node.clone());
                     std::sync::Arc::new(node)
                 }),
             };
@@ -301,7 +301,7 @@ impl Reporter {
             self.uid = written.metadata.uid.clone();
             let stored = volumes_in_use(&written);
             // First, so that no older object is read when the list counts.
-            self.watch.offer(written);
+            self.watch.store_if_newer(written);
             self.sensors.volumes_stored(facts.volumes_number, &stored);
         } else {
             self.uid = old.metadata.uid.clone();

@@ -345,7 +345,7 @@ fn stale_devices_of_a_machine_that_was_installed_again_are_zero() {
     for (register, resets_devices, expected) in [(true, true, "0"), (true, false, "8"), (false, true, "8")] {
         let mut fixture = Fixture::new(Settings { register, resets_devices, ..settings() });
         let node = fixture.server.0.lock().unwrap().store(existing.clone());
-        fixture.watch.replaced(vec![node]);
+        fixture.watch.replace(vec![node]);
         // The plugin of one resource was faster.
         fixture.facts(|facts| {
             facts.capacity.as_mut().unwrap().extended.insert("example.com/nic".to_owned(), 2);
@@ -364,7 +364,7 @@ fn stale_devices_of_a_machine_that_was_installed_again_are_zero() {
         let node = fixture.server.edit(|node| {
             node["status"]["capacity"]["nvidia.com/gpu"] = json!("5");
         });
-        fixture.watch.offer(node);
+        fixture.watch.store_if_newer(node);
         fixture.turn(10);
         let status = fixture.watch.object().unwrap().status.clone().unwrap();
         assert_eq!(amounts(&status.allocatable, "nvidia.com/gpu").as_deref(), Some("5"));
@@ -593,7 +593,7 @@ struct Fixture {
 impl Fixture {
     fn new(settings: Settings) -> Fixture {
         let (server, watch, start) = (Handle::default(), NodeWatch::new(), Instant::now());
-        watch.replaced(Vec::new());
+        watch.replace(Vec::new());
         let sent = Arc::new(Mutex::new(Sent { facts: facts(), ..Sent::default() }));
         let (sink, events) = EventSink::new();
         let reporter = Reporter::new(
@@ -685,7 +685,7 @@ fn change_is_reported_at_once() {
         node["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");
         node["metadata"]["labels"]["example.org/zone"] = json!("c");
     });
-    fixture.watch.offer(node);
+    fixture.watch.store_if_newer(node);
     assert_eq!(fixture.turn(3), ["patch"]);
     let labels = fixture.watch.object().unwrap().metadata.labels.clone().unwrap();
     assert_eq!((labels["kubernetes.io/os"].as_str(), labels["example.org/zone"].as_str()), ("linux", "c"));
@@ -710,7 +710,7 @@ fn a_restart_does_not_show_a_ready_node_as_not_ready() {
     let mut fixture = Fixture::new(settings());
     let node = first.server.edit(|_| ());
     fixture.server.0.lock().unwrap().store(serde_json::to_value(&node).unwrap());
-    fixture.watch.offer(node);
+    fixture.watch.store_if_newer(node);
     let unknown = ["container runtime status check may not have completed yet".to_owned()];
     fixture.facts(|facts| {
         facts.settled = false;
@@ -761,7 +761,7 @@ fn existing_node_is_reconciled() {
         let mut third = Fixture::new(settings());
         let node = fixture.server.edit(|_| ());
         third.server.0.lock().unwrap().node = Some(serde_json::to_value(&node).unwrap());
-        third.watch.replaced(vec![node]);
+        third.watch.replace(vec![node]);
         assert_eq!(third.turn(20), ["patch"]);
         assert_eq!(third.turn(10), NOTHING);
     }
@@ -776,7 +776,7 @@ fn a_deleted_node_is_registered_again() {
     fixture.turn(1);
     assert_eq!(fixture.registrations(), 0);
     fixture.server.0.lock().unwrap().node = None;
-    fixture.watch.removed(Some("uid1"));
+    fixture.watch.remove(Some("uid1"));
     assert_eq!(fixture.turn(1), ["create"]);
     assert_eq!((fixture.watch.uid().as_deref(), fixture.registrations()), (Some("uid2"), 1));
     // Detected by the response to a patch.
@@ -793,12 +793,12 @@ fn a_deleted_node_is_registered_again() {
     node["metadata"]["uid"] = json!("theirs");
     node["metadata"]["labels"]["kubernetes.io/hostname"] = json!("theirs");
     let node = fixture.server.0.lock().unwrap().store(node);
-    fixture.watch.replaced(vec![node]);
+    fixture.watch.replace(vec![node]);
     assert_eq!((fixture.turn(1), fixture.registrations()), (vec!["patch".to_owned()], 1));
     let labels = fixture.watch.object().unwrap().metadata.labels.clone().unwrap();
     assert_eq!(labels["kubernetes.io/hostname"], "theirs");
     fixture.server.0.lock().unwrap().node = None;
-    fixture.watch.removed(Some("theirs"));
+    fixture.watch.remove(Some("theirs"));
     assert_eq!(fixture.turn(1), NOTHING);
 }
 
@@ -858,7 +858,7 @@ fn pod_address_ranges_are_passed_to_the_runtime() {
             node["spec"]["unschedulable"] = json!(on);
             node["spec"]["podCIDRs"] = json!(["10.1.0.0/24", "fd00::/64"]);
         });
-        fixture.watch.offer(node);
+        fixture.watch.store_if_newer(node);
     };
     fixture.sent.lock().unwrap().cidr_fails = true;
     cordon(&fixture, true);

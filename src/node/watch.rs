@@ -61,7 +61,7 @@ impl NodeWatch {
 
     /// Calls `hook` when the object's lists of volumes in use or of attached volumes have changed, on
     /// the thread that received the object. The hook must not block.
-    pub fn on_volumes(&self, hook: impl Fn() + Send + Sync + 'static) {
+    pub fn on_volume_change(&self, hook: impl Fn() + Send + Sync + 'static) {
         self.state.locked().hooks.push(Arc::new(hook));
     }
 
@@ -73,7 +73,7 @@ impl NodeWatch {
 
     /// Applies a complete list of the watch. Replaces the known object: a server that was restored
     /// from a backup has smaller versions.
-    pub(super) fn replaced(&self, nodes: Vec<Node>) {
+    pub(super) fn replace(&self, nodes: Vec<Node>) {
         let mut state = self.state.locked();
         let before = state.object.clone();
         let first = !state.synced;
@@ -93,7 +93,7 @@ impl NodeWatch {
     }
 
     /// Stores an object unless a newer one is stored.
-    pub(super) fn offer(&self, node: Node) {
+    pub(super) fn store_if_newer(&self, node: Node) {
         let mut state = self.state.locked();
         let before = state.object.clone();
         let is_late = state.object.as_deref().is_some_and(|old| version(old) > version(&node));
@@ -104,7 +104,7 @@ impl NodeWatch {
     }
 
     /// Removes the object, unless it has another UID now.
-    pub(super) fn removed(&self, uid: Option<&str>) {
+    pub(super) fn remove(&self, uid: Option<&str>) {
         let mut state = self.state.locked();
         if state.object.as_ref().is_some_and(|object| object.metadata.uid.as_deref() == uid) {
             let before = state.object.take();
@@ -175,37 +175,37 @@ mod tests {
         let ring = watch.subscribe();
         let rung = || ring.try_recv().is_ok();
         assert!(!watch.ready_for_pods() && !watch.is_absent());
-        watch.offer(node("u", "9", "x"));
+        watch.store_if_newer(node("u", "9", "x"));
         assert!(rung() && !watch.ready_for_pods());
-        watch.replaced(vec![node("u", "10", "x")]);
+        watch.replace(vec![node("u", "10", "x")]);
         assert!(rung() && watch.ready_for_pods());
-        watch.offer(node("u", "9", "old"));
+        watch.store_if_newer(node("u", "9", "old"));
         let object = watch.object().unwrap();
         assert_eq!(object.metadata.resource_version.as_deref(), Some("10"));
         assert_eq!((object.metadata.managed_fields.is_none(), watch.uid().as_deref()), (true, Some("u")));
         assert!(!rung());
         // A new status rings no bell, a new label does.
-        watch.offer(node("u", "11", "x"));
+        watch.store_if_newer(node("u", "11", "x"));
         assert!(!rung());
-        watch.offer(node("u", "12", "y"));
+        watch.store_if_newer(node("u", "12", "y"));
         assert!(rung());
-        watch.removed(Some("other"));
+        watch.remove(Some("other"));
         assert!(!rung() && watch.object().is_some());
-        watch.removed(Some("u"));
+        watch.remove(Some("u"));
         assert!(rung() && watch.is_absent());
         // The server was restored from a backup.
-        watch.offer(node("u", "12", "y"));
+        watch.store_if_newer(node("u", "12", "y"));
         while rung() {}
-        watch.replaced(vec![node("u", "3", "z")]);
+        watch.replace(vec![node("u", "3", "z")]);
         assert!(rung());
-        watch.offer(node("u", "4", "y"));
+        watch.store_if_newer(node("u", "4", "y"));
         assert!(rung() && watch.object().unwrap().metadata.resource_version.as_deref() == Some("4"));
-        watch.removed(Some("u"));
+        watch.remove(Some("u"));
         assert!(rung());
-        watch.offer(node("v", "13", "y"));
-        watch.replaced(Vec::new());
+        watch.store_if_newer(node("v", "13", "y"));
+        watch.replace(Vec::new());
         assert!(rung() && watch.is_absent() && watch.uid().is_none());
-        watch.replaced(Vec::new());
+        watch.replace(Vec::new());
         assert!(!rung());
     }
 
@@ -224,7 +224,7 @@ mod tests {
             let _ = sender.send(!reader.is_absent() && reader.object().is_some());
         });
         assert_eq!(known.recv(), Ok(true));
-        watch.replaced(vec![large]);
+        watch.replace(vec![large]);
         assert_eq!(known.recv(), Ok(true));
     }
 
@@ -233,7 +233,7 @@ mod tests {
         let watch = NodeWatch::new();
         let (called, calls) = crossbeam_channel::bounded(64);
         let reader = watch.clone();
-        watch.on_volumes(move || called.send(reader.object().is_some()).unwrap());
+        watch.on_volume_change(move || called.send(reader.object().is_some()).unwrap());
         let with = |version: &str, in_use: &[&str], attached: &[&str]| {
             let mut node = node("u", version, "x");
             let status = node.status.as_mut().unwrap();
@@ -244,17 +244,17 @@ mod tests {
             node
         };
         let calls = || calls.try_iter().collect::<Vec<bool>>();
-        watch.offer(with("1", &[], &[]));
+        watch.store_if_newer(with("1", &[], &[]));
         assert_eq!(calls(), [true]);
-        watch.offer(with("2", &[], &[]));
+        watch.store_if_newer(with("2", &[], &[]));
         assert!(calls().is_empty());
-        watch.offer(with("3", &["v"], &[]));
-        watch.offer(with("2", &["late"], &[]));
-        watch.replaced(vec![with("4", &["v"], &["v"])]);
+        watch.store_if_newer(with("3", &["v"], &[]));
+        watch.store_if_newer(with("2", &["late"], &[]));
+        watch.replace(vec![with("4", &["v"], &["v"])]);
         assert_eq!(calls(), [true, true]);
-        watch.removed(Some("u"));
+        watch.remove(Some("u"));
         assert_eq!(calls(), [false]);
-        watch.replaced(Vec::new());
+        watch.replace(Vec::new());
         assert!(calls().is_empty());
     }
 
@@ -262,7 +262,7 @@ mod tests {
     fn missing_object_is_reported_after_the_first_list() {
         let watch = NodeWatch::new();
         let ring = watch.subscribe();
-        watch.replaced(Vec::new());
+        watch.replace(Vec::new());
         assert!(ring.try_recv().is_ok() && watch.is_absent() && watch.ready_for_pods());
     }
 }
