@@ -16,7 +16,7 @@ pub mod info;
 pub mod manager;
 pub mod names;
 pub mod object;
-mod pace;
+mod rate_limit;
 mod registration;
 pub mod response;
 pub mod state;

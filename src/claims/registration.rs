@@ -9,7 +9,7 @@ use super::client::{self, Client};
 use super::drivers::{self, HealthService, Service};
 use super::health::Report;
 use super::manager::{Driver, ResourceClaims, Shared};
-use super::pace::ReportPace;
+use super::rate_limit::ReportRateLimit;
 use crate::transport::grpc::Kind;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -152,10 +152,10 @@ impl DriverInstance {
 
     fn read(&self, client: &Client, service: HealthService, stop: &StopToken) -> Result<(), Kind> {
         let mut stream = client.watch(service).map_err(|error| error.kind)?;
-        let mut pace = ReportPace::new(Instant::now());
+        let mut rate_limit = ReportRateLimit::new(Instant::now());
         while let Some((devices, reports)) = stream.next(stop).map_err(|error| error.kind)? {
             let has_changed = self.update(reports);
-            if stop.wait(pace.next(devices, has_changed, Instant::now())) == Waited::Stopped {
+            if stop.wait(rate_limit.next(devices, has_changed, Instant::now())) == Waited::Stopped {
                 return Err(Kind::Cancelled);
             }
         }

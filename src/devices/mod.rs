@@ -18,7 +18,7 @@ mod holds;
 mod instances;
 mod names;
 mod options;
-mod pace;
+mod rate_limit;
 mod requests;
 mod server;
 mod service;

@@ -18,7 +18,7 @@ use super::hints::DeviceHints;
 use super::instances::{END_LIMIT, End, Instances, Plugin, SocketIdentity};
 use super::names;
 use super::options::ResourceHealth;
-use super::pace::ListPace;
+use super::rate_limit::ListRateLimit;
 use super::requests::PodRequest;
 use super::state::{
     Capacity, DeviceState, Generation, ListChange, MAX_DEVICES, NextPluginCall, PluginConnection, Resource,
@@ -559,14 +559,14 @@ impl Shared {
         stop: &StopToken,
     ) -> Result<(), CallError> {
         let mut lists = client.watch()?;
-        let mut pace = ListPace::new(Instant::now());
+        let mut rate_limit = ListRateLimit::new(Instant::now());
         while let Some(list) = lists.next(MAX_DEVICES, stop)? {
             let Some(listed) = self.listed(resource, generation, list) else { return Ok(()) };
             if listed.is_new {
                 self.store();
                 (self.on_change)(&Change { pods: listed.pods });
             }
-            let wait = pace.next(Instant::now());
+            let wait = rate_limit.next(Instant::now());
             if !wait.is_zero() {
                 let _ = stop.wait(wait);
             }

@@ -7,7 +7,7 @@
 //! [`NodeReader`] reads the object. The status and the lease have their own clients, so that
 //! requests for pods do not delay them.
 //! Inbox: one bell, rung when a condition may have changed; changes of the object wake `node`, too.
-//! Pure cores: `compose`, `conditions`, `resources`, `addresses`, `patch`, `pace`, `view`;
+//! Pure cores: `compose`, `conditions`, `resources`, `addresses`, `patch`, `schedule`, `view`;
 //! `reporter` and `lease` act through the small traits `NodeApi`, `LeaseApi` and [`Sensors`].
 //! Invariants: every patch is based on the newest received object; a patch touches labels,
 //! annotations and status, never the spec; an unchanged status is not written before the report
@@ -21,11 +21,11 @@ mod api;
 mod compose;
 mod conditions;
 mod lease;
-mod pace;
 mod patch;
 mod reader;
 mod reporter;
 mod resources;
+mod schedule;
 mod sensors;
 mod settings;
 mod startup;

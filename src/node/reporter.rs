@@ -11,7 +11,7 @@ use super::addresses::AddressError;
 use super::api::{NodeApi, NodeError, NodeErrorKind};
 use super::compose::NodeStatusInputs;
 use super::conditions::{NodeEvent, READY};
-use super::pace::Pace;
+use super::schedule::StatusSchedule;
 use super::sensors::Sensors;
 use super::settings::Settings;
 use super::startup::Startup;
@@ -37,7 +37,7 @@ pub(super) struct Reporter {
     sensors: Box<dyn Sensors + Send>,
     events: EventSink,
     watch: NodeWatch,
-    pace: Pace,
+    schedule: StatusSchedule,
     registered: bool,
     /// Whether the corrections that a start makes to an existing object are still to be written.
     reconcile: bool,
@@ -69,7 +69,7 @@ impl Reporter {
         watch: NodeWatch,
         now: Instant,
     ) -> Self {
-        let pace = Pace::new(settings.update_every, settings.report_every, now);
+        let schedule = StatusSchedule::new(settings.update_every, settings.report_every, now);
         let resets_devices = settings.register && settings.resets_devices;
         Reporter {
             settings,
@@ -77,7 +77,7 @@ impl Reporter {
             sensors,
             events,
             watch,
-            pace,
+            schedule,
             registered: false,
             reconcile: true,
             resets_devices,
@@ -101,7 +101,7 @@ impl Reporter {
         let mut bell = bell.clone();
         loop {
             self.turn(Instant::now(), Timestamp::now(), random_unit());
-            let next = timers::deadline_channel(Some(self.pace.next()));
+            let next = timers::deadline_channel(Some(self.schedule.next()));
             let _waiting = threads::waiting("next node status");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
@@ -115,7 +115,7 @@ impl Reporter {
     /// Takes all steps that are due.
     pub(super) fn turn(&mut self, now: Instant, timestamp: Timestamp, unit: f64) {
         let facts = self.sensors.facts();
-        if self.pace.is_settling(facts.settled && self.watch.ready_for_pods(), now) {
+        if self.schedule.is_settling(facts.settled && self.watch.ready_for_pods(), now) {
             return;
         }
         if self.registered && self.watch.is_absent() {
@@ -142,10 +142,10 @@ impl Reporter {
                 None
             }
         };
-        self.pace.record_status(ready, now, unit);
+        self.schedule.record_status(ready, now, unit);
         if ready.is_some() && self.is_open {
             // The heartbeat of this second was written already.
-            self.pace.within(AGAIN, now);
+            self.schedule.within(AGAIN, now);
         }
         // Last, because it sends a request to the runtime.
         self.read_object(facts.health.is_usable());
@@ -159,14 +159,14 @@ impl Reporter {
         self.reconcile = true;
         self.ignored = None;
         if self.uid.take().is_some() {
-            self.pace.at_once(now);
+            self.schedule.at_once(now);
         } else {
             // Since the last deletion no status was written: wait, to avoid a busy loop.
-            self.pace.record_refusal(now, unit);
+            self.schedule.record_refusal(now, unit);
         }
     }
 
-    /// Makes sure that the object exists. `false`: not yet; `pace` has the next attempt's time.
+    /// Makes sure that the object exists. `false`: not yet; `schedule` has the next attempt's time.
     fn register(&mut self, facts: &NodeStatusInputs, now: Instant, timestamp: Timestamp, unit: f64) -> bool {
         if self.watch.object().is_some() {
             self.registered = true;
@@ -174,10 +174,10 @@ impl Reporter {
         }
         if !self.settings.register {
             // The watch wakes this thread when another client creates the object.
-            self.pace.record_status(None, now, unit);
+            self.schedule.record_status(None, now, unit);
             return false;
         }
-        if !self.pace.is_due(now) {
+        if !self.schedule.is_due(now) {
             return false;
         }
         match self.create(facts, now, timestamp, unit) {
@@ -188,7 +188,7 @@ impl Reporter {
             }
             Err(error) => {
                 self.failed(&error);
-                self.pace.record_refusal(now, unit);
+                self.schedule.record_refusal(now, unit);
                 false
             }
         }
@@ -215,7 +215,7 @@ impl Reporter {
                 self.watch.store_if_newer(created);
                 self.sensors.volumes_stored(facts.volumes_number, &stored);
                 self.sensors.registered();
-                self.pace.record_write(true, now, unit);
+                self.schedule.record_write(true, now, unit);
                 self.raise(events);
             }
             // A server may refuse to create an object that it allows the agent to change.
@@ -288,14 +288,14 @@ impl Reporter {
         self.raise(events);
         let change = patch::significant(old, &new);
         let changed = change.is_some() && change != self.ignored;
-        if self.pace.must_write(changed || self.is_open, now)
+        if self.schedule.must_write(changed || self.is_open, now)
             && let Some(mut patch) = patch::between(old, &new)
         {
             patch::bind_volumes(&mut patch, old);
             self.is_open = true;
             let written = self.api.patch_status(&patch)?;
             self.is_open = false;
-            self.pace.record_write(changed, now, unit);
+            self.schedule.record_write(changed, now, unit);
             // The server does not store the remaining differences: do not send them again.
             self.ignored = patch::significant(&written, &new).and_then(patch::without_volumes);
             self.uid = written.metadata.uid.clone();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::cache::Cache;
 use super::health::{Health, RuntimeHealth};
 use super::stream_state::StreamState;
-use super::{pace, termination};
+use super::{schedule, termination};
 use crate::cri::{self, CriError, RuntimeClient, RuntimeVersion};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -165,7 +165,7 @@ impl Observe {
                 if self
                     .cache
                     .unreported()
-                    .is_some_and(|changed_at| changed_at.elapsed() >= pace::REPORT_LIMIT) =>
+                    .is_some_and(|changed_at| changed_at.elapsed() >= schedule::REPORT_LIMIT) =>
             {
                 RelistMode::Lists("the event stream is open but reports no changes".to_owned())
             }

@@ -7,7 +7,7 @@ use crossbeam_channel::{Sender, select_biased};
 
 use super::diff::{self, ExitedContainers};
 use super::handle::{Observe, Subject, inspect_listed};
-use super::pace::{RelistSchedule, StreamChange};
+use super::schedule::{RelistSchedule, StreamChange};
 use crate::cri::{CriError, NotReady};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -29,12 +29,12 @@ pub(super) fn spawn(
 ) -> std::io::Result<Running> {
     threads::spawn("observe", Stack::Large, on_death, move |stop| {
         let observe = Observe { cri: observe.cri.with_stop(stop.clone()), ..observe };
-        let pace = RelistSchedule::new(Instant::now());
+        let schedule = RelistSchedule::new(Instant::now());
         Watcher {
             observe,
             changes,
             runtime_is_back,
-            pace,
+            schedule,
             failures: Failures::default(),
             last_list: None,
             usable: None,
@@ -48,7 +48,7 @@ struct Watcher {
     changes: Post<Subject, ExitedContainers>,
     /// Rung when the runtime responds again, so that the stream is requested immediately.
     runtime_is_back: Sender<()>,
-    pace: RelistSchedule,
+    schedule: RelistSchedule,
     failures: Failures,
     last_list: Option<Instant>,
     usable: Option<(bool, bool)>,
@@ -68,20 +68,20 @@ impl Watcher {
             let due = self.observe.cache.take_due();
             let stream = self.observe.cache.stream();
             let now = Instant::now();
-            let change = self.pace.update(&stream, due.unreported, now);
+            let change = self.schedule.update(&stream, due.unreported, now);
             self.log(change);
             if due.failed {
-                self.pace.inspection_failed(now);
+                self.schedule.inspection_failed(now);
             }
             if due.unknown {
-                self.pace.list_soon(now);
+                self.schedule.list_soon(now);
             }
-            if self.pace.is_status_due(now) {
+            if self.schedule.is_status_due(now) {
                 self.update_status();
             }
             // One list of all pods is cheaper than many lists of one pod.
             let many = due.pods.len() * 4 > self.observe.cache.listed().len() + 8;
-            let acted = if many || self.pace.is_relist_due(now) {
+            let acted = if many || self.schedule.is_relist_due(now) {
                 self.list_all(&due.pods.into_iter().collect(), stop);
                 true
             } else {
@@ -97,12 +97,12 @@ impl Watcher {
 
     /// Waits until something is due. `false`: the thread has to stop.
     fn wait(&self, acted: bool, stop: &StopToken) -> bool {
-        let _waiting = threads::waiting(if self.pace.is_streaming() { "events" } else { "next relist" });
+        let _waiting = threads::waiting(if self.schedule.is_streaming() { "events" } else { "next relist" });
         // Bounds the inspections per second and pod in a burst of events.
         if acted && stop.wait(GATHER) == Waited::Stopped {
             return false;
         }
-        let next = self.pace.next_due(self.observe.cache.unreported());
+        let next = self.schedule.next_due(self.observe.cache.unreported());
         select_biased! {
             recv(stop.signal()) -> _ => false,
             recv(self.observe.cache.bell()) -> _ => true,
@@ -155,7 +155,7 @@ impl Watcher {
                 None
             }
         };
-        self.pace.status_updated(ready, Instant::now());
+        self.schedule.status_updated(ready, Instant::now());
     }
 
     fn report_health(&mut self) {
@@ -187,7 +187,7 @@ impl Watcher {
                     // If the bell is full, its thread wakes anyway.
                     let _ = self.runtime_is_back.try_send(());
                 }
-                let change = self.pace.relisted(begun, missed, now);
+                let change = self.schedule.relisted(begun, missed, now);
                 self.log(change);
                 metrics::PLEG_RELIST.took(now.saturating_duration_since(begun));
                 if let Some(last) = self.last_list.replace(begun) {
@@ -199,7 +199,7 @@ impl Watcher {
                 if self.failures.count() {
                     log::warn!("cannot list pods ({} times): {error}", self.failures);
                 }
-                self.pace.list_failed(now);
+                self.schedule.list_failed(now);
             }
         }
         if first && self.observe.last_relist().is_some() {

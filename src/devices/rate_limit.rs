@@ -9,14 +9,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts the lists of one plugin.
 #[derive(Debug, Clone)]
-pub(super) struct ListPace {
+pub(super) struct ListRateLimit {
     left: u32,
     counted: Instant,
 }
 
-impl ListPace {
-    pub(super) fn new(now: Instant) -> ListPace {
-        ListPace { left: BURST, counted: now }
+impl ListRateLimit {
+    pub(super) fn new(now: Instant) -> ListRateLimit {
+        ListRateLimit { left: BURST, counted: now }
     }
 
     /// A list was handled. Returns the wait before the next one.
@@ -39,12 +39,12 @@ mod tests {
     #[test]
     fn after_twenty_lists_at_once_the_plugin_is_slowed_down_to_one_per_second() {
         let begun = Instant::now();
-        let mut pace = ListPace::new(begun);
-        let waits: Vec<Duration> = (0..20).map(|_| pace.next(begun)).collect();
+        let mut rate_limit = ListRateLimit::new(begun);
+        let waits: Vec<Duration> = (0..20).map(|_| rate_limit.next(begun)).collect();
         assert!(waits.iter().take(19).all(Duration::is_zero));
         assert_eq!(waits.last(), Some(&INTERVAL));
-        assert_eq!(pace.next(begun + INTERVAL), INTERVAL);
+        assert_eq!(rate_limit.next(begun + INTERVAL), INTERVAL);
         let later = begun + INTERVAL * 100;
-        assert_eq!(pace.next(later), Duration::ZERO);
+        assert_eq!(rate_limit.next(later), Duration::ZERO);
     }
 }

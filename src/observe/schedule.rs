@@ -192,13 +192,13 @@ mod tests {
 
     struct Fixture {
         start: Instant,
-        pace: RelistSchedule,
+        schedule: RelistSchedule,
     }
 
     impl Fixture {
         fn new() -> Self {
             let start = Instant::now();
-            Fixture { start, pace: RelistSchedule::new(start) }
+            Fixture { start, schedule: RelistSchedule::new(start) }
         }
 
         fn time(&self, seconds: u64) -> Instant {
@@ -207,15 +207,15 @@ mod tests {
 
         fn open(&mut self, second: u64) -> Option<StreamChange> {
             let now = self.time(second);
-            self.pace.update(&StreamState::Open { since: now }, None, now)
+            self.schedule.update(&StreamState::Open { since: now }, None, now)
         }
 
         /// The seconds at which lists are due from now on, if each takes no time.
         fn lists(&mut self, count: usize) -> Vec<u64> {
             (0..count)
                 .map(|_| {
-                    let due = self.pace.next_relist;
-                    self.pace.relisted(due, false, due);
+                    let due = self.schedule.next_relist;
+                    self.schedule.relisted(due, false, due);
                     (due - self.start).as_secs()
                 })
                 .collect()
@@ -228,11 +228,11 @@ mod tests {
         assert_eq!(fixture.lists(3), [0, 1, 2]);
         let now = fixture.time(3);
         assert_eq!(
-            fixture.pace.update(&StreamState::Unsupported, None, now),
+            fixture.schedule.update(&StreamState::Unsupported, None, now),
             Some(StreamChange::Unsupported)
         );
         assert_eq!(fixture.lists(3), [3, 4, 5]);
-        assert!(!fixture.pace.is_streaming());
+        assert!(!fixture.schedule.is_streaming());
     }
 
     #[test]
@@ -241,13 +241,13 @@ mod tests {
         assert_eq!(fixture.open(0), None);
         assert_eq!(fixture.lists(9), [0, 1, 3, 7, 15, 31, 63, 123, 183]);
         let now = fixture.time(243);
-        fixture.pace.relisted(now, true, now);
+        fixture.schedule.relisted(now, true, now);
         assert_eq!(fixture.lists(4), [244, 246, 250, 258]);
         // A list that was not due, as in a burst of events, does not double the period.
         let now = fixture.time(259);
-        let period = fixture.pace.period();
-        fixture.pace.relisted(now, false, now);
-        assert_eq!(fixture.pace.period(), period);
+        let period = fixture.schedule.period();
+        fixture.schedule.relisted(now, false, now);
+        assert_eq!(fixture.schedule.period(), period);
     }
 
     #[test]
@@ -257,24 +257,27 @@ mod tests {
         assert_eq!(fixture.lists(5), [0, 1, 3, 7, 15]);
         let now = fixture.time(20);
         let broken = StreamState::Broken { reason: "gone".into() };
-        assert_eq!(fixture.pace.update(&broken, None, now), Some(StreamChange::Ended("gone".into())));
-        assert!(fixture.pace.is_relist_due(now) && fixture.pace.is_status_due(now));
+        assert_eq!(fixture.schedule.update(&broken, None, now), Some(StreamChange::Ended("gone".into())));
+        assert!(fixture.schedule.is_relist_due(now) && fixture.schedule.is_status_due(now));
         assert_eq!(fixture.lists(3), [20, 21, 22]);
         fixture.open(23);
         assert_eq!(fixture.lists(4), [23, 24, 26, 30]);
         // A repeated end is logged only if the stream was trusted in between.
         let mut fixture = Fixture::new();
         let (first, second) = (fixture.time(1), fixture.time(3));
-        assert!(fixture.pace.update(&broken, None, first).is_some());
+        assert!(fixture.schedule.update(&broken, None, first).is_some());
         fixture.open(2);
-        assert_eq!(fixture.pace.update(&StreamState::Broken { reason: "again".into() }, None, second), None);
+        assert_eq!(
+            fixture.schedule.update(&StreamState::Broken { reason: "again".into() }, None, second),
+            None
+        );
         fixture.open(4);
         let now = fixture.time(4);
-        assert_eq!(fixture.pace.relisted(now, false, now), None);
+        assert_eq!(fixture.schedule.relisted(now, false, now), None);
         let now = fixture.time(5);
-        assert_eq!(fixture.pace.relisted(now, false, now), Some(StreamChange::Trusted));
+        assert_eq!(fixture.schedule.relisted(now, false, now), Some(StreamChange::Trusted));
         let now = fixture.time(6);
-        assert!(fixture.pace.update(&broken, None, now).is_some());
+        assert!(fixture.schedule.update(&broken, None, now).is_some());
     }
 
     #[test]
@@ -282,17 +285,17 @@ mod tests {
         let mut fixture = Fixture::new();
         fixture.open(0);
         fixture.lists(6);
-        let stream = fixture.pace.stream.clone();
+        let stream = fixture.schedule.stream.clone();
         let unreported = Some(fixture.time(40));
         let (soon, late) = (fixture.time(41), fixture.time(42));
-        assert_eq!(fixture.pace.next_due(unreported), late.min(fixture.pace.next_status));
-        assert_eq!(fixture.pace.update(&stream, unreported, soon), None);
-        assert_eq!(fixture.pace.update(&stream, unreported, late), Some(StreamChange::Silent));
+        assert_eq!(fixture.schedule.next_due(unreported), late.min(fixture.schedule.next_status));
+        assert_eq!(fixture.schedule.update(&stream, unreported, soon), None);
+        assert_eq!(fixture.schedule.update(&stream, unreported, late), Some(StreamChange::Silent));
         assert_eq!(fixture.lists(3), [43, 44, 45]);
         // It reports changes again.
         let now = fixture.time(46);
-        assert_eq!(fixture.pace.update(&stream, None, now), None);
-        assert!(fixture.pace.is_streaming());
+        assert_eq!(fixture.schedule.update(&stream, None, now), None);
+        assert!(fixture.schedule.is_streaming());
         assert_eq!(fixture.lists(3), [46, 48, 52]);
     }
 
@@ -302,32 +305,32 @@ mod tests {
         fixture.open(0);
         assert_eq!(fixture.lists(6), [0, 1, 3, 7, 15, 31]);
         let now = fixture.time(32);
-        fixture.pace.inspection_failed(now);
+        fixture.schedule.inspection_failed(now);
         assert_eq!(fixture.lists(1), [33]);
         let now = fixture.time(33);
-        fixture.pace.list_soon(now);
+        fixture.schedule.list_soon(now);
         assert_eq!(fixture.lists(1), [34]);
         let now = fixture.time(36);
-        fixture.pace.list_soon(now);
-        assert!(fixture.pace.is_relist_due(now));
+        fixture.schedule.list_soon(now);
+        assert!(fixture.schedule.is_relist_due(now));
     }
 
     #[test]
     fn status_period_depends_on_the_last_response_and_the_stream() {
         let mut fixture = Fixture::new();
         let now = fixture.time(0);
-        fixture.pace.status_updated(Some(true), now);
-        assert_eq!(fixture.pace.next_status, fixture.time(5));
+        fixture.schedule.status_updated(Some(true), now);
+        assert_eq!(fixture.schedule.next_status, fixture.time(5));
         fixture.open(0);
-        fixture.pace.status_updated(Some(true), now);
-        assert_eq!(fixture.pace.next_status, fixture.time(10));
-        fixture.pace.status_updated(Some(false), now);
-        assert_eq!(fixture.pace.next_status, fixture.time(5));
+        fixture.schedule.status_updated(Some(true), now);
+        assert_eq!(fixture.schedule.next_status, fixture.time(10));
+        fixture.schedule.status_updated(Some(false), now);
+        assert_eq!(fixture.schedule.next_status, fixture.time(5));
         // The first failed list brings it forward; later ones do not, so it is requested once per list.
-        fixture.pace.list_failed(now);
-        assert_eq!(fixture.pace.next_status, now);
-        fixture.pace.status_updated(None, now);
-        fixture.pace.list_failed(now);
-        assert_eq!(fixture.pace.next_status, fixture.time(1));
+        fixture.schedule.list_failed(now);
+        assert_eq!(fixture.schedule.next_status, now);
+        fixture.schedule.status_updated(None, now);
+        fixture.schedule.list_failed(now);
+        assert_eq!(fixture.schedule.next_status, fixture.time(1));
     }
 }

@@ -17,14 +17,14 @@ const DEVICE_PAUSE: Duration = Duration::from_micros(60);
 
 /// Counts the reports of one driver.
 #[derive(Debug, Clone)]
-pub(super) struct ReportPace {
+pub(super) struct ReportRateLimit {
     left: u32,
     counted: Instant,
 }
 
-impl ReportPace {
-    pub(super) fn new(now: Instant) -> ReportPace {
-        ReportPace { left: BURST, counted: now }
+impl ReportRateLimit {
+    pub(super) fn new(now: Instant) -> ReportRateLimit {
+        ReportRateLimit { left: BURST, counted: now }
     }
 
     /// A report on so many devices was handled. Returns the wait before the next one.
@@ -53,23 +53,23 @@ mod tests {
     #[test]
     fn reports_without_changes_and_a_hundred_changes_hardly_wait() {
         let begun = Instant::now();
-        let mut pace = ReportPace::new(begun);
+        let mut rate_limit = ReportRateLimit::new(begun);
         for _ in 0..1_000 {
-            assert!(pace.next(1, false, begun) < REPORT_PAUSE * 2);
+            assert!(rate_limit.next(1, false, begun) < REPORT_PAUSE * 2);
         }
-        let waits: Vec<Duration> = (0..BURST).map(|_| pace.next(1, true, begun)).collect();
+        let waits: Vec<Duration> = (0..BURST).map(|_| rate_limit.next(1, true, begun)).collect();
         assert!(waits.iter().rev().skip(1).all(|wait| *wait < REPORT_PAUSE * 2));
         assert_eq!(waits.last(), Some(&INTERVAL));
-        assert_eq!(pace.next(1, true, begun + INTERVAL), INTERVAL);
-        assert!(pace.next(1, false, begun + INTERVAL) < REPORT_PAUSE * 2);
-        assert!(pace.next(1, true, begun + INTERVAL * 1_000) < REPORT_PAUSE * 2);
+        assert_eq!(rate_limit.next(1, true, begun + INTERVAL), INTERVAL);
+        assert!(rate_limit.next(1, false, begun + INTERVAL) < REPORT_PAUSE * 2);
+        assert!(rate_limit.next(1, true, begun + INTERVAL * 1_000) < REPORT_PAUSE * 2);
     }
 
     #[test]
     fn large_reports_wait_longer_but_not_beyond_a_second() {
         let begun = Instant::now();
-        let mut pace = ReportPace::new(begun);
-        assert!(pace.next(10_000, false, begun) > INTERVAL / 2);
-        assert_eq!(pace.next(usize::MAX, false, begun), INTERVAL);
+        let mut rate_limit = ReportRateLimit::new(begun);
+        assert!(rate_limit.next(10_000, false, begun) > INTERVAL / 2);
+        assert_eq!(rate_limit.next(usize::MAX, false, begun), INTERVAL);
     }
 }

@@ -18,7 +18,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(7);
 
 /// The due times of the `node` thread. It never reads a clock.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct StatusSchedule {
     update_every: Duration,
     report_every: Duration,
     next: Instant,
@@ -30,9 +30,9 @@ pub(super) struct Pace {
     refusals: u32,
 }
 
-impl Pace {
+impl StatusSchedule {
     pub(super) fn new(update_every: Duration, report_every: Duration, now: Instant) -> Self {
-        Pace {
+        StatusSchedule {
             update_every,
             report_every,
             next: now,
@@ -117,43 +117,43 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn pace(now: Instant) -> Pace {
-        Pace::new(SECOND * 10, SECOND * 300, now)
+    fn schedule(now: Instant) -> StatusSchedule {
+        StatusSchedule::new(SECOND * 10, SECOND * 300, now)
     }
 
     #[test]
     fn unchanged_status_waits_for_the_report_period() {
         let start = Instant::now();
-        let mut pace = pace(start);
-        assert!(pace.must_write(false, start));
-        pace.record_write(true, start, 0.25);
+        let mut schedule = schedule(start);
+        assert!(schedule.must_write(false, start));
+        schedule.record_write(true, start, 0.25);
         // 75 % of the period after a change, all of it after that.
-        assert!(!pace.must_write(false, start + SECOND * 224) && pace.must_write(true, start));
-        assert!(pace.must_write(false, start + SECOND * 225));
-        pace.record_write(false, start + SECOND * 225, 0.25);
-        assert!(!pace.must_write(false, start + SECOND * 524));
-        assert!(pace.must_write(false, start + SECOND * 525));
+        assert!(!schedule.must_write(false, start + SECOND * 224) && schedule.must_write(true, start));
+        assert!(schedule.must_write(false, start + SECOND * 225));
+        schedule.record_write(false, start + SECOND * 225, 0.25);
+        assert!(!schedule.must_write(false, start + SECOND * 524));
+        assert!(schedule.must_write(false, start + SECOND * 525));
         for (unit, most) in [(0.0, 150), (1.0, 450), (9.0, 450)] {
-            pace.record_write(true, start, unit);
-            assert!(!pace.must_write(false, start + SECOND * most - SECOND));
-            assert!(pace.must_write(false, start + SECOND * most));
+            schedule.record_write(true, start, unit);
+            assert!(!schedule.must_write(false, start + SECOND * most - SECOND));
+            assert!(schedule.must_write(false, start + SECOND * most));
         }
     }
 
     #[test]
     fn fast_until_ready_then_every_ten_seconds() {
         let start = Instant::now();
-        let mut pace = pace(start);
-        assert!(pace.is_due(start) && pace.fast_until.is_some());
-        pace.record_status(Some(false), start, 0.5);
-        assert_eq!(pace.next(), start + FAST);
-        pace.record_status(None, start, 0.0);
-        assert_eq!(pace.next(), start + SECOND * 10);
-        pace.record_status(Some(true), start, 0.0);
-        assert!(pace.fast_until.is_none());
-        pace.record_status(Some(false), start, 1.0);
-        assert_eq!(pace.next(), start + Duration::from_millis(10_400));
-        let mut late = self::pace(start);
+        let mut schedule = schedule(start);
+        assert!(schedule.is_due(start) && schedule.fast_until.is_some());
+        schedule.record_status(Some(false), start, 0.5);
+        assert_eq!(schedule.next(), start + FAST);
+        schedule.record_status(None, start, 0.0);
+        assert_eq!(schedule.next(), start + SECOND * 10);
+        schedule.record_status(Some(true), start, 0.0);
+        assert!(schedule.fast_until.is_none());
+        schedule.record_status(Some(false), start, 1.0);
+        assert_eq!(schedule.next(), start + Duration::from_millis(10_400));
+        let mut late = self::schedule(start);
         late.record_status(Some(false), start + FAST_LIMIT, 0.0);
         assert_eq!(late.next(), start + FAST_LIMIT + SECOND * 10);
     }
@@ -161,27 +161,27 @@ mod tests {
     #[test]
     fn nothing_is_reported_before_the_first_check() {
         let start = Instant::now();
-        let mut late = pace(start);
+        let mut late = schedule(start);
         assert!(late.is_settling(false, start) && late.is_settling(false, start + SECOND * 4));
         assert_eq!(late.next(), start + SECOND * 4 + FAST);
         assert!(!late.is_settling(false, start + SECOND * 5) && !late.is_settling(false, start));
-        let mut soon = pace(start);
+        let mut soon = schedule(start);
         assert!(!soon.is_settling(true, start) && !soon.is_settling(false, start));
     }
 
     #[test]
     fn registration_waits_double_up_to_seven_seconds() {
         let start = Instant::now();
-        let mut pace = pace(start);
+        let mut schedule = schedule(start);
         let mut waits = Vec::new();
         for _ in 0..9 {
-            pace.record_refusal(start, 0.0);
-            waits.push(pace.next().duration_since(start).as_millis());
+            schedule.record_refusal(start, 0.0);
+            waits.push(schedule.next().duration_since(start).as_millis());
         }
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
-        pace.at_once(start);
-        assert!(pace.is_due(start));
-        pace.record_refusal(start, 0.0);
-        assert_eq!(pace.next(), start + FIRST_WAIT);
+        schedule.at_once(start);
+        assert!(schedule.is_due(start));
+        schedule.record_refusal(start, 0.0);
+        assert_eq!(schedule.next(), start + FIRST_WAIT);
     }
 }
