@@ -28,7 +28,7 @@ use crate::model::event::{Event, EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
 use crate::model::reasons;
-use crate::observe::{ExitedContainers, Subject};
+use crate::observe::{ExitedContainers, ObservedChange};
 use crate::pods::mirror;
 use crate::pods::workers::{WorkerEnd, Workers};
 use crate::probes::Probes;
@@ -273,7 +273,7 @@ struct Sync {
     /// For `sources`.
     sets: Post<SourceName, SourceSet>,
     /// For `observe`.
-    changes: Post<Subject, ExitedContainers>,
+    changes: Post<ObservedChange, ExitedContainers>,
     /// For `status`: the pods as the API server shows them.
     api_pods: Inbox<PodUid, publish::ApiPod>,
     /// For `mirrors`: the static pods and their mirrors.
@@ -448,7 +448,7 @@ fn start_clean(
 fn start_observe(
     context: Context<'_>,
     rooms: &Rooms,
-    changes: Post<Subject, ExitedContainers>,
+    changes: Post<ObservedChange, ExitedContainers>,
 ) -> Result<Vec<Running>, StartError> {
     let Context { config, supervisor, .. } = context;
     // DIFFERS: the gate is off by default in the Go kubelet; here only a configuration that sets it,

@@ -17,7 +17,7 @@ use crate::util::threads;
 
 /// What a change reported to the `sync` thread is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Subject {
+pub(crate) enum ObservedChange {
     /// A pod, which has to be synced.
     Pod(PodUid),
     /// The runtime or its network became ready, or ceased to be.
@@ -222,7 +222,7 @@ impl Observe {
 pub(super) fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<PodRuntime, CriError> {
     let mut pod = cri::inspect_pod(cri, listed)?;
     for container in &mut pod.containers {
-        termination::complete(container);
+        termination::add_message(container);
     }
     Ok(pod)
 }

@@ -30,7 +30,7 @@ use crate::util::mailbox::Post;
 use crate::util::threads::{Died, OnDeath, Running};
 
 pub(crate) use diff::ExitedContainers;
-pub(crate) use handle::{Observe, Subject, new};
+pub(crate) use handle::{Observe, ObservedChange, new};
 pub(crate) use health::RuntimeHealth;
 use stream_state::StreamState;
 
@@ -48,7 +48,7 @@ pub(crate) struct Settings {
 pub(crate) fn spawn(
     observe: &Observe,
     settings: Settings,
-    changes: Post<Subject, ExitedContainers>,
+    changes: Post<ObservedChange, ExitedContainers>,
     deaths: &Sender<Died>,
 ) -> std::io::Result<Vec<Running>> {
     let on_death = || OnDeath::Supervisor(deaths.clone());

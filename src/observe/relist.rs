@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, select_biased};
 
 use super::diff::{self, ExitedContainers};
-use super::handle::{Observe, Subject, inspect_listed};
+use super::handle::{Observe, ObservedChange, inspect_listed};
 use super::schedule::{RelistSchedule, StreamChange};
 use crate::cri::{CriError, NotReady};
 use crate::model::ids::PodUid;
@@ -23,7 +23,7 @@ const GATHER: Duration = Duration::from_millis(10);
 
 pub(super) fn spawn(
     observe: Observe,
-    changes: Post<Subject, ExitedContainers>,
+    changes: Post<ObservedChange, ExitedContainers>,
     runtime_is_back: Sender<()>,
     on_death: OnDeath,
 ) -> std::io::Result<Running> {
@@ -45,7 +45,7 @@ pub(super) fn spawn(
 
 struct Watcher {
     observe: Observe,
-    changes: Post<Subject, ExitedContainers>,
+    changes: Post<ObservedChange, ExitedContainers>,
     /// Rung when the runtime responds again, so that the stream is requested immediately.
     runtime_is_back: Sender<()>,
     schedule: RelistSchedule,
@@ -172,7 +172,7 @@ impl Watcher {
             );
         }
         self.usable = Some(state);
-        self.changes.put(Subject::Health, ExitedContainers::default());
+        self.changes.put(ObservedChange::Health, ExitedContainers::default());
     }
 
     /// Lists all pods. `reported`: the pods with events.
@@ -203,7 +203,7 @@ impl Watcher {
             }
         }
         if first && self.observe.last_relist().is_some() {
-            self.changes.put(Subject::FirstList, ExitedContainers::default());
+            self.changes.put(ObservedChange::FirstList, ExitedContainers::default());
         }
     }
 
@@ -292,7 +292,7 @@ impl Watcher {
                 cache.put(uid, PodRuntime::absent(uid.clone()), requested_at);
             }
         }
-        self.changes.put(Subject::Pod(uid.clone()), change);
+        self.changes.put(ObservedChange::Pod(uid.clone()), change);
         inspection
     }
 }

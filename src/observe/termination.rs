@@ -17,7 +17,7 @@ const MESSAGE_BYTES: u64 = 4096;
 
 /// Adds the text of the termination file to the message of an exited container. If there is
 /// none and the policy allows it, adds the end of the log instead.
-pub(super) fn complete(container: &mut ContainerStatus) {
+pub(super) fn add_message(container: &mut ContainerStatus) {
     if container.state != ContainerState::Exited {
         return;
     }
@@ -170,12 +170,12 @@ mod tests {
         let mut container = ContainerStatus::blank("c1", "c", ContainerState::Exited);
         container.termination_message_path = "/dev/termination-log".to_owned();
         container.mounts = vec![mount("of a volume"), mount("of the agent")];
-        complete(&mut container);
+        add_message(&mut container);
         assert_eq!(container.message, "of the agent");
         // The annotation has the path of the manifest, which need not be absolute and clean.
         container.termination_message_path = "tmp/../dev//termination-log".to_owned();
         container.message.clear();
-        complete(&mut container);
+        add_message(&mut container);
         assert_eq!(container.message, "of the agent");
     }
 

@@ -7,7 +7,7 @@ use super::evictions::Order;
 use super::shutdown::Orders;
 use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
-use crate::observe::{ExitedContainers, Subject};
+use crate::observe::{ExitedContainers, ObservedChange};
 use crate::pods::workers::WorkerEnd;
 use crate::sources::SourceSet;
 
@@ -26,7 +26,7 @@ pub(super) enum Event {
     /// pods get the remaining resources.
     Sources(BTreeMap<SourceName, SourceSet>),
     /// The health of the runtime or the state of its pods changed.
-    Runtime(HashMap<Subject, ExitedContainers>),
+    Runtime(HashMap<ObservedChange, ExitedContainers>),
     /// Verdicts of probes changed.
     Probes(Vec<PodUid>),
     /// Objects changed that these pods refer to.

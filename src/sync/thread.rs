@@ -24,7 +24,7 @@ use crate::model::pod::{Pod, SourceName};
 use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
 use crate::node::{self, NodeReader, NodeWatch};
-use crate::observe::{ExitedContainers, Observe, Subject};
+use crate::observe::{ExitedContainers, Observe, ObservedChange};
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
@@ -83,7 +83,7 @@ pub(crate) struct Deps {
     /// Complete sets from the sources.
     pub from_sources: Inbox<SourceName, SourceSet>,
     /// Changes in the runtime.
-    pub from_observe: Inbox<Subject, ExitedContainers>,
+    pub from_observe: Inbox<ObservedChange, ExitedContainers>,
     /// Workers that ended.
     pub from_workers: Inbox<PodUid, WorkerEnd>,
     /// Pods with changed verdicts of probes.
@@ -485,24 +485,24 @@ impl Loop {
         }
     }
 
-    fn runtime_changed(&mut self, changes: impl IntoIterator<Item = (Subject, ExitedContainers)>) {
+    fn runtime_changed(&mut self, changes: impl IntoIterator<Item = (ObservedChange, ExitedContainers)>) {
         let mut unknown = false;
-        for (subject, change) in changes {
-            match subject {
-                Subject::Pod(uid) => {
-                    if !change.died.is_empty() {
+        for (change, exited) in changes {
+            match change {
+                ObservedChange::Pod(uid) => {
+                    if !exited.died.is_empty() {
                         self.garbage = true;
                     }
                     unknown |= !self.deps.workers.resync(&uid) && !self.deps.workers.knows(&uid);
                 }
-                Subject::Health => {
+                ObservedChange::Health => {
                     if let Some(health) = &self.deps.health {
                         // If the bell is full, the thread wakes anyway.
                         let _ = health.try_send(());
                     }
                     self.deps.workers.resync_all();
                 }
-                Subject::FirstList => {
+                ObservedChange::FirstList => {
                     self.first_list = true;
                     unknown = true;
                     // Until now every pod counted as running, so nothing was released.
