@@ -103,9 +103,10 @@ fn distance(left: &str, right: &str) -> usize {
     row.last().copied().unwrap_or(usize::MAX)
 }
 
-type WrongType = (String, String);
+/// The path of an invalid value, and the message.
+type InvalidValue = (String, String);
 
-fn check_value(value: &mut Value, kind: FieldType, path: &str) -> Result<(), WrongType> {
+fn check_value(value: &mut Value, kind: FieldType, path: &str) -> Result<(), InvalidValue> {
     let wrong_type = |value: &Value, wanted: &str| {
         Err((path.to_owned(), format!("must be {wanted}, not {}", describe_value(value))))
     };
@@ -157,7 +158,7 @@ fn check_value(value: &mut Value, kind: FieldType, path: &str) -> Result<(), Wro
     }
 }
 
-fn check_list(value: &mut Value, kind: FieldType, path: &str) -> Result<(), WrongType> {
+fn check_list(value: &mut Value, kind: FieldType, path: &str) -> Result<(), InvalidValue> {
     let Value::Array(items) = value else {
         return Err((path.to_owned(), format!("must be a list, not {}", describe_value(value))));
     };
@@ -167,7 +168,7 @@ fn check_list(value: &mut Value, kind: FieldType, path: &str) -> Result<(), Wron
     Ok(())
 }
 
-fn check_map(value: &mut Value, kind: FieldType, path: &str) -> Result<(), WrongType> {
+fn check_map(value: &mut Value, kind: FieldType, path: &str) -> Result<(), InvalidValue> {
     let Value::Object(entries) = value else {
         return Err((path.to_owned(), format!("must be a map, not {}", describe_value(value))));
     };
@@ -177,7 +178,7 @@ fn check_map(value: &mut Value, kind: FieldType, path: &str) -> Result<(), Wrong
     Ok(())
 }
 
-fn check_item(item: &mut Value, shape: &[(&str, FieldType)], path: &str) -> Result<(), WrongType> {
+fn check_item(item: &mut Value, shape: &[(&str, FieldType)], path: &str) -> Result<(), InvalidValue> {
     let Value::Object(fields) = item else {
         return Err((path.to_owned(), format!("must be an object, not {}", describe_value(item))));
     };
