@@ -1,12 +1,12 @@
 //! The table of the agent's flags: every kubelet flag that is valid in 1.36 or 1.37.
 //!
 //! It drives parsing, `--help` and the compatibility list. A flag that sets a configuration field
-//! takes its type, default, meaning and support from the table of fields.
+//! takes its type, default, meaning and effect from the table of fields.
 
 use std::collections::BTreeMap;
 
 use crate::config::effects::preset_text;
-use crate::config::fields::{Support, field};
+use crate::config::fields::{FieldEffect, field};
 use crate::config::{DefaultSet, MASK, without_password};
 use crate::config::{IMAGES_DIR, LOCAL_OBJECTS};
 use crate::server::LOCAL_SOCKET;
@@ -43,7 +43,7 @@ pub(super) enum Syntax {
 
 /// The effect of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(super) enum FlagEffect {
     /// The flag works as in the Go kubelet.
     Works,
     /// The flag is accepted without effect, for this reason.
@@ -54,14 +54,14 @@ pub(super) enum Effect {
     NoEffectYet,
 }
 
-impl Effect {
+impl FlagEffect {
     /// The text of the effect in the documents.
     pub(super) fn text(self) -> String {
         match self {
-            Effect::Works => "works".to_owned(),
-            Effect::Ignored(reason) => format!("ignored: {reason}"),
-            Effect::Refused(reason) => format!("refused: {reason}"),
-            Effect::NoEffectYet => "no effect yet".to_owned(),
+            FlagEffect::Works => "works".to_owned(),
+            FlagEffect::Ignored(reason) => format!("ignored: {reason}"),
+            FlagEffect::Refused(reason) => format!("refused: {reason}"),
+            FlagEffect::NoEffectYet => "no effect yet".to_owned(),
         }
     }
 }
@@ -76,7 +76,7 @@ pub(super) struct Flag {
     pub field: &'static str,
     own_preset: &'static str,
     own_help: &'static str,
-    own_effect: Effect,
+    own_effect: FlagEffect,
 }
 
 impl Flag {
@@ -92,13 +92,13 @@ impl Flag {
         field(self.field).map_or(self.own_help, |field| field.help)
     }
 
-    pub(super) fn effect(&self) -> Effect {
-        match field(self.field).map(|field| field.support) {
+    pub(super) fn effect(&self) -> FlagEffect {
+        match field(self.field).map(|field| field.effect) {
             None => self.own_effect,
-            Some(Support::Works) => Effect::Works,
-            Some(Support::NoEffectYet) => Effect::NoEffectYet,
-            Some(Support::Ignored) => Effect::Ignored("nothing here depends on it"),
-            Some(Support::Refused) => Effect::Refused("setting it is an error"),
+            Some(FieldEffect::Works) => FlagEffect::Works,
+            Some(FieldEffect::NoEffectYet) => FlagEffect::NoEffectYet,
+            Some(FieldEffect::Ignored) => FlagEffect::Ignored("nothing here depends on it"),
+            Some(FieldEffect::Refused) => FlagEffect::Refused("setting it is an error"),
         }
     }
 
@@ -182,26 +182,26 @@ pub(super) const REMOVED: &[(&str, &str)] = &[
 ];
 
 const fn sets(name: &'static str, syntax: Syntax, field: &'static str) -> Flag {
-    Flag { name, syntax, field, own_preset: "", own_help: "", own_effect: Effect::Works }
+    Flag { name, syntax, field, own_preset: "", own_help: "", own_effect: FlagEffect::Works }
 }
 
 const fn own(
     name: &'static str,
     syntax: Syntax,
     own_preset: &'static str,
-    own_effect: Effect,
+    own_effect: FlagEffect,
     own_help: &'static str,
 ) -> Flag {
     Flag { name, syntax, field: "", own_preset, own_help, own_effect }
 }
 
 const fn works(name: &'static str, syntax: Syntax, preset: &'static str, help: &'static str) -> Flag {
-    own(name, syntax, preset, Effect::Works, help)
+    own(name, syntax, preset, FlagEffect::Works, help)
 }
 
 /// A flag of cAdvisor.
 const fn stats(name: &'static str, syntax: Syntax, preset: &'static str, help: &'static str) -> Flag {
-    own(name, syntax, preset, Effect::Ignored("there is no cAdvisor in this agent"), help)
+    own(name, syntax, preset, FlagEffect::Ignored("there is no cAdvisor in this agent"), help)
 }
 
 /// Every flag, by name.
@@ -274,7 +274,7 @@ pub(super) static FLAGS: &[Flag] = &[
         "experimental-mounter-path",
         Text,
         "",
-        Effect::Ignored("deprecated upstream; mounts are made by system calls"),
+        FlagEffect::Ignored("deprecated upstream; mounts are made by system calls"),
         "mount program",
     ),
     sets("fail-cgroupv1", Bool, "failCgroupV1"),
@@ -433,7 +433,7 @@ pub(super) static FLAGS: &[Flag] = &[
         "print-config",
         Syntax::Bool,
         "false",
-        Effect::Works,
+        FlagEffect::Works,
         "print the effective configuration as YAML and exit",
     ),
     works(
@@ -502,7 +502,7 @@ mod tests {
                 field.path,
                 field.kind.type_name(),
                 preset_text(field.path, DefaultSet::WithFile),
-                field.support.text(),
+                field.effect.text(),
                 field.help
             );
         }

@@ -1,7 +1,7 @@
 //! `--help` and `--version`, made from the tables.
 
 use super::exit::EXITS;
-use super::flags::{Effect, FLAGS, Syntax};
+use super::flags::{FLAGS, FlagEffect, Syntax};
 use super::local::COMMANDS;
 
 use crate::server::KUBERNETES_VERSION;
@@ -58,7 +58,7 @@ pub fn help() -> String {
         if !flag.field.is_empty() {
             out += &format!(" [{}]", flag.field);
         }
-        if flag.effect() != Effect::Works {
+        if flag.effect() != FlagEffect::Works {
             out += &format!(" [{}]", flag.effect().text());
         }
         out.push('\n');

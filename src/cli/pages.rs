@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::exit::EXITS;
-use super::flags::{Effect, FLAGS, Flag, Syntax};
+use super::flags::{FLAGS, Flag, FlagEffect, Syntax};
 use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
 use crate::config::DefaultSet;
 use crate::config::effects::preset_text;
-use crate::config::fields::{FIELDS, Support};
+use crate::config::fields::{FIELDS, FieldEffect};
 
 const ORIGIN: &str =
     "Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.";
@@ -140,7 +140,7 @@ fn manual() -> String {
         if !flag.field.is_empty() {
             let _ = write!(body, " [{}]", flag.field);
         }
-        if flag.effect() != Effect::Works {
+        if flag.effect() != FlagEffect::Works {
             let _ = write!(body, " [{}]", flag.effect().text());
         }
         item(&mut out, &format!("{}{placeholder}", dashed(flag)), &body);
@@ -191,8 +191,8 @@ fn config_manual() -> String {
             let _ = write!(body, ", flag {}", dashed(flag));
         }
         let _ = write!(body, "): {}", field.help);
-        if field.support != Support::Works {
-            let _ = write!(body, " [{}]", field.support.text());
+        if field.effect != FieldEffect::Works {
+            let _ = write!(body, " [{}]", field.effect.text());
         }
         item(&mut out, field.path, &body);
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use lexopt::Arg;
 use serde_json::{Map, Value, json};
 
-use super::flags::{Effect, FLAGS, Flag, REMOVED, Syntax, find};
+use super::flags::{FLAGS, Flag, FlagEffect, REMOVED, Syntax, find};
 use super::local::{COMMANDS, LocalCommand, parse_local};
 use crate::config::check::closest;
 use crate::config::fields::{FieldType, field};
@@ -174,7 +174,7 @@ impl CommandLine {
         if !matches!(flag.name, "check-config" | "print-config") {
             self.args.given.insert(flag.name, text.clone());
         }
-        if let Effect::Refused(reason) = flag.effect()
+        if let FlagEffect::Refused(reason) = flag.effect()
             && parse_bool(&text) != Some(false)
         {
             self.fail(&shown, reason);

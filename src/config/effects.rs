@@ -6,7 +6,7 @@ use serde::de::Error as _;
 use serde_json::{Map, Value};
 
 use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, preset};
-use super::fields::{FIELDS, Support};
+use super::fields::{FIELDS, FieldEffect};
 use super::kubelet::KubeletConfiguration;
 
 /// The fields that differ from their defaults and have no effect yet.
@@ -16,7 +16,7 @@ pub fn without_effect(config: &KubeletConfiguration, defaults: DefaultSet) -> Ve
     let plain = crate::util::json::to_value(&default_configuration(defaults)).unwrap_or(Value::Null);
     FIELDS
         .iter()
-        .filter(|field| field.support == Support::NoEffectYet)
+        .filter(|field| field.effect == FieldEffect::NoEffectYet)
         .filter(|field| get(&set, field.path) != get(&plain, field.path))
         .map(|field| field.path)
         .collect()

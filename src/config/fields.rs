@@ -82,7 +82,7 @@ pub enum Preset {
 
 /// The effect of a field in this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Support {
+pub enum FieldEffect {
     /// The field has the same effect as in the Go kubelet.
     Works,
     /// The field is read and validated, but the feature is not implemented yet.
@@ -93,14 +93,14 @@ pub enum Support {
     Refused,
 }
 
-impl Support {
+impl FieldEffect {
     /// The effect as printed in the compatibility list.
     pub fn text(self) -> &'static str {
         match self {
-            Support::Works => "works",
-            Support::NoEffectYet => "no effect yet",
-            Support::Ignored => "ignored",
-            Support::Refused => "refused",
+            FieldEffect::Works => "works",
+            FieldEffect::NoEffectYet => "no effect yet",
+            FieldEffect::Ignored => "ignored",
+            FieldEffect::Refused => "refused",
         }
     }
 }
@@ -117,7 +117,7 @@ pub struct Field {
     /// Whether an explicit zero value is kept; otherwise zero means the default, as in Go.
     pub keeps_zero: bool,
     /// The effect in this version.
-    pub support: Support,
+    pub effect: FieldEffect,
     /// The meaning of the field, for the help.
     pub help: &'static str,
 }
@@ -129,21 +129,21 @@ impl Field {
             kind,
             preset,
             keeps_zero: matches!(kind, FieldType::Bool),
-            support: Support::NoEffectYet,
+            effect: FieldEffect::NoEffectYet,
             help,
         }
     }
 
     const fn works(self) -> Self {
-        Field { support: Support::Works, ..self }
+        Field { effect: FieldEffect::Works, ..self }
     }
 
     const fn ignored(self) -> Self {
-        Field { support: Support::Ignored, ..self }
+        Field { effect: FieldEffect::Ignored, ..self }
     }
 
     const fn refused(self) -> Self {
-        Field { support: Support::Refused, ..self }
+        Field { effect: FieldEffect::Refused, ..self }
     }
 
     const fn keeps_zero(self) -> Self {
