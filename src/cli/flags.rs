@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::effects::preset_text;
+use crate::config::effects::default_text;
 use crate::config::fields::{FieldEffect, field};
 use crate::config::{DefaultSet, MASK, without_password};
 use crate::config::{IMAGES_DIR, LOCAL_OBJECTS};
@@ -74,18 +74,18 @@ pub(super) struct Flag {
     pub syntax: Syntax,
     /// The configuration field it sets; empty when it is not about one.
     pub field: &'static str,
-    own_preset: &'static str,
+    own_default: &'static str,
     own_help: &'static str,
     own_effect: FlagEffect,
 }
 
 impl Flag {
     /// The default as text.
-    pub(super) fn preset(&self) -> String {
+    pub(super) fn default_text(&self) -> String {
         if self.field.is_empty() {
-            return if self.own_preset.is_empty() { "\"\"".to_owned() } else { self.own_preset.to_owned() };
+            return if self.own_default.is_empty() { "\"\"".to_owned() } else { self.own_default.to_owned() };
         }
-        preset_text(self.field, DefaultSet::FlagsOnly)
+        default_text(self.field, DefaultSet::FlagsOnly)
     }
 
     pub(super) fn help(&self) -> &'static str {
@@ -136,7 +136,7 @@ pub fn effective(given: &BTreeMap<&'static str, String>) -> Vec<(String, String)
                 // Headers usually carry credentials.
                 Some(_) if flag.syntax == Syntax::Headers => MASK.to_owned(),
                 Some(text) => without_password(text),
-                None => flag.preset(),
+                None => flag.default_text(),
             };
             (flag.name.to_owned(), value)
         })
@@ -182,26 +182,26 @@ pub(super) const REMOVED: &[(&str, &str)] = &[
 ];
 
 const fn sets(name: &'static str, syntax: Syntax, field: &'static str) -> Flag {
-    Flag { name, syntax, field, own_preset: "", own_help: "", own_effect: FlagEffect::Works }
+    Flag { name, syntax, field, own_default: "", own_help: "", own_effect: FlagEffect::Works }
 }
 
 const fn own(
     name: &'static str,
     syntax: Syntax,
-    own_preset: &'static str,
+    own_default: &'static str,
     own_effect: FlagEffect,
     own_help: &'static str,
 ) -> Flag {
-    Flag { name, syntax, field: "", own_preset, own_help, own_effect }
+    Flag { name, syntax, field: "", own_default, own_help, own_effect }
 }
 
-const fn works(name: &'static str, syntax: Syntax, preset: &'static str, help: &'static str) -> Flag {
-    own(name, syntax, preset, FlagEffect::Works, help)
+const fn works(name: &'static str, syntax: Syntax, default: &'static str, help: &'static str) -> Flag {
+    own(name, syntax, default, FlagEffect::Works, help)
 }
 
 /// A flag of cAdvisor.
-const fn stats(name: &'static str, syntax: Syntax, preset: &'static str, help: &'static str) -> Flag {
-    own(name, syntax, preset, FlagEffect::Ignored("there is no cAdvisor in this agent"), help)
+const fn stats(name: &'static str, syntax: Syntax, default: &'static str, help: &'static str) -> Flag {
+    own(name, syntax, default, FlagEffect::Ignored("there is no cAdvisor in this agent"), help)
 }
 
 /// Every flag, by name.
@@ -475,7 +475,7 @@ mod tests {
             out += &format!(
                 "| `--{}` | `{}` | {sets} | {effect} | {} |\n",
                 flag.name,
-                flag.preset(),
+                flag.default_text(),
                 flag.help()
             );
         }
@@ -501,7 +501,7 @@ mod tests {
                 "| `{}` | {} | `{}` | {flag} | {} | {} |\n",
                 field.path,
                 field.kind.type_name(),
-                preset_text(field.path, DefaultSet::WithFile),
+                default_text(field.path, DefaultSet::WithFile),
                 field.effect.text(),
                 field.help
             );

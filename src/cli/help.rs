@@ -53,7 +53,7 @@ pub fn help() -> String {
             "  {dashes}{}{placeholder}\n      {} (default {})",
             flag.name,
             flag.help(),
-            flag.preset()
+            flag.default_text()
         );
         if !flag.field.is_empty() {
             out += &format!(" [{}]", flag.field);

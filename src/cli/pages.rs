@@ -9,7 +9,7 @@ use super::exit::EXITS;
 use super::flags::{FLAGS, Flag, FlagEffect, Syntax};
 use super::local::{COMMANDS, OPTIONS_OF_COMMANDS};
 use crate::config::DefaultSet;
-use crate::config::effects::preset_text;
+use crate::config::effects::default_text;
 use crate::config::fields::{FIELDS, FieldEffect};
 
 const ORIGIN: &str =
@@ -136,7 +136,7 @@ fn manual() -> String {
     for flag in FLAGS {
         let placeholder =
             if flag.syntax == Syntax::Bool { String::new() } else { format!("={}", flag.placeholder()) };
-        let mut body = format!("{} (default {})", flag.help(), flag.preset());
+        let mut body = format!("{} (default {})", flag.help(), flag.default_text());
         if !flag.field.is_empty() {
             let _ = write!(body, " [{}]", flag.field);
         }
@@ -186,7 +186,7 @@ fn config_manual() -> String {
     );
     for field in FIELDS {
         let mut body =
-            format!("{} (default {}", field.kind.type_name(), preset_text(field.path, DefaultSet::WithFile));
+            format!("{} (default {}", field.kind.type_name(), default_text(field.path, DefaultSet::WithFile));
         if let Some(flag) = FLAGS.iter().find(|flag| flag.field == field.path) {
             let _ = write!(body, ", flag {}", dashed(flag));
         }

@@ -131,10 +131,10 @@ fn flags_set_fields() {
 #[test]
 fn every_flag_takes_its_default() {
     for flag in flags::FLAGS {
-        let preset = flag.preset();
-        let text = match (flag.syntax, preset.as_str()) {
+        let default = flag.default_text();
+        let text = match (flag.syntax, default.as_str()) {
             (_, "\"\"" | "[]" | "{}") => String::new(),
-            _ => preset,
+            _ => default,
         };
         let parsed = parse_words([format!("--{}={text}", flag.name)]);
         assert!(parsed.is_ok(), "--{}={text}: {parsed:?}", flag.name);

@@ -17,14 +17,14 @@ pub enum DefaultSet {
 
 /// A field's default in one of the sets.
 #[must_use]
-pub fn preset(field: &Field, set: DefaultSet) -> Value {
+pub fn field_default(field: &Field, set: DefaultSet) -> Value {
     match (set, field.path) {
         (DefaultSet::FlagsOnly, "authentication.anonymous.enabled") => Value::Bool(true),
         (DefaultSet::FlagsOnly, "authentication.webhook.enabled") => Value::Bool(false),
         (DefaultSet::FlagsOnly, "authorization.mode") => Value::from("AlwaysAllow"),
         (DefaultSet::FlagsOnly, "readOnlyPort") => Value::from(10255),
         (DefaultSet::FlagsOnly, "evictionHard") => Value::Object(Map::new()),
-        _ => field.preset_value(),
+        _ => field.default_value(),
     }
 }
 
@@ -68,16 +68,16 @@ pub fn fill(config: &mut Value, defaults: DefaultSet, memory_bytes: Option<u64>)
         if !unset {
             // INVARIANT: the limit is -1 or a number of processes.
             if field.path == "podPidsLimit" && current.as_i64().is_some_and(|limit| limit < 0) {
-                set(config, field.path, field.preset_value());
+                set(config, field.path, field.default_value());
             }
             continue;
         }
         let value = match field.path {
             "serializeImagePulls" => Value::Bool(parallel < 2),
-            "nodeStatusReportFrequency" => update.clone().unwrap_or_else(|| field.preset_value()),
+            "nodeStatusReportFrequency" => update.clone().unwrap_or_else(|| field.default_value()),
             // A file's defaults were added before, so only null in a drop-in leaves no thresholds.
             "evictionHard" => Value::Object(Map::new()),
-            _ => preset(field, defaults),
+            _ => field_default(field, defaults),
         };
         // Some features are on if their object is there: none is made for a field without a default.
         if value.is_null() && get(config, field.path).is_none() {

@@ -5,7 +5,7 @@ use serde::Deserialize as _;
 use serde::de::Error as _;
 use serde_json::{Map, Value};
 
-use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, preset};
+use super::defaults::{DefaultSet, field_default, fill, fill_hard_eviction, get};
 use super::fields::{FIELDS, FieldEffect};
 use super::kubelet::KubeletConfiguration;
 
@@ -51,8 +51,8 @@ pub(super) fn typed(value: Value) -> Result<KubeletConfiguration, serde_json::Er
 
 /// A field's default in a set, in the format of the documents.
 #[must_use]
-pub fn preset_text(path: &str, defaults: DefaultSet) -> String {
-    let value = super::fields::field(path).map_or(Value::Null, |field| preset(field, defaults));
+pub fn default_text(path: &str, defaults: DefaultSet) -> String {
+    let value = super::fields::field(path).map_or(Value::Null, |field| field_default(field, defaults));
     match value {
         Value::Null => "unset".to_owned(),
         Value::String(text) if text.is_empty() => "\"\"".to_owned(),
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(config.max_pods, 110, "the defaults do not fit the types");
             let printed = serde_json::to_value(&config).unwrap();
             for field in FIELDS {
-                let expected = match preset(field, defaults) {
+                let expected = match field_default(field, defaults) {
                     Value::Null => None,
                     value => Some(value),
                 };
@@ -107,7 +107,7 @@ mod tests {
         assert!(warning(&["a", "b.c"]).is_some_and(|text| text.ends_with(": a, b.c")));
         assert_eq!(warning(&[]), None);
         assert_eq!(
-            json!(preset_text("evictionHard", DefaultSet::WithFile)),
+            json!(default_text("evictionHard", DefaultSet::WithFile)),
             json!(
                 "imagefs.available<15%,imagefs.inodesFree<5%,memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%"
             )

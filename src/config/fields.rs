@@ -63,7 +63,7 @@ impl FieldType {
 
 /// A field's default.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Preset {
+pub enum DefaultValue {
     /// Unset, which has its own meaning.
     Nil,
     /// A bool.
@@ -113,7 +113,7 @@ pub struct Field {
     /// The type of the value.
     pub kind: FieldType,
     /// The default when a configuration file is given.
-    pub preset: Preset,
+    pub default: DefaultValue,
     /// Whether an explicit zero value is kept; otherwise zero means the default, as in Go.
     pub keeps_zero: bool,
     /// The effect in this version.
@@ -123,11 +123,11 @@ pub struct Field {
 }
 
 impl Field {
-    const fn new(path: &'static str, kind: FieldType, preset: Preset, help: &'static str) -> Self {
+    const fn new(path: &'static str, kind: FieldType, default: DefaultValue, help: &'static str) -> Self {
         Field {
             path,
             kind,
-            preset,
+            default,
             keeps_zero: matches!(kind, FieldType::Bool),
             effect: FieldEffect::NoEffectYet,
             help,
@@ -152,19 +152,19 @@ impl Field {
 
     /// The default as JSON; null when there is none.
     #[must_use]
-    pub fn preset_value(&self) -> Value {
-        match self.preset {
-            Preset::Nil => Value::Null,
-            Preset::Bool(flag) => Value::from(flag),
-            Preset::Int(number) => Value::from(number),
-            Preset::Text(text) => Value::from(text),
-            Preset::List(items) => Value::from(items),
-            Preset::Map(entries) => entries
+    pub fn default_value(&self) -> Value {
+        match self.default {
+            DefaultValue::Nil => Value::Null,
+            DefaultValue::Bool(flag) => Value::from(flag),
+            DefaultValue::Int(number) => Value::from(number),
+            DefaultValue::Text(text) => Value::from(text),
+            DefaultValue::List(items) => Value::from(items),
+            DefaultValue::Map(entries) => entries
                 .iter()
                 .map(|(key, value)| ((*key).to_owned(), Value::from(*value)))
                 .collect::<serde_json::Map<_, _>>()
                 .into(),
-            Preset::Empty => match self.kind {
+            DefaultValue::Empty => match self.kind {
                 FieldType::TextMap | FieldType::ListMap | FieldType::BoolMap | FieldType::QuantityMap => {
                     Value::Object(serde_json::Map::new())
                 }
@@ -180,32 +180,32 @@ pub fn field(path: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.path == path)
 }
 
-const fn flag(path: &'static str, preset: bool, help: &'static str) -> Field {
-    Field::new(path, FieldType::Bool, Preset::Bool(preset), help)
+const fn flag(path: &'static str, default: bool, help: &'static str) -> Field {
+    Field::new(path, FieldType::Bool, DefaultValue::Bool(default), help)
 }
 
-const fn int(path: &'static str, preset: i64, help: &'static str) -> Field {
-    Field::new(path, FieldType::Int32, Preset::Int(preset), help)
+const fn int(path: &'static str, default: i64, help: &'static str) -> Field {
+    Field::new(path, FieldType::Int32, DefaultValue::Int(default), help)
 }
 
-const fn long(path: &'static str, preset: i64, help: &'static str) -> Field {
-    Field::new(path, FieldType::Int64, Preset::Int(preset), help)
+const fn long(path: &'static str, default: i64, help: &'static str) -> Field {
+    Field::new(path, FieldType::Int64, DefaultValue::Int(default), help)
 }
 
-const fn text(path: &'static str, preset: &'static str, help: &'static str) -> Field {
-    Field::new(path, FieldType::Text, Preset::Text(preset), help)
+const fn text(path: &'static str, default: &'static str, help: &'static str) -> Field {
+    Field::new(path, FieldType::Text, DefaultValue::Text(default), help)
 }
 
-const fn time(path: &'static str, preset: &'static str, help: &'static str) -> Field {
-    Field::new(path, FieldType::Duration, Preset::Text(preset), help)
+const fn time(path: &'static str, default: &'static str, help: &'static str) -> Field {
+    Field::new(path, FieldType::Duration, DefaultValue::Text(default), help)
 }
 
 const fn list(path: &'static str, help: &'static str) -> Field {
-    Field::new(path, FieldType::TextList, Preset::Empty, help)
+    Field::new(path, FieldType::TextList, DefaultValue::Empty, help)
 }
 
 const fn map(path: &'static str, help: &'static str) -> Field {
-    Field::new(path, FieldType::TextMap, Preset::Empty, help)
+    Field::new(path, FieldType::TextMap, DefaultValue::Empty, help)
 }
 
 /// The default hard eviction thresholds of a configuration file.
@@ -238,7 +238,7 @@ pub static FIELDS: &[Field] = &[
     time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
     time("httpCheckFrequency", "20s", "how often the static pod URL is polled").works(),
     text("staticPodURL", "", "URL of static pod manifests").works(),
-    Field::new("staticPodURLHeader", FieldType::ListMap, Preset::Empty, "headers sent to the static pod URL")
+    Field::new("staticPodURLHeader", FieldType::ListMap, DefaultValue::Empty, "headers sent to the static pod URL")
         .works(),
     text("address", "0.0.0.0", "IP address the servers listen on").works(),
     int("port", 10250, "port of the node API").works(),
@@ -250,7 +250,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "tlsCurvePreferences",
         FieldType::IntList,
-        Preset::Empty,
+        DefaultValue::Empty,
         "TLS groups by their number, preferred first",
     )
     .works(),
@@ -319,7 +319,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "singleProcessOOMKill",
         FieldType::Bool,
-        Preset::Nil,
+        DefaultValue::Nil,
         "let the kernel kill one process instead of the whole container; unset means so on cgroup v1 only",
     )
     .keeps_zero()
@@ -358,13 +358,13 @@ pub static FIELDS: &[Field] = &[
     int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),
     int("kubeAPIBurst", 100, "API requests that may be sent at once").works(),
     flag("serializeImagePulls", true, "pull one image after another").works(),
-    Field::new("maxParallelImagePulls", FieldType::Int32, Preset::Nil, "image pulls at once, while not serialized")
+    Field::new("maxParallelImagePulls", FieldType::Int32, DefaultValue::Nil, "image pulls at once, while not serialized")
         .keeps_zero()
         .works(),
     Field::new(
         "evictionHard",
         FieldType::TextMap,
-        Preset::Map(HARD_EVICTION),
+        DefaultValue::Map(HARD_EVICTION),
         "thresholds at which pods are evicted at once (below 1000Mi of memory the default has memory.available<10%)",
     )
     .works(),
@@ -381,7 +381,7 @@ pub static FIELDS: &[Field] = &[
     flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
     int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
-    Field::new("featureGates", FieldType::BoolMap, Preset::Empty, "feature gates to switch").works(),
+    Field::new("featureGates", FieldType::BoolMap, DefaultValue::Empty, "feature gates to switch").works(),
     flag("failSwapOn", true, "refuse to start while swap is on").works(),
     text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
     text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
@@ -409,7 +409,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "enforceNodeAllocatable",
         FieldType::TextList,
-        Preset::List(&["pods"]),
+        DefaultValue::List(&["pods"]),
         "what the node's allocatable limits are enforced on",
     )
     .works(),
@@ -430,7 +430,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "logging.vmodule",
         FieldType::Items(VMODULE),
-        Preset::Empty,
+        DefaultValue::Empty,
         "verbosity by source file; use CORACLE_LOG",
     )
     .ignored(),
@@ -443,7 +443,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "logging.options.text.infoBufferSize",
         FieldType::Quantity,
-        Preset::Text("0"),
+        DefaultValue::Text("0"),
         "buffer of split info lines, which are never buffered here",
     )
     .ignored(),
@@ -456,7 +456,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "logging.options.json.infoBufferSize",
         FieldType::Quantity,
-        Preset::Text("0"),
+        DefaultValue::Text("0"),
         "buffer of split info lines, which are never buffered here",
     )
     .ignored(),
@@ -468,7 +468,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "shutdownGracePeriodByPodPriority",
         FieldType::Items(SHUTDOWN_BY_PRIORITY),
-        Preset::Empty,
+        DefaultValue::Empty,
         "shutdown grace by pod priority, instead of the two above",
     )
     .works(),
@@ -479,7 +479,7 @@ pub static FIELDS: &[Field] = &[
     )
     .keeps_zero()
     .works(),
-    Field::new("reservedMemory", FieldType::Items(RESERVED_MEMORY), Preset::Empty, "memory reserved per NUMA node")
+    Field::new("reservedMemory", FieldType::Items(RESERVED_MEMORY), DefaultValue::Empty, "memory reserved per NUMA node")
         .works(),
     flag(
         "enableProfilingHandler",
@@ -493,20 +493,20 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "memoryThrottlingFactor",
         FieldType::Float,
-        Preset::Nil,
+        DefaultValue::Nil,
         "where memory.high is set, with MemoryQoS",
     )
     .keeps_zero()
     .works(),
     text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS").works(),
-    Field::new("registerWithTaints", FieldType::Items(TAINT), Preset::Empty, "taints the node registers with")
+    Field::new("registerWithTaints", FieldType::Items(TAINT), DefaultValue::Empty, "taints the node registers with")
         .works(),
     flag("registerNode", true, "register this node with the API server").works(),
-    Field::new("tracing.endpoint", FieldType::Text, Preset::Nil, "where spans are sent").works(),
+    Field::new("tracing.endpoint", FieldType::Text, DefaultValue::Nil, "where spans are sent").works(),
     Field::new(
         "tracing.samplingRatePerMillion",
         FieldType::Int32,
-        Preset::Nil,
+        DefaultValue::Nil,
         "traces that are recorded of a million",
     )
     .keeps_zero()
@@ -523,7 +523,7 @@ pub static FIELDS: &[Field] = &[
     Field::new(
         "userNamespaces.idsPerPod",
         FieldType::Int64,
-        Preset::Nil,
+        DefaultValue::Nil,
         "ids each user namespace gets; 65536 when unset",
     )
     .keeps_zero()

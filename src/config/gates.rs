@@ -35,7 +35,7 @@ pub struct Gate {
     /// The stage of the feature.
     pub stage: Stage,
     /// Whether it is on by default.
-    pub preset: bool,
+    pub default: bool,
     /// Whether its value is fixed.
     pub locked: bool,
 }
@@ -77,7 +77,7 @@ impl Gates {
                     Some(former) => gates.ignored.push(former),
                     None => problems.push((name.clone(), GateError::Unknown(name.clone()))),
                 },
-                Some(gate) if gate.locked && gate.preset != wanted => gates.ignored.push(gate.name),
+                Some(gate) if gate.locked && gate.default != wanted => gates.ignored.push(gate.name),
                 Some(_) => {}
             }
         }
@@ -156,7 +156,7 @@ impl Release {
         }
         for (name, &wanted) in set {
             if let Some(gate) = self.gates.get(name.as_str())
-                && !(gate.locked && gate.preset != wanted)
+                && !(gate.locked && gate.default != wanted)
             {
                 changed.insert(gate.name, wanted);
             }
@@ -167,7 +167,7 @@ impl Release {
     fn enabled(&self, changed: &BTreeMap<&'static str, bool>, name: &str) -> bool {
         match changed.get(name) {
             Some(on) => *on,
-            None => self.gates.get(name).is_some_and(|gate| gate.preset),
+            None => self.gates.get(name).is_some_and(|gate| gate.default),
         }
     }
 
@@ -222,7 +222,7 @@ fn parse(table: &'static str, release: &str) -> Release {
 /// `None`: the release has no such gate.
 fn gate(name: &'static str, cell: &str) -> Option<Gate> {
     let (cell, locked) = cell.strip_suffix("-locked").map_or((cell, false), |cell| (cell, true));
-    let (stage, preset) = cell.split_once('-')?;
+    let (stage, default) = cell.split_once('-')?;
     let stage = match stage {
         "alpha" => Stage::Alpha,
         "beta" => Stage::Beta,
@@ -230,7 +230,7 @@ fn gate(name: &'static str, cell: &str) -> Option<Gate> {
         "deprecated" => Stage::Deprecated,
         _ => return None,
     };
-    Some(Gate { name, stage, preset: preset == "on", locked })
+    Some(Gate { name, stage, default: default == "on", locked })
 }
 
 /// Gates that earlier versions of this agent accepted and [`RELEASE`] has no more, and gates of other
@@ -292,9 +292,9 @@ pub fn markdown() -> String {
     let word = |on: bool| if on { "on" } else { "off" };
     let mut out = "| Feature gate | Default | Here |\n|---|---|---|\n".to_owned();
     for (name, here) in FIXED {
-        let preset = KNOWN.gates.get(name).is_some_and(|gate| gate.preset);
+        let default = KNOWN.gates.get(name).is_some_and(|gate| gate.default);
         let note = if is_not_built(name) { " (alpha, not built)" } else { "" };
-        out += &format!("| `{name}` | {} | always {}{note} |\n", word(preset), word(*here));
+        out += &format!("| `{name}` | {} | always {}{note} |\n", word(default), word(*here));
     }
     out
 }
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn gates_of_1_37_2_have_their_stage_default_and_lock() {
         use Stage::{Alpha, Beta, Deprecated, Stable};
-        for (name, stage, preset, locked) in [
+        for (name, stage, default, locked) in [
             ("AtomicWriteVolumeUserFields", Alpha, false, false),
             ("PodLevelResourceManagers", Beta, false, false),
             ("CRIListStreaming", Alpha, false, false),
@@ -369,7 +369,7 @@ mod tests {
             ("DRAAdminAccess", Stable, true, true),
             ("AllAlpha", Alpha, false, false),
         ] {
-            assert_eq!(KNOWN.gates.get(name), Some(&Gate { name, stage, preset, locked }));
+            assert_eq!(KNOWN.gates.get(name), Some(&Gate { name, stage, default, locked }));
         }
         assert_eq!(KNOWN.needs["EventedPLEG"], ["PLEGOnDemandRelist"]);
         assert_eq!(PREVIOUS.gates["MemoryQoS"].stage, Alpha);
@@ -450,7 +450,7 @@ mod tests {
     #[test]
     fn every_gate_of_both_releases_is_accepted() {
         for gate in KNOWN.gates.values().chain(PREVIOUS.gates.values()) {
-            let (_, problems) = Gates::resolve(&set(&[(gate.name, gate.preset)]));
+            let (_, problems) = Gates::resolve(&set(&[(gate.name, gate.default)]));
             assert_eq!(problems, [], "{}", gate.name);
         }
     }
