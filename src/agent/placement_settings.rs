@@ -259,21 +259,21 @@ fn memory(
 /// The running containers with their CPUs and NUMA nodes: as the runtime reports them, or else from
 /// their cgroups below `cpusets`.
 fn running(cri: &RuntimeClient, cpusets: &Path) -> Result<Vec<ObservedContainer>, CriError> {
-    let sets_of = |id: &ContainerId| {
+    let read_cpusets = |id: &ContainerId| {
         let status = cri.container_status(id)?;
         let linux = &status.resources.linux;
         Ok((linux.cpuset_cpus.clone(), linux.cpuset_mems.clone()))
     };
-    observed(cri::list_pods(cri, None)?, &sets_of, cpusets)
+    observed(cri::list_pods(cri, None)?, &read_cpusets, cpusets)
 }
 
 /// Reads the CPUs and memory nodes that a container may use, as lists of the kernel.
-type ReadSets<'a> = dyn Fn(&ContainerId) -> Result<(String, String), CriError> + 'a;
+type ReadCpusets<'a> = dyn Fn(&ContainerId) -> Result<(String, String), CriError> + 'a;
 
 /// The running ones of the listed containers. One that was removed after the list is left out.
 fn observed(
     pods: BTreeMap<PodUid, ListedPod>,
-    sets_of: &ReadSets<'_>,
+    read_cpusets: &ReadCpusets<'_>,
     cpusets: &Path,
 ) -> Result<Vec<ObservedContainer>, CriError> {
     let mut cgroups = None;
@@ -281,7 +281,7 @@ fn observed(
     for pod in pods.into_values() {
         for container in pod.containers.iter().filter(|container| container.state == ContainerState::Running)
         {
-            let Some(mut sets) = cri::unless_gone(sets_of(&container.id))? else { continue };
+            let Some(mut sets) = cri::unless_gone(read_cpusets(&container.id))? else { continue };
             if sets.0.is_empty() {
                 let all = cgroups.get_or_insert_with(|| container_cgroups(cpusets));
                 let read = |file: &str| {
@@ -346,14 +346,14 @@ mod tests {
         let pod = ListedPod { uid: "u".into(), containers, ..ListedPod::default() };
         let pods = BTreeMap::from([(pod.uid.clone(), pod)]);
         let observe = |kind| {
-            let sets_of = |id: &ContainerId| match id.as_str() {
+            let read_cpusets = |id: &ContainerId| match id.as_str() {
                 "gone" => {
                     let error = CallError { method: "ContainerStatus", kind, message: String::new() };
                     Err(CriError::Call { object: id.to_string(), error })
                 }
                 _ => Ok(("0-1".to_owned(), "0".to_owned())),
             };
-            observed(pods.clone(), &sets_of, Path::new("/nonexistent"))
+            observed(pods.clone(), &read_cpusets, Path::new("/nonexistent"))
         };
         let names = |found: Vec<ObservedContainer>| -> Vec<String> {
             found.into_iter().map(|container| container.name).collect()

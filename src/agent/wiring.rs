@@ -268,7 +268,7 @@ fn raise_start_events(events: &EventSink, is_cgroup_v2: bool) {
 }
 
 /// The room `sync` with its threads, and the other ends of its channels.
-struct Sync {
+struct StartedSync {
     threads: Vec<Running>,
     /// For `sources`.
     sets: Post<SourceName, SourceSet>,
@@ -300,7 +300,7 @@ fn start_sync(
     cluster: Option<&Cluster>,
     sources: &BTreeMap<SourceName, String>,
     from: SyncInboxes,
-) -> Result<Sync, StartError> {
+) -> Result<StartedSync, StartError> {
     let Context { args, config, host, supervisor, .. } = context;
     let (sets, from_sources) = mailbox(replace);
     let (changes, from_observe) = mailbox(ExitedContainers::merge);
@@ -349,7 +349,7 @@ fn start_sync(
         threads.push(running.map_err(thread_error("shutdown"))?);
     }
     threads.push(start_clean(context, rooms, clean_rings, from.reclaim)?);
-    Ok(Sync { threads, sets, changes, api_pods, mirrors, ephemeral, shutting_down, turn })
+    Ok(StartedSync { threads, sets, changes, api_pods, mirrors, ephemeral, shutting_down, turn })
 }
 
 /// The pod workers, without threads until they receive pods. `clean`: rung for the cleaner;
