@@ -13,9 +13,9 @@ pub(super) trait Network {
 }
 
 /// The network of this machine.
-pub(super) struct Kernel;
+pub(super) struct KernelNetwork;
 
-impl Network for Kernel {
+impl Network for KernelNetwork {
     fn is_local(&self, ip: IpAddr) -> bool {
         UdpSocket::bind((ip, 0)).is_ok()
     }

@@ -14,7 +14,7 @@ use super::conditions::{NodeEvent, READY};
 use super::schedule::StatusSchedule;
 use super::sensors::Sensors;
 use super::settings::Settings;
-use super::startup::Startup;
+use super::startup::StartupTimes;
 use super::watch::NodeWatch;
 use super::{compose, patch};
 use crate::model::api::{Node, NodeAddress};
@@ -51,13 +51,13 @@ pub(super) struct Reporter {
     ignored: Option<Value>,
     /// A request may be on its way that was not answered, at a start one of an earlier agent. The next
     /// one that is answered ends it: one of the two is refused.
-    is_open: bool,
+    has_pending_request: bool,
     /// Why the last attempt found no addresses.
     no_addresses: Option<AddressError>,
     pod_cidrs: String,
     unschedulable: bool,
     failures: Failures,
-    startup: Startup,
+    startup: StartupTimes,
 }
 
 impl Reporter {
@@ -84,12 +84,12 @@ impl Reporter {
             uid: None,
             logged: HashMap::new(),
             ignored: None,
-            is_open: true,
+            has_pending_request: true,
             no_addresses: None,
             pod_cidrs: String::new(),
             unschedulable: false,
             failures: Failures::default(),
-            startup: Startup::new(stats::booted(&Roots::default()), Timestamp::now()),
+            startup: StartupTimes::new(stats::booted(&Roots::default()), Timestamp::now()),
         }
     }
 
@@ -143,7 +143,7 @@ impl Reporter {
             }
         };
         self.schedule.record_status(ready, now, unit);
-        if ready.is_some() && self.is_open {
+        if ready.is_some() && self.has_pending_request {
             // The heartbeat of this second was written already.
             self.schedule.within(AGAIN, now);
         }
@@ -210,7 +210,7 @@ impl Reporter {
                 self.startup.registered(Timestamp::now());
                 self.uid = created.metadata.uid.clone();
                 (self.reconcile, self.resets_devices) = (false, false);
-                self.is_open = false;
+                self.has_pending_request = false;
                 let stored = volumes_in_use(&created);
                 self.watch.store_if_newer(created);
                 self.sensors.volumes_stored(facts.volumes_number, &stored);
@@ -288,13 +288,13 @@ impl Reporter {
         self.raise(events);
         let change = patch::significant(old, &new);
         let changed = change.is_some() && change != self.ignored;
-        if self.schedule.must_write(changed || self.is_open, now)
+        if self.schedule.must_write(changed || self.has_pending_request, now)
             && let Some(mut patch) = patch::between(old, &new)
         {
             patch::bind_volumes(&mut patch, old);
-            self.is_open = true;
+            self.has_pending_request = true;
             let written = self.api.patch_status(&patch)?;
-            self.is_open = false;
+            self.has_pending_request = false;
             self.schedule.record_write(changed, now, unit);
             // The server does not store the remaining differences: do not send them again.
             self.ignored = patch::significant(&written, &new).and_then(patch::without_volumes);
@@ -305,7 +305,7 @@ impl Reporter {
             self.sensors.volumes_stored(facts.volumes_number, &stored);
         } else {
             self.uid = old.metadata.uid.clone();
-            if !self.is_open {
+            if !self.has_pending_request {
                 self.sensors.volumes_stored(facts.volumes_number, &volumes_in_use(old));
             }
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::addresses::{AddressError, Kernel, addresses};
+use super::addresses::{AddressError, KernelNetwork, addresses};
 use super::compose::{Image, NodeStatusInputs, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
@@ -171,7 +171,8 @@ impl Sensors for Host {
         settings: &Settings,
         known: &[NodeAddress],
     ) -> Result<Vec<NodeAddress>, AddressError> {
-        let found = addresses(&settings.name, &settings.node_ips, settings.external_cloud, known, &Kernel);
+        let found =
+            addresses(&settings.name, &settings.node_ips, settings.external_cloud, known, &KernelNetwork);
         if let (Some(certificates), Ok(found)) = (&self.certificates, &found) {
             certificates.set_addresses(found);
         }

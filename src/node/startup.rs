@@ -8,16 +8,16 @@ use crate::util::metrics::Gauge;
 
 /// The times of the steps.
 #[derive(Debug)]
-pub(super) struct Startup {
+pub(super) struct StartupTimes {
     booted: Option<Timestamp>,
     started: Timestamp,
     attempted: Option<Timestamp>,
     registered: Option<Timestamp>,
 }
 
-impl Startup {
+impl StartupTimes {
     pub(super) fn new(booted: Option<Timestamp>, started: Timestamp) -> Self {
-        Startup { booted, started, attempted: None, registered: None }
+        StartupTimes { booted, started, attempted: None, registered: None }
     }
 
     /// Records the first attempt to register.
@@ -72,7 +72,7 @@ mod tests {
             &metrics::STARTUP,
         ];
         let measure = || {
-            let mut found = Startup::new(Some(timestamp(100)), timestamp(130));
+            let mut found = StartupTimes::new(Some(timestamp(100)), timestamp(130));
             found.ready(timestamp(140));
             assert_eq!(found.moments(timestamp(140)), None, "it was registered before");
             found.attempt(timestamp(131));
