@@ -303,7 +303,7 @@ fn undecodable_runtime_events_reopen_the_stream() {
             let mut garbage = rt::ContainerEventResponse::default();
             // The container's id is a string, but its bytes are not UTF-8.
             garbage.special_fields.mut_unknown_fields().add_length_delimited(1, vec![0xff, 0xfe, 0x80]);
-            state.news.push(garbage);
+            state.unsent_events.push(garbage);
         });
         let victim = node.running("web")["two"][0].clone();
         assert!(node.fake.kill_container(&victim, 3));

@@ -526,8 +526,8 @@ impl FakeNode {
                 running.entry(key).or_default().push(container.status.id.clone());
             }
         }
-        let alarms = self.fake.alarms();
-        assert!(alarms.is_empty(), "{alarms:?}; calls: {:?}", self.fake.calls());
+        let duplicates = self.fake.duplicates();
+        assert!(duplicates.is_empty(), "{duplicates:?}; calls: {:?}", self.fake.calls());
         for (which, ids) in running {
             assert!(ids.len() < 2, "duplicates of {which:?}: {ids:?}; calls: {:?}", self.fake.calls());
         }

@@ -92,12 +92,12 @@ impl StreamFaults {
     /// What is to be sent now, and whether the streams are to be ended after it.
     pub(super) fn deliver(
         &mut self,
-        news: Vec<ContainerEventResponse>,
+        events: Vec<ContainerEventResponse>,
         now: Instant,
     ) -> (Vec<ContainerEventResponse>, bool) {
         let mut out = Vec::new();
         let mut cut = false;
-        for event in news {
+        for event in events {
             self.seen += 1;
             match self.fault {
                 StreamFault::None => out.push(event),

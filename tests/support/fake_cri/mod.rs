@@ -207,8 +207,8 @@ impl FakeCri {
 
     /// States that must never have occurred, however briefly: two running instances of one container,
     /// two ready sandboxes of one pod.
-    pub(crate) fn alarms(&self) -> Vec<String> {
-        self.shared.state.lock().unwrap().alarms.clone()
+    pub(crate) fn duplicates(&self) -> Vec<String> {
+        self.shared.state.lock().unwrap().duplicates.clone()
     }
 
     /// Ends the misbehavior of `method` and lets its hanging calls go.
@@ -278,11 +278,11 @@ impl FakeCri {
     // ---- what is there ----
 
     /// Reads or changes the state directly.
-    pub(crate) fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, access: impl FnOnce(&mut State) -> T) -> T {
         let result = {
             let mut state = self.shared.state.lock().unwrap();
-            state.settle();
-            look(&mut state)
+            state.end_due_containers();
+            access(&mut state)
         };
         self.shared.publish();
         result

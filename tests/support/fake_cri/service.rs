@@ -127,7 +127,7 @@ impl Service {
                 Some(failure) => Err(failure),
                 None => {
                     let mut state = shared.state.lock().unwrap();
-                    state.settle();
+                    state.end_due_containers();
                     act(&mut state, request)
                 }
             };
@@ -154,10 +154,10 @@ impl Shared {
     /// Sends new events to all subscribers.
     pub(super) fn publish(&self) {
         let subscribers = self.subscribers.lock().unwrap();
-        let news = std::mem::take(&mut self.state.lock().unwrap().news);
-        let (news, cut) = self.stream_faults.lock().unwrap().deliver(news, std::time::Instant::now());
-        if !news.is_empty() {
-            subscribers.iter().for_each(|subscriber| subscriber.push(&news));
+        let events = std::mem::take(&mut self.state.lock().unwrap().unsent_events);
+        let (events, cut) = self.stream_faults.lock().unwrap().deliver(events, std::time::Instant::now());
+        if !events.is_empty() {
+            subscribers.iter().for_each(|subscriber| subscriber.push(&events));
         }
         if cut {
             subscribers.iter().for_each(Subscriber::end);
@@ -166,7 +166,7 @@ impl Shared {
 
     /// Lets time pass: what ends by itself ends, what is late arrives.
     pub(super) fn tick(&self) {
-        self.state.lock().unwrap().settle();
+        self.state.lock().unwrap().end_due_containers();
         self.publish();
     }
 

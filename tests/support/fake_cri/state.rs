@@ -81,13 +81,13 @@ pub(crate) struct State {
     pub streams: String,
     pub writes_logs: bool,
     /// Events since the subscribers last received any.
-    pub news: Vec<rt::ContainerEventResponse>,
-    /// See [`super::FakeCri::alarms`].
-    pub alarms: Vec<String>,
+    pub unsent_events: Vec<rt::ContainerEventResponse>,
+    /// See [`super::FakeCri::duplicates`].
+    pub duplicates: Vec<String>,
     made: u64,
     clock: i64,
     /// How far its time of day is from the test's, in nanoseconds.
-    ahead: i64,
+    clock_offset: i64,
 }
 
 /// The labels by which pods and containers are known.
@@ -107,11 +107,11 @@ impl State {
             exec: Arc::new(|_, _| (0, Vec::new(), Vec::new())),
             streams: String::new(),
             writes_logs: false,
-            news: Vec::new(),
-            alarms: Vec::new(),
+            unsent_events: Vec::new(),
+            duplicates: Vec::new(),
             made: 0,
             clock: 0,
-            ahead: 0,
+            clock_offset: 0,
         };
         for name in ["RuntimeReady", "NetworkReady"] {
             state.conditions.insert(name, (true, String::new(), String::new()));
@@ -123,19 +123,19 @@ impl State {
     /// Nanoseconds since 1970, never the same twice.
     fn now(&mut self) -> i64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        self.clock = (now.as_nanos() as i64).saturating_add(self.ahead).max(self.clock + 1);
+        self.clock = (now.as_nanos() as i64).saturating_add(self.clock_offset).max(self.clock + 1);
         self.clock
     }
 
     /// Sets its time of day, so far from the test's.
-    pub(crate) fn set_clock(&mut self, ahead: i64) {
+    pub(crate) fn set_clock(&mut self, offset: i64) {
         // What ends by itself does so when it would have.
         for container in self.containers.values_mut() {
             if let Some((time, _)) = &mut container.ends {
-                *time = time.saturating_add(ahead - self.ahead);
+                *time = time.saturating_add(offset - self.clock_offset);
             }
         }
-        (self.ahead, self.clock) = (ahead, 0);
+        (self.clock_offset, self.clock) = (offset, 0);
     }
 
     fn id(&mut self) -> String {
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// Lets containers end whose time has come.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn end_due_containers(&mut self) {
         let now = self.now();
         let mut ended = Vec::new();
         for container in self.containers.values_mut() {
@@ -201,7 +201,7 @@ impl State {
                 .collect(),
             ..Default::default()
         };
-        self.news.push(event);
+        self.unsent_events.push(event);
     }
 
     /// Sends an event for every container again, without a change.
@@ -322,7 +322,8 @@ impl State {
                     && other.config.labels.get(POD_UID) == Some(uid)
             })
         {
-            self.alarms.push(format!("a sandbox was made for pod {uid}, which has {} ready", twin.status.id));
+            self.duplicates
+                .push(format!("a sandbox was made for pod {uid}, which has {} ready", twin.status.id));
         }
         let options = &config.linux.security_context.namespace_options;
         let host_network = options.network == rt::NamespaceMode::NODE.into();
@@ -524,7 +525,7 @@ impl State {
             }
         }
         self.emit(&request.container_id, rt::ContainerEventType::CONTAINER_STARTED_EVENT);
-        self.settle();
+        self.end_due_containers();
         Ok(rt::StartContainerResponse::default())
     }
 
@@ -538,8 +539,9 @@ impl State {
             other.status.id != id && other.is_running() && identity(other).as_ref() == Some(&started)
         });
         if let Some(twin) = twin {
-            let alarm = format!("container {started:?} was started as {id} while {} runs", twin.status.id);
-            self.alarms.push(alarm);
+            let duplicate =
+                format!("container {started:?} was started as {id} while {} runs", twin.status.id);
+            self.duplicates.push(duplicate);
         }
     }
 
