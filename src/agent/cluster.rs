@@ -143,13 +143,11 @@ impl Cluster {
         }
     }
 
-    /// The labels of this node.
     pub(super) fn labels(&self) -> NodeLabels {
         let node = self.node.clone();
         Box::new(move || node.object()?.metadata.labels.clone().or_else(|| Some(BTreeMap::new())))
     }
 
-    /// Starts the threads.
     pub(super) fn start(
         self,
         context: Context<'_>,

@@ -64,7 +64,6 @@ pub(super) struct Handles {
     pub(super) status: StatusCache,
     pub(super) allocations: Allocations,
     pub(super) assignments: Assignments,
-    /// Device plugins.
     pub(super) devices: Devices,
     pub(super) claims: ResourceClaims,
     /// Plugins of all kinds.

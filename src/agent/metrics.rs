@@ -21,7 +21,6 @@ use crate::util::disk_writes;
 use crate::util::lock::LockExt;
 use crate::util::metrics::{Page, Type};
 
-/// Writes one of the pages.
 pub(super) fn write(handles: &Handles, which: MetricsPage, page: &mut Page) {
     match which {
         MetricsPage::Probes => {

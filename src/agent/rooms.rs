@@ -69,7 +69,6 @@ pub(super) struct Rooms {
     pub(super) probes: Probes,
     pub(super) cgroups: PodCgroups,
     pub(super) assignments: Assignments,
-    /// Device plugins.
     pub(super) devices: Devices,
     pub(super) claims: ResourceClaims,
     /// Plugins of all kinds.

@@ -204,7 +204,6 @@ pub(super) fn runtime(
     }
 }
 
-/// The settings of pulls of images.
 pub(super) fn pulls(args: &AgentArgs, config: &KubeletConfiguration) -> Result<PullSettings, StartError> {
     Ok(PullSettings {
         root_dir: args.root_dir.clone(),
@@ -362,7 +361,6 @@ pub(super) fn log_rotation(args: &AgentArgs, config: &KubeletConfiguration) -> O
     Some(rotate::Settings { max_bytes, max_files })
 }
 
-/// The quota for all container logs.
 pub(super) fn log_quota(args: &AgentArgs, config: &KubeletConfiguration) -> Option<Quota> {
     let bytes = args.container_logs_quota?;
     Some(Quota { bytes, pod_logs_dir: PathBuf::from(&config.pod_logs_dir) })

@@ -122,13 +122,13 @@ impl Cgroups {
         self.mounts.clone()
     }
 
-    /// The names.
+    /// The names of these cgroups, and the driver that makes them.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The version.
+    /// The version of the hierarchies that are mounted.
     #[must_use]
     pub fn version(&self) -> Version {
         self.mounts.version
@@ -505,7 +505,6 @@ fn page_bytes() -> u64 {
     u64::try_from(page_size()).unwrap_or(4096)
 }
 
-/// A file of a cgroup.
 struct CgroupFile {
     dir: Dir,
     path: String,

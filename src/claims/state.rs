@@ -99,7 +99,7 @@ impl ClaimState {
         ClaimState { claims, ..ClaimState::default() }
     }
 
-    /// All claims.
+    /// The claims in use, in the order of namespace and name.
     pub fn claims(&self) -> impl Iterator<Item = &ClaimInfo> {
         self.claims.values()
     }
@@ -110,7 +110,7 @@ impl ClaimState {
         self.version
     }
 
-    /// A claim.
+    /// A claim in use; `None`: no pod of this node uses it.
     #[must_use]
     pub fn get(&self, key: &ClaimKey) -> Option<&ClaimInfo> {
         self.claims.get(key)

@@ -41,7 +41,6 @@ pub(super) enum Syntax {
     Vmodule,
 }
 
-/// The effect of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FlagEffect {
     /// The flag works as in the Go kubelet.
@@ -80,7 +79,6 @@ pub(super) struct Flag {
 }
 
 impl Flag {
-    /// The default as text.
     pub(super) fn default_text(&self) -> String {
         if self.field.is_empty() {
             return if self.own_default.is_empty() { "\"\"".to_owned() } else { self.own_default.to_owned() };

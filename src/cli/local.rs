@@ -94,7 +94,6 @@ pub(super) enum ImagesCommand {
     },
 }
 
-/// The container runtimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Runtime {
     Containerd,

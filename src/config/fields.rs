@@ -105,7 +105,7 @@ impl FieldEffect {
     }
 }
 
-/// One field.
+/// A field of the configuration that is no object.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
     /// The path, such as `authentication.x509.clientCAFile`.

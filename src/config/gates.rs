@@ -27,7 +27,7 @@ pub enum Stage {
     Deprecated,
 }
 
-/// One gate.
+/// A feature gate of the Go kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// The name of the gate.

@@ -36,7 +36,6 @@ pub(super) fn pod_labels(labels: &Labels) -> Option<PodLabels> {
     })
 }
 
-/// The container and the pod of an event.
 pub(super) fn container_event(event: runtime::ContainerEventResponse) -> ContainerEvent {
     let sandbox = event.pod_sandbox_status.into_option().filter(|sandbox| !sandbox.id.is_empty());
     ContainerEvent {

@@ -41,7 +41,6 @@ impl SocketIdentity {
     }
 }
 
-/// A plugin that has registered.
 pub(super) struct Plugin {
     pub(super) generation: Generation,
     pub(super) socket: PathBuf,
@@ -156,7 +155,6 @@ impl Instances {
         outdated
     }
 
-    /// Removes the plugin of a socket.
     pub(super) fn remove(&mut self, resource: &str, socket: &Path) -> Option<Plugin> {
         let all = self.by_resource.get_mut(resource)?;
         let position = all.iter().position(|plugin| plugin.socket == socket)?;

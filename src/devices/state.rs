@@ -49,7 +49,7 @@ pub enum PluginConnection {
 pub struct Resource {
     /// As its plugin last listed them.
     pub devices: DeviceList,
-    /// Its plugin.
+    /// The connection to its plugin, or since when there is none.
     pub endpoint: PluginConnection,
     /// Whether the health in `devices` counts: the list is that of the plugin, which has not ended.
     pub is_alive: bool,

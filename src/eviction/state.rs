@@ -11,7 +11,6 @@ use super::observations::Observations;
 use super::signal::{Pressure, Pressures, Signal};
 use super::thresholds::{Threshold, with_container_fs};
 
-/// A threshold with its history.
 #[derive(Debug, Clone)]
 struct ThresholdHistory {
     threshold: Threshold,

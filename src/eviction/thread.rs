@@ -41,7 +41,6 @@ pub struct ImageDirectories {
 
 /// Reads the machine's numbers.
 pub(super) type ReadNode = dyn Fn(&NodePaths) -> Option<NodeUse> + Send;
-/// Measures pods.
 pub(super) type Measure = dyn Fn(StatsScope) -> Result<Arc<Snapshot>, StatsError> + Send;
 
 /// Why the directories of the runtime are not known.

@@ -10,7 +10,7 @@ pub struct SeenImage {
     pub id: ImageRef,
     /// Its tags and digests.
     pub names: Vec<String>,
-    /// Its size.
+    /// Its size in bytes, as the runtime reports it.
     pub size_bytes: u64,
     /// Whether the runtime has pinned it, such as the pause image.
     pub pinned: bool,

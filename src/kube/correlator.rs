@@ -60,7 +60,6 @@ struct Group {
     last: Timestamp,
 }
 
-/// The history of one event.
 struct History {
     count: u32,
     first: Timestamp,

@@ -38,7 +38,6 @@ const LONG_PAUSE: Duration = Duration::from_secs(30);
 const TIMEOUT: Duration = Duration::from_secs(30);
 const COMPONENT: &str = "kubelet";
 
-/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
     Done,

@@ -48,7 +48,7 @@ struct State {
 }
 
 impl Services {
-    /// Replaces all services.
+    /// Replaces all services, after a complete list; ends the waits for the first one.
     pub fn replace(&self, services: Vec<api::Service>) {
         let mut table = Table::new();
         for service in services {
@@ -66,7 +66,7 @@ impl Services {
         }
     }
 
-    /// Removes a service.
+    /// Removes a service, if it is known.
     pub fn remove(&self, service: &api::Service) {
         let (namespace, name) = names(service);
         if let Some(services) = self.state().table.as_mut().and_then(|table| table.get_mut(&namespace)) {

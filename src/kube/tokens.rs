@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The longest of these waits.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// A token.
+/// A token of a service account, and until when it is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token {
     text: Secret<String>,

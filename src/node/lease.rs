@@ -13,7 +13,6 @@ use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
-/// The namespace of all node leases.
 pub(super) const NAMESPACE: &str = "kube-node-lease";
 /// A lease is renewed after this part of its duration.
 const RENEW_PART: f64 = 0.25;

@@ -20,7 +20,6 @@ use super::client::Client;
 use super::console::Console;
 use super::error::{CommandError, Outcome, checked};
 
-/// The default endpoint of containerd.
 const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 
 /// A runtime that takes longer for its status is unusable.

@@ -71,7 +71,6 @@ impl Client {
         Client { socket: socket.to_owned() }
     }
 
-    /// The path of the socket.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }

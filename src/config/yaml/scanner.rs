@@ -11,7 +11,6 @@ use super::lexeme::{self, Directive};
 /// The longest key without a `?`, in characters.
 const MAX_KEY: usize = 1024;
 
-/// A token of the grammar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Token {
     Version(u8),

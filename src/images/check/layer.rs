@@ -66,7 +66,6 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding.
     pub(super) fn add(&mut self, path: String, what: String) {
         self.total += 1;
         if self.first.len() < MAX_FINDINGS {

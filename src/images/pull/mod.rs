@@ -87,7 +87,6 @@ pub struct ImageUser {
     pub name: String,
 }
 
-/// The image of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContainerImage {
     pub(crate) reference: ImageRef,

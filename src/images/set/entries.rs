@@ -280,7 +280,6 @@ impl Set {
         })
     }
 
-    /// The archive that has a blob.
     pub(super) fn blob(&self, digest: &Digest) -> Option<(&PathBuf, &Arc<Archive>, &Blob)> {
         self.ready().find_map(|(path, archive)| Some((path, archive, archive.blobs.get(digest)?)))
     }

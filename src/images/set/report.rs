@@ -22,7 +22,7 @@ pub struct ArchiveSetReport {
     pub problems: Vec<String>,
 }
 
-/// One archive.
+/// What is known of one archive, for `coracle images`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ArchiveReport {

@@ -242,7 +242,6 @@ fn alternative_names(names: &ServingNames) -> Result<Vec<SanType>, rcgen::Error>
     dns.chain(names.ips.iter().map(|ip| Ok(SanType::IpAddress(*ip)))).collect()
 }
 
-/// The state of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RequestState {
     /// The request is not decided or not signed yet.

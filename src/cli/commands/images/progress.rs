@@ -29,7 +29,6 @@ impl Progress {
         }
     }
 
-    /// Shows a text.
     pub(super) fn text(&mut self, text: &str) {
         if self.is_due() {
             self.put(&visible(text));
