@@ -133,7 +133,7 @@ impl Puller {
         if result.as_ref().is_err_and(|error| error.class() == ErrorClass::Stopping) {
             return;
         }
-        match verdict(name, result.map(drop), was_requested) {
+        match check_pull(name, result.map(drop), was_requested) {
             Ok(()) => {
                 log::info!("image {name} was pulled from its archive");
                 self.shared.lock_pulls().succeeded(name);
@@ -151,7 +151,7 @@ impl Puller {
 
 /// What the end of a pull means. A runtime resolves a tag by a request for its manifest, also if it has
 /// the content; without one (`was_requested`), the image is that of another registry.
-fn verdict(name: &str, result: Result<(), impl Display>, was_requested: bool) -> Result<(), String> {
+fn check_pull(name: &str, result: Result<(), impl Display>, was_requested: bool) -> Result<(), String> {
     let unused = "the runtime does not use this agent's image registry";
     let advice = "run \"coracle setup runtime\" once";
     match (result, was_requested) {
@@ -170,10 +170,10 @@ mod tests {
     #[test]
     fn pull_without_a_request_to_this_registry_is_not_one_from_the_archive() {
         let good = || Ok::<(), &str>(());
-        assert_eq!(verdict("r/a:1", good(), true), Ok(()));
-        assert!(verdict("r/a:1", good(), false).unwrap_err().contains("coracle setup runtime"));
-        assert!(verdict("r/a:1", Err("no"), false).unwrap_err().contains("coracle setup runtime"));
-        assert!(!verdict("r/a:1", Err("no"), true).unwrap_err().contains("coracle setup runtime"));
+        assert_eq!(check_pull("r/a:1", good(), true), Ok(()));
+        assert!(check_pull("r/a:1", good(), false).unwrap_err().contains("coracle setup runtime"));
+        assert!(check_pull("r/a:1", Err("no"), false).unwrap_err().contains("coracle setup runtime"));
+        assert!(!check_pull("r/a:1", Err("no"), true).unwrap_err().contains("coracle setup runtime"));
     }
 
     #[test]

@@ -259,7 +259,7 @@ pub(super) enum RequestState {
 }
 
 /// Reads the state from the object.
-pub(super) fn verdict(request: &CertificateSigningRequest) -> RequestState {
+pub(super) fn request_state(request: &CertificateSigningRequest) -> RequestState {
     let Some(status) = &request.status else { return RequestState::Waiting };
     let conditions = status.conditions.as_deref().unwrap_or_default();
     for condition in conditions {
@@ -408,10 +408,10 @@ mod tests {
                 }),
                 ..CertificateSigningRequest::default()
             };
-            assert_eq!(verdict(&request), expected);
+            assert_eq!(request_state(&request), expected);
         };
         let (reason, message) = ("R".to_owned(), "m".to_owned());
-        assert_eq!(verdict(&CertificateSigningRequest::default()), RequestState::Waiting);
+        assert_eq!(request_state(&CertificateSigningRequest::default()), RequestState::Waiting);
         check(&[], Some(b"x"), RequestState::Waiting);
         check(&["Approved"], None, RequestState::Waiting);
         check(&["Approved"], Some(b""), RequestState::Waiting);

@@ -236,11 +236,11 @@ impl Rotation {
         let own = self.own.as_deref().map(|own| own as &dyn Signer);
         let signer = pending.bootstrap.as_deref().map(|signer| signer as &dyn Signer).or(own);
         let seen = signer.map(|signer| signer.get(&name));
-        let verdict = match seen {
+        let state = match seen {
             Some(Ok(seen)) if seen.metadata.uid.clone().unwrap_or_default() != pending.uid => {
                 return Err(Error::Gone { purpose, name });
             }
-            Some(Ok(seen)) => csr::verdict(&seen),
+            Some(Ok(seen)) => csr::request_state(&seen),
             Some(Err(Refusal::NotFound)) => return Err(Error::Gone { purpose, name }),
             // An unavailable API server does not end the wait; only the time limit does.
             Some(Err(refusal)) => {
@@ -249,7 +249,7 @@ impl Rotation {
             }
             None => RequestState::Waiting,
         };
-        match verdict {
+        match state {
             RequestState::Waiting if now >= pending.until => {
                 let wait = if pending.bootstrap.is_some() { BOOTSTRAP_WAIT } else { WAIT };
                 Err(Error::TimedOut { purpose, name, minutes: wait.as_secs() / 60 })
