@@ -102,7 +102,7 @@ pub struct PersistentSpec {
     pub capacity: BTreeMap<String, Quantity>,
     pub access_modes: Vec<String>,
     pub mount_options: Vec<String>,
-    pub volume_mode: Mode,
+    pub volume_mode: VolumeMode,
     pub claim_ref: Option<ClaimRef>,
     pub host_path: Option<HostPathVolumeSource>,
     pub local: Option<Local>,
@@ -119,19 +119,19 @@ pub struct PersistentSpec {
 /// `volumeMode`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of the API")]
-pub enum Mode {
+pub enum VolumeMode {
     #[default]
     Filesystem,
     Block,
 }
 
-impl Mode {
+impl VolumeMode {
     /// The name in the API.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Mode::Filesystem => "Filesystem",
-            Mode::Block => "Block",
+            VolumeMode::Filesystem => "Filesystem",
+            VolumeMode::Block => "Block",
         }
     }
 }
@@ -250,7 +250,7 @@ pub struct Spec {
     /// Options of the administrator for `mount`.
     pub mount_options: Vec<String>,
     /// File system or block device.
-    pub mode: Mode,
+    pub mode: VolumeMode,
     /// The persistent volume's modes; those that this version does not know are left out.
     pub access_modes: Vec<AccessMode>,
     /// Whether only one pod may use it at a time.
@@ -329,10 +329,10 @@ pub enum ClaimProblem {
     NoClaimRef(String),
     #[error("found PV object {pv} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {wanted}")]
     OtherClaim { pv: String, found: String, wanted: String },
-    #[error("volume {volume} has volumeMode {}, but is specified in volumeMounts", mode.word())]
-    Mounted { volume: String, mode: Mode },
-    #[error("volume {volume} has volumeMode {}, but is specified in volumeDevices", mode.word())]
-    Device { volume: String, mode: Mode },
+    #[error("volume {volume} has volumeMode {}, but is specified in volumeMounts", mode.as_str())]
+    Mounted { volume: String, mode: VolumeMode },
+    #[error("volume {volume} has volumeMode {}, but is specified in volumeDevices", mode.as_str())]
+    Device { volume: String, mode: VolumeMode },
 }
 
 /// The claim that a volume of a pod names.
@@ -405,12 +405,12 @@ pub fn check_binding(claim: &Claim, volume: &PersistentVolume) -> Result<(), Cla
 ///
 /// # Errors
 /// When a file system is used as a device, or the opposite.
-pub fn check_mode(pod: &Pod, volume: &str, mode: Mode) -> Result<(), ClaimProblem> {
+pub fn check_mode(pod: &Pod, volume: &str, mode: VolumeMode) -> Result<(), ClaimProblem> {
     let (mounts, devices) = uses(pod, volume);
-    if mounts && mode != Mode::Filesystem {
+    if mounts && mode != VolumeMode::Filesystem {
         return Err(ClaimProblem::Mounted { volume: volume.to_owned(), mode });
     }
-    if devices && mode != Mode::Block {
+    if devices && mode != VolumeMode::Block {
         return Err(ClaimProblem::Device { volume: volume.to_owned(), mode });
     }
     Ok(())
@@ -473,7 +473,7 @@ impl Spec {
             source,
             read_only,
             mount_options: Vec::new(),
-            mode: Mode::Filesystem,
+            mode: VolumeMode::Filesystem,
             access_modes: Vec::new(),
             is_single_pod: false,
             has_grown: false,

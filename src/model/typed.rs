@@ -533,13 +533,16 @@ mod tests {
 
     #[test]
     fn words_of_enumerations_are_read_and_unknown_ones_are_wrong_values() {
-        use crate::model::persistent::{Mode, PersistentVolume};
+        use crate::model::persistent::{PersistentVolume, VolumeMode};
         use crate::model::storage::{CsiDriver, FsGroupPolicy};
         let value = json!({"metadata": {"name": "pv"}, "spec": {"volumeMode": "Block",
             "capacity": {"storage": "1Gi"}, "csi": {"driver": "d", "volumeHandle": "h"},
             "persistentVolumeReclaimPolicy": "Retain"}});
         let volume: PersistentVolume = decode(&value).unwrap();
-        assert_eq!((volume.spec.volume_mode, volume.spec.csi.unwrap().driver.as_str()), (Mode::Block, "d"));
+        assert_eq!(
+            (volume.spec.volume_mode, volume.spec.csi.unwrap().driver.as_str()),
+            (VolumeMode::Block, "d")
+        );
         let driver: CsiDriver = decode(&json!({"spec": {"fsGroupPolicy": "File"}})).unwrap();
         assert_eq!(driver.spec.fs_group_policy, Some(FsGroupPolicy::File));
         for wrong in [json!("Other"), json!(7)] {

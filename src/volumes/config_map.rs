@@ -124,7 +124,7 @@ impl Choice<'_> {
     fn refused(&self, error: PathError) -> VolumeError {
         match error {
             PathError::TooMany | PathError::TooLarge => {
-                VolumeError::Content { problem: format!("{} {:?}: {error}", self.kind.word(), self.name) }
+                VolumeError::Content { problem: format!("{} {:?}: {error}", self.kind.as_str(), self.name) }
             }
             error => error.into(),
         }

@@ -69,7 +69,7 @@ impl Strategy {
 #[expect(missing_docs, reason = "the names say what the values are")]
 pub enum ObjectError {
     /// The API server has no such object.
-    #[error("{} {name:?} not found", kind.word())]
+    #[error("{} {name:?} not found", kind.as_str())]
     NotFound { kind: Kind, name: String },
     /// Access is denied. Right after a pod was bound, the API server may not know yet that this
     /// node may read the object: the caller should retry.
@@ -82,7 +82,7 @@ pub enum ObjectError {
     #[error("{text}")]
     Unavailable { text: String },
     /// There is no response yet.
-    #[error("failed to sync {} cache: timed out waiting for the condition", kind.word())]
+    #[error("failed to sync {} cache: timed out waiting for the condition", kind.as_str())]
     NotYet { kind: Kind },
     /// No registered pod names it.
     #[error("object {namespace:?}/{name:?} not registered")]
@@ -453,7 +453,7 @@ impl Table {
                 None
             }
             (Some(entry), Err(error)) => {
-                log::warn!("cannot watch {} {}/{}: {error}", key.kind.word(), key.namespace, key.name);
+                log::warn!("cannot watch {} {}/{}: {error}", key.kind.as_str(), key.namespace, key.name);
                 entry.watch = Watch::No;
                 // Callers read an object without a watch themselves.
                 entry.waiters = None;
@@ -528,7 +528,7 @@ impl Shared {
                 let KnownObject::Present(object) = &entry.known else { return result };
                 log::debug!(
                     "{} {}/{}: the cached copy is used: {error}",
-                    key.kind.word(),
+                    key.kind.as_str(),
                     key.namespace,
                     key.name
                 );

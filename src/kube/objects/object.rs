@@ -19,7 +19,7 @@ pub enum Kind {
 
 impl Kind {
     /// The name in messages.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Kind::ConfigMap => "configmap",
             Kind::Secret => "secret",

@@ -94,14 +94,14 @@ fn volume_must_be_bound_to_the_claim_and_used_in_its_mode() {
     let pod = pod(json!({"containers": [{"name": "c", "volumeMounts": [{"name": "m", "mountPath": "/m"}],
         "volumeDevices": [{"name": "d", "devicePath": "/dev/x"}]}]}));
     let check = |volume, mode| check_mode(&pod, volume, mode).map_err(|problem| problem.to_string());
-    assert_eq!(check("m", Mode::Filesystem), Ok(()));
-    assert_eq!(check("d", Mode::Block), Ok(()));
+    assert_eq!(check("m", VolumeMode::Filesystem), Ok(()));
+    assert_eq!(check("d", VolumeMode::Block), Ok(()));
     assert_eq!(
-        check("m", Mode::Block).unwrap_err(),
+        check("m", VolumeMode::Block).unwrap_err(),
         "volume m has volumeMode Block, but is specified in volumeMounts"
     );
     assert_eq!(
-        check("d", Mode::Filesystem).unwrap_err(),
+        check("d", VolumeMode::Filesystem).unwrap_err(),
         "volume d has volumeMode Filesystem, but is specified in volumeDevices"
     );
 }
@@ -118,7 +118,10 @@ fn sources_and_options_of_a_persistent_volume_are_read() {
         volume(json!({"local": {"path": "/d"}, "volumeMode": "Block", "mountOptions": ["a"]}));
     annotated.metadata.annotations.insert(MOUNT_OPTIONS.to_owned(), "ro,noatime".to_owned());
     let local = Spec::persistent(&named(), &claim(json!({})), &annotated);
-    assert_eq!((local.mode, local.mount_options), (Mode::Block, vec!["ro".to_owned(), "noatime".to_owned()]));
+    assert_eq!(
+        (local.mode, local.mount_options),
+        (VolumeMode::Block, vec!["ro".to_owned(), "noatime".to_owned()])
+    );
     assert!(!local.has_grown);
     let Source::Iscsi(iscsi) =
         spec(json!({"iscsi": {"targetPortal": "1.2.3.4", "iqn": "iqn.x", "lun": 3, "chapAuthSession": true,

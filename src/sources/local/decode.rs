@@ -82,7 +82,7 @@ pub(super) fn read(bytes: &[u8], exposed: Option<&str>) -> Content {
                         }
                         Entry::Occupied(taken) => {
                             let Key { kind, namespace, name } = taken.key();
-                            let message = format!("Duplicate value: {} {namespace}/{name}", kind.word());
+                            let message = format!("Duplicate value: {} {namespace}/{name}", kind.as_str());
                             report.faults.push(Fault::in_field("metadata.name", message));
                         }
                     }

@@ -240,7 +240,7 @@ impl Files {
         for (path, entry) in self.entries.iter().rev() {
             for key in entry.objects.keys() {
                 if let Some(winner) = winners.get(key) {
-                    let what = format!("{} {}/{}", key.kind.word(), key.namespace, key.name);
+                    let what = format!("{} {}/{}", key.kind.as_str(), key.namespace, key.name);
                     let message = format!(
                         "{}: metadata.name: {what} is also in {}, which counts",
                         path.display(),

@@ -11,7 +11,7 @@ use super::names;
 use super::request::{Lifecycle, PodFacts, VolumeRequest};
 use super::state::Csi;
 use super::volume::CsiVolume;
-use crate::model::persistent::{Mode, Source, Spec};
+use crate::model::persistent::{Source, Spec, VolumeMode};
 use crate::model::pod::Pod;
 
 impl Csi {
@@ -60,8 +60,8 @@ fn request(pod: &Pod, volume: &str, spec: &Spec, selinux: Labels) -> Result<Volu
         source,
         lifecycle,
         form: match spec.mode {
-            Mode::Filesystem => Form::Filesystem,
-            Mode::Block => Form::Block,
+            VolumeMode::Filesystem => Form::Filesystem,
+            VolumeMode::Block => Form::Block,
         },
         access_modes: spec.access_modes.clone(),
         mount_options: spec.mount_options.clone(),

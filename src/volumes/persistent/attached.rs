@@ -12,7 +12,7 @@ use super::devices::{self, Device, Kind};
 use super::host::mount_at;
 use super::{Kinds, fc, iscsi};
 use crate::model::ids::PodUid;
-use crate::model::persistent::{Mode, Spec};
+use crate::model::persistent::{Spec, VolumeMode};
 use crate::model::pod::Pod;
 use crate::util::lock::LockExt;
 
@@ -30,7 +30,7 @@ impl Kinds {
     fn is_set_up(&self, pod: &Pod, spec: &Spec) -> Result<bool, VolumeError> {
         let plugin = plugin_table::storage(&spec.source).directory();
         let path = paths::pod(&self.root_dir, pod.uid())?;
-        if spec.mode == Mode::Block {
+        if spec.mode == VolumeMode::Block {
             return Ok(path
                 .join("volumeDevices")
                 .join(plugin)

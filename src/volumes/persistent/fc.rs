@@ -13,7 +13,7 @@ use super::storage::{Request, Storage};
 use super::{Kinds, relative, sysfs};
 use crate::model::api::FCVolumeSource;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::Mode;
+use crate::model::persistent::VolumeMode;
 use crate::util::stop::StopToken;
 
 /// The limit of one helper program.
@@ -92,7 +92,7 @@ impl Storage for FCVolumeSource {
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
         let wanted = FcDisk::from_source(self)?;
-        let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
+        let global = kinds.global(self.name(), VolumeMode::Filesystem, relative(wanted.dir())?);
         let disk = super::SharedDisk { global, fs_type: self.fs_type.as_deref().unwrap_or_default() };
         let find = || attach_disk(&*kinds.host, &wanted).map(PathBuf::from);
         kinds.mount_disk(request, target, &disk, &find)
@@ -100,7 +100,7 @@ impl Storage for FCVolumeSource {
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let wanted = FcDisk::from_source(self)?;
-        let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
+        let global = kinds.global(self.name(), VolumeMode::Block, relative(wanted.dir())?);
         kinds.map_device(request, &global, &|| attach_disk(&*kinds.host, &wanted).map(PathBuf::from))
     }
 

@@ -288,7 +288,7 @@ pub(super) fn pod_options(
 mod tests {
     use super::super::host::fake::FakeHost;
     use super::*;
-    use crate::model::persistent::{Mode, Source};
+    use crate::model::persistent::{Source, VolumeMode};
 
     fn drivers(root: &Path) -> Drivers {
         let dir = root.join("exec");
@@ -365,7 +365,7 @@ mod tests {
             source: Source::Flex(source.clone()),
             read_only: true,
             mount_options: Vec::new(),
-            mode: Mode::Filesystem,
+            mode: VolumeMode::Filesystem,
             access_modes: Vec::new(),
             is_single_pod: false,
             size: None,

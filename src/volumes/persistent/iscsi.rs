@@ -18,7 +18,7 @@ use super::storage::{Request, Storage};
 use super::tools::ProgramOutput;
 use super::{Kinds, relative, sysfs};
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{Iscsi, Mode};
+use crate::model::persistent::{Iscsi, VolumeMode};
 use crate::util::atomic_file;
 use crate::util::stop::StopToken;
 
@@ -136,7 +136,7 @@ impl Storage for Iscsi {
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let target = kinds.target(request, self)?;
         let wanted = IscsiDisk::from_source(&request.spec.name, self);
-        let global = kinds.global(self.name(), Mode::Filesystem, relative(wanted.dir())?);
+        let global = kinds.global(self.name(), VolumeMode::Filesystem, relative(wanted.dir())?);
         let disk = super::SharedDisk { global, fs_type: &self.fs_type };
         let log_in = || attach_for(kinds, self, &wanted, &disk.global, request.stop);
         kinds.mount_disk(request, target, &disk, &log_in)
@@ -144,7 +144,7 @@ impl Storage for Iscsi {
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let wanted = IscsiDisk::from_source(&request.spec.name, self);
-        let global = kinds.global(self.name(), Mode::Block, relative(wanted.dir())?);
+        let global = kinds.global(self.name(), VolumeMode::Block, relative(wanted.dir())?);
         kinds.map_device(request, &global, &|| attach_for(kinds, self, &wanted, &global, request.stop))
     }
 

@@ -11,7 +11,7 @@ use super::host::mount_at;
 use super::storage::{Request, Storage};
 use super::{Kinds, devices};
 use crate::model::api::Volume;
-use crate::model::persistent::{Mode, Source, Spec};
+use crate::model::persistent::{Source, Spec, VolumeMode};
 use crate::model::pod::Pod;
 
 impl Kinds {
@@ -23,7 +23,7 @@ impl Kinds {
         spec: &Spec,
         storage: &dyn Storage,
     ) -> Result<String, VolumeError> {
-        let has_none = spec.mode == Mode::Block || matches!(spec.source, Source::Csi(_));
+        let has_none = spec.mode == VolumeMode::Block || matches!(spec.source, Source::Csi(_));
         if !self.selinux.is_enabled() || has_none {
             return Ok(String::new());
         }

@@ -12,7 +12,7 @@ use super::host::{Host, below};
 use super::storage::{Request, Storage};
 use super::{Kinds, SharedDisk};
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{Local, Mode, Spec};
+use crate::model::persistent::{Local, Spec, VolumeMode};
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
 
@@ -72,7 +72,7 @@ impl Storage for Local {
 
     fn map(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         let name = &request.spec.name;
-        let global = kinds.global(self.name(), Mode::Block, paths::element(name)?);
+        let global = kinds.global(self.name(), VolumeMode::Block, paths::element(name)?);
         let find = || match place(&*kinds.host, name, self)? {
             LocalTarget::Device(device) => Ok(device),
             LocalTarget::Directory(path) => {
@@ -102,14 +102,14 @@ impl Kinds {
     /// Where a device is mounted for all pods.
     fn mount_of(&self, source: &Local, spec: &Spec) -> Result<PathBuf, VolumeError> {
         let dir = Path::new("mounts").join(paths::element(&spec.name)?);
-        Ok(self.global(source.name(), Mode::Filesystem, dir))
+        Ok(self.global(source.name(), VolumeMode::Filesystem, dir))
     }
 
     /// Grows the file system of a device that pods use. A directory has nothing to grow, and a
     /// container sees the size of a block device itself.
     fn grow_local(&self, spec: &Spec, source: &Local, stop: &StopToken) -> Result<(), VolumeError> {
         let LocalTarget::Device(device) = place(&*self.host, &spec.name, source)? else { return Ok(()) };
-        if spec.mode == Mode::Block {
+        if spec.mode == VolumeMode::Block {
             return Ok(());
         }
         let global = self.mount_of(source, spec)?;

@@ -47,7 +47,7 @@ use crate::model::api::Volume;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{self, Mode, Spec};
+use crate::model::persistent::{self, Spec, VolumeMode};
 use crate::model::pod::Pod;
 use crate::model::storage::SecretReference;
 use crate::util::disk_writes;
@@ -280,11 +280,11 @@ impl Kinds {
     }
 
     /// The directory of a device, from its own one below that of its plugin.
-    fn global(&self, plugin: &str, mode: Mode, dir: impl AsRef<Path>) -> PathBuf {
+    fn global(&self, plugin: &str, mode: VolumeMode, dir: impl AsRef<Path>) -> PathBuf {
         let top = paths::plugins(&self.root_dir).join(plugin);
         match mode {
-            Mode::Filesystem => top.join(dir),
-            Mode::Block => top.join("volumeDevices").join(dir),
+            VolumeMode::Filesystem => top.join(dir),
+            VolumeMode::Block => top.join("volumeDevices").join(dir),
         }
     }
 

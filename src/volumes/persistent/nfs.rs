@@ -64,7 +64,7 @@ fn export(source: &NFSVolumeSource) -> String {
 mod tests {
     use super::super::host::fake::FakeHost;
     use super::*;
-    use crate::model::persistent::{Mode, Source};
+    use crate::model::persistent::{Source, VolumeMode};
 
     fn spec(read_only: bool, options: &[&str]) -> Spec {
         Spec {
@@ -72,7 +72,7 @@ mod tests {
             source: Source::Other(String::new()),
             read_only,
             mount_options: options.iter().map(|option| (*option).to_owned()).collect(),
-            mode: Mode::Filesystem,
+            mode: VolumeMode::Filesystem,
             access_modes: Vec::new(),
             is_single_pod: false,
             size: None,

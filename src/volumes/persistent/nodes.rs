@@ -7,7 +7,7 @@ use super::super::{paths, plugin_table};
 use super::Kinds;
 use super::sysfs::is_absence;
 use crate::model::node::selects;
-use crate::model::persistent::{Mode, Spec, claim_name};
+use crate::model::persistent::{Spec, VolumeMode, claim_name};
 use crate::model::pod::Pod;
 
 impl Kinds {
@@ -21,8 +21,8 @@ impl Kinds {
             return Ok(());
         }
         let phase = match spec.mode {
-            Mode::Filesystem => Phase::NodeAffinity,
-            Mode::Block => Phase::NodeAffinityBlock,
+            VolumeMode::Filesystem => Phase::NodeAffinity,
+            VolumeMode::Block => Phase::NodeAffinityBlock,
         };
         Err(VolumeError::device(phase, "no matching NodeSelectorTerms"))
     }
@@ -36,8 +36,8 @@ impl Kinds {
             return Ok(false);
         }
         let dir = match spec.mode {
-            Mode::Filesystem => "volumes",
-            Mode::Block => "volumeDevices",
+            VolumeMode::Filesystem => "volumes",
+            VolumeMode::Block => "volumeDevices",
         };
         let dir = paths::pod(&self.root_dir, pod.uid())?.join(dir);
         let dir = dir.join(plugin_table::storage(&spec.source).directory());

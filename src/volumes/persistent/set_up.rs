@@ -6,7 +6,7 @@ use super::storage::Request;
 use super::{Kinds, ResolvedVolume};
 use crate::model::api::Volume;
 use crate::model::mount::MountedVolume;
-use crate::model::persistent::{Mode, Spec};
+use crate::model::persistent::{Spec, VolumeMode};
 use crate::model::pod::Pod;
 use crate::util::error_chain::chain;
 use crate::util::lock::LockExt;
@@ -60,8 +60,8 @@ impl Kinds {
         self.check_attached(pod, spec)?;
         let request = Request { pod, volume, spec, label, stop };
         match spec.mode {
-            Mode::Filesystem => storage.mount(self, &request),
-            Mode::Block => storage.map(self, &request),
+            VolumeMode::Filesystem => storage.mount(self, &request),
+            VolumeMode::Block => storage.map(self, &request),
         }
     }
 
