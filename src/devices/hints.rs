@@ -43,7 +43,7 @@ impl DeviceState {
             let holds = self.holds.pod(&pod.uid).into_iter().flat_map(BTreeMap::values);
             let held = holds.filter_map(|holds| holds.get(resource)).flat_map(|hold| hold.ids()).collect();
             if let Some(of_resource) =
-                self.hints_of(resource, pod.most(resource, all), &held, &DeviceIds::new())
+                self.hints_of(resource, pod.max_in_use(resource, all), &held, &DeviceIds::new())
             {
                 hints.insert(resource.to_owned(), of_resource);
             }

@@ -79,7 +79,7 @@ impl PodRequest {
     /// How many devices are in use at once by those containers that `counts` selects (Go:
     /// `getPodDeviceRequest`).
     #[must_use]
-    pub fn most(&self, resource: &str, counts: impl Fn(&ContainerRequest) -> bool) -> u64 {
+    pub fn max_in_use(&self, resource: &str, counts: impl Fn(&ContainerRequest) -> bool) -> u64 {
         let (mut lasting, mut most) = (0_u64, 0_u64);
         for request in self.containers.iter().filter(|request| counts(request)) {
             let wanted = request.limits.get(resource).copied().unwrap_or(0);

@@ -339,7 +339,7 @@ impl Devices {
 
     /// Whether the pod has limits for which there are device plugins.
     #[must_use]
-    pub fn concerns(&self, pod: &PodRequest) -> bool {
+    pub fn has_plugin_resources(&self, pod: &PodRequest) -> bool {
         let state = self.shared.state.locked();
         pod.resources().into_iter().any(|name| state.is_known(name))
     }

@@ -129,7 +129,7 @@ impl DeviceState {
         let free = devices.iter().filter(|id| !in_use.contains(**id)).count() as u64;
         let last = pod.containers.last().map(|request| request.container.as_str()).unwrap_or_default();
         let reusable = self.holds.reusable(pod, last, resource).len() as u64;
-        pod.most(resource, |request| counts(request) && held(request).is_none())
+        pod.max_in_use(resource, |request| counts(request) && held(request).is_none())
             > free.saturating_add(reusable)
     }
 }

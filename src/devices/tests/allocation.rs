@@ -210,7 +210,7 @@ fn hints_of_a_pod_count_what_is_in_use_at_once() {
     let devices = list(&[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1])]);
     let mut state = state_with(PluginOptions::default(), devices);
     let requests = pod("p", &[("i", Kind::Init, 2), ("a", Kind::Lasting, 1), ("b", Kind::Lasting, 1)]);
-    assert_eq!(requests.most(WIDGET, |_| true), 2);
+    assert_eq!(requests.max_in_use(WIDGET, |_| true), 2);
     assert_eq!(state.pod_hints(&requests)[WIDGET].len(), 2);
     for name in ["i", "a", "b"] {
         state.reserve(&requests, name, Some(NumaMask::from_numbers([1])), false).unwrap();
@@ -265,5 +265,5 @@ fn requests_are_made_of_limits_with_a_domain() {
     ];
     assert_eq!(found, expected);
     assert_eq!(requests.resources(), BTreeSet::from([WIDGET]));
-    assert_eq!(requests.most(WIDGET, |_| true), 1001);
+    assert_eq!(requests.max_in_use(WIDGET, |_| true), 1001);
 }

@@ -79,7 +79,7 @@ fn a_plugin_registers_and_is_called_as_recorded_and_a_restart_keeps_the_devices(
         assert_eq!(fixture.found, RestoreReport { problem: None, is_new: true });
         fixture.register(&plugin, &four());
         assert_eq!(fixture.counts(), (4, 4));
-        assert!(fixture.devices.concerns(&pod));
+        assert!(fixture.devices.has_plugin_resources(&pod));
         fixture.allocate(&pod).unwrap();
         let setup = fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().unwrap();
         assert_eq!(setup.envs["WIDGETS"], "d4");
@@ -119,9 +119,9 @@ fn a_container_without_devices_gets_them_before_the_plugin_prepares_its_start() 
     let plugin = FakePlugin::start(directory.path(), "widget.sock", ALL_OPTIONS);
     let fixture = open(directory.path());
     let pod = simple_pod("p", 1);
-    assert!(!fixture.devices.concerns(&pod));
+    assert!(!fixture.devices.has_plugin_resources(&pod));
     fixture.register(&plugin, &four());
-    assert!(fixture.devices.concerns(&pod));
+    assert!(fixture.devices.has_plugin_resources(&pod));
     let prepare = |is_active| fixture.devices.prepare(&pod, "main", is_active, &StopToken::never());
     assert!(matches!(prepare(false), Err(DeviceError::NothingAllocated { .. })));
     assert_eq!(plugin.calls(), ["Options", "ListAndWatch"]);
@@ -184,7 +184,7 @@ fn a_plugin_that_does_not_respond_is_not_registered() {
     assert!(fixture.devices.register("v1", "widget.sock", WIDGET).is_err());
     assert!(fixture.devices.register("v1beta1", "../widget.sock", WIDGET).is_err());
     assert!(fixture.devices.capacity().capacity.is_empty());
-    assert!(!fixture.devices.concerns(&simple_pod("p", 1)));
+    assert!(!fixture.devices.has_plugin_resources(&simple_pod("p", 1)));
 }
 
 #[test]

@@ -157,7 +157,7 @@ impl Assignments {
     fn devices_of(&self, pod: &Pod) -> Option<(&PodDevices, PodRequest)> {
         let own = self.devices.as_deref()?;
         let requests = PodRequest::from_pod(pod);
-        own.devices.concerns(&requests).then_some((own, requests))
+        own.devices.has_plugin_resources(&requests).then_some((own, requests))
     }
 
     /// Has the plugins prepare the devices of a pod whose containers are to start. Blocks while a
