@@ -130,8 +130,8 @@ impl Handles {
             .into_iter()
             .map(|image| ImageRow {
                 pinned: image.pinned
-                    || self.image_set.keeps(&image.repo_tags)
-                    || self.image_set.keeps(&image.repo_digests),
+                    || self.image_set.protects(&image.repo_tags)
+                    || self.image_set.protects(&image.repo_digests),
                 in_use: used.contains(image.id.as_str())
                     || image
                         .repo_tags

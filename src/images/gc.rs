@@ -336,7 +336,7 @@ where
     ) -> Result<(), ImageGcError<I::Error>> {
         let mut images = self.images.list().map_err(ImageGcError::List)?;
         if let Some(CollectorPeers { set, .. }) = &self.peers {
-            images.iter_mut().for_each(|image| image.pinned |= set.keeps(&image.names));
+            images.iter_mut().for_each(|image| image.pinned |= set.protects(&image.names));
         }
         self.known_images.detect(&images, in_use, now);
         if let Some(CollectorPeers { puller, check, .. }) = &self.peers {

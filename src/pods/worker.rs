@@ -707,7 +707,7 @@ impl Worker {
             && images::points_to_image(&failure.message)
         {
             let image = container.image.as_deref().unwrap_or_default();
-            self.deps.image_check.suspect(pod, &container.name, image, &failure.message);
+            self.deps.image_check.container_failed(pod, &container.name, image, &failure.message);
         }
         started
     }
@@ -722,7 +722,7 @@ impl Worker {
     fn suspect_image(&self, container: &crate::model::api::Container, runtime: &PodRuntime) {
         if let Some(damage) = runtime.newest(&container.name).and_then(images::signs_of_damage) {
             let image = container.image.as_deref().unwrap_or_default();
-            self.deps.image_check.suspect(self.pod(), &container.name, image, &damage);
+            self.deps.image_check.container_failed(self.pod(), &container.name, image, &damage);
         }
     }
 

@@ -402,7 +402,7 @@ impl ImageCheck {
     /// that was done a short time ago.
     ///
     /// DIFFERS: upstream does not detect damaged images.
-    pub fn suspect(&self, pod: &Pod, container: &str, image: &str, reason: &str) {
+    pub fn container_failed(&self, pod: &Pod, container: &str, image: &str, reason: &str) {
         let regarding = Regarding::Pod {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),

@@ -106,7 +106,7 @@ impl Repull<'_> {
             reservation.pulled(name, &result.as_ref().map(drop).map_err(Clone::clone));
             match result {
                 Ok(found) if found == unpacked.id => {}
-                Ok(found) => pulled.problems.push(moved(name, &found)),
+                Ok(found) => pulled.problems.push(moved_message(name, &found)),
                 Err(error) => {
                     pulled.problems.push(format!("the image cannot be pulled again as {name}: {error}"));
                     pulled.missing.push(name.clone());
@@ -275,7 +275,7 @@ fn not_removed(reason: &str) -> String {
     format!("the image is not pulled again while {reason}")
 }
 
-pub(super) fn moved(name: &str, id: &str) -> String {
+pub(super) fn moved_message(name: &str, id: &str) -> String {
     format!("{name} is another image in its registry now: {id}")
 }
 

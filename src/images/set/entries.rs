@@ -177,7 +177,7 @@ impl Set {
     }
 
     /// The archives in directories (or archives) of which it is not known whether they are there.
-    pub(super) fn below(&self, places: &[Key]) -> Vec<(Key, Stamp)> {
+    pub(super) fn archives_below(&self, places: &[Key]) -> Vec<(Key, Stamp)> {
         let is_below = |key: &Key| places.iter().any(|place| place.0 == key.0 && key.1.starts_with(&place.1));
         let below = self.entries.iter().filter(|(key, _)| is_below(key));
         below.map(|(key, entry)| (key.clone(), entry.stamp)).collect()

@@ -183,7 +183,7 @@ impl ImageSet {
     /// Whether an image with one of these names or digests (as the runtime lists them) must not be
     /// collected as unused.
     #[must_use]
-    pub fn keeps(&self, names: &[String]) -> bool {
+    pub fn protects(&self, names: &[String]) -> bool {
         let set = self.shared.lock_set();
         names.iter().any(|name| match name.split_once('@') {
             Some((_, digest)) => set.find_digest(digest).is_some(),

@@ -91,7 +91,8 @@ impl Reader {
         let (first, Changes { added, removed }) = {
             let mut set = self.shared.lock_set();
             let listed: HashSet<Key> = found.files.iter().map(|(key, _)| key.clone()).collect();
-            let retained = set.below(&found.unreadable).into_iter().filter(|(key, _)| !listed.contains(key));
+            let retained =
+                set.archives_below(&found.unreadable).into_iter().filter(|(key, _)| !listed.contains(key));
             found.files.extend(retained);
             let seen: HashSet<PathBuf> =
                 found.files.iter().filter_map(|((_, path), _)| Some(path.parent()?.to_owned())).collect();

@@ -195,7 +195,7 @@ fn images_of_archives_come_and_go_with_their_files() {
     fixture.wait("the second image", |report| report.images.len() == 2);
     assert_eq!(fixture.lookup("registry.example/b:1"), SetLookup::Available);
     assert!(fixture.available.lock().unwrap().contains(&"registry.example/b:1".to_owned()));
-    assert!(fixture.set.keeps(&["registry.example/a:1".into()]));
+    assert!(fixture.set.protects(&["registry.example/a:1".into()]));
 
     let document = fixture.set.manifest("registry.example/a", "1").unwrap();
     let by_digest = fixture.set.manifest("registry.example/a", &document.digest).unwrap();
@@ -208,7 +208,7 @@ fn images_of_archives_come_and_go_with_their_files() {
 
     std::fs::remove_file(fixture.settings.directories[0].join("a.tar")).unwrap();
     fixture.wait("the first image to go", |report| report.images.len() == 1);
-    assert!(!fixture.set.keeps(&["registry.example/a:1".into()]));
+    assert!(!fixture.set.protects(&["registry.example/a:1".into()]));
     assert!(matches!(fixture.set.manifest("registry.example/a", "1"), Err(LookupError::Unknown(_))));
     assert!(blob.open(0, &StopToken::never()).is_err(), "a removed archive is not served");
 }
@@ -357,7 +357,7 @@ fn archives_stay_while_their_directory_cannot_be_read() {
     exchange();
     let report = fixture.wait("the problem", |report| !report.problems.is_empty());
     assert_eq!(report.images.len(), 1, "{report:?}");
-    assert!(fixture.set.keeps(&["registry.example/a:1".into()]));
+    assert!(fixture.set.protects(&["registry.example/a:1".into()]));
     let before = fixture.set.bytes_read();
     exchange();
     fixture.wait("the end of the problem", |report| report.problems.is_empty());

@@ -75,12 +75,12 @@ impl Document {
     }
 
     /// About the bytes of memory that the document takes.
-    pub(super) fn weight(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         let text = |text: &String| TEXT + text.len();
         let own = match self {
             Document::Index { .. } | Document::Manifest { .. } => 0,
             Document::Config { platform, diff_ids } => {
-                platform_weight(platform) + diff_ids.iter().map(text).sum::<usize>()
+                platform_memory_bytes(platform) + diff_ids.iter().map(text).sum::<usize>()
             }
             Document::Docker(images) => {
                 let texts = images
@@ -89,7 +89,7 @@ impl Document {
                 images.len() * size_of::<DockerImage>() + texts.map(text).sum::<usize>()
             }
         };
-        size_of::<Document>() + own + self.descriptors().map(Descriptor::weight).sum::<usize>()
+        size_of::<Document>() + own + self.descriptors().map(Descriptor::memory_bytes).sum::<usize>()
     }
 
     /// The number of references to blobs.
@@ -116,11 +116,11 @@ impl Document {
 }
 
 impl Descriptor {
-    fn weight(&self) -> usize {
+    fn memory_bytes(&self) -> usize {
         // A digest, or the text of the problem with it.
         let digest = TEXT + 200;
         let names = [&self.name, &self.reference].into_iter().flatten().map(|text| TEXT + text.len());
-        let platform = self.platform.as_ref().map_or(0, platform_weight);
+        let platform = self.platform.as_ref().map_or(0, platform_memory_bytes);
         size_of::<Descriptor>() + digest + TEXT + self.media_type.len() + names.sum::<usize>() + platform
     }
 
@@ -140,7 +140,7 @@ pub(super) fn normalized(name: &str) -> Result<String, Problem> {
         .map_err(|error| Problem::BadName { name: shortened(name), reason: shortened(&error.to_string()) })
 }
 
-fn platform_weight(platform: &Platform) -> usize {
+fn platform_memory_bytes(platform: &Platform) -> usize {
     3 * TEXT + platform.os.len() + platform.architecture.len() + platform.variant.len()
 }
 

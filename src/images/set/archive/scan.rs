@@ -83,13 +83,13 @@ const PROBLEM: usize = 300;
 
 impl Entry {
     /// About the bytes of memory that it takes in the map of entries, with its key.
-    fn weight(&mut self, name: &str) -> usize {
+    fn memory_bytes(&mut self, name: &str) -> usize {
         // A node of the map is filled by half when names are inserted in their order.
         let slot = 2 * (size_of::<String>() + size_of::<Entry>()) + TEXT + name.len();
         slot + match self {
             Entry::File(file) => {
                 let document = match file.document() {
-                    Some(Ok(document)) => document.weight(),
+                    Some(Ok(document)) => document.memory_bytes(),
                     Some(Err(_)) => size_of::<Document>() + PROBLEM,
                     None => 0,
                 };
@@ -131,7 +131,7 @@ impl Scan {
         {
             self.references += document.references();
         }
-        self.memory += entry.weight(&name);
+        self.memory += entry.memory_bytes(&name);
         self.names += name.len() + if let Entry::Link(target) = &entry { target.len() } else { 0 };
         self.blobs += usize::from(name.starts_with(BLOBS));
         self.entries.insert(name, entry);
