@@ -86,7 +86,7 @@ pub fn normalized(image: &str) -> Result<String, NameError> {
 /// The name under which runtimes list an image: as [`normalized`], but with either a tag or a digest.
 /// `None`: it is no name, but for example an id.
 #[must_use]
-pub fn stored(image: &str) -> Option<String> {
+pub fn listed_name(image: &str) -> Option<String> {
     let name = normalized(image).ok()?;
     match name.split_once('@') {
         Some((_, digest)) => Some(format!("{}@{digest}", repository(&name))),
@@ -231,16 +231,16 @@ mod tests {
     }
 
     #[test]
-    fn stored_name_has_a_registry_and_either_tag_or_digest() {
+    fn listed_name_has_a_registry_and_either_tag_or_digest() {
         let digest = format!("sha256:{}", "b".repeat(64));
         for (image, expected) in [
             ("app".to_owned(), "docker.io/library/app:latest".to_owned()),
             (format!("r.example/app:1@{digest}"), format!("r.example/app@{digest}")),
             (format!("app@{digest}"), format!("docker.io/library/app@{digest}")),
         ] {
-            assert_eq!(stored(&image), Some(expected));
+            assert_eq!(listed_name(&image), Some(expected));
         }
-        assert_eq!(stored(&"a".repeat(64)), None);
+        assert_eq!(listed_name(&"a".repeat(64)), None);
     }
 
     #[test]

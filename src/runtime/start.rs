@@ -84,7 +84,7 @@ impl Runtime {
         // this name: the container would keep its damaged files.
         let volumes = image_volumes.iter().map(|volume| volume.requested());
         let own = start.container.image.as_deref().unwrap_or_default();
-        let images: Vec<String> = volumes.chain([own]).filter_map(image_name::stored).collect();
+        let images: Vec<String> = volumes.chain([own]).filter_map(image_name::listed_name).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         let image_pass = shared.replaced.enter(&images, start.stop);
         // The limit applies after the image pull, which may be slow.

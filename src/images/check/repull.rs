@@ -17,7 +17,7 @@ use super::missing::{CheckNamespace, Reservation};
 use super::storage::{self, Unpacked};
 use crate::cri::{CriError, ErrorClass};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
-use crate::model::image_name::{repository, stored};
+use crate::model::image_name::{listed_name, repository};
 use crate::model::labels;
 use crate::model::pod::Pod;
 use crate::transport::generated::runtime::{Container, ContainerFilter, ContainerState, PodSandboxFilter};
@@ -285,7 +285,7 @@ pub(super) fn moved_message(name: &str, id: &str) -> String {
 /// # Errors
 /// When the image is not only that of the requested name.
 fn removable(requested: &str, image: &Unpacked, sandbox_images: &[String]) -> Result<Vec<String>, String> {
-    let name = stored(requested).filter(|name| image.names.contains(name)).ok_or_else(|| {
+    let name = listed_name(requested).filter(|name| image.names.contains(name)).ok_or_else(|| {
         format!("the image is not pulled again, because it does not have the name {requested}")
     })?;
     if image.pinned {
@@ -294,7 +294,7 @@ fn removable(requested: &str, image: &Unpacked, sandbox_images: &[String]) -> Re
     let is_image = |reference: &String| {
         *reference == image.id
             || image.names.contains(reference)
-            || stored(reference).is_some_and(|reference| image.names.contains(&reference))
+            || listed_name(reference).is_some_and(|reference| image.names.contains(&reference))
     };
     if sandbox_images.iter().any(is_image) {
         return Err("the image is not pulled again, because sandboxes are made from it".to_owned());
@@ -320,7 +320,7 @@ struct ImageUse<'a> {
 
 impl ImageUse<'_> {
     fn is_in(&self, names: &[String]) -> bool {
-        stored(self.image).is_some_and(|name| names.contains(&name))
+        listed_name(self.image).is_some_and(|name| names.contains(&name))
     }
 }
 
@@ -352,9 +352,9 @@ fn never_pulls(pod: &Pod, names: &[String]) -> bool {
 /// A pod that uses another of these names than the requested one, and this name. Its credentials, which may
 /// be others, would not be those of the pulls that follow.
 fn other_name<'a>(pods: &'a [Pod], requested: &str, names: &[String]) -> Option<(&'a Pod, String)> {
-    let requested = stored(requested);
+    let requested = listed_name(requested);
     pods.iter().find_map(|pod| {
-        let mut used = images_of(pod).filter_map(|image_use| stored(image_use.image));
+        let mut used = images_of(pod).filter_map(|image_use| listed_name(image_use.image));
         let other = used.find(|name| names.contains(name) && Some(name) != requested.as_ref())?;
         Some((pod, other))
     })
@@ -409,7 +409,7 @@ impl Checker {
         stop: &StopToken,
     ) -> Result<String, String> {
         let begun = Instant::now();
-        let wanted: Vec<String> = stored(requested).into_iter().collect();
+        let wanted: Vec<String> = listed_name(requested).into_iter().collect();
         let pods = (self.pods)().unwrap_or_default();
         let users: Vec<Option<&Pod>> =
             users(&pods, &wanted, backoff::random_u64()).into_iter().map(Some).collect();

@@ -184,7 +184,7 @@ impl Containerd<'_> {
     /// only copies of layers without compression are found.
     fn manifest(&self, requested: &str, unpacked: &Unpacked) -> Option<Document> {
         let of_name = |name: &str| self.documents.find(&self.target(name)?, &unpacked.id);
-        match image_name::stored(requested).filter(|name| unpacked.names.contains(name)) {
+        match image_name::listed_name(requested).filter(|name| unpacked.names.contains(name)) {
             Some(name) => of_name(&name),
             None => unpacked.names.iter().take(MAX_NAMES).find_map(|name| of_name(name)),
         }

@@ -19,7 +19,7 @@ use crate::util::disk_writes;
 use crate::util::{atomic_file, sha256, state_files};
 
 use super::super::listed::SeenImage;
-use crate::model::image_name::{repository, stored};
+use crate::model::image_name::{listed_name, repository};
 use crate::util::lock::LockExt;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -471,7 +471,7 @@ fn all<T: serde::de::DeserializeOwned>(dir: &Path) -> Vec<T> {
 
 /// Whether the runtime's name of an image equals the pod's, which may lack the default registry and tag.
 fn same(listed: &str, image: &str) -> bool {
-    listed == image || stored(image).as_deref() == Some(listed)
+    listed == image || listed_name(image).as_deref() == Some(listed)
 }
 
 #[cfg(test)]
