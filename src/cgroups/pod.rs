@@ -77,7 +77,7 @@ fn memory_high(pod: &Pod, request: i64, limit: i64, throttling: Throttling) -> O
     if !has_pod_level_resources(pod.spec()) || !is_limited || is_even || limit == 0 {
         return None;
     }
-    throttling.high(request, limit)
+    throttling.memory_high(request, limit)
 }
 
 /// A pod's values without its overhead, as the runtime receives them when the pod is resized: it

@@ -106,7 +106,7 @@ impl Throttling {
     /// `None`: at or below the request there is none. Computed as upstream, so that the numbers are
     /// the same (Go: pkg/kubelet/cm `memoryHighForPod`).
     #[must_use]
-    pub fn high(&self, request: i64, most: i64) -> Option<i64> {
+    pub fn memory_high(&self, request: i64, most: i64) -> Option<i64> {
         let high = request as f64 + (most as f64 - request as f64) * self.factor;
         let page = self.page_bytes.max(1);
         let high = ((high.floor() / page as f64) as i64).saturating_mul(page);
@@ -152,7 +152,7 @@ pub fn memory_protection(
         && (request != limit || request == 0)
         && most > 0
     {
-        files.extend(throttling.high(request, most).map(|high| ("memory.high", high)));
+        files.extend(throttling.memory_high(request, most).map(|high| ("memory.high", high)));
     }
     files
 }
@@ -303,7 +303,8 @@ mod tests {
 
     #[test]
     fn throttling_begins_at_whole_pages_above_the_request() {
-        let high = |factor, page_bytes, request, most| Throttling { factor, page_bytes }.high(request, most);
+        let high =
+            |factor, page_bytes, request, most| Throttling { factor, page_bytes }.memory_high(request, most);
         assert_eq!(high(0.9, 4096, 0, 10_000), Some(8192));
         assert_eq!(high(0.9, 65_536, 0, 10_000), None);
         assert_eq!(high(0.5, 4096, 4096, 12_288), Some(8192));

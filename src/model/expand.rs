@@ -40,7 +40,7 @@ impl Budget {
     ///
     /// # Errors
     /// When less is left; then nothing is reserved.
-    pub fn take(&mut self, bytes: usize) -> Result<(), TooLarge> {
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), TooLarge> {
         let cost = bytes.saturating_add(OVERHEAD);
         let (room, work) = (self.room.checked_sub(cost), self.work.checked_sub(cost));
         (self.room, self.work) = room.zip(work).ok_or(TooLarge)?;
@@ -48,7 +48,7 @@ impl Budget {
     }
 
     /// Releases the size of a text that is no longer needed. The work that it cost still counts.
-    pub fn give_back(&mut self, bytes: usize) {
+    pub fn release(&mut self, bytes: usize) {
         self.room = self.room.saturating_add(bytes.saturating_add(OVERHEAD)).min(MAX_BYTES);
     }
 
@@ -67,7 +67,7 @@ impl Budget {
         lookup: impl Fn(&str) -> Option<Cow<'a, str>>,
     ) -> Result<String, TooLarge> {
         let expanded = expand(text, lookup, self.left())?;
-        self.take(expanded.len())?;
+        self.reserve(expanded.len())?;
         Ok(expanded)
     }
 }
@@ -200,17 +200,17 @@ mod tests {
         let mut budget = Budget::default();
         let half = MAX_BYTES / 2 - OVERHEAD;
         assert_eq!(budget.left(), MAX_BYTES - OVERHEAD);
-        assert_eq!((budget.take(half), budget.left()), (Ok(()), half));
-        assert_eq!(budget.take(half + 1), Err(TooLarge));
-        assert_eq!((budget.take(half), budget.left()), (Ok(()), 0));
-        assert_eq!(budget.take(0), Err(TooLarge));
-        budget.give_back(half);
+        assert_eq!((budget.reserve(half), budget.left()), (Ok(()), half));
+        assert_eq!(budget.reserve(half + 1), Err(TooLarge));
+        assert_eq!((budget.reserve(half), budget.left()), (Ok(()), 0));
+        assert_eq!(budget.reserve(0), Err(TooLarge));
+        budget.release(half);
         assert_eq!(budget.expand("$(A)", lookup), Ok("1".to_owned()));
         assert_eq!(budget.left(), half - 1 - OVERHEAD);
         // A replaced value frees its size, but the work still counts.
         let mut times = 0;
-        while budget.take(1000).is_ok() {
-            budget.give_back(1000);
+        while budget.reserve(1000).is_ok() {
+            budget.release(1000);
             times += 1;
         }
         assert!((10_000..20_000).contains(&times), "{times}");

@@ -20,7 +20,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// Whether a startup probe with this verdict allows the other probes to run.
-    pub(crate) fn passes(self) -> bool {
+    pub(crate) fn allows_other_probes(self) -> bool {
         matches!(self, Verdict::NoProbe | Verdict::Success)
     }
 }

@@ -32,7 +32,7 @@ impl Verdicts {
 
     /// Whether the startup probe, if there is one, lets the other two run.
     pub(super) fn has_started(&self) -> bool {
-        self.get(Kind::Startup).passes()
+        self.get(Kind::Startup).allows_other_probes()
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
                 verdicts.set(kind, verdict);
                 let expected = Kind::ALL.map(|other| if other == kind { verdict } else { Verdict::NoProbe });
                 assert_eq!(Kind::ALL.map(|other| verdicts.get(other)), expected);
-                let blocks = kind == Kind::Startup && !verdict.passes();
+                let blocks = kind == Kind::Startup && !verdict.allows_other_probes();
                 assert_eq!(verdicts.has_started(), !blocks);
             }
         }

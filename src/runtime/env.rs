@@ -89,9 +89,9 @@ impl Env {
         let size = |value: &[u8]| name.len() + 1 + value.len();
         let known = self.index.get(name).and_then(|index| self.ordered.get_mut(*index));
         if let Some((_, old)) = &known {
-            self.budget.give_back(size(old));
+            self.budget.release(size(old));
         }
-        self.budget.take(size(&value))?;
+        self.budget.reserve(size(&value))?;
         match known {
             Some(entry) => entry.1 = value,
             None => {
