@@ -256,7 +256,7 @@ impl Cache {
     }
 
     /// The pod with this sandbox or container.
-    pub(super) fn owner_of(&self, id: &str) -> Option<PodUid> {
+    pub(super) fn pod_of(&self, id: &str) -> Option<PodUid> {
         let inner = self.inner.locked();
         let inspected = inner.entries.iter().find(|(_, entry)| {
             entry.pod.sandboxes.iter().any(|sandbox| sandbox.id.as_str() == id)
@@ -577,7 +577,7 @@ mod tests {
         cache.event(&uid, Instant::now());
         assert_eq!(cache.take_due().unreported, None);
         assert_eq!(act("4"), None, "an event came just before");
-        assert_eq!(cache.owner_of("4"), Some(uid));
-        assert_eq!(cache.owner_of("5"), None);
+        assert_eq!(cache.pod_of("4"), Some(uid));
+        assert_eq!(cache.pod_of("5"), None);
     }
 }

@@ -115,7 +115,7 @@ impl Observe {
     /// that the caller must call [`Observe::inspect`], so that no change is missed. Events that
     /// come after that inspection began are handled when the guard is dropped.
     #[must_use]
-    pub fn busy(&self, uid: &PodUid) -> BusyPod {
+    pub fn mark_busy(&self, uid: &PodUid) -> BusyPod {
         self.cache.set_busy(uid, true);
         BusyPod { cache: self.cache.clone(), uid: uid.clone() }
     }
@@ -227,7 +227,7 @@ pub(super) fn inspect_listed(cri: &RuntimeClient, listed: &ListedPod) -> Result<
     Ok(pod)
 }
 
-/// See [`Observe::busy`].
+/// See [`Observe::mark_busy`].
 pub struct BusyPod {
     cache: Cache,
     uid: PodUid,

@@ -94,7 +94,7 @@ fn take(cache: &Cache, event: &ContainerEvent, received: Instant) {
     }
     log::debug!("event of {} uid={}", event.id, event.uid.as_ref().map_or("", PodUid::as_str));
     // The event of a removed sandbox or container does not name its pod.
-    let known = || cache.owner_of(&event.id);
+    let known = || cache.pod_of(&event.id);
     match event.uid.clone().or_else(known) {
         Some(uid) => cache.event(&uid, received),
         // A sandbox of another tool, without a pod.

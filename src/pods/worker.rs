@@ -500,7 +500,7 @@ impl Worker {
         cancel: &StopToken,
     ) -> Result<(Result<(), StepError>, Arc<PodRuntime>), StepError> {
         let uid = self.uid();
-        let busy = self.deps.observe.busy(&uid);
+        let busy = self.deps.observe.mark_busy(&uid);
         let outcome = self.carry_out(plan, runtime, mounts, cancel);
         let inspected = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
@@ -523,7 +523,7 @@ impl Worker {
     ) -> Result<StepOutcome, StepError> {
         let uid = self.uid();
         log::warn!("the pod has no cgroup and is restarted pod={} uid={uid}", self.pod().full_name());
-        let busy = self.deps.observe.busy(&uid);
+        let busy = self.deps.observe.mark_busy(&uid);
         let killed = self.deps.runtime.kill_pod(Some(self.pod()), KnownPod::Runtime(runtime), None, cancel);
         let inspected = self.deps.observe.inspect(&uid, cancel);
         drop(busy);
@@ -840,7 +840,7 @@ impl Worker {
                 self.pod().full_name()
             );
         }
-        let busy = self.deps.observe.busy(&uid);
+        let busy = self.deps.observe.mark_busy(&uid);
         // The last inspection may be older than the last start: inspect again.
         let before = self
             .deps
@@ -942,7 +942,7 @@ fn time_until(time: Timestamp) -> Duration {
 pub(super) fn stop_unknown(deps: &Deps, pod: &ListedPod, shared: &Shared, stop: &StopToken) -> bool {
     shared.locked().phase = WorkerPhase::Terminating;
     loop {
-        let busy = deps.observe.busy(&pod.uid);
+        let busy = deps.observe.mark_busy(&pod.uid);
         let result = deps
             .observe
             .inspect(&pod.uid, stop)
