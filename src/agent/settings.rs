@@ -286,7 +286,7 @@ fn credential_providers(args: &AgentArgs) -> Result<Option<CredentialProviders>,
 pub(super) fn declared_features(config: &KubeletConfiguration) -> Option<Vec<String>> {
     let gates = gates(config);
     let without_effect = gates.without_effect();
-    let is_ignored = |gate: &str| gates.chosen(gate) == Some(true) && without_effect.contains(&gate);
+    let is_ignored = |gate: &str| gates.configured(gate) == Some(true) && without_effect.contains(&gate);
     node::declared_features(|gate| gates.enabled(gate) && !is_ignored(gate))
 }
 

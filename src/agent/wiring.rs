@@ -453,7 +453,7 @@ fn start_observe(
     let Context { config, supervisor, .. } = context;
     // DIFFERS: the gate is off by default in the Go kubelet; here only a configuration that sets it,
     // or all alpha gates, switches events off.
-    let events = settings::gates(config).chosen("EventedPLEG") != Some(false);
+    let events = settings::gates(config).configured("EventedPLEG") != Some(false);
     let settings = observe::Settings { events };
     observe::spawn(&rooms.observe, settings, changes, &supervisor.deaths()).map_err(thread_error("observe"))
 }

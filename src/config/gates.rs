@@ -114,7 +114,7 @@ impl Gates {
 
     /// The value that the configuration gives a gate, by its name or by its stage.
     #[must_use]
-    pub fn chosen(&self, name: &str) -> Option<bool> {
+    pub fn configured(&self, name: &str) -> Option<bool> {
         self.changed.get(name).copied()
     }
 
@@ -122,7 +122,7 @@ impl Gates {
     /// release has the gate no more or has locked it, or a gate that it requires is off. Sorted.
     #[must_use]
     pub fn without_effect(&self) -> Vec<&'static str> {
-        let fixed = FIXED.iter().filter(|(name, here)| self.chosen(name).is_some_and(|on| on != *here));
+        let fixed = FIXED.iter().filter(|(name, here)| self.configured(name).is_some_and(|on| on != *here));
         let all: BTreeSet<_> = fixed.map(|(name, _)| *name).chain(self.ignored.iter().copied()).collect();
         all.into_iter().collect()
     }
@@ -458,9 +458,9 @@ mod tests {
     #[test]
     fn gates_of_a_stage_are_set_together() {
         let (off, _) = Gates::resolve(&set(&[("AllAlpha", false)]));
-        assert_eq!((off.chosen("EventedPLEG"), off.chosen("EnvFiles")), (Some(false), None));
+        assert_eq!((off.configured("EventedPLEG"), off.configured("EnvFiles")), (Some(false), None));
         let (on, _) = Gates::resolve(&set(&[("AllAlpha", false), ("EventedPLEG", true)]));
-        assert_eq!(on.chosen("EventedPLEG"), Some(true));
+        assert_eq!(on.configured("EventedPLEG"), Some(true));
         let (_, problems) = Gates::resolve(&set(&[("AllBeta", false)]));
         assert_eq!(problems, []);
     }
@@ -501,7 +501,7 @@ mod tests {
             ("TopologyAwareHints", true),
         ]));
         assert_eq!(problems, []);
-        assert!(gates.enabled("ImageVolume") && gates.chosen("ImageVolume").is_none());
+        assert!(gates.enabled("ImageVolume") && gates.configured("ImageVolume").is_none());
         assert_eq!(
             gates.without_effect(),
             ["ImageVolume", "MemoryManager", "SidecarContainers", "TopologyAwareHints"]

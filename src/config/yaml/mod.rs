@@ -99,7 +99,7 @@ impl Content {
     ///
     /// # Errors
     /// If there was an error anywhere.
-    pub fn whole(self) -> Result<Vec<Document>, YamlError> {
+    pub fn all_documents(self) -> Result<Vec<Document>, YamlError> {
         match self.broken {
             Some(error) => Err(error),
             None => Ok(self.documents),
@@ -156,7 +156,7 @@ pub fn parse(bytes: &[u8]) -> Content {
 /// # Errors
 /// At the first position that is not YAML, or exceeds a limit, and for bytes that are not text.
 pub fn parse_bytes(bytes: &[u8]) -> Result<Vec<Document>, YamlError> {
-    parse(bytes).whole()
+    parse(bytes).all_documents()
 }
 
 #[cfg(test)]

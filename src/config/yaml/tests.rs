@@ -302,9 +302,9 @@ fn broken_document_does_not_affect_those_before_it() {
         assert_eq!(content.documents.len(), 1, "{text:?}");
         assert_eq!(content.documents[0].value, json!({"a": 1}));
         assert_eq!(content.broken.as_ref().map(|error| error.line), Some(line), "{text:?}");
-        assert!(content.clone().whole().is_err() && content.first().unwrap().is_some());
+        assert!(content.clone().all_documents().is_err() && content.first().unwrap().is_some());
     }
-    let marked = parse("a: 1\n---\n\u{feff}b: 2\nc: 3\n".as_bytes()).whole().unwrap();
+    let marked = parse("a: 1\n---\n\u{feff}b: 2\nc: 3\n".as_bytes()).all_documents().unwrap();
     assert_eq!(marked[1].value, json!({"b": 2, "c": 3}));
 }
 
