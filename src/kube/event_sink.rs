@@ -424,7 +424,7 @@ fn message(event: &RecordedEvent) -> String {
         _ => event.message.clone(),
     };
     // A cut message keeps the prefix.
-    events::cut(&mut message);
+    events::truncate(&mut message);
     message
 }
 

@@ -28,7 +28,7 @@ pub const MAX_EVENTS: usize = 1000;
 const MESSAGE_BYTES: usize = 1024;
 
 /// Cuts a message that is too long; the result with its mark is within the limit.
-pub(super) fn cut(message: &mut String) {
+pub(super) fn truncate(message: &mut String) {
     const MARK: char = '…';
     if message.len() > MESSAGE_BYTES {
         message.truncate(message.floor_char_boundary(MESSAGE_BYTES - MARK.len_utf8()));
@@ -227,7 +227,7 @@ impl EventTable {
     /// Stores an event and returns its current state; `None` when its object has used up its budget
     /// and the event is only counted.
     fn record(&mut self, mut event: Event) -> Option<Arc<RecordedEvent>> {
-        cut(&mut event.message);
+        truncate(&mut event.message);
         let report = self.correlator.take(&event)?;
         if let Some(old) = self.by_key.remove(&report.key) {
             self.by_seq.remove(&old);
@@ -274,7 +274,7 @@ fn annotations(values: BTreeMap<&'static str, String>) -> BTreeMap<String, Strin
     values
         .into_iter()
         .map(|(name, mut value)| {
-            cut(&mut value);
+            truncate(&mut value);
             (name.to_owned(), value)
         })
         .collect()
