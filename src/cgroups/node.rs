@@ -186,7 +186,7 @@ impl DaemonCgroup {
 
     /// The message of the event `FailedNodeAllocatableEnforcement`, and of the end of the agent.
     #[must_use]
-    pub fn failed(&self, error: &dyn std::fmt::Display) -> String {
+    pub fn failure_message(&self, error: &dyn std::fmt::Display) -> String {
         format!("Failed to enforce {} Cgroup Limits on {:?}: {error}", self.what, self.cgroup)
     }
 }
@@ -361,7 +361,7 @@ mod tests {
         assert!(daemons(&["pods", "none"], true).is_empty());
         assert_eq!(both[1].enforced(), "Updated limits on kube reserved cgroup /kube");
         let text = "Failed to enforce System Reserved Cgroup Limits on \"/sys\": no";
-        assert_eq!(both[0].failed(&"no"), text);
+        assert_eq!(both[0].failure_message(&"no"), text);
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn open(shared: &Shared, deps: &Deps, stop: &StopToken) -> Result<Cgroups, OpenE
         match cgroups.limit_daemons(&daemon.cgroup, &values, stop) {
             Ok(()) => note(&deps.events, EventType::Normal, daemon.enforced()),
             Err(error) => {
-                let message = daemon.failed(&error);
+                let message = daemon.failure_message(&error);
                 note(&deps.events, EventType::Warning, message.clone());
                 return Err(OpenError::Fatal(message));
             }
