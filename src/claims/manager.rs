@@ -295,7 +295,7 @@ impl ResourceClaims {
         let until = Instant::now() + limit;
         let (departed, unused) = {
             let state = self.shared.state.locked();
-            (state.departed(active), state.has_unused())
+            (state.pods_to_unprepare(active), state.has_unused())
         };
         if unused && let Err(failure) = self.end(stop, ClaimState::begin_unprepare_unused) {
             log::info!("resource claims without pods could not be unprepared: {failure}");

@@ -271,7 +271,7 @@ impl ClaimState {
 
     /// The pods that use a claim and are not among these; their claims are to be unprepared.
     #[must_use]
-    pub fn departed(&self, active: &BTreeSet<PodUid>) -> BTreeSet<PodUid> {
+    pub fn pods_to_unprepare(&self, active: &BTreeSet<PodUid>) -> BTreeSet<PodUid> {
         let pods = self.claims.values().flat_map(|claim| &claim.pods);
         pods.filter(|uid| !active.contains(*uid)).cloned().collect()
     }

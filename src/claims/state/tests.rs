@@ -316,7 +316,7 @@ proptest! {
             fixture.check();
         }
         // The clean-up of pods that are gone leaves nothing.
-        for pod in fixture.state.departed(&BTreeSet::new()) {
+        for pod in fixture.state.pods_to_unprepare(&BTreeSet::new()) {
             fixture.end(pod.as_str().parse().unwrap(), 0);
         }
         prop_assert!(fixture.state.is_empty() && fixture.driver.is_empty());
