@@ -43,15 +43,15 @@ const MAX_WATCHES: usize = 16;
 /// The status of a watch whose client did not read in time.
 const SLOW: &str = "watch client channel closed";
 
-/// The status of a pod, if this agent has computed it.
-type StatusOf = dyn Fn(&PodUid) -> Option<Arc<PodStatus>> + Send + Sync;
+/// Returns the status of a pod, if this agent has computed it.
+type FindStatus = dyn Fn(&PodUid) -> Option<Arc<PodStatus>> + Send + Sync;
 
 /// Where the responses come from.
 pub(crate) struct Deps {
     /// All pods that sources have; `None` until every source has delivered a set.
     pub pods: Box<dyn Fn() -> Option<Vec<Pod>> + Send + Sync>,
     /// The status that this agent has computed for a pod.
-    pub status: Box<StatusOf>,
+    pub status: Box<FindStatus>,
     /// All changes of statuses from now on, of which so many may wait.
     pub changes: Box<dyn Fn(usize) -> Feed + Send + Sync>,
 }
@@ -82,18 +82,18 @@ impl Shared {
     }
 
     /// `None`: there are enough.
-    fn admit_watch(&self) -> Option<Watch<'_>> {
+    fn admit_watch(&self) -> Option<WatchPermit<'_>> {
         let before = self.watches.fetch_add(1, Ordering::AcqRel);
         // Dropped again if there are too many.
-        let watch = Watch(&self.watches);
-        (before < MAX_WATCHES).then_some(watch)
+        let permit = WatchPermit(&self.watches);
+        (before < MAX_WATCHES).then_some(permit)
     }
 }
 
-/// The place of a watch.
-struct Watch<'a>(&'a AtomicUsize);
+/// One watch among [`MAX_WATCHES`], counted until this is dropped.
+struct WatchPermit<'a>(&'a AtomicUsize);
 
-impl Drop for Watch<'_> {
+impl Drop for WatchPermit<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -161,9 +161,9 @@ fn get(deps: &Deps, uid: &str) -> Result<pb::GetPodResponse, Refusal> {
 fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) -> Result<(), Refusal> {
     // Before the pods are listed: a change meanwhile is sent after them.
     let feed = (deps.changes)(BUFFERED_EVENTS);
-    let mut known = Known::default();
+    let mut sent = SentPods::default();
     for pod in pods(deps)? {
-        known.0.insert(pod.uid().clone(), Shown::new(&pod));
+        sent.0.insert(pod.uid().clone(), SentPod::new(&pod));
         send(out, stop, pb::EventType::ADDED, encoded_now(deps, &pod)?)?;
     }
     send(out, stop, pb::EventType::INITIAL_SYNC_COMPLETE, Vec::new())?;
@@ -177,7 +177,7 @@ fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) 
             recv(progress) -> _ => {}
             recv(feed.changes()) -> change => {
                 let Ok(change) = change else { return Err(Refusal::resource_exhausted(SLOW)) };
-                if let Some((kind, object)) = known.event(change) {
+                if let Some((kind, object)) = sent.event(change) {
                     send(out, stop, kind, encoded(&object)?)?;
                 }
             }
@@ -205,48 +205,48 @@ fn send(
     Err(Refusal::resource_exhausted(SLOW))
 }
 
-/// A pod as a watch has shown it.
-enum Shown {
+/// A pod as a watch has sent it last.
+enum SentPod {
     /// With its namespace and name.
     Present(String, String),
     /// Its end was sent.
     Ended,
 }
 
-impl Shown {
-    fn new(pod: &Pod) -> Shown {
-        Shown::Present(pod.namespace().to_owned(), pod.name().to_owned())
+impl SentPod {
+    fn new(pod: &Pod) -> SentPod {
+        SentPod::Present(pod.namespace().to_owned(), pod.name().to_owned())
     }
 }
 
-/// What the client of a watch knows.
+/// The pods that a watch has sent.
 #[derive(Default)]
-struct Known(BTreeMap<PodUid, Shown>);
+struct SentPods(BTreeMap<PodUid, SentPod>);
 
-impl Known {
-    /// The event of a change; `None`: the client knows of it already.
+impl SentPods {
+    /// The event of a change; `None`: it was sent already.
     fn event(&mut self, change: Change) -> Option<(pb::EventType, api::Pod)> {
         match change {
             Change::Stored { pod, status, is_first } => {
-                if matches!(self.0.get(pod.uid()), Some(Shown::Ended)) {
+                if matches!(self.0.get(pod.uid()), Some(SentPod::Ended)) {
                     return None;
                 }
-                self.0.insert(pod.uid().clone(), Shown::new(&pod));
+                self.0.insert(pod.uid().clone(), SentPod::new(&pod));
                 let kind = if is_first { pb::EventType::ADDED } else { pb::EventType::MODIFIED };
                 Some((kind, compose::with_status(&pod, Some(&status))))
             }
             Change::Ended(pod) => {
-                let before = self.0.insert(pod.uid().clone(), Shown::Ended);
-                let is_new = !matches!(before, Some(Shown::Ended));
+                let before = self.0.insert(pod.uid().clone(), SentPod::Ended);
+                let is_new = !matches!(before, Some(SentPod::Ended));
                 let object = compose::identity(pod.uid(), pod.namespace(), pod.name());
                 is_new.then_some((pb::EventType::DELETED, object))
             }
             // A pod that was refused has no other end.
             Change::Forgotten(uid) => match self.0.remove(&uid)? {
-                Shown::Present(namespace, name) => {
+                SentPod::Present(namespace, name) => {
                     Some((pb::EventType::DELETED, compose::identity(&uid, &namespace, &name)))
                 }
-                Shown::Ended => None,
+                SentPod::Ended => None,
             },
         }
     }
