@@ -29,8 +29,8 @@ use crate::model::image_name;
 use crate::transport::http1::ResponseWriter;
 use fault::{Fault, VERSION, json_response};
 use images::{BlobSource, Images};
-use path::Wanted;
-use range::Part;
+use path::Resource;
+use range::ByteRange;
 use settings::RegistrySettings;
 
 /// The size of a read of a blob.
@@ -61,9 +61,9 @@ fn route(
     if !settings.is_some_and(|settings| settings.admits(given)) {
         return Err(Fault::NO_PATH);
     }
-    match path::wanted(rest, target.get("ns"))? {
-        Wanted::Api => Ok(whole(api())),
-        Wanted::Tags { repository } => {
+    match path::resource(rest, target.get("ns"))? {
+        Resource::Api => Ok(whole(api())),
+        Resource::Tags { repository } => {
             let tags = images.tags(&repository);
             if tags.is_empty() {
                 return Err(Fault::new(404, "NAME_UNKNOWN", "no archive has this repository"));
@@ -71,11 +71,11 @@ fn route(
             let name = path::name(rest);
             Ok(whole(json_response(200, &json!({"name": name, "tags": tags}))))
         }
-        Wanted::Manifest { repository, reference } => {
+        Resource::Manifest { repository, reference } => {
             let refused = |refusal| Fault::refused("MANIFEST_UNKNOWN", refusal);
             Ok(document(images.manifest(&repository, reference).map_err(refused)?))
         }
-        Wanted::Blob { digest } => {
+        Resource::Blob { digest } => {
             let source = images.blob(digest).map_err(|refusal| Fault::refused("BLOB_UNKNOWN", refusal))?;
             Ok(blob(digest.to_owned(), source, &request.range, request.method == Method::Get))
         }
@@ -131,13 +131,13 @@ fn document(document: Document) -> Reply {
 fn blob(digest: String, source: BlobSource, range: &str, is_get: bool) -> Reply {
     // A range has a meaning for a GET only.
     let size = source.size;
-    let part = range::part(if is_get { range } else { "" }, size);
-    if part == Part::Outside {
+    let byte_range = range::byte_range(if is_get { range } else { "" }, size);
+    if byte_range == ByteRange::Unsatisfiable {
         let response = Fault::new(416, "RANGE_INVALID", "the range begins after the end").response();
         return whole(response.with("Content-Range", &format!("bytes */{size}")));
     }
     Reply::stream(move |out, _, stop| {
-        let (from, length) = part.bytes(size);
+        let (from, length) = byte_range.bytes(size);
         // Opened before the head is sent, so that the runtime receives the reason of a failure.
         let opened = is_get.then(|| (source.open)(from, stop)).transpose();
         let reader = match opened {
@@ -156,7 +156,7 @@ fn blob(digest: String, source: BlobSource, range: &str, is_get: bool) -> Reply 
             ("Accept-Ranges", "bytes"),
             VERSION,
         ];
-        let status = if part == Part::Whole { 200 } else { 206 };
+        let status = if byte_range == ByteRange::Whole { 200 } else { 206 };
         fields.extend((status == 206).then_some(("Content-Range", content_range.as_str())));
         out.start(status, &fields, Some(length))?;
         reader.map_or(Ok(()), |reader| copy(reader, out, &digest, length))

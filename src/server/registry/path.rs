@@ -16,9 +16,10 @@ const TAG_BYTES: usize = 128;
 /// Other names of docker.io.
 const DOCKER: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
 
-/// What a request wants. `repository` begins with the registry: `docker.io/library/nginx`.
+/// The resource of a request (RFC 9110, section 3.1). `repository` begins with the registry:
+/// `docker.io/library/nginx`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wanted<'a> {
+pub(super) enum Resource<'a> {
     /// Whether there is such an API.
     Api,
     Manifest {
@@ -50,10 +51,10 @@ pub(super) fn name(rest: &str) -> &str {
     parts.map_or("", |(name, _)| name)
 }
 
-/// What is wanted by the path after the token. `registry`: the query parameter `ns`.
-pub(super) fn wanted<'a>(rest: &'a str, registry: Option<&str>) -> Result<Wanted<'a>, Fault> {
+/// The resource that is named by the path after the token. `registry`: the query parameter `ns`.
+pub(super) fn resource<'a>(rest: &'a str, registry: Option<&str>) -> Result<Resource<'a>, Fault> {
     if rest.is_empty() {
-        return Ok(Wanted::Api);
+        return Ok(Resource::Api);
     }
     let parts = rest.rsplit_once('/').and_then(|(before, last)| {
         let (name, kind) = before.rsplit_once('/')?;
@@ -66,12 +67,12 @@ pub(super) fn wanted<'a>(rest: &'a str, registry: Option<&str>) -> Result<Wanted
         .ok_or_else(|| Fault::new(400, "NAME_INVALID", "this is no name of a repository"))?;
     match kind {
         "manifests" if is_tag(last) || is_digest(last) => {
-            Ok(Wanted::Manifest { repository, reference: last })
+            Ok(Resource::Manifest { repository, reference: last })
         }
         "manifests" => Err(Fault::new(404, "MANIFEST_UNKNOWN", "this is neither a tag nor a digest")),
-        "blobs" if is_digest(last) => Ok(Wanted::Blob { digest: last }),
+        "blobs" if is_digest(last) => Ok(Resource::Blob { digest: last }),
         "blobs" => Err(Fault::new(400, "DIGEST_INVALID", "this is no digest of sha256")),
-        _ if last == "list" => Ok(Wanted::Tags { repository }),
+        _ if last == "list" => Ok(Resource::Tags { repository }),
         _ => Err(Fault::NO_PATH),
     }
 }
@@ -129,8 +130,8 @@ mod tests {
     use super::*;
 
     fn repository_of(path: &str, ns: Option<&str>) -> Option<String> {
-        match wanted(path, ns) {
-            Ok(Wanted::Manifest { repository, .. } | Wanted::Tags { repository }) => Some(repository),
+        match resource(path, ns) {
+            Ok(Resource::Manifest { repository, .. } | Resource::Tags { repository }) => Some(repository),
             _ => None,
         }
     }
@@ -192,13 +193,13 @@ mod tests {
     #[test]
     fn malformed_references_and_digests_are_refused() {
         let digest = format!("sha256:{}", "a".repeat(64));
-        fn status(path: &str) -> Result<Wanted<'_>, (u16, &'static str)> {
-            wanted(path, Some("quay.io")).map_err(|fault| (fault.status, fault.code))
+        fn status(path: &str) -> Result<Resource<'_>, (u16, &'static str)> {
+            resource(path, Some("quay.io")).map_err(|fault| (fault.status, fault.code))
         }
-        assert_eq!(status(&format!("a/blobs/{digest}")), Ok(Wanted::Blob { digest: &digest }));
+        assert_eq!(status(&format!("a/blobs/{digest}")), Ok(Resource::Blob { digest: &digest }));
         assert_eq!(
             status(&format!("a/manifests/{digest}")),
-            Ok(Wanted::Manifest { repository: "quay.io/a".into(), reference: &digest })
+            Ok(Resource::Manifest { repository: "quay.io/a".into(), reference: &digest })
         );
         for digest in ["sha256:", "sha256:aa", "sha512:aa", "latest", &digest.to_uppercase()] {
             assert_eq!(status(&format!("a/blobs/{digest}")), Err((400, "DIGEST_INVALID")), "{digest}");
@@ -217,7 +218,7 @@ mod tests {
         #[test]
         fn random_paths_cause_no_panic(path in "\\PC{0,60}", ns in proptest::option::of("\\PC{0,10}")) {
             if let Some((_, rest)) = split(&path) {
-                let _ = (wanted(rest, ns.as_deref()), name(rest));
+                let _ = (resource(rest, ns.as_deref()), name(rest));
             }
         }
     }

@@ -103,13 +103,13 @@ struct Fixture {
     dir: tempfile::TempDir,
 }
 
-struct Got {
+struct ClientResponse {
     status: u16,
     head: String,
     body: Vec<u8>,
 }
 
-impl Got {
+impl ClientResponse {
     fn field(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
@@ -158,18 +158,18 @@ impl Fixture {
         stream
     }
 
-    fn request(&self, method: &str, path: &str, fields: &str) -> Got {
+    fn request(&self, method: &str, path: &str, fields: &str) -> ClientResponse {
         let mut stream = self.connect(&format!("{method} {path} HTTP/1.1\r\nHost: x\r\n{fields}\r\n"));
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         let end = all.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
         let head = String::from_utf8(all[..end].to_vec()).unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Got { status, head, body: all.split_off(end + 4) }
+        ClientResponse { status, head, body: all.split_off(end + 4) }
     }
 
     /// A GET of a path after the token, by containerd for docker.io.
-    fn get(&self, path: &str, fields: &str) -> Got {
+    fn get(&self, path: &str, fields: &str) -> ClientResponse {
         self.request("GET", &format!("/v2/{}/{path}?ns=docker.io", self.token), fields)
     }
 }
