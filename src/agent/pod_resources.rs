@@ -19,12 +19,12 @@ pub(super) fn serve(root_dir: &Path, rooms: &Rooms) -> Option<Server> {
         });
         listed.collect()
     };
-    let (given, assignable) = (rooms.assignments.clone(), rooms.assignments.clone());
-    let given_pod = rooms.assignments.clone();
+    let (assigned, assignable) = (rooms.assignments.clone(), rooms.assignments.clone());
+    let assigned_pod = rooms.assignments.clone();
     let deps = Deps {
         pods: Box::new(pods),
-        given: Box::new(move |pod, container| given.assigned(pod, container)),
-        given_pod: Box::new(move |pod| given_pod.assigned_pod(pod)),
+        assigned: Box::new(move |pod, container| assigned.assigned(pod, container)),
+        assigned_pod: Box::new(move |pod| assigned_pod.assigned_pod(pod)),
         assignable: Box::new(move || assignable.assignable()),
     };
     let served = pod_resources::serve(root_dir, deps);

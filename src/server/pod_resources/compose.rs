@@ -10,7 +10,7 @@ use crate::pods::assignments::AssignedDevice;
 use crate::transport::generated::{MessageField, podresources as pb};
 
 /// What a container of a pod has.
-pub(super) type Lookup<'a> = &'a dyn Fn(&Pod, &Container) -> AssignedResources;
+pub(super) type ContainerLookup<'a> = &'a dyn Fn(&Pod, &Container) -> AssignedResources;
 /// What a pod has as a whole: CPUs and memory.
 pub(super) type PodLookup<'a> = &'a dyn Fn(&Pod) -> AssignedResources;
 
@@ -18,21 +18,22 @@ pub(super) type PodLookup<'a> = &'a dyn Fn(&Pod) -> AssignedResources;
 /// that end, and ephemeral containers, are not shown.
 pub(super) fn list(
     pods: &[NodePod],
-    given: Lookup<'_>,
-    given_pod: PodLookup<'_>,
+    assigned: ContainerLookup<'_>,
+    assigned_pod: PodLookup<'_>,
 ) -> pb::ListPodResourcesResponse {
     let active = pods.iter().filter(|listed| listed.is_active);
-    let pod_resources = active.map(|listed| pod_resources(&listed.pod, given, given_pod)).collect();
+    let pod_resources = active.map(|listed| pod_resources(&listed.pod, assigned, assigned_pod)).collect();
     pb::ListPodResourcesResponse { pod_resources, ..Default::default() }
 }
 
 /// All pods as v1alpha1 shows them: containers with devices, without NUMA nodes, also those of pods
 /// that have ended.
-pub(super) fn old_list(pods: &[NodePod], given: Lookup<'_>) -> pb::ListPodResourcesResponse {
+pub(super) fn list_v1alpha1(pods: &[NodePod], assigned: ContainerLookup<'_>) -> pb::ListPodResourcesResponse {
     let old_pod_resources = |listed: &NodePod| {
         let containers = listed.pod.containers().iter().map(|container| {
             // What a pod that has ended had may be that of another pod now.
-            let devices = if listed.is_active { given(&listed.pod, container).devices } else { Vec::new() };
+            let devices =
+                if listed.is_active { assigned(&listed.pod, container).devices } else { Vec::new() };
             let mut devices = self::devices(devices);
             devices.iter_mut().for_each(|device| device.topology = MessageField::none());
             pb::ContainerResources { name: container.name.clone(), devices, ..Default::default() }
@@ -49,20 +50,20 @@ pub(super) fn old_list(pods: &[NodePod], given: Lookup<'_>) -> pb::ListPodResour
 pub(super) fn get(
     pods: &[NodePod],
     (namespace, name): (&str, &str),
-    given: Lookup<'_>,
-    given_pod: PodLookup<'_>,
+    assigned: ContainerLookup<'_>,
+    assigned_pod: PodLookup<'_>,
 ) -> Option<pb::PodResources> {
     let is_wanted = |listed: &&NodePod| listed.pod.name() == name && listed.pod.namespace() == namespace;
     let found = pods.iter().filter(|listed| listed.is_active).find(is_wanted)?;
-    Some(pod_resources(&found.pod, given, given_pod))
+    Some(pod_resources(&found.pod, assigned, assigned_pod))
 }
 
 /// What all containers together can have.
-pub(super) fn allocatable(given: AssignedResources) -> pb::AllocatableResourcesResponse {
+pub(super) fn allocatable(assigned: AssignedResources) -> pb::AllocatableResourcesResponse {
     pb::AllocatableResourcesResponse {
-        devices: devices(given.devices),
-        cpu_ids: given.cpus.iter().map(i64::from).collect(),
-        memory: given.memory.into_iter().map(memory).collect(),
+        devices: devices(assigned.devices),
+        cpu_ids: assigned.cpus.iter().map(i64::from).collect(),
+        memory: assigned.memory.into_iter().map(memory).collect(),
         ..Default::default()
     }
 }
@@ -76,20 +77,20 @@ fn named(pod: &Pod, containers: Vec<pb::ContainerResources>) -> pb::PodResources
     }
 }
 
-fn pod_resources(pod: &Pod, given: Lookup<'_>, given_pod: PodLookup<'_>) -> pb::PodResources {
+fn pod_resources(pod: &Pod, assigned: ContainerLookup<'_>, assigned_pod: PodLookup<'_>) -> pb::PodResources {
     let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
     let container_resources = |container: &Container| {
-        let given = given(pod, container);
+        let assigned = assigned(pod, container);
         pb::ContainerResources {
             name: container.name.clone(),
-            devices: devices(given.devices),
-            cpu_ids: given.cpus.iter().map(i64::from).collect(),
-            memory: given.memory.into_iter().map(memory).collect(),
-            dynamic_resources: given.claims.into_iter().map(claim).collect(),
+            devices: devices(assigned.devices),
+            cpu_ids: assigned.cpus.iter().map(i64::from).collect(),
+            memory: assigned.memory.into_iter().map(memory).collect(),
+            dynamic_resources: assigned.claims.into_iter().map(claim).collect(),
             ..Default::default()
         }
     };
-    let whole = given_pod(pod);
+    let whole = assigned_pod(pod);
     pb::PodResources {
         cpu_ids: whole.cpus.iter().map(i64::from).collect(),
         memory: whole.memory.into_iter().map(memory).collect(),
@@ -103,9 +104,9 @@ fn topology(nodes: NumaMask) -> pb::TopologyInfo {
 }
 
 /// An entry for each NUMA node of each device, as upstream: tools add the entries up by node.
-fn devices(given: Vec<AssignedDevice>) -> Vec<pb::ContainerDevices> {
+fn devices(assigned: Vec<AssignedDevice>) -> Vec<pb::ContainerDevices> {
     let mut found = Vec::new();
-    for device in given {
+    for device in assigned {
         let entry = |topology| pb::ContainerDevices {
             resource_name: device.resource.clone(),
             device_ids: vec![device.id.to_string()],

@@ -38,20 +38,20 @@ pub(crate) struct NodePod {
     pub is_active: bool,
 }
 
-/// Says what a container has.
-pub(crate) type GivenOf = dyn Fn(&Pod, &Container) -> AssignedResources + Send + Sync;
+/// Returns what a container has.
+pub(crate) type FindContainerResources = dyn Fn(&Pod, &Container) -> AssignedResources + Send + Sync;
 
-/// Says what a pod has as a whole.
-pub(crate) type GivenPod = dyn Fn(&Pod) -> AssignedResources + Send + Sync;
+/// Returns what a pod has as a whole.
+pub(crate) type FindPodResources = dyn Fn(&Pod) -> AssignedResources + Send + Sync;
 
 /// Where the responses come from.
 pub(crate) struct Deps {
     /// All pods that sources have.
     pub pods: Box<dyn Fn() -> Vec<NodePod> + Send + Sync>,
     /// What a container has.
-    pub given: Box<GivenOf>,
+    pub assigned: Box<FindContainerResources>,
     /// The CPUs and memory of a pod as a whole.
-    pub given_pod: Box<GivenPod>,
+    pub assigned_pod: Box<FindPodResources>,
     /// What all containers together can have.
     pub assignable: Box<dyn Fn() -> AssignedResources + Send + Sync>,
 }
@@ -66,13 +66,13 @@ pub(crate) fn serve(root_dir: &Path, deps: Deps) -> io::Result<Server> {
     Server::start(&directory.join(SOCKET), services(deps, Bucket::new(Instant::now())))
 }
 
-/// The dependencies with the rate, which all methods share.
-struct Limited {
+/// The dependencies and the limit of the rate, which all methods share.
+struct Shared {
     deps: Deps,
     bucket: Mutex<Bucket>,
 }
 
-impl Limited {
+impl Shared {
     fn admit(&self) -> Result<&Deps, Refusal> {
         let mut bucket = self.bucket.locked();
         match bucket.take(Instant::now()) {
@@ -83,22 +83,22 @@ impl Limited {
 }
 
 fn services(deps: Deps, bucket: Bucket) -> [Service; 2] {
-    let limited = Arc::new(Limited { deps, bucket: Mutex::new(bucket) });
-    let shared = || Arc::clone(&limited);
-    let (for_list, for_get, for_allocatable, for_old) = (shared(), shared(), shared(), shared());
+    let shared = Arc::new(Shared { deps, bucket: Mutex::new(bucket) });
+    let handle = || Arc::clone(&shared);
+    let (for_list, for_get, for_allocatable, for_old) = (handle(), handle(), handle(), handle());
     let service = Service::new()
         .unary(&methods::podresources::LIST, move |_: pb::ListPodResourcesRequest, _| {
             let deps = for_list.admit()?;
             metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
             metrics::POD_RESOURCES_LISTS.inc(["v1"]);
-            Ok(compose::list(&(deps.pods)(), &*deps.given, &*deps.given_pod))
+            Ok(compose::list(&(deps.pods)(), &*deps.assigned, &*deps.assigned_pod))
         })
         .unary(&methods::podresources::GET, move |request: pb::GetPodResourcesRequest, _| {
             let deps = for_get.admit()?;
             metrics::POD_RESOURCES_REQUESTS.inc(["v1"]);
             metrics::POD_RESOURCES_GETS.inc(["v1"]);
             let wanted = (request.pod_namespace.as_str(), request.pod_name.as_str());
-            let found = compose::get(&(deps.pods)(), wanted, &*deps.given, &*deps.given_pod);
+            let found = compose::get(&(deps.pods)(), wanted, &*deps.assigned, &*deps.assigned_pod);
             let Some(found) = found else {
                 metrics::POD_RESOURCES_GET_ERRORS.inc(["v1"]);
                 let (namespace, name) = wanted;
@@ -118,7 +118,7 @@ fn services(deps: Deps, bucket: Bucket) -> [Service; 2] {
     let old = Service::new().unary(&OLD_LIST, move |_: pb::ListPodResourcesRequest, _| {
         let deps = for_old.admit()?;
         metrics::POD_RESOURCES_REQUESTS.inc(["v1alpha1"]);
-        Ok(compose::old_list(&(deps.pods)(), &*deps.given))
+        Ok(compose::list_v1alpha1(&(deps.pods)(), &*deps.assigned))
     });
     [service, old]
 }
@@ -134,8 +134,8 @@ mod tests {
     fn empty() -> Deps {
         Deps {
             pods: Box::new(Vec::new),
-            given: Box::new(|_, _| AssignedResources::default()),
-            given_pod: Box::new(|_| AssignedResources::default()),
+            assigned: Box::new(|_, _| AssignedResources::default()),
+            assigned_pod: Box::new(|_| AssignedResources::default()),
             assignable: Box::new(AssignedResources::default),
         }
     }

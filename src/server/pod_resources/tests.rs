@@ -11,14 +11,14 @@ const RECORDED: &str = include_str!("recorded.json");
 /// What the state files say that a container has.
 fn recorded(state: &Value, pod: &Pod, container: &Container) -> AssignedResources {
     let (uid, name) = (pod.uid().as_str(), container.name.as_str());
-    let mut given = AssignedResources::default();
+    let mut assigned = AssignedResources::default();
     for entry in state["devices"]["PodDeviceEntries"].as_array().unwrap() {
         if entry["PodUID"] != uid || entry["ContainerName"] != name {
             continue;
         }
         for (node, ids) in entry["DeviceIDs"].as_object().unwrap() {
             for id in ids.as_array().unwrap() {
-                given.devices.push(AssignedDevice {
+                assigned.devices.push(AssignedDevice {
                     resource: entry["ResourceName"].as_str().unwrap().to_owned(),
                     id: id.as_str().unwrap().into(),
                     nodes: NumaMask::from_numbers([node.parse().unwrap()]),
@@ -27,17 +27,17 @@ fn recorded(state: &Value, pod: &Pod, container: &Container) -> AssignedResource
         }
     }
     if let Some(cpus) = state["cpus"][uid][name].as_str() {
-        given.cpus = CpuSet::parse(cpus).unwrap();
+        assigned.cpus = CpuSet::parse(cpus).unwrap();
     }
     for block in state["memory"][uid][name].as_array().into_iter().flatten() {
         let nodes = block["numaAffinity"].as_array().unwrap().iter();
-        given.memory.push(Block {
+        assigned.memory.push(Block {
             nodes: NumaMask::from_numbers(nodes.map(|node| u32::try_from(node.as_u64().unwrap()).unwrap())),
             resource: block["type"].as_str().unwrap().to_owned(),
             bytes: block["size"].as_u64().unwrap(),
         });
     }
-    given
+    assigned
 }
 
 fn fill(to: &mut Map<String, Value>, name: &str, list: Vec<Value>) {
@@ -113,12 +113,12 @@ fn responses_equal_those_of_the_go_kubelet() {
         let listed =
             |entry: &Value| NodePod { pod: pod(entry["pod"].clone()), is_active: entry["phase"] != "Failed" };
         let pods: Vec<NodePod> = state["pods"].as_array().unwrap().iter().map(listed).collect();
-        let given = |pod: &Pod, container: &Container| recorded(&state, pod, container);
+        let assigned = |pod: &Pod, container: &Container| recorded(&state, pod, container);
         for (request, response) in state["answers"].as_object().unwrap() {
             let what = format!("{}: {request}", state["scenario"]);
             match request.split_once(' ') {
                 None if request == "List" => {
-                    let own = list(&pods, &given, &nothing);
+                    let own = list(&pods, &assigned, &nothing);
                     let own: Vec<Value> = own.pod_resources.iter().map(pod_json).collect();
                     let theirs = response["pod_resources"].as_array().unwrap();
                     assert_eq!(by_name(&own), by_name(theirs), "{what}");
@@ -140,7 +140,7 @@ fn responses_equal_those_of_the_go_kubelet() {
                 }
                 Some((_, name)) => {
                     let name = name.trim_start_matches('=');
-                    let own = get(&pods, ("golden", name), &given, &nothing).as_ref().map(pod_json);
+                    let own = get(&pods, ("golden", name), &assigned, &nothing).as_ref().map(pod_json);
                     assert_eq!(by_name(&own), by_name(response.get("pod_resources")), "{what}");
                 }
             }
@@ -195,11 +195,11 @@ fn listed(is_active: bool) -> [NodePod; 1] {
 
 #[test]
 fn a_device_has_an_entry_for_each_of_its_nodes() {
-    let given = |_: &Pod, _: &Container| AssignedResources {
+    let assigned = |_: &Pod, _: &Container| AssignedResources {
         devices: vec![device("a", &[]), device("b", &[1, 3])],
         ..AssignedResources::default()
     };
-    let found = list(&listed(true), &given, &nothing);
+    let found = list(&listed(true), &assigned, &nothing);
     let containers = &found.pod_resources[0].containers;
     assert_eq!(containers.iter().map(|container| container.name.as_str()).collect::<Vec<_>>(), ["s", "c"]);
     let shown = json!(devices_json(&containers[0].devices));
@@ -211,7 +211,7 @@ fn a_device_has_an_entry_for_each_of_its_nodes() {
     };
     assert_eq!(shown, json!([device_json("a"), near("1"), near("3")]));
     // The older version has neither nodes nor sidecars.
-    let old = old_list(&listed(true), &given);
+    let old = list_v1alpha1(&listed(true), &assigned);
     let containers = &old.pod_resources[0].containers;
     assert_eq!(containers.len(), 1);
     assert_eq!(
@@ -222,16 +222,16 @@ fn a_device_has_an_entry_for_each_of_its_nodes() {
 
 #[test]
 fn the_devices_of_a_pod_that_has_ended_are_not_shown() {
-    let given = |_: &Pod, _: &Container| AssignedResources {
+    let assigned = |_: &Pod, _: &Container| AssignedResources {
         devices: vec![device("a", &[0])],
         ..AssignedResources::default()
     };
-    assert!(list(&listed(false), &given, &nothing).pod_resources.is_empty());
-    assert_eq!(get(&listed(false), ("n", "p"), &given, &nothing), None);
-    let old = old_list(&listed(false), &given);
+    assert!(list(&listed(false), &assigned, &nothing).pod_resources.is_empty());
+    assert_eq!(get(&listed(false), ("n", "p"), &assigned, &nothing), None);
+    let old = list_v1alpha1(&listed(false), &assigned);
     assert!(old.pod_resources[0].containers[0].devices.is_empty());
-    assert!(get(&listed(true), ("n", "p"), &given, &nothing).is_some());
-    assert_eq!(get(&listed(true), ("m", "p"), &given, &nothing), None);
+    assert!(get(&listed(true), ("n", "p"), &assigned, &nothing).is_some());
+    assert_eq!(get(&listed(true), ("m", "p"), &assigned, &nothing), None);
 }
 
 #[test]
