@@ -75,7 +75,7 @@ pub(crate) struct ConnectionLimiter {
 
 /// A connection that is counted until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
     id: u64,
 }
@@ -87,7 +87,7 @@ impl ConnectionLimiter {
         ip: IpAddr,
         socket: &Arc<TcpStream>,
         now: Instant,
-    ) -> Option<Admission> {
+    ) -> Option<ConnectionPermit> {
         let peer = peer(ip);
         let mut entries = self.entries.locked();
         let theirs = |entry: &Entry| entry.peer == peer;
@@ -108,7 +108,7 @@ impl ConnectionLimiter {
         let id = entries.next;
         let socket = Arc::downgrade(socket);
         entries.all.push(Entry { id, peer, state: State::Unauthenticated, since: now, socket });
-        Some(Admission { limiter: Arc::clone(self), id })
+        Some(ConnectionPermit { limiter: Arc::clone(self), id })
     }
 }
 
@@ -151,7 +151,7 @@ impl Entries {
     }
 }
 
-impl Admission {
+impl ConnectionPermit {
     /// A request of the connection is running.
     pub(crate) fn busy(&self, now: Instant) {
         self.change(|own| (own.state, own.since) = (State::Busy, now));
@@ -173,7 +173,7 @@ impl Admission {
     }
 }
 
-impl Drop for Admission {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.limiter.entries.locked().all.retain(|entry| entry.id != self.id);
     }
@@ -203,15 +203,15 @@ mod tests {
             self.begun + Duration::from_secs(second)
         }
 
-        fn admit(&mut self, ip: &str, second: u64) -> Option<Admission> {
+        fn admit(&mut self, ip: &str, second: u64) -> Option<ConnectionPermit> {
             let socket = Arc::new(self.socket.try_clone().unwrap());
-            let admission = self.limiter.admit(ip.parse().unwrap(), &socket, self.time_at(second));
+            let permit = self.limiter.admit(ip.parse().unwrap(), &socket, self.time_at(second));
             self.sockets.push(socket);
-            admission
+            permit
         }
 
-        fn has(&self, admission: &Admission) -> bool {
-            self.limiter.entries.locked().all.iter().any(|entry| entry.id == admission.id)
+        fn has(&self, permit: &ConnectionPermit) -> bool {
+            self.limiter.entries.locked().all.iter().any(|entry| entry.id == permit.id)
         }
 
         fn len(&self) -> usize {
@@ -243,10 +243,10 @@ mod tests {
     #[test]
     fn unauthenticated_connections_of_all_addresses_are_limited() {
         let mut fixture = Fixture::new();
-        let admissions: Vec<_> =
+        let permits: Vec<_> =
             (0..200_u64).map(|n| fixture.admit(&format!("10.0.1.{n}"), n).unwrap()).collect();
         assert_eq!(fixture.len(), UNAUTHENTICATED);
-        assert!(!fixture.has(&admissions[0]) && fixture.has(&admissions[199]));
+        assert!(!fixture.has(&permits[0]) && fixture.has(&permits[199]));
     }
 
     #[test]
@@ -262,33 +262,33 @@ mod tests {
     #[test]
     fn ipv6_addresses_of_one_network_count_together() {
         let mut fixture = Fixture::new();
-        let admissions: Vec<_> =
+        let permits: Vec<_> =
             (0..40_u64).map(|n| fixture.admit(&format!("fd00::1:{n}"), n).unwrap()).collect();
         assert_eq!(fixture.len(), UNAUTHENTICATED_PER_PEER);
-        assert!(!fixture.has(&admissions[0]));
+        assert!(!fixture.has(&permits[0]));
     }
 
     #[test]
     fn idle_connections_are_evicted_and_busy_ones_are_not() {
         let mut fixture = Fixture::new();
-        let mut admissions = Vec::new();
+        let mut permits = Vec::new();
         for n in 0..PER_PEER as u64 {
-            let admission = fixture.admit("10.0.0.1", n).unwrap();
-            admission.busy(fixture.time_at(n));
+            let permit = fixture.admit("10.0.0.1", n).unwrap();
+            permit.busy(fixture.time_at(n));
             if n == 7 {
-                admission.idle(fixture.time_at(n));
+                permit.idle(fixture.time_at(n));
             }
-            admissions.push(admission);
+            permits.push(permit);
         }
         let last = fixture.admit("10.0.0.1", 999).unwrap();
-        assert!(!fixture.has(&admissions[7]) && fixture.has(&last));
+        assert!(!fixture.has(&permits[7]) && fixture.has(&last));
         last.busy(fixture.time_at(999));
         assert!(fixture.admit("10.0.0.1", 1000).is_none());
         let others: Vec<_> = (0..ALL - PER_PEER)
             .map(|n| {
-                let admission = fixture.admit(&format!("10.1.0.{}", n % 8), 1001).unwrap();
-                admission.busy(fixture.time_at(1001));
-                admission
+                let permit = fixture.admit(&format!("10.1.0.{}", n % 8), 1001).unwrap();
+                permit.busy(fixture.time_at(1001));
+                permit
             })
             .collect();
         assert_eq!(fixture.len(), ALL);

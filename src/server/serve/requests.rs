@@ -17,7 +17,7 @@ use crate::server::context::{Context, MainPort};
 use crate::server::http::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
 use crate::server::http::request::{Listener, Method, Request, first_element};
 use crate::server::http::response::{LAST, to_bytes};
-use crate::server::listen::limiter::Admission;
+use crate::server::listen::limiter::ConnectionPermit;
 use crate::server::listen::quota::Caller;
 use crate::server::node::metrics;
 use crate::server::registry;
@@ -85,19 +85,19 @@ impl From<io::Error> for NoRequest {
     }
 }
 
-/// Spawns the thread of a connection. `admission`: for the node API.
+/// Spawns the thread of a connection. `permit`: for the node API.
 pub(super) fn spawn(
     listener: Listener,
     socket: Socket,
-    admission: Option<Admission>,
+    permit: Option<ConnectionPermit>,
     context: &Arc<Context>,
 ) -> io::Result<Running> {
     let name = format!("conn/{}", context.number());
     let context = Arc::clone(context);
     threads::spawn(&name, Stack::Large, OnDeath::Unsupervised, move |_| {
         let connection = Connection::new(socket, Arc::clone(&context.shutdown));
-        match (&context.main, &admission) {
-            (Some(main), Some(admission)) => serve_main(connection, main, admission, &context),
+        match (&context.main, &permit) {
+            (Some(main), Some(permit)) => serve_main(connection, main, permit, &context),
             _ => serve(connection, listener, &context),
         }
     })
@@ -187,7 +187,7 @@ fn request(method: Method, head: RequestHead, body: Vec<u8>) -> Request {
 }
 
 /// Serves the requests of one connection of the node API.
-fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, context: &Context) {
+fn serve_main(connection: Connection, main: &MainPort, permit: &ConnectionPermit, context: &Context) {
     let Some(mut connection) = complete_handshake(connection, main) else { return };
     let mut client = ClientAuth::default();
     // A client that vanishes must not keep its connection.
@@ -201,14 +201,14 @@ fn serve_main(connection: Connection, main: &MainPort, admission: &Admission, co
             Err(NoRequest::Rejected(error)) => return reject(connection, error),
             Err(NoRequest::Moved(location)) => return redirect(connection, &location),
         };
-        let Some(again) = serve_next(connection, head, &mut client, main, admission, context) else {
+        let Some(again) = serve_next(connection, head, &mut client, main, permit, context) else {
             return;
         };
         connection = again;
         connection.release_buffers();
         // The next request may come late.
         memory::release_stack();
-        admission.idle(Instant::now());
+        permit.idle(Instant::now());
     }
 }
 
@@ -298,7 +298,7 @@ fn serve_next(
     mut head: RequestHead,
     client: &mut ClientAuth,
     main: &MainPort,
-    admission: &Admission,
+    permit: &ConnectionPermit,
     context: &Context,
 ) -> Option<Connection> {
     let _timed = metrics::start_request_timer(Listener::Main, &head.method, &head.target.path);
@@ -311,7 +311,7 @@ fn serve_next(
         Ok(user) => user,
         Err(rejected) => return deny(connection, &head, &rejected, no_body && client.may_continue()),
     };
-    admission.busy(Instant::now());
+    permit.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
     let _span = span::start(Listener::Main, &head, connection.peer());
     if is_upgrade(&head) {
