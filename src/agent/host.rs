@@ -27,9 +27,9 @@ pub(super) struct Host {
     pub(super) ips: Vec<IpAddr>,
 }
 
-/// Reads the facts of the machine, claims the root directory and the local socket, and makes
+/// Reads the facts of the machine, locks the root directory and the local socket, and makes
 /// the agent's directories.
-pub(super) fn claim_host(
+pub(super) fn prepare_host(
     args: &AgentArgs,
     config: &KubeletConfiguration,
 ) -> Result<(Host, [InstanceLock; 2]), StartError> {
@@ -42,9 +42,9 @@ pub(super) fn claim_host(
     let ips = node::addresses(&args.node_ips);
     make_dir(&args.root_dir, 0o750)?;
     restrict_dir(&args.root_dir, 0o750);
-    // The claims come before any thread starts: a second agent must exit before it changes or
+    // The locks come before any thread starts: a second agent must exit before it changes or
     // starts a pod.
-    let claims = [server::claim_root(&args.root_dir)?, server::claim_socket(&args.local_socket)?];
+    let locks = [server::lock_root_dir(&args.root_dir)?, server::lock_local_socket(&args.local_socket)?];
     if let Some(directory) =
         args.local_socket.parent().filter(|_| args.local_socket == Path::new(LOCAL_SOCKET))
     {
@@ -55,7 +55,7 @@ pub(super) fn claim_host(
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
     set_tunables(config, &roots.proc.join("sys"));
     node::prepare_process(config.max_open_files, config.oom_score_adj);
-    Ok((Host { machine, cgroups, node_name, ips }, claims))
+    Ok((Host { machine, cgroups, node_name, ips }, locks))
 }
 
 /// Refuses the start on a machine that the configuration does not allow.

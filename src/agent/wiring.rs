@@ -73,7 +73,7 @@ pub(super) struct Agent {
     /// Sends spans; stopped after the threads whose spans end. `None`: not configured.
     tracing: Option<Running>,
     /// Released last.
-    _claims: [InstanceLock; 2],
+    _locks: [InstanceLock; 2],
 }
 
 impl Agent {
@@ -114,7 +114,7 @@ pub(super) fn start(
     supervisor: &Supervisor,
 ) -> Result<Agent, StartError> {
     let started = Instant::now();
-    let (host, claims) = host::claim_host(args, config)?;
+    let (host, locks) = host::prepare_host(args, config)?;
     let context = Context { args, config, host: &host, supervisor, started };
     // Before any thread that has spans.
     let tracing = tracing::start(config, &host)?;
@@ -160,7 +160,7 @@ pub(super) fn start(
         pods_api: pods_api.flatten(),
         turn,
         tracing,
-        _claims: claims,
+        _locks: locks,
     })
 }
 

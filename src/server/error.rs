@@ -12,9 +12,9 @@ pub(crate) enum ServerError {
     /// Another agent, or another program, listens on the local socket.
     #[error("another process answers at {}; --local-socket gives this agent another socket", path.display())]
     SocketInUse { path: PathBuf },
-    /// The root directory or the local socket could not be claimed.
-    #[error("cannot claim {}", path.display())]
-    Claim { path: PathBuf, source: std::io::Error },
+    /// The root directory or the local socket could not be locked for this process.
+    #[error("cannot lock {}", path.display())]
+    InstanceLock { path: PathBuf, source: std::io::Error },
     /// The local socket could not be made.
     #[error("cannot listen on the socket {}", path.display())]
     Socket { path: PathBuf, source: std::io::Error },

@@ -1,8 +1,8 @@
 //! Room `server`: HTTP for health checks, for the API server and tools, for the local commands, and
 //! for the runtime's pulls from image archives.
 //!
-//! Owns: the listeners (health, read-only, node API with TLS, local socket, registry), and the claims
-//! ([`claim_root`], [`claim_socket`]) that exclude a second agent.
+//! Owns: the listeners (health, read-only, node API with TLS, local socket, registry), and the locks
+//! ([`lock_root_dir`], [`lock_local_socket`]) that exclude a second agent.
 //! Threads: `listen` (accepts connections, and detects clients that disconnect during a request), per
 //! open connection `conn/<n>` (reads requests and responds to them), limited per listener.
 //! Inbox: none; responses come from the agent, as [`NodeBackend`].
@@ -22,10 +22,10 @@
 mod auth;
 mod backend;
 mod bucket;
-mod claim;
 mod context;
 mod error;
 mod http;
+mod instance_lock;
 mod listen;
 mod local;
 mod node;
@@ -48,9 +48,9 @@ use std::sync::Arc;
 
 pub(crate) use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub(crate) use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
-pub(crate) use claim::{InstanceLock, claim_root, claim_socket};
 pub(crate) use context::MainPort;
 pub(crate) use error::ServerError;
+pub(crate) use instance_lock::{InstanceLock, lock_local_socket, lock_root_dir};
 pub(crate) use listen::bind::connect_local;
 pub(crate) use views::containers::default_container;
 pub(crate) use views::holdings::{
@@ -85,7 +85,7 @@ pub(crate) struct Settings {
     pub read_only: Option<SocketAddr>,
     /// The node API; `None`: off.
     pub main: Option<MainPort>,
-    /// The socket of the local commands; the caller has claimed it ([`claim_socket`]).
+    /// The socket of the local commands; the caller has locked it ([`lock_local_socket`]).
     pub local_socket: PathBuf,
     /// The registry of image archives; `None`: off.
     pub registry: Option<RegistrySettings>,

@@ -180,23 +180,23 @@ impl Port {
             return requests::reject_socket(socket, 403, rejected.response);
         }
         let full = self.open.len() >= self.listener.max_connections();
-        let admission = match &socket {
+        let permit = match &socket {
             Socket::Tcp(stream) if self.listener == Listener::Main => {
                 let peer = socket.peer().map(|peer| peer.ip());
                 // Admission may evict another connection, so it comes after all other checks.
-                let admission =
+                let permit =
                     peer.filter(|_| !full).and_then(|ip| context.limiter.admit(ip, stream, Instant::now()));
                 // There is no TLS session yet for a response.
-                let Some(admission) = admission else {
+                let Some(permit) = permit else {
                     log::debug!("a connection from {peer:?} is dropped: there are too many");
                     return;
                 };
-                Some(admission)
+                Some(permit)
             }
             _ if full => return requests::reject_socket(socket, 503, "too many connections\n"),
             _ => None,
         };
-        match requests::spawn(self.listener, socket, admission, context) {
+        match requests::spawn(self.listener, socket, permit, context) {
             Ok(running) => self.open.push(running),
             Err(error) => log::warn!("cannot spawn a connection thread: {error}"),
         }

@@ -1,6 +1,6 @@
-//! Claims of the root directory and of the local socket, each for one agent.
+//! Locks on the root directory and of the local socket, each for one agent.
 //!
-//! A claim is a file `<name>.<number>` on which its process holds a POSIX write lock; the file
+//! A lock is a file `<name>.<number>` on which its process holds a POSIX write lock; the file
 //! with the highest number counts. Such a lock needs a descriptor that is open for writing, so a
 //! container that has the directory read-only cannot hold one. It can hold the other kinds,
 //! flock(2) and POSIX read locks, and keep a process from locking a file that exists. Hence each
@@ -20,8 +20,8 @@ use rustix::process::FlockType;
 use super::error::ServerError;
 use crate::util::disk_writes;
 
-/// The name of the root directory's claims.
-const ROOT_CLAIM: &str = "agent.lock";
+/// The name of the root directory's locks.
+const ROOT_LOCK: &str = "agent.lock";
 
 /// How often another process may make the file first, or open it before it is locked.
 const ATTEMPTS: u32 = 100;
@@ -29,38 +29,38 @@ const ATTEMPTS: u32 = 100;
 /// While this lives the directory or socket belongs to this process. The kernel releases it when
 /// the process ends for any reason.
 ///
-/// INVARIANT: the process opens its claim's file once. A POSIX lock ends when any of the
+/// INVARIANT: the process opens its lock's file once. A POSIX lock ends when any of the
 /// process's descriptors of the file is closed.
 #[derive(Debug)]
 pub(crate) struct InstanceLock {
     _file: File,
 }
 
-/// Claims the root directory, before its files or its pods are used: two agents
+/// Locks the root directory, before its files or its pods are used: two agents
 /// with one directory would stop each other's pods.
 ///
 /// # Errors
 /// When another agent has it, or when it cannot be written to.
-pub(crate) fn claim_root(root_dir: &Path) -> Result<InstanceLock, ServerError> {
-    match claim(root_dir, ROOT_CLAIM) {
-        Ok(Some(claim)) => Ok(claim),
+pub(crate) fn lock_root_dir(root_dir: &Path) -> Result<InstanceLock, ServerError> {
+    match lock(root_dir, ROOT_LOCK) {
+        Ok(Some(lock)) => Ok(lock),
         Ok(None) => Err(ServerError::AlreadyRunning { path: root_dir.to_owned() }),
-        Err(source) => Err(ServerError::Claim { path: root_dir.to_owned(), source }),
+        Err(source) => Err(ServerError::InstanceLock { path: root_dir.to_owned(), source }),
     }
 }
 
-/// Claims the local socket's path and makes its directory, mode 0700, unless it exists.
+/// Locks the local socket's path and makes its directory, mode 0700, unless it exists.
 ///
 /// # Errors
 /// When another agent has it, or when its directory cannot be made or written to.
-pub(crate) fn claim_socket(socket: &Path) -> Result<InstanceLock, ServerError> {
-    let failed = |source| ServerError::Claim { path: socket.to_owned(), source };
+pub(crate) fn lock_local_socket(socket: &Path) -> Result<InstanceLock, ServerError> {
+    let failed = |source| ServerError::InstanceLock { path: socket.to_owned(), source };
     let (Some(directory), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(failed(io::ErrorKind::InvalidInput.into()));
     };
     disk_writes::make_directories(directory, 0o700).map_err(failed)?;
-    match claim(directory, &format!("{}.lock", name.to_string_lossy())) {
-        Ok(Some(claim)) => Ok(claim),
+    match lock(directory, &format!("{}.lock", name.to_string_lossy())) {
+        Ok(Some(lock)) => Ok(lock),
         Ok(None) => Err(ServerError::SocketInUse { path: socket.to_owned() }),
         Err(source) => Err(failed(source)),
     }
@@ -69,10 +69,10 @@ pub(crate) fn claim_socket(socket: &Path) -> Result<InstanceLock, ServerError> {
 /// `None`: another process has it.
 ///
 /// Two processes never both have it. Numbers go up by one, and only files below the highest number
-/// are removed, so the highest number never falls. A process that has the claim by number n found n
+/// are removed, so the highest number never falls. A process that has the lock by number n found n
 /// to be the highest after it had made it. Number n + 1 is made by a process that found n to be the
 /// highest and not held; but n is held from before it has its name until its process ends.
-fn claim(directory: &Path, name: &str) -> io::Result<Option<InstanceLock>> {
+fn lock(directory: &Path, name: &str) -> io::Result<Option<InstanceLock>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, flags, Mode::empty())?;
     for _ in 0..ATTEMPTS {
@@ -95,7 +95,7 @@ fn claim(directory: &Path, name: &str) -> io::Result<Option<InstanceLock>> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// The numbers of the claims' files.
+/// The numbers of the locks' files.
 fn numbers(directory: impl AsFd, name: &str) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -113,7 +113,7 @@ fn is_held(directory: impl AsFd, file: &str) -> io::Result<bool> {
     match rustix::fs::openat(directory, file, flags, Mode::empty()) {
         // Only a write lock conflicts with a read lock.
         Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?.is_some()),
-        // A newer claim has replaced it.
+        // A newer lock has replaced it.
         Err(Errno::NOENT) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
@@ -157,38 +157,38 @@ mod tests {
         names
     }
 
-    // tests/integration/agent.rs tests claims between processes.
+    // tests/integration/agent.rs tests locks between processes.
 
     #[test]
-    fn each_claim_is_a_file_of_the_next_number() {
+    fn each_lock_is_a_file_of_the_next_number() {
         let root = tempfile::tempdir().unwrap();
         for number in 1..=3 {
-            let claim = claim_root(root.path()).unwrap();
+            let lock = lock_root_dir(root.path()).unwrap();
             assert_eq!(files(root.path()), [format!("agent.lock.{number}")]);
-            let mode = claim._file.metadata().unwrap().permissions().mode();
+            let mode = lock._file.metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
         }
-        assert!(claim_root(&root.path().join("absent")).is_err());
+        assert!(lock_root_dir(&root.path().join("absent")).is_err());
     }
 
     #[test]
-    fn claim_ignores_files_without_a_number() {
+    fn lock_ignores_files_without_a_number() {
         let root = tempfile::tempdir().unwrap();
         for name in
             ["agent.lock", "agent.lock.", "agent.lock.x", "agent.lock.new-7", "agent.lockout.9", "other"]
         {
             std::fs::write(root.path().join(name), "").unwrap();
         }
-        drop(claim_root(root.path()).unwrap());
+        drop(lock_root_dir(root.path()).unwrap());
         assert!(root.path().join("agent.lock.1").exists());
         std::fs::write(root.path().join(format!("agent.lock.{}", u64::MAX)), "").unwrap();
-        assert!(claim_root(root.path()).is_err());
+        assert!(lock_root_dir(root.path()).is_err());
     }
 
     #[test]
-    fn locks_that_need_no_right_to_write_do_not_claim() {
+    fn locks_that_need_no_right_to_write_do_not_count() {
         let root = tempfile::tempdir().unwrap();
-        drop(claim_root(root.path()).unwrap());
+        drop(lock_root_dir(root.path()).unwrap());
         let readers = [root.path().to_owned(), root.path().join("agent.lock.1")].map(|path| {
             let reader = File::open(path).unwrap();
             flock(&reader, FlockOperation::NonBlockingLockExclusive).unwrap();
@@ -196,24 +196,24 @@ mod tests {
         });
         assert!(fcntl_lock(&readers[1], FlockOperation::NonBlockingLockExclusive).is_err());
         fcntl_lock(&readers[1], FlockOperation::NonBlockingLockShared).unwrap();
-        claim_root(root.path()).unwrap();
+        lock_root_dir(root.path()).unwrap();
     }
 
     #[test]
     fn socket_gets_a_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("run/coracle/a.sock");
-        let _claim = claim_socket(&socket).unwrap();
+        let _lock = lock_local_socket(&socket).unwrap();
         let mode = std::fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode();
         assert_eq!(
             (mode & 0o777, files(socket.parent().unwrap())),
             (0o700, vec!["a.sock.lock.1".to_owned()])
         );
-        // Another socket is another claim. An existing directory is not changed.
-        let _other = claim_socket(&dir.path().join("run/coracle/b.sock")).unwrap();
+        // Another socket is another lock. An existing directory is not changed.
+        let _other = lock_local_socket(&dir.path().join("run/coracle/b.sock")).unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let _above = claim_socket(&dir.path().join("c.sock")).unwrap();
+        let _above = lock_local_socket(&dir.path().join("c.sock")).unwrap();
         assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
-        assert!(claim_socket(Path::new("/")).is_err());
+        assert!(lock_local_socket(Path::new("/")).is_err());
     }
 }
