@@ -70,10 +70,10 @@ pub(crate) use registry::settings::RegistrySettings;
 
 use crate::util::threads::{OnDeath, Running};
 use context::Context;
-use http::request::Listener;
+use http::request::ListenerKind;
 use listen::hangups::Hangups;
 use registry::publish::Publication;
-use serve::accept::{self, Port};
+use serve::accept::{self, Listener};
 
 /// The default path of the local socket.
 pub(crate) const LOCAL_SOCKET: &str = "/run/coracle/coracle.sock";
@@ -103,32 +103,34 @@ pub(crate) fn spawn(
     node: Arc<dyn NodeBackend>,
     on_death: OnDeath,
 ) -> Result<Running, ServerError> {
-    let ports = bind(&settings, &*node)?;
-    start(ports, settings, node, on_death).map_err(|source| ServerError::Thread { source })
+    let listeners = bind(&settings, &*node)?;
+    start(listeners, settings, node, on_death).map_err(|source| ServerError::Thread { source })
 }
 
-fn bind(settings: &Settings, node: &dyn NodeBackend) -> Result<Vec<Port>, ServerError> {
-    let mut ports = vec![Port::local(&settings.local_socket)?];
+fn bind(settings: &Settings, node: &dyn NodeBackend) -> Result<Vec<Listener>, ServerError> {
+    let mut listeners = vec![Listener::local(&settings.local_socket)?];
     let main = settings.main.as_ref().map(|main| main.address);
-    for (listener, what, address) in
-        [(Listener::ReadOnly, "read-only port", settings.read_only), (Listener::Main, "node API", main)]
-    {
-        ports.extend(address.map(|address| Port::tcp(listener, what, address)).transpose()?);
+    for (kind, what, address) in [
+        (ListenerKind::ReadOnly, "read-only port", settings.read_only),
+        (ListenerKind::Main, "node API", main),
+    ] {
+        listeners.extend(address.map(|address| Listener::tcp(kind, what, address)).transpose()?);
     }
-    ports.extend(
+    listeners.extend(
+        settings.registry.as_ref().map(|registry| {
+            Listener::registry(registry.address, Publication::new(registry, node.image_set()))
+        }),
+    );
+    listeners.extend(
         settings
-            .registry
-            .as_ref()
-            .map(|registry| Port::registry(registry.address, Publication::new(registry, node.image_set()))),
+            .healthz
+            .map(|address| Listener::tcp_or_later(ListenerKind::Healthz, "healthz port", address)),
     );
-    ports.extend(
-        settings.healthz.map(|address| Port::tcp_or_later(Listener::Healthz, "healthz port", address)),
-    );
-    Ok(ports)
+    Ok(listeners)
 }
 
 fn start(
-    ports: Vec<Port>,
+    listeners: Vec<Listener>,
     settings: Settings,
     node: Arc<dyn NodeBackend>,
     on_death: OnDeath,
@@ -136,5 +138,5 @@ fn start(
     let (stopper, shutdown) = UnixStream::pair()?;
     let Settings { main, registry, any_namespace, .. } = settings;
     let context = Context::new(node, main, registry, any_namespace, Hangups::new()?, shutdown);
-    accept::spawn(ports, context, stopper, on_death)
+    accept::spawn(listeners, context, stopper, on_death)
 }

@@ -45,9 +45,9 @@ impl Fixture {
             registry: None,
             any_namespace: false,
         };
-        let ports = bind(&settings, &*node).unwrap();
-        let tcp: Vec<SocketAddr> = ports.iter().filter_map(Port::address).collect();
-        let server = start(ports, settings, node, OnDeath::Unsupervised).unwrap();
+        let listeners = bind(&settings, &*node).unwrap();
+        let tcp: Vec<SocketAddr> = listeners.iter().filter_map(Listener::address).collect();
+        let server = start(listeners, settings, node, OnDeath::Unsupervised).unwrap();
         let [read_only, healthz] = tcp[..] else { panic!("{tcp:?}") };
         Fixture { server: Some(server), read_only, healthz, socket, version, sink, dir }
     }

@@ -2,9 +2,9 @@
 
 use crate::transport::http1::Target;
 
-/// The listener of a request.
+/// What a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Listener {
+pub(crate) enum ListenerKind {
     /// `/healthz` only.
     Healthz,
     /// `/pods`, `/runningpods`, `/healthz`.
@@ -17,19 +17,19 @@ pub(crate) enum Listener {
     Registry,
 }
 
-impl Listener {
+impl ListenerKind {
     /// The maximum of open connections; each holds a thread.
     pub(crate) fn max_connections(self) -> usize {
         match self {
-            Listener::Healthz => 8,
-            Listener::ReadOnly => 16,
+            ListenerKind::Healthz => 8,
+            ListenerKind::ReadOnly => 16,
             // The connection limiter has lower limits, but an evicted connection keeps its thread
             // until it notices.
-            Listener::Main => 512,
+            ListenerKind::Main => 512,
             // 16 streams, and some short requests.
-            Listener::Local => 24,
+            ListenerKind::Local => 24,
             // A runtime pulls a few layers of a few images at the same time.
-            Listener::Registry => 32,
+            ListenerKind::Registry => 32,
         }
     }
 }

@@ -6,22 +6,22 @@ use std::time::Instant;
 use super::health::{self, Check};
 use crate::model::metrics::{HTTP_DURATION, HTTP_INFLIGHT, HTTP_REQUESTS};
 use crate::server::backend::{MetricsPage, NodeBackend};
-use crate::server::http::request::{Listener, Request};
+use crate::server::http::request::{ListenerKind, Request};
 use crate::server::http::response::Response;
 use crate::util::gzip::Gzip;
 use crate::util::metrics::{CounterVec, Metric as _, Page, Type};
 
 /// Counts a request to the kubelet's own ports, and times it until the guard is dropped.
-pub(crate) fn start_request_timer(listener: Listener, method: &str, path: &str) -> Option<RequestTimer> {
+pub(crate) fn start_request_timer(listener: ListenerKind, method: &str, path: &str) -> Option<RequestTimer> {
     let server_type = match listener {
-        Listener::ReadOnly => "readonly",
-        Listener::Main => "readwrite",
-        Listener::Healthz | Listener::Local | Listener::Registry => return None,
+        ListenerKind::ReadOnly => "readonly",
+        ListenerKind::Main => "readwrite",
+        ListenerKind::Healthz | ListenerKind::Local | ListenerKind::Registry => return None,
     };
     let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
     let path = match first_elements(path) {
         // The Go kubelet does not serve these on its other port.
-        "checkpoint" | "configz" | "debug" | "flagz" | "statusz" if listener != Listener::Main => "other",
+        "checkpoint" | "configz" | "debug" | "flagz" | "statusz" if listener != ListenerKind::Main => "other",
         path => path,
     };
     let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
@@ -224,12 +224,12 @@ mod tests {
         ] {
             assert_eq!(first_elements(path), label, "{path}");
         }
-        assert!(start_request_timer(Listener::Local, "GET", "/pods").is_none());
+        assert!(start_request_timer(ListenerKind::Local, "GET", "/pods").is_none());
         for (listener, method, path, labels) in [
-            (Listener::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
-            (Listener::ReadOnly, "GET", "/debug/pprof/heap", ["GET", "other", "readonly", "false"]),
-            (Listener::Main, "GET", "/debug/pprof/heap", ["GET", "debug", "readwrite", "true"]),
-            (Listener::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
+            (ListenerKind::ReadOnly, "GET", "/pods", ["GET", "pods", "readonly", "false"]),
+            (ListenerKind::ReadOnly, "GET", "/debug/pprof/heap", ["GET", "other", "readonly", "false"]),
+            (ListenerKind::Main, "GET", "/debug/pprof/heap", ["GET", "debug", "readwrite", "true"]),
+            (ListenerKind::Main, "BREW", "/exec/a/b/c", ["other", "exec", "readwrite", "true"]),
         ] {
             let timed = start_request_timer(listener, method, path);
             assert!(HTTP_REQUESTS.get(labels) > 0 && HTTP_INFLIGHT.get(labels) > 0);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::publish::Publication;
 use super::*;
 use crate::images::{ArchiveSetReport, BlobError, archive};
-use crate::server::serve::accept::Port;
+use crate::server::serve::accept::Listener;
 use crate::server::testing::FakeNode;
 use crate::server::{NodeBackend, Settings, bind, start};
 use crate::util::stop::StopToken;
@@ -145,9 +145,9 @@ impl Fixture {
             registry: Some(settings),
             any_namespace: false,
         };
-        let ports = bind(&settings, &*node).unwrap();
-        let address = ports.iter().find_map(Port::address).unwrap();
-        let server = start(ports, settings, node, OnDeath::Unsupervised).unwrap();
+        let listeners = bind(&settings, &*node).unwrap();
+        let address = listeners.iter().find_map(Listener::address).unwrap();
+        let server = start(listeners, settings, node, OnDeath::Unsupervised).unwrap();
         Fixture { server: Some(server), fake, address, mirror, token, dir }
     }
 
@@ -365,8 +365,8 @@ fn registry_whose_port_is_taken_leaves_no_mirror_file_and_reports_it() {
     // As an agent left it that was killed.
     std::fs::copy(&fixture.mirror, &settings.mirror_file).unwrap();
     let images = Arc::clone(&fixture.fake) as Arc<dyn Images>;
-    let port = Port::registry(settings.address, Publication::new(&settings, images));
-    assert_eq!(port.address(), None);
+    let listener = Listener::registry(settings.address, Publication::new(&settings, images));
+    assert_eq!(listener.address(), None);
     assert!(!settings.mirror_file.exists());
     let calls = fixture.fake.calls.lock().unwrap();
     assert!(calls.iter().any(|call| call.contains(&fixture.address.to_string())), "{calls:?}");

@@ -15,7 +15,7 @@ use super::requests;
 use crate::server::context::Context;
 use crate::server::error::ServerError;
 use crate::server::http::connection::{Socket, is_passing};
-use crate::server::http::request::Listener;
+use crate::server::http::request::ListenerKind;
 use crate::server::listen::bind::{Bound, Unlink};
 use crate::server::listen::peer;
 use crate::server::registry::publish::Publication;
@@ -42,8 +42,8 @@ const STOP: u64 = 0;
 const FIRST_PORT: u64 = u64::MAX;
 
 /// A listener and its connections.
-pub(crate) struct Port {
-    listener: Listener,
+pub(crate) struct Listener {
+    kind: ListenerKind,
     bound: Option<Bound>,
     /// The address of a port that could not be bound yet.
     retry_address: Option<SocketAddr>,
@@ -55,11 +55,11 @@ pub(crate) struct Port {
     _unlink: Option<Unlink>,
 }
 
-impl Port {
-    fn new(listener: Listener, bound: Option<Bound>) -> Port {
+impl Listener {
+    fn new(kind: ListenerKind, bound: Option<Bound>) -> Listener {
         let rejected = Failures::default();
-        Port {
-            listener,
+        Listener {
+            kind,
             bound,
             retry_address: None,
             paused: None,
@@ -71,32 +71,32 @@ impl Port {
     }
 
     pub(crate) fn tcp(
-        listener: Listener,
+        kind: ListenerKind,
         what: &'static str,
         address: SocketAddr,
-    ) -> Result<Port, ServerError> {
+    ) -> Result<Listener, ServerError> {
         let bound = Bound::tcp(address).map_err(|source| ServerError::Bind { what, address, source })?;
-        Ok(Port::new(listener, Some(bound)))
+        Ok(Listener::new(kind, Some(bound)))
     }
 
     /// A TCP port that is retried while it is in use.
-    pub(crate) fn tcp_or_later(listener: Listener, what: &'static str, address: SocketAddr) -> Port {
+    pub(crate) fn tcp_or_later(kind: ListenerKind, what: &'static str, address: SocketAddr) -> Listener {
         match Bound::tcp(address) {
-            Ok(bound) => Port::new(listener, Some(bound)),
+            Ok(bound) => Listener::new(kind, Some(bound)),
             Err(error) => {
                 log::warn!("cannot listen on {address} ({what}), retrying every {REBIND:?}: {error}");
                 let paused = Some(Instant::now() + REBIND);
-                Port { retry_address: Some(address), paused, ..Port::new(listener, None) }
+                Listener { retry_address: Some(address), paused, ..Listener::new(kind, None) }
             }
         }
     }
 
     /// The registry of image archives, whose address is published when it is bound.
-    pub(crate) fn registry(address: SocketAddr, publication: Publication) -> Port {
-        let port = Port::tcp_or_later(Listener::Registry, "image registry", address);
-        let mut port = Port { publication: Some(publication), ..port };
-        port.publish();
-        port
+    pub(crate) fn registry(address: SocketAddr, publication: Publication) -> Listener {
+        let listener = Listener::tcp_or_later(ListenerKind::Registry, "image registry", address);
+        let mut listener = Listener { publication: Some(publication), ..listener };
+        listener.publish();
+        listener
     }
 
     fn publish(&mut self) {
@@ -109,9 +109,12 @@ impl Port {
     }
 
     /// The local socket, which is removed when this is dropped.
-    pub(crate) fn local(path: &Path) -> Result<Port, ServerError> {
+    pub(crate) fn local(path: &Path) -> Result<Listener, ServerError> {
         let bound = Bound::local(path)?;
-        Ok(Port { _unlink: Some(Unlink(path.to_owned())), ..Port::new(Listener::Local, Some(bound)) })
+        Ok(Listener {
+            _unlink: Some(Unlink(path.to_owned())),
+            ..Listener::new(ListenerKind::Local, Some(bound))
+        })
     }
 
     /// The bound address. `None` if the port is a Unix socket or is not bound yet.
@@ -179,9 +182,9 @@ impl Port {
             }
             return requests::reject_socket(socket, 403, rejected.response);
         }
-        let full = self.open.len() >= self.listener.max_connections();
+        let full = self.open.len() >= self.kind.max_connections();
         let permit = match &socket {
-            Socket::Tcp(stream) if self.listener == Listener::Main => {
+            Socket::Tcp(stream) if self.kind == ListenerKind::Main => {
                 let peer = socket.peer().map(|peer| peer.ip());
                 // Admission may evict another connection, so it comes after all other checks.
                 let permit =
@@ -196,7 +199,7 @@ impl Port {
             _ if full => return requests::reject_socket(socket, 503, "too many connections\n"),
             _ => None,
         };
-        match requests::spawn(self.listener, socket, permit, context) {
+        match requests::spawn(self.kind, socket, permit, context) {
             Ok(running) => self.open.push(running),
             Err(error) => log::warn!("cannot spawn a connection thread: {error}"),
         }
@@ -205,14 +208,14 @@ impl Port {
 
 /// Starts the thread. `stopper` is the other end of the context's `shutdown`.
 pub(crate) fn spawn(
-    ports: Vec<Port>,
+    listeners: Vec<Listener>,
     context: Arc<Context>,
     stopper: UnixStream,
     on_death: OnDeath,
 ) -> io::Result<Running> {
     let stopper = Arc::new(stopper);
     let waker = Arc::clone(&stopper);
-    let mut listeners = Listeners { ports, context, stopper };
+    let mut listeners = Listeners { listeners, context, stopper };
     let running = threads::spawn("listen", Stack::Small, on_death, move |stop| listeners.run(&stop))?;
     Ok(running.with_waker(Box::new(move || shut_down(&waker))))
 }
@@ -225,7 +228,7 @@ fn shut_down(stopper: &UnixStream) {
 
 /// The listeners. Dropping this ends them and all connections.
 struct Listeners {
-    ports: Vec<Port>,
+    listeners: Vec<Listener>,
     context: Arc<Context>,
     stopper: Arc<UnixStream>,
 }
@@ -240,14 +243,14 @@ impl Listeners {
             return;
         }
         let begun = Instant::now();
-        for (index, port) in self.ports.iter_mut().enumerate() {
-            port.watch(index, &context, begun);
+        for (index, listener) in self.listeners.iter_mut().enumerate() {
+            listener.watch(index, &context, begun);
         }
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
         while !stop.is_stopped() {
             let now = Instant::now();
-            for (index, port) in self.ports.iter_mut().enumerate() {
-                port.resume(index, &context, now);
+            for (index, listener) in self.listeners.iter_mut().enumerate() {
+                listener.resume(index, &context, now);
             }
             events.clear();
             if let Err(error) = self.wait(now, &mut events) {
@@ -257,8 +260,8 @@ impl Listeners {
             for event in &events {
                 let data = event.data.u64();
                 let index = usize::try_from(FIRST_PORT - data).unwrap_or(usize::MAX);
-                match self.ports.get_mut(index) {
-                    Some(port) => port.accept(&context),
+                match self.listeners.get_mut(index) {
+                    Some(listener) => listener.accept(&context),
                     None if data == STOP => {}
                     None => hangups.stop(data),
                 }
@@ -268,7 +271,7 @@ impl Listeners {
 
     fn wait(&self, now: Instant, events: &mut Vec<Event>) -> io::Result<()> {
         let _waiting = threads::waiting("connections");
-        let until = self.ports.iter().filter_map(|port| port.paused).min();
+        let until = self.listeners.iter().filter_map(|listener| listener.paused).min();
         let limit = until.and_then(|until| {
             // A timer may be early by a part of a millisecond.
             Timespec::try_from(until.saturating_duration_since(now) + Duration::from_millis(1)).ok()
@@ -286,8 +289,8 @@ impl Drop for Listeners {
         self.context.hangups.stop_all();
         let mut open: Vec<Running> = Vec::new();
         // First close the listeners.
-        for port in self.ports.drain(..) {
-            open.extend(port.open);
+        for listener in self.listeners.drain(..) {
+            open.extend(listener.open);
         }
         open.iter_mut().for_each(Running::request_stop);
         let deadline = Instant::now() + STOP_LIMIT;
@@ -307,15 +310,15 @@ mod tests {
         let (context, _end) = Context::alone(fixture.node.clone());
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
-        assert!(Port::tcp(Listener::Healthz, "test", address).is_err());
-        let mut port = Port::tcp_or_later(Listener::Healthz, "test", address);
-        let begun = port.paused.unwrap();
-        port.resume(0, &context, begun - Duration::from_secs(1));
-        assert_eq!((port.address(), port.paused), (None, Some(begun)));
-        port.resume(0, &context, begun);
-        assert_eq!((port.address(), port.paused), (None, Some(begun + REBIND)));
+        assert!(Listener::tcp(ListenerKind::Healthz, "test", address).is_err());
+        let mut listener = Listener::tcp_or_later(ListenerKind::Healthz, "test", address);
+        let begun = listener.paused.unwrap();
+        listener.resume(0, &context, begun - Duration::from_secs(1));
+        assert_eq!((listener.address(), listener.paused), (None, Some(begun)));
+        listener.resume(0, &context, begun);
+        assert_eq!((listener.address(), listener.paused), (None, Some(begun + REBIND)));
         drop(taken);
-        port.resume(0, &context, begun + REBIND);
-        assert_eq!((port.address(), port.paused), (Some(address), None));
+        listener.resume(0, &context, begun + REBIND);
+        assert_eq!((listener.address(), listener.paused), (Some(address), None));
     }
 }

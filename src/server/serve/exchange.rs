@@ -12,7 +12,7 @@ use crate::server::context::{
     Context, MAIN_STREAMS, RESPONSES_PER_PEER, STREAMS, STREAMS_PER_PEER, STREAMS_PER_TOKEN,
 };
 use crate::server::http::connection::{Connection, Pace};
-use crate::server::http::request::{Listener, Request};
+use crate::server::http::request::{ListenerKind, Request};
 use crate::server::http::response::{Reply, Response};
 use crate::server::listen::quota::{Caller, Limits, Permit};
 use crate::transport::http1::{Form, ResponseWriter};
@@ -41,7 +41,7 @@ struct PermittedReply {
 /// Responds to a request. Returns the connection if it may be used for another one.
 pub(super) fn exchange(
     mut connection: Connection,
-    listener: Listener,
+    listener: ListenerKind,
     request: &Request,
     caller: &Caller,
     form: Form,
@@ -65,18 +65,18 @@ pub(super) fn exchange(
 /// Sends a reply; whether the connection may be used for another request.
 fn send(
     connection: &mut Connection,
-    listener: Listener,
+    listener: ListenerKind,
     PermittedReply { reply, _permit }: PermittedReply,
     form: Form,
     context: &Context,
     stop: &StopToken,
 ) -> io::Result<bool> {
     let pace = match reply {
-        Reply::Stream(_) if listener == Listener::Registry => BLOB_PACE,
+        Reply::Stream(_) if listener == ListenerKind::Registry => BLOB_PACE,
         Reply::Stream(_) => STREAM_PACE,
         Reply::Whole(_) => WHOLE_PACE,
     };
-    connection.set_pace((listener != Listener::Local).then_some(pace));
+    connection.set_pace((listener != ListenerKind::Local).then_some(pace));
     let mut out = ResponseWriter::new(connection, form, Timestamp::now());
     match reply {
         Reply::Whole(response) => response.write(&mut out)?,
@@ -100,13 +100,13 @@ fn internal_error() -> Response {
 }
 
 fn begin(
-    listener: Listener,
+    listener: ListenerKind,
     request: &Request,
     caller: &Caller,
     context: &Context,
     stop: &StopToken,
 ) -> PermittedReply {
-    let is_main = listener == Listener::Main;
+    let is_main = listener == ListenerKind::Main;
     let too_many =
         |text: String| PermittedReply { reply: Reply::Whole(Response::too_many(text)), _permit: None };
     let mut permit = None;
@@ -120,7 +120,7 @@ fn begin(
     }
     let reply = route::route(listener, request, context);
     // The connections of the registry are limited, and its streams take none from other listeners.
-    if matches!(reply, Reply::Stream(_)) && listener != Listener::Registry {
+    if matches!(reply, Reply::Stream(_)) && listener != ListenerKind::Registry {
         let (stream, most) = match is_main {
             true => {
                 let limits = caller.limits(STREAMS_PER_PEER, STREAMS_PER_TOKEN);

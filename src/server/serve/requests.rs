@@ -15,7 +15,7 @@ use super::span;
 use crate::server::auth::{self, ClientAuth, Rejection};
 use crate::server::context::{Context, MainPort};
 use crate::server::http::connection::{Connection, Pace, RESPONSE_LIMIT, Ready, Socket};
-use crate::server::http::request::{Listener, Method, Request, first_element};
+use crate::server::http::request::{ListenerKind, Method, Request, first_element};
 use crate::server::http::response::{LAST, to_bytes};
 use crate::server::listen::limiter::ConnectionPermit;
 use crate::server::listen::quota::Caller;
@@ -87,7 +87,7 @@ impl From<io::Error> for NoRequest {
 
 /// Spawns the thread of a connection. `permit`: for the node API.
 pub(super) fn spawn(
-    listener: Listener,
+    listener: ListenerKind,
     socket: Socket,
     permit: Option<ConnectionPermit>,
     context: &Arc<Context>,
@@ -131,7 +131,7 @@ fn redirect(connection: Connection, location: &str) {
 }
 
 /// Serves the one request of a connection without TLS.
-fn serve(mut connection: Connection, listener: Listener, context: &Context) {
+fn serve(mut connection: Connection, listener: ListenerKind, context: &Context) {
     match read_head(&mut connection, listener, Some(Instant::now()), SHORT_HEAD_BYTES) {
         Ok(head) => serve_one(connection, listener, head, context),
         Err(NoRequest::Ended | NoRequest::Lost) => {}
@@ -140,8 +140,8 @@ fn serve(mut connection: Connection, listener: Listener, context: &Context) {
     }
 }
 
-fn serve_one(connection: Connection, listener: Listener, head: RequestHead, context: &Context) {
-    let is_local = listener == Listener::Local;
+fn serve_one(connection: Connection, listener: ListenerKind, head: RequestHead, context: &Context) {
+    let is_local = listener == ListenerKind::Local;
     if is_local && is_upgrade(&head) {
         return upgrade::serve(connection, head, context);
     }
@@ -151,7 +151,7 @@ fn serve_one(connection: Connection, listener: Listener, head: RequestHead, cont
         // The parameters are in the target.
         Method::Post if is_local => Method::Post,
         // Also a request with a body.
-        _ if listener == Listener::Registry => {
+        _ if listener == ListenerKind::Registry => {
             let mut bytes = Vec::new();
             let mut out = ResponseWriter::new(&mut bytes, LAST, Timestamp::now());
             // Writing to memory does not fail.
@@ -194,7 +194,7 @@ fn serve_main(connection: Connection, main: &MainPort, permit: &ConnectionPermit
     upgrade::tune(connection.as_fd());
     let mut begin = Some(Instant::now());
     loop {
-        let head = match read_head(&mut connection, Listener::Main, begin.take(), HEAD_BYTES) {
+        let head = match read_head(&mut connection, ListenerKind::Main, begin.take(), HEAD_BYTES) {
             Ok(head) => head,
             Err(NoRequest::Ended) => return connection.close(false),
             Err(NoRequest::Lost) => return,
@@ -243,7 +243,7 @@ fn complete_handshake(mut connection: Connection, main: &MainPort) -> Option<Con
 /// come after [`IDLE_LIMIT`] at most.
 fn read_head(
     connection: &mut Connection,
-    listener: Listener,
+    listener: ListenerKind,
     begin: Option<Instant>,
     max_bytes: usize,
 ) -> Result<RequestHead, NoRequest> {
@@ -264,7 +264,7 @@ fn read_head(
             let head = RequestHead::parse(input.get(..length).unwrap_or_default())?;
             io::BufRead::consume(connection, length);
             return match head.moved() {
-                Some(_) if matches!(listener, Listener::Local | Listener::Registry) => {
+                Some(_) if matches!(listener, ListenerKind::Local | ListenerKind::Registry) => {
                     // No mux of Go serves these. In a path of the registry an element may be empty.
                     let is_first = head.raw_target.starts_with("//");
                     if is_first { Err(DOUBLED_SLASH.into()) } else { Ok(head) }
@@ -301,7 +301,7 @@ fn serve_next(
     permit: &ConnectionPermit,
     context: &Context,
 ) -> Option<Connection> {
-    let _timed = metrics::start_request_timer(Listener::Main, &head.method, &head.target.path);
+    let _timed = metrics::start_request_timer(ListenerKind::Main, &head.method, &head.target.path);
     let no_body = head.framing().is_done();
     let admitted = {
         let _waiting = threads::waiting("a review");
@@ -313,7 +313,7 @@ fn serve_next(
     };
     permit.busy(Instant::now());
     log::debug!("{} {} by {}", head.method, head.target.path, user.name);
-    let _span = span::start(Listener::Main, &head, connection.peer());
+    let _span = span::start(ListenerKind::Main, &head, connection.peer());
     if is_upgrade(&head) {
         match no_body {
             true => upgrade::serve(connection, head, context),
@@ -332,7 +332,7 @@ fn serve_next(
     let caller = Caller::new(connection.peer(), auth::named_by_token(user));
     let form = form(&head);
     let request = request(Method::from_name(&head.method), head, body);
-    exchange(connection, Listener::Main, &request, &caller, form, context)
+    exchange(connection, ListenerKind::Main, &request, &caller, form, context)
 }
 
 /// Reads the body and no byte after it.

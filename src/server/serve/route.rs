@@ -2,7 +2,7 @@
 
 use crate::server::backend::NodeBackend;
 use crate::server::context::Context;
-use crate::server::http::request::{Listener, Method, Request};
+use crate::server::http::request::{ListenerKind, Method, Request};
 use crate::server::http::response::{Reply, Response};
 use crate::server::local::{self, debug};
 use crate::server::node::routes::{self as node_api, debugging_disabled};
@@ -10,14 +10,16 @@ use crate::server::node::{health, metrics, stats};
 use crate::server::{registry, views};
 
 /// Responds to a request that is not for a stream in both directions (`server/upgrade`).
-pub(crate) fn route(listener: Listener, request: &Request, context: &Context) -> Reply {
+pub(crate) fn route(listener: ListenerKind, request: &Request, context: &Context) -> Reply {
     let node = &*context.node;
     match listener {
-        Listener::Main => node_api::route(request, node),
-        Listener::Healthz => Ok(Reply::Whole(health(request, node).unwrap_or_else(Response::not_found))),
-        Listener::ReadOnly => read_only(request, node),
-        Listener::Local => local(request, node),
-        Listener::Registry => Ok(registry::respond(request, context.registry.as_ref(), &*node.image_set())),
+        ListenerKind::Main => node_api::route(request, node),
+        ListenerKind::Healthz => Ok(Reply::Whole(health(request, node).unwrap_or_else(Response::not_found))),
+        ListenerKind::ReadOnly => read_only(request, node),
+        ListenerKind::Local => local(request, node),
+        ListenerKind::Registry => {
+            Ok(registry::respond(request, context.registry.as_ref(), &*node.image_set()))
+        }
     }
     .unwrap_or_else(Reply::Whole)
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::server::http::request::Listener;
+use crate::server::http::request::ListenerKind;
 use crate::transport::http1::RequestHead;
 use crate::util::tracing::{self, Attribute, Span};
 
@@ -15,12 +15,16 @@ pub(super) struct RequestSpan(Span);
 /// DIFFERS: on the node API the span continues the trace of the caller. Upstream's filter has no
 /// propagator, so it begins a trace there, too. Callers of the read-only port are not known, so they cannot
 /// decide what is recorded.
-pub(super) fn start(listener: Listener, head: &RequestHead, peer: Option<SocketAddr>) -> Option<RequestSpan> {
+pub(super) fn start(
+    listener: ListenerKind,
+    head: &RequestHead,
+    peer: Option<SocketAddr>,
+) -> Option<RequestSpan> {
     let (parent, scheme) = match listener {
         _ if !tracing::is_enabled() => return None,
-        Listener::Main => (head.fields.get(tracing::HEADER), "https"),
-        Listener::ReadOnly => (None, "http"),
-        Listener::Healthz | Listener::Local | Listener::Registry => return None,
+        ListenerKind::Main => (head.fields.get(tracing::HEADER), "https"),
+        ListenerKind::ReadOnly => (None, "http"),
+        ListenerKind::Healthz | ListenerKind::Local | ListenerKind::Registry => return None,
     };
     let route = route(&head.target.path);
     let mut span = tracing::start_request(route.unwrap_or("HTTP"), parent);

@@ -12,7 +12,7 @@ fn sent(context: &Context, reply: Reply, form: Form) -> (String, bool) {
     let mut connection = Connection::new(Socket::Unix(server), context.shutdown.clone());
     let stop = StopToken::never();
     let permitted = PermittedReply { reply, _permit: None };
-    let again = send(&mut connection, Listener::Main, permitted, form, context, &stop).unwrap_or(false);
+    let again = send(&mut connection, ListenerKind::Main, permitted, form, context, &stop).unwrap_or(false);
     drop(connection);
     let mut text = String::new();
     client.read_to_string(&mut text).unwrap();
@@ -75,7 +75,7 @@ fn client_that_leaves_stops_its_request() {
         },
     );
     let request = request(Method::Post, "/run/default/web/a?cmd=x");
-    let again = exchange(connection, Listener::Main, &request, &Caller::default(), FORM, &context);
+    let again = exchange(connection, ListenerKind::Main, &request, &Caller::default(), FORM, &context);
     assert!(again.is_some());
     drop((again, listen));
     let mut text = String::new();
@@ -93,7 +93,7 @@ fn callers_have_separate_limits_for_responses_and_streams() {
     let (source, stop) = crate::util::stop::pair();
     drop(source);
     let respond_to = |path: &str, caller: &Caller| {
-        let permitted = begin(Listener::Main, &request(Method::Get, path), caller, &context, &stop);
+        let permitted = begin(ListenerKind::Main, &request(Method::Get, path), caller, &context, &stop);
         let status = match &permitted.reply {
             Reply::Whole(response) => response.status(),
             Reply::Stream(_) => 200,

@@ -51,7 +51,7 @@ fn doubled_slashes_never_leave_the_reader() {
         ("/exec//default/p/c?command=ls", "/exec/default/p/c?command=ls"),
         ("//run/default/p/c?cmd=ls", "/run/default/p/c?cmd=ls"),
     ] {
-        for listener in [Listener::Healthz, Listener::ReadOnly, Listener::Main] {
+        for listener in [ListenerKind::Healthz, ListenerKind::ReadOnly, ListenerKind::Main] {
             for method in ["GET", "POST", "PUT"] {
                 let response = read(listener, method, target);
                 assert!(response.starts_with("HTTP/1.1 307 Temporary Redirect\r\n"), "{response}");
@@ -60,7 +60,7 @@ fn doubled_slashes_never_leave_the_reader() {
             }
         }
     }
-    for listener in [Listener::Local, Listener::Registry] {
+    for listener in [ListenerKind::Local, ListenerKind::Registry] {
         assert_eq!(read(listener, "GET", "//pods"), "400");
         // An element of a path of the registry may be empty.
         assert_eq!(read(listener, "GET", "/v2//library"), "/v2//library is served");
@@ -110,7 +110,7 @@ fn response_to(raw: &[u8]) -> String {
     client.write_all(raw).unwrap();
     let connection = Connection::new(Socket::Unix(server), Arc::clone(&context.shutdown));
     client.shutdown(Shutdown::Write).unwrap();
-    serve(connection, Listener::ReadOnly, &context);
+    serve(connection, ListenerKind::ReadOnly, &context);
     let mut text = String::new();
     client.read_to_string(&mut text).unwrap();
     text
