@@ -122,7 +122,7 @@ impl Channels {
     }
 
     /// Handles bytes of the client. False: the stream is over.
-    pub(super) fn client(
+    pub(super) fn handle_client_bytes(
         &mut self,
         mut bytes: &mut [u8],
         client: &mut Vec<u8>,
@@ -188,7 +188,12 @@ impl Channels {
     }
 
     /// Handles bytes of the runtime. False: the stream is over.
-    pub(super) fn runtime(&mut self, mut bytes: &[u8], client: &mut Vec<u8>, runtime: &mut Vec<u8>) -> bool {
+    pub(super) fn handle_runtime_bytes(
+        &mut self,
+        mut bytes: &[u8],
+        client: &mut Vec<u8>,
+        runtime: &mut Vec<u8>,
+    ) -> bool {
         loop {
             match self.from_runtime.next(&mut bytes) {
                 Ok(None) => return !self.over,
@@ -239,7 +244,7 @@ impl Channels {
             spdy::Event::Opened(id) => spdy::refuse(runtime, id),
             spdy::Event::Ping(number) => spdy::pong(runtime, number),
             spdy::Event::GoAway => {
-                self.runtime_ended(client);
+                self.handle_runtime_end(client);
             }
         }
     }
@@ -254,7 +259,7 @@ impl Channels {
     }
 
     /// Handles the end of the runtime's bytes.
-    pub(super) fn runtime_ended(&mut self, client: &mut Vec<u8>) {
+    pub(super) fn handle_runtime_end(&mut self, client: &mut Vec<u8>) {
         let has_status = self.streams.iter().any(|stream| stream.channel == ERROR && stream.ended);
         if !has_status {
             self.fail("error reading from error stream: the runtime has closed the connection");

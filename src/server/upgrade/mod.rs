@@ -10,12 +10,12 @@
 //! ends with its client, the runtime or the server.
 //! Absent on purpose: redirects; https to the runtime, which is on this machine.
 
-mod backend;
 mod channels;
 mod find;
 mod handshake;
 mod rejection;
 mod request;
+mod runtime_connection;
 mod splice;
 #[cfg(test)]
 mod tests;
@@ -32,11 +32,11 @@ use crate::server::http::connection::Connection;
 use crate::transport::http1::RequestHead;
 use crate::util::stop::StopToken;
 
-pub(super) use backend::tune;
-use backend::{Runtime, StreamUrl};
 use channels::Channels;
 use rejection::Rejection;
 use request::{Mode, StreamRequest};
+pub(super) use runtime_connection::tune;
+use runtime_connection::{RuntimeConnection, StreamUrl};
 use splice::{Buffers, Splice, Translation};
 use tunnel::Tunnel;
 
@@ -61,7 +61,7 @@ fn prepare(
     node: &dyn NodeBackend,
     wake: &UnixStream,
     stop: &StopToken,
-) -> Result<(Runtime, Translation, Buffers), Rejection> {
+) -> Result<(RuntimeConnection, Translation, Buffers), Rejection> {
     let request = StreamRequest::read(head, node.switches())?;
     let pod = find::pod(&request, node)?;
     let key = match &request.mode {
@@ -72,25 +72,28 @@ fn prepare(
     };
     let url = find::url(&request, &pod, node, stop)?;
     let url = StreamUrl::parse(&url)?;
-    let mut runtime = Runtime::dial(&url, wake)?;
+    let mut runtime = RuntimeConnection::dial(&url, wake)?;
     if !matches!(request.mode, Mode::Splice) {
         metrics::WEBSOCKET_STREAMS.inc([request.verb.subresource()]);
     }
     match request.mode {
         Mode::Plain | Mode::Splice => {
-            let reply =
-                runtime.request(&backend::forwarded(head, peer, &url), wake)?.switched(&mut runtime, wake)?;
+            let reply = runtime
+                .request(&runtime_connection::forwarded(head, peer, &url), wake)?
+                .switched(&mut runtime, wake)?;
             Ok((runtime, Translation::Raw, Buffers { client: reply.raw, runtime: Vec::new() }))
         }
         Mode::Channels => {
-            let reply = runtime
-                .request(&backend::spdy_request(head, peer, &url, &[channels::RUNTIME_PROTOCOL]), wake)?;
+            let reply = runtime.request(
+                &runtime_connection::spdy_request(head, peer, &url, &[channels::RUNTIME_PROTOCOL]),
+                wake,
+            )?;
             let mut first = Buffers::default();
             handshake::accept(&mut first.client, key, Some(channels::CLIENT_PROTOCOL));
             let channels = match reply.switched(&mut runtime, wake) {
                 Ok(reply) => {
                     let mut channels = Channels::open(request.streams, &mut first.client, &mut first.runtime);
-                    channels.runtime(reply.rest(), &mut first.client, &mut first.runtime);
+                    channels.handle_runtime_bytes(reply.rest(), &mut first.client, &mut first.runtime);
                     channels
                 }
                 Err(rejection) => Channels::failed(rejection.text(), &mut first.client),
@@ -100,13 +103,13 @@ fn prepare(
         Mode::Tunnel(protocols) => {
             let protocols: Vec<&str> = protocols.iter().map(String::as_str).collect();
             let reply = runtime
-                .request(&backend::spdy_request(head, peer, &url, &protocols), wake)?
+                .request(&runtime_connection::spdy_request(head, peer, &url, &protocols), wake)?
                 .switched(&mut runtime, wake)?;
             let mut first = Buffers::default();
             let protocol =
                 reply.header("X-Stream-Protocol-Version").map(|chosen| format!("{}{chosen}", tunnel::PREFIX));
             handshake::accept(&mut first.client, key, protocol.as_deref());
-            Tunnel::runtime(reply.rest(), &mut first.client);
+            Tunnel::handle_runtime_bytes(reply.rest(), &mut first.client);
             Ok((runtime, Translation::Tunnel(Box::default()), first))
         }
     }

@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::server::http::connection::{Connection, is_passing, timespec};
 use crate::util::threads;
 
-use super::backend::Runtime;
 use super::channels::Channels;
+use super::runtime_connection::RuntimeConnection;
 use super::tunnel::Tunnel;
 
 /// The size of a read. Large, because each read and each write is a system call.
@@ -50,36 +50,42 @@ pub(super) enum Translation {
 
 impl Translation {
     /// Handles bytes of the client. False: the stream is over.
-    fn client(&mut self, bytes: &mut [u8], out: &mut Buffers) -> bool {
+    fn handle_client_bytes(&mut self, bytes: &mut [u8], out: &mut Buffers) -> bool {
         match self {
             Translation::Raw => {
                 out.runtime.extend_from_slice(bytes);
                 true
             }
-            Translation::Channels(channels) => channels.client(bytes, &mut out.client, &mut out.runtime),
-            Translation::Tunnel(tunnel) => tunnel.client(bytes, &mut out.client, &mut out.runtime),
+            Translation::Channels(channels) => {
+                channels.handle_client_bytes(bytes, &mut out.client, &mut out.runtime)
+            }
+            Translation::Tunnel(tunnel) => {
+                tunnel.handle_client_bytes(bytes, &mut out.client, &mut out.runtime)
+            }
         }
     }
 
-    fn runtime(&mut self, bytes: &[u8], out: &mut Buffers) -> bool {
+    fn handle_runtime_bytes(&mut self, bytes: &[u8], out: &mut Buffers) -> bool {
         match self {
             Translation::Raw => {
                 out.client.extend_from_slice(bytes);
                 true
             }
-            Translation::Channels(channels) => channels.runtime(bytes, &mut out.client, &mut out.runtime),
+            Translation::Channels(channels) => {
+                channels.handle_runtime_bytes(bytes, &mut out.client, &mut out.runtime)
+            }
             Translation::Tunnel(_) => {
-                Tunnel::runtime(bytes, &mut out.client);
+                Tunnel::handle_runtime_bytes(bytes, &mut out.client);
                 true
             }
         }
     }
 
-    fn runtime_ended(&mut self, out: &mut Buffers) {
+    fn handle_runtime_end(&mut self, out: &mut Buffers) {
         match self {
             Translation::Raw => {}
-            Translation::Channels(channels) => channels.runtime_ended(&mut out.client),
-            Translation::Tunnel(_) => Tunnel::runtime_ended(&mut out.client),
+            Translation::Channels(channels) => channels.handle_runtime_end(&mut out.client),
+            Translation::Tunnel(_) => Tunnel::handle_runtime_end(&mut out.client),
         }
     }
 
@@ -99,7 +105,7 @@ impl Translation {
 /// A stream between a client and the runtime.
 pub(super) struct Splice {
     client: Connection,
-    runtime: Runtime,
+    runtime: RuntimeConnection,
     out: Buffers,
     /// Whether more may be read from the client.
     client_open: bool,
@@ -121,7 +127,7 @@ enum Next {
 }
 
 impl Splice {
-    pub(super) fn new(client: Connection, runtime: Runtime) -> Self {
+    pub(super) fn new(client: Connection, runtime: RuntimeConnection) -> Self {
         Splice {
             client,
             runtime,
@@ -138,7 +144,10 @@ impl Splice {
         let _waiting = threads::waiting("a stream's bytes");
         self.out = first;
         let mut next = if translation.is_over() { Next::Last } else { Next::Continue };
-        if next == Next::Continue && !early.is_empty() && !translation.client(&mut early, &mut self.out) {
+        if next == Next::Continue
+            && !early.is_empty()
+            && !translation.handle_client_bytes(&mut early, &mut self.out)
+        {
             next = Next::Last;
         }
         drop(early);
@@ -254,7 +263,7 @@ impl Splice {
                 sent = self.runtime.write(bytes).unwrap_or(0);
             }
             let rest = bytes.get_mut(sent..).unwrap_or_default();
-            if !rest.is_empty() && !translation.client(rest, &mut self.out) {
+            if !rest.is_empty() && !translation.handle_client_bytes(rest, &mut self.out) {
                 return Next::Last;
             }
             self.write_runtime();
@@ -286,7 +295,7 @@ impl Splice {
                 Err(error) if is_passing(&error) => return Next::Continue,
                 // The end or an error: earlier bytes are still sent to the client.
                 Ok(_) | Err(_) => {
-                    translation.runtime_ended(&mut self.out);
+                    translation.handle_runtime_end(&mut self.out);
                     return Next::Last;
                 }
             };
@@ -300,7 +309,7 @@ impl Splice {
                 };
             }
             let rest = bytes.get(sent..).unwrap_or_default();
-            if !rest.is_empty() && !translation.runtime(rest, &mut self.out) {
+            if !rest.is_empty() && !translation.handle_runtime_bytes(rest, &mut self.out) {
                 return Next::Last;
             }
             if !self.write_client() {

@@ -140,11 +140,11 @@ fn channels_become_streams_and_back() {
     assert_eq!(messages(&first.client), [vec![1]], "the client is connected");
     assert!(!channels.accepts_input(), "the runtime drops data before it has accepted a stream");
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
-    assert!(channels.runtime(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime));
+    assert!(channels.handle_runtime_bytes(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime));
     assert!(channels.accepts_input() && client.is_empty() && runtime.is_empty());
     // In: error 1, stdin 3, stdout 5, stderr 7.
     let mut input = [message(b"\0abc"), message(b"\x04{}"), message(&[255, 0]), message(b"\0late")].concat();
-    assert!(channels.client(&mut input, &mut client, &mut runtime));
+    assert!(channels.handle_client_bytes(&mut input, &mut client, &mut runtime));
     let mut expected = Vec::new();
     spdy::data(&mut expected, 3, b"abc");
     spdy::end(&mut expected, 3);
@@ -157,10 +157,10 @@ fn channels_become_streams_and_back() {
     spdy::end(&mut output, 1);
     spdy::data(&mut output, 7, b"err");
     spdy::end(&mut output, 5);
-    assert!(channels.runtime(&output, &mut client, &mut runtime));
+    assert!(channels.handle_runtime_bytes(&output, &mut client, &mut runtime));
     let mut last = Vec::new();
     spdy::end(&mut last, 7);
-    assert!(!channels.runtime(&last, &mut client, &mut runtime) && channels.is_over());
+    assert!(!channels.handle_runtime_bytes(&last, &mut client, &mut runtime) && channels.is_over());
     assert_eq!(
         messages(&client),
         [b"\x01out".to_vec(), b"\x02err".to_vec(), [&[3], &status[..]].concat(), vec![3, 0xe8]]
@@ -171,13 +171,13 @@ fn channels_become_streams_and_back() {
 fn lost_runtime_is_an_internal_error() {
     let (mut channels, _) = open(Streams { tty: true, stdin: true, stdout: true, stderr: false });
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
-    channels.runtime(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime);
+    channels.handle_runtime_bytes(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime);
     let mut input = message(b"\x04{\"Width\":1,\"Height\":2}");
-    assert!(channels.client(&mut input, &mut client, &mut runtime));
+    assert!(channels.handle_client_bytes(&mut input, &mut client, &mut runtime));
     let mut expected = Vec::new();
     spdy::data(&mut expected, 7, b"{\"Width\":1,\"Height\":2}");
     assert_eq!(runtime, expected, "a terminal's size has its own stream");
-    channels.runtime_ended(&mut client);
+    channels.handle_runtime_end(&mut client);
     let text = String::from_utf8_lossy(&client).into_owned();
     assert!(text.contains("\"InternalError\"") && text.contains("error reading from error stream"), "{text}");
     let mut client = Vec::new();
@@ -191,9 +191,9 @@ fn malformed_messages_end_the_stream() {
     for bad in [message(&[255]), message(&[255, 9]), message(&[255, 0, 0]), vec![0x82, 1, 0, 0, 0, 0, 0]] {
         let (mut channels, _) = open(ALL);
         let (mut client, mut runtime) = (Vec::new(), Vec::new());
-        channels.runtime(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime);
+        channels.handle_runtime_bytes(&accepted(&[1, 3, 5, 7]), &mut client, &mut runtime);
         let mut input = bad.clone();
-        assert!(!channels.client(&mut input, &mut client, &mut runtime), "{bad:?}");
+        assert!(!channels.handle_client_bytes(&mut input, &mut client, &mut runtime), "{bad:?}");
         assert!(channels.is_over());
         assert_eq!(messages(&client), [vec![3, 0xe8]]);
     }
@@ -201,7 +201,7 @@ fn malformed_messages_end_the_stream() {
     let (mut channels, _) = open(ALL);
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
     let mut input = [message(b""), message(b"\x07x"), message(b"\x01x"), message(&[255, 4])].concat();
-    assert!(channels.client(&mut input, &mut client, &mut runtime));
+    assert!(channels.handle_client_bytes(&mut input, &mut client, &mut runtime));
     assert!(client.is_empty() && runtime.is_empty());
 }
 
@@ -215,9 +215,9 @@ proptest::proptest! {
         let (mut client, mut runtime) = (Vec::new(), accepted(&[1, 3, 5, 7]));
         for (from_client, mut bytes) in pieces {
             let good = if from_client {
-                channels.client(&mut bytes, &mut client, &mut runtime)
+                channels.handle_client_bytes(&mut bytes, &mut client, &mut runtime)
             } else {
-                channels.runtime(&bytes, &mut client, &mut runtime)
+                channels.handle_runtime_bytes(&bytes, &mut client, &mut runtime)
             };
             if !good {
                 break;
@@ -231,9 +231,9 @@ fn tunnels_forward_bytes_unchanged() {
     let mut tunnel = Tunnel::default();
     let (mut client, mut runtime) = (Vec::new(), Vec::new());
     let mut input = [message(b"some "), message(b"frames")].concat();
-    assert!(tunnel.client(&mut input, &mut client, &mut runtime));
+    assert!(tunnel.handle_client_bytes(&mut input, &mut client, &mut runtime));
     assert_eq!(runtime, b"some frames");
-    Tunnel::runtime(b"reply", &mut client);
-    Tunnel::runtime_ended(&mut client);
+    Tunnel::handle_runtime_bytes(b"reply", &mut client);
+    Tunnel::handle_runtime_end(&mut client);
     assert_eq!(messages(&client), [b"reply".to_vec(), vec![3, 0xe8]]);
 }

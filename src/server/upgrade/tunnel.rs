@@ -12,7 +12,7 @@ pub(super) struct Tunnel {
 
 impl Tunnel {
     /// Handles bytes of the client. False: the stream is over.
-    pub(super) fn client(
+    pub(super) fn handle_client_bytes(
         &mut self,
         mut bytes: &mut [u8],
         client: &mut Vec<u8>,
@@ -35,7 +35,7 @@ impl Tunnel {
     }
 
     /// Handles bytes of the runtime.
-    pub(super) fn runtime(bytes: &[u8], client: &mut Vec<u8>) {
+    pub(super) fn handle_runtime_bytes(bytes: &[u8], client: &mut Vec<u8>) {
         if !bytes.is_empty() {
             websocket::binary_head(client, bytes.len());
             client.extend_from_slice(bytes);
@@ -43,7 +43,7 @@ impl Tunnel {
     }
 
     /// Handles the end of the runtime's bytes.
-    pub(super) fn runtime_ended(client: &mut Vec<u8>) {
+    pub(super) fn handle_runtime_end(client: &mut Vec<u8>) {
         websocket::close(client);
     }
 }

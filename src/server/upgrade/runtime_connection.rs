@@ -134,10 +134,10 @@ pub(crate) fn tune(socket: BorrowedFd<'_>) {
 }
 
 /// A connection to the runtime.
-pub(super) struct Runtime(TcpStream);
+pub(super) struct RuntimeConnection(TcpStream);
 
-impl Runtime {
-    pub(super) fn dial(url: &StreamUrl<'_>, wake: &UnixStream) -> Result<Runtime, Rejection> {
+impl RuntimeConnection {
+    pub(super) fn dial(url: &StreamUrl<'_>, wake: &UnixStream) -> Result<RuntimeConnection, Rejection> {
         let address = url.address;
         connect(address, wake).map_err(|error| {
             Rejection::closing(500, format!("error dialing backend: dial tcp {address}: connect: {error}\n"))
@@ -202,7 +202,7 @@ impl Runtime {
     }
 }
 
-fn connect(address: SocketAddr, wake: &UnixStream) -> io::Result<Runtime> {
+fn connect(address: SocketAddr, wake: &UnixStream) -> io::Result<RuntimeConnection> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -219,16 +219,16 @@ fn connect(address: SocketAddr, wake: &UnixStream) -> io::Result<Runtime> {
         Err(errno) => return Err(errno.into()),
     }
     tune(fd.as_fd());
-    Ok(Runtime(TcpStream::from(fd)))
+    Ok(RuntimeConnection(TcpStream::from(fd)))
 }
 
-impl AsFd for Runtime {
+impl AsFd for RuntimeConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Runtime {
+impl RuntimeConnection {
     /// `WouldBlock`: no bytes have arrived. 0: the end of its direction.
     pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
@@ -279,7 +279,7 @@ impl RuntimeResponse {
     /// The response, if the runtime has accepted the upgrade; else the whole rejection.
     pub(super) fn switched(
         mut self,
-        runtime: &mut Runtime,
+        runtime: &mut RuntimeConnection,
         wake: &UnixStream,
     ) -> Result<RuntimeResponse, Rejection> {
         let status = self.head.status;
