@@ -64,7 +64,7 @@ fn main() {
         // Methods of two files may have one name: each file has a module. Names that only one file
         // uses are also in the parent.
         if !file.service.is_empty() {
-            writeln!(methods, "pub mod {module} {{\nuse super::super::{module};\nuse crate::transport::grpc::{{Stream, Unary}};").expect("a String grows");
+            writeln!(methods, "pub mod {module} {{\nuse super::super::{module};\nuse crate::transport::grpc::{{StreamingMethod, UnaryMethod}};").expect("a String grows");
         }
         for service_type in &file.service {
             let service_name = service_type.name();
@@ -78,9 +78,9 @@ fn main() {
                 let streaming = method.server_streaming();
                 let path = format!("/{}.{service_name}/{name}", file.package());
                 let (wrapper, kind, handler, sink) = if streaming {
-                    ("Stream", "ServerStreaming", "server_streaming", "ServerStreamingSink")
+                    ("StreamingMethod", "ServerStreaming", "server_streaming", "ServerStreamingSink")
                 } else {
-                    ("Unary", "Unary", "unary", "UnarySink")
+                    ("UnaryMethod", "Unary", "unary", "UnarySink")
                 };
                 let value = format!(
                     "grpcio::Method {{ ty: grpcio::MethodType::{kind}, name: {path:?}, \

@@ -10,7 +10,7 @@ use super::manager::Driver;
 use super::response::{self, PrepareResults, UnprepareResults};
 use crate::model::metrics;
 use crate::transport::generated::{dra, drahealth, from_bytes, methods};
-use crate::transport::grpc::{CallError, Channel, Incoming, Stream, Unary};
+use crate::transport::grpc::{CallError, Channel, ResponseStream, StreamingMethod, UnaryMethod};
 use crate::util::stop::StopToken;
 
 /// Time limit of a call: upstream's, half of the time between attempts.
@@ -23,19 +23,20 @@ const MAX_BYTES: i32 = 4 * 1024 * 1024;
 /// DIFFERS: upstream reads all.
 const MAX_REPORTS: usize = 4 * health::MAX_DEVICES;
 
-pub(super) static PREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::PrepareResponse>> =
+pub(super) static PREPARE_V1BETA1: LazyLock<UnaryMethod<dra::ClaimsRequest, dra::PrepareResponse>> =
     LazyLock::new(|| {
         methods::NODE_PREPARE_RESOURCES
             .at_path("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
     });
-pub(super) static UNPREPARE_V1BETA1: LazyLock<Unary<dra::ClaimsRequest, dra::UnprepareResponse>> =
+pub(super) static UNPREPARE_V1BETA1: LazyLock<UnaryMethod<dra::ClaimsRequest, dra::UnprepareResponse>> =
     LazyLock::new(|| {
         methods::NODE_UNPREPARE_RESOURCES
             .at_path("/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources")
     });
 
-pub(super) static WATCH_V1ALPHA1: LazyLock<Stream<drahealth::WatchRequest, drahealth::HealthResponse>> =
-    LazyLock::new(|| methods::NODE_WATCH_RESOURCES.at_path("/v1alpha1.DRAResourceHealth/NodeWatchResources"));
+pub(super) static WATCH_V1ALPHA1: LazyLock<
+    StreamingMethod<drahealth::WatchRequest, drahealth::HealthResponse>,
+> = LazyLock::new(|| methods::NODE_WATCH_RESOURCES.at_path("/v1alpha1.DRAResourceHealth/NodeWatchResources"));
 
 /// The connection to an instance. Clones share it.
 #[derive(Debug, Clone)]
@@ -66,7 +67,7 @@ impl Client {
 
     fn call<Resp: Unpin>(
         &self,
-        method: &'static Unary<dra::ClaimsRequest, Resp>,
+        method: &'static UnaryMethod<dra::ClaimsRequest, Resp>,
         claims: &[ClaimId],
         stop: &StopToken,
     ) -> Result<Resp, String> {
@@ -152,7 +153,7 @@ fn devices(messages: &[Vec<u8>]) -> Result<Vec<Device>, String> {
 
 /// The reports of a driver.
 pub struct HealthReports {
-    stream: Incoming<drahealth::HealthResponse>,
+    stream: ResponseStream<drahealth::HealthResponse>,
 }
 
 impl HealthReports {

@@ -10,7 +10,7 @@ use super::errors::{CriError, ErrorClass, ErrorLog, without_tokens};
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
 use crate::transport::generated::{MessageField, methods, runtime};
-use crate::transport::grpc::{CallError, Channel, Incoming, Kind, Unary};
+use crate::transport::grpc::{CallError, Channel, Kind, ResponseStream, UnaryMethod};
 use crate::util::stop::StopToken;
 use crate::util::tracing::{self, Span, SpanKind};
 
@@ -45,7 +45,7 @@ impl Caller {
     /// An ordinary call: the request timeout, and the client's own stop token.
     pub(super) fn call<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         object: &str,
         request: &Req,
     ) -> Result<Resp, CriError> {
@@ -54,7 +54,7 @@ impl Caller {
 
     pub(super) fn call_within<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         object: &str,
         request: &Req,
         limit: Duration,
@@ -64,7 +64,7 @@ impl Caller {
 
     pub(super) fn call_for<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         object: &str,
         request: &Req,
         limit: Option<Duration>,
@@ -217,7 +217,7 @@ pub struct ExecOutput {
 /// The stream of container events. Dropping it ends the stream. Failures are logged by the
 /// reader, not here.
 pub struct ContainerEvents {
-    incoming: Incoming<runtime::ContainerEventResponse>,
+    incoming: ResponseStream<runtime::ContainerEventResponse>,
 }
 
 impl ContainerEvents {

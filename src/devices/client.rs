@@ -10,7 +10,7 @@ use super::device::{
 use super::error::DeviceError;
 use crate::model::numa::NumaMask;
 use crate::transport::generated::{deviceplugin as pb, from_bytes, methods};
-use crate::transport::grpc::{CallError, Channel, Incoming};
+use crate::transport::grpc::{CallError, Channel, ResponseStream};
 use crate::util::stop::StopToken;
 
 /// The largest message of a plugin: the default of Go's library, so upstream's limit.
@@ -160,7 +160,7 @@ impl Client {
 /// The lists of a plugin.
 pub struct DeviceListStream {
     resource: String,
-    stream: Incoming<pb::DeviceListResponse>,
+    stream: ResponseStream<pb::DeviceListResponse>,
 }
 
 impl DeviceListStream {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::dial::lookup::lookup;
 use super::dial::socket::Limit;
-use super::grpc::{CallError, Channel, Kind, Unary};
+use super::grpc::{CallError, Channel, Kind, UnaryMethod};
 use crate::util::stop::StopToken;
 
 /// The port of a name without one, as in grpc-go.
@@ -158,7 +158,7 @@ impl RemoteService {
     /// When there is no successful response in time.
     pub fn call<Req, Resp: Unpin>(
         &mut self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         limit: Duration,
         stop: &StopToken,

@@ -29,17 +29,17 @@ const DIAL_BACKOFF_MAX: Duration = Duration::from_secs(3);
 const DIAL_LIMIT_MS: i32 = 5_000;
 
 /// A remote method with one response.
-pub struct Unary<Req: 'static, Resp: 'static> {
+pub struct UnaryMethod<Req: 'static, Resp: 'static> {
     /// The name without the service, such as `StopContainer`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
-impl<Req, Resp> Unary<Req, Resp> {
+impl<Req, Resp> UnaryMethod<Req, Resp> {
     /// The method at another path, such as that of an older service with the same messages.
     #[must_use]
-    pub fn at_path(&self, path: &'static str) -> Unary<Req, Resp> {
-        Unary { name: self.name, method: moved(&self.method, path) }
+    pub fn at_path(&self, path: &'static str) -> UnaryMethod<Req, Resp> {
+        UnaryMethod { name: self.name, method: moved(&self.method, path) }
     }
 
     /// The path of the method, such as `/runtime.v1.RuntimeService/StopContainer`.
@@ -53,17 +53,17 @@ fn marshaller<T>(original: &grpcio::Marshaller<T>) -> grpcio::Marshaller<T> {
 }
 
 /// A remote method with a stream of responses.
-pub struct Stream<Req: 'static, Resp: 'static> {
+pub struct StreamingMethod<Req: 'static, Resp: 'static> {
     /// The name without the service, such as `GetContainerEvents`.
     pub name: &'static str,
     pub(crate) method: grpcio::Method<Req, Resp>,
 }
 
-impl<Req, Resp> Stream<Req, Resp> {
+impl<Req, Resp> StreamingMethod<Req, Resp> {
     /// The method at another path, such as that of an older service with the same messages.
     #[must_use]
-    pub fn at_path(&self, path: &'static str) -> Stream<Req, Resp> {
-        Stream { name: self.name, method: moved(&self.method, path) }
+    pub fn at_path(&self, path: &'static str) -> StreamingMethod<Req, Resp> {
+        StreamingMethod { name: self.name, method: moved(&self.method, path) }
     }
 }
 
@@ -269,7 +269,7 @@ impl Channel {
     /// The server's status, or the reason why there is no response.
     pub fn call_with_stop<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         limit: Option<Duration>,
         stop: &StopToken,
@@ -280,7 +280,7 @@ impl Channel {
     /// Like [`Channel::call_with_stop`], but waits instead of failing while the server is unavailable.
     pub(super) fn call_once_connected<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         limit: Duration,
         stop: &StopToken,
@@ -294,7 +294,7 @@ impl Channel {
     /// Those of [`Channel::call_with_stop`].
     pub fn call_with_header<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         (name, value): (&str, &str),
         limit: Duration,
@@ -314,7 +314,7 @@ impl Channel {
     /// Those of [`Channel::call_with_stop`].
     pub fn call_in_span<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         limit: Option<Duration>,
         span: &Span,
@@ -325,7 +325,7 @@ impl Channel {
 
     fn start<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         options: grpcio::CallOption,
         stop: &StopToken,
@@ -386,25 +386,25 @@ impl Channel {
     /// When the call cannot be started; errors of the server are returned by the first read.
     pub fn open<Req, Resp>(
         &self,
-        method: &'static Stream<Req, Resp>,
+        method: &'static StreamingMethod<Req, Resp>,
         request: &Req,
-    ) -> Result<Incoming<Resp>, CallError> {
+    ) -> Result<ResponseStream<Resp>, CallError> {
         let receiver = self
             .client
             .server_streaming(&method.method, request, options(None))
             .map_err(|error| CallError::new(method.name, error))?;
-        Ok(Incoming { method: method.name, receiver, bell: Bell::new() })
+        Ok(ResponseStream { method: method.name, receiver, bell: Bell::new() })
     }
 }
 
 /// An open stream of responses. Dropping it cancels the call.
-pub struct Incoming<Resp> {
+pub struct ResponseStream<Resp> {
     method: &'static str,
     receiver: grpcio::ClientSStreamReceiver<Resp>,
     bell: Bell,
 }
 
-impl<Resp> Incoming<Resp> {
+impl<Resp> ResponseStream<Resp> {
     /// Waits for the next response; `None` when the server ended the stream without an error.
     ///
     /// # Errors
@@ -428,7 +428,7 @@ impl<Resp> Incoming<Resp> {
     }
 }
 
-impl<Resp> Drop for Incoming<Resp> {
+impl<Resp> Drop for ResponseStream<Resp> {
     fn drop(&mut self) {
         self.receiver.cancel();
     }

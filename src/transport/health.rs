@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use super::dial::join_host_port;
-use super::grpc::{CallError, Channel, Kind, Unary};
+use super::grpc::{CallError, Channel, Kind, UnaryMethod};
 use crate::util::stop::StopToken;
 
 /// The largest response; valid ones are a few bytes long.
@@ -43,7 +43,7 @@ pub enum HealthError {
 struct Service(String);
 struct Status(u64);
 
-static CHECK: Unary<Service, Status> = Unary {
+static CHECK: UnaryMethod<Service, Status> = UnaryMethod {
     name: "Check",
     method: grpcio::Method {
         ty: grpcio::MethodType::Unary,

@@ -23,7 +23,7 @@ use grpcio::{RpcStatus, RpcStatusCode, WriteFlags};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::grpc::{Bell, Kind, Stream, Unary, Woken, environment};
+use super::grpc::{Bell, Kind, StreamingMethod, UnaryMethod, Woken, environment};
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
@@ -116,7 +116,7 @@ impl Service {
 
     /// Adds a method with one response. The token is stopped when the server is dropped.
     #[must_use]
-    pub fn unary<Req, Resp, F>(self, method: &'static Unary<Req, Resp>, handler: F) -> Service
+    pub fn unary<Req, Resp, F>(self, method: &'static UnaryMethod<Req, Resp>, handler: F) -> Service
     where
         Req: Send + 'static,
         Resp: Send + 'static,
@@ -143,7 +143,7 @@ impl Service {
 
     /// Adds a method with a stream of responses, which ends when the handler returns.
     #[must_use]
-    pub fn stream<Req, Resp, F>(self, method: &'static Stream<Req, Resp>, handler: F) -> Service
+    pub fn stream<Req, Resp, F>(self, method: &'static StreamingMethod<Req, Resp>, handler: F) -> Service
     where
         Req: Send + 'static,
         Resp: Send + 'static,

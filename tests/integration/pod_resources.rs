@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use coracle::transport::generated::{methods::podresources as api, podresources as pb};
-use coracle::transport::grpc::{CallError, Channel, Kind, Unary};
+use coracle::transport::grpc::{CallError, Channel, Kind, UnaryMethod};
 use coracle::util::stop::StopToken;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn channel(node: &FakeNode) -> Channel {
 
 fn call<Req: Default, Resp: Unpin>(
     channel: &Channel,
-    method: &'static Unary<Req, Resp>,
+    method: &'static UnaryMethod<Req, Resp>,
     request: &Req,
 ) -> Result<Resp, CallError> {
     channel.call_with_stop(method, request, Some(Duration::from_secs(10)), &StopToken::never())

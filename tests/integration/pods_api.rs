@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use coracle::transport::generated::{methods::pods as api, pods as pb};
-use coracle::transport::grpc::{Channel, Incoming, Kind};
+use coracle::transport::grpc::{Channel, Kind, ResponseStream};
 use coracle::util::stop::StopToken;
 use serde_json::json;
 
@@ -83,7 +83,7 @@ fn get(channel: &Channel, uid: &str) -> Result<Vec<u8>, (Kind, String)> {
 
 /// The next event of a kind about a pod that `is_wanted`.
 fn wait_event(
-    watch: &mut Incoming<pb::WatchPodsEvent>,
+    watch: &mut ResponseStream<pb::WatchPodsEvent>,
     kind: pb::EventType,
     is_wanted: impl Fn(&[u8]) -> bool,
 ) -> Vec<u8> {

@@ -17,7 +17,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::pods::assignments::AssignedResources;
 use crate::transport::generated::{MessageField, methods, podresources as pb};
-use crate::transport::grpc::Unary;
+use crate::transport::grpc::UnaryMethod;
 use crate::transport::rpc_server::{Refusal, Server, Service};
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
@@ -26,7 +26,7 @@ use crate::util::lock::LockExt;
 const DIRECTORY: &str = "pod-resources";
 const SOCKET: &str = "kubelet.sock";
 
-static OLD_LIST: LazyLock<Unary<pb::ListPodResourcesRequest, pb::ListPodResourcesResponse>> =
+static OLD_LIST: LazyLock<UnaryMethod<pb::ListPodResourcesRequest, pb::ListPodResourcesResponse>> =
     LazyLock::new(|| methods::podresources::LIST.at_path("/v1alpha1.PodResourcesLister/List"));
 
 /// A pod of the node.

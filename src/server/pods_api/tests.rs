@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::transport::generated::from_bytes;
-use crate::transport::grpc::{CallError, Channel, Incoming, Kind, Unary};
+use crate::transport::grpc::{CallError, Channel, Kind, ResponseStream, UnaryMethod};
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
 
@@ -54,7 +54,7 @@ impl Fixture {
 
 fn call<Req: Default, Resp: Unpin>(
     channel: &Channel,
-    method: &'static Unary<Req, Resp>,
+    method: &'static UnaryMethod<Req, Resp>,
     request: &Req,
 ) -> Result<Resp, CallError> {
     channel.call_with_stop(method, request, LIMIT, &StopToken::never())
@@ -69,11 +69,11 @@ fn get(channel: &Channel, uid: &str) -> Result<Vec<u8>, CallError> {
     Ok(call(channel, &methods::pods::GET_POD, &request)?.pod)
 }
 
-fn open(channel: &Channel) -> Incoming<pb::WatchPodsEvent> {
+fn open(channel: &Channel) -> ResponseStream<pb::WatchPodsEvent> {
     channel.open(&methods::pods::WATCH_PODS, &pb::WatchPodsRequest::default()).unwrap()
 }
 
-fn next(watch: &mut Incoming<pb::WatchPodsEvent>) -> (pb::EventType, Vec<u8>) {
+fn next(watch: &mut ResponseStream<pb::WatchPodsEvent>) -> (pb::EventType, Vec<u8>) {
     let event = watch.next(&StopToken::never()).unwrap().unwrap();
     (event.type_.enum_value().unwrap(), event.pod)
 }

@@ -11,7 +11,7 @@ use super::error::MAX_TEXT;
 use crate::model::metrics::CSI_OPERATIONS;
 use crate::transport::endpoint::EndpointError;
 use crate::transport::generated::{MessageField, csi, methods};
-use crate::transport::grpc::{Channel, Unary};
+use crate::transport::grpc::{Channel, UnaryMethod};
 use crate::util::clip;
 use crate::util::stop::StopToken;
 
@@ -61,7 +61,7 @@ impl GrpcDriver {
 
     fn call<Req, Resp: Unpin>(
         &self,
-        method: &'static Unary<Req, Resp>,
+        method: &'static UnaryMethod<Req, Resp>,
         request: &Req,
         stop: &StopToken,
     ) -> Result<Resp, DriverError> {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coracle::transport::generated::{methods, pluginregistration as pb};
-use coracle::transport::grpc::Unary;
+use coracle::transport::grpc::UnaryMethod;
 use coracle::transport::rpc_server::{Refusal, Service};
 use coracle::util::stop::StopToken;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
@@ -311,7 +311,7 @@ fn unary<Req: Send + 'static, Resp: Send + 'static>(
     service: Service,
     shared: &Arc<Shared>,
     call: (Plugin, &'static str),
-    method: &'static Unary<Req, Resp>,
+    method: &'static UnaryMethod<Req, Resp>,
     work: impl Fn(&Shared, &Req) -> Result<Resp, Refusal> + Send + Sync + 'static,
 ) -> Service {
     let shared = Arc::clone(shared);
@@ -323,7 +323,7 @@ fn unary_alone<Req: Send + 'static, Resp: Send + 'static>(
     service: Service,
     shared: &Arc<Shared>,
     call: (Plugin, &'static str),
-    method: &'static Unary<Req, Resp>,
+    method: &'static UnaryMethod<Req, Resp>,
     subject: impl Fn(&Req) -> String + Send + Sync + 'static,
     work: impl Fn(&Shared, &Req) -> Result<Resp, Refusal> + Send + Sync + 'static,
 ) -> Service {
