@@ -7,7 +7,7 @@ use super::units::{new_slice_properties, properties};
 use super::values::{Quota, Values};
 use super::{CgroupError, Cgroups, Driver, Layout, Name, fake};
 use crate::model::pod::QosClass;
-use crate::transport::dbus::played;
+use crate::transport::dbus::fake_bus;
 use crate::transport::dbus::wire::{Kind, Message, Value};
 use crate::util::cgroup_mounts::Version;
 use crate::util::stop::StopToken;
@@ -50,19 +50,19 @@ fn play<T>(
 /// the bus. Returns the calls, with their first argument.
 fn play_at<T>(replies: &'static [Reply], operation: impl FnOnce(&str) -> T) -> (T, Vec<String>) {
     let (sender, calls) = crossbeam_channel::bounded(16);
-    let (_dir, address, _bus) = played::bus(move |mut stream| {
-        played::greet(&mut stream);
+    let (_dir, address, _bus) = fake_bus::bus(move |mut stream| {
+        fake_bus::greet(&mut stream);
         let mut replies = replies.iter();
         while replies.len() > 0 {
-            let call = played::read_message(&mut stream);
+            let call = fake_bus::read_message(&mut stream);
             match call.member.as_str() {
                 "GetNameOwner" => {
                     let owner = vec![Value::Text(OWNER.to_owned())];
-                    stream.write_all(&played::reply_to(&call, owner).encode()).unwrap();
+                    stream.write_all(&fake_bus::reply_to(&call, owner).encode()).unwrap();
                     continue;
                 }
                 "AddMatch" => {
-                    stream.write_all(&played::reply_to(&call, Vec::new()).encode()).unwrap();
+                    stream.write_all(&fake_bus::reply_to(&call, Vec::new()).encode()).unwrap();
                     continue;
                 }
                 _ => {}
@@ -76,20 +76,20 @@ fn play_at<T>(replies: &'static [Reply], operation: impl FnOnce(&str) -> T) -> (
                     stream.write_all(&removed(OWNER, "/another", "failed").encode()).unwrap();
                     stream.write_all(&removed(OWNER, JOB, result).encode()).unwrap();
                     let job = vec![Value::Path(JOB.to_owned())];
-                    stream.write_all(&played::reply_to(&call, job).encode()).unwrap();
+                    stream.write_all(&fake_bus::reply_to(&call, job).encode()).unwrap();
                 }
                 Reply::Error(name) => {
-                    let mut refused = played::reply_to(&call, vec![Value::Text("no".to_owned())]);
+                    let mut refused = fake_bus::reply_to(&call, vec![Value::Text("no".to_owned())]);
                     refused.kind = Kind::Error;
                     refused.error = name.to_owned();
                     stream.write_all(&refused.encode()).unwrap();
                 }
                 Reply::Nothing => {
-                    stream.write_all(&played::reply_to(&call, Vec::new()).encode()).unwrap();
+                    stream.write_all(&fake_bus::reply_to(&call, Vec::new()).encode()).unwrap();
                 }
                 Reply::Version(text) => {
                     let version = vec![Value::Variant(Box::new(Value::Text(text.to_owned())))];
-                    stream.write_all(&played::reply_to(&call, version).encode()).unwrap();
+                    stream.write_all(&fake_bus::reply_to(&call, version).encode()).unwrap();
                 }
             }
         }

@@ -41,7 +41,7 @@ pub(crate) fn is_test_code(file: &str) -> bool {
         || file.contains("/testing")
         || file.ends_with("tests.rs")
         // A message bus for tests.
-        || file.ends_with("/played.rs")
+        || file.ends_with("/fake_bus.rs")
         || file.ends_with("/fuzz.rs")
         || file.contains("/tests/")
 }

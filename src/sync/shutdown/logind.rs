@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::transport::dbus::wire::{Kind, Message, Value};
-use crate::transport::dbus::{Bus, Call, DbusError, Incoming};
+use crate::transport::dbus::{Bus, Call, DbusError, ReceivedMessage};
 use crate::util::atomic_file;
 use crate::util::disk_writes;
 use crate::util::stop::StopToken;
@@ -130,7 +130,7 @@ impl Logind {
         let reason = "Kubelet needs time to handle node shutdown";
         let call = Call { destination: LOGIND, path: LOGIND_PATH, interface: MANAGER, member: "Inhibit" };
         let args = vec![text("shutdown"), text("kubelet"), text(reason), text("delay")];
-        let Incoming { message, fds } = self.bus.call(call, args)?;
+        let ReceivedMessage { message, fds } = self.bus.call(call, args)?;
         let index = match message.args.first() {
             Some(Value::Fd(index)) => usize::try_from(*index).ok(),
             _ => None,
@@ -234,17 +234,17 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::transport::dbus::played;
+    use crate::transport::dbus::fake_bus;
 
     /// Sets up with a fake logind: `preparing` are its responses about a shutdown, `refuses` is
     /// whether logind refuses locks. Returns the result and the requests.
     fn set_up(preparing: &'static [bool], refuses: bool) -> (Result<State, LogindError>, Vec<String>) {
         let (sender, requests) = crossbeam_channel::bounded(16);
-        let (dir, address, _bus) = played::bus(move |mut stream| {
-            played::greet(&mut stream);
+        let (dir, address, _bus) = fake_bus::bus(move |mut stream| {
+            fake_bus::greet(&mut stream);
             let mut preparing = preparing.iter().copied();
             loop {
-                let call = played::read_message(&mut stream);
+                let call = fake_bus::read_message(&mut stream);
                 let property = call.text(1).unwrap_or_default().to_owned();
                 sender
                     .send(if call.member == "Get" { property.clone() } else { call.member.clone() })
@@ -256,7 +256,7 @@ mod tests {
                     ("Get", _) => Value::Variant(Box::new(Value::Long(60_000_000))),
                     ("GetNameOwner", _) => Value::Text(":1.3".to_owned()),
                     ("Inhibit", _) if refuses => {
-                        let mut refused = played::reply_to(&call, vec![Value::Text("too late".to_owned())]);
+                        let mut refused = fake_bus::reply_to(&call, vec![Value::Text("too late".to_owned())]);
                         refused.kind = Kind::Error;
                         refused.error = "org.freedesktop.login1.OperationInProgress".to_owned();
                         stream.write_all(&refused.encode()).unwrap();
@@ -264,14 +264,14 @@ mod tests {
                     }
                     ("Inhibit", _) => {
                         let (given, _) = UnixStream::pair().unwrap();
-                        played::send_with(&stream, &played::reply_to(&call, vec![Value::Fd(0)]), &given);
+                        fake_bus::send_with(&stream, &fake_bus::reply_to(&call, vec![Value::Fd(0)]), &given);
                         continue;
                     }
                     ("AddMatch", _) => Value::Bool(true),
                     ("End", _) => return,
                     other => panic!("{other:?}"),
                 };
-                stream.write_all(&played::reply_to(&call, vec![value]).encode()).unwrap();
+                stream.write_all(&fake_bus::reply_to(&call, vec![value]).encode()).unwrap();
             }
         });
         let wake = Wake::new().unwrap();
@@ -310,11 +310,11 @@ mod tests {
             args: vec![Value::Bool(true)],
             ..Message::new(Kind::Signal)
         };
-        let (dir, address, _bus) = played::bus(move |mut stream| {
-            played::greet(&mut stream);
+        let (dir, address, _bus) = fake_bus::bus(move |mut stream| {
+            fake_bus::greet(&mut stream);
             let flood = signal(":1.66").encode().repeat(1_000);
             loop {
-                let call = played::read_message(&mut stream);
+                let call = fake_bus::read_message(&mut stream);
                 stream.write_all(&flood).unwrap();
                 let value = match (call.member.as_str(), call.text(1)) {
                     ("Get", Some("PreparingForShutdown")) => Value::Variant(Box::new(Value::Bool(false))),
@@ -325,7 +325,7 @@ mod tests {
                         stream.write_all(&signal(":1.3").encode()).unwrap();
                         stream.write_all(&flood).unwrap();
                         let (given, _) = UnixStream::pair().unwrap();
-                        played::send_with(&stream, &played::reply_to(&call, vec![Value::Fd(0)]), &given);
+                        fake_bus::send_with(&stream, &fake_bus::reply_to(&call, vec![Value::Fd(0)]), &given);
                         let _ = stream.write_all(&flood);
                         // The read ends when the client closes the connection.
                         let _ = std::io::Read::read(&mut stream, &mut [0]);
@@ -333,7 +333,7 @@ mod tests {
                     }
                     other => panic!("{other:?}"),
                 };
-                stream.write_all(&played::reply_to(&call, vec![value]).encode()).unwrap();
+                stream.write_all(&fake_bus::reply_to(&call, vec![value]).encode()).unwrap();
             }
         });
         let wake = Wake::new().unwrap();

@@ -58,7 +58,7 @@ pub enum DbusError {
 
 /// A message with its file descriptors.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct ReceivedMessage {
     /// The message.
     pub message: Message,
     /// The file descriptors that were received with it.
@@ -95,7 +95,7 @@ pub struct Bus {
     fds: VecDeque<(u64, OwnedFd)>,
     /// The senders whose signals are stored.
     senders: Vec<String>,
-    queued: VecDeque<Incoming>,
+    queued: VecDeque<ReceivedMessage>,
 }
 
 impl Bus {
@@ -143,7 +143,7 @@ impl Bus {
     ///
     /// # Errors
     /// [`DbusError::Remote`] if the reply is an error; other errors if there is no reply.
-    pub fn call(&mut self, call: Call, args: Vec<Value>) -> Result<Incoming, DbusError> {
+    pub fn call(&mut self, call: Call, args: Vec<Value>) -> Result<ReceivedMessage, DbusError> {
         let serial = self.next_serial();
         let message = Message {
             serial,
@@ -180,7 +180,7 @@ impl Bus {
     ///
     /// # Errors
     /// When the connection is lost or the owner stopped it.
-    pub fn next(&mut self, until: Option<Instant>) -> Result<Option<Incoming>, DbusError> {
+    pub fn next(&mut self, until: Option<Instant>) -> Result<Option<ReceivedMessage>, DbusError> {
         if let Some(queued) = self.queued.pop_front() {
             return Ok(Some(queued));
         }
@@ -200,7 +200,7 @@ impl Bus {
         Ok(())
     }
 
-    fn queue(&mut self, signal: Incoming) -> Result<(), DbusError> {
+    fn queue(&mut self, signal: ReceivedMessage) -> Result<(), DbusError> {
         if self.queued.len() >= MAX_QUEUED {
             return Err(io::Error::other("too many unread signals").into());
         }
@@ -284,7 +284,7 @@ impl Bus {
         until: Option<Instant>,
         bell: bool,
         call: Option<u32>,
-    ) -> Result<Option<Incoming>, DbusError> {
+    ) -> Result<Option<ReceivedMessage>, DbusError> {
         loop {
             while let Some(incoming) = self.cut_out()? {
                 if self.counts(&incoming.message, call) {
@@ -298,7 +298,7 @@ impl Bus {
     }
 
     /// Takes one message out of the received bytes.
-    fn cut_out(&mut self) -> Result<Option<Incoming>, DbusError> {
+    fn cut_out(&mut self) -> Result<Option<ReceivedMessage>, DbusError> {
         loop {
             let dropped = self.skip.min(self.bytes.len());
             self.take(dropped);
@@ -316,7 +316,7 @@ impl Bus {
             let message = Message::decode(&self.bytes);
             let fds = self.take(length);
             match message {
-                Some(message) => return Ok(Some(Incoming { message, fds })),
+                Some(message) => return Ok(Some(ReceivedMessage { message, fds })),
                 None => log::debug!("skipping an invalid D-Bus message"),
             }
         }

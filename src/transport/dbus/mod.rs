@@ -11,11 +11,11 @@
 mod address;
 mod connection;
 #[cfg(test)]
-pub(crate) mod played;
+pub(crate) mod fake_bus;
 #[cfg(test)]
 mod tests;
 pub mod wire;
 #[cfg(test)]
 mod wire_tests;
 
-pub use connection::{Bus, Call, DbusError, Incoming};
+pub use connection::{Bus, Call, DbusError, ReceivedMessage};

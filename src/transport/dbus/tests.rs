@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use super::played::{bus, greet, read_line, read_message, reply_to, send_with};
+use super::fake_bus::{bus, greet, read_line, read_message, reply_to, send_with};
 use super::wire::{Kind, Message, Value};
 use super::{Bus, Call, DbusError};
 use crate::util::stop::{self, StopToken};
@@ -102,7 +102,7 @@ fn a_lost_bus_and_a_stop_end_every_wait() {
     let mut bus = open(&address).0.unwrap();
     assert!(matches!(bus.call(PING, Vec::new()), Err(DbusError::Lost(_))));
     drop(running);
-    let (_dir, address, _bus) = super::played::bus(|mut stream| {
+    let (_dir, address, _bus) = super::fake_bus::bus(|mut stream| {
         greet(&mut stream);
         let _ = stream.read(&mut [0; 512]);
         let _ = stream.read(&mut [0]);
