@@ -26,7 +26,7 @@ pub use breaker::{Breaker, RequestKind};
 pub use route::Endpoint;
 
 use super::dial::join_host_port;
-use adapter::{Client, FinalResponse, Incoming};
+use adapter::{Client, FinalResponse, ResponseBody};
 use route::Routes;
 
 pub use super::dial::DialError;
@@ -141,7 +141,7 @@ impl Connections {
 
 /// The body of a response, read in pieces. The connection is reused if it is read to its end.
 pub struct Body {
-    reader: BufReader<Incoming>,
+    reader: BufReader<ResponseBody>,
 }
 
 impl Body {
@@ -157,7 +157,7 @@ impl Body {
 
     /// Why reading the body failed with `error`.
     pub fn failed(&mut self, error: &io::Error) -> DialError {
-        Incoming::failed(error)
+        ResponseBody::failed(error)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ureq::http::{HeaderName, HeaderValue, Request, header};
 
-use super::api::adapter::{self, Client, FinalResponse, Incoming};
+use super::api::adapter::{self, Client, FinalResponse, ResponseBody};
 use super::api::route::Routes;
 use super::api::{Breaker, RequestKind};
 use super::dial::url::Url;
@@ -116,7 +116,7 @@ impl Getter {
         let mut body = Vec::new();
         let limit = self.max_body_bytes.saturating_add(1) as u64;
         let read = incoming.take(limit).read_to_end(&mut body);
-        read.map_err(|error| Incoming::failed(&error))?;
+        read.map_err(|error| ResponseBody::failed(&error))?;
         Ok(GetResponse { status, body, proxy: self.client.forwarder(&uri) })
     }
 

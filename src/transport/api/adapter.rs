@@ -64,7 +64,7 @@ pub(in crate::transport) struct FinalResponse {
     pub(in crate::transport) headers: HeaderMap,
     /// The URL that sent it; after redirects not the request's.
     pub(in crate::transport) uri: Uri,
-    pub(in crate::transport) body: Incoming,
+    pub(in crate::transport) body: ResponseBody,
 }
 
 /// The settings that all clients have.
@@ -152,7 +152,7 @@ fn final_response(response: Response<ureq::Body>, call: Arc<Call>) -> Result<Fin
     if let Some(other) = encodings.find(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(DialError::Malformed(format!("content encoding {other:?} was not requested")));
     }
-    let body = Incoming { reader: body.into_reader(), call, taken: 0, failed: None };
+    let body = ResponseBody { reader: body.into_reader(), call, taken: 0, failed: None };
     Ok(FinalResponse { status: head.status.as_u16(), headers: head.headers, uri, body })
 }
 
@@ -202,14 +202,14 @@ fn failure_of_io(error: &io::Error) -> DialError {
 }
 
 /// The body of a response. The connection is kept if it is read to its end.
-pub(in crate::transport) struct Incoming {
+pub(in crate::transport) struct ResponseBody {
     reader: BodyReader<'static>,
     call: Arc<Call>,
     taken: u64,
     failed: Option<DialError>,
 }
 
-impl Incoming {
+impl ResponseBody {
     /// The number of bytes that were read.
     pub(in crate::transport) fn taken(&self) -> u64 {
         self.taken
@@ -228,7 +228,7 @@ impl Incoming {
     }
 }
 
-impl Read for Incoming {
+impl Read for ResponseBody {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         // After an error ureq would report the end of the body.
         let error = match &self.failed {
@@ -286,11 +286,11 @@ impl Connector for Dialer {
         let authority = details.uri.authority().map_or("", |authority| authority.as_str());
         // ureq makes a field of a user name and password.
         let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-        let forwarded = route.forwarder().map(|proxy| Forwarded {
+        let absolute_form = route.forwarder().map(|proxy| AbsoluteForm {
             origin: format!("http://{host}"),
             authorization: proxy.authorization(),
         });
-        Ok(Some(Connection::new(stream, route.is_secure(), forwarded, &call, &self.era)))
+        Ok(Some(Connection::new(stream, route.is_secure(), absolute_form, &call, &self.era)))
     }
 }
 
@@ -305,15 +305,15 @@ impl Resolver for DeferredResolver {
     }
 }
 
-/// What a proxy that forwards requests expects in their heads (RFC 9112, section 3.2.2); ureq would
-/// open a tunnel.
-struct Forwarded {
+/// The absolute form of requests, which a proxy that forwards them expects (RFC 9112, section
+/// 3.2.2); ureq would open a tunnel.
+struct AbsoluteForm {
     /// `http://host:port`, the start of the target.
     origin: String,
     authorization: Option<String>,
 }
 
-impl Forwarded {
+impl AbsoluteForm {
     /// Appends the start of a request that ureq wrote, with the whole URL in its first line.
     fn rewrite(&self, head: &[u8], into: &mut Vec<u8>) {
         let end_of = |wanted: u8| head.iter().position(|byte| *byte == wanted).map_or(0, |index| index + 1);
@@ -331,7 +331,7 @@ impl Forwarded {
 struct Connection<S> {
     wire: S,
     is_tls: bool,
-    forwarded: Option<Forwarded>,
+    absolute_form: Option<AbsoluteForm>,
     /// The request that it was last used for.
     call: Weak<Call>,
     memory: Memory,
@@ -353,14 +353,14 @@ impl<S: Wire> Connection<S> {
     fn new(
         wire: S,
         is_tls: bool,
-        forwarded: Option<Forwarded>,
+        absolute_form: Option<AbsoluteForm>,
         call: &Arc<Call>,
         era: &Arc<AtomicU64>,
     ) -> Self {
         Connection {
             wire,
             is_tls,
-            forwarded,
+            absolute_form,
             call: Arc::downgrade(call),
             memory: Memory::default(),
             unsent: Vec::new(),
@@ -403,8 +403,8 @@ impl<S: Wire> Transport for Connection<S> {
             }
         }
         let written = self.memory.output.get(..amount).unwrap_or_default();
-        match self.forwarded.as_ref().filter(|_| self.begins) {
-            Some(forwarded) => forwarded.rewrite(written, &mut self.unsent),
+        match self.absolute_form.as_ref().filter(|_| self.begins) {
+            Some(absolute_form) => absolute_form.rewrite(written, &mut self.unsent),
             None => self.unsent.extend_from_slice(written),
         }
         if std::mem::take(&mut self.begins) {
