@@ -36,7 +36,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                     let proxy = Proxy::parse(proxy).unwrap();
                     for host in ["h", "10.0.0.1", "fd00::1"] {
                         if let Err(tunnel::TunnelError::Refused(reason)) =
-                            tunnel::open(&mut Played(bytes), &proxy, host, 443)
+                            tunnel::open(&mut ScriptedPeer(bytes), &proxy, host, 443)
                         {
                             assert!(reason.len() < 2000, "a message of {} bytes", reason.len());
                         }
@@ -97,15 +97,15 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
 }
 
 /// A peer that sends these bytes and accepts all bytes.
-struct Played<'a>(&'a [u8]);
+struct ScriptedPeer<'a>(&'a [u8]);
 
-impl Read for Played<'_> {
+impl Read for ScriptedPeer<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
     }
 }
 
-impl Write for Played<'_> {
+impl Write for ScriptedPeer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(bytes.len())
     }

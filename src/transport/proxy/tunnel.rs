@@ -184,18 +184,18 @@ mod tests {
     use proptest::prelude::*;
 
     /// A peer that sends these bytes and stores the bytes that it receives.
-    struct Played<'a> {
+    struct ScriptedPeer<'a> {
         replies: &'a [u8],
         received: Vec<u8>,
     }
 
-    impl Read for Played<'_> {
+    impl Read for ScriptedPeer<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             self.replies.read(into)
         }
     }
 
-    impl Write for Played<'_> {
+    impl Write for ScriptedPeer<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.received.write(bytes)
         }
@@ -207,7 +207,7 @@ mod tests {
 
     /// The result, the bytes sent to the proxy and the bytes left for the target.
     fn play(proxy: &str, host: &str, replies: &[u8]) -> (Result<(), String>, Vec<u8>, usize) {
-        let mut peer = Played { replies, received: Vec::new() };
+        let mut peer = ScriptedPeer { replies, received: Vec::new() };
         let outcome = open(&mut peer, &Proxy::parse(proxy).unwrap(), host, 6443);
         let outcome = outcome.map_err(|error| match error {
             TunnelError::Io(error) => error.kind().to_string(),

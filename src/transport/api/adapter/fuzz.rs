@@ -8,25 +8,25 @@ use crate::util::threads::Stack;
 
 /// A server that sends these bytes on each connection, at most `piece` of them at once.
 #[derive(Clone)]
-struct Played {
+struct ScriptedPeer {
     bytes: Cursor<Arc<[u8]>>,
     piece: usize,
 }
 
-impl fmt::Debug for Played {
+impl fmt::Debug for ScriptedPeer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Played")
+        out.write_str("ScriptedPeer")
     }
 }
 
-impl Read for Played {
+impl Read for ScriptedPeer {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = into.len().min(self.piece);
         self.bytes.read(into.get_mut(..count).unwrap_or_default())
     }
 }
 
-impl Write for Played {
+impl Write for ScriptedPeer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(bytes.len())
     }
@@ -36,7 +36,7 @@ impl Write for Played {
     }
 }
 
-impl Wire for Played {
+impl Wire for ScriptedPeer {
     fn adopt(&mut self, _: &Arc<Call>) {}
 
     fn wait(&mut self) -> io::Result<()> {
@@ -54,14 +54,14 @@ impl Wire for Played {
     }
 }
 
-impl Connector for Played {
-    type Out = Connection<Played>;
+impl Connector for ScriptedPeer {
+    type Out = Connection<ScriptedPeer>;
 
     fn connect(
         &self,
         _: &ConnectionDetails<'_>,
         _: Option<()>,
-    ) -> Result<Option<Connection<Played>>, UreqError> {
+    ) -> Result<Option<Connection<ScriptedPeer>>, UreqError> {
         Ok(Call::current().map(|call| Connection::new(self.clone(), false, None, &call, &Arc::default())))
     }
 }
@@ -83,8 +83,8 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
                 if piece < READ_BYTES && bytes.len() > 64 * 1024 {
                     continue;
                 }
-                let played = Played { bytes: Cursor::new(Arc::clone(&bytes)), piece };
-                let agent = Agent::with_parts(settings().build(), played, DeferredResolver);
+                let peer = ScriptedPeer { bytes: Cursor::new(Arc::clone(&bytes)), piece };
+                let agent = Agent::with_parts(settings().build(), peer, DeferredResolver);
                 let call = Call::new(&Breaker::default(), RequestKind::Call, Instant::now(), true, 0);
                 let request = Request::get("http://a.example/b").body(()).unwrap();
                 let Ok(response) = run(&agent, request, &call) else { continue };
