@@ -17,9 +17,9 @@ const HTTP: &[u8] = b"HTTP/";
 pub(super) fn wrap(socket: Socket, host: &str, limit: &Limit) -> Result<Session, DialError> {
     let host = if host.is_empty() { "127.0.0.1" } else { host };
     let tls = Tls::unverified(host).map_err(|error| DialError::Tls(error.to_string()))?;
-    let mut handshake = Handshake { socket, received: Vec::new() };
-    let outcome = tls.handshake(&mut handshake);
-    let Handshake { socket, received } = handshake;
+    let mut socket = RecordingSocket { socket, received: Vec::new() };
+    let outcome = tls.handshake(&mut socket);
+    let RecordingSocket { socket, received } = socket;
     match outcome {
         Ok(session) => Ok(Session(StreamOwned::new(session, socket))),
         Err(_) if limit.stop.is_stopped() => Err(DialError::Stopped),
@@ -30,12 +30,12 @@ pub(super) fn wrap(socket: Socket, host: &str, limit: &Limit) -> Result<Session,
 }
 
 /// A socket that stores the first bytes that it receives.
-struct Handshake {
+struct RecordingSocket {
     socket: Socket,
     received: Vec<u8>,
 }
 
-impl Read for Handshake {
+impl Read for RecordingSocket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.socket.read(into)?;
         let missing = HTTP.len() - self.received.len();
@@ -44,7 +44,7 @@ impl Read for Handshake {
     }
 }
 
-impl Write for Handshake {
+impl Write for RecordingSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.socket.write(bytes)
     }

@@ -29,7 +29,7 @@ use crate::util::x509::Certificate;
 const MAX_INTERMEDIATES: usize = 6;
 
 /// The limit of additional certificates of a client that are used.
-const MAX_SHOWN: usize = 16;
+const MAX_RECEIVED: usize = 16;
 
 /// The limit of certificates that are tried for one chain: several have the same name while they
 /// are being replaced.
@@ -226,14 +226,14 @@ impl Authorities {
         if usage.has_policies {
             return Err(CertificateRefusal::Policies);
         }
-        let shown = others.iter().take(MAX_SHOWN).filter_map(|der| {
+        let intermediates = others.iter().take(MAX_RECEIVED).filter_map(|der| {
             let (certificate, usage) = read(der)?;
-            Some(Shown { der, certificate, usage, on_path: false })
+            Some(Intermediate { der, certificate, usage, on_path: false })
         });
         let mut search = Search {
             authorities: &self.signing,
             own,
-            shown: shown.collect(),
+            intermediates: intermediates.collect(),
             path: Vec::new(),
             names: Vec::new(),
             refusal: CertificateRefusal::UnknownAuthority,
@@ -244,8 +244,8 @@ impl Authorities {
     }
 }
 
-/// An additional certificate of a client.
-struct Shown<'a> {
+/// An additional certificate of a client, which may lead to an authority.
+struct Intermediate<'a> {
     der: &'a [u8],
     certificate: Certificate<'a>,
     usage: Usage,
@@ -256,7 +256,7 @@ struct Shown<'a> {
 struct Search<'a> {
     authorities: &'a [Authority],
     own: &'a [u8],
-    shown: Vec<Shown<'a>>,
+    intermediates: Vec<Intermediate<'a>>,
     path: Vec<&'a [u8]>,
     /// The subjects on the path.
     names: Vec<&'a [u8]>,
@@ -283,8 +283,8 @@ impl<'a> Search<'a> {
         if self.path.len() == MAX_INTERMEDIATES {
             return false;
         }
-        for index in 0..self.shown.len() {
-            let unused = self.shown.get_mut(index).filter(|shown| !shown.on_path);
+        for index in 0..self.intermediates.len() {
+            let unused = self.intermediates.get_mut(index).filter(|parent| !parent.on_path);
             let Some(parent) = unused else { continue };
             // Each name once: the library then has only one way along a path, and there are no loops.
             let next = parent.certificate.issuer;
@@ -308,7 +308,7 @@ impl<'a> Search<'a> {
             }
             self.path.pop();
             self.names.pop();
-            if let Some(parent) = self.shown.get_mut(index) {
+            if let Some(parent) = self.intermediates.get_mut(index) {
                 parent.on_path = false;
             }
         }

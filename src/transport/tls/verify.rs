@@ -26,7 +26,7 @@ use crate::util::sha256;
 use crate::util::x509::Certificate;
 
 /// The limit of additional certificates of a server that are used.
-const MAX_SHOWN: usize = 16;
+const MAX_RECEIVED: usize = 16;
 
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 17];
 
@@ -266,7 +266,7 @@ impl ServerCertVerifier for Verifier {
                 names::subject(certificate.subject)
             )));
         }
-        let intermediates = intermediates.get(..MAX_SHOWN).unwrap_or(intermediates);
+        let intermediates = intermediates.get(..MAX_RECEIVED).unwrap_or(intermediates);
         match self.check_path(own, intermediates, now) {
             Ok(()) => Ok(ServerCertVerified::assertion()),
             Err(error) => {
