@@ -124,13 +124,13 @@ impl Service {
     {
         let (handler, calls) = (Arc::new(handler), self.calls.clone());
         let builder = self.builder.add_unary_handler(&method.method, move |ctx, request, sink| {
-            let Some(place) = calls.admit() else {
+            let Some(permit) = calls.admit() else {
                 // Not waited for: this is the library's thread.
                 ctx.spawn(WithoutOutcome(sink.fail(too_many())));
                 return;
             };
             let handler = Arc::clone(&handler);
-            calls.start(place, method.name, move |stop| {
+            calls.start(permit, method.name, move |stop| {
                 let done = match handler(request, stop) {
                     Ok(response) => sink.success(response),
                     Err(refusal) => sink.fail(refusal.status()),
@@ -151,12 +151,12 @@ impl Service {
     {
         let (handler, calls) = (Arc::new(handler), self.calls.clone());
         let builder = self.builder.add_server_streaming_handler(&method.method, move |ctx, request, sink| {
-            let Some(place) = calls.admit() else {
+            let Some(permit) = calls.admit() else {
                 ctx.spawn(WithoutOutcome(sink.fail(too_many())));
                 return;
             };
             let handler = Arc::clone(&handler);
-            calls.start(place, method.name, move |stop| {
+            calls.start(permit, method.name, move |stop| {
                 let mut out = Outgoing { sink, bell: Bell::new(), client_gone: false };
                 match handler(request, &mut out, stop) {
                     _ if out.client_gone => {}
@@ -279,34 +279,34 @@ struct Threads {
     ended: bool,
 }
 
-/// The place of one call among [`MAX_CALLS`].
-struct AdmittedCall(Calls);
+/// One call among [`MAX_CALLS`], counted until this is dropped.
+struct CallPermit(Calls);
 
-impl Drop for AdmittedCall {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         self.0.0.locked().admitted -= 1;
     }
 }
 
 impl Calls {
-    fn admit(&self) -> Option<AdmittedCall> {
+    fn admit(&self) -> Option<CallPermit> {
         let mut threads = self.0.locked();
         if threads.ended || threads.admitted >= MAX_CALLS {
             return None;
         }
         threads.admitted += 1;
-        Some(AdmittedCall(self.clone()))
+        Some(CallPermit(self.clone()))
     }
 
     /// Without a thread the call is cancelled, as `body` holds it.
     fn start(
         &self,
-        place: AdmittedCall,
+        permit: CallPermit,
         method: &'static str,
         body: impl FnOnce(&StopToken) + Send + 'static,
     ) {
         let spawned = threads::spawn("rpc-call", Stack::Large, OnDeath::Unsupervised, move |stop| {
-            let _place = place;
+            let _permit = permit;
             let _waiting = threads::waiting(method);
             body(&stop);
         });
