@@ -9,7 +9,7 @@ use std::path::Path;
 use super::names::SOCKET;
 use super::service::Devices;
 use crate::transport::generated::{deviceplugin as pb, methods};
-use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::transport::rpc_server::{RpcError, Server, Service};
 use crate::util::disk_writes;
 
 /// More entries of the directory are not examined at the start.
@@ -27,7 +27,7 @@ pub fn serve(devices: &Devices, directory: &Path) -> io::Result<Server> {
     let devices = devices.clone();
     let service = Service::new().unary(&methods::REGISTER, move |request: pb::RegisterRequest, _| {
         let registered = devices.register(&request.version, &request.endpoint, &request.resource_name);
-        registered.map(|()| pb::Empty::default()).map_err(Refusal::unknown)
+        registered.map(|()| pb::Empty::default()).map_err(RpcError::unknown)
     });
     Server::start(&directory.join(SOCKET), [service])
 }

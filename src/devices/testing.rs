@@ -9,7 +9,7 @@ use crossbeam_channel::{Sender, bounded, select};
 
 use super::{Device, DeviceId, DeviceList, PluginOptions};
 use crate::transport::generated::{deviceplugin as pb, methods, to_bytes};
-use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::transport::rpc_server::{RpcError, Server, Service};
 use crate::util::stop::StopToken;
 
 /// What a method does.
@@ -49,9 +49,9 @@ pub(crate) struct FakePlugin {
     server: Option<Server>,
 }
 
-fn respond<T>(fault: Option<Fault>, good: T, stop: &StopToken) -> Result<T, Refusal> {
+fn respond<T>(fault: Option<Fault>, good: T, stop: &StopToken) -> Result<T, RpcError> {
     match fault {
-        Some(Fault::Fail) => return Err(Refusal::internal("made to fail")),
+        Some(Fault::Fail) => return Err(RpcError::internal("made to fail")),
         Some(Fault::Hang) => {
             let _ = stop.wait(Duration::from_secs(60));
         }
@@ -123,7 +123,7 @@ impl FakePlugin {
             })
             .stream(&methods::LIST_AND_WATCH, move |_, out, stop| {
                 match of_lists.call("ListAndWatch", "") {
-                    Some(Fault::Fail) => return Err(Refusal::internal("made to fail")),
+                    Some(Fault::Fail) => return Err(RpcError::internal("made to fail")),
                     Some(Fault::Hang) => {
                         let _ = stop.wait(Duration::from_secs(60));
                         return Ok(());

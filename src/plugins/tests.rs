@@ -12,7 +12,7 @@ use crate::transport::generated::methods::pluginregistration as methods;
 use crate::transport::generated::pluginregistration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
-use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::transport::rpc_server::{RpcError, Server, Service};
 use crate::util::metrics::Page;
 use crate::util::testing;
 use crate::util::threads::OnDeath;
@@ -118,8 +118,8 @@ impl FakePlugin {
 
     fn with(
         path: &Path,
-        info: impl Fn(&StopToken) -> Result<PluginInfo, Refusal> + Send + Sync + 'static,
-        status: impl Fn(bool) -> Result<(), Refusal> + Send + Sync + 'static,
+        info: impl Fn(&StopToken) -> Result<PluginInfo, RpcError> + Send + Sync + 'static,
+        status: impl Fn(bool) -> Result<(), RpcError> + Send + Sync + 'static,
     ) -> FakePlugin {
         let (sender, statuses) = bounded(256);
         let sender = Mutex::new(sender);
@@ -214,7 +214,7 @@ fn lost_notice_removes_the_plugin_again() {
     let _fake = FakePlugin::with(
         &fixture.path("a.sock"),
         move |_| Ok(info.clone()),
-        |_| Err(Refusal::unavailable("gone")),
+        |_| Err(RpcError::unavailable("gone")),
     );
     assert!(fixture.next().starts_with("+a "));
     assert_eq!(fixture.next(), "-a");
@@ -225,7 +225,7 @@ fn plugins_that_hang_delay_no_other() {
     let fixture = Fixture::new();
     let hang = |stop: &StopToken| {
         let _ = stop.signal().recv();
-        Err(Refusal::unavailable("end"))
+        Err(RpcError::unavailable("end"))
     };
     let hanging: Vec<FakePlugin> =
         (0..3).map(|n| FakePlugin::with(&fixture.path(&format!("h{n}.sock")), hang, |_| Ok(()))).collect();

@@ -50,25 +50,25 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a call fails. The client receives it as the status of the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RpcError {
     code: RpcStatusCode,
     message: String,
 }
 
-macro_rules! refusals {
+macro_rules! rpc_errors {
     ($($name:ident = $code:ident;)*) => {
-        impl Refusal {
+        impl RpcError {
             $(
                 /// The status with the code of this name.
-                pub fn $name(message: impl Into<String>) -> Refusal {
-                    Refusal { code: RpcStatusCode::$code, message: message.into() }
+                pub fn $name(message: impl Into<String>) -> RpcError {
+                    RpcError { code: RpcStatusCode::$code, message: message.into() }
                 }
             )*
         }
     };
 }
 
-refusals! {
+rpc_errors! {
     canceled = CANCELLED;
     unknown = UNKNOWN;
     invalid_argument = INVALID_ARGUMENT;
@@ -80,7 +80,7 @@ refusals! {
     unavailable = UNAVAILABLE;
 }
 
-impl Refusal {
+impl RpcError {
     /// The kind of the status.
     pub fn kind(&self) -> Kind {
         Kind::from_code(self.code)
@@ -120,7 +120,7 @@ impl Service {
     where
         Req: Send + 'static,
         Resp: Send + 'static,
-        F: Fn(Req, &StopToken) -> Result<Resp, Refusal> + Send + Sync + 'static,
+        F: Fn(Req, &StopToken) -> Result<Resp, RpcError> + Send + Sync + 'static,
     {
         let (handler, calls) = (Arc::new(handler), self.calls.clone());
         let builder = self.builder.add_unary_handler(&method.method, move |ctx, request, sink| {
@@ -133,7 +133,7 @@ impl Service {
             calls.start(permit, method.name, move |stop| {
                 let done = match handler(request, stop) {
                     Ok(response) => sink.success(response),
-                    Err(refusal) => sink.fail(refusal.status()),
+                    Err(error) => sink.fail(error.status()),
                 };
                 let _ = complete(done, stop);
             });
@@ -147,7 +147,7 @@ impl Service {
     where
         Req: Send + 'static,
         Resp: Send + 'static,
-        F: Fn(Req, &mut Outgoing<Resp>, &StopToken) -> Result<(), Refusal> + Send + Sync + 'static,
+        F: Fn(Req, &mut Outgoing<Resp>, &StopToken) -> Result<(), RpcError> + Send + Sync + 'static,
     {
         let (handler, calls) = (Arc::new(handler), self.calls.clone());
         let builder = self.builder.add_server_streaming_handler(&method.method, move |ctx, request, sink| {
@@ -161,8 +161,8 @@ impl Service {
                 match handler(request, &mut out, stop) {
                     _ if out.client_gone => {}
                     Ok(()) => out.close(stop),
-                    Err(refusal) => {
-                        let _ = complete(out.sink.fail(refusal.status()), stop);
+                    Err(error) => {
+                        let _ = complete(out.sink.fail(error.status()), stop);
                     }
                 }
             });

@@ -45,7 +45,7 @@ fn register(channel: &Channel, name: &str, limit: Duration) -> Result<Empty, (Ki
 fn service(entered: Sender<()>, go: Receiver<()>) -> Service {
     Service::new().unary(&methods::REGISTER, move |request: RegisterRequest, stop| {
         match request.resource_name.as_str() {
-            "" => return Err(Refusal::invalid_argument("no name")),
+            "" => return Err(RpcError::invalid_argument("no name")),
             "wait" => {
                 entered.send(()).unwrap();
                 crossbeam_channel::select! {

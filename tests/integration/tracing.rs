@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use coracle::transport::generated::{methods, traces as pb};
-use coracle::transport::rpc_server::{Refusal, Server, Service};
+use coracle::transport::rpc_server::{RpcError, Server, Service};
 use coracle::util::stop::{self, StopSource, StopToken};
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ impl Collector {
         let received = Arc::clone(&requests);
         let service = Service::new().unary(
             &methods::traces::EXPORT,
-            move |request: pb::ExportRequest, stop: &StopToken| -> Result<pb::ExportResponse, Refusal> {
+            move |request: pb::ExportRequest, stop: &StopToken| -> Result<pb::ExportResponse, RpcError> {
                 received.lock().unwrap().push(request);
                 if let Some(gate) = &gate {
                     crossbeam_channel::select! {

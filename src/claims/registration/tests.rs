@@ -16,7 +16,7 @@ use crate::claims::testing::{claim, pod};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::transport::generated::{dra, drahealth, methods, to_bytes};
-use crate::transport::rpc_server::{Refusal, Server, Service as Methods};
+use crate::transport::rpc_server::{RpcError, Server, Service as Methods};
 use crate::util::lock::LockExt;
 use crate::util::threads;
 
@@ -83,7 +83,7 @@ impl FakeDriver {
         request: &dra::ClaimsRequest,
         stop: &StopToken,
         work: fn(&mut BTreeSet<String>, &str),
-    ) -> Result<Vec<(String, String)>, Refusal> {
+    ) -> Result<Vec<(String, String)>, RpcError> {
         let _ = self.entered.0.send(());
         let fault = *self.fault.locked();
         if !matches!(fault, Fault::Refuse | Fault::Hang) {
@@ -94,11 +94,11 @@ impl FakeDriver {
             request.claims.iter().map(|claim| (claim.uid.clone(), text.to_owned())).collect()
         };
         match fault {
-            Fault::Refuse => Err(Refusal::internal("broken")),
-            Fault::LoseResponse => Err(Refusal::unavailable("the answer is lost")),
+            Fault::Refuse => Err(RpcError::internal("broken")),
+            Fault::LoseResponse => Err(RpcError::unavailable("the answer is lost")),
             Fault::Hang => {
                 let _ = stop.wait(Duration::from_secs(600));
-                Err(Refusal::unavailable("stopped"))
+                Err(RpcError::unavailable("stopped"))
             }
             Fault::Slow => {
                 let _ = stop.wait(Duration::from_millis(100));
@@ -120,7 +120,7 @@ impl FakeDriver {
         &self,
         request: &dra::ClaimsRequest,
         stop: &StopToken,
-    ) -> Result<dra::PrepareResponse, Refusal> {
+    ) -> Result<dra::PrepareResponse, RpcError> {
         let respond = self.handle(request, stop, |prepared, uid| {
             prepared.insert(uid.to_owned());
         })?;
@@ -142,7 +142,7 @@ impl FakeDriver {
         &self,
         request: &dra::ClaimsRequest,
         stop: &StopToken,
-    ) -> Result<dra::UnprepareResponse, Refusal> {
+    ) -> Result<dra::UnprepareResponse, RpcError> {
         let respond = self.handle(request, stop, |prepared, uid| {
             prepared.remove(uid);
         })?;

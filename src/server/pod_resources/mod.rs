@@ -18,7 +18,7 @@ use crate::model::pod::Pod;
 use crate::pods::assignments::AssignedResources;
 use crate::transport::generated::{MessageField, methods, podresources as pb};
 use crate::transport::grpc::UnaryMethod;
-use crate::transport::rpc_server::{Refusal, Server, Service};
+use crate::transport::rpc_server::{RpcError, Server, Service};
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
 
@@ -73,11 +73,11 @@ struct Shared {
 }
 
 impl Shared {
-    fn admit(&self) -> Result<&Deps, Refusal> {
+    fn admit(&self) -> Result<&Deps, RpcError> {
         let mut bucket = self.bucket.locked();
         match bucket.take(Instant::now()) {
             true => Ok(&self.deps),
-            false => Err(Refusal::resource_exhausted("rejected by rate limit")),
+            false => Err(RpcError::resource_exhausted("rejected by rate limit")),
         }
     }
 }
@@ -102,7 +102,7 @@ fn services(deps: Deps, bucket: Bucket) -> [Service; 2] {
             let Some(found) = found else {
                 metrics::POD_RESOURCES_GET_ERRORS.inc(["v1"]);
                 let (namespace, name) = wanted;
-                return Err(Refusal::unknown(format!("pod {name} in namespace {namespace} not found")));
+                return Err(RpcError::unknown(format!("pod {name} in namespace {namespace} not found")));
             };
             Ok(pb::GetPodResourcesResponse { pod_resources: MessageField::some(found), ..Default::default() })
         })

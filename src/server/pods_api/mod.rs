@@ -24,7 +24,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::status::{Change, Feed};
 use crate::transport::generated::{methods, pods as pb};
-use crate::transport::rpc_server::{Outgoing, Refusal, Server, Service};
+use crate::transport::rpc_server::{Outgoing, RpcError, Server, Service};
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
 use crate::util::metrics::CounterVec;
@@ -74,10 +74,10 @@ struct Shared {
 }
 
 impl Shared {
-    fn admit(&self) -> Result<&Deps, Refusal> {
+    fn admit(&self) -> Result<&Deps, RpcError> {
         match self.bucket.locked().take(Instant::now()) {
             true => Ok(&self.deps),
-            false => Err(Refusal::resource_exhausted("rejected by rate limit")),
+            false => Err(RpcError::resource_exhausted("rejected by rate limit")),
         }
     }
 
@@ -114,14 +114,14 @@ fn service(deps: Deps, bucket: Bucket) -> Service {
         .stream(&methods::pods::WATCH_PODS, move |_: pb::WatchPodsRequest, out, stop| {
             let ended = match for_watch.admit_watch() {
                 Some(_place) => watch(&for_watch.deps, out, stop),
-                None => Err(Refusal::resource_exhausted(format!("{MAX_WATCHES} watches are open"))),
+                None => Err(RpcError::resource_exhausted(format!("{MAX_WATCHES} watches are open"))),
             };
             counted(&metrics::PODS_API_WATCHES, ended)
         })
 }
 
 /// Counts a request by its outcome. Those above the rate are not counted, as upstream.
-fn counted<T>(of_method: &CounterVec<2>, outcome: Result<T, Refusal>) -> Result<T, Refusal> {
+fn counted<T>(of_method: &CounterVec<2>, outcome: Result<T, RpcError>) -> Result<T, RpcError> {
     let code = outcome.as_ref().err().map_or("OK", |refusal| refusal.kind().as_str());
     metrics::PODS_API_REQUESTS.inc([VERSION, code]);
     of_method.inc([VERSION, code]);
@@ -129,36 +129,36 @@ fn counted<T>(of_method: &CounterVec<2>, outcome: Result<T, Refusal>) -> Result<
 }
 
 /// All pods by UID, with their statuses.
-fn pods(deps: &Deps) -> Result<Vec<Pod>, Refusal> {
+fn pods(deps: &Deps) -> Result<Vec<Pod>, RpcError> {
     let Some(mut pods) = (deps.pods)() else {
-        return Err(Refusal::failed_precondition("Kubelet is initializing"));
+        return Err(RpcError::failed_precondition("Kubelet is initializing"));
     };
     pods.sort_by(|left, right| left.uid().as_str().cmp(right.uid().as_str()));
     Ok(pods)
 }
 
-fn encoded(object: &api::Pod) -> Result<Vec<u8>, Refusal> {
-    encode::pod(object).map_err(|error| Refusal::internal(format!("failed to marshal pod: {error}")))
+fn encoded(object: &api::Pod) -> Result<Vec<u8>, RpcError> {
+    encode::pod(object).map_err(|error| RpcError::internal(format!("failed to marshal pod: {error}")))
 }
 
-fn encoded_now(deps: &Deps, pod: &Pod) -> Result<Vec<u8>, Refusal> {
+fn encoded_now(deps: &Deps, pod: &Pod) -> Result<Vec<u8>, RpcError> {
     encoded(&compose::with_status(pod, (deps.status)(pod.uid()).as_deref()))
 }
 
-fn list(deps: &Deps) -> Result<pb::ListPodsResponse, Refusal> {
-    let all: Result<_, Refusal> = pods(deps)?.iter().map(|pod| encoded_now(deps, pod)).collect();
+fn list(deps: &Deps) -> Result<pb::ListPodsResponse, RpcError> {
+    let all: Result<_, RpcError> = pods(deps)?.iter().map(|pod| encoded_now(deps, pod)).collect();
     Ok(pb::ListPodsResponse { pods: all?, ..Default::default() })
 }
 
-fn get(deps: &Deps, uid: &str) -> Result<pb::GetPodResponse, Refusal> {
+fn get(deps: &Deps, uid: &str) -> Result<pb::GetPodResponse, RpcError> {
     match pods(deps)?.iter().find(|pod| pod.uid().as_str() == uid) {
         Some(pod) => Ok(pb::GetPodResponse { pod: encoded_now(deps, pod)?, ..Default::default() }),
-        None => Err(Refusal::not_found(format!("pod with UID {uid} not found"))),
+        None => Err(RpcError::not_found(format!("pod with UID {uid} not found"))),
     }
 }
 
 /// Sends all pods and then all changes, until the client leaves or reads too slowly.
-fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) -> Result<(), Refusal> {
+fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) -> Result<(), RpcError> {
     // Before the pods are listed: a change meanwhile is sent after them.
     let feed = (deps.changes)(BUFFERED_EVENTS);
     let mut sent = SentPods::default();
@@ -170,13 +170,13 @@ fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) 
     let progress = out.progress();
     loop {
         if out.has_client_left() {
-            return Err(Refusal::canceled("context canceled"));
+            return Err(RpcError::canceled("context canceled"));
         }
         select_biased! {
-            recv(stop.signal()) -> _ => return Err(Refusal::unavailable("the kubelet stops")),
+            recv(stop.signal()) -> _ => return Err(RpcError::unavailable("the kubelet stops")),
             recv(progress) -> _ => {}
             recv(feed.changes()) -> change => {
-                let Ok(change) = change else { return Err(Refusal::resource_exhausted(SLOW)) };
+                let Ok(change) = change else { return Err(RpcError::resource_exhausted(SLOW)) };
                 if let Some((kind, object)) = sent.event(change) {
                     send(out, stop, kind, encoded(&object)?)?;
                 }
@@ -190,19 +190,19 @@ fn send(
     stop: &StopToken,
     kind: pb::EventType,
     pod: Vec<u8>,
-) -> Result<(), Refusal> {
+) -> Result<(), RpcError> {
     let event = pb::WatchPodsEvent { type_: kind.into(), pod, ..Default::default() };
     if out.send(event, stop).is_ok() {
         return Ok(());
     }
     if out.has_client_left() {
-        return Err(Refusal::canceled("context canceled"));
+        return Err(RpcError::canceled("context canceled"));
     }
     if stop.is_stopped() {
-        return Err(Refusal::unavailable("the kubelet stops"));
+        return Err(RpcError::unavailable("the kubelet stops"));
     }
     metrics::PODS_API_EVENTS_DROPPED.inc();
-    Err(Refusal::resource_exhausted(SLOW))
+    Err(RpcError::resource_exhausted(SLOW))
 }
 
 /// A pod as a watch has sent it last.

@@ -208,7 +208,7 @@ mod tests {
     use crossbeam_channel::bounded;
 
     use super::*;
-    use crate::transport::rpc_server::{Refusal, Server, Service};
+    use crate::transport::rpc_server::{RpcError, Server, Service};
     use crate::util::stop;
 
     fn driver(socket: &Path, limit: Duration) -> GrpcDriver {
@@ -379,7 +379,7 @@ mod tests {
                 let _ = stop.signal().recv();
                 Ok(csi::NodeStageVolumeResponse::new())
             })
-            .unary(&methods::NODE_UNSTAGE_VOLUME, |_, _| Err(Refusal::internal("busy")));
+            .unary(&methods::NODE_UNSTAGE_VOLUME, |_, _| Err(RpcError::internal("busy")));
         let server = serve(&socket, service);
         let large = driver(&socket, Duration::from_secs(10)).info(&never).unwrap_err();
         assert_eq!(large.code, Code::ResourceExhausted, "{large}");

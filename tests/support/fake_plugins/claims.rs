@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle::transport::generated::{
     EnumOrUnknown, MessageField, dra as pb, drahealth, methods, pluginregistration, to_bytes,
 };
-use coracle::transport::rpc_server::{Refusal, Service};
+use coracle::transport::rpc_server::{RpcError, Service};
 use coracle::util::stop::Waited;
 
 use super::{CLAIM_DRIVER, Plugin, Shared, registration, unary_alone};
@@ -33,7 +33,7 @@ fn subject(request: &pb::ClaimsRequest) -> String {
     request.claims.iter().map(|claim| claim.uid.as_str()).collect::<Vec<_>>().join(" ")
 }
 
-fn prepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::PrepareResponse, Refusal> {
+fn prepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::PrepareResponse, RpcError> {
     let mut response = pb::PrepareResponse::default();
     for claim in &request.claims {
         let device = pb::PreparedDevice {
@@ -49,7 +49,7 @@ fn prepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::PrepareRe
     Ok(response)
 }
 
-fn unprepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::UnprepareResponse, Refusal> {
+fn unprepare(shared: &Shared, request: &pb::ClaimsRequest) -> Result<pb::UnprepareResponse, RpcError> {
     let mut response = pb::UnprepareResponse::default();
     for claim in &request.claims {
         response.claims.insert(claim.uid.clone(), pb::UnprepareResult::default());
@@ -102,7 +102,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
     let own = Arc::clone(shared);
     service.stream(&methods::NODE_WATCH_RESOURCES, move |_, out, stop| {
         own.serve((Plugin::Claims, "NodeWatchResources"), stop, || {
-            out.send(report(), stop).map_err(|_| Refusal::unavailable("the agent has left"))
+            out.send(report(), stop).map_err(|_| RpcError::unavailable("the agent has left"))
         })?;
         while !out.has_client_left() && stop.wait(PERIOD) == Waited::TimedOut {}
         Ok(())

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coracle::transport::generated::{MessageField, csi as pb, methods, pluginregistration};
-use coracle::transport::rpc_server::{Refusal, Service};
+use coracle::transport::rpc_server::{RpcError, Service};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 
 use super::{DRIVER, Plugin, Shared, registration, unary, unary_alone};
@@ -149,11 +149,11 @@ fn unmounted(target: &str) {
 }
 
 /// Does something with the volumes. A text is a violation.
-fn with<T>(shared: &Shared, work: impl FnOnce(&mut Volumes) -> Result<T, String>) -> Result<T, Refusal> {
+fn with<T>(shared: &Shared, work: impl FnOnce(&mut Volumes) -> Result<T, String>) -> Result<T, RpcError> {
     let done = work(&mut shared.state.lock().unwrap().csi);
     done.map_err(|text| {
         shared.violation(text.clone());
-        Refusal::failed_precondition(text)
+        RpcError::failed_precondition(text)
     })
 }
 

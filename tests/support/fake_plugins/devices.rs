@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coracle::transport::generated::{deviceplugin as pb, methods, to_bytes};
 use coracle::transport::grpc::Channel;
-use coracle::transport::rpc_server::{Refusal, Service};
+use coracle::transport::rpc_server::{RpcError, Service};
 use coracle::util::stop::{StopToken, Waited};
 
 use super::{DEVICES, Plugin, RESOURCE, Shared, VARIABLE, unary};
@@ -63,7 +63,7 @@ fn sorted(ids: &[String]) -> Vec<String> {
 }
 
 /// The devices of the one container of a request.
-fn allocate(shared: &Shared, request: &pb::AllocateRequest) -> Result<pb::AllocateResponse, Refusal> {
+fn allocate(shared: &Shared, request: &pb::AllocateRequest) -> Result<pb::AllocateResponse, RpcError> {
     let ids: Vec<String> =
         request.container_requests.iter().flat_map(|container| container.devices.clone()).collect();
     let different: BTreeSet<&String> = ids.iter().collect();
@@ -106,7 +106,7 @@ pub(super) fn service(shared: &Arc<Shared>) -> Service {
     let own = Arc::clone(shared);
     let service = service.stream(&methods::LIST_AND_WATCH, move |_, out, stop| {
         let served = own.serve((Plugin::Devices, "ListAndWatch"), stop, || {
-            out.send(list(), stop).map_err(|_| Refusal::unavailable("the agent has left"))
+            out.send(list(), stop).map_err(|_| RpcError::unavailable("the agent has left"))
         });
         if let Err(error) = served {
             own.state.lock().unwrap().devices.is_lost = true;

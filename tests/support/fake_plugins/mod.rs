@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use coracle::transport::generated::{methods, pluginregistration as pb};
 use coracle::transport::grpc::UnaryMethod;
-use coracle::transport::rpc_server::{Refusal, Service};
+use coracle::transport::rpc_server::{RpcError, Service};
 use coracle::util::stop::StopToken;
 use coracle::util::threads::{OnDeath, Running, Stack, spawn};
 
@@ -236,13 +236,13 @@ impl Shared {
         &self,
         (plugin, method): (Plugin, &'static str),
         stop: &StopToken,
-        mut work: impl FnMut() -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
+        mut work: impl FnMut() -> Result<T, RpcError>,
+    ) -> Result<T, RpcError> {
         self.update(method, |count| count.called += 1);
-        let closed = || Refusal::unavailable("Socket closed");
+        let closed = || RpcError::unavailable("Socket closed");
         let result = match self.take_fault(method) {
             None => work(),
-            Some(Misbehavior::Fails(_)) => Err(Refusal::internal("it fails on request")),
+            Some(Misbehavior::Fails(_)) => Err(RpcError::internal("it fails on request")),
             Some(Misbehavior::IsSlow(_, delay)) => {
                 let _ = stop.wait(delay);
                 work()
@@ -282,8 +282,8 @@ impl Shared {
         call: (Plugin, &'static str),
         subject: &str,
         stop: &StopToken,
-        work: impl FnMut() -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
+        work: impl FnMut() -> Result<T, RpcError>,
+    ) -> Result<T, RpcError> {
         let life = self.life.load(Ordering::Relaxed);
         let other = {
             let mut state = self.state.lock().unwrap();
@@ -298,7 +298,7 @@ impl Shared {
                 self.violation(format!("{} while another call for {subject} is under way", call.1));
             }
             self.update(call.1, |count| count.refused += 1);
-            return Err(Refusal::unavailable("an operation is pending"));
+            return Err(RpcError::unavailable("an operation is pending"));
         }
         let result = self.serve(call, stop, work);
         self.state.lock().unwrap().busy.remove(subject);
@@ -312,7 +312,7 @@ fn unary<Req: Send + 'static, Resp: Send + 'static>(
     shared: &Arc<Shared>,
     call: (Plugin, &'static str),
     method: &'static UnaryMethod<Req, Resp>,
-    work: impl Fn(&Shared, &Req) -> Result<Resp, Refusal> + Send + Sync + 'static,
+    work: impl Fn(&Shared, &Req) -> Result<Resp, RpcError> + Send + Sync + 'static,
 ) -> Service {
     let shared = Arc::clone(shared);
     service.unary(method, move |request, stop| shared.serve(call, stop, || work(&shared, &request)))
@@ -325,7 +325,7 @@ fn unary_alone<Req: Send + 'static, Resp: Send + 'static>(
     call: (Plugin, &'static str),
     method: &'static UnaryMethod<Req, Resp>,
     subject: impl Fn(&Req) -> String + Send + Sync + 'static,
-    work: impl Fn(&Shared, &Req) -> Result<Resp, Refusal> + Send + Sync + 'static,
+    work: impl Fn(&Shared, &Req) -> Result<Resp, RpcError> + Send + Sync + 'static,
 ) -> Service {
     let shared = Arc::clone(shared);
     service.unary(method, move |request, stop| {
