@@ -76,7 +76,7 @@ pub fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
 
 /// Why a tree was not removed completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Leftover {
+pub enum RemovalError {
     /// The first entry that could not be removed, relative to the start, and its error.
     Entry {
         /// The entry's name, with the names of the directories above it.
@@ -95,8 +95,8 @@ struct Level {
 }
 
 /// Removes all content of `top`, but not `top`. Entries that cannot be removed stay.
-pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Leftover> {
-    let mut first: Option<Leftover> = None;
+pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), RemovalError> {
+    let mut first: Option<RemovalError> = None;
     let mut levels = vec![Level { dir: open_level(top)?, name: CString::default() }];
     let mut moved_up: u64 = 0;
     let mut moved_before = 0;
@@ -104,13 +104,13 @@ pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Left
         let depth = levels.len();
         let Some(level) = levels.last_mut() else { break };
         if stop.is_stopped() {
-            return Err(Leftover::Stopping);
+            return Err(RemovalError::Stopping);
         }
         let entry = match level.dir.read() {
             Some(Ok(entry)) if is_dot(entry.file_name()) => continue,
             Some(Ok(entry)) => entry,
             Some(Err(errno)) => {
-                add_leftover(&mut first, &levels, c".", errno);
+                note_failure(&mut first, &levels, c".", errno);
                 levels.pop();
                 continue;
             }
@@ -127,7 +127,7 @@ pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Left
                         fd(&parent.dir).and_then(|fd| fs::unlinkat(fd, &*done.name, AtFlags::REMOVEDIR))
                     && errno != Errno::NOENT
                 {
-                    add_leftover(&mut first, &levels, &done.name, errno);
+                    note_failure(&mut first, &levels, &done.name, errno);
                 }
                 continue;
             }
@@ -143,18 +143,18 @@ pub fn remove_contents(top: BorrowedFd<'_>, stop: &StopToken) -> Result<(), Left
                     move_up(top, levels.last(), name, moved_up)
                 };
                 if let Err(errno) = outcome {
-                    add_leftover(&mut first, &levels, name, errno);
+                    note_failure(&mut first, &levels, name, errno);
                 }
             }
-            Err(errno) => add_leftover(&mut first, &levels, name, errno),
+            Err(errno) => note_failure(&mut first, &levels, name, errno),
         }
     }
     first.map_or(Ok(()), Err)
 }
 
 /// Removes the directory `name` in `parent` with all its content.
-pub fn remove_at(parent: BorrowedFd<'_>, name: &CStr, stop: &StopToken) -> Result<(), Leftover> {
-    let failed = |errno| Leftover::Entry { path: name.to_string_lossy().into_owned(), errno };
+pub fn remove_at(parent: BorrowedFd<'_>, name: &CStr, stop: &StopToken) -> Result<(), RemovalError> {
+    let failed = |errno| RemovalError::Entry { path: name.to_string_lossy().into_owned(), errno };
     let dir = match open_same_mount(parent, name) {
         Ok(dir) => dir,
         Err(Errno::NOENT) => return Ok(()),
@@ -201,15 +201,15 @@ fn move_up(top: BorrowedFd<'_>, level: Option<&Level>, name: &CStr, count: u64) 
     fs::renameat(parent, name, top, format!(".coracle-removing-{random:016x}-{count}"))
 }
 
-fn open_level(top: BorrowedFd<'_>) -> Result<Dir, Leftover> {
-    Dir::read_from(top).map_err(|errno| Leftover::Entry { path: ".".to_owned(), errno })
+fn open_level(top: BorrowedFd<'_>) -> Result<Dir, RemovalError> {
+    Dir::read_from(top).map_err(|errno| RemovalError::Entry { path: ".".to_owned(), errno })
 }
 
 fn fd(dir: &Dir) -> io::Result<BorrowedFd<'_>> {
     dir.fd()
 }
 
-fn add_leftover(first: &mut Option<Leftover>, levels: &[Level], name: &CStr, errno: Errno) {
+fn note_failure(first: &mut Option<RemovalError>, levels: &[Level], name: &CStr, errno: Errno) {
     if first.is_none() {
         let mut path = String::new();
         for above in levels.iter().skip(1) {
@@ -217,7 +217,7 @@ fn add_leftover(first: &mut Option<Leftover>, levels: &[Level], name: &CStr, err
             path.push('/');
         }
         path.push_str(&name.to_string_lossy());
-        *first = Some(Leftover::Entry { path, errno });
+        *first = Some(RemovalError::Entry { path, errno });
     }
 }
 
@@ -276,7 +276,7 @@ mod tests {
         let (source, stop) = super::super::stop::pair();
         drop(source);
         let top = open(dir.path()).unwrap();
-        assert_eq!(remove_contents(top.as_fd(), &stop), Err(Leftover::Stopping));
+        assert_eq!(remove_contents(top.as_fd(), &stop), Err(RemovalError::Stopping));
         assert!(dir.path().join("f").exists());
     }
 }

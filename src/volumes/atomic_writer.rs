@@ -544,8 +544,8 @@ fn clean_up(
         if is_version(bytes) && name.as_c_str() != version {
             match tree::remove_at(dir, &name, stop) {
                 Ok(()) => {}
-                Err(tree::Leftover::Stopping) => return Err(Errno::CANCELED),
-                Err(tree::Leftover::Entry { path, errno }) => {
+                Err(tree::RemovalError::Stopping) => return Err(Errno::CANCELED),
+                Err(tree::RemovalError::Entry { path, errno }) => {
                     log::warn!("cannot remove an old version of a volume's files: {path}: {errno}");
                 }
             }

@@ -28,7 +28,7 @@ use crate::util::error_chain::chain;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
 use crate::util::threads;
-use crate::util::tree::{self, Leftover};
+use crate::util::tree::{self, RemovalError};
 
 /// How long a sweep waits for unmounts.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -272,8 +272,8 @@ impl Volumes {
         let dir = tree::open(&pods).map_err(VolumeError::io("open", &pods))?;
         match tree::remove_at(dir.as_fd(), &name, stop) {
             Ok(()) => Ok(()),
-            Err(Leftover::Stopping) => Err(VolumeError::Stopping),
-            Err(Leftover::Entry { path: entry, errno }) => {
+            Err(RemovalError::Stopping) => Err(VolumeError::Stopping),
+            Err(RemovalError::Entry { path: entry, errno }) => {
                 Err(VolumeError::io("remove", &path.join(entry))(errno))
             }
         }

@@ -26,7 +26,7 @@ use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
 use crate::util::disk_writes;
 use crate::util::error_chain::chain;
 use crate::util::stop::StopToken;
-use crate::util::tree::{self, Leftover};
+use crate::util::tree::{self, RemovalError};
 
 /// The most links in a path that are followed, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -388,13 +388,13 @@ fn make_target(parent: BorrowedFd<'_>, target: &Target, is_dir: bool) -> io::Res
 
 /// Removes the targets below `volume-subpaths` of a pod: empty directories and files, never their
 /// content.
-pub(super) fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
+pub(super) fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), RemovalError> {
     let top = match tree::open_same_mount(pod_dir, c"volume-subpaths") {
         Ok(top) => top,
         Err(Errno::NOENT) => return Ok(()),
-        Err(errno) => return Err(Leftover::Entry { path: String::new(), errno }),
+        Err(errno) => return Err(RemovalError::Entry { path: String::new(), errno }),
     };
-    let failed = |name: &CString, errno| Leftover::Entry { path: super::empty_dir::shown(name), errno };
+    let failed = |name: &CString, errno| RemovalError::Entry { path: super::empty_dir::shown(name), errno };
     for volume in tree::names(top.as_fd()).unwrap_or_default() {
         let removed = tree::open_same_mount(top.as_fd(), &volume).and_then(|dir| {
             for container in tree::names(dir.as_fd())? {
@@ -410,7 +410,7 @@ pub(super) fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
     }
     match fs::unlinkat(pod_dir, c"volume-subpaths", AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(Leftover::Entry { path: String::new(), errno }),
+        Err(errno) => Err(RemovalError::Entry { path: String::new(), errno }),
     }
 }
 

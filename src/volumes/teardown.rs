@@ -25,7 +25,7 @@ use crate::util::error_chain::chain;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads;
-use crate::util::tree::{self, Leftover};
+use crate::util::tree::{self, RemovalError};
 
 /// How long the end of a pod waits for the clean-up of devices, which then continues by itself.
 const SWEEP: Duration = Duration::from_secs(2);
@@ -284,8 +284,8 @@ impl Volumes {
 }
 
 /// Removes the links to block devices. What else is there is not changed.
-fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
-    let failed = |errno| Leftover::Entry { path: String::new(), errno };
+fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), RemovalError> {
+    let failed = |errno| RemovalError::Entry { path: String::new(), errno };
     let devices = match tree::open_at(pod_dir, c"volumeDevices") {
         Ok(devices) => devices,
         Err(Errno::NOENT) => return Ok(()),
@@ -296,14 +296,14 @@ fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), Leftover> {
             // A link that is left belongs to a device that its driver has not taken away.
             match rustix::fs::unlinkat(&devices, &*plugin, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => continue,
-                Err(errno) => return Err(Leftover::Entry { path: csi::DIRECTORY.to_owned(), errno }),
+                Err(errno) => return Err(RemovalError::Entry { path: csi::DIRECTORY.to_owned(), errno }),
             }
         }
         let Ok(dir) = tree::open_same_mount(devices.as_fd(), &plugin) else { continue };
         for name in tree::names(dir.as_fd()).map_err(failed)? {
             match rustix::fs::unlinkat(&dir, &*name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(Leftover::Entry { path: empty_dir::shown(&name), errno }),
+                Err(errno) => return Err(RemovalError::Entry { path: empty_dir::shown(&name), errno }),
             }
         }
         let _ = rustix::fs::unlinkat(&devices, &*plugin, AtFlags::REMOVEDIR);
@@ -327,11 +327,11 @@ impl UnremovedVolumes {
         self.cause.get_or_insert(cause);
     }
 
-    fn check(&mut self, volume: &str, result: Result<(), Leftover>) -> Result<(), VolumeError> {
+    fn check(&mut self, volume: &str, result: Result<(), RemovalError>) -> Result<(), VolumeError> {
         match result {
             Ok(()) => Ok(()),
-            Err(Leftover::Stopping) => Err(VolumeError::Stopping),
-            Err(Leftover::Entry { path, errno }) => {
+            Err(RemovalError::Stopping) => Err(VolumeError::Stopping),
+            Err(RemovalError::Entry { path, errno }) => {
                 let errno = std::io::Error::from(errno);
                 self.add(volume.to_owned(), format!("cannot remove {volume}/{path}: {errno}"));
                 Ok(())
@@ -348,8 +348,8 @@ impl UnremovedVolumes {
 }
 
 /// `is_unmounted`: no volume is mounted any more. What is left of one that is has no group perhaps.
-fn remove_markers(pod_dir: BorrowedFd<'_>, is_unmounted: bool, stop: &StopToken) -> Result<(), Leftover> {
-    let failed = |errno| Leftover::Entry { path: String::new(), errno };
+fn remove_markers(pod_dir: BorrowedFd<'_>, is_unmounted: bool, stop: &StopToken) -> Result<(), RemovalError> {
+    let failed = |errno| RemovalError::Entry { path: String::new(), errno };
     let plugins = match tree::open_at(pod_dir, c"plugins") {
         Ok(plugins) => plugins,
         Err(Errno::NOENT) => return Ok(()),
@@ -381,7 +381,7 @@ fn remove_volumes(
             Ok(dir) => dir,
             Err(Errno::NOENT) => continue,
             Err(errno) => {
-                left.check(&shown, Err(Leftover::Entry { path: String::new(), errno }))?;
+                left.check(&shown, Err(RemovalError::Entry { path: String::new(), errno }))?;
                 continue;
             }
         };
@@ -401,10 +401,10 @@ fn remove_volumes(
 }
 
 /// A mount point of a foreign volume type: removed if it is empty, else not changed.
-fn remove_empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Leftover> {
+fn remove_empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), RemovalError> {
     match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(Leftover::Entry { path: String::new(), errno }),
+        Err(errno) => Err(RemovalError::Entry { path: String::new(), errno }),
     }
 }
 

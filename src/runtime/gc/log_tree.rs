@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::model::ids::{ContainerId, PodUid};
 use crate::model::log_line::LOG_LEVELS;
 use crate::util::stop::StopToken;
-use crate::util::tree::{self, Leftover};
+use crate::util::tree::{self, RemovalError};
 use crate::util::untrusted::{self, UntrustedPath};
 
 /// The longest file name of ext4.
@@ -155,8 +155,8 @@ pub(super) fn remove_tree(parent: &Path, name: &str, stop: &StopToken) -> io::Re
     }
     match tree::remove_at(parent.as_fd(), &name, stop) {
         Ok(()) => Ok(()),
-        Err(Leftover::Stopping) => Err(io::ErrorKind::Interrupted.into()),
-        Err(Leftover::Entry { path, errno }) => {
+        Err(RemovalError::Stopping) => Err(io::ErrorKind::Interrupted.into()),
+        Err(RemovalError::Entry { path, errno }) => {
             Err(io::Error::new(io::Error::from(errno).kind(), format!("{path}: {errno}")))
         }
     }
