@@ -24,7 +24,7 @@ use crate::model::requests::Amounts;
 use crate::model::runtime::{ContainerState, ListedPod};
 use crate::observe::Observe;
 use crate::placement::cpu::options::{Gates, Options};
-use crate::placement::cpu::policy::{Reservation, Static};
+use crate::placement::cpu::policy::{Reservation, StaticPolicy};
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::Machine;
 use crate::placement::memory::Reserved;
@@ -187,7 +187,7 @@ fn go_map(map: &BTreeMap<String, String>) -> String {
     format!("map[{}]", items.join(" "))
 }
 
-fn cpu(config: &KubeletConfiguration, single_numa_node: bool) -> Result<Static, String> {
+fn cpu(config: &KubeletConfiguration, single_numa_node: bool) -> Result<StaticPolicy, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let reservation = match config.reserved_system_cpus.as_str() {
         "" => Reservation::Amount(reserved_cpus(config)?),
@@ -202,7 +202,7 @@ fn cpu(config: &KubeletConfiguration, single_numa_node: bool) -> Result<Static, 
     let failed = |error: &dyn std::fmt::Display| format!("new static policy error: {error}");
     let options =
         Options::parse(&config.cpu_manager_policy_options, gates).map_err(|error| failed(&error))?;
-    Static::new(machine, &reservation, options, single_numa_node).map_err(|error| failed(&error))
+    StaticPolicy::new(machine, &reservation, options, single_numa_node).map_err(|error| failed(&error))
 }
 
 /// The CPUs of systemReserved and kubeReserved together. The texts are upstream's.

@@ -7,7 +7,7 @@ use coracle::model::quantity::Amount;
 use coracle::placement::cpu::error::AllocateError;
 use coracle::placement::cpu::file::{self, STATIC};
 use coracle::placement::cpu::options::{Gates, Options};
-use coracle::placement::cpu::policy::{Reservation, Static};
+use coracle::placement::cpu::policy::{Reservation, StaticPolicy};
 use coracle::placement::cpu::request::PodCpus;
 use coracle::placement::cpu::state::State;
 use coracle::placement::cpus::CpuSet;
@@ -196,7 +196,7 @@ fn note_error(result: &mut Value, allocated: Result<(), AllocateError>) {
 
 struct Simulation<'a> {
     random: &'a mut Random,
-    policy: &'a Static,
+    policy: &'a StaticPolicy,
     state: State,
     pods: Vec<PodCpus>,
     steps: Vec<Value>,
@@ -355,7 +355,7 @@ fn compare(
 }
 
 /// A random policy that starts, with what the Go program needs for the same; `Err`: it does not.
-fn policy(random: &mut Random, host: &TestMachine) -> (Value, Result<(Static, Options), String>) {
+fn policy(random: &mut Random, host: &TestMachine) -> (Value, Result<(StaticPolicy, Options), String>) {
     let given = options(random);
     let topology = pick(random, &["none", "best-effort", "restricted", "single-numa-node"]);
     let count = 1 + random.below(u64::from(host.machine.all().len()).div_ceil(2).min(5)) as u32;
@@ -379,8 +379,12 @@ fn policy(random: &mut Random, host: &TestMachine) -> (Value, Result<(Static, Op
     let made = Options::parse(&given, Gates { alpha: true, beta: true })
         .map_err(|error| error.to_string())
         .and_then(|options| {
-            let made =
-                Static::new(host.machine.clone(), &reservation, options, topology == "single-numa-node");
+            let made = StaticPolicy::new(
+                host.machine.clone(),
+                &reservation,
+                options,
+                topology == "single-numa-node",
+            );
             made.map(|made| (made, options)).map_err(|error| error.to_string())
         });
     (question, made)

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::Static;
+use super::policy::StaticPolicy;
 use super::state::{ByContainer, State};
 use crate::model::checksum::{Value, checksum, in_go_json};
 use crate::model::ids::PodUid;
@@ -288,7 +288,7 @@ pub fn decode(text: &str, policy: &str) -> Result<State, FileError> {
 /// DIFFERS: with `strict-cpu-reservation` no CPU needs to be shared: upstream writes such a file, and
 /// then does not start with it.
 /// DIFFERS: upstream does not compare the CPUs of pods with each other.
-pub fn check(policy: &Static, mut state: State) -> Result<State, FileError> {
+pub fn check(policy: &StaticPolicy, mut state: State) -> Result<State, FileError> {
     let strict = policy.options.strict_reservation;
     let reserved = || policy.reserved.clone();
     if state.shared.is_empty() && state.exclusive.is_empty() {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::policy::Static;
+use super::policy::StaticPolicy;
 use super::request::{ContainerCpus, PodCpus};
 use super::state::State;
 use crate::placement::cpus::CpuSet;
@@ -15,7 +15,7 @@ use crate::placement::numa::{Hint, NumaMask};
 /// DIFFERS: upstream has no limit.
 const MOST_MASKS: usize = 65_536;
 
-impl Static {
+impl StaticPolicy {
     /// The hints for a container; `None`: any nodes do. An empty list: no nodes do.
     #[must_use]
     pub fn hints(&self, state: &State, pod: &PodCpus, container: &ContainerCpus) -> Option<Vec<Hint>> {

@@ -70,7 +70,7 @@ pub enum Allocated {
 
 /// The policy. Its state is separate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Static {
+pub struct StaticPolicy {
     pub(super) machine: Machine,
     pub(super) reserved: CpuSet,
     /// The reserved CPUs and the other threads of their cores.
@@ -78,7 +78,7 @@ pub struct Static {
     pub(super) options: Options,
 }
 
-impl Static {
+impl StaticPolicy {
     /// Reserves CPUs: the listed ones, else those that come first.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ impl Static {
         reservation: &Reservation,
         options: Options,
         single_numa_node: bool,
-    ) -> Result<Static, StartError> {
+    ) -> Result<StaticPolicy, StartError> {
         if options.by_socket && single_numa_node {
             return Err(StartError::BySocketOnSingleNode);
         }
@@ -116,7 +116,7 @@ impl Static {
         };
         let cores: BTreeSet<u32> = machine.groups(&reserved, Level::Core).into_keys().collect();
         let reserved_cores = machine.within(machine.all(), Level::Core, &cores);
-        Ok(Static { machine, reserved, reserved_cores, options })
+        Ok(StaticPolicy { machine, reserved, reserved_cores, options })
     }
 
     /// The reserved CPUs.

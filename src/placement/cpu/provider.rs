@@ -1,7 +1,7 @@
 //! The CPU manager as the topology manager sees it.
 
 use super::error::AllocateError;
-use super::policy::{Allocated, Static};
+use super::policy::{Allocated, StaticPolicy};
 use super::request::PodCpus;
 use super::state::State;
 use super::whole::PodAllocated;
@@ -15,7 +15,7 @@ use crate::placement::topology::{self, Candidate, Hints, Provider};
 #[derive(Debug)]
 pub struct CpuProvider<'a> {
     /// The policy.
-    pub policy: &'a Static,
+    pub policy: &'a StaticPolicy,
     /// The state, which changes with each allocation; the caller stores it afterwards.
     pub state: &'a mut State,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::policy::Static;
+use super::policy::StaticPolicy;
 use super::request::{Kind, PodCpus};
 use super::state::State;
 use crate::model::ids::PodUid;
@@ -24,7 +24,7 @@ pub struct Rebuilt {
 /// Each container that is entitled to exclusive CPUs keeps those that it runs on, if these are as
 /// many as it wants, none is reserved, and no other pod has one of them.
 #[must_use]
-pub fn rebuild(policy: &Static, pods: &[PodCpus], observed: &Observed) -> Rebuilt {
+pub fn rebuild(policy: &StaticPolicy, pods: &[PodCpus], observed: &Observed) -> Rebuilt {
     let mut pods: Vec<&PodCpus> = pods.iter().collect();
     pods.sort_by(|left, right| left.uid.cmp(&right.uid));
     let mut rebuilt = Rebuilt { state: policy.empty_state(), left_out: Vec::new() };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::file::{self, FileError};
 use super::options::{Gates, Options};
-use super::policy::{Reservation, Static};
+use super::policy::{Reservation, StaticPolicy};
 use super::request::{Kind, PodCpus};
 use super::state::State;
 use super::updates::{Applied, Running};
@@ -61,7 +61,7 @@ struct Replay {
     scenario: &'static str,
     file: Option<String>,
     saved: Option<String>,
-    policy: Option<Static>,
+    policy: Option<StaticPolicy>,
     state: State,
     applied: Applied,
     active: Vec<(String, PodCpus)>,
@@ -100,7 +100,7 @@ impl Replay {
                 }
             };
             let policy =
-                Static::new(machine(), &reservation, options, false).map_err(|error| error.to_string())?;
+                StaticPolicy::new(machine(), &reservation, options, false).map_err(|error| error.to_string())?;
             self.state = match &self.file {
                 Some(text) => file::decode(text, file::STATIC)
                     .and_then(|state| file::check(&policy, state))

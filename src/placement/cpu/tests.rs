@@ -5,7 +5,7 @@ use serde_json::json;
 use super::error::AllocateError;
 use super::file::{self, FileError};
 use super::options::{Gates, Options, OptionsError};
-use super::policy::{Allocated, Reservation, StartError, Static};
+use super::policy::{Allocated, Reservation, StartError, StaticPolicy};
 use super::rebuild::rebuild;
 use super::request::{ContainerCpus, Kind, PodCpus};
 use super::state::State;
@@ -32,8 +32,8 @@ fn set(text: &str) -> CpuSet {
     CpuSet::parse(text).unwrap()
 }
 
-fn reserved(text: &str, machine: Machine, options: Options) -> Static {
-    Static::new(machine, &Reservation::List(set(text)), options, false).unwrap()
+fn reserved(text: &str, machine: Machine, options: Options) -> StaticPolicy {
+    StaticPolicy::new(machine, &Reservation::List(set(text)), options, false).unwrap()
 }
 
 fn pod(uid: &str, containers: &[(&str, Kind, u32)]) -> PodCpus {
@@ -50,7 +50,7 @@ fn app(uid: &str, cpus: u32) -> PodCpus {
 }
 
 /// Allocates all containers of a pod.
-fn admit(policy: &Static, state: &mut State, pod: &PodCpus) -> Result<Vec<String>, AllocateError> {
+fn admit(policy: &StaticPolicy, state: &mut State, pod: &PodCpus) -> Result<Vec<String>, AllocateError> {
     let allocate = |container| {
         Ok(match policy.allocate(state, pod, container, None)? {
             Allocated::Shared => "shared".to_owned(),
@@ -75,14 +75,14 @@ fn packed_order_takes_sockets_then_cores_then_threads() {
 #[test]
 fn reserved_amount_is_rounded_up_and_takes_the_first_core() {
     let amount = Reservation::Amount(Amount::from_milli(1100));
-    let policy = Static::new(machine(2, 4), &amount, Options::default(), false).unwrap();
+    let policy = StaticPolicy::new(machine(2, 4), &amount, Options::default(), false).unwrap();
     assert_eq!(policy.reserved(), &set("0,8"));
     assert_eq!(policy.allocatable(), set("1-7,9-15"));
 }
 
 #[test]
 fn impossible_reservations_do_not_start() {
-    let start = |reservation, options, single| Static::new(machine(1, 2), &reservation, options, single);
+    let start = |reservation, options, single| StaticPolicy::new(machine(1, 2), &reservation, options, single);
     let amount = |milli| Reservation::Amount(Amount::from_milli(milli));
     let none = Options::default();
     assert_eq!(start(amount(0), none, false), Err(StartError::NothingReserved));

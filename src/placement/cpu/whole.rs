@@ -3,7 +3,7 @@
 //! pkg/kubelet/cm/cpumanager/policy_static.go `AllocatePod`).
 
 use super::error::AllocateError;
-use super::policy::Static;
+use super::policy::StaticPolicy;
 use super::request::{Kind, PodCpus};
 use super::state::{ByContainer, State};
 use super::take::take;
@@ -26,7 +26,7 @@ pub enum PodAllocated {
     },
 }
 
-impl Static {
+impl StaticPolicy {
     /// Gives a pod the CPUs that it requests as a whole, which are of `nodes` as far as these have free
     /// ones, and divides them. A pod of the state keeps its CPUs. What its containers had one by one is
     /// taken back first.

@@ -14,7 +14,7 @@ use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::reasons;
 use crate::placement::cpu::file;
-use crate::placement::cpu::policy::Static;
+use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::rebuild::{Observed, rebuild};
 use crate::placement::cpu::request::{ContainerCpus, Kind, PodCpus};
 use crate::placement::cpu::state::State;
@@ -173,7 +173,7 @@ fn write(to: &CheckpointFile, text: &str) {
 /// there a container shares CPUs if another pod runs on the same.
 ///
 /// Admission corrects what is wrong ([`AssignmentState::recover`]).
-fn infer_state(policy: &Static, found: &[ObservedContainer]) -> State {
+fn infer_state(policy: &StaticPolicy, found: &[ObservedContainer]) -> State {
     let (mut pods, mut observed) = (BTreeMap::<PodUid, PodCpus>::new(), Observed::new());
     for container in found {
         let Some(cpus) = container.cpus.as_ref().filter(|cpus| !cpus.is_empty() && **cpus != policy.usable())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::placement::cpu::policy::Static;
+use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpus::CpuSet;
 use crate::placement::memory::Reserved;
 use crate::placement::numa::NumaMask;
@@ -17,7 +17,7 @@ pub struct Settings {
     /// The topology manager.
     pub topology: TopologyManager,
     /// The CPU manager; `None`: policy `none`.
-    pub cpu: Option<Static>,
+    pub cpu: Option<StaticPolicy>,
     /// The memory manager: the machine's nodes, and what is reserved of them; `None`: policy `None`.
     pub memory: Option<(Vec<NumaNode>, Reserved)>,
     /// Where the state files are.

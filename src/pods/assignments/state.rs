@@ -10,7 +10,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
 use crate::placement::cpu::file;
-use crate::placement::cpu::policy::Static;
+use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::provider::CpuProvider;
 use crate::placement::cpu::request::{PodCpus, is_isolated};
 use crate::placement::cpu::state::State;
@@ -271,7 +271,7 @@ impl AssignmentState {
     }
 
     /// Shows the numbers of CPUs as metrics.
-    pub(super) fn update_metrics(&mut self, policy: &Static) {
+    pub(super) fn update_metrics(&mut self, policy: &StaticPolicy) {
         let exclusive = self.cpu.all_exclusive();
         metrics::SHARED_CPUS.set(f64::from(policy.free(&self.cpu).len()) * 1000.0);
         metrics::EXCLUSIVE_CPUS.set(f64::from(exclusive.len()));

@@ -9,7 +9,7 @@ use crate::model::event::EventSink;
 use crate::model::quantity::Amount;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::placement::cpu::options::Options;
-use crate::placement::cpu::policy::{Reservation, Static};
+use crate::placement::cpu::policy::{Reservation, StaticPolicy};
 use crate::placement::cpu::state::State;
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::{Cpu, Machine};
@@ -22,7 +22,7 @@ use crate::util::testing::{in_background, unblocked};
 fn settings(root: &std::path::Path) -> Settings {
     let cpus = (0..4).map(|cpu| (cpu, Cpu { core: cpu, socket: 0, node: 0, cache: 0 })).collect();
     let reservation = Reservation::Amount(Amount::from_milli(500));
-    let policy = Static::new(Machine::new(cpus), &reservation, Options::default(), false).unwrap();
+    let policy = StaticPolicy::new(Machine::new(cpus), &reservation, Options::default(), false).unwrap();
     Settings {
         topology: TopologyManager::new(Policy::None, Scope::Container, &BTreeMap::new(), &[]).unwrap(),
         cpu: Some(policy),
