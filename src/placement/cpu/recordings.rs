@@ -11,7 +11,7 @@ use super::options::{Gates, Options};
 use super::policy::{Reservation, StaticPolicy};
 use super::request::{Kind, PodCpus};
 use super::state::State;
-use super::updates::{Applied, Running};
+use super::updates::{Applied, RunningContainer};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::quantity::Amount;
@@ -169,7 +169,7 @@ impl Replay {
         for (name, pod) in &self.active {
             for container in pod.containers.iter().filter(|container| container.kind != Kind::Init) {
                 let id = format!("{name}/{}", container.name).into();
-                running.push(Running { pod: pod.uid.clone(), name: container.name.clone(), id });
+                running.push(RunningContainer { pod: pod.uid.clone(), name: container.name.clone(), id });
             }
         }
         for update in self.applied.updates(&self.state, &running) {

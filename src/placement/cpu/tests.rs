@@ -9,7 +9,7 @@ use super::policy::{Allocated, Reservation, StartError, StaticPolicy};
 use super::rebuild::rebuild;
 use super::request::{ContainerCpus, Kind, PodCpus};
 use super::state::State;
-use super::updates::{Applied, Running, Update};
+use super::updates::{Applied, RunningContainer, Update};
 use super::whole::PodAllocated;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -296,7 +296,7 @@ fn options_need_their_gates_and_exclude_each_other() {
 fn containers_are_updated_only_when_their_set_changes() {
     let policy = reserved("0", machine(1, 2), Options::default());
     let mut state = policy.empty_state();
-    let running = [Running { pod: "s".into(), name: "a".into(), id: "c1".into() }];
+    let running = [RunningContainer { pod: "s".into(), name: "a".into(), id: "c1".into() }];
     let mut applied = Applied::default();
     applied.note("c1".into(), set("0-3"));
     assert_eq!(applied.updates(&state, &running), []);
@@ -308,7 +308,7 @@ fn containers_are_updated_only_when_their_set_changes() {
     applied.note("c1".into(), set("0,2"));
     assert_eq!(applied.updates(&state, &running), []);
     // A new container of the same name is another one.
-    let again = [Running { pod: "s".into(), name: "a".into(), id: "c2".into() }];
+    let again = [RunningContainer { pod: "s".into(), name: "a".into(), id: "c2".into() }];
     assert_eq!(applied.updates(&state, &again).len(), 1);
 }
 

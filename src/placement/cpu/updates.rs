@@ -8,7 +8,7 @@ use crate::placement::cpus::CpuSet;
 
 /// A running container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningContainer {
     /// Its pod.
     pub pod: PodUid,
     /// Its name.
@@ -45,7 +45,7 @@ impl Applied {
     /// CPU that another one still has. Containers that do not run any more are forgotten; containers
     /// without a set are left alone.
     #[must_use]
-    pub fn updates(&mut self, state: &State, running: &[Running]) -> Vec<Update> {
+    pub fn updates(&mut self, state: &State, running: &[RunningContainer]) -> Vec<Update> {
         let ids: BTreeSet<&ContainerId> = running.iter().map(|container| &container.id).collect();
         self.sets.retain(|id, _| ids.contains(id));
         let mut updates: Vec<Update> = running
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn container_that_loses_cpus_is_updated_before_one_that_gains_them() {
         let cpus = |text: &str| CpuSet::parse(text).unwrap();
-        let running = |name: &str| Running { pod: name.into(), name: "main".to_owned(), id: name.into() };
+        let running = |name: &str| RunningContainer { pod: name.into(), name: "main".to_owned(), id: name.into() };
         let mut state = State::default();
         for (pod, set) in [("a", "2-3"), ("b", "1")] {
             state.exclusive.entry(pod.into()).or_default().insert("main".to_owned(), cpus(set));

@@ -22,7 +22,7 @@ mod recordings;
 #[cfg(test)]
 mod tests;
 
-pub use rebuild::{Problem, Running};
+pub use rebuild::{Problem, RunningContainer};
 pub use reserved::{Reserved, ReservedError};
 pub use state::Memory;
 pub use state_file::{NONE_STATE, StateError, check_none};

@@ -12,7 +12,7 @@ use crate::placement::topology::Candidate;
 
 /// A container that runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Running<'a> {
+pub struct RunningContainer<'a> {
     /// Its pod, with the resources that were allocated to it.
     pub pod: Candidate<'a>,
     /// As in the pod.
@@ -42,7 +42,7 @@ impl Memory {
     pub fn rebuild<'a>(
         machine: &[NumaNode],
         reserved: &Reserved,
-        running: impl IntoIterator<Item = Running<'a>>,
+        running: impl IntoIterator<Item = RunningContainer<'a>>,
     ) -> (Memory, Vec<Problem>) {
         let mut nodes = empty(machine, reserved);
         let mut assignments = Assignments::new();
@@ -77,7 +77,7 @@ impl Memory {
     ///
     /// # Errors
     /// When that contradicts the state, which then does not change.
-    pub fn adopt(&mut self, instance: Running<'_>) -> Result<(), Problem> {
+    pub fn adopt(&mut self, instance: RunningContainer<'_>) -> Result<(), Problem> {
         let (uid, name) = (instance.pod.pod.uid(), &instance.container.name);
         if !instance.pod.entitles(instance.container) || !self.blocks(uid, name).is_empty() {
             return Ok(());
@@ -94,7 +94,7 @@ impl Memory {
     }
 }
 
-fn blocks(nodes: &Nodes, all: NumaMask, instance: Running<'_>) -> Result<Vec<Block>, &'static str> {
+fn blocks(nodes: &Nodes, all: NumaMask, instance: RunningContainer<'_>) -> Result<Vec<Block>, &'static str> {
     let mems = instance.mems.filter(|mems| !mems.is_empty()).ok_or("it is not bound to NUMA nodes")?;
     if mems.and(all) != mems {
         return Err("it is bound to NUMA nodes that do not exist");

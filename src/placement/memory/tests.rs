@@ -528,7 +528,7 @@ fn state_is_rebuilt_from_running_containers() {
     let single = pod("b", vec![container("c", "1Gi"), container("d", "1Gi")]);
     allocate(&mut memory, &group, ANY).unwrap();
     allocate(&mut memory, &single, ANY).unwrap();
-    let running = |pod: &'static Pod, index: usize, mems: Option<&[u32]>| Running {
+    let running = |pod: &'static Pod, index: usize, mems: Option<&[u32]>| RunningContainer {
         pod: Candidate::new(pod),
         container: &pod.containers()[index],
         mems: mems.map(mask),
@@ -568,7 +568,7 @@ fn container_with_its_own_memory_in_a_pod_with_resources_as_a_whole_is_adopted_w
     for (gate, expected) in [(false, [0, 0]), (true, [1, 0])] {
         let candidate = Candidate::with_gate(&pod, gate);
         for container in pod.containers() {
-            memory.adopt(Running { pod: candidate, container, mems: Some(mask(&[1])) }).unwrap();
+            memory.adopt(RunningContainer { pod: candidate, container, mems: Some(mask(&[1])) }).unwrap();
         }
         assert_eq!(["a", "b"].map(|name| memory.blocks(pod.uid(), name).len()), expected, "{gate}");
     }

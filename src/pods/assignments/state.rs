@@ -14,7 +14,7 @@ use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::provider::CpuProvider;
 use crate::placement::cpu::request::{PodCpus, is_isolated};
 use crate::placement::cpu::state::State;
-use crate::placement::cpu::updates::{Applied, Running, Update};
+use crate::placement::cpu::updates::{Applied, RunningContainer, Update};
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::Level;
 use crate::placement::memory::{self, Memory};
@@ -142,7 +142,7 @@ impl AssignmentState {
         let Some(memory) = &mut self.memory else { return };
         for container in pod.all_containers() {
             let Some(mems) = found.get(&container.name) else { continue };
-            let running = memory::Running { pod: candidate, container, mems: *mems };
+            let running = memory::RunningContainer { pod: candidate, container, mems: *mems };
             if let Err(problem) = memory.adopt(running) {
                 log::warn!("{problem}");
             }
@@ -221,8 +221,8 @@ impl AssignmentState {
     /// The updates of running containers that are due.
     pub(super) fn updates(&mut self) -> Vec<Update> {
         let running = self.running.iter();
-        let running: Vec<Running> = running
-            .map(|(id, (pod, name))| Running { pod: pod.clone(), name: name.clone(), id: id.clone() })
+        let running: Vec<RunningContainer> = running
+            .map(|(id, (pod, name))| RunningContainer { pod: pod.clone(), name: name.clone(), id: id.clone() })
             .collect();
         self.applied.updates(&self.cpu, &running)
     }
