@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use coracle::model::pod::{Pod, request};
 use coracle::model::quantity::Amount;
 use coracle::placement::cpu::error::AllocateError;
-use coracle::placement::cpu::file::{self, STATIC};
 use coracle::placement::cpu::options::{Gates, Options};
 use coracle::placement::cpu::policy::{Reservation, StaticPolicy};
 use coracle::placement::cpu::request::PodCpus;
 use coracle::placement::cpu::state::State;
+use coracle::placement::cpu::state_file::{self, STATIC};
 use coracle::placement::cpus::CpuSet;
 use coracle::placement::machine::{Cpu, Level, Machine};
 use coracle::placement::numa::{Hint, NumaMask};
@@ -346,7 +346,7 @@ fn compare(
             )),
         };
     }
-    let written = file::encode(STATIC, &simulation.state);
+    let written = state_file::encode(STATIC, &simulation.state);
     if theirs["file"] == written.as_str() {
         cases.count("all steps alike");
     } else {
@@ -427,7 +427,7 @@ fn cpus_are_assigned_as_the_kubelet_does() {
             let taken: CpuSet = free.into_iter().filter(|_| rarely(&mut random, 3)).collect();
             if !taken.is_empty() && taken != state.shared {
                 state.assign(&"earlier".into(), "a", taken);
-                question["file"] = file::encode(STATIC, &state).into();
+                question["file"] = state_file::encode(STATIC, &state).into();
             }
         }
         let first_shared = state.shared.to_string();
@@ -535,11 +535,11 @@ fn state_files_are_read_as_the_kubelet_does() {
         if rarely(&mut random, 12) {
             state.shared = policy.machine().all().clone();
         }
-        let text = changed(&mut random, &file::encode(STATIC, &state));
+        let text = changed(&mut random, &state_file::encode(STATIC, &state));
         if text.is_empty() {
             continue;
         }
-        let ours = file::decode(&text, STATIC).and_then(|state| file::check(&policy, state));
+        let ours = state_file::decode(&text, STATIC).and_then(|state| state_file::check(&policy, state));
         question["pods"] = json!([]);
         question["file"] = text.as_str().into();
         let theirs = peer.ask(&question);

@@ -11,7 +11,7 @@
 //! Go counterpart: pkg/kubelet/cm/cpumanager.
 
 pub mod error;
-pub mod file;
+pub mod state_file;
 pub mod hints;
 pub mod options;
 pub mod policy;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::file::{self, FileError};
+use super::state_file::{self, StateError};
 use super::options::{Gates, Options};
 use super::policy::{Reservation, StaticPolicy};
 use super::request::{Kind, PodCpus};
@@ -84,9 +84,9 @@ impl Replay {
         self.policy = None;
         let started = (|| -> Result<(), String> {
             if config["cpuManagerPolicy"] == "none" {
-                let read = self.file.as_ref().map(|text| file::decode(text, file::NONE)).transpose();
+                let read = self.file.as_ref().map(|text| state_file::decode(text, state_file::NONE)).transpose();
                 self.state = read.map_err(|error| error.to_string())?.unwrap_or_default();
-                self.file = Some(file::encode(file::NONE, &self.state));
+                self.file = Some(state_file::encode(state_file::NONE, &self.state));
                 return Ok(());
             }
             let given = config["cpuManagerPolicyOptions"].as_object().into_iter().flatten();
@@ -102,9 +102,9 @@ impl Replay {
             let policy =
                 StaticPolicy::new(machine(), &reservation, options, false).map_err(|error| error.to_string())?;
             self.state = match &self.file {
-                Some(text) => file::decode(text, file::STATIC)
-                    .and_then(|state| file::check(&policy, state))
-                    .map_err(|error: FileError| error.to_string())?,
+                Some(text) => state_file::decode(text, state_file::STATIC)
+                    .and_then(|state| state_file::check(&policy, state))
+                    .map_err(|error: StateError| error.to_string())?,
                 None => policy.empty_state(),
             };
             self.policy = Some(policy);
@@ -117,7 +117,7 @@ impl Replay {
 
     fn write(&mut self) {
         if self.policy.is_some() {
-            self.file = Some(file::encode(file::STATIC, &self.state));
+            self.file = Some(state_file::encode(state_file::STATIC, &self.state));
         }
     }
 

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use super::error::AllocateError;
-use super::file::{self, FileError};
+use super::state_file::{self, StateError};
 use super::options::{Gates, Options, OptionsError};
 use super::policy::{Allocated, Reservation, StartError, StaticPolicy};
 use super::rebuild::rebuild;
@@ -157,7 +157,7 @@ fn strict_reservation_does_not_share_reserved_cpus() {
     admit(&policy, &mut state, &app("1", 6)).unwrap();
     // The runtime gets no set then.
     assert_eq!(state.cpus_of(&"2".into(), "a"), None);
-    assert!(file::check(&policy, state).is_ok());
+    assert!(state_file::check(&policy, state).is_ok());
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn state_is_rebuilt_from_what_runs() {
     assert_eq!(rebuilt.state.shared, set("0,2-4,6-7"));
     let left_out: Vec<&str> = rebuilt.left_out.iter().map(|(pod, _)| pod.as_str()).collect();
     assert_eq!(left_out, ["2", "3", "4"]);
-    assert!(file::check(&policy, rebuilt.state).is_ok());
+    assert!(state_file::check(&policy, rebuilt.state).is_ok());
 }
 
 /// The fields that Go kubelets before 1.37 read.
@@ -351,15 +351,15 @@ fn recorded_state_files_are_read_and_written() {
     let recorded: serde_json::Value =
         serde_json::from_str(include_str!("../../../tests/golden/resources/checksums.json")).unwrap();
     let vectors = recorded["vectors"].as_array().unwrap();
-    let ours = vectors.iter().filter(|vector| vector["file"] == file::FILE_NAME);
+    let ours = vectors.iter().filter(|vector| vector["file"] == state_file::FILE_NAME);
     let mut seen = 0;
     for vector in ours {
         let text = vector["content"].as_str().unwrap();
-        let policy = if text.contains("static") { file::STATIC } else { file::NONE };
-        let state = file::decode(text, policy).unwrap();
-        let written = file::encode(policy, &state);
+        let policy = if text.contains("static") { state_file::STATIC } else { state_file::NONE };
+        let state = state_file::decode(text, policy).unwrap();
+        let written = state_file::encode(policy, &state);
         assert_eq!(without_data(&written), text);
-        assert_eq!(file::decode(&written, policy), Ok(state));
+        assert_eq!(state_file::decode(&written, policy), Ok(state));
         seen += 1;
     }
     assert_eq!(seen, 4);
@@ -370,20 +370,20 @@ fn files_of_1_37_are_read_and_written_byte_by_byte() {
     // Written by upstream's code; the first one with the gate `PodLevelResourceManagers`.
     for (policy, text) in [
         (
-            file::STATIC,
+            state_file::STATIC,
             r#"{"policyName":"static","defaultCpuSet":"0,3,8","entries":{"1":{"a":"11-15"},"other":{"a":"1-2,5,9-10"},"u":{"a":"4,6","b":"7"}},"checksum":2842694220,"data":"{\"policyName\":\"static\",\"defaultCpuSet\":\"0,3,8\",\"entries\":{\"1\":{\"a\":\"11-15\"},\"other\":{\"a\":\"1-2,5,9-10\"},\"u\":{\"a\":\"4,6\",\"b\":\"7\"}},\"podEntries\":{\"u\":{\"cpuSet\":\"4,6-7\"}}}","dataChecksum":3266399939}"#,
         ),
         (
-            file::STATIC,
+            state_file::STATIC,
             r#"{"policyName":"static","defaultCpuSet":"0,2-3,8-15","entries":{"1":{"a":"1,4-7"}},"checksum":2044523246,"data":"{\"policyName\":\"static\",\"defaultCpuSet\":\"0,2-3,8-15\",\"entries\":{\"1\":{\"a\":\"1,4-7\"}}}","dataChecksum":2804239559}"#,
         ),
         (
-            file::NONE,
+            state_file::NONE,
             r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690,"data":"{\"policyName\":\"none\",\"defaultCpuSet\":\"\"}","dataChecksum":3028111495}"#,
         ),
     ] {
-        let state = file::decode(text, policy).unwrap();
-        assert_eq!(file::encode(policy, &state), text);
+        let state = state_file::decode(text, policy).unwrap();
+        assert_eq!(state_file::encode(policy, &state), text);
     }
 }
 
@@ -391,28 +391,28 @@ fn files_of_1_37_are_read_and_written_byte_by_byte() {
 fn unusable_state_files_are_distinguished() {
     let policy = reserved("0", machine(1, 2), Options::default());
     let read = |text: &str| {
-        file::decode(text, file::STATIC).and_then(|state| file::check(&policy, state)).unwrap_err()
+        state_file::decode(text, state_file::STATIC).and_then(|state| state_file::check(&policy, state)).unwrap_err()
     };
     let with = |shared: &str, entries: &str| {
         format!(r#"{{"policyName":"static","defaultCpuSet":"{shared}","entries":{entries},"checksum":0}}"#)
     };
-    assert!(matches!(read(""), FileError::Format { .. }));
+    assert!(matches!(read(""), StateError::Format { .. }));
     assert!(matches!(
         read(r#"{"policyName":"static","defaultCpuSet":"0-1","checksum":1}"#),
-        FileError::Checksum { found: 1 }
+        StateError::Checksum { found: 1 }
     ));
     assert!(matches!(
         read(r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#),
-        FileError::Policy { .. }
+        StateError::Policy { .. }
     ));
-    assert!(matches!(read(&with("x", "{}")), FileError::Cpus { .. }));
+    assert!(matches!(read(&with("x", "{}")), StateError::Cpus { .. }));
     // Format 1, with containers' ids, of kubelets before 1.18.
-    assert!(matches!(read(&with("0-3", r#"{"id":"1"}"#)), FileError::Format { .. }));
-    assert_eq!(read(&with("", r#"{"1":{"a":"1"}}"#)), FileError::NothingShared);
-    assert!(matches!(read(&with("1-3", r#"{"1":{"a":"0"}}"#)), FileError::ReservedNotShared { .. }));
-    assert!(matches!(read(&with("0-3", r#"{"1":{"a":"1"}}"#)), FileError::Overlap { .. }));
-    assert!(matches!(read(&with("0,2-3", r#"{"1":{"a":"1"},"2":{"a":"1"}}"#)), FileError::TwoPods { .. }));
-    assert!(matches!(read(&with("0-2", "{}")), FileError::OtherCpus { .. }));
+    assert!(matches!(read(&with("0-3", r#"{"id":"1"}"#)), StateError::Format { .. }));
+    assert_eq!(read(&with("", r#"{"1":{"a":"1"}}"#)), StateError::NothingShared);
+    assert!(matches!(read(&with("1-3", r#"{"1":{"a":"0"}}"#)), StateError::ReservedNotShared { .. }));
+    assert!(matches!(read(&with("0-3", r#"{"1":{"a":"1"}}"#)), StateError::Overlap { .. }));
+    assert!(matches!(read(&with("0,2-3", r#"{"1":{"a":"1"},"2":{"a":"1"}}"#)), StateError::TwoPods { .. }));
+    assert!(matches!(read(&with("0-2", "{}")), StateError::OtherCpus { .. }));
 }
 
 #[test]
@@ -420,22 +420,22 @@ fn wrong_data_is_an_error_although_the_older_fields_are_right() {
     let policy = reserved("0", machine(1, 2), Options::default());
     let mut state = policy.empty_state();
     admit(&policy, &mut state, &app("u<1>", 2)).unwrap();
-    let text = file::encode(file::STATIC, &state);
+    let text = state_file::encode(state_file::STATIC, &state);
     assert!(text.contains("u\\u003c1\\u003e"), "{text}");
-    assert_eq!(file::decode(&text, file::STATIC).unwrap().exclusive, state.exclusive);
-    assert_eq!(file::decode(&without_data(&text), file::STATIC).unwrap().exclusive, state.exclusive);
+    assert_eq!(state_file::decode(&text, state_file::STATIC).unwrap().exclusive, state.exclusive);
+    assert_eq!(state_file::decode(&without_data(&text), state_file::STATIC).unwrap().exclusive, state.exclusive);
     let (older, _) = text.split_once(",\"data\":").unwrap();
     for rest in [
         r#","data":"{}","dataChecksum":1}"#,
         r#","data":"","dataChecksum":1}"#,
         r#","data":"{\"policyName\":\"static\"}","dataChecksum":0}"#,
     ] {
-        let read = file::decode(&format!("{older}{rest}"), file::STATIC);
-        assert!(matches!(read, Err(FileError::Checksum { .. })), "{rest}: {read:?}");
+        let read = state_file::decode(&format!("{older}{rest}"), state_file::STATIC);
+        assert!(matches!(read, Err(StateError::Checksum { .. })), "{rest}: {read:?}");
     }
     // Its checksum is right, and it is not JSON.
-    let read = file::decode(&format!(r#"{older},"data":"abc","dataChecksum":2241406447}}"#), file::STATIC);
-    assert!(matches!(read, Err(FileError::Format { .. })), "{read:?}");
+    let read = state_file::decode(&format!(r#"{older},"data":"abc","dataChecksum":2241406447}}"#), state_file::STATIC);
+    assert!(matches!(read, Err(StateError::Format { .. })), "{read:?}");
 }
 
 #[test]
@@ -445,13 +445,13 @@ fn cpus_of_whole_pods_and_of_admissions_stay_in_the_file() {
     state.assign_pod(&"1".into(), set("1-3"), containers);
     state.assign(&"2".into(), "a", set("4-5"));
     state.baselines.entry("2".into()).or_default().insert("a".to_owned(), set("4"));
-    let text = file::encode(file::STATIC, &state);
+    let text = state_file::encode(state_file::STATIC, &state);
     let data = r#"\"podEntries\":{\"1\":{\"cpuSet\":\"1-3\"}},\"baselines\":{\"1\":{\"a\":{\"baseline\":\"1-2\"},\"b\":{\"baseline\":\"3\"}},\"2\":{\"a\":{\"baseline\":\"4\"}}}}""#;
     assert!(text.contains(data), "{text}");
-    let mut read = file::decode(&text, file::STATIC).unwrap();
+    let mut read = state_file::decode(&text, state_file::STATIC).unwrap();
     assert_eq!((&read.exclusive, &read.pods), (&state.exclusive, &state.pods));
     assert_eq!(read.baselines[&PodUid::from("2")]["a"], set("4"));
-    assert_eq!(file::encode(file::STATIC, &read), text);
+    assert_eq!(state_file::encode(state_file::STATIC, &read), text);
     // The pod keeps what it has as a whole until its last container is gone.
     assert!(read.release(&"1".into(), "b").is_empty());
     assert_eq!(read.release(&"1".into(), "a"), set("1-3"));
@@ -463,12 +463,12 @@ fn cpus_of_whole_pods_and_of_admissions_stay_in_the_file() {
 fn file_of_format_3_is_read() {
     // Written by upstream's code; container b shares what the pod has and a has not.
     let text = r#"{"policyName":"static","defaultCpuSet":"0,2-3,6-7","entries":{"uid-1":{"a":"1,5","b":"4"}},"podEntries":{"uid-1":{"cpuSet":"1,4-5"}},"checksum":1775994251}"#;
-    let read = |text: &str| file::decode(text, file::STATIC);
+    let read = |text: &str| state_file::decode(text, state_file::STATIC);
     let state = read(text).unwrap();
     assert_eq!((state.shared.clone(), state.all_exclusive()), (set("0,2-3,6-7"), set("1,4-5")));
     assert_eq!(state.pods, BTreeMap::from([("uid-1".into(), set("1,4-5"))]));
-    assert!(file::check(&reserved("0", machine(1, 4), Options::default()), state).is_ok());
-    assert!(matches!(read(&text.replace("4-5", "4")), Err(FileError::Checksum { .. })));
+    assert!(state_file::check(&reserved("0", machine(1, 4), Options::default()), state).is_ok());
+    assert!(matches!(read(&text.replace("4-5", "4")), Err(StateError::Checksum { .. })));
 }
 
 /// A pod with resources as a whole; the gate is on.

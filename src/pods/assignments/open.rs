@@ -13,7 +13,7 @@ use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::reasons;
-use crate::placement::cpu::file;
+use crate::placement::cpu::state_file;
 use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::rebuild::{Observed, rebuild};
 use crate::placement::cpu::request::{ContainerCpus, Kind, PodCpus};
@@ -48,15 +48,15 @@ impl Assignments {
         running: &dyn Fn() -> Result<Vec<ObservedContainer>, CriError>,
         events: &EventSink,
     ) -> Assignments {
-        let cpu_file = CheckpointFile::new(&settings.root_dir, file::FILE_NAME);
+        let cpu_file = CheckpointFile::new(&settings.root_dir, state_file::FILE_NAME);
         let memory_file = CheckpointFile::new(&settings.root_dir, MEMORY_FILE);
         let mut problems = Vec::new();
         let cpu = load(&cpu_file, &mut problems, |text| match &settings.cpu {
             Some(policy) => {
-                let state = file::decode(text, file::STATIC).map_err(|error| error.to_string())?;
-                file::check(policy, state).map_err(|error| error.to_string())
+                let state = state_file::decode(text, state_file::STATIC).map_err(|error| error.to_string())?;
+                state_file::check(policy, state).map_err(|error| error.to_string())
             }
-            None => file::decode(text, file::NONE).map_err(|error| error.to_string()),
+            None => state_file::decode(text, state_file::NONE).map_err(|error| error.to_string()),
         });
         let memory = load(&memory_file, &mut problems, |text| match &settings.memory {
             Some((nodes, reserved)) => {
@@ -86,7 +86,7 @@ impl Assignments {
             (_, None) => None,
         };
         if settings.cpu.is_none() && write_cpu {
-            write(&cpu_file, &file::encode(file::NONE, &State::default()));
+            write(&cpu_file, &state_file::encode(state_file::NONE, &State::default()));
         }
         if settings.memory.is_none() && write_memory {
             write(&memory_file, memory::NONE_STATE);
@@ -102,7 +102,7 @@ impl Assignments {
         }
         let mut state = AssignmentState::new(cpu_state, memory_state);
         if !write_cpu {
-            state.cpu_text = file::encode(file::STATIC, &state.cpu);
+            state.cpu_text = state_file::encode(state_file::STATIC, &state.cpu);
         }
         for container in found {
             state.recovered.entry(container.pod).or_default().insert(container.name, container.nodes);

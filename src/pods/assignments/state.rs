@@ -9,7 +9,7 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
-use crate::placement::cpu::file;
+use crate::placement::cpu::state_file;
 use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::provider::CpuProvider;
 use crate::placement::cpu::request::{PodCpus, is_isolated};
@@ -245,7 +245,7 @@ impl AssignmentState {
 
     /// Numbers the change of the CPU manager's state, if there is one. Returns whether there is.
     pub(super) fn note_cpu(&mut self) -> bool {
-        let text = file::encode(file::STATIC, &self.cpu);
+        let text = state_file::encode(state_file::STATIC, &self.cpu);
         if text == self.cpu_text {
             return false;
         }

@@ -27,7 +27,7 @@ pub const STATIC: &str = "static";
 
 /// A state file cannot be used. The caller puts it aside and rebuilds the state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FileError {
+pub enum StateError {
     /// It is not JSON of one of the formats.
     #[error("the content has none of the known formats: {message}")]
     Format {
@@ -240,14 +240,14 @@ fn baselines(state: &State) -> BTreeMap<String, BTreeMap<String, Baseline>> {
 ///
 /// # Errors
 /// When the file cannot be used.
-pub fn decode(text: &str, policy: &str) -> Result<State, FileError> {
+pub fn decode(text: &str, policy: &str) -> Result<State, StateError> {
     let data = parse(text)?;
     if data.policy_name != policy {
-        return Err(FileError::Policy { configured: policy.to_owned(), found: data.policy_name });
+        return Err(StateError::Policy { configured: policy.to_owned(), found: data.policy_name });
     }
     let cpus = |owner: &str, text: &str| {
         let shown: String = text.chars().take(100).collect();
-        CpuSet::parse(text).map_err(|_| FileError::Cpus { owner: owner.to_owned(), text: shown })
+        CpuSet::parse(text).map_err(|_| StateError::Cpus { owner: owner.to_owned(), text: shown })
     };
     let mut state = State { shared: cpus("defaultCpuSet", &data.default_cpu_set)?, ..State::default() };
     for (pod, of_pod) in &data.entries {
@@ -288,7 +288,7 @@ pub fn decode(text: &str, policy: &str) -> Result<State, FileError> {
 /// DIFFERS: with `strict-cpu-reservation` no CPU needs to be shared: upstream writes such a file, and
 /// then does not start with it.
 /// DIFFERS: upstream does not compare the CPUs of pods with each other.
-pub fn check(policy: &StaticPolicy, mut state: State) -> Result<State, FileError> {
+pub fn check(policy: &StaticPolicy, mut state: State) -> Result<State, StateError> {
     let strict = policy.options.strict_reservation;
     let reserved = || policy.reserved.clone();
     if state.shared.is_empty() && state.exclusive.is_empty() {
@@ -296,28 +296,28 @@ pub fn check(policy: &StaticPolicy, mut state: State) -> Result<State, FileError
         return Ok(state);
     }
     if state.shared.is_empty() && !strict {
-        return Err(FileError::NothingShared);
+        return Err(StateError::NothingShared);
     }
     let shared = || state.shared.clone();
     if strict && !policy.reserved.is_disjoint(&state.shared) {
-        return Err(FileError::ReservedShared { reserved: reserved(), shared: shared() });
+        return Err(StateError::ReservedShared { reserved: reserved(), shared: shared() });
     }
     if !strict && !policy.reserved.is_subset(&state.shared) {
-        return Err(FileError::ReservedNotShared { reserved: reserved(), shared: shared() });
+        return Err(StateError::ReservedNotShared { reserved: reserved(), shared: shared() });
     }
     let mut others = CpuSet::new();
     for (pod, of_pod) in &state.exclusive {
         let mut of_this = state.pods.get(pod).cloned().unwrap_or_default();
         if !of_this.is_disjoint(&state.shared) || !of_this.is_disjoint(&others) {
-            return Err(FileError::Pod { pod: pod.clone(), cpus: of_this });
+            return Err(StateError::Pod { pod: pod.clone(), cpus: of_this });
         }
         for (container, cpus) in of_pod {
             let (pod, container, cpus) = (pod.clone(), container.clone(), cpus.clone());
             if !cpus.is_disjoint(&state.shared) {
-                return Err(FileError::Overlap { pod, container, cpus, shared: shared() });
+                return Err(StateError::Overlap { pod, container, cpus, shared: shared() });
             }
             if !cpus.is_disjoint(&others) {
-                return Err(FileError::TwoPods { pod, container, cpus });
+                return Err(StateError::TwoPods { pod, container, cpus });
             }
             of_this = of_this.union(&cpus);
         }
@@ -325,19 +325,19 @@ pub fn check(policy: &StaticPolicy, mut state: State) -> Result<State, FileError
     }
     let known = state.shared.union(&others);
     if known != policy.usable() {
-        return Err(FileError::OtherCpus { online: policy.usable(), known });
+        return Err(StateError::OtherCpus { online: policy.usable(), known });
     }
     Ok(state)
 }
 
 /// Finds the format, and checks the checksum. 0 is accepted in format 2, for files from before there
 /// were checksums. A file with `data` is of format 4, and of no older one if `data` is wrong.
-fn parse(text: &str) -> Result<Data, FileError> {
-    let wrong = |error: serde_json::Error| FileError::Format { message: error.to_string() };
+fn parse(text: &str) -> Result<Data, StateError> {
+    let wrong = |error: serde_json::Error| StateError::Format { message: error.to_string() };
     let content: Content = serde_json::from_str(text).map_err(wrong)?;
     if !content.data.is_empty() || content.data_checksum != 0 {
         if content.data_checksum != u64::from(of_text(&content.data)) {
-            return Err(FileError::Checksum { found: content.data_checksum });
+            return Err(StateError::Checksum { found: content.data_checksum });
         }
         return serde_json::from_str(&content.data).map_err(wrong);
     }
@@ -349,7 +349,7 @@ fn parse(text: &str) -> Result<Data, FileError> {
     };
     let is_third = pods.as_deref().is_some_and(|pods| is_sum("", Some(pods)) || is_sum("V3", Some(pods)));
     if !is_third && found != 0 && !is_sum("", None) && !is_sum("V2", None) {
-        return Err(FileError::Checksum { found });
+        return Err(StateError::Checksum { found });
     }
     let Content { policy_name, default_cpu_set, entries, pod_entries, .. } = content;
     let pod_entries = if is_third { pod_entries } else { BTreeMap::new() };
