@@ -6,7 +6,7 @@ use std::path::Path;
 
 use coracle::cgroups::{Cgroups, Driver, Layout, Name};
 use coracle::kernel_readers::{
-    CgroupHierarchies, Counted, Numbers, Operation, Pressure, Share, Version, network, numbers,
+    CgroupHierarchies, Counted, Numbers, Operation, PsiStats, PsiData, Version, network, numbers,
 };
 use serde_json::{Value, json};
 
@@ -227,14 +227,14 @@ fn number_at(value: &Value, path: &str) -> u64 {
     path.split('.').fold(value, |value, name| &value[name]).as_u64().unwrap_or_default()
 }
 
-fn pressure_of(value: &Value) -> Pressure {
-    let share = |value: &Value| Share {
+fn pressure_of(value: &Value) -> PsiStats {
+    let data = |value: &Value| PsiData {
         avg10: value["avg10"].as_f64().unwrap_or_default(),
         avg60: value["avg60"].as_f64().unwrap_or_default(),
         avg300: value["avg300"].as_f64().unwrap_or_default(),
         total: number_at(value, "total"),
     };
-    Pressure { full: share(&value["full"]), some: share(&value["some"]) }
+    PsiStats { full: data(&value["full"]), some: data(&value["some"]) }
 }
 
 /// Bytes and requests by device, as both count them.

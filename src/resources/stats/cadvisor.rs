@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::pages::{number, seconds, start_seconds};
 use super::sample::{
     ContainerUse, Counted, Details, DiskCounters, DiskTraffic, Interface, MountedDisk, Network, Numbers,
-    Operation, Pressure, Snapshot,
+    Operation, PsiStats, Snapshot,
 };
 use crate::resources::Roots;
 use crate::resources::machine::{Dimms, Machine, Topology, dimms};
@@ -59,10 +59,10 @@ fn always(numbers: &Numbers, value: f64) -> Option<f64> {
     numbers.details.is_some().then_some(value)
 }
 
-fn waiting_seconds(pressure: Option<Pressure>, full: bool) -> Option<f64> {
+fn waiting_seconds(pressure: Option<PsiStats>, full: bool) -> Option<f64> {
     let pressure = pressure?;
-    let share = if full { pressure.full } else { pressure.some };
-    Some(share.total as f64 / 1e6)
+    let data = if full { pressure.full } else { pressure.some };
+    Some(data.total as f64 / 1e6)
 }
 
 const ROWS: [Row; 42] = [

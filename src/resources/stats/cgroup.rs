@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::disks;
 use super::processes::Processes;
 use super::request::Depth;
-use super::sample::{Details, DiskTraffic, Numbers, Pressure, Share};
+use super::sample::{Details, DiskTraffic, Numbers, PsiData, PsiStats};
 use crate::model::cpu_shares::shares_of_weight;
 use crate::resources::cgroups::CgroupHierarchies;
 use crate::resources::machine::memory_field;
@@ -296,25 +296,25 @@ fn count(text: &str) -> Option<u64> {
 }
 
 /// Both lines of a pressure file. On some kernels `cpu.pressure` has no line `full`.
-pub(super) fn pressure(text: &str) -> Option<Pressure> {
+pub(super) fn pressure(text: &str) -> Option<PsiStats> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let full = text.lines().find_map(|line| line.strip_prefix("full "));
-    Some(Pressure { some: share(some), full: full.map(share).unwrap_or_default() })
+    Some(PsiStats { some: psi_data(some), full: full.map(psi_data).unwrap_or_default() })
 }
 
-fn share(line: &str) -> Share {
-    let mut share = Share::default();
+fn psi_data(line: &str) -> PsiData {
+    let mut data = PsiData::default();
     for (name, value) in line.split_whitespace().filter_map(|word| word.split_once('=')) {
         let percent = || value.parse().unwrap_or(0.0);
         match name {
-            "avg10" => share.avg10 = percent(),
-            "avg60" => share.avg60 = percent(),
-            "avg300" => share.avg300 = percent(),
-            "total" => share.total = value.parse().unwrap_or(0),
+            "avg10" => data.avg10 = percent(),
+            "avg60" => data.avg60 = percent(),
+            "avg300" => data.avg300 = percent(),
+            "total" => data.total = value.parse().unwrap_or(0),
             _ => {}
         }
     }
-    share
+    data
 }
 
 /// The cgroup of this process; `None` if it is the root cgroup, or if in version 1 it differs

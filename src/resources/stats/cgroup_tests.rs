@@ -74,8 +74,8 @@ fn version_2_is_read_file_by_file() {
         (1.5, 0.25, 123_456, 23_456)
     );
     // Without a `full` line.
-    assert_eq!(found.memory_pressure, Some(Pressure::default()));
-    assert_eq!(found.io_pressure, Some(Pressure { some: cpu.some, full: Share::default() }));
+    assert_eq!(found.memory_pressure, Some(PsiStats::default()));
+    assert_eq!(found.io_pressure, Some(PsiStats { some: cpu.some, full: PsiData::default() }));
     assert_eq!(tree.numbers("/a/b", Depth::Basic, false).unwrap().io_pressure, None);
     let details = found.details.unwrap();
     assert_eq!(details.path, "/a/b");

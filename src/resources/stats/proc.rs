@@ -5,7 +5,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::sample::{Interface, Network, Numbers, Pressure, ProcessLimit, Traffic};
+use super::sample::{Interface, Network, Numbers, ProcessLimit, PsiStats, Traffic};
 use crate::resources::Roots;
 use crate::resources::machine::memory_field;
 
@@ -51,7 +51,7 @@ fn interfaces(text: &str) -> Vec<Interface> {
 
 /// Waits of the whole machine for `cpu`, `memory` or `io`; absent where the kernel does not count
 /// them.
-pub(super) fn pressure(proc: &Path, resource: &str) -> Option<Pressure> {
+pub(super) fn pressure(proc: &Path, resource: &str) -> Option<PsiStats> {
     super::cgroup::pressure(&read(&proc.join("pressure").join(resource))?)
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::proc::INTERFACES;
-use super::sample::{FileSystem, Interface, Network, Numbers, Pressure, Share, Traffic};
+use super::sample::{FileSystem, Interface, Network, Numbers, PsiData, PsiStats, Traffic};
 use super::single_flight::SingleFlight;
 use super::space;
 use crate::cri::{CriError, ErrorClass, ImageClient, RuntimeClient};
@@ -236,7 +236,7 @@ fn take_container(stats: &mut RuntimeStats, container: runtime::ContainerStats) 
 
 fn numbers(cpu: &runtime::CpuUsage, memory: &runtime::MemoryUsage, io: &runtime::IoUsage) -> Numbers {
     let pressure = |psi: &MessageField<runtime::PsiStats>| {
-        psi.as_ref().map(|psi| Pressure { full: share(&psi.full), some: share(&psi.some) })
+        psi.as_ref().map(|psi| PsiStats { full: psi_data(&psi.full), some: psi_data(&psi.some) })
     };
     Numbers {
         time: time(cpu.timestamp).or(time(memory.timestamp)).unwrap_or_else(Timestamp::now),
@@ -256,8 +256,8 @@ fn numbers(cpu: &runtime::CpuUsage, memory: &runtime::MemoryUsage, io: &runtime:
     }
 }
 
-fn share(data: &runtime::PsiData) -> Share {
-    Share { avg10: data.avg10, avg60: data.avg60, avg300: data.avg300, total: data.total }
+fn psi_data(data: &runtime::PsiData) -> PsiData {
+    PsiData { avg10: data.avg10, avg60: data.avg60, avg300: data.avg300, total: data.total }
 }
 
 fn network(usage: &runtime::NetworkUsage) -> Network {

@@ -9,7 +9,7 @@ use crate::model::ids::PodUid;
 /// Pressure: the time in which tasks waited for one resource, in percent of the last 10 s, 60 s and
 /// 300 s.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Share {
+pub struct PsiData {
     pub avg10: f64,
     pub avg60: f64,
     pub avg300: f64,
@@ -18,11 +18,11 @@ pub struct Share {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Pressure {
+pub struct PsiStats {
     /// Every task waited.
-    pub full: Share,
+    pub full: PsiData,
     /// At least one waited.
-    pub some: Share,
+    pub some: PsiData,
 }
 
 /// The numbers of a cgroup, or of a container from the runtime. Unknown ones are absent.
@@ -48,9 +48,9 @@ pub struct Numbers {
     pub swap_available: Option<u64>,
     /// Processes, not threads.
     pub processes: Option<u64>,
-    pub cpu_pressure: Option<Pressure>,
-    pub memory_pressure: Option<Pressure>,
-    pub io_pressure: Option<Pressure>,
+    pub cpu_pressure: Option<PsiStats>,
+    pub memory_pressure: Option<PsiStats>,
+    pub io_pressure: Option<PsiStats>,
     /// Details of the cgroup, if they were requested.
     pub details: Option<Box<Details>>,
 }

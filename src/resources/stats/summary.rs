@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::sample::{
-    ContainerUse, FileSystem, Interface, Network, NodeUse, Numbers, PodUse, Pressure, Share, Snapshot,
+    ContainerUse, FileSystem, Interface, Network, NodeUse, Numbers, PodUse, PsiData, PsiStats, Snapshot,
     VolumeUse,
 };
 
@@ -131,9 +131,9 @@ fn numbers(object: &mut Object, numbers: &Numbers) {
     }
 }
 
-fn pressure(pressure: &Pressure) -> Value {
-    let share = |share: &Share| json!({"total": share.total, "avg10": share.avg10, "avg60": share.avg60, "avg300": share.avg300});
-    json!({"full": share(&pressure.full), "some": share(&pressure.some)})
+fn pressure(pressure: &PsiStats) -> Value {
+    let data = |data: &PsiData| json!({"total": data.total, "avg10": data.avg10, "avg60": data.avg60, "avg300": data.avg300});
+    json!({"full": data(&pressure.full), "some": data(&pressure.some)})
 }
 
 fn network(network: &Network) -> Object {
