@@ -6,7 +6,7 @@ use std::path::Path;
 
 use coracle::cgroups::{Cgroups, Driver, Layout, Name};
 use coracle::kernel_readers::{
-    CgroupHierarchies, Counted, Numbers, Operation, PsiStats, PsiData, Version, network, numbers,
+    CgroupHierarchies, DiskStatKind, Numbers, Operation, PsiData, PsiStats, Version, network, numbers,
 };
 use serde_json::{Value, json};
 
@@ -242,11 +242,11 @@ type Disks = BTreeMap<(String, String), u64>;
 
 fn disks_of(numbers: &Numbers) -> Disks {
     let kinds = [
-        (Counted::Bytes, "io_service_bytes"),
-        (Counted::Served, "io_serviced"),
-        (Counted::CostUsage, "io_cost_usage"),
-        (Counted::CostWait, "io_cost_wait"),
-        (Counted::CostDebt, "io_cost_indebt"),
+        (DiskStatKind::Bytes, "io_service_bytes"),
+        (DiskStatKind::Served, "io_serviced"),
+        (DiskStatKind::CostUsage, "io_cost_usage"),
+        (DiskStatKind::CostWait, "io_cost_wait"),
+        (DiskStatKind::CostDebt, "io_cost_indebt"),
     ];
     let mut all = Disks::new();
     for disk in numbers.details.iter().flat_map(|details| &details.disks) {

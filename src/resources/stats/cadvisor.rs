@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::pages::{number, seconds, start_seconds};
 use super::sample::{
-    ContainerUse, Counted, Details, DiskCounters, DiskTraffic, Interface, MountedDisk, Network, Numbers,
+    ContainerUse, Details, DiskCounters, DiskStatKind, DiskTraffic, Interface, MountedDisk, Network, Numbers,
     Operation, PsiStats, Snapshot,
 };
 use crate::resources::Roots;
@@ -312,14 +312,14 @@ struct DiskRow {
     name: &'static str,
     help: &'static str,
     kind: Type,
-    of_cgroup: Option<(Counted, Operation, f64)>,
+    of_cgroup: Option<(DiskStatKind, Operation, f64)>,
     of_machine: Option<fn(&DiskCounters) -> f64>,
 }
 
 const fn row(
     name: &'static str,
     help: &'static str,
-    of_cgroup: Option<(Counted, Operation, f64)>,
+    of_cgroup: Option<(DiskStatKind, Operation, f64)>,
     of_machine: Option<fn(&DiskCounters) -> f64>,
 ) -> DiskRow {
     DiskRow { name, help, kind: Type::Counter, of_cgroup, of_machine }
@@ -336,7 +336,7 @@ fn milli(time: u64) -> f64 {
 }
 
 const DISKS: [DiskRow; 17] = {
-    use Counted::{Bytes, CostDebt, CostDelay, CostUsage, CostWait, Merged, Queued, Served, Time};
+    use DiskStatKind::{Bytes, CostDebt, CostDelay, CostUsage, CostWait, Merged, Queued, Served, Time};
     use Operation::{Count, Read, Total, Write};
     [
         row("container_fs_reads_bytes_total", "Bytes read from disks.", Some((Bytes, Read, 1.0)), None),
@@ -464,7 +464,8 @@ fn disks(subjects: &[Subject<'_>], roots: &Roots, page: &mut Page) {
     for subject in subjects {
         for disk in subject.details().into_iter().flat_map(|details| &details.disks) {
             let (major, minor) = disk.device.split_once(':').unwrap_or((&disk.device, ""));
-            for (_, operation, value) in disk.counts.iter().filter(|(counted, ..)| *counted == Counted::Bytes)
+            for (_, operation, value) in
+                disk.counts.iter().filter(|(counted, ..)| *counted == DiskStatKind::Bytes)
             {
                 let more = [
                     ("device", name_of(disk)),

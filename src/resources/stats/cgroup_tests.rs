@@ -1,6 +1,6 @@
 use super::*;
 use crate::resources::cgroups::Version;
-use crate::resources::stats::sample::{Counted, Operation};
+use crate::resources::stats::sample::{DiskStatKind, Operation};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
@@ -91,8 +91,8 @@ fn version_2_is_read_file_by_file() {
     assert_eq!((details.active_file, details.inactive_file), (Some(4_194_304), Some(2_097_152)));
     assert_eq!((details.kernel, details.reservation), (Some(100_000), Some(1_048_576)));
     assert_eq!((details.threads_max, details.disks.len()), (Some(0), 1));
-    assert_eq!(details.disks[0].get(Counted::Bytes, Operation::Read), Some(4096));
-    assert_eq!(details.disks[0].get(Counted::Served, Operation::Write), Some(2));
+    assert_eq!(details.disks[0].get(DiskStatKind::Bytes, Operation::Read), Some(4096));
+    assert_eq!(details.disks[0].get(DiskStatKind::Served, Operation::Write), Some(2));
     assert_eq!((tree.numbers("a/c", Depth::Full, false), tree.processes("a/c")), (None, None));
     assert!(tree.made("a/b").is_some() && tree.made("a/c").is_none());
 }
@@ -179,9 +179,9 @@ fn version_1_has_a_tree_per_controller() {
         assert_eq!(details.threads_max, Some(100));
         let [disk] = &details.disks[..] else { panic!("{:?}", details.disks) };
         assert_eq!((disk.device.as_str(), disk.counts.len()), ("8:0", 8));
-        assert_eq!(disk.get(Counted::Bytes, Operation::Sync), Some(4096));
-        assert_eq!(disk.get(Counted::Served, Operation::Read), Some(2));
-        assert_eq!(disk.get(Counted::Merged, Operation::Read), None);
+        assert_eq!(disk.get(DiskStatKind::Bytes, Operation::Sync), Some(4096));
+        assert_eq!(disk.get(DiskStatKind::Served, Operation::Read), Some(2));
+        assert_eq!(disk.get(DiskStatKind::Merged, Operation::Read), None);
         assert!(tree.top().ends_with("memory"));
     }
 }
@@ -208,7 +208,7 @@ fn counters_of_bfq_are_preferred_to_those_of_throttling() {
         let (_dir, tree) = tree(Version::V1, &all.concat());
         tree.numbers("k/1", Depth::Full, true).unwrap().details.unwrap().disks
     };
-    use Counted::{Bytes, Merged, Queued, Served, Time};
+    use DiskStatKind::{Bytes, Merged, Queued, Served, Time};
     let [disk] = &numbers(&files)[..] else { panic!("one disk") };
     let read = |counted| disk.get(counted, Operation::Read);
     assert_eq!([Bytes, Served, Merged, Queued, Time].map(read), [3, 4, 5, 6, 7].map(Some));

@@ -1,34 +1,37 @@
 //! Reads and writes of a cgroup by disk. The parsers take text and are pure.
 
-use super::sample::{Counted, DiskTraffic, Operation};
+use super::sample::{DiskStatKind, DiskTraffic, Operation};
 
 /// The sets of files that version 1 may have, by scheduler and age of the kernel; the first one
 /// whose first file has a disk is used (runc: libcontainer/cgroups/fs/blkio.go). Counters of
 /// sectors are left out: they do not distinguish reads and writes.
-pub(super) const FILES: [&[(&str, Counted)]; 4] = [
+pub(super) const FILES: [&[(&str, DiskStatKind)]; 4] = [
     &[
-        ("blkio.bfq.io_service_bytes_recursive", Counted::Bytes),
-        ("blkio.bfq.io_serviced_recursive", Counted::Served),
-        ("blkio.bfq.io_merged_recursive", Counted::Merged),
-        ("blkio.bfq.io_queued_recursive", Counted::Queued),
-        ("blkio.bfq.io_service_time_recursive", Counted::Time),
+        ("blkio.bfq.io_service_bytes_recursive", DiskStatKind::Bytes),
+        ("blkio.bfq.io_serviced_recursive", DiskStatKind::Served),
+        ("blkio.bfq.io_merged_recursive", DiskStatKind::Merged),
+        ("blkio.bfq.io_queued_recursive", DiskStatKind::Queued),
+        ("blkio.bfq.io_service_time_recursive", DiskStatKind::Time),
     ],
     &[
-        ("blkio.io_service_bytes_recursive", Counted::Bytes),
-        ("blkio.io_serviced_recursive", Counted::Served),
-        ("blkio.io_merged_recursive", Counted::Merged),
-        ("blkio.io_queued_recursive", Counted::Queued),
-        ("blkio.io_service_time_recursive", Counted::Time),
+        ("blkio.io_service_bytes_recursive", DiskStatKind::Bytes),
+        ("blkio.io_serviced_recursive", DiskStatKind::Served),
+        ("blkio.io_merged_recursive", DiskStatKind::Merged),
+        ("blkio.io_queued_recursive", DiskStatKind::Queued),
+        ("blkio.io_service_time_recursive", DiskStatKind::Time),
     ],
     &[
-        ("blkio.throttle.io_service_bytes_recursive", Counted::Bytes),
-        ("blkio.throttle.io_serviced_recursive", Counted::Served),
+        ("blkio.throttle.io_service_bytes_recursive", DiskStatKind::Bytes),
+        ("blkio.throttle.io_serviced_recursive", DiskStatKind::Served),
     ],
-    &[("blkio.throttle.io_service_bytes", Counted::Bytes), ("blkio.throttle.io_serviced", Counted::Served)],
+    &[
+        ("blkio.throttle.io_service_bytes", DiskStatKind::Bytes),
+        ("blkio.throttle.io_serviced", DiskStatKind::Served),
+    ],
 ];
 
 /// Lines of version 1 such as `8:0 Read 4096`.
-pub(super) fn read_v1(disks: &mut Vec<DiskTraffic>, text: &str, counted: Counted) {
+pub(super) fn read_v1(disks: &mut Vec<DiskTraffic>, text: &str, counted: DiskStatKind) {
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let (Some(device), Some(name), Some(Ok(value))) =
@@ -53,14 +56,14 @@ pub(super) fn read_v2(text: &str) -> Vec<DiskTraffic> {
         let Some((device, rest)) = line.split_once(' ') else { continue };
         for (name, value) in rest.split_whitespace().filter_map(|word| word.split_once('=')) {
             let (counted, operation) = match name {
-                "rbytes" => (Counted::Bytes, Operation::Read),
-                "wbytes" => (Counted::Bytes, Operation::Write),
-                "rios" => (Counted::Served, Operation::Read),
-                "wios" => (Counted::Served, Operation::Write),
-                "cost.usage" => (Counted::CostUsage, Operation::Count),
-                "cost.wait" => (Counted::CostWait, Operation::Count),
-                "cost.indebt" => (Counted::CostDebt, Operation::Count),
-                "cost.indelay" => (Counted::CostDelay, Operation::Count),
+                "rbytes" => (DiskStatKind::Bytes, Operation::Read),
+                "wbytes" => (DiskStatKind::Bytes, Operation::Write),
+                "rios" => (DiskStatKind::Served, Operation::Read),
+                "wios" => (DiskStatKind::Served, Operation::Write),
+                "cost.usage" => (DiskStatKind::CostUsage, Operation::Count),
+                "cost.wait" => (DiskStatKind::CostWait, Operation::Count),
+                "cost.indebt" => (DiskStatKind::CostDebt, Operation::Count),
+                "cost.indelay" => (DiskStatKind::CostDelay, Operation::Count),
                 _ => continue,
             };
             if let Ok(value) = value.parse() {
@@ -90,18 +93,18 @@ mod tests {
         let mut disks = Vec::new();
         let bytes = "8:0 Read 4096\n8:0 Write 0\n8:0 Sync 1\n8:0 Async 2\n8:0 Discard 3\n8:0 Total 4096\n\
                      259:1 Read 7\nTotal 4103\n8:16 6792\n8:0 Other 5\n8:0 Read many\n";
-        read_v1(&mut disks, bytes, Counted::Bytes);
-        read_v1(&mut disks, "8:0 Read 2\n8:0 Total 2\nTotal 2\n", Counted::Served);
+        read_v1(&mut disks, bytes, DiskStatKind::Bytes);
+        read_v1(&mut disks, "8:0 Read 2\n8:0 Total 2\nTotal 2\n", DiskStatKind::Served);
         let names: Vec<&str> = disks.iter().map(|disk| disk.device.as_str()).collect();
         assert_eq!(names, ["8:0", "259:1"]);
         let get = |counted, operation| disks[0].get(counted, operation);
-        assert_eq!(get(Counted::Bytes, Operation::Read), Some(4096));
-        assert_eq!(get(Counted::Bytes, Operation::Discard), Some(3));
-        assert_eq!(get(Counted::Bytes, Operation::Total), Some(4096));
-        assert_eq!(get(Counted::Served, Operation::Read), Some(2));
-        assert_eq!(get(Counted::Served, Operation::Write), Some(0), "counted, but not this");
-        assert_eq!(get(Counted::Merged, Operation::Read), None, "not counted at all");
-        assert_eq!(disks[1].get(Counted::Served, Operation::Read), None);
+        assert_eq!(get(DiskStatKind::Bytes, Operation::Read), Some(4096));
+        assert_eq!(get(DiskStatKind::Bytes, Operation::Discard), Some(3));
+        assert_eq!(get(DiskStatKind::Bytes, Operation::Total), Some(4096));
+        assert_eq!(get(DiskStatKind::Served, Operation::Read), Some(2));
+        assert_eq!(get(DiskStatKind::Served, Operation::Write), Some(0), "counted, but not this");
+        assert_eq!(get(DiskStatKind::Merged, Operation::Read), None, "not counted at all");
+        assert_eq!(disks[1].get(DiskStatKind::Served, Operation::Read), None);
     }
 
     /// As a kernel 6.1 wrote it with the cost model switched on.
@@ -112,14 +115,14 @@ mod tests {
         );
         assert_eq!(disks.len(), 1, "{disks:?}");
         for (counted, operation, value) in [
-            (Counted::Bytes, Operation::Read, 4096),
-            (Counted::Bytes, Operation::Write, 8192),
-            (Counted::Served, Operation::Read, 1),
-            (Counted::Served, Operation::Write, 2),
-            (Counted::CostUsage, Operation::Count, 11),
-            (Counted::CostWait, Operation::Count, 12),
-            (Counted::CostDebt, Operation::Count, 13),
-            (Counted::CostDelay, Operation::Count, 14),
+            (DiskStatKind::Bytes, Operation::Read, 4096),
+            (DiskStatKind::Bytes, Operation::Write, 8192),
+            (DiskStatKind::Served, Operation::Read, 1),
+            (DiskStatKind::Served, Operation::Write, 2),
+            (DiskStatKind::CostUsage, Operation::Count, 11),
+            (DiskStatKind::CostWait, Operation::Count, 12),
+            (DiskStatKind::CostDebt, Operation::Count, 13),
+            (DiskStatKind::CostDelay, Operation::Count, 14),
         ] {
             assert_eq!(disks[0].get(counted, operation), Some(value), "{counted:?}");
         }
@@ -130,7 +133,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_panic(text: String) {
             let _ = read_v2(&text);
-            read_v1(&mut Vec::new(), &text, Counted::Bytes);
+            read_v1(&mut Vec::new(), &text, DiskStatKind::Bytes);
         }
     }
 }

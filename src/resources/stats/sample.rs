@@ -156,8 +156,9 @@ pub struct OpenFiles {
     pub sockets: u64,
 }
 
+/// What a number of a disk is, as the block layer counts it for a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
+pub enum DiskStatKind {
     Bytes,
     /// Completed requests.
     Served,
@@ -213,13 +214,13 @@ impl Operation {
 pub struct DiskTraffic {
     /// `major:minor`.
     pub device: String,
-    pub counts: Vec<(Counted, Operation, u64)>,
+    pub counts: Vec<(DiskStatKind, Operation, u64)>,
 }
 
 impl DiskTraffic {
     /// A number; absent when the kernel has no such counter, 0 when it counts other operations
     /// only.
-    pub fn get(&self, what: Counted, operation: Operation) -> Option<u64> {
+    pub fn get(&self, what: DiskStatKind, operation: Operation) -> Option<u64> {
         let mut counted = self.counts.iter().filter(|(counted_kind, ..)| *counted_kind == what).peekable();
         counted.peek()?;
         Some(
