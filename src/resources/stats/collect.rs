@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::collector::{PodWalk, Shared, StatsError, Work};
+use super::collector::{PodWalk, Shared, StatsError, CollectionState};
 use super::guarded::MeasuredSize;
 use super::processes::{self, Budget, Processes};
 use super::request::{Depth, StatsRequest};
@@ -53,12 +53,12 @@ type Listed = BTreeMap<PodUid, ListedPod>;
 
 impl Shared {
     /// Reads the counters of processor time alone, so that the collection after it has rates.
-    pub(super) fn first_samples(&self, work: &mut Work, pods: &Listed) {
+    pub(super) fn first_samples(&self, collection: &mut CollectionState, pods: &Listed) {
         let live: Vec<RunningPod<'_>> = pods_shown(pods).collect();
-        let ids = self.find_cgroups(work, &live);
+        let ids = self.find_cgroups(collection, &live);
         for id in ids {
-            if let Some(counted) = work.cgroup_paths.get(id).and_then(|path| self.tree.cpu(path)) {
-                let _ = work.rates.rate(id, counted, Instant::now());
+            if let Some(counted) = collection.cgroup_paths.get(id).and_then(|path| self.tree.cpu(path)) {
+                let _ = collection.rates.rate(id, counted, Instant::now());
             }
         }
         let parts = self.system_paths();
@@ -74,32 +74,32 @@ impl Shared {
                 None => Some(proc::own_cpu()),
             };
             if let Some(counted) = counted {
-                let _ = work.rates.rate(path.unwrap_or(OWN), counted, Instant::now());
+                let _ = collection.rates.rate(path.unwrap_or(OWN), counted, Instant::now());
             }
         }
-        work.rates.end_collection();
+        collection.rates.end_collection();
     }
 
     /// Searches the cgroups of all containers and sandboxes whose ids it returns: in the cgroup of
     /// the pod, and everywhere for those that the runtime has put elsewhere.
-    fn find_cgroups<'a>(&self, work: &mut Work, live: &[RunningPod<'a>]) -> BTreeSet<&'a str> {
+    fn find_cgroups<'a>(&self, collection: &mut CollectionState, live: &[RunningPod<'a>]) -> BTreeSet<&'a str> {
         let top = self.tree.top();
         let mut all = BTreeSet::new();
         for running in live {
             let ids: Vec<&str> = ids(running.clone()).collect();
-            work.cgroup_paths.search_in(&top, &ids, || (self.cgroups.pod)(&running.pod.uid));
+            collection.cgroup_paths.search_in(&top, &ids, || (self.cgroups.pod)(&running.pod.uid));
             all.extend(ids);
         }
-        work.cgroup_paths.search(&top, &all, Instant::now());
+        collection.cgroup_paths.search(&top, &all, Instant::now());
         all
     }
 
     /// The numbers to request from the runtime.
-    pub(super) fn query_for(&self, work: &mut Work, listed: &Listed, wanted: StatsRequest) -> Query {
+    pub(super) fn query_for(&self, collection: &mut CollectionState, listed: &Listed, wanted: StatsRequest) -> Query {
         let live: Vec<RunningPod<'_>> = pods_shown(listed).collect();
-        let ids = self.find_cgroups(work, &live);
+        let ids = self.find_cgroups(collection, &live);
         let full = wanted.depth == Depth::Full;
-        let pods = match ids.iter().any(|id| work.cgroup_paths.get(id).is_none()) {
+        let pods = match ids.iter().any(|id| collection.cgroup_paths.get(id).is_none()) {
             true => Some(Part::All),
             false if full && !ids.is_empty() => Some(Part::Layers),
             false => None,
@@ -112,13 +112,13 @@ impl Shared {
     /// Numbers from files, or from `responses` for containers without a cgroup.
     pub(super) fn collect(
         &self,
-        work: &mut Work,
+        collection: &mut CollectionState,
         pods: &Listed,
         responses: &Responses,
         wanted: StatsRequest,
     ) -> Result<Snapshot, StatsError> {
         let live: Vec<RunningPod<'_>> = pods.values().filter_map(running).collect();
-        self.find_cgroups(work, &live);
+        self.find_cgroups(collection, &live);
         let until = Instant::now() + WALKS;
         if wanted.depth == Depth::Full {
             // The sizes of logs, of which there are few, are read after them.
@@ -127,21 +127,21 @@ impl Shared {
             let servers = if wanted == StatsRequest::EVICTION { Duration::ZERO } else { SERVERS };
             let servers_until = Instant::now() + servers;
             let due =
-                live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(work, uid));
+                live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(collection, uid));
             share(due.collect(), volumes_until, Instant::now, |uid, deadline| {
-                self.walk_volumes(work, uid, deadline, servers_until)
+                self.walk_volumes(collection, uid, deadline, servers_until)
             });
             guarded::forget(|uid| pods.contains_key(uid));
         }
         let mut data = CollectionData { disks: Disks::default(), responses, until };
-        work.budget = if wanted.details { Budget::new() } else { Budget::none() };
+        collection.budget = if wanted.details { Budget::new() } else { Budget::none() };
         let mut found = Vec::with_capacity(live.len());
         for pod in &live {
-            found.extend(self.pod(work, &mut data, pod, wanted));
+            found.extend(self.pod(collection, &mut data, pod, wanted));
         }
-        let node = self.node(work, &found, wanted)?;
-        work.volumes.retain(|uid, _| pods.contains_key(uid));
-        work.rates.end_collection();
+        let node = self.node(collection, &found, wanted)?;
+        collection.volumes.retain(|uid, _| pods.contains_key(uid));
+        collection.rates.end_collection();
         Ok(Snapshot { node, pods: found, incomplete: false })
     }
 
@@ -189,33 +189,33 @@ impl Shared {
     }
 
     /// The numbers of a cgroup, with its rate.
-    fn numbers(&self, work: &mut Work, key: &str, path: &str, wanted: StatsRequest) -> Option<Numbers> {
+    fn numbers(&self, collection: &mut CollectionState, key: &str, path: &str, wanted: StatsRequest) -> Option<Numbers> {
         let mut numbers = self.tree.numbers(path, wanted.depth, wanted.details)?;
         if let Some(processes) = self.tree.processes(path) {
             numbers.processes = Some(processes.count);
             if let Some(details) = &mut numbers.details {
                 let proc = &self.settings.roots.proc;
-                details.open = processes::open_files(proc, &processes, &mut work.budget);
-                details.files_limit = processes::files_limit(proc, &processes, &mut work.budget);
+                details.open = processes::open_files(proc, &processes, &mut collection.budget);
+                details.files_limit = processes::files_limit(proc, &processes, &mut collection.budget);
             }
         }
-        numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(key, cpu, Instant::now()));
+        numbers.rate = numbers.cpu.and_then(|cpu| collection.rates.rate(key, cpu, Instant::now()));
         Some(numbers)
     }
 
     /// The numbers of a container or sandbox, if its cgroup exists.
-    fn container_numbers(&self, work: &mut Work, id: &str, wanted: StatsRequest) -> Option<Numbers> {
-        let path = work.cgroup_paths.get(id)?.to_owned();
-        let numbers = self.numbers(work, id, &path, wanted);
+    fn container_numbers(&self, collection: &mut CollectionState, id: &str, wanted: StatsRequest) -> Option<Numbers> {
+        let path = collection.cgroup_paths.get(id)?.to_owned();
+        let numbers = self.numbers(collection, id, &path, wanted);
         if numbers.is_none() {
-            work.cgroup_paths.forget(id);
+            collection.cgroup_paths.forget(id);
         }
         numbers
     }
 
     fn pod(
         &self,
-        work: &mut Work,
+        collection: &mut CollectionState,
         data: &mut CollectionData<'_>,
         running: &RunningPod<'_>,
         wanted: StatsRequest,
@@ -234,7 +234,7 @@ impl Shared {
         for listed in containers(pod) {
             let id = listed.id.as_str();
             let stats = data.responses.stats.as_ref().and_then(|stats| stats.containers.get(id));
-            let numbers = self.container_numbers(work, id, wanted).or_else(|| {
+            let numbers = self.container_numbers(collection, id, wanted).or_else(|| {
                 let mut numbers = stats?.numbers.clone();
                 let received = data
                     .responses
@@ -242,7 +242,7 @@ impl Shared {
                     .as_ref()
                     .and_then(|stats| stats.received)
                     .unwrap_or_else(Instant::now);
-                let rate = numbers.cpu.and_then(|cpu| work.rates.rate(id, cpu, received));
+                let rate = numbers.cpu.and_then(|cpu| collection.rates.rate(id, cpu, received));
                 numbers.rate = rate.or(numbers.rate);
                 Some(numbers)
             });
@@ -265,15 +265,15 @@ impl Shared {
         }
         let sandbox_id = sandbox.map(|sandbox| sandbox.id.as_str());
         let stats = sandbox_id.and_then(|id| data.responses.stats.as_ref()?.pods.get(id));
-        let path = sandbox_id.and_then(|id| work.cgroup_paths.get(id)).map(str::to_owned);
+        let path = sandbox_id.and_then(|id| collection.cgroup_paths.get(id)).map(str::to_owned);
         found.sandbox = sandbox_id.and_then(|id| {
-            let numbers = self.container_numbers(work, id, wanted)?;
+            let numbers = self.container_numbers(collection, id, wanted)?;
             Some(SandboxUse { id: id.to_owned(), image: String::new(), numbers })
         });
         let made = (self.cgroups.pod)(&pod.uid);
-        let together = made.and_then(|path| self.numbers(work, &path, &path, wanted)).or_else(|| {
+        let together = made.and_then(|path| self.numbers(collection, &path, &path, wanted)).or_else(|| {
             let path = cgroup_paths::pod_cgroup(path.as_deref()?, pod.uid.as_str())?;
-            self.numbers(work, path, path, wanted)
+            self.numbers(collection, path, path, wanted)
         });
         let own = || stats.map(|stats| &stats.numbers).filter(|own| own.cpu.is_some()).cloned();
         found.numbers = together.or_else(own).unwrap_or_else(|| {
@@ -299,14 +299,14 @@ impl Shared {
             let process = processes.and_then(|processes| processes.ids.first().copied());
             let of_process = process.and_then(|process| proc::network(&self.settings.roots.proc, process));
             found.network = of_process.or_else(|| stats?.network.clone());
-            self.storage(work, data, &mut found);
+            self.storage(collection, data, &mut found);
         }
         Some(found)
     }
 
     /// Volumes and local storage of a pod, without the writable layers.
-    fn storage(&self, work: &mut Work, data: &mut CollectionData<'_>, pod: &mut PodUse) {
-        pod.volumes = work.volumes.get(&pod.uid).map(|walked| walked.volumes.clone()).unwrap_or_default();
+    fn storage(&self, collection: &mut CollectionState, data: &mut CollectionData<'_>, pod: &mut PodUse) {
+        pod.volumes = collection.volumes.get(&pod.uid).map(|walked| walked.volumes.clone()).unwrap_or_default();
         let sum = |select: fn(&FileSystem) -> Option<u64>| {
             let containers = pod.containers.iter().filter_map(|container| container.logs.as_ref());
             let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
@@ -323,23 +323,23 @@ impl Shared {
 
     /// Whether the volumes of a pod are to be measured: a period after the last time, or later if
     /// measurements take long.
-    fn are_volumes_due(&self, work: &Work, uid: &PodUid) -> bool {
+    fn are_volumes_due(&self, collection: &CollectionState, uid: &PodUid) -> bool {
         if self.settings.volume_period.is_none() {
             return false;
         }
-        work.volumes.get(uid).is_none_or(|walked| Instant::now() >= walked.due)
+        collection.volumes.get(uid).is_none_or(|walked| Instant::now() >= walked.due)
     }
 
     /// Measures the volumes of a pod: those on the node's disks until `deadline`, those of servers
     /// until `servers_until`. Returns whether all of the former were measured.
     pub(super) fn walk_volumes(
         &self,
-        work: &mut Work,
+        collection: &mut CollectionState,
         uid: &PodUid,
         deadline: Instant,
         servers_until: Instant,
     ) -> bool {
-        let mut last = work.volumes.remove(uid).unwrap_or_default();
+        let mut last = collection.volumes.remove(uid).unwrap_or_default();
         let begun = Instant::now();
         let mut volumes = Vec::new();
         let mut walks = BTreeMap::new();
@@ -374,14 +374,14 @@ impl Shared {
         while walks.len() > INTERRUPTED {
             walks.pop_last();
         }
-        work.volumes.insert(uid.clone(), PodWalk { due: now + pause, took, volumes, walks });
+        collection.volumes.insert(uid.clone(), PodWalk { due: now + pause, took, volumes, walks });
         is_complete
     }
 
-    fn node(&self, work: &mut Work, pods: &[PodUse], wanted: StatsRequest) -> Result<NodeUse, StatsError> {
+    fn node(&self, collection: &mut CollectionState, pods: &[PodUse], wanted: StatsRequest) -> Result<NodeUse, StatsError> {
         let settings = &self.settings;
         let mut numbers = self
-            .numbers(work, ROOT, ROOT, wanted)
+            .numbers(collection, ROOT, ROOT, wanted)
             .ok_or_else(|| StatsError::RootCgroup(settings.cgroups.root.clone()))?;
         let meminfo = std::fs::read_to_string(settings.roots.proc.join("meminfo")).unwrap_or_default();
         let total = |name| crate::resources::machine::memory_field(&meminfo, name);
@@ -406,17 +406,17 @@ impl Shared {
             // The controller of processes has no numbers here.
             (details.threads, details.threads_max) = (processes.now, processes.most);
             let first = Processes { count: 1, ids: vec![1] };
-            details.files_limit = processes::files_limit(&settings.roots.proc, &first, &mut work.budget);
+            details.files_limit = processes::files_limit(&settings.roots.proc, &first, &mut collection.budget);
         }
         let mut node = NodeUse {
             name: settings.node.clone(),
             booted: proc::booted(&settings.roots),
             numbers,
-            system: self.system(work, pods, total("MemTotal"), wanted),
+            system: self.system(collection, pods, total("MemTotal"), wanted),
             ..NodeUse::default()
         };
         if wanted.details {
-            node.classes = self.classes(work, wanted);
+            node.classes = self.classes(collection, wanted);
             node.file_systems = mounted::read(&settings.roots.proc, &settings.root_dir.join("pods"));
         }
         if wanted.depth == Depth::Full {
@@ -444,10 +444,10 @@ impl Shared {
     }
 
     /// The cgroups of the QoS classes that have one.
-    fn classes(&self, work: &mut Work, wanted: StatsRequest) -> Vec<SystemUse> {
+    fn classes(&self, collection: &mut CollectionState, wanted: StatsRequest) -> Vec<SystemUse> {
         let Some([_, burstable, best_effort]) = (self.cgroups.together)() else { return Vec::new() };
         let read = |(name, path): (&'static str, String)| {
-            let numbers = self.numbers(work, &path, &path, wanted)?;
+            let numbers = self.numbers(collection, &path, &path, wanted)?;
             Some(SystemUse { name, started: self.tree.made(&path), numbers })
         };
         [("burstable", burstable), ("besteffort", best_effort)].into_iter().filter_map(read).collect()
@@ -455,7 +455,7 @@ impl Shared {
 
     fn system(
         &self,
-        work: &mut Work,
+        collection: &mut CollectionState,
         pods: &[PodUse],
         memory: Option<u64>,
         wanted: StatsRequest,
@@ -464,10 +464,10 @@ impl Shared {
         let mut found = Vec::new();
         for (name, path) in self.system_paths() {
             let numbers = match &path {
-                Some(path) => self.numbers(work, path, path, wanted),
+                Some(path) => self.numbers(collection, path, path, wanted),
                 // DIFFERS: the Go kubelet shows the machine's numbers then.
                 None => proc::own_numbers(&settings.roots.proc).map(|mut numbers| {
-                    numbers.rate = numbers.cpu.and_then(|cpu| work.rates.rate(OWN, cpu, Instant::now()));
+                    numbers.rate = numbers.cpu.and_then(|cpu| collection.rates.rate(OWN, cpu, Instant::now()));
                     numbers
                 }),
             };
@@ -476,7 +476,7 @@ impl Shared {
             found.extend(numbers.map(|numbers| SystemUse { name, started, numbers }));
         }
         let together = (self.cgroups.together)()
-            .and_then(|[path, ..]| Some((self.tree.made(&path), self.numbers(work, &path, &path, wanted)?)));
+            .and_then(|[path, ..]| Some((self.tree.made(&path), self.numbers(collection, &path, &path, wanted)?)));
         // DIFFERS: without a cgroup around all pods the Go kubelet has no such entry.
         let (started, numbers) = together.unwrap_or_else(|| {
             let mut sum = Numbers { time: Timestamp::now(), ..Numbers::default() };

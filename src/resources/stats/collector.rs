@@ -53,9 +53,9 @@ pub enum StatsError {
     Busy,
 }
 
-/// The state that one collection leaves for the next.
+/// The state of a collection, which it leaves for the next one.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct CollectionState {
     pub(super) rates: Rates,
     pub(super) cgroup_paths: CgroupPaths,
     pub(super) volumes: HashMap<PodUid, PodWalk>,
@@ -81,7 +81,7 @@ impl Default for PodWalk {
 
 struct State {
     /// Taken by the caller that collects.
-    work: Option<Box<Work>>,
+    collection: Option<Box<CollectionState>>,
     last: Option<(StatsRequest, Instant, Arc<Snapshot>)>,
     /// Collections that only wait for the runtime.
     finishing: Vec<StatsRequest>,
@@ -106,23 +106,24 @@ pub(crate) struct Collector {
     shared: Arc<Shared>,
 }
 
-/// The borrowed work. Dropping it returns the work, also when the collection panics.
-struct BorrowedWork<'a> {
+/// The right to collect, with the state of the collections. Dropping it returns both, also when the
+/// collection panics.
+struct CollectionGuard<'a> {
     shared: &'a Shared,
-    work: Box<Work>,
+    collection: Box<CollectionState>,
 }
 
-impl<'a> BorrowedWork<'a> {
-    /// Returns the work before the collection has ended: callers with the same request wait for it.
+impl<'a> CollectionGuard<'a> {
+    /// Lets others collect before the collection has ended: callers with the same request wait for it.
     fn finish_later(self, wanted: StatsRequest) -> PendingCollection<'a> {
         self.shared.state.locked().finishing.push(wanted);
         PendingCollection { shared: self.shared, wanted, result: None }
     }
 }
 
-impl Drop for BorrowedWork<'_> {
+impl Drop for CollectionGuard<'_> {
     fn drop(&mut self) {
-        self.shared.state.locked().work = Some(std::mem::take(&mut self.work));
+        self.shared.state.locked().collection = Some(std::mem::take(&mut self.collection));
         self.shared.done.notify_all();
     }
 }
@@ -159,12 +160,12 @@ fn wait(responses: &Receiver<Responses>) -> Responses {
 enum Start<'a> {
     /// Another caller has just collected.
     Snapshot(Arc<Snapshot>),
-    /// The caller that has the work collects.
-    Work(BorrowedWork<'a>),
+    /// The caller collects.
+    Collect(CollectionGuard<'a>),
 }
 
 impl Shared {
-    /// Borrows the work, unless the numbers are known already.
+    /// Waits for the right to collect, unless the numbers are known already.
     fn borrow(&self, wanted: StatsRequest, until: Instant) -> Result<Start<'_>, StatsError> {
         let mut state = self.state.locked();
         loop {
@@ -175,8 +176,8 @@ impl Shared {
                 return Ok(Start::Snapshot(Arc::clone(snapshot)));
             }
             let is_pending = state.finishing.iter().any(|pending| wanted.is_met_by(*pending));
-            if !is_pending && let Some(work) = state.work.take() {
-                return Ok(Start::Work(BorrowedWork { shared: self, work }));
+            if !is_pending && let Some(collection) = state.collection.take() {
+                return Ok(Start::Collect(CollectionGuard { shared: self, collection }));
             }
             let _waiting = threads::waiting("another collection of statistics");
             let left = until.saturating_duration_since(Instant::now());
@@ -196,7 +197,7 @@ impl Collector {
             settings.root_dir = real;
         }
         let tree = Tree::new(&settings.cgroups);
-        let state = Mutex::new(State { work: Some(Box::default()), last: None, finishing: Vec::new() });
+        let state = Mutex::new(State { collection: Some(Box::default()), last: None, finishing: Vec::new() });
         let Deps { cgroups, pods, pod, memory_limit, volumes, runtime } = deps;
         let queries = RuntimeQueries::new(runtime);
         let done = Condvar::new();
@@ -217,10 +218,10 @@ impl Collector {
         loop {
             let mut borrowed = match shared.borrow(wanted, until)? {
                 Start::Snapshot(snapshot) => return Ok(snapshot),
-                Start::Work(borrowed) => borrowed,
+                Start::Collect(borrowed) => borrowed,
             };
             let pods = (shared.pods)();
-            let query = shared.query_for(&mut borrowed.work, &pods, wanted);
+            let query = shared.query_for(&mut borrowed.collection, &pods, wanted);
             if stats.is_none() && query.pods == Some(Part::All) {
                 // Returned before the wait, as the runtime may be slow.
                 drop(borrowed);
@@ -231,12 +232,12 @@ impl Collector {
             // It is not needed any more; two would take memory.
             let old = shared.state.locked().last.take();
             drop(old);
-            if wanted.rates && borrowed.work.rates.is_stale(Instant::now()) {
-                shared.first_samples(&mut borrowed.work, &pods);
+            if wanted.rates && borrowed.collection.rates.is_stale(Instant::now()) {
+                shared.first_samples(&mut borrowed.collection, &pods);
                 let _ = StopToken::never().wait(FIRST_GAP);
             }
             let known = stats.unwrap_or_default();
-            let mut snapshot = shared.collect(&mut borrowed.work, &pods, &known, wanted)?;
+            let mut snapshot = shared.collect(&mut borrowed.collection, &pods, &known, wanted)?;
             let mut finishing = borrowed.finish_later(wanted);
             let responses = pending.map_or(Ok(known), |pending| pending.map(|responses| wait(&responses)));
             // If no thread could be started.

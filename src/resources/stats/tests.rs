@@ -644,7 +644,7 @@ fn containers_without_a_cgroup_have_the_numbers_of_the_runtime() {
     let snapshot = fixture.collector.snapshot(StatsRequest::RESOURCE).unwrap();
     assert!(snapshot.pods.is_empty() && snapshot.incomplete);
     assert!(matches!(fixture.collector.snapshot(StatsRequest::SUMMARY), Err(StatsError::ImageFs(_))));
-    // The failure has not kept the work.
+    // The failure has not kept the state.
     assert!(fixture.collector.snapshot(StatsRequest::RESOURCE).is_ok());
 }
 
@@ -660,8 +660,8 @@ fn a_pod_that_has_ended_is_gone_and_forgotten() {
     fixture.collector.shared.state.locked().last = None;
     assert!(fixture.collector.snapshot(StatsRequest::SUMMARY).unwrap().pods.is_empty());
     let state = fixture.collector.shared.state.locked();
-    let work = state.work.as_ref().unwrap();
-    assert!(work.volumes.is_empty() && work.cgroup_paths.get("c1").is_none());
+    let collection = state.collection.as_ref().unwrap();
+    assert!(collection.volumes.is_empty() && collection.cgroup_paths.get("c1").is_none());
 }
 
 #[test]
@@ -771,16 +771,16 @@ fn volume_whose_walk_is_cut_keeps_its_last_numbers() {
     assert!(volumes[0].space.used.unwrap() >= 100_000);
     let shared = &fixture.collector.shared;
     let mut state = shared.state.locked();
-    let work = state.work.as_mut().unwrap();
+    let collection = state.collection.as_mut().unwrap();
     let uid = &snapshot.pods[0].uid;
     let now = std::time::Instant::now();
-    assert!(!shared.walk_volumes(work, uid, now, now));
-    assert_eq!(work.volumes[uid].volumes, *volumes);
+    assert!(!shared.walk_volumes(collection, uid, now, now));
+    assert_eq!(collection.volumes[uid].volumes, *volumes);
     // A volume that does not exist any more is no cut walk.
     drop(place);
     let late = now + Duration::from_secs(60);
-    assert!(shared.walk_volumes(work, uid, late, late));
-    assert!(work.volumes[uid].volumes.is_empty());
+    assert!(shared.walk_volumes(collection, uid, late, late));
+    assert!(collection.volumes[uid].volumes.is_empty());
 }
 
 #[test]
@@ -807,7 +807,7 @@ fn volumes_are_walked_once_a_period() {
     assert!(used("statfs").0 > before && all >= before + 4096);
     std::fs::write(place.path().join("new"), vec![1; 100_000]).unwrap();
     assert_eq!(used("walked").0, before, "the period is not over");
-    for walked in fixture.collector.shared.state.locked().work.as_mut().unwrap().volumes.values_mut() {
+    for walked in fixture.collector.shared.state.locked().collection.as_mut().unwrap().volumes.values_mut() {
         walked.due -= Duration::from_secs(60);
     }
     assert!(used("walked").0 >= before + 100_000);
