@@ -77,7 +77,7 @@ pub(super) fn start(
     let (view, ended, allocations) = (rooms.view.clone(), rooms.view.clone(), rooms.allocations.clone());
     let reclaim_wake = wake.clone();
     let deps = eviction::Deps {
-        read_node: Box::new(move |places| reader.glance(places)),
+        read_node: Box::new(move |places| reader.node_use(places)),
         measure: Box::new(move |scope| {
             let wanted = match scope {
                 StatsScope::Memory => StatsRequest::RESOURCE,

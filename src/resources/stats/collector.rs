@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, bounded};
 use super::cgroup::Tree;
 use super::cgroup_paths::CgroupPaths;
 use super::collect::VolumeReading;
-use super::glance::NodePaths;
+use super::node_use::NodePaths;
 use super::processes::Budget;
 use super::rates::Rates;
 use super::request::{FRESH, StatsRequest};
@@ -28,7 +28,7 @@ use super::settings::{
     Deps, FindInspection, ListPods, ListVolumes, PodCgroupPaths, PodMemoryLimit, Settings,
 };
 use super::space::Walk;
-use super::{collect, glance, space};
+use super::{collect, node_use, space};
 
 /// The time between the two samples of the first request.
 const FIRST_GAP: Duration = Duration::from_millis(200);
@@ -265,8 +265,8 @@ impl Collector {
 
     /// The numbers of the machine that eviction compares with its thresholds, read now. Never waits
     /// for another collection or for the runtime. `None`: the machine's memory cannot be read.
-    pub(crate) fn glance(&self, places: &NodePaths) -> Option<NodeUse> {
-        glance::read(&self.shared.tree, &self.shared.settings, places)
+    pub(crate) fn node_use(&self, places: &NodePaths) -> Option<NodeUse> {
+        node_use::read(&self.shared.tree, &self.shared.settings, places)
     }
 
     /// Volumes with a claim behind them, for the metrics by claim; usually there are none,

@@ -336,9 +336,9 @@ fn huge_pages_are_left_out_of_the_available_memory_of_each_view_or_of_none() {
         write(fixture.dir.path(), &[("proc/meminfo", meminfo)]);
         let of_snapshot =
             |wanted| fixture.collector.snapshot(wanted).unwrap().node.numbers.available.unwrap();
-        let glance = fixture.collector.glance(&NodePaths::default()).unwrap();
+        let node_use = fixture.collector.node_use(&NodePaths::default()).unwrap();
         let views = [StatsRequest::RESOURCE, StatsRequest::EVICTION].map(of_snapshot);
-        [views[0], views[1], glance.numbers.available.unwrap()]
+        [views[0], views[1], node_use.numbers.available.unwrap()]
     };
     let all = available(true, "MemTotal: 1000000 kB\n");
     assert!(all.iter().all(|bytes| *bytes > 3 << 20), "{all:?}");
