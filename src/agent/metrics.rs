@@ -14,7 +14,7 @@ use crate::model::runtime::{ContainerState, SandboxState};
 use crate::pods::WorkerPhase;
 use crate::probes::BUCKETS;
 use crate::resources::Roots;
-use crate::resources::own::{self, NetworkBytes, OwnUse};
+use crate::resources::agent_use::{self, AgentUse, NetworkBytes};
 use crate::server::{KUBERNETES_VERSION, MetricsPage};
 use crate::sync::view::Snapshot;
 use crate::util::disk_writes;
@@ -361,7 +361,7 @@ fn agent_metrics(handles: &Handles, page: &mut Page) {
 
 fn process(handles: &Handles, page: &mut Page) {
     start_time(handles, page);
-    if let Ok(own) = OwnUse::read(&Roots::default()) {
+    if let Ok(own) = AgentUse::read(&Roots::default()) {
         page.counter("process_cpu_seconds_total", "CPU time that was used.", own.cpu.as_secs_f64());
         page.gauge("process_resident_memory_bytes", "Resident memory.", own.resident_bytes as f64);
         page.gauge("coracle_peak_memory_bytes", "The most resident memory.", own.peak_resident_bytes as f64);
@@ -380,7 +380,7 @@ fn process(handles: &Handles, page: &mut Page) {
     if let Some(bytes) = virtual_memory() {
         page.gauge("process_virtual_memory_bytes", "Virtual memory.", bytes as f64);
     }
-    if let Some(NetworkBytes { received, sent }) = own::network_bytes(&Roots::default()) {
+    if let Some(NetworkBytes { received, sent }) = agent_use::network_bytes(&Roots::default()) {
         let help = "Bytes received by IP in the agent's network namespace.";
         page.counter("process_network_receive_bytes_total", help, received as f64);
         let help = "Bytes sent by IP in the agent's network namespace.";

@@ -16,7 +16,7 @@ use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
 use crate::pods::admission::Allocatable;
 use crate::pods::cgroups::Numbers;
-use crate::resources::{Roots, own::OwnUse};
+use crate::resources::{Roots, agent_use::AgentUse};
 use crate::runtime::logs::read::resolve;
 use crate::server::{
     AgentCheck, DiskWritesReport, ImageRow, LogSource, LogsReport, MemoryReport, NodeReport, PodCgroupReport,
@@ -234,7 +234,7 @@ impl Handles {
             near: row.near,
         });
         let runtime = self.observe.runtime_version();
-        let own = OwnUse::read(&Roots::default()).ok();
+        let own = AgentUse::read(&Roots::default()).ok();
         NodeReport {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -7,6 +7,7 @@
 //! on purpose: the making of cgroups (`cgroups`), eviction and device plugins. Go
 //! counterpart: pkg/kubelet/cm (facts only), cadvisor's machine package.
 
+pub(crate) mod agent_use;
 pub(crate) mod cgroups;
 mod controllers;
 pub(crate) mod disk;
@@ -16,7 +17,6 @@ pub(crate) mod iptables;
 mod kernel_files;
 pub(crate) mod machine;
 pub(crate) mod oom;
-pub(crate) mod own;
 pub(crate) mod preflight;
 pub(crate) mod stats;
 pub(crate) mod system;

@@ -11,7 +11,6 @@
 //! Go counterpart: pkg/kubelet/cm/cpumanager.
 
 pub mod error;
-pub mod state_file;
 pub mod hints;
 pub mod options;
 pub mod policy;
@@ -20,6 +19,7 @@ pub mod rebuild;
 pub mod request;
 mod spread;
 pub mod state;
+pub mod state_file;
 mod take;
 pub mod updates;
 pub mod whole;

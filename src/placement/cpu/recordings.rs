@@ -6,11 +6,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::state_file::{self, StateError};
 use super::options::{Gates, Options};
 use super::policy::{Reservation, StaticPolicy};
 use super::request::{Kind, PodCpus};
 use super::state::State;
+use super::state_file::{self, StateError};
 use super::updates::{Applied, RunningContainer};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
@@ -84,7 +84,8 @@ impl Replay {
         self.policy = None;
         let started = (|| -> Result<(), String> {
             if config["cpuManagerPolicy"] == "none" {
-                let read = self.file.as_ref().map(|text| state_file::decode(text, state_file::NONE)).transpose();
+                let read =
+                    self.file.as_ref().map(|text| state_file::decode(text, state_file::NONE)).transpose();
                 self.state = read.map_err(|error| error.to_string())?.unwrap_or_default();
                 self.file = Some(state_file::encode(state_file::NONE, &self.state));
                 return Ok(());
@@ -99,8 +100,8 @@ impl Replay {
                     Reservation::Amount(Amount::parse(cpu).unwrap())
                 }
             };
-            let policy =
-                StaticPolicy::new(machine(), &reservation, options, false).map_err(|error| error.to_string())?;
+            let policy = StaticPolicy::new(machine(), &reservation, options, false)
+                .map_err(|error| error.to_string())?;
             self.state = match &self.file {
                 Some(text) => state_file::decode(text, state_file::STATIC)
                     .and_then(|state| state_file::check(&policy, state))

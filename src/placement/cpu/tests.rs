@@ -3,12 +3,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use super::error::AllocateError;
-use super::state_file::{self, StateError};
 use super::options::{Gates, Options, OptionsError};
 use super::policy::{Allocated, Reservation, StartError, StaticPolicy};
 use super::rebuild::rebuild;
 use super::request::{ContainerCpus, Kind, PodCpus};
 use super::state::State;
+use super::state_file::{self, StateError};
 use super::updates::{Applied, RunningContainer, Update};
 use super::whole::PodAllocated;
 use crate::model::ids::PodUid;
@@ -82,7 +82,8 @@ fn reserved_amount_is_rounded_up_and_takes_the_first_core() {
 
 #[test]
 fn impossible_reservations_do_not_start() {
-    let start = |reservation, options, single| StaticPolicy::new(machine(1, 2), &reservation, options, single);
+    let start =
+        |reservation, options, single| StaticPolicy::new(machine(1, 2), &reservation, options, single);
     let amount = |milli| Reservation::Amount(Amount::from_milli(milli));
     let none = Options::default();
     assert_eq!(start(amount(0), none, false), Err(StartError::NothingReserved));
@@ -391,7 +392,9 @@ fn files_of_1_37_are_read_and_written_byte_by_byte() {
 fn unusable_state_files_are_distinguished() {
     let policy = reserved("0", machine(1, 2), Options::default());
     let read = |text: &str| {
-        state_file::decode(text, state_file::STATIC).and_then(|state| state_file::check(&policy, state)).unwrap_err()
+        state_file::decode(text, state_file::STATIC)
+            .and_then(|state| state_file::check(&policy, state))
+            .unwrap_err()
     };
     let with = |shared: &str, entries: &str| {
         format!(r#"{{"policyName":"static","defaultCpuSet":"{shared}","entries":{entries},"checksum":0}}"#)
@@ -423,7 +426,10 @@ fn wrong_data_is_an_error_although_the_older_fields_are_right() {
     let text = state_file::encode(state_file::STATIC, &state);
     assert!(text.contains("u\\u003c1\\u003e"), "{text}");
     assert_eq!(state_file::decode(&text, state_file::STATIC).unwrap().exclusive, state.exclusive);
-    assert_eq!(state_file::decode(&without_data(&text), state_file::STATIC).unwrap().exclusive, state.exclusive);
+    assert_eq!(
+        state_file::decode(&without_data(&text), state_file::STATIC).unwrap().exclusive,
+        state.exclusive
+    );
     let (older, _) = text.split_once(",\"data\":").unwrap();
     for rest in [
         r#","data":"{}","dataChecksum":1}"#,
@@ -434,7 +440,10 @@ fn wrong_data_is_an_error_although_the_older_fields_are_right() {
         assert!(matches!(read, Err(StateError::Checksum { .. })), "{rest}: {read:?}");
     }
     // Its checksum is right, and it is not JSON.
-    let read = state_file::decode(&format!(r#"{older},"data":"abc","dataChecksum":2241406447}}"#), state_file::STATIC);
+    let read = state_file::decode(
+        &format!(r#"{older},"data":"abc","dataChecksum":2241406447}}"#),
+        state_file::STATIC,
+    );
     assert!(matches!(read, Err(StateError::Format { .. })), "{read:?}");
 }
 

@@ -68,7 +68,8 @@ mod tests {
     #[test]
     fn container_that_loses_cpus_is_updated_before_one_that_gains_them() {
         let cpus = |text: &str| CpuSet::parse(text).unwrap();
-        let running = |name: &str| RunningContainer { pod: name.into(), name: "main".to_owned(), id: name.into() };
+        let running =
+            |name: &str| RunningContainer { pod: name.into(), name: "main".to_owned(), id: name.into() };
         let mut state = State::default();
         for (pod, set) in [("a", "2-3"), ("b", "1")] {
             state.exclusive.entry(pod.into()).or_default().insert("main".to_owned(), cpus(set));

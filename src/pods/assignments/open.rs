@@ -13,11 +13,11 @@ use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::reasons;
-use crate::placement::cpu::state_file;
 use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::rebuild::{Observed, rebuild};
 use crate::placement::cpu::request::{ContainerCpus, Kind, PodCpus};
 use crate::placement::cpu::state::State;
+use crate::placement::cpu::state_file;
 use crate::placement::cpus::CpuSet;
 use crate::placement::memory::{self, Memory};
 use crate::placement::numa::NumaMask;
@@ -53,7 +53,8 @@ impl Assignments {
         let mut problems = Vec::new();
         let cpu = load(&cpu_file, &mut problems, |text| match &settings.cpu {
             Some(policy) => {
-                let state = state_file::decode(text, state_file::STATIC).map_err(|error| error.to_string())?;
+                let state =
+                    state_file::decode(text, state_file::STATIC).map_err(|error| error.to_string())?;
                 state_file::check(policy, state).map_err(|error| error.to_string())
             }
             None => state_file::decode(text, state_file::NONE).map_err(|error| error.to_string()),

@@ -9,11 +9,11 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::PodRuntime;
-use crate::placement::cpu::state_file;
 use crate::placement::cpu::policy::StaticPolicy;
 use crate::placement::cpu::provider::CpuProvider;
 use crate::placement::cpu::request::{PodCpus, is_isolated};
 use crate::placement::cpu::state::State;
+use crate::placement::cpu::state_file;
 use crate::placement::cpu::updates::{Applied, RunningContainer, Update};
 use crate::placement::cpus::CpuSet;
 use crate::placement::machine::Level;
@@ -222,7 +222,11 @@ impl AssignmentState {
     pub(super) fn updates(&mut self) -> Vec<Update> {
         let running = self.running.iter();
         let running: Vec<RunningContainer> = running
-            .map(|(id, (pod, name))| RunningContainer { pod: pod.clone(), name: name.clone(), id: id.clone() })
+            .map(|(id, (pod, name))| RunningContainer {
+                pod: pod.clone(),
+                name: name.clone(),
+                id: id.clone(),
+            })
             .collect();
         self.applied.updates(&self.cpu, &running)
     }

@@ -10,7 +10,7 @@ const TICKS_PER_SECOND: u64 = 100;
 
 /// The present use of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OwnUse {
+pub(crate) struct AgentUse {
     pub resident_bytes: u64,
     /// The peak of the resident memory.
     pub peak_resident_bytes: u64,
@@ -22,7 +22,7 @@ pub(crate) struct OwnUse {
     pub voluntary_switches: u64,
 }
 
-impl OwnUse {
+impl AgentUse {
     /// Reads it from `/proc/self`.
     pub(crate) fn read(roots: &Roots) -> Result<Self, ResourceError> {
         let dir = roots.proc.join("self");
@@ -36,7 +36,7 @@ impl OwnUse {
             cpu_time(&read(&stat)?).ok_or(ResourceError::Content { path: stat, what: "processor time" })?;
         // The descriptor that lists the directory is in the list, too.
         let open_files = (list(&dir.join("fd"))?.len() as u64).saturating_sub(1);
-        Ok(OwnUse {
+        Ok(AgentUse {
             resident_bytes,
             peak_resident_bytes: memory("VmHWM").unwrap_or(resident_bytes),
             threads: number_field(&status, "Threads").ok_or_else(|| lacks("Threads"))?,
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn reads_this_process() {
-        let own = OwnUse::read(&Roots::default()).unwrap();
+        let own = AgentUse::read(&Roots::default()).unwrap();
         assert!(own.resident_bytes > 0 && own.peak_resident_bytes >= own.resident_bytes);
         assert!(own.threads > 0 && own.open_files > 0);
     }
