@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::collector::{PodWalk, Shared, StatsError, CollectionState};
+use super::collector::{CollectionState, PodWalk, Shared, StatsError};
 use super::guarded::MeasuredSize;
 use super::processes::{self, Budget, Processes};
 use super::request::{Depth, StatsRequest};
@@ -15,8 +15,8 @@ use super::sample::{
     ContainerUse, FileSystem, NodeUse, Numbers, PodUse, SandboxUse, Snapshot, SystemUse, VolumeUse,
 };
 use super::settings::{PodVolume, Settings};
-use super::shares::share;
 use super::space::Walk;
+use super::time_shares::divide_time;
 use super::{cgroup, cgroup_paths, guarded, mounted, proc, space};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
@@ -82,7 +82,11 @@ impl Shared {
 
     /// Searches the cgroups of all containers and sandboxes whose ids it returns: in the cgroup of
     /// the pod, and everywhere for those that the runtime has put elsewhere.
-    fn find_cgroups<'a>(&self, collection: &mut CollectionState, live: &[RunningPod<'a>]) -> BTreeSet<&'a str> {
+    fn find_cgroups<'a>(
+        &self,
+        collection: &mut CollectionState,
+        live: &[RunningPod<'a>],
+    ) -> BTreeSet<&'a str> {
         let top = self.tree.top();
         let mut all = BTreeSet::new();
         for running in live {
@@ -95,7 +99,12 @@ impl Shared {
     }
 
     /// The numbers to request from the runtime.
-    pub(super) fn query_for(&self, collection: &mut CollectionState, listed: &Listed, wanted: StatsRequest) -> Query {
+    pub(super) fn query_for(
+        &self,
+        collection: &mut CollectionState,
+        listed: &Listed,
+        wanted: StatsRequest,
+    ) -> Query {
         let live: Vec<RunningPod<'_>> = pods_shown(listed).collect();
         let ids = self.find_cgroups(collection, &live);
         let full = wanted.depth == Depth::Full;
@@ -126,9 +135,11 @@ impl Shared {
             // Evictions need only what is on the node's own disks, and must not wait.
             let servers = if wanted == StatsRequest::EVICTION { Duration::ZERO } else { SERVERS };
             let servers_until = Instant::now() + servers;
-            let due =
-                live.iter().map(|running| &running.pod.uid).filter(|uid| self.are_volumes_due(collection, uid));
-            share(due.collect(), volumes_until, Instant::now, |uid, deadline| {
+            let due = live
+                .iter()
+                .map(|running| &running.pod.uid)
+                .filter(|uid| self.are_volumes_due(collection, uid));
+            divide_time(due.collect(), volumes_until, Instant::now, |uid, deadline| {
                 self.walk_volumes(collection, uid, deadline, servers_until)
             });
             guarded::forget(|uid| pods.contains_key(uid));
@@ -189,7 +200,13 @@ impl Shared {
     }
 
     /// The numbers of a cgroup, with its rate.
-    fn numbers(&self, collection: &mut CollectionState, key: &str, path: &str, wanted: StatsRequest) -> Option<Numbers> {
+    fn numbers(
+        &self,
+        collection: &mut CollectionState,
+        key: &str,
+        path: &str,
+        wanted: StatsRequest,
+    ) -> Option<Numbers> {
         let mut numbers = self.tree.numbers(path, wanted.depth, wanted.details)?;
         if let Some(processes) = self.tree.processes(path) {
             numbers.processes = Some(processes.count);
@@ -204,7 +221,12 @@ impl Shared {
     }
 
     /// The numbers of a container or sandbox, if its cgroup exists.
-    fn container_numbers(&self, collection: &mut CollectionState, id: &str, wanted: StatsRequest) -> Option<Numbers> {
+    fn container_numbers(
+        &self,
+        collection: &mut CollectionState,
+        id: &str,
+        wanted: StatsRequest,
+    ) -> Option<Numbers> {
         let path = collection.cgroup_paths.get(id)?.to_owned();
         let numbers = self.numbers(collection, id, &path, wanted);
         if numbers.is_none() {
@@ -306,7 +328,8 @@ impl Shared {
 
     /// Volumes and local storage of a pod, without the writable layers.
     fn storage(&self, collection: &mut CollectionState, data: &mut CollectionData<'_>, pod: &mut PodUse) {
-        pod.volumes = collection.volumes.get(&pod.uid).map(|walked| walked.volumes.clone()).unwrap_or_default();
+        pod.volumes =
+            collection.volumes.get(&pod.uid).map(|walked| walked.volumes.clone()).unwrap_or_default();
         let sum = |select: fn(&FileSystem) -> Option<u64>| {
             let containers = pod.containers.iter().filter_map(|container| container.logs.as_ref());
             let volumes = pod.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| &volume.space);
@@ -378,7 +401,12 @@ impl Shared {
         is_complete
     }
 
-    fn node(&self, collection: &mut CollectionState, pods: &[PodUse], wanted: StatsRequest) -> Result<NodeUse, StatsError> {
+    fn node(
+        &self,
+        collection: &mut CollectionState,
+        pods: &[PodUse],
+        wanted: StatsRequest,
+    ) -> Result<NodeUse, StatsError> {
         let settings = &self.settings;
         let mut numbers = self
             .numbers(collection, ROOT, ROOT, wanted)
@@ -406,7 +434,8 @@ impl Shared {
             // The controller of processes has no numbers here.
             (details.threads, details.threads_max) = (processes.now, processes.most);
             let first = Processes { count: 1, ids: vec![1] };
-            details.files_limit = processes::files_limit(&settings.roots.proc, &first, &mut collection.budget);
+            details.files_limit =
+                processes::files_limit(&settings.roots.proc, &first, &mut collection.budget);
         }
         let mut node = NodeUse {
             name: settings.node.clone(),
@@ -467,7 +496,8 @@ impl Shared {
                 Some(path) => self.numbers(collection, path, path, wanted),
                 // DIFFERS: the Go kubelet shows the machine's numbers then.
                 None => proc::own_numbers(&settings.roots.proc).map(|mut numbers| {
-                    numbers.rate = numbers.cpu.and_then(|cpu| collection.rates.rate(OWN, cpu, Instant::now()));
+                    numbers.rate =
+                        numbers.cpu.and_then(|cpu| collection.rates.rate(OWN, cpu, Instant::now()));
                     numbers
                 }),
             };
@@ -475,8 +505,9 @@ impl Shared {
             let started = if name == "kubelet" { Some(settings.started) } else { made() };
             found.extend(numbers.map(|numbers| SystemUse { name, started, numbers }));
         }
-        let together = (self.cgroups.together)()
-            .and_then(|[path, ..]| Some((self.tree.made(&path), self.numbers(collection, &path, &path, wanted)?)));
+        let together = (self.cgroups.together)().and_then(|[path, ..]| {
+            Some((self.tree.made(&path), self.numbers(collection, &path, &path, wanted)?))
+        });
         // DIFFERS: without a cgroup around all pods the Go kubelet has no such entry.
         let (started, numbers) = together.unwrap_or_else(|| {
             let mut sum = Numbers { time: Timestamp::now(), ..Numbers::default() };

@@ -29,10 +29,10 @@ mod request;
 mod runtime_stats;
 pub(crate) mod sample;
 mod settings;
-mod shares;
 mod single_flight;
 mod space;
 mod summary;
+mod time_shares;
 
 pub(crate) use cadvisor::cadvisor;
 pub use cgroup::numbers;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// share the rest in the same way: a large one gets what the others did not need, once.
 ///
 /// `walk` gets its deadline and returns whether it was complete. `now` is the clock.
-pub(super) fn share<T>(
+pub(super) fn divide_time<T>(
     items: Vec<T>,
     until: Instant,
     mut now: impl FnMut() -> Instant,
@@ -38,7 +38,7 @@ mod tests {
         let mut done = vec![false; needs.len()];
         let items: Vec<usize> = (0..needs.len()).collect();
         let until = start + Duration::from_millis(limit);
-        share(
+        divide_time(
             items,
             until,
             || clock.get(),
