@@ -11,7 +11,7 @@ use crate::transport::grpc::Kind;
 use crate::util::stop::StopToken;
 
 use super::client::Runtime;
-use super::numbers::{self, MEMORY_HIGH, NO_LIMIT};
+use super::linux_resources::{self, MEMORY_HIGH, NO_LIMIT};
 use super::sandbox_config::overhead;
 use super::settings::Settings;
 
@@ -131,7 +131,7 @@ impl Runtime {
 /// The fields of a request that changes a container's memory, or else its CPU. The runtime does not
 /// change fields that are zero.
 fn resized(pod: &Pod, container: &Container, memory: bool, settings: &Settings) -> LinuxContainerResources {
-    let all = numbers::container_resources(pod, container, settings);
+    let all = linux_resources::container_resources(pod, container, settings);
     if !memory {
         // Without the gate `MemoryQoS`, each resize removes the throttling.
         let unthrottled = |(file, text): &(String, String)| file == MEMORY_HIGH && text == NO_LIMIT;

@@ -19,7 +19,7 @@ use super::mounts::{self, ImageVolume};
 use super::security_context;
 use super::settings::{Host, Settings};
 use super::user_namespaces::IdRange;
-use super::{env, labels, numbers};
+use super::{env, labels, linux_resources};
 use crate::util::stop::StopToken;
 
 /// The inputs of a container configuration.
@@ -113,7 +113,7 @@ pub(super) fn container_config(inputs: ContainerInputs<'_>) -> Result<ContainerC
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
         linux: MessageField::some(LinuxContainerConfig {
-            resources: MessageField::some(numbers::container_resources(pod, container, settings)),
+            resources: MessageField::some(linux_resources::container_resources(pod, container, settings)),
             security_context: MessageField::some(security_context::of_container(
                 pod,
                 container,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::numbers::{container_resources, sandbox_resources};
+use super::linux_resources::{container_resources, sandbox_resources};
 use super::settings::Settings;
 use crate::model::pod::Pod;
 use crate::model::quantity::Form;

@@ -17,7 +17,7 @@ use super::dns::Resolver;
 use super::hostname::{hostname, kernel_name};
 use super::settings::Settings;
 use super::user_namespaces::IdRange;
-use super::{labels, numbers, security_context};
+use super::{labels, linux_resources, security_context};
 
 /// The inputs of a sandbox configuration.
 #[derive(Clone, Copy)]
@@ -70,7 +70,7 @@ pub(super) fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConf
             security_context: MessageField::some(security_context::of_sandbox(pod, ids)),
             sysctls: sysctls(pod, &settings.default_sysctls),
             overhead: MessageField::some(overhead(pod, settings)),
-            resources: MessageField::some(numbers::sandbox_resources(pod, settings)),
+            resources: MessageField::some(linux_resources::sandbox_resources(pod, settings)),
             ..LinuxPodSandboxConfig::default()
         }),
         ..PodSandboxConfig::default()
@@ -80,7 +80,7 @@ pub(super) fn sandbox_config(inputs: SandboxInputs<'_>) -> Result<PodSandboxConf
 /// Overhead comes with a RuntimeClass; without one upstream sends an empty message.
 pub(super) fn overhead(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
     match pod.spec().overhead.as_ref().filter(|overhead| !overhead.is_empty()) {
-        Some(overhead) => numbers::overhead_resources(overhead, settings),
+        Some(overhead) => linux_resources::overhead_resources(overhead, settings),
         None => LinuxContainerResources::default(),
     }
 }

@@ -39,9 +39,9 @@ pub(super) fn cpu_quota(millicores: i64, period_microseconds: i64) -> i64 {
 /// The pod's resources as the sandbox request carries them: sums over the containers, at least
 /// those of any init container. Overhead is not in it.
 pub(super) fn sandbox_resources(pod: &Pod, settings: &Settings) -> LinuxContainerResources {
-    let cpu_limit = pod_total(pod, Side::Limits, "cpu").unwrap_or_default();
-    let memory_limit = pod_total(pod, Side::Limits, "memory").unwrap_or_default();
-    cpu_and_memory(pod_total(pod, Side::Requests, "cpu"), cpu_limit, memory_limit, settings)
+    let cpu_limit = pod_total(pod, RequestsOrLimits::Limits, "cpu").unwrap_or_default();
+    let memory_limit = pod_total(pod, RequestsOrLimits::Limits, "memory").unwrap_or_default();
+    cpu_and_memory(pod_total(pod, RequestsOrLimits::Requests, "cpu"), cpu_limit, memory_limit, settings)
 }
 
 /// The numbers of one container.
@@ -53,12 +53,12 @@ pub(super) fn container_resources(
     let own = container.resources.as_ref();
     let limit = |resource: &str| {
         let non_zero_limit = |requirements: Option<&ResourceRequirements>| {
-            lookup(requirements, Side::Limits, resource).filter(|amount| !amount.is_zero())
+            lookup(requirements, RequestsOrLimits::Limits, resource).filter(|amount| !amount.is_zero())
         };
         // A container without a limit has the pod's.
         non_zero_limit(own).or_else(|| non_zero_limit(pod.spec().resources.as_ref())).unwrap_or_default()
     };
-    let request = lookup(own, Side::Requests, "cpu");
+    let request = lookup(own, RequestsOrLimits::Requests, "cpu");
     let mut resources = cpu_and_memory(request, limit("cpu"), limit("memory"), settings);
     resources.oom_score_adj = oom_score_adj(pod, container, settings.machine.memory_capacity_bytes);
     resources.hugepage_limits = hugepage_limits(pod, container, &settings.machine.hugepage_sizes);
@@ -135,27 +135,31 @@ fn limit_swap(
 }
 
 #[derive(Clone, Copy)]
-enum Side {
+enum RequestsOrLimits {
     Requests,
     Limits,
 }
 
-fn lookup(requirements: Option<&ResourceRequirements>, side: Side, resource: &str) -> Option<Amount> {
+fn lookup(
+    requirements: Option<&ResourceRequirements>,
+    which: RequestsOrLimits,
+    resource: &str,
+) -> Option<Amount> {
     let requirements = requirements?;
-    let map = match side {
-        Side::Requests => requirements.requests.as_ref(),
-        Side::Limits => requirements.limits.as_ref(),
+    let map = match which {
+        RequestsOrLimits::Requests => requirements.requests.as_ref(),
+        RequestsOrLimits::Limits => requirements.limits.as_ref(),
     };
     map?.get(resource).map(amount)
 }
 
 /// The pod's sum of `resource`, `None` if no container states any. A pod-level value counts
 /// instead of the sum.
-fn pod_total(pod: &Pod, side: Side, resource: &str) -> Option<Amount> {
-    if let Some(stated) = lookup(pod.spec().resources.as_ref(), side, resource) {
+fn pod_total(pod: &Pod, which: RequestsOrLimits, resource: &str) -> Option<Amount> {
+    if let Some(stated) = lookup(pod.spec().resources.as_ref(), which, resource) {
         return Some(stated);
     }
-    let stated_amount = |container: &Container| lookup(container.resources.as_ref(), side, resource);
+    let stated_amount = |container: &Container| lookup(container.resources.as_ref(), which, resource);
     let plus = |total: Option<Amount>, more: Option<Amount>| match (total, more) {
         (Some(total), Some(more)) => Some(total + more),
         (total, more) => total.or(more),
@@ -188,7 +192,7 @@ pub(super) fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_by
     }
     let capacity = i128::from(memory_capacity_bytes.max(1));
     let request = |container: &Container| {
-        lookup(container.resources.as_ref(), Side::Requests, "memory").unwrap_or_default().units()
+        lookup(container.resources.as_ref(), RequestsOrLimits::Requests, "memory").unwrap_or_default().units()
     };
     let score = |bytes: i64| BEST_EFFORT_SCORE - clamp(i128::from(bytes) * 1000 / capacity);
     let share = leftover_share(pod);
@@ -205,7 +209,9 @@ pub(super) fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_by
 /// Each container's share of the part of a pod-level memory request beyond the containers' own, of
 /// which init containers and regular ones do not run at the same time.
 fn leftover_share(pod: &Pod) -> i64 {
-    let Some(stated) = lookup(pod.spec().resources.as_ref(), Side::Requests, "memory") else { return 0 };
+    let Some(stated) = lookup(pod.spec().resources.as_ref(), RequestsOrLimits::Requests, "memory") else {
+        return 0;
+    };
     let sum = container_requests(pod).get("memory").copied().unwrap_or_default();
     let count = i64::try_from(pod.containers().len() + pod.init_containers().len()).unwrap_or(i64::MAX);
     stated.units().saturating_sub(sum.units()).max(0) / count.max(1)
