@@ -80,7 +80,7 @@ pub enum UserNamespaceError {
     Full,
     /// The subordinate ids that the machine configures cannot be used.
     #[error("{0}")]
-    Span(String),
+    NodeIds(String),
     /// The program that reports the subordinate ids failed.
     #[error("error retrieving additional ids for user {USER:?}: {0}")]
     Program(String),
@@ -104,7 +104,7 @@ struct Mapping {
 
 /// The node's ids from which ranges are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
+struct NodeIds {
     first: u32,
     /// One more than the last.
     end: u64,
@@ -117,7 +117,7 @@ pub(super) struct UserNamespaces {
     ids_per_pod: u32,
     max_pods: u32,
     /// `None` before the first use. The lock is held while a range is chosen and written.
-    span: Mutex<Option<Span>>,
+    node_ids: Mutex<Option<NodeIds>>,
 }
 
 impl UserNamespaces {
@@ -128,7 +128,7 @@ impl UserNamespaces {
             program: PathBuf::from(GETSUBIDS),
             ids_per_pod,
             max_pods,
-            span: Mutex::new(None),
+            node_ids: Mutex::new(None),
         }
     }
 
@@ -150,12 +150,12 @@ impl UserNamespaces {
         if !can().map_err(UserNamespaceError::Runtime)? {
             return Err(UserNamespaceError::Unsupported);
         }
-        let found = self.find_span(stop)?;
+        let found = self.find_node_ids(stop)?;
         // Stored until the agent exits: the subordinate ids do not change before.
-        let mut span = self.span.locked();
-        let span = *span.get_or_insert(found);
+        let mut node_ids = self.node_ids.locked();
+        let node_ids = *node_ids.get_or_insert(found);
         let taken = self.ids_in_use()?;
-        let range = first_free_range(span, self.ids_per_pod, &taken).ok_or(UserNamespaceError::Full)?;
+        let range = first_free_range(node_ids, self.ids_per_pod, &taken).ok_or(UserNamespaceError::Full)?;
         self.write(&file, range)?;
         Ok(Some(range))
     }
@@ -195,13 +195,13 @@ impl UserNamespaces {
         Ok(())
     }
 
-    /// DIFFERS: the span is determined for the first pod with `hostUsers: false`. Upstream does it
+    /// DIFFERS: the range of ids is determined for the first pod with `hostUsers: false`. Upstream does it
     /// at its start, and does not start if it fails.
-    fn find_span(&self, stop: &StopToken) -> Result<Span, UserNamespaceError> {
-        if let Some(known) = *self.span.locked() {
+    fn find_node_ids(&self, stop: &StopToken) -> Result<NodeIds, UserNamespaceError> {
+        if let Some(known) = *self.node_ids.locked() {
             return Ok(known);
         }
-        let default = Span { first: self.ids_per_pod, end: 1 << 32 };
+        let default = NodeIds { first: self.ids_per_pod, end: 1 << 32 };
         // Names of users may have any bytes.
         let passwd = std::fs::read(&self.passwd).unwrap_or_default();
         let is_user = |line: &[u8]| line.split(|byte| *byte == b':').next() == Some(USER.as_bytes());
@@ -212,9 +212,9 @@ impl UserNamespaces {
         let groups = self.subordinate_ids(&["-g", USER], stop)?;
         if groups.as_ref() != Some(&users) {
             let text = format!("mismatched subuids and subgids for user {USER:?}");
-            return Err(UserNamespaceError::Span(text));
+            return Err(UserNamespaceError::NodeIds(text));
         }
-        self.check_span(parse_span(&users).map_err(UserNamespaceError::Span)?)
+        self.check_node_ids(parse_node_ids(&users).map_err(UserNamespaceError::NodeIds)?)
     }
 
     fn subordinate_ids(&self, args: &[&str], stop: &StopToken) -> Result<Option<String>, UserNamespaceError> {
@@ -232,17 +232,17 @@ impl UserNamespaces {
         }
     }
 
-    fn check_span(&self, span: Span) -> Result<Span, UserNamespaceError> {
-        let (each, length) = (self.ids_per_pod.max(1), span.end - u64::from(span.first));
-        let fail = |text: String| Err(UserNamespaceError::Span(text));
-        if !span.first.is_multiple_of(each) {
-            return fail(format!("kubelet user assigned ID {} is not a multiple of {each}", span.first));
+    fn check_node_ids(&self, node_ids: NodeIds) -> Result<NodeIds, UserNamespaceError> {
+        let (each, length) = (self.ids_per_pod.max(1), node_ids.end - u64::from(node_ids.first));
+        let fail = |text: String| Err(UserNamespaceError::NodeIds(text));
+        if !node_ids.first.is_multiple_of(each) {
+            return fail(format!("kubelet user assigned ID {} is not a multiple of {each}", node_ids.first));
         }
-        if span.first < each {
+        if node_ids.first < each {
             // A pod must not use the ids of the node's users.
             return fail(format!(
                 "kubelet user assigned ID {} must be greater or equal to {each}",
-                span.first
+                node_ids.first
             ));
         }
         if !length.is_multiple_of(u64::from(each)) {
@@ -254,12 +254,12 @@ impl UserNamespaces {
                 self.max_pods
             ));
         }
-        Ok(span)
+        Ok(node_ids)
     }
 }
 
 /// Parses the output of `getsubids`, one line such as `0: kubelet 65536 2147483648`.
-fn parse_span(text: &str) -> Result<Span, String> {
+fn parse_node_ids(text: &str) -> Result<NodeIds, String> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let (Some(line), None) = (lines.next(), lines.next()) else {
         return Err(format!("error parsing subids: want one range for user {USER:?}: {text:?}"));
@@ -267,18 +267,18 @@ fn parse_span(text: &str) -> Result<Span, String> {
     let mut words = line.split_whitespace().skip(2);
     let mut number = || words.next().and_then(|word| word.parse::<u32>().ok());
     match (number(), number()) {
-        (Some(first), Some(length)) => Ok(Span { first, end: u64::from(first) + u64::from(length) }),
+        (Some(first), Some(length)) => Ok(NodeIds { first, end: u64::from(first) + u64::from(length) }),
         _ => Err(format!("error parsing subids: {line:?}")),
     }
 }
 
-/// The first range in `span` that no pod has.
-fn first_free_range(span: Span, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
-    let mut first = span.first;
+/// The first range in `node_ids` that no pod has.
+fn first_free_range(node_ids: NodeIds, each: u32, taken: &BTreeSet<u32>) -> Option<IdRange> {
+    let mut first = node_ids.first;
     loop {
         let end = u64::from(first) + u64::from(each);
         // The highest id is not valid in the kernel, so no range contains it.
-        if end > span.end.min(u64::from(u32::MAX)) {
+        if end > node_ids.end.min(u64::from(u32::MAX)) {
             return None;
         }
         if !taken.contains(&first) {
@@ -415,18 +415,24 @@ mod tests {
     }
 
     #[test]
-    fn span_of_the_kubelet_user_is_parsed_and_checked() {
+    fn ids_of_the_kubelet_user_are_parsed_and_checked() {
         let dir = tempfile::tempdir().unwrap();
         let mut namespaces = namespaces(dir.path());
         std::fs::write(dir.path().join("passwd"), b"r\xe9my:x:0:0\nkubelet:x:999:999\n").unwrap();
         // The entry is found, so the program is asked.
         namespaces.program = "/bin/false".into();
-        assert!(namespaces.find_span(&StopToken::never()).is_err());
+        assert!(namespaces.find_node_ids(&StopToken::never()).is_err());
         namespaces.program = "/no/such/program".into();
-        assert_eq!(namespaces.find_span(&StopToken::never()).unwrap(), Span { first: UNIT, end: 1 << 32 });
-        assert_eq!(parse_span("0: kubelet 131072 65536\n").unwrap(), Span { first: 131_072, end: 196_608 });
+        assert_eq!(
+            namespaces.find_node_ids(&StopToken::never()).unwrap(),
+            NodeIds { first: UNIT, end: 1 << 32 }
+        );
+        assert_eq!(
+            parse_node_ids("0: kubelet 131072 65536\n").unwrap(),
+            NodeIds { first: 131_072, end: 196_608 }
+        );
         for bad in ["", "0: kubelet x 1", "0: kubelet 1", "0: kubelet 65536 1\n1: kubelet 7 1"] {
-            assert!(parse_span(bad).is_err(), "{bad:?}");
+            assert!(parse_node_ids(bad).is_err(), "{bad:?}");
         }
         for (first, length, part) in [
             (65_537, 110 * 65_536, "is not a multiple of 65536"),
@@ -434,17 +440,18 @@ mod tests {
             (65_536, 110 * 65_536 + 1, "length 7208961 is not a multiple"),
             (65_536, 65_536, "not enough to support 110 pods"),
         ] {
-            let error = namespaces.check_span(Span { first, end: u64::from(first) + length }).unwrap_err();
+            let error =
+                namespaces.check_node_ids(NodeIds { first, end: u64::from(first) + length }).unwrap_err();
             assert!(error.to_string().contains(part), "{error}");
         }
     }
 
     #[test]
-    fn full_span_has_no_free_range() {
-        let span = Span { first: 65_536, end: 65_536 * 3 };
-        assert_eq!(first_free_range(span, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
-        assert_eq!(first_free_range(span, UNIT, &BTreeSet::from([65_536, 131_072])), None);
-        let top = Span { first: 0xffff_0000, end: 1 << 32 };
+    fn full_node_ids_have_no_free_range() {
+        let node_ids = NodeIds { first: 65_536, end: 65_536 * 3 };
+        assert_eq!(first_free_range(node_ids, UNIT, &BTreeSet::from([65_536])).unwrap().first, 131_072);
+        assert_eq!(first_free_range(node_ids, UNIT, &BTreeSet::from([65_536, 131_072])), None);
+        let top = NodeIds { first: 0xffff_0000, end: 1 << 32 };
         assert_eq!(first_free_range(top, UNIT, &BTreeSet::new()), None);
     }
 }
