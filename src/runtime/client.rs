@@ -13,7 +13,7 @@ use crate::util::gate::Gate;
 use crate::util::permits::Permits;
 
 use super::placement::SharedPlacement;
-use super::settings::{CgroupParent, Deps, Host, Settings};
+use super::settings::{CgroupParent, Deps, HostFeatures, Settings};
 use super::user_namespaces::UserNamespaces;
 
 /// A run that lasted longer is not part of a crash loop.
@@ -27,7 +27,7 @@ pub struct Runtime {
 
 pub(super) struct Shared {
     pub(super) settings: Settings,
-    pub(super) host: Host,
+    pub(super) host: HostFeatures,
     pub(super) cri: cri::RuntimeClient,
     pub(super) images: Arc<ImagePuller>,
     pub(super) user_namespaces: UserNamespaces,
@@ -65,7 +65,7 @@ impl Runtime {
         let width = (settings.machine.cpu_count as usize * 2).clamp(4, 64);
         Runtime {
             shared: Arc::new(Shared {
-                host: Host::detect(Path::new("/sys")),
+                host: HostFeatures::detect(Path::new("/sys")),
                 user_namespaces: UserNamespaces::new(
                     &settings.root_dir,
                     settings.user_namespace_ids,

@@ -17,7 +17,7 @@ use super::config_error::ConfigError;
 use super::fields::Addresses;
 use super::mounts::{self, ImageVolume};
 use super::security_context;
-use super::settings::{Host, Settings};
+use super::settings::{HostFeatures, Settings};
 use super::user_namespaces::IdRange;
 use super::{env, labels, linux_resources};
 use crate::util::stop::StopToken;
@@ -50,7 +50,7 @@ pub(super) struct ContainerInputs<'a> {
     /// The file behind `terminationMessagePath`.
     pub(super) termination_log: Option<&'a Path>,
     pub(super) settings: &'a Settings,
-    pub(super) host: &'a Host,
+    pub(super) host: &'a HostFeatures,
     /// The pod's ids, if they are not the node's.
     pub(super) ids: Option<IdRange>,
 }
@@ -179,7 +179,7 @@ mod tests {
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &super::super::tests::settings(),
-            host: &Host::default(),
+            host: &HostFeatures::default(),
             ids,
         })
     }

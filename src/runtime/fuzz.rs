@@ -9,7 +9,7 @@ use super::container_config::{ContainerInputs, container_config};
 use super::env_file;
 use super::fields::Addresses;
 use super::logs::read::{ReadOptions, read};
-use super::settings::Host;
+use super::settings::HostFeatures;
 use crate::images::ImageUser;
 use crate::kube::objects::{Key, Kind, Object, Objects};
 use crate::kube::services::Services;
@@ -309,7 +309,7 @@ fn container(bytes: &[u8]) {
         hosts_file: None,
         termination_log: None,
         settings: &settings,
-        host: &Host::default(),
+        host: &HostFeatures::default(),
         ids: None,
     });
 }

@@ -10,7 +10,7 @@ use super::dns::{pod_resolver, read_host};
 use super::fields::Addresses;
 use super::hosts;
 use super::sandbox_config::{SandboxInputs, sandbox_config};
-use super::settings::{Host, Settings};
+use super::settings::{HostFeatures, Settings};
 use crate::images::ImageUser;
 use crate::kube::LocalObjects;
 use crate::model::api;
@@ -206,7 +206,7 @@ impl Node {
             hosts_file: Some(&hosts_file),
             termination_log: Some(&termination_log),
             settings: &self.settings,
-            host: &Host::default(),
+            host: &HostFeatures::default(),
             ids: None,
         })
         .map_err(|error| error.to_string())

@@ -272,7 +272,7 @@ mod tests {
     use crate::model::mount::SubPaths;
     use crate::runtime::env::{EnvInputs, environment};
     use crate::runtime::fields::Addresses;
-    use crate::runtime::settings::Host;
+    use crate::runtime::settings::HostFeatures;
     use serde_json::{Value, json};
 
     /// Finds every sub path but two.
@@ -319,7 +319,7 @@ mod tests {
             hosts_file: Some(Path::new("/hosts")),
             termination_log: Some(Path::new("/log")),
             settings: &settings,
-            host: &Host { selinux: true, ..Host::default() },
+            host: &HostFeatures { selinux: true, ..HostFeatures::default() },
             ids: None,
         };
         let env = environment(EnvInputs {

@@ -17,7 +17,7 @@ use crate::transport::generated::runtime::{
 use crate::transport::generated::{EnumOrUnknown, MessageField};
 
 use super::config_error::ConfigError;
-use super::settings::Host;
+use super::settings::HostFeatures;
 use super::user_namespaces::{self, IdRange};
 
 /// Masked paths (Go: pkg/securitycontext).
@@ -113,7 +113,7 @@ pub(super) fn of_container(
 pub(super) struct Node<'a> {
     pub(super) root_dir: &'a Path,
     pub(super) seccomp_default: bool,
-    pub(super) host: &'a Host,
+    pub(super) host: &'a HostFeatures,
     /// The pod's ids, if they are not the node's.
     pub(super) ids: Option<IdRange>,
 }
@@ -213,7 +213,7 @@ fn groups_policy(of_pod: Option<&PodSecurityContext>) -> EnumOrUnknown<Supplemen
 
 fn masked_and_readonly_paths(
     own: Option<&SecurityContext>,
-    host: &Host,
+    host: &HostFeatures,
 ) -> Result<(Vec<String>, Vec<String>), ConfigError> {
     match own.and_then(|own| own.proc_mount.as_deref()) {
         None | Some("" | "Default") => {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     fn context(pod: &Pod, user: &ImageUser) -> Result<LinuxContainerSecurityContext, String> {
-        let host = Host { thermal_throttle: vec!["/t".into()], ..Host::default() };
+        let host = HostFeatures { thermal_throttle: vec!["/t".into()], ..HostFeatures::default() };
         let node = Node { root_dir: Path::new("/r"), seccomp_default: false, host: &host, ids: None };
         of_container(pod, &pod.containers()[0], user, node).map_err(|error| error.to_string())
     }

@@ -135,18 +135,18 @@ pub struct Deps {
 /// Returns the path of a pod's cgroup.
 pub(super) type CgroupParent = Arc<dyn Fn(&Pod) -> String + Send + Sync>;
 
-/// Traits of this kernel that the masks and mounts depend on, read once.
+/// Features of the host that the masks and mounts depend on, read once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Host {
+pub(super) struct HostFeatures {
     /// Whether SELinux is on, so that mounts need a label.
     pub(super) selinux: bool,
     /// `/sys/devices/system/cpu/cpuN/thermal_throttle` directories, masked in containers.
     pub(super) thermal_throttle: Vec<String>,
 }
 
-impl Host {
+impl HostFeatures {
     /// Looks below `sys` (`/sys` outside tests).
-    pub(super) fn detect(sys: &std::path::Path) -> Host {
+    pub(super) fn detect(sys: &std::path::Path) -> HostFeatures {
         let mut cpus: Vec<u32> = std::fs::read_dir(sys.join("devices/system/cpu"))
             .into_iter()
             .flatten()
@@ -155,7 +155,7 @@ impl Host {
             .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("cpu")?.parse().ok())
             .collect();
         cpus.sort_unstable();
-        Host {
+        HostFeatures {
             selinux: sys.join("fs/selinux/enforce").exists(),
             thermal_throttle: cpus
                 .into_iter()
@@ -175,7 +175,7 @@ mod tests {
         for cpu in ["cpu10/thermal_throttle", "cpu2/thermal_throttle", "cpu3/topology", "cpufreq"] {
             std::fs::create_dir_all(sys.path().join("devices/system/cpu").join(cpu)).unwrap();
         }
-        let host = Host::detect(sys.path());
+        let host = HostFeatures::detect(sys.path());
         assert!(!host.selinux);
         assert_eq!(
             host.thermal_throttle,
@@ -184,6 +184,6 @@ mod tests {
                 "/sys/devices/system/cpu/cpu10/thermal_throttle"
             ]
         );
-        assert_eq!(Host::detect(std::path::Path::new("/no/such/dir")), Host::default());
+        assert_eq!(HostFeatures::detect(std::path::Path::new("/no/such/dir")), HostFeatures::default());
     }
 }
