@@ -73,9 +73,9 @@ const RECORDED_IP: &str = "10.88.1.203";
 const RECORDED_UID: &str = "b6d00cb2c08a9c51d4307614abd7a00e";
 
 /// The path at which the volumes room would have mounted a sub path.
-struct Binder(PathBuf);
+struct FakeSubPaths(PathBuf);
 
-impl SubPaths for Binder {
+impl SubPaths for FakeSubPaths {
     fn bind(&self, wanted: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
         let place = format!("{}/{}/{}", wanted.volume.volume, wanted.container, wanted.index);
         Ok(self.0.join("volume-subpaths").join(place))
@@ -198,7 +198,7 @@ impl Node {
             addresses: Addresses { pod: pod_ips, host: &self.settings.node_ips },
             volumes: &volumes(pod, &self.settings),
             image_volumes: &[],
-            sub_paths: &Binder(dir),
+            sub_paths: &FakeSubPaths(dir),
             recursive_read_only_mounts: false,
             stop: &StopToken::never(),
             api: None,

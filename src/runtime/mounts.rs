@@ -276,9 +276,9 @@ mod tests {
     use serde_json::{Value, json};
 
     /// Finds every sub path but two.
-    struct Binder;
+    struct FakeSubPaths;
 
-    impl SubPaths for Binder {
+    impl SubPaths for FakeSubPaths {
         fn bind(&self, wanted: SubPath<'_>, _: &StopToken) -> Result<PathBuf, SubPathFailure> {
             match wanted.path {
                 "full" => Err(SubPathFailure::Create),
@@ -311,7 +311,7 @@ mod tests {
             addresses: Addresses::default(),
             volumes: &volumes,
             image_volumes: &[image_volume(&pod, "i", "sha256:1", Some("data:1"))],
-            sub_paths: &Binder,
+            sub_paths: &FakeSubPaths,
             recursive_read_only_mounts: supported,
             stop: &StopToken::never(),
             api: None,
