@@ -28,7 +28,7 @@ use crate::pods::cgroups::PodCgroups;
 use crate::resources::iptables::{self, Chains};
 use crate::runtime::Runtime;
 use crate::runtime::gc::{Collector, PodRetention, Scope};
-use crate::runtime::logs::quota::{Outcome, Quota, Writer};
+use crate::runtime::logs::quota::{Outcome, Quota, WriterState};
 use crate::runtime::logs::rotate::Rotator;
 use crate::util::backoff::Failures;
 use crate::util::memory;
@@ -403,15 +403,15 @@ impl Cleaner {
                 let writer = match container.state {
                     ContainerState::Running => {
                         logs.push((container.id.clone(), path.clone()));
-                        Writer::Running(container.id.clone())
+                        WriterState::Running(container.id.clone())
                     }
-                    ContainerState::Exited => Writer::Ended,
-                    ContainerState::Created | ContainerState::Unknown => Writer::Unknown,
+                    ContainerState::Exited => WriterState::Ended,
+                    ContainerState::Created | ContainerState::Unknown => WriterState::Unknown,
                 };
                 if self.deps.log_quota.is_some() {
                     // Of two containers with one path, the one that may write counts.
-                    let known = writers.entry(path).or_insert(Writer::Ended);
-                    if *known == Writer::Ended {
+                    let known = writers.entry(path).or_insert(WriterState::Ended);
+                    if *known == WriterState::Ended {
                         *known = writer;
                     }
                 }

@@ -44,9 +44,9 @@ const LEAST: u64 = 64 * 1024;
 /// The limit of errors that one pass returns.
 const ERRORS: usize = 100;
 
-/// What becomes of a log file.
+/// The state of a log file, which decides what may become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub enum LogFileState {
     /// A rotated file, or the output of an interrupted compression.
     Rotated,
     /// The current file of a running container.
@@ -60,8 +60,8 @@ pub enum Class {
 /// A log file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFile {
-    /// What may become of it.
-    pub class: Class,
+    /// Its state.
+    pub state: LogFileState,
     /// What it uses of the disk.
     pub bytes: u64,
     /// When it was written last: seconds since 1970 and nanoseconds.
@@ -95,7 +95,7 @@ pub fn plan(files: &[LogFile], quota: u64) -> QuotaPlan {
     }
     let mut order: Vec<(usize, &LogFile)> = files.iter().enumerate().collect();
     order.sort_by(|(_, a), (_, b)| (a.modified, &a.path).cmp(&(b.modified, &b.path)));
-    for (index, file) in order.iter().filter(|(_, file)| file.class == Class::Rotated) {
+    for (index, file) in order.iter().filter(|(_, file)| file.state == LogFileState::Rotated) {
         if plan.excess == 0 {
             break;
         }
@@ -108,7 +108,7 @@ pub fn plan(files: &[LogFile], quota: u64) -> QuotaPlan {
         if plan.excess == 0 || plan.current.len() >= CURRENT {
             break;
         }
-        if matches!(file.class, Class::Running | Class::Ended) && file.bytes >= LEAST {
+        if matches!(file.state, LogFileState::Running | LogFileState::Ended) && file.bytes >= LEAST {
             plan.current.push(index);
             plan.excess = plan.excess.saturating_sub(file.bytes);
         }
@@ -118,7 +118,7 @@ pub fn plan(files: &[LogFile], quota: u64) -> QuotaPlan {
 
 /// Whether the runtime may write to the log of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Writer {
+pub enum WriterState {
     /// The container runs.
     Running(ContainerId),
     /// The container has ended.
@@ -157,7 +157,7 @@ impl Quota {
     pub fn enforce<R: Reopen>(
         &self,
         rotator: &Rotator<R>,
-        writers: &BTreeMap<PathBuf, Writer>,
+        writers: &BTreeMap<PathBuf, WriterState>,
         stop: &StopToken,
     ) -> Outcome {
         let mut outcome = Outcome::default();
@@ -183,7 +183,7 @@ impl Quota {
             }
             let Some(file) = files.get(*index) else { continue };
             let removed = match writers.get(&file.path) {
-                Some(Writer::Running(container)) if is_current => {
+                Some(WriterState::Running(container)) if is_current => {
                     rotator.rotate_now(container, &file.path, stop).and_then(|name| match name {
                         Some(name) => remove(&file.path.with_file_name(name), file.inode),
                         None => Ok(false),
@@ -234,7 +234,11 @@ fn log_of(name: &str) -> Option<&str> {
 }
 
 /// Reads all log files below `top`.
-fn scan(top: &Path, writers: &BTreeMap<PathBuf, Writer>, stop: &StopToken) -> Result<Vec<LogFile>, Errno> {
+fn scan(
+    top: &Path,
+    writers: &BTreeMap<PathBuf, WriterState>,
+    stop: &StopToken,
+) -> Result<Vec<LogFile>, Errno> {
     let mut files = Vec::new();
     let root = tree::open(top)?;
     let mut left = ENTRIES;
@@ -257,7 +261,7 @@ fn scan(top: &Path, writers: &BTreeMap<PathBuf, Writer>, stop: &StopToken) -> Re
 fn of_container(
     dir: BorrowedFd<'_>,
     mut names: Vec<String>,
-    (path, writers): (&Path, &BTreeMap<PathBuf, Writer>),
+    (path, writers): (&Path, &BTreeMap<PathBuf, WriterState>),
     limit: usize,
     files: &mut Vec<LogFile>,
 ) {
@@ -269,21 +273,21 @@ fn of_container(
         let Some(log) = log_of(name).filter(|_| files.len() < limit) else { continue };
         let is_newest = newer.replace(log) != Some(log);
         let writer = writers.get(&path.join(log));
-        let class = match (writer, Form::parse(log, name)) {
-            (Some(Writer::Running(_)), None) if name == log => Class::Running,
-            (Some(Writer::Ended), None) if name == log => Class::Ended,
-            (_, None) if name == log => Class::Open,
+        let state = match (writer, Form::parse(log, name)) {
+            (Some(WriterState::Running(_)), None) if name == log => LogFileState::Running,
+            (Some(WriterState::Ended), None) if name == log => LogFileState::Ended,
+            (_, None) if name == log => LogFileState::Open,
             (_, None) => continue,
-            (Some(Writer::Ended), Some(_)) => Class::Rotated,
-            (_, Some(_)) if is_newest && !names.iter().any(|name| name == log) => Class::Open,
-            (_, Some(_)) => Class::Rotated,
+            (Some(WriterState::Ended), Some(_)) => LogFileState::Rotated,
+            (_, Some(_)) if is_newest && !names.iter().any(|name| name == log) => LogFileState::Open,
+            (_, Some(_)) => LogFileState::Rotated,
         };
         // A container may have mounted a file system whose server does not respond.
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
         let Ok(found) = statx(dir, name.as_str(), flags, StatxFlags::BASIC_STATS) else { continue };
         if FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile {
             files.push(LogFile {
-                class,
+                state,
                 // A file with several names counts in part for each.
                 bytes: found.stx_blocks.saturating_mul(512) / u64::from(found.stx_nlink.max(1)),
                 modified: (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),

@@ -10,14 +10,14 @@ use crate::util::testing::{fifo, unblocked};
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-fn file(class: Class, bytes: u64, modified: i64) -> LogFile {
+fn file(state: LogFileState, bytes: u64, modified: i64) -> LogFile {
     let path = PathBuf::from(format!("{modified}"));
-    LogFile { class, bytes, modified: (modified, 0), path, inode: 0 }
+    LogFile { state, bytes, modified: (modified, 0), path, inode: 0 }
 }
 
 #[test]
 fn oldest_rotated_files_go_first_then_the_largest_current_ones() {
-    use Class::*;
+    use LogFileState::*;
     let files = [
         file(Running, 5 * MIB, 1),
         file(Rotated, MIB, 30),
@@ -70,7 +70,7 @@ fn only_names_of_logs_and_their_rotated_files_count() {
 /// Log directories, and a runtime that opens a new file.
 struct Node {
     dir: tempfile::TempDir,
-    writers: BTreeMap<PathBuf, Writer>,
+    writers: BTreeMap<PathBuf, WriterState>,
     reopened: RefCell<Vec<String>>,
     refuses: bool,
 }
@@ -81,7 +81,7 @@ impl Reopen for &Node {
             return Err("no".to_owned());
         }
         self.reopened.borrow_mut().push(container.to_string());
-        let running = Writer::Running(container.clone());
+        let running = WriterState::Running(container.clone());
         let path = self.writers.iter().find(|(_, writer)| **writer == running).unwrap().0;
         fs::write(path, "new").map_err(|error| error.to_string())
     }
@@ -106,12 +106,12 @@ impl Node {
         file.set_modified(UNIX_EPOCH + Duration::from_secs(second)).unwrap();
     }
 
-    fn writer(&mut self, name: &str, writer: Writer) {
+    fn writer(&mut self, name: &str, writer: WriterState) {
         self.writers.insert(self.path(name), writer);
     }
 
     fn running(&mut self, name: &str, id: &str) {
-        self.writer(name, Writer::Running(ContainerId::from(id)));
+        self.writer(name, WriterState::Running(ContainerId::from(id)));
     }
 
     fn enforce(&self, quota: u64) -> Outcome {
@@ -147,7 +147,7 @@ fn rotated_files_of_all_pods_are_removed_by_age_until_the_quota_is_met() {
     node.write("ns_a_1/c/0.log.20260103-000000", 64 * KIB, 50);
     node.write("ns_a_1/c/0.log.20260102-000000.gz", 64 * KIB, 20);
     node.write("ns_b_2/c/0.log.20260102-000000.gz", 64 * KIB, 30);
-    node.writer("ns_b_2/c/0.log", Writer::Ended);
+    node.writer("ns_b_2/c/0.log", WriterState::Ended);
     node.write("ns_b_2/c/0.log", 64 * KIB, 10);
     node.write("ns_b_2/c/notes.txt", 512 * KIB, 1);
     let all = node.left();
@@ -169,8 +169,8 @@ fn largest_current_file_is_rotated_and_only_the_closed_file_is_removed() {
     let mut node = Node::new();
     node.running("ns_a_1/c/0.log", "a");
     node.running("ns_b_2/c/0.log", "b");
-    node.writer("ns_c_3/c/0.log", Writer::Ended);
-    node.writer("ns_d_4/c/0.log", Writer::Unknown);
+    node.writer("ns_c_3/c/0.log", WriterState::Ended);
+    node.writer("ns_d_4/c/0.log", WriterState::Unknown);
     node.write("ns_a_1/c/0.log", 512 * KIB, 1);
     node.write("ns_b_2/c/0.log", 256 * KIB, 1);
     node.write("ns_c_3/c/0.log", 128 * KIB, 1);
@@ -213,7 +213,7 @@ fn newest_rotated_file_without_a_current_one_stays() {
     node.write("ns_a_1/c/0.log.20260103-000000", 128 * KIB, 1);
     node.write("ns_a_1/c/0.log.20260102-000000.gz", 128 * KIB, 2);
     node.write("ns_b_2/c/3.log.20260103-000000", 128 * KIB, 1);
-    node.writer("ns_c_3/c/0.log", Writer::Ended);
+    node.writer("ns_c_3/c/0.log", WriterState::Ended);
     node.write("ns_c_3/c/0.log.20260103-000000", 128 * KIB, 1);
     let outcome = node.enforce(KIB);
     assert_eq!(outcome.removed, 2, "{outcome:?}");
