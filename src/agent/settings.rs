@@ -304,7 +304,7 @@ pub(super) fn sources(args: &AgentArgs, config: &KubeletConfiguration, node_name
             check: config.http_check_frequency.to_std(),
         }),
         state_dir: Some(args.root_dir.join("sources")),
-        known: sources::KnownPods::default(),
+        known: sources::PodsAtStart::default(),
     }
 }
 

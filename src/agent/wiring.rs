@@ -36,7 +36,7 @@ use crate::resources::iptables::Chains;
 use crate::runtime::gc::Collector;
 use crate::runtime::logs::rotate::Rotator;
 use crate::server::InstanceLock;
-use crate::sources::{KnownPods, SourceSet};
+use crate::sources::{PodsAtStart, SourceSet};
 use crate::status::publish;
 use crate::sync::reclaim::Request;
 use crate::sync::shutdown::Orders;
@@ -191,7 +191,7 @@ fn start_threads(
     let reports = LatestReport::default();
     threads.extend(start_image_set(context, rooms, &reports)?);
     let mut source_settings = settings::sources(args, config, &host.node_name);
-    source_settings.known = KnownPods::find(&args.root_dir.join("pods"), rooms.allocations.pods());
+    source_settings.known = PodsAtStart::find(&args.root_dir.join("pods"), rooms.allocations.pods());
     let client = cluster.as_ref().map(|cluster| &cluster.client);
     let source_locations = settings::source_locations(&source_settings, client);
     let stats = stats::collector(context, rooms);

@@ -16,10 +16,10 @@ use rustix::fs::OFlags;
 use super::error::Error;
 use super::fnv::Fnv128;
 use super::identity::Origin;
-use super::known::KnownPods;
 use super::manifest::{self, Manifest};
 use super::merge;
 use super::notice::Notice;
+use super::pods_at_start::PodsAtStart;
 use super::problem::{Fault, SourceProblem, problems, summary};
 use super::set::{Deps, Incarnations, SourceSet};
 use super::settings::{FileSettings, MAX_MANIFEST_BYTES};
@@ -42,7 +42,7 @@ const STAMP_GRAIN_NANOSECONDS: i128 = 1_000_000_000;
 pub(super) fn spawn(
     node_name: &str,
     settings: &FileSettings,
-    known: KnownPods,
+    known: PodsAtStart,
     store: Store,
     deps: &Deps,
 ) -> std::io::Result<Running> {
@@ -194,7 +194,7 @@ struct Files {
     root: PathBuf,
     node_name: String,
     /// The pods that were on the node when the agent started.
-    pods: KnownPods,
+    pods: PodsAtStart,
     /// Whether the path was ever listed; before that the set is not complete.
     known: bool,
     entries: BTreeMap<PathBuf, Entry>,
@@ -217,7 +217,7 @@ impl Files {
         Files {
             root: root.to_owned(),
             node_name: node_name.to_owned(),
-            pods: KnownPods::default(),
+            pods: PodsAtStart::default(),
             known: false,
             entries: BTreeMap::new(),
             list_error: None,
@@ -230,7 +230,7 @@ impl Files {
     }
 
     /// With the pods that were on the node when the agent started.
-    fn with_pods(self, pods: KnownPods) -> Self {
+    fn with_pods(self, pods: PodsAtStart) -> Self {
         Files { pods, ..self }
     }
 

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 
 use super::fnv::Fnv128;
 use super::identity::Origin;
-use super::known::KnownPods;
 use super::manifest;
 use super::notice::Notice;
+use super::pods_at_start::PodsAtStart;
 use super::problem::{Fault, SourceProblem, problems, summary};
 use super::set::{Deps, SourceSet};
 use super::settings::{HttpSettings, MAX_MANIFEST_BYTES};
@@ -27,7 +27,7 @@ const CHECK_MAX: Duration = Duration::from_secs(24 * 3600);
 pub(super) fn spawn(
     node_name: &str,
     settings: &HttpSettings,
-    known: KnownPods,
+    known: PodsAtStart,
     store: Store,
     deps: &Deps,
 ) -> std::io::Result<Running> {
@@ -79,7 +79,7 @@ struct Remote {
     place: String,
     node_name: String,
     /// The pods that were on the node when the agent started.
-    known: KnownPods,
+    known: PodsAtStart,
     /// `None` until a response, or the record of an earlier one, shows which pods should run.
     pods: Option<Vec<Pod>>,
     /// Hash of the last body that was read.
@@ -110,7 +110,7 @@ impl Remote {
             origin: Origin::Http(url.to_owned()),
             place: without_credentials(url),
             node_name: node_name.to_owned(),
-            known: KnownPods::default(),
+            known: PodsAtStart::default(),
             pods: None,
             body: None,
             unknown: Vec::new(),
@@ -311,7 +311,7 @@ mod tests {
             let expected = fingerprint::uid(release, &written, &given, "url:http://h/x").unwrap();
             let pods = tempfile::tempdir().unwrap();
             std::fs::create_dir(pods.path().join(&expected)).unwrap();
-            let known = KnownPods::find(pods.path(), []);
+            let known = PodsAtStart::find(pods.path(), []);
             let mut remote = Remote { known, ..remote("http://h/x", None) };
             assert_eq!(remote.take(response(200, &list(&[pod("a")])), timestamp(1)), None);
             assert_eq!(remote.set().pods.unwrap()[0].uid().as_str(), expected, "{}", release.name);
@@ -442,7 +442,7 @@ mod tests {
         let settings = HttpSettings { url, headers: Default::default(), check: Duration::ZERO };
         let store = Store::new(None, SourceName::Http, "n");
         let deps = Deps { post, events: events_sink, on_death };
-        let running = spawn("n", &settings, KnownPods::default(), store, &deps).unwrap();
+        let running = spawn("n", &settings, PodsAtStart::default(), store, &deps).unwrap();
         let next = || {
             inbox.bell().recv_timeout(LIMIT).expect("a set in time");
             let set = inbox.drain().remove(&SourceName::Http).unwrap();

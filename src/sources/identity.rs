@@ -2,7 +2,7 @@
 
 use super::fingerprint::{self, RELEASES, Release};
 use super::fnv::Fnv128;
-use super::known::KnownPods;
+use super::pods_at_start::PodsAtStart;
 use super::problem::Fault;
 use crate::model::api::{self, PodStatus, Toleration};
 use crate::model::pod::CONFIG_HASH;
@@ -34,7 +34,7 @@ pub(super) fn uid(
     given: &api::Pod,
     node_name: &str,
     origin: &Origin,
-    known: &KnownPods,
+    known: &PodsAtStart,
 ) -> Uid {
     if let Some(fixed) = written.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) {
         return Uid { text: fixed.to_owned(), is_former: false };
@@ -57,14 +57,14 @@ pub(super) fn uid(
     }
     // Of several pods of this manifest, one that was to run is continued, or else that of the newest
     // release; the others end.
-    let mut trace = known.trace(&uid);
+    let mut found_by = known.found_by(&uid);
     let mut giver = None;
     let former = RELEASES.iter().skip(1).filter_map(|release| Some((release.name, by(release)?)));
     // Earlier versions of this agent gave some pods such a UID.
     for (release, former) in former.chain([("unknown", own())]) {
-        let found = known.trace(&former);
-        if found > trace {
-            (uid, trace, giver) = (former, found, Some(release));
+        let found = known.found_by(&former);
+        if found > found_by {
+            (uid, found_by, giver) = (former, found, Some(release));
         }
     }
     if let Some(release) = giver {
@@ -136,7 +136,7 @@ mod tests {
 
     /// A manifest that needs no defaults.
     fn uid(pod: &api::Pod, node_name: &str, origin: &Origin) -> String {
-        super::uid(pod, pod, node_name, origin, &KnownPods::default()).text
+        super::uid(pod, pod, node_name, origin, &PodsAtStart::default()).text
     }
 
     #[test]

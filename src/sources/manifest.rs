@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::decode::{self, DecodedPod, Lists};
 use super::identity::{self, Origin};
-use super::known::KnownPods;
+use super::pods_at_start::PodsAtStart;
 use super::problem::Fault;
 use super::{defaults, priority, references, validate};
 use crate::model::ids::FullName;
@@ -23,19 +23,19 @@ pub(super) struct Manifest {
 
 /// Reads a manifest of a node without earlier pods.
 pub(super) fn read(bytes: &[u8], node_name: &str, origin: &Origin) -> Manifest {
-    read_pods(bytes, node_name, origin, &KnownPods::default())
+    read_pods(bytes, node_name, origin, &PodsAtStart::default())
 }
 
 /// Reads a manifest whose pods are to run: one that is among the `known` ones keeps its UID. Logs what is
 /// unusual about them.
-pub(super) fn read_with(bytes: &[u8], node_name: &str, origin: &Origin, known: &KnownPods) -> Manifest {
+pub(super) fn read_with(bytes: &[u8], node_name: &str, origin: &Origin, known: &PodsAtStart) -> Manifest {
     let manifest = read_pods(bytes, node_name, origin, known);
     manifest.pods.iter().for_each(priority::log_warning);
     manifest
 }
 
 /// Reads a manifest. Each of its pods is validated separately.
-fn read_pods(bytes: &[u8], node_name: &str, origin: &Origin, known: &KnownPods) -> Manifest {
+fn read_pods(bytes: &[u8], node_name: &str, origin: &Origin, known: &PodsAtStart) -> Manifest {
     let lists = match origin {
         Origin::File(_) => Lists::Refused,
         Origin::Http(_) => Lists::Accepted,
@@ -66,7 +66,7 @@ fn static_pod(
     decoded: &DecodedPod,
     node_name: &str,
     origin: &Origin,
-    known: &KnownPods,
+    known: &PodsAtStart,
 ) -> Result<Pod, Vec<Fault>> {
     let written = decoded.pod.as_ref().map_err(Clone::clone)?;
     let mut pod = written.clone();

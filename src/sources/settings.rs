@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::known::KnownPods;
+use super::pods_at_start::PodsAtStart;
 
 /// The size limit of a manifest, from a file or a URL.
 pub(super) const MAX_MANIFEST_BYTES: usize = 10 * 1024 * 1024;
@@ -16,7 +16,7 @@ pub(crate) struct Settings {
     /// This node's name as configured: it becomes part of pod names and UIDs.
     pub node_name: String,
     /// The pods that were on the node when the agent started.
-    pub known: KnownPods,
+    pub known: PodsAtStart,
     /// Static pods in files.
     pub file: Option<FileSettings>,
     /// Static pods from a URL.

@@ -664,7 +664,7 @@ impl ThreadFixture {
         let settings = FileSettings { path: directory.path().join(below), check: CHECK_MAX };
         let store = Store::new(None, SourceName::File, "Node");
         let deps = Deps { post, events: sink, on_death };
-        let running = spawn("Node", &settings, KnownPods::default(), store, &deps).unwrap();
+        let running = spawn("Node", &settings, PodsAtStart::default(), store, &deps).unwrap();
         ThreadFixture { directory, inbox, events, _deaths: deaths, running }
     }
 
@@ -825,7 +825,7 @@ fn pod_of_another_release_keeps_its_uid_until_its_manifest_changes() {
     let former = uid_by(1, &text, &path);
     let pods = tempfile::tempdir().unwrap();
     std::fs::create_dir(pods.path().join(former.as_str())).unwrap();
-    let known = KnownPods::find(pods.path(), []);
+    let known = PodsAtStart::find(pods.path(), []);
     let restart =
         |fixture: &Fixture| Files::new(fixture.directory.path(), "n", nowhere()).with_pods(known.clone());
     fixture.files = restart(&fixture);
@@ -872,7 +872,7 @@ fn pod_of_another_release_keeps_the_requests_that_its_limits_gave_it() {
     for (release, is_former) in [(0, false), (1, true), (2, true), (3, true), (4, true)] {
         let pods = tempfile::tempdir().unwrap();
         std::fs::create_dir(pods.path().join(uid_by(release, text, &path).as_str())).unwrap();
-        let known = KnownPods::find(pods.path(), []);
+        let known = PodsAtStart::find(pods.path(), []);
         fixture.files = Files::new(fixture.directory.path(), "n", nowhere()).with_pods(known);
         assert_eq!(fixture.scan(), Vec::<String>::new());
         let pod = fixture.files.set().pods.unwrap().remove(0);

@@ -7,7 +7,7 @@ use crate::model::ids::PodUid;
 use crate::sources::decode::{self, Lists};
 use crate::sources::defaults;
 use crate::sources::identity::{self, Origin};
-use crate::sources::known::KnownPods;
+use crate::sources::pods_at_start::PodsAtStart;
 
 fn root() -> std::path::PathBuf {
     Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).to_owned()
@@ -20,7 +20,7 @@ fn manifest(name: &str) -> Vec<u8> {
 }
 
 /// The UIDs of a manifest: that of the newest release if none is known, else the known one.
-fn uid(name: &str, known: &KnownPods) -> String {
+fn uid(name: &str, known: &PodsAtStart) -> String {
     let decoding = decode::decode(&manifest(name), Lists::Refused).unwrap();
     let written = decoding.pods[0].pod.as_ref().unwrap();
     let mut given = written.clone();
@@ -30,12 +30,12 @@ fn uid(name: &str, known: &KnownPods) -> String {
 }
 
 /// Pods of which only the directories are left.
-fn with_directories(uids: &[&str]) -> KnownPods {
+fn with_directories(uids: &[&str]) -> PodsAtStart {
     let root = tempfile::tempdir().unwrap();
     for uid in uids {
         std::fs::create_dir(root.path().join(uid)).unwrap();
     }
-    KnownPods::find(root.path(), [])
+    PodsAtStart::find(root.path(), [])
 }
 
 fn text(release: &Release, spec: Value) -> Result<String, NoFingerprint> {
@@ -63,7 +63,7 @@ fn static_pod_uids_equal_those_of_go_kubelets() {
     let mut wrong = Vec::new();
     for (name, uids) in &vectors {
         assert_eq!(uids.len(), 4, "{name}");
-        if uid(name, &KnownPods::default()) != uids[0] {
+        if uid(name, &PodsAtStart::default()) != uids[0] {
             wrong.push(format!("{name} 1.37"));
         }
         for (release, expected) in ["1.37", "1.36", "1.35", "1.34"].iter().zip(uids) {
@@ -97,7 +97,7 @@ fn of_two_pods_of_a_manifest_the_one_that_was_to_run_is_continued() {
     assert_eq!(uid(name, &with_directories(uids)), uids[0]);
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join(uids[0])).unwrap();
-    let known = KnownPods::find(root.path(), [PodUid::from(uids[2])]);
+    let known = PodsAtStart::find(root.path(), [PodUid::from(uids[2])]);
     assert_eq!(uid(name, &known), uids[2], "the one with allocated resources");
 }
 

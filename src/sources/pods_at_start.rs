@@ -7,9 +7,9 @@ use std::path::Path;
 
 use crate::model::ids::PodUid;
 
-/// Where a pod was found.
+/// By what a pod was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Trace {
+pub(super) enum FoundBy {
     /// It has a directory, which may be left from a pod that has ended.
     Directory,
     /// It has allocated resources: it was to run until the last agent stopped.
@@ -19,18 +19,18 @@ pub(super) enum Trace {
 /// The UIDs of the pods that were on the node when the agent started. They do not change while it runs,
 /// so that a manifest has the same UID each time it is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct KnownPods(BTreeMap<PodUid, Trace>);
+pub(crate) struct PodsAtStart(BTreeMap<PodUid, FoundBy>);
 
-impl KnownPods {
+impl PodsAtStart {
     /// Finds pods by their directories below `pods_dir`, and by their allocated resources (`allocated`).
     /// Only those are kept whose UIDs are hashes, as the Go kubelet and this agent give them to static
     /// pods. Without directories, static pods of other releases are restarted.
-    pub(crate) fn find(pods_dir: &Path, allocated: impl IntoIterator<Item = PodUid>) -> KnownPods {
+    pub(crate) fn find(pods_dir: &Path, allocated: impl IntoIterator<Item = PodUid>) -> PodsAtStart {
         let mut found = BTreeMap::new();
         match std::fs::read_dir(pods_dir) {
             Ok(directory) => {
                 let names = directory.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-                found.extend(names.map(|name| (PodUid::from(name.as_str()), Trace::Directory)));
+                found.extend(names.map(|name| (PodUid::from(name.as_str()), FoundBy::Directory)));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => log::warn!(
@@ -38,9 +38,9 @@ impl KnownPods {
                 pods_dir.display()
             ),
         }
-        found.extend(allocated.into_iter().map(|uid| (uid, Trace::Allocation)));
+        found.extend(allocated.into_iter().map(|uid| (uid, FoundBy::Allocation)));
         found.retain(|uid, _| is_hash(uid.as_str()));
-        KnownPods(found)
+        PodsAtStart(found)
     }
 
     /// Whether no pod was found.
@@ -48,8 +48,8 @@ impl KnownPods {
         self.0.is_empty()
     }
 
-    /// Where the pod with this UID was found.
-    pub(super) fn trace(&self, uid: &str) -> Option<Trace> {
+    /// By what the pod with this UID was found; `None`: it was not.
+    pub(super) fn found_by(&self, uid: &str) -> Option<FoundBy> {
         self.0.get(&PodUid::from(uid)).copied()
     }
 }
@@ -72,11 +72,11 @@ mod tests {
             std::fs::create_dir(root.path().join(name)).unwrap();
         }
         let allocated = [running.as_str(), of_api].map(PodUid::from);
-        let known = KnownPods::find(root.path(), allocated);
-        assert_eq!(known.trace(&ended), Some(Trace::Directory));
-        assert_eq!(known.trace(&running), Some(Trace::Allocation));
-        assert_eq!((known.trace(&unseen), known.0.len()), (None, 2));
-        assert!(Some(Trace::Allocation) > Some(Trace::Directory) && Some(Trace::Directory) > None);
-        assert!(KnownPods::find(&root.path().join("absent"), []).is_empty());
+        let known = PodsAtStart::find(root.path(), allocated);
+        assert_eq!(known.found_by(&ended), Some(FoundBy::Directory));
+        assert_eq!(known.found_by(&running), Some(FoundBy::Allocation));
+        assert_eq!((known.found_by(&unseen), known.0.len()), (None, 2));
+        assert!(Some(FoundBy::Allocation) > Some(FoundBy::Directory) && Some(FoundBy::Directory) > None);
+        assert!(PodsAtStart::find(&root.path().join("absent"), []).is_empty());
     }
 }
