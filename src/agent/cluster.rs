@@ -29,7 +29,7 @@ use crate::resources::{Roots, machine};
 use crate::server::KUBERNETES_VERSION;
 use crate::sources::{self, bound};
 use crate::status::{Activity, publish};
-use crate::sync::shutdown::Flag;
+use crate::sync::shutdown::ShutdownFlag;
 use crate::sync::view::Entry;
 use crate::util::mailbox::{Inbox, Post};
 use crate::util::threads::Running;
@@ -55,7 +55,7 @@ pub(super) struct Cluster {
 /// The dependencies of the threads in addition to the handles of the rooms.
 pub(super) struct ClusterDeps<'a> {
     pub(super) log: &'a EventLog,
-    pub(super) shutting_down: Flag,
+    pub(super) shutting_down: ShutdownFlag,
     pub(super) sources: &'a sources::Deps,
     /// The pods as the API server shows them, from `sync`.
     pub(super) api_pods: Inbox<PodUid, publish::ApiPod>,
@@ -216,7 +216,7 @@ impl Cluster {
 fn sensors(
     context: Context<'_>,
     rooms: &Rooms,
-    (shutting_down, pressures): (Flag, Arc<dyn Fn() -> node::Pressures + Send + Sync>),
+    (shutting_down, pressures): (ShutdownFlag, Arc<dyn Fn() -> node::Pressures + Send + Sync>),
     certificates: Option<Certificates>,
     registered: Sender<()>,
 ) -> node::Host {

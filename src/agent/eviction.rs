@@ -17,7 +17,7 @@ use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::node;
 use crate::resources::stats::{Collector, StatsRequest};
-use crate::sync::evictions::{Link, Order};
+use crate::sync::evictions::{Order, SyncEnds};
 use crate::sync::reclaim::{self, Request};
 use crate::sync::view::View;
 use crate::util::mailbox::Post;
@@ -37,18 +37,18 @@ pub(super) struct ChannelEnds {
 }
 
 /// Makes the channels: the ends of the thread, that of `sync`, and that of `clean`.
-pub(super) fn link(
+pub(super) fn channels(
     rooms: &Rooms,
     reports: &LatestReport,
-) -> Result<(ChannelEnds, Link, Receiver<Request>), StartError> {
+) -> Result<(ChannelEnds, SyncEnds, Receiver<Request>), StartError> {
     let wake = Wake::new().map_err(thread_error("evict"))?;
     let (orders, inbox) = crate::sync::evictions::orders();
     let (reclaim, requests) = reclaim::requests();
     let (shown, observe) = (reports.clone(), rooms.observe.clone());
     // Before the first list it is not known which pods run; those are not refused.
     let pressures = move || observe.last_relist().map(|_| shown.pressure_names()).unwrap_or_default();
-    let link = Link { orders: inbox, wake: wake.clone(), pressures: Arc::new(pressures) };
-    Ok((ChannelEnds { wake, orders, reclaim, reports: reports.clone() }, link, requests))
+    let sync_ends = SyncEnds { orders: inbox, wake: wake.clone(), pressures: Arc::new(pressures) };
+    Ok((ChannelEnds { wake, orders, reclaim, reports: reports.clone() }, sync_ends, requests))
 }
 
 /// Starts the thread; `None` if there is nothing to watch. `changed` is rung when the conditions

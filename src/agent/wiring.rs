@@ -195,7 +195,7 @@ fn start_threads(
     let client = cluster.as_ref().map(|cluster| &cluster.client);
     let source_locations = settings::source_locations(&source_settings, client);
     let stats = stats::collector(context, rooms);
-    let (ends, evictions, reclaim) = eviction::link(rooms, &reports)?;
+    let (ends, evictions, reclaim) = eviction::channels(rooms, &reports)?;
     let changed = cluster.as_ref().map(|cluster| cluster.health.clone());
     let from = SyncInboxes { probes: from_probes, objects: from_objects, evictions, reclaim };
     let sync = start_sync(context, rooms, cluster.as_ref(), &source_locations, from)?;
@@ -281,7 +281,7 @@ struct StartedSync {
     /// For `server`: requests for ephemeral containers.
     ephemeral: ephemeral::Requester,
     /// For `node`: whether the machine shuts down.
-    shutting_down: sync::shutdown::Flag,
+    shutting_down: sync::shutdown::ShutdownFlag,
     /// When the sync loop ended its last turn.
     turn: Arc<Mutex<Instant>>,
 }
@@ -290,7 +290,7 @@ struct StartedSync {
 struct SyncInboxes {
     probes: Inbox<PodUid, ()>,
     objects: Inbox<PodUid, ()>,
-    evictions: evictions::Link,
+    evictions: evictions::SyncEnds,
     reclaim: Receiver<Request>,
 }
 
@@ -312,7 +312,7 @@ fn start_sync(
     let (mirrors_post, mirrors) = mirror::inbox();
     let shutdown_settings = shutdown::settings(args, config)?;
     let wake = shutdown_settings.as_ref().map(|(_, wake)| wake.clone());
-    let (shutdown_orders, shutdown) = sync::shutdown::link(wake);
+    let (shutdown_orders, shutdown) = sync::shutdown::channels(wake);
     let turn = Arc::new(Mutex::new(Instant::now()));
 
     let deps = sync::Deps {
@@ -342,7 +342,7 @@ fn start_sync(
     };
     let settings = settings::sync(args, config, host, rooms.allocatable.clone(), sources);
     let mut threads = vec![sync::spawn(settings, deps, supervisor.on_death()).map_err(thread_error("sync"))?];
-    let shutting_down = sync::shutdown::Flag::default();
+    let shutting_down = sync::shutdown::ShutdownFlag::default();
     if let Some((settings, wake)) = shutdown_settings {
         let deps = shutdown_deps(rooms, cluster, shutdown_orders, shutting_down.clone());
         let running = sync::shutdown::spawn(settings, deps, &wake, supervisor.on_death());
@@ -387,7 +387,7 @@ fn shutdown_deps(
     rooms: &Rooms,
     cluster: Option<&Cluster>,
     orders: Post<(), Orders>,
-    flag: sync::shutdown::Flag,
+    flag: sync::shutdown::ShutdownFlag,
 ) -> sync::shutdown::Deps {
     sync::shutdown::Deps {
         view: rooms.view.clone(),

@@ -23,8 +23,8 @@ pub(crate) struct Order {
     pub disrupts: bool,
 }
 
-/// The ends of the channels that `sync` holds.
-pub(crate) struct Link {
+/// What `sync` holds of the channels to and from the thread `evict`.
+pub(crate) struct SyncEnds {
     /// Pods to evict.
     pub orders: Inbox<PodUid, Order>,
     /// Rung when an evicted pod has ended, and when a pod with a limit of local storage was added:

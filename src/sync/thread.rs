@@ -15,7 +15,7 @@ use super::event::Event;
 use super::evictions;
 use super::preemptions::Preemptions;
 use super::schedule::Schedule;
-use super::shutdown::{Link, Orders};
+use super::shutdown::{Orders, SyncEnds};
 use super::view::{SourceState, View};
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid};
@@ -105,9 +105,9 @@ pub(crate) struct Deps {
     /// Pods that refer to an object that has changed.
     pub from_objects: Inbox<PodUid, ()>,
     /// Pods to evict, and the node's pressure conditions.
-    pub evictions: evictions::Link,
+    pub evictions: evictions::SyncEnds,
     /// Orders during a shutdown of the machine.
-    pub shutdown: Link,
+    pub shutdown: SyncEnds,
     /// Set at the end of each turn, for the health check.
     pub turn: Arc<Mutex<Instant>>,
 }

@@ -62,7 +62,7 @@ pub(crate) struct Deps {
     /// Orders to `sync`.
     pub orders: Post<(), Orders>,
     /// Whether the Node object shows a shutdown.
-    pub flag: Flag,
+    pub flag: ShutdownFlag,
     /// Rung when the flag has changed, to update the Node object. `None` without one.
     pub node: Option<Sender<()>>,
     /// Whether statuses have to reach an API server.
@@ -71,9 +71,9 @@ pub(crate) struct Deps {
 
 /// Whether the node is shutting down, readable by all threads.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Flag(Arc<AtomicBool>);
+pub(crate) struct ShutdownFlag(Arc<AtomicBool>);
 
-impl Flag {
+impl ShutdownFlag {
     /// Whether the node is shutting down.
     #[must_use]
     pub(crate) fn is_on(&self) -> bool {
@@ -105,22 +105,22 @@ impl Orders {
     }
 }
 
-/// The ends of the channels that `sync` holds.
-pub(crate) struct Link {
+/// What `sync` holds of the channels to and from this thread.
+pub(crate) struct SyncEnds {
     /// Orders to `sync`.
     pub orders: Inbox<(), Orders>,
     /// Rung after each turn while the node shuts down. `None`: there is no thread `shutdown`.
     pub wake: Option<Wake>,
 }
 
-/// Makes the two ends of the link; `wake` is the thread's bell if there is one.
+/// Makes the channels to and from `sync`; `wake` is the thread's bell if there is one.
 #[must_use]
-pub(crate) fn link(wake: Option<Wake>) -> (Post<(), Orders>, Link) {
+pub(crate) fn channels(wake: Option<Wake>) -> (Post<(), Orders>, SyncEnds) {
     let (post, orders) = mailbox::mailbox(Orders::merge);
-    (post, Link { orders, wake })
+    (post, SyncEnds { orders, wake })
 }
 
-/// Starts the thread; `wake` is the bell that [`link`] was given.
+/// Starts the thread; `wake` is the bell that [`channels`] was given.
 ///
 /// # Errors
 /// When the thread cannot be started.
