@@ -101,7 +101,7 @@ pub(crate) struct Deps {
     /// Receives the pods as the API server shows them. `None` without an API server.
     pub api_pods: Option<ApiPodSender>,
     /// Receives the static pods and their mirrors. `None` without an API server.
-    pub mirrors: Option<mirror::Views>,
+    pub mirrors: Option<mirror::ViewSender>,
     /// Pods that refer to an object that has changed.
     pub from_objects: Inbox<PodUid, ()>,
     /// Pods to evict, and the node's pressure conditions.

@@ -29,11 +29,11 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
 
 /// Where a view is posted.
-pub type Views = Post<(), View>;
+pub type ViewSender = Post<(), View>;
 
 /// Makes the thread's mailbox.
 #[must_use]
-pub fn inbox() -> (Views, Inbox<(), View>) {
+pub fn inbox() -> (ViewSender, Inbox<(), View>) {
     mailbox::mailbox(mailbox::replace)
 }
 
