@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::check::ProbeRun;
 use super::container::ContainerIndex;
 use super::permits::{EXEC_WEIGHT, NETWORK_WEIGHT};
-use super::state::{Conditions, Kind, Origin, Outcome, State, Timing};
+use super::state::{Kind, Origin, Outcome, StartupState, State, Timing};
 use super::verdicts::Verdicts;
 use crate::model::ids::ContainerId;
 use crate::model::pod::Pod;
@@ -113,10 +113,10 @@ impl Probe {
                 self.state.end();
             }
         }
-        let conditions = self.conditions();
-        self.state.schedule(conditions, now);
+        let startup = self.startup();
+        self.state.schedule(startup, now);
         if update.trigger {
-            self.state.trigger(conditions, now);
+            self.state.trigger(startup, now);
         }
     }
 
@@ -133,7 +133,7 @@ impl Probe {
     /// Whether there is no check before another update from the registry. A probe that waits for
     /// its container's startup probe is not finished: it waits for the result of that probe.
     pub(super) fn is_finished(&self) -> bool {
-        let runs = self.conditions().running_since.is_some();
+        let runs = self.startup().running_since.is_some();
         self.state.due().is_none() && (!runs || self.state.is_held())
     }
 
@@ -163,16 +163,16 @@ impl Probe {
         let Some(instance) = self.target.instance.as_ref().filter(|instance| instance.id == *id) else {
             return Effect::Stale;
         };
-        let changed = self.state.finish(outcome, self.conditions(), now);
+        let changed = self.state.finish(outcome, self.startup(), now);
         let verdict = self.state.verdict();
         instance.verdicts.set(self.kind, verdict);
-        self.state.schedule(self.conditions(), now);
+        self.state.schedule(self.startup(), now);
         if changed { Effect::Changed(verdict) } else { Effect::Counted }
     }
 
-    fn conditions(&self) -> Conditions {
+    fn startup(&self) -> StartupState {
         let instance = self.target.instance.as_ref();
-        Conditions {
+        StartupState {
             running_since: instance.and_then(|instance| instance.running_since),
             started: instance.is_some_and(|instance| instance.verdicts.has_started()),
         }

@@ -105,9 +105,9 @@ impl Origin {
     }
 }
 
-/// The state of the whole container.
+/// Whether the container runs and has started, on which its other probes depend.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Conditions {
+pub(super) struct StartupState {
     /// When the newest instance started, if it runs.
     pub(super) running_since: Option<Instant>,
     /// Whether its startup probe, if any, has passed.
@@ -185,9 +185,9 @@ impl State {
     }
 
     /// Sets or clears the time of the next run after anything may have changed.
-    pub(super) fn schedule(&mut self, conditions: Conditions, now: Instant) {
-        let waits = self.held || self.ended || (self.kind != Kind::Startup && !conditions.started);
-        let Some(since) = conditions.running_since.filter(|_| !waits) else {
+    pub(super) fn schedule(&mut self, startup: StartupState, now: Instant) {
+        let waits = self.held || self.ended || (self.kind != Kind::Startup && !startup.started);
+        let Some(since) = startup.running_since.filter(|_| !waits) else {
             self.due = None;
             return;
         };
@@ -202,7 +202,7 @@ impl State {
     ///
     /// DIFFERS: during the initial delay it runs at the delay's end. Upstream skips such a
     /// run and restarts the period.
-    pub(super) fn trigger(&mut self, conditions: Conditions, now: Instant) {
+    pub(super) fn trigger(&mut self, startup: StartupState, now: Instant) {
         // An adopted instance that stays in service runs at its first tick, which is spread.
         let spread = self.verdict == Verdict::Assumed && self.last_start.is_none() && self.tick > now;
         if self.verdict == Verdict::Success || spread {
@@ -212,7 +212,7 @@ impl State {
             self.again = true;
             return;
         }
-        let (Some(due), Some(since)) = (self.due, conditions.running_since) else { return };
+        let (Some(due), Some(since)) = (self.due, startup.running_since) else { return };
         let earliest = now.max(since + self.timing.initial_delay);
         let spaced = self.last_start.map_or(earliest, |last| earliest.max(last + TRIGGER_GAP));
         if spaced < due {
@@ -232,16 +232,16 @@ impl State {
 
     /// A run on the present instance ended; without an `outcome` it does not count. Returns whether
     /// the verdict changed.
-    pub(super) fn finish(&mut self, outcome: Option<Outcome>, conditions: Conditions, now: Instant) -> bool {
+    pub(super) fn finish(&mut self, outcome: Option<Outcome>, startup: StartupState, now: Instant) -> bool {
         self.checking = false;
         let changed = outcome.is_some_and(|outcome| self.count(outcome));
-        let waits = self.held || self.ended || conditions.running_since.is_none();
-        if !waits && (self.kind == Kind::Startup || conditions.started) {
+        let waits = self.held || self.ended || startup.running_since.is_none();
+        if !waits && (self.kind == Kind::Startup || startup.started) {
             // If a tick has passed meanwhile, the next run is due now.
             self.due = Some((self.tick + self.timing.period).max(now));
         }
         if std::mem::take(&mut self.again) {
-            self.trigger(conditions, now);
+            self.trigger(startup, now);
         }
         changed
     }

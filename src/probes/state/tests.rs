@@ -13,7 +13,7 @@ fn timing(delay: u64, period: u64, success: u32, failure: u32) -> Timing {
 struct Script {
     start: Instant,
     state: State,
-    conditions: Conditions,
+    startup: StartupState,
 }
 
 impl Script {
@@ -23,7 +23,7 @@ impl Script {
         let mut state = State::new(kind, timing, start);
         state.instance(origin);
         let running_since = Some(start + Duration::from_secs(since));
-        let mut script = Script { start, state, conditions: Conditions { running_since, started: true } };
+        let mut script = Script { start, state, startup: StartupState { running_since, started: true } };
         script.schedule(since as f64);
         script
     }
@@ -34,12 +34,12 @@ impl Script {
 
     fn schedule(&mut self, second: f64) {
         let now = self.time(second);
-        self.state.schedule(self.conditions, now);
+        self.state.schedule(self.startup, now);
     }
 
     fn trigger(&mut self, second: f64) {
         let now = self.time(second);
-        self.state.trigger(self.conditions, now);
+        self.state.trigger(self.startup, now);
     }
 
     fn due(&self) -> Option<f64> {
@@ -53,7 +53,7 @@ impl Script {
     fn check(&mut self, second: f64, lasts: f64, outcome: impl Into<Option<Outcome>>) -> bool {
         let (begin, end) = (self.time(second), self.time(second + lasts));
         self.state.begin(begin);
-        self.state.finish(outcome.into(), self.conditions, end)
+        self.state.finish(outcome.into(), self.startup, end)
     }
 }
 
@@ -170,7 +170,7 @@ fn triggers_run_soon_and_restart_the_period() {
     script.schedule(4.3);
     assert_eq!(script.due(), None);
     let end = script.time(9.0);
-    assert!(!script.state.finish(Some(Failure), script.conditions, end));
+    assert!(!script.state.finish(Some(Failure), script.startup, end));
     assert_eq!(script.due(), Some(9.0));
     assert!(script.check(9.0, 0.1, Success));
     // A ready container needs no trigger.
@@ -188,16 +188,16 @@ fn a_trigger_does_not_forestall_the_first_tick() {
     let second = |n: u64| start + Duration::from_secs(n);
     let mut state = State::new(Kind::Readiness, timing(0, 10, 1, 3), second(7));
     state.instance(Origin::Adopted);
-    let conditions = Conditions { running_since: Some(start), started: true };
-    state.schedule(conditions, start);
-    state.trigger(conditions, start);
+    let startup = StartupState { running_since: Some(start), started: true };
+    state.schedule(startup, start);
+    state.trigger(startup, start);
     assert_eq!(state.due(), Some(second(7)));
-    state.trigger(conditions, second(8));
+    state.trigger(startup, second(8));
     assert_eq!(state.due(), Some(second(7)));
     // A new instance is checked immediately.
     state.instance(Origin::Fresh);
-    state.schedule(conditions, start);
-    state.trigger(conditions, second(1));
+    state.schedule(startup, start);
+    state.trigger(startup, second(1));
     assert_eq!(state.due(), Some(second(1)));
 }
 
@@ -238,23 +238,23 @@ fn failures_are_counted_across_a_restart() {
 #[test]
 fn held_probe_has_no_due_time() {
     let mut script = Script::new(Kind::Liveness, timing(0, 10, 1, 3), 0, Origin::Fresh);
-    script.conditions.started = false;
+    script.startup.started = false;
     script.schedule(1.0);
     script.trigger(1.0);
     assert_eq!(script.due(), None, "waits for the startup probe");
-    script.conditions.started = true;
+    script.startup.started = true;
     script.schedule(12.0);
     assert_eq!(script.due(), Some(20.0));
-    script.conditions.running_since = None;
+    script.startup.running_since = None;
     script.schedule(13.0);
     assert_eq!(script.due(), None, "does not run");
-    script.conditions.running_since = Some(script.start);
+    script.startup.running_since = Some(script.start);
     script.state.end();
     script.schedule(14.0);
     assert_eq!(script.due(), None, "is over");
     // A startup probe does not wait for itself, and one that was complete stays so.
     let mut script = Script::new(Kind::Startup, timing(0, 10, 1, 3), 0, Origin::Fresh);
-    script.conditions.started = false;
+    script.startup.started = false;
     script.state.instance(Origin::Fresh);
     script.schedule(0.5);
     assert_eq!(script.due(), Some(10.0));
@@ -287,8 +287,8 @@ proptest::proptest! {
                 0 => script.schedule(second),
                 1 => script.trigger(second),
                 2 => script.state.begin(now),
-                3 => drop(script.state.finish(Some(Success), script.conditions, now)),
-                4 => drop(script.state.finish(Some(Failure), script.conditions, now)),
+                3 => drop(script.state.finish(Some(Success), script.startup, now)),
+                4 => drop(script.state.finish(Some(Failure), script.startup, now)),
                 _ => script.state.instance(Origin::Fresh),
             }
             if let Some(due) = script.due() {
