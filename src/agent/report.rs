@@ -174,7 +174,8 @@ impl Handles {
         problems.extend(self.volumes.unreleased().map(|(reason, since)| {
             format!("volumes that no pod uses cannot be released for {} s: {reason}", since.as_secs())
         }));
-        let hung = crate::volumes::stuck().into_iter().filter(|operation| operation.since >= SLOW_VOLUME);
+        let hung =
+            crate::volumes::hung_calls().into_iter().filter(|operation| operation.since >= SLOW_VOLUME);
         problems.extend(hung.map(|operation| {
             format!(
                 "{} of {} hangs for {} s",

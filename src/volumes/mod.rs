@@ -69,5 +69,5 @@ pub use progress::VolumeState;
 pub use release::StopWatch;
 pub use setup::plugins;
 pub use shown::VolumeStatus;
-pub use unmount::{HungCall, stuck};
+pub use unmount::{HungCall, hung_calls};
 pub use waker::Waker;

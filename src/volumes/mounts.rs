@@ -272,16 +272,16 @@ pub(super) fn unmount_group(
     let mut first = Ok(());
     for mount in group {
         let mut result = match form {
-            _ if !mount.is_remote() => plain(top, &mount.point),
-            MountKind::Volume => unmount::remote(top, &mount.point),
-            MountKind::SubPath => unmount::remote_bind(top, &mount.point),
+            _ if !mount.is_remote() => unmount(top, &mount.point),
+            MountKind::Volume => unmount::unmount_remote(top, &mount.point),
+            MountKind::SubPath => unmount::unmount_remote_bind(top, &mount.point),
         };
         if let Err(error) = &result
             && is_held
             && mount.is_remote()
             && error.is_busy()
         {
-            result = unmount::held(top, &mount.point);
+            result = unmount::detach_busy(top, &mount.point);
         }
         if first.is_ok() {
             first = result;
@@ -299,7 +299,7 @@ pub(super) enum MountKind {
 }
 
 /// Unmounts `mount`, which is in `top`.
-pub(super) fn plain(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+pub(super) fn unmount(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     match unmount_in(top, mount, UnmountFlags::empty()) {
         // Unmounted already, with the one above it or by another process.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),

@@ -84,7 +84,9 @@ impl Volumes {
             if stop.is_stopped() {
                 return;
             }
-            let Some(server) = silent(&server, pod, &unmount::responds, &mounts::table) else { continue };
+            let Some(server) = silent(&server, pod, &unmount::server_responds, &mounts::table) else {
+                continue;
+            };
             let error = VolumeError::NoResponse {
                 source_name: server.source,
                 volume: server.point.strip_prefix(pod.join("volumes")).unwrap_or(pod).display().to_string(),
@@ -93,7 +95,7 @@ impl Volumes {
             log::warn!("pod {uid} does not stop: {error}");
             self.record_removal(uid, &Err(error));
             if !server.is_shared
-                && let Err(error) = unmount::forced(&pods, &server.point)
+                && let Err(error) = unmount::unmount_by_force(&pods, &server.point)
             {
                 log::warn!("pod {uid} does not stop: {}", chain(&error));
             }

@@ -6,7 +6,7 @@
 //! only busy is never forced: a process still uses it. Nor is one of a file system that is also mounted
 //! elsewhere, as the mount table shows just before: a forced unmount aborts the requests of all (DIFFERS:
 //! the Go kubelet does not check that). Threads that hang end with the kernel's call;
-//! [`stuck`] counts and names them. The volumes of one pod are unmounted at the same time
+//! [`hung_calls`] counts and names them. The volumes of one pod are unmounted at the same time
 //! ([`run_together`]), so that one dead server does not delay the others.
 
 use std::path::{Path, PathBuf};
@@ -34,14 +34,14 @@ const PROBE: Duration = Duration::from_secs(10);
 /// The wait for a lazy one, which the kernel ends without the server.
 const LAZY: Duration = Duration::from_secs(10);
 /// Calls that may hang at the same time for one pod. Beyond that, none is begun for it.
-const MAX_STUCK_OF_POD: usize = 32;
+const MAX_HUNG_OF_POD: usize = 32;
 /// Those of all pods, apart from one of each.
-const MAX_STUCK: usize = 1024;
+const MAX_HUNG: usize = 1024;
 /// Volumes of one pod that are unmounted at the same time.
 const MAX_TOGETHER: usize = 32;
 
 /// Calls that have not ended.
-static STUCK: Mutex<Vec<(Call, Instant)>> = Mutex::new(Vec::new());
+static HUNG_CALLS: Mutex<Vec<(Call, Instant)>> = Mutex::new(Vec::new());
 
 /// What a call does, and its mount point.
 type Call = (&'static str, PathBuf);
@@ -140,8 +140,8 @@ pub struct HungCall {
 
 /// The calls that have not ended, for `coracle status`.
 #[must_use]
-pub fn stuck() -> Vec<HungCall> {
-    let table = STUCK.locked();
+pub fn hung_calls() -> Vec<HungCall> {
+    let table = HUNG_CALLS.locked();
     let shown = |((call, path), begun): &(Call, Instant)| HungCall {
         path: path.clone(),
         call,
@@ -151,18 +151,18 @@ pub fn stuck() -> Vec<HungCall> {
 }
 
 /// Unmounts a mount of the agent's own.
-pub(super) fn own_mount(mount: &Path, is_remote: bool) -> Result<(), VolumeError> {
+pub(super) fn unmount_own(mount: &Path, is_remote: bool) -> Result<(), VolumeError> {
     let Some(top) = mount.parent() else { return Ok(()) };
-    if is_remote { remote(top, mount) } else { mounts::plain(top, mount) }
+    if is_remote { unmount_remote(top, mount) } else { mounts::unmount(top, mount) }
 }
 
 /// Unmounts `mount`, in `top`, whose server may not respond.
-pub(super) fn remote(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+pub(super) fn unmount_remote(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     by_ways(top, mount, &WAYS)
 }
 
-/// As [`remote`], for a bind mount of a part of another mount.
-pub(super) fn remote_bind(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+/// As [`unmount_remote`], for a bind mount of a part of another mount.
+pub(super) fn unmount_remote_bind(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     by_ways(top, mount, &BIND_WAYS)
 }
 
@@ -189,7 +189,7 @@ fn pod_of(top: &Path, mount: &Path) -> PathBuf {
 
 /// Aborts all requests to the server of `mount`, which is in `top`, and unmounts it unless it is
 /// busy. Processes that wait for the server get an error. Does nothing if others use the server too.
-pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+pub(super) fn unmount_by_force(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     let pod = pod_of(top, mount);
     if use_now(mount, &pod) != MountUse::Own {
         return Ok(());
@@ -208,18 +208,18 @@ pub(super) fn forced(top: &Path, mount: &Path) -> Result<(), VolumeError> {
 /// Unmounts `mount`, which is in `top` and is busy, because an operation of the agent waits for its
 /// server. The operation ends when its requests are aborted, which is done unless others use the
 /// server too. Else it keeps its files, and the kernel removes the mount with them.
-pub(super) fn held(top: &Path, mount: &Path) -> Result<(), VolumeError> {
+pub(super) fn detach_busy(top: &Path, mount: &Path) -> Result<(), VolumeError> {
     log::warn!("{} is busy with an operation that hangs, and is detached", mount.display());
-    if let Err(error) = forced(top, mount) {
+    if let Err(error) = unmount_by_force(top, mount) {
         log::warn!("unmount by force: {}", chain(&error));
     }
     by_ways(top, mount, &[(UnmountFlags::DETACH, LAZY)])
 }
 
 /// Whether the server of the mount responds. One thread at most waits for a server that does not.
-pub(super) fn responds(mount: &Path) -> bool {
+pub(super) fn server_responds(mount: &Path) -> bool {
     let is_waiting = |call: &HungCall| call.call == SIZE && call.path == mount;
-    if stuck().iter().any(is_waiting) {
+    if hung_calls().iter().any(is_waiting) {
         return false;
     }
     let point = mount.to_owned();
@@ -301,10 +301,10 @@ struct Entry(Call, Instant);
 
 impl Entry {
     fn enter(call: Call) -> Result<Entry, VolumeError> {
-        let mut table = STUCK.locked();
+        let mut table = HUNG_CALLS.locked();
         let owner = owner(&call.1);
         let of_pod = table.iter().filter(|((_, path), _)| self::owner(path) == owner).count();
-        if of_pod >= MAX_STUCK_OF_POD || (of_pod > 0 && table.len() >= MAX_STUCK) {
+        if of_pod >= MAX_HUNG_OF_POD || (of_pod > 0 && table.len() >= MAX_HUNG) {
             return Err(VolumeError::TooManyPending);
         }
         let begun = Instant::now();
@@ -315,7 +315,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut table = STUCK.locked();
+        let mut table = HUNG_CALLS.locked();
         if let Some(index) = table.iter().position(|(call, begun)| *call == self.0 && *begun == self.1) {
             table.swap_remove(index);
         }
@@ -348,7 +348,7 @@ mod tests {
     }
 
     fn hangs_at(path: &Path) -> usize {
-        stuck().iter().filter(|call| call.path == path).count()
+        hung_calls().iter().filter(|call| call.path == path).count()
     }
 
     #[test]
@@ -478,7 +478,7 @@ mod tests {
     fn hanging_calls_are_counted_for_each_pod() {
         let call =
             |pod: &str, n: usize| ("test", PathBuf::from(format!("/r/{pod}/volumes/kubernetes.io~nfs/{n}")));
-        let many: Vec<Entry> = (0..MAX_STUCK_OF_POD).map(|n| Entry::enter(call("p1", n)).unwrap()).collect();
+        let many: Vec<Entry> = (0..MAX_HUNG_OF_POD).map(|n| Entry::enter(call("p1", n)).unwrap()).collect();
         assert!(matches!(Entry::enter(call("p1", 99)), Err(VolumeError::TooManyPending)));
         drop(Entry::enter(call("p2", 0)).unwrap());
         drop(many);
@@ -506,7 +506,7 @@ mod tests {
             escalate(Path::new("/t/busy"), &call, &ways([LONG; 3]), &mut || MountUse::Own).unwrap_err();
         assert!(matches!(error, VolumeError::Io { attempt: "unmount", .. }), "{error}");
         let (_release, hold) = bounded::<()>(0);
-        assert!(responds(Path::new("/")) && responds(Path::new("/t/none")));
+        assert!(server_responds(Path::new("/")) && server_responds(Path::new("/t/none")));
         let gone = dead(&[], hold, Err(Errno::INVAL));
         escalate(Path::new("/t/gone"), &gone, &ways([LONG; 3]), &mut || MountUse::Own).unwrap();
     }

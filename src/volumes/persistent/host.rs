@@ -74,7 +74,7 @@ impl Host for RealHost {
     }
 
     fn unmount(&self, target: &Path, is_remote: bool) -> Result<(), VolumeError> {
-        unmount::own_mount(target, is_remote)
+        unmount::unmount_own(target, is_remote)
     }
 
     fn device_number(&self, device: &Path) -> std::io::Result<Option<String>> {
