@@ -66,7 +66,7 @@ pub use manager::{Deps, Settings, SlowOperation, UnremovedPod, Volumes};
 pub use mounts::{Mount, table_of};
 pub use orphans::OrphanReport;
 pub use progress::VolumeState;
-pub use release::StopWatch;
+pub use release::StopWatcher;
 pub use setup::plugins;
 pub use shown::VolumeStatus;
 pub use unmount::{HungCall, hung_calls};

@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_millis(20);
 /// Watches the stop of a pod until it is dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct StopWatch(Option<WatchThread>);
+pub struct StopWatcher(Option<WatchThread>);
 
 /// The thread; it holds nothing that others wait for.
 struct WatchThread(Running);
@@ -38,7 +38,7 @@ impl std::fmt::Debug for WatchThread {
     }
 }
 
-impl Drop for StopWatch {
+impl Drop for StopWatcher {
     fn drop(&mut self) {
         match self.0.take() {
             // A thread that waits ends at once. One that waits for a server ends by its own limits.
@@ -57,7 +57,7 @@ impl Volumes {
         self: &Arc<Self>,
         uid: &PodUid,
         overdue: impl FnOnce(&StopToken) -> Waited + Send + 'static,
-    ) -> StopWatch {
+    ) -> StopWatcher {
         let watch = || {
             let pod = paths::pod(&self.settings.root_dir, uid).ok()?;
             if servers(&mounts::table().ok()?, &pod).is_empty() {
@@ -73,7 +73,7 @@ impl Volumes {
             });
             running.inspect_err(|error| log::warn!("no thread to watch the end of a pod: {error}")).ok()
         };
-        StopWatch(watch().map(WatchThread))
+        StopWatcher(watch().map(WatchThread))
     }
 
     /// Unmounts the file servers of the pod that do not respond.
