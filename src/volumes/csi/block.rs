@@ -35,7 +35,7 @@ pub(super) fn stage(
     if csi.users().staged_label(&name).is_some() {
         return Ok(());
     }
-    if driver.abilities.stage {
+    if driver.capabilities.stage {
         make_dirs(&paths.staging)?;
     }
     stage::call(csi, request, driver, &paths.staging, stop).inspect_err(|error| {

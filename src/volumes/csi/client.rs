@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{
-    Abilities, Capability, Code, Driver, DriverError, Expand, NodeInfo, Publish, Stage, Usage, VolumeStats,
+    Code, Driver, DriverCapabilities, DriverError, Expand, NodeInfo, Publish, Stage, Usage, VolumeCapability,
+    VolumeStats,
 };
 use super::error::MAX_TEXT;
 use crate::model::metrics::CSI_OPERATIONS;
@@ -78,7 +79,7 @@ impl GrpcDriver {
     }
 }
 
-fn capability(given: &Capability) -> MessageField<csi::VolumeCapability> {
+fn volume_capability(given: &VolumeCapability) -> MessageField<csi::VolumeCapability> {
     let mut message = csi::VolumeCapability::new();
     if given.is_block {
         message.block = MessageField::some(csi::BlockVolume::new());
@@ -103,21 +104,21 @@ impl Driver for GrpcDriver {
         Ok(NodeInfo { id: response.node_id, max_volumes: response.max_volumes_per_node, topology })
     }
 
-    fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError> {
+    fn capabilities(&self, stop: &StopToken) -> Result<DriverCapabilities, DriverError> {
         let request = csi::NodeGetCapabilitiesRequest::new();
         let response = self.call(&methods::NODE_GET_CAPABILITIES, &request, stop)?;
-        let mut abilities = Abilities::default();
+        let mut capabilities = DriverCapabilities::default();
         for capability in response.capabilities.iter().take(MAX_CAPABILITIES) {
             match capability.rpc.as_ref().map_or(0, |rpc| rpc.type_) {
-                STAGE_UNSTAGE_VOLUME => abilities.stage = true,
-                GET_VOLUME_STATS => abilities.stats = true,
-                EXPAND_VOLUME => abilities.expand = true,
-                SINGLE_NODE_MULTI_WRITER => abilities.single_node_multi_writer = true,
-                VOLUME_MOUNT_GROUP => abilities.mount_group = true,
+                STAGE_UNSTAGE_VOLUME => capabilities.stage = true,
+                GET_VOLUME_STATS => capabilities.stats = true,
+                EXPAND_VOLUME => capabilities.expand = true,
+                SINGLE_NODE_MULTI_WRITER => capabilities.single_node_multi_writer = true,
+                VOLUME_MOUNT_GROUP => capabilities.mount_group = true,
                 _ => {}
             }
         }
-        Ok(abilities)
+        Ok(capabilities)
     }
 
     fn stage(&self, request: &Stage, stop: &StopToken) -> Result<(), DriverError> {
@@ -125,7 +126,7 @@ impl Driver for GrpcDriver {
         message.volume_id.clone_from(&request.volume);
         message.publish_context.clone_from(&request.publish_context);
         message.staging_target_path.clone_from(&request.staging_path);
-        message.volume_capability = capability(&request.capability);
+        message.volume_capability = volume_capability(&request.volume_capability);
         message.secrets.clone_from(request.secrets.expose());
         message.volume_context.clone_from(&request.volume_context);
         self.call(&methods::NODE_STAGE_VOLUME, &message, stop).map(drop)
@@ -144,7 +145,7 @@ impl Driver for GrpcDriver {
         message.publish_context.clone_from(&request.publish_context);
         message.staging_target_path.clone_from(&request.staging_path);
         message.target_path.clone_from(&request.target_path);
-        message.volume_capability = capability(&request.capability);
+        message.volume_capability = volume_capability(&request.volume_capability);
         message.readonly = request.read_only;
         message.secrets.clone_from(request.secrets.expose());
         message.volume_context.clone_from(&request.volume_context);
@@ -166,7 +167,7 @@ impl Driver for GrpcDriver {
         range.required_bytes = request.bytes;
         message.capacity_range = MessageField::some(range);
         message.staging_target_path.clone_from(&request.staging_path);
-        message.volume_capability = capability(&request.capability);
+        message.volume_capability = volume_capability(&request.volume_capability);
         message.secrets.clone_from(request.secrets.expose());
         self.call(&methods::NODE_EXPAND_VOLUME, &message, stop).map(|response| response.capacity_bytes)
     }
@@ -254,17 +255,20 @@ mod tests {
         let never = StopToken::never();
         let node = driver.info(&never).unwrap();
         assert_eq!((node.id.as_str(), node.max_volumes, node.topology.len()), ("i", 7, 1));
-        let abilities = driver.abilities(&never).unwrap();
-        assert_eq!(abilities, Abilities { stage: true, mount_group: true, ..Abilities::default() });
+        let capabilities = driver.capabilities(&never).unwrap();
+        assert_eq!(
+            capabilities,
+            DriverCapabilities { stage: true, mount_group: true, ..DriverCapabilities::default() }
+        );
         let request = Publish {
             volume: "h".to_owned(),
             target_path: "/t".to_owned(),
             read_only: true,
-            capability: Capability {
+            volume_capability: VolumeCapability {
                 fs_type: "ext4".to_owned(),
                 mount_group: Some(7),
                 access_mode: 5,
-                ..Capability::default()
+                ..VolumeCapability::default()
             },
             ..Publish::default()
         };
@@ -326,12 +330,12 @@ mod tests {
         let driver = driver(&socket, Duration::from_secs(10));
         let never = StopToken::never();
         let pairs = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
-        let capability = Capability { is_block: true, access_mode: 6, ..Capability::default() };
+        let capability = VolumeCapability { is_block: true, access_mode: 6, ..VolumeCapability::default() };
         let request = Stage {
             volume: "h".to_owned(),
             publish_context: pairs("dev", "sdx"),
             staging_path: "/g".to_owned(),
-            capability: capability.clone(),
+            volume_capability: capability.clone(),
             volume_context: pairs("a", "b"),
             ..Stage::default()
         };
@@ -342,7 +346,7 @@ mod tests {
             path: "/t".to_owned(),
             bytes: 9,
             staging_path: "/g".to_owned(),
-            capability,
+            volume_capability: capability,
             ..Expand::default()
         };
         driver.expand(&request, &never).unwrap();

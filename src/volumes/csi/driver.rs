@@ -38,7 +38,7 @@ impl std::fmt::Debug for Secrets {
 
 /// How a volume is used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Capability {
+pub struct VolumeCapability {
     /// As a block device; otherwise as a file system.
     pub is_block: bool,
     /// The type of the file system; empty: the driver chooses.
@@ -57,7 +57,7 @@ pub struct Stage {
     pub volume: String,
     pub publish_context: Pairs,
     pub staging_path: String,
-    pub capability: Capability,
+    pub volume_capability: VolumeCapability,
     pub secrets: Secrets,
     pub volume_context: Pairs,
 }
@@ -70,7 +70,7 @@ pub struct Publish {
     /// Empty if the driver does not stage.
     pub staging_path: String,
     pub target_path: String,
-    pub capability: Capability,
+    pub volume_capability: VolumeCapability,
     pub read_only: bool,
     pub secrets: Secrets,
     pub volume_context: Pairs,
@@ -83,13 +83,13 @@ pub struct Expand {
     pub path: String,
     pub bytes: i64,
     pub staging_path: String,
-    pub capability: Capability,
+    pub volume_capability: VolumeCapability,
     pub secrets: Secrets,
 }
 
 /// What a driver can do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Abilities {
+pub struct DriverCapabilities {
     /// It stages volumes before it publishes them.
     pub stage: bool,
     /// It measures volumes.
@@ -162,7 +162,7 @@ impl DriverError {
 /// The node service of one driver. Each call ends at the stop signal, and has a deadline.
 pub trait Driver: Send + Sync {
     fn info(&self, stop: &StopToken) -> Result<NodeInfo, DriverError>;
-    fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError>;
+    fn capabilities(&self, stop: &StopToken) -> Result<DriverCapabilities, DriverError>;
     fn stage(&self, request: &Stage, stop: &StopToken) -> Result<(), DriverError>;
     fn unstage(&self, volume: &str, staging_path: &str, stop: &StopToken) -> Result<(), DriverError>;
     fn publish(&self, request: &Publish, stop: &StopToken) -> Result<(), DriverError>;

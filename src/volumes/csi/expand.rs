@@ -22,14 +22,14 @@ pub(super) fn expand(
 ) -> Result<Option<i64>, VolumeError> {
     let phase = Phase::Expand;
     let place = request.place();
-    if !driver.abilities.expand || request.is_read_only() || csi.users().is_not_grown(&place) {
+    if !driver.capabilities.expand || request.is_read_only() || csi.users().is_not_grown(&place) {
         return Ok(None);
     }
     let path = match request.form {
         Form::Filesystem => csi.layout.of_pod(&place)?.join(TARGET),
         Form::Block => csi.layout.block_paths(&place.spec_name)?.publish.join(place.pod.as_str()),
     };
-    let staging_path = request.staging_path(driver.abilities, &csi.layout)?;
+    let staging_path = request.staging_path(driver.capabilities, &csi.layout)?;
     let reference = request.source.node_expand_secret_ref.as_ref();
     let secrets = read_secret(&*csi.cluster, reference, "NodeExpandSecretRef", stop);
     let message = Expand {
@@ -37,7 +37,7 @@ pub(super) fn expand(
         path: path_text(&path)?,
         bytes,
         staging_path,
-        capability: request.capability(driver.abilities, &driver.label),
+        volume_capability: request.volume_capability(driver.capabilities, &driver.label),
         secrets: secrets.map_err(|error| not_begun(phase, error))?,
     };
     match driver.driver.expand(&message, stop) {

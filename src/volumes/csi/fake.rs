@@ -12,7 +12,8 @@ use super::super::kind::ReadyVolume;
 use super::super::label_table::VolumeLabels;
 use super::cluster::{AttachmentLookup, Cluster, ClusterError, TokenText};
 use super::driver::{
-    Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage, VolumeStats,
+    Code, Driver, DriverCapabilities, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage,
+    VolumeStats,
 };
 use super::mounter::Mounter;
 use super::registry::Registry;
@@ -64,7 +65,7 @@ struct Inner {
     expands: Vec<Expand>,
     /// What a driver must never be asked for.
     violations: Vec<String>,
-    abilities: Abilities,
+    capabilities: DriverCapabilities,
     max_volumes: i64,
     /// Dropped by the next publication.
     dropped: Option<Box<dyn std::any::Any + Send>>,
@@ -86,7 +87,8 @@ pub(super) const KILLED: &str = "the agent was killed";
 impl FakeNode {
     pub(super) fn new() -> Arc<FakeNode> {
         let node = FakeNode::default();
-        node.inner().abilities = Abilities { stage: true, expand: true, stats: true, ..Abilities::default() };
+        node.inner().capabilities =
+            DriverCapabilities { stage: true, expand: true, stats: true, ..DriverCapabilities::default() };
         node.inner().max_volumes = 3;
         Arc::new(node)
     }
@@ -109,8 +111,8 @@ impl FakeNode {
         self.inner().faults.clear();
     }
 
-    pub(super) fn set_abilities(&self, abilities: Abilities) {
-        self.inner().abilities = abilities;
+    pub(super) fn set_capabilities(&self, capabilities: DriverCapabilities) {
+        self.inner().capabilities = capabilities;
     }
 
     pub(super) fn set_max_volumes(&self, count: i64) {
@@ -249,8 +251,8 @@ impl Driver for FakeDriver {
         })
     }
 
-    fn abilities(&self, stop: &StopToken) -> Result<Abilities, DriverError> {
-        self.0.call("abilities", "", stop, |inner| Ok(inner.abilities))
+    fn capabilities(&self, stop: &StopToken) -> Result<DriverCapabilities, DriverError> {
+        self.0.call("capabilities", "", stop, |inner| Ok(inner.capabilities))
     }
 
     fn stage(&self, request: &Stage, stop: &StopToken) -> Result<(), DriverError> {
@@ -266,7 +268,7 @@ impl Driver for FakeDriver {
                 }
                 Some(_) => {}
                 None => {
-                    if !request.capability.is_block {
+                    if !request.volume_capability.is_block {
                         inner.mounts.push(path);
                     }
                     inner.staged.insert(request.volume.clone(), request.staging_path.clone());
@@ -300,7 +302,7 @@ impl Driver for FakeDriver {
             if inner.published.contains_key(&request.target_path) {
                 return Ok(());
             }
-            if request.capability.is_block {
+            if request.volume_capability.is_block {
                 std::fs::write(&path, "")
                     .map_err(|_| DriverError { message: "no parent".to_owned(), code: Code::Internal })?;
             } else {
@@ -488,7 +490,7 @@ impl FakeAgent {
 
     /// The calls that change something.
     pub(super) fn changes(&self) -> Vec<String> {
-        self.node.calls().into_iter().filter(|call| call != "abilities").collect()
+        self.node.calls().into_iter().filter(|call| call != "capabilities").collect()
     }
 
     /// No file and no mount is left, and no rule was broken.

@@ -70,7 +70,7 @@ fn settle(agent: &FakeAgent, volumes: &[VolumeRequest; 2], pods: &[usize], what:
 fn each_method_may_fail_in_each_way_at_each_step() {
     let mut count = 0;
     for form in [Form::Filesystem, Form::Block] {
-        for method in ["abilities", "stage", "publish", "expand", "unpublish", "unstage"] {
+        for method in ["capabilities", "stage", "publish", "expand", "unpublish", "unstage"] {
             for fault in FAULTS {
                 for index in 0..LIFE.len() {
                     for is_given_up in [false, true] {

@@ -44,7 +44,7 @@ impl GroupChange {
         was_mounted: bool,
     ) -> Result<Option<GroupChange>, VolumeError> {
         let marker = Marker::for_volume(dir)?;
-        let Some(gid) = request.group_to_set(&driver.spec, driver.abilities) else { return Ok(None) };
+        let Some(gid) = request.group_to_set(&driver.spec, driver.capabilities) else { return Ok(None) };
         let policy = request.group_policy();
         if !was_mounted && policy == Policy::Always {
             marker.make()?;

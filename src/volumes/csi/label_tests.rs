@@ -15,7 +15,7 @@ fn labelled(pod: &str, label: &str) -> VolumeRequest {
 }
 
 fn stage_flags(agent: &FakeAgent) -> Vec<String> {
-    agent.node.last_stage().capability.mount_flags
+    agent.node.last_stage().volume_capability.mount_flags
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, VolumeLocation};
-use super::driver::{Abilities, Driver, DriverError, VolumeStats};
+use super::driver::{Driver, DriverCapabilities, DriverError, VolumeStats};
 use super::error::not_begun;
 use super::names::{self, GLOBAL_MOUNT, TARGET, path_text};
 use super::record::{Record, RecordFile};
@@ -62,14 +62,14 @@ fn measure_into(
     stop: &StopToken,
 ) -> bool {
     let Ok(driver) = csi.registry.get(name) else { return true };
-    let abilities = match driver.abilities(stop) {
-        Ok(abilities) => abilities,
+    let capabilities = match driver.capabilities(stop) {
+        Ok(capabilities) => capabilities,
         Err(error) => {
             log::debug!("CSI driver {name}: {error}");
             return false;
         }
     };
-    if !abilities.stats {
+    if !capabilities.stats {
         return true;
     }
     for place in places.iter().take(MAX_VOLUMES) {
@@ -78,7 +78,7 @@ fn measure_into(
             continue;
         }
         let begun = Instant::now();
-        match stats(csi, &driver, abilities, place, stop) {
+        match stats(csi, &driver, capabilities, place, stop) {
             Ok(stats) => {
                 VOLUME_STATS.took([name.to_owned()], begun.elapsed());
                 found.push((place.clone(), stats));
@@ -100,16 +100,20 @@ fn measure_into(
 fn stats(
     csi: &Csi,
     driver: &Arc<dyn Driver>,
-    abilities: Abilities,
+    capabilities: DriverCapabilities,
     place: &VolumeLocation,
     stop: &StopToken,
 ) -> Result<VolumeStats, MeasureError> {
-    let mounted = mounted(csi, place, abilities).map_err(MeasureError::Volume)?;
+    let mounted = mounted(csi, place, capabilities).map_err(MeasureError::Volume)?;
     driver.stats(&mounted.handle, &mounted.path, &mounted.staging_path, stop).map_err(MeasureError::Call)
 }
 
 /// What the record of a volume says.
-fn mounted(csi: &Csi, place: &VolumeLocation, abilities: Abilities) -> Result<StatsTarget, VolumeError> {
+fn mounted(
+    csi: &Csi,
+    place: &VolumeLocation,
+    capabilities: DriverCapabilities,
+) -> Result<StatsTarget, VolumeError> {
     let in_pod = csi.layout.of_pod(place)?;
     let (dir, path) = match place.form {
         Form::Block => {
@@ -122,7 +126,7 @@ fn mounted(csi: &Csi, place: &VolumeLocation, abilities: Abilities) -> Result<St
         return Err(not_begun(Phase::SetUp, "the volume is not mounted"));
     };
     // A volume in the pod's specification is not staged.
-    let is_staged = abilities.stage && record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
+    let is_staged = capabilities.stage && record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
     let staging_path = match place.form {
         _ if !is_staged => String::new(),
         Form::Filesystem => {
@@ -157,8 +161,8 @@ mod tests {
     #[test]
     fn volumes_have_the_numbers_of_their_driver_until_they_are_removed() {
         let agent = FakeAgent::new();
-        let able = Abilities { stage: true, stats: true, ..Abilities::default() };
-        agent.node.set_abilities(able);
+        let able = DriverCapabilities { stage: true, stats: true, ..DriverCapabilities::default() };
+        agent.node.set_capabilities(able);
         let (a, mut b) = (wanted("a", "h"), wanted("b", "i"));
         b.form = Form::Block;
         for volume in [&a, &b] {
@@ -179,13 +183,13 @@ mod tests {
     fn driver_without_the_ability_is_not_called() {
         let agent = FakeAgent::new();
         agent.set_up(&wanted("a", "h")).unwrap();
-        agent.node.set_abilities(Abilities { stats: true, ..Abilities::default() });
+        agent.node.set_capabilities(DriverCapabilities { stats: true, ..DriverCapabilities::default() });
         assert!(measure(&agent));
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, Some(2))]);
-        agent.node.set_abilities(Abilities::default());
+        agent.node.set_capabilities(DriverCapabilities::default());
         agent.node.calls();
         assert!(measure(&agent));
-        assert_eq!(agent.node.calls(), ["abilities"]);
+        assert_eq!(agent.node.calls(), ["capabilities"]);
         assert_eq!(shown(&agent, "a"), [("v-h".to_owned(), false, None)]);
     }
 
@@ -205,9 +209,9 @@ mod tests {
         agent.node.calls();
         agent.node.fail("stats", Fault::Uncertain);
         assert!(!measure(&agent));
-        assert_eq!(agent.node.calls(), ["abilities", "stats h"]);
+        assert_eq!(agent.node.calls(), ["capabilities", "stats h"]);
         assert_eq!((shown(&agent, "a")[0].2, shown(&agent, "b")[0].2), (None, None));
-        agent.node.fail("abilities", Fault::Final);
+        agent.node.fail("capabilities", Fault::Final);
         assert!(!measure(&agent));
     }
 }

@@ -31,7 +31,7 @@ use super::super::label_table::VolumeLabels;
 use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
-    Abilities, Code, Driver, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, VolumeStats,
+    Code, Driver, DriverCapabilities, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, VolumeStats,
 };
 use super::fake::{self, DRIVER, KILLED};
 use super::fs_group::GroupChange;
@@ -736,9 +736,9 @@ impl Driver for Model {
     fn info(&self, _: &StopToken) -> Result<NodeInfo, DriverError> {
         Ok(NodeInfo { id: "n".to_owned(), ..NodeInfo::default() })
     }
-    fn abilities(&self, _: &StopToken) -> Result<Abilities, DriverError> {
+    fn capabilities(&self, _: &StopToken) -> Result<DriverCapabilities, DriverError> {
         self.within();
-        Ok(Abilities { stage: true, ..Abilities::default() })
+        Ok(DriverCapabilities { stage: true, ..DriverCapabilities::default() })
     }
     fn stage(&self, request: &Stage, _: &StopToken) -> Result<(), DriverError> {
         let (volume, path) = (volume_of(&request.volume), PathBuf::from(&request.staging_path));

@@ -1,4 +1,4 @@
-//! The first step of a set-up: the driver, its object and abilities, and the attachment of the volume (Go:
+//! The first step of a set-up: the driver, its object and capabilities, and the attachment of the volume (Go:
 //! csi_attacher.go).
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, VolumeLocation};
 use super::super::label_table::LabelledVolume;
-use super::driver::{Abilities, Driver, Pairs};
+use super::driver::{Driver, DriverCapabilities, Pairs};
 use super::error::{MAX_TEXT, not_begun};
 use super::names;
 use super::rebuild;
@@ -25,7 +25,7 @@ const RESOURCE_EXHAUSTED: i32 = 8;
 pub(super) struct PreparedDriver {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) spec: CsiDriverSpec,
-    pub(super) abilities: Abilities,
+    pub(super) capabilities: DriverCapabilities,
     /// The metadata of the VolumeAttachment.
     pub(super) publish_context: Pairs,
     /// The SELinux label to mount with; empty: none.
@@ -157,8 +157,8 @@ fn with_spec(
         not_begun(stage, format!("kubernetes.io/csi: {prefix}: {error}"))
     })?;
     // Nothing was changed, whatever the code.
-    let abilities = driver.abilities(stop).map_err(|error| not_begun(stage, error.to_string()))?;
-    Ok(PreparedDriver { driver, spec, abilities, publish_context, label, is_mounted })
+    let capabilities = driver.capabilities(stop).map_err(|error| not_begun(stage, error.to_string()))?;
+    Ok(PreparedDriver { driver, spec, capabilities, publish_context, label, is_mounted })
 }
 
 /// The metadata of the VolumeAttachment, once the volume is attached. One request: the set-up is

@@ -54,9 +54,9 @@ pub(super) fn message(
     Ok(Publish {
         volume: request.source.volume_handle.clone(),
         publish_context: driver.publish_context.clone(),
-        staging_path: request.staging_path(driver.abilities, &csi.layout)?,
+        staging_path: request.staging_path(driver.capabilities, &csi.layout)?,
         target_path: path_text(target)?,
-        capability: request.capability(driver.abilities, &driver.label),
+        volume_capability: request.volume_capability(driver.capabilities, &driver.label),
         read_only: request.is_read_only(),
         secrets,
         volume_context,

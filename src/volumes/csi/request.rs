@@ -4,7 +4,7 @@ use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, VolumeLocation};
 use super::super::ownership::Policy;
 use super::super::selinux::Labels;
-use super::driver::{Abilities, Capability, Pairs};
+use super::driver::{DriverCapabilities, Pairs, VolumeCapability};
 use super::names::{self, GLOBAL_MOUNT, Layout, path_text};
 use super::record::Record;
 use crate::model::ids::PodUid;
@@ -92,27 +92,35 @@ impl VolumeRequest {
     }
 
     /// The use of the volume in the driver's terms. `label`: the SELinux label to mount with; empty: none.
-    pub(super) fn capability(&self, abilities: Abilities, label: &str) -> Capability {
-        let access_mode = access_mode(self.access_modes.first().copied(), abilities);
+    pub(super) fn volume_capability(
+        &self,
+        capabilities: DriverCapabilities,
+        label: &str,
+    ) -> VolumeCapability {
+        let access_mode = access_mode(self.access_modes.first().copied(), capabilities);
         if self.form == Form::Block {
-            return Capability { is_block: true, access_mode, ..Capability::default() };
+            return VolumeCapability { is_block: true, access_mode, ..VolumeCapability::default() };
         }
         let mut mount_flags = self.mount_options.clone();
         if !label.is_empty() {
             mount_flags.push(format!("context=\"{label}\""));
         }
-        Capability {
+        VolumeCapability {
             is_block: false,
             fs_type: self.source.fs_type.clone().unwrap_or_default(),
             mount_flags,
-            mount_group: self.fs_group.filter(|_| abilities.mount_group),
+            mount_group: self.fs_group.filter(|_| capabilities.mount_group),
             access_mode,
         }
     }
 
     /// The staging target, for the driver; empty if the volume is not staged.
-    pub(super) fn staging_path(&self, abilities: Abilities, layout: &Layout) -> Result<String, VolumeError> {
-        if !abilities.stage || self.is_ephemeral() {
+    pub(super) fn staging_path(
+        &self,
+        capabilities: DriverCapabilities,
+        layout: &Layout,
+    ) -> Result<String, VolumeError> {
+        if !capabilities.stage || self.is_ephemeral() {
             return Ok(String::new());
         }
         let source = &self.source;
@@ -158,8 +166,12 @@ impl VolumeRequest {
     }
 
     /// The group that the agent gives to all files, if it does.
-    pub(super) fn group_to_set(&self, driver: &CsiDriverSpec, abilities: Abilities) -> Option<u32> {
-        let gid = self.fs_group.filter(|_| !abilities.mount_group && self.form == Form::Filesystem)?;
+    pub(super) fn group_to_set(
+        &self,
+        driver: &CsiDriverSpec,
+        capabilities: DriverCapabilities,
+    ) -> Option<u32> {
+        let gid = self.fs_group.filter(|_| !capabilities.mount_group && self.form == Form::Filesystem)?;
         let applies = match driver.fs_group_policy.unwrap_or_default() {
             FsGroupPolicy::None => false,
             FsGroupPolicy::File => true,
@@ -211,15 +223,15 @@ impl VolumeRequest {
 }
 
 /// The mode's number in the protocol. A volume without a mode is for one node.
-fn access_mode(mode: Option<AccessMode>, abilities: Abilities) -> i32 {
+fn access_mode(mode: Option<AccessMode>, capabilities: DriverCapabilities) -> i32 {
     const SINGLE_NODE_WRITER: i32 = 1;
     const MULTI_NODE_READER_ONLY: i32 = 3;
     const MULTI_NODE_MULTI_WRITER: i32 = 5;
     const SINGLE_NODE_SINGLE_WRITER: i32 = 6;
     const SINGLE_NODE_MULTI_WRITER: i32 = 7;
     match mode.unwrap_or(AccessMode::ReadWriteOnce) {
-        AccessMode::ReadWriteOnce if abilities.single_node_multi_writer => SINGLE_NODE_MULTI_WRITER,
-        AccessMode::ReadWriteOncePod if abilities.single_node_multi_writer => SINGLE_NODE_SINGLE_WRITER,
+        AccessMode::ReadWriteOnce if capabilities.single_node_multi_writer => SINGLE_NODE_MULTI_WRITER,
+        AccessMode::ReadWriteOncePod if capabilities.single_node_multi_writer => SINGLE_NODE_SINGLE_WRITER,
         AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod => SINGLE_NODE_WRITER,
         AccessMode::ReadOnlyMany => MULTI_NODE_READER_ONLY,
         AccessMode::ReadWriteMany => MULTI_NODE_MULTI_WRITER,
@@ -260,7 +272,7 @@ pub(super) mod tests {
     #[test]
     fn access_modes_have_the_numbers_of_the_protocol() {
         use AccessMode::{ReadOnlyMany, ReadWriteMany, ReadWriteOnce, ReadWriteOncePod};
-        let able = Abilities { single_node_multi_writer: true, ..Abilities::default() };
+        let able = DriverCapabilities { single_node_multi_writer: true, ..DriverCapabilities::default() };
         for (mode, plain, with_ability) in [
             (None, 1, 7),
             (Some(ReadWriteOnce), 1, 7),
@@ -268,7 +280,7 @@ pub(super) mod tests {
             (Some(ReadOnlyMany), 3, 3),
             (Some(ReadWriteMany), 5, 5),
         ] {
-            assert_eq!(access_mode(mode, Abilities::default()), plain, "{mode:?}");
+            assert_eq!(access_mode(mode, DriverCapabilities::default()), plain, "{mode:?}");
             assert_eq!(access_mode(mode, able), with_ability, "{mode:?}");
         }
     }
@@ -276,7 +288,7 @@ pub(super) mod tests {
     #[test]
     fn group_is_set_by_agent_or_driver_according_to_the_policy() {
         use AccessMode::{ReadOnlyMany, ReadWriteOnce};
-        let none = Abilities::default();
+        let none = DriverCapabilities::default();
         let policy = |policy| CsiDriverSpec { fs_group_policy: Some(policy), ..CsiDriverSpec::default() };
         let mut volume = wanted("u", "h");
         volume.fs_group = Some(7);
@@ -290,10 +302,10 @@ pub(super) mod tests {
         assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::File), none), Some(7));
         volume.access_modes = vec![ReadWriteOnce];
         assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::None), none), None);
-        let able = Abilities { mount_group: true, ..none };
+        let able = DriverCapabilities { mount_group: true, ..none };
         assert_eq!(volume.group_to_set(&default, able), None);
-        assert_eq!(volume.capability(able, "").mount_group, Some(7));
-        assert_eq!(volume.capability(none, "").mount_group, None);
+        assert_eq!(volume.volume_capability(able, "").mount_group, Some(7));
+        assert_eq!(volume.volume_capability(none, "").mount_group, None);
         volume.read_only = true;
         assert_eq!(volume.group_to_set(&policy(FsGroupPolicy::File), none), None);
     }
@@ -332,7 +344,7 @@ pub(super) mod tests {
     #[test]
     fn label_is_an_option_of_the_mount() {
         let volume = VolumeRequest { mount_options: vec!["noatime".to_owned()], ..wanted("u", "h") };
-        let flags = |label: &str| volume.capability(Abilities::default(), label).mount_flags;
+        let flags = |label: &str| volume.volume_capability(DriverCapabilities::default(), label).mount_flags;
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
         assert_eq!(flags(label), ["noatime", r#"context="system_u:object_r:container_file_t:s0:c1,c2""#]);
         assert_eq!(flags(""), ["noatime"]);

@@ -70,7 +70,7 @@ fn with_claim() -> Pod {
 
 /// The calls that change something.
 fn changes(node: &FakeNode) -> Vec<String> {
-    node.calls().into_iter().filter(|call| call != "abilities").collect()
+    node.calls().into_iter().filter(|call| call != "capabilities").collect()
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub(super) fn call(
     target: &Path,
     stop: &StopToken,
 ) -> Result<(), VolumeError> {
-    if !driver.abilities.stage {
+    if !driver.capabilities.stage {
         return Ok(());
     }
     let (phase, source) = (request.stage_phase(), &request.source);
@@ -134,7 +134,7 @@ pub(super) fn call(
         volume: source.volume_handle.clone(),
         publish_context: driver.publish_context.clone(),
         staging_path: path_text(target)?,
-        capability: request.capability(driver.abilities, &driver.label),
+        volume_capability: request.volume_capability(driver.capabilities, &driver.label),
         secrets: secrets.map_err(|error| not_begun(phase, error))?,
         volume_context: source.volume_attributes.clone(),
     };

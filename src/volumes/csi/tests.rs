@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::super::attachment::{Controller, NodeVolumes};
 use super::super::error::VolumeError;
 use super::super::kind::{Certainty, Form, KindError, Phase, ReadyVolume};
-use super::driver::{Abilities, Secrets};
+use super::driver::{DriverCapabilities, Secrets};
 use super::fake::{DRIVER, FakeAgent, Fault};
 use super::names;
 use super::rebuild::{self, UnreadableDirs};
@@ -38,13 +38,13 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
     agent.set_up(&b).unwrap();
     assert_eq!(
         agent.node.calls(),
-        ["abilities", "stage h", "publish h", "abilities", "publish h"].map(str::to_owned)
+        ["capabilities", "stage h", "publish h", "capabilities", "publish h"].map(str::to_owned)
     );
     let global = format!("plugins/kubernetes.io/csi/{DRIVER}/{}/globalmount", sha256::sha256_hex(b"h"));
     let stage = agent.node.last_stage();
     assert_eq!(stage.staging_path, root.join(&global).display().to_string());
     assert_eq!(stage.publish_context.get("dev").map(String::as_str), Some("sdx"));
-    assert_eq!(stage.capability.access_mode, 1);
+    assert_eq!(stage.volume_capability.access_mode, 1);
     assert_eq!(agent.csi.attachments.in_use(), [format!("kubernetes.io/csi/{DRIVER}^h")]);
     let record = root.join("pods/a/volumes/kubernetes.io~csi/pv-h/vol_data.json");
     let record: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
@@ -62,7 +62,7 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
     agent.tear_down(&a).unwrap();
     assert_eq!(agent.node.calls(), ["unpublish h"]);
     agent.tear_down(&b).unwrap();
-    assert_eq!(agent.node.calls(), ["unpublish h", "abilities", "unstage h"]);
+    assert_eq!(agent.node.calls(), ["unpublish h", "capabilities", "unstage h"]);
     agent.tear_down(&b).unwrap();
     assert!(agent.node.calls().is_empty());
     agent.assert_empty();
@@ -71,13 +71,13 @@ fn volume_is_staged_once_for_two_pods_and_unstaged_after_the_last() {
 #[test]
 fn driver_without_staging_only_publishes() {
     let agent = FakeAgent::new();
-    agent.node.set_abilities(Abilities::default());
+    agent.node.set_capabilities(DriverCapabilities::default());
     let a = wanted("a", "h");
     agent.set_up(&a).unwrap();
-    assert_eq!(agent.node.calls(), ["abilities", "publish h"]);
+    assert_eq!(agent.node.calls(), ["capabilities", "publish h"]);
     assert_eq!(agent.node.last_publish().staging_path, "");
     agent.tear_down(&a).unwrap();
-    assert_eq!(agent.node.calls(), ["unpublish h", "abilities"]);
+    assert_eq!(agent.node.calls(), ["unpublish h", "capabilities"]);
     assert!(agent.left().is_empty(), "{:?}", agent.left());
 }
 
@@ -350,7 +350,7 @@ fn volume_grows_at_its_mount_and_later() {
     agent.node.fail("expand", Fault::Final);
     let error = kind_error(volume.expand(3 << 30, &StopToken::never()).unwrap_err());
     assert!(error.message.starts_with("Expander.NodeExpand failed to expand the volume : rpc error"));
-    agent.node.set_abilities(Abilities { stage: true, ..Abilities::default() });
+    agent.node.set_capabilities(DriverCapabilities { stage: true, ..DriverCapabilities::default() });
     assert_eq!(volume.expand(3 << 30, &StopToken::never()).unwrap(), None);
 }
 
@@ -368,7 +368,7 @@ fn block_device_is_published_held_and_linked() {
     assert!(devices.join("pv-h/data/vol_data.json").exists());
     let stage = agent.node.last_stage();
     assert_eq!(stage.staging_path, devices.join("staging/pv-h").display().to_string());
-    assert!(stage.capability.is_block && stage.capability.fs_type.is_empty());
+    assert!(stage.volume_capability.is_block && stage.volume_capability.fs_type.is_empty());
     agent.set_up(&b).unwrap();
     agent.tear_down(&a).unwrap();
     assert!(!link.exists() && agent.node.staged() == 1);

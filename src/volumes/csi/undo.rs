@@ -40,8 +40,8 @@ pub(super) fn unstage(
     let driver = registry.get(&record.driver_name);
     let driver = driver
         .map_err(|error| not_begun(phase, format!("{prefix} to create newCsiDriverClient: {error}")))?;
-    let abilities = driver.abilities(stop).map_err(|error| of_call(phase, "", &error))?;
-    if !abilities.stage {
+    let capabilities = driver.capabilities(stop).map_err(|error| of_call(phase, "", &error))?;
+    if !capabilities.stage {
         return Ok(());
     }
     driver

@@ -334,7 +334,7 @@ impl Visits {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::driver::Abilities;
+    use super::super::driver::DriverCapabilities;
     use super::super::fake::{DRIVER, FakeAgent, Fault};
     use super::super::request::tests::wanted;
     use super::*;
@@ -464,7 +464,7 @@ mod tests {
     fn volumes_are_measured_also_after_a_driver_hung() {
         let agent = FakeAgent::new();
         agent.set_up(&wanted("a", "h")).unwrap();
-        agent.node.set_abilities(Abilities { stats: true, ..Abilities::default() });
+        agent.node.set_capabilities(DriverCapabilities { stats: true, ..DriverCapabilities::default() });
         agent.node.fail("stats", Fault::Uncertain);
         let (running, _) = visits(&agent, Duration::from_millis(1));
         let is_measured = || {
