@@ -211,12 +211,12 @@ fn attach(what: impl Into<String>) -> VolumeError {
 }
 
 /// Commands to `iscsiadm`.
-struct Admin<'a> {
+struct Iscsiadm<'a> {
     host: &'a dyn Host,
     stop: &'a StopToken,
 }
 
-impl Admin<'_> {
+impl Iscsiadm<'_> {
     fn run(&self, args: &[&str]) -> Result<ProgramOutput, VolumeError> {
         self.host.run("iscsiadm", args, LIMIT, self.stop).map_err(tool)
     }
@@ -268,14 +268,14 @@ fn attach_disk(
     (chap, credentials): (Chap, &Credentials),
     stop: &StopToken,
 ) -> Result<String, VolumeError> {
-    let admin = Admin { host, stop };
-    let shown = admin.must(&["-m", "iface", "-I", &disk.init_iface, "-o", "show"], |out| {
+    let iscsiadm = Iscsiadm { host, stop };
+    let shown = iscsiadm.must(&["-m", "iface", "-I", &disk.init_iface, "-o", "show"], |out| {
         format!("iscsi: could not read iface {} error: {out}", disk.init_iface)
     })?;
     let transport = transport(&shown.output)
         .ok_or_else(|| attach(format!("Could not parse iface file for {}", disk.init_iface)))?;
     if disk.iface != disk.init_iface {
-        clone_iface(&admin, disk)?;
+        clone_iface(&iscsiadm, disk)?;
     }
     let lun = disk.lun()?;
     let mut hosts = sysfs::portal_hosts(host, &disk.iqn)?;
@@ -287,7 +287,7 @@ fn attach_disk(
                 continue;
             }
             if !hosts.contains_key(portal) {
-                match log_in(&admin, disk, portal, (chap, credentials)) {
+                match log_in(&iscsiadm, disk, portal, (chap, credentials)) {
                     Ok(()) => hosts = sysfs::portal_hosts(host, &disk.iqn)?,
                     Err(error @ VolumeError::Kind(_)) => {
                         last = Some(error);
@@ -312,7 +312,7 @@ fn attach_disk(
         }
         if devices.is_empty() {
             if disk.iface != disk.init_iface {
-                admin.may(&["-m", "iface", "-I", &disk.iface, "-o", "delete"])?;
+                iscsiadm.may(&["-m", "iface", "-I", &disk.iface, "-o", "delete"])?;
             }
             let cause = last.map(|error| error.to_string()).unwrap_or_default();
             return Err(attach(format!("failed to get any path for iscsi disk, last err seen:\n{cause}")));
@@ -336,7 +336,7 @@ fn attach_disk(
 }
 
 fn log_in(
-    admin: &Admin<'_>,
+    iscsiadm: &Iscsiadm<'_>,
     disk: &IscsiDisk,
     portal: &str,
     (chap, credentials): (Chap, &Credentials),
@@ -344,31 +344,44 @@ fn log_in(
     let (iqn, iface) = (disk.iqn.as_str(), disk.iface.as_str());
     let discovery = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", iface];
     let node = ["-m", "node", "-p", portal, "-T", iqn, "-I", iface];
-    admin.may(&[&discovery[..], &["-o", "new"]].concat())?;
+    iscsiadm.may(&[&discovery[..], &["-o", "new"]].concat())?;
     if chap.discovery {
         let keys = ("discovery.sendtargets.auth.authmethod", &DISCOVERY_KEYS[..]);
-        admin.authenticate(&discovery, keys, credentials, "discoverydb")?;
+        iscsiadm.authenticate(&discovery, keys, credentials, "discoverydb")?;
     }
-    let found = admin.must(&[&discovery[..], &["--discover"]].concat(), |out| {
+    let found = iscsiadm.must(&[&discovery[..], &["--discover"]].concat(), |out| {
         format!("iscsi: failed to sendtargets to portal {portal} output: {out}")
     });
     if let Err(error) = found {
-        admin.may(&[&discovery[..], &["-o", "delete"]].concat())?;
+        iscsiadm.may(&[&discovery[..], &["-o", "delete"]].concat())?;
         return Err(error);
     }
     if chap.session {
         let keys = ("node.session.auth.authmethod", &SESSION_KEYS[..]);
-        admin.authenticate(&node, keys, credentials, "node")?;
+        iscsiadm.authenticate(&node, keys, credentials, "node")?;
     }
-    let logged_in = admin.must(&[&node[..], &["--login"]].concat(), |out| {
+    let logged_in = iscsiadm.must(&[&node[..], &["--login"]].concat(), |out| {
         format!("iscsi: failed to attach disk: Error: {out}")
     });
     if let Err(error) = logged_in {
-        admin.may(&["-m", "node", "-p", portal, "-I", iface, "-T", iqn, "-o", "delete"])?;
+        iscsiadm.may(&["-m", "node", "-p", portal, "-I", iface, "-T", iqn, "-o", "delete"])?;
         return Err(error);
     }
     // A login by the system at its start would hang while the portal is away.
-    admin.may(&["-m", "node", "-p", portal, "-T", iqn, "-o", "update", "-n", "node.startup", "-v", "manual"])
+    iscsiadm.may(&[
+        "-m",
+        "node",
+        "-p",
+        portal,
+        "-T",
+        iqn,
+        "-o",
+        "update",
+        "-n",
+        "node.startup",
+        "-v",
+        "manual",
+    ])
 }
 
 /// Waits until the device of a portal exists.
@@ -409,24 +422,25 @@ fn transport(output: &str) -> Option<String> {
 }
 
 /// Makes an interface with the wanted initiator name and the settings of the configured one.
-fn clone_iface(admin: &Admin<'_>, disk: &IscsiDisk) -> Result<(), VolumeError> {
+fn clone_iface(iscsiadm: &Iscsiadm<'_>, disk: &IscsiDisk) -> Result<(), VolumeError> {
     let iface = disk.iface.as_str();
-    let shown = admin.must(&["-m", "iface", "-I", &disk.init_iface, "-o", "show"], |out| {
+    let shown = iscsiadm.must(&["-m", "iface", "-I", &disk.init_iface, "-o", "show"], |out| {
         format!("iscsi: failed to show iface records: {out}")
     })?;
     let mut settings = settings(&shown.output).map_err(|line| {
         attach(format!("iscsi: failed to parse iface records: invalid iface setting: {line}"))
     })?;
     settings.insert("iface.initiatorname".to_owned(), disk.initiator_name.clone());
-    let made = admin.run(&["-m", "iface", "-I", iface, "-o", "new"])?;
+    let made = iscsiadm.run(&["-m", "iface", "-I", iface, "-o", "new"])?;
     if !made.is_fine() && made.code != Some(ALREADY_EXISTS) {
         return Err(attach(format!("iscsi: failed to create new iface: {}", made.shown())));
     }
     for (key, value) in &settings {
         let update = ["-m", "iface", "-I", iface, "-o", "update", "-n", key, "-v", value];
-        if let Err(error) = admin.must(&update, |out| format!("iscsi: failed to update iface records: {out}"))
+        if let Err(error) =
+            iscsiadm.must(&update, |out| format!("iscsi: failed to update iface records: {out}"))
         {
-            admin.may(&["-m", "iface", "-I", iface, "-o", "delete"])?;
+            iscsiadm.may(&["-m", "iface", "-I", iface, "-o", "delete"])?;
             return Err(error);
         }
     }
@@ -476,7 +490,7 @@ pub(super) fn detach_disk(
     if target_is_used {
         return Ok(());
     }
-    let admin = Admin { host, stop };
+    let iscsiadm = Iscsiadm { host, stop };
     let mut done: Vec<&str> = Vec::new();
     for portal in disk.portals.iter().map(String::as_str).filter(|portal| !portal.is_empty()) {
         if done.contains(&portal) {
@@ -484,12 +498,12 @@ pub(super) fn detach_disk(
         }
         done.push(portal);
         let node = ["-m", "node", "-p", portal, "-T", disk.iqn.as_str()];
-        admin.may(&[&node[..], &["--logout", "-I", &disk.iface]].concat())?;
-        admin.may(&[&node[..], &["-o", "delete", "-I", &disk.iface]].concat())?;
+        iscsiadm.may(&[&node[..], &["--logout", "-I", &disk.iface]].concat())?;
+        iscsiadm.may(&[&node[..], &["-o", "delete", "-I", &disk.iface]].concat())?;
     }
     let own = disk.portals.first().map(|portal| format!("{portal}:{}", disk.vol_name));
     if !disk.initiator_name.is_empty() && own.as_deref() == Some(disk.iface.as_str()) {
-        admin.may(&["-m", "iface", "-I", &disk.iface, "-o", "delete"])?;
+        iscsiadm.may(&["-m", "iface", "-I", &disk.iface, "-o", "delete"])?;
     }
     Ok(())
 }
