@@ -7,7 +7,7 @@ use super::actual::FILE_MEMORY;
 use super::atomic_writer::{MAX_BYTES, PathError};
 use super::attachment::AttachmentWait;
 use super::kind::{Certainty, KindError, Phase};
-use super::selinux::LabelProblem;
+use super::selinux::SelinuxLabelError;
 use crate::kube::objects::ObjectError;
 use crate::model::mount::SubPathFailure;
 use crate::util::child::ChildError;
@@ -178,7 +178,7 @@ pub enum VolumeError {
     ClaimUse(#[from] crate::model::persistent::ClaimProblem),
     /// The volume cannot be mounted with the SELinux label of the pod.
     #[error(transparent)]
-    Label(#[from] LabelProblem),
+    SelinuxLabel(#[from] SelinuxLabelError),
     /// The node's object does not show that the volume is in use and attached. The pod is woken when
     /// it does. This is a state, and not a failure.
     #[error(transparent)]

@@ -22,7 +22,6 @@ use super::csi::{
 };
 use super::error::VolumeError;
 use super::kind::NodeLabels;
-use super::label_table::VolumeLabels;
 use super::operations::{Operation, Operations};
 use super::orphans::Orphans;
 use super::paths;
@@ -30,6 +29,7 @@ use super::persistent::{Kinds, StorageDeps};
 use super::progress::Progress;
 use super::refresh::Refreshes;
 use super::retries::Retries;
+use super::selinux_labels::SelinuxLabels;
 use super::waker::Waker;
 
 /// The configuration of volumes.
@@ -159,7 +159,7 @@ impl Volumes {
             None => Arc::new(NoCluster),
         };
         let operations = Operations::default();
-        let selinux = VolumeLabels::read(Path::new("/"), settings.selinux_mount);
+        let selinux = SelinuxLabels::read(Path::new("/"), settings.selinux_mount);
         let csi_settings = CsiSettings {
             root_dir: configured.clone(),
             node_name: settings.node.clone(),

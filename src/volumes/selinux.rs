@@ -1,5 +1,5 @@
 //! The SELinux label of a volume that is mounted with it (Go: pkg/volume/util/selinux.go, and
-//! go-selinux for the files of the policy). The labels of all volumes of the node are in `label_table`.
+//! go-selinux for the files of the policy). The labels of all volumes of the node are in `selinux_labels`.
 //!
 //! A volume gets a label only on a node that uses SELinux, and only if the pod names the level: else
 //! the runtime chooses a level for each pod, which is not known before.
@@ -33,7 +33,7 @@ pub(crate) struct FileContext {
 
 /// What the pod's containers want of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Labels {
+pub struct PodSelinuxLabels {
     /// The labels of the containers that mount the volume, at most one of which can be used.
     labels: BTreeSet<String>,
     /// `seLinuxChangePolicy: Recursive`: the runtime changes the labels of all files, and the volume is
@@ -41,19 +41,19 @@ pub struct Labels {
     is_recursive: bool,
 }
 
-impl Labels {
+impl PodSelinuxLabels {
     /// The label of the containers; `None`: they name none.
     ///
     /// # Errors
     /// If they need different ones.
-    pub(super) fn single(&self) -> Result<Option<&str>, LabelProblem> {
+    pub(super) fn single(&self) -> Result<Option<&str>, SelinuxLabelError> {
         let mut labels = self.labels.iter();
         match (labels.next(), labels.next()) {
             (first, None) => Ok(first.map(String::as_str)),
             _ => {
                 let all: Vec<&str> = self.labels.iter().map(String::as_str).collect();
                 // No API server checks what a pod writes into its options.
-                Err(LabelProblem::Several { labels: clip::line(&all.join(","), MAX_TEXT) })
+                Err(SelinuxLabelError::Several { labels: clip::line(&all.join(","), MAX_TEXT) })
             }
         }
     }
@@ -63,33 +63,33 @@ impl Labels {
     /// # Errors
     /// If containers need different ones, also if none is used. A label that would end the option of the
     /// mount that contains it, or that no mount takes because of its length, is refused.
-    pub(super) fn to_mount_with(&self) -> Result<&str, LabelProblem> {
+    pub(super) fn to_mount_with(&self) -> Result<&str, SelinuxLabelError> {
         let label = self.single()?.filter(|_| !self.is_recursive).unwrap_or_default();
         let is_plain = |character: char| character.is_ascii_alphanumeric() || "_:,.-".contains(character);
         // A record with a much longer label counts as damaged: no volume of the node is unstaged then.
         if label.len() <= MAX_LABEL && label.chars().all(is_plain) {
             Ok(label)
         } else {
-            Err(LabelProblem::Invalid { label: clip::beginning(label, MAX_TEXT).to_owned() })
+            Err(SelinuxLabelError::Invalid { label: clip::beginning(label, MAX_TEXT).to_owned() })
         }
     }
 
     #[cfg(test)]
-    pub(super) fn with_label(label: &str) -> Labels {
+    pub(super) fn with_label(label: &str) -> PodSelinuxLabels {
         [label].into_iter().collect()
     }
 }
 
 #[cfg(test)]
-impl<'a> FromIterator<&'a str> for Labels {
-    fn from_iter<T: IntoIterator<Item = &'a str>>(labels: T) -> Labels {
-        Labels { labels: labels.into_iter().map(str::to_owned).collect(), is_recursive: false }
+impl<'a> FromIterator<&'a str> for PodSelinuxLabels {
+    fn from_iter<T: IntoIterator<Item = &'a str>>(labels: T) -> PodSelinuxLabels {
+        PodSelinuxLabels { labels: labels.into_iter().map(str::to_owned).collect(), is_recursive: false }
     }
 }
 
 /// Why a pod cannot have a volume with its label (Go: pkg/kubelet/volumemanager/cache).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LabelProblem {
+pub enum SelinuxLabelError {
     /// Containers of the pod need different labels.
     #[error("multiple SELinux labels found: {labels}")]
     Several {
@@ -213,8 +213,8 @@ fn parse(contexts: &str) -> Option<FileContext> {
 }
 
 /// The labels for a volume of a pod.
-pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> Labels {
-    let Some(context) = context else { return Labels::default() };
+pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> PodSelinuxLabels {
+    let Some(context) = context else { return PodSelinuxLabels::default() };
     let shared = pod.spec().security_context.as_ref();
     let of_pod = shared.and_then(|context| context.se_linux_options.as_ref());
     let policy = shared.and_then(|context| context.se_linux_change_policy.as_deref());
@@ -225,7 +225,7 @@ pub(super) fn labels(pod: &Pod, volume: &str, context: Option<&FileContext>) -> 
         let own = container.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
         context.with(own.or(of_pod)?)
     };
-    Labels {
+    PodSelinuxLabels {
         labels: pod.all_containers().chain(&ephemeral).filter(mounts).filter_map(label).collect(),
         is_recursive: policy == Some("Recursive"),
     }
@@ -274,13 +274,14 @@ mod tests {
             assert_eq!(single, expected);
         }
         let pod = pod(json!({"level": "s0"}), &[(Value::Null, "v")]);
-        assert_eq!(labels(&pod, "v", None), Labels::default());
+        assert_eq!(labels(&pod, "v", None), PodSelinuxLabels::default());
     }
 
     #[test]
     fn error_about_several_labels_is_one_line_of_limited_length() {
         let long = "c".repeat(2 * MAX_TEXT);
-        let labels: Labels = ["u:r:t:s0\n2026-01-01 ERROR forged", long.as_str()].into_iter().collect();
+        let labels: PodSelinuxLabels =
+            ["u:r:t:s0\n2026-01-01 ERROR forged", long.as_str()].into_iter().collect();
         let text = labels.single().unwrap_err().to_string();
         assert!(!text.contains(char::is_control) && text.len() < MAX_TEXT + 100, "{text:?}");
     }
@@ -289,9 +290,9 @@ mod tests {
     #[test]
     fn label_that_no_mount_takes_is_refused_with_a_text_of_limited_length() {
         let longest = "c".repeat(MAX_LABEL);
-        assert_eq!(Labels::with_label(&longest).to_mount_with(), Ok(longest.as_str()));
-        let error = Labels::with_label(&"c".repeat(MAX_LABEL + 1)).to_mount_with().unwrap_err();
-        assert!(matches!(error, LabelProblem::Invalid { .. }));
+        assert_eq!(PodSelinuxLabels::with_label(&longest).to_mount_with(), Ok(longest.as_str()));
+        let error = PodSelinuxLabels::with_label(&"c".repeat(MAX_LABEL + 1)).to_mount_with().unwrap_err();
+        assert!(matches!(error, SelinuxLabelError::Invalid { .. }));
         assert!(error.to_string().len() < MAX_TEXT + 100, "{error}");
     }
 

@@ -27,7 +27,7 @@ use super::plugin::{self, FileSources, Files, Plugin};
 use super::queue::{NextAction, Queue, TryOutcome};
 use super::refresh::RefreshedVolume;
 use super::retries::Retryable;
-use super::selinux::LabelProblem;
+use super::selinux::SelinuxLabelError;
 use super::{files, paths, plugin_table};
 use crate::kube::PodObjects;
 use crate::model::api::Volume;
@@ -243,7 +243,7 @@ impl PendingVolume<'_> {
         let phase = match error {
             VolumeError::Kind(error) => error.phase,
             // Upstream resolves claims, and compares labels, before it mounts.
-            VolumeError::Claim { .. } | VolumeError::ClaimUse(_) | VolumeError::Label(_) => {
+            VolumeError::Claim { .. } | VolumeError::ClaimUse(_) | VolumeError::SelinuxLabel(_) => {
                 return format!(
                     "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], \
                      failed to process volumes=[{name}]: {cause}"
@@ -669,7 +669,7 @@ fn retryable(error: &VolumeError, begun: Instant) -> Retryable {
     match error {
         VolumeError::Unsupported { .. } => Retryable::No,
         VolumeError::InUse
-        | VolumeError::Label(LabelProblem::Conflict { .. } | LabelProblem::Mounted { .. }) => {
+        | VolumeError::SelinuxLabel(SelinuxLabelError::Conflict { .. } | SelinuxLabelError::Mounted { .. }) => {
             Retryable::AfterOthers(begun)
         }
         _ => Retryable::Yes,
@@ -1210,7 +1210,7 @@ mod tests {
         let volume = Volume { name: "v".to_owned(), ..Volume::default() };
         let state = SetUpState::Waiting(None);
         let pending = PendingVolume { volume: &volume, begun: None, is_reported: false, state };
-        let problem = LabelProblem::Conflict {
+        let problem = SelinuxLabelError::Conflict {
             volume: "pv".to_owned(),
             present: "a:b:c:s0".to_owned(),
             wanted: String::new(),
@@ -1226,12 +1226,12 @@ mod tests {
     fn pod_is_woken_when_another_has_ended_that_has_its_volume() {
         let begun = Instant::now();
         let text = String::new;
-        let conflict = LabelProblem::Conflict { volume: text(), present: text(), wanted: text() };
+        let conflict = SelinuxLabelError::Conflict { volume: text(), present: text(), wanted: text() };
         for (error, expected) in [
             (VolumeError::InUse, Retryable::AfterOthers(begun)),
             (conflict.into(), Retryable::AfterOthers(begun)),
-            (LabelProblem::Mounted { volume: text() }.into(), Retryable::AfterOthers(begun)),
-            (LabelProblem::Several { labels: text() }.into(), Retryable::Yes),
+            (SelinuxLabelError::Mounted { volume: text() }.into(), Retryable::AfterOthers(begun)),
+            (SelinuxLabelError::Several { labels: text() }.into(), Retryable::Yes),
             (VolumeError::Overdue, Retryable::Yes),
             (VolumeError::Unsupported { kind: text() }, Retryable::No),
         ] {

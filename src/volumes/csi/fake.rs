@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::super::attachment::Attachments;
 use super::super::error::VolumeError;
 use super::super::kind::ReadyVolume;
-use super::super::label_table::VolumeLabels;
+use super::super::selinux_labels::SelinuxLabels;
 use super::cluster::{AttachmentLookup, Cluster, ClusterError, TokenText};
 use super::driver::{
     Code, Driver, DriverCapabilities, DriverError, Expand, NodeInfo, Publish, Secrets, Stage, Usage,
@@ -460,7 +460,7 @@ impl FakeAgent {
     pub(super) fn new() -> FakeAgent {
         let root = tempfile::tempdir().unwrap();
         let (node, cluster) = (FakeNode::new(), FakeCluster::new());
-        let csi = FakeAgent::start(root.path(), &node, &cluster, VolumeLabels::for_tests(true));
+        let csi = FakeAgent::start(root.path(), &node, &cluster, SelinuxLabels::for_tests(true));
         FakeAgent { root, node, cluster, csi }
     }
 
@@ -501,11 +501,11 @@ impl FakeAgent {
 
     /// Drops all state that is not on the disk.
     pub(super) fn restart(&mut self) {
-        self.restart_with(VolumeLabels::for_tests(true));
+        self.restart_with(SelinuxLabels::for_tests(true));
     }
 
     /// As [`FakeAgent::restart`], on a node that uses SELinux in this way.
-    pub(super) fn restart_with(&mut self, selinux: VolumeLabels) {
+    pub(super) fn restart_with(&mut self, selinux: SelinuxLabels) {
         self.csi = FakeAgent::start(self.root.path(), &self.node, &self.cluster, selinux);
     }
 
@@ -513,7 +513,7 @@ impl FakeAgent {
         root: &Path,
         node: &Arc<FakeNode>,
         cluster: &Arc<FakeCluster>,
-        selinux: VolumeLabels,
+        selinux: SelinuxLabels,
     ) -> Arc<Csi> {
         let mounter = Arc::new(FakeMounter(Arc::clone(node)));
         let csi = start(
@@ -565,7 +565,7 @@ pub(super) fn registry(driver: Arc<dyn Driver>) -> Registry {
 /// An agent with this driver on this node.
 pub(super) fn start(
     root: &Path,
-    (node_name, selinux): (&str, VolumeLabels),
+    (node_name, selinux): (&str, SelinuxLabels),
     driver: Arc<dyn Driver>,
     cluster: Arc<dyn Cluster>,
     mounter: Arc<dyn Mounter>,

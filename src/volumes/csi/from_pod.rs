@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::empty_dir;
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase};
-use super::super::selinux::Labels;
+use super::super::selinux::PodSelinuxLabels;
 use super::error::not_begun;
 use super::names;
 use super::request::{Lifecycle, PodFacts, VolumeRequest};
@@ -31,7 +31,12 @@ impl Csi {
 }
 
 /// What the pod wants of its volume.
-fn request(pod: &Pod, volume: &str, spec: &Spec, selinux: Labels) -> Result<VolumeRequest, VolumeError> {
+fn request(
+    pod: &Pod,
+    volume: &str,
+    spec: &Spec,
+    selinux: PodSelinuxLabels,
+) -> Result<VolumeRequest, VolumeError> {
     let Source::Csi(source) = &spec.source else {
         return Err(VolumeError::Unsupported { kind: volume.to_owned() });
     };
@@ -93,7 +98,7 @@ mod tests {
     fn inline_volume_has_a_handle_of_its_pod() {
         let pod = pod();
         let spec = Spec::inline(&pod, &pod.spec().volumes.as_ref().unwrap()[0]).unwrap();
-        let wanted = request(&pod, "v", &spec, Labels::default()).unwrap();
+        let wanted = request(&pod, "v", &spec, PodSelinuxLabels::default()).unwrap();
         assert_eq!(wanted.source.volume_handle, names::inline_handle("u", "v"));
         assert_eq!((wanted.lifecycle, wanted.form), (Lifecycle::Ephemeral, Form::Filesystem));
         assert!(wanted.read_only && wanted.fs_group_on_root_mismatch && wanted.grow_to.is_none());
@@ -112,7 +117,12 @@ mod tests {
         };
         let name = ClaimName { name: "c".to_owned(), read_only: false, is_ephemeral: false };
         let from_handle = |handle: &str| {
-            request(&pod(), "v", &Spec::persistent(&name, &claim, &volume(handle)), Labels::default())
+            request(
+                &pod(),
+                "v",
+                &Spec::persistent(&name, &claim, &volume(handle)),
+                PodSelinuxLabels::default(),
+            )
         };
         let grown = from_handle("h").unwrap();
         assert_eq!((grown.grow_to, grown.form), (Some(2 << 30), Form::Block));

@@ -36,8 +36,6 @@ mod fault_tests;
 mod from_pod;
 mod fs_group;
 mod key_mutex;
-#[cfg(test)]
-mod label_tests;
 mod measure;
 mod measured;
 #[cfg(test)]
@@ -56,6 +54,8 @@ mod remove_block;
 mod request;
 #[cfg(test)]
 mod room_tests;
+#[cfg(test)]
+mod selinux_label_tests;
 mod stage;
 mod state;
 #[cfg(test)]

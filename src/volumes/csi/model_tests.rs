@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use super::super::attachment::{Attachments, Controller, NodeVolumes};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, VolumeLocation};
-use super::super::label_table::VolumeLabels;
+use super::super::selinux_labels::SelinuxLabels;
 use super::super::waker::Waker;
 use super::cluster::{Cluster, ClusterError, TokenText};
 use super::driver::{
@@ -883,7 +883,7 @@ impl Agent {
         let was_busy = std::mem::replace(&mut model.cluster().is_busy, true);
         let csi = fake::start(
             root,
-            ("n", VolumeLabels::for_tests(true)),
+            ("n", SelinuxLabels::for_tests(true)),
             all.clone(),
             all.clone(),
             all,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, VolumeLocation};
-use super::super::label_table::LabelledVolume;
+use super::super::selinux_labels::SelinuxLabelRequest;
 use super::driver::{Driver, DriverCapabilities, Pairs};
 use super::error::{MAX_TEXT, not_begun};
 use super::names;
@@ -100,7 +100,7 @@ fn label(
     }
     let place = request.place();
     let mounted = if is_mounted { mounted_label(csi, request, &place) } else { None };
-    let volume = LabelledVolume {
+    let volume = SelinuxLabelRequest {
         unique_name: &request.unique_name(),
         name: &request.spec_name,
         plugin: format!("kubernetes.io/csi/{}", request.source.driver),

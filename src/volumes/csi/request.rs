@@ -3,7 +3,7 @@
 use super::super::error::VolumeError;
 use super::super::kind::{Form, Phase, VolumeLocation};
 use super::super::ownership::Policy;
-use super::super::selinux::Labels;
+use super::super::selinux::PodSelinuxLabels;
 use super::driver::{DriverCapabilities, Pairs, VolumeCapability};
 use super::names::{self, GLOBAL_MOUNT, Layout, path_text};
 use super::record::Record;
@@ -69,7 +69,7 @@ pub struct VolumeRequest {
     /// `fsGroupChangePolicy: OnRootMismatch`.
     pub fs_group_on_root_mismatch: bool,
     /// The SELinux labels of the containers that mount it, on nodes that use SELinux.
-    pub selinux: Labels,
+    pub selinux: PodSelinuxLabels,
     /// The size in bytes that the file system must be grown to, if it must.
     pub grow_to: Option<i64>,
 }
@@ -264,7 +264,7 @@ pub(super) mod tests {
             read_only: false,
             fs_group: None,
             fs_group_on_root_mismatch: false,
-            selinux: Labels::default(),
+            selinux: PodSelinuxLabels::default(),
             grow_to: None,
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::super::error::VolumeError;
 use super::super::kind::Form;
-use super::super::selinux::LabelProblem;
+use super::super::selinux::SelinuxLabelError;
 use super::cluster::read_secret;
 use super::dirs::{clear_dir, clear_failed, make_dirs};
 use super::driver::Stage;
@@ -85,7 +85,7 @@ fn unstage_other_label(
     if !is_staged && !csi.mounter.is_mount_point(target).map_err(io("read mounts at", target))? {
         return Ok(());
     }
-    let waits = || LabelProblem::Mounted { volume: unique.clone() };
+    let waits = || SelinuxLabelError::Mounted { volume: unique.clone() };
     if may_be_published(csi, request, &unique, &driver.label) {
         return Err(waits().into());
     }

@@ -9,8 +9,8 @@ use std::time::Instant;
 use super::super::attachment::{Attachments, Holder};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, VolumeLocation};
-use super::super::label_table::VolumeLabels;
 use super::super::operations::Operations;
+use super::super::selinux_labels::SelinuxLabels;
 use super::cluster::Cluster;
 use super::damaged::DamagedBlocks;
 use super::key_mutex::{KeyGuard, KeyMutex};
@@ -34,7 +34,7 @@ pub struct CsiSettings {
     /// The node's name, in the names of VolumeAttachments.
     pub node_name: String,
     /// The SELinux labels of all volumes of the node.
-    pub(crate) selinux: VolumeLabels,
+    pub(crate) selinux: SelinuxLabels,
     /// The sink of events about walks that take long.
     pub events: EventSink,
     /// The running operations, which know what ends a walk.

@@ -17,11 +17,11 @@ mod flex_mount;
 mod fs_type;
 mod host;
 mod iscsi;
-mod label;
 mod local;
 mod nfs;
 mod nodes;
 mod owner;
+mod selinux_label;
 mod set_up;
 mod storage;
 mod sweep;
@@ -38,9 +38,9 @@ use super::attachment::Attachments;
 use super::csi::Csi;
 use super::error::VolumeError;
 use super::kind::{NodeLabels, Phase};
-use super::label_table::VolumeLabels;
 use super::operations::Operations;
 use super::paths;
+use super::selinux_labels::SelinuxLabels;
 use crate::kube::PodDependencies;
 use crate::kube::volume_claims::ReadError;
 use crate::model::api::Volume;
@@ -97,7 +97,7 @@ pub(super) struct Kinds {
     /// The labels of this node; `None`: a volume of any node is set up.
     labels: Option<NodeLabels>,
     /// The SELinux labels of all volumes of the node.
-    selinux: VolumeLabels,
+    selinux: SelinuxLabels,
     /// Volumes of pods that a controller attaches.
     attachable: Mutex<Attachable>,
     /// What an earlier agent may have attached. Held for look-ups only.
@@ -126,7 +126,7 @@ pub(super) struct StorageDeps {
     pub(super) users: Vec<(String, PodUid)>,
     pub(super) attachments: Arc<Attachments>,
     pub(super) labels: Option<NodeLabels>,
-    pub(super) selinux: VolumeLabels,
+    pub(super) selinux: SelinuxLabels,
 }
 
 /// A disk that is mounted once for all pods.

@@ -81,7 +81,7 @@ impl Node {
             users: Vec::new(),
             attachments: Arc::default(),
             labels: None,
-            selinux: VolumeLabels::default(),
+            selinux: SelinuxLabels::default(),
         };
         change(&mut parts);
         let mut kinds = Kinds::new(parts);
@@ -273,7 +273,7 @@ fn iscsi_disk_is_mounted_once_and_detached_after_its_last_pod() {
 fn iscsi_disk_is_mounted_with_the_label_of_its_pods() {
     let (claims, volumes) = bound(json!({"accessModes": ["ReadWriteMany"],
         "iscsi": {"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 1, "fsType": "ext4"}}));
-    let node = Node::with(claims, volumes, |parts| parts.selinux = VolumeLabels::for_tests(true));
+    let node = Node::with(claims, volumes, |parts| parts.selinux = SelinuxLabels::for_tests(true));
     session(node.root.path(), (3, IQN), "10.0.0.1", "sda");
     let by_path = format!("dev/disk/by-path/ip-10.0.0.1:3260-iscsi-{IQN}-lun-1");
     device_link(node.root.path(), &by_path, "dev/sda");
@@ -323,7 +323,7 @@ fn iscsi_disk_is_mounted_with_the_label_of_its_pods() {
 fn label_of_a_disk_is_compared_as_the_kernel_writes_it() {
     let (claims, volumes) = bound(json!({"accessModes": ["ReadWriteMany"],
         "iscsi": {"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 1, "fsType": "ext4"}}));
-    let node = Node::with(claims, volumes, |parts| parts.selinux = VolumeLabels::for_tests(true));
+    let node = Node::with(claims, volumes, |parts| parts.selinux = SelinuxLabels::for_tests(true));
     let global = node.path(&format!("plugins/kubernetes.io/iscsi/iface-default/10.0.0.1:3260-{IQN}-lun-1"));
     let label = "system_u:object_r:container_file_t:s0:c1,c5";
     node.host.mounted("/dev/sda", &global, "ext4");

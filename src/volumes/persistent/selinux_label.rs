@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::super::error::VolumeError;
-use super::super::label_table::LabelledVolume;
 use super::super::mounts::Mount;
-use super::super::selinux::{LabelProblem, is_same_label};
+use super::super::selinux::{SelinuxLabelError, is_same_label};
+use super::super::selinux_labels::SelinuxLabelRequest;
 use super::super::{paths, plugin_table};
 use super::host::mount_at;
 use super::storage::{Request, Storage};
@@ -34,7 +34,7 @@ impl Kinds {
         let mounted = self.mounted_label(pod, spec, storage)?;
         let mounted =
             mounted.map(|label| if is_same_label(&label, wanted) { wanted.to_owned() } else { label });
-        let volume = LabelledVolume {
+        let volume = SelinuxLabelRequest {
             unique_name: unique_name.as_deref().unwrap_or(&spec.name),
             name: &spec.name,
             plugin: storage.name().to_owned(),
@@ -92,6 +92,6 @@ impl Kinds {
             }
         }
         let volume = storage.unique_name().unwrap_or_else(|| request.spec.name.clone());
-        Err(LabelProblem::Mounted { volume }.into())
+        Err(SelinuxLabelError::Mounted { volume }.into())
     }
 }

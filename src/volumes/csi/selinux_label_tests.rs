@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::label_table::VolumeLabels;
-use super::super::selinux::Labels;
+use super::super::selinux::PodSelinuxLabels;
+use super::super::selinux_labels::SelinuxLabels;
 use super::fake::{DRIVER, FakeAgent, FakeMounter, Fault};
 use super::mounter::Mounter;
 use super::names::{GLOBAL_MOUNT, RECORD};
@@ -11,7 +11,7 @@ use super::request::VolumeRequest;
 use super::request::tests::wanted;
 
 fn labelled(pod: &str, label: &str) -> VolumeRequest {
-    VolumeRequest { selinux: Labels::with_label(label), ..wanted(pod, "h") }
+    VolumeRequest { selinux: PodSelinuxLabels::with_label(label), ..wanted(pod, "h") }
 }
 
 fn stage_flags(agent: &FakeAgent) -> Vec<String> {
@@ -108,12 +108,12 @@ fn label_that_would_be_another_mount_option_is_refused() {
     agent.driver().spec.selinux_mount = Some(true);
     let mut a = wanted("a", "h");
     for level in ["s0\",errors=panic,x=\"", "s0 ", "s0\n", "s0\u{e4}"] {
-        a.selinux = Labels::with_label(&format!("u:r:t:{level}"));
+        a.selinux = PodSelinuxLabels::with_label(&format!("u:r:t:{level}"));
         let error = agent.set_up(&a).unwrap_err();
         assert!(error.to_string().contains("cannot be an option of a mount"), "{error}");
     }
     assert!(agent.node.calls().is_empty() && agent.left().is_empty());
-    a.selinux = Labels::with_label("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
+    a.selinux = PodSelinuxLabels::with_label("system_u:object_r:container_file_t:s0-s15:c0.c1023,c7");
     agent.set_up(&a).unwrap();
 }
 
@@ -222,7 +222,7 @@ fn volume_from_before_the_gate_was_switched_off_is_unstaged_for_pods_with_other_
     agent.set_up(&a).unwrap();
     agent.node.fail("unstage", Fault::Final);
     agent.tear_down(&a).unwrap();
-    agent.restart_with(VolumeLabels::for_tests(false));
+    agent.restart_with(SelinuxLabels::for_tests(false));
     for pod in [&b, &c] {
         agent.node.fail("unstage", Fault::Final);
         agent.set_up(pod).unwrap_err();

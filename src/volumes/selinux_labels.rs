@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::selinux::{self, FileContext, LabelProblem, Labels};
+use super::selinux::{self, FileContext, PodSelinuxLabels, SelinuxLabelError};
 use crate::model::ids::PodUid;
 use crate::model::metrics;
 use crate::model::pod::Pod;
@@ -17,17 +17,17 @@ use crate::util::lock::LockExt;
 
 /// The labels of all volumes of this node. All kinds of volumes share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct VolumeLabels {
+pub(crate) struct SelinuxLabels {
     /// The label of files of containers; `None`: the node does not use SELinux.
     node: Option<FileContext>,
     /// The feature gate `SELinuxMount`. Without it only volumes that one pod alone may use are mounted
     /// with a label.
     has_all_modes: bool,
-    table: Arc<Mutex<LabelTable>>,
+    table: Arc<Mutex<LabelsByVolume>>,
 }
 
 /// A volume that a pod shall have.
-pub(super) struct LabelledVolume<'a> {
+pub(super) struct SelinuxLabelRequest<'a> {
     /// The name of the volume on this node, which is the same for all pods that share it.
     pub(super) unique_name: &'a str,
     /// The name of the persistent volume, or of the volume in the pod.
@@ -38,12 +38,12 @@ pub(super) struct LabelledVolume<'a> {
     pub(super) access_modes: &'a [AccessMode],
     /// Whether its plugin can mount it with a label.
     pub(super) is_mountable: bool,
-    pub(super) labels: &'a Labels,
+    pub(super) labels: &'a PodSelinuxLabels,
     /// The label with which the pod has it already; empty: none.
     pub(super) mounted: Option<String>,
 }
 
-impl LabelledVolume<'_> {
+impl SelinuxLabelRequest<'_> {
     /// The widest access mode, as metrics have it.
     fn access_mode(&self) -> &'static str {
         const MODES: [(AccessMode, &str); 4] = [
@@ -59,16 +59,16 @@ impl LabelledVolume<'_> {
     }
 }
 
-impl VolumeLabels {
+impl SelinuxLabels {
     /// Of the node whose files are below `root`. `has_all_modes`: the feature gate `SELinuxMount`.
-    pub(crate) fn read(root: &Path, has_all_modes: bool) -> VolumeLabels {
-        VolumeLabels { node: FileContext::read(root), has_all_modes, table: Arc::default() }
+    pub(crate) fn read(root: &Path, has_all_modes: bool) -> SelinuxLabels {
+        SelinuxLabels { node: FileContext::read(root), has_all_modes, table: Arc::default() }
     }
 
     /// A node that uses SELinux.
     #[cfg(test)]
-    pub(super) fn for_tests(has_all_modes: bool) -> VolumeLabels {
-        VolumeLabels { node: Some(FileContext::for_tests()), has_all_modes, table: Arc::default() }
+    pub(super) fn for_tests(has_all_modes: bool) -> SelinuxLabels {
+        SelinuxLabels { node: Some(FileContext::for_tests()), has_all_modes, table: Arc::default() }
     }
 
     /// Whether the node uses SELinux. If not, no volume has a label.
@@ -77,18 +77,22 @@ impl VolumeLabels {
     }
 
     /// What the pod's containers want of a volume.
-    pub(super) fn of_pod(&self, pod: &Pod, volume: &str) -> Labels {
+    pub(super) fn of_pod(&self, pod: &Pod, volume: &str) -> PodSelinuxLabels {
         selinux::labels(pod, volume, self.node.as_ref())
     }
 
     /// The label to mount a file system with; empty: none. The pod has the volume from now on, until
-    /// [`VolumeLabels::remove`] or [`VolumeLabels::forget`]. A volume that it has already stays as it is:
+    /// [`SelinuxLabels::remove`] or [`SelinuxLabels::forget`]. A volume that it has already stays as it is:
     /// an earlier release may have mounted it with another label.
     ///
     /// # Errors
     /// If the containers of the pod, or other pods, need another label. For volumes that are never
     /// mounted with a label this is counted only.
-    pub(super) fn admit(&self, pod: &PodUid, volume: &LabelledVolume<'_>) -> Result<String, LabelProblem> {
+    pub(super) fn admit(
+        &self,
+        pod: &PodUid,
+        volume: &SelinuxLabelRequest<'_>,
+    ) -> Result<String, SelinuxLabelError> {
         if !self.is_enabled() {
             return Ok(String::new());
         }
@@ -109,7 +113,7 @@ impl VolumeLabels {
         let label = match wanted {
             Ok(label) => label,
             Err(problem) => {
-                let is_of_pod = matches!(problem, LabelProblem::Several { .. });
+                let is_of_pod = matches!(problem, SelinuxLabelError::Several { .. });
                 match (is_of_pod, is_supported) {
                     (true, true) => metrics::SELINUX_POD_ERRORS.add([mode], 1),
                     (true, false) => metrics::SELINUX_POD_WARNINGS.add([mode], 1),
@@ -133,17 +137,17 @@ impl VolumeLabels {
     fn share(
         &self,
         pod: &PodUid,
-        volume: &LabelledVolume<'_>,
+        volume: &SelinuxLabelRequest<'_>,
         label: &str,
         is_supported: bool,
-    ) -> Result<(), LabelProblem> {
+    ) -> Result<(), SelinuxLabelError> {
         let series = || [volume.plugin.clone(), volume.access_mode().to_owned()];
         let mut table = self.table.locked();
         if let Some(present) = table.conflicting(volume.unique_name, pod, label) {
             if is_supported {
                 metrics::SELINUX_VOLUME_ERRORS.add(series(), 1);
                 let (volume, wanted) = (volume.name.to_owned(), label.to_owned());
-                return Err(LabelProblem::Conflict { volume, present: present.to_owned(), wanted });
+                return Err(SelinuxLabelError::Conflict { volume, present: present.to_owned(), wanted });
             }
             metrics::SELINUX_VOLUME_WARNINGS.add(series(), 1);
         }
@@ -180,11 +184,11 @@ impl VolumeLabels {
 
 /// The labels of the pods of each volume (pure).
 #[derive(Debug, Default)]
-struct LabelTable {
+struct LabelsByVolume {
     volumes: HashMap<String, BTreeMap<PodUid, String>>,
 }
 
-impl LabelTable {
+impl LabelsByVolume {
     /// The label of another pod that differs. A pod that has the volume already has no conflict.
     fn conflicting(&self, volume: &str, pod: &PodUid, label: &str) -> Option<&str> {
         let pods = self.volumes.get(volume).filter(|pods| !pods.contains_key(pod))?;
@@ -221,8 +225,12 @@ mod tests {
     use super::*;
     use AccessMode::{ReadOnlyMany, ReadWriteMany, ReadWriteOnce, ReadWriteOncePod};
 
-    fn volume<'a>(labels: &'a Labels, access_modes: &'a [AccessMode], plugin: &str) -> LabelledVolume<'a> {
-        LabelledVolume {
+    fn volume<'a>(
+        labels: &'a PodSelinuxLabels,
+        access_modes: &'a [AccessMode],
+        plugin: &str,
+    ) -> SelinuxLabelRequest<'a> {
+        SelinuxLabelRequest {
             unique_name: "kubernetes.io/csi/d^h",
             name: "pv",
             plugin: plugin.to_owned(),
@@ -240,14 +248,16 @@ mod tests {
 
     #[test]
     fn volume_of_any_access_mode_is_mounted_with_the_label_of_its_pods() {
-        let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
+        let (first, second) = (PodSelinuxLabels::with_label("l1"), PodSelinuxLabels::with_label("l2"));
         for (number, mode) in
             [ReadWriteOnce, ReadOnlyMany, ReadWriteMany, ReadWriteOncePod].into_iter().enumerate()
         {
-            let (node, plugin) = (VolumeLabels::for_tests(true), format!("all-modes-{number}"));
+            let (node, plugin) = (SelinuxLabels::for_tests(true), format!("all-modes-{number}"));
             let name = ["RWO", "ROX", "RWX", "RWOP"][number];
             let modes = [mode];
-            let admit = |pod: &str, labels: &Labels| node.admit(&uid(pod), &volume(labels, &modes, &plugin));
+            let admit = |pod: &str, labels: &PodSelinuxLabels| {
+                node.admit(&uid(pod), &volume(labels, &modes, &plugin))
+            };
             assert_eq!(admit("a", &first).as_deref(), Ok("l1"));
             assert_eq!(admit("b", &first).as_deref(), Ok("l1"));
             for _ in 0..2 {
@@ -256,7 +266,7 @@ mod tests {
                     r#"conflicting SELinux labels of volume pv: "l1" and "l2""#
                 );
             }
-            let none = admit("d", &Labels::default()).unwrap_err().to_string();
+            let none = admit("d", &PodSelinuxLabels::default()).unwrap_err().to_string();
             assert_eq!(none, r#"conflicting SELinux labels of volume pv: "l1" and """#);
             // It is repeated for a pod that has the volume.
             assert_eq!(admit("a", &first).as_deref(), Ok("l1"));
@@ -272,9 +282,9 @@ mod tests {
 
     #[test]
     fn without_the_gate_only_a_volume_of_one_pod_has_a_label() {
-        let node = VolumeLabels::for_tests(false);
-        let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
-        let admit = |pod: &str, labels: &Labels, modes: &[AccessMode]| {
+        let node = SelinuxLabels::for_tests(false);
+        let (first, second) = (PodSelinuxLabels::with_label("l1"), PodSelinuxLabels::with_label("l2"));
+        let admit = |pod: &str, labels: &PodSelinuxLabels, modes: &[AccessMode]| {
             node.admit(&uid(pod), &volume(labels, modes, "gate-off"))
         };
         assert_eq!(admit("a", &first, &[ReadWriteOncePod, ReadWriteOnce]).as_deref(), Ok(""));
@@ -290,48 +300,49 @@ mod tests {
 
     #[test]
     fn containers_with_different_labels_cannot_share_a_persistent_volume() {
-        let several: Labels = ["l1", "l2"].into_iter().collect();
-        let node = VolumeLabels::for_tests(true);
+        let several: PodSelinuxLabels = ["l1", "l2"].into_iter().collect();
+        let node = SelinuxLabels::for_tests(true);
         let error = "multiple SELinux labels found: l1,l2";
         // Also if its plugin never mounts with a label.
         for is_mountable in [true, false] {
-            let wanted = LabelledVolume { is_mountable, ..volume(&several, &[ReadWriteMany], "x") };
+            let wanted = SelinuxLabelRequest { is_mountable, ..volume(&several, &[ReadWriteMany], "x") };
             assert_eq!(node.admit(&uid("a"), &wanted).unwrap_err().to_string(), error);
         }
-        let inline = LabelledVolume { is_persistent: false, ..volume(&several, &[], "x") };
+        let inline = SelinuxLabelRequest { is_persistent: false, ..volume(&several, &[], "x") };
         let before = metrics::SELINUX_POD_WARNINGS.get(["inline"]);
         assert_eq!(node.admit(&uid("a"), &inline).as_deref(), Ok(""));
         assert!(metrics::SELINUX_POD_WARNINGS.get(["inline"]) > before);
         assert!(metrics::SELINUX_POD_ERRORS.get(["RWX"]) >= 2);
         // The pod has the volume from an earlier release.
         let mounted = Some(String::new());
-        let present = LabelledVolume { mounted, ..volume(&several, &[ReadWriteMany], "x") };
+        let present = SelinuxLabelRequest { mounted, ..volume(&several, &[ReadWriteMany], "x") };
         assert_eq!(node.admit(&uid("a"), &present).as_deref(), Ok(""));
     }
 
     #[test]
     fn volume_of_a_plugin_that_mounts_without_labels_is_shared_by_all_pods() {
-        let node = VolumeLabels::for_tests(true);
+        let node = SelinuxLabels::for_tests(true);
         for label in ["l1", "l2"] {
-            let labels = Labels::with_label(label);
-            let wanted = LabelledVolume { is_mountable: false, ..volume(&labels, &[ReadWriteMany], "x") };
+            let labels = PodSelinuxLabels::with_label(label);
+            let wanted =
+                SelinuxLabelRequest { is_mountable: false, ..volume(&labels, &[ReadWriteMany], "x") };
             assert_eq!(node.admit(&uid(label), &wanted).as_deref(), Ok(""));
         }
     }
 
     #[test]
     fn volume_of_an_earlier_agent_is_not_shared_with_another_label() {
-        let node = VolumeLabels::for_tests(true);
+        let node = SelinuxLabels::for_tests(true);
         node.restore("kubernetes.io/csi/d^h", &uid("a"), "l1");
-        let (first, second) = (Labels::with_label("l1"), Labels::with_label("l2"));
+        let (first, second) = (PodSelinuxLabels::with_label("l1"), PodSelinuxLabels::with_label("l2"));
         assert!(node.admit(&uid("b"), &volume(&second, &[ReadWriteMany], "x")).is_err());
         assert_eq!(node.admit(&uid("b"), &volume(&first, &[ReadWriteMany], "x")).as_deref(), Ok("l1"));
     }
 
     #[test]
     fn pod_that_waits_with_the_same_label_has_no_other() {
-        let node = VolumeLabels::for_tests(true);
-        let (first, name) = (Labels::with_label("l1"), "kubernetes.io/csi/d^h");
+        let node = SelinuxLabels::for_tests(true);
+        let (first, name) = (PodSelinuxLabels::with_label("l1"), "kubernetes.io/csi/d^h");
         node.admit(&uid("a"), &volume(&first, &[ReadWriteMany], "x")).unwrap();
         assert!(!node.has_other(name, &uid("a"), "l1") && !node.has_other(name, &uid("b"), "l2"));
         assert!(node.has_other(name, &uid("a"), "l2"));
@@ -339,8 +350,8 @@ mod tests {
 
     #[test]
     fn node_without_selinux_mounts_without_labels() {
-        let node = VolumeLabels::default();
-        let several: Labels = ["l1", "l2"].into_iter().collect();
+        let node = SelinuxLabels::default();
+        let several: PodSelinuxLabels = ["l1", "l2"].into_iter().collect();
         node.restore("kubernetes.io/csi/d^h", &uid("b"), "l3");
         assert_eq!(node.admit(&uid("a"), &volume(&several, &[ReadWriteOncePod], "off")).as_deref(), Ok(""));
         assert!(node.table.locked().volumes.is_empty());
@@ -348,9 +359,9 @@ mod tests {
 
     #[test]
     fn label_that_would_be_another_mount_option_is_refused() {
-        let node = VolumeLabels::for_tests(true);
+        let node = SelinuxLabels::for_tests(true);
         for level in ["s0\",errors=panic,x=\"", "s0 ", "s0\n", "s0\u{e4}"] {
-            let labels = Labels::with_label(&format!("u:r:t:{level}"));
+            let labels = PodSelinuxLabels::with_label(&format!("u:r:t:{level}"));
             let error = node.admit(&uid("a"), &volume(&labels, &[ReadWriteMany], "x")).unwrap_err();
             assert!(error.to_string().contains("cannot be an option of a mount"), "{error}");
         }
