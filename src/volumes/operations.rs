@@ -47,9 +47,9 @@ const GRACE: Duration = Duration::from_millis(20);
 
 type Key = (PodUid, String);
 
-/// Whom an operation is counted for, besides its pod.
+/// What the limits of an operation apply to, besides its pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct OperationScope {
     pub(super) purpose: Purpose,
     /// The pod's namespace; empty: not known.
     pub(super) namespace: String,
@@ -74,16 +74,16 @@ pub(super) enum Purpose {
 #[derive(Debug)]
 struct Pending {
     begun: Instant,
-    share: Share,
-    walk: Walk,
-    reach: Reach,
+    scope: OperationScope,
+    walk: WalkStops,
+    access: PodDirAccess,
     /// Stopped when the operation has ended.
     ended: StopToken,
 }
 
 /// What an operation may do to the directory of its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum PodDirAccess {
     /// It may mount or make something there: the removal of the pod's volumes waits for it.
     Inside,
     /// It does nothing there before it says so. It waits for a file system perhaps.
@@ -94,7 +94,7 @@ enum Reach {
 
 /// What ends a walk through the files of a volume. An operation may be over its time and walk on.
 #[derive(Debug)]
-struct Walk {
+struct WalkStops {
     /// Dropped when the pod's volumes are removed.
     removal: Option<StopSource>,
     /// The signals of this, and of the end of the pod and of the agent.
@@ -105,12 +105,12 @@ struct Walk {
 
 impl Pending {
     /// An operation that begins. `until`: the end of the pod and of the agent.
-    fn new(begun: Instant, share: Share, until: Vec<StopToken>) -> (Pending, StopSource) {
+    fn new(begun: Instant, scope: OperationScope, until: Vec<StopToken>) -> (Pending, StopSource) {
         let (removal, removed) = stop::pair();
         let (end, ended) = stop::pair();
         let stops = until.into_iter().chain([removed]).collect();
-        let walk = Walk { removal: Some(removal), stops, has_begun: false };
-        (Pending { begun, share, walk, reach: Reach::Inside, ended }, end)
+        let walk = WalkStops { removal: Some(removal), stops, has_begun: false };
+        (Pending { begun, scope, walk, access: PodDirAccess::Inside, ended }, end)
     }
 
     fn is_over_time(&self, now: Instant) -> bool {
@@ -122,8 +122,8 @@ impl Pending {
     }
 
     fn step_out(&mut self) {
-        if self.reach == Reach::Inside {
-            self.reach = Reach::Outside;
+        if self.access == PodDirAccess::Inside {
+            self.access = PodDirAccess::Outside;
         }
     }
 }
@@ -151,7 +151,7 @@ fn place_for_update(
     now: Instant,
 ) -> Result<(), VolumeError> {
     let of_pod =
-        pending.iter().filter(|((owner, _), operation)| owner == uid && operation.share.purpose == purpose);
+        pending.iter().filter(|((owner, _), operation)| owner == uid && operation.scope.purpose == purpose);
     let (over_time, live): (Vec<_>, Vec<_>) = of_pod.partition(|(_, operation)| operation.is_over_time(now));
     match over_time.len() {
         _ if !live.is_empty() => Err(VolumeError::Pending),
@@ -163,14 +163,14 @@ fn place_for_update(
 /// Whether one more operation of the pod may run that is no update. Pure.
 ///
 /// DIFFERS: upstream has no limit.
-fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool {
+fn has_place(pending: &Table, uid: &PodUid, scope: &OperationScope, now: Instant) -> bool {
     let (mut of_pod, mut all) = (0_usize, 0_usize);
     // For each pod, its operations that are not over their time.
     let mut live: HashMap<&PodUid, usize> = HashMap::new();
     let (mut of_namespace, mut of_server) = (0_usize, 0_usize);
     let mut running: Vec<(&PodUid, &Pending)> = Vec::new();
     for ((owner, volume), operation) in pending {
-        if volume == UNMOUNT || operation.share.purpose != Purpose::Mount {
+        if volume == UNMOUNT || operation.scope.purpose != Purpose::Mount {
             continue;
         }
         of_pod += usize::from(owner == uid);
@@ -185,8 +185,8 @@ fn has_place(pending: &Table, uid: &PodUid, share: &Share, now: Instant) -> bool
         *count += 1;
         if *count > 1 {
             all += 1;
-            of_namespace += usize::from(operation.share.namespace == share.namespace);
-            of_server += usize::from(share.server.is_some() && operation.share.server == share.server);
+            of_namespace += usize::from(operation.scope.namespace == scope.namespace);
+            of_server += usize::from(scope.server.is_some() && operation.scope.server == scope.server);
         }
     }
     let is_first = !live.contains_key(uid);
@@ -264,7 +264,7 @@ impl Operations {
     /// the wait is over.
     pub(super) fn run<T: Send + 'static>(
         &self,
-        (uid, volume, share): (&PodUid, &str, &Share),
+        (uid, volume, scope): (&PodUid, &str, &OperationScope),
         limit: Duration,
         stop: &StopToken,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
@@ -274,7 +274,7 @@ impl Operations {
             // The caller may have stopped waiting.
             let _ = report.send(result);
         };
-        let operation = self.start((uid, volume, share), to, work)?;
+        let operation = self.start((uid, volume, scope), to, work)?;
         let _waiting = threads::waiting("volume operation");
         let result = select_biased! {
             recv(stop.signal()) -> _ => Err(VolumeError::Stopping),
@@ -293,23 +293,23 @@ impl Operations {
     /// panics. `work` gets a token that stops it when the [`Operation`] is dropped.
     pub(super) fn start<T: 'static>(
         &self,
-        (uid, volume, share): (&PodUid, &str, &Share),
+        (uid, volume, scope): (&PodUid, &str, &OperationScope),
         report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<Operation, VolumeError> {
-        self.start_entered(uid, self.enter(uid, volume, share, Vec::new())?, report, work)
+        self.start_entered(uid, self.enter(uid, volume, scope, Vec::new())?, report, work)
     }
 
     /// As [`Operations::start`]. `until` ends walks through the files of the volume, which do not end
     /// when the [`Operation`] is dropped; see [`Operations::walk`].
     pub(super) fn start_until<T: 'static>(
         &self,
-        (uid, volume, share): (&PodUid, &str, &Share),
+        (uid, volume, scope): (&PodUid, &str, &OperationScope),
         until: &StopToken,
         report: impl FnOnce(Result<T, VolumeError>) + Send + 'static,
         work: impl FnOnce(&StopToken) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<Operation, VolumeError> {
-        self.start_entered(uid, self.enter(uid, volume, share, vec![until.clone()])?, report, work)
+        self.start_entered(uid, self.enter(uid, volume, scope, vec![until.clone()])?, report, work)
     }
 
     fn start_entered<T: 'static>(
@@ -336,7 +336,7 @@ impl Operations {
         &self,
         uid: &PodUid,
         volume: &str,
-        share: &Share,
+        scope: &OperationScope,
         until: Vec<StopToken>,
     ) -> Result<Entry, VolumeError> {
         let key = (uid.clone(), volume.to_owned());
@@ -345,12 +345,12 @@ impl Operations {
         if pending.contains_key(&key) {
             return Err(VolumeError::Pending);
         }
-        match share.purpose {
-            Purpose::Mount if volume == UNMOUNT || has_place(&pending, uid, share, now) => {}
+        match scope.purpose {
+            Purpose::Mount if volume == UNMOUNT || has_place(&pending, uid, scope, now) => {}
             Purpose::Mount => return Err(VolumeError::TooManyPending),
             purpose => place_for_update(&pending, uid, purpose, now)?,
         }
-        let (operation, end) = Pending::new(now, share.clone(), until);
+        let (operation, end) = Pending::new(now, scope.clone(), until);
         let ended = operation.ended.clone();
         pending.insert(key, operation);
         Ok(Entry { pending: Arc::clone(&self.pending), ended, _end: end })
@@ -374,13 +374,13 @@ impl Operations {
             return Err(VolumeError::Pending);
         }
         let goes_on =
-            |operation: &Pending| operation.reach != Reach::Left && operation.walk.removal.is_some();
+            |operation: &Pending| operation.access != PodDirAccess::Left && operation.walk.removal.is_some();
         if !pending.get(&from).is_some_and(goes_on) {
             return Err(VolumeError::Stopping);
         }
         if let Some(mut operation) = pending.remove(&from) {
-            (operation.begun, operation.reach, operation.walk.has_begun) =
-                (Instant::now(), Reach::Outside, false);
+            (operation.begun, operation.access, operation.walk.has_begun) =
+                (Instant::now(), PodDirAccess::Outside, false);
             pending.insert(to, operation);
         }
         Ok(())
@@ -413,10 +413,10 @@ impl Operations {
     pub(super) fn step_in(&self, uid: &PodUid, volume: &str) -> Result<(), VolumeError> {
         let mut pending = self.pending.locked();
         let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Ok(()) };
-        if operation.reach == Reach::Left {
+        if operation.access == PodDirAccess::Left {
             return Err(VolumeError::Stopping);
         }
-        operation.reach = Reach::Inside;
+        operation.access = PodDirAccess::Inside;
         Ok(())
     }
 
@@ -444,8 +444,9 @@ impl Operations {
         let outside = {
             let pending = self.pending.locked();
             let of_pod = pending.iter().filter(|((owner, _), _)| owner == uid);
-            let outside = of_pod
-                .filter(|(_, operation)| operation.reach == Reach::Outside && !operation.walk.has_begun);
+            let outside = of_pod.filter(|(_, operation)| {
+                operation.access == PodDirAccess::Outside && !operation.walk.has_begun
+            });
             outside.map(|(_, operation)| operation.ended.clone()).collect::<Vec<_>>()
         };
         let _waiting = threads::waiting("volume operation");
@@ -458,8 +459,8 @@ impl Operations {
         }
         let mut pending = self.pending.locked();
         for (_, operation) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
-            if operation.reach == Reach::Outside {
-                operation.reach = Reach::Left;
+            if operation.access == PodDirAccess::Outside {
+                operation.access = PodDirAccess::Left;
             }
         }
         drop(pending);
@@ -470,7 +471,7 @@ impl Operations {
     /// Whether an operation on a volume of the pod was left alone, and still has files open there.
     pub(super) fn has_left(&self, uid: &PodUid) -> bool {
         let pending = self.pending.locked();
-        pending.iter().any(|((owner, _), operation)| owner == uid && operation.reach == Reach::Left)
+        pending.iter().any(|((owner, _), operation)| owner == uid && operation.access == PodDirAccess::Left)
     }
 
     /// Ends all walks through files of the pod's volumes, also those that begin later in a running
@@ -481,7 +482,7 @@ impl Operations {
         for (_, operation) in pending.iter_mut().filter(|((owner, _), _)| owner == uid) {
             operation.walk.removal = None;
             // One that was left alone hangs.
-            let is_awaited = operation.walk.has_begun && operation.reach != Reach::Left;
+            let is_awaited = operation.walk.has_begun && operation.access != PodDirAccess::Left;
             walking.extend(is_awaited.then(|| operation.ended.clone()));
         }
         walking
@@ -504,7 +505,7 @@ impl Operations {
     pub(super) fn is_served_by(&self, uid: &PodUid, volume: &str, server: Option<String>) {
         let mut pending = self.pending.locked();
         if let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
-            operation.share.server = server;
+            operation.scope.server = server;
         }
     }
 
@@ -543,7 +544,7 @@ impl Operations {
     /// Whether an operation of the pod still runs, apart from those that were left alone.
     pub(super) fn is_busy(&self, uid: &PodUid) -> bool {
         let pending = self.pending.locked();
-        pending.iter().any(|((busy, _), operation)| busy == uid && operation.reach != Reach::Left)
+        pending.iter().any(|((busy, _), operation)| busy == uid && operation.access != PodDirAccess::Left)
     }
 }
 
@@ -563,14 +564,15 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(
                 operations
-                    .run((&uid(), "v", &Share::default()), LIMIT, &StopToken::never(), |_| Ok(7))
+                    .run((&uid(), "v", &OperationScope::default()), LIMIT, &StopToken::never(), |_| Ok(7))
                     .unwrap(),
                 7
             );
         }
-        let failed = operations.run((&uid(), "v", &Share::default()), LIMIT, &StopToken::never(), |_| {
-            Err::<(), _>(VolumeError::Stopping)
-        });
+        let failed =
+            operations.run((&uid(), "v", &OperationScope::default()), LIMIT, &StopToken::never(), |_| {
+                Err::<(), _>(VolumeError::Stopping)
+            });
         assert!(matches!(failed, Err(VolumeError::Stopping)));
         assert!(!operations.is_busy(&uid()));
     }
@@ -580,10 +582,15 @@ mod tests {
         let operations = Operations::default();
         let (release, hold) = bounded::<()>(0);
         let begun = Instant::now();
-        let hung = operations.run((&uid(), "v", &Share::default()), SHORT, &StopToken::never(), move |_| {
-            let _ = hold.recv();
-            Ok(())
-        });
+        let hung = operations.run(
+            (&uid(), "v", &OperationScope::default()),
+            SHORT,
+            &StopToken::never(),
+            move |_| {
+                let _ = hold.recv();
+                Ok(())
+            },
+        );
         assert!(matches!(hung, Err(VolumeError::Overdue)));
         assert!(begun.elapsed() < Duration::from_secs(5));
         assert!(operations.is_busy(&uid()));
@@ -593,9 +600,12 @@ mod tests {
             [(&uid(), "v")]
         );
         assert_eq!(operations.slow(LIMIT), []);
-        let again = operations.run((&uid(), "v", &Share::default()), SHORT, &StopToken::never(), |_| Ok(()));
+        let again =
+            operations.run((&uid(), "v", &OperationScope::default()), SHORT, &StopToken::never(), |_| Ok(()));
         assert!(matches!(again, Err(VolumeError::Pending)));
-        operations.run((&uid(), "w", &Share::default()), LIMIT, &StopToken::never(), |_| Ok(())).unwrap();
+        operations
+            .run((&uid(), "w", &OperationScope::default()), LIMIT, &StopToken::never(), |_| Ok(()))
+            .unwrap();
         drop(release);
         // After the end of the operation the volume can be used again.
         let freed = (0..3000).any(|_| {
@@ -621,7 +631,7 @@ mod tests {
                 }
                 Err::<(), _>(VolumeError::Stopping)
             };
-            let key = (&uid(), "v", &Share::default());
+            let key = (&uid(), "v", &OperationScope::default());
             let operation = operations.start_until(key, &until, |_| {}, work).unwrap();
             drop(operation);
             assert!(!begun.recv().unwrap(), "the end of the wait stops no walk");
@@ -641,7 +651,7 @@ mod tests {
     #[test]
     fn walk_that_begins_after_the_removal_of_the_volumes_ends_at_once() {
         let operations = Operations::default();
-        let _entry = operations.enter(&uid(), "v", &Share::default(), Vec::new()).unwrap();
+        let _entry = operations.enter(&uid(), "v", &OperationScope::default(), Vec::new()).unwrap();
         // It does not walk, so it is not waited for.
         operations.end_walks(&uid(), Instant::now() + LIMIT, &StopToken::never());
         assert!(operations.walk(&uid(), "v").iter().any(StopToken::is_stopped));
@@ -653,7 +663,7 @@ mod tests {
         let operations = Operations::default();
         let (source, stop) = crate::util::stop::pair();
         drop(source);
-        let stopped = operations.run((&uid(), "v", &Share::default()), LIMIT, &stop, |own| {
+        let stopped = operations.run((&uid(), "v", &OperationScope::default()), LIMIT, &stop, |own| {
             let _ = own.wait(LIMIT);
             Err::<(), _>(VolumeError::Stopping)
         });
@@ -662,7 +672,7 @@ mod tests {
             std::thread::yield_now();
         }
         let panicked = operations.run(
-            (&uid(), "v", &Share::default()),
+            (&uid(), "v", &OperationScope::default()),
             LIMIT,
             &StopToken::never(),
             |_| -> Result<(), _> { panic!("a test's own") },
@@ -679,11 +689,14 @@ mod tests {
             let (report, again) = (report.clone(), operations.clone());
             let to = move |result: Result<u8, _>| {
                 report
-                    .send((result, again.enter(&uid(), volume, &Share::default(), Vec::new()).is_ok()))
+                    .send((
+                        result,
+                        again.enter(&uid(), volume, &OperationScope::default(), Vec::new()).is_ok(),
+                    ))
                     .unwrap()
             };
             let work = move |_: &StopToken| if volume == "fine" { Ok(7) } else { panic!("a test's own") };
-            let operation = operations.start((&uid(), volume, &Share::default()), to, work).unwrap();
+            let operation = operations.start((&uid(), volume, &OperationScope::default()), to, work).unwrap();
             let (result, is_free) = reported.recv_timeout(LIMIT).unwrap();
             operation.finish();
             assert!(is_free);
@@ -695,8 +708,12 @@ mod tests {
         assert!(reported.is_empty());
     }
 
-    fn share(namespace: &str, server: Option<&str>) -> Share {
-        Share { namespace: namespace.to_owned(), server: server.map(str::to_owned), ..Share::default() }
+    fn scope(namespace: &str, server: Option<&str>) -> OperationScope {
+        OperationScope {
+            namespace: namespace.to_owned(),
+            server: server.map(str::to_owned),
+            ..OperationScope::default()
+        }
     }
 
     fn pod(n: usize) -> PodUid {
@@ -706,7 +723,7 @@ mod tests {
     #[test]
     fn one_pod_has_few_operations_at_the_same_time_and_its_unmount() {
         let operations = Operations::default();
-        let own = share("n", None);
+        let own = scope("n", None);
         let entered: Vec<_> =
             (0..100).map(|n| operations.enter(&pod(0), &format!("v{n}"), &own, Vec::new())).collect();
         assert_eq!(entered.iter().flatten().count(), MAX_PENDING_OF_POD);
@@ -721,7 +738,7 @@ mod tests {
     #[test]
     fn hanging_pods_of_one_namespace_leave_places_for_others() {
         let operations = Operations::default();
-        let dead = share("attacker", Some("nfs/192.0.2.1"));
+        let dead = scope("attacker", Some("nfs/192.0.2.1"));
         let hang = |pods: std::ops::Range<usize>| -> Vec<Entry> {
             let each = |n| (0..3).map(move |volume| (n, format!("v{volume}")));
             pods.flat_map(each)
@@ -733,19 +750,19 @@ mod tests {
         let many = hang(100..300);
         // One for each pod, and the shared places of the server.
         assert_eq!(six.len() + many.len(), 206 + MAX_SHARED_OF_SERVER);
-        let other = share("other", Some("driver"));
+        let other = scope("other", Some("driver"));
         let _other =
             ["v", "w", "x"].map(|volume| operations.enter(&pod(7), volume, &other, Vec::new()).unwrap());
         // A pod of the same namespace, and one with the same server, have at least one.
         let _first = operations.enter(&pod(8), "v", &dead, Vec::new()).unwrap();
         assert!(operations.enter(&pod(8), "w", &dead, Vec::new()).is_err());
-        let _second = operations.enter(&pod(8), "w", &share("attacker", Some("driver")), Vec::new()).unwrap();
+        let _second = operations.enter(&pod(8), "w", &scope("attacker", Some("driver")), Vec::new()).unwrap();
     }
 
     #[test]
     fn sixteen_hanging_unmounts_do_not_delay_the_end_of_another_pod() {
         let operations = Operations::default();
-        let own = share("n", None);
+        let own = scope("n", None);
         let _hang: Vec<Entry> =
             (0..16).map(|n| operations.enter(&pod(n), UNMOUNT, &own, Vec::new()).unwrap()).collect();
         let other = (&pod(16), UNMOUNT, &own);
@@ -756,7 +773,7 @@ mod tests {
     #[test]
     fn every_pod_of_a_restarted_agent_gets_a_place_at_once() {
         let operations = Operations::default();
-        let own = share("n", Some("driver"));
+        let own = scope("n", Some("driver"));
         let entered: Vec<_> = (0..1000).map(|n| operations.enter(&pod(n), "v", &own, Vec::new())).collect();
         assert!(entered.iter().all(Result::is_ok));
     }
@@ -765,7 +782,7 @@ mod tests {
     fn operation_over_its_time_counts_only_against_its_own_pod() {
         let begun = Instant::now();
         let late = begun + LIMIT;
-        let own = share("n", Some("s"));
+        let own = scope("n", Some("s"));
         let mut table = Table::new();
         for n in 0..40 {
             for volume in ["a", "b"] {
@@ -785,9 +802,9 @@ mod tests {
     #[test]
     fn updates_take_no_place_of_a_mount_and_one_of_each_purpose_runs() {
         let operations = Operations::default();
-        let own = share("n", Some("driver"));
+        let own = scope("n", Some("driver"));
         let update = |n: usize, volume: &str, purpose: Purpose| {
-            operations.enter(&pod(n), volume, &Share { purpose, ..own.clone() }, Vec::new())
+            operations.enter(&pod(n), volume, &OperationScope { purpose, ..own.clone() }, Vec::new())
         };
         let updates: Vec<Entry> = (0..200).map(|n| update(n, "u", Purpose::Update).unwrap()).collect();
         assert!(matches!(update(0, "w", Purpose::Update), Err(VolumeError::Pending)));
@@ -808,7 +825,7 @@ mod tests {
     #[test]
     fn updates_over_their_time_leave_places_for_few_more() {
         let begun = Instant::now();
-        let (late, own) = (begun + LIMIT, Share { purpose: Purpose::Update, ..share("n", None) });
+        let (late, own) = (begun + LIMIT, OperationScope { purpose: Purpose::Update, ..scope("n", None) });
         let mut table = Table::new();
         let hang = |table: &mut Table, name: &str| {
             let operation = Pending::new(begun, own.clone(), Vec::new()).0;
@@ -840,7 +857,7 @@ mod tests {
             going_on.step_on(&uid(), VolumeStep { from: "w", to: "x" })
         };
         let to = move |result: Result<(), VolumeError>| report.send(result).unwrap();
-        let operation = operations.start((&uid(), "v", &Share::default()), to, work).unwrap();
+        let operation = operations.start((&uid(), "v", &OperationScope::default()), to, work).unwrap();
         operations.make_late(&uid(), "v");
         assert_eq!(operations.over_time(&operation, Instant::now()), Some("v".to_owned()));
         release.send(()).unwrap();

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::operations::{self, Operation, Share};
+use super::operations::{self, Operation, OperationScope};
 use super::{empty_dir, mounts, paths};
 use crate::model::ids::PodUid;
 use crate::util::error_chain::chain;
@@ -221,7 +221,7 @@ impl Volumes {
             // The channel has room; the sweep may be over.
             let _ = report.send(result);
         };
-        let key = (uid, operations::UNMOUNT, &Share::default());
+        let key = (uid, operations::UNMOUNT, &OperationScope::default());
         let operation = self.operations.start(key, to, move |stop| Ok(work.run(stop)))?;
         let under_way = RunningUnmount { operation, begun: Instant::now(), ended };
         self.orphans.unmounts().insert(uid.clone(), under_way);
@@ -403,7 +403,7 @@ mod tests {
             Ok(())
         };
         let (uid, never) = (PodUid::from(uid), StopToken::never());
-        let key = (&uid, "v", &Share::default());
+        let key = (&uid, "v", &OperationScope::default());
         let operation = volumes.operations.start_until(key, &never, |_| {}, walk).unwrap();
         begun.recv().unwrap();
         operation

@@ -23,7 +23,7 @@ use super::actual::{ActualState, Size};
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::operations::{Operation, Purpose, Report, Share, VolumeStep};
+use super::operations::{Operation, OperationScope, Purpose, Report, VolumeStep};
 use super::plugin::{FileSources, FilesRequest, Plugin};
 use super::plugin_table;
 use crate::model::api::Volume;
@@ -260,8 +260,8 @@ impl Volumes {
             }
             Ok(())
         };
-        let share = Share { purpose, ..Share::default() };
-        let key = (pod.uid(), first.as_str(), &share);
+        let scope = OperationScope { purpose, ..OperationScope::default() };
+        let key = (pod.uid(), first.as_str(), &scope);
         let operation = self.operations.start_until(key, stop, to, work)?;
         Ok(RefreshRound { operation, volumes, ended, is_left })
     }

@@ -22,7 +22,7 @@ use super::error::VolumeError;
 use super::files::Site;
 use super::kind::Phase;
 use super::manager::Volumes;
-use super::operations::{self, Operation, Share};
+use super::operations::{self, Operation, OperationScope};
 use super::plugin::{self, FileSources, Files, Plugin};
 use super::queue::{NextAction, Queue, TryOutcome};
 use super::refresh::RefreshedVolume;
@@ -103,9 +103,9 @@ impl Volumes {
     }
 
     /// Whom an operation on the volume is counted for.
-    pub(super) fn share(&self, pod: &Pod, volume: &Volume) -> Share {
+    pub(super) fn operation_scope(&self, pod: &Pod, volume: &Volume) -> OperationScope {
         let server = self.kinds.server(pod, volume);
-        Share { namespace: pod.namespace().to_owned(), server, ..Share::default() }
+        OperationScope { namespace: pod.namespace().to_owned(), server, ..OperationScope::default() }
     }
 
     /// The end of the volume's back-off, if it must not be tried now.
@@ -438,8 +438,8 @@ impl<'a> SetUp<'a> {
         };
         let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
         let work = move |stop: &StopToken| kinds.set_up(&pod, &wanted, stop);
-        let share = self.volumes.share(self.site.pod, volume);
-        let key = (self.site.pod.uid(), volume.name.as_str(), &share);
+        let scope = self.volumes.operation_scope(self.site.pod, volume);
+        let key = (self.site.pod.uid(), volume.name.as_str(), &scope);
         self.volumes.operations.start_until(key, self.site.stop, to, work)
     }
 
@@ -877,7 +877,7 @@ mod tests {
                     Ok(())
                 };
                 let operation = {
-                    let key = (pod.uid(), "d", &Share::default());
+                    let key = (pod.uid(), "d", &OperationScope::default());
                     volumes.operations.start(key, |_| {}, hang).unwrap()
                 };
                 set_up.pending[1].state = SetUpState::UnderWay(operation, now);

@@ -19,7 +19,7 @@ use rustix::mount::UnmountFlags;
 use super::error::VolumeError;
 use super::manager::Volumes;
 use super::mounts::Mount;
-use super::operations::{Operations, Share};
+use super::operations::{OperationScope, Operations};
 use super::{mounts, operations, paths};
 use crate::model::ids::PodUid;
 use crate::model::mount::{SubPath, SubPathFailure, SubPaths};
@@ -75,7 +75,7 @@ impl SubPaths for Volumes {
             if is_local(&volume.host_path, &place.pod_dir) {
                 work()
             } else {
-                let key = (pod, key.as_str(), &Share::default());
+                let key = (pod, key.as_str(), &OperationScope::default());
                 self.operations.run(key, operations::LIMIT, stop, move |_| work())
             }
         });

@@ -17,7 +17,7 @@ use super::error::VolumeError;
 use super::kind::VolumeLocation;
 use super::manager::Volumes;
 use super::mounts::{Mount, MountKind};
-use super::operations::Share;
+use super::operations::OperationScope;
 use super::persistent::Kinds;
 use super::{csi, empty_dir, group_marker, kind, mounts, operations, paths, sub_path, unmount};
 use crate::model::ids::PodUid;
@@ -99,7 +99,7 @@ impl Volumes {
             None => Ok(Vec::new()),
             Some(work) if work.is_local => Ok(work.run(stop)),
             Some(work) => {
-                let key = (uid, operations::UNMOUNT, &Share::default());
+                let key = (uid, operations::UNMOUNT, &OperationScope::default());
                 self.operations.run(key, operations::LIMIT, stop, move |stop| Ok(work.run(stop)))
             }
         }
@@ -251,7 +251,7 @@ impl Volumes {
             failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
         };
         let devices = PodUid::from("devices");
-        let key = (&devices, operations::UNMOUNT, &Share::default());
+        let key = (&devices, operations::UNMOUNT, &OperationScope::default());
         let (report, reported) = bounded(1);
         let to = move |result| {
             // The channel has room; the wait may be over.
@@ -525,7 +525,7 @@ mod tests {
                 }
             }
         };
-        let key = (&uid, "v", &Share::default());
+        let key = (&uid, "v", &OperationScope::default());
         let never = StopToken::never();
         let operation = volumes.operations.start_until(key, &never, |_| {}, endless).unwrap();
         begun.recv().unwrap();
@@ -555,7 +555,7 @@ mod tests {
         };
         let (ended, result) = bounded(1);
         let to = move |result| ended.send(result).unwrap();
-        let key = (&uid, "v", &Share::default());
+        let key = (&uid, "v", &OperationScope::default());
         let operation = volumes.operations.start_until(key, &never, to, hang).unwrap();
         begun.recv().unwrap();
         drop(operation);
@@ -583,7 +583,7 @@ mod tests {
             let _ = hold.recv();
             Ok(())
         };
-        let key = (&uid, "v", &Share::default());
+        let key = (&uid, "v", &OperationScope::default());
         let operation = volumes.operations.start(key, |_| {}, mounts).unwrap();
         begun.recv().unwrap();
         for _ in 0..2 {

@@ -2,7 +2,7 @@
 
 use super::super::attachment::{Controller, NodeVolumes};
 use super::super::error::ToolError;
-use super::super::operations::Share;
+use super::super::operations::OperationScope;
 use super::super::waker::Waker;
 use super::host::fake::FakeHost;
 use super::sysfs::tests::{link as device_link, session};
@@ -946,7 +946,7 @@ fn growth_of_a_local_volume_does_not_keep_a_pod_that_is_removed() {
         let _ = hold.recv();
         result
     };
-    let operation = operations.start((&uid, "v", &Share::default()), |_| {}, work).unwrap();
+    let operation = operations.start((&uid, "v", &OperationScope::default()), |_| {}, work).unwrap();
     has_grown.recv().unwrap();
     operations.settle_until(&uid, Instant::now(), &StopToken::never()).unwrap();
     drop(release);

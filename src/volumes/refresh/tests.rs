@@ -228,7 +228,7 @@ fn sync_that_is_woken_by_the_end_of_updates_begins_none_of_another_kind() {
 /// Updates of a pod, and the sender of their results.
 fn round(volumes: &[&str]) -> (RefreshRound, crossbeam_channel::Sender<RefreshResult>) {
     let (report, ended) = bounded(volumes.len());
-    let key = (&PodUid::from("u"), "v", &Share::default());
+    let key = (&PodUid::from("u"), "v", &OperationScope::default());
     let operation = operations::Operations::default().start(key, |_: Result<(), _>| {}, |_| Ok(())).unwrap();
     let volumes = volumes.iter().map(|name| (*name).to_owned()).collect();
     (RefreshRound { operation, volumes, ended, is_left: Arc::default() }, report)
@@ -320,14 +320,14 @@ fn tokens_are_renewed_while_the_updates_of_other_volumes_hang() {
     let never = StopToken::never();
     let ready = node.volumes.setup(&pod, &never).unwrap();
     let (release, hold) = bounded::<()>(0);
-    let share = Share { purpose: Purpose::Update, ..Share::default() };
+    let scope = OperationScope { purpose: Purpose::Update, ..OperationScope::default() };
     let hanging = ["x", "y", "z"].map(|name| {
         let hold = hold.clone();
         let hang = move |_: &StopToken| {
             let _ = hold.recv();
             Ok(())
         };
-        let key = (pod.uid(), name, &share);
+        let key = (pod.uid(), name, &scope);
         let operation = node.volumes.operations.start(key, |_: Result<(), _>| {}, hang).unwrap();
         node.volumes.operations.make_late(pod.uid(), name);
         operation

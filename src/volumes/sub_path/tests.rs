@@ -55,7 +55,7 @@ fn sub_path_of_a_pod_that_is_removed_is_not_made() {
     };
     let (ended, result) = crossbeam_channel::bounded(1);
     let to = move |result| ended.send(result).unwrap();
-    let key = (&uid, "v", &Share::default());
+    let key = (&uid, "v", &OperationScope::default());
     let operation = operations.start(key, to, work).unwrap();
     begun.recv().unwrap();
     operations.settle(&uid, &StopToken::never()).unwrap();
