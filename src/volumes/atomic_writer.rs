@@ -293,16 +293,16 @@ fn current(dir: BorrowedFd<'_>) -> io::Result<Option<CString>> {
     }
 }
 
-/// The directories above one path after another. Those that a path has in common with the
+/// The open directories above one path after another. Those that a path has in common with the
 /// one before stay open.
-struct Descent<'a> {
+struct OpenDirs<'a> {
     top: BorrowedFd<'a>,
     levels: Vec<(OsString, OwnedFd)>,
 }
 
-impl<'a> Descent<'a> {
-    fn new(top: BorrowedFd<'a>) -> Descent<'a> {
-        Descent { top, levels: Vec::new() }
+impl<'a> OpenDirs<'a> {
+    fn new(top: BorrowedFd<'a>) -> OpenDirs<'a> {
+        OpenDirs { top, levels: Vec::new() }
     }
 
     /// Opens the directory that `path` is in, and returns it with the path's last element. `open`
@@ -335,10 +335,10 @@ fn c_string(name: &OsStr) -> io::Result<CString> {
 
 /// Whether a version holds exactly the payload's files with their content.
 fn is_same(data: BorrowedFd<'_>, payload: &Payload, stop: &StopToken) -> io::Result<bool> {
-    let mut descent = Descent::new(data);
+    let mut open_dirs = OpenDirs::new(data);
     for (path, file) in &payload.files {
         go_on(stop)?;
-        let holds = descent
+        let holds = open_dirs
             .parent(path, tree::open_at)
             .and_then(|(parent, name)| holds(parent, &name, &file.data))
             .or_else(absent)?;
@@ -424,10 +424,10 @@ fn new_version(
     let name = format!("{}{random}", now.strftime("..%Y_%m_%d_%H_%M_%S."));
     let name = CString::new(name).map_err(|_| Errno::INVAL)?;
     let made = make_dir(dir, &name).and_then(|version| {
-        let mut descent = Descent::new(version.as_fd());
+        let mut open_dirs = OpenDirs::new(version.as_fd());
         payload.files.iter().try_for_each(|(path, file)| {
             go_on(stop)?;
-            let (parent, name) = descent.parent(path, make_dir)?;
+            let (parent, name) = open_dirs.parent(path, make_dir)?;
             write_file(parent, &name, file)
         })
     });
@@ -453,10 +453,10 @@ pub(super) fn make_dirs<'p>(
     stop: &StopToken,
 ) -> io::Result<()> {
     let make = |parent: BorrowedFd<'_>, name: &CStr| tree::make_at(parent, name, 0o755).map(|(dir, _)| dir);
-    let mut descent = Descent::new(top);
+    let mut open_dirs = OpenDirs::new(top);
     for path in paths {
         go_on(stop)?;
-        let (parent, name) = descent.parent(path, make)?;
+        let (parent, name) = open_dirs.parent(path, make)?;
         make(parent, &name)?;
     }
     Ok(())
