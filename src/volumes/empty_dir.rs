@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::error::VolumeError;
-use super::files::Site;
+use super::files::TargetPod;
 use super::ownership::{self, Access, Policy};
 use super::paths;
 use super::plugin::Plugin;
@@ -73,22 +73,22 @@ impl Plugin for EmptyDirVolumeSource {
 
     fn set_up(
         &self,
-        site: &Site<'_>,
+        target: &TargetPod<'_>,
         volume: &str,
         allocatable_memory: Amount,
     ) -> Option<Result<MountedVolume, VolumeError>> {
-        Some(set_up(site, volume, self, allocatable_memory))
+        Some(set_up(target, volume, self, allocatable_memory))
     }
 }
 
 /// Makes the volume unless it exists.
 fn set_up(
-    site: &Site<'_>,
+    target: &TargetPod<'_>,
     volume: &str,
     source: &EmptyDirVolumeSource,
     allocatable_memory: Amount,
 ) -> Result<MountedVolume, VolumeError> {
-    let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
+    let TargetPod { pod, path: pod_path, dir: pod_dir, stop, .. } = *target;
     let medium = match source.medium.as_deref().unwrap_or_default() {
         "" => Medium::Disk,
         "Memory" => Medium::Memory { bytes: memory_size(pod, source, allocatable_memory) },
@@ -331,8 +331,8 @@ mod tests {
         let set_up = |spec| {
             let pod = pod(spec);
             let stop = StopToken::never();
-            let site = Site::new(&pod, root.path(), pod_dir.as_fd(), &stop);
-            super::set_up(&site, "e", &source(json!({})), Amount::ZERO).unwrap()
+            let target = TargetPod::new(&pod, root.path(), pod_dir.as_fd(), &stop);
+            super::set_up(&target, "e", &source(json!({})), Amount::ZERO).unwrap()
         };
         let volume = set_up(json!({"containers": []}));
         assert_eq!(volume.host_path, root.path().join("volumes/kubernetes.io~empty-dir/e"));
@@ -392,8 +392,8 @@ mod tests {
         let pod = pod(json!({"containers": []}));
         let set_up = |volume: &str, value| {
             let stop = StopToken::never();
-            let site = Site::new(&pod, root.path(), pod_dir.as_fd(), &stop);
-            super::set_up(&site, volume, &source(value), Amount::ZERO).unwrap_err().to_string()
+            let target = TargetPod::new(&pod, root.path(), pod_dir.as_fd(), &stop);
+            super::set_up(&target, volume, &source(value), Amount::ZERO).unwrap_err().to_string()
         };
         assert_eq!(set_up("e", json!({"medium": "Tape"})), "unknown storage medium \"Tape\"");
         assert_eq!(set_up("../e", json!({})), "\"../e\" cannot be the name of a directory");

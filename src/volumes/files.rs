@@ -21,7 +21,7 @@ use crate::model::quantity::Amount;
 use crate::util::stop::StopToken;
 
 /// The pod whose volumes are set up, and its directory.
-pub(super) struct Site<'a> {
+pub(super) struct TargetPod<'a> {
     pub(super) pod: &'a Pod,
     /// `pods/<uid>`.
     pub(super) path: &'a Path,
@@ -31,21 +31,26 @@ pub(super) struct Site<'a> {
     nested: OnceCell<Nested>,
 }
 
-impl<'a> Site<'a> {
-    pub(super) fn new(pod: &'a Pod, path: &'a Path, dir: BorrowedFd<'a>, stop: &'a StopToken) -> Site<'a> {
-        Site { pod, path, dir, stop, nested: OnceCell::new() }
+impl<'a> TargetPod<'a> {
+    pub(super) fn new(
+        pod: &'a Pod,
+        path: &'a Path,
+        dir: BorrowedFd<'a>,
+        stop: &'a StopToken,
+    ) -> TargetPod<'a> {
+        TargetPod { pod, path, dir, stop, nested: OnceCell::new() }
     }
 }
 
 /// Makes the volume if it does not exist, and writes `payload` to its files.
 pub(super) fn set_up(
-    site: &Site<'_>,
+    target: &TargetPod<'_>,
     kind: &dyn Files,
     volume: &str,
     payload: &Payload,
     allocatable_memory: Amount,
 ) -> Result<MountedVolume, VolumeError> {
-    let Site { pod, path: pod_path, dir: pod_dir, stop, .. } = *site;
+    let TargetPod { pod, path: pod_path, dir: pod_dir, stop, .. } = *target;
     let (plugin, marker) = (kind.name().replace('/', "~"), format!("wrapped_{volume}"));
     let place = VolumeDir { pod_path, pod_dir, plugin: &plugin, volume, marker };
     let medium = if kind.is_on_disk() {
@@ -55,7 +60,7 @@ pub(super) fn set_up(
         Medium::Memory { bytes: empty_dir::memory_size(pod, &source, allocatable_memory) }
     };
     let dir = empty_dir::make(&place, medium, empty_dir::fs_group(pod), stop)?;
-    fill(site, &place, dir.as_fd(), payload)?;
+    fill(target, &place, dir.as_fd(), payload)?;
     Ok(MountedVolume {
         volume: volume.to_owned(),
         host_path: place.path(),
@@ -66,22 +71,24 @@ pub(super) fn set_up(
 }
 
 fn fill(
-    site: &Site<'_>,
+    target: &TargetPod<'_>,
     place: &VolumeDir<'_>,
     dir: BorrowedFd<'_>,
     payload: &Payload,
 ) -> Result<(), VolumeError> {
     let path = place.path();
-    let stop = site.stop;
+    let stop = target.stop;
     let failed = |attempt: &'static str, errno: Errno| match errno {
         Errno::CANCELED => VolumeError::Stopping,
         errno => VolumeError::io(attempt, &path)(errno),
     };
-    if let Some(points) = site.nested.get_or_init(|| Nested::from_pod(site.pod)).of_volume(place.volume)? {
+    if let Some(points) =
+        target.nested.get_or_init(|| Nested::from_pod(target.pod)).of_volume(place.volume)?
+    {
         atomic_writer::make_dirs(dir, points.iter().map(PathBuf::as_path), stop)
             .map_err(|errno| failed("make nested mount points in", errno))?;
     }
-    let gid = empty_dir::fs_group(site.pod);
+    let gid = empty_dir::fs_group(target.pod);
     let broken = Cell::new(None);
     let own = || {
         let Some(gid) = gid else { return Ok(()) };
@@ -253,14 +260,14 @@ mod tests {
         let file = atomic_writer::File::new(b"x".to_vec(), 0o644);
         payload.insert("file", file.clone()).unwrap();
         let never = StopToken::never();
-        let site = Site::new(&pod, root.path(), dir.as_fd(), &never);
+        let target = TargetPod::new(&pod, root.path(), dir.as_fd(), &never);
         for _ in 0..2 {
-            fill(&site, &place, dir.as_fd(), &payload).unwrap();
+            fill(&target, &place, dir.as_fd(), &payload).unwrap();
         }
         assert!(root.path().join("in/ner").is_dir());
         assert_eq!(std::fs::read_to_string(root.path().join("file")).unwrap(), "x");
         payload.insert("in/file", file).unwrap();
-        let error = fill(&site, &place, dir.as_fd(), &payload).unwrap_err();
+        let error = fill(&target, &place, dir.as_fd(), &payload).unwrap_err();
         assert!(error.to_string().starts_with("cannot write the files of"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::error::VolumeError;
-use super::files::Site;
+use super::files::TargetPod;
 use super::persistent::{Kinds, Request, Storage};
 use super::plugin::Plugin;
 use crate::model::api::HostPathVolumeSource;
@@ -23,7 +23,12 @@ impl Plugin for HostPathVolumeSource {
         Some(self.path.clone())
     }
 
-    fn set_up(&self, _: &Site<'_>, volume: &str, _: Amount) -> Option<Result<MountedVolume, VolumeError>> {
+    fn set_up(
+        &self,
+        _: &TargetPod<'_>,
+        volume: &str,
+        _: Amount,
+    ) -> Option<Result<MountedVolume, VolumeError>> {
         // Without a type, nothing is checked.
         self.type_.as_deref().unwrap_or_default().is_empty().then(|| set_up(volume, self))
     }

@@ -4,7 +4,7 @@
 
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
-use super::files::Site;
+use super::files::TargetPod;
 use crate::kube::objects::{Key, Kind};
 use crate::kube::{LocalObjects, PodDependencies, PodObjects};
 use crate::model::event::EventSink;
@@ -34,11 +34,11 @@ pub(super) trait Plugin {
     /// and is that of [`Storage`](super::persistent::Storage).
     fn set_up(
         &self,
-        site: &Site<'_>,
+        target: &TargetPod<'_>,
         volume: &str,
         allocatable_memory: Amount,
     ) -> Option<Result<MountedVolume, VolumeError>> {
-        let _ = (site, volume, allocatable_memory);
+        let _ = (target, volume, allocatable_memory);
         None
     }
 }

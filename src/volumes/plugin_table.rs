@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::error::VolumeError;
-use super::files::Site;
+use super::files::TargetPod;
 use super::persistent::Storage;
 use super::plugin::Plugin;
 use crate::model::api::{EmptyDirVolumeSource, ImageVolumeSource, Volume};
@@ -73,7 +73,12 @@ impl Plugin for ImageVolumeSource {
         self.reference.clone()
     }
 
-    fn set_up(&self, _: &Site<'_>, volume: &str, _: Amount) -> Option<Result<MountedVolume, VolumeError>> {
+    fn set_up(
+        &self,
+        _: &TargetPod<'_>,
+        volume: &str,
+        _: Amount,
+    ) -> Option<Result<MountedVolume, VolumeError>> {
         Some(Ok(MountedVolume {
             volume: volume.to_owned(),
             host_path: PathBuf::new(),

@@ -19,7 +19,7 @@ use super::actual::Size;
 use super::atomic_writer::Payload;
 use super::attachment::AttachmentWait;
 use super::error::VolumeError;
-use super::files::Site;
+use super::files::TargetPod;
 use super::kind::Phase;
 use super::manager::Volumes;
 use super::operations::{self, Operation, OperationScope};
@@ -68,11 +68,11 @@ impl Volumes {
             self.events.warning(pod, reasons::FAILED, error.to_string());
             error
         })?;
-        let site = Site::new(pod, &path, dir.as_fd(), stop);
+        let target = TargetPod::new(pod, &path, dir.as_fd(), stop);
         let referenced = referenced(pod);
         let volumes = pod.spec().volumes.iter().flatten();
         let wanted = volumes.filter(|volume| referenced.contains(volume.name.as_str()));
-        let mut set_up = SetUp::new(self, &site, wanted);
+        let mut set_up = SetUp::new(self, &target, wanted);
         set_up.run()?;
         set_up.into_result()
     }
@@ -88,10 +88,10 @@ impl Volumes {
         }
         let Ok(path) = paths::pod(&self.settings.root_dir, pod.uid()) else { return };
         let Ok(dir) = paths::open_pod(&self.settings.root_dir, pod.uid()) else { return };
-        let site = Site::new(pod, &path, dir.as_fd(), stop);
+        let target = TargetPod::new(pod, &path, dir.as_fd(), stop);
         // The set-up makes volumes that are not mounted yet.
         let mounted = |volume: &&Volume| self.actual().get(pod.uid(), &volume.name).is_some();
-        let mut set_up = SetUp::new(self, &site, volumes().filter(due).filter(mounted));
+        let mut set_up = SetUp::new(self, &target, volumes().filter(due).filter(mounted));
         // A failure already has an event.
         let _ = set_up.run();
     }
@@ -102,7 +102,7 @@ impl Volumes {
             || self.kinds.is_refreshed(pod.uid(), &volume.name)
     }
 
-    /// Whom an operation on the volume is counted for.
+    /// The scope of the limits of an operation on the volume.
     pub(super) fn operation_scope(&self, pod: &Pod, volume: &Volume) -> OperationScope {
         let server = self.kinds.server(pod, volume);
         OperationScope { namespace: pod.namespace().to_owned(), server, ..OperationScope::default() }
@@ -135,18 +135,22 @@ impl Volumes {
     }
 
     /// Sets up a volume that is only in the agent's own directories. `None` for other volumes.
-    fn set_up_here(&self, site: &Site<'_>, volume: &Volume) -> Option<Result<MountedVolume, VolumeError>> {
+    fn set_up_here(
+        &self,
+        target: &TargetPod<'_>,
+        volume: &Volume,
+    ) -> Option<Result<MountedVolume, VolumeError>> {
         let (name, memory) = (volume.name.as_str(), self.settings.allocatable.memory);
         let Some(plugin) = plugin_table::find(volume) else {
-            let is_storage = persistent::claim_name(site.pod, volume).is_some()
-                || Spec::inline(site.pod, volume).is_some();
+            let is_storage = persistent::claim_name(target.pod, volume).is_some()
+                || Spec::inline(target.pod, volume).is_some();
             let unsupported = || VolumeError::Unsupported { kind: kind(volume).unwrap_or_default() };
             return (!is_storage).then(|| Err(unsupported()));
         };
-        let Some(files) = plugin.files() else { return plugin.set_up(site, name, memory) };
-        let (pod, stop, sources) = (site.pod, site.stop, &self.sources());
+        let Some(files) = plugin.files() else { return plugin.set_up(target, name, memory) };
+        let (pod, stop, sources) = (target.pod, target.stop, &self.sources());
         let payload = files.payload(&plugin::FilesRequest { pod, volume: name, sources, stop });
-        Some(payload.and_then(|payload| self.write_files(site, files, name, &payload)))
+        Some(payload.and_then(|payload| self.write_files(target, files, name, &payload)))
     }
 
     /// Where the files of volumes come from.
@@ -163,18 +167,18 @@ impl Volumes {
     /// Writes the files of a volume that is made of them.
     fn write_files(
         &self,
-        site: &Site<'_>,
+        target: &TargetPod<'_>,
         files: &dyn Files,
         name: &str,
         payload: &Payload,
     ) -> Result<MountedVolume, VolumeError> {
-        let pod = site.pod;
+        let pod = target.pod;
         let size = match files.is_on_disk() {
             true => Size::on_disk(payload.bytes()),
             false => Size::in_memory(payload.bytes(), payload.entries()),
         };
         self.actual().reserve((pod.uid(), pod.namespace()), name, size)?;
-        let mounted = files::set_up(site, files, name, payload, self.settings.allocatable.memory)?;
+        let mounted = files::set_up(target, files, name, payload, self.settings.allocatable.memory)?;
         self.actual().wrote(pod.uid(), name, size);
         Ok(mounted)
     }
@@ -275,7 +279,7 @@ type Completion = (usize, Result<MountedVolume, VolumeError>);
 /// Volumes of a pod while they are set up.
 struct SetUp<'a> {
     volumes: &'a Volumes,
-    site: &'a Site<'a>,
+    target: &'a TargetPod<'a>,
     /// The pod's count of changed objects before the first try.
     changes: u64,
     pending: Vec<PendingVolume<'a>>,
@@ -289,7 +293,11 @@ struct SetUp<'a> {
 }
 
 impl<'a> SetUp<'a> {
-    fn new(volumes: &'a Volumes, site: &'a Site<'a>, wanted: impl Iterator<Item = &'a Volume>) -> SetUp<'a> {
+    fn new(
+        volumes: &'a Volumes,
+        target: &'a TargetPod<'a>,
+        wanted: impl Iterator<Item = &'a Volume>,
+    ) -> SetUp<'a> {
         let pending: Vec<_> = wanted
             .map(|volume| PendingVolume {
                 volume,
@@ -302,9 +310,9 @@ impl<'a> SetUp<'a> {
         let (report, reported) = bounded(pending.len());
         SetUp {
             volumes,
-            site,
-            changes: PodObjects::for_pod(site.pod, volumes.api.as_ref(), &volumes.local)
-                .map_or(0, |objects| objects.changes(site.pod.uid())),
+            target,
+            changes: PodObjects::for_pod(target.pod, volumes.api.as_ref(), &volumes.local)
+                .map_or(0, |objects| objects.changes(target.pod.uid())),
             queue: Queue::new(pending.len()),
             pending,
             report,
@@ -318,7 +326,7 @@ impl<'a> SetUp<'a> {
     fn run(&mut self) -> Result<(), VolumeError> {
         let mut is_updated = false;
         loop {
-            if self.site.stop.is_stopped() {
+            if self.target.stop.is_stopped() {
                 return Err(VolumeError::Stopping);
             }
             match self.queue.next() {
@@ -341,7 +349,7 @@ impl<'a> SetUp<'a> {
     }
 
     fn attempt(&mut self, index: usize) -> Result<(), VolumeError> {
-        let (pod, changes) = (self.site.pod, self.changes);
+        let (pod, changes) = (self.target.pod, self.changes);
         let Some(pending) = self.pending.get_mut(index) else { return Ok(()) };
         let volume = pending.volume;
         if pending.begun.is_none() {
@@ -362,7 +370,7 @@ impl<'a> SetUp<'a> {
             pending.begun = Some(now);
             self.volumes.progress().begins(pod.uid(), &volume.name, now);
             if let Some(mounted) = before {
-                if !self.volumes.is_at_hand(pod, volume, self.site.stop) {
+                if !self.volumes.is_at_hand(pod, volume, self.target.stop) {
                     self.due.insert(&volume.name, index);
                     pending.state = SetUpState::Ready(mounted);
                     self.queue.tried(index, TryOutcome::Ready);
@@ -371,7 +379,7 @@ impl<'a> SetUp<'a> {
                 self.volumes.outdate_refresh(pod.uid(), &volume.name);
             }
         }
-        if let Some(result) = self.volumes.set_up_here(self.site, volume) {
+        if let Some(result) = self.volumes.set_up_here(self.target, volume) {
             let outcome = self.record(index, result)?;
             self.queue.tried(index, outcome);
             return Ok(());
@@ -404,7 +412,7 @@ impl<'a> SetUp<'a> {
     /// Brings volumes up to date that the pod has. What takes long is taken by a later sync; until then
     /// the pod keeps what it has.
     fn update(&mut self) -> Result<(), VolumeError> {
-        let Site { pod, stop, .. } = *self.site;
+        let TargetPod { pod, stop, .. } = *self.target;
         let due = self.due.values().filter_map(|index| match self.pending.get(*index)? {
             PendingVolume { volume, state: SetUpState::Ready(mounted), .. } => Some((*volume, mounted)),
             _ => None,
@@ -417,7 +425,7 @@ impl<'a> SetUp<'a> {
                 Ok(RefreshedVolume::Mounted(mounted)) => Ok(mounted),
                 Ok(RefreshedVolume::Files(payload)) => {
                     let Some(files) = plugin.and_then(Plugin::files) else { continue };
-                    self.volumes.write_files(self.site, files, &name, &payload)
+                    self.volumes.write_files(self.target, files, &name, &payload)
                 }
                 // The update is repeated.
                 Err(VolumeError::Stopping) if !stop.is_stopped() => continue,
@@ -436,11 +444,11 @@ impl<'a> SetUp<'a> {
             // Sending fails if the set-up is over.
             let _ = report.send((index, result));
         };
-        let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.site.pod.clone(), volume.clone());
+        let (kinds, pod, wanted) = (Arc::clone(&self.volumes.kinds), self.target.pod.clone(), volume.clone());
         let work = move |stop: &StopToken| kinds.set_up(&pod, &wanted, stop);
-        let scope = self.volumes.operation_scope(self.site.pod, volume);
-        let key = (self.site.pod.uid(), volume.name.as_str(), &scope);
-        self.volumes.operations.start_until(key, self.site.stop, to, work)
+        let scope = self.volumes.operation_scope(self.target.pod, volume);
+        let key = (self.target.pod.uid(), volume.name.as_str(), &scope);
+        self.volumes.operations.start_until(key, self.target.stop, to, work)
     }
 
     /// Waits for the end of one operation, and cancels those that take too long. Reports failures
@@ -489,10 +497,10 @@ impl<'a> SetUp<'a> {
                 && let SetUpState::Waiting(Some(error)) = &pending.state
                 && !pending.is_reported
             {
-                let name = self.volumes.kinds.name(self.site.pod.uid(), &pending.volume.name);
+                let name = self.volumes.kinds.name(self.target.pod.uid(), &pending.volume.name);
                 let cause = pending.cause(error, name);
                 pending.is_reported = true;
-                self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, cause);
+                self.volumes.events.warning(self.target.pod, reasons::FAILED_MOUNT, cause);
             }
         }
     }
@@ -509,7 +517,7 @@ impl<'a> SetUp<'a> {
     fn receive(&mut self, until: Instant) -> Result<bool, VolumeError> {
         let _waiting = threads::waiting("volume operation");
         let (index, result) = select_biased! {
-            recv(self.site.stop.signal()) -> _ => return Err(VolumeError::Stopping),
+            recv(self.target.stop.signal()) -> _ => return Err(VolumeError::Stopping),
             recv(self.reported) -> ended => match ended {
                 Ok(ended) => ended,
                 Err(_) => return Ok(false),
@@ -548,9 +556,9 @@ impl<'a> SetUp<'a> {
         let Some(pending) = self.pending.get_mut(index) else { return Ok(TryOutcome::Hopeless) };
         match result {
             Ok(mounted) => {
-                let plugin = self.volumes.kinds.plugin(self.site.pod, pending.volume);
-                self.volumes.record_ready(self.site.pod, &mounted, plugin);
-                self.volumes.count(self.site.pod, pending, "success");
+                let plugin = self.volumes.kinds.plugin(self.target.pod, pending.volume);
+                self.volumes.record_ready(self.target.pod, &mounted, plugin);
+                self.volumes.count(self.target.pod, pending, "success");
                 pending.state = SetUpState::Ready(mounted);
                 Ok(TryOutcome::Ready)
             }
@@ -574,7 +582,7 @@ impl<'a> SetUp<'a> {
     /// back-off, and an event only if it takes as long as a pod of the Go kubelet waits at once.
     fn await_attachment(&mut self, index: usize, wait: &AttachmentWait) {
         let Some(pending) = self.pending.get_mut(index) else { return };
-        let (uid, name) = (self.site.pod.uid(), &pending.volume.name);
+        let (uid, name) = (self.target.pod.uid(), &pending.volume.name);
         let cause = wait.no_place.clone().unwrap_or_else(|| wait.to_string());
         self.has_no_place |= wait.is_overdue && wait.no_place.is_some();
         if wait.is_overdue {
@@ -582,7 +590,7 @@ impl<'a> SetUp<'a> {
                 "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[{name}], \
                  failed to process volumes=[]: {cause}"
             );
-            self.volumes.events.warning(self.site.pod, reasons::FAILED_MOUNT, message);
+            self.volumes.events.warning(self.target.pod, reasons::FAILED_MOUNT, message);
         }
         self.volumes.progress().waits(uid, name, &cause, Instant::now());
         pending.state = SetUpState::Failed { until: wait.report_at, cause };
@@ -590,16 +598,16 @@ impl<'a> SetUp<'a> {
 
     fn fail(&mut self, index: usize, error: &VolumeError) {
         let Some(pending) = self.pending.get_mut(index) else { return };
-        self.volumes.count(self.site.pod, pending, "fail-unknown");
-        let until = self.volumes.record_failure(self.site.pod, pending, error, self.changes);
-        let since = self.volumes.retries().since(self.site.pod.uid(), &pending.volume.name);
+        self.volumes.count(self.target.pod, pending, "fail-unknown");
+        let until = self.volumes.record_failure(self.target.pod, pending, error, self.changes);
+        let since = self.volumes.retries().since(self.target.pod.uid(), &pending.volume.name);
         self.has_no_place |= is_without_place(error, since, Instant::now());
-        let name = self.volumes.kinds.name(self.site.pod.uid(), &pending.volume.name);
+        let name = self.volumes.kinds.name(self.target.pod.uid(), &pending.volume.name);
         let cause = pending.cause(error, name);
-        self.volumes.progress().failed(self.site.pod.uid(), &pending.volume.name, &cause, Instant::now());
+        self.volumes.progress().failed(self.target.pod.uid(), &pending.volume.name, &cause, Instant::now());
         if !pending.is_reported {
             pending.is_reported = true;
-            self.volumes.events.warning(self.site.pod, reason(error), cause.as_str());
+            self.volumes.events.warning(self.target.pod, reason(error), cause.as_str());
         }
         pending.state = SetUpState::Failed { until, cause };
     }
@@ -612,7 +620,7 @@ impl<'a> SetUp<'a> {
             match state {
                 SetUpState::Ready(mounted) => ready.push(mounted),
                 SetUpState::Failed { until, cause } => {
-                    match self.volumes.actual().get(self.site.pod.uid(), &volume.name) {
+                    match self.volumes.actual().get(self.target.pod.uid(), &volume.name) {
                         // The old files still exist, and are complete.
                         Some(mounted) => ready.push(mounted),
                         None => missing.add(&volume.name, until, &cause),
@@ -855,8 +863,8 @@ mod tests {
             let path = root.path().join("dir");
             let pod = pod(json!([host_path("f", &path.join("f"), "File"), host_path("d", &path, kind)]), &[]);
             let (dir, never) = (tree::open(root.path()).unwrap(), StopToken::never());
-            let site = Site::new(&pod, root.path(), dir.as_fd(), &never);
-            let mut set_up = SetUp::new(&volumes, &site, pod.spec().volumes.iter().flatten());
+            let target = TargetPod::new(&pod, root.path(), dir.as_fd(), &never);
+            let mut set_up = SetUp::new(&volumes, &target, pod.spec().volumes.iter().flatten());
             let now = Instant::now();
             assert_eq!(set_up.report_at(now), None);
             let failure = || VolumeError::HostPathType {
