@@ -211,7 +211,7 @@ impl Attachments {
         let keep = self.keep_if.locked().clone();
         if !keep.is_empty() {
             let stays = |name: &String| keep.iter().any(|keep| keep(name));
-            let names = self.shown_names().into_iter().filter(stays).collect();
+            let names = self.node_volume_names().into_iter().filter(stays).collect();
             self.state().set(Holder::Unknown, names);
         }
         self.state().list()
@@ -223,13 +223,15 @@ impl Attachments {
     }
 
     /// The lists of the node's object.
-    pub(super) fn shown(&self) -> Option<NodeVolumes> {
+    pub(super) fn node_volumes(&self) -> Option<NodeVolumes> {
         self.controller.get().and_then(|controller| (controller.shown)())
     }
 
     /// The names of volumes in the node's object.
-    pub(super) fn shown_names(&self) -> BTreeSet<String> {
-        self.shown().map(|shown| shown.in_use.union(&shown.attached).cloned().collect()).unwrap_or_default()
+    pub(super) fn node_volume_names(&self) -> BTreeSet<String> {
+        self.node_volumes()
+            .map(|shown| shown.in_use.union(&shown.attached).cloned().collect())
+            .unwrap_or_default()
     }
 
     /// The response to a request with this list has arrived, or there was nothing to write while no

@@ -260,7 +260,7 @@ pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
 }
 
 /// A name from a directory listing, for messages.
-pub(super) fn shown(name: &std::ffi::CStr) -> String {
+pub(super) fn name_text(name: &std::ffi::CStr) -> String {
     OsStr::from_bytes(name.to_bytes()).to_string_lossy().into_owned()
 }
 

@@ -136,7 +136,7 @@ impl Volumes {
         };
         let mut found = Vec::new();
         for name in tree::names(dir.as_fd()).map_err(VolumeError::io("list", &pods))? {
-            let uid = PodUid::from(empty_dir::shown(&name));
+            let uid = PodUid::from(empty_dir::name_text(&name));
             let opened = || tree::open_at(dir.as_fd(), &name).map_err(std::io::Error::from);
             // The removal reports a directory that cannot be opened.
             if !is_known(&uid) && opened().map_or_else(|error| may_be_directory(&error), |_| true) {

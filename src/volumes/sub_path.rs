@@ -394,7 +394,8 @@ pub(super) fn remove_targets(pod_dir: BorrowedFd<'_>) -> Result<(), RemovalError
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(RemovalError::Entry { path: String::new(), errno }),
     };
-    let failed = |name: &CString, errno| RemovalError::Entry { path: super::empty_dir::shown(name), errno };
+    let failed =
+        |name: &CString, errno| RemovalError::Entry { path: super::empty_dir::name_text(name), errno };
     for volume in tree::names(top.as_fd()).unwrap_or_default() {
         let removed = tree::open_same_mount(top.as_fd(), &volume).and_then(|dir| {
             for container in tree::names(dir.as_fd())? {

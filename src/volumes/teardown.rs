@@ -303,7 +303,7 @@ fn remove_device_links(pod_dir: BorrowedFd<'_>) -> Result<(), RemovalError> {
         for name in tree::names(dir.as_fd()).map_err(failed)? {
             match rustix::fs::unlinkat(&dir, &*name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(RemovalError::Entry { path: empty_dir::shown(&name), errno }),
+                Err(errno) => return Err(RemovalError::Entry { path: empty_dir::name_text(&name), errno }),
             }
         }
         let _ = rustix::fs::unlinkat(&devices, &*plugin, AtFlags::REMOVEDIR);
@@ -376,7 +376,7 @@ fn remove_volumes(
         })
     };
     for plugin in list(volumes, left, "volumes") {
-        let shown = empty_dir::shown(&plugin);
+        let shown = empty_dir::name_text(&plugin);
         let dir = match tree::open_same_mount(volumes, &plugin) {
             Ok(dir) => dir,
             Err(Errno::NOENT) => continue,
@@ -386,7 +386,7 @@ fn remove_volumes(
             }
         };
         for name in list(dir.as_fd(), left, &shown) {
-            let shown = format!("{shown}/{}", empty_dir::shown(&name));
+            let shown = format!("{shown}/{}", empty_dir::name_text(&name));
             let result = if is_owned(&plugin) {
                 tree::remove_at(dir.as_fd(), &name, stop)
             } else {

@@ -44,7 +44,7 @@ pub(super) fn find_name(
     if !csi.attachments.is_controlled() {
         return Ok(None);
     }
-    let shown = csi.attachments.shown().ok_or("the object of the node is not known yet")?;
+    let shown = csi.attachments.node_volumes().ok_or("the object of the node is not known yet")?;
     // The API server knows those for certain: not many others must take their place.
     let all = shown.attached.iter().chain(shown.in_use.difference(&shown.attached));
     let candidates = all.filter(|name| form == Form::Filesystem || csi.damaged().may_be(name));

@@ -141,7 +141,7 @@ impl Registry {
         let version = match versions::highest(versions) {
             Ok(version) => version,
             Err(error) => {
-                let shown = versions::shown(versions);
+                let shown = versions::list_text(versions);
                 return failed(format!(
                     "None of the versions specified {shown:?} are supported. err={error}"
                 ));

@@ -167,7 +167,7 @@ fn release_dir(csi: &Csi, dir: &Path, stop: &StopToken) -> Result<(), VolumeErro
 /// The record of a staged file system that cannot be read, from the names of volumes that pods use,
 /// and those in the node's object: the directory has the hash of its handle.
 fn lost_record(csi: &Csi, dir: &Path) -> Option<Record> {
-    let names = csi.users().all().into_iter().chain(csi.attachments.shown_names());
+    let names = csi.users().all().into_iter().chain(csi.attachments.node_volume_names());
     names.into_iter().find_map(|name| {
         let (driver, handle) = names::parts(&name)?;
         let is_it = csi.layout.staged(driver, handle).is_ok_and(|staged| staged == dir);

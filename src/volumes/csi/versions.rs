@@ -53,7 +53,7 @@ pub(super) fn highest(versions: &[String]) -> Result<Version, String> {
     match best {
         None => Err(format!(
             "could not find a highest supported version from versions ({}) reported by this driver: {cause}",
-            shown(versions)
+            list_text(versions)
         )),
         // Version 0 ended with Kubernetes 1.17.
         Some(version) if version.major() != 1 => {
@@ -64,7 +64,7 @@ pub(super) fn highest(versions: &[String]) -> Result<Version, String> {
 }
 
 /// A list as Go prints it, clipped: the driver chooses the text.
-pub(super) fn shown(versions: &[String]) -> String {
+pub(super) fn list_text(versions: &[String]) -> String {
     let clipped = versions.iter().take(8).map(|version| clip::line(version, MAX_SHOWN));
     format!("[{}]", clipped.collect::<Vec<_>>().join(" "))
 }

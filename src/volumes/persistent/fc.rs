@@ -162,7 +162,7 @@ pub(super) fn detach_disk(host: &dyn Host, device: &str, stop: &StopToken) -> Re
             return Err(attach(format!(
                 "failed to flush multipath device {device}: {}\n{}",
                 ended.status(),
-                ended.shown()
+                ended.output_text()
             )));
         }
         disks
@@ -171,7 +171,7 @@ pub(super) fn detach_disk(host: &dyn Host, device: &str, stop: &StopToken) -> Re
     };
     for disk in disks {
         match host.run("blockdev", &["--flushbufs", &disk], LIMIT, stop) {
-            Ok(ended) if !ended.is_fine() => log::warn!("cannot flush {disk}: {}", ended.shown()),
+            Ok(ended) if !ended.is_fine() => log::warn!("cannot flush {disk}: {}", ended.output_text()),
             Ok(_) => {}
             Err(error @ ToolError::Missing { .. }) => log::warn!("cannot flush {disk}: {error}"),
             Err(error) => return Err(tool(error)),

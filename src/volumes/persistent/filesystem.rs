@@ -83,7 +83,7 @@ pub(super) fn mount(
             "mount failed: {}\nMounting command: mount\nMounting arguments: {}\nOutput: {}\n",
             ended.status(),
             args.join(" "),
-            ended.shown()
+            ended.output_text()
         ),
     ))
 }
@@ -188,7 +188,7 @@ fn probe(host: &dyn Host, device: &str, stop: &StopToken) -> Result<Content, Vol
         _ => Err(fails(format!(
             "failed to get filesystem type of disk {device}: {}: {}",
             ended.status(),
-            ended.shown()
+            ended.output_text()
         ))),
     }
 }
@@ -207,7 +207,7 @@ fn check_readable(host: &dyn Host, device: &str, stop: &StopToken) -> Result<(),
     Err(fails(format!(
         "disk {device} cannot be read, so it may have data and is not formatted: {}: {}",
         ended.status(),
-        ended.shown()
+        ended.output_text()
     )))
 }
 
@@ -248,7 +248,7 @@ fn format(host: &dyn Host, device: &str, kind: &str) -> Result<(), VolumeError> 
     Err(fails(format!(
         "format of disk {device:?} failed: type:({kind:?}) errcode:({}) output:({})",
         ended.status(),
-        ended.shown()
+        ended.output_text()
     )))
 }
 
@@ -271,10 +271,10 @@ fn check(host: &dyn Host, device: &str, stop: &StopToken) -> Result<(), VolumeEr
         Some(4) => {
             return Err(fails(format!(
                 "'fsck' found errors on device {device} but could not correct them: {}",
-                ended.shown()
+                ended.output_text()
             )));
         }
-        _ => log::info!("'fsck' of {device}: {}: {}", ended.status(), ended.shown()),
+        _ => log::info!("'fsck' of {device}: {}: {}", ended.status(), ended.output_text()),
     }
     Ok(())
 }
@@ -314,7 +314,7 @@ pub(super) fn grow(
     Err(fails(format!(
         "resize of device {device} failed: {}. {program} output: {}",
         ended.status(),
-        ended.shown()
+        ended.output_text()
     )))
 }
 
@@ -328,7 +328,7 @@ fn probe_with(
     if ended.is_fine() {
         return Ok(ended);
     }
-    Err(fails(format!("{program} {} failed: {}: {}", args.join(" "), ended.status(), ended.shown())))
+    Err(fails(format!("{program} {} failed: {}: {}", args.join(" "), ended.status(), ended.output_text())))
 }
 
 /// Whether the device has room for more than one further block.

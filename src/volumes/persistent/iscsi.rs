@@ -228,14 +228,14 @@ impl Iscsiadm<'_> {
         failed: impl FnOnce(String) -> String,
     ) -> Result<ProgramOutput, VolumeError> {
         let ended = self.run(args)?;
-        if ended.is_fine() { Ok(ended) } else { Err(attach(failed(ended.shown()))) }
+        if ended.is_fine() { Ok(ended) } else { Err(attach(failed(ended.output_text()))) }
     }
 
     /// Runs a command whose failure changes nothing.
     fn may(&self, args: &[&str]) -> Result<(), VolumeError> {
         let ended = self.run(args)?;
         if !ended.is_fine() {
-            log::debug!("iscsiadm {}: {}", args.join(" "), ended.shown());
+            log::debug!("iscsiadm {}: {}", args.join(" "), ended.output_text());
         }
         Ok(())
     }
@@ -433,7 +433,7 @@ fn clone_iface(iscsiadm: &Iscsiadm<'_>, disk: &IscsiDisk) -> Result<(), VolumeEr
     settings.insert("iface.initiatorname".to_owned(), disk.initiator_name.clone());
     let made = iscsiadm.run(&["-m", "iface", "-I", iface, "-o", "new"])?;
     if !made.is_fine() && made.code != Some(ALREADY_EXISTS) {
-        return Err(attach(format!("iscsi: failed to create new iface: {}", made.shown())));
+        return Err(attach(format!("iscsi: failed to create new iface: {}", made.output_text())));
     }
     for (key, value) in &settings {
         let update = ["-m", "iface", "-I", iface, "-o", "update", "-n", key, "-v", value];
@@ -478,7 +478,7 @@ pub(super) fn detach_disk(
     }
     for map in maps {
         match host.run("multipath", &["-f", &map], LIMIT, stop) {
-            Ok(ended) if !ended.is_fine() => log::warn!("cannot flush {map}: {}", ended.shown()),
+            Ok(ended) if !ended.is_fine() => log::warn!("cannot flush {map}: {}", ended.output_text()),
             Ok(_) => {}
             Err(error @ ToolError::Missing { .. }) => log::warn!("cannot flush {map}: {error}"),
             Err(error) => return Err(tool(error)),

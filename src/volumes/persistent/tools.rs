@@ -64,7 +64,7 @@ impl ProgramOutput {
     }
 
     /// The beginning of the output, for messages.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn output_text(&self) -> String {
         clip(&self.output)
     }
 }
