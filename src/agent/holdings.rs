@@ -59,7 +59,7 @@ impl Handles {
     pub(super) fn volume_rows(&self, only: Option<&PodUid>) -> VolumesReply {
         let snapshot = self.view.get();
         let names = PodNames::new(&snapshot);
-        let mut uids: BTreeSet<PodUid> = self.volumes.shown_pods().into_iter().collect();
+        let mut uids: BTreeSet<PodUid> = self.volumes.pods_with_volumes().into_iter().collect();
         uids.extend(snapshot.pods.keys().cloned());
         uids.retain(|uid| only.is_none_or(|only| only == uid));
         let mut volumes = Vec::new();
@@ -69,7 +69,7 @@ impl Handles {
             let has_ended = entry
                 .and_then(|entry| entry.worker.as_ref())
                 .is_some_and(|worker| worker.report().has_stopped());
-            let shown = self.volumes.shown(uid, pod).into_iter();
+            let shown = self.volumes.volume_statuses(uid, pod).into_iter();
             let name = names.get(uid);
             volumes.extend(
                 shown

@@ -52,12 +52,12 @@ mod secret;
 mod selinux;
 mod selinux_labels;
 mod setup;
-mod shown;
 mod sub_path;
 mod teardown;
 #[cfg(test)]
 mod testing;
 mod unmount;
+mod volume_status;
 mod waker;
 
 pub use attachment::{AttachmentWait, Controller, NodeVolumes};
@@ -68,6 +68,6 @@ pub use orphans::OrphanReport;
 pub use progress::VolumeState;
 pub use release::StopWatcher;
 pub use setup::plugins;
-pub use shown::VolumeStatus;
 pub use unmount::{HungCall, hung_calls};
+pub use volume_status::VolumeStatus;
 pub use waker::Waker;

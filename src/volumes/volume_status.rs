@@ -31,7 +31,7 @@ impl Volumes {
     /// The volumes of a pod: those of its specification, and those that could not be removed.
     /// `pod` is `None` if only its UID is known.
     #[must_use]
-    pub fn shown(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<VolumeStatus> {
+    pub fn volume_statuses(&self, uid: &PodUid, pod: Option<&Pod>) -> Vec<VolumeStatus> {
         let mut remaining = self.progress().volumes_of(uid);
         let now = Instant::now();
         let mut rows = Vec::new();
@@ -66,7 +66,7 @@ impl Volumes {
 
     /// The pods of which volumes are mounted, or left.
     #[must_use]
-    pub fn shown_pods(&self) -> Vec<PodUid> {
+    pub fn pods_with_volumes(&self) -> Vec<PodUid> {
         self.progress().pods()
     }
 
