@@ -98,7 +98,7 @@ pub(super) fn make(
     let pod_api = cluster.map(|cluster| cluster.pod_api.clone());
     let (events, event_queue) = EventSink::new();
     let sink = events.clone();
-    state_files::pass_on(Arc::new(move |text| {
+    state_files::set_on_report(Arc::new(move |text| {
         sink.raise(Regarding::Node, EventType::Warning, reasons::UNUSABLE_STATE_FILE, text);
     }));
     let (cri, images) = cri::connect(cri::Settings {

@@ -191,7 +191,7 @@ impl UserNamespaces {
         // Serializing numbers cannot fail.
         let bytes = serde_json::to_vec(&mappings).unwrap_or_default();
         atomic_file::write(file, &bytes, 0o600).map_err(|error| failed("write", file, error))?;
-        state_files::usable(file);
+        state_files::report_usable(file);
         Ok(())
     }
 
@@ -291,8 +291,8 @@ fn first_free_range(node_ids: NodeIds, each: u32, taken: &BTreeSet<u32>) -> Opti
 fn read(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
     let read = read_file(file, ids_per_pod);
     match &read {
-        Ok(_) => state_files::usable(file),
-        Err(error) => state_files::damaged(file, &error.to_string()),
+        Ok(_) => state_files::report_usable(file),
+        Err(error) => state_files::report_damaged(file, &error.to_string()),
     }
     read
 }

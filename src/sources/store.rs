@@ -195,7 +195,7 @@ impl Store {
             self.ready = false;
             format!("cannot write {}: {error}", path.display())
         })?;
-        state_files::usable(path);
+        state_files::report_usable(path);
         Ok(())
     }
 
@@ -204,24 +204,24 @@ impl Store {
         let bytes = match read(path) {
             Ok(bytes) => bytes?,
             Err(message) => {
-                state_files::damaged(path, &message);
+                state_files::report_damaged(path, &message);
                 return None;
             }
         };
         match self.decode(&bytes) {
             Ok((record, refused)) => {
                 match refused.first() {
-                    None => state_files::usable(path),
+                    None => state_files::report_usable(path),
                     Some(first) => {
                         let text =
                             format!("{} of its pods are ignored; the first one: {first}", refused.len());
-                        state_files::damaged(path, &text);
+                        state_files::report_damaged(path, &text);
                     }
                 }
                 Some(record)
             }
             Err(message) => {
-                state_files::damaged(path, &clip(&message));
+                state_files::report_damaged(path, &clip(&message));
                 None
             }
         }

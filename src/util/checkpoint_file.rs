@@ -51,7 +51,7 @@ impl CheckpointFile {
     /// When it cannot be written; the old content is then still there.
     pub fn write(&self, text: &str) -> io::Result<()> {
         atomic_file::write(&self.path, text.as_bytes(), 0o600)?;
-        state_files::usable(&self.path);
+        state_files::report_usable(&self.path);
         Ok(())
     }
 
@@ -65,7 +65,7 @@ impl CheckpointFile {
         match disk_writes::created(std::fs::rename(&self.path, &aside)) {
             Ok(()) => state_files::put_aside(&self.path, &aside, reason),
             Err(error) => {
-                state_files::damaged(&self.path, &format!("{reason}; it cannot be renamed: {error}"));
+                state_files::report_damaged(&self.path, &format!("{reason}; it cannot be renamed: {error}"));
                 return Err(error);
             }
         }

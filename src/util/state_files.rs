@@ -28,19 +28,19 @@ fn reports() -> MutexGuard<'static, Reports> {
     REPORTS.locked()
 }
 
-/// Calls `pass_on` with each report, also with earlier ones, for an event.
-pub fn pass_on(pass_on: OnReport) {
+/// Calls `on_report` with each report, also with earlier ones, for an event.
+pub fn set_on_report(on_report: OnReport) {
     let pending = {
         let mut reports = reports();
-        reports.on_report = Some(Arc::clone(&pass_on));
+        reports.on_report = Some(Arc::clone(&on_report));
         std::mem::take(&mut reports.pending)
     };
-    pending.iter().for_each(|text| pass_on(text));
+    pending.iter().for_each(|text| on_report(text));
 }
 
 /// A state file cannot be used, and stays where it is. It is logged and passed on at the first report with
 /// this reason.
-pub fn damaged(path: &Path, reason: &str) {
+pub fn report_damaged(path: &Path, reason: &str) {
     let text = format!("the state file {} cannot be used: {reason}", path.display());
     if remember(path, &text) {
         log::warn!("{text}");
@@ -58,7 +58,7 @@ pub fn damaged(path: &Path, reason: &str) {
 }
 
 /// A state file can be used, or was written again.
-pub fn usable(path: &Path) {
+pub fn report_usable(path: &Path) {
     let mut reports = reports();
     if !reports.found.is_empty() {
         reports.found.remove(path);
@@ -106,7 +106,7 @@ pub fn problems() -> Vec<(PathBuf, String)> {
         found.is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
     };
     let (gone, left): (Vec<_>, Vec<_>) = known.into_iter().partition(|(path, _)| is_gone(path));
-    gone.iter().for_each(|(path, _)| usable(path));
+    gone.iter().for_each(|(path, _)| report_usable(path));
     let more = left.len().saturating_sub(MOST);
     let mut named: Vec<(PathBuf, String)> = left.into_iter().take(MOST).collect();
     if more > 0 {
@@ -129,11 +129,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         std::fs::write(&path, "damaged").unwrap();
-        damaged(&path, "it is empty");
+        report_damaged(&path, "it is empty");
         assert!(text(&path).unwrap().contains(&format!("{} cannot be used: it is empty", path.display())));
-        usable(&path);
+        report_usable(&path);
         assert_eq!(text(&path), None);
-        damaged(&path, "it is empty");
+        report_damaged(&path, "it is empty");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(text(&path), None);
     }
@@ -143,16 +143,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         std::fs::write(&path, "damaged").unwrap();
-        damaged(&path, "one");
+        report_damaged(&path, "one");
         let received: Arc<Mutex<Vec<String>>> = Arc::default();
         let (all, own) = (Arc::clone(&received), path.display().to_string());
-        pass_on(Arc::new(move |text| {
+        set_on_report(Arc::new(move |text| {
             if text.contains(&own) {
                 all.lock().unwrap().push(text.to_owned());
             }
         }));
         for reason in ["one", "two", "two"] {
-            damaged(&path, reason);
+            report_damaged(&path, reason);
         }
         let received = received.lock().unwrap();
         assert!(
@@ -169,7 +169,7 @@ mod tests {
         let aside = file.put_aside("wrong checksum").unwrap();
         assert!(text(&aside).unwrap().contains("wrong checksum"));
         // As in another process.
-        usable(&aside);
+        report_usable(&aside);
         file.write("good").unwrap();
         file.read().unwrap();
         let shown = text(&aside).unwrap();

@@ -434,9 +434,9 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Record
         Err(error) => Err(RecordError::Io { attempt: "read", path: path.to_owned(), error }),
     };
     match &read {
-        Ok(_) => state_files::usable(path),
-        Err(RecordError::Io { error, .. }) => state_files::damaged(path, &error.to_string()),
-        Err(RecordError::Content { error, .. }) => state_files::damaged(path, &error.to_string()),
+        Ok(_) => state_files::report_usable(path),
+        Err(RecordError::Io { error, .. }) => state_files::report_damaged(path, &error.to_string()),
+        Err(RecordError::Content { error, .. }) => state_files::report_damaged(path, &error.to_string()),
     }
     read
 }
@@ -455,7 +455,7 @@ fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), Record
         error,
     });
     if written.is_ok() {
-        state_files::usable(&path);
+        state_files::report_usable(&path);
     }
     written
 }

@@ -41,7 +41,7 @@ pub(super) fn load(path: &Path) -> SavedArchives {
         Ok(known) => known,
         Err(error) if error.kind() == io::ErrorKind::NotFound => SavedArchives::new(),
         Err(error) => {
-            state_files::damaged(path, &format!("{error}; the image archives are read again"));
+            state_files::report_damaged(path, &format!("{error}; the image archives are read again"));
             SavedArchives::new()
         }
     }
@@ -100,7 +100,7 @@ pub(super) fn save<'a>(
     let directory = path.parent().unwrap_or(Path::new("/"));
     disk_writes::make_directories(directory, 0o750)?;
     atomic_file::write(path, &text, 0o600)?;
-    state_files::usable(path);
+    state_files::report_usable(path);
     atomic_file::sync_directory(directory)
 }
 

@@ -28,10 +28,10 @@ impl Record {
         match std::fs::read(path) {
             Ok(bytes) => match times(&bytes) {
                 Some((begun, ended)) => show(begun, ended),
-                None => state_files::damaged(path, "it does not contain the times of a shutdown"),
+                None => state_files::report_damaged(path, "it does not contain the times of a shutdown"),
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => state_files::damaged(path, &error.to_string()),
+            Err(error) => state_files::report_damaged(path, &error.to_string()),
         }
         record
     }
@@ -53,7 +53,7 @@ impl Record {
         let ended = ended.map_or_else(|| NEVER.to_owned(), |time| time.to_string());
         let text = json!({"startTime": begun.to_string(), "endTime": ended}).to_string();
         match atomic_file::write(path, text.as_bytes(), 0o644) {
-            Ok(()) => state_files::usable(path),
+            Ok(()) => state_files::report_usable(path),
             Err(error) => log::warn!("cannot write {}: {error}", path.display()),
         }
     }

@@ -72,8 +72,8 @@ impl Record {
         let path = dir.join(RECORD);
         let found = Record::read_file(&path);
         match &found {
-            RecordFile::Readable(_) | RecordFile::Missing => state_files::usable(&path),
-            RecordFile::Damaged(error) => state_files::damaged(&path, error),
+            RecordFile::Readable(_) | RecordFile::Missing => state_files::report_usable(&path),
+            RecordFile::Damaged(error) => state_files::report_damaged(&path, error),
         }
         found
     }
@@ -109,7 +109,7 @@ impl Record {
     fn write_file(&self, path: &Path) -> std::io::Result<()> {
         let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
         atomic_file::write(path, &bytes, 0o600)?;
-        state_files::usable(path);
+        state_files::report_usable(path);
         Ok(())
     }
 }

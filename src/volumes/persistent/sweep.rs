@@ -139,12 +139,12 @@ fn read_state(dir: &Path) -> Option<iscsi::IscsiDisk> {
     let read = untrusted::read_own(&path, MAX_STATE_BYTES);
     match read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)) {
         Ok(disk) => {
-            state_files::usable(&path);
+            state_files::report_usable(&path);
             Some(disk)
         }
         Err(error) => {
             if error.kind() != std::io::ErrorKind::NotFound {
-                state_files::damaged(&path, &error.to_string());
+                state_files::report_damaged(&path, &error.to_string());
             }
             None
         }
