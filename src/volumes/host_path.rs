@@ -37,7 +37,7 @@ impl Plugin for HostPathVolumeSource {
 impl Storage for HostPathVolumeSource {
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         // Nothing is made in the pod's directory.
-        kinds.step_out(request);
+        kinds.leave_pod_dir(request);
         let found = set_up(&request.volume.name, self)?;
         Ok(MountedVolume { read_only: request.spec.read_only, ..found })
     }

@@ -12,8 +12,8 @@
 //! is no other operation on the volume.
 //!
 //! The removal of a pod's volumes waits for the pod's operations, which may mount something. An
-//! operation that only waits for a file system says so ([`Operations::step_out`]), and does not keep a
-//! pod that is removed ([`Operations::settle`]).
+//! operation that only waits for a file system says so ([`Operations::leave_pod_dir`]), and does not keep a
+//! pod that is removed ([`Operations::prepare_removal`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -121,7 +121,7 @@ impl Pending {
         self.ended.signal().same_channel(ended.signal())
     }
 
-    fn step_out(&mut self) {
+    fn leave_pod_dir(&mut self) {
         if self.access == PodDirAccess::Inside {
             self.access = PodDirAccess::Outside;
         }
@@ -132,7 +132,7 @@ type Table = HashMap<Key, Pending>;
 
 /// The volumes of a pod between which an operation goes on.
 #[derive(Clone, Copy)]
-pub(super) struct VolumeStep<'a> {
+pub(super) struct VolumeMove<'a> {
     pub(super) from: &'a str,
     pub(super) to: &'a str,
 }
@@ -358,15 +358,15 @@ impl Operations {
 
     /// The running operation on the first volume goes on with the second one of the same pod, with a
     /// time limit of its own, and does nothing in the directory of the pod until
-    /// [`Operations::step_in`].
+    /// [`Operations::enter_pod_dir`].
     ///
     /// # Errors
     /// [`VolumeError::Pending`]: the other volume has an operation. [`VolumeError::Stopping`]: the pod's
     /// volumes are removed, and the operation must end.
-    pub(super) fn step_on(
+    pub(super) fn move_to(
         &self,
         uid: &PodUid,
-        VolumeStep { from, to }: VolumeStep<'_>,
+        VolumeMove { from, to }: VolumeMove<'_>,
     ) -> Result<(), VolumeError> {
         let mut pending = self.pending.locked();
         let (from, to) = ((uid.clone(), from.to_owned()), (uid.clone(), to.to_owned()));
@@ -393,16 +393,16 @@ impl Operations {
         let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Vec::new() };
         operation.walk.has_begun = true;
         // A walk changes only files of the volume, and is the last step.
-        operation.step_out();
+        operation.leave_pod_dir();
         operation.walk.stops.clone()
     }
 
     /// From now on the running operation on the volume does nothing in the directory of its pod, until
-    /// [`Operations::step_in`]: a file system of another server may let it wait.
-    pub(super) fn step_out(&self, uid: &PodUid, volume: &str) {
+    /// [`Operations::enter_pod_dir`]: a file system of another server may let it wait.
+    pub(super) fn leave_pod_dir(&self, uid: &PodUid, volume: &str) {
         let mut pending = self.pending.locked();
         if let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) {
-            operation.step_out();
+            operation.leave_pod_dir();
         }
     }
 
@@ -410,7 +410,7 @@ impl Operations {
     ///
     /// # Errors
     /// [`VolumeError::Stopping`] when the pod's volumes are removed: it must end.
-    pub(super) fn step_in(&self, uid: &PodUid, volume: &str) -> Result<(), VolumeError> {
+    pub(super) fn enter_pod_dir(&self, uid: &PodUid, volume: &str) -> Result<(), VolumeError> {
         let mut pending = self.pending.locked();
         let Some(operation) = pending.get_mut(&(uid.clone(), volume.to_owned())) else { return Ok(()) };
         if operation.access == PodDirAccess::Left {
@@ -426,15 +426,15 @@ impl Operations {
     ///
     /// # Errors
     /// [`VolumeError::Pending`] when an operation may still mount something for the pod.
-    pub(super) fn settle(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
-        self.settle_until(uid, Instant::now() + WALK_END, stop)
+    pub(super) fn prepare_removal(&self, uid: &PodUid, stop: &StopToken) -> Result<(), VolumeError> {
+        self.prepare_removal_until(uid, Instant::now() + WALK_END, stop)
     }
 
-    /// As [`Operations::settle`], with a wait until this time at most.
+    /// As [`Operations::prepare_removal`], with a wait until this time at most.
     ///
     /// # Errors
-    /// See [`Operations::settle`].
-    pub(super) fn settle_until(
+    /// See [`Operations::prepare_removal`].
+    pub(super) fn prepare_removal_until(
         &self,
         uid: &PodUid,
         until: Instant,
@@ -852,9 +852,9 @@ mod tests {
         let going_on = operations.clone();
         let work = move |_: &StopToken| {
             let _ = hold.recv();
-            going_on.step_on(&uid(), VolumeStep { from: "v", to: "w" })?;
+            going_on.move_to(&uid(), VolumeMove { from: "v", to: "w" })?;
             let _ = hold.recv();
-            going_on.step_on(&uid(), VolumeStep { from: "w", to: "x" })
+            going_on.move_to(&uid(), VolumeMove { from: "w", to: "x" })
         };
         let to = move |result: Result<(), VolumeError>| report.send(result).unwrap();
         let operation = operations.start((&uid(), "v", &OperationScope::default()), to, work).unwrap();
@@ -867,7 +867,7 @@ mod tests {
         assert!(!operations.is_running(&uid(), "v"));
         assert_eq!(operations.over_time(&operation, Instant::now()), None);
         // It waits outside of the pod's directory, and is left alone.
-        operations.settle_until(&uid(), Instant::now(), &StopToken::never()).unwrap();
+        operations.prepare_removal_until(&uid(), Instant::now(), &StopToken::never()).unwrap();
         release.send(()).unwrap();
         assert!(matches!(reported.recv_timeout(LIMIT).unwrap(), Err(VolumeError::Stopping)));
         operation.finish();

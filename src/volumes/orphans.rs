@@ -209,7 +209,7 @@ impl Volumes {
         if self.orphans.unmounts().contains_key(uid) {
             return Ok(true);
         }
-        self.operations.settle_until(uid, settled, stop)?;
+        self.operations.prepare_removal_until(uid, settled, stop)?;
         let path = paths::pod(&self.settings.root_dir, uid)?;
         let Some(work) = self.unmounts(uid, &path)?.filter(|work| !work.is_local) else { return Ok(false) };
         // One sweep runs at a time: no other one starts an unmount meanwhile.
@@ -447,7 +447,7 @@ mod tests {
             walk(&volumes, uid, move |volumes, stops| {
                 wait_for_end(&stops);
                 barrier.wait();
-                report.send(volumes.operations.step_in(&PodUid::from(uid), "v").is_ok()).unwrap();
+                report.send(volumes.operations.enter_pod_dir(&PodUid::from(uid), "v").is_ok()).unwrap();
             })
         });
         let swept = volumes.orphans(&|_| false, &StopToken::never()).unwrap();

@@ -23,7 +23,7 @@ use super::actual::{ActualState, Size};
 use super::atomic_writer::Payload;
 use super::error::VolumeError;
 use super::manager::Volumes;
-use super::operations::{Operation, OperationScope, Purpose, Report, VolumeStep};
+use super::operations::{Operation, OperationScope, Purpose, Report, VolumeMove};
 use super::plugin::{FileSources, FilesRequest, Plugin};
 use super::plugin_table;
 use crate::model::api::Volume;
@@ -225,7 +225,7 @@ impl Volumes {
             let sources = FileSources { api, local: &local, allocatable, events: &events, has_user_fields };
             for (volume, mounted) in due {
                 // Nothing is done in the pod's directory before there is a response.
-                match operations.step_on(uid, VolumeStep { from: &present, to: &volume.name }) {
+                match operations.move_to(uid, VolumeMove { from: &present, to: &volume.name }) {
                     Ok(()) => present.clone_from(&volume.name),
                     Err(VolumeError::Pending) => continue,
                     Err(error) => return Err(error),
@@ -243,7 +243,7 @@ impl Volumes {
                     }
                     None => kinds.refresh(&owner, &volume, mounted, stop).map(RefreshedVolume::Mounted),
                 };
-                let outcome = operations.step_in(uid, &volume.name);
+                let outcome = operations.enter_pod_dir(uid, &volume.name);
                 if outcome.is_err()
                     && let Some(api) = api
                 {

@@ -57,15 +57,15 @@ impl SubPaths for Volumes {
         let result = self.sub_path_target(&wanted).and_then(|target| {
             let (root, sub_path) = (volume.host_path.clone(), path.to_owned());
             let place = target.clone();
-            let bond = SubPathOperation {
+            let operation = SubPathOperation {
                 operations: self.operations.clone(),
                 pod: pod.clone(),
                 // Not that of the volume's own operations, such as an update that waits for its driver.
                 volume: format!("{}/{}", volume.volume, paths::SUB_PATHS),
             };
-            let key = bond.volume.clone();
+            let key = operation.volume.clone();
             let work = move || {
-                let made = bind(&root, Path::new(&sub_path), &target, &bond);
+                let made = bind(&root, Path::new(&sub_path), &target, &operation);
                 made.map(|()| target.path()).map_err(|failed| VolumeError::SubPath {
                     kind: failed.kind,
                     what: failed.what,
@@ -148,39 +148,44 @@ struct SubPathOperation {
 }
 
 impl SubPathOperation {
-    fn step_out(&self) {
-        self.operations.step_out(&self.pod, &self.volume);
+    fn leave_pod_dir(&self) {
+        self.operations.leave_pod_dir(&self.pod, &self.volume);
     }
 
-    fn step_in(&self) -> Result<(), FailedStep> {
+    fn enter_pod_dir(&self) -> Result<(), FailedStep> {
         let ended = |_| FailedStep::prepare("wait for a pod that is removed")(Errno::CANCELED);
-        self.operations.step_in(&self.pod, &self.volume).map_err(ended)
+        self.operations.enter_pod_dir(&self.pod, &self.volume).map_err(ended)
     }
 }
 
-fn bind(root: &Path, sub_path: &Path, target: &Target, bond: &SubPathOperation) -> Result<(), FailedStep> {
-    bond.step_out();
+fn bind(
+    root: &Path,
+    sub_path: &Path,
+    target: &Target,
+    operation: &SubPathOperation,
+) -> Result<(), FailedStep> {
+    operation.leave_pod_dir();
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = fs::open(root, flags, Mode::empty()).map_err(FailedStep::prepare("open the volume"))?;
     let object = walk(root, sub_path)?;
     let stat = fs::fstat(&object).map_err(FailedStep::prepare("inspect the object"))?;
-    bond.step_in()?;
+    operation.enter_pod_dir()?;
     let parent = target_parent(target).map_err(FailedStep::prepare("make the directory above the target"))?;
-    bond.step_out();
+    operation.leave_pod_dir();
     let table = mounts::table().unwrap_or_default();
     if !is_foreign(&table, &target.path(), &stat)
         && is_at(parent.as_fd(), target, &stat).map_err(FailedStep::prepare("inspect the target"))?
     {
         return Ok(());
     }
-    bond.step_in()?;
+    operation.enter_pod_dir()?;
     clear(parent.as_fd(), target).map_err(FailedStep::prepare("clear the target"))?;
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let place =
         make_target(parent.as_fd(), target, is_dir).map_err(FailedStep::prepare("make the target"))?;
     let fd_path = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::mount::mount_bind(fd_path(&object), fd_path(&place)).map_err(FailedStep::prepare("mount"))?;
-    bond.step_out();
+    operation.leave_pod_dir();
     match is_at(parent.as_fd(), target, &stat) {
         Ok(true) => Ok(()),
         Ok(false) => Err(FailedStep::prepare("verify the mount")(Errno::STALE)),

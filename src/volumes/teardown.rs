@@ -59,7 +59,7 @@ impl Volumes {
         self.retries().forget(uid);
         self.actual().forget(uid);
         self.end_refreshes(uid);
-        self.operations.settle(uid, stop)?;
+        self.operations.prepare_removal(uid, stop)?;
         // An update that ended meanwhile has counted its files.
         self.actual().forget(uid);
         let dir = match paths::open_pod(&self.settings.root_dir, uid) {
@@ -547,11 +547,11 @@ mod tests {
         let (server, hold) = bounded::<()>(0);
         let (operations, pod) = (volumes.operations.clone(), uid.clone());
         let hang = move |_: &StopToken| {
-            operations.step_out(&pod, "v");
+            operations.leave_pod_dir(&pod, "v");
             report.send(()).unwrap();
             let _ = hold.recv();
             // The server is back. The pod is not.
-            operations.step_in(&pod, "v")
+            operations.enter_pod_dir(&pod, "v")
         };
         let (ended, result) = bounded(1);
         let to = move |result| ended.send(result).unwrap();
@@ -577,8 +577,8 @@ mod tests {
         let (release, hold) = bounded::<()>(0);
         let (operations, pod) = (volumes.operations.clone(), uid.clone());
         let mounts = move |_: &StopToken| {
-            operations.step_out(&pod, "v");
-            operations.step_in(&pod, "v")?;
+            operations.leave_pod_dir(&pod, "v");
+            operations.enter_pod_dir(&pod, "v")?;
             report.send(()).unwrap();
             let _ = hold.recv();
             Ok(())

@@ -53,9 +53,9 @@ impl Plugin for Local {
 impl Storage for Local {
     fn mount(&self, kinds: &Kinds, request: &Request<'_>) -> Result<MountedVolume, VolumeError> {
         // The path may be on a mount of the node whose server does not respond.
-        kinds.step_out(request);
+        kinds.leave_pod_dir(request);
         let place = place(&*kinds.host, &request.spec.name, self)?;
-        kinds.operations.step_in(request.pod.uid(), &request.volume.name)?;
+        kinds.operations.enter_pod_dir(request.pod.uid(), &request.volume.name)?;
         let target = kinds.target(request, self)?;
         match place {
             LocalTarget::Directory(path) => {
@@ -90,7 +90,7 @@ impl Storage for Local {
     fn refresh(&self, kinds: &Kinds, request: &Request<'_>) -> Result<Option<MountedVolume>, VolumeError> {
         if request.spec.has_grown && !request.spec.read_only {
             // Its file system may hang; nothing is done in the pod's directory.
-            kinds.step_out(request);
+            kinds.leave_pod_dir(request);
             kinds.grow_local(request.spec, self, request.stop)?;
             kinds.report_expansion(request);
         }

@@ -244,9 +244,9 @@ impl Kinds {
 
     /// As [`Kinds::resolve`], in an operation: a pod that is removed does not wait for the API server.
     pub(super) fn resolve_outside(&self, pod: &Pod, volume: &Volume) -> Result<Spec, VolumeError> {
-        self.operations.step_out(pod.uid(), &volume.name);
+        self.operations.leave_pod_dir(pod.uid(), &volume.name);
         let spec = self.resolve(pod, volume);
-        self.operations.step_in(pod.uid(), &volume.name)?;
+        self.operations.enter_pod_dir(pod.uid(), &volume.name)?;
         spec
     }
 

@@ -66,8 +66,8 @@ impl Kinds {
     }
 
     /// The operation does nothing in the pod's directory from now on.
-    pub(in super::super) fn step_out(&self, request: &Request<'_>) {
-        self.operations.step_out(request.pod.uid(), &request.volume.name);
+    pub(in super::super) fn leave_pod_dir(&self, request: &Request<'_>) {
+        self.operations.leave_pod_dir(request.pod.uid(), &request.volume.name);
     }
 
     /// Brings a volume up to date that is set up.

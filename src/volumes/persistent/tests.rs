@@ -948,7 +948,7 @@ fn growth_of_a_local_volume_does_not_keep_a_pod_that_is_removed() {
     };
     let operation = operations.start((&uid, "v", &OperationScope::default()), |_| {}, work).unwrap();
     has_grown.recv().unwrap();
-    operations.settle_until(&uid, Instant::now(), &StopToken::never()).unwrap();
+    operations.prepare_removal_until(&uid, Instant::now(), &StopToken::never()).unwrap();
     drop(release);
     operation.finish();
 }

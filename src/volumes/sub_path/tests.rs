@@ -44,21 +44,22 @@ fn sub_path_of_a_pod_that_is_removed_is_not_made() {
     };
     let operations = Operations::default();
     let uid = PodUid::from("u");
-    let bond = SubPathOperation { operations: operations.clone(), pod: uid.clone(), volume: "v".to_owned() };
+    let operation =
+        SubPathOperation { operations: operations.clone(), pod: uid.clone(), volume: "v".to_owned() };
     let (report, begun) = crossbeam_channel::bounded(1);
     let (server, hold) = crossbeam_channel::bounded::<()>(0);
     let work = move |_: &StopToken| {
-        bond.step_out();
+        operation.leave_pod_dir();
         report.send(()).unwrap();
         let _ = hold.recv();
-        Ok(bind(&volume, Path::new("dir"), &target, &bond).map_err(|failed| failed.errno))
+        Ok(bind(&volume, Path::new("dir"), &target, &operation).map_err(|failed| failed.errno))
     };
     let (ended, result) = crossbeam_channel::bounded(1);
     let to = move |result| ended.send(result).unwrap();
     let key = (&uid, "v", &OperationScope::default());
     let operation = operations.start(key, to, work).unwrap();
     begun.recv().unwrap();
-    operations.settle(&uid, &StopToken::never()).unwrap();
+    operations.prepare_removal(&uid, &StopToken::never()).unwrap();
     drop(server);
     assert!(matches!(result.recv().unwrap(), Ok(Err(Errno::CANCELED))));
     operation.finish();
