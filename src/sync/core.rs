@@ -16,7 +16,7 @@ use crate::model::reasons;
 use crate::model::restart::RuleGates;
 use crate::model::runtime::ListedPod;
 use crate::pods::admission::{self, Admission, NodeView};
-use crate::pods::allocation::{Pending, PodResources};
+use crate::pods::allocation::{PendingReason, PodResources};
 use crate::pods::lifecycle::PodKill;
 use crate::pods::plan::resize::ResizeRules;
 use crate::sources::merge::{Merge, Op, PodSet, Update};
@@ -65,7 +65,7 @@ pub(crate) enum Effect {
         /// The pod, with the resources that it desires.
         pod: Pod,
         /// Whether it is retried.
-        reason: Pending,
+        reason: PendingReason,
         /// For people.
         message: String,
         /// For a deferred resize the reason of admission, for an infeasible one the label of the

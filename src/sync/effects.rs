@@ -13,7 +13,7 @@ use crate::model::metrics;
 use crate::model::pod::{CONFIG_MIRROR, Pod};
 use crate::model::reasons;
 use crate::pods::admission;
-use crate::pods::allocation::{Pending, PendingChange, Resolution, summary};
+use crate::pods::allocation::{PendingChange, PendingReason, Resolution, summary};
 use crate::pods::lifecycle::{Failure, PodKill, must_end};
 use crate::pods::workers::AfterEnd;
 use crate::sources::unsupported_fields;
@@ -35,7 +35,7 @@ impl Loop {
                         self.warn_of_unsupported(&pod);
                         self.deps.allocations.restore(&pod);
                         if self.core.has_desired_resources(pod.uid()) {
-                            self.deps.allocations.settle(pod.uid(), Resolution::Reverted);
+                            self.deps.allocations.end_pending(pod.uid(), Resolution::Reverted);
                         }
                     }
                     self.update(&pod);
@@ -45,7 +45,7 @@ impl Loop {
                     self.resize_pending(&pod, reason, &message, detail);
                 }
                 Effect::ResizeReverted(pod) => {
-                    if self.deps.allocations.settle(pod.uid(), Resolution::Reverted).is_some() {
+                    if self.deps.allocations.end_pending(pod.uid(), Resolution::Reverted).is_some() {
                         self.deps.workers.resync(pod.uid());
                     }
                 }
@@ -99,7 +99,7 @@ impl Loop {
     /// Grants a resize, which the pod's worker then carries out.
     fn resize(&mut self, pod: &Pod, trigger: &'static str) {
         let allocations = &self.deps.allocations;
-        if allocations.settle(pod.uid(), Resolution::Accepted) == Some(Pending::Deferred) {
+        if allocations.end_pending(pod.uid(), Resolution::Accepted) == Some(PendingReason::Deferred) {
             metrics::DEFERRED_RESIZES_ACCEPTED.inc([trigger]);
         }
         // First: a worker with an older version of the pod does not end the resize.
@@ -112,16 +112,16 @@ impl Loop {
     }
 
     /// The pod keeps its resources for now.
-    fn resize_pending(&mut self, pod: &Pod, reason: Pending, message: &str, detail: Cow<'static, str>) {
+    fn resize_pending(&mut self, pod: &Pod, reason: PendingReason, message: &str, detail: Cow<'static, str>) {
         let head = match reason {
             // As upstream, the event names the reason of the refusal; the condition does not.
-            Pending::Deferred => detail,
-            Pending::Infeasible => {
+            PendingReason::Deferred => detail,
+            PendingReason::Infeasible => {
                 metrics::INFEASIBLE_RESIZES.inc([detail]);
                 reason.as_str().into()
             }
         };
-        match self.deps.allocations.pend(pod, reason, message) {
+        match self.deps.allocations.set_pending(pod, reason, message) {
             PendingChange::Nothing => return,
             PendingChange::Message => {}
             PendingChange::Reason => {

@@ -6,7 +6,7 @@ use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::quantity::{Amount, amount};
 use crate::pods::admission;
-use crate::pods::allocation::{Pending, PodResources};
+use crate::pods::allocation::{PendingReason, PodResources};
 use crate::pods::plan::resize::{Decision, Resource, decide, differs, retry_rank};
 
 use super::core::{Core, Desired, Effect, World};
@@ -83,11 +83,11 @@ impl Core {
                     Effect::Resize { pod: desired, trigger }
                 }
                 Decision::Deferred((reason, message)) => {
-                    effects.push(pending(Pending::Deferred, message, reason));
+                    effects.push(pending(PendingReason::Deferred, message, reason));
                     continue;
                 }
                 Decision::Infeasible { message, detail } => {
-                    pending(Pending::Infeasible, message, detail.into())
+                    pending(PendingReason::Infeasible, message, detail.into())
                 }
             };
             self.deferred_resizes.retain(|other| *other != uid);

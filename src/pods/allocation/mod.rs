@@ -32,7 +32,7 @@ use crate::model::pod::Pod;
 use crate::util::lock::LockExt;
 
 pub use checkpoint::CheckpointError;
-pub use resizing::{Counts, Pending, PendingChange, Resolution, priority_bucket, summary};
+pub use resizing::{Counts, PendingChange, PendingReason, Resolution, priority_bucket, summary};
 pub use resources::PodResources;
 
 use resizing::{Resizing, UNKNOWN_PRIORITY};
@@ -291,16 +291,16 @@ impl Allocations {
     }
 
     /// Records that the pod has to wait for its resources. Returns what is new about that.
-    pub fn pend(&self, pod: &Pod, reason: Pending, message: &str) -> PendingChange {
-        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().pend(pod, reason, message)
+    pub fn set_pending(&self, pod: &Pod, reason: PendingReason, message: &str) -> PendingChange {
+        self.0.state.locked().resizing.entry(pod.uid().clone()).or_default().set_pending(pod, reason, message)
     }
 
     /// Records that no resize of the pod waits any more, and counts how long one was deferred. Returns
     /// why the last one waited.
-    pub fn settle(&self, uid: &PodUid, resolution: Resolution) -> Option<Pending> {
+    pub fn end_pending(&self, uid: &PodUid, resolution: Resolution) -> Option<PendingReason> {
         self.resizing(uid, |resizing| {
             count_wait(resizing, resolution, resizing.priority());
-            resizing.settle()
+            resizing.end_pending()
         })
     }
 

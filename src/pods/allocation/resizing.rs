@@ -15,27 +15,27 @@ const IN_PROGRESS: &str = "PodResizeInProgress";
 
 /// Why a pod does not get the resources that it requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pending {
+pub enum PendingReason {
     /// The node lacks the resources now.
     Deferred,
     /// This node can never grant the resources.
     Infeasible,
 }
 
-impl Pending {
+impl PendingReason {
     /// The reason of the condition.
     pub fn as_str(self) -> &'static str {
         match self {
-            Pending::Deferred => "Deferred",
-            Pending::Infeasible => "Infeasible",
+            PendingReason::Deferred => "Deferred",
+            PendingReason::Infeasible => "Infeasible",
         }
     }
 
     /// The reason of the event.
     pub fn event(self) -> &'static str {
         match self {
-            Pending::Deferred => reasons::RESIZE_DEFERRED,
-            Pending::Infeasible => reasons::RESIZE_INFEASIBLE,
+            PendingReason::Deferred => reasons::RESIZE_DEFERRED,
+            PendingReason::Infeasible => reasons::RESIZE_INFEASIBLE,
         }
     }
 }
@@ -185,7 +185,7 @@ impl Resizing {
     pub(super) fn seconds_deferred(&self, now: Timestamp) -> Option<f64> {
         let pending = self.pending.as_ref();
         let deferred =
-            pending.filter(|pending| pending.reason.as_deref() == Some(Pending::Deferred.as_str()))?;
+            pending.filter(|pending| pending.reason.as_deref() == Some(PendingReason::Deferred.as_str()))?;
         Some(now.duration_since(deferred.since?).as_secs_f64().max(0.0))
     }
 
@@ -194,7 +194,7 @@ impl Resizing {
     }
 
     /// Go: pkg/kubelet/status `SetPodResizePendingCondition`.
-    pub(super) fn pend(&mut self, pod: &Pod, reason: Pending, message: &str) -> PendingChange {
+    pub(super) fn set_pending(&mut self, pod: &Pod, reason: PendingReason, message: &str) -> PendingChange {
         let mut note = ConditionContent::new(pod, reason.as_str(), message);
         let before = self.pending.as_ref().filter(|before| before.reason == note.reason);
         let change = match before {
@@ -213,10 +213,10 @@ impl Resizing {
         change
     }
 
-    pub(super) fn settle(&mut self) -> Option<Pending> {
+    pub(super) fn end_pending(&mut self) -> Option<PendingReason> {
         let reason = self.pending.take()?.reason;
-        let infeasible = reason.as_deref() == Some(Pending::Infeasible.as_str());
-        Some(if infeasible { Pending::Infeasible } else { Pending::Deferred })
+        let infeasible = reason.as_deref() == Some(PendingReason::Infeasible.as_str());
+        Some(if infeasible { PendingReason::Infeasible } else { PendingReason::Deferred })
     }
 
     pub(super) fn begin(&mut self, pod: &Pod) {
@@ -269,7 +269,7 @@ pub struct Counts {
 
 impl Counts {
     pub(super) fn with(mut self, resizing: &Resizing) -> Counts {
-        let infeasible = Some(Pending::Infeasible.as_str());
+        let infeasible = Some(PendingReason::Infeasible.as_str());
         if let Some(note) = &resizing.pending {
             let is_infeasible = note.reason.as_deref() == infeasible;
             let counts = if is_infeasible { &mut self.infeasible } else { &mut self.deferred };

@@ -162,14 +162,14 @@ fn conditions(allocations: &Allocations, uid: &str) -> String {
 fn conditions_show_each_stage_of_the_newest_resize() {
     let allocations = Allocations::default();
     let second = pod("u", 2, "2", "1Mi");
-    assert_eq!(allocations.pend(&second, Pending::Deferred, "fuller"), PendingChange::Reason);
+    assert_eq!(allocations.set_pending(&second, PendingReason::Deferred, "fuller"), PendingChange::Reason);
     // What is in use changes with each other pod: that is no event.
-    assert_eq!(allocations.pend(&second, Pending::Deferred, "full"), PendingChange::Message);
-    assert_eq!(allocations.pend(&second, Pending::Deferred, "full"), PendingChange::Nothing);
+    assert_eq!(allocations.set_pending(&second, PendingReason::Deferred, "full"), PendingChange::Message);
+    assert_eq!(allocations.set_pending(&second, PendingReason::Deferred, "full"), PendingChange::Nothing);
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
     let deferred = BTreeMap::from([("normal", 1)]);
     assert_eq!(allocations.counts(), Counts { deferred, ..Counts::default() });
-    assert_eq!(allocations.settle(second.uid(), Resolution::Accepted), Some(Pending::Deferred));
+    assert_eq!(allocations.end_pending(second.uid(), Resolution::Accepted), Some(PendingReason::Deferred));
     allocations.begin(&second);
     assert_eq!(conditions(&allocations, "u"), "PodResizeInProgress@2 : ");
     assert!(allocations.fail(&second, "no"));
@@ -181,7 +181,7 @@ fn conditions_show_each_stage_of_the_newest_resize() {
     // A worker that has not received the next resize does not end it.
     let third = pod("u", 3, "3", "1Mi");
     allocations.begin(&third);
-    assert_eq!(allocations.pend(&third, Pending::Infeasible, "never"), PendingChange::Reason);
+    assert_eq!(allocations.set_pending(&third, PendingReason::Infeasible, "never"), PendingChange::Reason);
     assert_eq!(allocations.complete(&second), None);
     assert!(!allocations.fail(&second, "no"), "the newer resize has not failed");
     assert_eq!(
@@ -192,7 +192,7 @@ fn conditions_show_each_stage_of_the_newest_resize() {
     assert_eq!(allocations.complete(&third), None);
     let infeasible = BTreeMap::from([("normal", 1)]);
     assert_eq!(allocations.counts(), Counts { infeasible, ..Counts::default() });
-    assert_eq!(allocations.settle(third.uid(), Resolution::Reverted), Some(Pending::Infeasible));
+    assert_eq!(allocations.end_pending(third.uid(), Resolution::Reverted), Some(PendingReason::Infeasible));
     assert_eq!((conditions(&allocations, "u"), allocations.counts()), (String::new(), Counts::default()));
 }
 
@@ -225,8 +225,8 @@ fn pending_resizes_are_counted_by_priority() {
     {
         let pod = with_priority(&index.to_string(), priority);
         assert_eq!(priority_bucket(&pod), bucket, "{priority:?}");
-        let reason = if index == 0 { Pending::Infeasible } else { Pending::Deferred };
-        allocations.pend(&pod, reason, "full");
+        let reason = if index == 0 { PendingReason::Infeasible } else { PendingReason::Deferred };
+        allocations.set_pending(&pod, reason, "full");
     }
     let deferred =
         [("system-critical", 1), ("high", 2), ("medium", 2), ("normal", 2), ("low", 2), ("very-low", 2)];
@@ -243,7 +243,7 @@ fn wait_of_a_deferred_resize_begins_with_its_reason() {
         resizing.seconds_deferred(now)
     };
     assert_eq!(seconds(&resizing, 0), None);
-    resizing.pend(&pod(2), Pending::Infeasible, "never");
+    resizing.set_pending(&pod(2), PendingReason::Infeasible, "never");
     assert_eq!(seconds(&resizing, 10), None, "it does not wait");
     // Other messages and generations do not begin it again.
     let since = Timestamp::now() - jiff::SignedDuration::from_secs(3600);
@@ -254,10 +254,10 @@ fn wait_of_a_deferred_resize_begins_with_its_reason() {
     .unwrap();
     let mut resizing = Resizing::from_status(&Pod::from(shown));
     assert!(seconds(&resizing, 0).is_some_and(|seconds| seconds >= 3599.0));
-    assert_eq!(resizing.pend(&pod(3), Pending::Deferred, "still full"), PendingChange::Reason);
+    assert_eq!(resizing.set_pending(&pod(3), PendingReason::Deferred, "still full"), PendingChange::Reason);
     assert!(seconds(&resizing, 0).is_some_and(|seconds| seconds >= 3599.0));
-    resizing.pend(&pod(4), Pending::Infeasible, "never");
-    resizing.pend(&pod(5), Pending::Deferred, "full");
+    resizing.set_pending(&pod(4), PendingReason::Infeasible, "never");
+    resizing.set_pending(&pod(5), PendingReason::Deferred, "full");
     assert!(seconds(&resizing, 10).is_some_and(|seconds| (10.0..3599.0).contains(&seconds)));
     assert_eq!(seconds(&resizing, -60), Some(0.0), "the clock was set back");
 }
@@ -268,19 +268,19 @@ fn end_of_a_deferred_resize_is_counted_by_its_resolution() {
     let waiting = |uid: &str| {
         let allocations = Allocations::default();
         let pod = with_priority(uid, Some(-5000));
-        allocations.pend(&pod, Pending::Deferred, "full");
+        allocations.set_pending(&pod, PendingReason::Deferred, "full");
         (allocations, pod.uid().clone())
     };
     let count = |resolution: &'static str, priority: &'static str| {
         metrics::DEFERRED_RESIZE_DURATION.count([resolution, priority])
     };
     let (allocations, uid) = waiting("a");
-    allocations.settle(&uid, Resolution::Accepted);
-    allocations.settle(&uid, Resolution::Accepted);
-    allocations.settle(&waiting("b").1, Resolution::Accepted);
+    allocations.end_pending(&uid, Resolution::Accepted);
+    allocations.end_pending(&uid, Resolution::Accepted);
+    allocations.end_pending(&waiting("b").1, Resolution::Accepted);
     assert_eq!(count("accepted", "very-low"), 1);
     let (allocations, uid) = waiting("c");
-    allocations.settle(&uid, Resolution::Reverted);
+    allocations.end_pending(&uid, Resolution::Reverted);
     assert_eq!(count("reverted", "very-low"), 1);
     let (allocations, uid) = waiting("d");
     allocations.end(&uid);
@@ -293,8 +293,8 @@ fn end_of_a_deferred_resize_is_counted_by_its_resolution() {
     // A resize that can never be granted did not wait.
     let allocations = Allocations::default();
     let pod = with_priority("f", Some(-5000));
-    allocations.pend(&pod, Pending::Infeasible, "never");
-    allocations.settle(pod.uid(), Resolution::Reverted);
+    allocations.set_pending(&pod, PendingReason::Infeasible, "never");
+    allocations.end_pending(pod.uid(), Resolution::Reverted);
     assert_eq!(count("reverted", "very-low"), 1);
 }
 
@@ -303,7 +303,7 @@ fn ended_pod_has_no_resize_conditions() {
     let allocations = Allocations::default();
     let second = pod("u", 2, "2", "1Mi");
     allocations.begin(&second);
-    allocations.pend(&second, Pending::Deferred, "full");
+    allocations.set_pending(&second, PendingReason::Deferred, "full");
     allocations.end(second.uid());
     assert_eq!((conditions(&allocations, "u"), allocations.counts()), (String::new(), Counts::default()));
 }
@@ -320,7 +320,7 @@ fn resize_conditions_are_restored_from_the_api_server() {
     let allocations = Allocations::default();
     allocations.restore(&shown);
     assert_eq!(conditions(&allocations, "u"), "PodResizePending@2 Deferred: full");
-    let again = allocations.pend(&shown, Pending::Deferred, "full");
+    let again = allocations.set_pending(&shown, PendingReason::Deferred, "full");
     assert_eq!(again, PendingChange::Nothing, "the condition was reported before");
     allocations.retain(|_| false);
     assert_eq!(conditions(&allocations, "u"), "");
