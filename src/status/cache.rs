@@ -270,7 +270,7 @@ impl StatusCache {
                 );
                 return unchanged;
             }
-            transitions::settle(pod, old, &mut status, now);
+            transitions::normalize_after(pod, old, &mut status, now);
             if entry.is_some() && force == Force::No && transitions::own_fields_equal(old, &status) {
                 return unchanged;
             }

@@ -69,7 +69,7 @@ fn check_list(
 }
 
 /// Normalizes `new`, which is stored after `old`.
-pub(super) fn settle(pod: &Pod, old: &PodStatus, new: &mut PodStatus, now: Timestamp) {
+pub(super) fn normalize_after(pod: &Pod, old: &PodStatus, new: &mut PodStatus, now: Timestamp) {
     for condition in new.conditions.iter_mut().flatten() {
         if !is_ours(condition) {
             continue;
