@@ -203,7 +203,7 @@ impl PluginWatcher {
         self.retry = None;
         loop {
             let next = self.state.locked().next(now);
-            let Some((path, operation)) = next else { return self.state.locked().wakes() };
+            let Some((path, operation)) = next else { return self.state.locked().due() };
             let mut end = ResultSender {
                 results_tx: self.results_tx.clone(),
                 wake: self.wake.clone(),

@@ -180,7 +180,7 @@ impl PluginState {
 
     /// When [`PluginState::next`] may have more to do, without an event before.
     #[must_use]
-    pub fn wakes(&self) -> Option<Instant> {
+    pub fn due(&self) -> Option<Instant> {
         if self.busy >= MOST_OPERATIONS {
             return None;
         }

@@ -64,7 +64,7 @@ fn failures_are_tried_again_later_and_later() {
         assert!(state.next(now).is_some());
         state.ended(&path, OperationResult::Failed("no".into()), now);
         assert_eq!(state.next(now), None);
-        let due = state.wakes().unwrap();
+        let due = state.due().unwrap();
         pauses.push((due - now).as_millis());
         now = due;
     }
@@ -81,7 +81,7 @@ fn operations_that_were_not_started_are_due_again() {
     let starts = |state: &mut PluginState| {
         let (_, operation) = state.next(now).unwrap();
         assert!(!state.ended(&path, OperationResult::NotStarted, now));
-        assert_eq!((state.next(now), state.wakes()), (None, Some(later)));
+        assert_eq!((state.next(now), state.due()), (None, Some(later)));
         assert_eq!(state.next(later), Some((path.clone(), operation.clone())));
         operation
     };
