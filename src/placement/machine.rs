@@ -131,7 +131,7 @@ impl Machine {
 
     /// The CPUs per group at a level, rounded down; 0 without CPUs.
     #[must_use]
-    pub fn mean(&self, level: Level) -> u32 {
+    pub fn cpus_per_group(&self, level: Level) -> u32 {
         self.all.len().checked_div(self.count(level)).unwrap_or(0)
     }
 

@@ -220,7 +220,7 @@ impl StaticPolicy {
         if !self.options.full_cores {
             return Ok(());
         }
-        let per_core = self.machine.mean(Level::Core);
+        let per_core = self.machine.cpus_per_group(Level::Core);
         if requested.checked_rem(per_core).is_none_or(|rest| rest != 0) {
             return Err(AllocateError::NotWholeCores { requested, per_core });
         }

@@ -19,7 +19,7 @@ pub(super) fn take(
     options: &Options,
 ) -> Result<CpuSet, TakeError> {
     if options.across_nodes {
-        let group = if options.full_cores { machine.mean(Level::Core) } else { 1 };
+        let group = if options.full_cores { machine.cpus_per_group(Level::Core) } else { 1 };
         return spread::across_nodes(machine, available, count, group.max(1), *options);
     }
     packed(machine, available, count, *options)
@@ -105,7 +105,7 @@ impl Allocation<'_> {
             return;
         }
         let groups = self.machine.groups(self.machine.all(), level);
-        let mean = self.machine.mean(level);
+        let mean = self.machine.cpus_per_group(level);
         let order = match level {
             Level::Node => self.order().nodes(),
             Level::Socket => self.order().sockets(),
@@ -130,7 +130,7 @@ impl Allocation<'_> {
     }
 
     fn take_caches(&mut self) {
-        let mean = self.machine.mean(Level::Cache);
+        let mean = self.machine.cpus_per_group(Level::Cache);
         for cache in self.order().caches() {
             if self.needed >= mean {
                 self.take_whole(Level::Cache);
@@ -147,7 +147,7 @@ impl Allocation<'_> {
 
     /// Takes what is needed from the cores of one cache, if that meets the whole request.
     fn take_part_of_cache(&mut self, cache: u32) {
-        let per_core = self.machine.mean(Level::Core).max(1);
+        let per_core = self.machine.cpus_per_group(Level::Core).max(1);
         let cores_needed = self.needed.div_ceil(per_core);
         let in_cache = self.machine.within(&self.free, Level::Cache, &BTreeSet::from([cache]));
         let cores: BTreeSet<u32> = self

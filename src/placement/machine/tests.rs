@@ -64,7 +64,7 @@ fn shape(machine: &Machine) -> [u32; 5] {
         count(Level::Core),
         count(Level::Socket),
         count(Level::Node),
-        machine.mean(Level::Core),
+        machine.cpus_per_group(Level::Core),
     ]
 }
 
