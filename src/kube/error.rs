@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn failed_connections_are_transport_errors() {
         let refused =
-            DialError::Connect { address: "h:1".to_owned(), words: "connection refused".to_owned() };
+            DialError::Connect { address: "h:1".to_owned(), message: "connection refused".to_owned() };
         let error = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), refused);
         assert!(error.is_transport() && error.is_refused() && error.status().is_none());
         assert_eq!(
@@ -319,7 +319,7 @@ mod tests {
         );
         assert!(ApiError::transport(String::new(), String::new(), DialError::Stopped).is_stopping());
         let refused =
-            DialError::Connect { address: "p:1".to_owned(), words: "connection refused".to_owned() };
+            DialError::Connect { address: "p:1".to_owned(), message: "connection refused".to_owned() };
         let proxy = DialError::Proxy { proxy: "p:1".to_owned(), cause: Box::new(refused) };
         let error = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), proxy);
         assert!(error.is_refused(), "a proxy that is away is a server that is away");

@@ -30,7 +30,7 @@ use ureq::{Agent, AsSendBody, BodyReader, ResponseExt};
 use super::breaker::{Breaker, RequestKind};
 use super::call::Call;
 use super::route::{Routes, Stream, Wire};
-use crate::transport::dial::{DialError, words};
+use crate::transport::dial::{DialError, go_message};
 use crate::transport::http1::{MAX_INTERIM, Malformed};
 use crate::transport::proxy::Proxy;
 use crate::transport::tls::TlsSetupError;
@@ -197,7 +197,7 @@ fn failure_of_io(error: &io::Error) -> DialError {
     }
     match error.kind() {
         io::ErrorKind::UnexpectedEof => DialError::Eof,
-        _ => DialError::Malformed(words(error)),
+        _ => DialError::Malformed(go_message(error)),
     }
 }
 
@@ -223,7 +223,7 @@ impl ResponseBody {
     pub(in crate::transport) fn failed(error: &io::Error) -> DialError {
         match dial_error(error) {
             Some(own) => own.clone(),
-            None => DialError::Body(words(error)),
+            None => DialError::Body(go_message(error)),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::call::Call;
 use super::socket::Socket;
 use crate::transport::dial::lookup::lookup;
 use crate::transport::dial::socket::Limit;
-use crate::transport::dial::{DialError, join_host_port, words};
+use crate::transport::dial::{DialError, go_message, join_host_port};
 use crate::transport::proxy::tunnel::{self, TunnelError};
 use crate::transport::proxy::{Environment, Proxy, ProxyScheme};
 use crate::transport::tls::client::Tls;
@@ -341,7 +341,7 @@ impl Wire for Stream {
             error if error.kind() == io::ErrorKind::InvalidData => DialError::Malformed(error.to_string()),
             error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
             error if secure && error.kind() == io::ErrorKind::ConnectionAborted => DialError::Eof,
-            error => DialError::Broken { op, ends: socket.ends(), words: words(error) },
+            error => DialError::Broken { op, ends: socket.ends(), message: go_message(error) },
         }
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
 use super::call::Call;
-use crate::transport::dial::{DialError, words};
+use crate::transport::dial::{DialError, go_message};
 use crate::util::threads;
 
 /// The time after which a silent peer gets a keep-alive probe.
@@ -49,7 +49,7 @@ impl Socket {
             error if error.kind() == io::ErrorKind::TimedOut && limit <= Instant::now() => {
                 DialError::ConnectTimeout { address: address.to_string() }
             }
-            error => DialError::Connect { address: address.to_string(), words: words(&error) },
+            error => DialError::Connect { address: address.to_string(), message: go_message(&error) },
         };
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

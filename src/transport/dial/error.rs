@@ -26,11 +26,11 @@ pub enum DialError {
         detail: String,
     },
     /// The peer or the network refused the connection.
-    #[error("dial tcp {address}: connect: {words}")]
+    #[error("dial tcp {address}: connect: {message}")]
     Connect {
         address: String,
         /// The kernel's reason.
-        words: String,
+        message: String,
     },
     /// The proxy could not be reached, or did not connect to the server.
     #[error("proxyconnect tcp: proxy {proxy}: {cause}")]
@@ -67,14 +67,14 @@ pub enum DialError {
     #[error("EOF")]
     Eof,
     /// The connection broke before a response.
-    #[error("{op} tcp {ends}: {op}: {words}")]
+    #[error("{op} tcp {ends}: {op}: {message}")]
     Broken {
         /// `read` or `write`.
         op: &'static str,
         /// The addresses of both ends of the connection.
         ends: ConnectionEnds,
         /// The kernel's reason.
-        words: String,
+        message: String,
     },
     /// The response is not HTTP/1.
     #[error("net/http: HTTP/1.x transport connection broken: {0}")]
@@ -108,7 +108,7 @@ impl DialError {
 
     /// Whether no process listens at the peer's port.
     pub fn is_refused(&self) -> bool {
-        matches!(self.innermost(), DialError::Connect { words, .. } if words == "connection refused")
+        matches!(self.innermost(), DialError::Connect { message, .. } if message == "connection refused")
     }
 
     /// The error of a TLS session, worded as by Go.
@@ -116,7 +116,7 @@ impl DialError {
         let Some(inner) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
             return match error.kind() {
                 io::ErrorKind::UnexpectedEof => DialError::Eof,
-                _ => DialError::Tls(words(error)),
+                _ => DialError::Tls(go_message(error)),
             };
         };
         let x509 = |what: &str| DialError::Tls(format!("failed to verify certificate: x509: {what}"));
@@ -173,7 +173,7 @@ impl DialError {
 }
 
 /// An error of the kernel, worded as by Go.
-pub(in crate::transport) fn words(error: &io::Error) -> String {
+pub(in crate::transport) fn go_message(error: &io::Error) -> String {
     use rustix::io::Errno;
     let known = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::CONNREFUSED) => "connection refused",

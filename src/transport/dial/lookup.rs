@@ -27,7 +27,7 @@ pub(in crate::transport) fn lookup(
             Reason::Stopped => return DialError::Stopped,
             Reason::NoSuchHost => "no such host".to_owned(),
             Reason::Misbehaving => "server misbehaving".to_owned(),
-            Reason::Unreachable(words) => words,
+            Reason::Unreachable(message) => message,
             Reason::Timeout => "i/o timeout".to_owned(),
         };
         let host = match failure.server {

@@ -23,7 +23,7 @@ use super::http1::{Malformed, RequestWriter, ResponseHead, is_token};
 use crate::util::stop::StopToken;
 
 pub use error::DialError;
-pub(super) use error::words;
+pub(super) use error::go_message;
 use socket::{Limit, Socket};
 use url::Url;
 pub use url::UrlParts;
@@ -171,10 +171,10 @@ fn exchange(
         _ if limit.stop.is_stopped() => DialError::Stopped,
         _ if limit.is_over() && in_body => DialError::BodyTimeout,
         _ if limit.is_over() => DialError::Timeout,
-        error if in_body => DialError::Body(words(error)),
+        error if in_body => DialError::Body(go_message(error)),
         error if Malformed::is(error) => DialError::Malformed(error.to_string()),
         error if error.kind() == io::ErrorKind::UnexpectedEof => DialError::Eof,
-        error => DialError::Broken { op, ends: ends.clone(), words: words(error) },
+        error => DialError::Broken { op, ends: ends.clone(), message: go_message(error) },
     };
     let sent = stream.write_all(&fields.request(url)).and_then(|()| stream.flush());
     let mut reader = BufReader::with_capacity(2048, stream);

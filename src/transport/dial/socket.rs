@@ -108,7 +108,7 @@ impl Socket {
         let refused = |error: io::Error| match error {
             _ if limit.stop.is_stopped() => DialError::Stopped,
             _ if share.is_over() => DialError::ConnectTimeout { address: address.to_string() },
-            error => DialError::Connect { address: address.to_string(), words: error::words(&error) },
+            error => DialError::Connect { address: address.to_string(), message: error::go_message(&error) },
         };
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

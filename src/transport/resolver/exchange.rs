@@ -71,7 +71,7 @@ fn by_udp(
         && error.kind() != io::ErrorKind::TimedOut
     {
         let silent = outcomes.iter_mut().filter(|outcome| **outcome == Some(Outcome::Silent));
-        silent.for_each(|outcome| *outcome = Some(Outcome::Unreachable(error::words(&error))));
+        silent.for_each(|outcome| *outcome = Some(Outcome::Unreachable(error::go_message(&error))));
     }
     outcomes
 }
@@ -137,7 +137,7 @@ fn by_tcp(server: SocketAddr, name: &[u8], kind: Kind, options: QueryOptions, li
         // A connection has no answers of others, and no limit that an answer could exceed.
         Ok(response) => outcome(response).unwrap_or(Outcome::Failed),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Outcome::Silent,
-        Err(error) => Outcome::Unreachable(error::words(&error)),
+        Err(error) => Outcome::Unreachable(error::go_message(&error)),
     }
 }
 

@@ -187,7 +187,7 @@ fn look_up(
                     other => {
                         open.push(kind);
                         reason = match other {
-                            Outcome::Unreachable(words) => Reason::Unreachable(words),
+                            Outcome::Unreachable(message) => Reason::Unreachable(message),
                             Outcome::Silent => Reason::Timeout,
                             _ => Reason::Misbehaving,
                         };
