@@ -39,7 +39,7 @@ impl<Req, Resp> UnaryMethod<Req, Resp> {
     /// The method at another path, such as that of an older service with the same messages.
     #[must_use]
     pub fn at_path(&self, path: &'static str) -> UnaryMethod<Req, Resp> {
-        UnaryMethod { name: self.name, method: moved(&self.method, path) }
+        UnaryMethod { name: self.name, method: method_at_path(&self.method, path) }
     }
 
     /// The path of the method, such as `/runtime.v1.RuntimeService/StopContainer`.
@@ -63,12 +63,15 @@ impl<Req, Resp> StreamingMethod<Req, Resp> {
     /// The method at another path, such as that of an older service with the same messages.
     #[must_use]
     pub fn at_path(&self, path: &'static str) -> StreamingMethod<Req, Resp> {
-        StreamingMethod { name: self.name, method: moved(&self.method, path) }
+        StreamingMethod { name: self.name, method: method_at_path(&self.method, path) }
     }
 }
 
 /// A method at another path.
-fn moved<Req, Resp>(method: &grpcio::Method<Req, Resp>, path: &'static str) -> grpcio::Method<Req, Resp> {
+fn method_at_path<Req, Resp>(
+    method: &grpcio::Method<Req, Resp>,
+    path: &'static str,
+) -> grpcio::Method<Req, Resp> {
     grpcio::Method {
         ty: method.ty,
         name: path,

@@ -97,7 +97,7 @@ impl Getter {
             .collect();
         let secure = Url::parse(url).is_some_and(|(url, _)| url.scheme == Scheme::Https);
         let config = adapter::settings().https_only(secure).user_agent(USER_AGENT).max_idle_connections(0);
-        let routes = Routes::anywhere(roots, environment, "the manifest URL");
+        let routes = Routes::to_any_server(roots, environment, "the manifest URL");
         let client = Arc::new(Client::new(routes, config.build()));
         let (url, breaker) = (url.to_owned(), Breaker::default());
         Getter { url, headers, timeout, max_body_bytes, client, breaker }

@@ -87,7 +87,7 @@ impl Response {
     }
 
     pub(crate) fn write(self, out: &mut ResponseWriter<'_>) -> io::Result<()> {
-        out.whole(self.0)
+        out.write_response(self.0)
     }
 }
 

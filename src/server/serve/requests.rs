@@ -263,7 +263,7 @@ fn read_head(
             }
             let head = RequestHead::parse(input.get(..length).unwrap_or_default())?;
             io::BufRead::consume(connection, length);
-            return match head.moved() {
+            return match head.redirect_target() {
                 Some(_) if matches!(listener, ListenerKind::Local | ListenerKind::Registry) => {
                     // No mux of Go serves these. In a path of the registry an element may be empty.
                     let is_first = head.raw_target.starts_with("//");
@@ -351,7 +351,7 @@ fn read_body(connection: &mut Connection, head: &RequestHead) -> Result<Vec<u8>,
     connection.set_deadline(Instant::now() + HEAD_LIMIT);
     loop {
         // The length is known before the bytes arrive.
-        let left = framing.left(connection)?;
+        let left = framing.remaining(connection)?;
         if left.saturating_add(body.len() as u64) > BODY_BYTES {
             return Err(LARGE_BODY.into());
         }

@@ -11,7 +11,7 @@ const SALT: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// The client's key.
 pub(super) fn key(head: &RequestHead) -> Result<&str, Rejection> {
-    if !head.fields.lists("Sec-WebSocket-Version", "13") {
+    if !head.fields.has_element("Sec-WebSocket-Version", "13") {
         return Err(Rejection::closing(400, "WebSocket version 13 only\n"));
     }
     let key = head.fields.get("Sec-WebSocket-Key").unwrap_or_default();

@@ -143,7 +143,7 @@ fn ports(head: &RequestHead) -> Result<Vec<u16>, Rejection> {
 }
 
 fn mode(head: &RequestHead, verb: Verb, websockets: bool) -> Mode {
-    if !head.fields.lists("Connection", "upgrade") {
+    if !head.fields.has_element("Connection", "upgrade") {
         return Mode::Plain;
     }
     if !websockets || !head.is_websocket() {

@@ -90,7 +90,7 @@ impl Routes {
     }
 
     /// Routes to any server, without a certificate of ours.
-    pub(in crate::transport) fn anywhere(
+    pub(in crate::transport) fn to_any_server(
         roots: Roots,
         environment: Environment,
         peer: &'static str,

@@ -78,7 +78,7 @@ impl Framing {
     ///
     /// # Errors
     /// Errors of the reader, and [`Malformed`].
-    pub fn left(&mut self, reader: &mut impl BufRead) -> io::Result<u64> {
+    pub fn remaining(&mut self, reader: &mut impl BufRead) -> io::Result<u64> {
         if matches!(self.state, State::Chunk(0) | State::FirstChunk) {
             self.next_chunk(reader)?;
         }
@@ -95,7 +95,7 @@ impl Framing {
     /// # Errors
     /// Errors of the reader, `UnexpectedEof` when it ends before the body, and [`Malformed`].
     pub fn fill<'a, R: BufRead>(&mut self, reader: &'a mut R) -> io::Result<&'a [u8]> {
-        let left = self.left(reader)?;
+        let left = self.remaining(reader)?;
         if left == 0 {
             return Ok(&[]);
         }
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn size_of_a_chunk_is_known_before_its_bytes_are_there() {
         let mut reader = b"ffffffff\r\n".as_slice();
-        assert_eq!(Framing::chunked(Chunks::Strict).left(&mut reader).unwrap(), 0xffff_ffff);
-        assert_eq!(Framing::length(7).left(&mut b"".as_slice()).unwrap(), 7);
-        assert_eq!(Framing::length(0).left(&mut b"".as_slice()).unwrap(), 0);
+        assert_eq!(Framing::chunked(Chunks::Strict).remaining(&mut reader).unwrap(), 0xffff_ffff);
+        assert_eq!(Framing::length(7).remaining(&mut b"".as_slice()).unwrap(), 7);
+        assert_eq!(Framing::length(0).remaining(&mut b"".as_slice()).unwrap(), 0);
     }
 }

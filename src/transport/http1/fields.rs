@@ -75,7 +75,7 @@ impl Fields {
 
     /// Whether a field that is a list has this element, ignoring case.
     #[must_use]
-    pub fn lists(&self, name: &str, element: &str) -> bool {
+    pub fn has_element(&self, name: &str, element: &str) -> bool {
         self.elements(name).any(|entry| entry.eq_ignore_ascii_case(element))
     }
 

@@ -50,7 +50,7 @@ pub(in crate::transport) fn targets() -> Vec<Target> {
             let (head, mut rest) = bytes.split_at(length.unwrap_or(bytes.len()).min(bytes.len()));
             if let Ok(head) = RequestHead::parse(head) {
                 let _ = (head.keeps_alive(), head.is_websocket(), head.fields.get("accept"));
-                let _ = (head.fields.lists("connection", "upgrade"), head.target.get("command"));
+                let _ = (head.fields.has_element("connection", "upgrade"), head.target.get("command"));
                 let _ = head.framing().read_up_to(&mut rest, HEAD_BYTES);
             }
         },

@@ -154,7 +154,7 @@ impl RequestHead {
     /// request with a redirection to it, before any handler; clients with a base URL that ends in a
     /// slash follow it. The result begins with one slash, so it is a path on this server.
     #[must_use]
-    pub fn moved(&self) -> Option<String> {
+    pub fn redirect_target(&self) -> Option<String> {
         let (path, query) = match self.raw_target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (self.raw_target.as_str(), None),
@@ -232,8 +232,8 @@ impl RequestHead {
 
     /// Whether the client wants the connection for more requests.
     pub fn keeps_alive(&self) -> bool {
-        let close = self.fields.lists("connection", "close");
-        !close && (self.is_1_1 || self.fields.lists("connection", "keep-alive"))
+        let close = self.fields.has_element("connection", "close");
+        !close && (self.is_1_1 || self.fields.has_element("connection", "keep-alive"))
     }
 
     /// Whether the client waits for a 100 (Continue) before it sends its body. HTTP/1.0 clients do not.
@@ -243,14 +243,14 @@ impl RequestHead {
 
     /// Whether the client requests a WebSocket.
     pub fn is_websocket(&self) -> bool {
-        self.fields.lists("connection", "upgrade") && self.fields.lists("upgrade", "websocket")
+        self.fields.has_element("connection", "upgrade") && self.fields.has_element("upgrade", "websocket")
     }
 }
 
 fn target(raw: &str) -> Result<Target, RequestError> {
     let clean = raw.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
     // Some parsers of paths skip a second slash, for others it starts another path. One that is not
-    // escaped is answered with a redirection: see `RequestHead::moved`.
+    // escaped is answered with a redirection: see `RequestHead::redirect_target`.
     let doubled = ["/%2f", "/%2F"].iter().any(|start| raw.starts_with(start));
     if !raw.starts_with('/') || doubled || !clean {
         return Err(bad("malformed target\n"));
@@ -320,7 +320,9 @@ mod tests {
         assert_eq!((head.method.as_str(), head.target.path.as_str()), ("POST", "/exec/ns/pod/c"));
         assert_eq!(head.target.get("command"), Some("a b"));
         assert_eq!((head.fields.get("x-ping"), head.fields.get("EMPTY")), (Some("pong"), Some("")));
-        assert!(head.fields.lists("Connection", "upgrade") && head.keeps_alive() && !head.is_websocket());
+        assert!(
+            head.fields.has_element("Connection", "upgrade") && head.keeps_alive() && !head.is_websocket()
+        );
         assert!(!parse("GET / HTTP/1.0").unwrap().keeps_alive());
         assert!(parse("GET / HTTP/1.0\r\nConnection: Keep-Alive").unwrap().keeps_alive());
         assert!(!parse("GET / HTTP/1.1\r\nHost: a\r\nConnection: close").unwrap().keeps_alive());
@@ -366,7 +368,7 @@ mod tests {
             ("//a%20b?c=%2f//", Some("/a%20b?c=%2f//")),
         ] {
             let head = parse(&format!("GET {target} HTTP/1.0")).unwrap();
-            assert_eq!(head.moved().as_deref(), expected, "{target}");
+            assert_eq!(head.redirect_target().as_deref(), expected, "{target}");
         }
     }
 

@@ -81,8 +81,8 @@ impl ResponseHead {
     }
     /// Whether the server closes the connection after this response.
     pub fn closes(&self) -> bool {
-        let close = self.fields.lists("connection", "close");
-        close || !(self.is_1_1 || self.fields.lists("connection", "keep-alive"))
+        let close = self.fields.has_element("connection", "close");
+        close || !(self.is_1_1 || self.fields.has_element("connection", "keep-alive"))
     }
 
     /// The framing of the body.

@@ -100,7 +100,7 @@ impl<'a> ResponseWriter<'a> {
     ///
     /// # Errors
     /// Errors of the output.
-    pub fn whole(&mut self, response: BufferedResponse) -> io::Result<()> {
+    pub fn write_response(&mut self, response: BufferedResponse) -> io::Result<()> {
         let (status, fields) = (response.status_code(), response.headers().to_vec());
         let body = response.into_reader().into_inner();
         tracing::responds(status.0);
@@ -269,7 +269,9 @@ mod tests {
         let whole = |form| {
             written(form, |out| {
                 let field = Header::from_bytes("A", "b").unwrap();
-                out.whole(BufferedResponse::from_data("abc").with_status_code(404).with_header(field))
+                out.write_response(
+                    BufferedResponse::from_data("abc").with_status_code(404).with_header(field),
+                )
             })
         };
         let head = "HTTP/1.1 404 Not Found\r\nA: b\r\nContent-Length: 3\r\n";
@@ -280,7 +282,7 @@ mod tests {
         assert_eq!(whole(Form { keep_alive: false, ..OLD }), (format!("{head}\r\nabc"), Some(false)));
         assert_eq!(whole(Form { head_only: true, ..FORM }), (format!("{head}\r\n"), Some(true)));
         let long = vec![b'x'; 3 * BUFFER_BYTES];
-        let (text, _) = written(FORM, |out| out.whole(BufferedResponse::from_data(long.as_slice())));
+        let (text, _) = written(FORM, |out| out.write_response(BufferedResponse::from_data(long.as_slice())));
         assert_eq!(text.len(), "HTTP/1.1 200 OK\r\nContent-Length: 196608\r\n\r\n".len() + long.len());
     }
 
