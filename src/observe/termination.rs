@@ -68,7 +68,7 @@ fn last_lines(path: &Path) -> io::Result<Tail> {
     // A container that can write to log directories may have replaced any part of this path.
     let mut file = UntrustedPath::find(path, LOG_LEVELS)?.open()?;
     let window = Window { lines: TERMINATION_LINES, bytes: TERMINATION_WINDOW, before: TERMINATION_BEFORE };
-    tail::last(&mut file, window)
+    tail::last_lines(&mut file, window)
 }
 
 fn read_end(path: &Path) -> io::Result<String> {

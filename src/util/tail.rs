@@ -85,7 +85,7 @@ fn start_within(
 ///
 /// # Errors
 /// Any error of seeking or reading.
-pub fn last(file: &mut (impl Read + Seek), window: Window) -> io::Result<Tail> {
+pub fn last_lines(file: &mut (impl Read + Seek), window: Window) -> io::Result<Tail> {
     let never = StopToken::never();
     let end = file.seek(SeekFrom::End(0))?;
     let from = end.saturating_sub(window.bytes);
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn last_lines_are_read_within_limits() {
         let check = |text: &str, (lines, bytes, before), expected: &str, cut| {
-            let tail = last(&mut io::Cursor::new(text), Window { lines, bytes, before }).unwrap();
+            let tail = last_lines(&mut io::Cursor::new(text), Window { lines, bytes, before }).unwrap();
             let found = String::from_utf8(tail.bytes).unwrap();
             assert_eq!((found.as_str(), tail.cut), (expected, cut), "{lines} {bytes} {before}");
         };

@@ -74,7 +74,7 @@ impl<'a> ResponseWriter<'a> {
     /// Errors of the output.
     pub fn start(&mut self, status: u16, fields: &[(&str, &str)], length: Option<u64>) -> io::Result<()> {
         self.begin(length);
-        tracing::responds(status);
+        tracing::note_status(status);
         let phrase = StatusCode(status).default_reason_phrase();
         let mut head = format!("HTTP/1.1 {status} {phrase}\r\n");
         let mut push = |name: &str, value: &str| {
@@ -103,7 +103,7 @@ impl<'a> ResponseWriter<'a> {
     pub fn write_response(&mut self, response: BufferedResponse) -> io::Result<()> {
         let (status, fields) = (response.status_code(), response.headers().to_vec());
         let body = response.into_reader().into_inner();
-        tracing::responds(status.0);
+        tracing::note_status(status.0);
         self.begin(Some(body.len() as u64));
         let date = self.date();
         let own = [SERVER, ("Date", date.as_str())];

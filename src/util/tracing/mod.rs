@@ -104,7 +104,7 @@ pub fn start_request(name: &'static str, header: Option<&str>) -> Span {
 }
 
 /// Notes the status of a response that this thread begins to send.
-pub fn responds(status: u16) {
+pub fn note_status(status: u16) {
     if is_enabled() {
         RESPONSE.set(status);
     }
@@ -306,7 +306,7 @@ mod tests {
         span.fail("no effect");
         assert_eq!((span.header(), current()), (None, None));
         let request = start_request("off", Some(SAMPLED));
-        responds(200);
+        note_status(200);
         assert_eq!((request.header(), response_status()), (None, None));
     }
 }
