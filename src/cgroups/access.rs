@@ -85,7 +85,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        CGROUP_OPERATIONS.took([self.operation], self.begun.elapsed());
+        CGROUP_OPERATIONS.observe_duration([self.operation], self.begun.elapsed());
     }
 }
 

@@ -82,7 +82,7 @@ impl Client {
         let result = self.channel.call_with_stop(method, &request, Some(self.timeout), stop);
         let code = result.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
         let labels = [self.driver.clone().into(), method.path().into(), code.into()];
-        metrics::DRIVER_CALLS.took::<crate::util::metrics::Value>(labels, begun.elapsed());
+        metrics::DRIVER_CALLS.observe_duration::<crate::util::metrics::Value>(labels, begun.elapsed());
         result.map_err(|error| error.to_string())
     }
 

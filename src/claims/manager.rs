@@ -196,7 +196,7 @@ impl ResourceClaims {
         let started = Instant::now();
         let result = self.try_prepare(pod, stop);
         let is_error = if result.is_err() { "true" } else { "false" };
-        metrics::CLAIM_OPERATIONS.took(["PrepareResources", is_error], started.elapsed());
+        metrics::CLAIM_OPERATIONS.observe_duration(["PrepareResources", is_error], started.elapsed());
         result.map_err(|failure| ClaimError { operation: "prepare", failure })
     }
 
@@ -286,7 +286,7 @@ impl ResourceClaims {
         let started = Instant::now();
         let result = self.end(stop, |state| state.begin_unprepare(pod));
         let is_error = if result.is_err() { "true" } else { "false" };
-        metrics::CLAIM_OPERATIONS.took(["UnprepareResources", is_error], started.elapsed());
+        metrics::CLAIM_OPERATIONS.observe_duration(["UnprepareResources", is_error], started.elapsed());
         result.map_err(|failure| ClaimError { operation: "unprepare", failure })
     }
 

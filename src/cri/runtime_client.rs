@@ -84,7 +84,7 @@ impl Caller {
     fn ended(&self, method: &'static str, object: &str, begun: Instant, succeeded: bool) {
         let operation = metrics::operation(method);
         metrics::RUNTIME_OPERATIONS.inc([operation]);
-        metrics::RUNTIME_OPERATIONS_DURATION.took([operation], begun.elapsed());
+        metrics::RUNTIME_OPERATIONS_DURATION.observe_duration([operation], begun.elapsed());
         if succeeded {
             self.log.succeeded(method, object);
         }
@@ -412,7 +412,7 @@ impl RuntimeClient {
         let limit = self.caller.request_timeout.saturating_mul(2);
         let begun = Instant::now();
         let response = self.caller.call_within(&methods::RUN_POD_SANDBOX, &object, &request, limit);
-        metrics::RUN_POD_SANDBOX.took([runtime_handler.to_owned()], begun.elapsed());
+        metrics::RUN_POD_SANDBOX.observe_duration([runtime_handler.to_owned()], begun.elapsed());
         if response.is_err() {
             metrics::RUN_POD_SANDBOX_ERRORS.inc([runtime_handler.to_owned()]);
         }

@@ -432,7 +432,7 @@ impl Devices {
                 NextPluginCall::Allocate(ids) => {
                     let begun = Instant::now();
                     let granted = client.allocate(&ids, stop);
-                    metrics::DEVICE_ALLOCATION.took([resource.to_owned()], begun.elapsed());
+                    metrics::DEVICE_ALLOCATION.observe_duration([resource.to_owned()], begun.elapsed());
                     return self.shared.state.locked().grant(&pod.uid, container, resource, granted?);
                 }
             }

@@ -283,7 +283,7 @@ impl World for Node {
         let now = Timestamp::now();
         for (signal, time) in measured {
             let age = Duration::try_from(now.duration_since(*time)).unwrap_or_default();
-            metrics::EVICTION_STATS_AGE.took([signal.as_str()], age);
+            metrics::EVICTION_STATS_AGE.observe_duration([signal.as_str()], age);
         }
     }
 

@@ -453,7 +453,8 @@ impl Client {
                 if bucket.take(self.breaker.token()) == Waited::Stopped {
                     return Err(stopping());
                 }
-                metrics::CLIENT_THROTTLED.took([call.method.into(), self.session().host()], begin.elapsed());
+                metrics::CLIENT_THROTTLED
+                    .observe_duration([call.method.into(), self.session().host()], begin.elapsed());
             }
             if self.breaker.is_tripped() {
                 return Err(stopping());
@@ -562,7 +563,7 @@ impl Client {
             Request { method: call.method, path: &path, headers: &headers, body, deadline, kind: call.kind };
         let begin = Instant::now();
         let outcome = session.connections.send(&request, &self.breaker);
-        metrics::CLIENT_DURATION.took([call.method.into(), session.host()], begin.elapsed());
+        metrics::CLIENT_DURATION.observe_duration([call.method.into(), session.host()], begin.elapsed());
         let code = outcome.as_ref().map_or("<error>".into(), |response| response.status.to_string().into());
         metrics::CLIENT_REQUESTS.inc([code, call.method.into(), session.host()]);
         span::end(&mut span, outcome.as_ref().map(|response| response.status));

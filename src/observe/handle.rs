@@ -101,7 +101,7 @@ impl Observe {
             self.cache.set_listed_pod(uid, listed, requested_at);
             pod
         });
-        metrics::PLEG_POD_RELIST.took(requested_at.elapsed());
+        metrics::PLEG_POD_RELIST.observe_duration(requested_at.elapsed());
         match result {
             Ok(pod) => Ok(self.cache.put(uid, pod, requested_at)),
             Err(error) => {

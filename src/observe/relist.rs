@@ -189,9 +189,9 @@ impl Watcher {
                 }
                 let change = self.schedule.relisted(begun, missed, now);
                 self.log(change);
-                metrics::PLEG_RELIST.took(now.saturating_duration_since(begun));
+                metrics::PLEG_RELIST.observe_duration(now.saturating_duration_since(begun));
                 if let Some(last) = self.last_list.replace(begun) {
-                    metrics::PLEG_RELIST_INTERVAL.took(begun.saturating_duration_since(last));
+                    metrics::PLEG_RELIST_INTERVAL.observe_duration(begun.saturating_duration_since(last));
                 }
             }
             Err(_) if stop.is_stopped() => {}
@@ -251,7 +251,7 @@ impl Watcher {
             }
             Err(error) => cache.put_error(uid, error.to_string(), requested_at),
         }
-        metrics::PLEG_POD_RELIST.took(requested_at.elapsed());
+        metrics::PLEG_POD_RELIST.observe_duration(requested_at.elapsed());
     }
 
     /// Compares a pod with its last inspection; inspects it and reports it if it has changed.

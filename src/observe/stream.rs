@@ -90,7 +90,7 @@ fn take(cache: &Cache, event: &ContainerEvent, received: Instant) {
         .made_at
         .and_then(|made_at| Duration::try_from(jiff::Timestamp::now().duration_since(made_at)).ok())
     {
-        metrics::EVENTED_PLEG_LATENCY.took(age);
+        metrics::EVENTED_PLEG_LATENCY.observe_duration(age);
     }
     log::debug!("event of {} uid={}", event.id, event.uid.as_ref().map_or("", PodUid::as_str));
     // The event of a removed sandbox or container does not name its pod.

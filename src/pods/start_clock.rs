@@ -30,7 +30,7 @@ impl StartClock {
     pub(super) fn new(pod: &Pod, now: Timestamp) -> Self {
         let seen = pod.annotation(CONFIG_SEEN).and_then(|text| text.parse().ok());
         if let Some(seen) = seen {
-            metrics::POD_WORKER_START.took(elapsed(seen, now));
+            metrics::POD_WORKER_START.observe_duration(elapsed(seen, now));
         }
         metrics::CONTAINERS_PER_POD.observe(pod.containers().len() as f64);
         StartClock { seen, first: true, pulled: Duration::ZERO }
@@ -41,12 +41,12 @@ impl StartClock {
         self.pulled += metrics::take_pull_time();
         if let Some(took) = self.observe(pod, status, now) {
             // DIFFERS: the Go kubelet also counts the first observation of each pod here.
-            metrics::POD_START.took(took.total);
+            metrics::POD_START.observe_duration(took.total);
             // DIFFERS: without an API server there is no watch that shows the status; the
             // moment is the one at which it was stored.
-            metrics::POD_START_TOTAL.took(took.total);
+            metrics::POD_START_TOTAL.observe_duration(took.total);
             if let Some(own) = took.own {
-                metrics::POD_START_SLI.took(own);
+                metrics::POD_START_SLI.observe_duration(own);
                 if pod.spec().host_network != Some(true) {
                     metrics::FIRST_NETWORK_POD.set_first(own.as_secs_f64());
                 }

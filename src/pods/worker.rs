@@ -249,7 +249,7 @@ impl Worker {
                 steps += 1;
                 let (work, begun) = (self.work(), Instant::now());
                 let stepped = self.step(inbox, grace, cancel, stop);
-                metrics::POD_WORKER.took([work], begun.elapsed());
+                metrics::POD_WORKER.observe_duration([work], begun.elapsed());
                 match stepped {
                     Ok(StepOutcome::Now) if steps >= STEPS_AT_ONCE => {
                         self.succeeded();

@@ -459,7 +459,7 @@ impl Histogram {
     }
 
     /// Counts a duration in seconds.
-    pub fn took(&self, duration: Duration) {
+    pub fn observe_duration(&self, duration: Duration) {
         self.observe(duration.as_secs_f64());
     }
 
@@ -504,7 +504,7 @@ impl<const N: usize> HistogramVec<N> {
     }
 
     /// Counts a duration in seconds.
-    pub fn took<V: Into<Value>>(&self, values: [V; N], duration: Duration) {
+    pub fn observe_duration<V: Into<Value>>(&self, values: [V; N], duration: Duration) {
         self.observe(values, duration.as_secs_f64());
     }
 
@@ -587,7 +587,7 @@ mod tests {
     #[test]
     fn labels_of_histograms_precede_the_bound() {
         let family = HistogramVec::new("h", "x", &[1.0], ["op"]);
-        family.took(["stop"], Duration::from_millis(500));
+        family.observe_duration(["stop"], Duration::from_millis(500));
         assert!(text(&family).contains("h_bucket{op=\"stop\",le=\"1\"} 1\n"));
         assert!(text(&family).contains("h_sum{op=\"stop\"} 0.5\nh_count{op=\"stop\"} 1\n"));
         assert_eq!(family.count(["stop"]), 1);

@@ -281,7 +281,7 @@ impl Volumes {
         let [gone, left] = self.progress().removed(uid, result, Instant::now());
         for (plugins, status) in [(gone, "success"), (left, "fail-unknown")] {
             for plugin in plugins {
-                STORAGE_OPERATIONS.took([plugin, "volume_unmount", status, "false"], took);
+                STORAGE_OPERATIONS.observe_duration([plugin, "volume_unmount", status, "false"], took);
             }
         }
         self.record_removal(uid, result);

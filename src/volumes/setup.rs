@@ -187,7 +187,7 @@ impl Volumes {
     fn count(&self, pod: &Pod, pending: &PendingVolume<'_>, status: &'static str) {
         let Some(plugin) = self.kinds.plugin(pod, pending.volume) else { return };
         let took = pending.begun.map(|begun| begun.elapsed()).unwrap_or_default();
-        STORAGE_OPERATIONS.took([plugin, "volume_mount", status, "false"], took);
+        STORAGE_OPERATIONS.observe_duration([plugin, "volume_mount", status, "false"], took);
     }
 
     fn make_pod_dirs(&self, pod: &Pod) -> Result<(PathBuf, OwnedFd), VolumeError> {

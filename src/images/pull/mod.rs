@@ -381,7 +381,7 @@ impl ImagePuller {
         self.records.pulled(requested, &reference, proof.as_deref());
         let found = self.inspect_pulled(&reference, stop);
         let size = found.as_ref().map_or(0, |found| found.size);
-        metrics::IMAGE_PULL.took([metrics::image_size(size)], time);
+        metrics::IMAGE_PULL.observe_duration([metrics::image_size(size)], time);
         metrics::add_pull_time(time);
         self.raise(
             request,

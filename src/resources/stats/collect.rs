@@ -628,6 +628,6 @@ pub(super) fn volume_use(
         }
         rest = unfinished;
     }
-    metrics::VOLUME_STATS.took([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
+    metrics::VOLUME_STATS.observe_duration([if volume.walk { "du" } else { "statfs" }], begun.elapsed());
     VolumeReading::Known(Box::new(found(space)), rest)
 }

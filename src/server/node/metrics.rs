@@ -68,7 +68,7 @@ pub(crate) struct RequestTimer {
 impl Drop for RequestTimer {
     fn drop(&mut self) {
         HTTP_INFLIGHT.add(self.labels, -1);
-        HTTP_DURATION.took(self.labels, self.begun.elapsed());
+        HTTP_DURATION.observe_duration(self.labels, self.begun.elapsed());
     }
 }
 

@@ -364,7 +364,7 @@ impl Record {
         self.failures.end();
         self.server_fault = false;
         if let Some(since) = self.since.take() {
-            metrics::POD_STATUS_SYNC.took(now.saturating_duration_since(since));
+            metrics::POD_STATUS_SYNC.observe_duration(now.saturating_duration_since(since));
         }
     }
 

@@ -70,7 +70,8 @@ impl GrpcDriver {
         let result = self.channel.call_with_stop(method, request, Some(self.limit), stop);
         let code = result.as_ref().err().map_or("OK", |error| error.kind.as_str()).to_owned();
         let method = format!("/csi.v1.Node/{}", method.name);
-        CSI_OPERATIONS.took([self.name.clone(), method, code, "false".to_owned()], begun.elapsed());
+        CSI_OPERATIONS
+            .observe_duration([self.name.clone(), method, code, "false".to_owned()], begun.elapsed());
         // Its text has no part of the request.
         result.map_err(|error| DriverError {
             message: clip::line(&error.to_string(), MAX_TEXT),

@@ -80,7 +80,7 @@ fn measure_into(
         let begun = Instant::now();
         match stats(csi, &driver, capabilities, place, stop) {
             Ok(stats) => {
-                VOLUME_STATS.took([name.to_owned()], begun.elapsed());
+                VOLUME_STATS.observe_duration([name.to_owned()], begun.elapsed());
                 found.push((place.clone(), stats));
             }
             Err(MeasureError::Call(error)) => {
