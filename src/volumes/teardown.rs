@@ -108,8 +108,8 @@ impl Volumes {
     /// What is to be unmounted for a pod; `None`: nothing is mounted.
     pub(super) fn unmounts(&self, uid: &PodUid, path: &Path) -> Result<Option<Unmounts>, VolumeError> {
         let table = mounts::table()?;
-        let places = self.csi.places_of(uid);
-        if places.is_empty()
+        let locations = self.csi.locations_of(uid);
+        if locations.is_empty()
             && !table.iter().any(|mount| mount.point.starts_with(path) && mount.point != path)
         {
             return Ok(None);
@@ -123,14 +123,14 @@ impl Volumes {
         groups.retain(|group| !group.iter().any(|mount| mount.point.starts_with(&of_csi)));
         let sub_paths = mounts::groups(&table, &path.join(paths::SUB_PATHS));
         let is_local =
-            places.is_empty()
+            locations.is_empty()
                 && groups.iter().chain(&sub_paths).flatten().all(|mount| {
                     mount.is_local(&device) && Kinds::flex_driver(&volumes, &mount.point).is_none()
                 });
         let (csi, kinds) = (Arc::clone(&self.csi), Arc::clone(&self.kinds));
         // Operations that hang keep the mounts of their server busy.
         let (path, is_held) = (path.to_owned(), self.operations.has_left(uid));
-        Ok(Some(Unmounts { is_local, pods, path, sub_paths, groups, places, is_held, csi, kinds }))
+        Ok(Some(Unmounts { is_local, pods, path, sub_paths, groups, locations, is_held, csi, kinds }))
     }
 }
 
@@ -143,7 +143,7 @@ pub(super) struct Unmounts {
     path: PathBuf,
     pub(super) sub_paths: Vec<Vec<Mount>>,
     groups: Vec<Vec<Mount>>,
-    places: Vec<VolumeLocation>,
+    locations: Vec<VolumeLocation>,
     /// Operations that hang have files of the pod's volumes open.
     is_held: bool,
     csi: Arc<Csi>,
@@ -153,7 +153,7 @@ pub(super) struct Unmounts {
 impl Unmounts {
     /// Unmounts all, those that do not contain each other at the same time. Returns what failed.
     pub(super) fn run(self, stop: &StopToken) -> Vec<(String, VolumeError)> {
-        let Unmounts { is_local, pods, path, sub_paths, groups, places, is_held, csi, kinds } = self;
+        let Unmounts { is_local, pods, path, sub_paths, groups, locations, is_held, csi, kinds } = self;
         let (volumes, sub_dir) = (path.join("volumes"), path.join(paths::SUB_PATHS));
         let job = |dir: &Path, group: Vec<Mount>, form: MountKind| -> unmount::Job {
             let top = group.last().map(|mount| mount.point.clone()).unwrap_or_default();
@@ -167,9 +167,9 @@ impl Unmounts {
             };
             (name, Box::new(work))
         };
-        let of_csi = |place: VolumeLocation| -> unmount::Job {
-            let (csi, name) = (Arc::clone(&csi), format!("{}/{}", csi::DIRECTORY, place.spec_name));
-            (name, Box::new(move |stop: &StopToken| csi.tear_down(&place, stop)))
+        let of_csi = |location: VolumeLocation| -> unmount::Job {
+            let (csi, name) = (Arc::clone(&csi), format!("{}/{}", csi::DIRECTORY, location.spec_name));
+            (name, Box::new(move |stop: &StopToken| csi.tear_down(&location, stop)))
         };
         let first: Vec<_> =
             sub_paths.into_iter().map(|group| job(&sub_dir, group, MountKind::SubPath)).collect();
@@ -183,17 +183,18 @@ impl Unmounts {
         let mut failures = run(first);
         // A driver does not get a disk back of which a part is still mounted (Go: CleanSubPaths before
         // TearDown). If it is not known which volume that is, it may be each.
-        let is_mounted = |place: &VolumeLocation| {
-            let name = csi.name_in_pod(place);
+        let is_mounted = |location: &VolumeLocation| {
+            let name = csi.name_in_pod(location);
             let may_be = |shown: &str| match shown.split('/').next() {
                 Some("?") | None => true,
                 volume => name.is_none() || volume == name.as_deref(),
             };
-            place.form == kind::Form::Filesystem && failures.iter().any(|(shown, _)| may_be(shown))
+            location.form == kind::Form::Filesystem && failures.iter().any(|(shown, _)| may_be(shown))
         };
-        let places: Vec<VolumeLocation> = places.into_iter().filter(|place| !is_mounted(place)).collect();
+        let locations: Vec<VolumeLocation> =
+            locations.into_iter().filter(|location| !is_mounted(location)).collect();
         let second = groups.into_iter().map(|group| job(&volumes, group, MountKind::Volume));
-        failures.extend(run(places.into_iter().map(of_csi).chain(second).collect()));
+        failures.extend(run(locations.into_iter().map(of_csi).chain(second).collect()));
         failures
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn stage(
         make_dirs(&paths.staging)?;
     }
     stage::call(csi, request, driver, &paths.staging, stop).inspect_err(|error| {
-        if is_new && changed_nothing(error) && !csi.users().is_used_by_others(&name, &request.place()) {
+        if is_new && changed_nothing(error) && !csi.users().is_used_by_others(&name, &request.location()) {
             let mounter = csi.mounter.as_ref();
             clear_failed(mounter, &paths.staging, || clear_block(mounter, paths));
         }

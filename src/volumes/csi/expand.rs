@@ -21,13 +21,13 @@ pub(super) fn expand(
     stop: &StopToken,
 ) -> Result<Option<i64>, VolumeError> {
     let phase = Phase::Expand;
-    let place = request.place();
-    if !driver.capabilities.expand || request.is_read_only() || csi.users().is_not_grown(&place) {
+    let location = request.location();
+    if !driver.capabilities.expand || request.is_read_only() || csi.users().is_not_grown(&location) {
         return Ok(None);
     }
     let path = match request.form {
-        Form::Filesystem => csi.layout.of_pod(&place)?.join(TARGET),
-        Form::Block => csi.layout.block_paths(&place.spec_name)?.publish.join(place.pod.as_str()),
+        Form::Filesystem => csi.layout.of_pod(&location)?.join(TARGET),
+        Form::Block => csi.layout.block_paths(&location.spec_name)?.publish.join(location.pod.as_str()),
     };
     let staging_path = request.staging_path(driver.capabilities, &csi.layout)?;
     let reference = request.source.node_expand_secret_ref.as_ref();
@@ -46,7 +46,7 @@ pub(super) fn expand(
         Err(error) if error.code == Code::Unimplemented => Ok(None),
         Err(error) if error.code == Code::FailedPrecondition => {
             log::warn!("CSI volume {} is not grown while it is in use: {error}", request.spec_name);
-            csi.users().set_not_grown(&place);
+            csi.users().set_not_grown(&location);
             Ok(None)
         }
         Err(error) => {

@@ -476,7 +476,7 @@ impl FakeAgent {
     }
 
     pub(super) fn tear_down(&self, request: &VolumeRequest) -> Result<(), VolumeError> {
-        self.csi.tear_down(&request.place(), &StopToken::never())
+        self.csi.tear_down(&request.location(), &StopToken::never())
     }
 
     pub(super) fn release_unused(&self) -> Result<(), VolumeError> {

@@ -37,27 +37,27 @@ struct StatsTarget {
 
 /// The volumes that pods have of a driver.
 pub(super) fn volumes_of(csi: &Csi, driver: &str) -> Vec<VolumeLocation> {
-    csi.users().places_of_driver(&names::unique_name(driver, ""))
+    csi.users().locations_of_driver(&names::unique_name(driver, ""))
 }
 
 /// Has a driver measure its volumes, one after another. Returns whether the driver has responded.
 pub(super) fn measure(csi: &Csi, name: &str, stop: &StopToken) -> bool {
-    let places = volumes_of(csi, name);
+    let locations = volumes_of(csi, name);
     let mut found = Vec::new();
-    let responds = measure_into(csi, name, &places, &mut found, stop);
+    let responds = measure_into(csi, name, &locations, &mut found, stop);
     if stop.is_stopped() {
         return false;
     }
     // Volumes that were removed meanwhile leave no numbers behind.
-    found.retain(|(place, _)| csi.name_in_pod(place).is_some());
-    csi.measured().replace(&places, found);
+    found.retain(|(location, _)| csi.name_in_pod(location).is_some());
+    csi.measured().replace(&locations, found);
     responds
 }
 
 fn measure_into(
     csi: &Csi,
     name: &str,
-    places: &[VolumeLocation],
+    locations: &[VolumeLocation],
     found: &mut Vec<(VolumeLocation, VolumeStats)>,
     stop: &StopToken,
 ) -> bool {
@@ -72,25 +72,25 @@ fn measure_into(
     if !capabilities.stats {
         return true;
     }
-    for place in places.iter().take(MAX_VOLUMES) {
+    for location in locations.iter().take(MAX_VOLUMES) {
         // A volume that was found on the disk only has no pod that is shown.
-        if csi.name_in_pod(place).is_none() {
+        if csi.name_in_pod(location).is_none() {
             continue;
         }
         let begun = Instant::now();
-        match stats(csi, &driver, capabilities, place, stop) {
+        match stats(csi, &driver, capabilities, location, stop) {
             Ok(stats) => {
                 VOLUME_STATS.observe_duration([name.to_owned()], begun.elapsed());
-                found.push((place.clone(), stats));
+                found.push((location.clone(), stats));
             }
             Err(MeasureError::Call(error)) => {
-                log::debug!("CSI driver {name} cannot measure {}: {error}", place.spec_name);
+                log::debug!("CSI driver {name} cannot measure {}: {error}", location.spec_name);
                 if !error.is_final() {
                     // Each further call may take as long.
                     return false;
                 }
             }
-            Err(MeasureError::Volume(error)) => log::debug!("{}: {}", place.spec_name, chain(&error)),
+            Err(MeasureError::Volume(error)) => log::debug!("{}: {}", location.spec_name, chain(&error)),
         }
     }
     true
@@ -101,24 +101,24 @@ fn stats(
     csi: &Csi,
     driver: &Arc<dyn Driver>,
     capabilities: DriverCapabilities,
-    place: &VolumeLocation,
+    location: &VolumeLocation,
     stop: &StopToken,
 ) -> Result<VolumeStats, MeasureError> {
-    let mounted = mounted(csi, place, capabilities).map_err(MeasureError::Volume)?;
+    let mounted = mounted(csi, location, capabilities).map_err(MeasureError::Volume)?;
     driver.stats(&mounted.handle, &mounted.path, &mounted.staging_path, stop).map_err(MeasureError::Call)
 }
 
 /// What the record of a volume says.
 fn mounted(
     csi: &Csi,
-    place: &VolumeLocation,
+    location: &VolumeLocation,
     capabilities: DriverCapabilities,
 ) -> Result<StatsTarget, VolumeError> {
-    let in_pod = csi.layout.of_pod(place)?;
-    let (dir, path) = match place.form {
+    let in_pod = csi.layout.of_pod(location)?;
+    let (dir, path) = match location.form {
         Form::Block => {
-            let block = csi.layout.block_paths(&place.spec_name)?;
-            (block.data, block.publish.join(place.pod.as_str()))
+            let block = csi.layout.block_paths(&location.spec_name)?;
+            (block.data, block.publish.join(location.pod.as_str()))
         }
         Form::Filesystem => (in_pod.clone(), in_pod.join(TARGET)),
     };
@@ -127,7 +127,7 @@ fn mounted(
     };
     // A volume in the pod's specification is not staged.
     let is_staged = capabilities.stage && record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
-    let staging_path = match place.form {
+    let staging_path = match location.form {
         _ if !is_staged => String::new(),
         Form::Filesystem => {
             let staged = csi.layout.staged(&record.driver_name, &record.volume_handle)?;

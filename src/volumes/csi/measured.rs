@@ -12,7 +12,7 @@ use super::driver::VolumeStats;
 /// Numbers that are older are not shown: the driver has not responded for long.
 const OLD: Duration = Duration::from_secs(15 * 60);
 
-/// The last numbers of all volumes, by place.
+/// The last numbers of all volumes, by location.
 #[derive(Debug, Default)]
 pub(super) struct Measurements {
     pub(super) volumes: BTreeMap<VolumeLocation, (Instant, Timestamp, Arc<VolumeStats>)>,
@@ -32,19 +32,24 @@ pub struct MeasuredVolume {
 impl Measurements {
     /// Replaces the numbers of `all`, the volumes of one driver.
     pub(super) fn replace(&mut self, all: &[VolumeLocation], found: Vec<(VolumeLocation, VolumeStats)>) {
-        for place in all {
-            self.volumes.remove(place);
+        for location in all {
+            self.volumes.remove(location);
         }
         let (now, time) = (Instant::now(), Timestamp::now());
-        self.volumes.extend(found.into_iter().map(|(place, stats)| (place, (now, time, Arc::new(stats)))));
+        self.volumes
+            .extend(found.into_iter().map(|(location, stats)| (location, (now, time, Arc::new(stats)))));
     }
 
-    pub(super) fn forget(&mut self, place: &VolumeLocation) {
-        self.volumes.remove(place);
+    pub(super) fn forget(&mut self, location: &VolumeLocation) {
+        self.volumes.remove(location);
     }
 
-    pub(super) fn get(&self, place: &VolumeLocation, now: Instant) -> Option<(Timestamp, Arc<VolumeStats>)> {
-        let (measured, time, stats) = self.volumes.get(place)?;
+    pub(super) fn get(
+        &self,
+        location: &VolumeLocation,
+        now: Instant,
+    ) -> Option<(Timestamp, Arc<VolumeStats>)> {
+        let (measured, time, stats) = self.volumes.get(location)?;
         (now.saturating_duration_since(*measured) < OLD).then(|| (*time, Arc::clone(stats)))
     }
 }
@@ -58,10 +63,11 @@ mod tests {
     #[test]
     fn numbers_of_a_driver_that_has_not_responded_for_long_are_not_shown() {
         let mut measured = Measurements::default();
-        let place = VolumeLocation { pod: PodUid::from("a"), spec_name: "pv".to_owned(), form: Form::Block };
-        measured.replace(&[], vec![(place.clone(), VolumeStats::default())]);
+        let location =
+            VolumeLocation { pod: PodUid::from("a"), spec_name: "pv".to_owned(), form: Form::Block };
+        measured.replace(&[], vec![(location.clone(), VolumeStats::default())]);
         let now = Instant::now();
-        assert!(measured.get(&place, now).is_some());
-        assert!(measured.get(&place, now + OLD).is_none());
+        assert!(measured.get(&location, now).is_some());
+        assert!(measured.get(&location, now + OLD).is_none());
     }
 }

@@ -246,7 +246,7 @@ impl ClusterState {
     }
 
     fn is_wanted(&self, volume: usize, node: usize) -> bool {
-        self.controller_pods.values().any(|place| *place == (volume, node))
+        self.controller_pods.values().any(|location| *location == (volume, node))
     }
 
     /// Draws how often each part takes a step.
@@ -481,9 +481,9 @@ impl ClusterState {
     fn add_pod(&mut self) {
         if self.pods.len() < PODS {
             let volume = usize::try_from(self.below(self.volumes)).unwrap();
-            let place = (volume, usize::from(self.below(self.others_in) == 0));
-            self.pods.insert(self.next_pod, place);
-            self.note(format!("pod {} wants {} on {}", self.next_pod, place.0, place.1));
+            let location = (volume, usize::from(self.below(self.others_in) == 0));
+            self.pods.insert(self.next_pod, location);
+            self.note(format!("pod {} wants {} on {}", self.next_pod, location.0, location.1));
             self.next_pod += 1;
         }
     }
@@ -919,10 +919,11 @@ impl Agent {
             cluster.woken.clear();
         }
         *model.1.locked() = Some(Arc::clone(&attachments));
-        let number = |place: &VolumeLocation| place.pod.as_str()[1..].parse().unwrap();
-        let volume = |place: &VolumeLocation| volume_of(place.spec_name.trim_start_matches("pv-"));
-        let places = csi.users().places(None);
-        let workers = places.iter().map(|place| (number(place), (volume(place), Progress::Due))).collect();
+        let number = |location: &VolumeLocation| location.pod.as_str()[1..].parse().unwrap();
+        let volume = |location: &VolumeLocation| volume_of(location.spec_name.trim_start_matches("pv-"));
+        let locations = csi.users().locations(None);
+        let workers =
+            locations.iter().map(|location| (number(location), (volume(location), Progress::Due))).collect();
         let walks = BTreeMap::new();
         Agent { model: model.clone(), root: root.to_owned(), csi, attachments, workers, walks }
     }
@@ -945,8 +946,8 @@ impl Agent {
         let own: BTreeMap<usize, usize> = cluster
             .pods
             .iter()
-            .filter(|(_, place)| place.1 == OWN)
-            .map(|(pod, place)| (*pod, place.0))
+            .filter(|(_, location)| location.1 == OWN)
+            .map(|(pod, location)| (*pod, location.0))
             .collect();
         cluster.agent_pods = own.keys().copied().collect();
         cluster.note(format!("the agent receives its pods: {own:?}"));
@@ -965,13 +966,13 @@ impl Agent {
             self.model.cluster().note(format!("the agent removes {volume} from pod {pod}"));
             // The removal ends the walk.
             self.walks.remove(&pod);
-            let place = VolumeLocation {
+            let location = VolumeLocation {
                 pod: PodUid::from(uid_of(pod).as_str()),
                 spec_name: wanted.spec_name,
                 form: Form::Filesystem,
             };
-            if self.csi.tear_down(&place, &stop).is_ok() {
-                self.attachments.forget(&place.pod);
+            if self.csi.tear_down(&location, &stop).is_ok() {
+                self.attachments.forget(&location.pod);
                 self.workers.remove(&pod);
             }
             return;
@@ -1014,7 +1015,7 @@ impl Agent {
 
     /// The set-up is complete.
     fn runs(&self, pod: usize, volume: usize) -> Progress {
-        let target = self.csi.layout.of_pod(&wants(pod, volume).place()).unwrap().join("mount");
+        let target = self.csi.layout.of_pod(&wants(pod, volume).location()).unwrap().join("mount");
         let mode = std::fs::metadata(target.join(FILE)).map(|metadata| metadata.mode() & 0o777);
         let has_group = mode.is_ok_and(|mode| mode == 0o660);
         self.model.cluster().check(has_group, &format!("pod {pod} runs, and its files have not its group"));
@@ -1100,7 +1101,7 @@ fn settle(agent: &mut Agent, model: &Model) -> Option<String> {
 /// What waits without a reason, or is left.
 fn unrest(cluster: &ClusterState) -> Option<String> {
     for volume in 0..VOLUMES.len() {
-        let count = |node| cluster.pods.values().filter(|place| **place == (volume, node)).count();
+        let count = |node| cluster.pods.values().filter(|location| **location == (volume, node)).count();
         let (own, other) = (count(OWN), count(OTHER));
         let published = cluster.published.values().filter(|other| **other == volume).count();
         let is_here = cluster.devices.contains(&(volume, OWN));

@@ -103,13 +103,13 @@ impl Layout {
     }
 
     /// A volume of a pod: the directory of a file system, or the link to a device.
-    pub(super) fn of_pod(&self, place: &VolumeLocation) -> Result<PathBuf, VolumeError> {
-        let kind = match place.form {
+    pub(super) fn of_pod(&self, location: &VolumeLocation) -> Result<PathBuf, VolumeError> {
+        let kind = match location.form {
             Form::Filesystem => "volumes",
             Form::Block => "volumeDevices",
         };
-        let pod = self.root_dir.join("pods").join(paths::element(place.pod.as_str())?);
-        Ok(pod.join(kind).join(DIRECTORY).join(paths::element(&place.spec_name)?))
+        let pod = self.root_dir.join("pods").join(paths::element(location.pod.as_str())?);
+        Ok(pod.join(kind).join(DIRECTORY).join(paths::element(&location.spec_name)?))
     }
 }
 
@@ -140,8 +140,8 @@ mod tests {
             (Form::Filesystem, "/r/pods/u/volumes/kubernetes.io~csi/pv"),
             (Form::Block, "/r/pods/u/volumeDevices/kubernetes.io~csi/pv"),
         ] {
-            let place = VolumeLocation { pod: PodUid::from("u"), spec_name: "pv".to_owned(), form };
-            assert_eq!(layout.of_pod(&place).unwrap(), Path::new(path));
+            let location = VolumeLocation { pod: PodUid::from("u"), spec_name: "pv".to_owned(), form };
+            assert_eq!(layout.of_pod(&location).unwrap(), Path::new(path));
         }
         let devices = "/r/plugins/kubernetes.io/csi/volumeDevices";
         let block = layout.block_paths("pv").unwrap();
@@ -157,9 +157,9 @@ mod tests {
         for name in ["..", ".", "", "a/b", "a\0"] {
             assert!(layout.staged(name, "h").is_err(), "{name:?}");
             assert!(layout.block_paths(name).is_err(), "{name:?}");
-            let place =
+            let location =
                 VolumeLocation { pod: PodUid::from("u"), spec_name: name.to_owned(), form: Form::Block };
-            assert!(layout.of_pod(&place).is_err(), "{name:?}");
+            assert!(layout.of_pod(&location).is_err(), "{name:?}");
         }
     }
 }

@@ -44,16 +44,16 @@ pub(super) fn prepare(
 ) -> Result<PreparedDriver, VolumeError> {
     let spec = driver_spec(csi, request, stop)?;
     let label = label(csi, request, &spec, is_mounted)?;
-    let (name, place) = (request.unique_name(), request.place());
+    let (name, location) = (request.unique_name(), request.location());
     let is_attached = request.is_attached(&spec);
     // An inline volume may be called as the persistent volume of another volume of its pod: then both have
     // one directory and one record there, and the one that is not in the record would never be unstaged.
     // DIFFERS: the Go kubelet mounts both, and removes the last one only.
     let other = csi.change(|users| {
-        let other = users.name_at(&place).filter(|other| *other != name);
+        let other = users.name_at(&location).filter(|other| *other != name);
         if other.is_none() {
-            users.add(&name, &place);
-            users.set_pod_name(&place, &request.volume);
+            users.add(&name, &location);
+            users.set_pod_name(&location, &request.volume);
             users.set_attached(&name, is_attached);
         }
         other
@@ -67,7 +67,7 @@ pub(super) fn prepare(
     }
     if is_attached
         && !is_mounted
-        && let Err(mut wait) = csi.attachments.may_mount(&place.pod, &name, Instant::now())
+        && let Err(mut wait) = csi.attachments.may_mount(&location.pod, &name, Instant::now())
     {
         wait.no_place = no_place(csi, request, &spec, stop);
         return Err(wait.into());
@@ -98,8 +98,8 @@ fn label(
     if !labels.is_enabled() || request.form == Form::Block {
         return Ok(String::new());
     }
-    let place = request.place();
-    let mounted = if is_mounted { mounted_label(csi, request, &place) } else { None };
+    let location = request.location();
+    let mounted = if is_mounted { mounted_label(csi, request, &location) } else { None };
     let volume = SelinuxLabelRequest {
         unique_name: &request.unique_name(),
         name: &request.spec_name,
@@ -110,13 +110,13 @@ fn label(
         labels: &request.selinux,
         mounted,
     };
-    Ok(labels.admit(&place.pod, &volume)?)
+    Ok(labels.admit(&location.pod, &volume)?)
 }
 
 /// The label with which the pod has the volume: that of its record, or if this is damaged that of the mount
 /// for all pods. `None`: both are damaged.
-fn mounted_label(csi: &Csi, request: &VolumeRequest, place: &VolumeLocation) -> Option<String> {
-    if let RecordFile::Readable(record) = rebuild::record_of(&csi.layout, place) {
+fn mounted_label(csi: &Csi, request: &VolumeRequest, location: &VolumeLocation) -> Option<String> {
+    if let RecordFile::Readable(record) = rebuild::record_of(&csi.layout, location) {
         return Some(record.selinux_context);
     }
     let unique = request.unique_name();

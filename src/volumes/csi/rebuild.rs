@@ -21,7 +21,7 @@ const MAX_ENTRIES: usize = 10_000;
 /// A volume of a pod that an earlier agent has published, or was about to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundVolume {
-    pub(super) place: VolumeLocation,
+    pub(super) location: VolumeLocation,
     pub(super) unique_name: String,
     /// Whether it is a persistent volume.
     pub(super) is_persistent: bool,
@@ -105,27 +105,27 @@ fn driver_of<'a>(layout: &Layout, dir: &'a Path) -> Option<&'a str> {
     (dir.parent()? == layout.shared() && name != "volumeDevices").then_some(name)
 }
 
-/// All volumes of pods on the disk, and the places of those whose record is damaged. Those without a
+/// All volumes of pods on the disk, and the locations of those whose record is damaged. Those without a
 /// record are left out: their directories are removed with the pod, if they are empty.
 pub(super) fn find_all(root_dir: &Path, unread: &mut UnreadableDirs) -> PodVolumes {
     let layout = Layout::new(root_dir);
-    let (mut places, mut all) = (BTreeSet::new(), PodVolumes::default());
+    let (mut locations, mut all) = (BTreeSet::new(), PodVolumes::default());
     for pod in unread.list(&paths::pods(root_dir)) {
         let pod = PodUid::from(pod.as_str());
-        places.extend(in_pod(root_dir, &pod, unread));
+        locations.extend(in_pod(root_dir, &pod, unread));
     }
     // A device is published before it is linked in the pod's directory.
     for spec_name in block_volumes(&layout, unread) {
         let Ok(block) = layout.block_paths(&spec_name) else { continue };
         for pod in unread.list(&block.publish) {
             let pod = PodUid::from(pod.as_str());
-            places.insert(VolumeLocation { pod, spec_name: spec_name.clone(), form: Form::Block });
+            locations.insert(VolumeLocation { pod, spec_name: spec_name.clone(), form: Form::Block });
         }
     }
-    for place in places {
-        match found(&layout, &place) {
+    for location in locations {
+        match found(&layout, &location) {
             Some(Ok(found)) => all.readable.push(found),
-            Some(Err(())) => all.damaged.push(place),
+            Some(Err(())) => all.damaged.push(location),
             None => {}
         }
     }
@@ -145,41 +145,41 @@ fn in_pod(root_dir: &Path, pod: &PodUid, unread: &mut UnreadableDirs) -> Vec<Vol
 
 /// What one pod has on the disk, with and without a record. What cannot be read is left out: the removal
 /// of the pod's directory fails then.
-pub(super) fn places_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<VolumeLocation> {
+pub(super) fn locations_of(layout: &Layout, root_dir: &Path, pod: &PodUid) -> BTreeSet<VolumeLocation> {
     let mut unread = UnreadableDirs::default();
-    let mut places: BTreeSet<VolumeLocation> = in_pod(root_dir, pod, &mut unread).into_iter().collect();
+    let mut locations: BTreeSet<VolumeLocation> = in_pod(root_dir, pod, &mut unread).into_iter().collect();
     for spec_name in block_volumes(layout, &mut unread) {
         let Ok(block) = layout.block_paths(&spec_name) else { continue };
         if std::fs::symlink_metadata(block.publish.join(pod.as_str())).is_ok() {
-            places.insert(VolumeLocation { pod: pod.clone(), spec_name, form: Form::Block });
+            locations.insert(VolumeLocation { pod: pod.clone(), spec_name, form: Form::Block });
         }
     }
-    places
+    locations
 }
 
 /// The directory of the record.
-fn record_dir(layout: &Layout, place: &VolumeLocation) -> Option<PathBuf> {
-    match place.form {
-        Form::Filesystem => layout.of_pod(place).ok(),
-        Form::Block => Some(layout.block_paths(&place.spec_name).ok()?.data),
+fn record_dir(layout: &Layout, location: &VolumeLocation) -> Option<PathBuf> {
+    match location.form {
+        Form::Filesystem => layout.of_pod(location).ok(),
+        Form::Block => Some(layout.block_paths(&location.spec_name).ok()?.data),
     }
 }
 
 /// What is at the place of a record of a pod.
-pub(super) fn record_of(layout: &Layout, place: &VolumeLocation) -> RecordFile {
-    record_dir(layout, place).map_or(RecordFile::Missing, |dir| Record::read(&dir))
+pub(super) fn record_of(layout: &Layout, location: &VolumeLocation) -> RecordFile {
+    record_dir(layout, location).map_or(RecordFile::Missing, |dir| Record::read(&dir))
 }
 
-fn found(layout: &Layout, place: &VolumeLocation) -> Option<Result<FoundVolume, ()>> {
-    match record_of(layout, place) {
+fn found(layout: &Layout, location: &VolumeLocation) -> Option<Result<FoundVolume, ()>> {
+    match record_of(layout, location) {
         RecordFile::Readable(record) => {
             let is_persistent = record.volume_lifecycle_mode != Lifecycle::Ephemeral.as_str();
-            let (place, unique_name) = (place.clone(), record.unique_name());
-            Some(Ok(FoundVolume { place, unique_name, is_persistent }))
+            let (location, unique_name) = (location.clone(), record.unique_name());
+            Some(Ok(FoundVolume { location, unique_name, is_persistent }))
         }
         RecordFile::Missing => None,
         RecordFile::Damaged(error) => {
-            let VolumeLocation { pod, spec_name, .. } = place;
+            let VolumeLocation { pod, spec_name, .. } = location;
             log::warn!("the record of volume {spec_name} of pod {pod} is not usable: {error}");
             Some(Err(()))
         }

@@ -28,13 +28,14 @@ pub(super) fn find_name(
     form: Form,
     stop: &StopToken,
 ) -> Result<Option<String>, String> {
-    let places = csi.users().places(None);
-    let of_the_name = places.iter().filter(|place| place.spec_name == spec_name && place.form == form);
-    for place in of_the_name {
-        let name = csi.users().name_at(place);
+    let locations = csi.users().locations(None);
+    let of_the_name =
+        locations.iter().filter(|location| location.spec_name == spec_name && location.form == form);
+    for location in of_the_name {
+        let name = csi.users().name_at(location);
         // The name of an inline volume is one within its pod: those of other pods have it, too.
         let is_inline = |name: &String| {
-            let handle = names::inline_handle(place.pod.as_str(), &place.spec_name);
+            let handle = names::inline_handle(location.pod.as_str(), &location.spec_name);
             names::parts(name).is_some_and(|(_, own)| own == handle)
         };
         if let Some(name) = name.filter(|name| !is_inline(name)) {

@@ -19,20 +19,20 @@ use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 
 /// Removes a file system from a pod.
-pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
-    let dir = csi.layout.of_pod(place)?;
-    let known = csi.users().name_at(place);
+pub(super) fn unmount(csi: &Csi, location: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
+    let dir = csi.layout.of_pod(location)?;
+    let known = csi.users().name_at(location);
     let name = match Record::read(&dir) {
         RecordFile::Readable(record) => Some(record.unique_name()),
         RecordFile::Damaged(_) if known.is_none() => {
-            recover::name_of(csi, &place.spec_name, Form::Filesystem, Phase::TearDown, stop)?
+            recover::name_of(csi, &location.spec_name, Form::Filesystem, Phase::TearDown, stop)?
         }
         RecordFile::Missing | RecordFile::Damaged(_) => known,
     };
     let Some(name) = name else {
         // Without a record no driver was called, or its work was undone.
         clear_of_pod(csi, &dir)?;
-        csi.users().remove_unknown(place);
+        csi.users().remove_unknown(location);
         return Ok(());
     };
     let _guard = csi.lock(&name, stop)?;
@@ -49,8 +49,8 @@ pub(super) fn unmount(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Re
         unpublish(&csi.registry, &record, &dir.join(TARGET), stop)?;
     }
     clear_of_pod(csi, &dir)?;
-    csi.settings.selinux.remove(&name, &place.pod);
-    let is_last = csi.users().remove(&name, place);
+    csi.settings.selinux.remove(&name, &location.pod);
+    let is_last = csi.users().remove(&name, location);
     released(if is_last { release(csi, &name, stop) } else { Ok(()) })
 }
 

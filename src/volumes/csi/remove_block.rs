@@ -17,30 +17,30 @@ use crate::model::ids::PodUid;
 use crate::util::stop::StopToken;
 
 /// Removes a device from a pod.
-pub(super) fn unmap(csi: &Csi, place: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
-    let link = csi.layout.of_pod(place)?;
-    let paths = csi.layout.block_paths(&place.spec_name)?;
+pub(super) fn unmap(csi: &Csi, location: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
+    let link = csi.layout.of_pod(location)?;
+    let paths = csi.layout.block_paths(&location.spec_name)?;
     let name = match Record::read(&paths.data) {
         RecordFile::Readable(record) => Some(record.unique_name()),
-        RecordFile::Missing => csi.users().name_at(place),
+        RecordFile::Missing => csi.users().name_at(location),
         RecordFile::Damaged(_) => {
-            recover::name_of(csi, &place.spec_name, Form::Block, Phase::TearDown, stop)?
+            recover::name_of(csi, &location.spec_name, Form::Block, Phase::TearDown, stop)?
         }
     };
     let Some(name) = name else {
-        unlink(csi, &paths, &place.pod, &link)?;
-        csi.users().remove_unknown(place);
+        unlink(csi, &paths, &location.pod, &link)?;
+        csi.users().remove_unknown(location);
         return Ok(());
     };
     let _guard = csi.lock(&name, stop)?;
-    if let Some(record) = record(csi, &paths, &place.spec_name, &name)? {
+    if let Some(record) = record(csi, &paths, &location.spec_name, &name)? {
         // The mount holds the device, and must go before the driver takes the device away.
-        release_device(csi, &paths, &place.pod)?;
-        unpublish(&csi.registry, &record, &paths.publish.join(place.pod.as_str()), stop)?;
+        release_device(csi, &paths, &location.pod)?;
+        unpublish(&csi.registry, &record, &paths.publish.join(location.pod.as_str()), stop)?;
     }
-    unlink(csi, &paths, &place.pod, &link)?;
-    let is_last = csi.users().remove(&name, place);
-    released(if is_last { release(csi, &place.spec_name, &name, stop) } else { Ok(()) })
+    unlink(csi, &paths, &location.pod, &link)?;
+    let is_last = csi.users().remove(&name, location);
+    released(if is_last { release(csi, &location.spec_name, &name, stop) } else { Ok(()) })
 }
 
 /// The record of the block volume with this unique name; a damaged one is made again.

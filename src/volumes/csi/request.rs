@@ -75,7 +75,7 @@ pub struct VolumeRequest {
 }
 
 impl VolumeRequest {
-    pub(super) fn place(&self) -> VolumeLocation {
+    pub(super) fn location(&self) -> VolumeLocation {
         VolumeLocation { pod: self.pod.uid.clone(), spec_name: self.spec_name.clone(), form: self.form }
     }
 

@@ -207,7 +207,7 @@ fn damaged_record_of_a_pod_leaves_its_mount_without_a_label() {
     agent.set_up(&a).unwrap();
     agent.restart();
     agent.driver().spec.selinux_mount = Some(true);
-    std::fs::write(agent.csi.layout.of_pod(&a.place()).unwrap().join(RECORD), "x").unwrap();
+    std::fs::write(agent.csi.layout.of_pod(&a.location()).unwrap().join(RECORD), "x").unwrap();
     assert!(agent.set_up(&a).unwrap().selinux_relabel);
     assert!(stage_flags(&agent).is_empty());
 }

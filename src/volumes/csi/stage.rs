@@ -42,7 +42,7 @@ pub(super) fn stage(
     // An earlier attempt, or an earlier agent, may have staged it. That need not be a mount.
     let is_new = Record { selinux_context: label.to_owned(), ..record }.write(&dir)?;
     call(csi, request, driver, &target, stop).inspect_err(|error| {
-        if is_new && changed_nothing(error) && !csi.users().is_used_by_others(&unique, &request.place()) {
+        if is_new && changed_nothing(error) && !csi.users().is_used_by_others(&unique, &request.location()) {
             let mounter = csi.mounter.as_ref();
             clear_failed(mounter, &target, || clear_dir(mounter, &dir, GLOBAL_MOUNT));
         }
@@ -101,7 +101,7 @@ fn unstage_other_label(
 /// Whether another pod has the volume mounted, or may have. Pods that only wait for it, with the same label,
 /// do not count: they would wait for each other.
 fn may_be_published(csi: &Csi, request: &VolumeRequest, unique: &str, label: &str) -> bool {
-    let Some(others) = csi.users().others(unique, &request.place()) else { return true };
+    let Some(others) = csi.users().others(unique, &request.location()) else { return true };
     others.iter().any(|other| {
         let target = csi.layout.of_pod(other).map(|dir| dir.join(TARGET));
         // A call may have mounted it without a response. A record alone may be from before a reboot.

@@ -113,7 +113,7 @@ impl Csi {
         let staged = rebuild::staged(&self.layout, &mut unread);
         let mut is_complete = true;
         for volume in readable {
-            if self.users().name_at(&volume.place).is_some() {
+            if self.users().name_at(&volume.location).is_some() {
                 continue;
             }
             let name = volume.unique_name;
@@ -122,27 +122,27 @@ impl Csi {
                 is_complete = false;
                 continue;
             };
-            match rebuild::record_of(&self.layout, &volume.place) {
+            match rebuild::record_of(&self.layout, &volume.location) {
                 RecordFile::Missing => {}
                 found => {
                     if let RecordFile::Readable(record) = &found {
-                        self.restore_label(record, &volume.place);
+                        self.restore_label(record, &volume.location);
                     }
-                    self.users().add(&name, &volume.place);
+                    self.users().add(&name, &volume.location);
                 }
             }
         }
-        for place in damaged {
-            if self.users().name_at(&place).is_some() {
+        for location in damaged {
+            if self.users().name_at(&location).is_some() {
                 continue;
             }
-            self.users().add_unknown(place.clone());
-            match rebuild::record_of(&self.layout, &place) {
+            self.users().add_unknown(location.clone());
+            match rebuild::record_of(&self.layout, &location) {
                 RecordFile::Damaged(_) => {}
-                RecordFile::Missing => self.users().remove_unknown(&place),
+                RecordFile::Missing => self.users().remove_unknown(&location),
                 RecordFile::Readable(record) => {
-                    self.restore_label(&record, &place);
-                    self.users().add(&record.unique_name(), &place);
+                    self.restore_label(&record, &location);
+                    self.users().add(&record.unique_name(), &location);
                 }
             }
         }
@@ -175,16 +175,18 @@ impl Csi {
 
     /// The pod has the volume with the label of its record, unless nothing of the volume is mounted, as after a
     /// reboot: then the record says only how it was mounted before, perhaps by an earlier release.
-    fn restore_label(&self, record: &Record, place: &VolumeLocation) {
+    fn restore_label(&self, record: &Record, location: &VolumeLocation) {
         let labels = &self.settings.selinux;
-        if !labels.is_enabled() || place.form != Form::Filesystem {
+        if !labels.is_enabled() || location.form != Form::Filesystem {
             return;
         }
         let staged = self.layout.staged(&record.driver_name, &record.volume_handle);
-        let targets =
-            [self.layout.of_pod(place).map(|dir| dir.join(TARGET)), staged.map(|dir| dir.join(GLOBAL_MOUNT))];
+        let targets = [
+            self.layout.of_pod(location).map(|dir| dir.join(TARGET)),
+            staged.map(|dir| dir.join(GLOBAL_MOUNT)),
+        ];
         if targets.into_iter().flatten().any(|target| self.mounter.is_mount_point(&target).unwrap_or(true)) {
-            labels.restore(&record.unique_name(), &place.pod, &record.selinux_context);
+            labels.restore(&record.unique_name(), &location.pod, &record.selinux_context);
         }
     }
 
@@ -213,14 +215,14 @@ impl Csi {
     pub(crate) fn persistent(&self) -> Vec<(String, PodUid)> {
         let volumes = rebuild::find_all(&self.settings.root_dir, &mut UnreadableDirs::default()).readable;
         let volumes = volumes.into_iter().filter(|volume| volume.is_persistent);
-        volumes.map(|volume| (volume.place.spec_name, volume.place.pod)).collect()
+        volumes.map(|volume| (volume.location.spec_name, volume.location.pod)).collect()
     }
 
     /// What a pod has on the disk, or what is known of it in memory.
-    pub(crate) fn places_of(&self, pod: &PodUid) -> Vec<VolumeLocation> {
-        let mut places = rebuild::places_of(&self.layout, &self.settings.root_dir, pod);
-        places.extend(self.users().places(Some(pod)));
-        places.into_iter().collect()
+    pub(crate) fn locations_of(&self, pod: &PodUid) -> Vec<VolumeLocation> {
+        let mut locations = rebuild::locations_of(&self.layout, &self.settings.root_dir, pod);
+        locations.extend(self.users().locations(Some(pod)));
+        locations.into_iter().collect()
     }
 
     /// Whether anything of a volume may be left on the node.
@@ -247,10 +249,10 @@ impl Csi {
     pub fn measured_volumes(&self, pod: &PodUid) -> Vec<MeasuredVolume> {
         let volumes = self.users().of_pod(pod);
         let (measured, now) = (self.measured(), Instant::now());
-        let with_stats = |(place, volume): (VolumeLocation, String)| MeasuredVolume {
+        let with_stats = |(location, volume): (VolumeLocation, String)| MeasuredVolume {
             volume,
-            is_block: place.form == Form::Block,
-            stats: measured.get(&place, now),
+            is_block: location.form == Form::Block,
+            stats: measured.get(&location, now),
         };
         volumes.into_iter().map(with_stats).collect()
     }
@@ -267,7 +269,7 @@ impl Csi {
     }
 
     /// The name of a volume in its pod, once this process has set it up.
-    pub(crate) fn name_in_pod(&self, place: &VolumeLocation) -> Option<String> {
-        self.users().pod_name(place).map(str::to_owned)
+    pub(crate) fn name_in_pod(&self, location: &VolumeLocation) -> Option<String> {
+        self.users().pod_name(location).map(str::to_owned)
     }
 }

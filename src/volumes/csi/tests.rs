@@ -230,7 +230,7 @@ fn volume_is_staged_again_for_the_next_pod_after_a_failed_unstaging() {
         agent.node.fail("unstage", fault);
         // The volume is not the pod's any more, which can end. It must not be detached yet.
         agent.tear_down(&a).unwrap();
-        assert_eq!(agent.csi.users().places(Some(&a.pod.uid)), []);
+        assert_eq!(agent.csi.users().locations(Some(&a.pod.uid)), []);
         assert_eq!(agent.csi.attachments.in_use(), [a.unique_name()], "{fault:?}");
         agent.changes();
         agent.set_up(&b).unwrap();
@@ -384,8 +384,8 @@ fn restarted_agent_knows_volumes_and_removes_unused_ones() {
     let mut agent = FakeAgent::with(&a);
     agent.set_up(&b).unwrap();
     agent.restart();
-    assert_eq!(agent.csi.users().places(None), [a.place(), b.place()]);
-    assert_eq!(agent.csi.users().places(Some(&a.pod.uid)), [a.place()]);
+    assert_eq!(agent.csi.users().locations(None), [a.location(), b.location()]);
+    assert_eq!(agent.csi.users().locations(Some(&a.pod.uid)), [a.location()]);
     agent.release_unused().unwrap();
     assert!(agent.node.calls().is_empty());
     agent.tear_down(&a).unwrap();
@@ -407,7 +407,7 @@ fn volume_is_in_use_until_it_is_unstaged_also_after_a_restart() {
     assert_eq!((agent.node.staged(), agent.node.published()), (2, 0));
     assert_eq!(agent.csi.attachments.in_use(), names);
     agent.restart();
-    assert!(agent.csi.users().places(None).is_empty());
+    assert!(agent.csi.users().locations(None).is_empty());
     assert_eq!(agent.csi.attachments.in_use(), names);
     agent.release_unused().unwrap();
     assert_eq!(agent.node.staged(), 0);
@@ -484,7 +484,7 @@ fn damaged_record_stops_nothing_and_loses_no_mount() {
         std::fs::write(agent.root.path().join(dir).join("vol_data.json"), "{").unwrap();
     }
     agent.restart();
-    assert!(agent.csi.users().places(None).is_empty());
+    assert!(agent.csi.users().locations(None).is_empty());
     agent.release_unused().unwrap();
     assert_eq!(agent.node.mounts().len(), 2);
     // The pod is still there: its set-up writes both records again.
@@ -544,7 +544,7 @@ fn walk_through_a_volume_ends_with_its_pod() {
     drop(pod);
     let result = set_up_until(&agent, &a, &until);
     assert!(matches!(result, Err(VolumeError::Stopping)), "{result:?}");
-    let dir = agent.csi.layout.of_pod(&a.place()).unwrap().join("mount");
+    let dir = agent.csi.layout.of_pod(&a.location()).unwrap().join("mount");
     assert_eq!(mode(&dir) & 0o2000, 0, "the walk was not completed");
     agent.tear_down(&a).unwrap();
     agent.assert_empty();
@@ -552,7 +552,7 @@ fn walk_through_a_volume_ends_with_its_pod() {
 
 /// A volume whose root has the group already, and a file that has not: another pod was there before.
 fn with_a_file(agent: &FakeAgent, wanted: &VolumeRequest) -> PathBuf {
-    let dir = agent.csi.layout.of_pod(&wanted.place()).unwrap().join("mount");
+    let dir = agent.csi.layout.of_pod(&wanted.location()).unwrap().join("mount");
     std::fs::create_dir_all(&dir).unwrap();
     set_mode(&dir, 0o2770);
     let file = dir.join("f");
@@ -670,7 +670,7 @@ fn volume_whose_record_is_damaged_is_neither_detached_nor_unstaged_while_its_pod
 
 /// The record of a file system in its pod.
 fn damage(agent: &FakeAgent, wanted: &VolumeRequest) {
-    let dir = agent.csi.layout.of_pod(&wanted.place()).unwrap();
+    let dir = agent.csi.layout.of_pod(&wanted.location()).unwrap();
     std::fs::write(dir.join("vol_data.json"), "").unwrap();
 }
 
@@ -1023,7 +1023,7 @@ fn directory_that_cannot_be_read_keeps_only_its_own_volumes_until_it_can_be_read
         assert!(agent.csi.has_volumes());
         agent.release_unused().unwrap();
         assert_eq!((agent.node.staged(), agent.csi.attachments.list().1), (1, vec![b.unique_name()]));
-        assert_eq!(agent.csi.users().places(None), [b.place()]);
+        assert_eq!(agent.csi.users().locations(None), [b.location()]);
         agent.node.check();
         // Without a controller the volume need not be attached.
         agent.restart();
@@ -1046,10 +1046,10 @@ fn directory_that_could_not_be_read_is_read_again_although_an_operation_on_a_vol
     make_unreadable(&dir, false);
     let guard = agent.csi.lock(&b.unique_name(), &never).unwrap();
     agent.release_unused().unwrap_err();
-    assert_eq!(agent.csi.users().places(None), [a.place()]);
+    assert_eq!(agent.csi.users().locations(None), [a.location()]);
     drop(guard);
     agent.release_unused().unwrap();
-    assert_eq!(agent.csi.users().places(None), [a.place(), b.place()]);
+    assert_eq!(agent.csi.users().locations(None), [a.location(), b.location()]);
     assert_eq!(agent.node.staged(), 2);
     agent.tear_down(&a).unwrap();
     agent.tear_down(&b).unwrap();

@@ -34,14 +34,14 @@ pub(super) struct Users {
 
 impl Users {
     /// A pod uses a volume, or may use it.
-    pub(super) fn add(&mut self, name: &str, place: &VolumeLocation) {
-        self.unknown.remove(place);
-        self.volumes.entry(name.to_owned()).or_default().users.insert(place.clone());
+    pub(super) fn add(&mut self, name: &str, location: &VolumeLocation) {
+        self.unknown.remove(location);
+        self.volumes.entry(name.to_owned()).or_default().users.insert(location.clone());
     }
 
     /// A pod has a volume, and it is not known which.
-    pub(super) fn add_unknown(&mut self, place: VolumeLocation) {
-        self.unknown.insert(place);
+    pub(super) fn add_unknown(&mut self, location: VolumeLocation) {
+        self.unknown.insert(location);
     }
 
     /// Pods may have volumes that are not known, because a directory cannot be read.
@@ -50,18 +50,18 @@ impl Users {
     }
 
     /// It has no volume there any more.
-    pub(super) fn remove_unknown(&mut self, place: &VolumeLocation) {
-        self.unknown.remove(place);
+    pub(super) fn remove_unknown(&mut self, location: &VolumeLocation) {
+        self.unknown.remove(location);
     }
 
     /// A pod no longer uses a volume. Returns whether no other pod uses it, or may use it.
-    pub(super) fn remove(&mut self, name: &str, place: &VolumeLocation) -> bool {
-        self.unknown.remove(place);
-        self.not_grown.remove(place);
-        self.republished.remove(place);
-        self.pod_names.remove(place);
+    pub(super) fn remove(&mut self, name: &str, location: &VolumeLocation) -> bool {
+        self.unknown.remove(location);
+        self.not_grown.remove(location);
+        self.republished.remove(location);
+        self.pod_names.remove(location);
         let Some(volume) = self.volumes.get_mut(name) else { return true };
-        volume.users.remove(place);
+        volume.users.remove(location);
         !self.may_be_used(name)
     }
 
@@ -87,17 +87,17 @@ impl Users {
     }
 
     /// Whether another pod uses the volume.
-    pub(super) fn is_used_by_others(&self, name: &str, place: &VolumeLocation) -> bool {
-        self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != place))
+    pub(super) fn is_used_by_others(&self, name: &str, location: &VolumeLocation) -> bool {
+        self.volumes.get(name).is_some_and(|volume| volume.users.iter().any(|user| user != location))
     }
 
     /// The other pods that use the volume, or wait for it; `None`: a pod has a volume that is not known.
-    pub(super) fn others(&self, name: &str, place: &VolumeLocation) -> Option<Vec<VolumeLocation>> {
+    pub(super) fn others(&self, name: &str, location: &VolumeLocation) -> Option<Vec<VolumeLocation>> {
         if self.is_hidden || !self.unknown.is_empty() {
             return None;
         }
         let users = self.volumes.get(name).into_iter().flat_map(|volume| &volume.users);
-        Some(users.filter(|user| *user != place).cloned().collect())
+        Some(users.filter(|user| *user != location).cloned().collect())
     }
 
     /// The volume is staged, with this label or none.
@@ -125,44 +125,44 @@ impl Users {
         }
     }
 
-    /// The volume at a place of a pod.
-    pub(super) fn name_at(&self, place: &VolumeLocation) -> Option<String> {
-        let has = |volume: &UsedVolume| volume.users.contains(place);
+    /// The volume at a location.
+    pub(super) fn name_at(&self, location: &VolumeLocation) -> Option<String> {
+        let has = |volume: &UsedVolume| volume.users.contains(location);
         self.volumes.iter().find(|(_, volume)| has(volume)).map(|(name, _)| name.clone())
     }
 
     /// The pod calls the volume so.
-    pub(super) fn set_pod_name(&mut self, place: &VolumeLocation, volume: &str) {
-        self.pod_names.insert(place.clone(), volume.to_owned());
+    pub(super) fn set_pod_name(&mut self, location: &VolumeLocation, volume: &str) {
+        self.pod_names.insert(location.clone(), volume.to_owned());
     }
 
     /// The name of the volume in its pod.
-    pub(super) fn pod_name(&self, place: &VolumeLocation) -> Option<&str> {
-        self.pod_names.get(place).map(String::as_str)
+    pub(super) fn pod_name(&self, location: &VolumeLocation) -> Option<&str> {
+        self.pod_names.get(location).map(String::as_str)
     }
 
     /// The volumes of a pod that this process has set up, by their names in the pod.
     pub(super) fn of_pod(&self, pod: &PodUid) -> Vec<(VolumeLocation, String)> {
-        let all = self.pod_names.iter().filter(|(place, _)| place.pod == *pod);
-        all.map(|(place, name)| (place.clone(), name.clone())).collect()
+        let all = self.pod_names.iter().filter(|(location, _)| location.pod == *pod);
+        all.map(|(location, name)| (location.clone(), name.clone())).collect()
     }
 
     /// The volumes of one driver, at each pod that uses them. `prefix`: what their names begin with.
-    pub(super) fn places_of_driver(&self, prefix: &str) -> Vec<VolumeLocation> {
+    pub(super) fn locations_of_driver(&self, prefix: &str) -> Vec<VolumeLocation> {
         let volumes = self.volumes.iter().filter(|(name, _)| name.starts_with(prefix));
-        let mut places: Vec<VolumeLocation> =
+        let mut locations: Vec<VolumeLocation> =
             volumes.flat_map(|(_, volume)| volume.users.iter().cloned()).collect();
-        places.sort();
-        places
+        locations.sort();
+        locations
     }
 
     /// What a pod uses; all pods without a UID.
-    pub(super) fn places(&self, pod: Option<&PodUid>) -> Vec<VolumeLocation> {
+    pub(super) fn locations(&self, pod: Option<&PodUid>) -> Vec<VolumeLocation> {
         let all = self.volumes.values().flat_map(|volume| &volume.users);
-        let mut places: Vec<VolumeLocation> =
-            all.filter(|place| pod.is_none_or(|pod| place.pod == *pod)).cloned().collect();
-        places.sort();
-        places
+        let mut locations: Vec<VolumeLocation> =
+            all.filter(|location| pod.is_none_or(|pod| location.pod == *pod)).cloned().collect();
+        locations.sort();
+        locations
     }
 
     /// Whether a controller attaches the volume to nodes.
@@ -182,24 +182,24 @@ impl Users {
         attached.map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn set_not_grown(&mut self, place: &VolumeLocation) {
-        self.not_grown.insert(place.clone());
+    pub(super) fn set_not_grown(&mut self, location: &VolumeLocation) {
+        self.not_grown.insert(location.clone());
     }
 
-    pub(super) fn is_not_grown(&self, place: &VolumeLocation) -> bool {
-        self.not_grown.contains(place)
+    pub(super) fn is_not_grown(&self, location: &VolumeLocation) -> bool {
+        self.not_grown.contains(location)
     }
 
-    pub(super) fn set_republished(&mut self, place: &VolumeLocation, is_republished: bool) {
+    pub(super) fn set_republished(&mut self, location: &VolumeLocation, is_republished: bool) {
         if is_republished {
-            self.republished.insert(place.clone());
+            self.republished.insert(location.clone());
         } else {
-            self.republished.remove(place);
+            self.republished.remove(location);
         }
     }
 
-    pub(super) fn is_republished(&self, place: &VolumeLocation) -> bool {
-        self.republished.contains(place)
+    pub(super) fn is_republished(&self, location: &VolumeLocation) -> bool {
+        self.republished.contains(location)
     }
 }
 
@@ -210,25 +210,25 @@ mod tests {
 
     #[test]
     fn volume_stays_until_its_last_user_is_removed() {
-        let place = |pod: &str| VolumeLocation {
+        let location = |pod: &str| VolumeLocation {
             pod: PodUid::from(pod),
             spec_name: "pv".to_owned(),
             form: Form::Filesystem,
         };
         let mut users = Users::default();
         let names = |users: &Users| users.names().into_iter().collect::<Vec<_>>();
-        users.add("v", &place("a"));
-        users.add("v", &place("b"));
+        users.add("v", &location("a"));
+        users.add("v", &location("b"));
         users.set_staged("v", "");
         assert_eq!(names(&users), ["v"]);
         users.set_attached("v", false);
         assert!(users.names().is_empty());
         users.set_attached("v", true);
         assert_eq!(users.staged_label("v"), Some(""));
-        assert_eq!(users.name_at(&place("b")).as_deref(), Some("v"));
-        assert!(!users.remove("v", &place("a")));
-        assert_eq!(users.places(None), [place("b")]);
-        assert!(users.remove("v", &place("b")));
+        assert_eq!(users.name_at(&location("b")).as_deref(), Some("v"));
+        assert!(!users.remove("v", &location("a")));
+        assert_eq!(users.locations(None), [location("b")]);
+        assert!(users.remove("v", &location("b")));
         // It is still staged, and must not be detached.
         assert!(!users.is_used("v"));
         assert_eq!((users.staged_label("v"), names(&users)), (Some(""), vec!["v".to_owned()]));
@@ -240,6 +240,6 @@ mod tests {
         users.add_found("v");
         assert_eq!(names(&users), ["v"]);
         users.set_unstaged("v");
-        assert!(users.remove("v", &place("b")));
+        assert!(users.remove("v", &location("b")));
     }
 }

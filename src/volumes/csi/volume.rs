@@ -44,16 +44,16 @@ pub(super) fn mount(
     stop: &StopToken,
 ) -> Result<(ReadyVolume, Option<GroupChange>), VolumeError> {
     let _guard = csi.lock(&request.unique_name(), stop)?;
-    let place = request.place();
+    let location = request.location();
     // The directory of a file system, or the link to a device.
-    let in_pod = csi.layout.of_pod(&place)?;
+    let in_pod = csi.layout.of_pod(&location)?;
     let block = match request.form {
         Form::Filesystem => None,
         Form::Block => Some(csi.layout.block_paths(&request.spec_name)?),
     };
     let mount_point = match &block {
         None => in_pod.join(TARGET),
-        Some(block) => block.dev.join(place.pod.as_str()),
+        Some(block) => block.dev.join(location.pod.as_str()),
     };
     let was_mounted = csi.mounter.is_mount_point(&mount_point).unwrap_or(false);
     let driver = prepare(csi, request, was_mounted, stop)?;
@@ -69,7 +69,7 @@ pub(super) fn mount(
         Some(block) => {
             block::stage(csi, request, &driver, block, stop)?;
             let device = block::publish(csi, request, &driver, block, stop)?;
-            block::link(csi, block, &place.pod, &device, &in_pod)?;
+            block::link(csi, block, &location.pod, &device, &in_pod)?;
             (device, None)
         }
     };
@@ -77,7 +77,7 @@ pub(super) fn mount(
         Some(bytes) => expand(csi, request, &driver, bytes, stop)?,
         None => None,
     };
-    csi.users().set_republished(&place, driver.spec.requires_republish == Some(true));
+    csi.users().set_republished(&location, driver.spec.requires_republish == Some(true));
     let ready = ReadyVolume {
         form: request.form,
         read_only: request.is_read_only(),
@@ -118,7 +118,7 @@ impl CsiVolume {
 
     /// Whether [`CsiVolume::set_up`] must be called again at each sync of the pod.
     pub(crate) fn requires_remount(&self) -> bool {
-        self.csi.users().is_republished(&self.request.place())
+        self.csi.users().is_republished(&self.request.location())
     }
 
     /// Makes the volume ready for the pod: attached, mounted on the node, mounted for the pod, grown to
@@ -152,11 +152,11 @@ impl Csi {
     ///
     /// # Errors
     /// [`VolumeError::Kind`]; the volume, or a part of it, is still there.
-    pub fn tear_down(&self, place: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
-        self.measured().forget(place);
-        match place.form {
-            Form::Filesystem => remove::unmount(self, place, stop),
-            Form::Block => remove_block::unmap(self, place, stop),
+    pub fn tear_down(&self, location: &VolumeLocation, stop: &StopToken) -> Result<(), VolumeError> {
+        self.measured().forget(location);
+        match location.form {
+            Form::Filesystem => remove::unmount(self, location, stop),
+            Form::Block => remove_block::unmap(self, location, stop),
         }
     }
 
