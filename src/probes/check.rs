@@ -24,7 +24,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 /// A check that ends with an error is repeated immediately, up to this number of attempts.
 const ATTEMPTS: u32 = 3;
 
-/// One run of a probe.
 #[derive(Debug, Clone)]
 pub(super) struct ProbeRun {
     pub(super) kind: Kind,
@@ -38,7 +37,6 @@ pub(super) struct ProbeRun {
     pub(super) stop: StopToken,
 }
 
-/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CheckResult {
     Success,

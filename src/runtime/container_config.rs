@@ -34,7 +34,6 @@ pub(super) struct ContainerInputs<'a> {
     pub(super) image_user: &'a ImageUser,
     pub(super) addresses: Addresses<'a>,
     pub(super) volumes: &'a [MountedVolume],
-    /// The volumes that are images.
     pub(super) image_volumes: &'a [ImageVolume],
     pub(super) sub_paths: &'a dyn SubPaths,
     /// Whether the pod's runtime handler can make mounts recursively read-only.

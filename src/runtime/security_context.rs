@@ -47,7 +47,6 @@ pub(super) fn pod_text(pod: &Pod) -> String {
     format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid())
 }
 
-/// The sandbox's security context.
 #[must_use]
 pub(super) fn of_sandbox(pod: &Pod, ids: Option<IdRange>) -> LinuxSandboxSecurityContext {
     let wanted = pod.spec().security_context.as_ref();

@@ -24,7 +24,6 @@ use crate::util::stop::StopToken;
 
 /// The agent as its server sees it. Every method reads a snapshot, or has a deadline or a stop token.
 pub(crate) trait NodeBackend: Send + Sync {
-    /// The name of the node.
     fn node_name(&self) -> &str;
 
     /// When the agent started.
@@ -77,10 +76,8 @@ pub(crate) trait NodeBackend: Send + Sync {
     /// The reason of the failure.
     fn check(&self, check: AgentCheck) -> Result<(), BackendError>;
 
-    /// The node's events.
     fn events(&self) -> &EventLog;
 
-    /// Writes a page of metrics.
     fn write_metrics(&self, which: MetricsPage, page: &mut Page);
 
     /// The document of `/stats/summary` in JSON.
@@ -92,7 +89,6 @@ pub(crate) trait NodeBackend: Send + Sync {
     /// Reads the numbers of a pod's cgroup.
     fn pod_cgroup(&self, pod: &PodUid) -> Option<PodCgroupReport>;
 
-    /// The volumes of a pod, or of all pods.
     fn volumes(&self, pod: Option<&PodUid>) -> VolumesReply;
 
     /// The devices and resource claims of a pod, or of all pods; then also the plugins.

@@ -29,7 +29,6 @@ pub(super) struct DecodedPod {
     prefix: String,
 }
 
-/// All pods of one manifest.
 pub(super) struct DecodedManifest {
     /// In the order of the manifest.
     pub(super) pods: Vec<DecodedPod>,

@@ -110,7 +110,6 @@ pub(super) struct Desired {
 
 /// The active pods now, and when the pods that are preempted have ended. Each list has a pod once.
 pub(super) struct ActivePods {
-    /// All active pods.
     all: Vec<Pod>,
     /// Those that use resources now: the pods that are preempted, but not those that start after them.
     pub(super) now: Vec<Pod>,

@@ -32,7 +32,6 @@ impl Entry {
     }
 }
 
-/// The state of one source.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SourceState {
     /// Whether the source has delivered a set of pods.

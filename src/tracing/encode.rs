@@ -13,7 +13,6 @@ const SAMPLED: u32 = 0x1;
 const KNOWS_REMOTE: u32 = 0x100;
 const REMOTE: u32 = 0x200;
 
-/// A request with these spans.
 pub(super) fn request(host: &str, spans: Vec<FinishedSpan>) -> traces::ExportRequest {
     let resource = traces::Resource {
         attributes: vec![key_value("service.name", SERVICE.into()), key_value("host.name", host.into())],

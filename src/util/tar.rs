@@ -449,7 +449,6 @@ pub(crate) mod tests {
 
     impl Input for &[u8] {}
 
-    /// An entry with its data.
     type EntryWithData = (Entry, Vec<u8>);
 
     /// All entries, and whether the end is marked.

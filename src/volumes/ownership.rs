@@ -58,7 +58,6 @@ pub(super) enum WalkError {
 }
 
 impl WalkError {
-    /// The error for the volume at `path`.
     pub(super) fn into_error(self, path: &Path) -> VolumeError {
         let attempt = "set the group of";
         match self {

@@ -34,7 +34,6 @@ pub(super) enum NextAction {
     Done,
 }
 
-/// The outcome of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TryOutcome {
     Ready,

@@ -113,7 +113,6 @@ impl Volumes {
         self.retries().blocked(pod.uid(), &volume.name, changes, Instant::now())
     }
 
-    /// Records a volume that is ready.
     fn record_ready(&self, pod: &Pod, mounted: &MountedVolume, plugin: Option<&'static str>) {
         self.retries().succeeded(pod.uid(), &mounted.volume);
         let place = self.place_of(pod.uid(), &mounted.host_path);

@@ -72,7 +72,6 @@ pub(super) fn victims(pod: &Pod, others: &[&Pod], short: &[Shortage]) -> Result<
     Ok(chosen.map(|candidate| candidate.pod.uid().clone()).collect())
 }
 
-/// Whether `other` may be preempted for `pod`.
 fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     if pod.is_critical() && !other.is_critical() {
         return true;

@@ -49,7 +49,6 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Inputs of a pod without any probe.
     #[cfg(test)]
     pub(super) fn without_probes(pod: &'a Pod, runtime: &'a PodRuntime) -> Self {
         Inputs {

@@ -62,7 +62,6 @@ pub(super) type ListVolumes = dyn Fn(&PodUid) -> Vec<PodVolume> + Send + Sync;
 
 /// Returns the paths of the cgroups of all pods, of Burstable and of BestEffort ones.
 pub(super) type CommonCgroupPaths = dyn Fn() -> Option<[String; 3]> + Send + Sync;
-/// Returns the path of a pod's cgroup.
 pub(super) type PodCgroupPath = dyn Fn(&PodUid) -> Option<String> + Send + Sync;
 
 /// The cgroups that the agent makes, as paths from the roots of the hierarchies; `None`: it makes

@@ -19,7 +19,6 @@ const CHECK_PERIOD: Duration = Duration::from_secs(1);
 /// A larger file is an error: no bundle of authorities is as large.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// The authorities of a file.
 pub(super) struct AuthorityFile {
     path: PathBuf,
     clock: Clock,

@@ -29,7 +29,6 @@ const SOCKET: &str = "kubelet.sock";
 static OLD_LIST: LazyLock<UnaryMethod<pb::ListPodResourcesRequest, pb::ListPodResourcesResponse>> =
     LazyLock::new(|| methods::podresources::LIST.at_path("/v1alpha1.PodResourcesLister/List"));
 
-/// A pod of the node.
 #[derive(Debug, Clone)]
 pub(crate) struct NodePod {
     /// The pod, with the resources that it was granted.

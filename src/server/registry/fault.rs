@@ -40,7 +40,6 @@ impl Fault {
     }
 }
 
-/// A document in JSON.
 pub(super) fn json_response(status: u16, document: &serde_json::Value) -> Response {
     Response::json(document).with_status(status).with(VERSION.0, VERSION.1)
 }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use crate::util::{token, untrusted};
 
-/// The registry's settings.
 pub(crate) struct RegistrySettings {
     /// A loopback address; port 0: a free one.
     pub address: SocketAddr,

@@ -28,7 +28,6 @@ use crate::transport::http1::{Form, Malformed, RequestError, RequestHead, Respon
 use crate::util::memory;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 
-/// The limit of the handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The limit of a head from its first byte, and of a body. For the first head of a connection it

@@ -31,7 +31,6 @@ impl Rejection {
         Rejection(response, text)
     }
 
-    /// An error of the runtime.
     pub(super) fn of_runtime(error: &CriError) -> Rejection {
         match error.kind() {
             Some(Kind::NotFound) => Rejection::closing(404, error.to_string()),

@@ -133,7 +133,6 @@ pub(crate) fn tune(socket: BorrowedFd<'_>) {
         .and_then(|()| sockopt::set_tcp_keepcnt(socket, missed));
 }
 
-/// A connection to the runtime.
 pub(super) struct RuntimeConnection(TcpStream);
 
 impl RuntimeConnection {

@@ -34,7 +34,6 @@ impl Tunnel {
         false
     }
 
-    /// Handles bytes of the runtime.
     pub(super) fn handle_runtime_bytes(bytes: &[u8], client: &mut Vec<u8>) {
         if !bytes.is_empty() {
             websocket::binary_head(client, bytes.len());

@@ -139,7 +139,6 @@ impl Logind {
         Ok(lock.ok_or(DbusError::UnexpectedReply("Inhibit"))?)
     }
 
-    /// Waits for a signal.
     pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<LogindSignal, LogindError> {
         let Some(incoming) = self.bus.next(until)? else { return Ok(LogindSignal::Nothing) };
         let signal = interpret(&incoming.message, &self.owner);

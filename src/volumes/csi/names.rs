@@ -23,7 +23,6 @@ pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String 
     format!("csi-{}", sha256::sha256_hex(format!("{handle}{driver}{node}").as_bytes()))
 }
 
-/// The handle of an inline volume.
 #[must_use]
 pub(super) fn inline_handle(pod_uid: &str, volume: &str) -> String {
     format!("csi-{}", sha256::sha256_hex(format!("{pod_uid}{volume}").as_bytes()))

@@ -23,7 +23,6 @@ const MAX_ENTRIES: usize = 10_000;
 pub(super) struct FoundVolume {
     pub(super) location: VolumeLocation,
     pub(super) unique_name: String,
-    /// Whether it is a persistent volume.
     pub(super) is_persistent: bool,
 }
 

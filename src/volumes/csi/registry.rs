@@ -58,7 +58,6 @@ pub enum RegistryError {
     NodeInfo(String),
 }
 
-/// A driver that is registered.
 #[derive(Clone)]
 pub(super) struct RegisteredDriver {
     /// Its socket.

@@ -136,7 +136,6 @@ impl Users {
         self.pod_names.insert(location.clone(), volume.to_owned());
     }
 
-    /// The name of the volume in its pod.
     pub(super) fn pod_name(&self, location: &VolumeLocation) -> Option<&str> {
         self.pod_names.get(location).map(String::as_str)
     }

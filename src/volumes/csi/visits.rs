@@ -115,7 +115,6 @@ impl Schedule {
         }
     }
 
-    /// The visits that begin now.
     fn begin(&mut self, now: Instant) -> Vec<(String, VisitTasks)> {
         let mut due = Vec::new();
         for (name, times) in &mut self.drivers {
@@ -192,7 +191,6 @@ struct Visit {
     ended: Sender<VisitResult>,
 }
 
-/// The result of a visit.
 #[derive(Default)]
 struct VisitResult {
     driver: String,
