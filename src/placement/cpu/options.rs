@@ -37,37 +37,20 @@ impl Default for Gates {
 
 /// Options are invalid. The texts of users' mistakes are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names of fields say what the values are")]
 pub enum OptionsError {
     /// The name is unknown.
     #[error("unknown CPU Manager Policy option: {name:?}")]
-    Unknown {
-        /// The option.
-        name: String,
-    },
+    Unknown { name: String },
     /// The gate of its maturity is off.
     #[error("CPU Manager Policy {maturity}-level Options not enabled, but option {name:?} provided")]
-    Gate {
-        /// `Alpha` or `Beta`.
-        maturity: &'static str,
-        /// The option.
-        name: String,
-    },
+    Gate { maturity: &'static str, name: String },
     /// The value is not one of Go's texts for true and false.
     #[error("bad value for option {name:?}: {value:?} is not a boolean")]
-    Value {
-        /// The option.
-        name: String,
-        /// Its value.
-        value: String,
-    },
+    Value { name: String, value: String },
     /// Two options exclude each other.
     #[error("static policy options {first} and {second} can not be used at the same time")]
-    Conflict {
-        /// One option.
-        first: &'static str,
-        /// The other.
-        second: &'static str,
-    },
+    Conflict { first: &'static str, second: &'static str },
 }
 
 const FULL_CORES: &str = "full-pcpus-only";

@@ -27,95 +27,44 @@ pub const STATIC: &str = "static";
 
 /// A state file cannot be used. The caller puts it aside and rebuilds the state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names of fields say what the values are")]
 pub enum StateError {
     /// It is not JSON of one of the formats.
     #[error("the content has none of the known formats: {message}")]
-    Format {
-        /// What the parser says.
-        message: String,
-    },
+    Format { message: String },
     /// The checksum is wrong: the file was changed by hand, or is damaged.
     #[error("the checksum {found} does not fit the content")]
-    Checksum {
-        /// The one in the file.
-        found: u64,
-    },
+    Checksum { found: u64 },
     /// Another policy wrote it.
     #[error("configured policy {configured:?} differs from state checkpoint policy {found:?}")]
-    Policy {
-        /// The policy of the configuration.
-        configured: String,
-        /// That of the file.
-        found: String,
-    },
+    Policy { configured: String, found: String },
     /// A set is not a list of CPUs.
     #[error("the CPUs of {owner} are invalid: {text:?}")]
-    Cpus {
-        /// The container, or `defaultCpuSet`.
-        owner: String,
-        /// The text.
-        text: String,
-    },
+    Cpus { owner: String, text: String },
     /// There are exclusive CPUs and no shared ones.
     #[error("default cpuset cannot be empty")]
     NothingShared,
     /// Reserved CPUs are not shared.
     #[error("not all reserved cpus {reserved} are present in defaultCpuSet {shared}")]
-    ReservedNotShared {
-        /// The reserved CPUs.
-        reserved: CpuSet,
-        /// The shared ones.
-        shared: CpuSet,
-    },
+    ReservedNotShared { reserved: CpuSet, shared: CpuSet },
     /// Strictly reserved CPUs are shared.
     #[error("some of the strictly reserved cpus {reserved} are present in defaultCpuSet {shared}")]
-    ReservedShared {
-        /// The reserved CPUs.
-        reserved: CpuSet,
-        /// The shared ones.
-        shared: CpuSet,
-    },
+    ReservedShared { reserved: CpuSet, shared: CpuSet },
     /// The CPUs of a container are also shared.
     #[error("pod {pod}, container {container}: cpuset {cpus} overlaps with default cpuset {shared}")]
-    Overlap {
-        /// The pod.
-        pod: PodUid,
-        /// The container.
-        container: String,
-        /// Its CPUs.
-        cpus: CpuSet,
-        /// The shared ones.
-        shared: CpuSet,
-    },
+    Overlap { pod: PodUid, container: String, cpus: CpuSet, shared: CpuSet },
     /// Two pods have the same CPU.
     #[error("pod {pod}, container {container}: cpuset {cpus} overlaps with another pod's")]
-    TwoPods {
-        /// One of the pods.
-        pod: PodUid,
-        /// The container.
-        container: String,
-        /// Its CPUs.
-        cpus: CpuSet,
-    },
+    TwoPods { pod: PodUid, container: String, cpus: CpuSet },
     /// The CPUs of a pod are also shared, or another pod's.
     #[error("pod {pod}: cpuset {cpus} overlaps with default cpuset or another pod's")]
-    Pod {
-        /// The pod.
-        pod: PodUid,
-        /// Its CPUs.
-        cpus: CpuSet,
-    },
+    Pod { pod: PodUid, cpus: CpuSet },
     /// The machine has other CPUs than the file.
     #[error("current set of available CPUs {online} does not match with CPUs in state {known}")]
-    OtherCpus {
-        /// The machine's CPUs.
-        online: CpuSet,
-        /// The file's CPUs.
-        known: CpuSet,
-    },
+    OtherCpus { online: CpuSet, known: CpuSet },
 }
 
-/// Container name by CPUs, by pod UID.
+/// CPUs by container name, by pod UID.
 type Entries = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Formats 2 to 4: the fields of format 2 (and `podEntries` in format 3), and in format 4 `data`.
