@@ -64,7 +64,7 @@ pub enum Outcome {
 /// as `/flagz` shows it.
 #[must_use]
 pub fn run(args: &AgentArgs, loaded: &LoadedConfig, flags: Vec<(String, String)>) -> Outcome {
-    threads::adopt_current("main");
+    threads::register_current("main");
     logging::init(settings::logging(&loaded.config));
     threads::install_panic_hook();
     log::info!("coracle {} starts", env!("CARGO_PKG_VERSION"));

@@ -184,7 +184,7 @@ pub(super) fn environment() -> Arc<grpcio::Environment> {
             grpcio::EnvBuilder::new()
                 .cq_count(1)
                 .name_prefix("grpc")
-                .after_start(|| threads::adopt_library("grpc-0", "responses of the runtime"))
+                .after_start(|| threads::register_library("grpc-0", "responses of the runtime"))
                 .build(),
         );
         *shared = Arc::downgrade(&fresh);

@@ -83,14 +83,14 @@ pub struct ThreadReport {
 }
 
 /// Adds the calling thread (for `main`, which was not spawned) to the table.
-pub fn adopt_current(name: &str) {
+pub fn register_current(name: &str) {
     let slot = enter(name);
     OWN.with(|own| *own.borrow_mut() = Some(slot));
 }
 
 /// Adds a thread that a library started and that always waits for the same.
-pub fn adopt_library(name: &str, waits_for: &'static str) {
-    adopt_current(name);
+pub fn register_library(name: &str, waits_for: &'static str) {
+    register_current(name);
     set_wait(waits_for);
 }
 
@@ -255,7 +255,7 @@ fn spawn_boxed(
         std::thread::Builder::new().name(name.clone()).stack_size(stack.bytes()).spawn(move || {
             let _done = done_tx;
             memory::note_stack(stack.bytes());
-            adopt_current(&thread_name);
+            register_current(&thread_name);
             let stop = token.clone();
             let outcome = catch_unwind(AssertUnwindSafe(|| body(token)));
             OWN.with(|own| own.borrow_mut().take());

@@ -83,7 +83,7 @@ fn started(all: &[(String, String)]) -> Vec<Result<(String, String), String>> {
             other == file || room(file).is_some() && room(other) == room(file)
         };
         let texts: Vec<&str> = all.iter().filter(same_room).map(|(_, text)| text.as_str()).collect();
-        for call in ["threads::spawn(", "adopt_library(", "adopt_current("] {
+        for call in ["threads::spawn(", "register_library(", "register_current("] {
             for (offset, _) in text.match_indices(call) {
                 let (before, rest) = text.split_at(offset);
                 let rest = &rest[call.len()..];
