@@ -399,7 +399,7 @@ impl<S: Wire> Transport for Connection<S> {
         if let Some(call) = Call::current().filter(|_| self.begins) {
             self.call = Arc::downgrade(&call);
             if std::mem::replace(&mut self.is_used, true) {
-                self.wire.adopt(&call);
+                self.wire.begin_call(&call);
             }
         }
         let written = self.memory.output.get(..amount).unwrap_or_default();

@@ -288,7 +288,7 @@ impl Stream {
 /// A stream of bytes to a server.
 pub(super) trait Wire: Read + Write + Send + Sync + 'static {
     /// Belongs to `call` from now on.
-    fn adopt(&mut self, call: &Arc<Call>);
+    fn begin_call(&mut self, call: &Arc<Call>);
 
     /// Waits until there is something to read.
     fn wait(&mut self) -> io::Result<()>;
@@ -304,8 +304,8 @@ pub(super) trait Wire: Read + Write + Send + Sync + 'static {
 }
 
 impl Wire for Stream {
-    fn adopt(&mut self, call: &Arc<Call>) {
-        self.socket().adopt(call);
+    fn begin_call(&mut self, call: &Arc<Call>) {
+        self.socket().begin_call(call);
     }
 
     fn wait(&mut self) -> io::Result<()> {

@@ -78,7 +78,7 @@ impl Socket {
     }
 
     /// Uses the socket for another call.
-    pub(super) fn adopt(&mut self, call: &Arc<Call>) {
+    pub(super) fn begin_call(&mut self, call: &Arc<Call>) {
         self.call = Arc::downgrade(call);
         call.register_socket(&self.stream, true);
     }

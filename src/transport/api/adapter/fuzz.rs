@@ -37,7 +37,7 @@ impl Write for ScriptedPeer {
 }
 
 impl Wire for ScriptedPeer {
-    fn adopt(&mut self, _: &Arc<Call>) {}
+    fn begin_call(&mut self, _: &Arc<Call>) {}
 
     fn wait(&mut self) -> io::Result<()> {
         Ok(())
