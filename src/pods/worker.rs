@@ -456,7 +456,7 @@ impl Worker {
         self.deps.assignments.observe_runtime(runtime);
         self.deps.probes.sync(self.pod(), runtime, false);
         if self.first_sync {
-            self.adopt(runtime);
+            self.record_running(runtime);
         }
         let decided = self.plan(runtime);
         self.report_resize(runtime);

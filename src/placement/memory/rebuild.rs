@@ -77,7 +77,7 @@ impl Memory {
     ///
     /// # Errors
     /// When that contradicts the state, which then does not change.
-    pub fn adopt(&mut self, instance: RunningContainer<'_>) -> Result<(), Problem> {
+    pub fn add_running(&mut self, instance: RunningContainer<'_>) -> Result<(), Problem> {
         let (uid, name) = (instance.pod.pod.uid(), &instance.container.name);
         if !instance.pod.entitles(instance.container) || !self.blocks(uid, name).is_empty() {
             return Ok(());

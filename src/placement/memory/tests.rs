@@ -568,7 +568,9 @@ fn container_with_its_own_memory_in_a_pod_with_resources_as_a_whole_is_adopted_w
     for (gate, expected) in [(false, [0, 0]), (true, [1, 0])] {
         let candidate = Candidate::with_gate(&pod, gate);
         for container in pod.containers() {
-            memory.adopt(RunningContainer { pod: candidate, container, mems: Some(mask(&[1])) }).unwrap();
+            memory
+                .add_running(RunningContainer { pod: candidate, container, mems: Some(mask(&[1])) })
+                .unwrap();
         }
         assert_eq!(["a", "b"].map(|name| memory.blocks(pod.uid(), name).len()), expected, "{gate}");
     }

@@ -198,7 +198,7 @@ impl Allocations {
     /// had no resources before: its containers have none yet.
     ///
     /// DIFFERS: upstream updates all their values again, and restarts them if their policy says so.
-    pub fn adopt(&self, pod: &Pod, running: &[&Container]) {
+    pub fn record_running(&self, pod: &Pod, running: &[&Container]) {
         let is_known = self.0.state.locked().actuated.entries.contains_key(pod.uid());
         let had_none = !is_known && self.is_in_progress(pod.uid());
         for container in running {
@@ -214,7 +214,7 @@ impl Allocations {
     /// Completes records of earlier versions, which have neither the resources of the pod as a whole
     /// nor the limits that containers have from it. `running`: the containers that run. Their limits
     /// are completed only where a change would restart them; the runtime gets the others once more.
-    pub fn adopt_pod_level(&self, pod: &Pod, running: &[&Container]) {
+    pub fn record_running_pod_level(&self, pod: &Pod, running: &[&Container]) {
         if pod.spec().resources.is_none() {
             return;
         }

@@ -358,11 +358,11 @@ fn first_resources_of_a_running_pod_are_sent_to_the_runtime() {
     let edited = pod("u", 2, "1", "64Mi");
     allocations.grant(&edited);
     allocations.begin(&edited);
-    allocations.adopt(&edited, &[&edited.containers()[0]]);
+    allocations.record_running(&edited, &[&edited.containers()[0]]);
     assert_eq!(allocations.actuated(edited.uid(), "c"), Some(ResizableResources::default()));
     // A container that is older than the records has what its pod was granted.
     let old = pod("old", 1, "1", "64Mi");
-    allocations.adopt(&old, &[&old.containers()[0]]);
+    allocations.record_running(&old, &[&old.containers()[0]]);
     assert_eq!(allocations.actuated(old.uid(), "c"), Some(requested(&old)));
 }
 
@@ -422,7 +422,7 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
         let (allocations, pod) = (Allocations::default(), with_policies("1", names));
         let earlier = r#"{"ContainerResources":{"c":{}}}"#;
         allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
-        allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
+        allocations.record_running_pod_level(&pod, &[&pod.containers()[0]]);
         let (has, wants) = (allocations.actuated(pod.uid(), "c").unwrap(), requested(&pod));
         Resource::ALL.map(|resource| has.values(resource) == wants.values(resource))
     };
@@ -434,12 +434,12 @@ fn records_of_earlier_versions_get_the_limits_that_would_restart_containers() {
     let earlier = r#"{"ContainerResources":{"c":{},"gone":{}}}"#;
     allocations.0.state.locked().actuated.set(pod.uid(), earlier.to_owned());
     assert_ne!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
-    allocations.adopt_pod_level(&pod, &[&pod.containers()[0]]);
+    allocations.record_running_pod_level(&pod, &[&pod.containers()[0]]);
     assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
     assert_eq!(allocations.actuated(pod.uid(), "gone"), Some(ResizableResources::default()));
     // A complete record stays.
     let grown = with_policies("2", &["cpu", "memory"]);
-    allocations.adopt_pod_level(&grown, &[&grown.containers()[0]]);
+    allocations.record_running_pod_level(&grown, &[&grown.containers()[0]]);
     assert_eq!(allocations.actuated(pod.uid(), "c"), Some(requested(&pod)));
 }
 

@@ -143,7 +143,7 @@ impl AssignmentState {
         for container in pod.all_containers() {
             let Some(mems) = found.get(&container.name) else { continue };
             let running = memory::RunningContainer { pod: candidate, container, mems: *mems };
-            if let Err(problem) = memory.adopt(running) {
+            if let Err(problem) = memory.add_running(running) {
                 log::warn!("{problem}");
             }
         }

@@ -44,13 +44,13 @@ fn resize_work(plan: &Plan) -> ResizeWork {
 
 impl Worker {
     /// Completes the records of what running containers have.
-    pub(super) fn adopt(&self, runtime: &PodRuntime) {
+    pub(super) fn record_running(&self, runtime: &PodRuntime) {
         let pod = self.pod();
         let runs = |container: &&Container| runtime.newest(&container.name).is_some_and(is_running);
         let running: Vec<_> = pod.all_containers().filter(runs).collect();
-        self.deps.allocations.adopt(pod, &running);
+        self.deps.allocations.record_running(pod, &running);
         if !self.is_pod_resize_due() {
-            self.deps.allocations.adopt_pod_level(pod, &running);
+            self.deps.allocations.record_running_pod_level(pod, &running);
         }
     }
 
