@@ -45,10 +45,10 @@ impl Compression {
     }
 }
 
-/// Why data cannot be decompressed. [`failure`] finds it in an error of the reader. Data that end
+/// Why data cannot be decompressed. [`find_error`] finds it in an error of the reader. Data that end
 /// too early are an error of the kind [`io::ErrorKind::UnexpectedEof`] instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum DecompressError {
     /// The window of a zstd frame is larger than [`WINDOW_LIMIT`].
     #[error("a zstd frame needs a window of {wanted} bytes, and the limit is {WINDOW_LIMIT} bytes")]
     Window {
@@ -66,9 +66,9 @@ pub enum Failure {
     Damaged(String),
 }
 
-/// The failure that an error of a decompressing reader contains.
+/// The [`DecompressError`] that an error of a decompressing reader contains.
 #[must_use]
-pub fn failure(error: &io::Error) -> Option<&Failure> {
+pub fn find_error(error: &io::Error) -> Option<&DecompressError> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
@@ -118,7 +118,7 @@ impl Source {
         match self.error.take() {
             Some(error) => error,
             None if self.ended => io::ErrorKind::UnexpectedEof.into(),
-            None => io::Error::new(io::ErrorKind::InvalidData, Failure::Damaged(text())),
+            None => io::Error::new(io::ErrorKind::InvalidData, DecompressError::Damaged(text())),
         }
     }
 }
@@ -184,15 +184,18 @@ impl Unzstd {
                     self.skipped += length;
                     if self.skipped > SKIPPED_LIMIT {
                         let text = format!("more than {SKIPPED_LIMIT} bytes are to be skipped");
-                        return Err(io::Error::new(io::ErrorKind::InvalidData, Failure::Damaged(text)));
+                        return Err(io::Error::new(
+                            io::ErrorKind::InvalidData,
+                            DecompressError::Damaged(text),
+                        ));
                     }
                     if io::copy(&mut (&mut self.source).take(length), &mut io::sink())? < length {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                 }
                 Err(FrameDecoderError::WindowSizeTooBig { requested, .. }) => {
-                    let failure = Failure::Window { wanted: requested };
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, failure));
+                    let error = DecompressError::Window { wanted: requested };
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
                 }
                 Err(error) => return Err(self.source.reason(|| error.to_string())),
             }
@@ -224,7 +227,7 @@ impl Read for Unzstd {
     }
 }
 
-/// Ends with a failure instead of more than a number of bytes.
+/// Ends with an error instead of more than a number of bytes.
 struct Limited {
     reader: Box<dyn Read + Send>,
     left: u64,
@@ -235,7 +238,7 @@ impl Read for Limited {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let length = self.reader.read(out)?;
         self.left = self.left.checked_sub(length as u64).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, Failure::TooLarge { limit: self.limit })
+            io::Error::new(io::ErrorKind::InvalidData, DecompressError::TooLarge { limit: self.limit })
         })?;
         Ok(length)
     }
@@ -301,13 +304,13 @@ mod tests {
             }
             let damaged = [&packed[..], b"more than nothing follows"].concat();
             let error = read(&damaged, u64::MAX).unwrap_err();
-            assert!(matches!(failure(&error), Some(Failure::Damaged(_))), "{error}");
+            assert!(matches!(find_error(&error), Some(DecompressError::Damaged(_))), "{error}");
         }
         let mut packed = gzip(&text);
         let middle = packed.len() / 2;
         packed[middle] ^= 0x55;
         let error = read(&packed, u64::MAX).unwrap_err();
-        assert!(matches!(failure(&error), Some(Failure::Damaged(_))), "{error}");
+        assert!(matches!(find_error(&error), Some(DecompressError::Damaged(_))), "{error}");
     }
 
     #[test]
@@ -316,7 +319,7 @@ mod tests {
             assert!(packed.len() < 4096);
             assert_eq!(read(&packed, 1 << 20).unwrap().0.len(), 1 << 20);
             let error = read(&packed, (1 << 20) - 1).unwrap_err();
-            assert_eq!(failure(&error), Some(&Failure::TooLarge { limit: (1 << 20) - 1 }));
+            assert_eq!(find_error(&error), Some(&DecompressError::TooLarge { limit: (1 << 20) - 1 }));
         }
     }
 
@@ -325,12 +328,12 @@ mod tests {
         assert_eq!(read(&frame(23, b"abc"), 9).unwrap().0, b"abc");
         for (log, wanted) in [(24, 16 << 20), (31, 2 << 30), (41, 2 << 40)] {
             let error = read(&frame(log, b"abc"), 9).unwrap_err();
-            assert_eq!(failure(&error), Some(&Failure::Window { wanted }));
+            assert_eq!(find_error(&error), Some(&DecompressError::Window { wanted }));
         }
         // A frame of one segment has no window; its whole content is kept.
         let single = [&[0x28, 0xb5, 0x2f, 0xfd, 0xe0][..], &(9_u64 << 20).to_le_bytes()].concat();
         let error = read(&single, 9).unwrap_err();
-        assert_eq!(failure(&error), Some(&Failure::Window { wanted: 9 << 20 }));
+        assert_eq!(find_error(&error), Some(&DecompressError::Window { wanted: 9 << 20 }));
     }
 
     #[test]
@@ -340,7 +343,9 @@ mod tests {
         assert_eq!(read(&[&half[..], &half, &zstd(b"abc")].concat(), 9).unwrap().0, b"abc");
         for packed in [[&half[..], &half, &head(1)].concat(), head(u32::MAX)] {
             let error = read(&packed, 9).unwrap_err();
-            assert!(matches!(failure(&error), Some(Failure::Damaged(text)) if text.contains("skipped")));
+            assert!(
+                matches!(find_error(&error), Some(DecompressError::Damaged(text)) if text.contains("skipped"))
+            );
         }
     }
 

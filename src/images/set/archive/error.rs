@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::types::Digest;
 use crate::util::clip;
-use crate::util::decompress::{self, Failure};
+use crate::util::decompress::{self, DecompressError};
 
 /// What is wrong with a part of an archive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -166,14 +166,14 @@ pub enum ArchiveError {
 /// An error of reading at a position of the (decompressed) archive: a problem of the data there, or
 /// an error that ends the reading of the archive.
 pub(super) fn of_reading(error: io::Error, offset: u64) -> Result<Problem, ArchiveError> {
-    match decompress::failure(&error) {
-        Some(Failure::Window { wanted }) => {
+    match decompress::find_error(&error) {
+        Some(DecompressError::Window { wanted }) => {
             Err(ArchiveError::Window { wanted: *wanted, limit: decompress::WINDOW_LIMIT })
         }
-        Some(Failure::TooLarge { limit }) => {
+        Some(DecompressError::TooLarge { limit }) => {
             Err(ArchiveError::Whole(Problem::too_large(*limit, "decompressed bytes")))
         }
-        Some(Failure::Damaged(reason)) => Ok(Problem::Damaged { offset, reason: shortened(reason) }),
+        Some(DecompressError::Damaged(reason)) => Ok(Problem::Damaged { offset, reason: shortened(reason) }),
         None => match error.kind() {
             io::ErrorKind::UnexpectedEof => Ok(Problem::Truncated),
             io::ErrorKind::InvalidData => {
