@@ -29,14 +29,14 @@ const ADOPTED_AGE: Duration = Duration::from_secs(10);
 
 /// The present time of both clocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Clock {
+pub(super) struct ClockReading {
     pub(super) now: Instant,
     pub(super) wall: Timestamp,
 }
 
-impl Clock {
-    pub(super) fn read() -> Clock {
-        Clock { now: Instant::now(), wall: Timestamp::now() }
+impl ClockReading {
+    pub(super) fn read() -> ClockReading {
+        ClockReading { now: Instant::now(), wall: Timestamp::now() }
     }
 }
 
@@ -147,7 +147,7 @@ impl Limits {
 
 /// The probes of all pods.
 pub(super) struct Registry<T> {
-    started: Clock,
+    started: ClockReading,
     pods: HashMap<PodUid, ProbedPod<T>>,
     verdicts: HashMap<ContainerId, Arc<Verdicts>>,
     /// Each thread has a clone.
@@ -171,7 +171,7 @@ impl RefusedThreads {
 
 impl<T> Registry<T> {
     /// The agent counts as started at `start`.
-    pub(super) fn new(start: Clock, limits: Limits) -> Registry<T> {
+    pub(super) fn new(start: ClockReading, limits: Limits) -> Registry<T> {
         Registry {
             started: start,
             pods: HashMap::new(),
@@ -194,7 +194,7 @@ impl<T> Registry<T> {
         pod: &Pod,
         runtime: &PodRuntime,
         terminating: bool,
-        clock: Clock,
+        clock: ClockReading,
         ended: &mut Vec<T>,
     ) -> Vec<ThreadStart> {
         let mut starts = Vec::new();
@@ -469,7 +469,7 @@ fn origin(newest: &ContainerStatus, reported: Option<&ReportedStatus>, agent_sta
 
 /// When a running instance started, by the monotonic clock; `known` is the value of the same
 /// instance from before.
-fn running_since(newest: &ContainerStatus, known: Option<Instant>, clock: Clock) -> Option<Instant> {
+fn running_since(newest: &ContainerStatus, known: Option<Instant>, clock: ClockReading) -> Option<Instant> {
     if newest.state != ContainerState::Running {
         return None;
     }

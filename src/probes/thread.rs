@@ -11,7 +11,7 @@ use super::check::{self, CheckResult, ProbeRun};
 use super::counters::{ProbeCounters, Tally};
 use super::permits::{Permit, PermitRequest, Permits};
 use super::probe::{Effect, Probe, Update};
-use super::registry::{Clock, FailedStart, Limits, Registry, ThreadStart};
+use super::registry::{ClockReading, FailedStart, Limits, Registry, ThreadStart};
 use super::state::{Kind, Outcome};
 use crate::cri::RuntimeClient;
 use crate::model::event::{EventSink, EventType};
@@ -57,7 +57,7 @@ impl Shared {
     pub(super) fn new(deps: Deps) -> Shared {
         Shared {
             locked: Mutex::new(Locked {
-                registry: Registry::new(Clock::read(), LIMITS),
+                registry: Registry::new(ClockReading::read(), LIMITS),
                 ending: Vec::new(),
                 stopped: false,
             }),
@@ -85,7 +85,7 @@ impl Shared {
             if locked.stopped {
                 return;
             }
-            locked.registry.sync(pod, runtime, terminating, Clock::read(), &mut ended)
+            locked.registry.sync(pod, runtime, terminating, ClockReading::read(), &mut ended)
         };
         for start in starts {
             let key = start.key();

@@ -54,13 +54,13 @@ impl Fixture {
 
     fn with_limits(pod: Pod, limits: Limits) -> Fixture {
         let zero = Instant::now();
-        let start = Clock { now: zero, wall: Timestamp::from_second(1000).unwrap() };
+        let start = ClockReading { now: zero, wall: Timestamp::from_second(1000).unwrap() };
         Fixture { registry: Registry::new(start, limits), workers: Vec::new(), ended: Vec::new(), zero, pod }
     }
 
-    fn clock(&self, second: u64) -> Clock {
+    fn clock(&self, second: u64) -> ClockReading {
         let wall = Timestamp::from_second(1000 + second as i64).unwrap();
-        Clock { now: self.zero + Duration::from_secs(second), wall }
+        ClockReading { now: self.zero + Duration::from_secs(second), wall }
     }
 
     fn sync(&mut self, second: u64, instances: Vec<ContainerStatus>, terminating: bool) {
