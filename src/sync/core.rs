@@ -76,7 +76,7 @@ pub(crate) enum Effect {
     ResizeReverted(Pod),
     /// Forget the status of a pod that no longer exists.
     ForgetStatus(PodUid),
-    /// The API server shows this version of a pod or of a mirror.
+    /// The shown this version of a pod or of a mirror.
     ApiPodChanged(Pod),
     /// The API server no longer shows a pod or a mirror.
     ApiPodRemoved(Pod),
@@ -138,7 +138,7 @@ pub(crate) struct World<'a> {
     pub ends_for_good: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status will not change any more.
     pub is_final: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether the readiness gates of the pod, as the API server shows it now, give another
+    /// Whether the readiness gates of the pod, as the shown it now, give another
     /// readiness than its last status.
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
     /// The pod with the resources that it was granted before the agent was restarted.
@@ -288,7 +288,7 @@ impl Core {
         Some(desired.pod.clone())
     }
 
-    /// The mirrors that the API server shows.
+    /// The mirrors that the shown.
     #[must_use]
     pub(crate) fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
         &self.mirrors
@@ -604,6 +604,7 @@ mod tests {
     use super::super::preemptions::Preemptions;
     use super::*;
     use crate::model::runtime::{ListedSandbox, SandboxState};
+    use expect_test::{Expect, expect};
     use serde_json::json;
     use std::cell::{Cell, RefCell};
     use std::time::Instant;
@@ -624,7 +625,7 @@ mod tests {
         (uid.clone(), ListedPod { uid, sandboxes: vec![sandbox], ..ListedPod::default() })
     }
 
-    /// A core with a set of workers that follows its effects.
+    /// A core with a set of workers that follows its effects, and the record of both.
     struct Fixture {
         core: Core,
         workers: RefCell<BTreeSet<PodUid>>,
@@ -638,6 +639,41 @@ mod tests {
         leaving: BTreeSet<PodUid>,
         is_listed: bool,
         node: NodeView,
+        /// One line per event: the event, and its effects.
+        record: String,
+    }
+
+    /// Pods by UID, in one line.
+    fn join(uids: impl IntoIterator<Item = String>) -> String {
+        let uids: Vec<String> = uids.into_iter().collect();
+        if uids.is_empty() { "none".to_owned() } else { uids.join(", ") }
+    }
+
+    /// An effect in a few words. Pods are named by UID; the API server shows a pod, or has removed it.
+    fn render(effect: &Effect) -> String {
+        match effect {
+            Effect::Update(pod) => format!("update {}", pod.uid()),
+            Effect::Reject { pod, reason, .. } => format!("reject {}: {reason}", pod.uid()),
+            Effect::Kill(uid, PodKill { grace_override: None, .. }) => format!("kill {uid}"),
+            Effect::Kill(uid, PodKill { grace_override: Some(seconds), .. }) => {
+                format!("kill {uid} with a grace period of {seconds} s")
+            }
+            Effect::Preempt { victim, resource } => format!("preempt {}: short of {resource}", victim.uid()),
+            Effect::StartAfter { pod, victims } => {
+                format!("start {pod} after {}", join(victims.iter().map(|pod| pod.uid().to_string())))
+            }
+            Effect::StopUnknown(pod) => format!("stop unknown {}", pod.uid),
+            Effect::ForgetStatus(uid) => format!("forget status of {uid}"),
+            Effect::ApiPodChanged(pod) => format!("shown {}", pod.uid()),
+            Effect::ApiPodRemoved(pod) => format!("removed {}", pod.uid()),
+            Effect::FinishStatus(pod) => format!("finish status of {}", pod.uid()),
+            Effect::Invalid { pod, message } => format!("invalid {}: {message}", pod.uid()),
+            Effect::Resize { pod, trigger } => format!("resize {}: {trigger}", pod.uid()),
+            Effect::ResizePending { pod, reason, .. } => {
+                format!("resize of {} pends: {}", pod.uid(), reason.as_str())
+            }
+            Effect::ResizeReverted(pod) => format!("resize of {} is reverted", pod.uid()),
+        }
     }
 
     impl Fixture {
@@ -645,9 +681,9 @@ mod tests {
             let mut node = NodeView::default();
             node.allocatable.pods = 10;
             let core = Core::new(sources.iter().copied().collect());
-            let (running, over, stopping, leaving) = Default::default();
+            let (running, over, stopping, leaving, record) = Default::default();
             let workers = RefCell::default();
-            Fixture { core, workers, running, over, stopping, leaving, is_listed: true, node }
+            Fixture { core, workers, running, over, stopping, leaving, is_listed: true, node, record }
         }
 
         fn decide(
@@ -678,74 +714,96 @@ mod tests {
                 node: &self.node,
             };
             let effects = decide(&mut self.core, &world);
-            self.follow(&effects)
+            for effect in &effects {
+                if let Effect::Update(pod) = effect {
+                    self.workers.borrow_mut().insert(pod.uid().clone());
+                }
+            }
+            effects.iter().map(render).collect()
         }
 
-        fn apply(&mut self, source: SourceName, set: impl Into<PodSet>) -> Vec<String> {
+        /// Applies the set of a source. The record has its UIDs.
+        fn apply(&mut self, source: SourceName, set: impl Into<PodSet>) {
+            let set = set.into();
+            let pods = set.pods.iter().map(|pod| match set.incarnations.get(pod.uid()) {
+                Some(number) => format!("{} (incarnation {number})", pod.uid()),
+                None => pod.uid().to_string(),
+            });
+            let event = format!("{}: {}", source.as_str(), join(pods));
             let running = self.running.clone();
-            self.decide(&|uid| running.contains(uid), |core, world| {
+            let effects = self.decide(&|uid| running.contains(uid), |core, world| {
                 core.apply_set(source, set, Timestamp::now(), world)
-            })
+            });
+            self.log(&event, &effects);
         }
 
-        fn clean_up(&mut self, listed: &BTreeMap<PodUid, ListedPod>) -> Vec<String> {
+        fn clean_up(&mut self, listed: &BTreeMap<PodUid, ListedPod>) {
+            let running = listed.values().filter(|pod| pod.is_running()).map(|pod| pod.uid.to_string());
+            let event = format!("clean up, running: {}", join(running));
             let still_runs = |uid: &PodUid| listed.get(uid).is_some_and(ListedPod::is_running);
-            self.decide(&still_runs, |core, world| core.clean_up(listed, world))
+            let effects = self.decide(&still_runs, |core, world| core.clean_up(listed, world));
+            self.log(&event, &effects);
         }
 
-        fn readmit(&mut self) -> Vec<String> {
-            self.decide(&|_| false, Core::readmit)
+        fn readmit(&mut self) {
+            let effects = self.decide(&|_| false, Core::readmit);
+            self.log("readmit", &effects);
         }
 
-        fn follow(&self, effects: &[Effect]) -> Vec<String> {
-            effects
-                .iter()
-                .map(|effect| match effect {
-                    Effect::Update(pod) => {
-                        self.workers.borrow_mut().insert(pod.uid().clone());
-                        format!("update {}", pod.uid())
-                    }
-                    Effect::Reject { pod, reason, .. } => format!("reject {} {reason}", pod.uid()),
-                    Effect::Kill(uid, _) => format!("kill {uid}"),
-                    Effect::Preempt { victim, resource } => format!("preempt {} {resource}", victim.uid()),
-                    Effect::StartAfter { pod, victims } => {
-                        let victims: Vec<&str> = victims.iter().map(|pod| pod.uid().as_str()).collect();
-                        format!("start {pod} after {}", victims.join(" "))
-                    }
-                    Effect::StopUnknown(pod) => format!("stop {}", pod.uid),
-                    Effect::ForgetStatus(uid) => format!("forget {uid}"),
-                    Effect::ApiPodChanged(pod) => format!("shown {}", pod.uid()),
-                    Effect::ApiPodRemoved(pod) => format!("removed {}", pod.uid()),
-                    Effect::FinishStatus(pod) => format!("finish {}", pod.uid()),
-                    Effect::Invalid { pod, .. } => format!("invalid {}", pod.uid()),
-                    Effect::Resize { pod, trigger } => format!("resize {} {trigger}", pod.uid()),
-                    Effect::ResizePending { pod, reason, .. } => {
-                        format!("{} {}", reason.as_str(), pod.uid())
-                    }
-                    Effect::ResizeReverted(pod) => format!("reverted {}", pod.uid()),
-                })
-                .collect()
+        fn log(&mut self, event: &str, effects: &[String]) {
+            let effects = if effects.is_empty() { "nothing".to_owned() } else { effects.join("; ") };
+            self.record.push_str(&format!("{event} -> {effects}\n"));
+        }
+
+        /// Compares the record.
+        fn check(&self, expected: Expect) {
+            expected.assert_eq(&self.record);
+        }
+
+        /// Adds a line about what changes outside the core.
+        fn note(&mut self, text: &str) {
+            self.record.push_str(&format!("({text})\n"));
+        }
+
+        /// Adds the desired pods.
+        fn note_desired(&mut self) {
+            let describe = |(uid, _, rejected): (&PodUid, &Pod, bool)| {
+                format!("{uid}{}", if rejected { " (rejected)" } else { "" })
+            };
+            let desired = join(self.core.desired().map(describe));
+            self.record.push_str(&format!("desired: {desired}\n"));
         }
     }
 
     #[test]
     fn edited_static_pod_is_killed_before_its_successor_starts() {
         let mut fixture = Fixture::new(&[SourceName::File]);
-        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "1")]), ["update 1"]);
-        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "1")]), Vec::<String>::new());
-        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "2")]), ["kill 1", "update 2"]);
-        assert!(fixture.core.is_desired(&"2".into()) && !fixture.core.is_desired(&"1".into()));
+        fixture.apply(SourceName::File, vec![pod("web", "1")]);
+        fixture.apply(SourceName::File, vec![pod("web", "1")]);
+        fixture.apply(SourceName::File, vec![pod("web", "2")]);
+        fixture.note_desired();
+        fixture.check(expect![[r#"
+            file: 1 -> update 1
+            file: 1 -> nothing
+            file: 2 -> kill 1; update 2
+            desired: 2
+        "#]]);
     }
 
     #[test]
     fn new_incarnation_kills_and_restarts_the_pod() {
         let mut fixture = Fixture::new(&[SourceName::File]);
-        let web =
-            |number| PodSet { pods: vec![pod("web", "1")], incarnations: [("1".into(), number)].into() };
-        assert_eq!(fixture.apply(SourceName::File, web(1)), ["update 1"]);
-        assert_eq!(fixture.apply(SourceName::File, web(1)), Vec::<String>::new());
-        assert_eq!(fixture.apply(SourceName::File, web(2)), ["kill 1", "update 1"]);
-        assert!(fixture.core.is_desired(&"1".into()));
+        for number in [1, 1, 2] {
+            let incarnations = [("1".into(), number)].into();
+            fixture.apply(SourceName::File, PodSet { pods: vec![pod("web", "1")], incarnations });
+        }
+        fixture.note_desired();
+        fixture.check(expect![[r#"
+            file: 1 (incarnation 1) -> update 1
+            file: 1 (incarnation 1) -> nothing
+            file: 1 (incarnation 2) -> kill 1; update 1
+            desired: 1
+        "#]]);
     }
 
     #[test]
@@ -753,9 +811,15 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::File, SourceName::Http]);
         let running = BTreeMap::from([listed("9", SandboxState::Ready), listed("8", SandboxState::NotReady)]);
         fixture.apply(SourceName::File, vec![]);
-        assert!(fixture.clean_up(&running).is_empty());
+        fixture.clean_up(&running);
         fixture.apply(SourceName::Http, vec![]);
-        assert_eq!(fixture.clean_up(&running), ["stop 9"]);
+        fixture.clean_up(&running);
+        fixture.check(expect![[r#"
+            file: none -> nothing
+            clean up, running: 9 -> nothing
+            http: none -> nothing
+            clean up, running: 9 -> stop unknown 9
+        "#]]);
     }
 
     #[test]
@@ -772,40 +836,54 @@ mod tests {
             running("4", "web", None),
             running("5", "other", Some(SourceName::File)),
         ]);
-        assert_eq!(fixture.apply(SourceName::File, vec![pod("web", "9")]), ["update 9"]);
-        assert_eq!(fixture.clean_up(&running), ["stop 1"]);
-        // All sources have delivered: nothing else is desired.
+        fixture.apply(SourceName::File, vec![pod("web", "9")]);
+        fixture.clean_up(&running);
+        fixture.note("all sources have delivered: nothing else is desired");
         fixture.apply(SourceName::Http, vec![]);
-        assert_eq!(fixture.clean_up(&running), ["stop 1", "stop 2", "stop 3", "stop 4", "stop 5"]);
+        fixture.clean_up(&running);
+        fixture.check(expect![[r#"
+            file: 9 -> update 9
+            clean up, running: 1, 2, 3, 4, 5 -> stop unknown 1
+            (all sources have delivered: nothing else is desired)
+            http: none -> nothing
+            clean up, running: 1, 2, 3, 4, 5 -> stop unknown 1; stop unknown 2; stop unknown 3; stop unknown 4; stop unknown 5
+        "#]]);
         // A rejected successor does not replace the running pod.
         let mut fixture = Fixture::new(&[SourceName::File, SourceName::Http]);
         fixture.node.allocatable.pods = 0;
         fixture.apply(SourceName::File, vec![pod("web", "9")]);
-        assert_eq!(fixture.clean_up(&running), ["finish 9"]);
+        fixture.clean_up(&running);
+        fixture.check(expect![[r#"
+            file: 9 -> reject 9: UnexpectedAdmissionError
+            clean up, running: 1, 2, 3, 4, 5 -> finish status of 9
+        "#]]);
     }
 
-    #[test]
-    fn preemption_names_the_missing_resource() {
-        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
-        fixture.node.allocatable.pods = 1;
-        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
-        assert_eq!(
-            fixture.apply(SourceName::File, vec![pod("s", "2")]),
-            ["preempt 1 pods", "start 2 after 1", "update 2"]
-        );
-    }
-
+    /// The missing resource is named. A critical pod that runs already does not wait, except before the
+    /// first list of the runtime.
     #[test]
     fn critical_pod_waits_for_its_victims_also_before_the_first_list() {
-        let effects = |is_listed: bool| {
+        let record = |is_listed: bool, running: &[&str]| {
             let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
             (fixture.node.allocatable.pods, fixture.is_listed) = (1, is_listed);
-            fixture.running = ["1".into(), "2".into()].into();
+            fixture.running = running.iter().map(|uid| PodUid::from(*uid)).collect();
+            fixture.note(&format!("listed: {is_listed}, running: {running:?}"));
             fixture.apply(SourceName::Api, vec![pod("a", "1")]);
-            fixture.apply(SourceName::File, vec![pod("s", "2")])
+            fixture.apply(SourceName::File, vec![pod("s", "2")]);
+            fixture.record
         };
-        assert_eq!(effects(false), ["preempt 1 pods", "start 2 after 1", "update 2"]);
-        assert_eq!(effects(true), ["preempt 1 pods", "update 2"]);
+        expect![[r#"
+            (listed: true, running: [])
+            api: 1 -> shown 1; update 1
+            file: 2 -> preempt 1: short of pods; start 2 after 1; update 2
+            (listed: false, running: ["1", "2"])
+            api: 1 -> shown 1; update 1
+            file: 2 -> preempt 1: short of pods; start 2 after 1; update 2
+            (listed: true, running: ["1", "2"])
+            api: 1 -> shown 1; update 1
+            file: 2 -> preempt 1: short of pods; update 2
+        "#]]
+        .assert_eq(&(record(true, &[]) + &record(false, &["1", "2"]) + &record(true, &["1", "2"])));
     }
 
     fn with_cpu(name: &str, uid: &str, cpu: &str) -> Pod {
@@ -820,12 +898,10 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
         fixture.node.allocatable.cpu_milli = 4000;
         fixture.apply(SourceName::Api, vec![with_cpu("1", "1", "3")]);
-        assert_eq!(
-            fixture.apply(SourceName::File, vec![with_cpu("s", "9", "2")]),
-            ["preempt 1 cpu", "start 9 after 1", "update 9"]
-        );
+        fixture.apply(SourceName::File, vec![with_cpu("s", "9", "2")]);
         fixture.over.insert("1".into());
         fixture.stopping.insert("1".into());
+        fixture.note("1 has failed and stops");
         fixture
     }
 
@@ -838,53 +914,69 @@ mod tests {
     #[test]
     fn pod_that_fits_with_a_waiting_critical_pod_or_its_victim_is_admitted() {
         let mut fixture = preempting();
-        assert_eq!(fixture.apply(SourceName::Api, api_pods(&["2"])), ["shown 2", "update 2"]);
-        // Now there is room for no other pod, but for one when the victim has ended.
-        assert_eq!(
-            fixture.apply(SourceName::Api, api_pods(&["2", "3"])),
-            ["shown 3", "start 3 after 1", "update 3"]
-        );
-        assert_eq!(
-            fixture.apply(SourceName::Api, api_pods(&["2", "3", "4"])),
-            ["shown 4", "reject 4 OutOfcpu"]
-        );
+        fixture.apply(SourceName::Api, api_pods(&["2"]));
+        fixture.note("now there is room for no other pod, but for one when the victim has ended");
+        fixture.apply(SourceName::Api, api_pods(&["2", "3"]));
+        fixture.apply(SourceName::Api, api_pods(&["2", "3", "4"]));
         fixture.stopping.clear();
         for uid in ["3", "9"] {
             fixture.core.end_wait(&uid.into(), &[]);
         }
-        assert_eq!(
-            fixture.apply(SourceName::Api, api_pods(&["2", "3", "4", "5"])),
-            ["shown 5", "reject 5 OutOfcpu"]
-        );
-        assert_eq!(
-            fixture.apply(SourceName::Api, api_pods(&["3", "4", "5", "6"])),
-            ["removed 2", "kill 2", "shown 6", "update 6"]
-        );
+        fixture.note("1 has ended, and 3 and 9 start");
+        fixture.apply(SourceName::Api, api_pods(&["2", "3", "4", "5"]));
+        fixture.apply(SourceName::Api, api_pods(&["3", "4", "5", "6"]));
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; update 1
+            file: 9 -> preempt 1: short of cpu; start 9 after 1; update 9
+            (1 has failed and stops)
+            api: 1, 2 -> shown 2; update 2
+            (now there is room for no other pod, but for one when the victim has ended)
+            api: 1, 2, 3 -> shown 3; start 3 after 1; update 3
+            api: 1, 2, 3, 4 -> shown 4; reject 4: OutOfcpu
+            (1 has ended, and 3 and 9 start)
+            api: 1, 2, 3, 4, 5 -> shown 5; reject 5: OutOfcpu
+            api: 1, 3, 4, 5, 6 -> removed 2; kill 2; shown 6; update 6
+        "#]]);
     }
 
     #[test]
     fn victim_that_did_not_end_in_time_counts_until_it_has() {
         let mut fixture = preempting();
+        fixture.record.clear();
         fixture.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
-        assert_eq!(fixture.apply(SourceName::Api, api_pods(&["2"])), ["shown 2", "reject 2 OutOfcpu"]);
+        fixture.note("9 starts, although 1 has not ended");
+        fixture.apply(SourceName::Api, api_pods(&["2"]));
         fixture.stopping.clear();
-        assert_eq!(fixture.apply(SourceName::Api, api_pods(&["2", "3"])), ["shown 3", "update 3"]);
+        fixture.note("1 has ended");
+        fixture.apply(SourceName::Api, api_pods(&["2", "3"]));
+        fixture.check(expect![[r#"
+            (9 starts, although 1 has not ended)
+            api: 1, 2 -> shown 2; reject 2: OutOfcpu
+            (1 has ended)
+            api: 1, 2, 3 -> shown 3; update 3
+        "#]]);
     }
 
     #[test]
     fn late_victim_is_neither_preempted_again_nor_waited_for_again() {
         let mut fixture = preempting();
+        fixture.record.clear();
         fixture.core.end_wait(&"9".into(), &[with_cpu("1", "1", "3")]);
+        fixture.note("there is room for the next critical pod when the late victim has ended");
         let first = with_cpu("s", "9", "2");
-        // There is room for the next critical pod when the late victim has ended.
-        let two = vec![first.clone(), with_cpu("t", "8", "2")];
-        assert_eq!(fixture.apply(SourceName::File, two), ["update 8"]);
-        // A change of the victim's object changes nothing.
+        fixture.apply(SourceName::File, vec![first.clone(), with_cpu("t", "8", "2")]);
+        fixture.note("a change of the victim's object changes nothing");
         let mut object = api_pods(&[]).remove(0).into_object();
         object.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
         fixture.apply(SourceName::Api, vec![Pod::from(object)]);
-        let two = vec![first, with_cpu("u", "7", "2")];
-        assert_eq!(fixture.apply(SourceName::File, two), ["kill 8", "update 7"]);
+        fixture.apply(SourceName::File, vec![first, with_cpu("u", "7", "2")]);
+        fixture.check(expect![[r#"
+            (there is room for the next critical pod when the late victim has ended)
+            file: 9, 8 -> update 8
+            (a change of the victim's object changes nothing)
+            api: 1 -> shown 1; update 1
+            file: 9, 7 -> kill 8; update 7
+        "#]]);
     }
 
     /// A victim (0) and the pod that preempts it (1), which share a node, and what `sync` does.
@@ -1007,17 +1099,11 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
         fixture.node.allocatable.cpu_milli = 4000;
         fixture.apply(SourceName::Api, vec![with_cpu("a", "1", "2"), with_cpu("b", "2", "2")]);
-        assert_eq!(
-            fixture.apply(SourceName::File, vec![with_cpu("s", "8", "2"), with_cpu("t", "9", "2")]),
-            [
-                "preempt 1 cpu",
-                "start 8 after 1",
-                "update 8",
-                "preempt 2 cpu",
-                "start 9 after 1 2",
-                "update 9"
-            ]
-        );
+        fixture.apply(SourceName::File, vec![with_cpu("s", "8", "2"), with_cpu("t", "9", "2")]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; update 2
+            file: 8, 9 -> preempt 1: short of cpu; start 8 after 1; update 8; preempt 2: short of cpu; start 9 after 1, 2; update 9
+        "#]]);
     }
 
     #[test]
@@ -1042,16 +1128,27 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::File]);
         fixture.node.allocatable.pods = 1;
         fixture.apply(SourceName::File, vec![pod("s", "1")]);
-        // It waited for others, so it has no worker.
         fixture.workers.borrow_mut().clear();
-        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["update 1"]);
+        fixture.note("it waits for others, so it has no worker");
+        fixture.clean_up(&BTreeMap::new());
         fixture.workers.borrow_mut().clear();
         assert_eq!(fixture.core.fail(&"1".into()).map(|pod| pod.uid().to_string()), Some("1".to_owned()));
-        assert!(fixture.core.rejected(&"1".into()).is_some() && fixture.core.fail(&"1".into()).is_none());
-        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["finish 1"]);
-        // What it was to have is free.
-        let effects = fixture.apply(SourceName::File, vec![pod("s", "1"), pod("t", "2")]);
-        assert_eq!(effects, ["update 2"]);
+        assert!(fixture.core.fail(&"1".into()).is_none());
+        fixture.note("it fails");
+        fixture.note_desired();
+        fixture.clean_up(&BTreeMap::new());
+        fixture.note("what it was to have is free");
+        fixture.apply(SourceName::File, vec![pod("s", "1"), pod("t", "2")]);
+        fixture.check(expect![[r#"
+            file: 1 -> update 1
+            (it waits for others, so it has no worker)
+            clean up, running: none -> update 1
+            (it fails)
+            desired: 1 (rejected)
+            clean up, running: none -> finish status of 1
+            (what it was to have is free)
+            file: 1, 2 -> update 2
+        "#]]);
     }
 
     #[test]
@@ -1061,19 +1158,25 @@ mod tests {
             object.spec.as_mut().unwrap().priority = Some(2_000_000_000);
             Pod::from(object)
         };
-        for (leaving, expected) in [
-            (true, vec!["shown 1", "update 1"]),
-            (false, vec!["shown 1", "preempt 2 pods", "start 1 after 2", "update 1"]),
-        ] {
+        let record = |stops: bool| {
             let mut fixture = Fixture::new(&[SourceName::Api]);
             fixture.node.allocatable.pods = 1;
             fixture.apply(SourceName::Api, vec![critical("a", "1")]);
-            assert_eq!(fixture.apply(SourceName::Api, vec![pod("b", "2")]).last().unwrap(), "update 2");
-            fixture.leaving.extend(leaving.then(|| "1".into()));
-            // No pod has to make room for one that ends.
-            let effects = fixture.apply(SourceName::Api, vec![critical("a", "1"), pod("b", "2")]);
-            assert_eq!(effects, expected);
-        }
+            fixture.apply(SourceName::Api, vec![pod("b", "2")]);
+            fixture.record.clear();
+            fixture.leaving.extend(stops.then(|| "1".into()));
+            fixture.note(if stops { "1 stops" } else { "1 has ended" });
+            fixture.apply(SourceName::Api, vec![critical("a", "1"), pod("b", "2")]);
+            fixture.record
+        };
+        // No pod has to make room for one that ends.
+        expect![[r#"
+            (1 stops)
+            api: 1, 2 -> shown 1; update 1
+            (1 has ended)
+            api: 1, 2 -> shown 1; preempt 2: short of pods; start 1 after 2; update 1
+        "#]]
+        .assert_eq(&(record(true) + &record(false)));
     }
 
     fn deleted(name: &str, uid: &str) -> Pod {
@@ -1089,37 +1192,48 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::Api]);
         fixture.node.allocatable.pods = 1;
         fixture.running = ["1".into(), "2".into()].into();
-        let effects = fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
-        assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
         fixture.node.shutting_down = true;
-        let all = vec![pod("a", "1"), deleted("b", "2"), deleted("c", "3")];
-        assert_eq!(fixture.apply(SourceName::Api, all), ["shown 3", "update 3"]);
+        fixture.note("the machine shuts down");
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2"), deleted("c", "3")]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; update 2
+            (the machine shuts down)
+            api: 1, 2, 3 -> shown 3; update 3
+        "#]]);
     }
 
     /// Neither is it in the way after a restart of the agent, when all pods are admitted again.
     #[test]
     fn pod_that_is_being_deleted_takes_no_place_of_a_pod_that_runs() {
-        for is_listed in [true, false] {
+        let record = |is_listed| {
             let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
             (fixture.node.allocatable.pods, fixture.is_listed) = (1, is_listed);
             fixture.running = ["1".into(), "2".into(), "3".into()].into();
-            let both = vec![deleted("a", "1"), pod("b", "2")];
-            let effects = fixture.apply(SourceName::Api, both);
-            assert_eq!(effects, ["shown 1", "shown 2", "update 1", "update 2"]);
-            // For a critical one of another source, no pod is preempted.
+            fixture.apply(SourceName::Api, vec![deleted("a", "1"), pod("b", "2")]);
             fixture.node.allocatable.pods = 2;
-            assert_eq!(fixture.apply(SourceName::File, vec![file_pod("s", "3")]), ["update 3"]);
-        }
+            fixture.note("for a critical pod of another source, no pod is preempted");
+            fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
+            fixture.record
+        };
+        assert_eq!(record(true), record(false));
+        expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; update 2
+            (for a critical pod of another source, no pod is preempted)
+            file: 3 -> update 3
+        "#]]
+        .assert_eq(&record(true));
     }
 
     #[test]
     fn new_pod_takes_no_place_of_a_pod_that_runs_also_one_that_is_being_deleted() {
-        let set = || vec![pod("a", "1"), deleted("b", "2"), pod("c", "3")];
         let mut fixture = Fixture::new(&[SourceName::Api]);
         fixture.node.allocatable.pods = 2;
         fixture.running = ["2".into(), "3".into()].into();
-        let effects = fixture.apply(SourceName::Api, set());
-        assert_eq!(effects[3..], ["update 2", "update 3", "reject 1 OutOfpods"]);
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2"), pod("c", "3")]);
+        fixture.check(expect![[r#"
+            api: 1, 2, 3 -> shown 1; shown 2; shown 3; update 2; update 3; reject 1: OutOfpods
+        "#]]);
     }
 
     /// The list of the runtime changes while a set is handled.
@@ -1145,24 +1259,39 @@ mod tests {
         fixture.running = ["1".into(), "2".into()].into();
         fixture.apply(SourceName::Api, vec![deleted("a", "1")]);
         fixture.workers.borrow_mut().insert("2".into());
-        let effects = fixture.apply(SourceName::File, vec![file_pod("s", "2")]);
-        assert_ne!(effects, ["update 2"]);
+        fixture.note("2 has a worker, which stops it");
+        fixture.apply(SourceName::File, vec![file_pod("s", "2")]);
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; update 1
+            (2 has a worker, which stops it)
+            file: 2 -> reject 2: UnexpectedAdmissionError
+        "#]]);
     }
 
     #[test]
     fn pod_that_is_being_deleted_and_has_ended_takes_no_place() {
-        for has_worker in [false, true] {
+        let record = |has_worker: bool| {
             let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
             fixture.node.allocatable.pods = 2;
             fixture.running = ["1".into()].into();
             fixture.apply(SourceName::Api, vec![pod("a", "1"), deleted("b", "2")]);
-            if !has_worker {
+            fixture.record.clear();
+            if has_worker {
+                fixture.note("2 has a worker, and may have begun to start");
+            } else {
                 fixture.workers.borrow_mut().remove(&"2".into());
+                fixture.note("2 has no worker");
             }
-            // One that has a worker may have begun to start.
-            let effects = fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
-            assert_eq!(effects[0] == "update 3", !has_worker, "{effects:?}");
-        }
+            fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
+            fixture.record
+        };
+        expect![[r#"
+            (2 has no worker)
+            file: 3 -> update 3
+            (2 has a worker, and may have begun to start)
+            file: 3 -> preempt 1: short of pods; start 3 after 1; update 3
+        "#]]
+        .assert_eq(&(record(false) + &record(true)));
     }
 
     fn with_port(name: &str, uid: &str) -> Pod {
@@ -1178,47 +1307,58 @@ mod tests {
         let set = |number, pods| PodSet { pods, incarnations: [("1".into(), number)].into() };
         fixture.apply(SourceName::File, set(1, vec![with_port("a", "1")]));
         fixture.over.insert("1".into());
-        let effects = fixture.apply(SourceName::File, set(2, vec![with_port("a", "1"), with_port("b", "2")]));
-        assert_eq!(effects, ["kill 1", "update 1", "reject 2 NodePorts"]);
-        // Now it is the status of the new incarnation.
+        fixture.note("1 has completed");
+        fixture.apply(SourceName::File, set(2, vec![with_port("a", "1"), with_port("b", "2")]));
+        fixture.note("now it is the status of the new incarnation");
         let pods = vec![with_port("a", "1"), with_port("b", "2"), with_port("c", "3")];
-        assert_eq!(fixture.apply(SourceName::File, set(2, pods)), ["update 3"]);
+        fixture.apply(SourceName::File, set(2, pods));
+        fixture.check(expect![[r#"
+            file: 1 (incarnation 1) -> update 1
+            (1 has completed)
+            file: 1 (incarnation 2), 2 -> kill 1; update 1; reject 2: NodePorts
+            (now it is the status of the new incarnation)
+            file: 1 (incarnation 2), 2, 3 -> update 3
+        "#]]);
     }
 
     #[test]
     fn failed_pod_that_still_stops_keeps_its_port() {
         let mut fixture = Fixture::new(&[SourceName::Api]);
-        fixture.apply(SourceName::Api, vec![with_port("a", "1")]);
-        // It has exceeded its deadline, and its containers have a long grace period.
+        let set = |uids: &[&str]| uids.iter().map(|uid| with_port(uid, uid)).collect::<Vec<_>>();
+        fixture.apply(SourceName::Api, set(&["1"]));
         fixture.over.insert("1".into());
         fixture.stopping.insert("1".into());
-        let set = |uids: &[&str]| uids.iter().map(|uid| with_port(uid, uid)).collect::<Vec<_>>();
-        let effects = fixture.apply(SourceName::Api, set(&["1", "2"]));
-        assert_eq!(effects, ["shown 2", "reject 2 NodePorts"]);
+        fixture.note("1 has exceeded its deadline, and its containers have a long grace period");
+        fixture.apply(SourceName::Api, set(&["1", "2"]));
         fixture.stopping.clear();
-        let effects = fixture.apply(SourceName::Api, set(&["1", "2", "3"]));
-        assert_eq!(effects, ["shown 3", "update 3"]);
+        fixture.note("1 has ended");
+        fixture.apply(SourceName::Api, set(&["1", "2", "3"]));
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; update 1
+            (1 has exceeded its deadline, and its containers have a long grace period)
+            api: 1, 2 -> shown 2; reject 2: NodePorts
+            (1 has ended)
+            api: 1, 2, 3 -> shown 3; update 3
+        "#]]);
     }
 
     #[test]
     fn forced_deletion_of_a_pod_that_stops_ends_its_grace_period() {
         let mut fixture = Fixture::new(&[SourceName::Api]);
-        let mut object = pod("a", "1").into_object();
         fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
+        let mut object = pod("a", "1").into_object();
         object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
+        fixture.note("1 is being deleted");
         fixture.apply(SourceName::Api, vec![Pod::from(object), pod("b", "2")]);
-        let mut kills = Vec::new();
-        fixture.decide(&|_| true, |core, world| {
-            let effects = core.apply_set(SourceName::Api, Vec::new(), Timestamp::now(), world);
-            for effect in &effects {
-                if let Effect::Kill(uid, kill) = effect {
-                    kills.push((uid.as_str().to_owned(), kill.grace_override));
-                }
-            }
-            effects
-        });
-        // Pod 2 was not being deleted: the reason of its removal is not known.
-        assert_eq!(kills, [("1".to_owned(), Some(0)), ("2".to_owned(), None)]);
+        fixture.note("2 was not being deleted: the reason of its removal is not known");
+        fixture.apply(SourceName::Api, vec![]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; update 2
+            (1 is being deleted)
+            api: 1, 2 -> shown 1; update 1
+            (2 was not being deleted: the reason of its removal is not known)
+            api: none -> removed 1; removed 2; kill 1 with a grace period of 0 s; kill 2
+        "#]]);
     }
 
     fn file_pod(name: &str, uid: &str) -> Pod {
@@ -1233,18 +1373,22 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
         fixture.node.shutting_down = true;
         fixture.apply(SourceName::Api, vec![pod("a", "1")]);
-        let rejected = fixture.apply(SourceName::File, vec![file_pod("s", "2"), file_pod("t", "3")]);
-        assert_eq!(rejected, ["reject 2 NodeShutdown", "reject 3 NodeShutdown"]);
-        // Pod 3 is now rejected for another reason; pod 1 has a controller and stays rejected.
+        fixture.apply(SourceName::File, vec![file_pod("s", "2"), file_pod("t", "3")]);
         fixture.node.shutting_down = false;
         fixture.node.allocatable.pods = 1;
         fixture.over = ["2".into(), "3".into()].into();
-        assert_eq!(
-            fixture.readmit(),
-            ["forget 2", "update 2", "forget 3", "reject 3 UnexpectedAdmissionError"]
-        );
-        assert_eq!(fixture.readmit(), Vec::<String>::new());
-        assert!(fixture.core.rejected(&"1".into()).is_some() && fixture.core.admitted(&"2".into()).is_some());
+        fixture.note("the shutdown is cancelled; there is room for one pod, and 1 has a controller");
+        fixture.readmit();
+        fixture.readmit();
+        fixture.note_desired();
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; reject 1: NodeShutdown
+            file: 2, 3 -> reject 2: NodeShutdown; reject 3: NodeShutdown
+            (the shutdown is cancelled; there is room for one pod, and 1 has a controller)
+            readmit -> forget status of 2; update 2; forget status of 3; reject 3: UnexpectedAdmissionError
+            readmit -> nothing
+            desired: 1 (rejected), 2, 3 (rejected)
+        "#]]);
     }
 
     /// The agent was restarted during a shutdown of the machine, while pods run.
@@ -1253,14 +1397,15 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
         fixture.node.shutting_down = true;
         fixture.running = ["1".into(), "3".into()].into();
-        assert_eq!(
-            fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
-            ["shown 1", "shown 2", "update 1", "reject 2 NodeShutdown"]
-        );
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
         fixture.node.allocatable.pods = 1;
-        // All other checks of admission still apply.
-        let effects = fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
-        assert_eq!(effects, ["preempt 1 pods", "update 3"]);
+        fixture.note("there is room for one pod: all other checks of admission still apply");
+        fixture.apply(SourceName::File, vec![file_pod("s", "3")]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; reject 2: NodeShutdown
+            (there is room for one pod: all other checks of admission still apply)
+            file: 3 -> preempt 1: short of pods; update 3
+        "#]]);
     }
 
     /// The agent was restarted while the node is short of memory.
@@ -1269,10 +1414,10 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::Api]);
         fixture.node.pressures = vec!["MemoryPressure".to_owned()];
         fixture.running = ["1".into()].into();
-        assert_eq!(
-            fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
-            ["shown 1", "shown 2", "update 1", "reject 2 Evicted"]
-        );
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; reject 2: Evicted
+        "#]]);
     }
 
     #[test]
@@ -1313,16 +1458,18 @@ mod tests {
     fn rejected_pod_has_no_worker_and_is_stopped_if_it_runs() {
         let mut fixture = Fixture::new(&[SourceName::Api]);
         fixture.node.allocatable.pods = 1;
-        assert_eq!(
-            fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]),
-            ["shown 1", "shown 2", "update 1", "reject 2 OutOfpods"]
-        );
-        let running = BTreeMap::from([listed("2", SandboxState::Ready)]);
-        assert_eq!(fixture.clean_up(&running), ["stop 2"]);
+        fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
+        fixture.clean_up(&BTreeMap::from([listed("2", SandboxState::Ready)]));
         // The pod's status is final only now: a taint may have caused the rejection of a running
         // pod when the agent was restarted.
-        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["finish 2"]);
-        assert_eq!(fixture.apply(SourceName::Api, vec![pod("a", "1")]), ["removed 2", "forget 2"]);
+        fixture.clean_up(&BTreeMap::new());
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; reject 2: OutOfpods
+            clean up, running: 2 -> stop unknown 2
+            clean up, running: none -> finish status of 2
+            api: 1 -> removed 2; forget status of 2
+        "#]]);
     }
 
     #[test]
@@ -1331,11 +1478,16 @@ mod tests {
         let mut object = pod("web", "m1").object().clone();
         object.metadata.annotations =
             Some([("kubernetes.io/config.mirror".to_owned(), "s1".to_owned())].into());
-        let mirror = Pod::from(object);
-        assert_eq!(fixture.apply(SourceName::Api, vec![mirror]), ["shown m1"]);
-        assert!(!fixture.core.is_desired(&"m1".into()) && fixture.core.mirrors().len() == 1);
-        assert_eq!(fixture.apply(SourceName::Api, vec![]), ["removed m1"]);
+        fixture.apply(SourceName::Api, vec![Pod::from(object)]);
+        fixture.note_desired();
+        assert_eq!(fixture.core.mirrors().len(), 1);
+        fixture.apply(SourceName::Api, vec![]);
         assert!(fixture.core.mirrors().is_empty());
+        fixture.check(expect![[r#"
+            api: m1 -> shown m1
+            desired: none
+            api: none -> removed m1
+        "#]]);
     }
 
     #[test]
@@ -1345,23 +1497,36 @@ mod tests {
         fixture.apply(SourceName::Api, vec![pod("a", "1")]);
         let mut object = pod("a", "1").object().clone();
         object.metadata.deletion_timestamp = Some(crate::model::meta::Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(fixture.apply(SourceName::Api, vec![Pod::from(object)]), ["shown 1"]);
-        let running = BTreeMap::from([listed("1", SandboxState::Ready)]);
-        assert_eq!(fixture.clean_up(&running), ["stop 1"]);
-        assert_eq!(fixture.clean_up(&BTreeMap::new()), ["finish 1"]);
+        fixture.note("it is being deleted");
+        fixture.apply(SourceName::Api, vec![Pod::from(object)]);
+        fixture.clean_up(&BTreeMap::from([listed("1", SandboxState::Ready)]));
+        fixture.clean_up(&BTreeMap::new());
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; reject 1: OutOfpods
+            (it is being deleted)
+            api: 1 -> shown 1
+            clean up, running: 1 -> stop unknown 1
+            clean up, running: none -> finish status of 1
+        "#]]);
     }
 
     #[test]
     fn terminal_phase_set_by_another_client_updates_the_worker() {
         let mut fixture = Fixture::new(&[SourceName::Api]);
-        assert_eq!(fixture.apply(SourceName::Api, vec![pod("a", "1")]), ["shown 1", "update 1"]);
-        let shown = |phase: &str| {
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        for phase in ["Running", "Failed"] {
             let mut object = pod("a", "1").object().clone();
             object.status.get_or_insert_default().phase = Some(phase.to_owned());
-            vec![Pod::from(object)]
-        };
-        assert_eq!(fixture.apply(SourceName::Api, shown("Running")), ["shown 1"]);
-        assert_eq!(fixture.apply(SourceName::Api, shown("Failed")), ["shown 1", "update 1"]);
+            fixture.note(phase);
+            fixture.apply(SourceName::Api, vec![Pod::from(object)]);
+        }
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; update 1
+            (Running)
+            api: 1 -> shown 1
+            (Failed)
+            api: 1 -> shown 1; update 1
+        "#]]);
     }
 
     /// After a restart, the agent knows phases only from the API server.
@@ -1371,9 +1536,9 @@ mod tests {
         fixture.node.allocatable.pods = 1;
         let mut done = pod("a", "1").object().clone();
         done.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
-        assert_eq!(
-            fixture.apply(SourceName::Api, vec![Pod::from(done), pod("b", "2")]),
-            ["shown 1", "shown 2", "update 1", "update 2"]
-        );
+        fixture.apply(SourceName::Api, vec![Pod::from(done), pod("b", "2")]);
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; update 2
+        "#]]);
     }
 }
