@@ -1,6 +1,7 @@
 //! Helpers for tests of several rooms.
 
 mod refusing;
+mod tables;
 
 use std::path::Path;
 use std::process::Command;
@@ -14,6 +15,7 @@ use super::child::{self, Limits};
 use super::stop::StopToken;
 use super::threads::{OnDeath, Running, Stack, spawn};
 pub(crate) use refusing::refusing;
+pub(crate) use tables::{Table, table, table_of_policies};
 
 /// Writes a program, by another process: a child process that another test has just forked shortly
 /// holds all open files of this process, and a file that is open for writing cannot be executed

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-use super::tests::{instance, pod, ready, sandbox, short};
+use super::tests::{instance, pod, ready, render, sandbox};
 use super::*;
 use crate::model::pod::is_sidecar;
 use crate::model::runtime::SandboxState;
@@ -219,7 +219,7 @@ impl Fixture {
             let container = &mut self.runtime.containers[index];
             (container.state, container.exit_code) = (ContainerState::Exited, 0);
         }
-        panic!("the plan never empties: {} {:?}", short(&self.plan()), self.runtime.containers);
+        panic!("the plan never empties: {:?} {:?}", self.plan(), self.runtime.containers);
     }
 }
 
@@ -276,7 +276,7 @@ fn older_instance_of_any_container_is_stopped() {
         let mut twin = instance(&format!("{name}=Running"));
         twin.id = "twin".into();
         fixture.runtime.containers.push(twin);
-        assert_eq!(short(&fixture.plan()), format!("kill=[{name}:Twin]"));
+        assert_eq!(render(&fixture.pod, &fixture.plan()), format!("stop {name} (Twin)"));
         assert!(fixture.settle());
     }
 }
@@ -387,14 +387,14 @@ proptest! {
                 "OnFailure" => regular == "Exited",
                 _ => false,
             };
-            prop_assert!(over, "{}", short(&plan));
-            prop_assert!(plan.start_init.is_empty(), "{}", short(&plan));
+            prop_assert!(over, "{plan:?}");
+            prop_assert!(plan.start_init.is_empty(), "{plan:?}");
             return Ok(());
         }
         for (index, container) in init.iter().enumerate() {
             let killed = plan.kill.iter().any(|kill| kill.name == format!("i{index}"));
             let starts = plan.start_init.contains(&index);
-            let what = format!("i{index}: {}", short(&plan));
+            let what = format!("i{index}: {plan:?}");
             if container.sidecar && index < begun && (initialized || newest != Some(index)) {
                 prop_assert_eq!((killed, starts), container.demands(), "{}", what);
             }

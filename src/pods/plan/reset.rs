@@ -51,11 +51,12 @@ pub(super) fn compute(pod: &Pod, runtime: &PodRuntime) -> Vec<Reset> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{pod, ready, short};
+    use super::super::tests::{plans, pod, ready, render};
     use super::super::{Inputs, compute};
     use crate::model::ids::ContainerId;
-    use crate::model::runtime::{PodRuntime, SandboxState};
     use crate::model::verdict::Verdict;
+    use crate::util::testing::table;
+    use expect_test::expect;
     use serde_json::{Value, json};
 
     fn spec() -> Value {
@@ -67,64 +68,56 @@ mod tests {
                 {"name": "c"}]})
     }
 
-    fn check(instances: &str, expected: &str) {
-        let runtime = ready(instances);
-        assert_eq!(short(&compute(&Inputs::without_probes(&pod(spec()), &runtime))), expected, "{instances}");
-    }
-
     #[test]
     fn restart_of_all_containers_removes_the_trigger_last() {
-        check("i=Exited s=Running a=Running b=Exited:42 c=Exited:1", "reset=[-a c i -s b!]");
-        // After an interruption the remaining instances are removed.
-        check("s=Running b=Exited:42", "reset=[-s b!]");
-        check("b=Exited:42", "reset=[b!]");
-        // When all are removed, the first init container starts.
-        check("", "init=[0]");
-        // Another exit code does not match; only the newest instance counts.
-        check("i=Exited s=Running a=Running b=Exited:1 c=Running", "");
-        check("i=Exited s=Running a=Running b=Running b=Exited:42 c=Running", "");
-        // Dead instances of earlier runs are removed, too: none may count for the new run.
-        check("b=Exited:42 b=Exited:42 i=Exited i=Exited:1", "reset=[i i b! b!]");
+        plans(&spec()).check(expect![[r#"
+            i=Exited s=Running a=Running b=Exited:42 c=Exited:1          -> stop and remove a, remove c, remove i, stop and remove s, remove b (trigger)
+            # After an interruption the remaining instances are removed.
+            s=Running b=Exited:42                                        -> stop and remove s, remove b (trigger)
+            b=Exited:42                                                  -> remove b (trigger)
+            # When all are removed, the first init container starts.
+            none                                                         -> start i
+            # Another exit code does not match; only the newest instance counts.
+            i=Exited s=Running a=Running b=Exited:1 c=Running            -> nothing
+            i=Exited s=Running a=Running b=Running b=Exited:42 c=Running -> nothing
+            # Dead instances of earlier runs are removed, too: none may count for the new run.
+            b=Exited:42 b=Exited:42 i=Exited i=Exited:1                  -> remove i, remove i, remove b (trigger), remove b (trigger)
+        "#]]);
     }
 
     #[test]
     fn all_containers_are_reset_although_the_sandbox_is_dead() {
-        let mut runtime = ready("a=Exited b=Exited:42");
-        runtime.sandboxes[0].state = SandboxState::NotReady;
-        let plan = compute(&Inputs::without_probes(&pod(spec()), &runtime));
-        assert_eq!(short(&plan), "reset=[a b!]");
+        plans(&spec()).check(expect![[r#"
+            sandbox=NotReady a=Exited b=Exited:42 -> remove a, remove b (trigger)
+        "#]]);
     }
 
     #[test]
     fn other_containers_are_synced_while_the_reset_waits() {
-        let held = |spec: Value, runtime: &PodRuntime| {
-            let pod = pod(spec);
+        let waiting = |spec: Value, case: &str| {
+            let (pod, runtime) = (pod(spec), ready(case));
             let failed = |id: &ContainerId| {
                 if *id == "a".into() { Verdict::Failure } else { Verdict::Success }
             };
-            short(&compute(&Inputs {
-                reset_held: true,
-                liveness: &failed,
-                ..Inputs::without_probes(&pod, runtime)
-            }))
+            let inputs =
+                Inputs { reset_held: true, liveness: &failed, ..Inputs::without_probes(&pod, &runtime) };
+            render(&pod, &compute(&inputs))
         };
         let mut always = spec();
         always["restartPolicy"] = json!("Always");
-        for (instances, expected) in [
-            ("i=Exited s=Running a=Exited b=Exited:42 c=Running", "start=[0]"),
-            ("i=Exited s=Running a=Running b=Exited:42 c=Running", "kill=[a:LivenessProbe] start=[0]"),
-            ("i=Exited s=Exited a=Created b=Exited:42 c=Running", "init=[1] start=[0]"),
-            ("i=Exited s=Running c=Running b=Exited:42", "start=[0]"),
-            ("i=Exited s=Running a=Exited b=Exited:1 c=Running", "start=[0]"),
-        ] {
-            assert_eq!(held(always.clone(), &ready(instances)), expected, "{instances}");
-        }
-        // The pod has not ended, even if all other containers have.
-        assert_eq!(held(spec(), &ready("i=Exited s=Running a=Exited b=Exited:42 c=Exited")), "");
-        // With a dead sandbox the reset does not wait.
-        let mut runtime = ready("a=Exited b=Exited:42");
-        runtime.sandboxes[0].state = SandboxState::NotReady;
-        assert_eq!(held(spec(), &runtime), "reset=[a b!]");
+        table(|case| waiting(always.clone(), case)).check(expect![[r#"
+            i=Exited s=Running a=Exited b=Exited:42 c=Running  -> start a
+            i=Exited s=Running a=Running b=Exited:42 c=Running -> stop a (LivenessProbe), start a
+            i=Exited s=Exited a=Created b=Exited:42 c=Running  -> start s, start a
+            i=Exited s=Running c=Running b=Exited:42           -> start a
+            i=Exited s=Running a=Exited b=Exited:1 c=Running   -> start a
+        "#]]);
+        table(|case| waiting(spec(), case)).check(expect![[r#"
+            # The pod has not ended, even if all other containers have.
+            i=Exited s=Running a=Exited b=Exited:42 c=Exited -> nothing
+            # With a dead sandbox the reset does not wait.
+            sandbox=NotReady a=Exited b=Exited:42            -> remove a, remove b (trigger)
+        "#]]);
     }
 
     #[test]
@@ -140,7 +133,7 @@ mod tests {
             let pod = pod(json!({"initContainers": [init], "containers": [{"name": "c"}]}));
             let runtime = ready(instances);
             let inputs = Inputs { reset_held: true, ..Inputs::without_probes(&pod, &runtime) };
-            assert_eq!(short(&compute(&inputs)), "", "{instances}");
+            assert_eq!(render(&pod, &compute(&inputs)), "nothing", "{instances}");
         }
     }
 }

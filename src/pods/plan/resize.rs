@@ -340,8 +340,10 @@ fn wants_more(granted: &Pod, desired: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{pod, ready, short};
+    use super::super::tests::{pod, ready, render};
     use super::*;
+    use crate::util::testing::table;
+    use expect_test::expect;
     use serde_json::{Value, json};
 
     /// `memory request/limit, CPU request/limit`; `-` for none.
@@ -371,28 +373,34 @@ mod tests {
         let given =
             |name: &str| had.iter().find(|(container, _)| *container == name).map(|(_, text)| given(text));
         add(&pod, &runtime, &given, &mut plan);
-        short(&plan)
+        render(&pod, &plan)
     }
 
     #[test]
     fn running_container_is_resized_in_place_or_restarted_by_policy() {
-        let check = |wants: &str, policy: Value, had: &str, expected: &str| {
-            let spec = json!({"containers": [
-                {"name": "c", "resources": resources(wants), "resizePolicy": policy}]});
-            assert_eq!(plan_of(spec, "c=Running", &[("c", had)]), expected, "{had} -> {wants} {policy}");
+        let plans = |policy: Value| {
+            table(move |case| {
+                let (had, wants) = case.split_once(" to ").unwrap();
+                let spec = json!({"containers": [
+                    {"name": "c", "resources": resources(wants), "resizePolicy": policy}]});
+                plan_of(spec, "c=Running", &[("c", had)])
+            })
         };
-        let none = json!([]);
-        check("1Mi/2Mi 1/2", none.clone(), "1Mi/2Mi 1/2", "");
-        check("1Mi/2Mi 1/2", none.clone(), "1024Ki/2Mi 1000m/2", "");
-        check("1Mi/2Mi 1/3", none.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
-        check("1Mi/2Mi 2/2", none.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
-        check("1Mi/3Mi 1/3", none.clone(), "1Mi/2Mi 1/2", "resize=[c:Memory c:Cpu]");
-        check("1Mi/- 1/2", none, "1Mi/2Mi 1/2", "resize=[c:Memory]");
-        let restart = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"},
-            {"resourceName": "cpu", "restartPolicy": "NotRequired"}]);
-        check("1Mi/2Mi 1/3", restart.clone(), "1Mi/2Mi 1/2", "resize=[c:Cpu]");
-        check("1Mi/3Mi 1/3", restart.clone(), "1Mi/2Mi 1/2", "kill=[c:Resize] start=[0]");
-        check("1Mi/2Mi 1/2", restart, "1Mi/2Mi 1/2", "");
+        plans(json!([])).check(expect![[r#"
+            1Mi/2Mi 1/2 to 1Mi/2Mi 1/2        -> nothing
+            1024Ki/2Mi 1000m/2 to 1Mi/2Mi 1/2 -> nothing
+            1Mi/2Mi 1/2 to 1Mi/2Mi 1/3        -> resize c (Cpu)
+            1Mi/2Mi 1/2 to 1Mi/2Mi 2/2        -> resize c (Cpu)
+            1Mi/2Mi 1/2 to 1Mi/3Mi 1/3        -> resize c (Memory), resize c (Cpu)
+            1Mi/2Mi 1/2 to 1Mi/- 1/2          -> resize c (Memory)
+        "#]]);
+        plans(json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"},
+            {"resourceName": "cpu", "restartPolicy": "NotRequired"}]))
+        .check(expect![[r#"
+            1Mi/2Mi 1/2 to 1Mi/2Mi 1/3 -> resize c (Cpu)
+            1Mi/2Mi 1/2 to 1Mi/3Mi 1/3 -> stop c (Resize), start c
+            1Mi/2Mi 1/2 to 1Mi/2Mi 1/2 -> nothing
+        "#]]);
     }
 
     #[test]
@@ -406,7 +414,7 @@ mod tests {
         let mut plan = super::super::compute(&super::super::Inputs::without_probes(&pod, &runtime));
         let has = |_: &str| Some(given("1Mi/2Mi 1/1"));
         add(&pod, &runtime, &has, &mut plan);
-        assert_eq!(short(&plan), "resize=[c:Cpu]");
+        assert_eq!(render(&pod, &plan), "resize c (Cpu)");
         assert!(is_due(&pod, &runtime, &has));
     }
 
@@ -414,11 +422,11 @@ mod tests {
     fn stopped_replaced_or_unknown_containers_are_not_resized() {
         let spec = json!({"containers": [{"name": "c", "resources": resources("1Mi/2Mi 1/2")}]});
         let had = [("c", "1Mi/2Mi 1/1")];
-        assert_eq!(plan_of(spec.clone(), "c=Running", &had), "resize=[c:Cpu]");
+        assert_eq!(plan_of(spec.clone(), "c=Running", &had), "resize c (Cpu)");
         // The container's last values are unknown, it does not run, or it is replaced anyway.
-        assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "");
-        assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start=[0]");
-        assert_eq!(plan_of(spec, "c=Running#old", &had), "kill=[c:DefinitionChanged] start=[0]");
+        assert_eq!(plan_of(spec.clone(), "c=Running", &[]), "nothing");
+        assert_eq!(plan_of(spec.clone(), "c=Exited:1", &had), "start c");
+        assert_eq!(plan_of(spec, "c=Running#old", &had), "stop c (DefinitionChanged), start c");
     }
 
     /// A resize is also due if another part of the plan replaces the container.
@@ -456,7 +464,7 @@ mod tests {
         let had = [("a", "2Mi/2Mi 1/1"), ("b", "2Mi/2Mi 1/1"), ("c", "3Mi/3Mi 1/1")];
         assert_eq!(
             plan_of(json!({"containers": containers}), "a=Running b=Running c=Running", &had),
-            "resize=[b:Memory c:Memory a:Memory c:Cpu]"
+            "resize b (Memory), resize c (Memory), resize a (Memory), resize c (Cpu)"
         );
     }
 
@@ -469,8 +477,8 @@ mod tests {
                 "resizePolicy": policy.clone()}]})
         };
         let had = [("i", "-/- 1/1")];
-        assert_eq!(plan_of(spec("Always"), "i=Running c=Running", &had), "kill=[i:Resize] init=[0]");
-        assert_eq!(plan_of(spec("Never"), "i=Running", &had), "resize=[i:Cpu]");
+        assert_eq!(plan_of(spec("Always"), "i=Running c=Running", &had), "stop i (Resize), start i");
+        assert_eq!(plan_of(spec("Never"), "i=Running", &had), "resize i (Cpu)");
     }
 
     fn with(text: &str, priority: i32) -> Pod {
@@ -567,23 +575,29 @@ mod tests {
     /// A container without a limit has the pod's, and is resized with the pod.
     #[test]
     fn pod_level_resize_reaches_containers_that_have_the_pods_limit() {
-        let check = |whole: &str, own: &str, policy: Value, had: &str, expected: &str| {
-            let spec = json!({"resources": resources(whole), "containers": [
-                {"name": "c", "resources": resources(own), "resizePolicy": policy}]});
-            assert_eq!(plan_of(spec, "c=Running", &[("c", had)]), expected, "{whole} {own} {had}");
+        let plans = |policy: Value| {
+            table(move |case| {
+                let fields: Vec<&str> = case.split(", ").collect();
+                let field = |name: &str| fields.iter().find_map(|field| field.strip_prefix(name)).unwrap();
+                let spec = json!({"resources": resources(field("pod ")), "containers": [
+                    {"name": "c", "resources": resources(field("own ")), "resizePolicy": policy}]});
+                plan_of(spec, "c=Running", &[("c", field("had "))])
+            })
         };
-        let none = json!([]);
-        check("2Mi/2Mi 1/1", "-/- -/-", none.clone(), "-/2Mi -/1", "");
-        check("4Mi/4Mi 1/1", "-/- -/-", none.clone(), "-/2Mi -/1", "resize=[c:Memory]");
-        check("1Mi/1Mi 2/2", "-/- -/-", none.clone(), "-/2Mi -/1", "resize=[c:Memory c:Cpu]");
-        // A limit of its own stays, and so does one that comes and equals the pod's.
-        check("4Mi/4Mi 2/2", "1Mi/2Mi -/-", none.clone(), "1Mi/2Mi -/1", "resize=[c:Cpu]");
-        check("2Mi/2Mi 1/1", "-/2Mi -/1", none.clone(), "-/2Mi -/1", "");
-        // The records of the Go kubelet have zero for what a container does not have.
-        check("2Mi/2Mi 1/1", "-/- -/-", none, "0/2Mi 0/1", "");
-        let restart = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
-        check("4Mi/4Mi 1/1", "-/- -/-", restart.clone(), "-/2Mi -/1", "kill=[c:Resize] start=[0]");
-        check("2Mi/2Mi 2/2", "-/- -/-", restart, "-/2Mi -/1", "resize=[c:Cpu]");
+        plans(json!([])).check(expect![[r#"
+            pod 2Mi/2Mi 1/1, own -/- -/-, had -/2Mi -/1       -> nothing
+            pod 4Mi/4Mi 1/1, own -/- -/-, had -/2Mi -/1       -> resize c (Memory)
+            pod 1Mi/1Mi 2/2, own -/- -/-, had -/2Mi -/1       -> resize c (Memory), resize c (Cpu)
+            # A limit of its own stays, and so does one that comes and equals the pod's.
+            pod 4Mi/4Mi 2/2, own 1Mi/2Mi -/-, had 1Mi/2Mi -/1 -> resize c (Cpu)
+            pod 2Mi/2Mi 1/1, own -/2Mi -/1, had -/2Mi -/1     -> nothing
+            # The records of the Go kubelet have zero for what a container does not have.
+            pod 2Mi/2Mi 1/1, own -/- -/-, had 0/2Mi 0/1       -> nothing
+        "#]]);
+        plans(json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}])).check(expect![[r#"
+            pod 4Mi/4Mi 1/1, own -/- -/-, had -/2Mi -/1 -> stop c (Resize), start c
+            pod 2Mi/2Mi 2/2, own -/- -/-, had -/2Mi -/1 -> resize c (Cpu)
+        "#]]);
     }
 
     #[test]
