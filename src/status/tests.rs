@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use expect_test::expect;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -14,6 +15,7 @@ use crate::model::runtime::{
     SandboxStatus,
 };
 use crate::model::verdict::Verdict;
+use crate::util::testing::{Table, table, table_of_policies};
 
 pub(super) fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -80,6 +82,60 @@ fn instances(text: &str) -> Vec<Instance> {
         Instance { exit_code: code.parse().unwrap(), ..instance(name, state) }
     };
     text.split_whitespace().map(parse).collect()
+}
+
+// ---- in words ----
+
+/// ` (REASON): MESSAGE`, as far as they are given.
+fn explained(reason: Option<&str>, message: Option<&str>) -> String {
+    let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    reason + &message.map(|message| format!(": {message}")).unwrap_or_default()
+}
+
+fn render_phase(status: &PodStatus) -> String {
+    let phase = status.phase.as_deref().unwrap_or("no phase");
+    format!("{phase}{}", explained(status.reason.as_deref(), status.message.as_deref()))
+}
+
+/// The conditions whose type begins with one of `kinds`.
+fn render_conditions(status: &PodStatus, kinds: &[&str]) -> String {
+    let conditions = status.conditions.iter().flatten();
+    let conditions = conditions.filter(|shown| kinds.iter().any(|kind| shown.type_.starts_with(kind)));
+    let render = |shown: &api::PodCondition| {
+        let explained = explained(shown.reason.as_deref(), shown.message.as_deref());
+        format!("{}={}{explained}", shown.type_, shown.status)
+    };
+    conditions.map(render).collect::<Vec<_>>().join("; ")
+}
+
+fn render_state(state: &api::ContainerState) -> Option<String> {
+    if let Some(waiting) = &state.waiting {
+        return Some(format!("waiting{}", explained(waiting.reason.as_deref(), waiting.message.as_deref())));
+    }
+    if let Some(ended) = &state.terminated {
+        let id = ended.container_id.as_ref().map(|id| format!("{id} ")).unwrap_or_default();
+        let explained = explained(ended.reason.as_deref(), ended.message.as_deref());
+        let time = ended.finished_at.as_ref().map(|time| format!(" at second {}", time.0.as_second()));
+        let time = time.unwrap_or_default();
+        return Some(format!("{id}ended with {}{time}{explained}", ended.exit_code));
+    }
+    state.running.as_ref().map(|_| "running".to_owned())
+}
+
+/// The state of a container; whether it has started, is ready, and was restarted; and its last state.
+fn render_container(shown: &api::ContainerStatus) -> String {
+    let mut words = vec![shown.state.as_ref().and_then(render_state).unwrap_or("no state".to_owned())];
+    words.extend((shown.started == Some(true)).then(|| "started".to_owned()));
+    words.extend(shown.ready.then(|| "ready".to_owned()));
+    words.extend((shown.restart_count > 0).then(|| format!("{} restarts", shown.restart_count)));
+    let last = shown.last_state.as_ref().and_then(render_state);
+    words.extend(last.map(|last| format!("before: {last}")));
+    words.join(", ")
+}
+
+/// The instances of a case, and the words after its bar: `c=Running | terminal`.
+fn split(case: &str) -> (&str, &str) {
+    case.split_once(" | ").unwrap_or((case, ""))
 }
 
 // ---- the recordings ----
@@ -255,133 +311,122 @@ fn first_status_of_an_api_pod_equals_the_go_kubelets() {
 
 // ---- phases ----
 
-/// The inputs of a phase test.
-struct Case<'a> {
-    spec: Value,
-    now: &'a str,
-    old: Option<&'a PodStatus>,
-    terminal: bool,
-    startup: Verdict,
+/// The phase of an API pod, or with the word `static` of a static pod. With `terminal` its containers do
+/// not start again, with `startup:Pending` startup probes have not decided.
+fn phase(spec: Value, case: &str) -> String {
+    let (now, words) = split(case);
+    let pod = if words.contains("static") { static_pod(spec) } else { api_pod(spec) };
+    let startup = if words.contains("startup:Pending") { Verdict::Pending } else { Verdict::NoProbe };
+    let (runtime, node) = (runtime(instances(now)), NodeAddresses::default());
+    let status = compose(&Inputs {
+        terminal: words.contains("terminal"),
+        startup: &|_| startup,
+        ..Inputs::new(&pod, &runtime, &node, timestamp(200))
+    });
+    render_phase(&status)
 }
 
-fn case(spec: Value, now: &str) -> Case<'_> {
-    Case { spec, now, old: None, terminal: false, startup: Verdict::NoProbe }
+fn phases(spec: &Value) -> Table<impl Fn(&str) -> String> {
+    table(move |case| phase(spec.clone(), case))
 }
 
-impl Case<'_> {
-    fn compose(&self, pod: &Pod) -> PodStatus {
-        let runtime = runtime(instances(self.now));
-        let node = NodeAddresses::default();
-        compose(&Inputs {
-            old: self.old,
-            terminal: self.terminal,
-            startup: &|_| self.startup,
-            ..Inputs::new(pod, &runtime, &node, timestamp(200))
-        })
-    }
-
-    fn check(&self, phase: &str) {
-        let status = self.compose(&api_pod(self.spec.clone()));
-        assert_eq!(status.phase.as_deref(), Some(phase), "{} {}", self.spec, self.now);
-    }
-}
-
-fn two_containers(policy: &str) -> Value {
-    json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]})
+/// As [`phases`], for each restart policy of the pod.
+fn phases_of_policies(spec: &Value) -> Table<impl Fn(&str) -> String> {
+    table_of_policies(move |policy, case| {
+        let mut spec = spec.clone();
+        spec["restartPolicy"] = json!(policy);
+        phase(spec, case)
+    })
 }
 
 #[test]
 fn phase_follows_regular_containers_and_restart_policy() {
-    for policy in ["Always", "OnFailure", "Never"] {
-        case(two_containers(policy), "").check("Pending");
-        case(two_containers(policy), "a=Running").check("Pending");
-        case(two_containers(policy), "a=Created b=Running").check("Pending");
-        case(two_containers(policy), "a=Running b=Running").check("Running");
-        case(two_containers(policy), "a=Running b=Exited:1").check("Running");
-    }
-    for (policy, ended, phase) in [
-        ("Always", "a=Exited b=Exited", "Running"),
-        ("Always", "a=Exited:1 b=Exited:1", "Running"),
-        ("OnFailure", "a=Exited b=Exited", "Succeeded"),
-        ("OnFailure", "a=Exited b=Exited:1", "Running"),
-        ("Never", "a=Exited b=Exited", "Succeeded"),
-        ("Never", "a=Exited b=Exited:1", "Failed"),
-    ] {
-        case(two_containers(policy), ended).check(phase);
-        let all_good = ended == "a=Exited b=Exited";
-        let closed = Case { terminal: true, ..case(two_containers(policy), ended) };
-        closed.check(if all_good { "Succeeded" } else { "Failed" });
-        // A static pod that is stopped gets no terminal phase.
-        let status = closed.compose(&static_pod(two_containers(policy)));
-        assert_eq!(status.phase.as_deref(), Some(phase), "static {policy} {ended}");
-    }
-    let rules = json!({"restartPolicy": "Never", "containers": [{"name": "a", "restartPolicy": "Never",
-        "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]});
-    case(rules.clone(), "a=Exited:42").check("Running");
-    case(rules, "a=Exited:41").check("Failed");
+    phases_of_policies(&json!({"containers": [{"name": "a"}, {"name": "b"}]})).check(expect![[r#"
+        none                                    -> Pending
+        a=Running                               -> Pending
+        a=Created b=Running                     -> Pending
+        a=Running b=Running                     -> Running
+        a=Running b=Exited:1                    -> Running
+        a=Exited b=Exited                       -> Always: Running; OnFailure, Never: Succeeded
+        a=Exited b=Exited:1                     -> Always, OnFailure: Running; Never: Failed
+        a=Exited:1 b=Exited:1                   -> Always, OnFailure: Running; Never: Failed
+        a=Exited b=Exited | terminal            -> Succeeded
+        a=Exited b=Exited:1 | terminal          -> Failed
+        a=Exited:1 b=Exited:1 | terminal        -> Failed
+        # A static pod that is stopped gets no terminal phase.
+        a=Exited b=Exited | terminal static     -> Always: Running; OnFailure, Never: Succeeded
+        a=Exited b=Exited:1 | terminal static   -> Always, OnFailure: Running; Never: Failed
+        a=Exited:1 b=Exited:1 | terminal static -> Always, OnFailure: Running; Never: Failed
+    "#]]);
+    phases(&json!({"restartPolicy": "Never", "containers": [{"name": "a", "restartPolicy": "Never",
+        "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]}))
+    .check(expect![[r#"
+        a=Exited:42 -> Running
+        a=Exited:41 -> Failed
+    "#]]);
 }
 
 #[test]
 fn pod_is_pending_or_failed_until_initialization_succeeds() {
-    let spec = |policy: &str| {
-        json!({"restartPolicy": policy, "containers": [{"name": "c"}],
-            "initContainers": [{"name": "i"}, {"name": "j"}]})
-    };
-    for policy in ["Always", "OnFailure", "Never"] {
-        case(spec(policy), "").check("Pending");
-        case(spec(policy), "i=Running").check("Pending");
-        case(spec(policy), "i=Exited").check("Pending");
-        case(spec(policy), "i=Exited j=Exited").check("Pending");
-        case(spec(policy), "i=Exited j=Exited c=Running").check("Running");
-        let failed = if policy == "Never" { "Failed" } else { "Pending" };
-        case(spec(policy), "i=Exited:1").check(failed);
-        case(spec(policy), "i=Exited j=Exited:1").check(failed);
-        // Only the records of the init containers were removed: the pod continues.
-        case(spec(policy), "c=Running").check("Running");
-    }
+    phases_of_policies(
+        &json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}, {"name": "j"}]}),
+    )
+    .check(expect![[r#"
+        none                        -> Pending
+        i=Running                   -> Pending
+        i=Exited                    -> Pending
+        i=Exited j=Exited           -> Pending
+        i=Exited j=Exited c=Running -> Running
+        i=Exited:1                  -> Always, OnFailure: Pending; Never: Failed
+        i=Exited j=Exited:1         -> Always, OnFailure: Pending; Never: Failed
+        # Only the records of the init containers were removed: the pod continues.
+        c=Running                   -> Running
+    "#]]);
 }
 
 #[test]
 fn sidecar_start_and_end_delay_the_phase_but_restarts_do_not() {
-    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "c"}],
-        "initContainers": [{"name": "s", "restartPolicy": "Always"}]});
-    case(spec.clone(), "").check("Pending");
-    case(spec.clone(), "s=Running").check("Pending");
-    case(spec.clone(), "s=Running c=Running").check("Running");
-    case(spec.clone(), "s=Exited:1 c=Running").check("Running");
-    Case { startup: Verdict::Pending, ..case(spec.clone(), "s=Running") }.check("Pending");
-    // Once regular containers exist, a restarting sidecar does not change the phase.
-    Case { startup: Verdict::Pending, ..case(spec.clone(), "s=Running c=Running") }.check("Running");
-    case(spec.clone(), "s=Running c=Exited").check("Running");
-    case(spec.clone(), "s=Exited:137 c=Exited").check("Succeeded");
-    case(spec, "s=Exited c=Exited:1").check("Failed");
+    phases(&json!({"restartPolicy": "Never", "containers": [{"name": "c"}],
+        "initContainers": [{"name": "s", "restartPolicy": "Always"}]}))
+    .check(expect![[r#"
+        none                                  -> Pending
+        s=Running                             -> Pending
+        s=Running c=Running                   -> Running
+        s=Exited:1 c=Running                  -> Running
+        s=Running | startup:Pending           -> Pending
+        # Once regular containers exist, a restarting sidecar does not change the phase.
+        s=Running c=Running | startup:Pending -> Running
+        s=Running c=Exited                    -> Running
+        s=Exited:137 c=Exited                 -> Succeeded
+        s=Exited c=Exited:1                   -> Failed
+    "#]]);
 }
 
 #[test]
 fn terminal_phase_and_its_reason_do_not_change() {
+    let spec = json!({"containers": [{"name": "a"}, {"name": "b"}]});
+    let node = NodeAddresses::default();
     let evicted = PodStatus {
         phase: Some("Failed".into()),
         reason: Some("Evicted".into()),
         message: Some("The node was low on resource: memory.".into()),
         ..PodStatus::default()
     };
-    let case_of_evicted =
-        Case { old: Some(&evicted), terminal: true, ..case(two_containers("Always"), "a=Exited b=Exited") };
-    let status = case_of_evicted.compose(&api_pod(two_containers("Always")));
-    assert_eq!(status.phase, evicted.phase);
-    assert_eq!(status.reason, evicted.reason);
-    assert_eq!(status.message, evicted.message);
+    let (ended, runs) = (runtime(instances("a=Exited b=Exited")), runtime(instances("a=Running b=Running")));
+    let pod_of_evicted = api_pod(spec.clone());
+    let inputs = Inputs::new(&pod_of_evicted, &ended, &node, timestamp(200));
+    let status = compose(&Inputs { old: Some(&evicted), terminal: true, ..inputs });
+    expect!["Failed (Evicted): The node was low on resource: memory."].assert_eq(&render_phase(&status));
     // A terminal phase that only the API server shows does not change either.
-    let pod = pod(
-        json!({"metadata": {"name": "p"}, "spec": two_containers("Always"), "status": {"phase": "Succeeded"}}),
-    );
-    assert_eq!(case(Value::Null, "a=Running b=Running").compose(&pod).phase.as_deref(), Some("Succeeded"));
+    let pod = pod(json!({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Succeeded"}}));
+    let status = compose(&Inputs::new(&pod, &runs, &node, timestamp(200)));
+    expect!["Succeeded"].assert_eq(&render_phase(&status));
 }
 
 #[test]
 fn active_deadline_fails_a_pod_that_runs_longer() {
     let spec = json!({"restartPolicy": "Never", "activeDeadlineSeconds": 50, "containers": [{"name": "c"}]});
-    let pod = api_pod(spec.clone());
+    let pod = api_pod(spec);
     let started = |second| PodStatus {
         start_time: Some(crate::model::meta::Time(timestamp(second))),
         ..PodStatus::default()
@@ -393,27 +438,31 @@ fn active_deadline_fails_a_pod_that_runs_longer() {
     let none = api_pod(json!({"containers": [{"name": "c"}]}));
     assert_eq!(active_deadline(&none, Some(&started(0)), timestamp(200)), None);
 
-    let check = |old: i64, now: &str, phase: &str, reason: Option<&str>| {
-        let old = started(old);
-        let status = Case { old: Some(&old), ..case(spec.clone(), now) }.compose(&pod);
-        assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some(phase), reason));
-        status
+    let node = NodeAddresses::default();
+    let composed = |old: Option<&PodStatus>, now: &str, terminal: bool| {
+        let runtime = runtime(instances(now));
+        compose(&Inputs { old, terminal, ..Inputs::new(&pod, &runtime, &node, timestamp(200)) })
     };
-    check(160, "c=Running", "Running", None);
-    let over = check(150, "c=Running", "Failed", Some("DeadlineExceeded"));
-    let message = "Pod was active on the node longer than the specified deadline";
-    assert_eq!(over.message.as_deref(), Some(message));
-    let ready = over.conditions.iter().flatten().find(|condition| condition.type_ == "Ready").unwrap();
-    assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("PodFailed")));
-    // The container ended by itself before the deadline was checked.
-    check(150, "c=Exited", "Succeeded", None);
-    // A pod that exceeded its deadline stays failed although its container exits with 0.
-    let stopped = Case { old: Some(&over), terminal: true, ..case(spec.clone(), "c=Exited") }.compose(&pod);
-    assert_eq!(stopped.reason.as_deref(), Some("DeadlineExceeded"));
-    // Without an earlier status the pod started when its sandbox was created (at 99).
-    let fresh = case(spec.clone(), "c=Running").compose(&pod);
-    assert_eq!(fresh.start_time.unwrap().0, timestamp(99));
-    assert_eq!(fresh.phase.as_deref(), Some("Failed"));
+    let render =
+        |status: &PodStatus| format!("{}; {}", render_phase(status), render_conditions(status, &["Ready"]));
+    let over = composed(Some(&started(150)), "c=Running", false);
+    // At second 200, of a pod that started at the given second.
+    table(|case| match case.split_once(' ').unwrap() {
+        ("over", now) => render(&composed(Some(&over), now, true)),
+        ("unknown", now) => render(&composed(None, now, false)),
+        (second, now) => render(&composed(Some(&started(second.parse().unwrap())), now, false)),
+    })
+    .check(expect![[r#"
+        160 c=Running     -> Running; Ready=True
+        150 c=Running     -> Failed (DeadlineExceeded): Pod was active on the node longer than the specified deadline; Ready=False (PodFailed)
+        # The container ended by itself before the deadline was checked.
+        150 c=Exited      -> Succeeded; Ready=False (PodCompleted)
+        # A pod that exceeded its deadline stays failed although its container exits with 0.
+        over c=Exited     -> Failed (DeadlineExceeded): Pod was active on the node longer than the specified deadline; Ready=False (PodFailed)
+        # Without an earlier status the pod started when its sandbox was created (at 99).
+        unknown c=Running -> Failed (DeadlineExceeded): Pod was active on the node longer than the specified deadline; Ready=False (PodFailed)
+    "#]]);
+    assert_eq!(composed(None, "c=Running", false).start_time.unwrap().0, timestamp(99));
 }
 
 // ---- containers ----
@@ -427,59 +476,57 @@ fn old_with(state: Value, more: Value) -> PodStatus {
     serde_json::from_value(json!({"phase": "Running", "containerStatuses": [container]})).unwrap()
 }
 
-fn container_after(old: &PodStatus, now: &str, deleting: bool) -> Value {
+/// The status of the pod's only container, and in words with its phase.
+fn container_after(old: &PodStatus, now: &str, deleting: bool) -> (api::ContainerStatus, String) {
     let pod = api_pod(json!({"containers": [{"name": "c", "image": "i"}]}));
     let runtime = runtime(instances(now));
     let node = NodeAddresses::default();
     let inputs = Inputs { old: Some(old), deleting, ..Inputs::new(&pod, &runtime, &node, timestamp(200)) };
-    let status = compose(&inputs);
-    let mut shown = serde_json::to_value(&status.container_statuses.unwrap()[0]).unwrap();
-    shown["phase"] = json!(status.phase);
-    shown
+    let mut status = compose(&inputs);
+    let shown = status.container_statuses.as_mut().unwrap().remove(0);
+    let text = format!("{}; {}\n", render_phase(&status), render_container(&shown));
+    (shown, text)
 }
 
 #[test]
 fn vanished_container_is_counted_once_as_a_restart() {
     let running = old_with(json!({"running": {}}), json!({}));
-    let lost = json!({"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "message":
-        "The container could not be located when the pod was deleted.  The container used to be Running"}});
-    let shown = container_after(&running, "", false);
-    assert_eq!(shown["lastState"], lost);
-    assert_eq!(shown["state"], json!({"waiting": {"reason": "ContainerCreating"}}));
-    assert_eq!((&shown["restartCount"], &shown["phase"]), (&json!(3), &json!("Running")));
-    assert_eq!(container_after(&running, "", true)["restartCount"], 2);
-    // When the status is composed again, the restart is not counted again.
-    let again = old_with(json!({"waiting": {}}), json!({"restartCount": 3, "lastState": lost}));
-    let shown = container_after(&again, "", false);
-    assert_eq!((&shown["restartCount"], &shown["lastState"]), (&json!(3), &lost));
-    // If the old status has a last state, this stays and no restart is counted.
+    let lost = container_after(&running, "", false).0.last_state;
     let ended = json!({"terminated": {"exitCode": 1}});
-    let shown = container_after(&old_with(json!({"running": {}}), json!({"lastState": ended})), "", false);
-    assert_eq!(
-        (&shown["restartCount"], &shown["lastState"]["terminated"]["exitCode"]),
-        (&json!(2), &json!(1))
-    );
-    // A container that had ended stays unchanged.
-    let shown = container_after(&old_with(ended.clone(), json!({})), "", false);
-    assert_eq!((&shown["state"]["terminated"]["exitCode"], &shown["restartCount"]), (&json!(1), &json!(2)));
-    // A container that never ran is waiting and has no last state.
-    let shown = container_after(&old_with(json!({"waiting": {}}), json!({})), "", false);
-    assert_eq!((&shown["lastState"], &shown["phase"]), (&json!({}), &json!("Pending")));
+    let rows = [
+        ("running", &running, false),
+        ("running, in a pod that is being deleted", &running, true),
+        // The restart is not counted again, nor one after a state that is known.
+        ("lost", &old_with(json!({"waiting": {}}), json!({"restartCount": 3, "lastState": lost})), false),
+        ("running again", &old_with(json!({"running": {}}), json!({"lastState": ended})), false),
+        ("ended", &old_with(ended.clone(), json!({})), false),
+        ("waiting", &old_with(json!({"waiting": {}}), json!({})), false),
+    ];
+    let rows = rows.map(|(was, old, deleting)| format!("{was}: {}", container_after(old, "", deleting).1));
+    expect![[r#"
+        running: Running; waiting (ContainerCreating), 3 restarts, before: ended with 137 (ContainerStatusUnknown): The container could not be located when the pod was deleted.  The container used to be Running
+        running, in a pod that is being deleted: Running; waiting (ContainerCreating), 2 restarts, before: ended with 137 (ContainerStatusUnknown): The container could not be located when the pod was deleted.  The container used to be Running
+        lost: Running; waiting (ContainerCreating), 3 restarts, before: ended with 137 (ContainerStatusUnknown): The container could not be located when the pod was deleted.  The container used to be Running
+        running again: Running; waiting (ContainerCreating), 2 restarts, before: ended with 1
+        ended: Running; ended with 1, 2 restarts
+        waiting: Pending; waiting (ContainerCreating), 2 restarts
+    "#]]
+    .assert_eq(&rows.concat());
 }
 
 #[test]
 fn running_container_in_unknown_state_is_shown_as_terminated() {
     let running = old_with(json!({"running": {}}), json!({}));
-    let shown = container_after(&running, "c=Unknown", false);
-    let terminated = json!({"exitCode": 137, "reason": "ContainerStatusUnknown",
-        "message": "The container could not be located when the pod was terminated"});
-    assert_eq!(shown["state"]["terminated"], terminated);
-    assert_eq!(shown["restartCount"], 3);
-    let again = old_with(shown["state"].clone(), json!({"restartCount": 3}));
-    let shown = container_after(&again, "c=Unknown", false);
-    assert_eq!((&shown["state"]["terminated"], &shown["restartCount"]), (&terminated, &json!(3)));
-    let shown = container_after(&old_with(json!({"waiting": {}}), json!({})), "c=Unknown", false);
-    assert_eq!(shown["state"], json!({"waiting": {}}));
+    let (shown, first) = container_after(&running, "c=Unknown", false);
+    let again = old_with(serde_json::to_value(shown.state).unwrap(), json!({"restartCount": 3}));
+    let again = container_after(&again, "c=Unknown", false).1;
+    let waiting = container_after(&old_with(json!({"waiting": {}}), json!({})), "c=Unknown", false).1;
+    expect![[r#"
+        Running; ended with 137 (ContainerStatusUnknown): The container could not be located when the pod was terminated, 3 restarts
+        Running; ended with 137 (ContainerStatusUnknown): The container could not be located when the pod was terminated, 3 restarts
+        Pending; waiting
+    "#]]
+    .assert_eq(&(first + &again + &waiting));
 }
 
 #[test]
@@ -489,71 +536,83 @@ fn init_container_without_a_record_is_shown_as_completed() {
     let node = NodeAddresses::default();
     let runtime = runtime(instances("c=Running"));
     let status = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
-    let init = serde_json::to_value(status.init_container_statuses.unwrap()).unwrap();
-    assert_eq!(init[0]["state"]["terminated"]["reason"], "Completed");
-    assert_eq!(init[0]["ready"], true);
-    assert_eq!(init[1]["state"]["waiting"]["reason"], "PodInitializing");
+    let init = status.init_container_statuses.unwrap();
+    let init: Vec<String> =
+        init.iter().map(|shown| format!("{}: {}\n", shown.name, render_container(shown))).collect();
+    expect![[r#"
+        i: ended with 0 (Completed): Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally, ready
+        s: waiting (PodInitializing)
+    "#]]
+    .assert_eq(&init.concat());
 }
 
 #[test]
 fn a_start_failure_is_shown_only_if_the_container_will_start() {
     let failures = |_: &str| Some(StartReason { reason: "CrashLoopBackOff", message: "back-off".into() });
     let node = NodeAddresses::default();
-    let check = |policy: &str, now: &str, deleting: bool, shown: bool| {
+    let shown = |policy: &str, case: &str| {
         let pod = api_pod(json!({"restartPolicy": policy, "containers": [{"name": "c"}]}));
-        let runtime = runtime(instances(now));
+        let (now, words) = split(case);
+        let (runtime, deleting) = (runtime(instances(now)), words == "deleting");
         let inputs =
             Inputs { failures: &failures, deleting, ..Inputs::new(&pod, &runtime, &node, timestamp(200)) };
-        let status = compose(&inputs).container_statuses.unwrap().remove(0);
-        let state = status.state.unwrap();
-        let reason = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
-        assert_eq!(reason == Some("CrashLoopBackOff"), shown, "{policy} {now}");
-        if shown && now.starts_with("c=Exited") {
-            let last = status.last_state.unwrap().terminated.unwrap();
-            assert_eq!(last.container_id.as_deref(), Some("containerd://c/0"));
-        }
+        render_container(&compose(&inputs).container_statuses.unwrap()[0])
     };
-    check("Always", "c=Exited:1", false, true);
-    check("Always", "c=Exited", false, true);
-    check("Always", "", false, true);
-    check("Always", "c=Running", false, false);
-    check("Always", "c=Exited:1", true, false);
-    check("OnFailure", "c=Exited:1", false, true);
-    check("OnFailure", "c=Exited", false, false);
-    check("Never", "c=Exited:1", false, false);
+    table_of_policies(shown).check(expect![[r#"
+        none                  -> waiting (CrashLoopBackOff): back-off
+        c=Running             -> running, started, ready
+        c=Exited:1            -> Always, OnFailure: waiting (CrashLoopBackOff): back-off, before: containerd://c/0 ended with 1 at second 102; Never: containerd://c/0 ended with 1 at second 102
+        c=Exited              -> Always: waiting (CrashLoopBackOff): back-off, before: containerd://c/0 ended with 0 at second 102; OnFailure, Never: containerd://c/0 ended with 0 at second 102
+        c=Exited:1 | deleting -> containerd://c/0 ended with 1 at second 102
+    "#]]);
 }
 
 #[test]
 fn started_and_ready_follow_the_probes() {
-    use Verdict::{Assumed, Failure, NoProbe, Pending, Success};
+    let verdict = |text: &str| match text {
+        "Assumed" => Verdict::Assumed,
+        "Failure" => Verdict::Failure,
+        "NoProbe" => Verdict::NoProbe,
+        "Pending" => Verdict::Pending,
+        "Success" => Verdict::Success,
+        other => panic!("{other}"),
+    };
     let pod = api_pod(json!({"containers": [{"name": "c"}]}));
     let node = NodeAddresses::default();
     let runtime = runtime(instances("c=Running"));
     let was = old_with(json!({"running": {}}), json!({"started": true}));
     let was_not = old_with(json!({"running": {}}), json!({"started": false, "ready": false}));
-    for (startup, readiness, old, started, ready) in [
-        (NoProbe, NoProbe, None, true, true),
-        (NoProbe, Pending, None, true, false),
-        (NoProbe, Success, None, true, true),
-        (NoProbe, Failure, Some(&was), true, false),
-        (Pending, Success, None, false, false),
-        (Failure, Success, Some(&was), false, false),
-        (Success, Success, None, true, true),
-        // With `Assumed` the old values stay, or are true if there are none.
-        (Assumed, Assumed, Some(&was), true, true),
-        (Assumed, Assumed, Some(&was_not), false, false),
-        (Assumed, Assumed, None, true, true),
-        (Pending, Pending, Some(&was), false, false),
-    ] {
+    // The verdicts of the startup probe and the readiness probe, and the status before.
+    table(|case| {
+        let (verdicts, before) = split(case);
+        let (startup, readiness) = verdicts.split_once(' ').unwrap();
+        let old = match before {
+            "was ready" => Some(&was),
+            "was not ready" => Some(&was_not),
+            _ => None,
+        };
         let status = compose(&Inputs {
             old,
-            startup: &|_| startup,
-            readiness: &|_| readiness,
+            startup: &|_| verdict(startup),
+            readiness: &|_| verdict(readiness),
             ..Inputs::new(&pod, &runtime, &node, timestamp(200))
         });
-        let shown = &status.container_statuses.unwrap()[0];
-        assert_eq!((shown.started, shown.ready), (Some(started), ready), "{startup:?} {readiness:?}");
-    }
+        render_container(&status.container_statuses.unwrap()[0])
+    })
+    .check(expect![[r#"
+        NoProbe NoProbe                 -> running, started, ready
+        NoProbe Pending                 -> running, started
+        NoProbe Success                 -> running, started, ready
+        NoProbe Failure | was ready     -> running, started
+        Pending Success                 -> running
+        Failure Success | was ready     -> running
+        Success Success                 -> running, started, ready
+        Pending Pending | was ready     -> running
+        # With `Assumed` the old values stay, or are true if there are none.
+        Assumed Assumed | was ready     -> running, started, ready
+        Assumed Assumed | was not ready -> running
+        Assumed Assumed                 -> running, started, ready
+    "#]]);
 }
 
 /// The cases of Go: test/e2e_node/container_lifecycle_test.go, of pods whose readiness probes fail. The
@@ -633,87 +692,74 @@ fn ephemeral_containers_are_neither_started_nor_ready() {
 
 #[test]
 fn pod_is_ready_only_when_its_readiness_gates_are_true() {
-    let check = |conditions: Value, status: &str, message: Option<&str>| {
+    table(|conditions| {
+        let conditions: Value = serde_json::from_str(conditions).unwrap();
         let pod = pod(json!({"metadata": {"name": "p"}, "status": {"conditions": conditions},
             "spec": {"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "x/y"}]}}));
         let node = NodeAddresses::default();
         let runtime = runtime(instances("c=Running"));
-        let composed = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
-        let ready =
-            composed.conditions.iter().flatten().find(|condition| condition.type_ == "Ready").unwrap();
-        assert_eq!((ready.status.as_str(), ready.message.as_deref()), (status, message));
-        let foreign =
-            composed.conditions.iter().flatten().filter(|condition| condition.type_ == "x/y").count();
-        assert_eq!(foreign, conditions.as_array().unwrap().len());
-    };
-    let missing = "corresponding condition of pod readiness gate \"x/y\" does not exist.";
-    check(json!([]), "False", Some(missing));
-    check(
-        json!([{"type": "x/y", "status": "False"}]),
-        "False",
-        Some("the status of pod readiness gate \"x/y\" is not \"True\", but False"),
-    );
-    check(json!([{"type": "x/y", "status": "True"}]), "True", None);
+        let status = compose(&Inputs::new(&pod, &runtime, &node, timestamp(200)));
+        render_conditions(&status, &["x/y", "Ready"])
+    })
+    .check(expect![[r#"
+        []                                   -> Ready=False (ReadinessGatesNotReady): corresponding condition of pod readiness gate "x/y" does not exist.
+        [{"type": "x/y", "status": "False"}] -> x/y=False; Ready=False (ReadinessGatesNotReady): the status of pod readiness gate "x/y" is not "True", but False
+        [{"type": "x/y", "status": "True"}]  -> x/y=True; Ready=True
+    "#]]);
 }
 
+/// The first address has the family of the node's first one. A pod on the host's network has the node's
+/// addresses, even before its first status. What [`pod_ips`] returns differs only where it is shown.
 #[test]
-fn first_pod_ip_has_the_family_of_the_first_host_ip() {
-    let check = |host_network: bool, hosts: &[&str], ips: &[&str], old: &[&str], expected: &[&str]| {
+fn pod_has_the_addresses_of_its_sandbox_or_of_the_node() {
+    let outcome = |case: &str| {
+        let fields: Vec<&str> = case.split("; ").collect();
+        let list = |name: &str| {
+            let field = fields.iter().find_map(|field| field.strip_prefix(name));
+            field.map(|field| field.split(' ').collect::<Vec<_>>())
+        };
+        let parse = |name: &str| {
+            let ips = list(name).unwrap_or_default();
+            ips.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>()
+        };
+        let host_network = fields[0] == "host network";
         let pod = api_pod(json!({"hostNetwork": host_network, "containers": [{"name": "c"}]}));
-        let parse = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect();
+        let (hosts, found) = (parse("node "), parse("sandbox "));
         let mut runtime = runtime(vec![]);
-        runtime.ips = parse(ips);
-        if ips.is_empty() {
+        runtime.ips.clone_from(&found);
+        if found.is_empty() {
             runtime.sandboxes.clear();
         }
-        let pod_ips = old.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect();
-        let old = PodStatus { pod_ips: Some(pod_ips), ..PodStatus::default() };
-        let node = NodeAddresses { host_ips: parse(hosts) };
-        let status =
-            compose(&Inputs { old: Some(&old), ..Inputs::new(&pod, &runtime, &node, timestamp(200)) });
-        let found: Vec<String> = status.pod_ips.into_iter().flatten().map(|ip| ip.ip).collect();
-        assert_eq!(found, expected);
-        assert_eq!(status.pod_ip.as_deref(), expected.first().copied());
-        assert_eq!(status.host_ip.as_deref(), hosts.first().copied());
+        let old = list("before ").map(|ips| PodStatus {
+            pod_ips: Some(ips.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect()),
+            ..PodStatus::default()
+        });
+        let node = NodeAddresses { host_ips: hosts.clone() };
+        let inputs = Inputs::new(&pod, &runtime, &node, timestamp(200));
+        let status = compose(&Inputs { old: old.as_ref(), ..inputs });
+        let shown: Vec<String> = status.pod_ips.into_iter().flatten().map(|ip| ip.ip).collect();
+        assert_eq!(status.pod_ip.as_ref(), shown.first());
+        assert_eq!(status.host_ip, hosts.first().map(IpAddr::to_string));
+        let used =
+            pod_ips(&pod, &found, old.as_ref(), &node).iter().map(IpAddr::to_string).collect::<Vec<_>>();
+        let join = |ips: &[String]| if ips.is_empty() { "none".to_owned() } else { ips.join(" ") };
+        let used = if used == shown { String::new() } else { format!(" (pod_ips: {})", join(&used)) };
+        join(&shown) + &used
     };
-    check(false, &["192.0.2.1"], &["fd00::5", "10.0.0.5"], &[], &["10.0.0.5", "fd00::5"]);
-    check(false, &["fd00::1"], &["10.0.0.5", "fd00::5", "10.0.0.6"], &[], &["fd00::5", "10.0.0.5"]);
-    check(false, &[], &["10.0.0.5"], &["10.0.0.4"], &["10.0.0.5"]);
-    check(false, &[], &[], &["10.0.0.4"], &["10.0.0.4"]);
-    check(true, &["192.0.2.1"], &["10.0.0.5"], &[], &["192.0.2.1"]);
-    check(true, &["192.0.2.1", "fd00::1"], &[], &["192.0.2.1"], &["192.0.2.1", "fd00::1"]);
-    check(true, &["192.0.2.2"], &[], &["192.0.2.1"], &["192.0.2.1"]);
-    check(true, &[], &[], &[], &[]);
-}
-
-#[test]
-fn pod_ips_equal_those_in_the_composed_status() {
-    let check =
-        |host_network: bool, hosts: &[&str], found: &[&str], old: Option<&[&str]>, expected: &[&str]| {
-            let pod = api_pod(json!({"hostNetwork": host_network, "containers": [{"name": "c"}]}));
-            let parse = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
-            let old = old.map(|old| PodStatus {
-                pod_ips: Some(old.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect()),
-                ..PodStatus::default()
-            });
-            let node = NodeAddresses { host_ips: parse(hosts) };
-            let ips = pod_ips(&pod, &parse(found), old.as_ref(), &node);
-            assert_eq!(ips, parse(expected));
-            let mut runtime = runtime(vec![]);
-            runtime.ips = parse(found);
-            let status =
-                compose(&Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, timestamp(200)) });
-            let shown: Vec<IpAddr> =
-                status.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
-            assert_eq!(ips, shown);
-        };
-    // A pod on the host's network has the node's addresses, even before its first status.
-    check(true, &["192.0.2.1", "fd00::1"], &[], None, &["192.0.2.1", "fd00::1"]);
-    check(true, &["192.0.2.2"], &["10.0.0.5"], Some(&["192.0.2.1"]), &["192.0.2.1"]);
-    check(true, &["192.0.2.2"], &[], Some(&["rubbish"]), &[]);
-    check(true, &[], &[], None, &[]);
-    check(false, &["fd00::1"], &["10.0.0.5", "fd00::5", "10.0.0.6"], None, &["fd00::5", "10.0.0.5"]);
-    check(false, &[], &["fd00::5", "10.0.0.5"], None, &["10.0.0.5", "fd00::5"]);
+    table(outcome).check(expect![[r#"
+        pod network; node 192.0.2.1; sandbox fd00::5 10.0.0.5            -> 10.0.0.5 fd00::5
+        pod network; node fd00::1; sandbox 10.0.0.5 fd00::5 10.0.0.6     -> fd00::5 10.0.0.5
+        pod network; sandbox fd00::5 10.0.0.5                            -> 10.0.0.5 fd00::5
+        pod network; sandbox 10.0.0.5; before 10.0.0.4                   -> 10.0.0.5
+        pod network; before 10.0.0.4                                     -> 10.0.0.4 (pod_ips: none)
+        host network; node 192.0.2.1; sandbox 10.0.0.5                   -> 192.0.2.1
+        host network; node 192.0.2.1 fd00::1                             -> 192.0.2.1 fd00::1
+        host network; node 192.0.2.1 fd00::1; before 192.0.2.1           -> 192.0.2.1 fd00::1
+        host network; node 192.0.2.2; before 192.0.2.1                   -> 192.0.2.1
+        host network; node 192.0.2.2; sandbox 10.0.0.5; before 192.0.2.1 -> 192.0.2.1
+        host network; node 192.0.2.2; before rubbish                     -> rubbish (pod_ips: none)
+        host network                                                     -> none
+    "#]]);
 }
 
 // ---- with an API server ----
@@ -734,8 +780,7 @@ fn terminal_phase_at_the_api_server_replaces_the_computed_one() {
         let old: Option<PodStatus> = old.map(|old| serde_json::from_value(old).unwrap());
         let inputs = Inputs { old: old.as_ref(), ..Inputs::new(&pod, &runtime, &node, timestamp(5)) };
         let status = compose(&inputs);
-        let reported = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
-        assert_eq!(reported, (Some("Failed"), Some("Evicted"), Some("m")), "{old:?}");
+        assert_eq!(render_phase(&status), "Failed (Evicted): m", "{old:?}");
     }
 }
 
@@ -746,22 +791,16 @@ fn conditions_of_other_writers_at_the_api_server_stay() {
     let pod = shown_pod(json!({"containers": [{"name": "c"}]}), shown);
     let (runtime, node) = (runtime(vec![]), NodeAddresses::default());
     let mut status = compose(&Inputs::new(&pod, &runtime, &node, timestamp(5)));
-    let kinds = |status: &PodStatus| -> Vec<String> {
-        status
-            .conditions
-            .iter()
-            .flatten()
-            .map(|condition| format!("{}={}", condition.type_, condition.status))
-            .collect()
-    };
-    let ours = [
-        "PodReadyToStartContainers=True",
-        "Initialized=True",
-        "Ready=False",
-        "ContainersReady=False",
-        "PodScheduled=True",
-    ];
-    assert_eq!(kinds(&status), [&["x/y=Unknown"], ours.as_slice()].concat());
+    let all = |status: &PodStatus| render_conditions(status, &[""]).replace("; ", "\n") + "\n";
+    expect![[r#"
+        x/y=Unknown
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False (ContainersNotReady): containers with unready status: [c]
+        ContainersReady=False (ContainersNotReady): containers with unready status: [c]
+        PodScheduled=True
+    "#]]
+    .assert_eq(&all(&status));
     assert_eq!(status.observed_generation, Some(2));
     let generations =
         status.conditions.iter().flatten().skip(1).map(|condition| condition.observed_generation);
@@ -770,18 +809,20 @@ fn conditions_of_other_writers_at_the_api_server_stay() {
     disrupt(&pod, &mut status, "why", timestamp(6));
     disrupt(&pod, &mut status, "why", timestamp(7));
     let next = compose(&Inputs { old: Some(&status), ..Inputs::new(&pod, &runtime, &node, timestamp(8)) });
-    assert_eq!(kinds(&next), [&["x/y=Unknown", "DisruptionTarget=True"], ours.as_slice()].concat());
-    let disruption = serde_json::to_value(conditions::find(
-        next.conditions.as_deref(),
-        condition_types::DISRUPTION_TARGET,
-    ))
-    .unwrap();
-    assert_eq!(
-        disruption,
-        json!({"type": "DisruptionTarget", "status": "True", "message": "why",
-        "reason": "TerminationByKubelet", "observedGeneration": 2,
-        "lastTransitionTime": "1970-01-01T00:00:06Z"})
-    );
+    expect![[r#"
+        x/y=Unknown
+        DisruptionTarget=True (TerminationByKubelet): why
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False (ContainersNotReady): containers with unready status: [c]
+        ContainersReady=False (ContainersNotReady): containers with unready status: [c]
+        PodScheduled=True
+    "#]]
+    .assert_eq(&all(&next));
+    let disruption =
+        conditions::find(next.conditions.as_deref(), condition_types::DISRUPTION_TARGET).unwrap();
+    assert_eq!(disruption.observed_generation, Some(2));
+    assert_eq!(disruption.last_transition_time.as_ref().map(|time| time.0), Some(timestamp(6)));
 }
 
 #[test]
@@ -806,15 +847,16 @@ fn restart_of_all_containers_is_shown_as_a_condition() {
     let pod = api_pod(json!({"restartPolicy": "Never",
         "containers": [{"name": "c", "restartPolicy": "Never", "restartPolicyRules": rules}]}));
     let node = NodeAddresses::default();
-    for (now, status, reason) in [
-        ("c=Running", "False", None),
-        ("c=Exited:42", "True", Some("RestartAllContainersStarted")),
-        ("c=Exited:1", "False", Some("PodFailed")),
-        ("c=Exited:0", "False", Some("PodCompleted")),
-    ] {
-        let status_of = compose(&Inputs::new(&pod, &runtime(instances(now)), &node, timestamp(5)));
-        let found = conditions::find(status_of.conditions.as_deref(), "AllContainersRestarting").unwrap();
-        assert_eq!((found.status.as_str(), found.reason.as_deref()), (status, reason), "{now}");
+    table(|now| {
+        let status = compose(&Inputs::new(&pod, &runtime(instances(now)), &node, timestamp(5)));
+        let found = conditions::find(status.conditions.as_deref(), "AllContainersRestarting").unwrap();
         assert_eq!(found.observed_generation, None);
-    }
+        render_conditions(&status, &["AllContainersRestarting"])
+    })
+    .check(expect![[r#"
+        c=Running   -> AllContainersRestarting=False
+        c=Exited:42 -> AllContainersRestarting=True (RestartAllContainersStarted): container exited with restart policy rule
+        c=Exited:1  -> AllContainersRestarting=False (PodFailed)
+        c=Exited:0  -> AllContainersRestarting=False (PodCompleted)
+    "#]]);
 }
