@@ -114,6 +114,17 @@ impl Table {
     }
 }
 
+/// Rows for snapshots: cells between bars, with their colors.
+#[cfg(test)]
+pub(super) fn render(rows: &[Vec<Cell>]) -> String {
+    let render = |cell: &Cell| {
+        let text = if cell.text.is_empty() { "\"\"".to_owned() } else { visible(&cell.text) };
+        cell.color.map_or(text.clone(), |color| format!("{text} [{color:?}]"))
+    };
+    let line = |row: &Vec<Cell>| row.iter().map(render).collect::<Vec<_>>().join(" | ") + "\n";
+    rows.iter().map(line).collect()
+}
+
 /// [`visible`] of each line.
 pub(super) fn visible_lines(text: &str) -> String {
     text.lines().map(visible).collect::<Vec<_>>().join("\n")

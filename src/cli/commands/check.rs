@@ -244,6 +244,7 @@ fn print(console: &mut Console<'_>, lines: &[CheckLine]) -> std::io::Result<()> 
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
+    use expect_test::expect;
 
     #[test]
     fn lines_are_printed_with_their_fixes() {
@@ -254,10 +255,12 @@ mod tests {
         let mut out = Vec::new();
         let now = jiff::Timestamp::UNIX_EPOCH;
         print(&mut Console { out: &mut out, paint: Paint::new(false), now }, &lines).unwrap();
-        assert_eq!(
-            String::from_utf8(out).unwrap(),
-            "ok    disk     10 GiB\nfail  runtime  away\\u{1b}\n               → start it\n"
-        );
+        expect![[r#"
+            ok    disk     10 GiB
+            fail  runtime  away\u{1b}
+                           → start it
+        "#]]
+        .assert_eq(&String::from_utf8(out).unwrap());
     }
 
     #[test]

@@ -381,6 +381,7 @@ fn toleration(toleration: &Toleration) -> String {
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
+    use expect_test::expect;
     use serde_json::json;
 
     #[test]
@@ -433,67 +434,67 @@ mod tests {
         let now = "2026-01-01T00:01:00Z".parse().unwrap();
         print(&mut Console { out: &mut out, paint: Paint::new(false), now }, &described).unwrap();
         let text = String::from_utf8(out).unwrap();
-        let expected = "\
-Name:              web-node1
-Namespace:         default
-UID:               u1
-Priority:          0
-Node:              node1/192.0.2.1
-Start Time:        2026-01-01T00:00:00Z (60s ago)
-Labels:            a=b
-                   c=d
-Annotations:       <none>
-Status:            CrashLoopBackOff
-Worker:            Syncing, next sync in 40s
-Last Error:        it failed
-IPs:               10.0.0.7
-Init Containers:
-  side:            (sidecar)
-    Image:         i
-    Environment:   <none>
-    Mounts:        <none>
-Containers:
-  app:
-    Container ID:  containerd://c1
-    Image:         localhost/app:1
-    Image ID:      sha256:1
-    Ports:         80/TCP (host 8080)
-    Command:       sh
-                   -c
-    State:         Waiting
-      Reason:      CrashLoopBackOff
-      Message:     a\\u{1b}[2Jb
-    Last State:    Terminated
-      Reason:      Error
-      Exit Code:   1
-      Started:     2026-01-01T00:00:10Z (50s ago)
-      Finished:    2026-01-01T00:00:20Z (40s ago)
-    Ready:         False
-    Restart Count: 2
-    Limits:        cpu 1, memory 1Gi
-    Liveness:      exec delay=0s timeout=1s period=10s #success=1 #failure=3
-    Environment:   * (all of config map cm)
-                   PASSWORD
-                   KEY (secretKeyRef: key=pw name=db)
-    Mounts:        /data from data (ro)
-Conditions:
-  Ready   False   ContainersNotReady: x
-Volumes:
-  data:            hostPath path=/srv type=
-    State:         mounted for 10s
-  tmp:             emptyDir
-    State:         failed: no\\u{7} space
-  kubernetes.io~nfs/pv1:
-    State:         cannot be unmounted: busy
-Devices:
-  example.com/cam: c1, Unhealthy, NUMA node 1, in app
-Resource Claims:
-  gpu:             gpu-0 of gpu.example.com in node1, prepared
-QoS Class:         Burstable
-Node-Selectors:    <none>
-Tolerations:       :NoExecute op=Exists
-Events:            <none>
-";
-        assert_eq!(text, expected);
+        expect![[r#"
+            Name:              web-node1
+            Namespace:         default
+            UID:               u1
+            Priority:          0
+            Node:              node1/192.0.2.1
+            Start Time:        2026-01-01T00:00:00Z (60s ago)
+            Labels:            a=b
+                               c=d
+            Annotations:       <none>
+            Status:            CrashLoopBackOff
+            Worker:            Syncing, next sync in 40s
+            Last Error:        it failed
+            IPs:               10.0.0.7
+            Init Containers:
+              side:            (sidecar)
+                Image:         i
+                Environment:   <none>
+                Mounts:        <none>
+            Containers:
+              app:
+                Container ID:  containerd://c1
+                Image:         localhost/app:1
+                Image ID:      sha256:1
+                Ports:         80/TCP (host 8080)
+                Command:       sh
+                               -c
+                State:         Waiting
+                  Reason:      CrashLoopBackOff
+                  Message:     a\u{1b}[2Jb
+                Last State:    Terminated
+                  Reason:      Error
+                  Exit Code:   1
+                  Started:     2026-01-01T00:00:10Z (50s ago)
+                  Finished:    2026-01-01T00:00:20Z (40s ago)
+                Ready:         False
+                Restart Count: 2
+                Limits:        cpu 1, memory 1Gi
+                Liveness:      exec delay=0s timeout=1s period=10s #success=1 #failure=3
+                Environment:   * (all of config map cm)
+                               PASSWORD
+                               KEY (secretKeyRef: key=pw name=db)
+                Mounts:        /data from data (ro)
+            Conditions:
+              Ready   False   ContainersNotReady: x
+            Volumes:
+              data:            hostPath path=/srv type=
+                State:         mounted for 10s
+              tmp:             emptyDir
+                State:         failed: no\u{7} space
+              kubernetes.io~nfs/pv1:
+                State:         cannot be unmounted: busy
+            Devices:
+              example.com/cam: c1, Unhealthy, NUMA node 1, in app
+            Resource Claims:
+              gpu:             gpu-0 of gpu.example.com in node1, prepared
+            QoS Class:         Burstable
+            Node-Selectors:    <none>
+            Tolerations:       :NoExecute op=Exists
+            Events:            <none>
+        "#]]
+        .assert_eq(&text);
     }
 }

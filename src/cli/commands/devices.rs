@@ -143,6 +143,7 @@ fn plugin_row(plugin: &PluginRow, now: Timestamp) -> Vec<Cell> {
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
+    use expect_test::expect;
 
     fn printed(reply: &DevicesReply) -> String {
         let mut out = Vec::new();
@@ -191,20 +192,20 @@ mod tests {
             ],
             omitted: 3,
         };
-        let expected = "\
-RESOURCE             DEVICE           HEALTH      NUMA   USED BY
-example.com/camera   c1               Healthy     0,1    default/web/main
-example.com/camera   c2\\u{1b}[31m\\n   Unhealthy   -      -
+        expect![[r#"
+            RESOURCE             DEVICE           HEALTH      NUMA   USED BY
+            example.com/camera   c1               Healthy     0,1    default/web/main
+            example.com/camera   c2\u{1b}[31m\n   Unhealthy   -      -
 
-CLAIM         DRIVER            POOL    DEVICE   STATE      USED BY
-default/gpu   gpu.example.com   node1   gpu-0    prepared   web
+            CLAIM         DRIVER            POOL    DEVICE   STATE      USED BY
+            default/gpu   gpu.example.com   node1   gpu-0    prepared   web
 
-PLUGIN            KIND        SOCKET        STATE                     SINCE
-gpu.example.com   DRAPlugin   /p/gpu.sock   registered                3m20s
--                 -           /p/x.sock     not registered: refused   <unknown>
-... and 3 more
-";
-        assert_eq!(printed(&reply), expected);
+            PLUGIN            KIND        SOCKET        STATE                     SINCE
+            gpu.example.com   DRAPlugin   /p/gpu.sock   registered                3m20s
+            -                 -           /p/x.sock     not registered: refused   <unknown>
+            ... and 3 more
+        "#]]
+        .assert_eq(&printed(&reply));
         assert_eq!(printed(&DevicesReply::default()), "");
     }
 }

@@ -84,6 +84,8 @@ pub(super) fn row(event: &RecordedEvent, now: jiff::Timestamp) -> Vec<Cell> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::render;
+    use expect_test::expect;
 
     fn event() -> RecordedEvent {
         serde_json::from_value(serde_json::json!({
@@ -98,9 +100,11 @@ mod tests {
 
     #[test]
     fn event_is_one_row() {
-        let cells = row(&event(), "2026-01-01T00:01:05Z".parse().unwrap());
-        let texts: Vec<_> = cells.into_iter().map(|cell| cell.text).collect();
-        assert_eq!(texts, ["5s", "Warning", "BackOff", "pod/web-node1", "4", "line\none"]);
+        let row = row(&event(), "2026-01-01T00:01:05Z".parse().unwrap());
+        expect![[r#"
+            5s | Warning [Yellow] | BackOff | pod/web-node1 | 4 | line\none
+        "#]]
+        .assert_eq(&render(&[row]));
     }
 
     #[test]

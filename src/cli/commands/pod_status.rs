@@ -162,6 +162,7 @@ pub(super) fn summary(view: &PodView) -> PodSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use expect_test::{Expect, expect};
     use serde_json::{Value, json};
 
     fn view(pod: Value) -> PodView {
@@ -180,90 +181,100 @@ mod tests {
         json!({"terminated": {"exitCode": code, "reason": reason}})
     }
 
-    fn check(status: Value, expected: (&str, &str, i64)) {
+    fn check(status: Value, expected: Expect) {
         let spec = json!({
             "initContainers": [{"name": "i1"}, {"name": "side", "restartPolicy": "Always"}],
             "containers": [{"name": "a"}, {"name": "b"}],
         });
         let got = summary(&view(json!({"metadata": {}, "spec": spec, "status": status})));
-        let ready = format!("{}/{}", got.ready, got.total);
-        assert_eq!((ready.as_str(), got.status.as_str(), got.restarts), expected, "{status}");
+        let color = got.color().map_or("no color".to_owned(), |color| format!("{color:?}"));
+        let (ready, total) = (got.ready, got.total);
+        expected.assert_eq(&format!("{ready}/{total} {}, {} restarts, {color}", got.status, got.restarts));
     }
 
     #[test]
     fn status_column_equals_that_of_kubectl() {
         let running = || json!({"running": {}});
-        check(json!({}), ("0/3", "Unknown", 0));
-        check(json!({"phase": "Pending"}), ("0/3", "Pending", 0));
-        check(json!({"phase": "Failed", "reason": "Evicted"}), ("0/3", "Evicted", 0));
+        check(json!({}), expect!["0/3 Unknown, 0 restarts, Yellow"]);
+        check(json!({"phase": "Pending"}), expect!["0/3 Pending, 0 restarts, Yellow"]);
+        check(json!({"phase": "Failed", "reason": "Evicted"}), expect!["0/3 Evicted, 0 restarts, Red"]);
         check(
             json!({"phase": "Pending", "conditions": [
                 {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}),
-            ("0/3", "SchedulingGated", 0),
+            expect!["0/3 SchedulingGated, 0 restarts, Yellow"],
         );
         // Regular containers: the first in order decides.
         check(
             json!({"phase": "Running", "containerStatuses": [
                 container("a", true, 1, running()), container("b", true, 2, running())]}),
-            ("2/3", "Running", 3),
+            expect!["2/3 Running, 3 restarts, Yellow"],
         );
         check(
             json!({"phase": "Running", "containerStatuses": [
                 container("a", false, 5, waiting("CrashLoopBackOff")), container("b", false, 0, waiting("ErrImagePull"))]}),
-            ("0/3", "CrashLoopBackOff", 5),
+            expect!["0/3 CrashLoopBackOff, 5 restarts, Red"],
         );
         check(
             json!({"phase": "Pending", "containerStatuses": [
                 container("a", false, 0, waiting("ContainerCreating")), container("b", true, 0, running())]}),
-            ("1/3", "ContainerCreating", 0),
+            expect!["1/3 ContainerCreating, 0 restarts, Yellow"],
         );
         check(
             json!({"phase": "Failed", "containerStatuses": [
                 container("a", false, 0, ended(3, "")), container("b", false, 0, ended(0, "Completed"))]}),
-            ("0/3", "ExitCode:3", 0),
+            expect!["0/3 ExitCode:3, 0 restarts, Red"],
         );
         check(
             json!({"phase": "Failed", "containerStatuses": [
                 container("a", false, 0, json!({"terminated": {"exitCode": 0, "signal": 9}}))]}),
-            ("0/3", "Signal:9", 0),
+            expect!["0/3 Signal:9, 0 restarts, Red"],
         );
         check(
             json!({"phase": "Succeeded", "containerStatuses": [container("a", false, 0, ended(0, "Completed"))]}),
-            ("0/3", "Completed", 0),
+            expect!["0/3 Completed, 0 restarts, Dim"],
         );
         // One has completed, one runs.
         let half = |ready: &str| {
             json!({"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], "containerStatuses": [
                 container("a", false, 0, ended(0, "Completed")), container("b", true, 0, running())]})
         };
-        check(half("True"), ("1/3", "Running", 0));
-        check(half("False"), ("1/3", "NotReady", 0));
+        check(half("True"), expect!["1/3 Running, 0 restarts, Yellow"]);
+        check(half("False"), expect!["1/3 NotReady, 0 restarts, Yellow"]);
     }
 
     #[test]
     fn init_containers_and_sidecars_determine_the_status() {
         let running = || json!({"running": {}});
         let with = |init: Value| json!({"phase": "Pending", "initContainerStatuses": init});
-        check(with(json!([container("i1", false, 0, running())])), ("0/3", "Init:0/2", 0));
+        check(
+            with(json!([container("i1", false, 0, running())])),
+            expect!["0/3 Init:0/2, 0 restarts, Yellow"],
+        );
         check(
             with(json!([container("i1", false, 2, waiting("CrashLoopBackOff"))])),
-            ("0/3", "Init:CrashLoopBackOff", 2),
+            expect!["0/3 Init:CrashLoopBackOff, 2 restarts, Red"],
         );
-        check(with(json!([container("i1", false, 1, ended(1, "Error"))])), ("0/3", "Init:Error", 1));
-        check(with(json!([container("i1", false, 1, ended(7, ""))])), ("0/3", "Init:ExitCode:7", 1));
+        check(
+            with(json!([container("i1", false, 1, ended(1, "Error"))])),
+            expect!["0/3 Init:Error, 1 restarts, Red"],
+        );
+        check(
+            with(json!([container("i1", false, 1, ended(7, ""))])),
+            expect!["0/3 Init:ExitCode:7, 1 restarts, Red"],
+        );
         check(
             with(json!([
                 container("i1", true, 0, ended(0, "Completed")),
                 container("side", false, 0, waiting("PodInitializing"))
             ])),
-            ("0/3", "Init:1/2", 0),
+            expect!["0/3 Init:1/2, 0 restarts, Yellow"],
         );
         let mut side = container("side", true, 4, running());
         side["started"] = json!(true);
         check(
             json!({"phase": "Running", "initContainerStatuses": [container("i1", true, 9, ended(0, "Completed")), side],
                 "containerStatuses": [container("a", true, 1, running()), container("b", true, 0, running())]}),
-            ("3/3", "Running", 5),
+            expect!["3/3 Running, 5 restarts, Green"],
         );
     }
 

@@ -199,6 +199,8 @@ fn earliest_start(status: &PodStatus) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::render;
+    use expect_test::expect;
 
     fn view() -> PodView {
         let pod = json!({
@@ -214,9 +216,11 @@ mod tests {
     #[test]
     fn rows_are_plain_and_wide() {
         let now = "2026-01-01T00:03:20Z".parse().unwrap();
-        let texts = |wide| row(&view(), wide, now).into_iter().map(|cell| cell.text).collect::<Vec<_>>();
-        assert_eq!(texts(false), ["default", "web\u{1b}[31m", "1/1", "Running", "0", "3m20s"]);
-        assert_eq!(texts(true)[6..], ["10.0.0.7", "BestEffort", "Syncing", "u1"]);
+        expect![[r#"
+            default | web\u{1b}[31m | 1/1 | Running [Green] | 0 | 3m20s
+            default | web\u{1b}[31m | 1/1 | Running [Green] | 0 | 3m20s | 10.0.0.7 | BestEffort | Syncing | u1
+        "#]]
+        .assert_eq(&render(&[row(&view(), false, now), row(&view(), true, now)]));
     }
 
     #[test]

@@ -249,6 +249,7 @@ mod tests {
     use super::*;
     use crate::cli::table::Paint;
     use crate::server::{DiskWritesReport, LogsReport, QueueReport, ResourceReport, ThresholdReport};
+    use expect_test::expect;
 
     #[test]
     fn status_shows_problems_of_all_parts_first() {
@@ -322,31 +323,31 @@ mod tests {
         let now = "2026-01-01T00:05:00Z".parse().unwrap();
         print(&mut Console { out: &mut out, paint: Paint::new(false), now }, &report, false).unwrap();
         let text = String::from_utf8(out).unwrap();
-        let expected = "\
-Problems:
-  ✗ swap is on
-  ✗ the network is not ready: no CNI
-  ✗ /etc/pods/a.yaml:7: spec.containers[0].image: must be set (for 5m); the last good version keeps running
-  ✗ queue events was full and dropped 3 entries
-Node:              node1
-Agent:             coracle 0.1.0, up 3m20s
-Runtime:           unknown at : ready, its network is not
-Cgroups:
-Pods:              none
-Allocatable:
-  memory:          1.0 GiB of 2.0 GiB, 1.0 GiB reserved
-  cpu:             2 of 2
-Pressure:          DiskPressure
-  nodefs.available: 3.0 GiB available, soft threshold 4.0 GiB, which is met
-  nodefs.inodesFree: 90k available, threshold 50k, which is near
-Sources:
-  file:            /etc/pods: 1 pod, 1 problem
-Memory:            0 B resident, 0 B at most so far
-Disk writes:       none in the last hour; 12 files with 34.0 KiB, 9 syncs since the start
-Container logs:    1.0 GiB of 2.0 GiB, 3 files removed
-Queues:            events 2
-Threads:           0
-";
-        assert_eq!(text, expected);
+        expect![[r#"
+            Problems:
+              ✗ swap is on
+              ✗ the network is not ready: no CNI
+              ✗ /etc/pods/a.yaml:7: spec.containers[0].image: must be set (for 5m); the last good version keeps running
+              ✗ queue events was full and dropped 3 entries
+            Node:              node1
+            Agent:             coracle 0.1.0, up 3m20s
+            Runtime:           unknown at : ready, its network is not
+            Cgroups:
+            Pods:              none
+            Allocatable:
+              memory:          1.0 GiB of 2.0 GiB, 1.0 GiB reserved
+              cpu:             2 of 2
+            Pressure:          DiskPressure
+              nodefs.available: 3.0 GiB available, soft threshold 4.0 GiB, which is met
+              nodefs.inodesFree: 90k available, threshold 50k, which is near
+            Sources:
+              file:            /etc/pods: 1 pod, 1 problem
+            Memory:            0 B resident, 0 B at most so far
+            Disk writes:       none in the last hour; 12 files with 34.0 KiB, 9 syncs since the start
+            Container logs:    1.0 GiB of 2.0 GiB, 3 files removed
+            Queues:            events 2
+            Threads:           0
+        "#]]
+        .assert_eq(&text);
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use expect_test::expect;
 use serde_json::json;
 
 use super::client::Client;
@@ -172,26 +173,19 @@ fn top_once_prints_one_table() {
     };
     let (outcome, text) = top(None);
     assert_eq!(outcome, Ok(Exit::Success));
-    assert_eq!(
-        text,
-        "node1: CPU 12m, memory 1.0 MiB of 2.0 MiB\n\n\
-         NAMESPACE   POD             CONTAINER   CPU   MEMORY\n\
-         default     web\\u{1b}[31m   (all)       12m   1.0 MiB\n"
-    );
+    expect![[r#"
+        node1: CPU 12m, memory 1.0 MiB of 2.0 MiB
+
+        NAMESPACE   POD             CONTAINER   CPU   MEMORY
+        default     web\u{1b}[31m   (all)       12m   1.0 MiB
+    "#]]
+    .assert_eq(&text);
     assert!(!top(Some("other")).1.contains("default"));
 }
 
 #[test]
 fn each_command_prints_what_the_server_returns() {
     let agent = Agent::new();
-    let (outcome, text) = agent.run(list(Output::Table, false));
-    assert_eq!(outcome, Ok(Exit::Success));
-    assert_eq!(
-        text,
-        "NAMESPACE   NAME        READY   STATUS    RESTARTS   AGE\n\
-         default     db-node1    0/2     Running   0          <unknown>\n\
-         default     web-node1   0/2     Pending   0          <unknown>\n"
-    );
     let (_, text) = agent.run(list(Output::Json, false));
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["items"][1]["worker"]["phase"], "Syncing");
@@ -201,25 +195,14 @@ fn each_command_prints_what_the_server_returns() {
     assert!(text.contains("UID:               uid1\n"), "{text}");
     let (_, text) = agent.run(Subcommand::Status { output: Output::Table });
     assert!(text.contains("Node:              node1\n"), "{text}");
-    let (_, text) = agent.run(images(ImagesCommand::Runtime));
-    assert!(text.contains("a       1     1"), "{text}");
-    let verify = |images: &[&str], digests| {
-        let images = images.iter().map(|image| (*image).to_owned()).collect();
-        Subcommand::VerifyImages(VerifyOptions { images, digests, output: Output::Table })
-    };
-    let (exit, text) = agent.run(verify(&[], false));
-    assert!(exit == Ok(Exit::Success) && text.contains("a:1     2/2      intact"), "{text}");
-    let (exit, text) = agent.run(verify(&["a:1", "none"], true));
-    assert!(exit == Ok(Exit::Failure) && text.contains("/bin/app has 0 bytes"), "{text}");
-    assert!(text.contains("the runtime does not have the image"), "{text}");
-    let (_, text) = agent.run(Subcommand::Volumes(VolumesOptions::default()));
-    assert!(text.contains("data\\u{1b}[31m") && text.contains("other"), "{text}");
     let options = VolumesOptions { output: Output::Json, namespace: Some("default".into()) };
     let (_, text) = agent.run(Subcommand::Volumes(options));
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["volumes"].as_array().unwrap().len(), 1, "{text}");
-    let (_, text) = agent.run(Subcommand::Devices { output: Output::Table });
-    assert!(text.contains("example.com/cam"), "{text}");
+    let verify = |images: &[&str], digests| {
+        let images = images.iter().map(|image| (*image).to_owned()).collect();
+        Subcommand::VerifyImages(VerifyOptions { images, digests, output: Output::Table })
+    };
     let debug = |pod: &str| {
         Subcommand::Debug(DebugOptions {
             pod: pod.into(),
@@ -229,11 +212,54 @@ fn each_command_prints_what_the_server_returns() {
             ..DebugOptions::default()
         })
     };
-    let (_, text) = agent.run(debug("web"));
-    assert!(
-        text.contains("ephemeral container dbg is being started in pod ") && text.contains("/web-node1"),
-        "{text}"
-    );
+    let transcript = [
+        ("pods", list(Output::Table, false)),
+        ("images runtime", images(ImagesCommand::Runtime)),
+        ("images verify", verify(&[], false)),
+        ("images verify --digests a:1 none", verify(&["a:1", "none"], true)),
+        ("volumes", Subcommand::Volumes(VolumesOptions::default())),
+        ("devices", Subcommand::Devices { output: Output::Table }),
+        ("debug web", debug("web")),
+    ]
+    .map(|(title, subcommand)| {
+        let (outcome, text) = agent.run(subcommand);
+        let end = match outcome {
+            Ok(Exit::Success) => String::new(),
+            Ok(exit) => format!("ends with {exit:?}\n"),
+            Err(error) => format!("{error}\n"),
+        };
+        format!("$ {title}\n{text}{end}")
+    });
+    expect![[r#"
+        $ pods
+        NAMESPACE   NAME        READY   STATUS    RESTARTS   AGE
+        default     db-node1    0/2     Running   0          <unknown>
+        default     web-node1   0/2     Pending   0          <unknown>
+        $ images runtime
+        IMAGE   TAG   ID   SIZE   IN USE   PINNED
+        a       1     1    0 B    no       no
+        $ images verify
+        IMAGE   LAYERS   RESULT
+        a:1     2/2      intact
+        $ images verify --digests a:1 none
+        IMAGE   LAYERS   RESULT
+        a:1     2/2      1 damaged
+                         /bin/app has 0 bytes
+        none    0/0      not verified
+                         the runtime does not have the image
+        ends with Failure
+        $ volumes
+        NAMESPACE   POD   VOLUME           KIND   STATE     SINCE
+        default           data\u{1b}[31m          mounted   <unknown>
+        other             data\u{1b}[31m          mounted   <unknown>
+        $ devices
+        RESOURCE          DEVICE   HEALTH   NUMA   USED BY
+        example.com/cam                     -      -
+        $ debug web
+        ephemeral container dbg is being started in pod default/web-node1
+        its output: coracle logs default/web-node1 -c dbg
+    "#]]
+    .assert_eq(&transcript.concat());
     assert_ne!(agent.run(debug("db")).0, Ok(Exit::Success));
     assert_eq!(agent.run(Subcommand::Version).0, Ok(Exit::Success));
     agent.sink.raise(Regarding::Node, EventType::Normal, "Starting", "Starting kubelet.");

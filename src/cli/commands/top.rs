@@ -171,6 +171,8 @@ fn memory(stats: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::render;
+    use expect_test::expect;
     use serde_json::json;
 
     #[test]
@@ -197,20 +199,14 @@ mod tests {
             (("busy".to_owned(), "b".to_owned()), (1, 4096)),
             (("busy".to_owned(), String::new()), (101, 5120)),
         ]));
-        let lines: Vec<String> = rows(&summary, &requests)
-            .into_iter()
-            .map(|row| row.into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" "))
-            .collect();
-        assert_eq!(
-            lines,
-            [
-                "default busy (all) 1501m > 101m -",
-                "default busy c 1500m > 100m 2.0 KiB > 1.0 KiB",
-                "default busy b 1m 2.0 KiB",
-                "default idle (all) 0m -",
-                "default idle a - 2.0 KiB",
-            ]
-        );
+        expect![[r#"
+            default | busy | (all) [Dim] | 1501m > 101m [Yellow] | -
+            default | busy | c | 1500m > 100m [Yellow] | 2.0 KiB > 1.0 KiB [Yellow]
+            default | busy | b | 1m | 2.0 KiB
+            default | idle | (all) [Dim] | 0m | -
+            default | idle | a | - | 2.0 KiB
+        "#]]
+        .assert_eq(&render(&rows(&summary, &requests)));
         assert!(rows(&json!({}), &ResourceRequests::default()).is_empty());
     }
 }

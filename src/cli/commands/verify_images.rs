@@ -92,7 +92,9 @@ fn rows(report: &CheckReport) -> Vec<Vec<Cell>> {
 mod tests {
     use super::super::tests::scripted;
     use super::*;
+    use crate::cli::table::render;
     use crate::images::Finding;
+    use expect_test::expect;
 
     #[test]
     fn line_that_is_cut_off_is_reported_as_such() {
@@ -103,18 +105,26 @@ mod tests {
 
     #[test]
     fn report_shows_what_is_damaged_and_what_was_not_verified() {
-        let texts = |report: &CheckReport| -> Vec<String> {
-            let line = |row: Vec<Cell>| row.into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" ");
-            rows(report).into_iter().map(line).collect()
-        };
         let mut report =
             CheckReport { image: "a:1".into(), layers: 2, verified: 2, ..CheckReport::default() };
-        assert_eq!(texts(&report), ["a:1 2/2 intact"]);
+        expect![[r#"
+            a:1 | 2/2 | intact
+        "#]]
+        .assert_eq(&render(&rows(&report)));
         report.problems.push("cannot verify: x".into());
-        assert_eq!(texts(&report), ["a:1 2/2 not verified", "  cannot verify: x"]);
+        expect![[r#"
+            a:1 | 2/2 | not verified [Yellow]
+            "" | "" | cannot verify: x
+        "#]]
+        .assert_eq(&render(&rows(&report)));
         report.damaged = 3;
         report.findings.push(Finding { path: "/f".into(), problem: "is missing".into() });
-        let expected = ["a:1 2/2 3 damaged", "  /f is missing", "  and 2 more", "  cannot verify: x"];
-        assert_eq!(texts(&report), expected);
+        expect![[r#"
+            a:1 | 2/2 | 3 damaged [Red]
+            "" | "" | /f is missing
+            "" | "" | and 2 more
+            "" | "" | cannot verify: x
+        "#]]
+        .assert_eq(&render(&rows(&report)));
     }
 }

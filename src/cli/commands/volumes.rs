@@ -97,11 +97,13 @@ fn color(volume: &VolumeRow) -> Option<Color> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::render;
+    use expect_test::expect;
 
     #[test]
     fn a_row_has_the_state_with_its_error_and_age() {
         let now = "2026-01-01T00:03:20Z".parse().unwrap();
-        let mut volume = VolumeRow {
+        let volume = VolumeRow {
             namespace: "default".into(),
             pod: "web".into(),
             volume: "data".into(),
@@ -110,20 +112,18 @@ mod tests {
             error: None,
             since: Some("2026-01-01T00:00:00Z".parse().unwrap()),
         };
-        let texts = |volume: &VolumeRow| {
-            row(volume, now).into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(
-            texts(&volume),
-            "default web data persistentVolumeClaim data (hostpath.csi.k8s.io) mounted 3m20s"
-        );
-        assert_eq!(color(&volume), Some(Color::Green));
-        volume.error = Some("no update".into());
-        assert_eq!(color(&volume), Some(Color::Yellow));
-        volume.state = "cannot be unmounted".into();
-        volume.error = Some("device is busy".into());
-        volume.since = None;
-        assert!(texts(&volume).ends_with("cannot be unmounted: device is busy <unknown>"));
-        assert_eq!(color(&volume), Some(Color::Red));
+        let (state, error, since) =
+            ("cannot be unmounted".to_owned(), Some("device is busy".to_owned()), None);
+        let rows = [
+            row(&volume, now),
+            row(&VolumeRow { error: Some("no update".into()), ..volume.clone() }, now),
+            row(&VolumeRow { state, error, since, ..volume }, now),
+        ];
+        expect![[r#"
+            default | web | data | persistentVolumeClaim data (hostpath.csi.k8s.io) | mounted [Green] | 3m20s
+            default | web | data | persistentVolumeClaim data (hostpath.csi.k8s.io) | mounted: no update [Yellow] | 3m20s
+            default | web | data | persistentVolumeClaim data (hostpath.csi.k8s.io) | cannot be unmounted: device is busy [Red] | <unknown>
+        "#]]
+        .assert_eq(&render(&rows));
     }
 }

@@ -117,7 +117,9 @@ fn rows(images: &[ImageRow], set: &ArchiveSetReport) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::render;
     use crate::images::SetImageReport;
+    use expect_test::expect;
 
     #[test]
     fn images_of_runtime_and_archives_are_in_one_list() {
@@ -144,19 +146,14 @@ mod tests {
             images: vec![set("r/b:1", "present", ""), set("r/a:1", "damaged", "layer sha256:5")],
             ..ArchiveSetReport::default()
         };
-        let lines: Vec<String> = rows(&images, &report)
-            .iter()
-            .map(|row| cells(row).into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" "))
-            .collect();
-        assert_eq!(
-            lines,
-            [
-                "r/a:1 10 B /i/a.tar yes damaged: layer sha256:5",
-                "r/b:1 7 B /i/a.tar yes present",
-                "r/d:1 7 B - yes present",
-                "r/e@sha256:9 0 B - no present",
-                "sha256:3 0 B - no present",
-            ]
-        );
+        let rows: Vec<Vec<Cell>> = rows(&images, &report).iter().map(cells).collect();
+        expect![[r#"
+            r/a:1 | 10 B | /i/a.tar | yes | damaged: layer sha256:5 [Red]
+            r/b:1 | 7 B | /i/a.tar | yes | present
+            r/d:1 | 7 B | - | yes | present
+            r/e@sha256:9 | 0 B | - | no | present
+            sha256:3 | 0 B | - | no | present
+        "#]]
+        .assert_eq(&render(&rows));
     }
 }

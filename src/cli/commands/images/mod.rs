@@ -84,6 +84,8 @@ fn split_tag(reference: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::render;
+    use expect_test::expect;
 
     #[test]
     fn image_has_one_row_per_name() {
@@ -94,19 +96,13 @@ mod tests {
             in_use: true,
             ..ImageRow::default()
         };
-        let texts = |image: &ImageRow| {
-            let line = |row: Vec<Cell>| row.into_iter().map(|cell| cell.text).collect::<Vec<_>>().join(" ");
-            rows(image, false).into_iter().map(line).collect::<Vec<_>>()
-        };
-        assert_eq!(
-            texts(&image),
-            [
-                "host:5000/a/b 1 0123456789ab 2.0 KiB yes no",
-                "host:5000/a/b <none> 0123456789ab 2.0 KiB yes no"
-            ]
-        );
-        let bare = ImageRow { tags: Vec::new(), digests: vec!["x/y@sha256:1".into()], ..image };
-        assert_eq!(texts(&bare), ["x/y <none> 0123456789ab 2.0 KiB yes no"]);
-        assert_eq!(texts(&ImageRow::default()), ["<none> <none>  0 B no no"]);
+        let bare = ImageRow { tags: Vec::new(), digests: vec!["x/y@sha256:1".into()], ..image.clone() };
+        expect![[r#"
+            host:5000/a/b | 1 | 0123456789ab | 2.0 KiB | yes | no
+            host:5000/a/b | <none> | 0123456789ab | 2.0 KiB | yes | no
+            x/y | <none> | 0123456789ab | 2.0 KiB | yes | no
+            <none> | <none> | "" | 0 B | no | no
+        "#]]
+        .assert_eq(&render(&[image, bare, ImageRow::default()].map(|image| rows(&image, false)).concat()));
     }
 }
