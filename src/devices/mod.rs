@@ -18,7 +18,6 @@ mod holds;
 mod instances;
 mod names;
 mod options;
-mod rate_limit;
 mod requests;
 mod server;
 mod service;

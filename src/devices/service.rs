@@ -18,7 +18,6 @@ use super::hints::DeviceHints;
 use super::instances::{END_LIMIT, End, Instances, Plugin, SocketIdentity};
 use super::names;
 use super::options::ResourceHealth;
-use super::rate_limit::ListRateLimit;
 use super::requests::PodRequest;
 use super::state::{
     Capacity, DeviceState, Generation, ListChange, MAX_DEVICES, NextPluginCall, PluginConnection, Resource,
@@ -32,6 +31,13 @@ use crate::util::checkpoint_file::CheckpointFile;
 use crate::util::lock::LockExt;
 use crate::util::stop::{self, StopSource, StopToken};
 use crate::util::threads::{self, OnDeath, Running, Stack};
+use crate::util::token_bucket::TokenBucket;
+
+/// Lists of one connection that are handled at once. A list that comes earlier than the next token
+/// waits in the connection.
+const LISTS_AT_ONCE: u32 = 20;
+/// After them, one in this time.
+const LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The settings of the device manager.
 #[derive(Debug, Clone)]
@@ -559,14 +565,14 @@ impl Shared {
         stop: &StopToken,
     ) -> Result<(), CallError> {
         let mut lists = client.watch()?;
-        let mut rate_limit = ListRateLimit::new(Instant::now());
+        let mut rate_limit = TokenBucket::new(LISTS_AT_ONCE, LIST_INTERVAL, Instant::now());
         while let Some(list) = lists.next(MAX_DEVICES, stop)? {
             let Some(listed) = self.listed(resource, generation, list) else { return Ok(()) };
             if listed.is_new {
                 self.store();
                 (self.on_change)(&Change { pods: listed.pods });
             }
-            let wait = rate_limit.next(Instant::now());
+            let wait = rate_limit.record(Instant::now());
             if !wait.is_zero() {
                 let _ = stop.wait(wait);
             }

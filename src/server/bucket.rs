@@ -2,31 +2,26 @@
 
 use std::time::{Duration, Instant};
 
+use crate::util::token_bucket::TokenBucket;
+
 /// Requests at once after a pause.
 const BURST: u32 = 10;
 /// The time after which a further request is accepted: 100 per second.
 const STEP: Duration = Duration::from_millis(10);
 
-/// A token bucket. Its state is the time at which it is full again.
+/// The requests that are accepted now.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bucket {
-    full: Instant,
-}
+pub(super) struct Bucket(TokenBucket);
 
 impl Bucket {
     /// A full one.
     pub(super) fn new(now: Instant) -> Bucket {
-        Bucket { full: now }
+        Bucket(TokenBucket::new(BURST, STEP, now))
     }
 
     /// Takes a token. Returns whether there was one.
     pub(super) fn take(&mut self, now: Instant) -> bool {
-        let next = self.full.max(now) + STEP;
-        let is_allowed = next.saturating_duration_since(now) <= STEP * BURST;
-        if is_allowed {
-            self.full = next;
-        }
-        is_allowed
+        self.0.take(now)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
-//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`), files and directories
+//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`, `token_bucket`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
 //! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), certificates (`x509`), log lines,
 //! `metrics`, and spans of traces (`tracing`).
@@ -40,6 +40,7 @@ pub(crate) mod testing;
 pub mod threads;
 pub mod timers;
 pub mod token;
+pub mod token_bucket;
 pub mod tracing;
 pub mod tree;
 pub mod untrusted;
