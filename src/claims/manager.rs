@@ -14,6 +14,7 @@ use super::health::{self, HealthCache};
 use super::info::{ClaimId, ClaimInfo, ClaimKey};
 use super::names::{self, NameError};
 use super::object::UseError;
+use super::rate_limit::ReportRateLimits;
 use super::response::{PrepareResults, ResponseError, UnprepareResults};
 use super::state::{ClaimState, ClaimStateError, OperationStart, Work};
 use super::state_file;
@@ -120,6 +121,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<ClaimState>,
     pub(super) drivers: Mutex<Drivers<Arc<dyn Driver>>>,
     pub(super) health: Mutex<HealthCache>,
+    /// They outlive the streams.
+    pub(super) report_rate_limits: Mutex<ReportRateLimits>,
     /// Locked while it is written.
     pub(super) health_file: Mutex<CheckpointFile>,
     pub(super) wipes: Mutex<Wipes>,
@@ -172,6 +175,7 @@ impl ResourceClaims {
             state: Mutex::new(state),
             drivers: Mutex::default(),
             health: Mutex::new(health.unwrap_or_default()),
+            report_rate_limits: Mutex::default(),
             health_file: Mutex::new(health_file),
             wipes: Mutex::new(wipes),
             streams: Mutex::default(),

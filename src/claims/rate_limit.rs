@@ -5,6 +5,7 @@
 //! for long (Go: k8s.io/dynamic-resource-allocation/kubeletplugin `DeviceHealthReport`). Such reports
 //! must not wait: the health of a device would be known late.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::util::token_bucket::TokenBucket;
@@ -17,21 +18,27 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const REPORT_PAUSE: Duration = Duration::from_millis(10);
 const DEVICE_PAUSE: Duration = Duration::from_micros(60);
 
-/// Counts the reports of one driver.
-#[derive(Debug, Clone)]
-pub(super) struct ReportRateLimit(TokenBucket);
+/// Counts the changes by driver. A new stream, or another instance of the driver, does not begin again.
+#[derive(Debug, Default)]
+pub(super) struct ReportRateLimits(BTreeMap<String, TokenBucket>);
 
-impl ReportRateLimit {
-    pub(super) fn new(now: Instant) -> ReportRateLimit {
-        ReportRateLimit(TokenBucket::new(BURST, INTERVAL, now))
-    }
-
-    /// A report on so many devices was handled. Returns the wait before the next one.
-    pub(super) fn next(&mut self, devices: usize, has_changed: bool, now: Instant) -> Duration {
-        let wait = if has_changed { self.0.record(now) } else { Duration::ZERO };
+impl ReportRateLimits {
+    /// A report on so many devices was handled. Returns the wait before the next one of this stream.
+    pub(super) fn next(&mut self, driver: &str, devices: usize, has_changed: bool, now: Instant) -> Duration {
+        let wait = if has_changed { self.record_change(driver, now) } else { Duration::ZERO };
         let devices = u32::try_from(devices).unwrap_or(u32::MAX);
         let pause = DEVICE_PAUSE.saturating_mul(devices).saturating_add(REPORT_PAUSE).min(INTERVAL);
         wait.max(pause)
+    }
+
+    fn record_change(&mut self, driver: &str, now: Instant) -> Duration {
+        if let Some(bucket) = self.0.get_mut(driver) {
+            return bucket.record(now);
+        }
+        // A full bucket equals a new one: drivers that are gone do not accumulate.
+        self.0.retain(|_, bucket| !bucket.is_full(now));
+        let bucket = self.0.entry(driver.to_owned());
+        bucket.or_insert_with(|| TokenBucket::new(BURST, INTERVAL, now)).record(now)
     }
 }
 
@@ -42,23 +49,40 @@ mod tests {
     #[test]
     fn reports_without_changes_and_a_hundred_changes_hardly_wait() {
         let begun = Instant::now();
-        let mut limit = ReportRateLimit::new(begun);
+        let mut limits = ReportRateLimits::default();
+        let mut next = |has_changed, now| limits.next("d", 1, has_changed, now);
         for _ in 0..1_000 {
-            assert!(limit.next(1, false, begun) < REPORT_PAUSE * 2);
+            assert!(next(false, begun) < REPORT_PAUSE * 2);
         }
-        let waits: Vec<Duration> = (0..BURST).map(|_| limit.next(1, true, begun)).collect();
+        let waits: Vec<Duration> = (0..BURST).map(|_| next(true, begun)).collect();
         assert!(waits.iter().rev().skip(1).all(|wait| *wait < REPORT_PAUSE * 2));
         assert_eq!(waits.last(), Some(&INTERVAL));
-        assert_eq!(limit.next(1, true, begun + INTERVAL), INTERVAL);
-        assert!(limit.next(1, false, begun + INTERVAL) < REPORT_PAUSE * 2);
-        assert!(limit.next(1, true, begun + INTERVAL * 1_000) < REPORT_PAUSE * 2);
+        assert_eq!(next(true, begun + INTERVAL), INTERVAL);
+        assert!(next(false, begun + INTERVAL) < REPORT_PAUSE * 2);
+        assert!(next(true, begun + INTERVAL * 1_000) < REPORT_PAUSE * 2);
     }
 
     #[test]
     fn large_reports_wait_longer_but_not_beyond_a_second() {
         let begun = Instant::now();
-        let mut limit = ReportRateLimit::new(begun);
-        assert!(limit.next(10_000, false, begun) > INTERVAL / 2);
-        assert_eq!(limit.next(usize::MAX, false, begun), INTERVAL);
+        let mut limits = ReportRateLimits::default();
+        assert!(limits.next("d", 10_000, false, begun) > INTERVAL / 2);
+        assert_eq!(limits.next("d", usize::MAX, false, begun), INTERVAL);
+    }
+
+    #[test]
+    fn each_driver_has_its_own_limit_and_drivers_that_are_gone_are_removed() {
+        let begun = Instant::now();
+        let mut limits = ReportRateLimits::default();
+        for _ in 0..BURST {
+            limits.next("a", 1, true, begun);
+        }
+        assert!(limits.next("b", 1, true, begun) < REPORT_PAUSE * 2);
+        assert_eq!(limits.next("a", 1, true, begun), INTERVAL);
+        limits.next("c", 1, true, begun + INTERVAL * 2);
+        assert_eq!(limits.0.keys().collect::<Vec<_>>(), ["a", "c"]);
+        limits.next("d", 1, false, begun + INTERVAL * 200);
+        limits.next("e", 1, true, begun + INTERVAL * 200);
+        assert_eq!(limits.0.keys().collect::<Vec<_>>(), ["e"]);
     }
 }

@@ -9,7 +9,6 @@ use super::client::{self, Client};
 use super::drivers::{self, HealthService, Service};
 use super::health::Report;
 use super::manager::{Driver, ResourceClaims, Shared};
-use super::rate_limit::ReportRateLimit;
 use crate::transport::grpc::Kind;
 use crate::util::lock::LockExt;
 use crate::util::stop::{StopToken, Waited};
@@ -152,14 +151,18 @@ impl DriverInstance {
 
     fn read(&self, client: &Client, service: HealthService, stop: &StopToken) -> Result<(), Kind> {
         let mut stream = client.watch(service).map_err(|error| error.kind)?;
-        let mut rate_limit = ReportRateLimit::new(Instant::now());
         while let Some((devices, reports)) = stream.next(stop).map_err(|error| error.kind)? {
             let has_changed = self.update(reports);
-            if stop.wait(rate_limit.next(devices, has_changed, Instant::now())) == Waited::Stopped {
+            if stop.wait(self.report_wait(devices, has_changed, Instant::now())) == Waited::Stopped {
                 return Err(Kind::Cancelled);
             }
         }
         Ok(())
+    }
+
+    /// The wait before the next report.
+    fn report_wait(&self, devices: usize, has_changed: bool, now: Instant) -> Duration {
+        self.shared.report_rate_limits.locked().next(&self.driver, devices, has_changed, now)
     }
 
     /// Returns whether the health of a device has changed.

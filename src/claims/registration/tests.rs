@@ -383,6 +383,22 @@ fn health_reports_reach_the_status_of_the_pod_and_end_with_the_stream() {
     assert_eq!(file(), "{}");
 }
 
+#[test]
+fn driver_with_many_changes_is_limited_also_in_a_new_stream_and_through_another_socket() {
+    let fixture = Fixture::new();
+    let instance = |endpoint: &str| DriverInstance {
+        shared: Arc::clone(&fixture.claims.shared),
+        driver: DRIVER.into(),
+        endpoint: endpoint.into(),
+    };
+    let now = Instant::now();
+    let waits: Vec<Duration> = (0..100).map(|_| instance("/a").report_wait(1, true, now)).collect();
+    let second = Duration::from_secs(1);
+    assert!(waits.iter().take(99).all(|wait| *wait < second));
+    assert_eq!(instance("/a").report_wait(1, true, now), second);
+    assert_eq!(instance("/b").report_wait(1, true, now), second);
+}
+
 /// Whether the older and the newer stream are opened after a registration with these services.
 fn opened_streams(offered: &[&str]) -> (bool, bool) {
     let (fixture, driver) = (Fixture::new(), FakeDriver::new());
