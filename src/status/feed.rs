@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 
 use crate::model::api::PodStatus;
 use crate::model::ids::PodUid;
@@ -45,6 +45,19 @@ impl Feed {
     #[must_use]
     pub fn changes(&self) -> &Receiver<Change> {
         &self.changes
+    }
+
+    /// The reader cannot pass a change on in time, and gives up. Counts the change, unless one was
+    /// counted when the feed ended: a slow reader counts once, as upstream. Returns whether it is
+    /// counted now. The changes that wait are dropped.
+    pub fn count_dropped(&self) -> bool {
+        let waiting = self.changes.len();
+        self.changes.try_iter().take(waiting).for_each(drop);
+        let has_ended = matches!(self.changes.try_recv(), Err(TryRecvError::Disconnected));
+        if !has_ended {
+            metrics::PODS_API_EVENTS_DROPPED.inc();
+        }
+        !has_ended
     }
 }
 
@@ -104,6 +117,18 @@ mod tests {
         assert!(slow.changes().recv().is_err());
         assert_eq!(feeds.0.len(), 1);
         assert!(metrics::PODS_API_EVENTS_DROPPED.get() > before);
+    }
+
+    #[test]
+    fn reader_that_gives_up_is_counted_once_whether_its_feed_has_ended_or_not() {
+        let mut feeds = Feeds::default();
+        let (full, open) = (feeds.add(1), feeds.add(3));
+        for uid in ["a", "b"] {
+            feeds.send(|| Change::Forgotten(PodUid::from(uid)));
+        }
+        // The end of the feed has counted this one.
+        assert!(!full.count_dropped());
+        assert!(open.count_dropped());
     }
 
     #[test]

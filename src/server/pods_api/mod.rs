@@ -164,9 +164,9 @@ fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) 
     let mut sent = SentPods::default();
     for pod in pods(deps)? {
         sent.0.insert(pod.uid().clone(), SentPod::new(&pod));
-        send(out, stop, pb::EventType::ADDED, encoded_now(deps, &pod)?)?;
+        send(&feed, out, stop, pb::EventType::ADDED, encoded_now(deps, &pod)?)?;
     }
-    send(out, stop, pb::EventType::INITIAL_SYNC_COMPLETE, Vec::new())?;
+    send(&feed, out, stop, pb::EventType::INITIAL_SYNC_COMPLETE, Vec::new())?;
     let progress = out.progress();
     loop {
         if out.has_client_left() {
@@ -178,7 +178,7 @@ fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) 
             recv(feed.changes()) -> change => {
                 let Ok(change) = change else { return Err(RpcError::resource_exhausted(SLOW)) };
                 if let Some((kind, object)) = sent.event(change) {
-                    send(out, stop, kind, encoded(&object)?)?;
+                    send(&feed, out, stop, kind, encoded(&object)?)?;
                 }
             }
         }
@@ -186,6 +186,7 @@ fn watch(deps: &Deps, out: &mut Outgoing<pb::WatchPodsEvent>, stop: &StopToken) 
 }
 
 fn send(
+    feed: &Feed,
     out: &mut Outgoing<pb::WatchPodsEvent>,
     stop: &StopToken,
     kind: pb::EventType,
@@ -201,7 +202,7 @@ fn send(
     if stop.is_stopped() {
         return Err(RpcError::unavailable("the kubelet stops"));
     }
-    metrics::PODS_API_EVENTS_DROPPED.inc();
+    feed.count_dropped();
     Err(RpcError::resource_exhausted(SLOW))
 }
 
