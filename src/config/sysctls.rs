@@ -85,11 +85,13 @@ pub fn is_ipc(name: &str) -> bool {
     IPC.contains(&name) || name.starts_with("fs.mqueue.")
 }
 
-/// Whether a sysctl, which is no pattern, is known to have a value of its own in each namespace.
+/// Whether a sysctl, which is no pattern, is known to have a value of its own in each namespace (Go:
+/// component-helpers/node/util/sysctl `GetNamespace`). `kernel.shm` and `kernel.msg` count, but no pod
+/// gets them (Go: pkg/kubelet/kuberuntime `applyPodSysctls`).
 pub fn is_namespaced(name: &str) -> bool {
     let name = normalize(name);
     match namespace(&name) {
-        Some(Namespace::Ipc) => is_ipc(&name),
+        Some(Namespace::Ipc) => is_ipc(&name) || matches!(name.as_str(), "kernel.shm" | "kernel.msg"),
         other => other.is_some(),
     }
 }
@@ -162,8 +164,12 @@ mod tests {
         {
             assert!(is_namespaced(name), "{name}");
         }
+        // The kernel does not have these; upstream accepts them.
+        for name in ["kernel.shm", "kernel/msg"] {
+            assert!(is_namespaced(name) && !is_ipc(&normalize(name)), "{name}");
+        }
         // The kernel has more than those of the namespace.
-        for name in ["kernel.shm_next_id", "kernel.msg_next_id", "kernel.shm", "kernel.panic"] {
+        for name in ["kernel.shm_next_id", "kernel.msg_next_id", "kernel.shm*", "kernel.panic"] {
             assert!(!is_namespaced(name), "{name}");
         }
     }

@@ -173,6 +173,7 @@ mod tests {
             "fs/mqueue/msg_max",
             "kernel.domainname",
             "kernel.panic",
+            "kernel.shm",
             "kernel.shmmax",
             "net.core.somaxconn",
             "net.ipv4.tcp_rmem",
