@@ -349,6 +349,15 @@ impl<const N: usize> CounterVec<N> {
         *self.series.locked().entry(values.map(Into::into)).or_insert(0) += 1;
     }
 
+    /// Adds one for these label values, which a client chooses: no new series if there are `most`.
+    pub fn inc_limited<V: Into<Value>>(&self, values: [V; N], most: usize) {
+        let values = values.map(Into::into);
+        let mut series = self.series.locked();
+        if series.len() < most || series.contains_key(&values) {
+            *series.entry(values).or_insert(0) += 1;
+        }
+    }
+
     /// Shows the series from now on, also with the value 0.
     pub fn show<V: Into<Value>>(&self, values: [V; N]) {
         self.series.locked().entry(values.map(Into::into)).or_insert(0);
@@ -554,6 +563,15 @@ mod tests {
         family.inc(["a"]);
         ["a", "b"].iter().for_each(|kind| family.show([*kind]));
         assert!(text(&family).ends_with("\nv_total{kind=\"a\"} 1\nv_total{kind=\"b\"} 0\n"));
+    }
+
+    #[test]
+    fn values_that_clients_choose_make_a_limited_number_of_series() {
+        let family = CounterVec::new("v_total", "By kind.", ["kind"]);
+        for kind in ["a", "b", "c", "a"] {
+            family.inc_limited([kind], 2);
+        }
+        assert!(text(&family).ends_with("\nv_total{kind=\"a\"} 2\nv_total{kind=\"b\"} 1\n"));
     }
 
     #[test]

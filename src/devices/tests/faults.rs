@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, bounded};
 use super::super::instances::MAX_INSTANCES;
 use super::super::testing::{FakePlugin, Fault};
 use super::*;
+use crate::model::metrics;
 use crate::transport::generated::{deviceplugin as pb, to_bytes};
 use crate::util::stop::StopToken;
 
@@ -185,6 +186,23 @@ fn a_plugin_that_does_not_respond_is_not_registered() {
     assert!(fixture.devices.register("v1beta1", "../widget.sock", WIDGET).is_err());
     assert!(fixture.devices.capacity().capacity.is_empty());
     assert!(!fixture.devices.has_plugin_resources(&simple_pod("p", 1)));
+}
+
+#[test]
+fn registrations_that_are_refused_are_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let fixture = open(directory.path());
+    let long = format!("example.com/{}", "x".repeat(400));
+    for (version, endpoint, resource) in [
+        ("v1", "widget.sock", "example.com/counted"),
+        ("v1beta1", "../widget.sock", "example.com/counted"),
+        ("v1beta1", "none.sock", "example.com/counted"),
+        ("v1beta1", "widget.sock", long.as_str()),
+    ] {
+        assert!(fixture.devices.register(version, endpoint, resource).is_err());
+    }
+    let count = |name: &str| metrics::DEVICE_PLUGIN_REGISTRATIONS.get([name.to_owned()]);
+    assert_eq!((count("example.com/counted"), count(&long), count(&long[..317])), (3, 0, 1));
 }
 
 #[test]
