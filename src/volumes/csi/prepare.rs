@@ -43,7 +43,9 @@ pub(super) fn prepare(
     stop: &StopToken,
 ) -> Result<PreparedDriver, VolumeError> {
     let spec = driver_spec(csi, request, stop)?;
-    let label = label(csi, request, &spec, is_mounted)?;
+    // What a driver publishes need not be a mount.
+    let has_volume = is_mounted || csi.users().is_published(&request.place());
+    let label = label(csi, request, &spec, has_volume)?;
     let (name, location) = (request.unique_name(), request.location());
     let is_attached = request.is_attached(&spec);
     // An inline volume may be called as the persistent volume of another volume of its pod: then both have
@@ -72,7 +74,7 @@ pub(super) fn prepare(
         wait.no_place = no_place(csi, request, &spec, stop);
         return Err(wait.into());
     }
-    with_spec(csi, request, (spec, label, is_mounted), stop)
+    with_spec(csi, request, (spec, label, has_volume), stop)
 }
 
 /// As [`prepare`], for a volume that its pod has.

@@ -30,7 +30,11 @@ pub(super) fn publish(
     // The driver makes the target itself.
     make_dirs(dir)?;
     let is_new = request.record(&driver.label, &csi.settings.node_name).write(dir)?;
-    call(request, driver, &message, stop).inspect_err(|error| {
+    let called = call(request, driver, &message, stop);
+    if !called.as_ref().is_err_and(changed_nothing) {
+        csi.users().set_published(&request.place());
+    }
+    called.inspect_err(|error| {
         if is_new && changed_nothing(error) {
             // Published before, perhaps, the volume stays as it is. What a driver publishes need not be a
             // mount (Go: `IsRemount`, `ReconstructedVolume`).

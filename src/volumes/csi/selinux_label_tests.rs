@@ -6,7 +6,7 @@ use super::super::selinux::PodSelinuxLabels;
 use super::super::selinux_labels::SelinuxLabels;
 use super::fake::{DRIVER, FakeAgent, FakeMounter, Fault};
 use super::mounter::Mounter;
-use super::names::{GLOBAL_MOUNT, RECORD};
+use super::names::{GLOBAL_MOUNT, RECORD, TARGET};
 use super::request::VolumeRequest;
 use super::request::tests::wanted;
 
@@ -184,6 +184,45 @@ fn volume_that_is_staged_without_a_mount_is_unstaged_before_another_label() {
     agent.node.calls();
     agent.set_up(&b).unwrap();
     assert_eq!(agent.changes(), ["unstage h", "stage h", "publish h"]);
+}
+
+/// What a driver publishes need not be a mount. The volume was unstaged while the pod had it.
+#[test]
+fn pod_keeps_a_volume_without_a_mount_when_its_driver_begins_to_mount_with_labels() {
+    for is_restarted in [false, true] {
+        let mut agent = FakeAgent::new();
+        let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
+        agent.set_up(&a).unwrap();
+        let target = agent.csi.layout.of_pod(&a.place()).unwrap().join(TARGET);
+        FakeMounter(Arc::clone(&agent.node)).unmount(&target).unwrap();
+        if is_restarted {
+            agent.restart();
+        }
+        agent.driver().spec.selinux_mount = Some(true);
+        agent.node.calls();
+        agent.set_up(&b).unwrap_err();
+        assert!(agent.set_up(&a).unwrap().selinux_relabel);
+        assert!(!agent.changes().iter().any(|call| call.starts_with("unstage")), "{is_restarted}");
+        agent.tear_down(&a).unwrap();
+        agent.set_up(&b).unwrap();
+        assert_eq!(stage_flags(&agent), ["context=\"l2\""]);
+        agent.node.check();
+    }
+}
+
+#[test]
+fn pod_keeps_a_volume_without_a_mount_when_its_driver_ceases_to_mount_with_labels() {
+    let agent = FakeAgent::new();
+    agent.driver().spec.selinux_mount = Some(true);
+    let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
+    agent.set_up(&a).unwrap();
+    let target = agent.csi.layout.of_pod(&a.place()).unwrap().join(TARGET);
+    FakeMounter(Arc::clone(&agent.node)).unmount(&target).unwrap();
+    agent.driver().spec.selinux_mount = None;
+    agent.set_up(&b).unwrap_err();
+    assert!(!agent.set_up(&a).unwrap().selinux_relabel);
+    assert!(!agent.changes().iter().any(|call| call.starts_with("unstage")));
+    agent.node.check();
 }
 
 #[test]

@@ -111,6 +111,7 @@ fn may_be_published(csi: &Csi, request: &VolumeRequest, unique: &str, label: &st
             RecordFile::Damaged(_) => true,
         };
         other.form != Form::Filesystem
+            || csi.users().is_published(other)
             || target.is_ok_and(|target| csi.mounter.is_mount_point(&target).unwrap_or(true))
             || (csi.settings.selinux.has_other(unique, &other.pod, label) && has_begun())
     })

@@ -22,6 +22,8 @@ pub(super) struct Users {
     volumes: HashMap<String, UsedVolume>,
     /// Volumes that must be published again at each sync of their pod.
     republished: BTreeSet<VolumeLocation>,
+    /// The pods have these, or may have. What a driver publishes need not be a mount.
+    published: BTreeSet<VolumeLocation>,
     /// The driver does not grow these while they are in use.
     not_grown: BTreeSet<VolumeLocation>,
     /// Pods have volumes there whose names are not known, because their records are damaged.
@@ -58,6 +60,7 @@ impl Users {
     pub(super) fn remove(&mut self, name: &str, location: &VolumeLocation) -> bool {
         self.unknown.remove(location);
         self.not_grown.remove(location);
+        self.published.remove(location);
         self.republished.remove(location);
         self.pod_names.remove(location);
         let Some(volume) = self.volumes.get_mut(name) else { return true };
@@ -179,6 +182,17 @@ impl Users {
     pub(super) fn names(&self) -> BTreeSet<String> {
         let attached = self.volumes.iter().filter(|(_, volume)| !volume.is_unattached);
         attached.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The pod has the volume, or may have, since a driver may have published it.
+    pub(super) fn set_published(&mut self, location: &VolumeLocation) {
+        self.published.insert(location.clone());
+    }
+
+    /// Whether the pod has the volume, or may have, as far as this process knows. False after a restart if
+    /// nothing of the volume is a mount.
+    pub(super) fn is_published(&self, location: &VolumeLocation) -> bool {
+        self.published.contains(location)
     }
 
     pub(super) fn set_not_grown(&mut self, location: &VolumeLocation) {
