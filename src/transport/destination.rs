@@ -53,18 +53,18 @@ impl Destination {
     /// When the text has none of these forms.
     pub fn parse(text: &str) -> Result<Destination, DestinationError> {
         let error = |make: fn(String) -> DestinationError| make(text.to_owned());
-        if let Some(name) = text.strip_prefix("unix-abstract:") {
+        if let Some(name) = after_scheme(text, "unix-abstract") {
             let name = name.strip_prefix("//").unwrap_or(name);
             return Ok(Destination::Socket(format!("unix-abstract:{name}")));
         }
-        if let Some(path) = text.strip_prefix("unix:") {
+        if let Some(path) = after_scheme(text, "unix") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return match path.starts_with('/') && !path.contains('\0') {
                 true => Ok(Destination::Socket(format!("unix:{path}"))),
                 false => Err(error(DestinationError::Path)),
             };
         }
-        let name = match text.strip_prefix("dns:") {
+        let name = match after_scheme(text, "dns") {
             Some(rest) => match rest.strip_prefix("//") {
                 Some(rest) => rest.strip_prefix('/').ok_or_else(|| error(DestinationError::Authority))?,
                 None => rest,
@@ -104,6 +104,12 @@ impl Destination {
         };
         Ok(addresses.into_iter().take(MAX_ADDRESSES).map(target).collect())
     }
+}
+
+/// What follows this scheme and its colon. The case of a scheme does not count (RFC 3986, section 3.1).
+fn after_scheme<'a>(text: &'a str, scheme: &str) -> Option<&'a str> {
+    let (found, rest) = text.split_once(':')?;
+    found.eq_ignore_ascii_case(scheme).then_some(rest)
 }
 
 /// Why a call failed.
@@ -222,6 +228,10 @@ mod tests {
             ("host:65536", Err(DestinationError::Port("host:65536".into()))),
             ("dns://host:1", Err(DestinationError::Authority("dns://host:1".into()))),
             ("http://host:1", Err(DestinationError::Scheme("http://host:1".into()))),
+            ("DNS:///collector:1", host("collector", 1)),
+            ("Unix:///run/C.sock", Ok(Destination::Socket("unix:/run/C.sock".into()))),
+            ("UNIX-abstract:C", Ok(Destination::Socket("unix-abstract:C".into()))),
+            ("HTTP://host:1", Err(DestinationError::Scheme("HTTP://host:1".into()))),
             ("unix:c.sock", Err(DestinationError::Path("unix:c.sock".into()))),
         ] {
             assert_eq!(Destination::parse(text), expected, "{text:?}");
