@@ -1,5 +1,7 @@
 //! Spans as messages of OTLP (Go: go.opentelemetry.io/otel/exporters/otlp/otlptrace, tracetransform).
 
+use std::collections::VecDeque;
+
 use crate::transport::generated::{MessageField, traces};
 use crate::util::tracing::{Attribute, FinishedSpan, Value};
 
@@ -12,6 +14,41 @@ const ERROR: i32 = 2;
 const SAMPLED: u32 = 0x1;
 const KNOWS_REMOTE: u32 = 0x100;
 const REMOTE: u32 = 0x200;
+
+/// The parts of a batch whose spans have at most so many bytes. A larger span is alone.
+pub(super) fn parts(batch: Vec<FinishedSpan>, most: usize) -> VecDeque<Vec<FinishedSpan>> {
+    let mut parts = VecDeque::new();
+    let (mut part, mut bytes) = (Vec::new(), 0_usize);
+    for span in batch {
+        let own = most_bytes(&span);
+        if !part.is_empty() && bytes.saturating_add(own) > most {
+            parts.push_back(std::mem::take(&mut part));
+            bytes = 0;
+        }
+        bytes = bytes.saturating_add(own);
+        part.push(span);
+    }
+    if !part.is_empty() {
+        parts.push_back(part);
+    }
+    parts
+}
+
+/// At least the bytes of a span in a request.
+pub(super) fn most_bytes(span: &FinishedSpan) -> usize {
+    // The identifiers, times and flags, and the fields of a failure without its text.
+    const FIXED: usize = 256;
+    // The tags and lengths around the key and the value, or a number.
+    const AROUND: usize = 32;
+    let value = |value: &Value| match value {
+        Value::Text(text) => text.len(),
+        Value::Number(_) => 0,
+    };
+    let attributes = span.attributes.iter().map(|(key, content)| AROUND + key.len() + value(content));
+    // The text is in the status and in the event.
+    let failure = span.failure.as_ref().map_or(0, |failure| 2 * failure.message.len());
+    FIXED + span.name.len() + attributes.sum::<usize>() + failure
+}
 
 pub(super) fn request(host: &str, spans: Vec<FinishedSpan>) -> traces::ExportRequest {
     let resource = traces::Resource {
@@ -82,6 +119,7 @@ fn key_value(key: &str, value: Value) -> traces::KeyValue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::REQUEST_BYTES;
     use super::*;
     use crate::transport::generated::to_bytes;
     use crate::util::tracing::{Failure, SpanContext, SpanKind};
@@ -133,6 +171,54 @@ mod tests {
         let message = span(first);
         assert!(message.parent_span_id.is_empty() && message.status.is_none() && message.events.is_empty());
         assert_eq!(message.flags, 0x101);
+    }
+
+    #[test]
+    fn parts_of_the_largest_spans_are_messages_that_a_collector_takes() {
+        let context = SpanContext { trace: [1; 16], span: [2; 8], is_sampled: true, is_remote: true };
+        let text = "x".repeat(1024);
+        let large = FinishedSpan {
+            context,
+            parent: Some(context),
+            name: "n",
+            kind: SpanKind::Client,
+            begin: u64::MAX,
+            end: u64::MAX,
+            attributes: vec![("key", Value::Text(text.clone())); 128],
+            failure: Some(Failure { message: text, event: Some(u64::MAX) }),
+        };
+        let small = FinishedSpan { attributes: vec![("k", Value::Number(-1))], ..large.clone() };
+        let bytes = |spans| to_bytes(&request("node-1", spans)).len();
+        for span in [&small, &large] {
+            let (with_one, without) = (bytes(vec![span.clone()]), bytes(Vec::new()));
+            // The lengths of the messages around it are longer, too.
+            assert!(with_one <= without + most_bytes(span) + 16, "{with_one} {without}");
+        }
+        let mut batch = vec![large; 64];
+        batch.insert(1, small);
+        let parts = parts(batch, REQUEST_BYTES);
+        assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), 65);
+        assert!(parts.len() > 1 && parts.len() < 4);
+        for part in parts {
+            assert!(bytes(part) <= 4 << 20);
+        }
+    }
+
+    #[test]
+    fn span_beyond_the_limit_is_sent_alone() {
+        let context = SpanContext { trace: [1; 16], span: [2; 8], is_sampled: true, is_remote: true };
+        let span = FinishedSpan {
+            context,
+            parent: None,
+            name: "n",
+            kind: SpanKind::Internal,
+            begin: 1,
+            end: 2,
+            attributes: Vec::new(),
+            failure: None,
+        };
+        assert_eq!(parts(vec![span; 2], 1).iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
+        assert!(parts(Vec::new(), 1).is_empty());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 mod encode;
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::transport::destination::{Destination, DestinationError, RemoteService, ServiceError};
@@ -25,6 +26,9 @@ const DEFAULT_ENDPOINT: &str = "localhost:4317";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The limit for a batch, with its repetitions.
 const EXPORT_LIMIT: Duration = Duration::from_secs(10);
+/// The most bytes of spans in one call: a collector takes 4 MiB. What the spans have in common is in the
+/// rest.
+const REQUEST_BYTES: usize = (4 << 20) - (64 << 10);
 /// The time before a batch is sent again.
 const RETRY: Duration = Duration::from_secs(5);
 /// The limit for what is left when the agent stops.
@@ -69,7 +73,8 @@ pub fn spawn(settings: Settings) -> std::io::Result<Option<Running>> {
     let mut collector = Collector(RemoteService::new(destination));
     // Without it only spans are lost.
     threads::spawn("traces", Stack::Large, OnDeath::Unsupervised, move |stop| {
-        Exporter { spans, host, losses: Losses::default() }.run(&mut collector, PATIENCE, &stop);
+        let mut exporter = Exporter { spans, host, request_bytes: REQUEST_BYTES, losses: Losses::default() };
+        exporter.run(&mut collector, PATIENCE, &stop);
     })
     .map(Some)
 }
@@ -101,6 +106,8 @@ impl Sink for Collector {
 struct Exporter {
     spans: Spans,
     host: String,
+    /// The most bytes of spans in one call.
+    request_bytes: usize,
     losses: Losses,
 }
 
@@ -111,20 +118,30 @@ impl Exporter {
                 let _waiting = threads::waiting("spans");
                 self.spans.next_batch(patience, stop)
             };
-            let Some(batch) = batch else { return self.flush(None, sink) };
-            if let Some(interrupted) = self.export(batch, sink, stop) {
-                return self.flush(Some(interrupted), sink);
+            let Some(batch) = batch else { return self.flush(None, VecDeque::new(), sink) };
+            let mut parts = encode::parts(batch, self.request_bytes);
+            while let Some(part) = parts.pop_front() {
+                if let Some(interrupted) = self.export(part, sink, stop) {
+                    return self.flush(Some(interrupted), parts, sink);
+                }
             }
         }
     }
 
     /// Sends what is left at the end of the agent, within [`LAST_LIMIT`].
-    fn flush(&mut self, mut interrupted: Option<traces::ExportRequest>, sink: &mut impl Sink) {
+    fn flush(
+        &mut self,
+        mut interrupted: Option<traces::ExportRequest>,
+        mut parts: VecDeque<Vec<FinishedSpan>>,
+        sink: &mut impl Sink,
+    ) {
         let begun = Instant::now();
         loop {
-            let waiting = || Some(self.spans.take_batch()).filter(|batch| !batch.is_empty());
-            let request =
-                interrupted.take().or_else(|| waiting().map(|batch| encode::request(&self.host, batch)));
+            if interrupted.is_none() && parts.is_empty() {
+                parts = encode::parts(self.spans.take_batch(), self.request_bytes);
+            }
+            let part = || parts.pop_front().map(|part| encode::request(&self.host, part));
+            let request = interrupted.take().or_else(part);
             let left = LAST_LIMIT.saturating_sub(begun.elapsed());
             let Some(request) = request.filter(|_| !left.is_zero()) else { return };
             if let Err(error) = sink.send(&request, left, &StopToken::never()) {
@@ -134,7 +151,7 @@ impl Exporter {
         }
     }
 
-    /// Sends a batch; a temporary failure is followed by another attempt while there is time. Returns
+    /// Sends a part of a batch; a temporary failure is followed by another attempt while there is time. Returns
     /// what the stop signal has interrupted.
     fn export(
         &mut self,

@@ -51,11 +51,22 @@ fn put(post: &Post, count: usize) {
 
 /// Runs the thread's body until the collector has received `stop_after` calls.
 fn run(spans: usize, stop_after: usize, outcomes: Vec<Outcome>) -> (Fake, Exporter) {
+    run_within(REQUEST_BYTES, spans, stop_after, outcomes)
+}
+
+/// As [`run`], with a limit of the bytes of one call.
+fn run_within(
+    request_bytes: usize,
+    spans: usize,
+    stop_after: usize,
+    outcomes: Vec<Outcome>,
+) -> (Fake, Exporter) {
     let (post, queue) = new_queue();
     put(&post, spans);
     let (source, token) = stop::pair();
     let mut fake = Fake { outcomes: outcomes.into(), stop_after, stop: Some(source), ..Fake::default() };
-    let mut exporter = Exporter { spans: queue, host: "node".to_owned(), losses: Losses::default() };
+    let (host, losses) = ("node".to_owned(), Losses::default());
+    let mut exporter = Exporter { spans: queue, host, request_bytes, losses };
     exporter.run(&mut fake, LONG, &token);
     (fake, exporter)
 }
@@ -76,6 +87,33 @@ fn batch_whose_call_the_stop_interrupts_is_sent_again() {
     let (fake, exporter) = run(MAX_BATCH, 1, vec![refused(Kind::Cancelled)]);
     assert_eq!(fake.calls, [MAX_BATCH, MAX_BATCH]);
     assert_eq!(exporter.losses.unsent, 0);
+}
+
+/// The bytes of so many spans of [`put`].
+fn bytes_of(count: usize) -> usize {
+    let (post, queue) = new_queue();
+    put(&post, 1);
+    encode::most_bytes(&queue.take_batch()[0]) * count
+}
+
+#[test]
+fn batch_beyond_the_limit_of_a_message_is_sent_in_parts() {
+    let (fake, exporter) = run_within(bytes_of(300), MAX_BATCH, 2, Vec::new());
+    assert_eq!(fake.calls, [300, MAX_BATCH - 300]);
+    assert_eq!(exporter.losses.unsent, 0);
+}
+
+#[test]
+fn part_whose_call_the_stop_interrupts_is_sent_again_before_the_other_parts() {
+    let (fake, _) = run_within(bytes_of(300), MAX_BATCH + 1, 1, vec![refused(Kind::Cancelled)]);
+    assert_eq!(fake.calls, [300, 300, MAX_BATCH - 300, 1]);
+}
+
+#[test]
+fn part_that_the_collector_refuses_is_lost_alone() {
+    let (fake, exporter) = run_within(bytes_of(300), MAX_BATCH, 2, vec![refused(Kind::InvalidArgument)]);
+    assert_eq!(fake.calls, [300, MAX_BATCH - 300]);
+    assert!(exporter.losses.logged.is_some());
 }
 
 #[test]
