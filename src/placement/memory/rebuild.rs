@@ -73,13 +73,16 @@ impl Memory {
 
 impl Memory {
     /// A container runs that is not in the state: it has what it requests on the nodes that it is bound
-    /// to. Containers that are not entitled to memory of their own, or are in the state, are left alone.
+    /// to. Containers that are not entitled to memory of their own, or are in the state, are left alone. So
+    /// are those of a pod that has memory as a whole: what they have is a part of it, also of an init
+    /// container whose part was released.
     ///
     /// # Errors
     /// When that contradicts the state, which then does not change.
     pub fn add_running(&mut self, instance: RunningContainer<'_>) -> Result<(), Problem> {
         let (uid, name) = (instance.pod.pod.uid(), &instance.container.name);
-        if !instance.pod.entitles(instance.container) || !self.blocks(uid, name).is_empty() {
+        let is_known = self.pods.contains_key(uid) || !self.blocks(uid, name).is_empty();
+        if is_known || !instance.pod.entitles(instance.container) {
             return Ok(());
         }
         let machine = NumaMask::from_numbers(self.nodes.keys().copied());

@@ -577,6 +577,37 @@ fn container_with_its_own_memory_in_a_pod_with_resources_as_a_whole_is_adopted_w
     assert_eq!(free(&memory), [2 * GIB, 2 * GIB]);
 }
 
+/// The other state file is lost: the containers of this one's pods are found, too.
+#[test]
+fn nothing_is_adopted_twice_that_a_good_file_has_of_a_pod_or_of_its_containers() {
+    let (machine, reserved) = machine(2);
+    let restore = |memory: &Memory| Memory::restore(&machine, &reserved, &memory.state_file());
+    let pod = whole_pod("p", Vec::new(), vec![container("a", "1Gi"), json!({"name": "b"})]);
+    let candidate = Candidate::with_gate(&pod, true);
+    let empty = Memory::new(&machine, &reserved);
+    let mut both = empty.clone();
+    both.allocate_pod(candidate, hint(&[1], true)).unwrap();
+    // As after the end of an init container.
+    let mut without_a = both.clone();
+    without_a.release(pod.uid(), "a");
+    let mut of_container = empty;
+    of_container.allocate(candidate, &pod.containers()[0], hint(&[1], true)).unwrap();
+    for (memory, has_pod, entries) in [(&both, true, 2), (&without_a, true, 1), (&of_container, false, 1)] {
+        let mut restored = restore(memory).unwrap();
+        let before = restored.clone();
+        let found = (before.pods.contains_key(pod.uid()), before.assignments[pod.uid()].len());
+        assert_eq!(found, (has_pod, entries));
+        for container in pod.containers() {
+            restored.adopt(Running { pod: candidate, container, mems: Some(mask(&[1])) }).unwrap();
+        }
+        assert_eq!(restored, before);
+    }
+    // A pod without a container does not count, and its memory would never be released.
+    let mut of_pod = both;
+    of_pod.assignments.clear();
+    assert_eq!(restore(&of_pod), Err(StateError::Machine));
+}
+
 #[test]
 fn a_thousand_containers_are_admitted_quickly() {
     let mut memory = memory(8);
