@@ -47,6 +47,19 @@ fn pod(name: &str, cpus: &str) -> Pod {
     Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
 }
 
+/// A pod that requests three CPUs as a whole, of which one container has two for itself.
+fn whole_pod() -> Pod {
+    let sized = |cpu: &str| {
+        let amounts = json!({"cpu": cpu, "memory": "1Mi"});
+        json!({"limits": amounts, "requests": amounts})
+    };
+    let object = json!({
+        "metadata": {"name": "p", "namespace": "default", "uid": "p"},
+        "spec": {"resources": sized("3"), "containers": [{"name": "a", "resources": sized("2")}, {"name": "b"}]},
+    });
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap())
+}
+
 /// No pod runs but the active ones.
 fn none_runs(_: &PodUid) -> bool {
     false
@@ -99,15 +112,7 @@ fn pod_with_cpus_as_a_whole_keeps_them_over_restarts_with_and_without_the_gate()
         let (events, _queue) = EventSink::new();
         Assignments::open(Settings { topology, ..settings(root.path()) }, &|| Ok(Vec::new()), &events)
     };
-    let sized = |cpu: &str| {
-        let amounts = json!({"cpu": cpu, "memory": "1Mi"});
-        json!({"limits": amounts, "requests": amounts})
-    };
-    let object = json!({
-        "metadata": {"name": "p", "namespace": "default", "uid": "p"},
-        "spec": {"resources": sized("3"), "containers": [{"name": "a", "resources": sized("2")}, {"name": "b"}]},
-    });
-    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+    let pod = whole_pod();
     let placed = |assignments: &Assignments| {
         ["a", "b"].map(|name| {
             let placed = assignments.place(&pod, name);
@@ -137,15 +142,7 @@ fn pod_with_cpus_as_a_whole_keeps_them_over_restarts_with_and_without_the_gate()
 #[test]
 fn loss_of_the_memory_state_file_takes_no_cpus_from_a_pod_that_has_them_as_a_whole() {
     let cpus = |text: &str| CpuSet::parse(text).unwrap();
-    let sized = |cpu: &str| {
-        let amounts = json!({"cpu": cpu, "memory": "1Mi"});
-        json!({"limits": amounts, "requests": amounts})
-    };
-    let object = json!({
-        "metadata": {"name": "p", "namespace": "default", "uid": "p"},
-        "spec": {"resources": sized("3"), "containers": [{"name": "a", "resources": sized("2")}, {"name": "b"}]},
-    });
-    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+    let pod = whole_pod();
     let mut cpu = State { shared: cpus("0"), ..State::default() };
     let containers = BTreeMap::from([("a".to_owned(), cpus("1-2")), ("b".to_owned(), cpus("3"))]);
     cpu.assign_pod(pod.uid(), cpus("1-3"), containers);
