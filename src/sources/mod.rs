@@ -64,32 +64,23 @@ use store::Store;
 /// When the kernel cannot create a thread or an eventfd. An unusable path or URL is a problem of
 /// the source, not an error here.
 pub(crate) fn spawn(settings: &Settings, deps: &Deps) -> std::io::Result<Vec<Running>> {
+    let (node_name, known) = (&settings.node_name, || settings.known.clone());
+    let store = |source| Store::new(settings.state_dir.as_deref(), source, node_name);
+    let files = settings
+        .file
+        .as_ref()
+        .map(|file| file::spawn(node_name, file, known(), store(SourceName::File), deps));
+    let http = settings
+        .http
+        .as_ref()
+        .map(|http| http::spawn(node_name, http, known(), store(SourceName::Http), deps));
     let mut running = Vec::new();
-    let store = |source| Store::new(settings.state_dir.as_deref(), source, &settings.node_name);
-    // A source that is not configured has no pods, and needs no records.
-    match &settings.file {
-        Some(file_settings) => {
-            running.push(file::spawn(
-                &settings.node_name,
-                file_settings,
-                settings.known.clone(),
-                store(SourceName::File),
-                deps,
-            )?);
+    for (source, started) in [(SourceName::File, files), (SourceName::Http, http)] {
+        match started {
+            Some(started) => running.push(started?),
+            // A source that is not configured has no pods, and needs no records.
+            None => store(source).remove_except(std::iter::empty()),
         }
-        None => store(SourceName::File).remove_except(std::iter::empty()),
-    }
-    match &settings.http {
-        Some(http_settings) => {
-            running.push(http::spawn(
-                &settings.node_name,
-                http_settings,
-                settings.known.clone(),
-                store(SourceName::Http),
-                deps,
-            )?);
-        }
-        None => store(SourceName::Http).remove_except(std::iter::empty()),
     }
     Ok(running)
 }
