@@ -49,8 +49,6 @@ pub(super) enum FlagEffect {
     Ignored(&'static str),
     /// The flag is an error when given, for this reason.
     Refused(&'static str),
-    /// The flag is parsed and validated, but has no effect in this version.
-    NoEffectYet,
 }
 
 impl FlagEffect {
@@ -60,7 +58,6 @@ impl FlagEffect {
             FlagEffect::Works => "works".to_owned(),
             FlagEffect::Ignored(reason) => format!("ignored: {reason}"),
             FlagEffect::Refused(reason) => format!("refused: {reason}"),
-            FlagEffect::NoEffectYet => "no effect yet".to_owned(),
         }
     }
 }
@@ -94,7 +91,6 @@ impl Flag {
         match field(self.field).map(|field| field.effect) {
             None => self.own_effect,
             Some(FieldEffect::Works) => FlagEffect::Works,
-            Some(FieldEffect::NoEffectYet) => FlagEffect::NoEffectYet,
             Some(FieldEffect::Ignored) => FlagEffect::Ignored("nothing here depends on it"),
             Some(FieldEffect::Refused) => FlagEffect::Refused("setting it is an error"),
         }

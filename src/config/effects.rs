@@ -1,31 +1,17 @@
-//! Settings that were changed but have no effect yet. One warning at start names them; the table of
-//! fields has the effect of each field.
+//! The defaults of all fields, also as texts, and the warning at start about settings without effect.
 
 use serde::Deserialize as _;
 use serde::de::Error as _;
 use serde_json::{Map, Value};
 
-use super::defaults::{DefaultSet, field_default, fill, fill_hard_eviction, get};
-use super::fields::{FIELDS, FieldEffect};
+use super::defaults::{DefaultSet, field_default, fill, fill_hard_eviction};
 use super::kubelet::KubeletConfiguration;
 
-/// The fields that differ from their defaults and have no effect yet.
+/// The one warning about settings without effect; `None` when there is nothing to warn about.
 #[must_use]
-pub fn without_effect(config: &KubeletConfiguration, defaults: DefaultSet) -> Vec<&'static str> {
-    let set = crate::util::json::to_value(config).unwrap_or(Value::Null);
-    let plain = crate::util::json::to_value(&default_configuration(defaults)).unwrap_or(Value::Null);
-    FIELDS
-        .iter()
-        .filter(|field| field.effect == FieldEffect::NoEffectYet)
-        .filter(|field| get(&set, field.path) != get(&plain, field.path))
-        .map(|field| field.path)
-        .collect()
-}
-
-/// The one warning about them; `None` when there is nothing to warn about.
-#[must_use]
-pub fn warning(fields: &[&str]) -> Option<String> {
-    (!fields.is_empty()).then(|| format!("set, but without effect in this version: {}", fields.join(", ")))
+pub fn warning(settings: &[&str]) -> Option<String> {
+    (!settings.is_empty())
+        .then(|| format!("set, but without effect in this version: {}", settings.join(", ")))
 }
 
 /// The configuration without any settings.
@@ -73,6 +59,8 @@ pub fn default_text(path: &str, defaults: DefaultSet) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::defaults::get;
+    use super::super::fields::FIELDS;
     use super::*;
     use serde_json::json;
 
@@ -89,7 +77,6 @@ mod tests {
                 };
                 assert_eq!(get(&printed, field.path), expected.as_ref(), "{}", field.path);
             }
-            assert!(without_effect(&config, defaults).is_empty());
         }
         // And every field of the types is in the table.
         let mut printed = serde_json::to_value(default_configuration(DefaultSet::WithFile)).unwrap();
@@ -98,12 +85,6 @@ mod tests {
 
     #[test]
     fn settings_without_effect_are_named() {
-        let mut config = default_configuration(DefaultSet::WithFile);
-        config.max_pods = 5;
-        config.streaming_connection_idle_timeout = crate::config::GoDuration::ZERO;
-        config.port = 10251;
-        // Each field has an effect, or is ignored.
-        assert_eq!(without_effect(&config, DefaultSet::WithFile), [""; 0]);
         assert!(warning(&["a", "b.c"]).is_some_and(|text| text.ends_with(": a, b.c")));
         assert_eq!(warning(&[]), None);
         assert_eq!(

@@ -85,8 +85,6 @@ pub enum DefaultValue {
 pub enum FieldEffect {
     /// The field has the same effect as in the Go kubelet.
     Works,
-    /// The field is read and validated, but the feature is not implemented yet.
-    NoEffectYet,
     /// The field has no effect in the Go kubelet either, or can have none here.
     Ignored,
     /// Setting it is an error.
@@ -98,7 +96,6 @@ impl FieldEffect {
     pub fn text(self) -> &'static str {
         match self {
             FieldEffect::Works => "works",
-            FieldEffect::NoEffectYet => "no effect yet",
             FieldEffect::Ignored => "ignored",
             FieldEffect::Refused => "refused",
         }
@@ -129,13 +126,9 @@ impl Field {
             kind,
             default,
             keeps_zero: matches!(kind, FieldType::Bool),
-            effect: FieldEffect::NoEffectYet,
+            effect: FieldEffect::Works,
             help,
         }
-    }
-
-    const fn works(self) -> Self {
-        Field { effect: FieldEffect::Works, ..self }
     }
 
     const fn ignored(self) -> Self {
@@ -231,202 +224,192 @@ const VMODULE: &[(&str, FieldType)] = &[("filePattern", FieldType::Text), ("verb
 
 /// Every field, in the order of the Go type.
 pub static FIELDS: &[Field] = &[
-    flag("enableServer", true, "serve the node API and the read-only port").works(),
-    text("staticPodPath", "", "file or directory of static pod manifests").works(),
-    text("podLogsDir", "/var/log/pods", "root of container logs; absolute, clean, ASCII").works(),
-    time("syncFrequency", "1m0s", "how often running pods are synced without a cause").works(),
-    time("fileCheckFrequency", "20s", "how often the static pod path is read in full").works(),
-    time("httpCheckFrequency", "20s", "how often the static pod URL is polled").works(),
-    text("staticPodURL", "", "URL of static pod manifests").works(),
-    Field::new("staticPodURLHeader", FieldType::ListMap, DefaultValue::Empty, "headers sent to the static pod URL")
-        .works(),
-    text("address", "0.0.0.0", "IP address the servers listen on").works(),
-    int("port", 10250, "port of the node API").works(),
-    int("readOnlyPort", 0, "port of the read-only server without authentication; 0 turns it off").works(),
-    text("tlsCertFile", "", "serving certificate, with its chain").works(),
-    text("tlsPrivateKeyFile", "", "key of the serving certificate").works(),
-    list("tlsCipherSuites", "cipher suites the server may use; empty means Go's defaults").works(),
-    text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12").works(),
+    flag("enableServer", true, "serve the node API and the read-only port"),
+    text("staticPodPath", "", "file or directory of static pod manifests"),
+    text("podLogsDir", "/var/log/pods", "root of container logs; absolute, clean, ASCII"),
+    time("syncFrequency", "1m0s", "how often running pods are synced without a cause"),
+    time("fileCheckFrequency", "20s", "how often the static pod path is read in full"),
+    time("httpCheckFrequency", "20s", "how often the static pod URL is polled"),
+    text("staticPodURL", "", "URL of static pod manifests"),
+    Field::new(
+        "staticPodURLHeader",
+        FieldType::ListMap,
+        DefaultValue::Empty,
+        "headers sent to the static pod URL",
+    ),
+    text("address", "0.0.0.0", "IP address the servers listen on"),
+    int("port", 10250, "port of the node API"),
+    int("readOnlyPort", 0, "port of the read-only server without authentication; 0 turns it off"),
+    text("tlsCertFile", "", "serving certificate, with its chain"),
+    text("tlsPrivateKeyFile", "", "key of the serving certificate"),
+    list("tlsCipherSuites", "cipher suites the server may use; empty means Go's defaults"),
+    text("tlsMinVersion", "", "oldest TLS version the server speaks, such as VersionTLS12"),
     Field::new(
         "tlsCurvePreferences",
         FieldType::IntList,
         DefaultValue::Empty,
         "TLS groups by their number, preferred first",
-    )
-    .works(),
-    flag("rotateCertificates", false, "renew the client certificate before it expires").works(),
-    flag("serverTLSBootstrap", false, "ask the API server to sign the serving certificate").works(),
+    ),
+    flag("rotateCertificates", false, "renew the client certificate before it expires"),
+    flag("serverTLSBootstrap", false, "ask the API server to sign the serving certificate"),
     text(
         "authentication.x509.clientCAFile",
         "",
         "certificate authorities whose client certificates are accepted",
-    )
-    .works(),
-    flag("authentication.webhook.enabled", true, "check bearer tokens with the API server").works(),
-    time("authentication.webhook.cacheTTL", "2m0s", "how long a token check is remembered").works(),
+    ),
+    flag("authentication.webhook.enabled", true, "check bearer tokens with the API server"),
+    time("authentication.webhook.cacheTTL", "2m0s", "how long a token check is remembered"),
     flag(
         "authentication.anonymous.enabled",
         false,
         "let requests without credentials in as system:anonymous",
-    )
-    .works(),
-    text("authorization.mode", "Webhook", "AlwaysAllow or Webhook").works(),
-    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered")
-        .works(),
-    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered")
-        .works(),
-    int("registryPullQPS", 5, "image pulls per second; 0 means no limit").keeps_zero().works(),
-    int("registryBurst", 10, "image pulls that may start at once, while registryPullQPS is not 0").works(),
+    ),
+    text("authorization.mode", "Webhook", "AlwaysAllow or Webhook"),
+    time("authorization.webhook.cacheAuthorizedTTL", "5m0s", "how long a yes of the webhook is remembered"),
+    time("authorization.webhook.cacheUnauthorizedTTL", "30s", "how long a no of the webhook is remembered"),
+    int("registryPullQPS", 5, "image pulls per second; 0 means no limit").keeps_zero(),
+    int("registryBurst", 10, "image pulls that may start at once, while registryPullQPS is not 0"),
     text(
         "imagePullCredentialsVerificationPolicy",
         "NeverVerifyPreloadedImages",
         "when a pod must show credentials for an image that is already there",
-    )
-    .works(),
+    ),
     list(
         "preloadedImagesVerificationAllowlist",
         "images that need no credentials with NeverVerifyAllowlistedImages",
-    )
-    .works(),
-    int("eventRecordQPS", 50, "events sent per second; 0 means no limit").keeps_zero().works(),
-    int("eventBurst", 100, "events that may be sent at once").works(),
-    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward").works(),
+    ),
+    int("eventRecordQPS", 50, "events sent per second; 0 means no limit").keeps_zero(),
+    int("eventBurst", 100, "events that may be sent at once"),
+    flag("enableDebuggingHandlers", true, "serve exec, attach, logs, run and port-forward"),
     flag("enableContentionProfiling", false, "profile lock contention").ignored(),
-    int("healthzPort", 10248, "port of the health endpoint; 0 turns it off").keeps_zero().works(),
-    text("healthzBindAddress", "127.0.0.1", "IP address of the health endpoint").works(),
-    int("oomScoreAdj", -999, "oom_score_adj of this process").keeps_zero().works(),
-    text("clusterDomain", "", "DNS domain of the cluster").works(),
-    list("clusterDNS", "IP addresses of the cluster's DNS servers").works(),
+    int("healthzPort", 10248, "port of the health endpoint; 0 turns it off").keeps_zero(),
+    text("healthzBindAddress", "127.0.0.1", "IP address of the health endpoint"),
+    int("oomScoreAdj", -999, "oom_score_adj of this process").keeps_zero(),
+    text("clusterDomain", "", "DNS domain of the cluster"),
+    list("clusterDNS", "IP addresses of the cluster's DNS servers"),
     time("streamingConnectionIdleTimeout", "4h0m0s", "no effect any more upstream").ignored(),
-    time("nodeStatusUpdateFrequency", "10s", "how often the node status is computed").works(),
-    time("nodeStatusReportFrequency", "5m0s", "how often an unchanged node status is sent").works(),
-    int("nodeLeaseDurationSeconds", 40, "duration written into the node lease").works(),
-    time("imageMinimumGCAge", "2m0s", "how long an unused image is kept at least").works(),
-    time("imageMaximumGCAge", "0s", "how long an unused image is kept at most; 0 means no limit").works(),
-    int("imageGCHighThresholdPercent", 85, "disk usage at which unused images are removed")
-        .keeps_zero()
-        .works(),
-    int("imageGCLowThresholdPercent", 80, "disk usage down to which unused images are removed")
-        .keeps_zero()
-        .works(),
-    time("volumeStatsAggPeriod", "1m0s", "how often volume usage is measured; negative turns it off").works(),
-    text("kubeletCgroups", "", "cgroup this process moves into").works(),
-    text("systemCgroups", "", "cgroup for all processes that are in none").works(),
-    text("cgroupRoot", "", "cgroup under which pods are placed").works(),
-    flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod").works(),
-    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins").works(),
-    text("cpuManagerPolicy", "none", "none or static").works(),
+    time("nodeStatusUpdateFrequency", "10s", "how often the node status is computed"),
+    time("nodeStatusReportFrequency", "5m0s", "how often an unchanged node status is sent"),
+    int("nodeLeaseDurationSeconds", 40, "duration written into the node lease"),
+    time("imageMinimumGCAge", "2m0s", "how long an unused image is kept at least"),
+    time("imageMaximumGCAge", "0s", "how long an unused image is kept at most; 0 means no limit"),
+    int("imageGCHighThresholdPercent", 85, "disk usage at which unused images are removed").keeps_zero(),
+    int("imageGCLowThresholdPercent", 80, "disk usage down to which unused images are removed").keeps_zero(),
+    time("volumeStatsAggPeriod", "1m0s", "how often volume usage is measured; negative turns it off"),
+    text("kubeletCgroups", "", "cgroup this process moves into"),
+    text("systemCgroups", "", "cgroup for all processes that are in none"),
+    text("cgroupRoot", "", "cgroup under which pods are placed"),
+    flag("cgroupsPerQOS", true, "keep a cgroup per QoS class and pod"),
+    text("cgroupDriver", "cgroupfs", "cgroupfs or systemd; the runtime's own value wins"),
+    text("cpuManagerPolicy", "none", "none or static"),
     Field::new(
         "singleProcessOOMKill",
         FieldType::Bool,
         DefaultValue::Nil,
         "let the kernel kill one process instead of the whole container; unset means so on cgroup v1 only",
     )
-    .keeps_zero()
-    .works(),
-    map("cpuManagerPolicyOptions", "options of the CPU manager policy").works(),
-    time("cpuManagerReconcilePeriod", "10s", "how often CPU sets are checked").works(),
-    text("memoryManagerPolicy", "None", "None or Static").works(),
-    text("topologyManagerPolicy", "none", "none, best-effort, restricted or single-numa-node").works(),
-    text("topologyManagerScope", "container", "container or pod").works(),
-    map("topologyManagerPolicyOptions", "options of the topology manager policy").works(),
-    map("qosReserved", "share of memory kept for better QoS classes (alpha)").works(),
-    time("runtimeRequestTimeout", "2m0s", "deadline of calls to the container runtime").works(),
+    .keeps_zero(),
+    map("cpuManagerPolicyOptions", "options of the CPU manager policy"),
+    time("cpuManagerReconcilePeriod", "10s", "how often CPU sets are checked"),
+    text("memoryManagerPolicy", "None", "None or Static"),
+    text("topologyManagerPolicy", "none", "none, best-effort, restricted or single-numa-node"),
+    text("topologyManagerScope", "container", "container or pod"),
+    map("topologyManagerPolicyOptions", "options of the topology manager policy"),
+    map("qosReserved", "share of memory kept for better QoS classes (alpha)"),
+    time("runtimeRequestTimeout", "2m0s", "deadline of calls to the container runtime"),
     text(
         "hairpinMode",
         "promiscuous-bridge",
         "promiscuous-bridge, hairpin-veth or none; the CNI plugin decides",
     )
     .ignored(),
-    int("maxPods", 110, "pods this node takes").works(),
-    text("podCIDR", "", "pod address range when there is no API server").works(),
-    long("podPidsLimit", -1, "processes per pod; -1 means the node's limit").keeps_zero().works(),
-    text("resolvConf", "/etc/resolv.conf", "resolver file that pods inherit; empty means none")
-        .keeps_zero()
-        .works(),
+    int("maxPods", 110, "pods this node takes"),
+    text("podCIDR", "", "pod address range when there is no API server"),
+    long("podPidsLimit", -1, "processes per pod; -1 means the node's limit").keeps_zero(),
+    text("resolvConf", "/etc/resolv.conf", "resolver file that pods inherit; empty means none").keeps_zero(),
     flag("runOnce", false, "no longer supported; must be false").refused(),
-    flag("cpuCFSQuota", true, "enforce CPU limits").works(),
-    time("cpuCFSQuotaPeriod", "100ms", "period of CPU limits, 1ms to 1s").keeps_zero().works(),
-    int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero().works(),
-    long("maxOpenFiles", 1_000_000, "open files this process may have").works(),
+    flag("cpuCFSQuota", true, "enforce CPU limits"),
+    time("cpuCFSQuotaPeriod", "100ms", "period of CPU limits, 1ms to 1s").keeps_zero(),
+    int("nodeStatusMaxImages", 50, "images listed in the node status; -1 means all").keeps_zero(),
+    long("maxOpenFiles", 1_000_000, "open files this process may have"),
     text(
         "contentType",
         "application/vnd.kubernetes.protobuf",
         "encoding requested of the API server; it is always JSON",
     )
     .ignored(),
-    int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero().works(),
-    int("kubeAPIBurst", 100, "API requests that may be sent at once").works(),
-    flag("serializeImagePulls", true, "pull one image after another").works(),
-    Field::new("maxParallelImagePulls", FieldType::Int32, DefaultValue::Nil, "image pulls at once, while not serialized")
-        .keeps_zero()
-        .works(),
+    int("kubeAPIQPS", 50, "API requests per second; 0 means the client library's 5").keeps_zero(),
+    int("kubeAPIBurst", 100, "API requests that may be sent at once"),
+    flag("serializeImagePulls", true, "pull one image after another"),
+    Field::new(
+        "maxParallelImagePulls",
+        FieldType::Int32,
+        DefaultValue::Nil,
+        "image pulls at once, while not serialized",
+    )
+    .keeps_zero(),
     Field::new(
         "evictionHard",
         FieldType::TextMap,
         DefaultValue::Map(HARD_EVICTION),
         "thresholds at which pods are evicted at once (below 1000Mi of memory the default has memory.available<10%)",
-    )
-    .works(),
-    map("evictionSoft", "thresholds at which pods are evicted after a grace period").works(),
-    map("evictionSoftGracePeriod", "how long a soft threshold must hold").works(),
-    time("evictionPressureTransitionPeriod", "5m0s", "how long a pressure condition is held").works(),
-    int("evictionMaxPodGracePeriod", 0, "seconds a pod gets at most in a soft eviction").works(),
-    map("evictionMinimumReclaim", "how much is freed beyond a threshold").works(),
-    flag("mergeDefaultEvictionSettings", false, "fill evictionHard up with the defaults it leaves out")
-        .works(),
-    int("podsPerCore", 0, "pods per CPU core; 0 means no limit").works(),
-    flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller").works(),
-    flag("protectKernelDefaults", false, "fail instead of setting kernel parameters").works(),
-    flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for").works(),
+    ),
+    map("evictionSoft", "thresholds at which pods are evicted after a grace period"),
+    map("evictionSoftGracePeriod", "how long a soft threshold must hold"),
+    time("evictionPressureTransitionPeriod", "5m0s", "how long a pressure condition is held"),
+    int("evictionMaxPodGracePeriod", 0, "seconds a pod gets at most in a soft eviction"),
+    map("evictionMinimumReclaim", "how much is freed beyond a threshold"),
+    flag("mergeDefaultEvictionSettings", false, "fill evictionHard up with the defaults it leaves out"),
+    int("podsPerCore", 0, "pods per CPU core; 0 means no limit"),
+    flag("enableControllerAttachDetach", true, "leave attaching volumes to the controller"),
+    flag("protectKernelDefaults", false, "fail instead of setting kernel parameters"),
+    flag("makeIPTablesUtilChains", true, "keep the hint chains that other components look for"),
     int("iptablesMasqueradeBit", 14, "no effect any more upstream").keeps_zero().ignored(),
     int("iptablesDropBit", 15, "no effect any more upstream").keeps_zero().ignored(),
-    Field::new("featureGates", FieldType::BoolMap, DefaultValue::Empty, "feature gates to switch").works(),
-    flag("failSwapOn", true, "refuse to start while swap is on").works(),
-    text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap").works(),
-    text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated").works(),
-    int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero().works(),
-    int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero().works(),
-    time("containerLogMonitorInterval", "10s", "how often log sizes are checked").keeps_zero().works(),
-    text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch").works(),
-    map("systemReserved", "resources kept for the system, taken from the node's allocatable").works(),
-    map("kubeReserved", "resources kept for Kubernetes' own daemons, taken from the node's allocatable")
-        .works(),
+    Field::new("featureGates", FieldType::BoolMap, DefaultValue::Empty, "feature gates to switch"),
+    flag("failSwapOn", true, "refuse to start while swap is on"),
+    text("memorySwap.swapBehavior", "", "NoSwap or LimitedSwap; empty means NoSwap"),
+    text("containerLogMaxSize", "10Mi", "size at which a container's log is rotated"),
+    int("containerLogMaxFiles", 5, "log files kept per container").keeps_zero(),
+    int("containerLogMaxWorkers", 1, "logs rotated at the same time").keeps_zero(),
+    time("containerLogMonitorInterval", "10s", "how often log sizes are checked").keeps_zero(),
+    text("configMapAndSecretChangeDetectionStrategy", "Watch", "Get, Cache or Watch"),
+    map("systemReserved", "resources kept for the system, taken from the node's allocatable"),
+    map("kubeReserved", "resources kept for Kubernetes' own daemons, taken from the node's allocatable"),
     text(
         "reservedSystemCPUs",
         "",
         "CPUs kept for the system, such as 0-1,4, taken from the node's allocatable",
-    )
-    .works(),
+    ),
     text(
         "showHiddenMetricsForVersion",
         "",
         "previous minor version whose hidden metrics are shown; no metric is hidden",
     )
     .ignored(),
-    text("systemReservedCgroup", "", "cgroup of the system's daemons").works(),
-    text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons").works(),
+    text("systemReservedCgroup", "", "cgroup of the system's daemons"),
+    text("kubeReservedCgroup", "", "cgroup of Kubernetes' daemons"),
     Field::new(
         "enforceNodeAllocatable",
         FieldType::TextList,
         DefaultValue::List(&["pods"]),
         "what the node's allocatable limits are enforced on",
-    )
-    .works(),
-    list("allowedUnsafeSysctls", "sysctls, or prefixes ending in *, that pods may set").works(),
-    map("defaultPodSysctls", "sysctls of all pods that do not set them; needs the gate DefaultPodSysctls (alpha)")
-        .works(),
+    ),
+    list("allowedUnsafeSysctls", "sysctls, or prefixes ending in *, that pods may set"),
+    map(
+        "defaultPodSysctls",
+        "sysctls of all pods that do not set them; needs the gate DefaultPodSysctls (alpha)",
+    ),
     text(
         "volumePluginDir",
         "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/",
         "directory of exec volume plugins",
-    )
-    .works(),
-    text("providerID", "", "the cloud's name for this machine, for spec.providerID").works(),
+    ),
+    text("providerID", "", "the cloud's name for this machine, for spec.providerID"),
     flag("kernelMemcgNotification", false, "the kernel always reports memory thresholds").ignored(),
-    text("logging.format", "text", "text or json").works(),
+    text("logging.format", "text", "text or json"),
     time("logging.flushFrequency", "5s", "log lines are never buffered").ignored(),
-    long("logging.verbosity", 0, "0 or 1: info, more: debug").works(),
+    long("logging.verbosity", 0, "0 or 1: info, more: debug"),
     Field::new(
         "logging.vmodule",
         FieldType::Items(VMODULE),
@@ -438,8 +421,7 @@ pub static FIELDS: &[Field] = &[
         "logging.options.text.splitStream",
         false,
         "errors to stderr, other lines to stdout; needs the gate LoggingAlphaOptions",
-    )
-    .works(),
+    ),
     Field::new(
         "logging.options.text.infoBufferSize",
         FieldType::Quantity,
@@ -451,8 +433,7 @@ pub static FIELDS: &[Field] = &[
         "logging.options.json.splitStream",
         false,
         "errors to stderr, other lines to stdout; needs the gate LoggingAlphaOptions",
-    )
-    .works(),
+    ),
     Field::new(
         "logging.options.json.infoBufferSize",
         FieldType::Quantity,
@@ -460,72 +441,71 @@ pub static FIELDS: &[Field] = &[
         "buffer of split info lines, which are never buffered here",
     )
     .ignored(),
-    flag("enableSystemLogHandler", true, "serve /logs of this machine").works(),
-    flag("enableSystemLogQuery", false, "answer queries for service logs").works(),
-    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off").works(),
-    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods")
-        .works(),
+    flag("enableSystemLogHandler", true, "serve /logs of this machine"),
+    flag("enableSystemLogQuery", false, "answer queries for service logs"),
+    time("shutdownGracePeriod", "0s", "how long a machine shutdown is held back; 0 turns it off"),
+    time("shutdownGracePeriodCriticalPods", "0s", "the part of shutdownGracePeriod kept for critical pods"),
     Field::new(
         "shutdownGracePeriodByPodPriority",
         FieldType::Items(SHUTDOWN_BY_PRIORITY),
         DefaultValue::Empty,
         "shutdown grace by pod priority, instead of the two above",
-    )
-    .works(),
+    ),
     time(
         "crashLoopBackOff.maxContainerRestartPeriod",
         "5m0s",
         "longest wait before a crashed container restarts",
     )
-    .keeps_zero()
-    .works(),
-    Field::new("reservedMemory", FieldType::Items(RESERVED_MEMORY), DefaultValue::Empty, "memory reserved per NUMA node")
-        .works(),
+    .keeps_zero(),
+    Field::new(
+        "reservedMemory",
+        FieldType::Items(RESERVED_MEMORY),
+        DefaultValue::Empty,
+        "memory reserved per NUMA node",
+    ),
     flag(
         "enableProfilingHandler",
         true,
         "answer below /debug/pprof, where there are no profiles: 404 instead of 405",
-    )
-    .works(),
-    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v").works(),
-    flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile")
-        .works(),
+    ),
+    flag("enableDebugFlagsHandler", true, "serve /debug/flags/v"),
+    flag("seccompDefault", false, "RuntimeDefault instead of Unconfined as the default seccomp profile"),
     Field::new(
         "memoryThrottlingFactor",
         FieldType::Float,
         DefaultValue::Nil,
         "where memory.high is set, with MemoryQoS",
     )
-    .keeps_zero()
-    .works(),
-    text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS").works(),
-    Field::new("registerWithTaints", FieldType::Items(TAINT), DefaultValue::Empty, "taints the node registers with")
-        .works(),
-    flag("registerNode", true, "register this node with the API server").works(),
-    Field::new("tracing.endpoint", FieldType::Text, DefaultValue::Nil, "where spans are sent").works(),
+    .keeps_zero(),
+    text("memoryReservationPolicy", "None", "None or TieredReservation, with MemoryQoS"),
+    Field::new(
+        "registerWithTaints",
+        FieldType::Items(TAINT),
+        DefaultValue::Empty,
+        "taints the node registers with",
+    ),
+    flag("registerNode", true, "register this node with the API server"),
+    Field::new("tracing.endpoint", FieldType::Text, DefaultValue::Nil, "where spans are sent"),
     Field::new(
         "tracing.samplingRatePerMillion",
         FieldType::Int32,
         DefaultValue::Nil,
         "traces that are recorded of a million",
     )
-    .keeps_zero()
-    .works(),
-    flag("localStorageCapacityIsolation", true, "count ephemeral storage in the node's capacity").works(),
+    .keeps_zero(),
+    flag("localStorageCapacityIsolation", true, "count ephemeral storage in the node's capacity"),
     text(
         "containerRuntimeEndpoint",
         "unix:///run/containerd/containerd.sock",
         "socket of the container runtime",
-    )
-    .works(),
-    text("imageServiceEndpoint", "", "socket of the image service; empty means the runtime's").works(),
-    flag("failCgroupV1", true, "refuse to start on cgroup v1").works(),
+    ),
+    text("imageServiceEndpoint", "", "socket of the image service; empty means the runtime's"),
+    flag("failCgroupV1", true, "refuse to start on cgroup v1"),
     Field::new(
         "userNamespaces.idsPerPod",
         FieldType::Int64,
         DefaultValue::Nil,
         "ids each user namespace gets; 65536 when unset",
     )
-    .keeps_zero()
-    .works(),
+    .keeps_zero(),
 ];

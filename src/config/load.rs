@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::check::check_layer;
 use super::defaults::{DefaultSet, fill, fill_hard_eviction, get, merge_patch, set, strip_nulls};
-use super::effects::{typed, warning, without_effect};
+use super::effects::{typed, warning};
 use super::gates::{self, Gates};
 use super::kubelet::KubeletConfiguration;
 use super::validate::validate;
@@ -89,15 +89,12 @@ pub struct LoadedConfig {
     pub config: KubeletConfiguration,
     /// The feature gates.
     pub gates: Gates,
-    /// The fields that were set but have no effect yet.
-    pub without_effect: Vec<&'static str>,
     /// The files that were read, in order.
     pub files: Vec<PathBuf>,
 }
 
 impl LoadedConfig {
-    /// One warning about all fields and feature gates that are set without effect; `None` if there are
-    /// none.
+    /// One warning about all feature gates that are set without effect; `None` if there are none.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let gates: Vec<String> = (self.gates.without_effect().into_iter())
@@ -106,8 +103,7 @@ impl LoadedConfig {
                 false => format!("featureGates[{name}]"),
             })
             .collect();
-        let names = self.without_effect.iter().copied().chain(gates.iter().map(String::as_str));
-        warning(&names.collect::<Vec<_>>())
+        warning(&gates.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// The effective configuration as a file that can be given to `--config`.
@@ -187,9 +183,8 @@ fn load_with(
     if !layers.problems.is_empty() {
         return Err(layers.problems);
     }
-    let without_effect = without_effect(&config, defaults);
     let files = layers.files.into_iter().map(|(path, _)| path).collect();
-    Ok(LoadedConfig { config, gates, without_effect, files })
+    Ok(LoadedConfig { config, gates, files })
 }
 
 /// Adds a problem, up to [`MAX_PROBLEMS`] and a last one that reports that there are more.

@@ -514,9 +514,6 @@ fn configuration_with_many_fields_is_accepted() {
     assert_eq!(tracing.sampling_rate_per_million, Some(100));
     assert_eq!(config.static_pod_url_header["X-A"], ["b", "c"]);
     assert!(!config.serialize_image_pulls);
-    assert!(!loaded.without_effect.contains(&"reservedMemory"));
-    assert!(!loaded.without_effect.contains(&"registerWithTaints"));
-    assert!(!loaded.without_effect.contains(&"staticPodPath"));
 }
 
 #[test]
