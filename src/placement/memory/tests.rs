@@ -598,7 +598,9 @@ fn nothing_is_adopted_twice_that_a_good_file_has_of_a_pod_or_of_its_containers()
         let found = (before.pods.contains_key(pod.uid()), before.assignments[pod.uid()].len());
         assert_eq!(found, (has_pod, entries));
         for container in pod.containers() {
-            restored.adopt(Running { pod: candidate, container, mems: Some(mask(&[1])) }).unwrap();
+            restored
+                .add_running(RunningContainer { pod: candidate, container, mems: Some(mask(&[1])) })
+                .unwrap();
         }
         assert_eq!(restored, before);
     }

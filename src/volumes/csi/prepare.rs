@@ -44,7 +44,7 @@ pub(super) fn prepare(
 ) -> Result<PreparedDriver, VolumeError> {
     let spec = driver_spec(csi, request, stop)?;
     // What a driver publishes need not be a mount.
-    let has_volume = is_mounted || csi.users().is_published(&request.place());
+    let has_volume = is_mounted || csi.users().is_published(&request.location());
     let label = label(csi, request, &spec, has_volume)?;
     let (name, location) = (request.unique_name(), request.location());
     let is_attached = request.is_attached(&spec);

@@ -32,7 +32,7 @@ pub(super) fn publish(
     let is_new = request.record(&driver.label, &csi.settings.node_name).write(dir)?;
     let called = call(request, driver, &message, stop);
     if !called.as_ref().is_err_and(changed_nothing) {
-        csi.users().set_published(&request.place());
+        csi.users().set_published(&request.location());
     }
     called.inspect_err(|error| {
         if is_new && changed_nothing(error) {

@@ -193,7 +193,7 @@ fn pod_keeps_a_volume_without_a_mount_when_its_driver_begins_to_mount_with_label
         let mut agent = FakeAgent::new();
         let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
         agent.set_up(&a).unwrap();
-        let target = agent.csi.layout.of_pod(&a.place()).unwrap().join(TARGET);
+        let target = agent.csi.layout.of_pod(&a.location()).unwrap().join(TARGET);
         FakeMounter(Arc::clone(&agent.node)).unmount(&target).unwrap();
         if is_restarted {
             agent.restart();
@@ -216,7 +216,7 @@ fn pod_keeps_a_volume_without_a_mount_when_its_driver_ceases_to_mount_with_label
     agent.driver().spec.selinux_mount = Some(true);
     let (a, b) = (labelled("a", "l1"), labelled("b", "l2"));
     agent.set_up(&a).unwrap();
-    let target = agent.csi.layout.of_pod(&a.place()).unwrap().join(TARGET);
+    let target = agent.csi.layout.of_pod(&a.location()).unwrap().join(TARGET);
     FakeMounter(Arc::clone(&agent.node)).unmount(&target).unwrap();
     agent.driver().spec.selinux_mount = None;
     agent.set_up(&b).unwrap_err();

@@ -187,7 +187,7 @@ impl Csi {
         ];
         if targets.into_iter().flatten().any(|target| self.mounter.is_mount_point(&target).unwrap_or(true)) {
             labels.restore(&record.unique_name(), &location.pod, &record.selinux_context);
-            self.users().set_published(place);
+            self.users().set_published(location);
         }
     }
 
