@@ -806,13 +806,13 @@ fn service_may_have_as_many_tasks_as_the_limits_of_the_threads_permit() {
     /// Connections, streams, and threads that exist once.
     const OTHER: u64 = 1000;
     let probes = limit_in("src/probes/thread.rs", "most: ");
-    let stuck = limit_in("src/volumes/unmount.rs", "const MAX_STUCK: usize = ");
+    let hung = limit_in("src/volumes/unmount.rs", "const MAX_HUNG: usize = ");
     let together = limit_in("src/volumes/unmount.rs", "const MAX_TOGETHER: usize = ");
     let pending = limit_in("src/volumes/operations.rs", "const MAX_PENDING_OF_POD: usize = ");
     // Updates of volumes have as many places again. Besides, each pod has one unmount, and one call of an
     // unmount that hangs.
     let of_pod = OTHER_OF_POD + together + 2 * pending + 2;
-    let needed = probes + stuck + PODS * of_pod + OTHER;
+    let needed = probes + hung + PODS * of_pod + OTHER;
     let allowed = unit_settings().get(&("[Service]".to_owned(), "TasksMax".to_owned())).cloned();
     let allowed: u64 = allowed.and_then(|value| value.parse().ok()).unwrap_or(0);
     assert!(needed <= allowed, "{needed} threads, and TasksMax={allowed}");

@@ -1,6 +1,6 @@
 //! Files with credentials of registries against the kubelet's package credentialprovider.
 
-use coracle::images::credentials::{Form, entries, index, lookup};
+use coracle::images::credentials::{CredentialFormat, entries, index, lookup};
 use serde_json::{Value, json};
 
 use crate::peer::{Peer, decode, encode};
@@ -182,8 +182,8 @@ fn auths(random: &mut Random) -> String {
     object(random, all)
 }
 
-fn text(random: &mut Random, form: Form) -> Vec<u8> {
-    let text = if form == Form::Legacy {
+fn text(random: &mut Random, form: CredentialFormat) -> Vec<u8> {
+    let text = if form == CredentialFormat::Legacy {
         auths(random)
     } else {
         let mut fields = vec![("auths".to_owned(), auths(random))];
@@ -241,11 +241,11 @@ fn credentials_of_registries_are_those_of_the_kubelet() {
     let (mut cases, mut random) = Cases::new("registry credentials", 40_000);
     let mut peer = Peer::managers();
     while cases.next() {
-        let form = if rarely(&mut random, 3) { Form::Legacy } else { Form::Current };
+        let form = if rarely(&mut random, 3) { CredentialFormat::Legacy } else { CredentialFormat::Current };
         let bytes = text(&mut random, form);
         let images: Vec<&str> = (0..6).map(|_| pick(&mut random, &IMAGES)).collect();
         let theirs = peer.ask(&json!({
-            "ask": "credentials", "data": encode(&bytes), "legacy": form == Form::Legacy, "images": images,
+            "ask": "credentials", "data": encode(&bytes), "legacy": form == CredentialFormat::Legacy, "images": images,
         }));
         let shown = || format!("{theirs}: {images:?} {}", String::from_utf8_lossy(&bytes));
         let ours = entries(&bytes, form).map(|entries| index(entries).unwrap());
