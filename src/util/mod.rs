@@ -1,9 +1,10 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
 //! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`, `token_bucket`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
-//! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), certificates (`x509`), log lines,
+//! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), sealed values (`aead`), certificates (`x509`), log lines,
 //! `metrics`, and spans of traces (`tracing`).
 
+pub mod aead;
 pub mod atomic_file;
 pub mod backoff;
 pub mod cgroup_mounts;
