@@ -11,6 +11,7 @@ pub mod util;
 pub mod config;
 pub mod cri;
 pub mod kube;
+pub mod offline;
 pub mod transport;
 // layer 2
 pub mod images;

@@ -32,6 +32,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("cri", 1),
     ("kube", 1),
     ("config", 1),
+    ("offline", 1),
     ("images", 2),
     ("tracing", 2),
     ("cgroups", 3),
@@ -56,8 +57,10 @@ const LAYERS: &[(&str, u8)] = &[
     ("fuzz", 6),
 ];
 
-/// Imports within a layer: the clients stand on the transport.
-const SIDEWAYS: &[(&str, &str)] = &[("model", "util"), ("cri", "transport"), ("kube", "transport")];
+/// Imports within a layer: the clients stand on the transport, and that of the API server on the store of
+/// its objects.
+const SIDEWAYS: &[(&str, &str)] =
+    &[("model", "util"), ("cri", "transport"), ("kube", "transport"), ("kube", "offline")];
 
 /// Third-party crates and the one room that imports each.
 const CRATE_OWNERS: &[(&str, &str)] = &[

@@ -1,0 +1,32 @@
+//! Room `offline`: the last known objects of the API server on disk, and whose set of pods counts while
+//! the API server is away or has lost its data.
+//!
+//! Owns: the files below `<root-dir>/offline`, the key that seals Secrets and tokens, and the phase of
+//! the node.
+//! Threads: `offline` writes files and waits for what is due. Sets are decided on the thread that
+//! delivers them, so that a slow disk delays no pod.
+//! Pure cores: [`key`], [`format`], [`decide`]. `files` reads and writes.
+//! Invariants: a file is replaced only by a whole one; a body counts only if its checksum, kind and name
+//! are right; no part of a file's name comes from an object; Secrets and tokens are in clear neither on
+//! disk nor in logs, events or `Debug` output; only a complete list of the API server that knows this
+//! node or one of its pods stops pods without an order.
+//! Absent on purpose: requests to the API server; the rooms that send them pass in what they know.
+//! No Go counterpart.
+
+pub mod decide;
+pub mod files;
+pub mod format;
+mod handle;
+pub mod key;
+mod settings;
+mod state;
+pub mod store;
+mod stored;
+mod thread;
+
+pub use decide::NodeFact;
+pub use handle::{Deliver, NothingHeld, Offline};
+pub use key::{Key, Kind};
+pub use settings::Settings;
+pub use state::{HeldReason, Phase, Report, SealState};
+pub use thread::{Deps, Needs};
