@@ -207,7 +207,7 @@ impl Cluster {
             node: Box::new(move || shown.object()),
         };
         threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread_error("mirrors"))?);
-        let pods = bound::spawn(&host.node_name, client, deps.sources);
+        let pods = bound::spawn(&host.node_name, client, deps.sources, None);
         threads.push(pods.map_err(thread_error("watch/pods"))?);
         Ok(threads)
     }

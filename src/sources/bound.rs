@@ -2,6 +2,9 @@
 //!
 //! The reflector's thread `watch/pods` keeps the set; each change delivers the whole set, and the
 //! newest delivery counts. While the API server is unavailable the last set stays.
+//!
+//! With `--offline`, the room `offline` decides whose set is delivered: that of the API server, or the
+//! stored one.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +14,7 @@ use crate::kube::target::Target;
 use crate::kube::watch::{self, Change, Watched};
 use crate::model::api;
 use crate::model::pod::{Pod, SourceName};
+use crate::offline::Offline;
 use crate::util::threads::{OnDeath, Running};
 
 /// The current set. By UID: when a pod is deleted and created again with the same name, the two
@@ -44,17 +48,28 @@ impl BoundPods {
     }
 }
 
-/// Watches the pods whose `spec.nodeName` is this node.
+/// Watches the pods whose `spec.nodeName` is this node. `offline`: decides about each set.
 ///
 /// # Errors
 /// When the kernel cannot create a thread.
-pub(crate) fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Result<Running> {
+pub(crate) fn spawn(
+    node_name: &str,
+    client: Client,
+    deps: &Deps,
+    offline: Option<Offline>,
+) -> std::io::Result<Running> {
     let watched = Watched {
         target: Target::pods(),
         field_selector: Some(format!("spec.nodeName={node_name}")),
         label_selector: None,
     };
     let post = deps.post.clone();
+    let deliver = move |pods: Vec<Pod>| {
+        post.put(SourceName::Api, SourceSet { pods: Some(pods), ..SourceSet::default() });
+    };
+    if let Some(offline) = &offline {
+        offline.deliver_to(Box::new(deliver.clone()));
+    }
     let mut bound = BoundPods::default();
     watch::spawn_reflector(
         "pods",
@@ -62,8 +77,12 @@ pub(crate) fn spawn(node_name: &str, client: Client, deps: &Deps) -> std::io::Re
         watched,
         OnDeath::Supervisor(deps.on_death.clone()),
         move |change| {
+            let is_list = matches!(change, Change::Replaced(_));
             if bound.apply(change) {
-                post.put(SourceName::Api, SourceSet { pods: Some(bound.pods()), ..SourceSet::default() });
+                match &offline {
+                    Some(offline) => offline.server_set(bound.pods(), is_list),
+                    None => deliver(bound.pods()),
+                }
             }
         },
     )
