@@ -124,7 +124,8 @@ impl Cluster {
         let (node, health) = (self.node.clone(), self.health.clone());
         volumes::Controller {
             shown: Box::new(move || {
-                let node = node.object()?;
+                // Whether a volume is attached, only the API server knows.
+                let node = node.confirmed()?;
                 let status = node.status.as_ref()?;
                 Some(NodeVolumes {
                     in_use: status.volumes_in_use.iter().flatten().cloned().collect(),
@@ -204,7 +205,7 @@ impl Cluster {
         let mirror_deps = mirror::Deps {
             views: deps.mirrors,
             api: Box::new(client.clone()),
-            node: Box::new(move || shown.object()),
+            node: Box::new(move || shown.confirmed()),
         };
         threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread_error("mirrors"))?);
         let pods = bound::spawn(&host.node_name, client, deps.sources, None);

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, bounded};
 use super::api::{NodeApi, NodeApiClient, NodeErrorKind};
 use super::watch::NodeWatch;
 use crate::kube::client::Client;
+use crate::offline::NodeFact;
 use crate::util::threads::{self, OnDeath, Stack};
 
 /// The deadline of a request.
@@ -24,6 +25,20 @@ impl NodeReader {
     #[must_use]
     pub fn new(client: &Client, name: &str, watch: &NodeWatch) -> Self {
         NodeReader { client: client.with_limits(None, TIMEOUT), name: name.to_owned(), watch: watch.clone() }
+    }
+
+    /// Reads it now, and blocks for at most 5 s or until the client is shut down. [`NodeWatch`] does not
+    /// get it.
+    #[must_use]
+    pub fn fact(&self) -> NodeFact {
+        match NodeApi::get(&NodeApiClient::new(self.client.clone(), &self.name)) {
+            Ok(node) => node.metadata.uid.map_or(NodeFact::Unknown, NodeFact::Exists),
+            Err(error) if error.kind == NodeErrorKind::NotFound => NodeFact::Absent,
+            Err(error) => {
+                log::debug!("{error}");
+                NodeFact::Unknown
+            }
+        }
     }
 
     /// Reads it. The channel disconnects when [`NodeWatch::object`] is as new as this call, or when

@@ -168,7 +168,7 @@ impl Reporter {
 
     /// Makes sure that the object exists. `false`: not yet; `schedule` has the next attempt's time.
     fn register(&mut self, facts: &NodeStatusInputs, now: Instant, timestamp: Timestamp, unit: f64) -> bool {
-        if self.watch.object().is_some() {
+        if self.watch.confirmed().is_some() {
             self.registered = true;
             return true;
         }
@@ -240,7 +240,7 @@ impl Reporter {
         timestamp: Timestamp,
         unit: f64,
     ) -> Result<bool, NodeError> {
-        let mut base = self.watch.object();
+        let mut base = self.watch.confirmed();
         let mut attempt = 0;
         loop {
             let old = match base.take() {
@@ -336,7 +336,7 @@ impl Reporter {
 
     /// Applies fields that other writers set, such as the pod address range.
     fn read_object(&mut self, runtime_is_usable: bool) {
-        let Some(object) = self.watch.object() else { return };
+        let Some(object) = self.watch.confirmed() else { return };
         let Some(spec) = &object.spec else { return };
         let unschedulable = spec.unschedulable.unwrap_or_default();
         if unschedulable != self.unschedulable {

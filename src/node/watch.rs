@@ -16,6 +16,8 @@ pub struct NodeWatch {
 #[derive(Default)]
 struct State {
     object: Option<Arc<Node>>,
+    /// The object is a stored one: the API server has not shown it since the start.
+    is_assumed: bool,
     synced: bool,
     bells: Vec<Sender<()>>,
     hooks: Vec<Hook>,
@@ -37,10 +39,32 @@ impl NodeWatch {
         self.state.locked().object.clone()
     }
 
-    /// The object's UID: owner of mirror pods and of the lease.
+    /// The object, unless it is an assumed one: requests to the API server are based on this.
+    #[must_use]
+    pub fn confirmed(&self) -> Option<Arc<Node>> {
+        let state = self.state.locked();
+        state.object.clone().filter(|_| !state.is_assumed)
+    }
+
+    /// Uses a stored object for admission until the API server shows one or that there is none. Without
+    /// effect after the first list of the watch. An object from a response is newer than the stored one.
+    pub fn assume(&self, node: Node) {
+        let mut state = self.state.locked();
+        if state.synced {
+            return;
+        }
+        if state.object.is_none() {
+            state.store(node);
+            state.is_assumed = true;
+        }
+        state.synced = true;
+        state.ring();
+    }
+
+    /// The object's UID: owner of mirror pods and of the lease. An assumed object has none.
     #[must_use]
     pub fn uid(&self) -> Option<String> {
-        self.state.locked().object.as_ref()?.metadata.uid.clone()
+        self.confirmed()?.metadata.uid.clone()
     }
 
     /// Whether pods of the API server may be requested: the watch has listed once, so the labels
@@ -75,9 +99,10 @@ impl NodeWatch {
     /// from a backup has smaller versions.
     pub(super) fn replace(&self, nodes: Vec<Node>) {
         let mut state = self.state.locked();
-        let before = state.object.clone();
+        let was_assumed = std::mem::take(&mut state.is_assumed);
+        let before = state.object.clone().filter(|_| !was_assumed);
         let first = !state.synced;
-        let mut changed = first;
+        let mut changed = first || was_assumed;
         if nodes.is_empty() {
             changed |= state.object.take().is_some();
         }
@@ -95,9 +120,10 @@ impl NodeWatch {
     /// Stores an object unless a newer one is stored.
     pub(super) fn store_if_newer(&self, node: Node) {
         let mut state = self.state.locked();
-        let before = state.object.clone();
-        let is_late = state.object.as_deref().is_some_and(|old| version(old) > version(&node));
-        if !is_late && state.store(node) {
+        let was_assumed = std::mem::take(&mut state.is_assumed);
+        let before = state.object.clone().filter(|_| !was_assumed);
+        let is_late = before.as_deref().is_some_and(|old| version(old) > version(&node));
+        if !is_late && (state.store(node) || was_assumed) {
             state.ring();
         }
         call(state, before.as_deref());
@@ -256,6 +282,25 @@ mod tests {
         assert_eq!(calls(), [false]);
         watch.replace(Vec::new());
         assert!(calls().is_empty());
+    }
+
+    #[test]
+    fn assumed_object_serves_admission_until_the_server_shows_another() {
+        let watch = NodeWatch::new();
+        let ring = watch.subscribe();
+        watch.assume(node("u", "9", "stored"));
+        assert!(ring.try_recv().is_ok() && watch.ready_for_pods() && !watch.is_absent());
+        assert!(watch.object().is_some() && watch.confirmed().is_none() && watch.uid().is_none());
+        // A restored server has smaller versions.
+        watch.offer(node("u", "3", "stored"));
+        assert!(ring.try_recv().is_ok(), "it can be reported now");
+        assert_eq!(watch.confirmed().unwrap().metadata.resource_version.as_deref(), Some("3"));
+        watch.assume(node("v", "10", "stored"));
+        assert_eq!(watch.uid().as_deref(), Some("u"));
+        let watch = NodeWatch::new();
+        watch.assume(node("u", "9", "stored"));
+        watch.replaced(Vec::new());
+        assert!(watch.is_absent() && watch.object().is_none());
     }
 
     #[test]
