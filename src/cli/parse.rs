@@ -269,6 +269,22 @@ impl CommandLine {
                 args.local_socket =
                     path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;
             }
+            "offline" => args.offline = bool_value(text)?,
+            "offline-accept-after" => args.offline_accept_after = offline_time(text)?,
+            "offline-key" => {
+                if path().is_some_and(|path| !path.is_absolute()) {
+                    return Err("must be an absolute path".to_owned());
+                }
+                args.offline_key = path();
+            }
+            "offline-secrets" => {
+                args.offline_secrets = match text {
+                    "sealed" => true,
+                    "none" => false,
+                    _ => return Err(format!("{text:?} must be sealed or none")),
+                };
+            }
+            "offline-wait" => args.offline_wait = offline_time(text)?,
             "container-logs-quota" => args.container_logs_quota = log_quota(text)?,
             "remove-damaged-images" => args.remove_damaged_images = bool_value(text)?,
             "local-socket-any-namespace" => args.local_socket_any_namespace = bool_value(text)?,
@@ -327,6 +343,9 @@ impl CommandLine {
         if args.lock_file.is_none() && args.exit_on_lock_contention {
             self.fail("--exit-on-lock-contention", "cannot be used without --lock-file");
         }
+        if self.args.offline && self.args.kubeconfig.is_none() {
+            self.fail("--offline", "cannot be used without --kubeconfig");
+        }
         let (config, directory) =
             (&self.args.image_credential_provider_config, &self.args.image_credential_provider_bin_dir);
         if config.is_some() != directory.is_some() {
@@ -347,6 +366,16 @@ impl CommandLine {
             _ => Command::Agent(args),
         })
     }
+}
+
+/// A duration that is not negative and not longer than a year.
+fn offline_time(text: &str) -> Result<std::time::Duration, String> {
+    const YEAR: std::time::Duration = std::time::Duration::from_secs(366 * 24 * 3600);
+    if text.trim_start().starts_with('-') {
+        return Err(format!("{text:?} must not be negative"));
+    }
+    let time = duration(text)?.to_std();
+    if time > YEAR { Err(format!("{text:?} is longer than a year")) } else { Ok(time) }
 }
 
 fn dashed(name: &str) -> String {

@@ -23,6 +23,9 @@ pub const MIRROR_FILE: &str = "hosts.toml";
 /// The file of the node's token for the registry of image archives, below the root directory.
 pub const NODE_TOKEN: &str = "image_set/mirror-token";
 
+/// The directory of the last known objects of the API server, below the root directory.
+pub const OFFLINE_DIR: &str = "offline";
+
 /// The agent's flags: those that are no configuration field, and how to load the configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentArgs {
@@ -44,6 +47,16 @@ pub struct AgentArgs {
     pub image_mirror_file: Option<PathBuf>,
     /// `--remove-damaged-images`.
     pub remove_damaged_images: bool,
+    /// `--offline`.
+    pub offline: bool,
+    /// `--offline-secrets`: sealed, otherwise none.
+    pub offline_secrets: bool,
+    /// `--offline-key`: an absolute path; `None`: a file below [`OFFLINE_DIR`].
+    pub offline_key: Option<PathBuf>,
+    /// `--offline-wait`.
+    pub offline_wait: Duration,
+    /// `--offline-accept-after`; zero: never without an order.
+    pub offline_accept_after: Duration,
     /// `--container-logs-quota`, in bytes; `None`: no limit.
     pub container_logs_quota: Option<u64>,
     /// `--hostname-override`; empty means the host's name.
@@ -96,6 +109,11 @@ impl AgentArgs {
             image_registry: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             image_mirror_file: None,
             remove_damaged_images: false,
+            offline: false,
+            offline_secrets: true,
+            offline_key: None,
+            offline_wait: Duration::from_secs(30),
+            offline_accept_after: Duration::from_secs(3600),
             container_logs_quota: None,
             hostname_override: String::new(),
             node_ips: Vec::new(),

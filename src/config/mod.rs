@@ -30,7 +30,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
-pub use args::{AgentArgs, IMAGES_DIR, LOCAL_OBJECTS, MIRROR_FILE, NODE_TOKEN};
+pub use args::{AgentArgs, IMAGES_DIR, LOCAL_OBJECTS, MIRROR_FILE, NODE_TOKEN, OFFLINE_DIR};
 pub use defaults::DefaultSet;
 pub use duration::GoDuration;
 pub use gates::Gates;
