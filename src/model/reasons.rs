@@ -125,6 +125,14 @@ reasons! {
     INVALID_MANIFEST = "InvalidManifest";
     /// A state file of the agent cannot be used, and was put aside (not in upstream).
     UNUSABLE_STATE_FILE = "UnusableStateFile";
+    /// The API server does not respond: the stored pods run (not in upstream).
+    RUNNING_OFFLINE = "RunningOffline";
+    /// The API server knows neither this node nor its pods, and stops none (not in upstream).
+    SERVER_PODS_HELD = "ServerPodsHeld";
+    /// The pods of the API server count again (not in upstream).
+    SERVER_PODS_ACCEPTED = "ServerPodsAccepted";
+    /// A pod has a stored token of a service account that is not valid any more (not in upstream).
+    EXPIRED_TOKEN_USED = "ExpiredTokenUsed";
     /// Files of an unpacked image are damaged (not in upstream).
     DAMAGED_IMAGE = "DamagedImage";
     /// All of them were replaced (not in upstream).

@@ -638,6 +638,19 @@ impl Fixture {
 const NOTHING: [&str; 0] = [];
 
 #[test]
+fn node_is_registered_although_a_stored_object_is_assumed() {
+    let mut fixture = Fixture::new(settings());
+    let stored = json!({"metadata": {"name": "node1", "uid": "stored", "resourceVersion": "7"}});
+    fixture.watch.assume(serde_json::from_value(stored).unwrap());
+    assert!(fixture.watch.object().is_some());
+    assert_eq!(fixture.turn(0), ["create"]);
+    // The object for admission stays, and the lease belongs to the new one.
+    let admission = fixture.watch.object().unwrap();
+    assert_eq!(admission.metadata.uid.as_deref(), Some("stored"));
+    assert!(fixture.watch.uid().is_some_and(|uid| uid != "stored"));
+}
+
+#[test]
 fn one_request_registers_a_ready_node() {
     let mut fixture = Fixture::new(settings());
     assert_eq!(fixture.turn(0), ["create"]);

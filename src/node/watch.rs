@@ -15,10 +15,12 @@ pub struct NodeWatch {
 
 #[derive(Default)]
 struct State {
+    /// As the API server showed it since the start.
     object: Option<Arc<Node>>,
-    /// The object is a stored one: the API server has not shown it since the start.
-    is_assumed: bool,
-    synced: bool,
+    /// The stored one, while the API server does not decide about this node.
+    assumed: Option<Arc<Node>>,
+    /// The watch has listed once.
+    listed: bool,
     bells: Vec<Sender<()>>,
     hooks: Vec<Hook>,
 }
@@ -33,32 +35,40 @@ impl NodeWatch {
         NodeWatch::default()
     }
 
-    /// The object; `None` if it does not exist or was not received yet.
+    /// The object for admission; `None` if it does not exist or was not received yet. An assumed one
+    /// counts until the API server shows the same object, with the same UID.
     #[must_use]
     pub fn object(&self) -> Option<Arc<Node>> {
+        let state = self.state.locked();
+        let shown = state.object.as_ref();
+        let assumed = state.assumed.as_ref();
+        let is_same =
+            |assumed: &&Arc<Node>| shown.is_some_and(|shown| shown.metadata.uid == assumed.metadata.uid);
+        assumed.filter(|assumed| !is_same(assumed)).or(shown).cloned()
+    }
+
+    /// The object as the API server showed it since the start: requests to the API server are based on
+    /// this.
+    #[must_use]
+    pub fn confirmed(&self) -> Option<Arc<Node>> {
         self.state.locked().object.clone()
     }
 
-    /// The object, unless it is an assumed one: requests to the API server are based on this.
-    #[must_use]
-    pub fn confirmed(&self) -> Option<Arc<Node>> {
-        let state = self.state.locked();
-        state.object.clone().filter(|_| !state.is_assumed)
-    }
-
-    /// Uses a stored object for admission until the API server shows one or that there is none. Without
-    /// effect after the first list of the watch. An object from a response is newer than the stored one.
+    /// Uses a stored object for admission until [`NodeWatch::settle`], also if the API server shows another
+    /// one or none: it may have lost its data. Running pods would be rejected after a restart of the agent
+    /// without the labels that brought them here.
     pub fn assume(&self, node: Node) {
         let mut state = self.state.locked();
-        if state.synced {
-            return;
-        }
-        if state.object.is_none() {
-            state.store(node);
-            state.is_assumed = true;
-        }
-        state.synced = true;
+        state.assumed = Some(Arc::new(node));
         state.ring();
+    }
+
+    /// The API server decides about this node: no object is assumed any more.
+    pub fn settle(&self) {
+        let mut state = self.state.locked();
+        if state.assumed.take().is_some() {
+            state.ring();
+        }
     }
 
     /// The object's UID: owner of mirror pods and of the lease. An assumed object has none.
@@ -67,11 +77,12 @@ impl NodeWatch {
         self.confirmed()?.metadata.uid.clone()
     }
 
-    /// Whether pods of the API server may be requested: the watch has listed once, so the labels
-    /// and taints for admission are known.
+    /// Whether pods of the API server may be requested: the watch has listed once or an object is
+    /// assumed, so the labels and taints for admission are known.
     #[must_use]
     pub fn ready_for_pods(&self) -> bool {
-        self.state.locked().synced
+        let state = self.state.locked();
+        state.listed || state.assumed.is_some()
     }
 
     /// A bell that rings when the object is created, is removed, or changes in another part than
@@ -92,17 +103,16 @@ impl NodeWatch {
     /// Whether the watch has found that the object does not exist.
     pub(super) fn is_absent(&self) -> bool {
         let state = self.state.locked();
-        state.synced && state.object.is_none()
+        state.listed && state.object.is_none()
     }
 
     /// Applies a complete list of the watch. Replaces the known object: a server that was restored
     /// from a backup has smaller versions.
     pub(super) fn replace(&self, nodes: Vec<Node>) {
         let mut state = self.state.locked();
-        let was_assumed = std::mem::take(&mut state.is_assumed);
-        let before = state.object.clone().filter(|_| !was_assumed);
-        let first = !state.synced;
-        let mut changed = first || was_assumed;
+        let before = state.object.clone();
+        let first = !state.listed;
+        let mut changed = first;
         if nodes.is_empty() {
             changed |= state.object.take().is_some();
         }
@@ -110,7 +120,7 @@ impl NodeWatch {
             changed |= state.store(node);
         }
         // At the same moment as the object: pods that are admitted without it ignore its taints.
-        state.synced = true;
+        state.listed = true;
         if changed {
             state.ring();
         }
@@ -120,10 +130,9 @@ impl NodeWatch {
     /// Stores an object unless a newer one is stored.
     pub(super) fn store_if_newer(&self, node: Node) {
         let mut state = self.state.locked();
-        let was_assumed = std::mem::take(&mut state.is_assumed);
-        let before = state.object.clone().filter(|_| !was_assumed);
-        let is_late = before.as_deref().is_some_and(|old| version(old) > version(&node));
-        if !is_late && (state.store(node) || was_assumed) {
+        let before = state.object.clone();
+        let is_late = state.object.as_deref().is_some_and(|old| version(old) > version(&node));
+        if !is_late && state.store(node) {
             state.ring();
         }
         call(state, before.as_deref());
@@ -285,22 +294,37 @@ mod tests {
     }
 
     #[test]
-    fn assumed_object_serves_admission_until_the_server_shows_another() {
+    fn assumed_object_serves_admission_and_no_requests() {
         let watch = NodeWatch::new();
         let ring = watch.subscribe();
         watch.assume(node("u", "9", "stored"));
         assert!(ring.try_recv().is_ok() && watch.ready_for_pods() && !watch.is_absent());
         assert!(watch.object().is_some() && watch.confirmed().is_none() && watch.uid().is_none());
         // A restored server has smaller versions.
-        watch.offer(node("u", "3", "stored"));
+        watch.offer(node("u", "3", "shown"));
         assert!(ring.try_recv().is_ok(), "it can be reported now");
-        assert_eq!(watch.confirmed().unwrap().metadata.resource_version.as_deref(), Some("3"));
-        watch.assume(node("v", "10", "stored"));
+        assert_eq!(watch.object().unwrap().metadata.resource_version.as_deref(), Some("3"));
         assert_eq!(watch.uid().as_deref(), Some("u"));
+    }
+
+    /// Otherwise running pods are rejected after a restart of the agent.
+    #[test]
+    fn assumed_object_serves_admission_while_the_server_shows_none_or_another() {
         let watch = NodeWatch::new();
-        watch.assume(node("u", "9", "stored"));
+        let label = || watch.object().map(|node| node.metadata.labels.clone().unwrap()["a"].clone());
         watch.replaced(Vec::new());
-        assert!(watch.is_absent() && watch.object().is_none());
+        watch.assume(node("u", "9", "stored"));
+        assert!(watch.is_absent() && watch.confirmed().is_none(), "it is registered again");
+        assert_eq!(label().as_deref(), Some("stored"));
+        watch.offer(node("v", "10", "new"));
+        assert_eq!((label().as_deref(), watch.uid().as_deref()), (Some("stored"), Some("v")));
+        let ring = watch.subscribe();
+        watch.settle();
+        assert!(ring.try_recv().is_ok());
+        assert_eq!(label().as_deref(), Some("new"));
+        watch.settle();
+        watch.replaced(Vec::new());
+        assert!(ring.try_recv().is_ok() && watch.is_absent() && watch.object().is_none());
     }
 
     #[test]
