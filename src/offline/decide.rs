@@ -10,8 +10,12 @@ use super::state::{HeldReason, Phase};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
-/// The wait after a failed read of the Node object.
+/// The wait after the first failed read of the Node object; it doubles with each further one.
 const READ_AGAIN: Duration = Duration::from_secs(5);
+/// The longest wait after a failed read: an outage may last for weeks.
+const READ_AGAIN_MAX: Duration = Duration::from_secs(80);
+/// The wait for a list of a server that knows this node again.
+const LIST_WAIT: Duration = Duration::from_secs(60);
 
 /// What the API server says about the Node object of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +44,8 @@ pub enum Effect {
     },
     /// Read the Node object from the API server, and pass the result to [`Decider::node_read`].
     ReadNode,
-    /// The phase is another one now.
+    /// The phase is another one now, or a decision that was open while it was [`Phase::Online`] has
+    /// left it the same.
     Entered(Phase),
 }
 
@@ -57,10 +62,17 @@ pub struct Decider {
     has_stored_node: bool,
     /// The newest set of the API server, while it does not count.
     offered: Option<Vec<Pod>>,
+    /// The offered set began with a list after which the Node object was not read.
+    is_unchecked: bool,
+    /// A set was offered in the phase `Online`.
+    was_online: bool,
     wait_until: Option<Instant>,
     accept_after: Duration,
     held: Option<(HeldReason, Option<Instant>)>,
     is_reading: bool,
+    /// A list arrived during the read: the result may be that of the server before.
+    is_stale: bool,
+    failed_reads: u32,
     read_due: Option<Instant>,
 }
 
@@ -82,10 +94,14 @@ impl Decider {
             node,
             next_node: None,
             offered: None,
+            is_unchecked: false,
+            was_online: false,
             wait_until: now.checked_add(wait),
             accept_after,
             held: None,
             is_reading: false,
+            is_stale: false,
+            failed_reads: 0,
             read_due: None,
         }
     }
@@ -108,12 +124,30 @@ impl Decider {
         &self.known
     }
 
+    /// The UID of the Node object that belongs to the set that counts.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+
+    /// Whether a set of the API server waits for a decision.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.offered.is_some()
+    }
+
     /// When [`Decider::tick`] has something to do.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let wait = self.wait_until.filter(|_| self.phase == Phase::Undecided && self.has_stored_node);
-        let held = self.held.and_then(|(_, until)| until);
-        [wait, held, self.read_due].into_iter().flatten().min()
+        [wait, self.accept_due(), self.read_due].into_iter().flatten().min()
+    }
+
+    /// When a held set is to be accepted: then the Node object is read once more. `None` while that goes
+    /// on or is repeated.
+    fn accept_due(&self) -> Option<Instant> {
+        let until = self.held.and_then(|(_, until)| until);
+        until.filter(|_| !self.is_reading && self.read_due.is_none())
     }
 
     /// The API server sent a set.
@@ -126,53 +160,78 @@ impl Decider {
             return self.accept(pods, true);
         }
         // It knows none of our pods. Does it know this node?
-        self.offered = Some(pods);
+        let is_first = self.offered.replace(pods).is_none();
+        self.was_online |= self.phase == Phase::Online;
+        if !is_list && !is_first {
+            return Vec::new();
+        }
+        self.is_unchecked = true;
+        self.is_stale = self.is_reading;
+        self.failed_reads = 0;
         self.read_node()
     }
 
     /// The result of a read of the Node object.
     pub fn node_read(&mut self, fact: NodeFact, now: Instant) -> Vec<Effect> {
         self.is_reading = false;
-        if self.phase == Phase::Held {
+        let is_stale = std::mem::take(&mut self.is_stale);
+        let Some(offered) = self.offered.take() else { return Vec::new() };
+        if is_stale || fact == NodeFact::Unknown {
+            self.offered = Some(offered);
+            if is_stale {
+                return self.read_node();
+            }
+            let wait = READ_AGAIN.saturating_mul(1 << self.failed_reads.min(8)).min(READ_AGAIN_MAX);
+            self.failed_reads = self.failed_reads.saturating_add(1);
+            self.read_due = now.checked_add(wait);
             return Vec::new();
         }
-        let Some(offered) = self.offered.take() else { return Vec::new() };
-        let reason = match fact {
-            NodeFact::Exists(uid) if Some(&uid) == self.node.as_ref() => return self.accept(offered, true),
-            NodeFact::Exists(_) => HeldReason::OtherNode,
-            NodeFact::Absent => HeldReason::NoNode,
-            NodeFact::Unknown => {
+        self.failed_reads = 0;
+        let is_unchecked = std::mem::take(&mut self.is_unchecked);
+        let is_own = matches!(&fact, NodeFact::Exists(uid) if Some(uid) == self.node.as_ref());
+        if is_own && is_unchecked {
+            return self.accept(offered, true);
+        }
+        let reason = if fact == NodeFact::Absent { HeldReason::NoNode } else { HeldReason::OtherNode };
+        let until = match self.held {
+            // The server has its data again: the set of the time before must not count.
+            Some((former, Some(until))) if is_own => {
+                self.held = Some((former, now.checked_add(LIST_WAIT).map(|later| later.max(until))));
                 self.offered = Some(offered);
-                self.read_due = now.checked_add(READ_AGAIN);
                 return Vec::new();
+            }
+            Some((_, until)) if until.is_some_and(|until| until <= now) => return self.accept(offered, true),
+            Some((_, until)) => until,
+            None => {
+                let after = Some(self.accept_after).filter(|after| !after.is_zero());
+                after.and_then(|after| now.checked_add(after))
             }
         };
         self.offered = Some(offered);
-        let until = Some(self.accept_after).filter(|after| !after.is_zero());
-        self.held = Some((reason, until.and_then(|after| now.checked_add(after))));
-        self.leave_undecided(Phase::Held)
+        self.held = Some((reason, until));
+        if self.phase == Phase::Held { Vec::new() } else { self.leave_undecided(Phase::Held) }
     }
 
-    /// The API server showed our Node object, or we registered it.
+    /// The API server showed our Node object, or we registered it. It belongs to the set that counts only
+    /// after that of the server was accepted: a server that has lost its data, and with which the node was
+    /// registered again, must not be taken for the former one.
     pub fn node_shown(&mut self, uid: &str) {
-        if self.node.is_none() {
+        if self.node.is_none() && self.phase == Phase::Online && !self.is_open() {
             self.node = Some(uid.to_owned());
         } else {
             self.next_node = Some(uid.to_owned()).filter(|uid| Some(uid) != self.node.as_ref());
         }
     }
 
-    /// Does what is due.
+    /// Does what is due. A set that was held long enough counts only after another read of the Node object:
+    /// a server that is away now, or that has its data again, must stop nothing.
     pub fn tick(&mut self, now: Instant) -> Vec<Effect> {
         let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
-        if self.held.is_some_and(|(_, until)| is_due(until)) {
-            return self.accept_held().unwrap_or_default();
-        }
         let mut effects = Vec::new();
         if self.phase == Phase::Undecided && self.has_stored_node && is_due(self.wait_until) {
             effects = self.leave_undecided(Phase::Alone);
         }
-        if is_due(self.read_due) {
+        if is_due(self.read_due) || is_due(self.accept_due()) {
             effects.extend(self.read_node());
         }
         effects
@@ -189,7 +248,7 @@ impl Decider {
 
     fn read_node(&mut self) -> Vec<Effect> {
         self.read_due = None;
-        if self.phase == Phase::Held || std::mem::replace(&mut self.is_reading, true) {
+        if std::mem::replace(&mut self.is_reading, true) {
             return Vec::new();
         }
         vec![Effect::ReadNode]
@@ -217,11 +276,12 @@ impl Decider {
         let removed = before.keys().filter(|uid| !present.contains(*uid)).map(|uid| (*uid).clone()).collect();
         self.known.clone_from(&pods);
         (self.offered, self.held, self.read_due) = (None, None, None);
+        (self.is_unchecked, self.failed_reads) = (false, 0);
         if is_checked && let Some(uid) = self.next_node.take() {
             self.node = Some(uid);
         }
         let mut effects = vec![Effect::Deliver(pods), Effect::Store { changed, removed }];
-        if self.phase != Phase::Online {
+        if std::mem::take(&mut self.was_online) || self.phase != Phase::Online {
             self.phase = Phase::Online;
             effects.push(Effect::Entered(Phase::Online));
         }
@@ -321,7 +381,12 @@ mod tests {
         let set = Some(vec!["x".to_owned()]);
         assert_eq!(delivered(&held().accept_held().unwrap()), set);
         assert!(held().tick(now + HOUR - WAIT).is_empty());
-        assert_eq!(delivered(&held().tick(now + HOUR)), set);
+        let mut decider = held();
+        assert_eq!(decider.tick(now + HOUR), [Effect::ReadNode]);
+        assert!(decider.tick(now + HOUR).is_empty() && decider.due().is_none(), "one read at a time");
+        let effects = decider.node_read(NodeFact::Exists("new".to_owned()), now + HOUR);
+        assert_eq!(delivered(&effects), set);
+        assert!(decider.accept_held().is_none(), "accepted already");
         let mut decider = held();
         assert!(delivered(&decider.server_set(vec![pod("a")], false)).is_some());
         assert_eq!((decider.phase(), decider.accept_held()), (Phase::Online, None));
@@ -339,5 +404,137 @@ mod tests {
             decider.node_read(NodeFact::Exists("new".to_owned()), now),
             [Effect::Entered(Phase::Held)]
         );
+        assert_eq!(decider.node(), Some("node"), "the other one belongs to no set that counts");
+    }
+
+    #[test]
+    fn new_node_object_counts_with_the_next_complete_list_only() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now);
+        decider.server_set(vec![pod("a")], true);
+        decider.node_shown("new");
+        decider.server_set(vec![pod("a"), pod("b")], false);
+        assert_eq!(decider.node(), Some("node"));
+        decider.server_set(vec![pod("a")], true);
+        assert_eq!(decider.node(), Some("new"));
+        // It came back, and no list was between.
+        decider.node_shown("other");
+        decider.node_shown("new");
+        decider.server_set(vec![pod("a")], true);
+        assert_eq!(decider.node(), Some("new"));
+    }
+
+    #[test]
+    fn node_object_proves_nothing_before_a_set_of_its_server_counts() {
+        let now = Instant::now();
+        // Its file was damaged.
+        let mut decider = Decider::new(vec![pod("a")], None, WAIT, HOUR, now);
+        decider.node_shown("new");
+        decider.server_set(Vec::new(), true);
+        let effects = decider.node_read(NodeFact::Exists("new".to_owned()), now);
+        assert_eq!((delivered(&effects), decider.phase()), (Some(vec!["a".to_owned()]), Phase::Held));
+        decider.node_shown("new");
+        assert_eq!(decider.node(), None);
+        assert!(decider.accept_held().is_some());
+        assert_eq!(decider.node(), Some("new"));
+    }
+
+    #[test]
+    fn held_set_of_a_server_that_is_away_or_restored_is_not_accepted_by_time() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now);
+        decider.server_set(Vec::new(), true);
+        decider.node_read(NodeFact::Absent, now);
+        let mut time = now + HOUR;
+        for wait in [5, 10, 20, 40, 80, 80] {
+            assert_eq!(decider.tick(time), [Effect::ReadNode]);
+            assert!(decider.node_read(NodeFact::Unknown, time).is_empty());
+            assert_eq!(decider.due(), Some(time + Duration::from_secs(wait)));
+            time += Duration::from_secs(wait);
+        }
+        // The backup was restored; the list of pods comes later.
+        assert_eq!(decider.tick(time), [Effect::ReadNode]);
+        assert!(decider.node_read(NodeFact::Exists("node".to_owned()), time).is_empty());
+        assert_eq!((decider.phase(), decider.due()), (Phase::Held, Some(time + LIST_WAIT)));
+        // The node was drained meanwhile: a list and the Node object after it.
+        assert_eq!(decider.server_set(Vec::new(), true), [Effect::ReadNode]);
+        let effects = decider.node_read(NodeFact::Exists("node".to_owned()), time);
+        assert_eq!(delivered(&effects), Some(Vec::new()));
+        assert_eq!((decider.phase(), decider.due()), (Phase::Online, None));
+    }
+
+    #[test]
+    fn list_that_arrives_during_a_read_is_decided_by_another_read() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now);
+        assert_eq!(decider.server_set(vec![pod("x")], true), [Effect::ReadNode]);
+        // The server was replaced between the read of the Node object and this list.
+        assert!(decider.server_set(Vec::new(), true).is_empty());
+        let own = || NodeFact::Exists("node".to_owned());
+        assert_eq!(decider.node_read(own(), now), [Effect::ReadNode]);
+        assert_eq!(delivered(&decider.node_read(NodeFact::Absent, now)), Some(vec!["a".to_owned()]));
+        assert_eq!(decider.phase(), Phase::Held);
+        // A late result changes nothing.
+        assert!(decider.node_read(own(), now).is_empty());
+        assert_eq!(decider.phase(), Phase::Held);
+    }
+
+    #[test]
+    fn newest_set_is_decided_and_changes_cause_no_reads() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now);
+        decider.server_set(vec![pod("x")], true);
+        decider.node_read(NodeFact::Unknown, now);
+        let due = decider.due();
+        assert!(decider.server_set(vec![pod("y")], false).is_empty());
+        assert_eq!(decider.due(), due);
+        decider.tick(now + READ_AGAIN);
+        let effects = decider.node_read(NodeFact::Exists("node".to_owned()), now + READ_AGAIN);
+        assert_eq!(delivered(&effects), Some(vec!["y".to_owned()]));
+    }
+
+    #[test]
+    fn order_while_a_set_waits_for_the_node_is_refused_and_loses_no_set() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now);
+        decider.server_set(vec![pod("x")], true);
+        assert!(decider.accept_held().is_none(), "it is not held");
+        assert_eq!(delivered(&decider.node_read(NodeFact::Absent, now)), Some(vec!["a".to_owned()]));
+        assert_eq!(delivered(&decider.accept_held().unwrap()), Some(vec!["x".to_owned()]));
+        assert!(decider.accept_held().is_none());
+        assert!(decider.node_read(NodeFact::Absent, now).is_empty() && decider.phase() == Phase::Online);
+    }
+
+    #[test]
+    fn flapping_server_changes_nothing_before_the_decision() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now);
+        decider.server_set(vec![pod("a")], true);
+        for _ in 0..3 {
+            // Another server responds for a moment.
+            decider.server_set(vec![pod("x")], true);
+            assert!(decider.is_open() && delivered(&decider.node_read(NodeFact::Unknown, now)).is_none());
+            assert_eq!(decider.phase(), Phase::Online);
+            let effects = decider.server_set(vec![pod("a")], true);
+            assert_eq!(delivered(&effects), Some(vec!["a".to_owned()]));
+            assert!(effects.contains(&Effect::Store { changed: Vec::new(), removed: Vec::new() }));
+            // What waited for the decision is settled.
+            assert!(effects.contains(&Effect::Entered(Phase::Online)) && !decider.is_open());
+        }
+    }
+
+    #[test]
+    fn pods_that_are_over_or_mirrors_prove_nothing() {
+        let now = Instant::now();
+        let mut mirror = pod("m").into_object();
+        mirror.metadata.annotations =
+            Some([("kubernetes.io/config.mirror".to_owned(), "x".to_owned())].into());
+        let mirror = Pod::from(mirror);
+        let mut decider =
+            Decider::new(vec![mirror.clone(), pod("a")], Some("node".to_owned()), WAIT, HOUR, now);
+        assert_eq!(decider.server_set(vec![mirror.clone()], true), [Effect::ReadNode]);
+        // Without others there is nothing to lose.
+        let mut decider = Decider::new(vec![mirror], Some("node".to_owned()), WAIT, HOUR, now);
+        assert_eq!(delivered(&decider.server_set(Vec::new(), true)), Some(Vec::new()));
     }
 }
