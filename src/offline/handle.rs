@@ -1,8 +1,9 @@
 //! The handle of the room: other rooms pass in what they received and read what is stored.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -12,26 +13,22 @@ use serde::de::DeserializeOwned;
 use super::decide::{Decider, Effect, NodeFact};
 use super::files::{FileError, Files, MAX_BYTES};
 use super::key::Key;
+use super::problems::Problems;
+use super::queue::Change;
 use super::settings::Settings;
 use super::state::{Phase, Report};
 use super::stored;
 use crate::model::api::Node;
+use crate::model::event::EventSink;
+use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::model::reasons;
 use crate::util::lock::LockExt;
 use crate::util::mailbox::{Inbox, Post, mailbox, replace};
 use crate::util::secret::Secret;
 
-/// The most problems that a report names.
-const MAX_PROBLEMS: usize = 16;
-
-/// What has to happen to the file of an object.
-#[derive(Debug, Clone)]
-pub(super) enum Change {
-    /// It gets this body, unless it has it.
-    Body(Secret<Vec<u8>>),
-    /// It goes.
-    Gone,
-}
+/// The most pods with expired tokens that are remembered: a node runs fewer.
+const MAX_EXPIRED: usize = 4096;
 
 /// Receives the set of the API server's source.
 pub type Deliver = Box<dyn Fn(Vec<Pod>) + Send>;
@@ -47,10 +44,24 @@ pub struct Offline {
     pub(super) shared: Arc<Shared>,
 }
 
+/// Receives the Node object for admission. Both functions are called under a lock, and must not block.
+pub(super) struct NodeAccess {
+    /// The stored one counts.
+    pub(super) assume: Box<dyn Fn(Node) + Send>,
+    /// That of the API server counts.
+    pub(super) settle: Box<dyn Fn() + Send>,
+}
+
 pub(super) struct Shared {
     pub(super) files: Files,
     /// The number of the phase, for readers that must not wait.
     phase: AtomicU8,
+    /// Whether a set of the API server waits for a decision.
+    is_open: AtomicBool,
+    /// Set by the thread.
+    pub(super) events: OnceLock<EventSink>,
+    /// The pods of the events about expired tokens, since the API server was away.
+    pub(super) expired: Mutex<BTreeSet<PodUid>>,
     /// Never locked while a file is read or written.
     pub(super) state: Mutex<State>,
     changes: Post<Key, Change>,
@@ -65,9 +76,13 @@ pub(super) struct State {
     deliver: Option<Deliver>,
     /// A set that was decided before `deliver` was there.
     undelivered: Option<Vec<Pod>>,
-    /// Effects for the thread: `ReadNode`, `UseStoredNode`, `Entered`.
+    /// Effects for the thread: `ReadNode` and `Entered`.
     pub(super) orders: Vec<Effect>,
-    pub(super) stored_node: Option<Node>,
+    stored_node: Option<Node>,
+    /// Set by the thread.
+    pub(super) node: Option<NodeAccess>,
+    /// What was wrong at the start, for the thread.
+    pub(super) problems: Problems,
     /// The parts of the report that the thread knows.
     pub(super) report: Report,
 }
@@ -83,13 +98,29 @@ impl Offline {
     /// the report: the agent starts.
     #[must_use]
     pub fn open(settings: &Settings, now: Instant) -> Offline {
-        let (files, mut problems) = Files::open(settings);
+        let (files, problems) = Files::open(settings);
+        Offline::with_files(files, problems, settings, now)
+    }
+
+    /// As [`Offline::open`], with these files and what is wrong with them.
+    pub(super) fn with_files(
+        files: Files,
+        problems_of_files: Vec<String>,
+        settings: &Settings,
+        now: Instant,
+    ) -> Offline {
+        let mut problems = Problems::default();
+        problems_of_files.into_iter().for_each(|problem| problems.add(problem));
         let stored = stored::load(&files, &mut problems);
         let uid = stored.node.as_ref().and_then(|node| node.metadata.uid.clone());
         let decider = Decider::new(stored.pods, uid, settings.wait, settings.accept_after, now);
-        problems.truncate(MAX_PROBLEMS);
-        let seal = files.seal_state();
-        let report = Report { seal, limit_bytes: MAX_BYTES, problems, ..Report::default() };
+        let report = Report {
+            seal: files.seal_state(),
+            since: Some(jiff::Timestamp::now()),
+            limit_bytes: MAX_BYTES,
+            problems: problems.texts(),
+            ..Report::default()
+        };
         let (changes, inbox) = mailbox(replace);
         let (bell, rings) = bounded(1);
         let state = State {
@@ -98,11 +129,16 @@ impl Offline {
             undelivered: None,
             orders: Vec::new(),
             stored_node: stored.node,
+            node: None,
+            problems,
             report,
         };
         let shared = Shared {
             files,
             phase: AtomicU8::new(Phase::Undecided as u8),
+            is_open: AtomicBool::new(false),
+            events: OnceLock::new(),
+            expired: Mutex::default(),
             state: Mutex::new(state),
             changes,
             inbox: Mutex::new(Some(inbox)),
@@ -129,10 +165,11 @@ impl Offline {
         self.phase().uses_stored()
     }
 
-    /// Whether the API server may say that an object is gone or another one: it knows this node.
+    /// Whether the API server may show that an object is gone or another one: it knows this node, and no
+    /// set of it waits for a decision. What does not count is settled when [`Phase::Online`] is entered.
     #[must_use]
     pub fn accepts_absence(&self) -> bool {
-        self.phase() == Phase::Online
+        self.phase() == Phase::Online && !self.shared.is_open.load(Ordering::Acquire)
     }
 
     /// Stores the body of an object, later and only if it changed. Does not wait. Nothing is stored while
@@ -152,7 +189,7 @@ impl Offline {
         }
     }
 
-    /// Removes an object. Only while the API server's set counts.
+    /// Removes an object, later. Only while the API server's set counts.
     pub fn remove(&self, key: Key) {
         if self.accepts_absence() {
             self.shared.changes.put(key, Change::Gone);
@@ -166,7 +203,7 @@ impl Offline {
             Ok(body) => body,
             Err(FileError::NotStored(_)) => None,
             Err(error) => {
-                self.shared.files.put_aside(key, &error);
+                stored::put_aside(&self.shared.files, key, &error);
                 None
             }
         }
@@ -219,6 +256,21 @@ impl Offline {
         if is_held { Ok(()) } else { Err(NothingHeld) }
     }
 
+    /// A stored token that is not valid any more is used for a pod. Raises an event, once for each pod
+    /// until the API server is back.
+    pub fn token_expired(&self, pod: &Pod) {
+        let Some(events) = self.shared.events.get() else { return };
+        let is_new = {
+            let mut expired = self.shared.expired.locked();
+            expired.len() < MAX_EXPIRED && expired.insert(pod.uid().clone())
+        };
+        if is_new {
+            let message =
+                "a token of its service account has expired; it is used until the API server is back";
+            events.warning(pod, reasons::EXPIRED_TOKEN_USED, message);
+        }
+    }
+
     /// What the room shows of itself.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -249,41 +301,213 @@ impl Shared {
     /// Makes a step of the decider and does what follows from it without waiting; the rest is for the
     /// thread.
     pub(super) fn step(&self, step: impl FnOnce(&mut Decider) -> Vec<Effect>) {
-        let mut state = self.state();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let before = state.decider.phase();
         let effects = step(&mut state.decider);
+        let phase = state.decider.phase();
         // Before anything is delivered or stored: readers of the phase follow.
-        self.phase.store(state.decider.phase() as u8, Ordering::Release);
+        self.phase.store(phase as u8, Ordering::Release);
+        self.is_open.store(state.decider.is_open(), Ordering::Release);
+        if phase != before {
+            state.report.since = Some(jiff::Timestamp::now());
+        }
+        if phase == Phase::Online && before != Phase::Online {
+            // Before its pods are delivered: they may be here because of new labels.
+            state.stored_node = None;
+            state.node.iter().for_each(|node| (node.settle)());
+        }
         let is_nothing = effects.is_empty();
         for effect in effects {
             match effect {
+                // Before the pods are delivered: without its labels they would be rejected.
+                Effect::UseStoredNode => {
+                    if let (Some(node), Some(object)) = (&state.node, state.stored_node.take()) {
+                        (node.assume)(object);
+                    }
+                }
                 Effect::Deliver(pods) => match &state.deliver {
                     Some(deliver) => deliver(pods),
                     None => state.undelivered = Some(pods),
                 },
-                Effect::Store { changed, removed } => {
-                    for pod in changed.iter().filter(|pod| !pod.is_mirror()) {
-                        for (key, body) in stored::of_pod(pod) {
-                            self.changes.put(key, Change::Body(body));
-                        }
-                    }
-                    for uid in removed {
-                        for key in stored::keys_of_pod(&uid) {
-                            self.changes.put(key, Change::Gone);
-                        }
-                    }
-                }
-                Effect::UseStoredNode | Effect::ReadNode | Effect::Entered(_) => state.orders.push(effect),
+                Effect::Store { changed, removed } => self.store(&changed, &removed),
+                Effect::ReadNode | Effect::Entered(_) => state.orders.push(effect),
             }
         }
-        drop(state);
+        drop(guard);
         if !is_nothing {
             // If the bell is full, the thread wakes anyway.
             let _ = self.bell.try_send(());
         }
     }
 
+    fn store(&self, changed: &[Pod], removed: &[PodUid]) {
+        for pod in changed.iter().filter(|pod| !pod.is_mirror()) {
+            // A pod that ends must not start again after a power cut.
+            let is_urgent = pod.is_deleting() || pod.is_over();
+            let change = if is_urgent { Change::Urgent } else { Change::Body };
+            for (key, body) in stored::of_pod(pod) {
+                self.changes.put(key, change(body));
+            }
+        }
+        for key in removed.iter().flat_map(stored::keys_of_pod) {
+            self.changes.put(key, Change::Gone);
+        }
+    }
+
     /// The result of a read of the Node object.
     pub(super) fn node_read(&self, fact: NodeFact, now: Instant) {
         self.step(|decider| decider.node_read(fact, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::Kind;
+    use super::super::testing::{self, pod};
+    use super::*;
+
+    /// What is delivered, as UIDs.
+    fn deliveries(offline: &Offline) -> Receiver<Vec<String>> {
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        offline.deliver_to(Box::new(move |pods| sender.send(testing::uids(&pods)).unwrap()));
+        receiver
+    }
+
+    fn changes(inbox: &Inbox<Key, Change>) -> Vec<(Kind, String, bool)> {
+        let is_gone = |change: &Change| matches!(change, Change::Gone);
+        let mut all: Vec<_> =
+            inbox.drain().iter().map(|(key, c)| (key.kind, key.name.clone(), is_gone(c))).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn nothing_is_stored_while_a_set_is_held_and_removed_only_while_online() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let inbox = offline.shared.take_inbox().unwrap();
+        let map = || Key::new(Kind::ConfigMap, "n/a");
+        offline.remove(map());
+        assert!(inbox.is_empty(), "undecided");
+        offline.server_set(vec![pod("x")], true);
+        offline.shared.node_read(NodeFact::Absent, Instant::now());
+        assert_eq!((offline.phase(), offline.uses_stored()), (Phase::Held, true));
+        offline.put(map(), Secret::new(b"{}".to_vec()));
+        offline.remove(map());
+        assert!(inbox.is_empty() && !offline.accepts_absence());
+        offline.accept().unwrap();
+        assert_eq!(offline.accept(), Err(NothingHeld));
+        assert_eq!(
+            changes(&inbox),
+            [
+                (Kind::Pod, "a".into(), true),
+                (Kind::Pod, "x".into(), false),
+                (Kind::PodStatus, "a".into(), true)
+            ]
+        );
+        offline.put(map(), Secret::new(b"{}".to_vec()));
+        assert_eq!(changes(&inbox), [(Kind::ConfigMap, "n/a".into(), false)]);
+        offline.remove(map());
+        assert_eq!(changes(&inbox), [(Kind::ConfigMap, "n/a".into(), true)]);
+    }
+
+    #[test]
+    fn absence_does_not_count_while_a_list_waits_for_a_decision() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        offline.server_set(vec![pod("a")], true);
+        assert!(offline.accepts_absence());
+        offline.server_set(Vec::new(), true);
+        assert!(offline.phase() == Phase::Online && !offline.accepts_absence());
+        offline.shared.state().orders.clear();
+        offline.server_set(vec![pod("a")], true);
+        assert!(offline.accepts_absence());
+        assert_eq!(offline.shared.state().orders, [Effect::Entered(Phase::Online)], "what waited is settled");
+    }
+
+    #[test]
+    fn set_that_was_decided_first_reaches_a_late_receiver() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        offline.server_set(vec![pod("a")], true);
+        offline.server_set(vec![pod("a"), pod("b")], false);
+        let delivered = deliveries(&offline);
+        assert_eq!(delivered.try_iter().collect::<Vec<_>>(), [["a", "b"]], "the newest one");
+        offline.server_set(vec![pod("a")], false);
+        assert_eq!(delivered.try_iter().collect::<Vec<_>>(), [["a"]]);
+    }
+
+    #[test]
+    fn decided_set_rings_once_and_a_waiting_one_not_at_all() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let delivered = deliveries(&offline);
+        let rung = || offline.shared.rings.try_iter().count();
+        offline.server_set(vec![pod("x")], true);
+        assert_eq!(rung(), 1, "the Node object has to be read");
+        offline.server_set(vec![pod("y")], false);
+        offline.shared.step(|decider| decider.tick(Instant::now()));
+        assert_eq!((rung(), delivered.len()), (0, 0));
+        offline.server_set(vec![pod("a")], false);
+        assert_eq!((rung(), delivered.len()), (1, 1));
+    }
+
+    #[test]
+    fn stored_node_is_assumed_before_the_pods_are_delivered_and_settled_before_those_of_the_server() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let (sender, steps) = crossbeam_channel::unbounded();
+        let (assumed, settled, delivered) = (sender.clone(), sender.clone(), sender);
+        offline.shared.state().node = Some(NodeAccess {
+            assume: Box::new(move |node| {
+                assumed.send(format!("assume {}", node.metadata.uid.unwrap())).unwrap()
+            }),
+            settle: Box::new(move || settled.send("settle".to_owned()).unwrap()),
+        });
+        offline.deliver_to(Box::new(move |pods| {
+            delivered.send(format!("deliver {}", testing::uids(&pods).join(" "))).unwrap();
+        }));
+        offline.server_set(vec![pod("x")], true);
+        assert!(steps.is_empty());
+        offline.shared.node_read(NodeFact::Absent, Instant::now());
+        assert_eq!(steps.try_iter().collect::<Vec<_>>(), ["assume node", "deliver a"]);
+        offline.accept().unwrap();
+        assert_eq!(steps.try_iter().collect::<Vec<_>>(), ["settle", "deliver x"]);
+        offline.server_set(vec![pod("x")], true);
+        assert_eq!(steps.try_iter().collect::<Vec<_>>(), ["deliver x"]);
+    }
+
+    #[test]
+    fn expired_token_raises_one_event_for_each_pod() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &[]);
+        offline.token_expired(&pod("a"));
+        let (sink, events) = EventSink::new();
+        offline.shared.events.set(sink).unwrap();
+        for uid in ["a", "b", "a"] {
+            offline.token_expired(&pod(uid));
+        }
+        let reasons: Vec<_> = events.try_iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, [reasons::EXPIRED_TOKEN_USED; 2]);
+    }
+
+    #[test]
+    fn report_shows_phase_time_and_what_was_wrong_at_the_start() {
+        let root = tempfile::tempdir().unwrap();
+        testing::store(
+            root.path(),
+            &Key::new(Kind::Pod, "other"),
+            &serde_json::json!({"metadata": {"uid": "u"}}),
+        );
+        let offline = testing::offline(root.path(), &["a"]);
+        let report = offline.report();
+        assert_eq!((report.phase, report.limit_bytes), (Phase::Undecided, MAX_BYTES));
+        assert!(report.since.is_some() && report.problems.len() == 1, "{report:?}");
+        offline.server_set(Vec::new(), true);
+        offline.shared.node_read(NodeFact::Absent, Instant::now());
+        let report = offline.report();
+        assert_eq!(report.held, Some(super::super::state::HeldReason::NoNode));
+        assert!(report.accepts > report.since);
     }
 }

@@ -5,7 +5,7 @@
 //! the node.
 //! Threads: `offline` writes files and waits for what is due. Sets are decided on the thread that
 //! delivers them, so that a slow disk delays no pod.
-//! Pure cores: [`key`], [`format`], [`decide`]. `files` reads and writes.
+//! Pure cores: [`key`], [`format`], [`decide`], `queue`. `files` reads and writes.
 //! Invariants: a file is replaced only by a whole one; a body counts only if its checksum, kind and name
 //! are right; no part of a file's name comes from an object; Secrets and tokens are in clear neither on
 //! disk nor in logs, events or `Debug` output; only a complete list of the API server that knows this
@@ -18,10 +18,14 @@ pub mod files;
 pub mod format;
 mod handle;
 pub mod key;
+mod problems;
+mod queue;
 mod settings;
 mod state;
 pub mod store;
 mod stored;
+#[cfg(test)]
+pub(crate) mod testing;
 mod thread;
 
 pub use decide::NodeFact;

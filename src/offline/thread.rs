@@ -1,26 +1,36 @@
 //! The thread `offline`: writes files, reads the Node object for a decision, and waits for what is due.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, never, select_biased};
 
 use super::decide::{Effect, NodeFact};
-use super::handle::{Change, Offline};
-use super::key::Key;
-use super::state::Phase;
-use super::store::Store;
+use super::files::FileError;
+use super::handle::{NodeAccess, Offline};
+use super::key::{Key, Kind};
+use super::problems::Problems;
+use super::queue::{Change, Queue, SERVICES_PACE};
+use super::state::{HeldReason, Phase};
+use super::store::{Store, Stored};
 use super::stored;
 use crate::model::api::{Node, PodStatus};
-use crate::model::event::EventSink;
+use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::model::reasons;
+use crate::util::lock::LockExt;
+use crate::util::mailbox::Inbox;
 use crate::util::secret::Secret;
+use crate::util::sha256::sha256;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers;
+
+/// How long the thread writes after the stop signal.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 /// The functions of other rooms that the thread calls. None of them may wait, except `read_node`.
 pub struct Deps {
@@ -30,8 +40,10 @@ pub struct Deps {
     pub node_changes: Receiver<()>,
     /// Reads it from the API server, with a limit of 5 s. Ends when the client is shut down.
     pub read_node: Box<dyn Fn() -> NodeFact + Send>,
-    /// Receives the stored Node object, for admission until the API server shows it.
+    /// Receives the stored Node object, for admission until `release_node` is called. Must not block.
     pub use_node: Box<dyn Fn(Node) + Send>,
+    /// The Node object of the API server counts for admission again. Must not block.
+    pub release_node: Box<dyn Fn() + Send>,
     /// Called at each new phase: objects whose absence did not count before are settled.
     pub entered: Box<dyn Fn(Phase) + Send>,
     /// Rings after every change of a pod's status on this node.
@@ -57,79 +69,793 @@ impl Offline {
     ///
     /// # Errors
     /// When the kernel cannot create it.
-    pub fn spawn(&self, deps: Deps, on_death: OnDeath) -> io::Result<Running> {
-        let writer = Writer { offline: self.clone(), deps, store: Store::default() };
-        threads::spawn("offline", Stack::Large, on_death, move |stop| writer.run(&stop))
+    pub fn spawn(&self, mut deps: Deps, on_death: OnDeath) -> io::Result<Running> {
+        let offline = self.clone();
+        let _ = offline.shared.events.set(deps.events.clone());
+        offline.shared.state().node = Some(NodeAccess {
+            assume: std::mem::replace(&mut deps.use_node, Box::new(drop)),
+            settle: std::mem::replace(&mut deps.release_node, Box::new(|| {})),
+        });
+        threads::spawn("offline", Stack::Large, on_death, move |stop| {
+            if let Some(inbox) = offline.shared.take_inbox() {
+                Writer::new(offline, deps, inbox).run(&stop);
+            }
+        })
     }
 }
 
 struct Writer {
     offline: Offline,
     deps: Deps,
+    inbox: Inbox<Key, Change>,
     store: Store,
+    queue: Queue,
+    problems: Problems,
+    /// The Node object that was queued last, and the digest of its stored form.
+    node: Weak<Node>,
+    node_digest: Option<[u8; 32]>,
+    is_node_stored: bool,
+    /// What was queued last of the status of each pod.
+    statuses: BTreeMap<PodUid, [u8; 16]>,
+    seen_statuses: u64,
+    services_due: Option<Instant>,
+    services_read: Option<Instant>,
+    /// The namespaces of the pods, for services.
+    namespaces: BTreeSet<String>,
+    /// The phase whose entry was handled last.
+    entered: Phase,
+    /// Whether pods were added, or stored objects may be without a pod.
+    has_new_pods: bool,
+    has_old_pods: bool,
+    is_report_old: bool,
 }
 
 impl Writer {
+    fn new(offline: Offline, deps: Deps, inbox: Inbox<Key, Change>) -> Writer {
+        let (store, found) = Store::open(&offline.shared.files);
+        let (mut problems, known) = {
+            let mut state = offline.shared.state();
+            (std::mem::take(&mut state.problems), state.decider.known().to_vec())
+        };
+        for problem in found {
+            log::warn!("a stored object cannot be used: {problem}");
+            problems.add(problem);
+        }
+        // Those that were read from files.
+        let status =
+            |pod: &Pod| Some((pod.uid().clone(), stored::significant(pod.object().status.as_ref()?)));
+        let is_node_stored = store.keys().any(|key| key.kind == Kind::Node);
+        Writer {
+            statuses: known.iter().filter_map(status).collect(),
+            offline,
+            deps,
+            inbox,
+            store,
+            queue: Queue::default(),
+            problems,
+            node: Weak::new(),
+            node_digest: None,
+            is_node_stored,
+            seen_statuses: 0,
+            services_due: None,
+            services_read: None,
+            namespaces: BTreeSet::new(),
+            entered: Phase::Undecided,
+            has_new_pods: false,
+            has_old_pods: false,
+            is_report_old: true,
+        }
+    }
+
     fn run(mut self, stop: &StopToken) {
-        let shared = Arc::clone(&self.offline.shared);
-        let Some(inbox) = shared.take_inbox() else { return };
-        let (store, problems) = Store::open(&shared.files);
-        self.store = store;
-        problems.iter().for_each(|problem| log::warn!("a stored object cannot be used: {problem}"));
+        self.report();
+        let rings = self.offline.shared.rings.clone();
         loop {
-            let due = shared.state().decider.due();
-            let _waiting = threads::waiting("objects, sets, times");
+            let due = timers::deadline_channel(self.due());
+            let waiting = threads::waiting("objects, sets, times");
+            // A bell without a sender would always be ready.
             select_biased! {
-                recv(stop.signal()) -> _ => return,
-                recv(shared.rings) -> _ => {}
+                recv(stop.signal()) -> _ => break,
+                recv(rings) -> _ => {}
                 recv(self.deps.node_changes) -> rung => if rung.is_err() { self.deps.node_changes = never() },
-                recv(inbox.bell()) -> _ => inbox.drain().into_iter().for_each(|(key, change)| self.write(&key, change)),
-                recv(timers::deadline_channel(due)) -> _ => {}
+                recv(due) -> _ => {}
+                recv(self.deps.status_changes) -> rung => match rung {
+                    Ok(()) => self.read_statuses(Instant::now()),
+                    Err(_) => self.deps.status_changes = never(),
+                },
+                recv(self.deps.service_changes) -> rung => match rung {
+                    Ok(()) => self.services_changed(Instant::now()),
+                    Err(_) => self.deps.service_changes = never(),
+                },
+                recv(self.inbox.bell()) -> _ => {}
             }
-            self.node_changed();
-            shared.step(|decider| decider.tick(Instant::now()));
-            self.carry_out();
+            drop(waiting);
+            self.turn(Instant::now());
         }
+        self.finish(Instant::now());
     }
 
-    /// Stores the Node object, if it changed. Written directly: through the inbox, each turn would cause
-    /// the next one.
-    fn node_changed(&mut self) {
-        if self.offline.phase() != Phase::Online {
-            return;
-        }
-        let Some(node) = (self.deps.node)() else { return };
-        if let Some(uid) = &node.metadata.uid {
-            self.offline.shared.state().decider.node_shown(uid);
-        }
-        if let Ok(body) = serde_json::to_vec(&stored::node(&node)) {
-            self.write(&Key::node(), Change::Body(Secret::new(body)));
-        }
+    /// When a turn has something to do.
+    fn due(&self) -> Option<Instant> {
+        let decision = self.offline.shared.state().decider.due();
+        let write = self.queue.due(self.offline.accepts_absence());
+        [decision, write, self.services_due].into_iter().flatten().min()
     }
 
-    fn carry_out(&self) {
+    /// Carries out the decisions, and writes one file: then a decision may be next, because a write may take
+    /// seconds.
+    fn turn(&mut self, now: Instant) {
+        self.offline.shared.step(|decider| decider.tick(now));
+        self.carry_out(now);
+        self.take_changes(now);
+        self.node_changed(now);
+        self.read_services(now);
+        self.collect(now);
+        self.write_next(now);
+        self.report();
+    }
+
+    fn carry_out(&mut self, now: Instant) {
         let orders = std::mem::take(&mut self.offline.shared.state().orders);
         for order in orders {
             match order {
-                Effect::UseStoredNode => {
-                    let node = self.offline.shared.state().stored_node.take();
-                    node.into_iter().for_each(&self.deps.use_node);
-                }
                 Effect::ReadNode => self.offline.shared.node_read((self.deps.read_node)(), Instant::now()),
-                Effect::Entered(phase) => (self.deps.entered)(phase),
-                Effect::Deliver(_) | Effect::Store { .. } => {}
+                Effect::Entered(phase) => self.enter(phase, now),
+                Effect::UseStoredNode | Effect::Deliver(_) | Effect::Store { .. } => {}
             }
         }
     }
 
-    fn write(&mut self, key: &Key, change: Change) {
-        let files = &self.offline.shared.files;
-        let result = match change {
-            Change::Body(body) => self.store.put(files, key, body.reveal()).map(drop),
-            Change::Gone => self.store.remove(files, key),
-        };
-        if let Err(error) = result {
-            log::warn!("cannot store {} {}: {error}", key.kind.word(), key.name);
+    fn enter(&mut self, phase: Phase, now: Instant) {
+        (self.deps.entered)(phase);
+        let before = std::mem::replace(&mut self.entered, phase);
+        // Statuses from before the decision.
+        self.read_statuses(now);
+        let pods = self.known().iter().filter(|pod| !pod.is_mirror()).count();
+        match phase {
+            Phase::Undecided => {}
+            Phase::Alone => {
+                let message =
+                    format!("The API server has not responded since the start: {pods} stored pods run");
+                self.raise(EventType::Warning, reasons::RUNNING_OFFLINE, message);
+            }
+            Phase::Held => {
+                let report = self.offline.report();
+                let node = match report.held {
+                    Some(HeldReason::OtherNode) => "has another Node object of this name",
+                    Some(HeldReason::NoNode) | None => "has no Node object of this node",
+                };
+                let end = report.accepts.map_or_else(String::new, |time| format!(", or wait until {time}"));
+                let message = format!(
+                    "The API server {node} and none of its {pods} pods, so these continue to run; if its data are \
+                     right, run coracle offline accept{end}"
+                );
+                self.raise(EventType::Warning, reasons::SERVER_PODS_HELD, message);
+            }
+            Phase::Online => {
+                if before.uses_stored() {
+                    let message = format!("The {pods} pods of the API server count again");
+                    self.raise(EventType::Normal, reasons::SERVER_PODS_ACCEPTED, message);
+                }
+                self.offline.shared.expired.locked().clear();
+                self.queue.postpone_removals(now);
+                (self.has_new_pods, self.has_old_pods) = (true, true);
+                self.services_changed(now);
+            }
         }
+    }
+
+    fn raise(&self, kind: EventType, reason: &'static str, message: String) {
+        log::info!("{message}");
+        self.deps.events.raise(Regarding::Node, kind, reason, message);
+    }
+
+    fn known(&self) -> Vec<Pod> {
+        self.offline.shared.state().decider.known().to_vec()
+    }
+
+    fn take_changes(&mut self, now: Instant) {
+        for (key, change) in self.inbox.drain() {
+            match (key.kind, &change) {
+                (Kind::Pod, Change::Gone) => {
+                    self.statuses.remove(&PodUid::from(key.name.as_str()));
+                    self.has_old_pods = true;
+                }
+                (Kind::Pod, _) => self.has_new_pods = true,
+                _ => {}
+            }
+            self.queue.offer(key, change, now);
+        }
+    }
+
+    /// Queues the Node object, if it changed and belongs to the set that counts: after a start, another UID
+    /// would prove the list of a server that has lost its data.
+    fn node_changed(&mut self, now: Instant) {
+        let Some(node) = (self.deps.node)() else { return };
+        let Some(uid) = &node.metadata.uid else { return };
+        {
+            // With the lock, so that the pods of a set that was just accepted are in the inbox.
+            let mut state = self.offline.shared.state();
+            let decider = &mut state.decider;
+            decider.node_shown(uid);
+            if decider.phase() != Phase::Online || decider.is_open() || decider.node() != Some(uid.as_str()) {
+                return;
+            }
+        }
+        // A stored Node object means that the stored pods are complete: without it the node never starts alone,
+        // which would stop the others.
+        let has_pods = self.queue.has_pods() || !self.inbox.is_empty();
+        if std::ptr::eq(self.node.as_ptr(), Arc::as_ptr(&node)) || (has_pods && !self.is_node_stored) {
+            return;
+        }
+        let Ok(body) = serde_json::to_vec(&stored::node(&node)) else { return };
+        self.node = Arc::downgrade(&node);
+        let digest = sha256(&body);
+        // Heartbeats change only other parts.
+        if self.node_digest.replace(digest) != Some(digest) {
+            self.queue.offer(Key::node(), Change::Body(Secret::new(body)), now);
+        }
+    }
+
+    /// Queues the statuses of known pods that changed in a part that is worth a write.
+    fn read_statuses(&mut self, now: Instant) {
+        if self.offline.phase() == Phase::Undecided {
+            return;
+        }
+        let (version, changed) = (self.deps.statuses)(self.seen_statuses);
+        self.seen_statuses = version;
+        if changed.is_empty() {
+            return;
+        }
+        let known: BTreeMap<PodUid, bool> =
+            self.known().iter().map(|pod| (pod.uid().clone(), pod.is_over())).collect();
+        for (uid, status) in changed {
+            let is_terminal = stored::is_terminal(&status);
+            // A pod that the API server shows as ended never runs again, although its containers may still run.
+            if known.get(&uid).is_none_or(|is_over| *is_over && !is_terminal) {
+                continue;
+            }
+            let digest = stored::significant(&status);
+            if self.statuses.insert(uid.clone(), digest) == Some(digest) {
+                continue;
+            }
+            if let Some((key, body)) = stored::of_status(&uid, &status) {
+                let change = if is_terminal { Change::Urgent(body) } else { Change::Body(body) };
+                self.queue.offer(key, change, now);
+            }
+        }
+    }
+
+    fn services_changed(&mut self, now: Instant) {
+        let due = self.services_read.and_then(|read| read.checked_add(SERVICES_PACE));
+        self.services_due.get_or_insert(due.map_or(now, |due| due.max(now)));
+    }
+
+    /// Queues the services that the pods see, if that is due. Not while a list waits for a decision: they may
+    /// be those of another cluster. The entry of the next phase repeats it.
+    fn read_services(&mut self, now: Instant) {
+        if !self.offline.accepts_absence() {
+            self.services_due = None;
+            return;
+        }
+        if std::mem::take(&mut self.has_new_pods) {
+            let namespaces = namespaces(&self.known());
+            if namespaces != self.namespaces {
+                self.namespaces = namespaces;
+                self.services_changed(now);
+            }
+        }
+        if self.services_due.is_none_or(|due| due > now) {
+            return;
+        }
+        (self.services_due, self.services_read) = (None, Some(now));
+        for (key, body) in (self.deps.services)(&self.namespaces) {
+            self.queue.offer(key, Change::Body(body), now);
+        }
+    }
+
+    /// After pods were removed: removes the objects that no pod needs. Queues pods that are not stored because
+    /// their files were damaged, or did not fit.
+    fn collect(&mut self, now: Instant) {
+        if !self.has_old_pods || !self.offline.accepts_absence() {
+            return;
+        }
+        self.has_old_pods = false;
+        let known: Vec<Pod> = self.known().into_iter().filter(|pod| !pod.is_mirror()).collect();
+        let uids: BTreeSet<&str> = known.iter().map(|pod| pod.uid().as_str()).collect();
+        let offline = &self.offline;
+        let read = |key: &Key| offline.read(key);
+        let needed: BTreeSet<Key> = known.iter().flat_map(|pod| (self.deps.needs)(pod, &read)).collect();
+        let namespaces = namespaces(&known);
+        let is_needed = |key: &Key| match key.kind {
+            Kind::Node => true,
+            Kind::Pod | Kind::PodStatus => uids.contains(key.name.as_str()),
+            // The name begins with the UID of its pod; see `Key::belongs_to`.
+            Kind::Token => key.name.split_once('/').is_some_and(|(uid, _)| uids.contains(uid)),
+            Kind::Services => key.name == "default" || namespaces.contains(&key.name),
+            _ => needed.contains(key),
+        };
+        self.queue.forget(is_needed);
+        self.is_report_old |= self.problems.forget(is_needed);
+        for key in self.store.keys().filter(|key| !is_needed(key)) {
+            self.queue.collect(key.clone(), now);
+        }
+        let stored: BTreeSet<&Key> = self.store.keys().filter(|key| key.kind == Kind::Pod).collect();
+        for pod in &known {
+            let key = Key::new(Kind::Pod, pod.uid().as_str());
+            if !stored.contains(&key) && !self.queue.has(&key) {
+                stored::of_pod(pod).into_iter().for_each(|(key, body)| {
+                    self.queue.offer(key, Change::Body(body), now);
+                });
+            }
+        }
+    }
+
+    /// Writes or removes the first file that is due. Returns whether there was one.
+    fn write_next(&mut self, now: Instant) -> bool {
+        let Some(due) = self.queue.next(now, self.offline.accepts_absence()) else { return false };
+        let files = &self.offline.shared.files;
+        let result = match &due.change {
+            Change::Gone => self.store.remove(files, &due.key).map(|()| None),
+            Change::Body(body) | Change::Urgent(body) => {
+                self.store.put(files, &due.key, body.reveal()).map(Some)
+            }
+        };
+        match result {
+            Ok(stored) => {
+                self.is_report_old |= self.problems.clear(&due.key) || stored != Some(Stored::Same);
+                self.is_node_stored |= due.key.kind == Kind::Node && stored.is_some();
+                if stored == Some(Stored::Written) {
+                    self.queue.wrote(due.key, now);
+                }
+            }
+            Err(error) => {
+                self.is_report_old = true;
+                if let Some(failures) = self.problems.set(&due.key, &error.to_string()) {
+                    let (word, name) = (due.key.kind.word(), &due.key.name);
+                    log::warn!("cannot store {word} {name}: {error} ({failures} failures since the start)");
+                }
+                let is_final = matches!(error, FileError::Format(_) | FileError::NotStored(_));
+                if !is_final {
+                    self.queue.failed(due, now);
+                }
+            }
+        }
+        true
+    }
+
+    /// The agent stops: writes what waits, for a limited time.
+    fn finish(&mut self, now: Instant) {
+        self.read_statuses(now);
+        self.take_changes(now);
+        self.queue.hurry(now);
+        let start = Instant::now();
+        while start.elapsed() < STOP_LIMIT && self.write_next(now) {}
+        if self.queue.len() > 0 {
+            log::warn!("{} changes of stored objects are not written", self.queue.len());
+        }
+    }
+
+    fn report(&mut self) {
+        if std::mem::take(&mut self.is_report_old) {
+            let (objects, problems) = (self.store.objects(), self.problems.texts());
+            let mut state = self.offline.shared.state();
+            let report = &mut state.report;
+            (report.objects, report.bytes, report.problems) = (objects, self.store.bytes(), problems);
+        }
+    }
+}
+
+fn namespaces(pods: &[Pod]) -> BTreeSet<String> {
+    pods.iter().filter(|pod| !pod.is_mirror()).map(|pod| pod.namespace().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use crossbeam_channel::{bounded, unbounded};
+    use serde_json::json;
+
+    use super::super::testing::{self, pod};
+    use super::*;
+
+    /// A writer whose turns the test makes.
+    struct Fixture {
+        root: tempfile::TempDir,
+        writer: Writer,
+        start: Instant,
+    }
+
+    impl Fixture {
+        fn new(stored: &[&str], deps: Deps) -> Fixture {
+            let root = tempfile::tempdir().unwrap();
+            let offline = testing::offline(root.path(), stored);
+            Fixture::with(root, offline, deps)
+        }
+
+        fn with(root: tempfile::TempDir, offline: Offline, deps: Deps) -> Fixture {
+            let inbox = offline.shared.take_inbox().unwrap();
+            Fixture { root, writer: Writer::new(offline, deps, inbox), start: Instant::now() }
+        }
+
+        fn offline(&self) -> &Offline {
+            &self.writer.offline
+        }
+
+        /// Turns at this second after the start, until nothing is due.
+        fn turns(&mut self, second: u64) {
+            let now = self.start + Duration::from_secs(second);
+            self.writer.turn(now);
+            for _ in 0..100 {
+                if self.offline().shared.rings.try_recv().is_err()
+                    && self.writer.due().is_none_or(|due| due > now)
+                {
+                    return;
+                }
+                self.writer.turn(now);
+            }
+            panic!("the thread does not come to rest");
+        }
+
+        fn files(&self) -> BTreeSet<String> {
+            files(self.root.path())
+        }
+
+        fn has(&self, key: &Key) -> bool {
+            self.files().contains(&key.file_name())
+        }
+
+        fn put(&self, key: &Key, text: &str) {
+            self.offline().put(key.clone(), Secret::new(text.as_bytes().to_vec()));
+        }
+    }
+
+    fn files(root: &Path) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(testing::settings(root).directory).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    fn key(kind: Kind, name: &str) -> Key {
+        Key::new(kind, name)
+    }
+
+    fn node(uid: &str, label: &str) -> Arc<Node> {
+        let object = json!({"metadata": {"name": "node1", "uid": uid, "labels": {"a": label}}});
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn status(value: serde_json::Value) -> Arc<PodStatus> {
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    /// A room without files.
+    fn empty() -> (tempfile::TempDir, Offline) {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        let settings = testing::settings(root.path());
+        let offline = Offline::with_files(files, Vec::new(), &settings, Instant::now());
+        (root, offline)
+    }
+
+    #[test]
+    fn accepted_pod_is_stored_and_goes_with_its_tokens() {
+        let (root, offline) = empty();
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        fixture.offline().server_set(vec![pod("a"), pod("b")], true);
+        let (a, token) = (key(Kind::Pod, "a"), key(Kind::Token, "a/0"));
+        fixture.put(&token, "token");
+        fixture.put(&key(Kind::Token, "b/0"), "token");
+        fixture.turns(0);
+        assert!(fixture.has(&a) && fixture.has(&token) && fixture.has(&key(Kind::Pod, "b")));
+        let report = fixture.offline().report();
+        assert_eq!((report.objects["pod"], report.objects["token"]), (2, 2));
+        assert!(report.bytes > 0 && report.problems.is_empty());
+        fixture.offline().server_set(vec![pod("b")], false);
+        fixture.turns(1);
+        assert!(!fixture.has(&a) && !fixture.has(&token));
+        assert!(fixture.has(&key(Kind::Pod, "b")) && fixture.has(&key(Kind::Token, "b/0")));
+    }
+
+    #[test]
+    fn node_object_is_stored_after_the_pods_and_with_the_uid_of_the_accepted_set_only() {
+        let (root, offline) = empty();
+        let shown = Arc::new(Mutex::new(Some(node("u", "1"))));
+        let shared = Arc::clone(&shown);
+        let deps = Deps { node: Box::new(move || shared.locked().clone()), ..testing::deps() };
+        let mut fixture = Fixture::with(root, offline, deps);
+        fixture.turns(0);
+        fixture.offline().server_set(vec![pod("a"), pod("b")], true);
+        let now = fixture.start;
+        fixture.writer.turn(now);
+        fixture.writer.turn(now);
+        let key = Key::node();
+        assert!(!fixture.has(&key), "a start alone would stop the pods that are not stored yet");
+        fixture.turns(0);
+        let label = |fixture: &Fixture| {
+            let stored: Node = fixture.offline().read_json(&key).unwrap();
+            (stored.metadata.uid.unwrap(), stored.metadata.labels.unwrap()["a"].clone())
+        };
+        assert_eq!(label(&fixture), ("u".to_owned(), "1".to_owned()));
+        *shown.locked() = Some(node("u", "2"));
+        fixture.turns(20);
+        assert_eq!(label(&fixture), ("u".to_owned(), "2".to_owned()));
+        // The server has lost its data, and the node was registered again before its list of pods arrives.
+        *shown.locked() = Some(node("v", "3"));
+        fixture.turns(40);
+        fixture.offline().server_set(Vec::new(), true);
+        fixture.turns(40);
+        assert_eq!(label(&fixture), ("u".to_owned(), "2".to_owned()));
+        assert_eq!(fixture.offline().phase(), Phase::Held);
+        fixture.offline().accept().unwrap();
+        fixture.turns(60);
+        assert_eq!(label(&fixture), ("v".to_owned(), "3".to_owned()));
+    }
+
+    #[test]
+    fn status_is_written_if_it_changed_in_a_part_that_counts() {
+        let statuses = Arc::new(Mutex::new(Vec::new()));
+        let shared = Arc::clone(&statuses);
+        let read = move |seen: u64| (seen + 1, std::mem::take(&mut *shared.locked()));
+        let deps = Deps { statuses: Box::new(read), ..testing::deps() };
+        let mut fixture = Fixture::new(&["a"], deps);
+        let body = |phase: &str, ready: bool, restarts: i32| {
+            status(json!({"phase": phase, "containerStatuses": [{"name": "c", "image": "i", "imageID": "x",
+                "ready": ready, "restartCount": restarts, "state": {"running": {}}}]}))
+        };
+        let change = |fixture: &mut Fixture, uid: &str, status: &Arc<PodStatus>, second: u64| {
+            statuses.locked().push((PodUid::from(uid), Arc::clone(status)));
+            fixture.writer.read_statuses(fixture.start + Duration::from_secs(second));
+            fixture.turns(second);
+            fixture.offline().read_json::<PodStatus>(&key(Kind::PodStatus, "a"))
+        };
+        assert!(change(&mut fixture, "a", &body("Running", false, 0), 0).is_none(), "undecided");
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        let first = change(&mut fixture, "a", &body("Running", false, 0), 1).unwrap();
+        assert!(!first.container_statuses.unwrap()[0].ready);
+        let same = change(&mut fixture, "a", &body("Running", true, 0), 30).unwrap();
+        assert!(!same.container_statuses.unwrap()[0].ready, "readiness is not stored");
+        let restarted = change(&mut fixture, "a", &body("Running", true, 1), 60).unwrap();
+        assert_eq!(restarted.container_statuses.unwrap()[0].restart_count, 1);
+        let soon = change(&mut fixture, "a", &body("Running", true, 2), 65).unwrap();
+        assert_eq!(soon.container_statuses.unwrap()[0].restart_count, 1, "the file was written 5 s ago");
+        let ended = change(&mut fixture, "a", &body("Succeeded", true, 2), 66).unwrap();
+        assert_eq!(ended.phase.as_deref(), Some("Succeeded"), "at once");
+        change(&mut fixture, "static", &body("Running", true, 0), 90);
+        assert!(!fixture.has(&key(Kind::PodStatus, "static")));
+    }
+
+    #[test]
+    fn pod_that_the_server_shows_as_failed_does_not_run_again() {
+        let running = || (PodUid::from("a"), status(json!({"phase": "Running"})));
+        let deps = Deps { statuses: Box::new(move |seen| (seen + 1, vec![running()])), ..testing::deps() };
+        let mut fixture = Fixture::new(&["a"], deps);
+        let mut failed = pod("a").into_object();
+        failed.metadata.resource_version = Some("2".to_owned());
+        failed.status = Some(PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() });
+        fixture.offline().server_set(vec![Pod::from(failed)], true);
+        fixture.turns(0);
+        fixture.writer.read_statuses(fixture.start);
+        fixture.turns(60);
+        let stored: PodStatus = fixture.offline().read_json(&key(Kind::PodStatus, "a")).unwrap();
+        assert_eq!(stored.phase.as_deref(), Some("Failed"));
+    }
+
+    #[test]
+    fn stored_node_starts_alone_after_the_wait_with_an_event() {
+        let (sink, events) = EventSink::new();
+        let (entered, phases) = unbounded();
+        let deps = Deps {
+            events: sink,
+            entered: Box::new(move |phase| entered.send(phase).unwrap()),
+            ..testing::deps()
+        };
+        let mut fixture = Fixture::new(&["a"], deps);
+        fixture.turns(0);
+        assert!(phases.is_empty() && fixture.writer.due().is_some());
+        fixture.turns(31);
+        assert_eq!(fixture.offline().phase(), Phase::Alone);
+        // Another cluster, and then the order.
+        fixture.offline().server_set(vec![pod("x")], true);
+        fixture.turns(32);
+        fixture.offline().accept().unwrap();
+        fixture.turns(33);
+        assert_eq!(phases.try_iter().collect::<Vec<_>>(), [Phase::Alone, Phase::Held, Phase::Online]);
+        let events: Vec<_> = events.try_iter().map(|event| (event.kind, event.reason)).collect();
+        assert_eq!(
+            events,
+            [
+                (EventType::Warning, "RunningOffline"),
+                (EventType::Warning, "ServerPodsHeld"),
+                (EventType::Normal, "ServerPodsAccepted"),
+            ]
+        );
+    }
+
+    #[test]
+    fn first_list_in_time_raises_no_event() {
+        let (sink, events) = EventSink::new();
+        let mut fixture = Fixture::new(&["a"], Deps { events: sink, ..testing::deps() });
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        assert!(fixture.offline().phase() == Phase::Online && events.is_empty());
+    }
+
+    #[test]
+    fn objects_without_a_pod_are_removed_only_while_the_servers_set_counts() {
+        let map = |name: &str| key(Kind::ConfigMap, name);
+        let needs = move |pod: &Pod, read: &dyn Fn(&Key) -> Option<Secret<Vec<u8>>>| {
+            assert!(read(&key(Kind::Volume, "none")).is_none());
+            BTreeSet::from([map(pod.uid().as_str())])
+        };
+        let mut fixture = Fixture::new(&["a", "b"], Deps { needs: Box::new(needs), ..testing::deps() });
+        fixture.turns(31);
+        assert_eq!(fixture.offline().phase(), Phase::Alone);
+        let services = |name: &str| key(Kind::Services, name);
+        for key in [map("a"), map("b"), map("other"), services("n"), services("default"), services("m")] {
+            fixture.put(&key, "{}");
+        }
+        fixture.turns(32);
+        assert!(fixture.has(&map("other")));
+        fixture.offline().server_set(vec![pod("b")], true);
+        fixture.turns(33);
+        let left = [map("b"), services("n"), services("default"), key(Kind::Pod, "b"), Key::node()];
+        assert_eq!(fixture.files(), left.iter().map(Key::file_name).collect::<BTreeSet<_>>());
+    }
+
+    #[test]
+    fn object_that_is_gone_from_a_server_without_data_stays() {
+        let needs = |_: &Pod, _: &dyn Fn(&Key) -> Option<Secret<Vec<u8>>>| {
+            BTreeSet::from([key(Kind::ConfigMap, "n/a")])
+        };
+        let mut fixture = Fixture::new(&["a"], Deps { needs: Box::new(needs), ..testing::deps() });
+        fixture.offline().server_set(vec![pod("a")], true);
+        let map = key(Kind::ConfigMap, "n/a");
+        fixture.put(&map, "{}");
+        fixture.turns(0);
+        // Its list of ConfigMaps comes before that of pods.
+        fixture.offline().remove(map.clone());
+        fixture.turns(1);
+        fixture.offline().server_set(Vec::new(), true);
+        fixture.turns(200);
+        assert!(fixture.offline().phase() == Phase::Held && fixture.has(&map));
+        // The data are back, without the ConfigMap.
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(201);
+        assert!(fixture.has(&map));
+        fixture.turns(400);
+        assert!(!fixture.has(&map));
+    }
+
+    #[test]
+    fn services_are_read_at_once_and_then_each_minute_at_most() {
+        let (called, calls) = unbounded();
+        let services = move |namespaces: &BTreeSet<String>| {
+            called.send(namespaces.iter().cloned().collect::<Vec<_>>()).unwrap();
+            vec![(key(Kind::Services, "n"), Secret::new(b"{}".to_vec()))]
+        };
+        let mut fixture = Fixture::new(&["a"], Deps { services: Box::new(services), ..testing::deps() });
+        let ring = |fixture: &mut Fixture, second: u64| {
+            fixture.writer.services_changed(fixture.start + Duration::from_secs(second));
+            fixture.turns(second);
+            calls.try_iter().collect::<Vec<_>>()
+        };
+        assert!(ring(&mut fixture, 0).is_empty(), "undecided");
+        fixture.offline().server_set(vec![pod("a")], true);
+        assert_eq!(ring(&mut fixture, 1), [["n"]]);
+        assert!(fixture.has(&key(Kind::Services, "n")));
+        assert!(ring(&mut fixture, 2).is_empty() && ring(&mut fixture, 60).is_empty());
+        assert_eq!(ring(&mut fixture, 61), [["n"]]);
+    }
+
+    #[test]
+    fn failed_write_is_a_problem_until_it_succeeds() {
+        let (root, offline) = empty();
+        // A file in the place of the directory.
+        let directory = testing::settings(root.path()).directory;
+        std::fs::write(&directory, "").unwrap();
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        let problems = fixture.offline().report().problems;
+        assert!(problems.iter().any(|problem| problem.starts_with("pod a: ")), "{problems:?}");
+        std::fs::remove_file(&directory).unwrap();
+        fixture.turns(9);
+        assert!(!directory.exists());
+        fixture.turns(10);
+        assert!(fixture.has(&key(Kind::Pod, "a")));
+        let problems = fixture.offline().report().problems;
+        assert!(!problems.iter().any(|problem| problem.starts_with("pod a: ")), "{problems:?}");
+    }
+
+    #[test]
+    fn pod_whose_file_is_gone_is_stored_again_with_the_next_collection() {
+        let mut fixture = Fixture::new(&["a", "b"], testing::deps());
+        let a = key(Kind::Pod, "a");
+        fixture.writer.store.remove(&fixture.writer.offline.shared.files, &a).unwrap();
+        // The same versions as stored: nothing changed.
+        fixture.offline().server_set(vec![pod("a"), pod("b")], true);
+        fixture.turns(0);
+        assert!(fixture.has(&a));
+    }
+
+    #[test]
+    fn stop_writes_what_waits() {
+        let statuses = |seen: u64| (seen + 1, vec![(PodUid::from("a"), status(json!({"phase": "Running"})))]);
+        let mut fixture = Fixture::new(&["a"], Deps { statuses: Box::new(statuses), ..testing::deps() });
+        fixture.offline().server_set(vec![pod("a")], true);
+        let map = key(Kind::ConfigMap, "n/a");
+        fixture.turns(0);
+        fixture.put(&map, "1");
+        fixture.turns(1);
+        // Paced, and not taken from the inbox.
+        fixture.put(&map, "2");
+        fixture.turns(2);
+        fixture.put(&key(Kind::Secret, "n/s"), "s");
+        let now = fixture.start + Duration::from_secs(2);
+        fixture.writer.finish(now);
+        assert_eq!(fixture.offline().read(&map).unwrap().reveal(), b"2");
+        assert!(fixture.has(&key(Kind::Secret, "n/s")) && fixture.has(&key(Kind::PodStatus, "a")));
+    }
+
+    /// Each wait of the test ends with a turn that it caused, so more turns than that are turns of an idle
+    /// thread.
+    #[test]
+    fn idle_thread_makes_no_turn_also_without_senders_of_its_bells() {
+        const RINGS: usize = 50;
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let turns = Arc::new(AtomicUsize::new(0));
+        let (counted, (sender, made)) = (Arc::clone(&turns), unbounded());
+        let (bell, node_changes) = bounded(1);
+        let object = node("node", "1");
+        let read = move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            sender.send(()).unwrap();
+            Some(Arc::clone(&object))
+        };
+        let deps = Deps {
+            node: Box::new(read),
+            node_changes,
+            status_changes: bounded(1).1,
+            service_changes: bounded(1).1,
+            services: Box::new(|_| vec![(key(Kind::Services, "n"), Secret::new(b"{}".to_vec()))]),
+            ..testing::deps()
+        };
+        offline.server_set(vec![pod("a")], true);
+        let running = offline.spawn(deps, OnDeath::Unsupervised).unwrap();
+        let limit = Duration::from_secs(10);
+        let is_stored = || files(root.path()).contains(&key(Kind::Services, "n").file_name());
+        while !is_stored() {
+            bell.send_timeout((), limit).unwrap();
+            made.recv_timeout(limit).unwrap();
+        }
+        // What the decision, the Node object and the services caused.
+        let begin = turns.load(Ordering::SeqCst);
+        for _ in 0..RINGS {
+            while made.try_recv().is_ok() {}
+            bell.send_timeout((), limit).unwrap();
+            made.recv_timeout(limit).unwrap();
+        }
+        drop(running);
+        let more = turns.load(Ordering::SeqCst) - begin;
+        assert!(more <= RINGS + 10, "{more} turns");
+    }
+
+    #[test]
+    fn decision_comes_between_two_writes() {
+        let (root, offline) = empty();
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        fixture.offline().server_set(vec![pod("a"), pod("b"), pod("c")], true);
+        let now = fixture.start;
+        fixture.writer.turn(now);
+        assert_eq!(fixture.files().len(), 1, "one file in a turn");
+        fixture.offline().server_set(Vec::new(), true);
+        fixture.writer.turn(now);
+        assert_eq!(fixture.offline().phase(), Phase::Held);
+        assert!(fixture.files().len() < 3);
     }
 }
