@@ -15,6 +15,7 @@ use crate::kube::watch::{self, Change, Watched};
 use crate::model::api;
 use crate::model::pod::{Pod, SourceName};
 use crate::offline::Offline;
+use crate::util::mailbox::Post;
 use crate::util::threads::{OnDeath, Running};
 
 /// The current set. By UID: when a pod is deleted and created again with the same name, the two
@@ -63,7 +64,15 @@ pub(crate) fn spawn(
         field_selector: Some(format!("spec.nodeName={node_name}")),
         label_selector: None,
     };
-    let post = deps.post.clone();
+    let receive = receiver(deps.post.clone(), offline);
+    watch::spawn_reflector("pods", client, watched, OnDeath::Supervisor(deps.on_death.clone()), receive)
+}
+
+/// Receives the changes of the watch, and delivers sets to `post`.
+fn receiver(
+    post: Post<SourceName, SourceSet>,
+    offline: Option<Offline>,
+) -> impl FnMut(Change<api::Pod>) + Send + 'static {
     let deliver = move |pods: Vec<Pod>| {
         post.put(SourceName::Api, SourceSet { pods: Some(pods), ..SourceSet::default() });
     };
@@ -71,27 +80,26 @@ pub(crate) fn spawn(
         offline.deliver_to(Box::new(deliver.clone()));
     }
     let mut bound = BoundPods::default();
-    watch::spawn_reflector(
-        "pods",
-        client,
-        watched,
-        OnDeath::Supervisor(deps.on_death.clone()),
-        move |change| {
-            let is_list = matches!(change, Change::Replaced(_));
-            if bound.apply(change) {
-                match &offline {
-                    Some(offline) => offline.server_set(bound.pods(), is_list),
-                    None => deliver(bound.pods()),
-                }
+    move |change| {
+        let is_list = matches!(change, Change::Replaced(_));
+        if bound.apply(change) {
+            match &offline {
+                Some(offline) => offline.server_set(bound.pods(), is_list),
+                None => deliver(bound.pods()),
             }
-        },
-    )
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::merge::{Merge, Op};
     use super::*;
+    use crate::offline::{Deps as OfflineDeps, NodeFact, testing};
+    use crate::util::mailbox::{Inbox, mailbox, replace};
+    use crossbeam_channel::bounded;
     use serde_json::json;
+    use std::time::Duration;
 
     fn pod(name: &str, uid: &str) -> api::Pod {
         serde_json::from_value(json!({
@@ -117,5 +125,83 @@ mod tests {
         assert!(!bound.apply(Change::Set(pod("web", ""))), "an object without a UID is no pod");
         assert!(bound.apply(Change::Replaced(vec![pod("a", "3"), pod("b", "4")])));
         assert_eq!(uids(&bound), ["3", "4"]);
+    }
+
+    /// Waits for the next set.
+    fn delivered(inbox: &Inbox<SourceName, SourceSet>) -> Vec<Pod> {
+        inbox.bell().recv_timeout(Duration::from_secs(10)).unwrap();
+        inbox.drain().remove(&SourceName::Api).unwrap().pods.unwrap()
+    }
+
+    #[test]
+    fn without_a_store_each_set_is_delivered() {
+        let (post, inbox) = mailbox(replace);
+        let mut receive = receiver(post, None);
+        receive(Change::Replaced(vec![pod("a", "1")]));
+        assert_eq!(delivered(&inbox).len(), 1);
+        receive(Change::Removed(pod("a", "1")));
+        assert!(delivered(&inbox).is_empty());
+    }
+
+    #[test]
+    fn with_a_store_nothing_is_delivered_before_the_decision_and_everything_after_it() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let (post, inbox) = mailbox(replace);
+        let mut receive = receiver(post, Some(offline.clone()));
+        // The thread reads the Node object, and has no result yet.
+        let (begun, begin) = bounded(1);
+        let (result, results) = bounded(1);
+        let read = move || {
+            let _ = begun.send(());
+            results.recv().unwrap_or(NodeFact::Unknown)
+        };
+        let deps = OfflineDeps { read_node: Box::new(read), ..testing::deps() };
+        let running = offline.spawn(deps, OnDeath::Unsupervised).unwrap();
+        receive(Change::Replaced(Vec::new()));
+        begin.recv_timeout(Duration::from_secs(10)).unwrap();
+        receive(Change::Set(pod("x", "x")));
+        assert!(inbox.is_empty(), "an empty list stops nothing");
+        result.send(NodeFact::Absent).unwrap();
+        assert_eq!(testing::uids(&delivered(&inbox)), ["a"]);
+        // Changes of a server that does not count.
+        receive(Change::Set(pod("y", "y")));
+        assert!(inbox.is_empty());
+        // It has its data again.
+        receive(Change::Replaced(vec![pod("a", "a"), pod("b", "b")]));
+        assert_eq!(testing::uids(&delivered(&inbox)), ["a", "b"]);
+        receive(Change::Removed(pod("b", "b")));
+        assert_eq!(testing::uids(&delivered(&inbox)), ["a"]);
+        drop(result);
+        drop(running);
+    }
+
+    #[test]
+    fn pod_that_the_server_shows_as_it_was_stored_is_not_updated() {
+        let shown: api::Pod = serde_json::from_value(json!({
+            "metadata": {"name": "a", "namespace": "n", "uid": "a", "resourceVersion": "7", "generation": 1,
+                "creationTimestamp": "2026-01-02T03:04:05Z", "labels": {"app": "web"},
+                "annotations": {"example.org/a": "b"}, "managedFields": [{"manager": "m"}]},
+            "spec": {"nodeName": "node1", "enableServiceLinks": true, "tolerations": [
+                    {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}],
+                "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "0.5",
+                    "memory": "1.5Gi"}}, "env": [{"name": "A", "valueFrom": {"fieldRef": {
+                    "fieldPath": "status.podIP"}}}], "readinessProbe": {"tcpSocket": {"port": 80}}}]},
+            "status": {"phase": "Running"}
+        }))
+        .unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &[]);
+        let running = offline.spawn(testing::deps(), OnDeath::Unsupervised).unwrap();
+        offline.server_set(vec![Pod::from(shown.clone())], true);
+        // What waits is written.
+        drop(running);
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let mut merge = Merge::default();
+        let stored = testing::known(root.path());
+        assert_eq!((stored.len(), stored[0].object().metadata.resource_version.as_deref()), (1, None));
+        assert_eq!(merge.apply(SourceName::Api, stored, now)[0].op, Op::Add);
+        let updates = merge.apply(SourceName::Api, vec![Pod::from(shown)], now);
+        assert_eq!(updates.iter().map(|update| update.op).collect::<Vec<_>>(), [Op::Reconcile]);
     }
 }
