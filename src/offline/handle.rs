@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::decide::{Decider, Effect, NodeFact};
-use super::files::{FileError, Files, MAX_BYTES};
+use super::files::{FileError, Files, MAX_BYTES, MAX_FILES};
 use super::key::Key;
 use super::problems::Problems;
 use super::queue::Change;
@@ -60,6 +60,8 @@ pub(super) struct Shared {
     is_open: AtomicBool,
     /// Set by the thread.
     pub(super) events: OnceLock<EventSink>,
+    /// Objects whose files were found to be damaged, for the thread: they are not stored any more.
+    pub(super) damaged: Mutex<BTreeSet<Key>>,
     /// The pods of the events about expired tokens, since the API server was away.
     pub(super) expired: Mutex<BTreeSet<PodUid>>,
     /// Never locked while a file is read or written.
@@ -138,6 +140,7 @@ impl Offline {
             phase: AtomicU8::new(Phase::Undecided as u8),
             is_open: AtomicBool::new(false),
             events: OnceLock::new(),
+            damaged: Mutex::default(),
             expired: Mutex::default(),
             state: Mutex::new(state),
             changes,
@@ -203,7 +206,12 @@ impl Offline {
             Ok(body) => body,
             Err(FileError::NotStored(_)) => None,
             Err(error) => {
-                stored::put_aside(&self.shared.files, key, &error);
+                if stored::put_aside(&self.shared.files, key, &error) {
+                    let mut damaged = self.shared.damaged.locked();
+                    if damaged.len() < MAX_FILES && damaged.insert(key.clone()) {
+                        let _ = self.shared.bell.try_send(());
+                    }
+                }
                 None
             }
         }

@@ -153,6 +153,14 @@ impl Queue {
             .any(|(key, waiting)| key.kind == Kind::Pod && !matches!(waiting.change, Change::Gone))
     }
 
+    /// The body of an object that waits.
+    pub(super) fn body(&self, key: &Key) -> Option<Secret<Vec<u8>>> {
+        match &self.waiting.get(key)?.change {
+            Change::Body(body) | Change::Urgent(body) => Some(body.clone()),
+            Change::Gone => None,
+        }
+    }
+
     /// Whether a change of this object waits.
     pub(super) fn has(&self, key: &Key) -> bool {
         self.waiting.contains_key(key)

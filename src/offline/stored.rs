@@ -69,7 +69,8 @@ fn read<T: serde::de::DeserializeOwned>(files: &Files, key: &Key, problems: &mut
 
 /// Puts the file of an object aside, if it is damaged. Not if the process or the machine lacks something
 /// now, or if another key than the present one has sealed it: the right one may come back.
-pub(super) fn put_aside(files: &Files, key: &Key, error: &FileError) {
+/// Returns whether it was put aside.
+pub(super) fn put_aside(files: &Files, key: &Key, error: &FileError) -> bool {
     let is_lack = |error: &std::io::Error| {
         let errno = Errno::from_io_error(error);
         errno.is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR))
@@ -82,6 +83,7 @@ pub(super) fn put_aside(files: &Files, key: &Key, error: &FileError) {
     if is_damaged {
         files.put_aside(key, error);
     }
+    is_damaged
 }
 
 /// Whether `pod` is the successor of another one with the same name.

@@ -187,6 +187,7 @@ impl Writer {
     fn turn(&mut self, now: Instant) {
         self.offline.shared.step(|decider| decider.tick(now));
         self.carry_out(now);
+        self.forget_damaged();
         self.take_changes(now);
         self.node_changed(now);
         self.read_services(now);
@@ -252,6 +253,31 @@ impl Writer {
 
     fn known(&self) -> Vec<Pod> {
         self.offline.shared.state().decider.known().to_vec()
+    }
+
+    /// Objects whose files were put aside are stored again as soon as the API server shows them, although
+    /// they have not changed.
+    fn forget_damaged(&mut self) {
+        let damaged = std::mem::take(&mut *self.offline.shared.damaged.locked());
+        let files = &self.offline.shared.files;
+        for key in damaged {
+            // It may have been written again meanwhile.
+            if matches!(files.read(&key), Ok(Some(_))) {
+                continue;
+            }
+            if let Err(error) = self.store.remove(files, &key) {
+                log::warn!("cannot remove the damaged {} {}: {error}", key.kind.word(), key.name);
+            }
+            match key.kind {
+                Kind::Pod => self.has_old_pods = true,
+                Kind::PodStatus => {
+                    self.statuses.remove(&PodUid::from(key.name.as_str()));
+                }
+                Kind::Node => (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false),
+                _ => {}
+            }
+            self.is_report_old = true;
+        }
     }
 
     fn take_changes(&mut self, now: Instant) {
@@ -363,8 +389,8 @@ impl Writer {
         self.has_old_pods = false;
         let known: Vec<Pod> = self.known().into_iter().filter(|pod| !pod.is_mirror()).collect();
         let uids: BTreeSet<&str> = known.iter().map(|pod| pod.uid().as_str()).collect();
-        let offline = &self.offline;
-        let read = |key: &Key| offline.read(key);
+        let (offline, queue) = (&self.offline, &self.queue);
+        let read = |key: &Key| queue.body(key).or_else(|| offline.read(key));
         let needed: BTreeSet<Key> = known.iter().flat_map(|pod| (self.deps.needs)(pod, &read)).collect();
         let namespaces = namespaces(&known);
         let is_needed = |key: &Key| match key.kind {
@@ -704,6 +730,44 @@ mod tests {
         fixture.turns(33);
         let left = [map("b"), services("n"), services("default"), key(Kind::Pod, "b"), Key::node()];
         assert_eq!(fixture.files(), left.iter().map(Key::file_name).collect::<BTreeSet<_>>());
+    }
+
+    #[test]
+    fn object_that_a_waiting_one_names_is_not_collected() {
+        let (claim, volume) = (|| key(Kind::Claim, "n/c"), || key(Kind::Volume, "v"));
+        let needs = move |_: &Pod, read: &dyn Fn(&Key) -> Option<Secret<Vec<u8>>>| {
+            let named = read(&claim()).map(|_| volume());
+            named.into_iter().chain([claim()]).collect::<BTreeSet<Key>>()
+        };
+        let mut fixture = Fixture::new(&["a", "b"], Deps { needs: Box::new(needs), ..testing::deps() });
+        fixture.offline().server_set(vec![pod("a"), pod("b")], true);
+        fixture.turns(0);
+        fixture.put(&claim(), "{}");
+        fixture.put(&volume(), "{}");
+        fixture.offline().server_set(vec![pod("a")], false);
+        fixture.turns(1);
+        assert!(fixture.has(&claim()) && fixture.has(&volume()));
+    }
+
+    #[test]
+    fn object_whose_file_is_damaged_is_stored_again_although_it_is_the_same() {
+        let mut fixture = Fixture::new(&["a"], testing::deps());
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        let map = key(Kind::ConfigMap, "n/a");
+        fixture.put(&map, "{}");
+        fixture.turns(1);
+        for key in [&map, &key(Kind::Pod, "a")] {
+            let path = testing::path(fixture.root.path(), key);
+            std::fs::write(&path, "damaged").unwrap();
+            assert!(fixture.offline().read(key).is_none());
+            let _ = std::fs::remove_file(&path);
+        }
+        fixture.turns(2);
+        fixture.put(&map, "{}");
+        fixture.turns(30);
+        assert_eq!(fixture.offline().read(&map).unwrap().reveal(), b"{}");
+        assert!(fixture.has(&key(Kind::Pod, "a")), "from the set that counts");
     }
 
     #[test]
