@@ -4,6 +4,8 @@
 //! The digest finds damage, and needs no key; that a sealed body belongs to this node and this object is
 //! shown by its tag.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::key::{Key, Kind, MAX_NAME_BYTES};
@@ -28,7 +30,7 @@ pub enum FormatError {
     /// The digest of the bytes is another one.
     #[error("its checksum is wrong")]
     Digest,
-    /// The first line is no header of this program.
+    /// The first line is no header of this program. The text has nothing of the line.
     #[error("its header is wrong: {0}")]
     Header(String),
     /// It was written by another version.
@@ -47,8 +49,8 @@ struct Header {
     sealed: bool,
 }
 
-/// A file's content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A file's content. `Debug` does not print the bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Body<'a> {
     /// The bytes, as they were passed to [`encode`].
     pub bytes: &'a [u8],
@@ -56,21 +58,28 @@ pub struct Body<'a> {
     pub is_sealed: bool,
 }
 
+impl fmt::Debug for Body<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Body({} bytes, is_sealed: {})", self.bytes.len(), self.is_sealed)
+    }
+}
+
 /// The content of the file of an object.
 ///
 /// # Errors
-/// [`FormatError::TooLarge`].
+/// [`FormatError::TooLarge`]; [`FormatError::Header`] if the name has control characters.
 pub fn encode(key: &Key, body: Body<'_>) -> Result<Vec<u8>, FormatError> {
     if key.name.len() > MAX_NAME_BYTES || body.bytes.len() > MAX_BODY_BYTES {
         return Err(FormatError::TooLarge);
     }
+    check_name(&key.name)?;
     let header = Header {
         version: VERSION,
         kind: key.kind.word().to_owned(),
         name: key.name.clone(),
         sealed: body.is_sealed,
     };
-    let mut file = serde_json::to_vec(&header).map_err(|error| FormatError::Header(error.to_string()))?;
+    let mut file = serde_json::to_vec(&header).map_err(|_| wrong_header("it cannot be encoded"))?;
     file.reserve_exact(1 + body.bytes.len() + DIGEST_BYTES);
     file.push(b'\n');
     file.extend_from_slice(body.bytes);
@@ -82,7 +91,7 @@ pub fn encode(key: &Key, body: Body<'_>) -> Result<Vec<u8>, FormatError> {
 /// The object and the body of a file.
 ///
 /// # Errors
-/// All of [`FormatError`] but `TooLarge`.
+/// All of [`FormatError`].
 pub fn decode(file: &[u8]) -> Result<(Key, Body<'_>), FormatError> {
     let (content, digest) = file.split_last_chunk::<DIGEST_BYTES>().ok_or(FormatError::Short)?;
     if sha256(content) != *digest {
@@ -91,15 +100,33 @@ pub fn decode(file: &[u8]) -> Result<(Key, Body<'_>), FormatError> {
     let end =
         content.iter().take(MAX_LINE_BYTES).position(|byte| *byte == b'\n').ok_or(FormatError::Short)?;
     let (line, rest) = content.split_at_checked(end).ok_or(FormatError::Short)?;
-    let header: Header =
-        serde_json::from_slice(line).map_err(|error| FormatError::Header(error.to_string()))?;
+    // The text of the error may have parts of the line.
+    let header: Header = serde_json::from_slice(line).map_err(|_| wrong_header("it has another form"))?;
     if header.version != VERSION {
         return Err(FormatError::Version(header.version));
     }
-    let kind = Kind::parse(&header.kind)
-        .ok_or_else(|| FormatError::Header(format!("unknown kind {:?}", header.kind)))?;
+    let kind = Kind::parse(&header.kind).ok_or_else(|| wrong_header("the kind is not known"))?;
+    if header.name.len() > MAX_NAME_BYTES {
+        return Err(wrong_header("the name is too long"));
+    }
+    check_name(&header.name)?;
     let bytes = rest.split_first().map_or(rest, |(_, bytes)| bytes);
+    if bytes.len() > MAX_BODY_BYTES {
+        return Err(FormatError::TooLarge);
+    }
     Ok((Key { kind, name: header.name }, Body { bytes, is_sealed: header.sealed }))
+}
+
+fn wrong_header(reason: &str) -> FormatError {
+    FormatError::Header(reason.to_owned())
+}
+
+/// Names are part of log lines. No object of Kubernetes has such a name.
+fn check_name(name: &str) -> Result<(), FormatError> {
+    match name.chars().any(char::is_control) {
+        true => Err(wrong_header("the name has control characters")),
+        false => Ok(()),
+    }
 }
 
 /// What the tag of a sealed body covers besides the body: node, kind and name of the object, each with
@@ -120,7 +147,7 @@ mod tests {
 
     #[test]
     fn file_is_read_as_written_and_each_damage_is_found() {
-        let key = Key::namespaced(Kind::ConfigMap, "ns", "a\n\"b");
+        let key = Key::namespaced(Kind::ConfigMap, "ns", "a\"b");
         let body = Body { bytes: b"{}\n\0", is_sealed: false };
         let file = encode(&key, body).unwrap();
         assert_eq!(decode(&file), Ok((key.clone(), body)));
@@ -146,6 +173,62 @@ mod tests {
         assert_eq!(signed(&header(1, "node")), Ok(()));
         assert_eq!(signed(&header(2, "node")), Err(FormatError::Version(2)));
         assert!(matches!(signed(&header(1, "bird")), Err(FormatError::Header(_))));
+    }
+
+    /// Files of this version stay readable.
+    #[test]
+    fn form_is_that_of_the_first_version() {
+        let key = Key::namespaced(Kind::ConfigMap, "ns", "m");
+        let body = Body { bytes: b"{}", is_sealed: false };
+        let mut file =
+            b"{\"version\":1,\"kind\":\"configmap\",\"name\":\"ns/m\",\"sealed\":false}\n{}".to_vec();
+        file.extend_from_slice(&[
+            0x7b, 0x5b, 0x00, 0x24, 0x79, 0x4c, 0x99, 0xd0, 0x1e, 0x46, 0xc1, 0xa6, 0xe8, 0x3a, 0xf2, 0x71,
+            0xf1, 0x23, 0x39, 0x5a, 0x6d, 0x99, 0xe9, 0x2f, 0x51, 0x3e, 0xe0, 0x8f, 0xa6, 0xc6, 0x5f, 0x6d,
+        ]);
+        assert_eq!(encode(&key, body).unwrap(), file);
+        assert_eq!(decode(&file), Ok((key.clone(), body)));
+        assert_eq!(key.file_name(), "configmap-83063bb6a882e987369a2abc377adee6");
+        let key = Key::namespaced(Kind::Secret, "ns", "s");
+        assert_eq!(key.file_name(), "secret-eef75980e616f484ad4ef375539cd3e4");
+        let mut context = b"coracle offline 1".to_vec();
+        context.extend_from_slice(b"\0\0\0\0\0\0\0\x01n\0\0\0\0\0\0\0\x06secret\0\0\0\0\0\0\0\x04ns/s");
+        assert_eq!(seal_context("n", &key), context);
+    }
+
+    #[test]
+    fn errors_and_debug_output_have_nothing_of_the_file() {
+        let signed = |content: &str| [content.as_bytes(), &sha256(content.as_bytes())].concat();
+        for content in [
+            "canary\n",
+            "{\"version\":\"canary\",\"kind\":\"pod\",\"name\":\"\",\"sealed\":false}\n",
+            "{\"version\":1,\"kind\":\"canary\",\"name\":\"\",\"sealed\":false}\n",
+            "{\"version\":1,\"kind\":\"pod\",\"name\":\"\\ncanary\",\"sealed\":false}\n",
+        ] {
+            let error = decode(&signed(content)).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
+        }
+        let body = Body { bytes: b"canary", is_sealed: false };
+        assert!(!format!("{body:?} {:?}", encode(&Key::new(Kind::Pod, "\n"), body)).contains("canary"));
+    }
+
+    #[test]
+    fn names_that_are_no_names_are_refused() {
+        let body = Body { bytes: b"", is_sealed: false };
+        for name in ["a\nb", "\u{1b}[2J", "\0", "\u{9b}"] {
+            assert!(
+                matches!(encode(&Key::new(Kind::Pod, name), body), Err(FormatError::Header(_))),
+                "{name:?}"
+            );
+        }
+        let longest = Key::new(Kind::Volume, &"\"".repeat(MAX_NAME_BYTES));
+        let file = encode(&longest, body).unwrap();
+        assert_eq!(decode(&file), Ok((longest, body)));
+        let large = vec![0; MAX_BODY_BYTES + 1];
+        let body = Body { bytes: &large, is_sealed: false };
+        assert_eq!(encode(&Key::node(), body), Err(FormatError::TooLarge));
+        let body = Body { bytes: &large[1..], is_sealed: false };
+        assert!(encode(&Key::node(), body).unwrap().len() <= MAX_FILE_BYTES);
     }
 
     #[test]

@@ -16,6 +16,8 @@
 pub mod decide;
 pub mod files;
 pub mod format;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod handle;
 pub mod key;
 mod problems;
