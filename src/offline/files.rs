@@ -1,20 +1,41 @@
-//! The files of the room: one per object, and the key.
+//! The files of the room: one per object, and copies of damaged ones.
+//!
+//! A container may write below the root directory: no link is followed in the directory and below it,
+//! only regular files are opened, and the number of entries that are read is limited.
 
-use std::io::{self, ErrorKind};
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, renameat, unlinkat};
+use rustix::io::Errno;
 
 use super::format::{self, Body, FormatError};
 use super::key::{self, Key, Kind};
+use super::key_file::{self, KeyFileError};
 use super::settings::Settings;
 use super::state::SealState;
 use crate::util::aead::{AeadError, SealKey};
 use crate::util::secret::Secret;
-use crate::util::{atomic_file, disk_writes, state_files, untrusted};
+use crate::util::untrusted::{self, UntrustedPath};
+use crate::util::{atomic_file, disk_writes, state_files};
 
 /// The most bytes of all files.
 pub const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The most files.
 pub const MAX_FILES: usize = 4096;
+/// The most entries of a directory that are read: other processes may fill it.
+const MAX_ENTRIES: usize = 4 * MAX_FILES;
+/// The mode of the directories.
+const DIRECTORY_MODE: u32 = 0o700;
+/// The directory of copies of files that cannot be used.
+const ASIDE: &str = "damaged";
+/// The most copies.
+const MAX_ASIDE: usize = 16;
+/// The key file, unless `--offline-key` names another one.
+const KEY_FILE: &str = "key";
 
 /// Why an object is not stored or not read.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +58,34 @@ pub enum FileError {
         SealState::Off | SealState::Sealed => "--offline-secrets=none",
     })]
     NotStored(SealState),
+    /// The files have as many bytes as they may have, or there are as many as there may be.
+    #[error("the limit of {} MiB or {} files is reached", MAX_BYTES / 1024 / 1024, MAX_FILES)]
+    Full,
+}
+
+impl FileError {
+    /// Whether the file cannot be used, also at the next attempt.
+    pub(super) fn is_damage(&self) -> bool {
+        match self {
+            // Too many open files, or no memory.
+            FileError::Io(error) => !matches!(
+                Errno::from_io_error(error),
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN)
+            ),
+            FileError::Format(_)
+            | FileError::OtherObject
+            | FileError::Seal(AeadError::Refused | AeadError::Short) => true,
+            FileError::Seal(AeadError::Random) | FileError::NotStored(_) | FileError::Full => false,
+        }
+    }
+}
+
+/// The object of a file.
+#[derive(Debug)]
+pub(super) struct StoredObject {
+    pub(super) key: Key,
+    /// `None`: it is sealed, and there is no key.
+    pub(super) body: Option<Secret<Vec<u8>>>,
 }
 
 /// The directory and the key. Shared by the readers and the one writer; has no state that changes.
@@ -56,8 +105,21 @@ impl Files {
         if !settings.stores_secrets {
             return (Files::new(settings, SealState::Off, None), Vec::new());
         }
-        let problem = "the key file is not read by this version".to_owned();
-        (Files::new(settings, SealState::NoKey, None), vec![problem])
+        let mut files = Files::new(settings, SealState::NoKey, None);
+        let own = files.directory.join(KEY_FILE);
+        // Links are followed only in paths that the operator chose.
+        let (path, levels) = settings.key_file.as_deref().map_or((own.as_path(), 1), |path| (path, 0));
+        let problem = match files.use_key(path, levels) {
+            Ok(()) => return (files, Vec::new()),
+            Err(error) => error,
+        };
+        let path = path.display();
+        (
+            files,
+            vec![format!(
+                "the key file {path} cannot be used, so Secrets and tokens are not stored: {problem}"
+            )],
+        )
     }
 
     /// The files of these settings, with a key.
@@ -83,36 +145,78 @@ impl Files {
     /// # Errors
     /// See [`FileError`]; the caller puts a damaged file aside.
     pub fn read(&self, key: &Key) -> Result<Option<Secret<Vec<u8>>>, FileError> {
-        let path = self.directory.join(key.file_name());
-        let file = match untrusted::read_own(&path, format::MAX_FILE_BYTES as u64) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
+        let Some(file) = self.content(&key.file_name())? else { return Ok(None) };
         let (stored, body) = format::decode(&file)?;
-        if stored != *key || body.is_sealed != key.kind.is_sealed() {
+        if stored != *key {
             return Err(FileError::OtherObject);
         }
-        if !body.is_sealed {
-            return Ok(Some(Secret::new(body.bytes.to_vec())));
+        self.body(key, body).map(Some)
+    }
+
+    /// The object of the file with this name; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub(super) fn object(&self, name: &str) -> Result<Option<StoredObject>, FileError> {
+        let Some(file) = self.content(name)? else { return Ok(None) };
+        let (key, body) = format::decode(&file)?;
+        if key.file_name() != name {
+            return Err(FileError::OtherObject);
         }
-        Ok(Some(self.seal_key()?.open(&format::seal_context(&self.node_name, key), body.bytes)?))
+        let body = match self.body(&key, body) {
+            Err(FileError::NotStored(_)) => None,
+            body => Some(body?),
+        };
+        Ok(Some(StoredObject { key, body }))
     }
 
     /// Replaces the file of an object, and makes that permanent. Returns the bytes of the file.
     ///
     /// # Errors
-    /// See [`FileError`]; the former file is then still there.
+    /// See [`FileError`]; the former file is then still there, or the new one is not permanent yet.
     pub fn write(&self, key: &Key, body: &[u8]) -> Result<u64, FileError> {
+        let file = self.encode(key, body)?;
+        self.replace(key, &file)?;
+        Ok(file.len() as u64)
+    }
+
+    /// The content of the file of an object.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub(super) fn encode(&self, key: &Key, body: &[u8]) -> Result<Vec<u8>, FileError> {
         let is_sealed = key.kind.is_sealed();
         let sealed = match is_sealed {
             true => Some(self.seal_key()?.seal(&format::seal_context(&self.node_name, key), body)?),
             false => None,
         };
-        let file = format::encode(key, Body { bytes: sealed.as_deref().unwrap_or(body), is_sealed })?;
-        disk_writes::make_directories(&self.directory, 0o700)?;
-        atomic_file::write(&self.directory.join(key.file_name()), &file, 0o600)?;
-        atomic_file::sync_directory(&self.directory)?;
-        Ok(file.len() as u64)
+        Ok(format::encode(key, Body { bytes: sealed.as_deref().unwrap_or(body), is_sealed })?)
+    }
+
+    /// Replaces the file of an object by one with this content, and makes that permanent.
+    ///
+    /// # Errors
+    /// When it cannot be written; the former file is then still there, or the new one is not permanent yet.
+    pub(super) fn replace(&self, key: &Key, content: &[u8]) -> io::Result<()> {
+        self.make_directory()?;
+        let place = self.place(&key.file_name())?;
+        let directory = place.dir_path();
+        atomic_file::write(&directory.join(place.name()), content, 0o600)?;
+        atomic_file::sync_directory(&directory)?;
+        state_files::usable(&self.directory.join(place.name()));
+        Ok(())
+    }
+
+    /// Bytes of the file of an object; `None`: there is none.
+    ///
+    /// # Errors
+    /// When its directory cannot be read.
+    pub(super) fn bytes(&self, key: &Key) -> io::Result<Option<u64>> {
+        let stat = match self.place(&key.file_name()).and_then(|place| place.stat()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            stat => stat?,
+        };
+        Ok(stat.filter(untrusted::is_file).and_then(|stat| u64::try_from(stat.st_size).ok()))
     }
 
     /// Removes the file of an object.
@@ -120,10 +224,7 @@ impl Files {
     /// # Errors
     /// When it exists and cannot be removed.
     pub fn remove(&self, key: &Key) -> io::Result<()> {
-        match std::fs::remove_file(self.directory.join(key.file_name())) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.remove_file(&key.file_name())
     }
 
     /// The names of all files of objects, and their bytes. Other files of the directory are left out.
@@ -131,83 +232,284 @@ impl Files {
     /// # Errors
     /// When the directory exists and cannot be read.
     pub fn list(&self) -> io::Result<Vec<(String, u64)>> {
-        let entries = match std::fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
-        let named = entries.filter_map(|entry| {
-            let entry = entry.ok()?;
-            let name = entry.file_name().into_string().ok()?;
-            key::is_file_name(&name).then(|| Some((name, entry.metadata().ok()?.len())))?
-        });
-        Ok(named.take(MAX_FILES).collect())
+        let (entries, _) = self.entries(MAX_ENTRIES)?;
+        Ok(entries.into_iter().filter(|(name, _)| key::is_file_name(name)).take(MAX_FILES).collect())
     }
 
     /// The keys of all files of a kind that can be read.
     #[must_use]
     pub fn keys(&self, kind: Kind) -> Vec<Key> {
-        let start = format!("{}-", kind.word());
-        let names = self.list().unwrap_or_default().into_iter().filter(|(name, _)| name.starts_with(&start));
         let key = |name: String| {
-            let file =
-                untrusted::read_own(&self.directory.join(&name), format::MAX_FILE_BYTES as u64).ok()?;
+            let file = self.content(&name).ok()??;
             let (key, _) = format::decode(&file).ok()?;
             (key.file_name() == name).then_some(key)
         };
-        names.filter_map(|(name, _)| key(name)).collect()
+        self.names(|other| other == kind).into_iter().filter_map(key).collect()
     }
 
-    /// Reports a file that cannot be used, and renames it, so that the next write makes another one.
+    /// Reports a file that cannot be used, and renames it, so that the next write makes another one. A file
+    /// that can be used at another attempt stays.
     pub fn put_aside(&self, key: &Key, error: &FileError) {
-        state_files::damaged(&self.directory.join(key.file_name()), &error.to_string());
+        let name = key.file_name();
+        if !error.is_damage() {
+            log::warn!("cannot read {}: {error}", self.directory.join(name).display());
+        } else if self.read(key).is_err() {
+            // Otherwise another thread has put it aside or replaced it meanwhile.
+            self.put_file_aside(&name, &error.to_string());
+        }
+    }
+
+    /// [`Files::put_aside`] for a file whose object is not known.
+    pub(super) fn put_file_aside(&self, name: &str, reason: &str) {
+        let path = self.directory.join(name);
+        match self.rename_aside(name) {
+            Ok(copy) => {
+                let path = path.display();
+                state_files::damaged(&copy, &format!("{reason}; it was {path} and is not used any more"));
+            }
+            Err(error) => {
+                state_files::damaged(&path, &format!("{reason}; it cannot be renamed: {error}"));
+            }
+        }
+    }
+
+    /// Removes what an interrupted write has left, and without sealed objects (`--offline-secrets=none`)
+    /// those of former runs. Reports the copies of former runs. Only the one writer may call this.
+    pub(super) fn clean_up(&self) {
+        let (entries, _) = self.entries(MAX_ENTRIES).unwrap_or_default();
+        let is_off = self.seal == SealState::Off;
+        for (name, _) in entries {
+            if (is_temporary(&name) || (is_off && is_sealed_file(&name)))
+                && let Err(error) = self.remove_file(&name)
+            {
+                log::warn!("cannot remove {}: {error}", self.directory.join(name).display());
+            }
+        }
+        let aside = self.directory.join(ASIDE);
+        let Ok(directory) = untrusted::directory(&aside, 2) else { return };
+        for (_, name) in copies(directory.as_fd()).unwrap_or_default() {
+            match name.to_str() {
+                Some(copy) if is_off && is_sealed_file(copy) => {
+                    if let Err(error) = remove_copy(directory.as_fd(), &name) {
+                        log::warn!("cannot remove {}: {error}", aside.join(copy).display());
+                    }
+                }
+                _ => state_files::was_put_aside(&self.directory.join(&name), &aside.join(&name)),
+            }
+        }
+    }
+
+    /// The place of a file in the directory, which must not be a link.
+    fn place(&self, name: &str) -> io::Result<UntrustedPath> {
+        UntrustedPath::find(&self.directory.join(name), 1)
+    }
+
+    fn make_directory(&self) -> io::Result<()> {
+        match untrusted::directory(&self.directory, 1) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            directory => return directory.map(drop),
+        }
+        untrusted::make_directory(&self.directory, 1, DIRECTORY_MODE)?;
+        // Otherwise it could be gone after a power cut, with all files.
+        let parent = self.directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+        atomic_file::sync_directory(parent.unwrap_or(Path::new(".")))
+    }
+
+    /// Reads the key, or makes one.
+    fn use_key(&mut self, path: &Path, levels: usize) -> Result<(), KeyFileError> {
+        let mut key = key_file::read(path, levels)?;
+        let is_new = key.is_none();
+        if is_new {
+            let (entries, is_complete) = self.entries(MAX_ENTRIES)?;
+            if !is_complete || entries.iter().any(|(name, _)| is_sealed_file(name)) {
+                return Err(KeyFileError::Missing);
+            }
+            if levels > 0 {
+                self.make_directory()?;
+            }
+            key_file::make(path, levels)?;
+            // As the next start will do: a file system may change the mode.
+            key = key_file::read(path, levels)?;
+        }
+        self.key = Some(key.ok_or(KeyFileError::Missing)?);
+        if !is_new && self.opens_none() {
+            self.key = None;
+            return Err(KeyFileError::Other);
+        }
+        self.seal = SealState::Sealed;
+        Ok(())
+    }
+
+    /// Whether there are sealed objects, but the key opens none of them. Usually the first one is opened.
+    fn opens_none(&self) -> bool {
+        let mut is_refused = false;
+        for name in self.names(Kind::is_sealed) {
+            match self.object(&name) {
+                Ok(Some(_)) => return false,
+                Err(FileError::Seal(AeadError::Refused)) => is_refused = true,
+                _ => {}
+            }
+        }
+        is_refused
+    }
+
+    /// The names of the files of some kinds, the smallest first, up to the limit of all files together:
+    /// their number and their size must not delay the start.
+    fn names(&self, is_wanted: impl Fn(Kind) -> bool) -> Vec<String> {
+        let mut files = self.list().unwrap_or_default();
+        files.retain(|(name, _)| kind_of_file(name).is_some_and(&is_wanted));
+        files.sort_by_key(|(_, bytes)| *bytes);
+        let mut sum = 0;
+        let names = files.into_iter().map_while(|(name, bytes)| {
+            sum += read_bytes(bytes);
+            (sum <= MAX_BYTES).then_some(name)
+        });
+        names.collect()
+    }
+
+    /// The content of a file; `None`: there is no such file.
+    fn content(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let file = match self.place(name).and_then(|place| place.open()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let limit = format::MAX_FILE_BYTES as u64;
+        let expected = file.metadata()?.len().min(limit);
+        let mut content = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
+        file.take(limit + 1).read_to_end(&mut content)?;
+        if content.len() as u64 > limit {
+            return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
+        }
+        Ok(Some(content))
+    }
+
+    fn body(&self, key: &Key, body: Body<'_>) -> Result<Secret<Vec<u8>>, FileError> {
+        // A body in clear must not stand in for a sealed one.
+        if body.is_sealed != key.kind.is_sealed() {
+            return Err(FileError::OtherObject);
+        }
+        if !body.is_sealed {
+            return Ok(Secret::new(body.bytes.to_vec()));
+        }
+        Ok(self.seal_key()?.open(&format::seal_context(&self.node_name, key), body.bytes)?)
     }
 
     fn seal_key(&self) -> Result<&SealKey, FileError> {
         self.key.as_ref().ok_or(FileError::NotStored(self.seal))
     }
+
+    /// Removes a file, if there is one.
+    ///
+    /// # Errors
+    /// When it exists and cannot be removed.
+    pub(super) fn remove_file(&self, name: &str) -> io::Result<()> {
+        let removed =
+            self.place(name).and_then(|place| Ok(unlinkat(place.dir(), place.name(), AtFlags::empty())?));
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Up to `most` entries of the directory with their bytes, and whether these are all.
+    fn entries(&self, most: usize) -> io::Result<(Vec<(String, u64)>, bool)> {
+        let directory = match self.place(KEY_FILE) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok((Vec::new(), true)),
+            place => place?,
+        };
+        let (mut entries, mut read, mut is_complete) = (Vec::new(), 0, true);
+        for entry in std::fs::read_dir(directory.dir_path())? {
+            read += 1;
+            if read > most {
+                return Ok((entries, false));
+            }
+            let Ok(entry) = entry else {
+                is_complete = false;
+                continue;
+            };
+            // Names of ours are text.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            entries.push((name, entry.metadata().map_or(0, |metadata| metadata.len())));
+        }
+        Ok((entries, is_complete))
+    }
+
+    /// Renames a file to a copy, and returns the path of that.
+    fn rename_aside(&self, name: &str) -> io::Result<PathBuf> {
+        let place = self.place(name)?;
+        let aside = self.directory.join(ASIDE);
+        let directory = untrusted::make_directory(&aside, 2, DIRECTORY_MODE)?;
+        make_room(directory.as_fd(), name)?;
+        disk_writes::created(renameat(place.dir(), place.name(), &directory, name))?;
+        Ok(aside.join(name))
+    }
+}
+
+/// How much of a file of `bytes` bytes is read.
+pub(super) fn read_bytes(bytes: u64) -> u64 {
+    bytes.min(format::MAX_FILE_BYTES as u64)
+}
+
+/// The kind of the object of a file.
+pub(super) fn kind_of_file(name: &str) -> Option<Kind> {
+    let (word, _) = name.split_once('-')?;
+    if key::is_file_name(name) { Kind::parse(word) } else { None }
+}
+
+fn is_sealed_file(name: &str) -> bool {
+    kind_of_file(name).is_some_and(Kind::is_sealed)
+}
+
+/// Whether [`atomic_file::write`] has left a file of this name.
+fn is_temporary(name: &str) -> bool {
+    let parts = name.strip_suffix(".tmp").and_then(|rest| rest.rsplit_once('.'));
+    parts.is_some_and(|(name, digits)| {
+        (name == KEY_FILE || key::is_file_name(name))
+            && digits.len() == 8
+            && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// The copies in their directory, the oldest first.
+fn copies(directory: BorrowedFd<'_>) -> io::Result<Vec<((i64, i64), OsString)>> {
+    let entries = std::fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+    let mut copies = Vec::new();
+    for entry in entries.take(MAX_ENTRIES).flatten() {
+        let metadata = entry.metadata()?;
+        // A change of the name changes this time.
+        copies.push(((metadata.ctime(), metadata.ctime_nsec()), entry.file_name()));
+    }
+    copies.sort();
+    Ok(copies)
+}
+
+/// Removes a copy with this name, and the oldest ones, so that there is room for another one.
+fn make_room(directory: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let (former, others): (Vec<_>, Vec<_>) =
+        copies(directory)?.into_iter().partition(|(_, copy)| copy == name);
+    if !former.is_empty() {
+        remove_copy(directory, OsStr::new(name))?;
+    }
+    let mut left = others.len();
+    for (_, copy) in others {
+        if left < MAX_ASIDE {
+            break;
+        }
+        // A directory with files stays, and counts.
+        left -= usize::from(remove_copy(directory, &copy).is_ok());
+    }
+    match left < MAX_ASIDE {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("{ASIDE} is full"))),
+    }
+}
+
+fn remove_copy(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    match unlinkat(directory, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => Ok(unlinkat(directory, name, AtFlags::REMOVEDIR)?),
+        removed => Ok(removed?),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::offline::Kind;
-    use std::time::Duration;
-
-    fn files(directory: PathBuf, key: Option<SealKey>) -> Files {
-        let settings = Settings {
-            directory,
-            node_name: "n".to_owned(),
-            stores_secrets: true,
-            key_file: None,
-            wait: Duration::ZERO,
-            accept_after: Duration::ZERO,
-        };
-        Files::new(&settings, SealState::Sealed, key)
-    }
-
-    #[test]
-    fn secrets_are_sealed_and_other_objects_are_not() {
-        let root = tempfile::tempdir().unwrap();
-        let directory = root.path().join("offline");
-        let files = files(directory.clone(), SealKey::generate().ok());
-        let (secret, map) = (Key::new(Kind::Secret, "n/s"), Key::new(Kind::ConfigMap, "n/s"));
-        assert!(files.read(&secret).unwrap().is_none() && files.list().unwrap().is_empty());
-        for key in [&secret, &map] {
-            files.write(key, b"former").unwrap();
-            files.write(key, b"canary").unwrap();
-            assert_eq!(files.read(key).unwrap().unwrap().reveal(), b"canary");
-        }
-        let has_canary = |key: &Key| {
-            let file = std::fs::read(directory.join(key.file_name())).unwrap();
-            file.windows(6).any(|part| part == b"canary")
-        };
-        assert!(!has_canary(&secret) && has_canary(&map));
-        assert_eq!(files.list().unwrap().len(), 2);
-        // The file of another object under this name.
-        std::fs::copy(directory.join(map.file_name()), directory.join(secret.file_name())).unwrap();
-        assert!(matches!(files.read(&secret), Err(FileError::OtherObject)));
-        files.remove(&secret).unwrap();
-        files.remove(&secret).unwrap();
-        assert!(files.read(&secret).unwrap().is_none());
-    }
-}
+mod tests;

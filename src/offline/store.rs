@@ -1,12 +1,20 @@
 //! The one writer's knowledge of the files: what each has, so that nothing is written that is there
 //! already, and how large all are together.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::files::{FileError, Files, MAX_BYTES, MAX_FILES};
-use super::format::FormatError;
+use super::files::{FileError, Files, MAX_BYTES, MAX_FILES, kind_of_file, read_bytes};
 use super::key::{Key, Kind};
+use crate::util::secret::Secret;
 use crate::util::sha256::sha256;
+
+/// What other kinds leave to the files of the Node object, of pods and of their statuses: without these
+/// nothing starts, and one pod may name any number of other objects.
+const RESERVED_BYTES: u64 = 4 * 1024 * 1024;
+const RESERVED_FILES: usize = 512;
+/// The most problems that are named.
+const MAX_PROBLEMS: usize = 16;
 
 /// What became of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,10 +25,13 @@ pub enum Stored {
     Written,
 }
 
-#[derive(Debug, Clone, Copy)]
+/// The beginning of the digest of a body, which may be secret: a digest can confirm a guess.
+type Digest = Secret<[u8; 16]>;
+
+#[derive(Debug, Clone)]
 struct Known {
-    /// The beginning of the digest of the body. Bodies may be secret, so they are not here.
-    digest: [u8; 16],
+    /// `None`: the body is sealed and there is no key, or a write has failed.
+    digest: Option<Digest>,
     file_bytes: u64,
 }
 
@@ -32,18 +43,33 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reads all files once. Those that cannot be used are put aside, and returned as texts.
+    /// Reads all files once. Those that cannot be used are put aside, and returned as texts. Removes what
+    /// interrupted writes have left, sealed objects if they are not to be stored, and the largest objects
+    /// above the limit.
     #[must_use]
     pub fn open(files: &Files) -> (Store, Vec<String>) {
-        let (mut store, mut problems) = (Store::default(), Vec::new());
-        for key in Kind::ALL.into_iter().flat_map(|kind| files.keys(kind)) {
-            match files.read(&key) {
-                Ok(Some(body)) => store.insert(key, body.reveal(), body.reveal().len() as u64),
+        let (mut store, mut problems) = (Store::default(), Problems::default());
+        files.clean_up();
+        let found = files.list().unwrap_or_else(|error| {
+            problems.add(|| format!("the stored objects cannot be read: {error}"));
+            Vec::new()
+        });
+        for (name, file_bytes) in remove_largest(files, found, &mut problems) {
+            match files.object(&name) {
+                Ok(Some(object)) => {
+                    let digest = object.body.map(|body| digest(body.reveal()));
+                    store.insert(object.key, digest, file_bytes);
+                }
                 Ok(None) => {}
-                Err(error) => problems.push(format!("{} {}: {error}", key.kind.word(), key.name)),
+                Err(error) => {
+                    problems.add(|| format!("{name}: {error}"));
+                    if error.is_damage() {
+                        files.put_file_aside(&name, &error.to_string());
+                    }
+                }
             }
         }
-        (store, problems)
+        (store, problems.finish())
     }
 
     /// Writes a body, unless the file has it.
@@ -51,18 +77,32 @@ impl Store {
     /// # Errors
     /// When it cannot be written, or is larger than what is left; the former file is then still there.
     pub fn put(&mut self, files: &Files, key: &Key, body: &[u8]) -> Result<Stored, FileError> {
+        let digest = digest(body);
         let known = self.known.get(key);
-        if known.is_some_and(|known| known.digest == digest(body)) {
+        let former = known.map_or(0, |known| known.file_bytes);
+        // A reader may have put the file aside.
+        if known.is_some_and(|known| known.digest.as_ref() == Some(&digest))
+            && files.bytes(key).is_ok_and(|bytes| bytes == Some(former))
+        {
             return Ok(Stored::Same);
         }
-        let others = self.bytes.saturating_sub(known.map_or(0, |known| known.file_bytes));
-        let is_full = known.is_none() && self.known.len() >= MAX_FILES;
-        if is_full || others.saturating_add(body.len() as u64) > MAX_BYTES {
-            return Err(FormatError::TooLarge.into());
+        let content = files.encode(key, body)?;
+        let bytes = content.len() as u64;
+        self.check_limits(key, former, bytes)?;
+        match files.replace(key, &content) {
+            Ok(()) => {
+                self.insert(key.clone(), Some(digest), bytes);
+                Ok(Stored::Written)
+            }
+            Err(error) => {
+                // The next body is written, whichever of the two the file has now.
+                match files.bytes(key) {
+                    Ok(None) => self.forget(key),
+                    found => self.insert(key.clone(), None, found.ok().flatten().unwrap_or(former)),
+                }
+                Err(error.into())
+            }
         }
-        let file_bytes = files.write(key, body)?;
-        self.insert(key.clone(), body, file_bytes);
-        Ok(Stored::Written)
     }
 
     /// Removes the file of an object, if there is one.
@@ -71,9 +111,7 @@ impl Store {
     /// When it cannot be removed.
     pub fn remove(&mut self, files: &Files, key: &Key) -> Result<(), FileError> {
         files.remove(key)?;
-        if let Some(known) = self.known.remove(key) {
-            self.bytes = self.bytes.saturating_sub(known.file_bytes);
-        }
+        self.forget(key);
         Ok(())
     }
 
@@ -98,13 +136,92 @@ impl Store {
         counts
     }
 
-    fn insert(&mut self, key: Key, body: &[u8], file_bytes: u64) {
-        let known = Known { digest: digest(body), file_bytes };
+    /// Whether a file may grow from `former` bytes (0: there is none) to `bytes`.
+    fn check_limits(&self, key: &Key, former: u64, bytes: u64) -> Result<(), FileError> {
+        let (reserved_bytes, reserved_files) =
+            if comes_first(key.kind) { (0, 0) } else { (RESERVED_BYTES, RESERVED_FILES) };
+        let sum = self.bytes.saturating_sub(former).saturating_add(bytes);
+        let is_large = bytes > former && sum > MAX_BYTES - reserved_bytes;
+        let is_many = !self.known.contains_key(key) && self.known.len() >= MAX_FILES - reserved_files;
+        if is_large || is_many { Err(FileError::Full) } else { Ok(()) }
+    }
+
+    fn insert(&mut self, key: Key, digest: Option<Digest>, file_bytes: u64) {
+        let known = Known { digest, file_bytes };
         let former = self.known.insert(key, known).map_or(0, |former| former.file_bytes);
         self.bytes = self.bytes.saturating_sub(former).saturating_add(file_bytes);
     }
+
+    fn forget(&mut self, key: &Key) {
+        if let Some(known) = self.known.remove(key) {
+            self.bytes = self.bytes.saturating_sub(known.file_bytes);
+        }
+    }
 }
 
-fn digest(body: &[u8]) -> [u8; 16] {
-    sha256(body).first_chunk().copied().unwrap_or_default()
+/// Removes the largest files that are not of pods, until all have at most [`MAX_BYTES`], and returns the
+/// others: another version may have had another limit. None of them is read. Files that are larger than
+/// any file of ours are put aside first, and, if those of pods alone are too large, the largest of these.
+fn remove_largest(
+    files: &Files,
+    mut found: Vec<(String, u64)>,
+    problems: &mut Problems,
+) -> Vec<(String, u64)> {
+    let mut sum: u64 = found.iter().map(|(_, bytes)| read_bytes(*bytes)).sum();
+    if sum <= MAX_BYTES {
+        return found;
+    }
+    let is_pod = |name: &str| kind_of_file(name).is_some_and(comes_first);
+    let is_foreign = |bytes: u64| bytes > read_bytes(bytes);
+    found.sort_by_key(|(name, bytes)| (!is_foreign(*bytes), is_pod(name), Reverse(*bytes)));
+    found.retain(|(name, bytes)| {
+        if sum <= MAX_BYTES {
+            return true;
+        }
+        sum = sum.saturating_sub(read_bytes(*bytes));
+        let reason = FileError::Full;
+        if is_foreign(*bytes) || is_pod(name) {
+            files.put_file_aside(name, &reason.to_string());
+        } else if let Err(error) = files.remove_file(name) {
+            log::warn!("cannot remove the stored object {name}: {error}");
+        }
+        problems.add(|| format!("{name} ({bytes} bytes) is not used any more: {reason}"));
+        false
+    });
+    found
 }
+
+/// Whether the limits reserve space for this kind.
+fn comes_first(kind: Kind) -> bool {
+    matches!(kind, Kind::Node | Kind::Pod | Kind::PodStatus)
+}
+
+fn digest(body: &[u8]) -> Digest {
+    Secret::new(sha256(body).first_chunk().copied().unwrap_or_default())
+}
+
+/// Texts, of which a damaged directory may cause thousands.
+#[derive(Debug, Default)]
+struct Problems {
+    named: Vec<String>,
+    more: usize,
+}
+
+impl Problems {
+    fn add(&mut self, text: impl FnOnce() -> String) {
+        match self.named.len() < MAX_PROBLEMS {
+            true => self.named.push(text()),
+            false => self.more += 1,
+        }
+    }
+
+    fn finish(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.named.push(format!("{} more stored objects", self.more));
+        }
+        self.named
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -72,7 +72,7 @@ pub(super) fn put_aside(path: &Path, aside: &Path, reason: &str) {
 }
 
 /// There is a copy of a state file that an earlier run of the agent has put aside.
-pub(super) fn was_put_aside(path: &Path, aside: &Path) {
+pub fn was_put_aside(path: &Path, aside: &Path) {
     let is_known = reports().found.contains_key(aside);
     if !is_known && aside.symlink_metadata().is_ok() {
         let (path, shown) = (path.display(), aside.display());
