@@ -34,7 +34,10 @@ pub(super) enum KeyFileError {
     #[error("it has not 64 hexadecimal digits")]
     Form,
     /// A new key would not open what is stored.
-    #[error("it does not exist, and the stored Secrets and tokens need it")]
+    #[error(
+        "it does not exist, and the stored Secrets and tokens need it: restore it, or remove the files \
+         secret-* and token-* in the directory of the stored objects"
+    )]
     Missing,
     /// The medium is not mounted.
     #[error("its directory does not exist")]
@@ -45,7 +48,8 @@ pub(super) enum KeyFileError {
     /// Another key was restored, or the node has another name.
     #[error(
         "it opens none of the stored Secrets and tokens: they were sealed with another key, or for another \
-         node name"
+         node name; restore the right key, or remove the files secret-* and token-* in the directory of the \
+         stored objects"
     )]
     Other,
     /// No key can be made.
