@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Quantity;
@@ -23,7 +23,7 @@ const PROTECTION: &str = "kubernetes.io/pvc-protection";
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
 /// `metadata` of a claim or a persistent volume.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct Meta {
@@ -38,7 +38,7 @@ pub struct Meta {
 }
 
 /// An entry of `metadata.ownerReferences`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct Owner {
@@ -47,7 +47,7 @@ pub struct Owner {
 }
 
 /// A PersistentVolumeClaim.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct Claim {
@@ -57,7 +57,7 @@ pub struct Claim {
 }
 
 /// `spec` of a claim.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct ClaimSpec {
@@ -67,7 +67,7 @@ pub struct ClaimSpec {
 }
 
 /// `spec.resources` of a claim.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct ClaimResources {
@@ -75,7 +75,7 @@ pub struct ClaimResources {
 }
 
 /// `status` of a claim.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct ClaimStatus {
@@ -86,7 +86,7 @@ pub struct ClaimStatus {
 }
 
 /// A PersistentVolume.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct PersistentVolume {
@@ -95,7 +95,7 @@ pub struct PersistentVolume {
 }
 
 /// `spec` of a persistent volume.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct PersistentSpec {
@@ -117,7 +117,7 @@ pub struct PersistentSpec {
 }
 
 /// `volumeMode`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub enum VolumeMode {
     #[default]
@@ -137,7 +137,7 @@ impl VolumeMode {
 }
 
 /// `spec.claimRef` of a persistent volume.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct ClaimRef {
@@ -145,7 +145,7 @@ pub struct ClaimRef {
 }
 
 /// A directory or a block device of this node.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct Local {
@@ -154,7 +154,7 @@ pub struct Local {
 }
 
 /// A LUN of an iSCSI target.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct Iscsi {
@@ -197,7 +197,7 @@ impl Iscsi {
 }
 
 /// A volume of an exec driver.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct Flex {

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The name of a Secret and its namespace.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct SecretReference {
@@ -15,7 +15,7 @@ pub struct SecretReference {
 }
 
 /// `csi` of a persistent volume. For an inline volume the handle is empty until it is computed.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct CsiVolumeSource {
@@ -30,7 +30,7 @@ pub struct CsiVolumeSource {
 }
 
 /// A CSIDriver object. A driver without one has the defaults.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct CsiDriver {
@@ -38,7 +38,7 @@ pub struct CsiDriver {
 }
 
 /// `spec` of a CSIDriver.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct CsiDriverSpec {
@@ -57,7 +57,7 @@ pub struct CsiDriverSpec {
 }
 
 /// `spec.fsGroupPolicy`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub enum FsGroupPolicy {
     #[default]
@@ -67,7 +67,7 @@ pub enum FsGroupPolicy {
 }
 
 /// An entry of `spec.tokenRequests`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct TokenRequest {
