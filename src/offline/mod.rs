@@ -29,6 +29,8 @@ mod state;
 pub mod store;
 mod stored;
 #[cfg(test)]
+pub(crate) mod test_store;
+#[cfg(test)]
 pub(crate) mod testing;
 mod thread;
 
