@@ -8,6 +8,8 @@
 //! Invariants: memory is bounded by the objects that pods of this node name, the services of the
 //! cluster, and `events::MAX_EVENTS` distinct events; an unavailable server delays only the callers that
 //! need it; secrets and tokens are not in logs, events or `Debug` output.
+//! With `--offline` what pods need is passed to room `offline`, and is read there while the API server is
+//! away or does not know this node.
 //! Absent on purpose: protobuf; lists of resources that a node may not list.
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
 //! certificate,events}.
@@ -33,6 +35,7 @@ pub mod reviews;
 pub mod runtime_classes;
 pub mod services;
 mod span;
+mod stored;
 pub mod target;
 pub mod tokens;
 pub mod trust_bundles;

@@ -1,0 +1,141 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn pod(metadata: Value, spec: Value) -> Pod {
+    let mut value = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec});
+    for (field, content) in metadata.as_object().unwrap() {
+        value["metadata"][field] = content.clone();
+    }
+    Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap())
+}
+
+fn names(keys: &BTreeSet<StoredKey>) -> Vec<String> {
+    let is_token = |key: &&StoredKey| key.kind != StoredKind::Token;
+    keys.iter().filter(is_token).map(|key| format!("{} {}", key.kind.word(), key.name)).collect()
+}
+
+fn token(audience: &str, seconds: Option<i64>) -> StoredKey {
+    TokenName { namespace: "n", account: "a", audience, seconds }.key("u")
+}
+
+#[test]
+fn a_pod_needs_what_is_behind_its_claims() {
+    let pod = pod(
+        json!({}),
+        json!({"serviceAccountName": "a", "runtimeClassName": "gvisor", "containers": [],
+            "imagePullSecrets": [{"name": "pull"}],
+            "volumes": [
+                {"name": "m", "configMap": {"name": "m"}},
+                {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}]}},
+                {"name": "c", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "e", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+                {"name": "i", "csi": {"driver": "inline"}}]}),
+    );
+    let stored = |key: &StoredKey| {
+        let body = match (key.kind, key.name.as_str()) {
+            (StoredKind::Claim, "n/c") => json!({"spec": {"volumeName": "pv"}}),
+            (StoredKind::Volume, "pv") => json!({"spec": {"csi": {"driver": "disks"}}}),
+            (StoredKind::CsiDriver, "inline") => {
+                json!({"spec": {"tokenRequests": [{"audience": "vault", "expirationSeconds": 600}]}})
+            }
+            (StoredKind::CsiDriver, "disks") => Value::Null,
+            _ => return None,
+        };
+        Some(Secret::new(body.to_string().into_bytes()))
+    };
+    let keys = keys_of(&pod, &stored);
+    let expected = [
+        "pod u",
+        "configmap n/m",
+        "secret n/pull",
+        "runtimeclass gvisor",
+        "services default",
+        "services n",
+        "claim n/c",
+        "claim n/p-e",
+        "volume pv",
+        "csidriver disks",
+        "csidriver inline",
+    ];
+    assert_eq!(names(&keys), expected);
+    assert!(keys.contains(&token("", Some(3607))) && keys.contains(&token("vault", Some(600))));
+    assert_eq!(keys.len(), expected.len() + 2);
+    let without = keys_of(&pod, &|_| None);
+    assert!(!without.contains(&volume_key("pv")) && without.contains(&claim_key("n", "c")));
+    // A body that is no JSON.
+    assert_eq!(keys_of(&pod, &|_| Some(Secret::new(b"{".to_vec()))), without);
+}
+
+#[test]
+fn mirror_pods_need_nothing() {
+    let mirror = json!({"annotations": {"kubernetes.io/config.mirror": "x"}});
+    let volumes = json!({"containers": [], "volumes": [{"name": "m", "configMap": {"name": "m"}}]});
+    assert!(keys_of(&pod(mirror, volumes), &|_| None).is_empty());
+}
+
+#[test]
+fn tokens_of_different_requests_have_different_names() {
+    let keys = [
+        token("", None),
+        token("", Some(600)),
+        token("a", None),
+        token("a", Some(600)),
+        TokenName { namespace: "n", account: "b", audience: "", seconds: None }.key("u"),
+        TokenName { namespace: "n", account: "a", audience: "", seconds: None }.key("v"),
+    ];
+    assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
+    assert!(keys[0].belongs_to("u") && keys[5].belongs_to("v"));
+}
+
+#[test]
+fn stored_objects_are_equal_after_a_round_trip() {
+    let object = Object {
+        uid: "u".into(),
+        resource_version: "7".into(),
+        secret_type: "Opaque".into(),
+        immutable: true,
+        data: [("pw".to_owned(), vec![0, 255, b'"'])].into(),
+        binary_data: [("b".to_owned(), Vec::new())].into(),
+    };
+    let body = serde_json::to_vec(&StoredObject::from(&object)).unwrap();
+    assert!(Object::from(serde_json::from_slice::<StoredObject>(&body).unwrap()) == object);
+
+    let claim: Claim = serde_json::from_value(json!({
+        "metadata": {"name": "c", "namespace": "n", "uid": "cu", "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "finalizers": ["f"], "annotations": {"a": "b"}, "ownerReferences": [{"uid": "o", "controller": true}]},
+        "spec": {"volumeName": "pv", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+        "status": {"phase": "Bound", "capacity": {"storage": "1Gi"},
+            "allocatedResources": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}))
+    .unwrap();
+    let body = serde_json::to_vec(&claim).unwrap();
+    assert_eq!(serde_json::from_slice::<Claim>(&body).unwrap(), claim);
+
+    for source in [
+        json!({"hostPath": {"path": "/d"}}),
+        json!({"local": {"path": "/d", "fsType": "ext4"}}),
+        json!({"nfs": {"server": "s", "path": "/d"}}),
+        json!({"iscsi": {"targetPortal": "t", "iqn": "i", "lun": 1, "chapAuthSession": true, "secretRef": {"name": "s"}}}),
+        json!({"flexVolume": {"driver": "d", "options": {"a": "b"}}}),
+        json!({"csi": {"driver": "d", "volumeHandle": "h", "volumeAttributes": {"a": "b"}}}),
+        json!({"awsElasticBlockStore": {"volumeID": "v"}, "nodeAffinity": {"required": {"nodeSelectorTerms": []}}}),
+    ] {
+        let mut spec = json!({"capacity": {"storage": "1Gi"}, "volumeMode": "Block", "claimRef": {"uid": "cu"},
+            "mountOptions": ["ro"], "accessModes": ["ReadWriteOnce"]});
+        spec.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+        let volume: PersistentVolume =
+            serde_json::from_value(json!({"metadata": {"name": "pv", "labels": {"a": "b"}}, "spec": spec}))
+                .unwrap();
+        let body = serde_json::to_vec(&volume).unwrap();
+        assert_eq!(serde_json::from_slice::<PersistentVolume>(&body).unwrap(), volume, "{source}");
+    }
+
+    for driver in [
+        None,
+        Some(json!({"spec": {"attachRequired": false, "fsGroupPolicy": "File", "seLinuxMount": true,
+        "volumeLifecycleModes": ["Ephemeral"], "tokenRequests": [{"audience": "a", "expirationSeconds": 600}]}})),
+    ] {
+        let driver: Option<CsiDriver> = driver.map(|driver| serde_json::from_value(driver).unwrap());
+        let body = serde_json::to_vec(&driver).unwrap();
+        assert_eq!(serde_json::from_slice::<Option<CsiDriver>>(&body).unwrap(), driver);
+    }
+}
