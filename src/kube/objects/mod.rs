@@ -9,6 +9,10 @@
 //! one does not wait to the end of its back-off; upstream leaves both to the next periodic sync. A
 //! watch does not end because no pod reads the object.
 //!
+//! With a store (`--offline`) objects are stored, and while the API server is away or does not know this
+//! node, stored objects come first: it can then neither remove an object nor replace it by another one.
+//! Such updates are parked until the API server counts again.
+//!
 //! DIFFERS: objects beyond [`MAX_WATCHES`] are not watched, but read again when they are used and
 //! older than `POLL`: each watch costs a thread and a connection.
 
@@ -17,13 +21,15 @@ mod object;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
+use super::stored::{self, StoredObject};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::offline::Offline;
 use crate::util::lock::LockExt;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, Running};
@@ -140,6 +146,9 @@ struct Shared {
     api: Arc<dyn ObjectApi>,
     changed: SyncPod,
     time_to_live: TimeToLive,
+    offline: OnceLock<Offline>,
+    /// Locked while an object is passed to the store: the newest version comes last.
+    storing: Mutex<()>,
     /// Locked for short reads and updates only, never during a request.
     table: Mutex<Table>,
 }
@@ -167,6 +176,12 @@ struct Entry {
     id: u64,
     pods: usize,
     known: KnownObject,
+    /// The newest update, which the API server may not make now; `None` in it: there is no object.
+    parked: Option<Option<Arc<Object>>>,
+    /// Whether `known` changed while nothing was stored.
+    is_unstored: bool,
+    /// Whether `known` is from the store, and the API server has not shown it since.
+    is_from_store: bool,
     /// When the object was read, without a watch; `None`: its age does not matter.
     read: Option<Instant>,
     /// The number of the read or the update of the watch that `known` is from.
@@ -182,6 +197,12 @@ enum KnownObject {
     Unread,
     Absent,
     Present(Arc<Object>),
+}
+
+impl KnownObject {
+    fn from_update(object: Option<Arc<Object>>) -> KnownObject {
+        object.map_or(KnownObject::Absent, KnownObject::Present)
+    }
 }
 
 enum Watch {
@@ -205,11 +226,23 @@ impl Entry {
             id,
             pods: 0,
             known: KnownObject::Unread,
+            parked: None,
+            is_unstored: false,
+            is_from_store: false,
             read: None,
             number: 0,
             watch: Watch::No,
             waiters: None,
             missed: false,
+        }
+    }
+
+    /// Whether the update needs an API server that knows this node: the object is gone, or is another one.
+    fn is_replaced_by(&self, update: Option<&Object>) -> bool {
+        match (&self.known, update) {
+            (KnownObject::Unread, _) | (KnownObject::Absent, None) => false,
+            (KnownObject::Present(known), Some(object)) => known.uid != object.uid,
+            (KnownObject::Present(_), None) | (KnownObject::Absent, Some(_)) => true,
         }
     }
 
@@ -243,14 +276,74 @@ impl Objects {
         time_to_live: TimeToLive,
         changed: SyncPod,
     ) -> Objects {
-        let shared = Shared { strategy, api, changed, time_to_live, table: Mutex::default() };
+        let shared = Shared {
+            strategy,
+            api,
+            changed,
+            time_to_live,
+            offline: OnceLock::new(),
+            storing: Mutex::default(),
+            table: Mutex::default(),
+        };
         Objects { shared: Arc::new(shared) }
+    }
+
+    /// Objects are stored, and stored ones serve while the API server does not count. Must be called before
+    /// the first pod is registered.
+    #[must_use]
+    pub fn with_offline(self, offline: Option<Offline>) -> Objects {
+        if let Some(offline) = offline {
+            let _ = self.shared.offline.set(offline);
+        }
+        self
+    }
+
+    /// The store, if there is one.
+    pub(super) fn offline(&self) -> Option<&Offline> {
+        self.shared.offline.get()
+    }
+
+    /// The API server counts again: carries out the updates that were parked.
+    pub fn settle(&self) {
+        let (mut parked, mut unstored) = (Vec::new(), Vec::new());
+        for (key, entry) in &mut self.shared.table().entries {
+            if let Some(update) = entry.parked.take() {
+                parked.push((key.clone(), entry.id, update));
+            }
+            if std::mem::take(&mut entry.is_unstored) {
+                unstored.push(key.clone());
+            }
+        }
+        for key in unstored {
+            self.shared.store(&key);
+        }
+        for (key, id, update) in parked {
+            self.shared.update(&key, id, update);
+        }
+    }
+
+    /// The API server does not count any more: objects that it does not have are read from the store. It may
+    /// have lost them just before that was known.
+    pub fn use_stored(&self) {
+        let Some(offline) = self.shared.offline.get() else { return };
+        let absent: Vec<(Key, u64)> = {
+            let table = self.shared.table();
+            let absent = table.entries.iter().filter(|(_, entry)| matches!(entry.known, KnownObject::Absent));
+            absent.map(|(key, entry)| (key.clone(), entry.id)).collect()
+        };
+        for (key, id) in absent {
+            if let Some(Some(object)) = stored_object(offline, &key) {
+                self.shared.restore(&key, id, object);
+            }
+        }
     }
 
     /// Caches the objects that the pod names, and releases those that only an earlier version of it
     /// named. A repeated call is cheap.
     pub fn register(&self, pod: &Pod) {
         let wanted = references(pod);
+        let stored = self.shared.read_stored(&wanted);
+        let mut new = Vec::new();
         let mut unused = Vec::new();
         let mut starts = Vec::new();
         {
@@ -264,6 +357,15 @@ impl Objects {
                 let entry = table.entry(key);
                 entry.pods += 1;
             }
+            for (key, object) in stored {
+                // The API server may have responded meanwhile.
+                if let Some(entry) = table.entries.get_mut(&key)
+                    && matches!(entry.known, KnownObject::Unread)
+                {
+                    entry.known = KnownObject::from_update(object.map(Arc::new));
+                    entry.is_from_store = true;
+                }
+            }
             for key in before.difference(&wanted) {
                 unused.extend(table.release(key));
             }
@@ -271,6 +373,9 @@ impl Objects {
                 // The pod may be newer than the cached object.
                 for key in &wanted {
                     table.entry(key).read = None;
+                }
+                if self.shared.offline.get().is_some() {
+                    new.extend(wanted.iter().cloned());
                 }
             }
             if !wanted.is_empty() || known {
@@ -285,6 +390,10 @@ impl Objects {
             }
         }
         drop(unused);
+        for key in new {
+            // The store may have removed it when the last pod that named it was deleted.
+            self.shared.store(&key);
+        }
         for (key, id) in starts {
             self.start_watch(key, id);
         }
@@ -389,7 +498,7 @@ impl Objects {
         let watched_key = key.clone();
         let sink: OnUpdate = Box::new(move |object| {
             if let Some(shared) = shared.upgrade() {
-                shared.seen(&watched_key, id, object);
+                shared.update(&watched_key, id, object.map(Arc::new));
             }
         });
         let started = self.shared.api.watch(&key, sink);
@@ -429,6 +538,14 @@ impl Table {
         match entry.watch {
             Watch::On(running) => Some(running),
             _ => None,
+        }
+    }
+
+    /// Counts a change of the object for the pods that name it, and adds these to `pods`.
+    fn note_change(&mut self, key: &Key, pods: &mut Vec<PodUid>) {
+        for (uid, named) in self.pods.iter_mut().filter(|(_, named)| named.keys.contains(key)) {
+            named.changes += 1;
+            pods.push(uid.clone());
         }
     }
 
@@ -488,8 +605,11 @@ impl Shared {
         };
         let fresh = match &entry.watch {
             Watch::No => {
-                let immutable = matches!(&entry.known, KnownObject::Present(object) if object.immutable);
-                immutable || entry.read.is_some_and(|read| read.elapsed() < age)
+                let immutable = !entry.is_from_store
+                    && matches!(&entry.known, KnownObject::Present(object) if object.immutable);
+                // A request would wait for a server that does not count.
+                let is_last = !self.server_counts() && !matches!(entry.known, KnownObject::Unread);
+                immutable || is_last || entry.read.is_some_and(|read| read.elapsed() < age)
             }
             Watch::Starting | Watch::On(_) | Watch::Over => true,
         };
@@ -518,12 +638,9 @@ impl Shared {
         if number < entry.number {
             return entry.cached_result(key).unwrap_or(result);
         }
-        if result.as_ref().err().is_none_or(ObjectError::is_not_found) {
-            entry.number = number;
-        }
-        match &result {
-            Ok(object) => entry.known = KnownObject::Present(Arc::clone(object)),
-            Err(error) if error.is_not_found() => entry.known = KnownObject::Absent,
+        let update = match &result {
+            Ok(object) => Some(Arc::clone(object)),
+            Err(error) if error.is_not_found() => None,
             Err(error) => {
                 let KnownObject::Present(object) = &entry.known else { return result };
                 log::debug!(
@@ -534,34 +651,122 @@ impl Shared {
                 );
                 return Ok(Arc::clone(object));
             }
+        };
+        entry.number = number;
+        if !self.server_counts() && entry.is_replaced_by(update.as_deref()) {
+            entry.parked = Some(update);
+            return entry.cached_result(key).unwrap_or(result);
         }
+        let is_new = match (&entry.known, &update) {
+            (KnownObject::Present(before), Some(now)) => !before.is_version(now),
+            (KnownObject::Absent, None) => false,
+            _ => true,
+        };
+        entry.known = KnownObject::from_update(update);
+        (entry.parked, entry.is_from_store) = (None, false);
         entry.read = Some(Instant::now());
+        drop(table);
+        if is_new {
+            self.store(key);
+        }
         result
     }
 
+    fn server_counts(&self) -> bool {
+        stored::server_counts(self.offline.get())
+    }
+
+    /// The stored objects of keys that are new here, while they come before those of the API server; `None`
+    /// in it: the object did not exist. Reads files.
+    fn read_stored(&self, keys: &BTreeSet<Key>) -> Vec<(Key, Option<Object>)> {
+        let Some(offline) = self.offline.get().filter(|_| !self.server_counts()) else { return Vec::new() };
+        let new: Vec<&Key> = {
+            let table = self.table();
+            keys.iter().filter(|key| !table.entries.contains_key(*key)).collect()
+        };
+        new.into_iter().filter_map(|key| Some((key.clone(), stored_object(offline, key)?))).collect()
+    }
+
+    /// Stores what is known of an object now. That it does not exist is stored, too, because pods may start
+    /// without it; an object that was stored is removed instead, which the store does only later.
+    fn store(&self, key: &Key) {
+        let Some(offline) = self.offline.get() else { return };
+        let _order = self.storing.locked();
+        let object = {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(key) else { return };
+            match &entry.known {
+                KnownObject::Unread => return,
+                KnownObject::Absent => None,
+                KnownObject::Present(object) => {
+                    let object = Arc::clone(object);
+                    entry.is_unstored = offline.uses_stored();
+                    Some(object)
+                }
+            }
+        };
+        let stored_key = stored::object_key(key);
+        match object {
+            Some(object) => offline.put_json(stored_key, &StoredObject::from(&*object)),
+            None if !offline.accepts_absence() => {}
+            None => match stored_object(offline, key) {
+                Some(Some(_)) => offline.remove(stored_key),
+                Some(None) => {}
+                None => offline.put_json(stored_key, &None::<StoredObject>),
+            },
+        }
+    }
+
+    /// Uses a stored object in the place of one that the API server does not have.
+    fn restore(&self, key: &Key, id: u64, object: Object) {
+        let mut pods = Vec::new();
+        {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return };
+            if !matches!(entry.known, KnownObject::Absent) {
+                return;
+            }
+            entry.known = KnownObject::Present(Arc::new(object));
+            entry.is_from_store = true;
+            entry.parked.get_or_insert(None);
+            table.note_change(key, &mut pods);
+        }
+        for uid in pods {
+            (self.changed)(&uid);
+        }
+    }
+
     /// Handles an update of a watch.
-    fn seen(&self, key: &Key, id: u64, object: Option<Object>) {
+    fn update(&self, key: &Key, id: u64, object: Option<Arc<Object>>) {
         let mut over = None;
         let mut pods = Vec::new();
+        let is_new;
         {
             let mut table = self.table();
             let number = table.next_number();
             let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.id == id) else { return };
             entry.number = number;
+            if !self.server_counts() && entry.is_replaced_by(object.as_deref()) {
+                entry.parked = Some(object);
+                return;
+            }
+            let is_from_store = std::mem::take(&mut entry.is_from_store);
+            entry.parked = None;
             let first = matches!(entry.known, KnownObject::Unread);
             let changed = match (&entry.known, &object) {
                 (KnownObject::Absent, None) => false,
                 (KnownObject::Present(before), Some(now)) => !before.is_version(now),
                 _ => true,
             };
-            if !changed {
+            let immutable = object.as_ref().is_some_and(|object| object.immutable);
+            // A stored object is known before its watch begins.
+            if !changed && !(immutable && is_from_store) {
                 return;
             }
-            let immutable = object.as_ref().is_some_and(|object| object.immutable);
-            entry.known = object.map_or(KnownObject::Absent, |object| KnownObject::Present(Arc::new(object)));
+            entry.known = KnownObject::from_update(object);
             entry.waiters = None;
             // Waiting callers get the response; pods whose wait timed out must be synced again.
-            let notify = !first || std::mem::take(&mut entry.missed);
+            let notify = changed && (!first || std::mem::take(&mut entry.missed));
             if immutable && entry.watch.counts() {
                 if let Watch::On(running) = std::mem::replace(&mut entry.watch, Watch::Over) {
                     over = Some(running);
@@ -569,20 +774,27 @@ impl Shared {
                 table.watches = table.watches.saturating_sub(1);
             }
             if notify {
-                for (uid, named) in table.pods.iter_mut().filter(|(_, named)| named.keys.contains(key)) {
-                    named.changes += 1;
-                    pods.push(uid.clone());
-                }
+                table.note_change(key, &mut pods);
             }
+            is_new = changed;
         }
         if let Some(running) = over {
             // The current thread is this watch's own, so it is not joined here.
             running.leave();
         }
+        if is_new {
+            self.store(key);
+        }
         for uid in pods {
             (self.changed)(&uid);
         }
     }
+}
+
+/// What the store has of an object; `None` in it: the object did not exist.
+fn stored_object(offline: &Offline, key: &Key) -> Option<Option<Object>> {
+    let stored: Option<StoredObject> = offline.read_json(&stored::object_key(key))?;
+    Some(stored.map(Object::from))
 }
 
 #[cfg(test)]
@@ -616,7 +828,7 @@ impl Objects {
             entry.missed = true;
             entry.id
         };
-        self.shared.seen(key, id, object);
+        self.shared.update(key, id, object.map(Arc::new));
     }
 }
 

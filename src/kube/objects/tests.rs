@@ -2,6 +2,8 @@ use super::*;
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::offline::Phase;
+use crate::offline::test_store::TestStore;
 use crate::util::threads::{OnDeath, Stack, spawn};
 
 /// An API server with the responses that a test sets.
@@ -299,4 +301,242 @@ fn late_response_does_not_replace_a_newer_object() {
     send.send(()).unwrap();
     assert_eq!(first.result(), Ok("2".into()));
     assert_eq!((get(&objects, "a"), server.reads.load(Ordering::SeqCst)), (Ok("2".into()), 2));
+}
+
+fn stored_cache(strategy: Strategy, server: &Arc<Server>, store: &TestStore) -> (Objects, Receiver<PodUid>) {
+    let (objects, changed_pods) = cache(strategy, server);
+    (objects.with_offline(Some(store.offline.clone())), changed_pods)
+}
+
+/// What was passed to the store: name and version.
+fn stored_changes(store: &TestStore) -> Vec<String> {
+    let text = |(key, body): (crate::offline::Key, Option<String>)| {
+        let body = body.map(|body| serde_json::from_str::<Option<StoredObject>>(&body).unwrap());
+        let state = match body {
+            None => "removed".to_owned(),
+            Some(None) => "absent".to_owned(),
+            Some(Some(object)) => Object::from(object).resource_version,
+        };
+        format!("{} {state}", key.name)
+    };
+    store.changes().into_iter().map(text).collect()
+}
+
+fn of_uid(uid: &str, version: u32) -> Object {
+    Object { uid: uid.to_owned(), ..object(version) }
+}
+
+#[test]
+fn objects_are_stored_when_they_change() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.enter(Phase::Online);
+    let (objects, _changed_pods) = stored_cache(Strategy::Watch, &server, &store);
+    objects.register(&pod("1", &["a", "b"]));
+    assert!(store.changes().is_empty());
+    server.send_event(&key("a"), Some(object(1)));
+    server.send_event(&key("b"), None);
+    // That an object does not exist is known alone, too: pods may start without it.
+    assert_eq!(stored_changes(&store), ["n/a 1", "n/b absent"]);
+    server.send_event(&key("a"), Some(object(1)));
+    server.send_event(&key("b"), None);
+    objects.register(&pod("1", &["a", "b"]));
+    assert!(store.changes().is_empty());
+    server.send_event(&key("a"), Some(object(2)));
+    assert_eq!(stored_changes(&store), ["n/a 2"]);
+    server.send_event(&key("a"), None);
+    assert_eq!(stored_changes(&store), ["n/a removed"]);
+    server.send_event(&key("a"), Some(of_uid("v", 3)));
+    assert_eq!(stored_changes(&store), ["n/a 3"]);
+    // The file may have been removed with the last pod that was in the API server's set.
+    objects.register(&pod("2", &["a"]));
+    assert_eq!(stored_changes(&store), ["n/a 3"]);
+}
+
+#[test]
+fn objects_without_a_watch_are_stored_when_they_change() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.enter(Phase::Online);
+    let (objects, _changed_pods) = stored_cache(Strategy::Get, &server, &store);
+    objects.register(&pod("1", &["a"]));
+    server.set(&key("a"), Ok(object(1)));
+    assert_eq!((get(&objects, "a"), stored_changes(&store)), (Ok("1".into()), vec!["n/a 1".to_owned()]));
+    assert!(get(&objects, "a").is_ok() && store.changes().is_empty());
+    server.set(&key("a"), Ok(object(2)));
+    assert_eq!((get(&objects, "a"), stored_changes(&store)), (Ok("2".into()), vec!["n/a 2".to_owned()]));
+}
+
+#[test]
+fn stored_objects_need_no_request_while_the_server_is_away() {
+    for strategy in [Strategy::Watch, Strategy::Cache, Strategy::Get] {
+        let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+        let secret = Key::new(Kind::Secret, "n", "s");
+        for key in [&key("a"), &secret] {
+            store.write(&stored::object_key(key), &StoredObject::from(&object(1)));
+        }
+        store.write(&stored::object_key(&key("b")), &None::<StoredObject>);
+        store.enter(Phase::Alone);
+        let (objects, _changed_pods) = stored_cache(strategy, &server, &store);
+        objects.register(&pod("1", &["a", "b"]));
+        let value = json!({"metadata": {"name": "2", "namespace": "n", "uid": "2"},
+            "spec": {"containers": [], "imagePullSecrets": [{"name": "s"}]}});
+        objects.register(&Pod::from(serde_json::from_value::<crate::model::api::Pod>(value).unwrap()));
+        for key in [&key("a"), &key("b"), &secret] {
+            assert!(objects.is_cached(key), "{key:?}");
+        }
+        for key in [&key("a"), &secret] {
+            assert_eq!(*objects.get(key, Duration::ZERO, &StopToken::never()).unwrap(), object(1));
+        }
+        assert_eq!(get(&objects, "b"), Err("configmap \"b\" not found".into()));
+        assert_eq!(server.reads(), 0, "{strategy:?}");
+        assert!(!format!("{objects:?} {:?}", store.offline).contains("version"));
+    }
+}
+
+#[test]
+fn damaged_or_missing_stored_object_is_requested() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.write(&stored::object_key(&key("a")), &json!("no object"));
+    store.enter(Phase::Alone);
+    let (objects, _changed_pods) = stored_cache(Strategy::Get, &server, &store);
+    objects.register(&pod("1", &["a", "b"]));
+    for name in ["a", "b"] {
+        server.set(&key(name), Ok(object(4)));
+        assert_eq!(get(&objects, name), Ok("4".into()));
+    }
+    assert_eq!((server.reads(), stored_changes(&store)), (2, vec!["n/a 4".to_owned(), "n/b 4".to_owned()]));
+}
+
+#[test]
+fn watch_of_a_stored_immutable_object_ends_with_its_first_response() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    let immutable = Object { immutable: true, ..object(1) };
+    store.write(&stored::object_key(&key("a")), &StoredObject::from(&immutable));
+    store.enter(Phase::Alone);
+    let (objects, changed_pods) = stored_cache(Strategy::Watch, &server, &store);
+    objects.register(&pod("1", &["a"]));
+    server.send_event(&key("a"), Some(immutable));
+    while server.running.load(Ordering::SeqCst) > 0 {
+        let _ = StopToken::never().wait(Duration::from_millis(1));
+    }
+    assert!(objects.shared.table().watches == 0 && changed_pods.is_empty());
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+}
+
+#[test]
+fn stored_immutable_object_without_a_watch_is_read_again_when_the_server_counts() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    let immutable = |uid: &str, version| Object { immutable: true, ..of_uid(uid, version) };
+    store.write(&stored::object_key(&key("a")), &StoredObject::from(&immutable("u", 1)));
+    store.enter(Phase::Alone);
+    let (objects, _changed_pods) = stored_cache(Strategy::Get, &server, &store);
+    objects.register(&pod("1", &["a"]));
+    server.set(&key("a"), Ok(immutable("v", 7)));
+    assert_eq!((get(&objects, "a"), server.reads()), (Ok("1".into()), 0));
+    store.enter(Phase::Online);
+    for _ in 0..2 {
+        assert_eq!((get(&objects, "a"), server.reads()), (Ok("7".into()), 1));
+    }
+}
+
+#[test]
+fn server_that_does_not_know_the_node_replaces_no_object_until_it_counts() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.enter(Phase::Online);
+    let (objects, changed_pods) = stored_cache(Strategy::Watch, &server, &store);
+    objects.register(&pod("1", &["a", "b", "c", "d"]));
+    for name in ["a", "b", "c"] {
+        server.send_event(&key(name), Some(object(1)));
+    }
+    server.send_event(&key("d"), None);
+    assert_eq!(store.changes().len(), 4);
+    store.enter(Phase::Held);
+    server.send_event(&key("a"), None);
+    server.send_event(&key("b"), Some(of_uid("other", 7)));
+    server.send_event(&key("d"), Some(of_uid("other", 8)));
+    assert!(changed_pods.is_empty());
+    // The UID proves that the server has the same object.
+    server.send_event(&key("c"), Some(object(2)));
+    assert_eq!(changed_pods.try_iter().count(), 1);
+    let versions = |objects: &Objects| ["a", "b", "c", "d"].map(|name| get(objects, name).ok());
+    let texts = |versions: [&str; 4]| {
+        versions.map(|version| Some(version.to_owned()).filter(|version| !version.is_empty()))
+    };
+    assert_eq!(versions(&objects), texts(["1", "1", "2", ""]));
+    assert!(store.changes().is_empty(), "nothing is stored while a set is held");
+    objects.settle();
+    assert_eq!(versions(&objects), texts(["1", "1", "2", ""]), "the server does not count yet");
+
+    store.enter(Phase::Online);
+    objects.settle();
+    assert_eq!(changed_pods.try_iter().count(), 3);
+    assert_eq!(versions(&objects), texts(["", "7", "2", "8"]));
+    assert_eq!(stored_changes(&store), ["n/a removed", "n/b 7", "n/c 2", "n/d 8"]);
+    objects.settle();
+    assert!(store.changes().is_empty() && changed_pods.is_empty());
+}
+
+#[test]
+fn newer_version_of_the_same_object_replaces_a_parked_update() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.enter(Phase::Online);
+    let (objects, _changed_pods) = stored_cache(Strategy::Watch, &server, &store);
+    objects.register(&pod("1", &["a"]));
+    server.send_event(&key("a"), Some(object(1)));
+    store.enter(Phase::Held);
+    server.send_event(&key("a"), None);
+    server.send_event(&key("a"), Some(object(1)));
+    store.enter(Phase::Online);
+    objects.settle();
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+}
+
+#[test]
+fn objects_that_a_server_lost_before_it_was_held_are_read_from_the_store() {
+    let (store, server) = (TestStore::new(), Arc::new(Server::default()));
+    store.enter(Phase::Online);
+    let (objects, changed_pods) = stored_cache(Strategy::Watch, &server, &store);
+    objects.register(&pod("1", &["a", "b"]));
+    server.send_event(&key("a"), Some(object(1)));
+    server.send_event(&key("b"), None);
+    assert_eq!(store.changes().len(), 2);
+    // The store removes files late.
+    server.send_event(&key("a"), None);
+    assert!(get(&objects, "a").is_err());
+    store.enter(Phase::Held);
+    objects.use_stored();
+    assert_eq!((get(&objects, "a"), get(&objects, "b").is_err()), (Ok("1".into()), true));
+    assert_eq!(changed_pods.try_iter().count(), 2);
+    store.enter(Phase::Online);
+    objects.settle();
+    assert!(get(&objects, "a").is_err());
+}
+
+/// A response that began before the server lost its data.
+#[test]
+fn late_absence_is_parked() {
+    /// The server is held during the second read.
+    struct Lost(Arc<TestStore>, AtomicUsize);
+    impl ObjectApi for Lost {
+        fn read(&self, key: &Key) -> Result<Object, ObjectError> {
+            if self.1.fetch_add(1, Ordering::SeqCst) == 0 {
+                return Ok(object(1));
+            }
+            self.0.enter(Phase::Held);
+            Err(not_found(key))
+        }
+        fn watch(&self, _: &Key, _: OnUpdate) -> io::Result<Running> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+    let store = Arc::new(TestStore::new());
+    store.enter(Phase::Online);
+    let server = Arc::new(Lost(Arc::clone(&store), AtomicUsize::new(0)));
+    let objects = Objects::new(Strategy::Get, server, Box::new(|| None), Box::new(|_| {}))
+        .with_offline(Some(store.offline.clone()));
+    objects.register(&pod("1", &["a"]));
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+    assert_eq!(get(&objects, "a"), Ok("1".into()));
+    store.enter(Phase::Online);
+    objects.settle();
+    assert!(matches!(objects.shared.table().entries[&key("a")].known, KnownObject::Absent));
 }
