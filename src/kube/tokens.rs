@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -14,8 +14,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::stored::{StoredToken, TokenName};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::offline::{Key as StoredKey, Offline};
 use crate::util::backoff::random_unit;
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
@@ -130,6 +132,11 @@ impl Key {
             seconds,
         }
     }
+
+    fn stored_key(&self, uid: &PodUid) -> StoredKey {
+        let Key { namespace, account, audience, seconds } = self;
+        TokenName { namespace, account, audience, seconds: *seconds }.key(uid.as_str())
+    }
 }
 
 impl Entry {
@@ -149,6 +156,7 @@ pub struct Tokens {
 
 struct Shared {
     api: Box<dyn TokenApi>,
+    offline: OnceLock<Offline>,
     /// Locked for short reads and updates only, never during a request.
     table: Mutex<HashMap<PodUid, HashMap<Key, Entry>>>,
 }
@@ -163,7 +171,17 @@ impl Tokens {
     /// An empty cache.
     #[must_use]
     pub fn new(api: Box<dyn TokenApi>) -> Tokens {
-        Tokens { shared: Arc::new(Shared { api, table: Mutex::default() }) }
+        let shared = Shared { api, offline: OnceLock::new(), table: Mutex::default() };
+        Tokens { shared: Arc::new(shared) }
+    }
+
+    /// Tokens are stored, and stored ones serve while the API server is away, even if they have expired.
+    #[must_use]
+    pub fn with_offline(self, offline: Option<Offline>) -> Tokens {
+        if let Some(offline) = offline {
+            let _ = self.shared.offline.set(offline);
+        }
+        self
     }
 
     /// The token of the pod's service account for an audience (empty: the API server's own);
@@ -202,6 +220,9 @@ impl Tokens {
             }
             entry.map(|entry| Arc::clone(&entry.token))
         };
+        if let Some(token) = self.shared.instead(pod, &key, old.as_ref(), now) {
+            return Ok(token);
+        }
         let body = request(pod, audience, seconds);
         match self.shared.api.create(&key.namespace, &key.account, &body) {
             Ok(response) => {
@@ -217,6 +238,8 @@ impl Tokens {
                     // This response is late.
                     Some(newer) if newer.requested > instant => Ok(Arc::clone(&newer.token)),
                     _ => {
+                        // Under the lock: a token that was requested later is also stored later.
+                        self.shared.store(pod, &key, &token);
                         tokens.insert(key, entry);
                         Ok(token)
                     }
@@ -242,6 +265,35 @@ impl Tokens {
 impl Shared {
     fn table(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Key, Entry>>> {
         self.table.locked()
+    }
+
+    /// The token to use without a request, while the API server is away or does not know this node: the old
+    /// one, or the stored one. It does not enter the table, so that it is replaced as soon as the API server
+    /// is back.
+    fn instead(&self, pod: &Pod, key: &Key, old: Option<&Arc<Token>>, now: Timestamp) -> Option<Arc<Token>> {
+        let offline = self.offline.get().filter(|offline| offline.uses_stored())?;
+        let token = match old {
+            Some(old) => Arc::clone(old),
+            None => {
+                let StoredToken { text, expires, seconds } = offline.read_json(&key.stored_key(pod.uid()))?;
+                Arc::new(Token { text: text.into(), expires, seconds })
+            }
+        };
+        if now >= token.expires {
+            offline.token_expired(pod);
+        }
+        Some(token)
+    }
+
+    fn store(&self, pod: &Pod, key: &Key, token: &Token) {
+        if let Some(offline) = self.offline.get() {
+            let stored = StoredToken {
+                text: token.expose().to_owned(),
+                expires: token.expires,
+                seconds: token.seconds,
+            };
+            offline.put_json(key.stored_key(pod.uid()), &stored);
+        }
     }
 
     fn failed(&self, pod: &Pod, key: &Key, now: Instant, error: &ApiError) {
@@ -322,6 +374,8 @@ impl Tokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offline::Phase;
+    use crate::offline::test_store::TestStore;
     use std::sync::atomic::{AtomicI64, Ordering};
 
     /// A server that numbers its tokens; it is unavailable while the number is negative.
@@ -481,5 +535,67 @@ mod tests {
             text.starts_with("Token { text: Secret(..), expires: 2") && !text.contains("default"),
             "{text}"
         );
+    }
+
+    fn stored_cache(store: &TestStore, count: &Arc<AtomicI64>) -> Tokens {
+        Tokens::new(Box::new(Server(Arc::clone(count), 0))).with_offline(Some(store.offline.clone()))
+    }
+
+    fn get(tokens: &Tokens, uid: &str, second: i64) -> String {
+        let now = (timestamp(second), Instant::now());
+        tokens.get_at(&pod(uid), "", Some(3600), now).unwrap().expose().to_owned()
+    }
+
+    #[test]
+    fn stored_token_serves_while_the_server_is_away_even_if_it_has_expired() {
+        let (store, count) = (TestStore::new(), Arc::new(AtomicI64::new(1)));
+        let key = Key::new(&pod("1"), "", Some(3600)).stored_key(&PodUid::from("1"));
+        let stored = StoredToken { text: "old".to_owned(), expires: timestamp(100), seconds: 3600 };
+        store.write(&key, &stored);
+        store.enter(Phase::Alone);
+        let tokens = stored_cache(&store, &count);
+        assert_eq!((get(&tokens, "1", 50), get(&tokens, "1", 5000)), ("old".to_owned(), "old".to_owned()));
+        assert!(!tokens.is_cached(&pod("1"), "", Some(3600)));
+        assert_eq!(count.load(Ordering::SeqCst), 1, "there is no request");
+        // It is replaced as soon as the server is back.
+        store.enter(Phase::Online);
+        assert_eq!(get(&tokens, "1", 50), "t1");
+        let changes = store.changes();
+        let body = changes[&key].as_ref().unwrap();
+        let stored: StoredToken = serde_json::from_str(body).unwrap();
+        assert_eq!((stored.text.as_str(), stored.expires, stored.seconds), ("t1", timestamp(3600), 3600));
+        assert!(!format!("{:?} {tokens:?}", store.offline).contains("t1"));
+    }
+
+    #[test]
+    fn each_issued_token_is_stored_once() {
+        let (store, count) = (TestStore::new(), Arc::new(AtomicI64::new(1)));
+        store.enter(Phase::Online);
+        let tokens = stored_cache(&store, &count);
+        assert_eq!((get(&tokens, "1", 0), get(&tokens, "1", 1)), ("t1".to_owned(), "t1".to_owned()));
+        assert_eq!(store.changes().len(), 1);
+        assert_eq!(get(&tokens, "1", 2), "t1");
+        assert!(store.changes().is_empty());
+        // After a restart of the agent.
+        let tokens = stored_cache(&store, &count);
+        store.enter(Phase::Held);
+        assert_eq!((get(&tokens, "1", 3), count.load(Ordering::SeqCst)), ("t1".to_owned(), 2));
+        assert_eq!(get(&tokens, "2", 3), "t2", "nothing is stored for this pod");
+        assert!(store.changes().is_empty(), "nothing is stored while a set is held");
+    }
+
+    #[test]
+    fn cached_token_that_has_expired_serves_while_a_set_is_held() {
+        let (store, count) = (TestStore::new(), Arc::new(AtomicI64::new(1)));
+        store.enter(Phase::Online);
+        let tokens = stored_cache(&store, &count);
+        let begin = Instant::now();
+        let get = |second: u64| {
+            let now = (timestamp(second as i64), begin + Duration::from_secs(second));
+            tokens.get_at(&pod("1"), "", Some(3600), now).unwrap().expose().to_owned()
+        };
+        assert_eq!(get(0), "t1");
+        store.enter(Phase::Held);
+        assert_eq!((get(5000), count.load(Ordering::SeqCst)), ("t1".to_owned(), 2));
     }
 }
