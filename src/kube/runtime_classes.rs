@@ -5,18 +5,20 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use super::stored;
+use crate::offline::Offline;
 use crate::util::lock::LockExt;
 
 /// How long a cached class is used without another request.
 const FRESH: Duration = Duration::from_secs(60);
 
 /// The fields of a RuntimeClass that are read.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct Class {
     handler: String,
 }
@@ -54,6 +56,7 @@ pub struct RuntimeClasses {
 
 struct Shared {
     api: Box<dyn ClassApi>,
+    offline: OnceLock<Offline>,
     /// Handler and age by class; at most all classes of the cluster. Not locked during a request.
     known: Mutex<HashMap<String, (String, Instant)>>,
 }
@@ -68,7 +71,17 @@ impl RuntimeClasses {
     /// An empty cache.
     #[must_use]
     pub fn new(api: Box<dyn ClassApi>) -> RuntimeClasses {
-        RuntimeClasses { shared: Arc::new(Shared { api, known: Mutex::default() }) }
+        let shared = Shared { api, offline: OnceLock::new(), known: Mutex::default() };
+        RuntimeClasses { shared: Arc::new(shared) }
+    }
+
+    /// The classes are stored, and stored ones serve while the API server does not count.
+    #[must_use]
+    pub fn with_offline(self, offline: Option<Offline>) -> RuntimeClasses {
+        if let Some(offline) = offline {
+            let _ = self.shared.offline.set(offline);
+        }
+        self
     }
 
     /// The handler of a class, for a new sandbox. May send a request; while the API server is
@@ -96,8 +109,13 @@ impl RuntimeClasses {
         {
             return Ok(handler.clone());
         }
+        if let Some(handler) = self.instead(name, known.as_ref(), now) {
+            return Ok(handler);
+        }
+        let offline = self.shared.offline.get();
         match (self.shared.api.read_class(name), known) {
             (Ok(class), _) => {
+                stored::put(offline, || stored::class_key(name), &class);
                 self.known().insert(name.to_owned(), (class.handler.clone(), now));
                 Ok(class.handler)
             }
@@ -105,11 +123,29 @@ impl RuntimeClasses {
                 log::debug!("RuntimeClass {name}: {reason}; its last known handler is used");
                 Ok(handler)
             }
+            // The API server has lost its data since the request.
+            (Err(_), Some((handler, _))) if !stored::server_counts(offline) => Ok(handler),
+            (Err(error @ ClassError::Unavailable { .. }), None) => Err(error),
             (Err(error), _) => {
                 self.known().remove(name);
+                stored::remove(offline, || stored::class_key(name));
                 Err(error)
             }
         }
+    }
+
+    /// The handler to use without a request, while the API server does not count.
+    fn instead(&self, name: &str, known: Option<&(String, Instant)>, now: Instant) -> Option<String> {
+        let offline = self.shared.offline.get();
+        if stored::server_counts(offline) {
+            return None;
+        }
+        if let Some((handler, _)) = known {
+            return Some(handler.clone());
+        }
+        let class: Class = stored::instead(offline, || stored::class_key(name))?;
+        self.known().insert(name.to_owned(), (class.handler.clone(), now));
+        Some(class.handler)
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, (String, Instant)>> {
@@ -134,6 +170,8 @@ impl RuntimeClasses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offline::Phase;
+    use crate::offline::test_store::TestStore;
 
     /// The server's next response, and the number of requests.
     struct Server(Arc<Mutex<(Result<&'static str, bool>, u32)>>);
@@ -177,5 +215,41 @@ mod tests {
         state.lock().unwrap().0 = Err(true);
         assert_eq!(get(65), Err(missing));
         assert!(classes.known_handler("gvisor").is_err());
+    }
+
+    #[test]
+    fn stored_class_needs_no_request_while_the_server_is_away() {
+        let (store, state) = (TestStore::new(), Arc::new(Mutex::new((Ok("runsc"), 0))));
+        let classes = || {
+            RuntimeClasses::new(Box::new(Server(Arc::clone(&state))))
+                .with_offline(Some(store.offline.clone()))
+        };
+        let start = Instant::now();
+        let get = |classes: &RuntimeClasses, second: u64| {
+            classes.handler_at("gvisor", start + Duration::from_secs(second))
+        };
+        store.write(&stored::class_key("gvisor"), &Class { handler: "former".to_owned() });
+        store.enter(Phase::Alone);
+        let alone = classes();
+        for second in [0, 100] {
+            assert_eq!(get(&alone, second).as_deref(), Ok("former"));
+        }
+        assert_eq!(state.lock().unwrap().1, 0);
+        assert!(store.changes().is_empty());
+
+        store.enter(Phase::Online);
+        let online = classes();
+        assert_eq!((get(&online, 0).as_deref(), get(&online, 1).as_deref()), (Ok("runsc"), Ok("runsc")));
+        let body = r#"{"handler":"runsc"}"#.to_owned();
+        assert_eq!(store.changes(), [(stored::class_key("gvisor"), Some(body))].into());
+        // A server that does not know the node removes nothing.
+        state.lock().unwrap().0 = Err(true);
+        store.enter(Phase::Held);
+        assert_eq!(get(&online, 100).as_deref(), Ok("runsc"));
+        assert_eq!(get(&classes(), 100).as_deref(), Ok("runsc"));
+        assert!(store.changes().is_empty() && state.lock().unwrap().1 == 1);
+        store.enter(Phase::Online);
+        assert!(get(&online, 200).is_err());
+        assert_eq!(store.changes(), [(stored::class_key("gvisor"), None)].into());
     }
 }

@@ -6,14 +6,23 @@
 //! objects are used, so that a pod can be set up again. Not if it forbids to read a claim or a
 //! persistent volume: the name may be that of a newer one, for which the node authorizer does not know
 //! the pod yet.
+//!
+//! With a store, all of them but VolumeAttachments and Secrets are stored. While the API server is away or
+//! does not know this node, known and stored objects come before requests.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::objects::Object;
+use super::stored;
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
+use crate::offline::{Key as StoredKey, Offline};
 use crate::util::lock::LockExt;
 
 /// The largest number of pairs of claim and volume that are remembered.
@@ -114,6 +123,7 @@ pub struct VolumeClaims {
 
 struct Shared {
     api: Box<dyn VolumeClaimApi>,
+    offline: OnceLock<Offline>,
     /// Not locked during a request.
     known: Mutex<KnownObjects>,
 }
@@ -158,47 +168,62 @@ impl VolumeClaims {
     /// Nothing is known yet.
     #[must_use]
     pub fn new(api: Box<dyn VolumeClaimApi>) -> VolumeClaims {
-        VolumeClaims { shared: Arc::new(Shared { api, known: Mutex::default() }) }
+        let shared = Shared { api, offline: OnceLock::new(), known: Mutex::default() };
+        VolumeClaims { shared: Arc::new(shared) }
     }
 
-    /// A claim; sends a request.
+    /// What is read is stored, and stored objects serve while the API server does not count.
+    #[must_use]
+    pub fn with_offline(self, offline: Option<Offline>) -> VolumeClaims {
+        if let Some(offline) = offline {
+            let _ = self.shared.offline.set(offline);
+        }
+        self
+    }
+
+    /// A claim; sends a request, unless the API server does not count and the claim is known.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub fn claim(&self, namespace: &str, name: &str) -> Result<Claim, ReadError> {
         let key = (namespace.to_owned(), name.to_owned());
+        let stored_key = || stored::claim_key(namespace, name);
+        if let Some(claim) = self.instead(|known| &mut known.claims, &key, stored_key) {
+            return Ok(claim);
+        }
         match self.shared.api.read_claim(namespace, name) {
             Ok(claim) => {
+                self.store(stored_key, &claim);
                 remember(&mut self.known().claims, key, claim.clone());
                 Ok(claim)
             }
             Err(error @ ReadError::Unavailable { .. }) => self.known().claims.get(&key).cloned().ok_or(error),
-            Err(error @ ReadError::Forbidden { .. }) => Err(error),
-            Err(error) => {
-                self.known().claims.remove(&key);
-                Err(error)
-            }
+            Err(error @ (ReadError::Forbidden { .. } | ReadError::Stopping)) => Err(error),
+            Err(error) => self.gone(|known| &mut known.claims, &key, stored_key).ok_or(error),
         }
     }
 
-    /// A persistent volume; sends a request.
+    /// A persistent volume; sends a request, unless the API server does not count and the volume is known.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub fn volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
+        let key = name.to_owned();
+        let stored_key = || stored::volume_key(name);
+        if let Some(volume) = self.instead(|known| &mut known.volumes, &key, stored_key) {
+            return Ok(volume);
+        }
         match self.shared.api.read_volume(name) {
             Ok(volume) => {
-                remember(&mut self.known().volumes, name.to_owned(), volume.clone());
+                self.store(stored_key, &volume);
+                remember(&mut self.known().volumes, key, volume.clone());
                 Ok(volume)
             }
             Err(error @ ReadError::Unavailable { .. }) => {
                 self.known().volumes.get(name).cloned().ok_or(error)
             }
-            Err(error @ ReadError::Forbidden { .. }) => Err(error),
-            Err(error) => {
-                self.known().volumes.remove(name);
-                Err(error)
-            }
+            Err(error @ (ReadError::Forbidden { .. } | ReadError::Stopping)) => Err(error),
+            Err(error) => self.gone(|known| &mut known.volumes, &key, stored_key).ok_or(error),
         }
     }
 
@@ -210,13 +235,23 @@ impl VolumeClaims {
         self.shared.api.read_secret(namespace, name)
     }
 
-    /// The object of a CSI driver, if there is one; sends a request.
+    /// The object of a CSI driver, if there is one; sends a request, unless the API server does not count
+    /// and it is known.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub fn driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
+        let stored_key = || stored::driver_key(name);
+        if let Some(driver) = self.instead(|known| &mut known.drivers, &name.to_owned(), stored_key) {
+            return Ok(driver);
+        }
         match self.shared.api.read_driver(name) {
+            // The API server has lost its data since the request.
+            Ok(None) if !stored::server_counts(self.shared.offline.get()) => {
+                Ok(self.known().drivers.get(name).cloned().flatten())
+            }
             Ok(driver) => {
+                self.store(stored_key, &driver);
                 remember(&mut self.known().drivers, name.to_owned(), driver.clone());
                 Ok(driver)
             }
@@ -256,13 +291,54 @@ impl VolumeClaims {
         self.shared.api.write_size(namespace, name, size)
     }
 
+    /// The object to use without a request, while the API server does not count: the last known one, or
+    /// the stored one.
+    fn instead<K: Hash + Eq + Clone, V: Clone + DeserializeOwned>(
+        &self,
+        table: impl Fn(&mut KnownObjects) -> &mut HashMap<K, V>,
+        key: &K,
+        stored_key: impl FnOnce() -> StoredKey,
+    ) -> Option<V> {
+        let offline = self.shared.offline.get();
+        if stored::server_counts(offline) {
+            return None;
+        }
+        if let Some(known) = table(&mut self.known()).get(key) {
+            return Some(known.clone());
+        }
+        let object: V = stored::instead(offline, stored_key)?;
+        remember(table(&mut self.known()), key.clone(), object.clone());
+        Some(object)
+    }
+
+    fn store(&self, key: impl FnOnce() -> StoredKey, object: &impl Serialize) {
+        stored::put(self.shared.offline.get(), key, object);
+    }
+
+    /// The API server has no such object. Returns the last known one if the API server does not count any
+    /// more since the request.
+    fn gone<K: Hash + Eq, V: Clone>(
+        &self,
+        table: impl Fn(&mut KnownObjects) -> &mut HashMap<K, V>,
+        key: &K,
+        stored_key: impl FnOnce() -> StoredKey,
+    ) -> Option<V> {
+        let offline = self.shared.offline.get();
+        if !stored::server_counts(offline) {
+            return table(&mut self.known()).get(key).cloned();
+        }
+        table(&mut self.known()).remove(key);
+        stored::remove(offline, stored_key);
+        None
+    }
+
     fn known(&self) -> MutexGuard<'_, KnownObjects> {
         self.shared.known.locked()
     }
 }
 
 /// Keeps the table small: when it is full, an arbitrary entry leaves it.
-fn remember<K: std::hash::Hash + Eq + Clone, V>(table: &mut HashMap<K, V>, key: K, value: V) {
+fn remember<K: Hash + Eq + Clone, V>(table: &mut HashMap<K, V>, key: K, value: V) {
     if table.len() >= MAX_KNOWN
         && !table.contains_key(&key)
         && let Some(other) = table.keys().next().cloned()
@@ -325,6 +401,41 @@ impl VolumeClaims {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offline::Phase;
+    use crate::offline::test_store::TestStore;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Counts requests. What exists is `c`, its volume `pv`, and the driver `d`.
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Counting {
+        fn find<T>(&self, exists: bool, object: T) -> Result<T, ReadError> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            let missing = || ReadError::NotFound { text: "not found".to_owned() };
+            Some(object).filter(|_| exists).ok_or_else(missing)
+        }
+    }
+
+    impl VolumeClaimApi for Counting {
+        fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
+            self.find(name == "c", claim("new"))
+        }
+        fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
+            self.find(name == "pv", PersistentVolume::default())
+        }
+        fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
+            self.find(false, Object::default())
+        }
+        fn read_driver(&self, name: &str) -> Result<Option<CsiDriver>, ReadError> {
+            self.find(true, Some(CsiDriver::default()).filter(|_| name == "d"))
+        }
+    }
+
+    fn claim(uid: &str) -> Claim {
+        let mut claim = Claim::default();
+        claim.metadata.uid = uid.to_owned();
+        claim
+    }
 
     struct Server(Arc<Mutex<Option<ReadError>>>);
 
@@ -384,5 +495,101 @@ mod tests {
             remember(&mut table, number, ());
         }
         assert_eq!(table.len(), MAX_KNOWN);
+    }
+
+    #[test]
+    fn stored_claims_need_no_request_while_the_server_is_away() {
+        let (store, count) = (TestStore::new(), Arc::new(AtomicUsize::new(0)));
+        store.write(&stored::claim_key("n", "x"), &claim("old"));
+        store.write(&stored::volume_key("x"), &PersistentVolume::default());
+        store.write(&stored::driver_key("x"), &Some(CsiDriver::default()));
+        store.write(&stored::driver_key("none"), &None::<CsiDriver>);
+        store.enter(Phase::Alone);
+        let claims = VolumeClaims::new(Box::new(Counting(Arc::clone(&count))))
+            .with_offline(Some(store.offline.clone()));
+        for _ in 0..2 {
+            assert_eq!(claims.claim("n", "x"), Ok(claim("old")));
+            assert!(claims.volume("x").is_ok());
+            assert_eq!(claims.driver("x"), Ok(Some(CsiDriver::default())));
+            assert_eq!(claims.driver("none"), Ok(None));
+        }
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+        // What is not stored is requested.
+        assert!(claims.claim("n", "c").is_ok() && claims.claim("m", "x").is_err());
+        assert_eq!((count.load(Ordering::SeqCst), store.changes().len()), (2, 1));
+        // The server decides again.
+        store.enter(Phase::Online);
+        assert!(claims.claim("n", "x").is_err() && claims.volume("x").is_err());
+        let gone = [(stored::claim_key("n", "x"), None), (stored::volume_key("x"), None)];
+        assert_eq!(store.changes(), gone.into());
+    }
+
+    #[test]
+    fn claims_are_stored_and_a_server_that_does_not_know_the_node_removes_none() {
+        let (store, count) = (TestStore::new(), Arc::new(AtomicUsize::new(0)));
+        store.enter(Phase::Online);
+        let open = || {
+            VolumeClaims::new(Box::new(Counting(Arc::clone(&count))))
+                .with_offline(Some(store.offline.clone()))
+        };
+        let claims = open();
+        assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok());
+        assert!(claims.driver("d").is_ok_and(|driver| driver.is_some()));
+        assert_eq!(claims.driver("none"), Ok(None));
+        let names: Vec<_> = store.changes().into_keys().map(|key| key.name).collect();
+        assert_eq!(names, ["n/c", "pv", "d", "none"]);
+        store.enter(Phase::Held);
+        // From memory, and after a restart of the agent from the files.
+        for claims in [claims, open()] {
+            assert!(claims.claim("n", "c").is_ok() && claims.volume("pv").is_ok());
+            assert!(claims.driver("d").is_ok_and(|driver| driver.is_some()));
+        }
+        assert_eq!((count.load(Ordering::SeqCst), store.changes().len()), (4, 0));
+    }
+
+    /// A response that began before the server lost its data.
+    #[test]
+    fn late_absence_removes_no_claim() {
+        /// The server is held while it handles the second request for an object.
+        struct Lost(Arc<TestStore>, AtomicUsize);
+        impl Lost {
+            fn find<T>(&self, object: T, missing: Result<T, ReadError>) -> Result<T, ReadError> {
+                if self.1.fetch_add(1, Ordering::SeqCst) % 2 == 0 {
+                    return Ok(object);
+                }
+                self.0.enter(Phase::Held);
+                missing
+            }
+        }
+        fn missing<T>() -> Result<T, ReadError> {
+            Err(ReadError::NotFound { text: "not found".to_owned() })
+        }
+        impl VolumeClaimApi for Lost {
+            fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
+                self.find(claim("u"), missing())
+            }
+            fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
+                self.find(PersistentVolume::default(), missing())
+            }
+            fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
+                missing()
+            }
+            fn read_driver(&self, _: &str) -> Result<Option<CsiDriver>, ReadError> {
+                self.find(Some(CsiDriver::default()), Ok(None))
+            }
+        }
+        let store = Arc::new(TestStore::new());
+        let api = Lost(Arc::clone(&store), AtomicUsize::new(0));
+        let claims = VolumeClaims::new(Box::new(api)).with_offline(Some(store.offline.clone()));
+        let reads: [&dyn Fn() -> bool; 3] =
+            [&|| claims.claim("n", "c").is_ok(), &|| claims.volume("pv").is_ok(), &|| {
+                claims.driver("d").is_ok_and(|driver| driver.is_some())
+            }];
+        for read in reads {
+            store.enter(Phase::Online);
+            assert!(read());
+            assert_eq!(store.changes().len(), 1);
+            assert!(read() && store.changes().is_empty());
+        }
     }
 }
