@@ -1,28 +1,32 @@
 //! The cluster's services as environment variables of containers
 //! (Go: pkg/kubelet/envvars, getServiceEnvVarMap).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use serde::{Deserialize, Serialize};
 
+use super::stored;
 use crate::model::api;
+use crate::offline::{Key as StoredKey, Offline};
 use crate::util::lock::LockExt;
+use crate::util::secret::Secret;
 use crate::util::stop::StopToken;
 use crate::util::threads;
 
 /// Namespace and name of the service for which all pods get variables: the API server's.
-const MASTER: (&str, &str) = ("default", "kubernetes");
+const MASTER: (&str, &str) = (stored::MASTER_NAMESPACE, "kubernetes");
 
 /// The fields of a service that variables need.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Service {
     address: String,
     ports: Vec<Port>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Port {
     name: String,
     number: i32,
@@ -30,7 +34,10 @@ struct Port {
 }
 
 /// Services by namespace, then by name.
-type Table = BTreeMap<String, BTreeMap<String, Service>>;
+type Table = BTreeMap<String, Named>;
+
+/// The services of a namespace by name.
+type Named = BTreeMap<String, Service>;
 
 /// The current services. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -45,6 +52,38 @@ struct State {
     table: Option<Table>,
     /// Dropped to wake the threads that wait for the first list.
     waiters: Option<(Sender<()>, Receiver<()>)>,
+    /// Rung at each change of `table`, if a thread waits for that.
+    bell: Option<(Sender<()>, Receiver<()>)>,
+    /// While the API server does not count.
+    stored: Option<StoredServices>,
+}
+
+/// Services of the store, which come before those of `State::table`.
+#[derive(Debug)]
+struct StoredServices {
+    offline: Offline,
+    /// What was read; `None`: the store has nothing of this namespace.
+    namespaces: BTreeMap<String, Option<Named>>,
+    /// The next complete list replaces them.
+    is_over: bool,
+}
+
+impl State {
+    fn is_read(&self) -> bool {
+        self.table.is_some() || self.stored.is_some()
+    }
+
+    fn namespace(&self, namespace: &str) -> Option<&Named> {
+        let stored = self.stored.as_ref().and_then(|stored| stored.namespaces.get(namespace)?.as_ref());
+        stored.or_else(|| self.table.as_ref()?.get(namespace))
+    }
+
+    fn ring(&self) {
+        if let Some((bell, _)) = &self.bell {
+            // A full bell already rings.
+            let _ = bell.try_send(());
+        }
+    }
 }
 
 impl Services {
@@ -57,20 +96,98 @@ impl Services {
         let mut state = self.state();
         state.table = Some(table);
         state.waiters = None;
+        if state.stored.as_ref().is_some_and(|stored| stored.is_over) {
+            state.stored = None;
+        }
+        state.ring();
     }
 
     /// Adds or replaces a service.
     pub fn set(&self, service: api::Service) {
-        if let Some(table) = &mut self.state().table {
+        let mut state = self.state();
+        if let Some(table) = &mut state.table {
             insert(table, service);
+            state.ring();
         }
     }
 
     /// Removes a service, if it is known.
     pub fn remove(&self, service: &api::Service) {
         let (namespace, name) = names(service);
-        if let Some(services) = self.state().table.as_mut().and_then(|table| table.get_mut(&namespace)) {
+        let mut state = self.state();
+        if let Some(services) = state.table.as_mut().and_then(|table| table.get_mut(&namespace)) {
             services.remove(&name);
+            state.ring();
+        }
+    }
+
+    /// Rings when services change. For one thread.
+    #[must_use]
+    pub fn changes(&self) -> Receiver<()> {
+        self.state().bell.get_or_insert_with(|| bounded(1)).1.clone()
+    }
+
+    /// The stored forms of what pods of these namespaces see, and the service of the API server: of the
+    /// namespace `default` it is the only one, unless that is named. Nothing before the first list.
+    #[must_use]
+    pub fn stored(&self, namespaces: &BTreeSet<String>) -> Vec<(StoredKey, Secret<Vec<u8>>)> {
+        let state = self.state();
+        let Some(table) = &state.table else { return Vec::new() };
+        let body = |namespace: &str, services: &BTreeMap<&str, &Service>| {
+            let body = serde_json::to_vec(services).ok()?;
+            Some((stored::services_key(namespace), Secret::new(body)))
+        };
+        let all = |namespace: &str| -> BTreeMap<&str, &Service> {
+            let services = table.get(namespace).into_iter().flatten();
+            services.map(|(name, service)| (name.as_str(), service)).collect()
+        };
+        let mut found: Vec<_> =
+            namespaces.iter().filter_map(|namespace| body(namespace, &all(namespace))).collect();
+        if !namespaces.contains(MASTER.0) {
+            let mut services = all(MASTER.0);
+            services.retain(|name, _| *name == MASTER.1);
+            found.extend(body(MASTER.0, &services));
+        }
+        found
+    }
+
+    /// From now on stored services come before those of the API server, which is away or does not know
+    /// this node. They are read when a pod needs them.
+    pub fn use_stored(&self, offline: &Offline) {
+        let mut state = self.state();
+        match &mut state.stored {
+            Some(stored) => stored.is_over = false,
+            None => {
+                let offline = offline.clone();
+                state.stored = Some(StoredServices { offline, namespaces: BTreeMap::new(), is_over: false });
+            }
+        }
+        state.waiters = None;
+    }
+
+    /// The services of the API server count again, as soon as there is a list.
+    pub fn use_server(&self) {
+        let mut state = self.state();
+        if state.table.is_some() {
+            state.stored = None;
+        } else if let Some(stored) = &mut state.stored {
+            stored.is_over = true;
+        }
+    }
+
+    /// Reads what is stored of a namespace, if that is used and was not read yet.
+    fn load(&self, namespace: &str) {
+        let offline = {
+            let state = self.state();
+            let Some(stored) = &state.stored else { return };
+            if stored.namespaces.contains_key(namespace) {
+                return;
+            }
+            stored.offline.clone()
+        };
+        let services = offline.read_json::<Named>(&stored::services_key(namespace));
+        if let Some(stored) = &mut self.state().stored {
+            stored.namespaces.insert(namespace.to_owned(), services);
         }
     }
 
@@ -80,7 +197,7 @@ impl Services {
     pub fn wait_until_read(&self, limit: Duration, stop: &StopToken) -> bool {
         let word = {
             let mut state = self.state();
-            if state.table.is_some() {
+            if state.is_read() {
                 return true;
             }
             state.waiters.get_or_insert_with(|| bounded(0)).1.clone()
@@ -91,22 +208,25 @@ impl Services {
             recv(word) -> _ => {}
             default(limit) => {}
         }
-        self.state().table.is_some()
+        self.state().is_read()
     }
 
     /// The variables for a pod of `namespace`: for the API server, and with `links` for every
     /// service of the namespace.
     #[must_use]
     pub fn variables(&self, namespace: &str, links: bool) -> Vec<(String, String)> {
+        self.load(MASTER.0);
+        if links {
+            self.load(namespace);
+        }
         let state = self.state();
-        let Some(table) = &state.table else { return Vec::new() };
         let mut found: BTreeMap<&str, &Service> = BTreeMap::new();
-        if let Some(master) = table.get(MASTER.0).and_then(|services| services.get(MASTER.1)) {
+        if let Some(master) = state.namespace(MASTER.0).and_then(|services| services.get(MASTER.1)) {
             found.insert(MASTER.1, master);
         }
         if links {
             // A service of the pod's own namespace takes precedence.
-            let own = table.get(namespace).into_iter().flatten();
+            let own = state.namespace(namespace).into_iter().flatten();
             found.extend(own.map(|(name, service)| (name.as_str(), service)));
         }
         found.into_iter().flat_map(|(name, service)| variables_of(name, service)).collect()
@@ -172,6 +292,8 @@ fn variables_of(name: &str, service: &Service) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offline::Phase;
+    use crate::offline::test_store::TestStore;
     use serde_json::json;
 
     fn service(namespace: &str, name: &str, address: &str, ports: serde_json::Value) -> api::Service {
@@ -240,5 +362,101 @@ mod tests {
         services.set(service("default", "kubernetes", "None", port()));
         assert_eq!(names(&services.variables("n", true)), ["KUBERNETES_SERVICE_HOST"]);
         assert!(services.variables("default", true).is_empty());
+    }
+
+    fn port() -> serde_json::Value {
+        json!([{"port": 443, "name": "https"}])
+    }
+
+    #[test]
+    fn stored_services_serve_until_the_server_counts_and_has_sent_a_list() {
+        let store = TestStore::new();
+        let former = Services::default();
+        assert!(former.stored(&["n".to_owned()].into()).is_empty(), "nothing is known yet");
+        former.replace(vec![
+            service("default", "kubernetes", "10.0.0.1", port()),
+            service("default", "other", "10.0.0.2", port()),
+            service("n", "web", "10.0.0.3", port()),
+            service("m", "db", "10.0.0.4", port()),
+        ]);
+        let stored = former.stored(&["n".to_owned(), "empty".to_owned()].into());
+        let names: Vec<&str> = stored.iter().map(|(key, _)| key.name.as_str()).collect();
+        assert_eq!(names, ["empty", "n", "default"]);
+        assert_eq!(stored[0].1.reveal(), b"{}");
+        for (key, body) in &stored {
+            let body: serde_json::Value = serde_json::from_slice(body.reveal()).unwrap();
+            store.write(key, &body);
+        }
+
+        store.enter(Phase::Alone);
+        let services = Services::default();
+        services.use_stored(&store.offline);
+        assert!(services.wait_until_read(Duration::ZERO, &StopToken::never()));
+        assert_eq!(services.variables("n", true), former.variables("n", true));
+        assert_eq!(services.variables("n", false), former.variables("n", false));
+        assert_eq!(services.variables("m", true), former.variables("m", false), "m is not stored");
+        assert!(services.stored(&["n".to_owned()].into()).is_empty());
+        // They serve until there is a list.
+        services.use_server();
+        assert_eq!(services.variables("n", true), former.variables("n", true));
+        services.replace(vec![service("n", "new", "10.0.0.5", port())]);
+        assert_eq!(names_of(&services, "n"), ["NEW_SERVICE_HOST"]);
+        // A server that does not know this node changes nothing.
+        services.use_stored(&store.offline);
+        services.replace(Vec::new());
+        assert_eq!(services.variables("n", true), former.variables("n", true));
+        services.use_server();
+        assert!(services.variables("n", true).is_empty());
+    }
+
+    fn names_of(services: &Services, namespace: &str) -> Vec<String> {
+        names(&services.variables(namespace, true)).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn all_services_of_the_default_namespace_are_stored_only_if_pods_are_in_it() {
+        let services = Services::default();
+        services.replace(vec![
+            service("default", "kubernetes", "10.0.0.1", port()),
+            service("default", "other", "10.0.0.2", port()),
+        ]);
+        let count = |namespaces: &[&str]| {
+            let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
+            let stored = services.stored(&namespaces);
+            assert_eq!(stored.len(), 1);
+            serde_json::from_slice::<Named>(stored[0].1.reveal()).unwrap().len()
+        };
+        assert_eq!((count(&[]), count(&["default"])), (1, 2));
+    }
+
+    #[test]
+    fn threads_that_wait_for_services_get_the_stored_ones() {
+        let (store, services) = (TestStore::new(), Services::default());
+        let waiting = services.clone();
+        let result = crate::util::testing::in_background(move || {
+            waiting.wait_until_read(Duration::from_secs(60), &StopToken::never())
+        });
+        while services.state().waiters.is_none() {
+            std::thread::yield_now();
+        }
+        services.use_stored(&store.offline);
+        assert!(result.result());
+    }
+
+    #[test]
+    fn each_change_of_services_rings() {
+        let services = Services::default();
+        let changes = services.changes();
+        services.set(service("n", "web", "10.0.0.1", port()));
+        assert!(changes.is_empty(), "there is no list yet");
+        let web = || service("n", "web", "10.0.0.1", port());
+        let replace = || services.replace(vec![web()]);
+        let set = || services.set(web());
+        let remove = || services.remove(&web());
+        let all: [&dyn Fn(); 3] = [&replace, &set, &remove];
+        for change in all {
+            change();
+            assert_eq!(changes.try_iter().count(), 1);
+        }
     }
 }
