@@ -4,6 +4,7 @@
 mod certificates;
 mod requests;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -13,11 +14,14 @@ use super::objects::Objects;
 use super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
+use super::stored;
 use super::tokens::Tokens;
 use super::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
 use super::volume_claims::VolumeClaims;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::offline::{Key as StoredKey, Phase};
+use crate::util::secret::Secret;
 
 /// The handle. Clones share everything.
 #[derive(Debug, Clone)]
@@ -98,6 +102,34 @@ impl PodDependencies {
         self.trust.certificates.forget(uid);
     }
 
+    /// Must be called after each new phase of the store: whether the objects of the API server or the stored
+    /// ones count. Does not wait for the API server.
+    pub fn entered(&self, phase: Phase) {
+        match phase {
+            Phase::Undecided => {}
+            Phase::Online => {
+                self.services.use_server();
+                self.objects.settle();
+            }
+            Phase::Alone | Phase::Held => {
+                if let Some(offline) = self.objects.offline() {
+                    self.services.use_stored(offline);
+                }
+                self.objects.use_stored();
+            }
+        }
+    }
+
+    /// The keys of all objects that the pod needs from the API server, itself included. `read` returns a
+    /// stored body: a claim names a volume, and a volume a driver. Static pods and mirrors need nothing.
+    #[must_use]
+    pub fn stored_keys(
+        pod: &Pod,
+        read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>,
+    ) -> BTreeSet<StoredKey> {
+        stored::keys_of(pod, read)
+    }
+
     /// Stops the threads that watch objects.
     pub fn shut_down(&self, limit: Duration) {
         self.objects.shut_down(limit);
@@ -116,5 +148,37 @@ impl PodDependencies {
             claims: VolumeClaims::none(),
             trust: ProjectedCertificates::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::objects::{Key, Kind, Object};
+    use super::*;
+    use crate::offline::test_store::TestStore;
+    use crate::util::stop::StopToken;
+
+    #[test]
+    fn phases_of_the_store_reach_services_and_objects() {
+        let store = TestStore::new();
+        store.enter(Phase::Online);
+        let objects = Objects::fixed(Vec::new()).with_offline(Some(store.offline.clone()));
+        let (api, key) = (PodDependencies::for_tests(objects), Key::new(Kind::ConfigMap, "n", "a"));
+        api.objects.set(&key, Some(Object::default()));
+        let exists = || api.objects.get(&key, Duration::ZERO, &StopToken::never()).is_ok();
+        let has_services = || api.services.wait_until_read(Duration::ZERO, &StopToken::never());
+        assert!(exists() && !has_services());
+        store.enter(Phase::Held);
+        api.entered(Phase::Held);
+        assert!(has_services());
+        api.objects.set(&key, None);
+        assert!(exists());
+        store.enter(Phase::Online);
+        api.entered(Phase::Online);
+        assert!(!exists());
+        api.services.replace(Vec::new());
+        assert!(has_services());
+        // Without a store there is nothing to do.
+        PodDependencies::for_tests(Objects::fixed(Vec::new())).entered(Phase::Alone);
     }
 }

@@ -25,6 +25,7 @@ use super::certificates::{BundleRequests, CertificateRequests};
 use super::{PodDependencies, ProjectedCertificates};
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
+use crate::offline::Offline;
 use crate::util::stop::Waited;
 use crate::util::threads::{Died, OnDeath, Running};
 
@@ -42,7 +43,8 @@ struct Requests {
 
 impl PodDependencies {
     /// Starts the thread `watch/services`; watches of objects start with the first pods. `changed`
-    /// receives the pods with a changed object; the caller syncs them again.
+    /// receives the pods with a changed object; the caller syncs them again. With `offline`, what is read is
+    /// stored, and stored objects come first while the API server does not count.
     ///
     /// # Errors
     /// When a thread cannot be started.
@@ -52,6 +54,7 @@ impl PodDependencies {
         time_to_live: TimeToLive,
         changed: SyncPod,
         deaths: &Sender<Died>,
+        offline: Option<Offline>,
     ) -> io::Result<(PodDependencies, Running)> {
         let requests =
             |client: &Client| Requests { client: client.with_timeout(TIMEOUT), deaths: deaths.clone() };
@@ -70,11 +73,12 @@ impl PodDependencies {
                 Change::Removed(service) => known.remove(&service),
             })?;
         let pod_api = PodDependencies {
-            objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed),
-            tokens: Tokens::new(Box::new(requests(client))),
+            objects: Objects::new(strategy, Arc::new(requests(client)), time_to_live, changed)
+                .with_offline(offline.clone()),
+            tokens: Tokens::new(Box::new(requests(client))).with_offline(offline.clone()),
             services,
-            classes: RuntimeClasses::new(Box::new(requests(client))),
-            claims: VolumeClaims::new(Box::new(requests(client))),
+            classes: RuntimeClasses::new(Box::new(requests(client))).with_offline(offline.clone()),
+            claims: VolumeClaims::new(Box::new(requests(client))).with_offline(offline),
             trust: ProjectedCertificates {
                 bundles: TrustBundles::new(Box::new(BundleRequests::new(client.with_timeout(TIMEOUT)))),
                 certificates: PodCertificates::new(Box::new(CertificateRequests::new(

@@ -214,7 +214,7 @@ fn a_pods_needs_become_the_right_requests() {
     let (deaths, _died) = bounded(1);
     let changed: SyncPod = Box::new(move |uid| drop(uid_sender.try_send(uid.clone())));
     let (api, services) =
-        PodDependencies::start(&client, Strategy::Watch, Box::new(|| None), changed, &deaths).unwrap();
+        PodDependencies::start(&client, Strategy::Watch, Box::new(|| None), changed, &deaths, None).unwrap();
     let never = StopToken::never();
     assert!(api.services.wait_until_read(LONG, &never));
     let variables = api.services.variables("n", true);
