@@ -126,6 +126,24 @@ pub(super) fn put(offline: Option<&Offline>, key: impl FnOnce() -> StoredKey, ob
     }
 }
 
+/// Stores an object; `None`: the API server has none. That is stored, too, because pods may start without
+/// the object; but an object that was stored is removed, which the store does only later.
+pub(super) fn put_found<T: Serialize + DeserializeOwned>(
+    offline: &Offline,
+    key: StoredKey,
+    object: Option<&T>,
+) {
+    match object {
+        Some(object) => offline.put_json(key, object),
+        None if !offline.accepts_absence() => {}
+        None => match offline.read_json::<Option<T>>(&key) {
+            Some(Some(_)) => offline.remove(key),
+            Some(None) => {}
+            None => offline.put_json(key, &None::<T>),
+        },
+    }
+}
+
 /// The object does not exist any more.
 pub(super) fn remove(offline: Option<&Offline>, key: impl FnOnce() -> StoredKey) {
     if let Some(offline) = offline {

@@ -251,7 +251,9 @@ impl VolumeClaims {
                 Ok(self.known().drivers.get(name).cloned().flatten())
             }
             Ok(driver) => {
-                self.store(stored_key, &driver);
+                if let Some(offline) = self.shared.offline.get() {
+                    stored::put_found(offline, stored_key(), driver.as_ref());
+                }
                 remember(&mut self.known().drivers, name.to_owned(), driver.clone());
                 Ok(driver)
             }

@@ -687,8 +687,7 @@ impl Shared {
         new.into_iter().filter_map(|key| Some((key.clone(), stored_object(offline, key)?))).collect()
     }
 
-    /// Stores what is known of an object now. That it does not exist is stored, too, because pods may start
-    /// without it; an object that was stored is removed instead, which the store does only later.
+    /// Stores what is known of an object now.
     fn store(&self, key: &Key) {
         let Some(offline) = self.offline.get() else { return };
         let _order = self.storing.locked();
@@ -705,16 +704,8 @@ impl Shared {
                 }
             }
         };
-        let stored_key = stored::object_key(key);
-        match object {
-            Some(object) => offline.put_json(stored_key, &StoredObject::from(&*object)),
-            None if !offline.accepts_absence() => {}
-            None => match stored_object(offline, key) {
-                Some(Some(_)) => offline.remove(stored_key),
-                Some(None) => {}
-                None => offline.put_json(stored_key, &None::<StoredObject>),
-            },
-        }
+        let object = object.as_deref().map(StoredObject::from);
+        stored::put_found(offline, stored::object_key(key), object.as_ref());
     }
 
     /// Uses a stored object in the place of one that the API server does not have.

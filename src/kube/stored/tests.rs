@@ -1,4 +1,6 @@
 use super::*;
+use crate::offline::Phase;
+use crate::offline::test_store::TestStore;
 use serde_json::{Value, json};
 
 fn pod(metadata: Value, spec: Value) -> Pod {
@@ -85,6 +87,25 @@ fn tokens_of_different_requests_have_different_names() {
     ];
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
     assert!(keys[0].belongs_to("u") && keys[5].belongs_to("v"));
+}
+
+/// A server that has lost its data has no object; the store removes files late.
+#[test]
+fn absence_is_stored_only_if_no_object_was() {
+    let (store, key) = (TestStore::new(), driver_key("d"));
+    let put = |driver: Option<CsiDriver>| {
+        put_found(&store.offline, key.clone(), driver.as_ref());
+        store.changes().remove(&key)
+    };
+    assert_eq!(put(None), None, "undecided");
+    store.enter(Phase::Online);
+    assert_eq!(put(None), Some(Some("null".to_owned())));
+    assert_eq!(put(None), None, "it is stored already");
+    assert!(put(Some(CsiDriver::default())).is_some_and(|body| body.is_some()));
+    store.enter(Phase::Held);
+    assert_eq!(put(None), None);
+    store.enter(Phase::Online);
+    assert_eq!(put(None), Some(None));
 }
 
 #[test]
