@@ -423,39 +423,29 @@ pub(super) static FLAGS: &[Flag] = &[
         "false",
         "also accept root of other mount and PID namespaces, such as containers with the socket",
     ),
-    own(
+    works(
         "offline",
         Bool,
         "false",
-        Effect::NoEffectYet,
         "store the last known objects of the API server, and start pods without it; needs --kubeconfig",
     ),
-    own(
+    works(
         "offline-accept-after",
         Duration,
         "1h0m0s",
-        Effect::NoEffectYet,
         "how long an API server that knows neither this node nor its pods stops nothing; 0 means until coracle offline accept",
     ),
-    own(
+    works(
         "offline-key",
         Text,
         "",
-        Effect::NoEffectYet,
         "key file that seals stored Secrets and tokens, made if it is missing; empty: offline/key below --root-dir",
     ),
-    own(
-        "offline-secrets",
-        Text,
-        "sealed",
-        Effect::NoEffectYet,
-        "sealed: store Secrets and tokens sealed; none: do not",
-    ),
-    own(
+    works("offline-secrets", Text, "sealed", "sealed: store Secrets and tokens sealed; none: do not"),
+    works(
         "offline-wait",
         Duration,
         "30s",
-        Effect::NoEffectYet,
         "how long after its start the agent waits for the API server before stored pods are used",
     ),
     own(
