@@ -18,10 +18,11 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::observe::Observe;
+use crate::offline::{self, Offline};
 use crate::runtime::logs::read::{ReadOptions, read, resolve};
 use crate::server::{
-    AgentCheck, BackendError, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage, NodeBackend,
-    NodeReport, PodCgroupReport, PodView, Switches, VolumesReply,
+    AcceptError, AgentCheck, BackendError, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage,
+    NodeBackend, NodeReport, PodCgroupReport, PodView, Switches, VolumesReply,
 };
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
@@ -220,6 +221,16 @@ impl NodeBackend for Handles {
 
     fn image_set(&self) -> Arc<dyn Images> {
         Arc::new(self.image_set.clone())
+    }
+
+    fn offline(&self) -> Option<offline::Report> {
+        self.offline.as_ref().map(Offline::report)
+    }
+
+    fn accept_offline(&self) -> Result<offline::Report, AcceptError> {
+        let offline = self.offline.as_ref().ok_or(AcceptError::Off)?;
+        offline.accept()?;
+        Ok(offline.report())
     }
 }
 

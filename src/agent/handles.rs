@@ -18,6 +18,7 @@ use crate::kube::pod_certificates::PodCertificates;
 use crate::model::event::EventSink;
 use crate::model::pod::SourceName;
 use crate::observe::Observe;
+use crate::offline::Offline;
 use crate::plugins::KnownPlugins;
 use crate::pods::admission::Allocatable;
 use crate::pods::allocation::Allocations;
@@ -88,6 +89,8 @@ pub(super) struct Handles {
     pub(super) api: Option<Client>,
     /// Certificates of pods; `None` likewise.
     pub(super) pod_certificates: Option<PodCertificates>,
+    /// The last known objects of the API server; `None` without `--offline`.
+    pub(super) offline: Option<Offline>,
 }
 
 impl Handles {
@@ -98,6 +101,7 @@ impl Handles {
         threads: ThreadHandles,
         client: Option<Client>,
         flags: Vec<(String, String)>,
+        offline: Option<Offline>,
     ) -> Self {
         let Context { args, config, host, started, .. } = context;
         Handles {
@@ -130,6 +134,7 @@ impl Handles {
             endpoints: EndpointSettings::new(args, config, flags),
             api: client,
             pod_certificates: rooms.pod_api.as_ref().map(|api| api.trust.certificates.clone()),
+            offline,
         }
     }
 }

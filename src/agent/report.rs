@@ -14,6 +14,7 @@ use crate::model::ids::{ImageRef, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
+use crate::offline::{self, HeldReason, Offline, Phase, SealState};
 use crate::pods::admission::Allocatable;
 use crate::pods::cgroups::Numbers;
 use crate::resources::{Roots, agent_use::AgentUse};
@@ -74,6 +75,40 @@ fn resources([capacity, allocatable]: &[Allocatable; 2]) -> Vec<ResourceReport> 
         row("pods", |amounts| amounts.pods, |units| units.to_string()),
     ];
     rows.into_iter().flatten().collect()
+}
+
+/// What an operator has to know about the offline store. Damaged files are among the state files.
+fn offline_problems(report: &offline::Report) -> Vec<String> {
+    let mut problems = Vec::new();
+    if report.phase == Phase::Held {
+        let reason = match report.held {
+            Some(HeldReason::OtherNode) => {
+                "its Node object of this node is a new one, and it has none of the node's pods"
+            }
+            Some(HeldReason::NoNode) | None => "it knows neither this node nor any of its pods",
+        };
+        let end = match report.accepts {
+            Some(time) => format!("; accepted without an order at {}", whole_seconds(time)),
+            None => String::new(),
+        };
+        problems.push(format!(
+            "the pods of the API server are held back, and the stored ones continue: {reason} \
+             (coracle offline accept takes over its pods{end})"
+        ));
+    }
+    if report.seal == SealState::NoKey {
+        problems.push(
+            "offline: the key cannot be used: Secrets and tokens are neither stored nor read, and pods that \
+             need them do not start without the API server"
+                .to_owned(),
+        );
+    }
+    problems.extend(report.problems.iter().map(|problem| format!("offline: {problem}")));
+    problems
+}
+
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 impl Handles {
@@ -166,6 +201,8 @@ impl Handles {
         problems.extend(
             self.api.as_ref().and_then(Client::last_failure).map(|reason| format!("API server: {reason}")),
         );
+        let offline = self.offline.as_ref().map(Offline::report);
+        problems.extend(offline.iter().flat_map(offline_problems));
         let unremoved = self.volumes.unremoved_pods();
         problems.extend(unremoved.iter().map(|removal| {
             let (pod, seconds) = (self.pod_text(&removal.uid), removal.since.as_secs());
@@ -276,6 +313,7 @@ impl Handles {
             pressures: self.threads.eviction.pressure_names(),
             thresholds: thresholds.collect(),
             resources: resources(&self.resources),
+            offline,
         }
     }
 
@@ -410,6 +448,30 @@ fn previous_of<'a>(instances: &[&'a ContainerStatus], last: &str) -> Option<&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn held_pods_a_missing_key_and_objects_that_are_not_stored_are_problems() {
+        let mut report = offline::Report {
+            phase: Phase::Held,
+            held: Some(HeldReason::NoNode),
+            accepts: Some("2026-01-01T01:00:00.25Z".parse().unwrap()),
+            seal: SealState::NoKey,
+            problems: vec!["secret default/big: too large".to_owned()],
+            ..offline::Report::default()
+        };
+        expect_test::expect![[r#"
+            the pods of the API server are held back, and the stored ones continue: it knows neither this node nor any of its pods (coracle offline accept takes over its pods; accepted without an order at 2026-01-01T01:00:00Z)
+            offline: the key cannot be used: Secrets and tokens are neither stored nor read, and pods that need them do not start without the API server
+            offline: secret default/big: too large
+        "#]]
+        .assert_eq(&(offline_problems(&report).join("\n") + "\n"));
+        (report.held, report.accepts) = (Some(HeldReason::OtherNode), None);
+        let problems = offline_problems(&report).join("\n");
+        assert!(problems.contains("is a new one") && !problems.contains("without an order"), "{problems}");
+        for phase in [Phase::Undecided, Phase::Online, Phase::Alone] {
+            assert_eq!(offline_problems(&offline::Report { phase, ..offline::Report::default() }), [""; 0]);
+        }
+    }
 
     #[test]
     fn previous_instance_is_the_newest_terminated_one() {

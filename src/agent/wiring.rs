@@ -135,7 +135,7 @@ pub(super) fn start(
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
     let turn = Arc::clone(&thread_handles.turn);
-    let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags);
+    let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags, None);
     let server =
         server::spawn(settings::server(args, config, main_port), Arc::new(handles), supervisor.on_death())?;
     threads.push(server);

@@ -18,6 +18,7 @@ use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::offline::{self, NothingHeld};
 use crate::runtime::logs::read::ReadOptions;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
@@ -171,6 +172,24 @@ pub(crate) trait NodeBackend: Send + Sync {
 
     /// The images of archives.
     fn image_set(&self) -> Arc<dyn Images>;
+
+    /// Whose pods count, and what is stored; `None`: the agent runs without `--offline`.
+    fn offline(&self) -> Option<offline::Report>;
+
+    /// Accepts the set of pods that is held, and returns the state after it.
+    ///
+    /// # Errors
+    /// When there is no such set.
+    fn accept_offline(&self) -> Result<offline::Report, AcceptError>;
+}
+
+/// Why no set of pods was accepted. The text becomes the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AcceptError {
+    #[error("this agent runs without --offline")]
+    Off,
+    #[error(transparent)]
+    NothingHeld(#[from] NothingHeld),
 }
 
 /// Why the agent has no result. The text becomes a part of a response.

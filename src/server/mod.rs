@@ -47,7 +47,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub(crate) use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
-pub(crate) use backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
+pub(crate) use backend::{
+    AcceptError, AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches,
+};
 pub(crate) use context::MainPort;
 pub(crate) use error::ServerError;
 pub(crate) use instance_lock::{InstanceLock, lock_local_socket, lock_root_dir};

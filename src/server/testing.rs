@@ -2,13 +2,15 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::backend::{AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches};
+use super::backend::{
+    AcceptError, AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches,
+};
 use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
 use super::views::{ImageRow, NodeReport, PodCgroupReport, PodView};
@@ -20,6 +22,7 @@ use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
+use crate::offline::{self, NothingHeld, Phase};
 use crate::runtime::logs::read::{ReadOptions, read};
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
@@ -72,6 +75,8 @@ pub(crate) struct FakeNode {
     pub images: Box<ListImages>,
     pub verify_image: Box<VerifyImage>,
     pub image_set: Arc<dyn Images>,
+    /// `None`: without `--offline`. A held set can be accepted once.
+    pub offline: Mutex<Option<offline::Report>>,
     /// Whether the list of running pods has a bug.
     pub running_pods_panic: bool,
     /// Whether a command runs until its client disconnects.
@@ -131,6 +136,7 @@ impl FakeNode {
             images: Box::new(|| Err("the runtime does not answer".to_owned().into())),
             verify_image: Box::new(|_, _, _| Err("not here".to_owned().into())),
             image_set: Arc::new(ImageSet::default()),
+            offline: Mutex::new(None),
             running_pods_panic: false,
             run_waits: false,
             sink,
@@ -312,5 +318,19 @@ impl NodeBackend for FakeNode {
 
     fn image_set(&self) -> Arc<dyn Images> {
         Arc::clone(&self.image_set)
+    }
+
+    fn offline(&self) -> Option<offline::Report> {
+        self.offline.lock().unwrap().clone()
+    }
+
+    fn accept_offline(&self) -> Result<offline::Report, AcceptError> {
+        let mut offline = self.offline.lock().unwrap();
+        let report = offline.as_mut().ok_or(AcceptError::Off)?;
+        if report.phase != Phase::Held {
+            return Err(NothingHeld.into());
+        }
+        (report.phase, report.held, report.accepts) = (Phase::Online, None, None);
+        Ok(report.clone())
     }
 }

@@ -3,8 +3,8 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::testing::FakeNode;
 use super::*;
 use crate::model::event::EventSink;
+use crate::offline::{HeldReason, Phase, Report};
 use crate::util::threads;
 
 struct Fixture {
@@ -373,4 +374,27 @@ fn post_adds_an_ephemeral_container() {
         assert_eq!(fixture.post(target).0, 405, "{target}");
     }
     assert_eq!(fixture.local("/v1/debug?pod=pod1-node1&image=i").0, 404);
+}
+
+#[test]
+fn held_set_of_pods_is_accepted_once() {
+    let held = Report { phase: Phase::Held, held: Some(HeldReason::NoNode), ..Report::default() };
+    let fixture = Fixture::with(|node| node.offline = Mutex::new(Some(held)));
+    let (status, body) = fixture.local("/v1/offline");
+    assert_eq!(status, 200);
+    assert!(body.contains(r#""phase":"held""#) && body.contains(r#""held":"noNode""#), "{body}");
+    // A GET changes nothing.
+    assert_eq!(fixture.local("/v1/offline/accept").0, 404);
+    let (status, body) = fixture.post("/v1/offline/accept");
+    assert_eq!(status, 200, "{body}");
+    assert!(body.contains(r#""phase":"online""#), "{body}");
+    assert_eq!(fixture.post("/v1/offline/accept"), (409, "no set of pods is held\n".into()));
+}
+
+#[test]
+fn agent_without_offline_has_no_report_and_accepts_nothing() {
+    let fixture = Fixture::new();
+    let expected = (404, "this agent runs without --offline\n".to_owned());
+    assert_eq!(fixture.local("/v1/offline"), expected);
+    assert_eq!(fixture.post("/v1/offline/accept"), expected);
 }

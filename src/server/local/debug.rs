@@ -1,10 +1,11 @@
 //! Requests that change something: `/v1/debug` adds an ephemeral container to a running pod,
-//! `/v1/images/rescan` makes the agent read the directories of image archives.
+//! `/v1/images/rescan` makes the agent read the directories of image archives, `/v1/offline/accept`
+//! accepts a set of pods that is held.
 
 use super::select::find;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
-use crate::server::backend::NodeBackend;
+use crate::server::backend::{AcceptError, NodeBackend};
 use crate::server::http::response::Response;
 use crate::server::views::DebugReply;
 use crate::transport::http1::Target;
@@ -15,6 +16,13 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
     if path == "/v1/images/rescan" {
         node.image_set().rescan();
         return Ok(Response::json(&node.image_set().report()));
+    }
+    if path == "/v1/offline/accept" {
+        return match node.accept_offline() {
+            Ok(report) => Ok(Response::json(&report)),
+            Err(error @ AcceptError::Off) => Err(Response::text(404, format!("{error}\n"))),
+            Err(error @ AcceptError::NothingHeld(_)) => Err(Response::text(409, format!("{error}\n"))),
+        };
     }
     if path != "/v1/debug" {
         return Err(Response::text(405, "GET only\n"));

@@ -8,7 +8,7 @@ use crate::images::CheckOptions;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
 use crate::runtime::logs::read::ReadOptions;
-use crate::server::backend::NodeBackend;
+use crate::server::backend::{AcceptError, NodeBackend};
 use crate::server::http::response::{Reply, Response};
 use crate::server::registry;
 use crate::server::views::containers::{container_names, default_container};
@@ -51,6 +51,10 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
         "/v1/images/set" => Response::json(&node.image_set().report()),
         "/v1/volumes" => Response::json(&node.volumes(None)),
         "/v1/devices" => Response::json(&node.devices(None)),
+        "/v1/offline" => match node.offline() {
+            Some(report) => Response::json(&report),
+            None => Response::text(404, format!("{}\n", AcceptError::Off)),
+        },
         "/v1/version" => Response::json(&VersionReply::own()),
         _ => Response::not_found(),
     };

@@ -14,6 +14,7 @@ use crate::kube::events::RecordedEvent;
 use crate::model::api::{Pod, PodSpec, PodStatus};
 use crate::model::meta::ObjectMeta;
 use crate::model::runtime::{ContainerState, ListedPod};
+use crate::offline;
 use holdings::{ClaimRow, DeviceRow, VolumeRow};
 
 pub(crate) use crate::model::version::KUBERNETES_VERSION;
@@ -216,6 +217,9 @@ pub(crate) struct NodeReport {
     pub thresholds: Vec<ThresholdReport>,
     /// What the machine has, and what pods may use of it.
     pub resources: Vec<ResourceReport>,
+    /// `None`: the agent runs without `--offline`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offline: Option<offline::Report>,
 }
 
 /// A resource of the node, as quantities.
