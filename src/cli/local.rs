@@ -56,6 +56,11 @@ pub(super) enum Subcommand {
     Devices {
         output: Output,
     },
+    /// Stored objects of the API server, and whose pods count.
+    Offline {
+        output: Output,
+        command: OfflineCommand,
+    },
     Check {
         output: Output,
         root_dir: PathBuf,
@@ -92,6 +97,14 @@ pub(super) enum ImagesCommand {
         name: String,
         file: PathBuf,
     },
+}
+
+/// What `coracle offline` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OfflineCommand {
+    List,
+    /// Accepts the set of pods that is held.
+    Accept,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,6 +286,16 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "devices of device plugins and of resource claims, who has them, and the plugins",
     ),
     (
+        "offline",
+        "offline list [-o json|yaml]",
+        "what is stored for a start without the API server, and whose pods count",
+    ),
+    (
+        "offline",
+        "offline accept [-o json|yaml]",
+        "take over the pods of an API server that knows neither this node nor its pods; others stop",
+    ),
+    (
         "setup",
         "setup runtime [--dry-run] [--runtime containerd|crio] [--containerd-config FILE] [--certs-dir DIR] \
          [--registries-dir DIR] [--registry HOST,...] [--image-registry ADDRESS] [--image-mirror-file FILE] \
@@ -353,6 +376,7 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ),
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
+    ("offline", &["output"]),
     ("check", &["output", "root-dir", "config"]),
     ("validate", &["output"]),
     ("version", &[]),
@@ -611,7 +635,7 @@ impl Options {
 
     fn subcommand(self, name: &str) -> Result<Subcommand, String> {
         let most = match name {
-            "describe" | "logs" | "events" | "attach" => 1,
+            "describe" | "logs" | "events" | "attach" | "offline" => 1,
             // The pod, and a command of any length.
             "debug" | "exec" | "port-forward" | "validate" | "images" | "setup" => usize::MAX,
             _ => 0,
@@ -700,6 +724,17 @@ impl Options {
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
             "volumes" => Subcommand::Volumes(VolumesOptions { output, namespace }),
             "devices" => Subcommand::Devices { output },
+            "offline" => {
+                let command = match named.as_deref() {
+                    Some("list") => OfflineCommand::List,
+                    Some("accept") => OfflineCommand::Accept,
+                    Some(other) => {
+                        return Err(format!("offline has no command {other:?}; it has list and accept"));
+                    }
+                    None => return Err("name a command: list or accept".to_owned()),
+                };
+                Subcommand::Offline { output, command }
+            }
             "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },
             _ => Subcommand::Version,
         })

@@ -63,8 +63,11 @@ enum Value {
 const FOR_PODS: &str = "describe|logs|debug|exec|attach|port-forward|events";
 
 /// The second words of commands, and whether files follow.
-const WORDS: &[(&str, &str, bool)] =
-    &[("images", "list import rm export", true), ("setup", "runtime", false)];
+const WORDS: &[(&str, &str, bool)] = &[
+    ("images", "list import rm export", true),
+    ("offline", "list accept", false),
+    ("setup", "runtime", false),
+];
 
 /// The options that a command takes, with those that all take.
 fn options_of(command: &str) -> Vec<&'static (&'static str, char, Option<Value>, &'static str)> {
@@ -97,8 +100,17 @@ fn dashed(flag: &Flag) -> String {
 
 /// Whether a flag's value is a path, as its name says.
 fn is_path(flag: &Flag) -> bool {
-    let endings =
-        ["file", "dir", "path", "config", "kubeconfig", "root-dir", "local-socket", "local-objects"];
+    let endings = [
+        "file",
+        "dir",
+        "path",
+        "config",
+        "kubeconfig",
+        "root-dir",
+        "local-socket",
+        "local-objects",
+        "offline-key",
+    ];
     flag.syntax == Syntax::Text && endings.iter().any(|ending| flag.name.ends_with(ending))
 }
 

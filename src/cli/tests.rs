@@ -382,6 +382,14 @@ fn local_commands_are_parsed() {
             })),
         ),
         ("devices -o yaml", default(Subcommand::Devices { output: Output::Yaml })),
+        (
+            "offline list -o json",
+            default(Subcommand::Offline { output: Output::Json, command: OfflineCommand::List }),
+        ),
+        (
+            "offline accept",
+            default(Subcommand::Offline { output: Output::Table, command: OfflineCommand::Accept }),
+        ),
         ("check", default(check("/var/lib/kubelet"))),
         ("check --root-dir=/r", default(check("/r"))),
         ("--root-dir /r --local-socket=/r.sock check", on_socket("/r.sock", check("/r"))),
@@ -418,6 +426,10 @@ fn local_commands_are_parsed() {
         ("port-forward web 0", "port-forward: \"0\" is not of the form [LOCAL:]REMOTE"),
         ("port-forward web 80 --address here", "port-forward: --address: \"here\" is not an IP address"),
         ("status -w", "status: -w: unknown option"),
+        ("offline", "offline: name a command: list or accept"),
+        ("offline purge", "offline: offline has no command \"purge\"; it has list and accept"),
+        ("offline accept now", "offline: unexpected argument \"now\""),
+        ("offline accept -w", "offline: -w: unknown option"),
     ] {
         assert_eq!(problems(text), [expected], "{text}");
     }
@@ -614,6 +626,29 @@ fn setup_takes_absolute_paths_and_only_the_runtime() {
         ("setup runtime --runtime=docker", "must be containerd or crio"),
         ("setup runtime --certs-dir=b", "must be an absolute path"),
         ("setup runtime --image-registry=5051", "not an address with a port"),
+    ] {
+        assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));
+    }
+}
+
+#[test]
+fn flags_of_the_offline_store_have_safe_defaults_and_bounds() {
+    let args = agent("--kubeconfig=/k");
+    assert!(!args.offline && args.offline_secrets && args.offline_key.is_none());
+    assert_eq!((args.offline_wait.as_secs(), args.offline_accept_after.as_secs()), (30, 3600));
+    let args = agent(
+        "--kubeconfig=/k --offline --offline-secrets=none --offline-key=/media/key --offline-wait=0 \
+         --offline-accept-after=24h",
+    );
+    assert!(args.offline && !args.offline_secrets);
+    assert_eq!(args.offline_key.as_deref(), Some(Path::new("/media/key")));
+    assert_eq!((args.offline_wait.as_secs(), args.offline_accept_after.as_secs()), (0, 24 * 3600));
+    for (text, words) in [
+        ("--offline", "--offline: cannot be used without --kubeconfig"),
+        ("--offline-secrets=clear", "must be sealed or none"),
+        ("--offline-key=key", "must be an absolute path"),
+        ("--offline-wait=-1s", "must not be negative"),
+        ("--offline-accept-after=9000h", "is longer than a year"),
     ] {
         assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));
     }

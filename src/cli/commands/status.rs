@@ -12,6 +12,7 @@ use super::age;
 use super::client::Client;
 use super::console::{Console, size};
 use super::error::Outcome;
+use super::offline;
 
 pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) -> Outcome {
     let report: NodeReport = client.get("/v1/status")?;
@@ -96,6 +97,11 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
     resources(console, report)?;
     pressure(console, report, wide)?;
     sources(console, &report.sources)?;
+    if let Some(offline) = &report.offline {
+        let is_reachable = !report.problems.iter().any(|problem| problem.starts_with("API server: "));
+        let (line, color) = offline::server_line(offline, is_reachable, console.now);
+        console.colored_field(0, "API server", &line, Some(color))?;
+    }
     let memory = &report.memory;
     // Zero: not measured.
     let anonymous = match memory.anonymous_bytes {
@@ -248,6 +254,7 @@ fn threads(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Re
 mod tests {
     use super::*;
     use crate::cli::table::Paint;
+    use crate::offline::{Phase, Report};
     use crate::server::{DiskWritesReport, LogsReport, QueueReport, ResourceReport, ThresholdReport};
     use expect_test::expect;
 
@@ -317,6 +324,7 @@ mod tests {
                     allocatable: "2".into(),
                 },
             ],
+            offline: Some(Report { phase: Phase::Alone, ..Report::default() }),
             ..NodeReport::default()
         };
         let mut out = Vec::new();
@@ -342,6 +350,7 @@ mod tests {
               nodefs.inodesFree: 90k available, threshold 50k, which is near
             Sources:
               file:            /etc/pods: 1 pod, 1 problem
+            API server:        away; stored pods run
             Memory:            0 B resident, 0 B at most so far
             Disk writes:       none in the last hour; 12 files with 34.0 KiB, 9 syncs since the start
             Container logs:    1.0 GiB of 2.0 GiB, 3 files removed

@@ -10,13 +10,14 @@ use serde_json::json;
 use super::client::Client;
 use super::*;
 use crate::cli::local::{
-    DebugOptions, EventsOptions, ImagesCommand, LogsOptions, Output, PodsOptions, TopOptions, VerifyOptions,
-    VolumesOptions,
+    DebugOptions, EventsOptions, ImagesCommand, LogsOptions, OfflineCommand, Output, PodsOptions, TopOptions,
+    VerifyOptions, VolumesOptions,
 };
 use crate::cli::table::Paint;
 use crate::images::{ArchiveReport, ArchiveSetReport, BlobError, Document, LookupError, SetImageReport};
 use crate::images::{CheckReport, Finding};
 use crate::model::event::{EventSink, EventType, Regarding};
+use crate::offline::{HeldReason, Phase, Report};
 use crate::server::testing::FakeNode;
 use crate::server::{self, DeviceRow, DevicesReply, ImageRow, PodView, VolumeRow, VolumesReply};
 use crate::util::stop::StopToken;
@@ -305,6 +306,25 @@ fn logs_are_raw_and_rejections_have_exit_codes() {
     assert_eq!(rejected(logs("none", None)), "NotFound: there is no pod \"default/none\" on this node");
     assert!(rejected(logs("web", Some("x"))).starts_with("NotFound: pod default/web-node1 has no container"));
     assert!(rejected(logs("uid", None)).starts_with("NotFound: \"default/uid\" matches several pods"));
+}
+
+#[test]
+fn held_set_of_pods_is_shown_and_accepted_once() {
+    let held = Report { phase: Phase::Held, held: Some(HeldReason::NoNode), ..Report::default() };
+    let agent = Agent::with(|node| node.offline = std::sync::Mutex::new(Some(held)));
+    let offline = |output, command| Subcommand::Offline { output, command };
+    let (outcome, text) = agent.run(offline(Output::Table, OfflineCommand::List));
+    assert_eq!(outcome, Ok(Exit::Success));
+    assert!(text.contains("held: it does not know this node; coracle offline accept\n"), "{text}");
+    let (outcome, text) = agent.run(offline(Output::Table, OfflineCommand::Accept));
+    assert_eq!((outcome, text.contains("are accepted")), (Ok(Exit::Success), true), "{text}");
+    let (_, text) = agent.run(offline(Output::Json, OfflineCommand::List));
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&value["phase"], &value["seal"]), (&json!("online"), &json!("sealed")));
+    let (outcome, _) = agent.run(offline(Output::Table, OfflineCommand::Accept));
+    assert_eq!(outcome, Err("NotFound: no set of pods is held".to_owned()));
+    let (outcome, _) = Agent::new().run(offline(Output::Table, OfflineCommand::List));
+    assert_eq!(outcome, Err("NotFound: this agent runs without --offline".to_owned()));
 }
 
 /// Sends each write to a test that runs at the same time.
