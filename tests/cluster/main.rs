@@ -20,6 +20,7 @@ mod kubectl_top;
 mod logs;
 mod main_port;
 mod objects;
+mod offline;
 mod outages;
 mod pages;
 mod permissions;

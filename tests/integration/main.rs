@@ -21,6 +21,7 @@ mod kube;
 mod local_objects;
 mod main_port;
 mod managers;
+mod offline;
 mod persistent;
 mod pod_resources;
 mod pods_api;

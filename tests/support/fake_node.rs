@@ -214,6 +214,25 @@ impl FakeNode {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
 
+    /// Flags for the next starts, beside those that are set.
+    pub(crate) fn add_flags(&mut self, flags: &[&str]) {
+        self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    }
+
+    /// Puts an empty API server in the place of the one before, as after the loss of all its data.
+    pub(crate) fn replace_api(&mut self) {
+        let port = self.api().port;
+        // Two servers cannot have one port.
+        drop(self.api.take());
+        let api = FakeApi::start_at(port);
+        // UIDs come from versions: no object gets the UID of one before.
+        api.raise_versions();
+        api.raise_versions();
+        // Watches from versions of the server before end with an error, and lists follow.
+        api.compact();
+        self.api = Some(api);
+    }
+
     /// A variable of the agent's environment for the next starts.
     pub(crate) fn set_variable(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
@@ -354,6 +373,16 @@ impl FakeNode {
             let _ = agent.kill();
             let _ = agent.wait();
         }
+    }
+
+    /// Ends the agent, all containers and all mounts, as a power cut does. What is on a disk stays: the
+    /// records of the runtime, and the files of the agent.
+    pub(crate) fn cut_power(&mut self) {
+        self.kill_agent();
+        for sandbox in self.fake.sandboxes() {
+            self.fake.kill_sandbox(&sandbox.status.id);
+        }
+        process_usage::unmount_below(&self.root());
     }
 
     /// Ends the agent with SIGTERM and asserts that it does so in time, with success.

@@ -102,6 +102,17 @@ pub(crate) fn mounts_below(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Ends all mounts below a directory, as the end of the machine does.
+pub(crate) fn unmount_below(dir: &Path) {
+    let mut mounts = mounts_below(dir);
+    // Those inside others come later in the table.
+    mounts.reverse();
+    for mount in mounts {
+        rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH)
+            .unwrap_or_else(|error| panic!("cannot unmount {}: {error}", mount.display()));
+    }
+}
+
 /// Waits until no mount is left below a directory.
 pub(crate) fn assert_no_mounts_below(dir: &Path) {
     wait_until(&format!("no mounts below {}", dir.display()), Duration::from_secs(60), || {

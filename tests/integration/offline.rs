@@ -1,0 +1,430 @@
+//! A node with `--offline`: it starts its pods without the API server, and no loss of the server's data,
+//! no error and no damage stops them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::fake_api::{FakeApi, Fault, FaultResponse, ReceivedRequest};
+use crate::support::fake_node::{FakeNode, LONG, full_name};
+use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, simple};
+use crate::support::random::{Random, random_seed};
+use crate::support::wait::{pause, wait_until};
+
+const SETTINGS: &str = "/api/v1/namespaces/default/configmaps/settings";
+const SERVICE: &str = "/api/v1/namespaces/default/services/db";
+const LOGIN: &str = "/api/v1/namespaces/default/secrets/login";
+
+/// The value of the Secret, which must be nowhere on the disk; also in base64.
+const CANARY: [&str; 2] = ["canary-5f2c9e7ab1d", "Y2FuYXJ5LTVmMmM5ZTdhYjFk"];
+/// How every token of the fake API server begins; also in base64.
+const TOKEN: [&str; 2] = ["token-of-default-", "dG9rZW4tb2YtZGVmYXVs"];
+
+/// A ready node of a cluster, with `--offline`.
+fn joined(config: Value) -> FakeNode {
+    let mut node = FakeNode::prepare(config);
+    let api = FakeApi::start();
+    let cluster = json!({"server": api.url()});
+    node.join_cluster(api, cluster);
+    node.add_flags(&["--offline", "--offline-wait=1s"]);
+    node.start_joined()
+}
+
+fn settings(text: &str) -> Value {
+    json!({"data": {"text": text}})
+}
+
+/// Makes the objects that the pods of [`manifest`] use.
+fn put_objects(node: &FakeNode) {
+    node.api().put(SETTINGS, settings("one"));
+    node.api().put(LOGIN, json!({"type": "Opaque", "data": {"pw": CANARY[1]}}));
+    node.api().put(SERVICE, json!({"spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 5432}]}}));
+}
+
+/// A variable in the environment of a container.
+fn variable(node: &FakeNode, id: &str, name: &str) -> Option<String> {
+    let container = node.fake.containers().into_iter().find(|container| container.status.id == id)?;
+    let variable = container.config.envs.iter().find(|variable| variable.key == name)?;
+    Some(String::from_utf8_lossy(&variable.value).into_owned())
+}
+
+/// A pod that uses a ConfigMap, a Secret and a token of its service account.
+fn manifest(name: &str) -> Value {
+    let mut main = busybox("main", FOREVER);
+    main["volumeMounts"] = json!([{"name": "settings", "mountPath": "/settings"},
+        {"name": "login", "mountPath": "/login"}, {"name": "token", "mountPath": "/token"}]);
+    let mut web = pod(name, json!([main]));
+    web["spec"]["serviceAccountName"] = json!("default");
+    web["spec"]["volumes"] = json!([
+        {"name": "settings", "configMap": {"name": "settings"}},
+        {"name": "login", "secret": {"secretName": "login"}},
+        {"name": "token", "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}]}},
+    ]);
+    web
+}
+
+/// A pod that ends at once and stays ended.
+fn job(name: &str) -> Value {
+    let mut job = pod(name, json!([busybox("main", "exit 0")]));
+    job["spec"]["restartPolicy"] = json!("Never");
+    job
+}
+
+/// Binds pods with their objects, and waits until they run.
+fn run_pods(node: &FakeNode, names: &[&str]) {
+    put_objects(node);
+    names.iter().for_each(|name| node.bind(&manifest(name)));
+    names.iter().for_each(|name| drop(node.wait_ready(name)));
+}
+
+/// A file of a volume of a pod: `kind` is the directory of the plugin.
+fn volume(node: &FakeNode, pod: &str, kind: &str, file: &str) -> PathBuf {
+    let uid = node.api().object(&FakeNode::pod_path(pod)).expect("the API server has the pod");
+    let uid = uid["metadata"]["uid"].as_str().expect("it has a UID").to_owned();
+    node.root().join("pods").join(uid).join("volumes").join(format!("kubernetes.io~{kind}")).join(file)
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The document of `coracle status`; null while the agent does not respond.
+fn status(node: &FakeNode) -> Value {
+    let output = node.command(&["status", "-o", "json"]);
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+fn wait_phase(node: &FakeNode, phase: &str) {
+    wait_until(&format!("the phase {phase}"), LONG, || status(node)["offline"]["phase"] == phase);
+}
+
+/// Waits until so many pods are stored with their statuses, and one object of each kind that they use.
+fn wait_stored(node: &FakeNode, pods: u64) {
+    wait_until("the objects to be stored", LONG, || {
+        let objects = &status(node)["offline"]["objects"];
+        let count = |kind: &str| objects[kind].as_u64().unwrap_or(0);
+        count("pod") == pods
+            && count("podstatus") == pods
+            && ["node", "configmap", "secret", "token", "services"].iter().all(|kind| count(kind) > 0)
+    });
+}
+
+/// Whether the runtime got a request of this kind that names the pod.
+fn was_requested(node: &FakeNode, method: &str, pod: &str) -> bool {
+    let name = full_name(pod);
+    let journal = node.fake.journal();
+    journal.iter().any(|entry| entry.method == method && entry.request.to_string().contains(&name))
+}
+
+/// The regular files below a directory that have one of the texts. Other file systems are left out, such
+/// as the memory in which the volumes of Secrets are.
+fn files_with(directory: &Path, texts: &[&str]) -> Vec<PathBuf> {
+    let device = fs::metadata(directory).expect("the directory exists").dev();
+    let (mut open, mut found) = (vec![directory.to_owned()], Vec::new());
+    while let Some(path) = open.pop() {
+        // A file may go at any time.
+        let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+        if meta.dev() != device {
+            continue;
+        }
+        if meta.is_dir() {
+            open.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+        } else if meta.is_file() {
+            let bytes = fs::read(&path).unwrap_or_default();
+            let has = |text: &&str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+            if texts.iter().any(has) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Everything but a finished job starts after a power cut without the API server. When the server is
+/// back, no container restarts, statuses are reported, and changes of the time between arrive.
+#[test]
+fn pods_start_without_the_api_server_and_continue_when_it_is_back() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web", "other"]);
+    node.bind(&job("job"));
+    wait_until("the job to be done", LONG, || {
+        node.shown("job").is_some_and(|pod| phase(&pod) == "Succeeded")
+    });
+    wait_stored(&node, 3);
+    let (text, password, token) = (
+        volume(&node, "web", "configmap", "settings/text"),
+        volume(&node, "web", "secret", "login/pw"),
+        volume(&node, "web", "projected", "token/token"),
+    );
+    let first = node.running("web");
+
+    node.api().go_down();
+    node.stop_agent();
+    node.cut_power();
+    assert!(!password.exists() && !token.exists(), "a power cut clears the memory");
+    node.fake.clear_journal();
+    node.start_agent();
+    wait_phase(&node, "alone");
+    node.wait_ready("web");
+    node.wait_ready("other");
+    let alone = node.running("web");
+    assert_ne!(alone, first);
+    assert_eq!((read(&text).as_str(), read(&password).as_str()), ("one", CANARY[0]));
+    assert!(read(&token).starts_with(TOKEN[0]), "{}", read(&token));
+    assert_eq!(variable(&node, &alone["main"][0], "DB_SERVICE_HOST").as_deref(), Some("10.0.0.7"));
+    assert!(!was_requested(&node, "RunPodSandbox", "job"), "{:?}", node.fake.calls());
+    let shown = node.cli(&["status"]);
+    assert!(shown.contains("stored pods run"), "{shown}");
+    let listed = node.cli(&["offline", "list"]);
+    assert!(listed.contains("secret") && !listed.contains(CANARY[0]), "{listed}");
+
+    // The server is changed before the node reaches it again.
+    node.api().remove(&FakeNode::pod_path("other"));
+    node.api().put(SETTINGS, settings("two"));
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.wait_gone("other", LONG);
+    wait_until("the status to be reported", LONG, || {
+        let shown = node.shown("web");
+        shown.is_some_and(|pod| is_ready(&pod) && alone["main"] == [container_id(&pod, "main")])
+    });
+    wait_until("the edited ConfigMap to arrive", LONG, || read(&text) == "two");
+    assert_eq!(node.running("web"), alone, "no container restarts");
+    assert!(!was_requested(&node, "RunPodSandbox", "job"), "{:?}", node.fake.calls());
+    assert_eq!(node.shown("job").map(|pod| phase(&pod).to_owned()).as_deref(), Some("Succeeded"));
+    node.finish();
+}
+
+/// The runtime has lost its records, and the server accepts connections without a response.
+#[test]
+fn frozen_api_server_delays_no_stored_object_and_a_wiped_runtime_repeats_no_job() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web"]);
+    node.bind(&job("job"));
+    wait_until("the job to be done", LONG, || {
+        node.shown("job").is_some_and(|pod| phase(&pod) == "Succeeded")
+    });
+    wait_stored(&node, 2);
+    node.stop_agent();
+    node.cut_power();
+    node.fake.with_state(|state| {
+        state.containers.clear();
+        state.sandboxes.clear();
+    });
+    node.fake.clear_journal();
+    node.api().freeze();
+    let earlier = node.api().requests();
+    node.start_agent();
+    node.wait_ready("web");
+    let running = node.running("web");
+    let token = |request: &&ReceivedRequest| request.path().ends_with("/token");
+    assert_eq!(node.api().received().iter().skip(earlier).filter(token).count(), 0);
+    assert!(!was_requested(&node, "RunPodSandbox", "job"), "{:?}", node.fake.calls());
+    node.api().thaw();
+    wait_phase(&node, "online");
+    assert_eq!(node.running("web"), running);
+    assert!(!was_requested(&node, "RunPodSandbox", "job"), "{:?}", node.fake.calls());
+    node.finish();
+}
+
+/// An API server that was restored from nothing knows neither the node nor its pods.
+#[test]
+fn api_server_without_data_stops_no_pod_until_it_is_accepted() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+    let before = node.running("web");
+    node.replace_api();
+    wait_phase(&node, "held");
+    assert_eq!(node.running("web"), before);
+    let report = status(&node);
+    let problems = report["problems"].to_string();
+    assert!(problems.contains("coracle offline accept"), "{problems}");
+    assert!(report["offline"]["accepts"].is_string(), "{report}");
+
+    // Also for an agent that starts now, and for the pods that it starts then.
+    node.stop_agent();
+    node.start_agent();
+    wait_phase(&node, "held");
+    node.wait_ready("web");
+    assert_eq!(node.running("web"), before);
+    wait_until("the node to be registered again", LONG, || {
+        node.api().object(&format!("/api/v1/nodes/{NODE}")).is_some()
+    });
+
+    node.cli(&["offline", "accept"]);
+    node.wait_gone("web", LONG);
+    wait_phase(&node, "online");
+    let again = node.command(&["offline", "accept"]);
+    assert_eq!(again.status.code(), Some(5), "{again:?}");
+    assert_eq!(status(&node)["offline"]["held"], Value::Null);
+    node.bind(&simple("new"));
+    node.wait_ready("new");
+    node.finish();
+}
+
+/// No copy of a Secret or a token is in clear on the disk, in a log, or in a response.
+#[test]
+fn secrets_and_tokens_are_in_clear_in_no_file() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+    let password = volume(&node, "web", "secret", "login/pw");
+    assert_eq!(read(&password), CANARY[0]);
+    let texts = [CANARY[0], CANARY[1], TOKEN[0], TOKEN[1]];
+    // The search finds what is there.
+    fs::write(node.path("seen"), format!("x{}", CANARY[1])).unwrap();
+    assert_eq!(files_with(&node.path(""), &texts), [node.path("seen")]);
+    fs::remove_file(node.path("seen")).unwrap();
+
+    node.api().go_down();
+    node.stop_agent();
+    assert_eq!(files_with(&node.path(""), &texts), [""; 0].map(PathBuf::from));
+    node.cut_power();
+    node.start_agent();
+    node.wait_ready("web");
+    assert_eq!(read(&password), CANARY[0]);
+    assert_eq!(files_with(&node.path(""), &texts), [""; 0].map(PathBuf::from));
+    for command in [&["events", "-o", "json"][..], &["status", "-o", "json"], &["offline", "list"]] {
+        let output = node.cli(command);
+        assert!(texts.iter().all(|text| !output.contains(text)), "{command:?}: {output}");
+    }
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.finish();
+}
+
+#[test]
+fn agent_without_the_flag_stores_nothing_and_has_no_thread() {
+    let node = FakeNode::join(json!({}));
+    run_pods(&node, &["web"]);
+    let report = status(&node);
+    let threads = report["threads"].as_array().unwrap();
+    assert!(!threads.is_empty() && threads.iter().all(|thread| thread["name"] != "offline"), "{report}");
+    assert_eq!(report["offline"], Value::Null);
+    assert!(!node.root().join("offline").exists());
+    let output = node.command(&["offline", "list"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), error.contains("without --offline")), (Some(5), true), "{error}");
+    node.finish();
+}
+
+/// A list that ends after one of two pods, and errors after it, are no complete list.
+#[test]
+fn partial_lists_and_errors_stop_no_pod() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web", "other"]);
+    wait_stored(&node, 2);
+    let running = |node: &FakeNode| (node.running("web"), node.running("other"));
+    let before = running(&node);
+    let shown = node.api().object(&FakeNode::pod_path("web")).unwrap();
+    let line = json!({"type": "ADDED", "object": shown});
+    let lists = |node: &FakeNode| {
+        let requests = node.api().received();
+        requests.iter().filter(|request| request.method == "GET" && request.path() == "/api/v1/pods").count()
+    };
+    let error = FaultResponse::Status(500, "InternalError", None);
+    node.api().fault(Fault::once("GET", "/api/v1/pods?", FaultResponse::HalfLine(format!("{line}\n"))));
+    node.api().fault(Fault::always("GET", "/api/v1/pods?", error));
+    let earlier = lists(&node);
+    // The watch ends with an error, so that a list follows.
+    node.api().compact();
+    wait_until("a partial list and errors", LONG, || lists(&node) >= earlier + 3);
+    assert_eq!(running(&node), before);
+    assert_eq!(status(&node)["offline"]["phase"], "online");
+
+    // Errors at a start are as no response.
+    node.stop_agent();
+    node.start_agent();
+    wait_phase(&node, "alone");
+    node.wait_ready("web");
+    node.wait_ready("other");
+    assert_eq!(running(&node), before);
+    node.api().clear_faults();
+    wait_phase(&node, "online");
+    node.bind(&simple("late"));
+    node.wait_ready("late");
+    assert_eq!(running(&node), before);
+    node.finish();
+}
+
+/// After a kill at any moment of a write, each stored object is the one before or the one after.
+#[test]
+fn stored_objects_are_whole_after_kills_at_any_moment() {
+    /// A digit three times, and its base64.
+    const ROUNDS: [(&str, &str); 6] = [
+        ("111", "MTEx"),
+        ("222", "MjIy"),
+        ("333", "MzMz"),
+        ("444", "NDQ0"),
+        ("555", "NTU1"),
+        ("666", "NjY2"),
+    ];
+    const TIMES: usize = 50_000;
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+    let seed = random_seed();
+    eprintln!("seed {seed}");
+    let mut random = Random::new(seed);
+    for (text, base64) in ROUNDS {
+        node.api().put(SETTINGS, settings(&text.repeat(TIMES)));
+        node.api().put(LOGIN, json!({"type": "Opaque", "data": {"pw": base64.repeat(TIMES)}}));
+        pause(Duration::from_millis(random.below(400)));
+        node.kill_agent();
+        node.start_agent();
+        wait_phase(&node, "online");
+    }
+    let files =
+        [volume(&node, "web", "configmap", "settings/text"), volume(&node, "web", "secret", "login/pw")];
+    node.api().go_down();
+    node.cut_power();
+    node.start_agent();
+    wait_phase(&node, "alone");
+    node.wait_ready("web");
+    let first = ["one", CANARY[0]];
+    for (file, first) in files.iter().zip(first) {
+        let content = read(file);
+        let is_whole = content == first || ROUNDS.iter().any(|(text, _)| content == text.repeat(TIMES));
+        assert!(is_whole, "{}: {} bytes, {:.9}", file.display(), content.len(), content);
+    }
+    let report = status(&node);
+    assert_eq!(report["offline"]["problems"], json!([]), "{report}");
+    let damaged = fs::read_dir(node.root().join("offline/damaged"));
+    assert_eq!(damaged.into_iter().flatten().count(), 0);
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.finish();
+}
+
+/// A new version of a pod without a new content, and turns without news, write nothing.
+#[test]
+fn idle_node_writes_no_stored_object() {
+    // The agent lists all pods once a second.
+    let node = joined(json!({"featureGates": {"EventedPLEG": false}}));
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+    let lists = || node.metric("kubelet_pleg_relist_duration_seconds_count");
+    let turns = |count: f64| {
+        let begin = lists();
+        wait_until("turns of the agent", LONG, || lists() >= begin + count);
+    };
+    let files = || status(&node)["diskWrites"]["files"].as_u64();
+    // What is written at most once in ten seconds is written.
+    let mut last = files();
+    wait_until("the agent to have written everything", LONG, || {
+        turns(12.0);
+        let before = std::mem::replace(&mut last, files());
+        last.is_some() && before == last
+    });
+    // The same content with another version.
+    let object = node.api().object(&FakeNode::pod_path("web")).unwrap();
+    node.api().put(&FakeNode::pod_path("web"), object);
+    turns(12.0);
+    assert_eq!(files(), last);
+    node.finish();
+}
