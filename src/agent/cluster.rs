@@ -23,6 +23,7 @@ use crate::kube::{PodDependencies, ProjectedCertificates, event_sink};
 use crate::model::api;
 use crate::model::ids::PodUid;
 use crate::node::{self, NodeReader, NodeWatch};
+use crate::offline::{self, Offline};
 use crate::pods::mirror;
 use crate::resources::system::SystemFacts;
 use crate::resources::{Roots, machine};
@@ -50,6 +51,8 @@ pub(super) struct Cluster {
     pub(super) registrations: Receiver<()>,
     services: Running,
     renewed: Option<ClientRenewal>,
+    /// The last known objects; `None` without `--offline`.
+    pub(super) offline: Option<Offline>,
 }
 
 /// The dependencies of the threads in addition to the handles of the rooms.
@@ -72,6 +75,7 @@ pub(super) struct ClusterDeps<'a> {
 pub(super) fn connect(
     context: Context<'_>,
     objects: Post<PodUid, ()>,
+    offline: Option<Offline>,
 ) -> Result<Option<Cluster>, StartError> {
     let Context { args, config, host, supervisor, .. } = context;
     let Some((credentials, renewed)) = credentials(args, config, &host.node_name)? else { return Ok(None) };
@@ -111,6 +115,7 @@ pub(super) fn connect(
         registrations,
         services,
         renewed,
+        offline,
     }))
 }
 
@@ -157,8 +162,15 @@ impl Cluster {
         deps: ClusterDeps<'_>,
     ) -> Result<Vec<Running>, StartError> {
         let Context { args, config, host, supervisor, .. } = context;
-        let Cluster { client, node, health_rings, registered, services, renewed, .. } = self;
+        let reader = self.reader(&host.node_name);
+        let Cluster { client, node, pod_api, health_rings, registered, services, renewed, offline, .. } =
+            self;
         let mut threads = vec![services];
+        // First, so that it stops after all threads that pass it what they read.
+        if let Some(offline) = &offline {
+            let running = offline.spawn(offline_deps(rooms, &node, reader, pod_api), supervisor.on_death());
+            threads.push(running.map_err(thread_error("offline"))?);
+        }
         let mut certificates = None;
         if renewed.is_some() || deps.serving.is_some() {
             let settings = certificates::Settings {
@@ -209,9 +221,38 @@ impl Cluster {
             node: Box::new(move || shown.confirmed()),
         };
         threads.push(mirror::spawn(mirror_deps, supervisor.on_death()).map_err(thread_error("mirrors"))?);
-        let pods = bound::spawn(&host.node_name, client, deps.sources, None);
+        let pods = bound::spawn(&host.node_name, client, deps.sources, offline);
         threads.push(pods.map_err(thread_error("watch/pods"))?);
         Ok(threads)
+    }
+}
+
+fn offline_deps(
+    rooms: &Rooms,
+    node: &NodeWatch,
+    reader: NodeReader,
+    pod_api: PodDependencies,
+) -> offline::Deps {
+    let (confirmed, assumed, released) = (node.clone(), node.clone(), node.clone());
+    let (status, services) = (rooms.status.clone(), pod_api.services.clone());
+    offline::Deps {
+        node: Box::new(move || confirmed.confirmed()),
+        node_changes: node.subscribe(),
+        read_node: Box::new(move || reader.fact()),
+        use_node: Box::new(move |node| assumed.assume(node)),
+        release_node: Box::new(move || released.settle()),
+        status_changes: rooms.status.changes(),
+        statuses: Box::new(move |seen| {
+            // Before the read, so that a status that changes meanwhile is read again.
+            let version = status.version();
+            let changed = status.newer_than(seen).into_iter();
+            (version, changed.filter_map(|(uid, _)| status.get(&uid).map(|status| (uid, status))).collect())
+        }),
+        service_changes: services.changes(),
+        services: Box::new(move |namespaces| services.stored(namespaces)),
+        needs: Box::new(PodDependencies::stored_keys),
+        entered: Box::new(move |phase| pod_api.entered(phase)),
+        events: rooms.events.clone(),
     }
 }
 

@@ -11,7 +11,7 @@ use super::error::StartError;
 use super::host::{CONTAINER_LOGS_DIR, Host};
 use crate::cgroups::node::{Reservations, unreserved_memory};
 use crate::config::credential_providers::CredentialProviders;
-use crate::config::{self, AgentArgs, Gates, KubeletConfiguration};
+use crate::config::{self, AgentArgs, Gates, KubeletConfiguration, OFFLINE_DIR};
 use crate::images::{CredentialVerification, GcPolicy, PullSettings, SetSettings};
 use crate::kube::client::Client;
 use crate::model::container_memory::{
@@ -21,6 +21,7 @@ use crate::model::fields::NodeAllocatable;
 use crate::model::pod::SourceName;
 use crate::model::quantity::Amount;
 use crate::model::restart::RuleGates;
+use crate::offline;
 use crate::pods::admission::{Allocatable, NodeView};
 use crate::pods::plan::resize::ResizeRules;
 use crate::resources::machine::{self, kernel_release};
@@ -317,6 +318,18 @@ pub(super) fn source_locations(
     let http = settings.http.as_ref().map(|http| (SourceName::Http, http.url.clone()));
     let api = client.map(|client| (SourceName::Api, client.origin()));
     file.into_iter().chain(http).chain(api).collect()
+}
+
+/// The store of the API server's last known objects; `None` without `--offline`.
+pub(super) fn offline(args: &AgentArgs, node_name: &str) -> Option<offline::Settings> {
+    args.offline.then(|| offline::Settings {
+        directory: args.root_dir.join(OFFLINE_DIR),
+        node_name: node_name.to_owned(),
+        stores_secrets: args.offline_secrets,
+        key_file: args.offline_key.clone(),
+        wait: args.offline_wait,
+        accept_after: args.offline_accept_after,
+    })
 }
 
 pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> gc::Settings {

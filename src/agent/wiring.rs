@@ -29,6 +29,7 @@ use crate::model::ids::PodUid;
 use crate::model::pod::SourceName;
 use crate::model::reasons;
 use crate::observe::{ExitedContainers, ObservedChange};
+use crate::offline::Offline;
 use crate::pods::mirror;
 use crate::pods::workers::{WorkerEnd, Workers};
 use crate::probes::Probes;
@@ -124,7 +125,8 @@ pub(super) fn start(
     let (objects, from_objects) = mailbox(replace);
     let changed = objects.clone();
     let local = LocalObjects::new(Box::new(move |uid| changed.put(uid.clone(), ())));
-    let cluster = cluster::connect(context, objects)?;
+    let offline = settings::offline(args, &host.node_name).map(|settings| Offline::open(&settings, started));
+    let cluster = cluster::connect(context, objects, offline.clone())?;
     let client = cluster.as_ref().map(|cluster| cluster.client.clone());
     let serving = main_port::certificate(args, config, &host)?;
     let main_port = main_port::main_port(config, &host.node_name, serving.clone(), client.as_ref())?;
@@ -135,7 +137,7 @@ pub(super) fn start(
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
     let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
     let turn = Arc::clone(&thread_handles.turn);
-    let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags, None);
+    let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags, offline);
     let server =
         server::spawn(settings::server(args, config, main_port), Arc::new(handles), supervisor.on_death())?;
     threads.push(server);
@@ -336,6 +338,7 @@ fn start_sync(
         api_pods: cluster.map(|_| api_pods_post),
         mirrors: cluster.map(|_| mirrors_post),
         from_objects: from.objects,
+        offline: cluster.and_then(|cluster| cluster.offline.clone()),
         evictions: from.evictions,
         shutdown,
         turn: Arc::clone(&turn),

@@ -264,15 +264,6 @@ impl Offline {
         if is_held { Ok(()) } else { Err(NothingHeld) }
     }
 
-    /// A stored token that is not valid any more is used for a pod.
-    pub fn token_expired(&self, pod: &Pod) {
-        log::warn!(
-            "an expired token is used until the API server is back pod={} uid={}",
-            pod.name(),
-            pod.uid()
-        );
-    }
-
     /// A stored token that is not valid any more is used for a pod. Raises an event, once for each pod
     /// until the API server is back.
     pub fn token_expired(&self, pod: &Pod) {

@@ -146,6 +146,9 @@ pub(crate) struct World<'a> {
     /// Reserves the CPUs, memory and devices of a pod (the only one with a side effect), given the other
     /// active pods, and whether all sources have delivered their pods.
     pub allocate: &'a dyn Fn(&Pod, &[Pod], bool) -> Admission,
+    /// Whether the API server's pods are those that were stored: a pod that runs may be missing, because
+    /// its file was not written or is damaged.
+    pub may_lack_api_pods: bool,
     /// The node, for admission.
     pub node: &'a NodeView,
 }
@@ -570,6 +573,7 @@ impl Core {
             .filter(|pod| pod.is_running() && !(world.has_worker)(&pod.uid))
             .filter(|pod| self.admitted(&pod.uid).is_none() && (world.still_runs)(&pod.uid))
             .filter(|pod| ready || self.is_replaced(pod))
+            .filter(|pod| !world.may_lack_api_pods || pod.source != Some(SourceName::Api))
             .map(|pod| Effect::StopUnknown(pod.clone()));
         let workerless = self
             .desired
@@ -638,6 +642,7 @@ mod tests {
         /// The pods of the API that are being stopped because they were removed.
         leaving: BTreeSet<PodUid>,
         is_listed: bool,
+        may_lack_api_pods: bool,
         node: NodeView,
         /// One line per event: the event, and its effects.
         record: String,
@@ -683,7 +688,19 @@ mod tests {
             let core = Core::new(sources.iter().copied().collect());
             let (running, over, stopping, leaving, record) = Default::default();
             let workers = RefCell::default();
-            Fixture { core, workers, running, over, stopping, leaving, is_listed: true, node, record }
+            let (is_listed, may_lack_api_pods) = (true, false);
+            Fixture {
+                core,
+                workers,
+                running,
+                over,
+                stopping,
+                leaving,
+                is_listed,
+                may_lack_api_pods,
+                node,
+                record,
+            }
         }
 
         fn decide(
@@ -711,6 +728,7 @@ mod tests {
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
                 allocate,
+                may_lack_api_pods: self.may_lack_api_pods,
                 node: &self.node,
             };
             let effects = decide(&mut self.core, &world);
@@ -1417,6 +1435,31 @@ mod tests {
         fixture.apply(SourceName::Api, vec![pod("a", "1"), pod("b", "2")]);
         fixture.check(expect![[r#"
             api: 1, 2 -> shown 1; shown 2; update 1; reject 2: Evicted
+        "#]]);
+    }
+
+    /// A pod may run whose file was not written, or is damaged.
+    #[test]
+    fn pod_of_the_api_that_is_not_stored_is_not_stopped_before_the_server_has_delivered_its_pods() {
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.may_lack_api_pods = true;
+        fixture.apply(SourceName::File, vec![]);
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        let of = |uid: &str, source| {
+            let (uid, mut pod) = listed(uid, SandboxState::Ready);
+            pod.source = Some(source);
+            (uid, pod)
+        };
+        let running =
+            BTreeMap::from([of("1", SourceName::Api), of("2", SourceName::Api), of("3", SourceName::File)]);
+        fixture.clean_up(&running);
+        fixture.may_lack_api_pods = false;
+        fixture.clean_up(&running);
+        fixture.check(expect![[r#"
+            file: none -> nothing
+            api: 1 -> shown 1; update 1
+            clean up, running: 1, 2, 3 -> stop unknown 3
+            clean up, running: 1, 2, 3 -> stop unknown 2; stop unknown 3
         "#]]);
     }
 

@@ -201,6 +201,7 @@ mod tests {
                 gates_differ: &|_| false,
                 granted: &before,
                 allocate: &|_, _, _| crate::pods::admission::Admission::Admit,
+                may_lack_api_pods: false,
                 node: &self.node,
             };
             act(&mut self.core, &world)
