@@ -301,7 +301,7 @@ mod tests {
         assert!(ring.try_recv().is_ok() && watch.ready_for_pods() && !watch.is_absent());
         assert!(watch.object().is_some() && watch.confirmed().is_none() && watch.uid().is_none());
         // A restored server has smaller versions.
-        watch.offer(node("u", "3", "shown"));
+        watch.store_if_newer(node("u", "3", "shown"));
         assert!(ring.try_recv().is_ok(), "it can be reported now");
         assert_eq!(watch.object().unwrap().metadata.resource_version.as_deref(), Some("3"));
         assert_eq!(watch.uid().as_deref(), Some("u"));
@@ -312,18 +312,18 @@ mod tests {
     fn assumed_object_serves_admission_while_the_server_shows_none_or_another() {
         let watch = NodeWatch::new();
         let label = || watch.object().map(|node| node.metadata.labels.clone().unwrap()["a"].clone());
-        watch.replaced(Vec::new());
+        watch.replace(Vec::new());
         watch.assume(node("u", "9", "stored"));
         assert!(watch.is_absent() && watch.confirmed().is_none(), "it is registered again");
         assert_eq!(label().as_deref(), Some("stored"));
-        watch.offer(node("v", "10", "new"));
+        watch.store_if_newer(node("v", "10", "new"));
         assert_eq!((label().as_deref(), watch.uid().as_deref()), (Some("stored"), Some("v")));
         let ring = watch.subscribe();
         watch.settle();
         assert!(ring.try_recv().is_ok());
         assert_eq!(label().as_deref(), Some("new"));
         watch.settle();
-        watch.replaced(Vec::new());
+        watch.replace(Vec::new());
         assert!(ring.try_recv().is_ok() && watch.is_absent() && watch.object().is_none());
     }
 

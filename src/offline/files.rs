@@ -203,7 +203,7 @@ impl Files {
         let directory = place.dir_path();
         atomic_file::write(&directory.join(place.name()), content, 0o600)?;
         atomic_file::sync_directory(&directory)?;
-        state_files::usable(&self.directory.join(place.name()));
+        state_files::report_usable(&self.directory.join(place.name()));
         Ok(())
     }
 
@@ -265,10 +265,13 @@ impl Files {
         match self.rename_aside(name) {
             Ok(copy) => {
                 let path = path.display();
-                state_files::damaged(&copy, &format!("{reason}; it was {path} and is not used any more"));
+                state_files::report_damaged(
+                    &copy,
+                    &format!("{reason}; it was {path} and is not used any more"),
+                );
             }
             Err(error) => {
-                state_files::damaged(&path, &format!("{reason}; it cannot be renamed: {error}"));
+                state_files::report_damaged(&path, &format!("{reason}; it cannot be renamed: {error}"));
             }
         }
     }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use rustix::io::Errno;
-
 use super::files::{FileError, Files};
 use super::key::{Key, Kind};
 use super::problems::Problems;
@@ -71,15 +69,7 @@ fn read<T: serde::de::DeserializeOwned>(files: &Files, key: &Key, problems: &mut
 /// now, or if another key than the present one has sealed it: the right one may come back.
 /// Returns whether it was put aside.
 pub(super) fn put_aside(files: &Files, key: &Key, error: &FileError) -> bool {
-    let is_lack = |error: &std::io::Error| {
-        let errno = Errno::from_io_error(error);
-        errno.is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR))
-    };
-    let is_damaged = match error {
-        FileError::Io(error) => !is_lack(error),
-        FileError::Format(_) | FileError::OtherObject => true,
-        FileError::Seal(_) | FileError::NotStored(_) => false,
-    };
+    let is_damaged = error.is_damage();
     if is_damaged {
         files.put_aside(key, error);
     }

@@ -9,8 +9,9 @@ use serde_json::json;
 
 use super::decide::NodeFact;
 use super::files::Files;
-use super::handle::{Change, Offline};
+use super::handle::Offline;
 use super::key::{Key, Kind};
+use super::queue::Change;
 use super::settings::Settings;
 use super::state::{Phase, SealState};
 use crate::model::pod::Pod;
