@@ -4,14 +4,14 @@
 //! While the API server does not count (it is away, or it does not know this node), stored objects come
 //! before requests, so that no pod waits for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::objects::{Key, Kind, Object, references};
-use crate::model::ByteString;
+use super::objects::references;
+use super::objects::stored_object::object_key;
 use crate::model::api::Volume;
 use crate::model::persistent::{self, Claim, PersistentVolume, Source, Spec};
 use crate::model::pod::Pod;
@@ -24,50 +24,6 @@ use crate::util::sha256::sha256_hex;
 const DIGITS: usize = 32;
 /// The namespace whose service `kubernetes` all pods see.
 pub(super) const MASTER_NAMESPACE: &str = "default";
-
-/// A ConfigMap or a Secret. It cannot be printed.
-#[derive(Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct StoredObject {
-    uid: String,
-    resource_version: String,
-    secret_type: String,
-    immutable: bool,
-    data: BTreeMap<String, ByteString>,
-    binary_data: BTreeMap<String, ByteString>,
-}
-
-impl From<&Object> for StoredObject {
-    fn from(object: &Object) -> StoredObject {
-        let encode = |data: &BTreeMap<String, Vec<u8>>| {
-            data.iter().map(|(key, bytes)| (key.clone(), ByteString(bytes.clone()))).collect()
-        };
-        StoredObject {
-            uid: object.uid.clone(),
-            resource_version: object.resource_version.clone(),
-            secret_type: object.secret_type.clone(),
-            immutable: object.immutable,
-            data: encode(&object.data),
-            binary_data: encode(&object.binary_data),
-        }
-    }
-}
-
-impl From<StoredObject> for Object {
-    fn from(stored: StoredObject) -> Object {
-        let decode = |data: BTreeMap<String, ByteString>| {
-            data.into_iter().map(|(key, bytes)| (key, bytes.0)).collect()
-        };
-        Object {
-            uid: stored.uid,
-            resource_version: stored.resource_version,
-            secret_type: stored.secret_type,
-            immutable: stored.immutable,
-            data: decode(stored.data),
-            binary_data: decode(stored.binary_data),
-        }
-    }
-}
 
 /// A token of a service account. It cannot be printed.
 #[derive(Serialize, Deserialize)]
@@ -97,15 +53,6 @@ impl TokenName<'_> {
     }
 }
 
-/// The key of a ConfigMap or a Secret.
-pub(super) fn object_key(key: &Key) -> StoredKey {
-    let kind = match key.kind {
-        Kind::ConfigMap => StoredKind::ConfigMap,
-        Kind::Secret => StoredKind::Secret,
-    };
-    StoredKey::namespaced(kind, &key.namespace, &key.name)
-}
-
 /// Whether the API server may show that an object is gone, or another one. Always, without a store.
 pub(super) fn server_counts(offline: Option<&Offline>) -> bool {
     offline.is_none_or(Offline::accepts_absence)
@@ -123,24 +70,6 @@ pub(super) fn instead<T: DeserializeOwned>(
 pub(super) fn put(offline: Option<&Offline>, key: impl FnOnce() -> StoredKey, object: &impl Serialize) {
     if let Some(offline) = offline {
         offline.put_json(key(), object);
-    }
-}
-
-/// Stores an object; `None`: the API server has none. That is stored, too, because pods may start without
-/// the object; but an object that was stored is removed, which the store does only later.
-pub(super) fn put_found<T: Serialize + DeserializeOwned>(
-    offline: &Offline,
-    key: StoredKey,
-    object: Option<&T>,
-) {
-    match object {
-        Some(object) => offline.put_json(key, object),
-        None if !offline.accepts_absence() => {}
-        None => match offline.read_json::<Option<T>>(&key) {
-            Some(Some(_)) => offline.remove(key),
-            Some(None) => {}
-            None => offline.put_json(key, &None::<T>),
-        },
     }
 }
 

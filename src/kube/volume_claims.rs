@@ -252,7 +252,7 @@ impl VolumeClaims {
             }
             Ok(driver) => {
                 if let Some(offline) = self.shared.offline.get() {
-                    stored::put_found(offline, stored_key(), driver.as_ref());
+                    offline.put_found(stored_key(), driver.as_ref());
                 }
                 remember(&mut self.known().drivers, name.to_owned(), driver.clone());
                 Ok(driver)

@@ -192,6 +192,20 @@ impl Offline {
         }
     }
 
+    /// Stores an object; `None`: the API server has none. That is stored, too, because pods may start
+    /// without the object; but an object that was stored is removed, which happens only later.
+    pub fn put_found<T: Serialize + DeserializeOwned>(&self, key: Key, object: Option<&T>) {
+        match object {
+            Some(object) => self.put_json(key, object),
+            None if !self.accepts_absence() => {}
+            None => match self.read_json::<Option<T>>(&key) {
+                Some(Some(_)) => self.remove(key),
+                Some(None) => {}
+                None => self.put_json(key, &None::<T>),
+            },
+        }
+    }
+
     /// Removes an object, later. Only while the API server's set counts.
     pub fn remove(&self, key: Key) {
         if self.accepts_absence() {

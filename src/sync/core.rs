@@ -1445,13 +1445,16 @@ mod tests {
         fixture.may_lack_api_pods = true;
         fixture.apply(SourceName::File, vec![]);
         fixture.apply(SourceName::Api, vec![pod("a", "1")]);
-        let of = |uid: &str, source| {
+        let from_source = |uid: &str, source| {
             let (uid, mut pod) = listed(uid, SandboxState::Ready);
             pod.source = Some(source);
             (uid, pod)
         };
-        let running =
-            BTreeMap::from([of("1", SourceName::Api), of("2", SourceName::Api), of("3", SourceName::File)]);
+        let running = BTreeMap::from([
+            from_source("1", SourceName::Api),
+            from_source("2", SourceName::Api),
+            from_source("3", SourceName::File),
+        ]);
         fixture.clean_up(&running);
         fixture.may_lack_api_pods = false;
         fixture.clean_up(&running);

@@ -17,6 +17,7 @@
 //! older than `POLL`: each watch costs a thread and a connection.
 
 mod object;
+pub(super) mod stored_object;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -26,7 +27,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 
-use super::stored::{self, StoredObject};
+use stored_object::{StoredObject, object_key};
+
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::offline::Offline;
@@ -673,7 +675,7 @@ impl Shared {
     }
 
     fn server_counts(&self) -> bool {
-        stored::server_counts(self.offline.get())
+        self.offline.get().is_none_or(Offline::accepts_absence)
     }
 
     /// The stored objects of keys that are new here, while they come before those of the API server; `None`
@@ -705,7 +707,7 @@ impl Shared {
             }
         };
         let object = object.as_deref().map(StoredObject::from);
-        stored::put_found(offline, stored::object_key(key), object.as_ref());
+        offline.put_found(object_key(key), object.as_ref());
     }
 
     /// Uses a stored object in the place of one that the API server does not have.
@@ -784,7 +786,7 @@ impl Shared {
 
 /// What the store has of an object; `None` in it: the object did not exist.
 fn stored_object(offline: &Offline, key: &Key) -> Option<Option<Object>> {
-    let stored: Option<StoredObject> = offline.read_json(&stored::object_key(key))?;
+    let stored: Option<StoredObject> = offline.read_json(&object_key(key))?;
     Some(stored.map(Object::from))
 }
 

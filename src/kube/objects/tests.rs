@@ -371,9 +371,9 @@ fn stored_objects_need_no_request_while_the_server_is_away() {
         let (store, server) = (TestStore::new(), Arc::new(Server::default()));
         let secret = Key::new(Kind::Secret, "n", "s");
         for key in [&key("a"), &secret] {
-            store.write(&stored::object_key(key), &StoredObject::from(&object(1)));
+            store.write(&object_key(key), &StoredObject::from(&object(1)));
         }
-        store.write(&stored::object_key(&key("b")), &None::<StoredObject>);
+        store.write(&object_key(&key("b")), &None::<StoredObject>);
         store.enter(Phase::Alone);
         let (objects, _changed_pods) = stored_cache(strategy, &server, &store);
         objects.register(&pod("1", &["a", "b"]));
@@ -395,7 +395,7 @@ fn stored_objects_need_no_request_while_the_server_is_away() {
 #[test]
 fn damaged_or_missing_stored_object_is_requested() {
     let (store, server) = (TestStore::new(), Arc::new(Server::default()));
-    store.write(&stored::object_key(&key("a")), &json!("no object"));
+    store.write(&object_key(&key("a")), &json!("no object"));
     store.enter(Phase::Alone);
     let (objects, _changed_pods) = stored_cache(Strategy::Get, &server, &store);
     objects.register(&pod("1", &["a", "b"]));
@@ -410,7 +410,7 @@ fn damaged_or_missing_stored_object_is_requested() {
 fn watch_of_a_stored_immutable_object_ends_with_its_first_response() {
     let (store, server) = (TestStore::new(), Arc::new(Server::default()));
     let immutable = Object { immutable: true, ..object(1) };
-    store.write(&stored::object_key(&key("a")), &StoredObject::from(&immutable));
+    store.write(&object_key(&key("a")), &StoredObject::from(&immutable));
     store.enter(Phase::Alone);
     let (objects, changed_pods) = stored_cache(Strategy::Watch, &server, &store);
     objects.register(&pod("1", &["a"]));
@@ -426,7 +426,7 @@ fn watch_of_a_stored_immutable_object_ends_with_its_first_response() {
 fn stored_immutable_object_without_a_watch_is_read_again_when_the_server_counts() {
     let (store, server) = (TestStore::new(), Arc::new(Server::default()));
     let immutable = |uid: &str, version| Object { immutable: true, ..of_uid(uid, version) };
-    store.write(&stored::object_key(&key("a")), &StoredObject::from(&immutable("u", 1)));
+    store.write(&object_key(&key("a")), &StoredObject::from(&immutable("u", 1)));
     store.enter(Phase::Alone);
     let (objects, _changed_pods) = stored_cache(Strategy::Get, &server, &store);
     objects.register(&pod("1", &["a"]));

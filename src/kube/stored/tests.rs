@@ -1,3 +1,5 @@
+use super::super::objects::Object;
+use super::super::objects::stored_object::StoredObject;
 use super::*;
 use crate::offline::Phase;
 use crate::offline::test_store::TestStore;
@@ -94,7 +96,7 @@ fn tokens_of_different_requests_have_different_names() {
 fn absence_is_stored_only_if_no_object_was() {
     let (store, key) = (TestStore::new(), driver_key("d"));
     let put = |driver: Option<CsiDriver>| {
-        put_found(&store.offline, key.clone(), driver.as_ref());
+        store.offline.put_found(key.clone(), driver.as_ref());
         store.changes().remove(&key)
     };
     assert_eq!(put(None), None, "undecided");
