@@ -1,5 +1,5 @@
 // Programs of the images that upstream's tests call and that a static busybox lacks. The name by which it is
-// called selects one: nonewprivs, nmeter, curl, nc, sh. They do what the tests use, not more.
+// called selects one: nonewprivs, nmeter, curl, nc, sh, bash. They do what the tests use, not more.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -147,6 +147,8 @@ static int nc(int count, char **arguments) {
 static int sh(int count, char **arguments) {
     if (count == 3 && strcmp(arguments[1], "-c") == 0 && strcmp(arguments[2], "env") == 0) {
         arguments += 2;
+    } else {
+        arguments[0] = "sh";
     }
     execv(busybox, arguments);
     return 127;
@@ -164,7 +166,7 @@ int main(int count, char **arguments) {
     if (strcmp(name, "nc") == 0) {
         return nc(count, arguments);
     }
-    if (strcmp(name, "sh") == 0) {
+    if (strcmp(name, "sh") == 0 || strcmp(name, "bash") == 0) {
         return sh(count, arguments);
     }
     return nonewprivs();
