@@ -116,7 +116,7 @@ static int curl(int count, char **arguments) {
 }
 
 // "nc -w N -u HOST PORT": a datagram from the standard input, and the datagram that comes back. Without -u
-// busybox does it.
+// busybox does it, where "images" has renamed it.
 static int nc(int count, char **arguments) {
     int seconds = 1, datagrams = 0;
     const char *rest[2] = {NULL, NULL};
@@ -130,6 +130,7 @@ static int nc(int count, char **arguments) {
         }
     }
     if (!datagrams || !rest[1]) {
+        arguments[0] = "nb";
         execv(busybox, arguments);
         return 127;
     }
