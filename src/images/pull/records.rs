@@ -205,6 +205,14 @@ impl Records {
             pulled: dir.join("pulled"),
             under_way: Mutex::default(),
         };
+        if records.is_on() {
+            // As upstream, before the first pull: another kubelet and tests expect them.
+            for dir in [&records.pulling, &records.pulled] {
+                if let Err(error) = make(dir) {
+                    log::warn!("{error}");
+                }
+            }
+        }
         records.count_files();
         records
     }
@@ -441,11 +449,19 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Record
     read
 }
 
-fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), RecordError> {
-    if !dir.is_dir() {
-        let made = disk_writes::make_directories(dir, 0o700);
-        made.map_err(|error| RecordError::Io { attempt: "make", path: dir.to_owned(), error })?;
+fn make(dir: &Path) -> Result<(), RecordError> {
+    if dir.is_dir() {
+        return Ok(());
     }
+    disk_writes::make_directories(dir, 0o700).map_err(|error| RecordError::Io {
+        attempt: "make",
+        path: dir.to_owned(),
+        error,
+    })
+}
+
+fn write<T: Serialize>(dir: &Path, name: &str, content: &T) -> Result<(), RecordError> {
+    make(dir)?;
     let path = file(dir, name);
     // Texts, numbers and maps of texts always serialize.
     let bytes = serde_json::to_vec(content).unwrap_or_default();
@@ -510,6 +526,17 @@ mod tests {
         }
         assert_eq!(CredentialVerification::from_policy("", &[]), CredentialVerification::NotPreloaded);
         assert_eq!(CredentialVerification::from_policy("AlwaysVerify", &[]), CredentialVerification::Always);
+    }
+
+    #[test]
+    fn directories_of_records_exist_before_the_first_pull() {
+        let dir = tempfile::tempdir().unwrap();
+        Records::new(dir.path(), Verification::Off);
+        assert!(!dir.path().join("image_manager").exists());
+        records(&dir, Verification::Never);
+        for name in ["pulling", "pulled"] {
+            assert!(dir.path().join("image_manager").join(name).is_dir(), "{name}");
+        }
     }
 
     #[test]
