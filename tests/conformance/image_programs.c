@@ -1,5 +1,5 @@
 // Programs of the images that upstream's tests call and that a static busybox lacks. The name by which it is
-// called selects one: nonewprivs, nmeter, curl, nc, sh, bash. They do what the tests use, not more.
+// called selects one: nonewprivs, nmeter, curl, nc, ipcs, sh, bash. They do what the tests use, not more.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -26,6 +26,16 @@ static int nmeter(void) {
     gmtime_r(&now.tv_sec, &day);
     printf("%02d:%02d:%02d.%03ld\n", day.tm_hour, day.tm_min, day.tm_sec, now.tv_nsec / 1000000);
     return 0;
+}
+
+// "ipcs -m": a table of the shared memory, with the IDs in the second column.
+static int ipcs(void) {
+    char line[512];
+    FILE *segments = fopen("/proc/sysvipc/shm", "r");
+    while (segments && fgets(line, sizeof line, segments)) {
+        fputs(line, stdout);
+    }
+    return segments ? 0 : 1;
 }
 
 // A connected socket to a numeric address, or to "localhost".
@@ -166,6 +176,9 @@ int main(int count, char **arguments) {
     }
     if (strcmp(name, "nc") == 0) {
         return nc(count, arguments);
+    }
+    if (strcmp(name, "ipcs") == 0) {
+        return ipcs();
     }
     if (strcmp(name, "sh") == 0 || strcmp(name, "bash") == 0) {
         return sh(count, arguments);
