@@ -82,7 +82,7 @@ static int curl(int count, char **arguments) {
             url = name;
         }
     }
-    static char host[256], answered[1 << 20];
+    static char host[256], response[1 << 20];
     int port = 80;
     if (!url || !output || strncmp(url, "https:", 6) == 0) {
         return 3;
@@ -109,18 +109,18 @@ static int curl(int count, char **arguments) {
     dprintf(fd, "GET %s HTTP/1.0\r\nHost: %.*s\r\nUser-Agent: curl\r\nAccept: */*\r\n\r\n", path, (int)size, url);
     size_t used = 0;
     ssize_t part;
-    while (used < sizeof answered - 1 && (part = read(fd, answered + used, sizeof answered - 1 - used)) > 0) {
+    while (used < sizeof response - 1 && (part = read(fd, response + used, sizeof response - 1 - used)) > 0) {
         used += (size_t)part;
     }
-    char *body = strstr(answered, "\r\n\r\n");
+    char *body = strstr(response, "\r\n\r\n");
     if (!body) {
         return 52;
     }
-    body = with_header ? answered : body + 4;
-    fwrite(body, 1, used - (size_t)(body - answered), output);
+    body = with_header ? response : body + 4;
+    fwrite(body, 1, used - (size_t)(body - response), output);
     if (format && strcmp(format, "%{http_code}") == 0) {
         fflush(output);
-        printf("%.3s", answered + strlen("HTTP/1.x "));
+        printf("%.3s", response + strlen("HTTP/1.x "));
     }
     return 0;
 }
