@@ -142,20 +142,27 @@ with_metrics_server() { [ "${METRICS_SERVER:-yes}" != no ]; }
 
 sources_key() { sha256sum "$@" | cut -d' ' -f1 | sha256sum | cut -c1-16; }
 
-build_controlplane() { # <release> <directory of the slow builds> <their names> <directory of all programs> <other names>
-    [ -e "$4/.done" ] && return
-    need_tools
-    need_go
-    local source package slow other flags="-s -w"
-    source=$(project_root)/tests/controlplane
-    read -ra slow <<<"$3"
-    read -ra other <<<"$5"
-    # Without these flags a component has version 0.0.0, and refuses to work with other components.
+# Prints the flags for the linker that give programs of Kubernetes the version of a release. Without them a
+# component has version 0.0.0, and refuses to work with other components.
+kubernetes_flags() { # <release>
+    local package flags="-s -w"
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
         flags+=" -X $package.gitVersion=v$1 -X $package.gitTreeState=clean"
         flags+=" -X $package.gitMajor=${1%%.*}"
         flags+=" -X $package.gitMinor=$(cut -d. -f2 <<<"$1")"
     done
+    echo "$flags"
+}
+
+build_controlplane() { # <release> <directory of the slow builds> <their names> <directory of all programs> <other names>
+    [ -e "$4/.done" ] && return
+    need_tools
+    need_go
+    local source package slow other flags
+    source=$(project_root)/tests/controlplane
+    flags=$(kubernetes_flags "$1")
+    read -ra slow <<<"$3"
+    read -ra other <<<"$5"
     if [ ! -e "$2/.done" ]; then
         say "building the components of Kubernetes $1 (several minutes the first time)"
         go_build "$source" "$2" "$flags" "${slow[@]/#/./}" || return
