@@ -2,7 +2,9 @@
 package programs
 
 import (
+	_ "k8s.io/kubernetes/cmd/kube-proxy"
 	_ "k8s.io/kubernetes/test/e2e"
 	_ "k8s.io/kubernetes/test/e2e_node"
 	_ "k8s.io/kubernetes/test/images/agnhost"
+	_ "k8s.io/sample-apiserver"
 )
