@@ -159,7 +159,8 @@ static int sh(int count, char **arguments) {
     if (count == 3 && strcmp(arguments[1], "-c") == 0 && strcmp(arguments[2], "env") == 0) {
         arguments += 2;
     } else {
-        arguments[0] = "sh";
+        // Its messages begin with this name.
+        arguments[0] = "/bin/sh";
     }
     execv(busybox, arguments);
     return 127;
