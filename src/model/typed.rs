@@ -20,6 +20,9 @@ const MAX_UNKNOWN: usize = 50;
 /// The limit of characters in one message: a manifest may be quoted, but must not fill the log.
 const MAX_MESSAGE_BYTES: usize = 500;
 
+/// What Go reads for a time that is null.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+
 /// A value at `path` with a wrong type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WrongValue {
@@ -394,6 +397,11 @@ impl<'de> de::Deserializer<'de> for Cursor<'_> {
             ("Quantity", Value::String(text)) => visitor.visit_str(text),
             ("Quantity", Value::Number(_)) => self.number(visitor),
             ("Quantity", _) => Err(wrong_type(self.value, &"a quantity")),
+            // The API server writes null for a required time that no client has set, for example in a
+            // condition of a service.
+            ("Time" | "MicroTime", Value::Null) => {
+                visitor.visit_newtype_struct(de::value::StrDeserializer::<DecodeError>::new(ZERO_TIME))
+            }
             _ => visitor.visit_newtype_struct(self),
         }
     }
@@ -560,6 +568,16 @@ mod tests {
         let typed = decode_all_faults::<Pod>(&value).unwrap();
         assert_eq!(typed.unknown, ["metadata.foo", "spec.containers[0].imagee"]);
         assert_eq!(typed.object.metadata.labels.unwrap()["x"], "");
+    }
+
+    #[test]
+    fn required_time_that_is_null_is_the_zero_time() {
+        use crate::model::api::Service;
+        let value = json!({"metadata": {"name": "web"}, "status": {"conditions": [{"type": "A",
+            "status": "True", "reason": "R", "message": "m", "lastTransitionTime": null}]}});
+        let service: Service = decode(&value).unwrap();
+        let conditions = service.status.unwrap().conditions.unwrap();
+        assert_eq!(conditions[0].last_transition_time.0.to_string(), ZERO_TIME);
     }
 
     #[test]
