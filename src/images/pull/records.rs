@@ -531,9 +531,9 @@ mod tests {
     #[test]
     fn directories_of_records_exist_before_the_first_pull() {
         let dir = tempfile::tempdir().unwrap();
-        Records::new(dir.path(), Verification::Off);
+        Records::new(dir.path(), CredentialVerification::Off);
         assert!(!dir.path().join("image_manager").exists());
-        records(&dir, Verification::Never);
+        records(&dir, CredentialVerification::Never);
         for name in ["pulling", "pulled"] {
             assert!(dir.path().join("image_manager").join(name).is_dir(), "{name}");
         }
