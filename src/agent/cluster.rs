@@ -99,7 +99,7 @@ pub(super) fn connect(
         Box::new(time_to_live),
         Box::new(changed),
         &supervisor.deaths(),
-        None,
+        offline.clone(),
     )
     .map_err(thread_error("services"))?;
     restrict_certificates(&mut pod_api.trust, &gates(config));
