@@ -338,7 +338,6 @@ fn start_sync(
         api_pods: cluster.map(|_| api_pods_post),
         mirrors: cluster.map(|_| mirrors_post),
         from_objects: from.objects,
-        offline: cluster.and_then(|cluster| cluster.offline.clone()),
         evictions: from.evictions,
         shutdown,
         turn: Arc::clone(&turn),

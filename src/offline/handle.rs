@@ -30,8 +30,9 @@ use crate::util::secret::Secret;
 /// The most pods with expired tokens that are remembered: a node runs fewer.
 const MAX_EXPIRED: usize = 4096;
 
-/// Receives the set of the API server's source.
-pub type Deliver = Box<dyn Fn(Vec<Pod>) + Send>;
+/// Receives the set of the API server's source, and the phase that it belongs to: in [`Phase::Alone`] and
+/// [`Phase::Held`] it is the stored one.
+pub type Deliver = Box<dyn Fn(Vec<Pod>, Phase) + Send>;
 
 /// There is no set that waits to be accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +78,7 @@ pub(super) struct State {
     pub(super) decider: Decider,
     deliver: Option<Deliver>,
     /// A set that was decided before `deliver` was there.
-    undelivered: Option<Vec<Pod>>,
+    undelivered: Option<(Vec<Pod>, Phase)>,
     /// Effects for the thread: `ReadNode` and `Entered`.
     pub(super) orders: Vec<Effect>,
     stored_node: Option<Node>,
@@ -253,8 +254,8 @@ impl Offline {
     /// Sets the receiver of the sets. It is called under a lock, and must not block.
     pub fn deliver_to(&self, deliver: Deliver) {
         let mut state = self.shared.state();
-        if let Some(pods) = state.undelivered.take() {
-            deliver(pods);
+        if let Some((pods, phase)) = state.undelivered.take() {
+            deliver(pods, phase);
         }
         state.deliver = Some(deliver);
     }
@@ -349,8 +350,8 @@ impl Shared {
                     }
                 }
                 Effect::Deliver(pods) => match &state.deliver {
-                    Some(deliver) => deliver(pods),
-                    None => state.undelivered = Some(pods),
+                    Some(deliver) => deliver(pods, phase),
+                    None => state.undelivered = Some((pods, phase)),
                 },
                 Effect::Store { changed, removed } => self.store(&changed, &removed),
                 Effect::ReadNode | Effect::Entered(_) => state.orders.push(effect),
@@ -392,7 +393,7 @@ mod tests {
     /// What is delivered, as UIDs.
     fn deliveries(offline: &Offline) -> Receiver<Vec<String>> {
         let (sender, receiver) = crossbeam_channel::unbounded();
-        offline.deliver_to(Box::new(move |pods| sender.send(testing::uids(&pods)).unwrap()));
+        offline.deliver_to(Box::new(move |pods, _| sender.send(testing::uids(&pods)).unwrap()));
         receiver
     }
 
@@ -487,7 +488,7 @@ mod tests {
             }),
             settle: Box::new(move || settled.send("settle".to_owned()).unwrap()),
         });
-        offline.deliver_to(Box::new(move |pods| {
+        offline.deliver_to(Box::new(move |pods, _| {
             delivered.send(format!("deliver {}", testing::uids(&pods).join(" "))).unwrap();
         }));
         offline.server_set(vec![pod("x")], true);

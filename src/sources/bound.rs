@@ -73,11 +73,12 @@ fn receiver(
     post: Post<SourceName, SourceSet>,
     offline: Option<Offline>,
 ) -> impl FnMut(Change<api::Pod>) + Send + 'static {
-    let deliver = move |pods: Vec<Pod>| {
-        post.put(SourceName::Api, SourceSet { pods: Some(pods), ..SourceSet::default() });
+    let deliver = move |pods: Vec<Pod>, is_stored: bool| {
+        post.put(SourceName::Api, SourceSet { pods: Some(pods), is_stored, ..SourceSet::default() });
     };
     if let Some(offline) = &offline {
-        offline.deliver_to(Box::new(deliver.clone()));
+        let deliver = deliver.clone();
+        offline.deliver_to(Box::new(move |pods, phase| deliver(pods, phase.uses_stored())));
     }
     let mut bound = BoundPods::default();
     move |change| {
@@ -85,7 +86,7 @@ fn receiver(
         if bound.apply(change) {
             match &offline {
                 Some(offline) => offline.server_set(bound.pods(), is_list),
-                None => deliver(bound.pods()),
+                None => deliver(bound.pods(), false),
             }
         }
     }
@@ -128,9 +129,16 @@ mod tests {
     }
 
     /// Waits for the next set.
-    fn delivered(inbox: &Inbox<SourceName, SourceSet>) -> Vec<Pod> {
+    fn next_set(inbox: &Inbox<SourceName, SourceSet>) -> SourceSet {
         inbox.bell().recv_timeout(Duration::from_secs(10)).unwrap();
-        inbox.drain().remove(&SourceName::Api).unwrap().pods.unwrap()
+        inbox.drain().remove(&SourceName::Api).unwrap()
+    }
+
+    /// Waits for the next set of the API server.
+    fn delivered(inbox: &Inbox<SourceName, SourceSet>) -> Vec<Pod> {
+        let set = next_set(inbox);
+        assert!(!set.is_stored);
+        set.pods.unwrap()
     }
 
     #[test]
@@ -163,7 +171,9 @@ mod tests {
         receive(Change::Set(pod("x", "x")));
         assert!(inbox.is_empty(), "an empty list stops nothing");
         result.send(NodeFact::Absent).unwrap();
-        assert_eq!(testing::uids(&delivered(&inbox)), ["a"]);
+        let stored = next_set(&inbox);
+        assert!(stored.is_stored, "pods may run that are not stored");
+        assert_eq!(testing::uids(&stored.pods.unwrap()), ["a"]);
         // Changes of a server that does not count.
         receive(Change::Set(pod("y", "y")));
         assert!(inbox.is_empty());

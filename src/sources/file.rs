@@ -282,7 +282,7 @@ impl Files {
             }
         }
         let pods = self.known.then(|| self.winners().0.into_iter().cloned().collect());
-        SourceSet { pods, incarnations: self.incarnations.clone(), problems }
+        SourceSet { pods, incarnations: self.incarnations.clone(), problems, ..SourceSet::default() }
     }
 
     /// The pods of all files, without those that a later one replaces; and the replaced ones.

@@ -40,12 +40,14 @@ pub(crate) struct Update {
 pub(crate) struct PodSet {
     pub pods: Vec<Pod>,
     pub incarnations: Incarnations,
+    /// See [`SourceSet::is_stored`](super::SourceSet::is_stored).
+    pub is_stored: bool,
 }
 
 impl From<Vec<Pod>> for PodSet {
     /// Pods of a source without incarnations.
     fn from(pods: Vec<Pod>) -> Self {
-        PodSet { pods, incarnations: Incarnations::new() }
+        PodSet { pods, ..PodSet::default() }
     }
 }
 
@@ -101,7 +103,7 @@ impl Merge {
         set: impl Into<PodSet>,
         now: Timestamp,
     ) -> Vec<Update> {
-        let PodSet { pods, incarnations } = set.into();
+        let PodSet { pods, incarnations, .. } = set.into();
         let first = !self.sources.contains_key(&source);
         let seen_text = seen_text(now, &self.zone);
         let delivered = self.sources.entry(source).or_default();
@@ -393,6 +395,7 @@ mod tests {
         let set = |numbers: [u64; 2]| PodSet {
             pods: ["a", "b"].map(plain).to_vec(),
             incarnations: ["a", "b"].map(PodUid::from).into_iter().zip(numbers).collect(),
+            ..PodSet::default()
         };
         merge.apply(FILE, set([1, 2]), timestamp(1));
         assert_eq!(merge.apply(FILE, set([1, 2]), timestamp(2)), []);

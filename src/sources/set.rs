@@ -24,6 +24,8 @@ pub(crate) struct SourceSet {
     pub pods: Option<Vec<Pod>>,
     /// The incarnations of the pods, if the source has them.
     pub incarnations: Incarnations,
+    /// Whether these are the stored pods of the API server (`--offline`): it may have more.
+    pub is_stored: bool,
     /// All current problems of the source, ordered by file or URL.
     pub problems: Vec<SourceProblem>,
 }

@@ -146,9 +146,6 @@ pub(crate) struct World<'a> {
     /// Reserves the CPUs, memory and devices of a pod (the only one with a side effect), given the other
     /// active pods, and whether all sources have delivered their pods.
     pub allocate: &'a dyn Fn(&Pod, &[Pod], bool) -> Admission,
-    /// Whether the API server's pods are those that were stored: a pod that runs may be missing, because
-    /// its file was not written or is damaged.
-    pub may_lack_api_pods: bool,
     /// The node, for admission.
     pub node: &'a NodeView,
 }
@@ -211,6 +208,9 @@ pub(crate) struct Core {
     pub(super) deferred_resizes: Vec<PodUid>,
     /// Copies of static pods at the API server. They are not run.
     mirrors: BTreeMap<PodUid, Pod>,
+    /// Whether the set of the API server's source is the one that was stored: a pod that runs may be
+    /// missing, because its file was not written or is damaged.
+    may_lack_api_pods: bool,
 }
 
 impl Core {
@@ -226,6 +226,7 @@ impl Core {
             desired: BTreeMap::new(),
             deferred_resizes: Vec::new(),
             mirrors: BTreeMap::new(),
+            may_lack_api_pods: false,
         }
     }
 
@@ -305,9 +306,12 @@ impl Core {
         now: Timestamp,
         world: &World<'_>,
     ) -> Vec<Effect> {
-        let PodSet { pods, incarnations } = set.into();
+        let PodSet { pods, incarnations, is_stored } = set.into();
+        if source == SourceName::Api {
+            self.may_lack_api_pods = is_stored;
+        }
         let pods = pods.into_iter().map(|pod| self.restart_rules.without_disabled_rules(pod)).collect();
-        let updates = self.merge.apply(source, PodSet { pods, incarnations }, now);
+        let updates = self.merge.apply(source, PodSet { pods, incarnations, is_stored }, now);
         let mut effects: Vec<Effect> = self
             .merge
             .take_rejected()
@@ -573,7 +577,10 @@ impl Core {
             .filter(|pod| pod.is_running() && !(world.has_worker)(&pod.uid))
             .filter(|pod| self.admitted(&pod.uid).is_none() && (world.still_runs)(&pod.uid))
             .filter(|pod| ready || self.is_replaced(pod))
-            .filter(|pod| !world.may_lack_api_pods || pod.source != Some(SourceName::Api))
+            // Without a sandbox that the runtime lists, the source of a pod is not known.
+            .filter(|pod| {
+                !self.may_lack_api_pods || pod.source.is_some_and(|source| source != SourceName::Api)
+            })
             .map(|pod| Effect::StopUnknown(pod.clone()));
         let workerless = self
             .desired
@@ -642,7 +649,6 @@ mod tests {
         /// The pods of the API that are being stopped because they were removed.
         leaving: BTreeSet<PodUid>,
         is_listed: bool,
-        may_lack_api_pods: bool,
         node: NodeView,
         /// One line per event: the event, and its effects.
         record: String,
@@ -688,19 +694,7 @@ mod tests {
             let core = Core::new(sources.iter().copied().collect());
             let (running, over, stopping, leaving, record) = Default::default();
             let workers = RefCell::default();
-            let (is_listed, may_lack_api_pods) = (true, false);
-            Fixture {
-                core,
-                workers,
-                running,
-                over,
-                stopping,
-                leaving,
-                is_listed,
-                may_lack_api_pods,
-                node,
-                record,
-            }
+            Fixture { core, workers, running, over, stopping, leaving, is_listed: true, node, record }
         }
 
         fn decide(
@@ -728,7 +722,6 @@ mod tests {
                 gates_differ: &|_| false,
                 granted: &Pod::clone,
                 allocate,
-                may_lack_api_pods: self.may_lack_api_pods,
                 node: &self.node,
             };
             let effects = decide(&mut self.core, &world);
@@ -813,7 +806,10 @@ mod tests {
         let mut fixture = Fixture::new(&[SourceName::File]);
         for number in [1, 1, 2] {
             let incarnations = [("1".into(), number)].into();
-            fixture.apply(SourceName::File, PodSet { pods: vec![pod("web", "1")], incarnations });
+            fixture.apply(
+                SourceName::File,
+                PodSet { pods: vec![pod("web", "1")], incarnations, ..PodSet::default() },
+            );
         }
         fixture.note_desired();
         fixture.check(expect![[r#"
@@ -1322,7 +1318,8 @@ mod tests {
     #[test]
     fn port_of_a_completed_pod_that_is_replaced_is_taken() {
         let mut fixture = Fixture::new(&[SourceName::File]);
-        let set = |number, pods| PodSet { pods, incarnations: [("1".into(), number)].into() };
+        let set =
+            |number, pods| PodSet { pods, incarnations: [("1".into(), number)].into(), ..PodSet::default() };
         fixture.apply(SourceName::File, set(1, vec![with_port("a", "1")]));
         fixture.over.insert("1".into());
         fixture.note("1 has completed");
@@ -1442,27 +1439,34 @@ mod tests {
     #[test]
     fn pod_of_the_api_that_is_not_stored_is_not_stopped_before_the_server_has_delivered_its_pods() {
         let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
-        fixture.may_lack_api_pods = true;
         fixture.apply(SourceName::File, vec![]);
-        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        let stored = PodSet { is_stored: true, ..PodSet::from(vec![pod("a", "1")]) };
+        fixture.apply(SourceName::Api, stored);
         let from_source = |uid: &str, source| {
             let (uid, mut pod) = listed(uid, SandboxState::Ready);
-            pod.source = Some(source);
+            pod.source = source;
             (uid, pod)
         };
         let running = BTreeMap::from([
-            from_source("1", SourceName::Api),
-            from_source("2", SourceName::Api),
-            from_source("3", SourceName::File),
+            from_source("1", Some(SourceName::Api)),
+            from_source("2", Some(SourceName::Api)),
+            from_source("3", Some(SourceName::File)),
+            from_source("4", None),
         ]);
         fixture.clean_up(&running);
-        fixture.may_lack_api_pods = false;
+        // Another source changes nothing about that.
+        fixture.apply(SourceName::File, vec![]);
+        fixture.clean_up(&running);
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
         fixture.clean_up(&running);
         fixture.check(expect![[r#"
             file: none -> nothing
             api: 1 -> shown 1; update 1
-            clean up, running: 1, 2, 3 -> stop unknown 3
-            clean up, running: 1, 2, 3 -> stop unknown 2; stop unknown 3
+            clean up, running: 1, 2, 3, 4 -> stop unknown 3
+            file: none -> nothing
+            clean up, running: 1, 2, 3, 4 -> stop unknown 3
+            api: 1 -> nothing
+            clean up, running: 1, 2, 3, 4 -> stop unknown 2; stop unknown 3; stop unknown 4
         "#]]);
     }
 

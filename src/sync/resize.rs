@@ -201,7 +201,6 @@ mod tests {
                 gates_differ: &|_| false,
                 granted: &before,
                 allocate: &|_, _, _| crate::pods::admission::Admission::Admit,
-                may_lack_api_pods: false,
                 node: &self.node,
             };
             act(&mut self.core, &world)
@@ -318,6 +317,7 @@ mod tests {
         let set = |cpu: &str, incarnation| PodSet {
             pods: vec![pod("a", cpu, 0)],
             incarnations: [(PodUid::from("a"), incarnation)].into(),
+            ..PodSet::default()
         };
         assert_eq!(fixture.apply_set(set("1", 1)), ["update a=1"]);
         fixture.workers.insert("a".into());

@@ -25,7 +25,6 @@ use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
 use crate::node::{self, NodeReader, NodeWatch};
 use crate::observe::{ExitedContainers, Observe, ObservedChange};
-use crate::offline::Offline;
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
@@ -105,8 +104,6 @@ pub(crate) struct Deps {
     pub mirrors: Option<mirror::ViewSender>,
     /// Pods that refer to an object that has changed.
     pub from_objects: Inbox<PodUid, ()>,
-    /// The last known objects of the API server; `None` without `--offline`.
-    pub offline: Option<Offline>,
     /// Pods to evict, and the node's pressure conditions.
     pub evictions: evictions::SyncEnds,
     /// Orders during a shutdown of the machine.
@@ -472,7 +469,7 @@ impl Loop {
             self.deps.status.forget(&uid);
         }
         let before = self.core.sources_ready();
-        let set = PodSet { pods, incarnations: set.incarnations };
+        let set = PodSet { pods, incarnations: set.incarnations, is_stored: set.is_stored };
         let effects = self.decide(|core, world| core.apply_set(source, set, Timestamp::now(), world));
         // This precedes the start of workers: the cleaner removes pods that the snapshot lacks.
         self.publish();
@@ -617,7 +614,6 @@ impl Loop {
                 let ends = |uid: &PodUid| first_list && observe.still_runs(uid) && is_other(uid, pod);
                 assignments.allocate(pod, active, ready, &ends)
             },
-            may_lack_api_pods: self.deps.offline.as_ref().is_some_and(Offline::uses_stored),
             node: &self.settings.node,
         };
         decide(&mut self.core, &world)
