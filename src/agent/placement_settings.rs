@@ -118,7 +118,7 @@ pub(super) fn start_claims(rooms: &Rooms, on_death: OnDeath) -> Result<Running, 
             None => entry.pod.as_ref().is_some_and(|pod| !entry.rejected && !pod.is_over()),
         };
         let pods = snapshot.pods.iter().filter(|(_, entry)| may_use(entry)).map(|(uid, _)| uid.clone());
-        snapshot.sources_ready.then(|| pods.collect())
+        snapshot.has_all_pods.then(|| pods.collect())
     };
     let running = rooms.claims.start(Box::new(active), rooms.claim_rings.clone(), on_death);
     running.map_err(thread_error("claims"))

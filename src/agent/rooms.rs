@@ -176,7 +176,7 @@ pub(super) fn make(
             Box::new(move || {
                 let pods = view.get();
                 let known = pods.pods.values().filter_map(Entry::any_pod).cloned();
-                pods.sources_ready.then(|| known.collect())
+                pods.has_all_pods.then(|| known.collect())
             })
         },
         removes: args.remove_damaged_images,
@@ -262,7 +262,7 @@ pub(super) fn node_addresses(
 fn runs_again(pods: &Snapshot, uid: &PodUid, name: &str, exit_code: i32) -> bool {
     match pods.pods.get(uid).and_then(Entry::any_pod) {
         Some(pod) => restart::runs_again(pod, name, exit_code),
-        None => pods.sources_ready,
+        None => pods.has_all_pods,
     }
 }
 
@@ -272,11 +272,14 @@ mod tests {
     use crate::model::pod::Pod;
 
     #[test]
-    fn containers_of_unknown_pods_stay_until_all_sources_have_delivered() {
+    fn containers_of_unknown_pods_stay_until_all_pods_are_known() {
         let uid = PodUid::from("u");
         let mut pods = Snapshot::default();
         assert!(!runs_again(&pods, &uid, "main", 1));
+        // The API server's pods are the stored ones.
         pods.sources_ready = true;
+        assert!(!runs_again(&pods, &uid, "main", 1));
+        pods.has_all_pods = true;
         assert!(runs_again(&pods, &uid, "main", 1));
         let object =
             serde_json::json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "main"}]}});

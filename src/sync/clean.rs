@@ -293,7 +293,9 @@ impl Cleaner {
         let running: BTreeSet<PodUid> =
             listed.iter().filter(|(_, pod)| runs(pod)).map(|(uid, _)| uid.clone()).collect();
         let known = KnownPods { view: view.clone(), running };
-        self.remove_orphans(&known, stop);
+        if snapshot.has_all_pods {
+            self.remove_orphans(&known, stop);
+        }
         let volumes = &self.deps.volumes;
         // What is still there is being unmounted, or cannot be removed.
         let with_volumes = |uid: &PodUid| volumes.has_directory(uid);
@@ -496,7 +498,11 @@ fn report(
 }
 
 fn pod_retention(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodRetention {
-    let Some(entry) = snapshot.pods.get(uid) else { return PodRetention::Unknown };
+    let Some(entry) = snapshot.pods.get(uid) else {
+        // The API server may still have a pod that the stored set lacks.
+        let may_exist = snapshot.sources_ready && !snapshot.has_all_pods;
+        return if may_exist { PodRetention::Finished } else { PodRetention::Unknown };
+    };
     let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
     match &entry.worker {
         None if goes => PodRetention::Terminated,
@@ -516,6 +522,16 @@ mod tests {
     use super::*;
     use crate::pods::WorkerPhase;
     use crate::pods::workers::WorkerHandle;
+
+    #[test]
+    fn content_of_a_pod_that_the_stored_set_may_lack_stays() {
+        let retention_if = |has_all_pods| {
+            let snapshot = Snapshot { sources_ready: true, has_all_pods, ..Snapshot::default() };
+            pod_retention(&Arc::new(snapshot), &"u".into())
+        };
+        assert_eq!(retention_if(false), PodRetention::Finished);
+        assert_eq!(retention_if(true), PodRetention::Unknown);
+    }
 
     #[test]
     fn content_of_an_evicted_or_removed_pod_goes_when_its_containers_have_stopped() {

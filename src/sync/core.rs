@@ -248,6 +248,13 @@ impl Core {
         self.configured.is_subset(&self.seen)
     }
 
+    /// Whether a pod that no source has is not to run: every source has delivered a set, and none is a
+    /// stored one, which may lack pods.
+    #[must_use]
+    pub(crate) fn knows_all_pods(&self) -> bool {
+        self.sources_ready() && !self.may_lack_api_pods
+    }
+
     /// Whether a source has the pod.
     #[must_use]
     pub(crate) fn is_desired(&self, uid: &PodUid) -> bool {
@@ -1454,10 +1461,12 @@ mod tests {
             from_source("4", None),
         ]);
         fixture.clean_up(&running);
+        assert!(fixture.core.sources_ready() && !fixture.core.knows_all_pods(), "what they left stays, too");
         // Another source changes nothing about that.
         fixture.apply(SourceName::File, vec![]);
         fixture.clean_up(&running);
         fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        assert!(fixture.core.knows_all_pods());
         fixture.clean_up(&running);
         fixture.check(expect![[r#"
             file: none -> nothing

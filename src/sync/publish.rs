@@ -11,7 +11,7 @@ use crate::pods::mirror;
 impl Loop {
     pub(super) fn publish(&mut self) {
         self.ephemeral.retain(|uid| self.core.is_desired(uid));
-        if self.core.sources_ready() {
+        if self.core.knows_all_pods() {
             let (core, workers) = (&self.core, &self.deps.workers);
             self.deps.allocations.retain(|uid| core.is_desired(uid) || workers.knows(uid));
         }
@@ -20,6 +20,7 @@ impl Loop {
         let mut snapshot = Snapshot {
             workerless,
             sources_ready: self.ready,
+            has_all_pods: self.ready && self.core.knows_all_pods(),
             sources: self.sources.clone(),
             shutting_down: self.settings.node.shutting_down,
             mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),

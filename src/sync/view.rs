@@ -51,8 +51,11 @@ pub(crate) struct Snapshot {
     pub mirrors: BTreeMap<PodUid, FullName>,
     /// Every configured source.
     pub sources: BTreeMap<SourceName, SourceState>,
-    /// Whether every source has delivered a set. Before that, unknown pods are not removed.
+    /// Whether every source has delivered a set.
     pub sources_ready: bool,
+    /// Whether no source can have other pods: every one has delivered a set, and none is a stored one
+    /// (`--offline`). Before that, nothing of unknown pods is removed.
+    pub has_all_pods: bool,
     /// Whether the machine shuts down. New pods are rejected then.
     pub shutting_down: bool,
     /// Whether, during a shutdown, a pod without a worker runs before all sources have delivered.
