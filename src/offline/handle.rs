@@ -340,6 +340,14 @@ impl Shared {
             state.stored_node = None;
             state.node.iter().for_each(|node| (node.settle)());
         }
+        if phase == Phase::Held && before == Phase::Online {
+            // The same set, but from now on it is the stored one.
+            let pods = state.decider.known().to_vec();
+            match &state.deliver {
+                Some(deliver) => deliver(pods, phase),
+                None => state.undelivered = Some((pods, phase)),
+            }
+        }
         let is_nothing = effects.is_empty();
         for effect in effects {
             match effect {
@@ -459,6 +467,23 @@ mod tests {
         assert_eq!(delivered.try_iter().collect::<Vec<_>>(), [["a", "b"]], "the newest one");
         offline.server_set(vec![pod("a")], false);
         assert_eq!(delivered.try_iter().collect::<Vec<_>>(), [["a"]]);
+    }
+
+    #[test]
+    fn set_that_counts_is_delivered_as_the_stored_one_when_that_of_the_server_is_held() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        offline.deliver_to(Box::new(move |pods, phase| sender.send((testing::uids(&pods), phase)).unwrap()));
+        let delivered = || receiver.try_iter().collect::<Vec<_>>();
+        let of_a = |phase| (vec!["a".to_owned()], phase);
+        offline.server_set(vec![pod("a")], true);
+        offline.server_set(Vec::new(), true);
+        assert_eq!(delivered(), [of_a(Phase::Online)]);
+        offline.shared.node_read(NodeFact::Absent, Instant::now());
+        assert_eq!(delivered(), [of_a(Phase::Held)]);
+        offline.server_set(vec![pod("a")], true);
+        assert_eq!(delivered(), [of_a(Phase::Online)]);
     }
 
     #[test]

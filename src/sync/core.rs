@@ -314,9 +314,9 @@ impl Core {
         world: &World<'_>,
     ) -> Vec<Effect> {
         let PodSet { pods, incarnations, is_stored } = set.into();
-        if source == SourceName::Api {
-            self.may_lack_api_pods = is_stored;
-        }
+        let is_back = source == SourceName::Api
+            && std::mem::replace(&mut self.may_lack_api_pods, is_stored)
+            && !is_stored;
         let pods = pods.into_iter().map(|pod| self.restart_rules.without_disabled_rules(pod)).collect();
         let updates = self.merge.apply(source, PodSet { pods, incarnations, is_stored }, now);
         let mut effects: Vec<Effect> = self
@@ -327,6 +327,12 @@ impl Core {
             .collect();
         for update in updates {
             self.route(update, world, &mut effects);
+        }
+        if is_back {
+            // The publisher of statuses forgets a pod if another server has another pod of its name.
+            let own = self.desired.values().map(|desired| &desired.pod);
+            let own = own.filter(|pod| pod.source() == SourceName::Api).chain(self.mirrors.values());
+            effects.extend(own.cloned().map(Effect::ApiPodChanged));
         }
         let ready = self.sources_ready();
         self.seen.insert(source);
@@ -1474,7 +1480,7 @@ mod tests {
             clean up, running: 1, 2, 3, 4 -> stop unknown 3
             file: none -> nothing
             clean up, running: 1, 2, 3, 4 -> stop unknown 3
-            api: 1 -> nothing
+            api: 1 -> shown 1
             clean up, running: 1, 2, 3, 4 -> stop unknown 2; stop unknown 3; stop unknown 4
         "#]]);
     }
