@@ -25,12 +25,26 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
     let node: Option<Node> = read(files, &Key::node(), problems);
     // Without a name or a UID it proves nothing.
     let node = node.filter(|node| node.metadata.uid.as_ref().is_some_and(|uid| !uid.is_empty()));
+    // The disk may be a copy of that of another machine, which runs these pods.
+    let own = files.node_name();
+    let node = node.filter(|node| {
+        let is_own = node.metadata.name.as_deref() == Some(own);
+        if !is_own {
+            problems.set(&Key::node(), &format!("it is not of this node, {own}"));
+        }
+        is_own
+    });
     let mut pods: BTreeMap<FullName, Pod> = BTreeMap::new();
     for key in files.keys(Kind::Pod) {
         let Some(object) = read::<api::Pod>(files, &key, problems) else { continue };
         // A file says which pod it has; a body of another one is not used.
         if object.metadata.uid.as_deref() != Some(key.name.as_str()) || key.name.is_empty() {
             problems.set(&key, "it has another pod than its name says");
+            continue;
+        }
+        let spec = object.spec.as_ref();
+        if spec.and_then(|spec| spec.node_name.as_deref()).is_some_and(|name| name != own) {
+            problems.set(&key, &format!("it is not of this node, {own}"));
             continue;
         }
         let status = read(files, &Key::new(Kind::PodStatus, &key.name), problems);
@@ -270,6 +284,23 @@ mod tests {
         for name in ["node ", "podstatus live", "pod foreign", "pod wrong"] {
             assert!(texts.contains(name), "{name}: {texts}");
         }
+    }
+
+    #[test]
+    fn node_and_pods_of_another_node_are_left_out() {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        write(&files, &of_pod(&pod("copied", json!({"/spec/nodeName": "node2"}))));
+        write(&files, &of_pod(&pod("own", json!({}))));
+        let load_with = |name: &str| {
+            let node = json!({"metadata": {"name": name, "uid": "x"}});
+            testing::store(root.path(), &Key::node(), &node);
+            let mut problems = Problems::default();
+            let world = load(&files, &mut problems);
+            (testing::uids(&world.pods), world.node.is_some(), problems.texts().len())
+        };
+        assert_eq!(load_with("node2"), (vec!["own".to_owned()], false, 2));
+        assert_eq!(load_with("node1"), (vec!["own".to_owned()], true, 1));
     }
 
     #[test]
