@@ -128,6 +128,11 @@ impl Files {
         Files { directory: settings.directory.clone(), node_name: settings.node_name.clone(), seal, key }
     }
 
+    /// The name of the node, to which the objects belong.
+    pub(super) fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
     /// The name of this node.
     pub(super) fn node_name(&self) -> &str {
         &self.node_name

@@ -12,6 +12,9 @@ use crate::model::pod::Pod;
 use crate::util::secret::Secret;
 use crate::util::sha256::sha256;
 
+/// The problem of an object of a node with another name.
+const OTHER_NODE: &str = "it was stored for a node with another name";
+
 /// What a node starts alone with.
 #[derive(Debug, Default)]
 pub(super) struct StoredWorld {
@@ -25,6 +28,16 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
     let node: Option<Node> = read(files, &Key::node(), problems);
     // Without a name or a UID it proves nothing.
     let node = node.filter(|node| node.metadata.uid.as_ref().is_some_and(|uid| !uid.is_empty()));
+    // The disk may be a copy of that of another machine, or the node has a new name: the pods of the other
+    // one would run twice.
+    let is_other = |name: Option<&String>| name.is_some_and(|name| name != files.node_name());
+    let node = node.filter(|node| {
+        let is_own = !is_other(node.metadata.name.as_ref());
+        if !is_own {
+            problems.set(&Key::node(), OTHER_NODE);
+        }
+        is_own
+    });
     // The disk may be a copy of that of another machine, which runs these pods.
     let own = files.node_name();
     let node = node.filter(|node| {
@@ -40,6 +53,10 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
         // A file says which pod it has; a body of another one is not used.
         if object.metadata.uid.as_deref() != Some(key.name.as_str()) || key.name.is_empty() {
             problems.set(&key, "it has another pod than its name says");
+            continue;
+        }
+        if is_other(object.spec.as_ref().and_then(|spec| spec.node_name.as_ref())) {
+            problems.set(&key, OTHER_NODE);
             continue;
         }
         let spec = object.spec.as_ref();
@@ -284,6 +301,22 @@ mod tests {
         for name in ["node ", "podstatus live", "pod foreign", "pod wrong"] {
             assert!(texts.contains(name), "{name}: {texts}");
         }
+    }
+
+    /// A copy of the disk of another machine, or a node with a new name.
+    #[test]
+    fn pods_and_node_object_of_another_node_are_not_loaded() {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        files.write(&Key::node(), br#"{"metadata":{"name":"node2","uid":"x"}}"#).unwrap();
+        write(&files, &of_pod(&pod("other", json!({"/spec/nodeName": "node2"}))));
+        write(&files, &of_pod(&pod("own", json!({}))));
+        let mut problems = Problems::default();
+        let world = load(&files, &mut problems);
+        let pods: Vec<_> = world.pods.iter().map(|pod| pod.uid().as_str()).collect();
+        assert_eq!((pods, world.node.is_none()), (vec!["own"], true));
+        let texts = problems.texts().join("\n");
+        assert!(texts.contains("pod other") && texts.matches("another name").count() == 2, "{texts}");
     }
 
     #[test]
