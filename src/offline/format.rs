@@ -117,6 +117,11 @@ pub fn decode(file: &[u8]) -> Result<(Key, Body<'_>), FormatError> {
     Ok((Key { kind, name: header.name }, Body { bytes, is_sealed: header.sealed }))
 }
 
+/// Whether an object of this name can be stored. Pods may name objects that no API server can have.
+pub(super) fn can_store_name(name: &str) -> bool {
+    name.len() <= MAX_NAME_BYTES && check_name(name).is_ok()
+}
+
 fn wrong_header(reason: &str) -> FormatError {
     FormatError::Header(reason.to_owned())
 }

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::decide::{Decider, Effect, NodeFact};
 use super::files::{FileError, Files, MAX_BYTES, MAX_FILES};
+use super::format;
 use super::key::Key;
 use super::problems::Problems;
 use super::queue::Change;
@@ -180,7 +181,8 @@ impl Offline {
     /// a set is held: what the API server has then may be of another cluster.
     pub fn put(&self, key: Key, body: Secret<Vec<u8>>) {
         let is_off = key.kind.is_sealed() && !self.shared.files.stores_secrets();
-        if !is_off && self.phase() != Phase::Held {
+        // Such a name would be in problems and log lines, and one pod may have thousands of long ones.
+        if !is_off && format::can_store_name(&key.name) && self.phase() != Phase::Held {
             self.shared.changes.put(key, Change::Body(body));
         }
     }
@@ -209,7 +211,7 @@ impl Offline {
 
     /// Removes an object, later. Only while the API server's set counts.
     pub fn remove(&self, key: Key) {
-        if self.accepts_absence() {
+        if format::can_store_name(&key.name) && self.accepts_absence() {
             self.shared.changes.put(key, Change::Gone);
         }
     }
@@ -441,6 +443,23 @@ mod tests {
         assert_eq!(changes(&inbox), [(Kind::ConfigMap, "n/a".into(), false)]);
         offline.remove(map());
         assert_eq!(changes(&inbox), [(Kind::ConfigMap, "n/a".into(), true)]);
+    }
+
+    #[test]
+    fn names_that_no_object_can_have_reach_neither_problems_nor_logs() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let inbox = offline.shared.take_inbox().unwrap();
+        offline.server_set(vec![pod("a")], true);
+        drop(inbox.drain());
+        for name in ["n/a\nforged line".to_owned(), format!("n/{}", "a".repeat(1 << 20))] {
+            let key = Key::new(Kind::ConfigMap, &name);
+            offline.put(key.clone(), Secret::new(b"null".to_vec()));
+            offline.remove(key);
+        }
+        assert!(inbox.is_empty());
+        offline.remove(Key::new(Kind::ConfigMap, "n/a"));
+        assert_eq!(changes(&inbox).len(), 1);
     }
 
     #[test]
