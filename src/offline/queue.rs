@@ -23,6 +23,9 @@ const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(320);
 /// The most bytes of bodies that wait after a failed write, but for those of pods and the Node object.
 const MAX_RETRY_BYTES: usize = 4 * 1024 * 1024;
+/// The most of these bodies: one pod may name thousands of objects that do not fit, and each attempt costs
+/// time.
+const MAX_RETRIES: usize = 256;
 /// Times of writes are forgotten when there are more than this.
 const MIN_WRITTEN: usize = 256;
 
@@ -126,7 +129,7 @@ impl Queue {
     }
 
     /// The change failed and is tried again, unless a newer one waits. Returns `false` if it is given up,
-    /// because too many bytes wait already.
+    /// because too many bytes or objects wait already.
     pub(super) fn failed(&mut self, due: Due, now: Instant) -> bool {
         let Due { key, change, failures } = due;
         if self.waiting.contains_key(&key) {
@@ -135,8 +138,10 @@ impl Queue {
         let is_limited = |key: &Key| !is_of_pod(key.kind) && key.kind != Kind::Node;
         if is_limited(&key) {
             let failed = self.waiting.iter().filter(|(key, waiting)| waiting.failures > 0 && is_limited(key));
-            let bytes: usize = failed.map(|(_, waiting)| waiting.change.bytes()).sum();
-            if bytes.saturating_add(change.bytes()) > MAX_RETRY_BYTES {
+            let (number, bytes) = failed.fold((0, 0_usize), |(number, bytes), (_, waiting)| {
+                (number + 1, bytes.saturating_add(waiting.change.bytes()))
+            });
+            if number >= MAX_RETRIES || bytes.saturating_add(change.bytes()) > MAX_RETRY_BYTES {
                 return false;
             }
         }
@@ -332,6 +337,19 @@ mod tests {
             queue.failed(due, time)
         };
         assert!(fails(Kind::Secret, "a") && !fails(Kind::Secret, "b") && fails(Kind::Pod, "c"));
+    }
+
+    #[test]
+    fn number_of_failed_writes_that_are_repeated_is_limited_but_for_those_of_pods() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let mut fails = |kind: Kind, name: &str| {
+            queue.offer(key(kind, name), body("1"), now);
+            let due = queue.next(now, true).unwrap();
+            queue.failed(due, now)
+        };
+        assert!((0..MAX_RETRIES).all(|number| fails(Kind::ConfigMap, &format!("n/{number}"))));
+        assert!(!fails(Kind::ConfigMap, "n/one-more") && fails(Kind::Pod, "u"));
+        assert_eq!(queue.len(), MAX_RETRIES + 1);
     }
 
     #[test]
