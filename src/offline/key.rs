@@ -117,6 +117,17 @@ impl Key {
         format!("{word}-{}", digest.get(..DIGITS).unwrap_or_default())
     }
 
+    /// Who causes its size: the namespace, or for what goes with a pod the pod. Empty: no single one does.
+    pub(super) fn owner(&self) -> &str {
+        match self.kind {
+            Kind::Pod | Kind::PodStatus | Kind::Services => &self.name,
+            Kind::ConfigMap | Kind::Secret | Kind::Claim | Kind::Token => {
+                self.name.split_once('/').map_or("", |(owner, _)| owner)
+            }
+            Kind::Node | Kind::RuntimeClass | Kind::Volume | Kind::CsiDriver => "",
+        }
+    }
+
     /// Whether the pod with this UID owns it: it goes with the pod.
     #[must_use]
     pub fn belongs_to(&self, uid: &str) -> bool {
@@ -152,6 +163,21 @@ mod tests {
             assert!(!is_file_name(wrong), "{wrong}");
         }
         assert!(Kind::ALL.iter().all(|kind| Kind::parse(kind.word()) == Some(*kind)));
+    }
+
+    #[test]
+    fn objects_of_a_namespace_or_a_pod_have_one_owner() {
+        for (key, owner) in [
+            (Key::namespaced(Kind::Secret, "n", "a/b"), "n"),
+            (Key::namespaced(Kind::ConfigMap, "n", "s"), "n"),
+            (Key::new(Kind::Services, "n"), "n"),
+            (Key::new(Kind::Pod, "u"), "u"),
+            (Key::new(Kind::Token, "u/1"), "u"),
+            (Key::new(Kind::Volume, "v"), ""),
+            (Key::node(), ""),
+        ] {
+            assert_eq!(key.owner(), owner, "{key:?}");
+        }
     }
 
     #[test]

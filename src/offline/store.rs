@@ -40,6 +40,8 @@ struct Known {
 pub struct Store {
     known: BTreeMap<Key, Known>,
     bytes: u64,
+    /// See [`Store::take_evicted`].
+    evicted: Vec<Key>,
 }
 
 impl Store {
@@ -72,7 +74,8 @@ impl Store {
         (store, problems.finish())
     }
 
-    /// Writes a body, unless the file has it.
+    /// Writes a body, unless the file has it. At the limits, the largest objects of a namespace or a pod that
+    /// has more than this one go, so that no single one takes all the space.
     ///
     /// # Errors
     /// When it cannot be written, or is larger than what is left; the former file is then still there.
@@ -88,7 +91,10 @@ impl Store {
         }
         let content = files.encode(key, body)?;
         let bytes = content.len() as u64;
-        self.check_limits(key, former, bytes)?;
+        for evicted in self.evictions(key, former, bytes).ok_or(FileError::Full)? {
+            self.remove(files, &evicted)?;
+            self.evicted.push(evicted);
+        }
         match files.replace(key, &content) {
             Ok(()) => {
                 self.insert(key.clone(), Some(digest), bytes);
@@ -136,14 +142,68 @@ impl Store {
         counts
     }
 
-    /// Whether a file may grow from `former` bytes (0: there is none) to `bytes`.
-    fn check_limits(&self, key: &Key, former: u64, bytes: u64) -> Result<(), FileError> {
+    /// The objects that went since the last call because others needed the space.
+    pub fn take_evicted(&mut self) -> Vec<Key> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// The files that have to go so that a file may grow from `former` bytes (0: there is none) to `bytes`.
+    /// `None`: it may not. Of each owner the largest goes first. Others than pods go for pods; else only
+    /// those of an owner that has more than the owner of `key` then has: a body that comes back pushes
+    /// nothing out again.
+    fn evictions(&self, key: &Key, former: u64, bytes: u64) -> Option<Vec<Key>> {
+        let is_first = comes_first(key.kind);
         let (reserved_bytes, reserved_files) =
-            if comes_first(key.kind) { (0, 0) } else { (RESERVED_BYTES, RESERVED_FILES) };
-        let sum = self.bytes.saturating_sub(former).saturating_add(bytes);
-        let is_large = bytes > former && sum > MAX_BYTES - reserved_bytes;
-        let is_many = !self.known.contains_key(key) && self.known.len() >= MAX_FILES - reserved_files;
-        if is_large || is_many { Err(FileError::Full) } else { Ok(()) }
+            if is_first { (0, 0) } else { (RESERVED_BYTES, RESERVED_FILES) };
+        let is_new = !self.known.contains_key(key);
+        let mut space = Space {
+            bytes: self.bytes.saturating_sub(former).saturating_add(bytes),
+            files: self.known.len() + usize::from(is_new),
+            max_bytes: if bytes > former { MAX_BYTES - reserved_bytes } else { u64::MAX },
+            max_files: if is_new { MAX_FILES - reserved_files } else { usize::MAX },
+        };
+        if space.is_enough() {
+            return Some(Vec::new());
+        }
+        let mut own = Group { bytes, files: vec![(bytes, key)] };
+        let mut others: BTreeMap<(bool, &str), Group<'_>> = BTreeMap::new();
+        for (other, known) in self.known.iter().filter(|(other, _)| *other != key) {
+            let group = (comes_first(other.kind), other.owner());
+            if group == (is_first, key.owner()) {
+                own.add(other, known.file_bytes);
+            } else if is_first || !group.0 {
+                others.entry(group).or_default().add(other, known.file_bytes);
+            }
+        }
+        // The smallest first.
+        others.values_mut().for_each(|group| group.files.sort_unstable());
+        let own = (own.bytes, own.files.len());
+        let mut evicted = Vec::new();
+        while !space.is_enough() {
+            let by_bytes = space.bytes > space.max_bytes;
+            let has_more = |group: &Group<'_>| match by_bytes {
+                true => group.bytes > own.0,
+                false => group.files.len() > own.1,
+            };
+            let size = |group: &Group<'_>| if by_bytes { group.bytes } else { group.files.len() as u64 };
+            let (_, group) = others
+                .iter_mut()
+                .filter(|((is_pod, _), group)| has_more(group) || (is_first && !is_pod))
+                .filter(|(_, group)| group.files.iter().any(|(_, key)| may_go(key)))
+                .max_by_key(|((is_pod, _), group)| (!is_pod, size(group)))?;
+            let place = group.files.iter().rposition(|(_, key)| may_go(key))?;
+            let (file_bytes, key) = group.files.remove(place);
+            group.bytes = group.bytes.saturating_sub(file_bytes);
+            space.bytes = space.bytes.saturating_sub(file_bytes);
+            space.files = space.files.saturating_sub(1);
+            evicted.push(key.clone());
+        }
+        Some(evicted)
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_full(&mut self) {
+        self.bytes = MAX_BYTES - RESERVED_BYTES;
     }
 
     fn insert(&mut self, key: Key, digest: Option<Digest>, file_bytes: u64) {
@@ -157,6 +217,39 @@ impl Store {
             self.bytes = self.bytes.saturating_sub(known.file_bytes);
         }
     }
+}
+
+/// What all files need, and may need.
+struct Space {
+    bytes: u64,
+    files: usize,
+    max_bytes: u64,
+    max_files: usize,
+}
+
+impl Space {
+    fn is_enough(&self) -> bool {
+        self.bytes <= self.max_bytes && self.files <= self.max_files
+    }
+}
+
+/// The files of an owner, with their bytes.
+#[derive(Default)]
+struct Group<'a> {
+    bytes: u64,
+    files: Vec<(u64, &'a Key)>,
+}
+
+impl<'a> Group<'a> {
+    fn add(&mut self, key: &'a Key, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.files.push((bytes, key));
+    }
+}
+
+/// Whether another object may push this one out: without its status an ended pod would run again.
+fn may_go(key: &Key) -> bool {
+    !matches!(key.kind, Kind::Node | Kind::PodStatus)
 }
 
 /// Removes the largest files that are not of pods, until all have at most [`MAX_BYTES`], and returns the

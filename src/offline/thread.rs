@@ -447,7 +447,20 @@ impl Writer {
                 }
             }
         }
+        self.report_evicted();
         true
+    }
+
+    /// Objects that went because others needed the space are problems until they are stored again.
+    fn report_evicted(&mut self) {
+        for key in self.store.take_evicted() {
+            self.is_report_old = true;
+            let error = FileError::Full;
+            if let Some(failures) = self.problems.set(&key, &error.to_string()) {
+                let (word, name) = (key.kind.word(), &key.name);
+                log::warn!("removed the stored {word} {name}: {error} ({failures} failures since the start)");
+            }
+        }
     }
 
     /// The agent stops: writes what waits, for a limited time.
@@ -708,6 +721,26 @@ mod tests {
         fixture.offline().server_set(vec![pod("a")], true);
         fixture.turns(0);
         assert!(fixture.offline().phase() == Phase::Online && events.is_empty());
+    }
+
+    #[test]
+    fn object_that_another_one_pushed_out_is_a_problem_of_the_report() {
+        let mut fixture = Fixture::new(&["a"], testing::deps());
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        let (large, small) = (key(Kind::ConfigMap, "large/m"), key(Kind::ConfigMap, "small/m"));
+        fixture.put(&large, &"x".repeat(1000));
+        fixture.turns(1);
+        assert!(fixture.has(&large) && fixture.offline().report().problems.is_empty());
+        fixture.writer.store.set_full();
+        fixture.put(&small, "x");
+        fixture.turns(2);
+        assert!(fixture.has(&small) && !fixture.has(&large));
+        let problems = fixture.offline().report().problems;
+        assert!(
+            problems.len() == 1 && problems[0].starts_with("configmap large/m: the limit"),
+            "{problems:?}"
+        );
     }
 
     #[test]

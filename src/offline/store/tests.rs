@@ -268,32 +268,78 @@ fn failed_write_is_repeated_and_its_bytes_count() {
 fn other_kinds_leave_space_for_pods() {
     let mut node = Fixture::new();
     let [pod, token, secret, map] = keys();
-    node.put(&map, &[b'x'; 1000]).unwrap();
+    node.put(&map, &[b'x'; 10]).unwrap();
     node.store.bytes = MAX_BYTES - RESERVED_BYTES;
     for key in [&token, &secret] {
         assert!(matches!(node.put(key, b"body"), Err(FileError::Full)));
         assert!(!node.path(key).exists());
     }
-    assert!(matches!(node.put(&map, &[b'x'; 1001]), Err(FileError::Full)));
+    assert!(matches!(node.put(&map, &[b'x'; 11]), Err(FileError::Full)));
     // Smaller than before.
     assert_eq!(node.put(&map, b"small").unwrap(), Stored::Written);
     for key in [&pod, &Key::node(), &Key::new(Kind::PodStatus, "u")] {
         assert_eq!(node.put(key, b"body").unwrap(), Stored::Written);
     }
     node.store.bytes = MAX_BYTES;
-    assert!(matches!(node.put(&Key::new(Kind::Pod, "v"), b"body"), Err(FileError::Full)));
+    assert!(matches!(node.put(&Key::new(Kind::Pod, "v"), &[b'x'; 1000]), Err(FileError::Full)));
+    assert!(node.path(&map).exists() && node.store.take_evicted().is_empty(), "nothing goes in vain");
 
     node.store = Store::default();
     for number in 0..MAX_FILES - RESERVED_FILES {
-        node.store.insert(Key::new(Kind::Claim, &number.to_string()), None, 1);
+        node.store.insert(Key::namespaced(Kind::Claim, "n", &number.to_string()), None, 1);
     }
     assert!(matches!(node.put(&map, b"body"), Err(FileError::Full)));
     assert_eq!(node.put(&pod, b"body").unwrap(), Stored::Written);
-    assert!(node.put(&Key::new(Kind::Claim, "0"), b"body").is_ok(), "an object that has a file");
-    for number in 0..RESERVED_FILES {
+    let claim = Key::namespaced(Kind::Claim, "n", "0");
+    assert!(node.put(&claim, b"body").is_ok(), "an object that has a file");
+    node.store = Store::default();
+    for number in 0..MAX_FILES {
         node.store.insert(Key::new(Kind::Pod, &number.to_string()), None, 1);
     }
     assert!(matches!(node.put(&Key::new(Kind::Pod, "v"), b"body"), Err(FileError::Full)));
+}
+
+#[test]
+fn namespace_that_takes_all_the_space_leaves_it_to_others() {
+    let mut node = Fixture::new();
+    let map = |namespace: &str, name: &str| Key::namespaced(Kind::ConfigMap, namespace, name);
+    node.put(&map("large", "a"), &[b'x'; 2000]).unwrap();
+    node.put(&map("large", "b"), &[b'x'; 1000]).unwrap();
+    node.put(&map("small", "a"), b"body").unwrap();
+    node.store.bytes = MAX_BYTES - RESERVED_BYTES;
+    let large = |node: &Fixture| ["a", "b"].map(|name| node.path(&map("large", name)).exists());
+    assert_eq!(node.put(&map("small", "b"), &[b'x'; 100]).unwrap(), Stored::Written);
+    assert_eq!((large(&node), node.store.take_evicted()), ([false, true], vec![map("large", "a")]));
+    assert!(node.path(&map("small", "a")).exists());
+    // It is not pushed back: nothing swings.
+    node.store.bytes = MAX_BYTES - RESERVED_BYTES;
+    assert!(matches!(node.put(&map("large", "a"), &[b'x'; 2000]), Err(FileError::Full)));
+    assert!(node.path(&map("small", "b")).exists() && node.store.take_evicted().is_empty());
+    // Pods come before all others, and the largest of them leaves its place to another one.
+    let pod = |uid: &str| Key::new(Kind::Pod, uid);
+    node.store.bytes = MAX_BYTES;
+    assert_eq!(node.put(&pod("u"), &[b'x'; 900]).unwrap(), Stored::Written);
+    assert_eq!((large(&node), node.store.take_evicted()), ([false, false], vec![map("large", "b")]));
+    let status = Key::new(Kind::PodStatus, "u");
+    node.store.bytes = 0;
+    node.put(&status, &[b'x'; 5000]).unwrap();
+    node.store.bytes = MAX_BYTES;
+    assert_eq!(node.put(&pod("v"), &[b'x'; 300]).unwrap(), Stored::Written);
+    assert!(!node.path(&pod("u")).exists() && node.path(&status).exists(), "an ended pod stays ended");
+}
+
+#[test]
+fn pod_with_thousands_of_missing_objects_leaves_places_to_others() {
+    let mut node = Fixture::new();
+    for number in 0..MAX_FILES - RESERVED_FILES {
+        node.store.insert(Key::namespaced(Kind::Secret, "many", &number.to_string()), None, 1);
+    }
+    let map = Key::namespaced(Kind::ConfigMap, "few", "m");
+    assert_eq!(node.put(&map, b"body").unwrap(), Stored::Written);
+    let evicted = node.store.take_evicted();
+    assert!(evicted.len() == 1 && evicted[0].owner() == "many", "{evicted:?}");
+    let more = Key::namespaced(Kind::Secret, "many", "more");
+    assert!(matches!(node.put(&more, b"body"), Err(FileError::Full)) && node.path(&map).exists());
 }
 
 #[test]
