@@ -21,6 +21,8 @@ pub(super) const REMOVAL_WAIT: Duration = Duration::from_secs(120);
 /// The wait after the first failed write; it doubles with each further one.
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(320);
+/// After this number of failed writes, which take about 20 minutes, nothing waits for the file of a pod.
+const HOPELESS_FAILURES: u32 = 8;
 /// The most bytes of bodies that wait after a failed write, but for those of pods and the Node object.
 const MAX_RETRY_BYTES: usize = 4 * 1024 * 1024;
 /// The most of these bodies: one pod may name thousands of objects that do not fit, and each attempt costs
@@ -151,11 +153,14 @@ impl Queue {
         true
     }
 
-    /// Whether a pod's body waits.
+    /// Whether a pod's body waits that may be written soon. One that never fits must not keep the Node object
+    /// from the disk, without which no other pod starts.
     pub(super) fn has_pods(&self) -> bool {
-        self.waiting
-            .iter()
-            .any(|(key, waiting)| key.kind == Kind::Pod && !matches!(waiting.change, Change::Gone))
+        self.waiting.iter().any(|(key, waiting)| {
+            key.kind == Kind::Pod
+                && !matches!(waiting.change, Change::Gone)
+                && waiting.failures < HOPELESS_FAILURES
+        })
     }
 
     /// The body of an object that waits.
@@ -337,6 +342,21 @@ mod tests {
             queue.failed(due, time)
         };
         assert!(fails(Kind::Secret, "a") && !fails(Kind::Secret, "b") && fails(Kind::Pod, "c"));
+    }
+
+    #[test]
+    fn pod_that_never_fits_holds_nothing_back() {
+        let (mut queue, mut time) = (Queue::default(), Instant::now());
+        queue.offer(key(Kind::Pod, "u"), body("1"), time);
+        for failures in 1..=HOPELESS_FAILURES {
+            assert!(queue.has_pods(), "{failures}");
+            let due = queue.next(time, true).unwrap();
+            queue.failed(due, time);
+            time = queue.due(true).unwrap();
+        }
+        assert!(!queue.has_pods() && queue.has(&key(Kind::Pod, "u")), "it is tried again");
+        queue.offer(key(Kind::Pod, "v"), body("1"), time);
+        assert!(queue.has_pods());
     }
 
     #[test]
