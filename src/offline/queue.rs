@@ -21,7 +21,7 @@ pub(super) const REMOVAL_WAIT: Duration = Duration::from_secs(120);
 /// The wait after the first failed write; it doubles with each further one.
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(320);
-/// After this number of failed writes, which take about 20 minutes, nothing waits for the file of a pod.
+/// After this number of failed writes, in about 16 minutes, nothing waits for the file of a pod.
 const HOPELESS_FAILURES: u32 = 8;
 /// The most bytes of bodies that wait after a failed write, but for those of pods and the Node object.
 const MAX_RETRY_BYTES: usize = 4 * 1024 * 1024;

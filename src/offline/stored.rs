@@ -97,7 +97,7 @@ fn read<T: serde::de::DeserializeOwned>(files: &Files, key: &Key, problems: &mut
 }
 
 /// Puts the file of an object aside, if it is damaged. Not if the process or the machine lacks something
-/// now, or if another key than the present one has sealed it: the right one may come back.
+/// now. A key that opens no file at all is not used, so it puts none aside.
 /// Returns whether it was put aside.
 pub(super) fn put_aside(files: &Files, key: &Key, error: &FileError) -> bool {
     let is_damaged = error.is_damage();
