@@ -117,14 +117,17 @@ impl Key {
         format!("{word}-{}", digest.get(..DIGITS).unwrap_or_default())
     }
 
-    /// Who causes its size: the namespace, or for what goes with a pod the pod. Empty: no single one does.
-    pub(super) fn owner(&self) -> &str {
+    /// Who causes its size, as a kind and a name: the namespace, or for what goes with a pod the pod. Objects
+    /// of the cluster have themselves.
+    pub(super) fn owner(&self) -> (&'static str, &str) {
+        let name = self.name.as_str();
+        let (before_slash, _) = name.split_once('/').unwrap_or_default();
         match self.kind {
-            Kind::Pod | Kind::PodStatus | Kind::Services => &self.name,
-            Kind::ConfigMap | Kind::Secret | Kind::Claim | Kind::Token => {
-                self.name.split_once('/').map_or("", |(owner, _)| owner)
-            }
-            Kind::Node | Kind::RuntimeClass | Kind::Volume | Kind::CsiDriver => "",
+            Kind::Pod | Kind::PodStatus => ("pod", name),
+            Kind::Token => ("pod", before_slash),
+            Kind::Services => ("namespace", name),
+            Kind::ConfigMap | Kind::Secret | Kind::Claim => ("namespace", before_slash),
+            Kind::Node | Kind::RuntimeClass | Kind::Volume | Kind::CsiDriver => (self.kind.word(), name),
         }
     }
 
@@ -168,13 +171,13 @@ mod tests {
     #[test]
     fn objects_of_a_namespace_or_a_pod_have_one_owner() {
         for (key, owner) in [
-            (Key::namespaced(Kind::Secret, "n", "a/b"), "n"),
-            (Key::namespaced(Kind::ConfigMap, "n", "s"), "n"),
-            (Key::new(Kind::Services, "n"), "n"),
-            (Key::new(Kind::Pod, "u"), "u"),
-            (Key::new(Kind::Token, "u/1"), "u"),
-            (Key::new(Kind::Volume, "v"), ""),
-            (Key::node(), ""),
+            (Key::namespaced(Kind::Secret, "n", "a/b"), ("namespace", "n")),
+            (Key::namespaced(Kind::ConfigMap, "n", "s"), ("namespace", "n")),
+            (Key::new(Kind::Services, "n"), ("namespace", "n")),
+            (Key::new(Kind::Pod, "u"), ("pod", "u")),
+            (Key::new(Kind::Token, "u/1"), ("pod", "u")),
+            (Key::new(Kind::Volume, "v"), ("volume", "v")),
+            (Key::node(), ("node", "")),
         ] {
             assert_eq!(key.owner(), owner, "{key:?}");
         }

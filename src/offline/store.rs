@@ -150,7 +150,7 @@ impl Store {
     /// The files that have to go so that a file may grow from `former` bytes (0: there is none) to `bytes`.
     /// `None`: it may not. Of each owner the largest goes first. Others than pods go for pods; else only
     /// those of an owner that has more than the owner of `key` then has: a body that comes back pushes
-    /// nothing out again.
+    /// nothing out again. Tokens push out only tokens: one tenant may have many pods with some tokens each.
     fn evictions(&self, key: &Key, former: u64, bytes: u64) -> Option<Vec<Key>> {
         let is_first = comes_first(key.kind);
         let (reserved_bytes, reserved_files) =
@@ -166,12 +166,12 @@ impl Store {
             return Some(Vec::new());
         }
         let mut own = Group { bytes, files: vec![(bytes, key)] };
-        let mut others: BTreeMap<(bool, &str), Group<'_>> = BTreeMap::new();
+        let mut others: BTreeMap<(bool, (&str, &str)), Group<'_>> = BTreeMap::new();
         for (other, known) in self.known.iter().filter(|(other, _)| *other != key) {
             let group = (comes_first(other.kind), other.owner());
             if group == (is_first, key.owner()) {
                 own.add(other, known.file_bytes);
-            } else if is_first || !group.0 {
+            } else if (is_first || !group.0) && (key.kind != Kind::Token || other.kind == Kind::Token) {
                 others.entry(group).or_default().add(other, known.file_bytes);
             }
         }

@@ -337,9 +337,25 @@ fn pod_with_thousands_of_missing_objects_leaves_places_to_others() {
     let map = Key::namespaced(Kind::ConfigMap, "few", "m");
     assert_eq!(node.put(&map, b"body").unwrap(), Stored::Written);
     let evicted = node.store.take_evicted();
-    assert!(evicted.len() == 1 && evicted[0].owner() == "many", "{evicted:?}");
+    assert!(evicted.len() == 1 && evicted[0].owner() == ("namespace", "many"), "{evicted:?}");
     let more = Key::namespaced(Kind::Secret, "many", "more");
     assert!(matches!(node.put(&more, b"body"), Err(FileError::Full)) && node.path(&map).exists());
+}
+
+#[test]
+fn tokens_of_many_pods_push_out_only_tokens() {
+    let mut node = Fixture::new();
+    for number in 0..MAX_FILES - RESERVED_FILES - 10 {
+        node.store.insert(Key::namespaced(Kind::Secret, "n", &number.to_string()), None, 1);
+    }
+    for number in 0..10 {
+        node.store.insert(Key::new(Kind::Token, &format!("many/{number}")), None, 1);
+    }
+    let token = Key::new(Kind::Token, "few/1");
+    assert_eq!(node.put(&token, b"body").unwrap(), Stored::Written);
+    assert!(node.store.take_evicted().iter().all(|key| key.owner() == ("pod", "many")));
+    let secrets = node.store.keys().filter(|key| key.kind == Kind::Secret).count();
+    assert_eq!(secrets, MAX_FILES - RESERVED_FILES - 10);
 }
 
 #[test]
