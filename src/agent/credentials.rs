@@ -47,9 +47,18 @@ pub(super) fn credentials(
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
         let reason = identity
             .and_then(|identity| bootstrap::bootstrap_reason(Some(identity.certificate.reveal()), now));
-        if let Some(reason) = reason.filter(|_| args.bootstrap_kubeconfig.is_some()) {
-            log::info!("{}: {reason}; requesting a new one", path.display());
-            own = None;
+        if let (Some(reason), Some(bootstrap)) = (reason, args.bootstrap_kubeconfig.as_deref()) {
+            match read(bootstrap) {
+                // DIFFERS: upstream does not start. Stored pods need no API server, and kubeadm removes the
+                // file after the node has joined.
+                Err(error) if args.offline => {
+                    log::warn!("{}: {reason}, and no new one can be requested: {error}", path.display());
+                }
+                _ => {
+                    log::info!("{}: {reason}; requesting a new one", path.display());
+                    own = None;
+                }
+            }
         }
     }
     let opener = args.bootstrap_kubeconfig.clone().map(|path| -> OpenBootstrap {
@@ -92,4 +101,40 @@ fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
     let credentials = kubeconfig::credentials(&file, path)
         .map_err(|error| refused(format!("{}: {error}", path.display())))?;
     Ok((file, credentials))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expired_certificate_without_bootstrap_credentials_prevents_no_start_from_stored_pods() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        let certificate = params.self_signed(&key).unwrap().pem();
+        std::fs::write(dir.path().join("node.pem"), certificate + &key.serialize_pem()).unwrap();
+        let kubeconfig = dir.path().join("kubelet.conf");
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+            clusters:\n- name: k\n  cluster: {server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true}\n\
+            contexts:\n- name: c\n  context: {cluster: k, user: u}\n\
+            users:\n- name: u\n  user: {client-certificate: node.pem, client-key: node.pem}\n";
+        std::fs::write(&kubeconfig, text).unwrap();
+        let mut args = AgentArgs::new("/run/coracle/coracle.sock");
+        args.kubeconfig = Some(kubeconfig);
+        args.bootstrap_kubeconfig = Some(dir.path().join("bootstrap-kubelet.conf"));
+        args.cert_dir = dir.path().join("pki");
+        for rotate_certificates in [false, true] {
+            let config = KubeletConfiguration { rotate_certificates, ..KubeletConfiguration::default() };
+            args.offline = true;
+            let (own, renewal) = credentials(&args, &config, "n").unwrap().unwrap();
+            assert!(own.endpoint.identity.is_some());
+            // It requests a new one as soon as the file is there.
+            assert_eq!(renewal.is_some_and(|renewal| renewal.bootstrap.is_some()), rotate_certificates);
+            args.offline = false;
+            assert!(credentials(&args, &config, "n").is_err());
+        }
+    }
 }
