@@ -76,7 +76,7 @@ pub(crate) enum Effect {
     ResizeReverted(Pod),
     /// Forget the status of a pod that no longer exists.
     ForgetStatus(PodUid),
-    /// The shown this version of a pod or of a mirror.
+    /// The API server shows this version of a pod or of a mirror.
     ApiPodChanged(Pod),
     /// The API server no longer shows a pod or a mirror.
     ApiPodRemoved(Pod),
@@ -138,7 +138,7 @@ pub(crate) struct World<'a> {
     pub ends_for_good: &'a dyn Fn(&PodUid) -> bool,
     /// Whether the pod's last status will not change any more.
     pub is_final: &'a dyn Fn(&PodUid) -> bool,
-    /// Whether the readiness gates of the pod, as the shown it now, give another
+    /// Whether the readiness gates of the pod, as the API server shows it now, give another
     /// readiness than its last status.
     pub gates_differ: &'a dyn Fn(&Pod) -> bool,
     /// The pod with the resources that it was granted before the agent was restarted.
@@ -299,7 +299,7 @@ impl Core {
         Some(desired.pod.clone())
     }
 
-    /// The mirrors that the shown.
+    /// The mirrors that the API server shows.
     #[must_use]
     pub(crate) fn mirrors(&self) -> &BTreeMap<PodUid, Pod> {
         &self.mirrors
