@@ -11,7 +11,7 @@ use crate::model::names::is_dns_subdomain;
 /// Driver names that are ever accepted: each is a label of metrics for good.
 const MAX_NAMES: usize = 1_000;
 /// Instances of one driver at a time.
-const MAX_INSTANCES: usize = 16;
+pub(super) const MAX_INSTANCES: usize = 16;
 /// Bytes of a DNS subdomain.
 const MAX_NAME_BYTES: usize = 253;
 

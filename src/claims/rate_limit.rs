@@ -14,6 +14,8 @@ use crate::util::token_bucket::TokenBucket;
 const BURST: u32 = 100;
 /// After them, one in this time: a change is written to the disk, and to the status of pods.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The streams of one driver: one for each of its instances.
+const STREAMS: u32 = 16;
 /// The pause after any report, and for each of its devices.
 const REPORT_PAUSE: Duration = Duration::from_millis(10);
 const DEVICE_PAUSE: Duration = Duration::from_micros(60);
@@ -33,12 +35,12 @@ impl ReportRateLimits {
 
     fn record_change(&mut self, driver: &str, now: Instant) -> Duration {
         if let Some(bucket) = self.0.get_mut(driver) {
-            return bucket.record(now);
+            return bucket.record_of(STREAMS, now);
         }
         // A full bucket equals a new one: drivers that are gone do not accumulate.
         self.0.retain(|_, bucket| !bucket.is_full(now));
         let bucket = self.0.entry(driver.to_owned());
-        bucket.or_insert_with(|| TokenBucket::new(BURST, INTERVAL, now)).record(now)
+        bucket.or_insert_with(|| TokenBucket::new(BURST, INTERVAL, now)).record_of(STREAMS, now)
     }
 }
 
@@ -63,6 +65,29 @@ mod tests {
     }
 
     #[test]
+    fn all_streams_of_a_driver_together_have_one_change_in_a_second() {
+        assert_eq!(STREAMS as usize, super::super::drivers::MAX_INSTANCES);
+        let begun = Instant::now();
+        let mut limits = ReportRateLimits::default();
+        for _ in 0..BURST {
+            limits.next("d", 1, true, begun);
+        }
+        // Each stream has its next change after its wait.
+        let mut streams = [begun + INTERVAL; 4];
+        let mut changes = 0;
+        for second in 1..=60 {
+            let now = begun + INTERVAL * second;
+            for due in &mut streams {
+                if *due <= now {
+                    changes += 1;
+                    *due = now + limits.next("d", 1, true, now);
+                }
+            }
+        }
+        assert!(changes <= 60 + streams.len(), "{changes}");
+    }
+
+    #[test]
     fn large_reports_wait_longer_but_not_beyond_a_second() {
         let begun = Instant::now();
         let mut limits = ReportRateLimits::default();
@@ -78,7 +103,8 @@ mod tests {
             limits.next("a", 1, true, begun);
         }
         assert!(limits.next("b", 1, true, begun) < REPORT_PAUSE * 2);
-        assert_eq!(limits.next("a", 1, true, begun), INTERVAL);
+        // Its other streams wait for their turns.
+        assert_eq!(limits.next("a", 1, true, begun), INTERVAL * 2);
         limits.next("c", 1, true, begun + INTERVAL * 2);
         assert_eq!(limits.0.keys().collect::<Vec<_>>(), ["a", "c"]);
         limits.next("d", 1, false, begun + INTERVAL * 200);

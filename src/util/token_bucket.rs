@@ -32,7 +32,15 @@ impl TokenBucket {
     /// Takes a token for what has happened already, if there is one. Returns the time until there is
     /// one again, which is at most the interval; zero if there is one now.
     pub fn record(&mut self, now: Instant) -> Duration {
-        self.full = (self.full.max(now) + self.interval).min(now + self.refill);
+        self.record_of(1, now)
+    }
+
+    /// As [`TokenBucket::record`], for one of so many users that wait at the same time: each gets a later
+    /// turn than the one before, so that all together have the rate of one. The time is at most an interval
+    /// for each of them.
+    pub fn record_of(&mut self, users: u32, now: Instant) -> Duration {
+        let most = self.refill.saturating_add(self.interval.saturating_mul(users.saturating_sub(1)));
+        self.full = (self.full.max(now) + self.interval).min(now + most);
         let last = self.refill.saturating_sub(self.interval);
         self.full.saturating_duration_since(now).saturating_sub(last)
     }
@@ -62,6 +70,19 @@ mod tests {
         assert_eq!(bucket.record(start + SECOND), SECOND);
         assert_eq!(bucket.record(start + SECOND * 5 / 2), SECOND / 2);
         assert_eq!(bucket.record(start + SECOND * 100), Duration::ZERO);
+    }
+
+    #[test]
+    fn users_that_wait_at_the_same_time_have_the_rate_of_one() {
+        let start = Instant::now();
+        let mut bucket = TokenBucket::new(2, SECOND, start);
+        let mut waits = |second: u32| -> Vec<u64> {
+            let now = start + SECOND * second;
+            (0..6).map(|_| bucket.record_of(4, now).as_secs()).collect()
+        };
+        assert_eq!(waits(0), [0, 1, 2, 3, 4, 4]);
+        assert_eq!(waits(1), [4, 4, 4, 4, 4, 4]);
+        assert_eq!(waits(100), [0, 1, 2, 3, 4, 4]);
     }
 
     #[test]
