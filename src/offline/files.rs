@@ -133,11 +133,6 @@ impl Files {
         &self.node_name
     }
 
-    /// The name of this node.
-    pub(super) fn node_name(&self) -> &str {
-        &self.node_name
-    }
-
     /// Whether Secrets and tokens are to be stored at all.
     #[must_use]
     pub fn stores_secrets(&self) -> bool {

@@ -38,15 +38,6 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
         }
         is_own
     });
-    // The disk may be a copy of that of another machine, which runs these pods.
-    let own = files.node_name();
-    let node = node.filter(|node| {
-        let is_own = node.metadata.name.as_deref() == Some(own);
-        if !is_own {
-            problems.set(&Key::node(), &format!("it is not of this node, {own}"));
-        }
-        is_own
-    });
     let mut pods: BTreeMap<FullName, Pod> = BTreeMap::new();
     for key in files.keys(Kind::Pod) {
         let Some(object) = read::<api::Pod>(files, &key, problems) else { continue };
@@ -57,11 +48,6 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
         }
         if is_other(object.spec.as_ref().and_then(|spec| spec.node_name.as_ref())) {
             problems.set(&key, OTHER_NODE);
-            continue;
-        }
-        let spec = object.spec.as_ref();
-        if spec.and_then(|spec| spec.node_name.as_deref()).is_some_and(|name| name != own) {
-            problems.set(&key, &format!("it is not of this node, {own}"));
             continue;
         }
         let status = read(files, &Key::new(Kind::PodStatus, &key.name), problems);

@@ -11,7 +11,7 @@ use crate::offline::{Key as StoredKey, Kind as StoredKind};
 /// A ConfigMap or a Secret. It cannot be printed.
 #[derive(Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(in crate::kube) struct StoredObject {
+pub(crate) struct StoredObject {
     uid: String,
     resource_version: String,
     secret_type: String,
@@ -53,7 +53,7 @@ impl From<StoredObject> for Object {
 }
 
 /// The key of a ConfigMap or a Secret.
-pub(in crate::kube) fn object_key(key: &Key) -> StoredKey {
+pub(crate) fn object_key(key: &Key) -> StoredKey {
     let kind = match key.kind {
         Kind::ConfigMap => StoredKind::ConfigMap,
         Kind::Secret => StoredKind::Secret,
