@@ -106,16 +106,12 @@ fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::certificates;
 
     #[test]
     fn expired_certificate_without_bootstrap_credentials_prevents_no_start_from_stored_pods() {
         let dir = tempfile::tempdir().unwrap();
-        let key = rcgen::KeyPair::generate().unwrap();
-        let mut params = rcgen::CertificateParams::default();
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
-        let certificate = params.self_signed(&key).unwrap().pem();
-        std::fs::write(dir.path().join("node.pem"), certificate + &key.serialize_pem()).unwrap();
+        std::fs::write(dir.path().join("node.pem"), certificates::testing::expired()).unwrap();
         let kubeconfig = dir.path().join("kubelet.conf");
         let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
             clusters:\n- name: k\n  cluster: {server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true}\n\

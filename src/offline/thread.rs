@@ -368,7 +368,8 @@ impl Writer {
             let namespaces = namespaces(&self.known());
             if namespaces != self.namespaces {
                 self.namespaces = namespaces;
-                self.services_changed(now);
+                // Without the pace: a power cut may follow, and the new pods need them.
+                self.services_due = Some(now);
             }
         }
         if self.services_due.is_none_or(|due| due > now) {
@@ -846,6 +847,15 @@ mod tests {
         assert!(fixture.has(&key(Kind::Services, "n")));
         assert!(ring(&mut fixture, 2).is_empty() && ring(&mut fixture, 60).is_empty());
         assert_eq!(ring(&mut fixture, 61), [["n"]]);
+        let mut other = pod("b").into_object();
+        other.metadata.namespace = Some("m".to_owned());
+        let other = Pod::from(other);
+        fixture.offline().server_set(vec![pod("a"), other], false);
+        assert_eq!(
+            ring(&mut fixture, 62),
+            [["m", "n"]],
+            "pods of another namespace need its services at once"
+        );
     }
 
     #[test]

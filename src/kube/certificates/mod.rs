@@ -18,6 +18,8 @@ mod rotation;
 pub mod serving;
 mod signer;
 mod store;
+#[cfg(test)]
+pub(crate) mod testing;
 mod thread;
 
 pub use csr::{Purpose, Template};

@@ -282,7 +282,10 @@ fn other_kinds_leave_space_for_pods() {
     }
     node.store.bytes = MAX_BYTES;
     assert!(matches!(node.put(&Key::new(Kind::Pod, "v"), &[b'x'; 1000]), Err(FileError::Full)));
-    assert!(node.path(&map).exists() && node.store.take_evicted().is_empty(), "nothing goes in vain");
+    assert!(
+        node.path(&map).exists() && node.store.take_evicted().is_empty(),
+        "nothing goes if that does not help"
+    );
 
     node.store = Store::default();
     for number in 0..MAX_FILES - RESERVED_FILES {

@@ -1,0 +1,10 @@
+//! Certificates for tests of other rooms.
+
+/// A certificate that expired in 2021, and its key, in PEM.
+pub(crate) fn expired() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+    params.self_signed(&key).unwrap().pem() + &key.serialize_pem()
+}
