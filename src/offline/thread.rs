@@ -468,6 +468,10 @@ impl Writer {
     fn finish(&mut self, now: Instant) {
         self.read_statuses(now);
         self.take_changes(now);
+        if self.deps.service_changes.try_recv().is_ok() || self.services_due.is_some() {
+            self.services_due = Some(now);
+        }
+        self.read_services(now);
         self.queue.hurry(now);
         let start = Instant::now();
         while start.elapsed() < STOP_LIMIT && self.write_next(now) {}
@@ -892,7 +896,9 @@ mod tests {
     #[test]
     fn stop_writes_what_waits() {
         let statuses = |seen: u64| (seen + 1, vec![(PodUid::from("a"), status(json!({"phase": "Running"})))]);
-        let mut fixture = Fixture::new(&["a"], Deps { statuses: Box::new(statuses), ..testing::deps() });
+        let services = |_: &BTreeSet<String>| vec![(key(Kind::Services, "n"), Secret::new(b"{}".to_vec()))];
+        let deps = Deps { statuses: Box::new(statuses), services: Box::new(services), ..testing::deps() };
+        let mut fixture = Fixture::new(&["a"], deps);
         fixture.offline().server_set(vec![pod("a")], true);
         let map = key(Kind::ConfigMap, "n/a");
         fixture.turns(0);
@@ -903,7 +909,12 @@ mod tests {
         fixture.turns(2);
         fixture.put(&key(Kind::Secret, "n/s"), "s");
         let now = fixture.start + Duration::from_secs(2);
+        // Read less than a minute ago.
+        let services = key(Kind::Services, "n");
+        std::fs::remove_file(testing::path(fixture.root.path(), &services)).unwrap();
+        fixture.writer.services_changed(now);
         fixture.writer.finish(now);
+        assert!(fixture.has(&services));
         assert_eq!(fixture.offline().read(&map).unwrap().reveal(), b"2");
         assert!(fixture.has(&key(Kind::Secret, "n/s")) && fixture.has(&key(Kind::PodStatus, "a")));
     }
