@@ -556,7 +556,7 @@ mod tests {
         struct Lost(Arc<TestStore>, AtomicUsize);
         impl Lost {
             fn find<T>(&self, object: T, missing: Result<T, ReadError>) -> Result<T, ReadError> {
-                if self.1.fetch_add(1, Ordering::SeqCst) % 2 == 0 {
+                if self.1.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
                     return Ok(object);
                 }
                 self.0.enter(Phase::Held);

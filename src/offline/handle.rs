@@ -402,7 +402,7 @@ mod tests {
 
     /// What is delivered, as UIDs.
     fn deliveries(offline: &Offline) -> Receiver<Vec<String>> {
-        let (sender, receiver) = crossbeam_channel::unbounded();
+        let (sender, receiver) = crossbeam_channel::bounded(64);
         offline.deliver_to(Box::new(move |pods, _| sender.send(testing::uids(&pods)).unwrap()));
         receiver
     }
@@ -492,7 +492,7 @@ mod tests {
     fn set_that_counts_is_delivered_as_the_stored_one_when_that_of_the_server_is_held() {
         let root = tempfile::tempdir().unwrap();
         let offline = testing::offline(root.path(), &["a"]);
-        let (sender, receiver) = crossbeam_channel::unbounded();
+        let (sender, receiver) = crossbeam_channel::bounded(64);
         offline.deliver_to(Box::new(move |pods, phase| sender.send((testing::uids(&pods), phase)).unwrap()));
         let delivered = || receiver.try_iter().collect::<Vec<_>>();
         let of_a = |phase| (vec!["a".to_owned()], phase);
@@ -524,7 +524,7 @@ mod tests {
     fn stored_node_is_assumed_before_the_pods_are_delivered_and_settled_before_those_of_the_server() {
         let root = tempfile::tempdir().unwrap();
         let offline = testing::offline(root.path(), &["a"]);
-        let (sender, steps) = crossbeam_channel::unbounded();
+        let (sender, steps) = crossbeam_channel::bounded(64);
         let (assumed, settled, delivered) = (sender.clone(), sender.clone(), sender);
         offline.shared.state().node = Some(NodeAccess {
             assume: Box::new(move |node| {

@@ -5,7 +5,7 @@
 //! the node.
 //! Threads: `offline` writes files and waits for what is due. Sets are decided on the thread that
 //! delivers them, so that a slow disk delays no pod.
-//! Pure cores: [`key`], [`format`], [`decide`], `queue`. `files` reads and writes, `key_file` reads or
+//! Pure cores: [`key`], [`mod@format`], [`decide`], `queue`. `files` reads and writes, `key_file` reads or
 //! makes the key.
 //! Invariants: a file is replaced only by a whole one; a body counts only if its checksum, kind and name
 //! are right; no part of a file's name comes from an object; Secrets and tokens are in clear neither on

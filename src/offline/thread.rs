@@ -49,11 +49,11 @@ pub struct Deps {
     /// Rings after every change of a pod's status on this node.
     pub status_changes: Receiver<()>,
     /// The statuses that were stored after a version, and the newest version.
-    pub statuses: Box<dyn Fn(u64) -> (u64, Vec<(PodUid, Arc<PodStatus>)>) + Send>,
+    pub statuses: ReadStatuses,
     /// Rings when services changed.
     pub service_changes: Receiver<()>,
     /// The stored forms of the services that pods of these namespaces see.
-    pub services: Box<dyn Fn(&BTreeSet<String>) -> Vec<(Key, Secret<Vec<u8>>)> + Send>,
+    pub services: ReadServices,
     /// The keys of all objects that a pod needs. The second function reads what is stored: a claim names a
     /// volume, and a volume a driver.
     pub needs: Needs,
@@ -61,6 +61,14 @@ pub struct Deps {
     pub events: EventSink,
 }
 
+/// See [`Deps::statuses`].
+pub type ReadStatuses = Box<dyn Fn(u64) -> (u64, ChangedStatuses) + Send>;
+/// Statuses by the UIDs of their pods.
+pub type ChangedStatuses = Vec<(PodUid, Arc<PodStatus>)>;
+/// See [`Deps::services`].
+pub type ReadServices = Box<dyn Fn(&BTreeSet<String>) -> Bodies + Send>;
+/// Objects to store.
+pub type Bodies = Vec<(Key, Secret<Vec<u8>>)>;
 /// See [`Deps::needs`].
 pub type Needs = Box<dyn Fn(&Pod, &dyn Fn(&Key) -> Option<Secret<Vec<u8>>>) -> BTreeSet<Key> + Send>;
 
@@ -500,11 +508,14 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use crossbeam_channel::{bounded, unbounded};
+    use crossbeam_channel::bounded;
     use serde_json::json;
 
     use super::super::testing::{self, pod};
     use super::*;
+
+    /// More than a test causes.
+    const EVENTS: usize = 4096;
 
     /// A writer whose turns the test makes.
     struct Fixture {
@@ -691,7 +702,7 @@ mod tests {
     #[test]
     fn stored_node_starts_alone_after_the_wait_with_an_event() {
         let (sink, events) = EventSink::new();
-        let (entered, phases) = unbounded();
+        let (entered, phases) = bounded(EVENTS);
         let deps = Deps {
             events: sink,
             entered: Box::new(move |phase| entered.send(phase).unwrap()),
@@ -834,7 +845,7 @@ mod tests {
 
     #[test]
     fn services_are_read_at_once_and_then_each_minute_at_most() {
-        let (called, calls) = unbounded();
+        let (called, calls) = bounded(EVENTS);
         let services = move |namespaces: &BTreeSet<String>| {
             called.send(namespaces.iter().cloned().collect::<Vec<_>>()).unwrap();
             vec![(key(Kind::Services, "n"), Secret::new(b"{}".to_vec()))]
@@ -927,7 +938,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let offline = testing::offline(root.path(), &["a"]);
         let turns = Arc::new(AtomicUsize::new(0));
-        let (counted, (sender, made)) = (Arc::clone(&turns), unbounded());
+        let (counted, (sender, made)) = (Arc::clone(&turns), bounded(EVENTS));
         let (bell, node_changes) = bounded(1);
         let object = node("node", "1");
         let read = move || {

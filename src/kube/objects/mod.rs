@@ -753,7 +753,7 @@ impl Shared {
             };
             let immutable = object.as_ref().is_some_and(|object| object.immutable);
             // A stored object is known before its watch begins.
-            if !changed && !(immutable && is_from_store) {
+            if !(changed || immutable && is_from_store) {
                 return;
             }
             entry.known = KnownObject::from_update(object);

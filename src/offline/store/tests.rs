@@ -136,7 +136,7 @@ fn each_damaged_file_is_put_aside_and_the_others_are_read() {
             std::fs::remove_file(path).unwrap();
             symlink("/dev/zero", path).unwrap();
         }),
-        ("unreadable", |path| std::fs::set_permissions(path, Permissions::from_mode(0)).unwrap()),
+        ("unreadable", |path| std::fs::set_permissions(path, Permissions::from_mode(0o0)).unwrap()),
     ];
     without_access(move || {
         for (case, damage) in cases {
@@ -401,7 +401,7 @@ fn large_files_of_other_processes_do_not_delay_the_start() {
             std::fs::File::create(path).unwrap().set_len(1 << 30).unwrap();
         }
     }
-    assert_eq!(node.files.keys(Kind::Pod), [pod.clone()]);
+    assert_eq!(node.files.keys(Kind::Pod), std::slice::from_ref(&pod));
     let (store, problems) = node.open();
     assert!(store.keys().eq([&pod, &secret]), "{problems:?}");
     assert!(store.bytes() < 1000 && node.files.list().unwrap().len() == 2);
