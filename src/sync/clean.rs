@@ -293,9 +293,7 @@ impl Cleaner {
         let running: BTreeSet<PodUid> =
             listed.iter().filter(|(_, pod)| runs(pod)).map(|(uid, _)| uid.clone()).collect();
         let known = KnownPods { view: view.clone(), running };
-        if snapshot.has_all_pods {
-            self.remove_orphans(&known, stop);
-        }
+        self.remove_orphans(&known, stop);
         let volumes = &self.deps.volumes;
         // What is still there is being unmounted, or cannot be removed.
         let with_volumes = |uid: &PodUid| volumes.has_directory(uid);
@@ -312,7 +310,7 @@ impl Cleaner {
         }
         // It has ended, and is joined.
         self.orphans = None;
-        if !self.deps.volumes.has_orphans(&|uid| known.is_known(uid)) {
+        if !self.deps.volumes.has_orphans(&|uid| known.may_use_directory(uid)) {
             report_orphans(&OrphanReport::default());
             return;
         }
@@ -320,7 +318,7 @@ impl Cleaner {
         let (done, finished) = bounded::<()>(0);
         let work = move |stop: StopToken| {
             let _done = done;
-            match volumes.orphans(&|uid| known.is_known(uid), &stop) {
+            match volumes.orphans(&|uid| known.may_use_directory(uid), &stop) {
                 Ok(report) => report_orphans(&report),
                 Err(error) => log::warn!("cannot look for orphaned directories: {error}"),
             }
@@ -454,6 +452,13 @@ impl KnownPods {
     fn is_known(&self, uid: &PodUid) -> bool {
         self.view.get().pods.contains_key(uid) || self.running.contains(uid)
     }
+
+    /// As [`KnownPods::is_known`], and also a pod that the API server may still have.
+    fn may_use_directory(&self, uid: &PodUid) -> bool {
+        // One snapshot: in the next one, a pod that this one may lack may be known.
+        let view = self.view.get();
+        view.pods.contains_key(uid) || view.may_lack(uid) || self.running.contains(uid)
+    }
 }
 
 fn report_orphans(report: &OrphanReport) {
@@ -500,7 +505,7 @@ fn report(
 fn pod_retention(snapshot: &Arc<Snapshot>, uid: &PodUid) -> PodRetention {
     let Some(entry) = snapshot.pods.get(uid) else {
         // The API server may still have a pod that the stored set lacks.
-        let may_exist = snapshot.sources_ready && !snapshot.has_all_pods;
+        let may_exist = snapshot.sources_ready && snapshot.may_lack(uid);
         return if may_exist { PodRetention::Finished } else { PodRetention::Unknown };
     };
     let goes = entry.pod.is_none() || entry.rejected || entry.evicted;
@@ -531,6 +536,22 @@ mod tests {
         };
         assert_eq!(retention_if(false), PodRetention::Finished);
         assert_eq!(retention_if(true), PodRetention::Unknown);
+    }
+
+    #[test]
+    fn what_a_removed_static_pod_left_goes_although_pods_of_the_api_may_be_missing() {
+        let view = View::default();
+        let removed = [PodUid::from("static")].into();
+        view.set(Snapshot { sources_ready: true, removed, ..Snapshot::default() });
+        assert_eq!(pod_retention(&view.get(), &"static".into()), PodRetention::Unknown);
+        assert_eq!(pod_retention(&view.get(), &"other".into()), PodRetention::Finished);
+        let known = KnownPods { view: view.clone(), running: [PodUid::from("running")].into() };
+        let may_use = || ["static", "other", "running"].map(|uid| known.may_use_directory(&uid.into()));
+        assert_eq!(may_use(), [false, true, true]);
+        // Cgroups of pods that do not run go in any case.
+        assert!(!known.is_known(&"other".into()));
+        view.set(Snapshot { sources_ready: true, has_all_pods: true, ..Snapshot::default() });
+        assert_eq!(may_use(), [false, false, true]);
     }
 
     #[test]

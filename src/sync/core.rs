@@ -21,6 +21,10 @@ use crate::pods::lifecycle::PodKill;
 use crate::pods::plan::resize::ResizeRules;
 use crate::sources::merge::{Merge, Op, PodSet, Update};
 
+/// The most removed pods that are remembered while the API server is away. What others leave stays until
+/// it is back.
+const MAX_REMOVED: usize = 4096;
+
 /// An action for the thread.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Effect {
@@ -211,6 +215,8 @@ pub(crate) struct Core {
     /// Whether the set of the API server's source is the one that was stored: a pod that runs may be
     /// missing, because its file was not written or is damaged.
     may_lack_api_pods: bool,
+    /// Pods that other sources have removed since then, up to [`MAX_REMOVED`]: these are not missing.
+    removed: BTreeSet<PodUid>,
 }
 
 impl Core {
@@ -227,6 +233,7 @@ impl Core {
             deferred_resizes: Vec::new(),
             mirrors: BTreeMap::new(),
             may_lack_api_pods: false,
+            removed: BTreeSet::new(),
         }
     }
 
@@ -253,6 +260,13 @@ impl Core {
     #[must_use]
     pub(crate) fn knows_all_pods(&self) -> bool {
         self.sources_ready() && !self.may_lack_api_pods
+    }
+
+    /// While the API server's set may lack pods: pods that are known to be in no source, because another
+    /// source has removed them.
+    #[must_use]
+    pub(crate) fn removed(&self) -> &BTreeSet<PodUid> {
+        &self.removed
     }
 
     /// Whether a source has the pod.
@@ -317,6 +331,9 @@ impl Core {
         let is_back = source == SourceName::Api
             && std::mem::replace(&mut self.may_lack_api_pods, is_stored)
             && !is_stored;
+        if !self.may_lack_api_pods {
+            self.removed.clear();
+        }
         let pods = pods.into_iter().map(|pod| self.restart_rules.without_disabled_rules(pod)).collect();
         let updates = self.merge.apply(source, PodSet { pods, incarnations, is_stored }, now);
         let mut effects: Vec<Effect> = self
@@ -405,6 +422,12 @@ impl Core {
                     // its grace period.
                     let grace_override = pod.is_deleting().then_some(0);
                     self.desired.remove(pod.uid());
+                    if self.may_lack_api_pods
+                        && update.source != SourceName::Api
+                        && self.removed.len() < MAX_REMOVED
+                    {
+                        self.removed.insert(pod.uid().clone());
+                    }
                     for other in self.desired.values_mut() {
                         other.starts_after.remove(pod.uid());
                     }
@@ -498,6 +521,7 @@ impl Core {
 
     fn add(&mut self, pod: Pod, world: &World<'_>, effects: &mut Vec<Effect>) {
         let uid = pod.uid().clone();
+        self.removed.remove(&uid);
         // A static pod that is added although it has a worker was removed before: it is another
         // incarnation, and starts with the resources of its manifest.
         // DIFFERS: upstream starts it with those of the former one, and resizes it.
@@ -1505,6 +1529,26 @@ mod tests {
             });
             assert_eq!(found, Some(expected), "{listed:?}");
         }
+    }
+
+    #[test]
+    fn static_pod_that_is_removed_while_pods_of_the_api_may_be_missing_is_known_to_be_gone() {
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        let stored = |pods: Vec<Pod>| PodSet { is_stored: true, ..PodSet::from(pods) };
+        let removed =
+            |fixture: &Fixture| fixture.core.removed().iter().map(ToString::to_string).collect::<Vec<_>>();
+        fixture.apply(SourceName::File, vec![pod("b", "2"), pod("c", "3")]);
+        fixture.apply(SourceName::Api, stored(vec![pod("a", "1")]));
+        fixture.apply(SourceName::File, vec![]);
+        assert_eq!(removed(&fixture), ["2", "3"]);
+        // It comes back with its UID.
+        fixture.apply(SourceName::File, vec![pod("c", "3")]);
+        assert_eq!(removed(&fixture), ["2"]);
+        // Only the server decides about its pods.
+        fixture.apply(SourceName::Api, stored(vec![]));
+        assert_eq!(removed(&fixture), ["2"]);
+        fixture.apply(SourceName::Api, vec![]);
+        assert!(removed(&fixture).is_empty() && fixture.core.knows_all_pods());
     }
 
     #[test]

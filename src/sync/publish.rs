@@ -21,6 +21,7 @@ impl Loop {
             workerless,
             sources_ready: self.ready,
             has_all_pods: self.ready && self.core.knows_all_pods(),
+            removed: self.core.removed().clone(),
             sources: self.sources.clone(),
             shutting_down: self.settings.node.shutting_down,
             mirrors: self.core.mirrors().iter().map(|(uid, pod)| (uid.clone(), pod.full_name())).collect(),

@@ -1,6 +1,6 @@
 //! The snapshot of all pods, which the server and the cleaner read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use crate::model::ids::{FullName, PodUid};
@@ -56,6 +56,8 @@ pub(crate) struct Snapshot {
     /// Whether no source can have other pods: every one has delivered a set, and none is a stored one
     /// (`--offline`). Before that, nothing of unknown pods is removed.
     pub has_all_pods: bool,
+    /// Pods that are in no source any more although `has_all_pods` is false.
+    pub removed: BTreeSet<PodUid>,
     /// Whether the machine shuts down. New pods are rejected then.
     pub shutting_down: bool,
     /// Whether, during a shutdown, a pod without a worker runs before all sources have delivered.
@@ -64,6 +66,12 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
+    /// Whether a source may have this pod although it is not in `pods`.
+    #[must_use]
+    pub(crate) fn may_lack(&self, uid: &PodUid) -> bool {
+        !self.has_all_pods && !self.removed.contains(uid)
+    }
+
     /// The pod of this name. One that no source has any more, because it ends, is found only if no
     /// other pod has its name: a pod that was replaced has the name of its successor.
     #[must_use]
