@@ -262,6 +262,13 @@ impl Core {
         self.sources_ready() && !self.may_lack_api_pods
     }
 
+    /// Whether a set of the API server is the first one after a stored one: as after the first of all, pods
+    /// that are missing in it are stopped.
+    #[must_use]
+    pub(crate) fn follows_stored_set(&self, is_stored: bool) -> bool {
+        self.may_lack_api_pods && !is_stored
+    }
+
     /// While the API server's set may lack pods: pods that are known to be in no source, because another
     /// source has removed them.
     #[must_use]
@@ -1529,6 +1536,18 @@ mod tests {
             });
             assert_eq!(found, Some(expected), "{listed:?}");
         }
+    }
+
+    #[test]
+    fn only_the_first_set_of_the_server_after_a_stored_one_follows_it() {
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        let follows = |fixture: &Fixture| [true, false].map(|stored| fixture.core.follows_stored_set(stored));
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        assert_eq!(follows(&fixture), [false, false]);
+        fixture.apply(SourceName::Api, PodSet { is_stored: true, ..PodSet::from(vec![pod("a", "1")]) });
+        assert_eq!(follows(&fixture), [false, true]);
+        fixture.apply(SourceName::Api, vec![pod("a", "1")]);
+        assert_eq!(follows(&fixture), [false, false]);
     }
 
     #[test]

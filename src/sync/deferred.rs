@@ -61,8 +61,8 @@ enum Read {
 
 impl Deferred {
     /// Decides which pods of the newest set can be admitted. `is_first`: no set of the API server
-    /// was admitted before. Then the complete set waits, because pods that are missing in the first
-    /// set are stopped.
+    /// was admitted before, or only the stored one. Then the complete set waits, because pods that are
+    /// missing in the first set are stopped.
     pub(super) fn offer(
         &mut self,
         mut set: SourceSet,

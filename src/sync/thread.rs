@@ -424,7 +424,8 @@ impl Loop {
             self.update_node();
         }
         let node = NodeState { is_known, can_read: self.deps.reader.is_some() };
-        let is_first = !self.sources.get(&source).is_some_and(|state| state.seen);
+        let is_seen = self.sources.get(&source).is_some_and(|state| state.seen);
+        let is_first = !is_seen || self.core.follows_stored_set(set.is_stored);
         let (core, view) = (&self.core, &self.settings.node);
         let is_misplaced = |pod: &Pod| {
             let known = core.is_desired(pod.uid()) || pod.is_mirror() || pod.is_over();
