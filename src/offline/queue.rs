@@ -86,7 +86,10 @@ impl Queue {
         };
         let due = match &change {
             Change::Gone if is_of_pod(key.kind) => now,
-            Change::Gone => later(now, REMOVAL_WAIT),
+            // Each new pod that names an object that is gone repeats this: that must not extend the wait.
+            Change::Gone => former
+                .filter(|former| matches!(former.change, Change::Gone))
+                .map_or_else(|| later(now, REMOVAL_WAIT), |former| former.due),
             Change::Body(_) | Change::Urgent(_) => {
                 self.written.get(&key).map_or(now, |written| later(*written, pace)).max(now).max(retry)
             }
@@ -315,6 +318,20 @@ mod tests {
         queue.offer(key(Kind::Pod, "u"), Change::Gone, time);
         queue.hurry(time);
         assert!(!queue.has(&map) && queue.next(time, false).is_some(), "the agent stops");
+    }
+
+    #[test]
+    fn repeated_removal_does_not_extend_its_wait() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let map = key(Kind::ConfigMap, "n/a");
+        queue.offer(map.clone(), Change::Gone, now);
+        queue.offer(map.clone(), Change::Gone, now + REMOVAL_WAIT / 2);
+        assert!(next(&mut queue, now + REMOVAL_WAIT).is_some());
+        // The object was there meanwhile.
+        queue.offer(map.clone(), Change::Gone, now);
+        queue.offer(map.clone(), body("1"), now);
+        queue.offer(map, Change::Gone, now + REMOVAL_WAIT / 2);
+        assert!(next(&mut queue, now + REMOVAL_WAIT).is_none());
     }
 
     #[test]
