@@ -173,11 +173,7 @@ pub(super) fn make(
         },
         pods: {
             let view = view.clone();
-            Box::new(move || {
-                let pods = view.get();
-                let known = pods.pods.values().filter_map(Entry::any_pod).cloned();
-                pods.has_all_pods.then(|| known.collect())
-            })
+            Box::new(move || known_pods(&view.get()))
         },
         removes: args.remove_damaged_images,
     });
@@ -258,6 +254,14 @@ pub(super) fn node_addresses(
     })
 }
 
+/// The pods that may use an image which is to be pulled again; `None` until all sources have delivered them.
+/// Stored pods of the API server are enough: a container of a pod that is not stored stays, and with it the
+/// image, and nothing is removed that cannot be pulled.
+fn known_pods(snapshot: &Snapshot) -> Option<Vec<Pod>> {
+    let known = snapshot.pods.values().filter_map(Entry::any_pod).cloned();
+    snapshot.sources_ready.then(|| known.collect())
+}
+
 /// Whether a container that has ended with `exit_code` runs again, or its pod is gone.
 fn runs_again(pods: &Snapshot, uid: &PodUid, name: &str, exit_code: i32) -> bool {
     match pods.pods.get(uid).and_then(Entry::any_pod) {
@@ -270,6 +274,15 @@ fn runs_again(pods: &Snapshot, uid: &PodUid, name: &str, exit_code: i32) -> bool
 mod tests {
     use super::*;
     use crate::model::pod::Pod;
+
+    /// A loss of power damages images, and the API server may be away for long.
+    #[test]
+    fn images_are_pulled_again_also_while_the_pods_of_the_api_server_are_the_stored_ones() {
+        let mut snapshot = Snapshot::default();
+        assert!(known_pods(&snapshot).is_none());
+        snapshot.sources_ready = true;
+        assert_eq!(known_pods(&snapshot), Some(Vec::new()));
+    }
 
     #[test]
     fn containers_of_unknown_pods_stay_until_all_pods_are_known() {
