@@ -16,7 +16,7 @@ use crate::model::api::Volume;
 use crate::model::persistent::{self, Claim, PersistentVolume, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::storage::CsiDriver;
-use crate::offline::{Key as StoredKey, Kind as StoredKind, Offline};
+use crate::offline::{Key as StoredKey, Kind as StoredKind, Offline, decode};
 use crate::util::secret::Secret;
 use crate::util::sha256::sha256_hex;
 
@@ -179,7 +179,7 @@ impl Needs<'_> {
 
     fn stored<T: DeserializeOwned>(&self, key: &StoredKey) -> Option<T> {
         let body = (self.read)(key)?;
-        serde_json::from_slice(body.reveal()).ok()
+        decode(body.reveal())
     }
 }
 

@@ -238,19 +238,11 @@ impl Offline {
     #[must_use]
     pub fn read_json<T: DeserializeOwned>(&self, key: &Key) -> Option<T> {
         let body = self.read(key)?;
-        match serde_json::from_slice(body.reveal()) {
-            Ok(object) => Some(object),
-            Err(error) => {
-                // Its text may have parts of the object.
-                log::warn!(
-                    "the stored {} {} has another form (line {})",
-                    key.kind.word(),
-                    key.name,
-                    error.line()
-                );
-                None
-            }
+        let object = stored::decode(body.reveal());
+        if object.is_none() {
+            log::warn!("the stored {} {} has another form", key.kind.word(), key.name);
         }
+        object
     }
 
     /// Sets the receiver of the sets. It is called under a lock, and must not block.

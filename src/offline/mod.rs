@@ -39,4 +39,5 @@ pub use handle::{Deliver, NothingHeld, Offline};
 pub use key::{Key, Kind};
 pub use settings::Settings;
 pub use state::{HeldReason, Phase, Report, SealState};
-pub use thread::{Deps, Needs};
+pub(crate) use stored::decode;
+pub use thread::{Bodies, ChangedStatuses, Deps, Needs, ReadServices, ReadStatuses};
