@@ -11,9 +11,12 @@ use super::launch::make_cgroup;
 pub(crate) struct CgroupRoot(String);
 
 impl CgroupRoot {
-    /// Makes `/coracle-<process id>-<name>` in each hierarchy.
+    /// Makes `/coracle-<namespace>-<process id>-<name>` in each hierarchy. Test programs that run at the
+    /// same time often have the same process ID, each in a namespace of its own.
     pub(crate) fn make(name: &str) -> CgroupRoot {
-        let path = format!("/coracle-{}-{name}", std::process::id());
+        let namespace = fs::read_link("/proc/self/ns/pid").expect("the namespace of processes");
+        let namespace = namespace.to_string_lossy().replace(|digit: char| !digit.is_ascii_digit(), "");
+        let path = format!("/coracle-{namespace}-{}-{name}", std::process::id());
         for top in tops() {
             let dir = top.join(path.trim_start_matches('/'));
             make_cgroup(&dir);
