@@ -119,8 +119,7 @@ pub(super) fn of_pod(pod: &Pod) -> Vec<(Key, Secret<Vec<u8>>)> {
     let body = serde_json::to_vec(&shown);
     files.extend(body.ok().map(|body| (Key::new(Kind::Pod, pod.uid().as_str()), Secret::new(body))));
     if pod.is_over() {
-        let body = object.status.as_ref().and_then(|status| serde_json::to_vec(status).ok());
-        files.extend(body.map(|body| (Key::new(Kind::PodStatus, pod.uid().as_str()), Secret::new(body))));
+        files.extend(object.status.as_ref().and_then(|status| of_status(pod.uid(), status)));
     }
     files
 }

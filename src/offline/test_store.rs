@@ -8,14 +8,13 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::decide::NodeFact;
-use super::files::Files;
 use super::handle::Offline;
 use super::key::{Key, Kind};
 use super::queue::Change;
 use super::settings::Settings;
-use super::state::{Phase, SealState};
+use super::state::Phase;
+use super::testing;
 use crate::model::pod::Pod;
-use crate::util::aead::SealKey;
 use crate::util::mailbox::Inbox;
 
 /// The store, with one stored pod of this node and a random key.
@@ -30,14 +29,11 @@ impl TestStore {
     pub(crate) fn new() -> TestStore {
         let directory = tempfile::tempdir().unwrap();
         let settings = Settings {
-            directory: directory.path().join("offline"),
-            node_name: "node1".to_owned(),
-            stores_secrets: true,
-            key_file: None,
             wait: Duration::ZERO,
             accept_after: Duration::ZERO,
+            ..testing::settings(directory.path())
         };
-        let files = Files::new(&settings, SealState::Sealed, SealKey::generate().ok());
+        let files = testing::files(directory.path());
         let node = json!({"metadata": {"name": "node1", "uid": "node"}});
         for (key, body) in [(Key::node(), node), (Key::new(Kind::Pod, "own"), own_pod())] {
             files.write(&key, body.to_string().as_bytes()).unwrap();
