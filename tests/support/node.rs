@@ -56,6 +56,8 @@ pub(crate) struct Node {
     agent: Option<Child>,
     starts: u32,
     first: Option<ProcessUsage>,
+    /// As `first`, of an agent of a cluster, when its node was ready.
+    when_ready: OnceLock<ProcessUsage>,
     /// Removed last.
     cgroups: CgroupRoot,
 }
@@ -112,6 +114,7 @@ impl Node {
             agent: None,
             starts: 0,
             first: None,
+            when_ready: OnceLock::new(),
             cgroups: CgroupRoot::make(name),
         };
         node.configure(config);
@@ -200,6 +203,14 @@ impl Node {
         self.wait_healthy();
         if self.starts == 1 {
             self.first = self.usage();
+        }
+    }
+
+    /// Takes what the agent uses now as what it uses at first, see [`Node::finish`], if that was not
+    /// done before: the agent of a cluster has all its threads only when its watches run.
+    pub(crate) fn measure_when_ready(&self) {
+        if let Some(usage) = self.usage() {
+            self.when_ready.get_or_init(|| usage);
         }
     }
 
@@ -543,7 +554,8 @@ impl Node {
     fn finish_with(mut self, spotless: bool) {
         self.empty(spotless);
         process_usage::assert_no_mounts_below(&self.root());
-        if let (Some(first), Some(agent)) = (self.first, self.agent.as_ref()) {
+        let first = self.when_ready.get().copied().or(self.first);
+        if let (Some(first), Some(agent)) = (first, self.agent.as_ref()) {
             // For a restarted agent there is no first measurement. The use of the Go kubelet is not
             // checked.
             if self.starts == 1 && !launch::runs_go_kubelet() {

@@ -39,6 +39,15 @@ impl ProcessUsage {
     }
 }
 
+/// The names of the threads of a process, sorted.
+fn thread_names(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    let mut names: Vec<String> = tasks.filter_map(name).map(|name| name.trim_end().to_owned()).collect();
+    names.sort();
+    names
+}
+
 /// Asserts that the process comes back to what it held at first, and stays below a ceiling.
 pub(crate) fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u64) {
     let mut last = first;
@@ -52,7 +61,11 @@ pub(crate) fn assert_back_to(first: ProcessUsage, pid: u32, max_resident_kib: u6
     let limit = Duration::from_secs(60);
     let begun = std::time::Instant::now();
     while !back(&mut last) {
-        assert!(begun.elapsed() < limit, "leak: used {first:?} at first, uses {last:?} at the end");
+        assert!(
+            begun.elapsed() < limit,
+            "leak: used {first:?} at first, uses {last:?} at the end; its threads: {:?}",
+            thread_names(pid)
+        );
         super::wait::pause(Duration::from_millis(50));
     }
     assert!(
