@@ -92,9 +92,8 @@ impl<'a> JoinedNode<'a> {
 
     /// Waits until the Node object says Ready.
     pub fn wait_node_ready(&self) -> Value {
-        let node = self.plane.wait(&["node", &self.name], "ready", LIMIT, |node| {
-            condition(node, "Ready") == "True"
-        });
+        let node =
+            self.plane.wait(&["node", &self.name], "ready", LIMIT, |node| condition(node, "Ready") == "True");
         self.node.measure_when_ready();
         node
     }

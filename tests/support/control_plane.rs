@@ -11,11 +11,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde_json::Value;
 
+use super::api_reader::ApiReader;
 use super::node::Node;
 use super::wait::{pause, wait_for, wait_until};
 
@@ -95,6 +96,7 @@ pub(crate) struct ControlPlane {
     components: Vec<&'static str>,
     pipes: Mutex<Pipes>,
     program: Child,
+    reader: OnceLock<ApiReader>,
 }
 
 struct Pipes {
@@ -147,7 +149,15 @@ impl ControlPlane {
         let commands = program.stdin.take();
         let responses = BufReader::new(program.stdout.take().expect("its output is piped"));
         let pipes = Mutex::new(Pipes { commands, responses });
-        let mut plane = ControlPlane { dir, bin, server: String::new(), components, pipes, program };
+        let mut plane = ControlPlane {
+            dir,
+            bin,
+            server: String::new(),
+            components,
+            pipes,
+            program,
+            reader: OnceLock::new(),
+        };
         let response = plane.read_response();
         plane.server = response.strip_prefix("ready ").map(str::to_owned).unwrap_or_else(|| {
             let log = fs::read_to_string(plane.dir.join("cluster.log")).unwrap_or_default();
@@ -325,20 +335,34 @@ impl ControlPlane {
         stdout_of(&args, &self.with_retries(&args, &document.to_string()));
     }
 
-    /// `kubectl get -o json`; `None` when it is not there.
+    /// What `kubectl get -o json` prints; `None` when it is not there. Retried when the server did not
+    /// respond in time.
     pub(crate) fn get(&self, args: &[&str]) -> Option<Value> {
-        self.try_get(args, Self::with_retries).unwrap_or_else(|error| panic!("{error}"))
+        for _ in 0..4 {
+            match self.reader().get(args) {
+                None => break,
+                Some(Ok(object)) => return object,
+                Some(Err(error)) => eprintln!("{error}"),
+            }
+            pause(Duration::from_secs(1));
+        }
+        self.get_by_kubectl(args, Self::with_retries).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The same for polling: a busy server may fail to respond once. Its error is printed.
     pub(crate) fn poll(&self, args: &[&str]) -> Option<Value> {
-        self.try_get(args, Self::try_kubectl).unwrap_or_else(|error| {
+        let outcome = self.reader().get(args).unwrap_or_else(|| self.get_by_kubectl(args, Self::try_kubectl));
+        outcome.unwrap_or_else(|error| {
             eprintln!("{error}");
             None
         })
     }
 
-    fn try_get(
+    fn reader(&self) -> &ApiReader {
+        self.reader.get_or_init(|| ApiReader::new(&self.server, &self.admin_kubeconfig()))
+    }
+
+    fn get_by_kubectl(
         &self,
         args: &[&str],
         kubectl: impl Fn(&Self, &[&str], &str) -> Output,

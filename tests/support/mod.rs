@@ -2,6 +2,7 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part")]
 
+pub(crate) mod api_reader;
 pub(crate) mod cgroups;
 pub(crate) mod clock;
 pub(crate) mod containerd;

@@ -194,6 +194,11 @@ impl TlsClient {
         TlsClient { address, config: Arc::new(config), from: None }
     }
 
+    /// Of a server that is not on loopback.
+    pub(crate) fn to(address: SocketAddr, identity: Option<&Identity>) -> TlsClient {
+        TlsClient { address, ..TlsClient::new(address.port(), identity) }
+    }
+
     /// The same with another address of its own.
     pub(crate) fn bound_to(&self, ip: Ipv4Addr) -> TlsClient {
         TlsClient { from: Some(ip), ..self.clone() }
