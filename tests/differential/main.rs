@@ -59,7 +59,7 @@ struct Cases {
 const REPORTED: usize = 20;
 
 impl Cases {
-    /// So many cases, unless the environment says for how long.
+    /// So many cases, or a percentage of them, unless the environment says for how long.
     fn new(name: &'static str, count: u64) -> (Cases, Random) {
         let number = |name: &str| {
             std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number in the environment"))
@@ -68,7 +68,8 @@ impl Cases {
         let seed = number("FUZZ_SEED").unwrap_or_else(|| seconds.map_or(1, |_| random_seed()));
         let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
         let (counts, differences) = (BTreeMap::new(), Vec::new());
-        let cases = Cases { name, seed, until, left: count, done: 0, counts, differences };
+        let left = count * number("DIFFERENTIAL_PERCENT").unwrap_or(100) / 100;
+        let cases = Cases { name, seed, until, left, done: 0, counts, differences };
         (cases, Random::new(seed))
     }
 
