@@ -160,7 +160,7 @@ fn claims_keep_their_data_over_pods_and_restarts_of_agent_and_driver() {
         pod["status"]["containerStatuses"][0]["state"]["terminated"].is_object()
     });
     holds_for("the pod waits for the driver", Duration::from_secs(5), || {
-        joined.plane.poll(&["pod", "csia-reader"]).is_some()
+        joined.plane.get(&["pod", "csia-reader"]).is_some()
     });
     assert_eq!(mounts_below(&joined.node.root()), mounted);
     driver.start(&joined);
@@ -342,11 +342,11 @@ fn only_pods_that_need_a_driver_that_is_away_wait_and_they_go_on_when_it_is_back
     joined.wait_ready("csid-other");
     holds_for("only pods that need the driver wait", outage_duration(), || {
         let is_pending = |pod: &Value| text(pod, "/status/phase") == "Pending";
-        joined.plane.poll(&["pod", "csid-waiting"]).is_some_and(|pod| is_pending(&pod))
-            && joined.plane.poll(&["pod", "csid-ending"]).is_some()
+        joined.plane.get(&["pod", "csid-waiting"]).is_some_and(|pod| is_pending(&pod))
+            && joined.plane.get(&["pod", "csid-ending"]).is_some()
             && joined
                 .plane
-                .poll(&["pod", "csid-running"])
+                .get(&["pod", "csid-running"])
                 .is_some_and(|pod| condition(&pod, "Ready") == "True")
     });
     assert_eq!(mounts_below(&joined.node.root()), mounted);

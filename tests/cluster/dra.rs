@@ -228,7 +228,7 @@ fn pod_waits_for_a_driver_that_is_away_and_the_slices_of_a_driver_that_is_gone_a
     };
     wait_until("an event that names the driver", LIMIT, reported);
     let phase = || {
-        let pod = joined.plane.poll(&["pod", "dralate-pod"]).unwrap_or_default();
+        let pod = joined.plane.get(&["pod", "dralate-pod"]).unwrap_or_default();
         text(&pod, "/status/phase").to_owned()
     };
     // The driver's library registers again: slices that were deleted are made again.
