@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::joined::{JoinedNode, LIMIT, directory, pod, shared, text};
+use crate::support::containerd::kill;
 use crate::support::launch::{self, go_kubelet_config, skip_on_go_kubelet};
 use crate::support::node::{FOREVER, busybox};
 use crate::support::wait::{holds_for, pause, wait_until};
@@ -161,12 +162,14 @@ fn reboot(name: &'static str, go_kubelet: bool) -> String {
         joined.wait_ready(&pod_name);
         joined.node.kill_agent();
     }
-    for task in joined.node.containerd.tasks() {
-        joined.node.containerd.kill_task(&task.id);
-    }
-    // The runtime notices the end of a task later. A container that it still lists as running would
-    // keep its devices, and its restart would not wait for the plugin.
-    wait_until("no container to run", LIMIT, || joined.node.running_ids().is_empty());
+    // A list leaves out tasks whose shim is slow, and the runtime notices the end of a task later. A
+    // container that it still lists as running would keep its devices, and its restart would not wait for
+    // the plugin.
+    wait_until("no container to run", LIMIT, || {
+        let tasks = joined.node.containerd.tasks();
+        tasks.iter().filter(|task| task.running).for_each(|task| kill(task.pid, "KILL"));
+        tasks.iter().all(|task| !task.running) && joined.node.running_ids().is_empty()
+    });
     joined.node.start_agent();
     let phase = || {
         let pod = joined.plane.poll(&["pod", &pod_name]).unwrap_or_default();
