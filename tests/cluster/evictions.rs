@@ -242,7 +242,8 @@ impl ComparedNode {
                 Instant::now()
             });
             self.joined.node.touch(&self.name(MORE));
-            wait_until("a shortage of memory", LIMIT, || self.available() < AVAILABLE);
+            // A quick agent ends the process, and with it the shortage, before it is seen here.
+            wait_until("a shortage of memory", LIMIT, || self.available() < AVAILABLE || !runs(process));
             let met = Instant::now();
             let begun = Instant::now();
             while runs(process) && begun.elapsed() < patience() {
@@ -321,8 +322,9 @@ impl ComparedNode {
         times.layer = self.run("layer");
         outcome.failures.extend(self.exhaust_memory(times));
         outcome.pressure = self.common(&self.condition("MemoryPressure"));
-        wait_until("the taint", LIMIT, || self.taints() != json!([]));
-        outcome.taints = self.common(&self.taints());
+        let taints =
+            wait_for("the taint", LIMIT, || Some(self.taints()).filter(|taints| *taints != json!([])));
+        outcome.taints = self.common(&taints);
         for name in VICTIMS {
             let begun = Instant::now();
             while !self.is_reported_evicted(name) {
