@@ -195,8 +195,8 @@ fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
         |name: &str| plane.wait(&["pod", name], "ready", LIMIT, |pod| condition(pod, "Ready") == "True");
     let before = ready("kubeadm-web");
     ready("own-kubeadm");
-    // By the node API, on the port of kubelets.
-    assert_eq!(plane.kubectl(&["logs", "kubeadm-web"]), "begun\n");
+    // By the node API, on the port of kubelets. The container counts as ready before it has written.
+    wait_until("the log of the pod", LIMIT, || plane.kubectl(&["logs", "kubeadm-web"]) == "begun\n");
 
     // What a benchmark of security looks for.
     assert_eq!(machine.process("comm"), "kubelet\n");
