@@ -393,9 +393,16 @@ fn wait_equal(ours: &NodeUnderTest, theirs: &NodeUnderTest) {
         })
         .collect()
     };
-    let limits = left(theirs);
-    assert!(limits.len() > 1, "{limits:?}");
-    assert_eq!(left(ours), limits, "limits of whole pods");
+    // A summary may be without the numbers of a pod for a moment.
+    let begun = Instant::now();
+    loop {
+        let (own, limits) = (left(ours), left(theirs));
+        if limits.len() > 1 && own == limits {
+            break;
+        }
+        assert!(begun.elapsed() < patience(), "limits of whole pods: {own:?} and not {limits:?}");
+        pause(Duration::from_secs(1));
+    }
 }
 
 // Runtimes: containerd 2.
