@@ -172,7 +172,8 @@ fn pods_survive_expired_certificates_and_the_node_recovers() {
     for (joined, before) in [&asks, &waits].into_iter().zip(before) {
         wait_until("the lease to be renewed with it", LIMIT, || renewed(joined) != before);
     }
-    assert!(born.elapsed() < life / 2, "too slow a machine for this: {:?}", born.elapsed());
+    // A certificate is renewed after 70% of its life at the earliest.
+    assert!(born.elapsed() < life * 2 / 3, "too slow a machine for this: {:?}", born.elapsed());
     assert_eq!(signed(&plane, "asks"), 0, "its own certificate is valid for a while");
     // The API server is down when a renewal is due.
     plane.stop(API_SERVER);
