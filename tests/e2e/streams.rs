@@ -60,6 +60,10 @@ fn local_exec_attach_and_port_forward_work() {
     cat["spec"]["restartPolicy"] = json!("Never");
     node.apply("cat.json", &cat);
     node.wait_ready("web");
+    // Before the measurement, which would otherwise lack its threads.
+    node.wait_pod("cat", "running", LONG, |pod| {
+        pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+    });
     let before = node.usage().expect("the agent runs");
 
     let output = node.command(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
@@ -111,12 +115,20 @@ fn local_exec_attach_and_port_forward_work() {
     pty.type_text("exit 5\n");
     assert_eq!(pty.wait_ended(LIMIT).code(), Some(5));
 
-    node.wait_pod("cat", "running", LONG, |pod| {
-        pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
-    });
-    let output = with_input(command(&node, &["attach", "-i", "cat"]), b"to and fro\n");
-    assert!(output.status.success(), "{output:?}");
-    assert_eq!(text(&output.stdout), "to and fro\n");
+    // The input ends, and the program with it, after its output was received: the last bytes may not
+    // reach an attached client.
+    let mut attached = command(&node, &["attach", "-i", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut input = attached.stdin.take().expect("its input is piped");
+    input.write_all(b"to and fro\n").expect("it takes input");
+    let mut lines = BufReader::new(attached.stdout.take().expect("its output is piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "to and fro");
+    drop(input);
+    assert_eq!(lines.map_while(Result::ok).count(), 0, "it has no more output");
+    assert!(attached.wait().expect("it ends").success());
 
     // An ephemeral container among the processes of another one.
     let args = ["debug", "-it", "web", "--image", "localhost/busybox:1", "--target", "main", "-c", "tools"];
