@@ -246,7 +246,8 @@ fn soft_threshold_evicts_after_its_grace_period_with_time_to_end() {
     let config = small_memory(json!({
         "evictionHard": {"memory.available": "10Mi"},
         "evictionSoft": {"memory.available": "300Mi"},
-        "evictionSoftGracePeriod": {"memory.available": "3s"},
+        // In this time the pod has to start and to set its trap.
+        "evictionSoftGracePeriod": {"memory.available": "25s"},
         "evictionMaxPodGracePeriod": 20,
         // Soft thresholds are of the machine's memory: this one is met from the beginning.
         "enforceNodeAllocatable": [],
