@@ -219,7 +219,8 @@ fn intact_image_of_a_failing_container_is_checked_once() {
     node.apply("wrong.json", &manifest);
     node.wait_pod("wrong", "restarted twice", LONG, |pod| crate::support::node::restarts(pod, "main") >= 2);
     assert!(node.events_with_reason("wrong", "DamagedImage").is_empty());
-    let checks = node.log().matches("checked image localhost/busybox:1").count();
-    assert_eq!(checks, 1, "{}", node.log());
+    let checks = || node.log().matches("checked image localhost/busybox:1").count();
+    wait_until("the check", LONG, || checks() > 0);
+    assert_eq!(checks(), 1, "{}", node.log());
     node.finish();
 }

@@ -52,6 +52,10 @@ fn environment_variables_expand_and_have_pod_fields() {
     node.apply("env.json", &manifest);
     let ready = node.wait_ready("env");
     let id = container_id(&ready, "main");
+    // Before the program has begun, the first process is still one of the runtime.
+    wait_until("the arguments", LONG, || {
+        node.exec(&id, &["sh", "-c", "cat /tmp/args 2>/dev/null || true"]) == "one-$(UNKNOWN) $(FIRST)\n"
+    });
     let text = node.exec(&id, &["cat", "/proc/1/environ"]);
     let env: BTreeMap<&str, &str> = text.split('\0').filter_map(|line| line.split_once('=')).collect();
     let address = ready.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
@@ -80,8 +84,5 @@ fn environment_variables_expand_and_have_pod_fields() {
     ] {
         assert_eq!(env.get(name).copied(), Some(value), "{name} in {env:#?}");
     }
-    wait_until("the arguments", LONG, || {
-        node.exec(&id, &["sh", "-c", "cat /tmp/args 2>/dev/null || true"]) == "one-$(UNKNOWN) $(FIRST)\n"
-    });
     node.finish();
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::containerd::is_crio;
 use crate::support::image_archives::{self, FORMS, Form};
 use crate::support::node::{FOREVER, LONG, Node, busybox, free_port, pod};
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_for, wait_until};
 
 const READ: &str = "coracle_image_archive_read_bytes_total";
 
@@ -104,18 +104,19 @@ fn image_is_pinned_while_an_archive_has_it() {
     let (mut node, directory) = prepare("setpinned");
     node.start_agent();
     // The image of the archive is the same, under another name.
-    let is_pinned = || {
+    let pinned = || {
         let images: Value = serde_json::from_str(&node.cli(&["images", "-o", "json"])).expect("JSON");
         let has_name = |image: &&Value| image["tags"].to_string().contains("localhost/busybox:1");
-        let image = images.as_array().expect("a list").iter().find(has_name).expect("the image");
-        image["pinned"] == true
+        let image = images.as_array().expect("a list").iter().find(has_name)?;
+        Some(image["pinned"] == true)
     };
-    assert!(!is_pinned());
+    // The runtime lists an image a moment after its import.
+    assert!(!wait_for("the image", LONG, pinned));
     let archive = directory.join("pinned.tar");
     image_archives::write(&node.shared(), Form::Oci, "registry.example/pinned:1", &archive);
-    wait_until("the pinned image", LONG, is_pinned);
+    wait_until("the pinned image", LONG, || pinned() == Some(true));
     fs::remove_file(archive).expect("the archive can be removed");
-    wait_until("the release", LONG, || !is_pinned());
+    wait_until("the release", LONG, || pinned() == Some(false));
     node.finish();
 }
 

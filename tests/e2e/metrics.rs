@@ -69,7 +69,7 @@ fn metrics_count_pods_and_runtime_calls() {
     });
     assert_eq!(value(&node, "kubelet_node_name{node=\"e2e\"}"), 1.0);
     assert_eq!(value(&node, "kubelet_desired_pods{static=\"true\"}"), 2.0);
-    assert!(value(&node, "kubelet_pod_start_duration_seconds_count") >= 2.0);
+    wait_until("two starts", LONG, || value(&node, "kubelet_pod_start_duration_seconds_count") >= 2.0);
     assert!(value(&node, "process_resident_memory_bytes") > 1_000_000.0);
 
     // A termination is counted once, by its kind.
