@@ -1,6 +1,6 @@
 //! Probes: their requests, their periods, and the effects of their results.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn get(port: u16, path: &str) -> Value {
 fn first_readiness_probe_runs_at_container_start() {
     let node = Node::start("started");
     let mut readiness = exec("echo asked >> /out/readiness");
-    readiness["periodSeconds"] = json!(60);
+    readiness["periodSeconds"] = json!(300);
     let mut startup = exec("test -f /out/started");
     // Not restarted while the test checks it.
     startup["failureThreshold"] = json!(600);
@@ -55,9 +55,8 @@ fn first_readiness_probe_runs_at_container_start() {
     );
     assert_eq!(node.out("readiness"), "", "readiness waits for the start");
     node.touch("started");
-    let begun = Instant::now();
+    // Long before its period is over.
     let ready = node.wait_ready("web");
-    assert!(begun.elapsed() < Duration::from_secs(45), "ready {:?} after the start", begun.elapsed());
     assert_eq!(container(&ready, "main").and_then(|status| status.started), Some(true));
     node.finish();
 }
