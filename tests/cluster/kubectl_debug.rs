@@ -58,9 +58,10 @@ fn kubectl_debug_adds_an_ephemeral_container() {
 
     // Input is echoed, without a terminal; the other containers get none of it. (The end of the
     // input would not end the output: a client may attach again.) The container ends after the
-    // client has received the output: the last bytes may not reach an attached client.
+    // client has received the output: the last bytes may not reach an attached client. It ends some
+    // seconds after the command that lets it: the result of a command may be lost with its container.
     let script = "read line; echo got $line; cd /proc/1/root && ls tmp/mark || echo apart; \
-                  until [ -e /tmp/heard ]; do sleep 0.1; done";
+                  until [ -e /tmp/heard ]; do sleep 0.1; done; sleep 3";
     let args = ["debug", "-i", "patient", IMAGE, "-c", "pipe", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl runs");
@@ -79,9 +80,9 @@ fn kubectl_debug_adds_an_ephemeral_container() {
 
     // A container without an attached client keeps running, and a client can attach later.
     let args = ["debug", "patient", IMAGE, "-c", "alone", "--", "sh", "-c"];
-    joined
-        .plane
-        .kubectl(&[&args[..], &["echo noted; while ! [ -e /tmp/go ]; do sleep 0.2; done; exit 4"]].concat());
+    joined.plane.kubectl(
+        &[&args[..], &["echo noted; while ! [ -e /tmp/go ]; do sleep 0.2; done; sleep 3; exit 4"]].concat(),
+    );
     wait_until("its output", LIMIT, || {
         let output = joined.plane.try_kubectl(&["logs", "patient", "-c", "alone"], "");
         output.stdout == b"noted\n"
@@ -90,7 +91,7 @@ fn kubectl_debug_adds_an_ephemeral_container() {
     assert_eq!(ended("alone"), 4);
 
     // An attached client receives all later output.
-    let script = "until [ -e /tmp/go ]; do echo aloud; sleep 0.5; done; exit 5";
+    let script = "until [ -e /tmp/go ]; do echo aloud; sleep 0.5; done; sleep 3; exit 5";
     let args = ["debug", "--attach", "patient", IMAGE, "-c", "heard", "--", "sh", "-c", script];
     let mut command = joined.plane.kubectl_command(&args);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
