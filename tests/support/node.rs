@@ -264,15 +264,15 @@ impl Node {
         }
     }
 
-    /// Ends the agent with SIGTERM and asserts that it does so within 5 s, with success.
+    /// Ends the agent with SIGTERM and asserts that it does so in time, with success.
     pub(crate) fn stop_agent(&mut self) {
         let Some(mut agent) = self.agent.take() else { return };
         let begun = Instant::now();
         kill(agent.id(), "TERM");
         let status =
-            wait_for("the agent to stop", Duration::from_secs(20), || agent.try_wait().ok().flatten());
-        // The promise is 5 s, on a machine that has nothing else to do.
-        assert!(begun.elapsed() < Duration::from_secs(15), "stopping took {:?}", begun.elapsed());
+            wait_for("the agent to stop", Duration::from_secs(60), || agent.try_wait().ok().flatten());
+        // The promise is 5 s, on a machine that has nothing else to do; the tier faults tests it.
+        assert!(begun.elapsed() < Duration::from_secs(45), "stopping took {:?}", begun.elapsed());
         assert!(status.success(), "the agent ended with {status}");
     }
 
