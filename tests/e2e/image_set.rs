@@ -187,7 +187,7 @@ fn image_of_a_waiting_pod_is_read_before_a_large_archive() {
     node.start_agent();
     node.wait_ready("small");
     let before = node.metric("coracle_peak_memory_bytes");
-    wait_until("the large archive", LONG, || {
+    wait_until("the large archive", LONG * 3, || {
         node.cli(&["images", "list"]).contains("the content has the digest")
     });
     let grown = node.metric("coracle_peak_memory_bytes") - before;
