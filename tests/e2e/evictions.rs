@@ -13,7 +13,7 @@ use crate::support::wait::{pause, wait_until};
 
 /// The agent answers within this time also while memory is short: far more than it needs, as the
 /// machine is busy.
-const RESPONSE: Duration = Duration::from_secs(10);
+const RESPONSE: Duration = Duration::from_secs(30);
 
 /// A node of a cluster whose API server is a fake.
 struct JoinedNode {
