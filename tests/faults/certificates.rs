@@ -79,6 +79,7 @@ fn agent_starts_despite_an_invalid_server_certificate() {
         node.apply(&simple("fixed"));
         node.start_agent();
         node.wait_ready("fixed");
+        node.measure();
         node.bind(&simple("web"));
         pause(Duration::from_secs(5));
         assert!(!node.node_is_ready() && node.running("web").is_empty());

@@ -128,8 +128,14 @@ impl FakeNode {
         }
         self.start_agent();
         wait_until("the node to be ready at the API server", LONG, || self.node_is_ready());
-        self.first = self.usage();
+        self.measure();
         self
+    }
+
+    /// Takes what the agent uses now as what it uses at first, see [`FakeNode::finish`]. The agent of a
+    /// cluster has all its threads only some time after it is healthy.
+    pub(crate) fn measure(&mut self) {
+        self.first = self.usage();
     }
 
     /// Makes the node part of this cluster, with a kubeconfig.
@@ -336,12 +342,12 @@ impl FakeNode {
 
     /// An answer of the health port.
     pub(crate) fn health(&self, path: &str) -> (u16, String) {
-        http_get(self.healthz, path).unwrap_or((0, String::new()))
+        http_get_within(self.healthz, path, RESPONSE_LIMIT).unwrap_or((0, String::new()))
     }
 
     /// An answer of the read-only port.
     pub(crate) fn read_only(&self, path: &str) -> (u16, String) {
-        http_get(self.read_only, path).unwrap_or((0, String::new()))
+        http_get_within(self.read_only, path, RESPONSE_LIMIT).unwrap_or((0, String::new()))
     }
 
     /// The same, of an answer that may take its time.
@@ -597,7 +603,7 @@ impl FakeNode {
         for entry in fs::read_dir(self.manifests()).expect("the manifest directory is readable").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
-        let limit = Duration::from_secs(90);
+        let limit = LONG;
         if let Some(api) = &self.api {
             for pod in api.objects("/api/v1/pods") {
                 let meta = &pod["metadata"];
@@ -620,9 +626,12 @@ impl FakeNode {
         wait_until("no kept manifests", limit, || is_empty_dir(&self.root().join("sources")));
         process_usage::assert_no_mounts_below(&self.root());
         self.assert_no_duplicates();
-        // For an agent that started with pods there is no measurement without them.
         let first = match self.first {
-            Some(first) if self.starts == 1 || self.api.is_some() => first,
+            // When it was ready, with all threads.
+            Some(first) if self.api.is_some() => first,
+            // When it was healthy: some of its threads may have started later.
+            Some(first) if self.starts == 1 => first.or_more(idle_usage()),
+            // For an agent that started with pods there is no measurement without them.
             _ => idle_usage(),
         };
         process_usage::assert_back_to(first, self.pid(), max_resident_kib);
@@ -677,5 +686,5 @@ fn is_empty_dir(dir: &Path) -> bool {
 }
 
 fn wait_end(agent: &mut Child) -> ExitStatus {
-    wait_for("the agent to end", Duration::from_secs(30), || agent.try_wait().ok().flatten())
+    wait_for("the agent to end", LONG, || agent.try_wait().ok().flatten())
 }

@@ -9,8 +9,11 @@ use std::time::Duration;
 use coracle::model::api::Pod;
 use serde_json::{Value, json};
 
-use super::node::http_get;
+use super::node::{http_get, http_get_within};
 use super::wait::wait_until;
+
+/// How long the list of pods may take on a busy machine.
+const LIST_LIMIT: Duration = Duration::from_secs(45);
 
 /// The node address of every node under test.
 const NODE_IP: &str = "192.0.2.10";
@@ -166,7 +169,7 @@ pub(crate) fn write_manifest(dir: &Path, file: &str, text: impl AsRef<[u8]>) {
 
 /// The items of `/pods`; `None` while the agent does not answer.
 pub(crate) fn pods_json(port: u16) -> Option<Value> {
-    let (code, body) = http_get(port, "/pods").ok()?;
+    let (code, body) = http_get_within(port, "/pods", LIST_LIMIT).ok()?;
     let mut list: Value = (code == 200).then(|| serde_json::from_str(&body).expect("/pods answers JSON"))?;
     Some(list.get_mut("items").map_or(Value::Null, Value::take))
 }

@@ -37,6 +37,16 @@ impl ProcessUsage {
             anonymous_kib: field("RssAnon:")?,
         })
     }
+
+    /// The greater one of each number.
+    pub(crate) fn or_more(self, other: ProcessUsage) -> ProcessUsage {
+        ProcessUsage {
+            threads: self.threads.max(other.threads),
+            descriptors: self.descriptors.max(other.descriptors),
+            resident_kib: self.resident_kib.max(other.resident_kib),
+            anonymous_kib: self.anonymous_kib.max(other.anonymous_kib),
+        }
+    }
 }
 
 /// The names of the threads of a process, sorted.
