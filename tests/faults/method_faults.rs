@@ -209,6 +209,11 @@ pub(crate) fn approach<T>(node: &mut FakeNode, stage: Stage, fault: impl FnOnce(
         node.apply(&rich("web"));
         node.assert_runs_once("web", &RICH);
     }
+    if stage == Stage::Images {
+        // Five seconds after its start the agent lists the images for itself, once: that call must not
+        // take the fault.
+        wait_until("the agent's own list of images", LONG, || node.fake.count("ListImages") > 0);
+    }
     let active = fault(node);
     match stage {
         Stage::Boot | Stage::Images | Stage::Probing => {}
