@@ -22,6 +22,8 @@ use coracle::util::threads;
 use coracle::volumes::{Deps, Settings, Volumes};
 use serde_json::{Value, json};
 
+use crate::volumes::{remove_orphans, tear_down, unmount_when_free};
+
 #[derive(Clone)]
 struct FakeApiServer(Value);
 
@@ -150,9 +152,9 @@ fn bind_of_a_local_volume_keeps_the_flags_of_its_source_and_has_its_options() {
         for wanted in [access, "nosuid", "nodev", "noexec"] {
             assert!(found.iter().any(|flag| flag == wanted), "{uid}: {wanted} is not in {found:?}");
         }
-        volumes.tear_down(&PodUid::from(uid), &STOP()).unwrap();
+        tear_down(&volumes, &PodUid::from(uid));
     }
-    rustix::mount::unmount(&data, rustix::mount::UnmountFlags::empty()).unwrap();
+    unmount_when_free(&data);
 }
 
 #[test]
@@ -183,9 +185,8 @@ fn data_of_a_local_volume_outlive_pod_and_agent() {
     assert_eq!(volumes.setup(&pod("u1", false), &STOP()).unwrap(), ready);
     assert_eq!(fixture.mounts(), 2);
     // The pod of the reader is gone from all sources: its mount is removed, its data stay.
-    let report = volumes.orphans(&|uid| uid.as_str() == "u1", &STOP()).unwrap();
-    assert_eq!(report.removed, [PodUid::from("u2")]);
-    volumes.tear_down(&PodUid::from("u1"), &STOP()).unwrap();
+    assert_eq!(remove_orphans(&volumes, |uid| uid.as_str() == "u1"), [PodUid::from("u2")]);
+    tear_down(&volumes, &PodUid::from("u1"));
     assert_eq!(fixture.mounts(), 0);
     assert_eq!(fs::read_to_string(data.join("sub/file")).unwrap(), "kept");
     assert_eq!(fs::read_to_string(data.join("new")).unwrap(), "x");

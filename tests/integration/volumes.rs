@@ -106,7 +106,7 @@ const STOP: fn() -> StopToken = StopToken::never;
 const FREE: Duration = Duration::from_secs(60);
 
 /// Tears the pod's volumes down; retries as the agent does while they are busy.
-fn tear_down(volumes: &Volumes, uid: &PodUid) {
+pub fn tear_down(volumes: &Volumes, uid: &PodUid) {
     let busy = std::io::Error::from(Errno::BUSY).to_string();
     wait_until("the volumes not to be busy", FREE, || match volumes.tear_down(uid, &STOP()) {
         Ok(()) => true,
@@ -115,8 +115,16 @@ fn tear_down(volumes: &Volumes, uid: &PodUid) {
     });
 }
 
+/// Removes what is left of pods that are not known, as soon as it is not busy. Returns their UIDs.
+pub fn remove_orphans(volumes: &Volumes, is_known: impl Fn(&PodUid) -> bool) -> Vec<PodUid> {
+    wait_for("the volumes not to be busy", FREE, || {
+        let report = volumes.orphans(&is_known, &STOP()).unwrap();
+        report.left.is_empty().then_some(report.removed)
+    })
+}
+
 /// Unmounts as soon as the mount is not busy.
-fn unmount_when_free(mount: &Path) {
+pub fn unmount_when_free(mount: &Path) {
     let flags = rustix::mount::UnmountFlags::empty();
     wait_until("the mount not to be busy", FREE, || match rustix::mount::unmount(mount, flags) {
         Ok(()) => true,
@@ -363,11 +371,7 @@ fn leftovers_of_a_killed_agent_are_removed() {
     assert!(text.starts_with("orphaned pod \"u1\" found, but mounted volumes=["), "{text}");
     assert_eq!(fs::read_to_string(ready[1].host_path.join("data")).unwrap(), "x");
     drop(busy);
-    let removed = wait_for("the volume not to be busy", FREE, || {
-        let report = next.orphans(&|_| false, &STOP()).unwrap();
-        report.left.is_empty().then_some(report.removed)
-    });
-    assert_eq!(removed, [PodUid::from("u1")]);
+    assert_eq!(remove_orphans(&next, |_| false), [PodUid::from("u1")]);
     assert!(fixture.mounts(&fixture.root()).is_empty());
 }
 
@@ -398,7 +402,7 @@ fn pods_end_and_leftovers_are_removed_if_the_directory_of_pods_is_a_link() {
     set_up(&volumes);
     drop(volumes);
     let (volumes, _queue) = fixture.volumes();
-    assert_eq!(volumes.orphans(&|_| false, &STOP()).unwrap().removed, [PodUid::from("u1")]);
+    assert_eq!(remove_orphans(&volumes, |_| false), [PodUid::from("u1")]);
     assert!(fixture.mounts(fixture.dir.path()).is_empty());
     assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
 }
@@ -760,7 +764,8 @@ fn pod_with_hanging_volumes_leaves_threads_for_other_pods() {
         };
         // Its last volume is ready when all before it were tried.
         wait_until("the set-up to wait", FREE, || volumes.mounted(dead.uid()).len() == 1);
-        assert_eq!(hanging(), 3);
+        // A thread has its name some time after its start, and until its end.
+        wait_until("three threads to hang", FREE, || hanging() == 3);
         assert_eq!(volumes.setup(&other, &STOP()).unwrap().len(), 2);
         // Its unmount has a thread, too.
         tear_down(&volumes, other.uid());
