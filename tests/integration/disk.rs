@@ -150,7 +150,7 @@ fn logs_above_the_quota_go_by_age_and_no_open_file_is_removed() {
     assert_eq!(node.metric("coracle_container_logs_quota_bytes"), 1024.0 * 1024.0);
     let status = node.cli(&["status"]);
     assert!(status.contains("of 1.0 MiB, 3 files removed"), "{status}");
-    assert!(node.cli(&["events"]).contains("ContainerLogsRemoved"));
+    wait_until("the event", LONG, || node.cli(&["events"]).contains("ContainerLogsRemoved"));
     for name in ["web", "other"] {
         assert_eq!(restarts(&node.wait_ready(name), "main"), 0);
     }

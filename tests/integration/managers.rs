@@ -256,7 +256,7 @@ fn restart_keeps_cpus_and_a_damaged_file_is_rebuilt_from_what_runs() {
                 let unusable = node.root().join(format!("{file}.unusable"));
                 assert_eq!(fs::read_to_string(unusable).unwrap(), text);
             }
-            assert!(node.cli(&["events"]).contains("UnusableStateFile"));
+            wait_until("the event", LONG, || node.cli(&["events"]).contains("UnusableStateFile"));
         }
     }
     // The CPUs of a pod that was removed meanwhile are free.
@@ -333,14 +333,17 @@ fn damaged_state_files_of_all_managers_are_in_the_status_until_their_copies_are_
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     node.start_agent();
-    let events = node.cli(&["events"]);
     for file in files {
+        let place = node.root().join(file).display().to_string();
+        // Events are collected by another thread.
+        wait_until(&format!("the event about {file}"), LONG, || {
+            let events = node.cli(&["events"]);
+            events.contains("UnusableStateFile") && events.contains(&place)
+        });
         let unusable = unusable_file(&node, file);
         assert_eq!(fs::read_to_string(&unusable).unwrap(), "{");
         assert!(status(&node).contains(unusable.to_str().unwrap()), "{file}: {}", status(&node));
-        let place = node.root().join(file).display().to_string();
         assert!(node.log().contains(&place), "{file}");
-        assert!(events.contains("UnusableStateFile") && events.contains(&place), "{file}: {events}");
     }
     for _ in 0..2 {
         node.stop_agent();
