@@ -124,6 +124,10 @@ fn spans_of_a_pod_arrive_with_their_parents() {
     node.fake.fail_times("StopContainer", 1, coracle::transport::grpc::Kind::Internal, "not now");
     node.remove("web");
     node.wait_gone("web", LONG);
+    // The runtime has stopped the pod before the agent takes its last step.
+    wait_until("the span of the last step", LONG, || {
+        !steps(&collector.spans(), "syncTerminatedPod", "web").is_empty()
+    });
     assert_eq!(node.read_only("/pods").0, 200);
     // What has not been sent is sent at the end.
     node.stop_agent();
