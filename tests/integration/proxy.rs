@@ -1,7 +1,6 @@
 //! The API server and the manifest URL behind proxies: HTTP, HTTPS and SOCKS 5, with and
 //! without credentials, and proxies that refuse, hang or cut connections.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use coracle::kube::client::{Client, Credentials};
@@ -12,6 +11,7 @@ use coracle::util::threads::{OnDeath, Stack, spawn};
 use crossbeam_channel::bounded;
 use serde_json::{Value, json};
 
+use crate::hooks::refusing::refusing;
 use crate::support::fake_api::FakeApi;
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{FOREVER, busybox, pod};
@@ -174,7 +174,7 @@ fn error_names_the_refusing_proxy() {
         assert!(error.ends_with(&format!(": proxyconnect tcp: proxy {proxy}: {expected}")), "{error}");
     }
     // A proxy that does not run.
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let (_bound, port) = refusing();
     let error = ask(&behind.client(&format!("http://me:word@127.0.0.1:{port}"))).unwrap_err();
     let expected = format!(
         "proxyconnect tcp: proxy 127.0.0.1:{port}: dial tcp 127.0.0.1:{port}: connect: connection refused"
@@ -297,8 +297,10 @@ fn node_joins_through_https_proxy_of_kubeconfig() {
     proxy.cut();
     let message = format!("proxyconnect tcp: proxy {address}: CONNECT api.example:6443: 403 Forbidden");
     wait_until("the refusal to be shown", LONG, || node.cli(&["status"]).contains(&message));
-    let log = node.log();
-    assert!(log.contains(&format!("through the proxy https://{address}")) && log.contains(&message), "{log}");
+    wait_until("the refusal in the log", LONG, || {
+        let log = node.log();
+        log.contains(&format!("through the proxy https://{address}")) && log.contains(&message)
+    });
     proxy.set_behavior(ProxyBehavior::Forward);
     wait_until("the API server to be reached", LONG, || !node.cli(&["status"]).contains("proxyconnect"));
     let log = node.log();
