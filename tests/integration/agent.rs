@@ -890,7 +890,7 @@ fn one_dead_record_per_container_stays() {
     node.apply(&pod("bad", json!([busybox("main", "sleep 0.2; exit 1"), busybox("good", FOREVER)])));
     node.wait_pod("bad", "restarted", LONG, |pod| restarts(pod, "main") >= 3);
     // A running one, the dead one before it, and at most the one that has just died.
-    wait_until("old records to be removed", Duration::from_secs(90), || {
+    wait_until("old records to be removed", LONG, || {
         let main = |container: &crate::support::fake_cri::Container| container.config.metadata.name == "main";
         let all = node.containers("bad").into_iter().filter(main).count();
         node.fake.calls().contains(&"RemoveContainer") && all <= 3
@@ -959,7 +959,7 @@ fn unknown_pods_are_stopped_once_all_sources_have_reported() {
     wait_until("the unknown pod to be stopped", LONG, || node.running("left").is_empty());
     node.wait_ready("net");
     assert_eq!(node.running("file"), file);
-    wait_until("its records to be removed", Duration::from_secs(90), || {
+    wait_until("its records to be removed", LONG, || {
         node.containers("left").is_empty() && node.sandboxes("left").is_empty()
     });
     web.set(200, "");

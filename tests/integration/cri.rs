@@ -324,9 +324,9 @@ fn call_ends_at_its_deadline() {
     fake.delay("StopContainer", Duration::from_millis(300));
     client.stop_container(&ContainerId::from("c1"), LONG, &StopToken::never()).unwrap();
     // A sandbox may take twice as long. A busy machine adds to its second beyond the limit.
-    let settings = cri::Settings { request_timeout: Duration::from_secs(5), ..fake.settings() };
+    let settings = cri::Settings { request_timeout: Duration::from_secs(9), ..fake.settings() };
     let (client, _) = cri::connect(settings).unwrap();
-    fake.delay("RunPodSandbox", Duration::from_secs(6));
+    fake.delay("RunPodSandbox", Duration::from_secs(10));
     client.run_pod_sandbox(sandbox_config("u1", 0), "").unwrap();
 }
 

@@ -156,6 +156,6 @@ fn volumes_are_listed_with_their_state_and_one_that_is_busy_is_named() {
     drop(busy);
     wait_until("no volume", LONG, || row(&node, "mem").is_none());
     node.wait_gone("web", LONG);
-    assert_eq!(node.metric(unmounted), 1.0);
+    wait_until("the unmount to be counted", LONG, || node.metric(unmounted) == 1.0);
     node.finish();
 }

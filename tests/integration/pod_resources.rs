@@ -1,7 +1,6 @@
 //! The pod-resources API of a running agent, called over its socket.
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 use coracle::transport::generated::{methods::podresources as api, podresources as pb};
 use coracle::transport::grpc::{CallError, Channel, Kind, UnaryMethod};
@@ -22,7 +21,7 @@ fn call<Req: Default, Resp: Unpin>(
     method: &'static UnaryMethod<Req, Resp>,
     request: &Req,
 ) -> Result<Resp, CallError> {
-    channel.call_with_stop(method, request, Some(Duration::from_secs(10)), &StopToken::never())
+    channel.call_with_stop(method, request, Some(LONG), &StopToken::never())
 }
 
 fn list(channel: &Channel) -> Vec<pb::PodResources> {

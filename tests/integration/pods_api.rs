@@ -12,7 +12,7 @@ use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::simple;
 use crate::support::wait::{wait_for, wait_until};
 
-const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
+const LIMIT: Option<Duration> = Some(LONG);
 
 fn channel(node: &FakeNode) -> Channel {
     let socket = node.root().join("pods-api/pods-api.sock");
