@@ -67,7 +67,9 @@ fn quota(node: &FakeNode, name: &str) -> i64 {
 /// Begins a resize of the pod `web` from 100m to 200m, up to the call of the runtime, which hangs.
 fn begin(node: &FakeNode, request: impl FnOnce()) -> Gate {
     node.assert_runs_once("web", &["main"]);
-    assert_eq!((saved_limit(node, "actuated_pods_state"), quota(node, "web")), ("100m".into(), 10_000));
+    wait_until("the resources to be stored", LONG, || {
+        (saved_limit(node, "actuated_pods_state"), quota(node, "web")) == ("100m".into(), 10_000)
+    });
     let gate = node.fake.hang_next("UpdateContainerResources");
     request();
     wait_until("the call to the runtime", LONG, || gate.waiting() > 0);
