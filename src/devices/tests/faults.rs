@@ -13,7 +13,7 @@ use crate::transport::generated::{deviceplugin as pb, to_bytes};
 use crate::util::stop::StopToken;
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_secs(1);
+const SHORT: Duration = Duration::from_secs(2);
 
 pub(super) struct Fixture {
     pub(super) devices: Devices,
@@ -166,7 +166,7 @@ fn a_method_that_fails_or_hangs_is_an_error_and_frees_the_devices() {
         let error = fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap_err();
         assert_eq!(error.to_string(), format!("device plugin PreStartContainer rpc failed with err: {text}"));
     }
-    plugin.fault("PreStart", Some(Fault::Slow(SHORT / 10)));
+    plugin.fault("PreStart", Some(Fault::Slow(SHORT / 20)));
     assert!(fixture.devices.prepare(&pod, "main", true, &StopToken::never()).unwrap().is_some());
 }
 

@@ -25,7 +25,7 @@ enum Failure {
 const FAILURES: [Failure; 5] =
     [Failure::LosesResponse, Failure::Hangs, Failure::IsSlow, Failure::Dies, Failure::AgentIsKilled];
 /// A plugin that is not asked for its devices in this time has failed.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 const METHODS: [&str; 5] = ["Options", "ListAndWatch", "Preferred", "Allocate", "PreStart"];
 
@@ -97,7 +97,7 @@ fn each_method_may_fail_and_the_agent_may_be_killed_during_each_call() {
             let fault = match failure {
                 Failure::LosesResponse => Fault::Fail,
                 Failure::Hangs | Failure::Dies | Failure::AgentIsKilled => Fault::Hang,
-                Failure::IsSlow => Fault::Slow(PATIENCE / 100),
+                Failure::IsSlow => Fault::Slow(Duration::from_millis(20)),
             };
             plugin.fault(method, Some(fault));
             if matches!(failure, Failure::Dies | Failure::AgentIsKilled) {

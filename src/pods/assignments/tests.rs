@@ -333,8 +333,8 @@ mod devices {
 
     fn fixture(root: &Path, running: &'static [&'static str]) -> Fixture {
         let (sender, changes) = bounded(64);
-        let short = Duration::from_millis(300);
-        let limits = Limits { options: short, preferred: short, allocate: short, pre_start: short };
+        // No plugin hangs here.
+        let limits = Limits { options: LONG, preferred: LONG, allocate: LONG, pre_start: LONG };
         let settings = devices::Settings {
             directory: root.to_owned(),
             nodes: vec![0],
