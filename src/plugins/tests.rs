@@ -17,7 +17,7 @@ use crate::util::metrics::Page;
 use crate::util::testing;
 use crate::util::threads::OnDeath;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Refuses the version `v0`, and cannot register the name `broken`.
 struct Recorder(Sender<String>);

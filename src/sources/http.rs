@@ -409,7 +409,7 @@ mod tests {
         use crate::model::event::EventSink;
         use crate::util::mailbox::{mailbox, replace};
         use std::io::{Read, Write};
-        const LIMIT: Duration = Duration::from_secs(20);
+        const LIMIT: Duration = Duration::from_secs(60);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/pods", listener.local_addr().unwrap());
         let (requested, requests) = crossbeam_channel::bounded(4);

@@ -10,7 +10,7 @@ use crate::transport::generated::methods;
 use crate::transport::grpc::{Channel, Kind};
 use crate::util::testing::{BackgroundCall, in_background};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 struct Fixture {
     dir: tempfile::TempDir,

@@ -253,7 +253,7 @@ fn an_agent_that_is_killed_during_a_call_loses_no_claim() {
         let _ = prepare(&killed, &p());
     })
     .unwrap();
-    reached.recv_timeout(Duration::from_secs(20)).unwrap();
+    reached.recv_timeout(Duration::from_secs(60)).unwrap();
     let file = std::fs::read(fixture.file()).unwrap();
     drop(go);
     drop(running);
@@ -292,7 +292,7 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     let (first, second) = (claims.clone(), claims.clone());
     let first_call =
         spawn("t/one", Stack::Large, OnDeath::Unsupervised, move |_| prepare(&first, &q()).unwrap()).unwrap();
-    reached.recv_timeout(Duration::from_secs(20)).unwrap();
+    reached.recv_timeout(Duration::from_secs(60)).unwrap();
     // The call for `one` hangs; a pod with `two` is prepared, and a stop ends a wait.
     prepare(&claims, &pod("p", "pod-uid", &["two"])).unwrap();
     let (source, token) = stop::pair();
@@ -305,7 +305,7 @@ fn pods_that_share_a_claim_wait_for_each_other_and_others_do_not() {
     .unwrap();
     assert!(ended.try_recv().is_err());
     drop(go);
-    assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
     drop((first_call, two));
     assert_eq!(fixture.driver.calls(), ["prepare one", "prepare two"]);
 }

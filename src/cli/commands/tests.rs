@@ -356,7 +356,7 @@ fn watch_prints_rows_that_change() {
     let mut printed = String::new();
     let mut until = |text: &str| {
         while !printed.contains(text) {
-            printed.push_str(&lines.recv_timeout(Duration::from_secs(30)).unwrap());
+            printed.push_str(&lines.recv_timeout(Duration::from_secs(60)).unwrap());
         }
     };
     until("web-node1   0/2     Pending");
@@ -365,7 +365,7 @@ fn watch_prints_rows_that_change() {
     version.store(3, Ordering::SeqCst);
     until("db-node1    0/2     Deleted");
     drop(server);
-    let end = end.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
+    let end = end.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err();
     assert!(end.starts_with("NotReachable: the agent at "), "{end}");
     drop(command);
 }

@@ -169,7 +169,7 @@ impl Fixture {
             if check(&report) {
                 return report;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {report:?}");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {report:?}");
             assert_eq!(
                 StopToken::never().wait(Duration::from_millis(10)),
                 crate::util::stop::Waited::TimedOut

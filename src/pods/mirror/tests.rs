@@ -339,7 +339,7 @@ fn thread_creates_and_deletes_mirrors_as_views_change() {
     let thread = spawn(deps, OnDeath::Unsupervised).unwrap();
     let view = View { mirrors: Some(vec![]), sources_ready: true, ..View::default() };
     post.put((), View { desired: vec![pod("st", "h1")], ..view.clone() });
-    let limit = Duration::from_secs(20);
+    let limit = Duration::from_secs(60);
     assert_eq!(rx.recv_timeout(limit).unwrap(), "create st");
     post.put((), view);
     assert_eq!(rx.recv_timeout(limit).unwrap(), "delete st m1");

@@ -7,7 +7,7 @@ use super::*;
 use crate::transport::generated::from_bytes;
 use crate::transport::grpc::{CallError, Channel, Kind, ResponseStream, UnaryMethod};
 
-const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
+const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 fn pod(uid: &str) -> Pod {
     let object = json!({"metadata": {"namespace": "n", "name": format!("name-{uid}"), "uid": uid}});

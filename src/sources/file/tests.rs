@@ -9,7 +9,7 @@ use crate::sources::fingerprint::{self, RELEASES};
 use crate::util::mailbox::{Inbox, mailbox, replace};
 use crossbeam_channel::Receiver;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn manifest(name: &str, image: &str) -> String {
     format!(

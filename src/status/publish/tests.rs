@@ -504,7 +504,7 @@ fn thread_gets_statuses_and_api_pods() {
         status.set(&pod, serde_json::from_value(text).unwrap(), Timestamp::UNIX_EPOCH);
     };
     store(&status, json!({"phase": "Running"}));
-    let limit = Duration::from_secs(20);
+    let limit = Duration::from_secs(60);
     assert_eq!(rx.recv_timeout(limit).unwrap(), r#"web patch {"phase":"Running"}"#);
     store(&status, json!({"phase": "Succeeded"}));
     assert_eq!(rx.recv_timeout(limit).unwrap(), r#"web patch {"phase":"Succeeded"}"#);

@@ -85,7 +85,7 @@ fn probe_request_equals_that_of_the_go_kubelet() {
         let list = headers(&list);
         let response = http_get(&get(port, "/a?b", &list), &never()).unwrap();
         assert_eq!(response, HttpResponse { status: 200, body: b"hi".to_vec() });
-        let request = requests.recv_timeout(Duration::from_secs(10)).unwrap();
+        let request = requests.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(request, expected.replace("PORT", &port.to_string()));
     }
 }
@@ -185,11 +185,11 @@ fn stop_token_ends_a_blocked_request() {
         let _ = tx.send(http_get(&forever, &token));
     })
     .unwrap();
-    requests.recv_timeout(Duration::from_secs(10)).unwrap();
+    requests.recv_timeout(Duration::from_secs(60)).unwrap();
     let before = Instant::now();
     drop(source);
-    assert!(rx.recv_timeout(Duration::from_secs(10)).unwrap().unwrap_err().is_stopped());
-    assert!(before.elapsed() < Duration::from_secs(5));
+    assert!(rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err().is_stopped());
+    assert!(before.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
@@ -213,6 +213,6 @@ fn https_request_to_a_plain_http_server_is_an_error() {
             tx.send(http_get(&HttpGet { scheme: Scheme::Https, ..get(port, "/", &[]) }, &StopToken::never()));
     })
     .unwrap();
-    let error = rx.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
+    let error = rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err();
     assert!(error.is_plain_http(), "{error}");
 }
