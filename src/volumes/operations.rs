@@ -592,7 +592,7 @@ mod tests {
             },
         );
         assert!(matches!(hung, Err(VolumeError::Overdue)));
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(60));
         assert!(operations.is_busy(&uid()));
         let slow = operations.slow(SHORT);
         assert_eq!(

@@ -161,7 +161,7 @@ fn updates_that_wait_for_the_api_server_leave_places_for_mounts() {
         let refreshes = node.volumes.refreshes();
         assert_eq!(refreshes.rounds.len(), 1, "one update at a time");
     }
-    assert_eq!(node.requests.load(Ordering::SeqCst), 5);
+    node.wait_for(|node| node.requests.load(Ordering::SeqCst) == 5);
     drop(release);
     let read = |name: &str| {
         let path = root.path().join("pods/u1/volumes/kubernetes.io~projected").join(name);
@@ -189,7 +189,8 @@ fn slow_server_has_all_volumes_updated_once_and_the_pod_is_woken_once() {
     let ready = node.volumes.setup(&pod, &never).unwrap();
     let requests = || node.requests.load(Ordering::SeqCst);
     node.volumes.remount(&pod, &never);
-    assert_eq!(requests(), 5);
+    // A sync leaves the thread after a moment, in which it may not have begun.
+    node.wait_for(|_| requests() == 5);
     assert!(node.wakes.is_empty());
     drop(release);
     assert_eq!(node.wakes.recv_timeout(LONG).unwrap(), *pod.uid());
