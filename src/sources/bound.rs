@@ -130,7 +130,7 @@ mod tests {
 
     /// Waits for the next set.
     fn next_set(inbox: &Inbox<SourceName, SourceSet>) -> SourceSet {
-        inbox.bell().recv_timeout(Duration::from_secs(10)).unwrap();
+        inbox.bell().recv_timeout(Duration::from_secs(60)).unwrap();
         inbox.drain().remove(&SourceName::Api).unwrap()
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let deps = OfflineDeps { read_node: Box::new(read), ..testing::deps() };
         let running = offline.spawn(deps, OnDeath::Unsupervised).unwrap();
         receive(Change::Replaced(Vec::new()));
-        begin.recv_timeout(Duration::from_secs(10)).unwrap();
+        begin.recv_timeout(Duration::from_secs(60)).unwrap();
         receive(Change::Set(pod("x", "x")));
         assert!(inbox.is_empty(), "an empty list stops nothing");
         result.send(NodeFact::Absent).unwrap();

@@ -605,7 +605,7 @@ mod tests {
             })
             .unwrap();
         cache.set(&pod, status(running(), "True"), timestamp(1));
-        assert_eq!(rx.recv_timeout(Duration::from_secs(10)), Ok(1));
+        assert_eq!(rx.recv_timeout(Duration::from_secs(40)), Ok(1));
         assert_eq!(bell.try_recv(), Ok(()));
         drop(waiter);
         assert_eq!(cache.inner.locked().bells.len(), 1);

@@ -169,7 +169,8 @@ fn dropped_server_ends_its_calls_and_removes_its_socket() {
     inside.recv_timeout(LIMIT).unwrap();
     let begun = std::time::Instant::now();
     drop(server);
-    assert!(begun.elapsed() < LIMIT);
+    // The call would end by itself only at its deadline.
+    assert!(begun.elapsed() < LIMIT / 2);
     let _ = call.result();
     assert!(!fixture.path().exists());
     assert_eq!(fixture.register(&channel, "a", LIMIT).unwrap_err().0, Kind::Unavailable);

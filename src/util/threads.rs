@@ -321,16 +321,16 @@ mod tests {
         })
         .unwrap()
         .with_waker(Box::new(move || drop(wake)));
-        assert_eq!(running.stop(JOIN_LIMIT), Stopped::Joined);
+        assert_eq!(running.stop(Duration::from_secs(60)), Stopped::Joined);
     }
 
     #[test]
     fn a_panic_is_reported_and_contained() {
         let (tx, rx) = bounded(1);
         let running = spawn("t/panic", Stack::Small, OnDeath::Supervisor(tx), |_| panic!("boom")).unwrap();
-        let died = rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        let died = rx.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(died, Died { thread: "t/panic".into(), panic: Some("boom".into()) });
-        assert_eq!(running.stop(JOIN_LIMIT), Stopped::Joined);
+        assert_eq!(running.stop(Duration::from_secs(60)), Stopped::Joined);
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
             let _ = stop.wait(Duration::from_secs(60));
         })
         .unwrap();
-        rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        rx.recv_timeout(Duration::from_secs(60)).unwrap();
         assert!(report().iter().any(|line| line.name == "t/table" && line.waits_for == "a test"));
         drop(running);
     }

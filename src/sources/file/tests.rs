@@ -710,7 +710,7 @@ fn the_thread_follows_the_directory() {
 
     std::fs::remove_file(live.path("a.yaml")).unwrap();
     assert_eq!(live.next(), empty());
-    assert_eq!(live.running.stop(threads::JOIN_LIMIT), threads::Stopped::Joined);
+    assert_eq!(live.running.stop(LIMIT), threads::Stopped::Joined);
 }
 
 #[test]
