@@ -94,6 +94,8 @@ pub fn read(
             printer.flush()?;
             return Err(LogError::Stopping);
         }
+        // Before the read: this thread may be stopped after it for longer than that.
+        let quiet = renamed.is_some_and(|since| since.elapsed() >= QUIET);
         if source.fill().map_err(LogError::io("read", path))? > 0 {
             renamed = None;
             continue;
@@ -115,8 +117,8 @@ pub fn read(
             Rotation::Renamed if ended == Ended::Yes => replace = true,
             // The runtime writes to the old file until it has opened the new one.
             Rotation::Renamed => {
-                let since = *renamed.get_or_insert_with(Instant::now);
-                replace = closed || since.elapsed() >= QUIET;
+                renamed.get_or_insert_with(Instant::now);
+                replace = closed || quiet;
             }
         }
         if replace {
