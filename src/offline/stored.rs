@@ -54,7 +54,8 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
             continue;
         }
         let status = read(files, &Key::new(Kind::PodStatus, &key.name), problems);
-        let pod = Pod::from(api::Pod { status: status.or(object.status.clone()), ..object });
+        let status = with_claims(status, object.status.as_ref());
+        let pod = Pod::from(api::Pod { status, ..object });
         // The API server has one pod of a name; the agent may have been killed before the former one's file
         // was removed.
         let former = pods.get(&pod.full_name());
@@ -114,7 +115,8 @@ fn succeeds(pod: &Pod, former: &Pod) -> bool {
 pub(super) fn of_pod(pod: &Pod) -> Vec<(Key, Secret<Vec<u8>>)> {
     let object = pod.object();
     let metadata = ObjectMeta { managed_fields: None, resource_version: None, ..object.metadata.clone() };
-    let shown = api::Pod { metadata, spec: object.spec.clone(), status: None };
+    let status = with_claims(None, object.status.as_ref());
+    let shown = api::Pod { metadata, spec: object.spec.clone(), status };
     let mut files = Vec::new();
     let body = serde_json::to_vec(&shown);
     files.extend(body.ok().map(|body| (Key::new(Kind::Pod, pod.uid().as_str()), Secret::new(body))));
@@ -122,6 +124,17 @@ pub(super) fn of_pod(pod: &Pod) -> Vec<(Key, Secret<Vec<u8>>)> {
         files.extend(object.status.as_ref().and_then(|status| of_status(pod.uid(), status)));
     }
     files
+}
+
+/// A status with the names of the resource claims that controllers have made for the pod, which `shown` has.
+fn with_claims(status: Option<PodStatus>, shown: Option<&PodStatus>) -> Option<PodStatus> {
+    let claims = shown.and_then(|shown| shown.resource_claim_statuses.clone());
+    let extended = shown.and_then(|shown| shown.extended_resource_claim_status.clone());
+    if claims.is_none() && extended.is_none() {
+        return status;
+    }
+    let status = status.unwrap_or_default();
+    Some(PodStatus { resource_claim_statuses: claims, extended_resource_claim_status: extended, ..status })
 }
 
 /// The file of a status on this node.
@@ -252,6 +265,24 @@ mod tests {
         assert_ne!(bodies(&pod("u", json!({"/metadata/labels": {"a": "c"}}))), shown);
         let ended = bodies(&pod("u", json!({"/status": {"phase": "Succeeded"}})));
         assert_eq!((ended.len(), &ended[0], ended[1].0.kind), (2, &shown[0], Kind::PodStatus));
+    }
+
+    /// Without them, the claim of a template is not known.
+    #[test]
+    fn names_of_resource_claims_are_stored_with_the_pod_and_added_to_its_last_status() {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        let claims = json!([{"name": "gpu", "resourceClaimName": "u-gpu-x"}]);
+        let shown = pod("u", json!({"/status": {"phase": "Running", "resourceClaimStatuses": claims}}));
+        write(&files, &of_pod(&shown));
+        let load_status = || {
+            let world = load(&files, &mut Problems::default());
+            serde_json::to_value(world.pods[0].object().status.as_ref().unwrap()).unwrap()
+        };
+        assert_eq!(load_status(), json!({"resourceClaimStatuses": claims}));
+        let status = PodStatus { phase: Some("Succeeded".to_owned()), ..PodStatus::default() };
+        write(&files, &[of_status(shown.uid(), &status).unwrap()]);
+        assert_eq!(load_status(), json!({"phase": "Succeeded", "resourceClaimStatuses": claims}));
     }
 
     #[test]
