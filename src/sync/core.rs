@@ -6,6 +6,7 @@
 //! All other functions of `World` only read.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -35,6 +36,15 @@ pub(crate) enum Effect {
         /// The pod as its source delivered it.
         pod: Pod,
         /// CamelCase reason.
+        reason: Cow<'static, str>,
+        /// For people.
+        message: String,
+    },
+    /// Admission by the stored Node object refuses a pod: it waits until the API server decides.
+    Postpone {
+        /// The pod as its source delivered it.
+        pod: Pod,
+        /// CamelCase reason of the refusal.
         reason: Cow<'static, str>,
         /// For people.
         message: String,
@@ -103,6 +113,9 @@ pub(super) struct Desired {
     pub(super) rejected: bool,
     /// The only reason for the rejection was a shutdown of the machine.
     pub(super) rejected_for_shutdown: bool,
+    /// It is `rejected` by a stored Node object only, and admission decides again when the API server is
+    /// back.
+    pub(super) is_postponed: bool,
     /// The pods that end before this one starts.
     pub(super) starts_after: BTreeSet<PodUid>,
     /// Whether it was preempted and has not ended in its time.
@@ -156,8 +169,22 @@ pub(crate) struct World<'a> {
 
 impl Desired {
     pub(super) fn new(pod: Pod, granted: Pod) -> Self {
-        let (rejected, rejected_for_shutdown, starts_after, is_late, has_old_status) = Default::default();
-        Desired { pod, granted, rejected, rejected_for_shutdown, starts_after, is_late, has_old_status }
+        let (rejected, rejected_for_shutdown, is_postponed) = Default::default();
+        let (starts_after, is_late, has_old_status) = Default::default();
+        Desired {
+            pod,
+            granted,
+            rejected,
+            rejected_for_shutdown,
+            is_postponed,
+            starts_after,
+            is_late,
+            has_old_status,
+        }
+    }
+
+    fn is_rejected_for_good(&self) -> bool {
+        self.rejected && !self.is_postponed
     }
 }
 
@@ -282,15 +309,21 @@ impl Core {
         self.desired.contains_key(uid)
     }
 
-    /// Every desired pod, and whether it was rejected.
-    pub(crate) fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
-        self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.rejected))
+    /// Whether the pod waits until the API server is back: the stored Node object excludes it.
+    #[must_use]
+    pub(crate) fn is_postponed(&self, uid: &PodUid) -> bool {
+        self.desired.get(uid).is_some_and(|desired| desired.is_postponed)
     }
 
-    /// The desired pod of this UID, if it was rejected.
+    /// Every desired pod, and whether it was rejected for good.
+    pub(crate) fn desired(&self) -> impl Iterator<Item = (&PodUid, &Pod, bool)> {
+        self.desired.iter().map(|(uid, desired)| (uid, &desired.pod, desired.is_rejected_for_good()))
+    }
+
+    /// The desired pod of this UID, if it was rejected for good.
     #[must_use]
     pub(crate) fn rejected(&self, uid: &PodUid) -> Option<&Pod> {
-        self.desired.get(uid).filter(|desired| desired.rejected).map(|desired| &desired.pod)
+        self.desired.get(uid).filter(|desired| desired.is_rejected_for_good()).map(|desired| &desired.pod)
     }
 
     /// The desired pod of this UID with the resources that it was granted, unless it was rejected.
@@ -357,6 +390,7 @@ impl Core {
             let own = self.desired.values().map(|desired| &desired.pod);
             let own = own.filter(|pod| pod.source() == SourceName::Api).chain(self.mirrors.values());
             effects.extend(own.cloned().map(Effect::ApiPodChanged));
+            effects.extend(self.readmit_if(world, |desired| desired.is_postponed));
         }
         let ready = self.sources_ready();
         self.seen.insert(source);
@@ -397,10 +431,14 @@ impl Core {
                 // Static pods have no creation time and come first.
                 // DIFFERS: after a restart, upstream may refuse a pod that runs for a new one that was
                 // created before.
+                // Without the API server all pods of the node start at once, and no scheduler has placed
+                // the important ones first.
                 // Which pods run changes at any time, and an order must not change while it is made.
+                let is_stored = self.may_lack_api_pods;
                 pods.sort_by_cached_key(|pod| {
                     let created = pod.object().metadata.creation_timestamp.as_ref().map(|t| t.0);
-                    (!(world.still_runs)(pod.uid()), created)
+                    let priority = is_stored.then(|| Reverse(pod.spec().priority.unwrap_or(0)));
+                    (!(world.still_runs)(pod.uid()), priority, created)
                 });
                 let deferred = self.deferred_resizes.len();
                 for pod in pods {
@@ -510,10 +548,25 @@ impl Core {
     ///
     /// DIFFERS: the Go kubelet keeps such pods rejected until it is restarted.
     pub(crate) fn readmit(&mut self, world: &World<'_>) -> Vec<Effect> {
-        let rejected = self
-            .desired
-            .iter()
-            .filter(|(_, desired)| desired.rejected_for_shutdown && desired.pod.is_static());
+        let effects =
+            self.readmit_if(world, |desired| desired.rejected_for_shutdown && desired.pod.is_static());
+        self.end_decision();
+        effects
+    }
+
+    /// The pods of the runtime were listed: those that run, and were postponed before, were admitted before
+    /// the restart of the agent.
+    pub(crate) fn readmit_running(&mut self, world: &World<'_>) -> Vec<Effect> {
+        let effects = self.readmit_if(world, |desired| {
+            desired.is_postponed && world.is_listed && (world.still_runs)(desired.pod.uid())
+        });
+        self.end_decision();
+        effects
+    }
+
+    /// Pods that were rejected go through admission again.
+    fn readmit_if(&mut self, world: &World<'_>, is_due: impl Fn(&Desired) -> bool) -> Vec<Effect> {
+        let rejected = self.desired.iter().filter(|(_, desired)| is_due(desired));
         let rejected: Vec<PodUid> = rejected.map(|(uid, _)| uid.clone()).collect();
         let mut effects = Vec::new();
         for uid in rejected {
@@ -522,7 +575,6 @@ impl Core {
             self.add(desired.pod, world, &mut effects);
             self.desired.entry(uid).and_modify(|desired| desired.has_old_status = true);
         }
-        self.end_decision();
         effects
     }
 
@@ -550,7 +602,7 @@ impl Core {
         // any waits; that has a limit and stops nothing.
         let can_wait = !world.is_listed || !runs;
         let mut starts_after = Vec::new();
-        let (mut rejected, mut rejected_for_shutdown) = (false, false);
+        let (mut rejected, mut rejected_for_shutdown, mut is_postponed) = (false, false, false);
         // One that has ended, or is about to, needs no room (Go: HandlePodAdditions).
         // DIFFERS: after a restart, the Go kubelet may refuse a pod that is being deleted; its containers
         // are then stopped without the rest of their grace period, or others have to make room for it.
@@ -566,8 +618,17 @@ impl Core {
                 verdict
             }
         };
+        let is_stored = self.may_lack_api_pods && pod.source() == SourceName::Api;
         match verdict {
             Admission::Admit => {}
+            // The stored Node object may be older than the label that brought the pod here. One that runs
+            // was admitted before the restart of the agent.
+            Admission::Reject { reason, message } if is_stored && admission::depends_on_node(&reason) => {
+                if !world.is_listed || !runs {
+                    (rejected, is_postponed) = (true, true);
+                    effects.push(Effect::Postpone { pod: pod.clone(), reason, message });
+                }
+            }
             Admission::Reject { reason, message } => {
                 rejected = true;
                 rejected_for_shutdown = reason == reasons::NODE_SHUTDOWN;
@@ -604,6 +665,7 @@ impl Core {
         let desired = Desired {
             rejected,
             rejected_for_shutdown,
+            is_postponed,
             starts_after,
             has_old_status: is_incarnation,
             ..Desired::new(pod, granted)
@@ -635,7 +697,7 @@ impl Core {
         let rejected = self
             .desired
             .values()
-            .filter(|desired| desired.rejected && !(world.is_final)(desired.pod.uid()))
+            .filter(|desired| desired.is_rejected_for_good() && !(world.is_final)(desired.pod.uid()))
             .filter(|desired| !listed.get(desired.pod.uid()).is_some_and(ListedPod::is_running))
             .filter(|desired| !(world.still_runs)(desired.pod.uid()))
             .map(|desired| Effect::FinishStatus(desired.pod.clone()));
@@ -709,6 +771,7 @@ mod tests {
         match effect {
             Effect::Update(pod) => format!("update {}", pod.uid()),
             Effect::Reject { pod, reason, .. } => format!("reject {}: {reason}", pod.uid()),
+            Effect::Postpone { pod, reason, .. } => format!("postpone {}: {reason}", pod.uid()),
             Effect::Kill(uid, PodKill { grace_override: None, .. }) => format!("kill {uid}"),
             Effect::Kill(uid, PodKill { grace_override: Some(seconds), .. }) => {
                 format!("kill {uid} with a grace period of {seconds} s")
@@ -1514,6 +1577,105 @@ mod tests {
             api: 1 -> shown 1
             clean up, running: 1, 2, 3, 4 -> stop unknown 2; stop unknown 3; stop unknown 4
         "#]]);
+    }
+
+    fn stored(pods: Vec<Pod>) -> PodSet {
+        PodSet { is_stored: true, ..PodSet::from(pods) }
+    }
+
+    fn ranked(uid: &str, priority: Option<i32>, second: i64) -> Pod {
+        let mut object = pod(uid, uid).into_object();
+        object.spec.as_mut().unwrap().priority = priority;
+        let created = Timestamp::from_second(second).unwrap();
+        object.metadata.creation_timestamp = Some(crate::model::meta::Time(created));
+        Pod::from(object)
+    }
+
+    #[test]
+    fn stored_pods_are_admitted_in_the_order_of_their_priority_and_then_of_their_creation() {
+        let pods = || {
+            vec![
+                ranked("old", None, 1),
+                ranked("late", Some(5), 9),
+                ranked("low", Some(-1), 0),
+                ranked("early", Some(5), 2),
+                ranked("top", Some(7), 10),
+            ]
+        };
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 4;
+        fixture.apply(SourceName::Api, stored(pods()));
+        let updates = "update top; update early; update late; update old; postpone low: OutOfpods";
+        assert!(fixture.record.ends_with(&format!("{updates}\n")), "{}", fixture.record);
+        // With the API server, by their creation as ever.
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.apply(SourceName::Api, pods());
+        let updates = "update low; update old; update early; update late; update top";
+        assert!(fixture.record.ends_with(&format!("{updates}\n")), "{}", fixture.record);
+    }
+
+    fn selecting(uid: &str) -> Pod {
+        let mut object = pod(uid, uid).into_object();
+        object.spec.as_mut().unwrap().node_selector = Some([("rack".to_owned(), "7".to_owned())].into());
+        Pod::from(object)
+    }
+
+    #[test]
+    fn pod_that_a_stored_node_excludes_waits_and_is_admitted_by_the_node_of_the_server() {
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.apply(SourceName::Api, stored(vec![selecting("1"), selecting("2")]));
+        assert!(fixture.core.is_postponed(&"1".into()) && fixture.core.admitted(&"1".into()).is_none());
+        assert!(fixture.core.rejected(&"1".into()).is_none(), "its content stays");
+        fixture.clean_up(&BTreeMap::new());
+        fixture.note("the same set again, as when the server is held");
+        fixture.apply(SourceName::Api, stored(vec![selecting("1"), selecting("2")]));
+        fixture.note("the server has deleted 2, and its Node object has the label");
+        fixture.node.labels.insert("rack".to_owned(), "7".to_owned());
+        fixture.apply(SourceName::Api, vec![selecting("1")]);
+        fixture.note_desired();
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; postpone 1: NodeAffinity; postpone 2: NodeAffinity
+            clean up, running: none -> nothing
+            (the same set again, as when the server is held)
+            api: 1, 2 -> nothing
+            (the server has deleted 2, and its Node object has the label)
+            api: 1 -> removed 2; forget status of 2; shown 1; forget status of 1; update 1
+            desired: 1
+        "#]]);
+    }
+
+    #[test]
+    fn pod_that_the_node_of_the_server_excludes_as_well_is_rejected() {
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.apply(SourceName::Api, stored(vec![selecting("1")]));
+        fixture.apply(SourceName::Api, vec![selecting("1")]);
+        assert!(!fixture.core.is_postponed(&"1".into()) && fixture.core.rejected(&"1".into()).is_some());
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; postpone 1: NodeAffinity
+            api: 1 -> shown 1; forget status of 1; reject 1: NodeAffinity
+        "#]]);
+    }
+
+    /// Refusals that do not depend on the Node object are final, and pods that run were admitted before.
+    #[test]
+    fn only_refusals_by_the_stored_node_of_pods_that_do_not_run_are_postponed() {
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::File]);
+        fixture.running.insert("1".into());
+        fixture.node.shutting_down = true;
+        fixture.apply(SourceName::Api, stored(vec![selecting("1"), pod("2", "2")]));
+        fixture.note("before the first list any pod counts as running");
+        (fixture.is_listed, fixture.node.shutting_down) = (false, false);
+        fixture.running.insert("3".into());
+        fixture.apply(SourceName::Api, stored(vec![selecting("1"), pod("2", "2"), selecting("3")]));
+        fixture.check(expect![[r#"
+            api: 1, 2 -> shown 1; shown 2; update 1; reject 2: NodeShutdown
+            (before the first list any pod counts as running)
+            api: 1, 2, 3 -> shown 3; postpone 3: NodeAffinity
+        "#]]);
+        fixture.is_listed = true;
+        assert!(fixture.decide(&|_| false, Core::readmit_running).is_empty());
+        let effects = fixture.decide(&|uid| uid.as_str() == "3", Core::readmit_running);
+        assert_eq!(effects, ["forget status of 3", "update 3"]);
     }
 
     #[test]

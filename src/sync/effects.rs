@@ -50,6 +50,7 @@ impl Loop {
                     }
                 }
                 Effect::Reject { pod, reason, message } => self.reject(&pod, &reason, &message),
+                Effect::Postpone { pod, reason, message } => self.postpone(&pod, &reason, &message),
                 // The source has the pod no more.
                 Effect::Kill(uid, kill) => {
                     self.preemptions.forget(&uid);
@@ -237,6 +238,23 @@ impl Loop {
         self.deps.events.warning(pod, reasons::intern(reason), message);
         let status = admission::rejected_status(pod, reason, message, pod.qos());
         self.report_end(pod, status, Timestamp::now());
+    }
+
+    /// The pod waits: its status and an event say for what.
+    fn postpone(&mut self, pod: &Pod, reason: &str, message: &str) {
+        // What was allocated for the pod is released at the end of the turn.
+        self.garbage |= self.deps.assignments.holds_resources();
+        log::warn!(
+            "pod waits for the API server: {reason}: {message} pod={} uid={}",
+            pod.full_name(),
+            pod.uid()
+        );
+        let message = format!(
+            "The pod waits until the API server is back, because the stored Node object may be too old: {message}"
+        );
+        self.deps.events.warning(pod, reasons::intern(reason), message.as_str());
+        let status = admission::postponed_status(pod, reason, message, pod.qos());
+        self.deps.status.set(pod, status, Timestamp::now());
     }
 
     /// Stores the terminal status of a pod without a worker. It is final if no container runs.

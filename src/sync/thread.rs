@@ -423,12 +423,15 @@ impl Loop {
         if is_known {
             self.update_node();
         }
-        let node = NodeState { is_known, can_read: self.deps.reader.is_some() };
+        // The API server is away, or has lost its data: pods that the stored Node object excludes wait in
+        // the core.
+        let node = NodeState { is_known, can_read: self.deps.reader.is_some() && !set.is_stored };
         let is_seen = self.sources.get(&source).is_some_and(|state| state.seen);
         let is_first = !is_seen || self.core.follows_stored_set(set.is_stored);
         let (core, view) = (&self.core, &self.settings.node);
         let is_misplaced = |pod: &Pod| {
-            let known = core.is_desired(pod.uid()) || pod.is_mirror() || pod.is_over();
+            let is_decided = core.is_desired(pod.uid()) && !core.is_postponed(pod.uid());
+            let known = is_decided || pod.is_mirror() || pod.is_over();
             !known && admission::is_misplaced(pod, view)
         };
         let decision = self.deferred.offer(set, node, is_first, &is_misplaced, Instant::now());
@@ -508,6 +511,11 @@ impl Loop {
                     unknown = true;
                     // Until now every pod counted as running, so nothing was released.
                     self.garbage |= self.deps.assignments.holds_resources();
+                    let effects = self.decide(Core::readmit_running);
+                    if !effects.is_empty() {
+                        self.publish();
+                        self.carry_out(effects);
+                    }
                 }
             }
         }

@@ -111,6 +111,24 @@ pub fn is_misplaced(pod: &Pod, node: &NodeView) -> bool {
     !placement::matches_affinity(pod, node)
 }
 
+/// Whether a refusal for this reason depends on the Node object: its labels, taints, and resources.
+#[must_use]
+pub fn depends_on_node(reason: &str) -> bool {
+    let others = [
+        reasons::NODE_AFFINITY,
+        reasons::TAINT_TOLERATION,
+        reasons::POD_OS_SELECTOR_NODE_LABEL_DOES_NOT_MATCH,
+    ];
+    // `OutOfcpu`, and also the extended resources (Go: pkg/kubelet/lifecycle, `generalFilter`).
+    others.contains(&reason) || reason.starts_with("OutOf")
+}
+
+/// The status of a pod that waits for another decision about it.
+#[must_use]
+pub fn postponed_status(pod: &Pod, reason: &str, message: String, qos: QosClass) -> PodStatus {
+    PodStatus { phase: Some("Pending".to_owned()), ..failed_status(pod, reason, message, qos) }
+}
+
 /// The complete status of a rejected pod.
 #[must_use]
 pub fn rejected_status(pod: &Pod, reason: &str, message: &str, qos: QosClass) -> PodStatus {
