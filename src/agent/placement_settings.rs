@@ -10,7 +10,7 @@ use super::error::{StartError, thread_error};
 use super::host::Host;
 use super::rooms::Rooms;
 use super::settings;
-use crate::claims::api::{ClaimApiClient, ResourceClaimApi};
+use crate::claims::api::{ClaimApiClient, ResourceClaimApi, StoredClaims};
 use crate::claims::{self, ResourceClaims};
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::cri::{self, CriError, RuntimeClient};
@@ -23,6 +23,7 @@ use crate::model::reasons;
 use crate::model::requests::Amounts;
 use crate::model::runtime::{ContainerState, ListedPod};
 use crate::observe::Observe;
+use crate::offline::Offline;
 use crate::placement::cpu::options::{Gates, Options};
 use crate::placement::cpu::policy::{Reservation, StaticPolicy};
 use crate::placement::cpus::CpuSet;
@@ -92,13 +93,19 @@ pub(super) fn open_claims(
     args: &AgentArgs,
     host: &Host,
     events: &EventSink,
-    client: Option<&Client>,
+    (client, offline): (Option<&Client>, Option<Offline>),
     changed: Post<PodUid, ()>,
 ) -> (ResourceClaims, Receiver<()>) {
     // One slot: a bell.
     let (bell, rings) = bounded(1);
     let settings = claims::Settings { root_dir: args.root_dir.clone(), node: host.node_name.clone() };
-    let api = client.map(|client| Box::new(ClaimApiClient::new(client)) as Box<dyn ResourceClaimApi>);
+    let api = client.map(|client| -> Box<dyn ResourceClaimApi> {
+        let api: Box<dyn ResourceClaimApi> = Box::new(ClaimApiClient::new(client));
+        match offline {
+            Some(offline) => Box::new(StoredClaims::new(api, offline)),
+            None => api,
+        }
+    });
     let on_change = move |uid: &PodUid| changed.put(uid.clone(), ());
     let claims = ResourceClaims::open(settings, api, Box::new(on_change), bell);
     for problem in claims.problems() {

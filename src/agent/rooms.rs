@@ -120,7 +120,8 @@ pub(super) fn make(
         assignments.with_devices(devices.clone(), placement_settings::running_containers(&observe));
     let (claims, claim_rings) = {
         let client = cluster.map(|cluster| &cluster.client);
-        placement_settings::open_claims(args, host, &events, client, verdicts.clone())
+        let offline = cluster.and_then(|cluster| cluster.offline.clone());
+        placement_settings::open_claims(args, host, &events, (client, offline), verdicts.clone())
     };
     let assignments = assignments.with_claims(claims.clone());
     let without_quota = {

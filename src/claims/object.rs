@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::info::{ClaimId, ClaimInfo, ClaimKey};
 use crate::model::Quantity;
@@ -11,40 +11,40 @@ use crate::model::meta::ObjectMeta;
 use crate::model::pod::Pod;
 
 /// A ResourceClaim (`resource.k8s.io/v1`), without the fields that only the scheduler reads.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceClaim {
     metadata: ObjectMeta,
     status: Option<Status>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     allocation: Option<Allocation>,
     reserved_for: Option<Vec<Consumer>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Allocation {
     devices: Option<Devices>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Devices {
     results: Option<Vec<Allocated>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Consumer {
     uid: String,
 }
 
 /// One allocated device, or a part of one.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Allocated {
     /// The driver that prepares it.
@@ -85,6 +85,13 @@ pub enum UseError {
 impl ResourceClaim {
     fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// The claim without what changes by itself and is not read again.
+    #[must_use]
+    pub fn to_stored(&self) -> ResourceClaim {
+        let metadata = ObjectMeta { managed_fields: None, resource_version: None, ..self.metadata.clone() };
+        ResourceClaim { metadata, status: self.status.clone() }
     }
 
     /// What identifies the claim to drivers.

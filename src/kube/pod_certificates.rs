@@ -6,6 +6,9 @@
 //! calls this. Keys are only in memory and in the volume; after a restart of the agent a new
 //! certificate is requested, and the old files serve until it is issued.
 //!
+//! With a store (`--offline`) certificates and keys are also in the store, sealed: after a restart without
+//! the API server they serve, also expired ones, until a new one can be requested.
+//!
 //! DIFFERS: upstream watches all requests of the node; here a pending request is read when its pod
 //! is synced, and the first one is waited for. Keys of the types RSA3072, RSA4096 and ECDSAP521 are
 //! not generated, because the cryptographic library of the agent cannot.
@@ -15,7 +18,7 @@ mod state;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -23,10 +26,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::stored::{self, StoredCertificate};
 use crate::model::api::PodCertificateProjection;
 use crate::model::event::EventSink;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::offline::Offline;
 use crate::util::backoff::random_unit;
 use crate::util::encoding::base64;
 use crate::util::lock::LockExt;
@@ -158,6 +163,7 @@ pub struct PodCertificates {
 
 struct Shared {
     api: Box<dyn CertificateApi>,
+    offline: OnceLock<Offline>,
     /// Locked for short reads and updates only, never during a request.
     table: Mutex<HashMap<PodUid, HashMap<SourceKey, Entry>>>,
 }
@@ -181,7 +187,17 @@ impl PodCertificates {
     /// An empty table.
     #[must_use]
     pub fn new(api: Box<dyn CertificateApi>) -> PodCertificates {
-        PodCertificates { shared: Arc::new(Shared { api, table: Mutex::default() }) }
+        let shared = Shared { api, offline: OnceLock::new(), table: Mutex::default() };
+        PodCertificates { shared: Arc::new(shared) }
+    }
+
+    /// Certificates are stored with their keys, and stored ones serve while the API server is away.
+    #[must_use]
+    pub fn with_offline(self, offline: Option<Offline>) -> PodCertificates {
+        if let Some(offline) = offline {
+            let _ = self.shared.offline.set(offline);
+        }
+        self
     }
 
     /// The credential of the source with this index in a projected volume. Requests it if there is
@@ -208,7 +224,10 @@ impl PodCertificates {
             });
             state.unwrap_or_default()
         };
-        let result = self.advance(&mut state, pod, source, (events, stop));
+        let result = match self.instead(&state, pod, (volume, index), source) {
+            Some(credential) => Ok(credential),
+            None => self.advance(&mut state, pod, ((volume, index), source), (events, stop)),
+        };
         let entry = Entry {
             signer: source.signer_name.clone(),
             last: state.name(Timestamp::now()),
@@ -250,11 +269,30 @@ impl PodCertificates {
         self.shared.table.locked()
     }
 
+    /// The stored credential, while the API server is away and there is none since the start. It does not
+    /// enter the table, so that a new one is requested as soon as the API server is back.
+    fn instead(
+        &self,
+        state: &State,
+        pod: &Pod,
+        place: (&str, usize),
+        source: &PodCertificateProjection,
+    ) -> Option<Credential> {
+        let offline = self.shared.offline.get().filter(|offline| offline.uses_stored())?;
+        // A refusal or a credential of this process counts.
+        if state.credential() != Err(CertificateError::NotIssued) {
+            return None;
+        }
+        let key = stored::certificate_key(pod.uid().as_str(), place, source);
+        let StoredCertificate { key, chain } = offline.read_json(&key)?;
+        Some(Credential { key: key.into(), chain })
+    }
+
     fn advance(
         &self,
         state: &mut State,
         pod: &Pod,
-        source: &PodCertificateProjection,
+        (place, source): ((&str, usize), &PodCertificateProjection),
         (events, stop): (&EventSink, &StopToken),
     ) -> Result<Credential, CertificateError> {
         let namespace = pod.namespace();
@@ -306,6 +344,12 @@ impl PodCertificates {
                     };
                     let jitter = SignedDuration::from_secs_f64(random_unit() * JITTER_SECONDS);
                     if state.apply(response, jitter) {
+                        if let Ok(credential) = state.credential() {
+                            let key = || stored::certificate_key(pod.uid().as_str(), place, source);
+                            let Credential { key: private, chain } = credential;
+                            let certificate = StoredCertificate { key: private.reveal().clone(), chain };
+                            stored::put(self.shared.offline.get(), key, &certificate);
+                        }
                         continue;
                     }
                     let _waiting = threads::waiting("answer to a PodCertificateRequest");

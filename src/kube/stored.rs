@@ -12,10 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::references;
 use super::objects::stored_object::object_key;
-use crate::model::api::Volume;
+use super::trust_bundles::{self, Query};
+use super::volume_claims::attachment_name;
+use crate::model::api::{PodCertificateProjection, Volume};
 use crate::model::persistent::{self, Claim, PersistentVolume, Source, Spec};
 use crate::model::pod::Pod;
-use crate::model::storage::CsiDriver;
+use crate::model::storage::{CsiDriver, SecretReference};
 use crate::offline::{Key as StoredKey, Kind as StoredKind, Offline, decode};
 use crate::util::secret::Secret;
 use crate::util::sha256::sha256_hex;
@@ -51,6 +53,24 @@ impl TokenName<'_> {
         let digest = sha256_hex(format!("{namespace}\0{account}\0{audience}\0{seconds}").as_bytes());
         StoredKey::new(StoredKind::Token, &format!("{uid}/{}", digest.get(..DIGITS).unwrap_or_default()))
     }
+}
+
+/// The certificate of a pod and its private key, both in PEM. It cannot be printed.
+#[derive(Serialize, Deserialize)]
+pub(super) struct StoredCertificate {
+    pub(super) key: String,
+    pub(super) chain: String,
+}
+
+/// The key of the certificate for a source of a projected volume of the pod with this UID.
+pub(super) fn certificate_key(
+    uid: &str,
+    (volume, index): (&str, usize),
+    source: &PodCertificateProjection,
+) -> StoredKey {
+    let text = format!("{volume}\0{index}\0{}\0{}", source.signer_name, source.key_type);
+    let digest = sha256_hex(text.as_bytes());
+    StoredKey::new(StoredKind::PodCertificate, &format!("{uid}/{}", digest.get(..DIGITS).unwrap_or_default()))
 }
 
 /// Whether the API server may show that an object is gone, or another one. Always, without a store.
@@ -105,6 +125,25 @@ pub(super) fn driver_key(name: &str) -> StoredKey {
     StoredKey::new(StoredKind::CsiDriver, name)
 }
 
+/// The key of the VolumeAttachment of this name.
+pub(super) fn attachment_key(name: &str) -> StoredKey {
+    StoredKey::new(StoredKind::Attachment, name)
+}
+
+/// The key of the Secret of a volume.
+pub(super) fn secret_key(namespace: &str, name: &str) -> StoredKey {
+    StoredKey::namespaced(StoredKind::Secret, namespace, name)
+}
+
+/// The key of trust bundles.
+pub(super) fn bundles_key(query: &Query) -> StoredKey {
+    let name = match query {
+        Query::Name(name) => format!("name/{name}"),
+        Query::Signer(signer) => format!("signer/{signer}"),
+    };
+    StoredKey::new(StoredKind::TrustBundles, &name)
+}
+
 /// Returns the stored body of an object.
 pub(super) type ReadStored<'a> = &'a dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>;
 
@@ -127,6 +166,7 @@ pub(super) fn keys_of(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
     for volume in pod.spec().volumes.iter().flatten() {
         needs.volume(volume);
     }
+    needs.resource_claims();
     needs.keys
 }
 
@@ -149,19 +189,62 @@ impl Needs<'_> {
 
     fn volume(&mut self, volume: &Volume) {
         let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
-        for source in sources.filter_map(|source| source.service_account_token.as_ref()) {
-            self.token(source.audience.as_deref().unwrap_or_default(), source.expiration_seconds);
+        for (index, source) in sources.enumerate() {
+            if let Some(source) = &source.service_account_token {
+                self.token(source.audience.as_deref().unwrap_or_default(), source.expiration_seconds);
+            }
+            if let Some(query) = source.cluster_trust_bundle.as_ref().and_then(trust_bundles::query) {
+                self.add(bundles_key(&query));
+            }
+            if let Some(source) = &source.pod_certificate {
+                self.add(certificate_key(self.pod.uid().as_str(), (&volume.name, index), source));
+            }
         }
         let spec = match persistent::claim_name(self.pod, volume) {
             Some(wanted) => self.claim(&wanted),
             None => Spec::inline(self.pod, volume),
         };
-        let Some(Source::Csi(source)) = spec.map(|spec| spec.source) else { return };
+        let Some(spec) = spec else { return };
+        let source = match spec.source {
+            Source::Csi(source) => source,
+            Source::Iscsi(source) => return self.secret(source.secret_ref.as_ref()),
+            Source::Flex(source) => return self.secret(source.secret_ref.as_ref()),
+            _ => return,
+        };
+        let secrets =
+            [&source.node_stage_secret_ref, &source.node_publish_secret_ref, &source.node_expand_secret_ref];
+        secrets.into_iter().for_each(|secret| self.secret(secret.as_ref()));
+        if spec.is_persistent {
+            let node = self.pod.spec().node_name.as_deref().unwrap_or_default();
+            let name = attachment_name(&source.volume_handle, &source.driver, node);
+            self.add(attachment_key(&name));
+        }
         let key = driver_key(&source.driver);
         let driver = self.stored::<Option<CsiDriver>>(&key).flatten();
         self.add(key);
         for request in driver.into_iter().flat_map(|driver| driver.spec.token_requests) {
             self.token(&request.audience, request.expiration_seconds);
+        }
+    }
+
+    fn secret(&mut self, secret: Option<&SecretReference>) {
+        if let Some(secret) = secret.filter(|secret| !secret.name.is_empty()) {
+            self.add(secret_key(&secret.namespace, &secret.name));
+        }
+    }
+
+    /// The resource claims that the pod names, and those that controllers have made for it.
+    fn resource_claims(&mut self) {
+        let pod = self.pod;
+        let named = pod.spec().resource_claims.iter().flatten();
+        let named = named.filter_map(|claim| claim.resource_claim_name.as_ref());
+        let status = pod.object().status.as_ref();
+        let made = status.and_then(|status| status.resource_claim_statuses.as_ref()).into_iter().flatten();
+        let made = made.filter_map(|claim| claim.resource_claim_name.as_ref());
+        let extended = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+        let extended = extended.map(|claim| &claim.resource_claim_name);
+        for name in named.chain(made).chain(extended) {
+            self.add(StoredKey::namespaced(StoredKind::ResourceClaim, pod.namespace(), name));
         }
     }
 

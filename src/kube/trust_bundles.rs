@@ -4,17 +4,22 @@
 //! DIFFERS: upstream watches all bundles from the first use on. Few pods name one, so a bundle, or
 //! the bundles of a signer, are read when a volume needs them, and cached for a minute; cached
 //! ones stay usable while the API server is unavailable.
+//!
+//! With a store (`--offline`) bundles are stored, and known and stored ones come before requests while the
+//! API server does not count.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
+use super::stored;
 use crate::model::api::ClusterTrustBundleProjection;
 use crate::model::meta::LabelSelector;
+use crate::offline::Offline;
 use crate::util::backoff::random_u64;
 use crate::util::lock::LockExt;
 use crate::util::sha256;
@@ -30,20 +35,20 @@ const MAX_CERTIFICATES: usize = 10_000;
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
 /// The fields of a ClusterTrustBundle that are used.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Bundle {
     metadata: BundleMetadata,
     spec: BundleSpec,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct BundleMetadata {
     labels: Option<BTreeMap<String, String>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct BundleSpec {
     signer_name: Option<String>,
@@ -123,6 +128,7 @@ pub struct TrustBundles {
 
 struct Shared {
     api: Box<dyn BundleApi>,
+    offline: OnceLock<Offline>,
     /// Decides the order of certificates: stable, but another one after each start.
     seed: u64,
     /// Not locked during a request.
@@ -139,8 +145,17 @@ impl TrustBundles {
     /// An empty cache.
     #[must_use]
     pub fn new(api: Box<dyn BundleApi>) -> TrustBundles {
-        let shared = Shared { api, seed: random_u64(), known: Mutex::default() };
+        let shared = Shared { api, offline: OnceLock::new(), seed: random_u64(), known: Mutex::default() };
         TrustBundles { shared: Arc::new(shared) }
+    }
+
+    /// Bundles are stored, and stored ones serve while the API server does not count.
+    #[must_use]
+    pub fn with_offline(self, offline: Option<Offline>) -> TrustBundles {
+        if let Some(offline) = offline {
+            let _ = self.shared.offline.set(offline);
+        }
+        self
     }
 
     /// The content of the file of a source: its certificates in PEM, each once, in an order of this
@@ -188,18 +203,25 @@ impl TrustBundles {
             return Ok(bundles);
         }
         let known = self.known().get(query).map(|cached| Arc::clone(&cached.bundles));
+        let offline = self.shared.offline.get();
+        let key = || stored::bundles_key(query);
+        if !stored::server_counts(offline) {
+            let read = || stored::instead::<Option<Vec<Bundle>>>(offline, key);
+            let bundles = known.clone().or_else(|| read().map(|bundles| bundles.unwrap_or_default().into()));
+            if let Some(bundles) = bundles {
+                self.remember(query, &bundles, now + FRESH_AFTER_FAILURE);
+                return Ok(bundles);
+            }
+        }
         match (self.shared.api.read_bundles(query), known) {
+            // The API server has lost its data since the request.
+            (Ok(bundles), Some(known)) if bundles.is_empty() && !stored::server_counts(offline) => Ok(known),
             (Ok(bundles), _) => {
-                let bundles: Arc<[Bundle]> = bundles.into();
-                let mut known = self.known();
-                if known.len() >= MAX_CACHED && !known.contains_key(query) {
-                    let oldest = known.iter().min_by_key(|(_, cached)| cached.fresh_until);
-                    if let Some(oldest) = oldest.map(|(query, _)| query.clone()) {
-                        known.remove(&oldest);
-                    }
+                if let Some(offline) = offline {
+                    offline.put_found(key(), Some(&bundles).filter(|bundles| !bundles.is_empty()));
                 }
-                let fresh_until = now + FRESH;
-                known.insert(query.clone(), Cached { bundles: Arc::clone(&bundles), fresh_until });
+                let bundles: Arc<[Bundle]> = bundles.into();
+                self.remember(query, &bundles, now + FRESH);
                 Ok(bundles)
             }
             (Err(error), Some(bundles)) => {
@@ -214,13 +236,24 @@ impl TrustBundles {
         }
     }
 
+    fn remember(&self, query: &Query, bundles: &Arc<[Bundle]>, fresh_until: Instant) {
+        let mut known = self.known();
+        if known.len() >= MAX_CACHED && !known.contains_key(query) {
+            let oldest = known.iter().min_by_key(|(_, cached)| cached.fresh_until);
+            if let Some(oldest) = oldest.map(|(query, _)| query.clone()) {
+                known.remove(&oldest);
+            }
+        }
+        known.insert(query.clone(), Cached { bundles: Arc::clone(bundles), fresh_until });
+    }
+
     fn known(&self) -> MutexGuard<'_, HashMap<Query, Cached>> {
         self.shared.known.locked()
     }
 }
 
 /// The bundles that a source names.
-fn query(source: &ClusterTrustBundleProjection) -> Option<Query> {
+pub(super) fn query(source: &ClusterTrustBundleProjection) -> Option<Query> {
     match (&source.name, &source.signer_name) {
         (Some(name), _) => Some(Query::Name(name.clone())),
         (None, Some(signer)) => Some(Query::Signer(signer.clone())),
@@ -295,6 +328,8 @@ pub(super) fn certificate_pem(der: Vec<u8>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offline::Phase;
+    use crate::offline::test_store::TestStore;
     use serde_json::{Value, json};
 
     type Responses = Arc<Mutex<HashMap<Query, Result<Vec<Bundle>, ApiError>>>>;
@@ -393,6 +428,49 @@ mod tests {
             ..Bundle::default()
         };
         assert!(matches!(normalize(&[&broken], 1), Err(BundleError::NotPem) | Ok(_)));
+    }
+
+    #[test]
+    fn stored_bundles_serve_while_the_server_is_away_and_no_bundle_is_stored_too() {
+        let store = TestStore::new();
+        let open = || {
+            let (bundles, responses) = fake();
+            (bundles.with_offline(Some(store.offline.clone())), responses)
+        };
+        let (named, signer) = (Query::Name("b".into()), Query::Signer("s/a".into()));
+        let sources = [
+            source(json!({"name": "b", "path": "p"})),
+            source(json!({"signerName": "s/a", "labelSelector": {}, "optional": true, "path": "p"})),
+        ];
+        store.enter(Phase::Online);
+        let now = Instant::now();
+        let (bundles, responses) = open();
+        let labels = json!({"env": "x"});
+        responses.lock().unwrap().insert(named.clone(), Ok(vec![bundle(json!("s/b"), labels, &["one"])]));
+        let files = |bundles: &TrustBundles, now: Instant| {
+            sources.each_ref().map(|source| bundles.file_at(source, now).map(|file| certificates(&file)))
+        };
+        let expected = [Ok(set(&["one"])), Ok(set(&[]))];
+        assert_eq!(files(&bundles, now), expected);
+        let keys = [&named, &signer].map(stored::bundles_key);
+        let changes = store.changes();
+        assert_eq!(changes.keys().collect::<Vec<_>>(), keys.iter().collect::<Vec<_>>());
+        assert_eq!(changes[&keys[1]].as_deref(), Some("null"));
+        // A server without data, from memory, and after a restart of the agent from the files.
+        store.enter(Phase::Held);
+        responses.lock().unwrap().clear();
+        assert_eq!(files(&bundles, now + FRESH), expected);
+        let (bundles, responses) = open();
+        for query in [&named, &signer] {
+            responses.lock().unwrap().insert(query.clone(), Err(down()));
+        }
+        assert_eq!(files(&bundles, now), expected);
+        assert!(store.changes().is_empty());
+        store.enter(Phase::Online);
+        responses.lock().unwrap().clear();
+        let later = now + FRESH;
+        assert_eq!(bundles.file_at(&sources[0], later), Err(BundleError::NotFound("b".into())));
+        assert_eq!(store.changes(), [(keys[0].clone(), None)].into());
     }
 
     #[test]

@@ -7,8 +7,9 @@
 //! persistent volume: the name may be that of a newer one, for which the node authorizer does not know
 //! the pod yet.
 //!
-//! With a store, all of them but VolumeAttachments and Secrets are stored. While the API server is away or
-//! does not know this node, known and stored objects come before requests.
+//! With a store, all of them are stored. While the API server is away or does not know this node, known and
+//! stored objects come before requests; but a stored VolumeAttachment serves only pods that want that
+//! ([`VolumeClaims::last_attachment`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,14 +20,23 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::objects::Object;
+use super::objects::stored_object::StoredObject;
 use super::stored;
 use crate::model::persistent::{Claim, PersistentVolume};
 use crate::model::storage::{CsiDriver, VolumeAttachment};
-use crate::offline::{Key as StoredKey, Offline};
+use crate::offline::{Key as StoredKey, Offline, Phase};
 use crate::util::lock::LockExt;
+use crate::util::sha256::sha256_hex;
 
 /// The largest number of pairs of claim and volume that are remembered.
 const MAX_KNOWN: usize = 1024;
+
+/// The name of the VolumeAttachment of a volume of a CSI driver on a node (Go: pkg/volume/csi,
+/// `getAttachmentName`).
+#[must_use]
+pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{}", sha256_hex(format!("{handle}{driver}{node}").as_bytes()))
+}
 
 /// Why there is no object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -227,12 +237,24 @@ impl VolumeClaims {
         }
     }
 
-    /// A Secret of a persistent volume; sends a request, and is never remembered.
+    /// A Secret of a volume; sends a request, unless the API server does not count and it is stored. It is
+    /// never remembered.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub fn secret(&self, namespace: &str, name: &str) -> Result<Object, ReadError> {
-        self.shared.api.read_secret(namespace, name)
+        let offline = self.shared.offline.get();
+        let key = || stored::secret_key(namespace, name);
+        if let Some(object) = stored::instead::<StoredObject>(offline, key) {
+            return Ok(object.into());
+        }
+        let found = self.shared.api.read_secret(namespace, name);
+        match &found {
+            Ok(object) => stored::put(offline, key, &StoredObject::from(object)),
+            Err(ReadError::NotFound { .. }) => stored::remove(offline, key),
+            Err(ReadError::Forbidden { .. } | ReadError::Unavailable { .. } | ReadError::Stopping) => {}
+        }
+        found
     }
 
     /// The object of a CSI driver, if there is one; sends a request, unless the API server does not count
@@ -269,7 +291,22 @@ impl VolumeClaims {
     /// # Errors
     /// See [`ReadError`].
     pub fn attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
-        self.shared.api.read_attachment(name)
+        let found = self.shared.api.read_attachment(name);
+        let (offline, key) = (self.shared.offline.get(), || stored::attachment_key(name));
+        match &found {
+            Ok(attachment) if attachment.is_attached() => stored::put(offline, key, attachment),
+            Ok(_) | Err(ReadError::NotFound { .. }) => stored::remove(offline, key),
+            Err(ReadError::Forbidden { .. } | ReadError::Unavailable { .. } | ReadError::Stopping) => {}
+        }
+        found
+    }
+
+    /// The VolumeAttachment as it was when it was read last, if the volume was attached then. Only after a
+    /// start without the API server. The volume may be attached elsewhere now.
+    #[must_use]
+    pub fn last_attachment(&self, name: &str) -> Option<VolumeAttachment> {
+        let offline = self.shared.offline.get().filter(|offline| offline.phase() == Phase::Alone)?;
+        offline.read_json(&stored::attachment_key(name)).filter(VolumeAttachment::is_attached)
     }
 
     /// Shows in the claim's status how the expansion of its volume on this node goes on.
@@ -524,6 +561,76 @@ mod tests {
         assert!(claims.claim("n", "x").is_err() && claims.volume("x").is_err());
         let gone = [(stored::claim_key("n", "x"), None), (stored::volume_key("x"), None)];
         assert_eq!(store.changes(), gone.into());
+    }
+
+    /// An API server with one Secret and one attachment, unless it is down or has lost them.
+    struct Secrets(Arc<Mutex<Option<ReadError>>>);
+
+    impl Secrets {
+        fn find<T>(&self, object: T) -> Result<T, ReadError> {
+            self.0.lock().unwrap().clone().map_or(Ok(object), Err)
+        }
+    }
+
+    impl VolumeClaimApi for Secrets {
+        fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
+            Err(unavailable())
+        }
+        fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
+            Err(unavailable())
+        }
+        fn read_secret(&self, _: &str, _: &str) -> Result<Object, ReadError> {
+            self.find(Object { data: [("pw".to_owned(), b"x".to_vec())].into(), ..Object::default() })
+        }
+        fn read_attachment(&self, name: &str) -> Result<VolumeAttachment, ReadError> {
+            let mut attachment = VolumeAttachment::default();
+            attachment.metadata.name = name.to_owned();
+            attachment.status.attached = name != "pending";
+            attachment.status.attachment_metadata = [("disk".to_owned(), "3".to_owned())].into();
+            self.find(attachment)
+        }
+    }
+
+    #[test]
+    fn secrets_of_volumes_are_stored_sealed_and_serve_while_the_server_is_away() {
+        let (store, state) = (TestStore::new(), Arc::new(Mutex::new(None)));
+        let claims = VolumeClaims::new(Box::new(Secrets(Arc::clone(&state))))
+            .with_offline(Some(store.offline.clone()));
+        store.enter(Phase::Online);
+        let read = |name: &str| claims.secret("n", name).map(|secret| secret.data["pw"].clone());
+        assert_eq!(read("s"), Ok(b"x".to_vec()));
+        let key = stored::secret_key("n", "s");
+        assert!(key.kind.is_sealed());
+        assert_eq!(store.changes().into_keys().collect::<Vec<_>>(), [key.clone()]);
+        *state.lock().unwrap() = Some(unavailable());
+        assert!(read("s").is_err(), "the server counts");
+        store.enter(Phase::Held);
+        assert_eq!((read("s"), read("t").is_err()), (Ok(b"x".to_vec()), true));
+        store.enter(Phase::Online);
+        *state.lock().unwrap() = Some(ReadError::NotFound { text: "not found".to_owned() });
+        assert!(read("s").is_err());
+        assert_eq!(store.changes(), [(key, None)].into());
+    }
+
+    #[test]
+    fn attachment_serves_after_a_start_without_the_server_only() {
+        let (store, state) = (TestStore::new(), Arc::new(Mutex::new(None)));
+        let claims = VolumeClaims::new(Box::new(Secrets(Arc::clone(&state))))
+            .with_offline(Some(store.offline.clone()));
+        // While it is undecided, the server is not known to be away.
+        assert!(claims.attachment("a").is_ok() && claims.attachment("pending").is_ok());
+        assert_eq!(store.changes().into_keys().collect::<Vec<_>>(), [stored::attachment_key("a")]);
+        assert!(claims.last_attachment("a").is_none());
+        store.enter(Phase::Alone);
+        let last = claims.last_attachment("a").unwrap();
+        assert_eq!(last.status.attachment_metadata["disk"], "3");
+        assert!(claims.last_attachment("pending").is_none());
+        store.enter(Phase::Held);
+        assert!(claims.last_attachment("a").is_none(), "a server responds");
+        store.enter(Phase::Online);
+        *state.lock().unwrap() = Some(ReadError::NotFound { text: "not found".to_owned() });
+        assert!(claims.attachment("a").is_err() && claims.last_attachment("a").is_none());
+        assert_eq!(store.changes(), [(stored::attachment_key("a"), None)].into());
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub struct TokenRequest {
 }
 
 /// A VolumeAttachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct VolumeAttachment {
@@ -85,8 +85,16 @@ pub struct VolumeAttachment {
     pub status: VolumeAttachmentStatus,
 }
 
+impl VolumeAttachment {
+    /// Whether the volume is attached and stays so.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.status.attached && self.metadata.deletion_timestamp.is_none()
+    }
+}
+
 /// `spec` of a VolumeAttachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct VolumeAttachmentSpec {
@@ -94,7 +102,7 @@ pub struct VolumeAttachmentSpec {
 }
 
 /// `spec.source` of a VolumeAttachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct AttachmentSource {
@@ -102,7 +110,7 @@ pub struct AttachmentSource {
 }
 
 /// `metadata` of a VolumeAttachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct AttachmentMeta {
@@ -111,7 +119,7 @@ pub struct AttachmentMeta {
 }
 
 /// `status` of a VolumeAttachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct VolumeAttachmentStatus {
@@ -121,7 +129,7 @@ pub struct VolumeAttachmentStatus {
 }
 
 /// `status.attachError`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[expect(missing_docs, reason = "the names are those of the API")]
 pub struct AttachError {

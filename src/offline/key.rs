@@ -32,11 +32,19 @@ pub enum Kind {
     Volume,
     /// A CSIDriver, or that there is none. By name.
     CsiDriver,
+    /// A VolumeAttachment by which a volume is attached to this node. By name.
+    Attachment,
+    /// ClusterTrustBundles, or that there is none. By `name/name of the bundle` or `signer/name of the signer`.
+    TrustBundles,
+    /// A ResourceClaim. By `namespace/name`.
+    ResourceClaim,
+    /// The certificate of a pod with its key. By `pod UID/digest of what was requested`.
+    PodCertificate,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Node,
         Kind::Pod,
         Kind::PodStatus,
@@ -48,6 +56,10 @@ impl Kind {
         Kind::Claim,
         Kind::Volume,
         Kind::CsiDriver,
+        Kind::Attachment,
+        Kind::TrustBundles,
+        Kind::ResourceClaim,
+        Kind::PodCertificate,
     ];
 
     /// The word in names of files, headers and messages.
@@ -65,6 +77,10 @@ impl Kind {
             Kind::Claim => "claim",
             Kind::Volume => "volume",
             Kind::CsiDriver => "csidriver",
+            Kind::Attachment => "attachment",
+            Kind::TrustBundles => "trustbundles",
+            Kind::ResourceClaim => "resourceclaim",
+            Kind::PodCertificate => "podcertificate",
         }
     }
 
@@ -77,7 +93,7 @@ impl Kind {
     /// Whether its bodies are sealed, and are not stored with `--offline-secrets=none`.
     #[must_use]
     pub fn is_sealed(self) -> bool {
-        matches!(self, Kind::Secret | Kind::Token)
+        matches!(self, Kind::Secret | Kind::Token | Kind::PodCertificate)
     }
 }
 
@@ -124,10 +140,15 @@ impl Key {
         let (before_slash, _) = name.split_once('/').unwrap_or_default();
         match self.kind {
             Kind::Pod | Kind::PodStatus => ("pod", name),
-            Kind::Token => ("pod", before_slash),
+            Kind::Token | Kind::PodCertificate => ("pod", before_slash),
             Kind::Services => ("namespace", name),
-            Kind::ConfigMap | Kind::Secret | Kind::Claim => ("namespace", before_slash),
-            Kind::Node | Kind::RuntimeClass | Kind::Volume | Kind::CsiDriver => (self.kind.word(), name),
+            Kind::ConfigMap | Kind::Secret | Kind::Claim | Kind::ResourceClaim => ("namespace", before_slash),
+            Kind::Node
+            | Kind::RuntimeClass
+            | Kind::Volume
+            | Kind::CsiDriver
+            | Kind::Attachment
+            | Kind::TrustBundles => (self.kind.word(), name),
         }
     }
 
@@ -136,7 +157,9 @@ impl Key {
     pub fn belongs_to(&self, uid: &str) -> bool {
         match self.kind {
             Kind::Pod | Kind::PodStatus => self.name == uid,
-            Kind::Token => self.name.split_once('/').is_some_and(|(owner, _)| owner == uid),
+            Kind::Token | Kind::PodCertificate => {
+                self.name.split_once('/').is_some_and(|(owner, _)| owner == uid)
+            }
             _ => false,
         }
     }
@@ -176,6 +199,9 @@ mod tests {
             (Key::new(Kind::Services, "n"), ("namespace", "n")),
             (Key::new(Kind::Pod, "u"), ("pod", "u")),
             (Key::new(Kind::Token, "u/1"), ("pod", "u")),
+            (Key::new(Kind::PodCertificate, "u/1"), ("pod", "u")),
+            (Key::namespaced(Kind::ResourceClaim, "n", "c"), ("namespace", "n")),
+            (Key::new(Kind::TrustBundles, "signer/a/b"), ("trustbundles", "signer/a/b")),
             (Key::new(Kind::Volume, "v"), ("volume", "v")),
             (Key::node(), ("node", "")),
         ] {
@@ -185,7 +211,9 @@ mod tests {
 
     #[test]
     fn what_belongs_to_a_pod_goes_with_it() {
-        let keys = [Key::new(Kind::Pod, "u"), Key::new(Kind::PodStatus, "u"), Key::new(Kind::Token, "u/1")];
+        let names =
+            [(Kind::Pod, "u"), (Kind::PodStatus, "u"), (Kind::Token, "u/1"), (Kind::PodCertificate, "u/1")];
+        let keys = names.map(|(kind, name)| Key::new(kind, name));
         assert!(keys.iter().all(|key| key.belongs_to("u") && !key.belongs_to("v")));
         assert!(!Key::new(Kind::Claim, "u").belongs_to("u"));
     }

@@ -406,7 +406,9 @@ impl Writer {
             Kind::Node => true,
             Kind::Pod | Kind::PodStatus => uids.contains(key.name.as_str()),
             // The name begins with the UID of its pod; see `Key::belongs_to`.
-            Kind::Token => key.name.split_once('/').is_some_and(|(uid, _)| uids.contains(uid)),
+            Kind::Token | Kind::PodCertificate => {
+                key.name.split_once('/').is_some_and(|(uid, _)| uids.contains(uid))
+            }
             Kind::Services => key.name == "default" || namespaces.contains(&key.name),
             _ => needed.contains(key),
         };

@@ -21,13 +21,19 @@ struct Server {
 impl ResourceClaimApi for Server {
     fn read(&self, key: &ClaimKey) -> Result<ResourceClaim, ReadError> {
         if self.away.load(Ordering::SeqCst) {
-            return Err(ReadError { text: "connection refused".to_owned(), unavailable: true });
+            return Err(ReadError {
+                text: "connection refused".to_owned(),
+                unavailable: true,
+                is_missing: false,
+            });
         }
         let found = self.claims.locked().get(&key.name).cloned();
         let missing = format!("resourceclaims.resource.k8s.io {:?} not found", key.name);
-        found
-            .map(|claim| serde_json::from_value(claim).unwrap())
-            .ok_or(ReadError { text: missing, unavailable: false })
+        found.map(|claim| serde_json::from_value(claim).unwrap()).ok_or(ReadError {
+            text: missing,
+            unavailable: false,
+            is_missing: true,
+        })
     }
 
     fn delete_slices(&self, _: &str) -> Result<(), crate::kube::error::ApiError> {

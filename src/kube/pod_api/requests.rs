@@ -78,12 +78,14 @@ impl PodDependencies {
             tokens: Tokens::new(Box::new(requests(client))).with_offline(offline.clone()),
             services,
             classes: RuntimeClasses::new(Box::new(requests(client))).with_offline(offline.clone()),
-            claims: VolumeClaims::new(Box::new(requests(client))).with_offline(offline),
+            claims: VolumeClaims::new(Box::new(requests(client))).with_offline(offline.clone()),
             trust: ProjectedCertificates {
-                bundles: TrustBundles::new(Box::new(BundleRequests::new(client.with_timeout(TIMEOUT)))),
+                bundles: TrustBundles::new(Box::new(BundleRequests::new(client.with_timeout(TIMEOUT))))
+                    .with_offline(offline.clone()),
                 certificates: PodCertificates::new(Box::new(CertificateRequests::new(
                     client.with_timeout(TIMEOUT),
-                ))),
+                )))
+                .with_offline(offline),
             },
         };
         Ok((pod_api, running))

@@ -3,6 +3,8 @@ use crossbeam_channel::Receiver;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::model::event::Event;
+use crate::offline::Phase;
+use crate::offline::test_store::TestStore;
 
 /// An API server whose signer responds after some reads.
 #[derive(Clone, Default)]
@@ -182,6 +184,36 @@ fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
     *bench.fake.down.lock().unwrap() = false;
     assert_eq!(bench.get("ED25519"), Ok(first), "a failed renewal is not repeated at once");
     assert_eq!(bench.fake.created(), 2);
+}
+
+#[test]
+fn stored_certificate_serves_after_a_restart_without_the_server_and_is_replaced_by_a_new_one() {
+    let store = TestStore::new();
+    store.enter(Phase::Online);
+    let open = || {
+        let mut bench = Bench::new();
+        bench.certificates = bench.certificates.with_offline(Some(store.offline.clone()));
+        bench
+    };
+    let bench = open();
+    bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
+    let first = bench.get("ED25519").unwrap();
+    let changes = store.changes();
+    let key = changes.keys().next().unwrap();
+    assert!(changes.len() == 1 && key.kind.is_sealed() && key.belongs_to("u"), "{key:?}");
+    store.enter(Phase::Held);
+    let other = open();
+    *other.fake.down.lock().unwrap() = true;
+    assert!(other.get("ECDSAP256").is_err(), "no such key is stored");
+    let bench = open();
+    *bench.fake.down.lock().unwrap() = true;
+    assert_eq!(bench.get("ED25519"), Ok(first.clone()));
+    assert!(!format!("{:?} {first:?}", store.offline).contains("PRIVATE KEY"));
+    store.enter(Phase::Online);
+    *bench.fake.down.lock().unwrap() = false;
+    bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
+    assert_ne!(bench.get("ED25519").unwrap().key(), first.key());
+    assert_eq!(store.changes().len(), 1);
 }
 
 #[test]

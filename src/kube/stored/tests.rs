@@ -14,8 +14,8 @@ fn pod(metadata: Value, spec: Value) -> Pod {
 }
 
 fn names(keys: &BTreeSet<StoredKey>) -> Vec<String> {
-    let is_token = |key: &&StoredKey| key.kind != StoredKind::Token;
-    keys.iter().filter(is_token).map(|key| format!("{} {}", key.kind.word(), key.name)).collect()
+    let is_named = |key: &&StoredKey| !matches!(key.kind, StoredKind::Token | StoredKind::PodCertificate);
+    keys.iter().filter(is_named).map(|key| format!("{} {}", key.kind.word(), key.name)).collect()
 }
 
 fn token(audience: &str, seconds: Option<i64>) -> StoredKey {
@@ -28,17 +28,23 @@ fn a_pod_needs_what_is_behind_its_claims() {
         json!({}),
         json!({"serviceAccountName": "a", "runtimeClassName": "gvisor", "containers": [],
             "imagePullSecrets": [{"name": "pull"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}],
             "volumes": [
                 {"name": "m", "configMap": {"name": "m"}},
-                {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}]}},
+                {"name": "t", "projected": {"sources": [
+                    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                    {"clusterTrustBundle": {"name": "ca", "path": "ca"}},
+                    {"clusterTrustBundle": {"signerName": "example.org/s", "path": "s"}},
+                    {"podCertificate": {"signerName": "example.org/s", "keyType": "ED25519"}}]}},
                 {"name": "c", "persistentVolumeClaim": {"claimName": "c"}},
                 {"name": "e", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
-                {"name": "i", "csi": {"driver": "inline"}}]}),
+                {"name": "i", "csi": {"driver": "inline", "nodePublishSecretRef": {"name": "publish"}}}]}),
     );
     let stored = |key: &StoredKey| {
         let body = match (key.kind, key.name.as_str()) {
             (StoredKind::Claim, "n/c") => json!({"spec": {"volumeName": "pv"}}),
-            (StoredKind::Volume, "pv") => json!({"spec": {"csi": {"driver": "disks"}}}),
+            (StoredKind::Volume, "pv") => json!({"spec": {"csi": {"driver": "disks", "volumeHandle": "h",
+                "nodeStageSecretRef": {"name": "stage", "namespace": "storage"}}}}),
             (StoredKind::CsiDriver, "inline") => {
                 json!({"spec": {"tokenRequests": [{"audience": "vault", "expirationSeconds": 600}]}})
             }
@@ -48,10 +54,13 @@ fn a_pod_needs_what_is_behind_its_claims() {
         Some(Secret::new(body.to_string().into_bytes()))
     };
     let keys = keys_of(&pod, &stored);
+    let attachment = format!("attachment {}", attachment_name("h", "disks", ""));
     let expected = [
         "pod u",
         "configmap n/m",
+        "secret n/publish",
         "secret n/pull",
+        "secret storage/stage",
         "runtimeclass gvisor",
         "services default",
         "services n",
@@ -60,14 +69,33 @@ fn a_pod_needs_what_is_behind_its_claims() {
         "volume pv",
         "csidriver disks",
         "csidriver inline",
+        attachment.as_str(),
+        "trustbundles name/ca",
+        "trustbundles signer/example.org/s",
+        "resourceclaim n/gpu",
     ];
     assert_eq!(names(&keys), expected);
     assert!(keys.contains(&token("", Some(3607))) && keys.contains(&token("vault", Some(600))));
-    assert_eq!(keys.len(), expected.len() + 2);
+    let source: PodCertificateProjection =
+        serde_json::from_value(json!({"signerName": "example.org/s", "keyType": "ED25519"})).unwrap();
+    assert!(keys.contains(&certificate_key("u", ("t", 3), &source)));
+    assert_eq!(keys.len(), expected.len() + 3);
     let without = keys_of(&pod, &|_| None);
     assert!(!without.contains(&volume_key("pv")) && without.contains(&claim_key("n", "c")));
     // A body that is no JSON.
     assert_eq!(keys_of(&pod, &|_| Some(Secret::new(b"{".to_vec()))), without);
+}
+
+/// A controller makes the claims of templates and of extended resources, and writes their names.
+#[test]
+fn a_pod_needs_the_resource_claims_that_were_made_for_it() {
+    let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {"containers": [], "resourceClaims": [{"name": "t", "resourceClaimTemplateName": "t"}]},
+        "status": {"resourceClaimStatuses": [{"name": "t", "resourceClaimName": "p-t-x"}, {"name": "none"}],
+            "extendedResourceClaimStatus": {"resourceClaimName": "p-extended", "requestMappings": []}}});
+    let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+    let names = names(&keys_of(&pod, &|_| None));
+    assert_eq!(names[3..], ["resourceclaim n/p-extended", "resourceclaim n/p-t-x"], "{names:?}");
 }
 
 #[test]

@@ -61,6 +61,13 @@ pub trait Cluster: Send + Sync {
         Ok(AttachmentLookup::Missing)
     }
 
+    /// The VolumeAttachment as it was read last, if the volume was attached then; only after a start
+    /// without the API server (`--offline`).
+    fn last_attachment(&self, name: &str) -> Option<VolumeAttachment> {
+        let _ = name;
+        None
+    }
+
     /// The content of a Secret.
     fn secret(&self, name: &SecretReference, stop: &StopToken) -> Result<Secrets, ClusterError>;
 
@@ -97,6 +104,10 @@ impl Cluster for PodCluster {
             Err(ReadError::Forbidden { .. }) => Ok(AttachmentLookup::Forbidden),
             Err(error) => Err(failed(error)),
         }
+    }
+
+    fn last_attachment(&self, name: &str) -> Option<VolumeAttachment> {
+        self.0.claims.last_attachment(name)
     }
 
     fn secret(&self, name: &SecretReference, _: &StopToken) -> Result<Secrets, ClusterError> {

@@ -388,6 +388,8 @@ impl Mounter for FakeMounter {
 pub(super) struct FakeCluster {
     pub(super) driver: Mutex<CsiDriver>,
     pub(super) attachment: Mutex<Option<VolumeAttachment>>,
+    /// The one that was stored.
+    pub(super) last_attachment: Mutex<Option<VolumeAttachment>>,
     pub(super) secrets: Mutex<BTreeMap<String, Secrets>>,
     /// The names of persistent volumes by VolumeAttachment; `None`: the API server does not respond.
     pub(super) attached: Mutex<Option<BTreeMap<String, String>>>,
@@ -420,6 +422,10 @@ impl Cluster for FakeCluster {
     fn attachment(&self, name: &str, _: &StopToken) -> Result<VolumeAttachment, ClusterError> {
         let attachment = self.attachment.lock().unwrap().clone();
         attachment.ok_or_else(|| ClusterError(format!("volumeattachments.storage.k8s.io {name:?} not found")))
+    }
+
+    fn last_attachment(&self, _: &str) -> Option<VolumeAttachment> {
+        self.last_attachment.lock().unwrap().clone()
     }
 
     fn attached_volume(&self, name: &str, _: &StopToken) -> Result<AttachmentLookup, ClusterError> {

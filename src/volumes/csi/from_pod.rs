@@ -8,7 +8,7 @@ use super::super::kind::{Form, Phase};
 use super::super::selinux::PodSelinuxLabels;
 use super::error::not_begun;
 use super::names;
-use super::request::{Lifecycle, PodFacts, VolumeRequest};
+use super::request::{Lifecycle, OFFLINE_VOLUMES, PodFacts, USE_ATTACHED, VolumeRequest};
 use super::state::Csi;
 use super::volume::CsiVolume;
 use crate::model::persistent::{Source, Spec, VolumeMode};
@@ -59,6 +59,7 @@ fn request(
             name: pod.name().to_owned(),
             namespace: pod.namespace().to_owned(),
             service_account: pod.spec().service_account_name.clone().unwrap_or_default(),
+            uses_attached: pod.annotation(OFFLINE_VOLUMES) == Some(USE_ATTACHED),
         },
         volume: volume.to_owned(),
         spec_name: spec.name.clone(),

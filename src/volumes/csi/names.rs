@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::error::VolumeError;
 use super::super::kind::{Form, VolumeLocation};
 use super::super::paths;
+pub(super) use crate::kube::volume_claims::attachment_name;
 use crate::util::sha256;
 
 const PLUGIN: &str = "kubernetes.io/csi";
@@ -16,12 +17,6 @@ pub(super) const RECORD: &str = "vol_data.json";
 pub(super) const GLOBAL_MOUNT: &str = "globalmount";
 /// The publish target of a file system, in the volume's directory.
 pub(super) const TARGET: &str = "mount";
-
-/// The name of the VolumeAttachment of a volume on a node.
-#[must_use]
-pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
-    format!("csi-{}", sha256::sha256_hex(format!("{handle}{driver}{node}").as_bytes()))
-}
 
 #[must_use]
 pub(super) fn inline_handle(pod_uid: &str, volume: &str) -> String {

@@ -67,12 +67,20 @@ pub(super) fn prepare(
     if !csi.damaged().has(&request.spec_name, request.form) {
         csi.damaged().set_known(&name, None);
     }
-    if is_attached
-        && !is_mounted
-        && let Err(mut wait) = csi.attachments.may_mount(&location.pod, &name, Instant::now())
-    {
-        wait.no_place = no_place(csi, request, &spec, stop);
-        return Err(wait.into());
+    if is_attached && !is_mounted {
+        if last_attachment(csi, request).is_some() {
+            let pod = &request.pod;
+            log::warn!(
+                "volume {name} is used without the API server, because it was attached here when last seen \
+                 pod={}/{} uid={}",
+                pod.namespace,
+                pod.name,
+                pod.uid
+            );
+        } else if let Err(mut wait) = csi.attachments.may_mount(&location.pod, &name, Instant::now()) {
+            wait.no_place = no_place(csi, request, &spec, stop);
+            return Err(wait.into());
+        }
     }
     with_spec(csi, request, (spec, label, has_volume), stop)
 }
@@ -174,6 +182,10 @@ fn publish_context(
     if !request.is_attached(driver) {
         return Ok(Pairs::new());
     }
+    // Alone, the node's object shows nothing, and no request has a response.
+    if let Some(last) = last_attachment(csi, request) {
+        return Ok(last.status.attachment_metadata);
+    }
     let (phase, full_phase) = match request.form {
         Form::Filesystem => (Phase::WaitForAttach, Phase::NoPlace),
         Form::Block => (Phase::WaitForAttachBlock, Phase::NoPlaceBlock),
@@ -202,6 +214,13 @@ fn publish_context(
             ),
         },
     ))
+}
+
+/// The attachment as it was seen last, for a pod that may use that without the API server.
+fn last_attachment(csi: &Csi, request: &VolumeRequest) -> Option<VolumeAttachment> {
+    let (name, handle) = (&request.source.driver, &request.source.volume_handle);
+    let id = names::attachment_name(handle, name, &csi.settings.node_name);
+    request.pod.uses_attached.then(|| csi.cluster.last_attachment(&id)).flatten()
 }
 
 /// Why the volume that is waited for cannot be attached: the node has its limit of the driver's

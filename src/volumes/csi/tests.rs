@@ -698,6 +698,27 @@ fn show_lists(agent: &FakeAgent, shown: NodeVolumes) {
     });
 }
 
+#[test]
+fn attached_volume_is_mounted_without_the_server_only_for_a_pod_that_wants_that() {
+    let agent = FakeAgent::new();
+    show(&agent, &[]);
+    let attachment = agent.cluster.attachment.lock().unwrap().take();
+    let plain = wanted("a", "h");
+    let mut bold = wanted("b", "k");
+    bold.pod.uses_attached = true;
+    for request in [&plain, &bold] {
+        agent.set_up(request).unwrap_err();
+    }
+    *agent.cluster.last_attachment.lock().unwrap() = attachment;
+    agent.set_up(&plain).unwrap_err();
+    assert_eq!(agent.node.staged(), 0);
+    agent.set_up(&bold).unwrap();
+    assert_eq!((agent.node.published(), agent.node.staged()), (1, 1));
+    assert!(agent.csi.attachments.in_use().contains(&bold.unique_name()), "it is reported later");
+    agent.tear_down(&bold).unwrap();
+    assert_eq!(agent.node.staged(), 0);
+}
+
 /// Its driver was never called, and the device was detached while it was in use.
 #[test]
 fn volume_with_a_damaged_record_is_given_back_to_its_driver() {
