@@ -20,7 +20,7 @@ use super::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
 use super::volume_claims::VolumeClaims;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
-use crate::offline::{Key as StoredKey, Phase};
+use crate::offline::{Key as StoredKey, Offline, Phase};
 use crate::util::secret::Secret;
 
 /// The handle. Clones share everything.
@@ -118,6 +118,12 @@ impl PodDependencies {
                 self.objects.use_stored();
             }
         }
+    }
+
+    /// Whether the node runs stored pods now, because the API server is away or has lost its data.
+    #[must_use]
+    pub fn uses_stored(&self) -> bool {
+        self.objects.offline().is_some_and(Offline::uses_stored)
     }
 
     /// The keys of all objects that the pod needs from the API server, itself included. `read` returns a

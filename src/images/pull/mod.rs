@@ -6,6 +6,7 @@ mod providers;
 mod pull_secrets;
 mod rate_limit;
 mod records;
+mod registries;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ use crate::transport::generated::runtime::{AuthConfig, Image, PodSandboxConfig};
 use crate::transport::grpc::Kind;
 use crate::util::backoff::KeyedBackoff;
 use crate::util::lock::LockExt;
-use crate::util::permits::Permits;
+use crate::util::permits::{NoPermit, Permits};
 use crate::util::stop::StopToken;
 
 use super::listed::{SeenImage, requested as spec};
@@ -39,9 +40,13 @@ pub(crate) use pull_secrets::PullSecrets;
 use rate_limit::RateLimit;
 pub use records::CredentialVerification;
 use records::{PullSecret, RecordError, Records};
+use registries::{UnreachableRegistries, has_no_response};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// How long a pull may take, with its wait for others, when the image is on the node and the node runs its
+/// stored pods: a registry that is away does not delay them.
+const STORED_LIMIT: Duration = Duration::from_secs(10);
 /// A failure this old is forgotten.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
@@ -141,6 +146,7 @@ pub struct ImagePuller {
     keyring: Keyring,
     providers: Providers,
     records: Records,
+    unreachable: UnreachableRegistries,
 }
 
 /// Why an image was not pulled.
@@ -159,11 +165,25 @@ pub(super) enum PullError {
     /// The runtime's errors, one per credential that was tried.
     #[error("{}", list(.0))]
     Runtime(Vec<String>),
+    /// The registry did not respond a moment ago, and the image is on the node.
+    #[error("the registry has not responded")]
+    Unreachable,
     /// The text of the runtime's error about the image that was pulled.
     #[error("{0}")]
     Inspect(String),
     #[error("{0} is gone after its pull")]
     Gone(ImageRef),
+}
+
+impl PullError {
+    /// Whether the registry has not responded, as far as the runtime says that.
+    fn is_unreachable(&self) -> bool {
+        match self {
+            PullError::Unreachable => true,
+            PullError::Runtime(errors) => errors.iter().any(|error| has_no_response(error)),
+            _ => false,
+        }
+    }
 }
 
 fn list(errors: &[String]) -> String {
@@ -179,6 +199,8 @@ struct Pull<'a> {
     secrets: &'a PullSecrets,
     sandbox_config: Option<&'a PodSandboxConfig>,
     limit: Option<Duration>,
+    /// The image is on the node and may be used: if its registry does not respond, it is not waited for.
+    is_present: bool,
     stop: &'a StopToken,
 }
 
@@ -208,6 +230,7 @@ impl ImagePuller {
             keyring: Keyring::new(&settings.root_dir),
             providers: Providers::new(settings.credential_providers.as_ref()),
             records: Records::new(&settings.root_dir, settings.credential_verification.clone()),
+            unreachable: UnreachableRegistries::default(),
         }
     }
 
@@ -231,7 +254,8 @@ impl ImagePuller {
         let policy = policy(request.policy, &image);
         if policy == Policy::Always {
             policy.count("unknown", "true");
-            return self.pull(request, requested, &image);
+            let present = self.present_if_stored(request, &image);
+            return self.pull(request, requested, &image, present.as_ref());
         }
         match self.deps.images.with_stop(request.stop.clone()).image_status(spec(&image)) {
             Err(error) => {
@@ -258,9 +282,20 @@ impl ImagePuller {
             // The image is missing, or the pod needs a proof that the registry allows it the image.
             Ok(found) => {
                 policy.count(present(&found), "true");
-                self.pull(request, requested, &image)
+                self.pull(request, requested, &image, None)
             }
         }
+    }
+
+    /// While the node runs its stored pods: the image, if it is on the node and the pod may use it as one
+    /// with the policy `IfNotPresent`.
+    ///
+    /// DIFFERS: the Go kubelet starts no container with the policy `Always` while the registry is away.
+    fn present_if_stored(&self, request: ImageRequest<'_>, image: &str) -> Option<Image> {
+        self.deps.api.as_ref().filter(|api| api.uses_stored())?;
+        let images = self.deps.images.with_stop(request.stop.clone());
+        let found = images.image_status(spec(image)).ok().flatten()?;
+        (!self.must_pull(request, &found)).then_some(found)
     }
 
     fn must_pull(&self, request: ImageRequest<'_>, found: &Image) -> bool {
@@ -343,12 +378,17 @@ impl ImagePuller {
         pods
     }
 
+    /// `present`: the image that is used if the registry does not respond.
     fn pull(
         &self,
         request: ImageRequest<'_>,
         requested: &str,
         image: &str,
+        present: Option<&Image>,
     ) -> Result<ContainerImage, ImageFailure> {
+        if let Some(found) = present.filter(|_| self.unreachable.has(image, Instant::now())) {
+            return Ok(self.use_present(request, requested, found));
+        }
         let pull_failure = |error: PullError| failure(reasons::ERR_IMAGE_PULL, error.to_string());
         // Per pod, not per container: a new pod starts without a wait.
         let key = format!("{}_{requested}", request.pod.uid());
@@ -360,12 +400,17 @@ impl ImagePuller {
         let queued = Instant::now();
         let ImageRequest { secrets, stop, .. } = request;
         let sandbox_config = Some(request.sandbox_config);
-        let pulled = match self
-            .pull_in_turn(requested, &Pull { image, secrets, sandbox_config, limit: None, stop })
-        {
-            Ok(pulled) => pulled,
-            Err(PullError::Stopped) => return Err(pull_failure(PullError::Stopped)),
-            Err(error) => {
+        let (limit, is_present) = (present.map(|_| STORED_LIMIT), present.is_some());
+        let pull = Pull { image, secrets, sandbox_config, limit, is_present, stop };
+        let result = self.pull_in_turn(requested, &pull);
+        let pulled = match (result, present) {
+            (Ok(pulled), _) => pulled,
+            (Err(PullError::Stopped), _) => return Err(pull_failure(PullError::Stopped)),
+            (Err(error), Some(found)) if error.is_unreachable() => {
+                log::info!("image {requested:?} is used as it is on the node: {error}");
+                return Ok(self.use_present(request, requested, found));
+            }
+            (Err(error), _) => {
                 let text = match lookup {
                     // The registry has not provided the image, and the archive cannot.
                     SetLookup::Damaged(reason) => format!("{error}; image {reason}"),
@@ -378,6 +423,7 @@ impl ImagePuller {
             }
         };
         let Pulled { reference, proof, time } = pulled;
+        self.unreachable.remove(image);
         self.records.pulled(requested, &reference, proof.as_deref());
         let found = self.inspect_pulled(&reference, stop);
         let size = found.as_ref().map_or(0, |found| found.size);
@@ -399,6 +445,15 @@ impl ImagePuller {
         Ok(ContainerImage { reference, user: user_of(&found) })
     }
 
+    fn use_present(&self, request: ImageRequest<'_>, requested: &str, found: &Image) -> ContainerImage {
+        let message = format!(
+            "Container image {requested:?} already present on machine and used without a pull, because its \
+             registry does not respond"
+        );
+        self.raise(request, reasons::PULLED, &message);
+        ContainerImage { reference: ImageRef::from(found.id.as_str()), user: user_of(found) }
+    }
+
     /// Pulls an image again that was removed from this node, within `limit`, with the credentials of a pod,
     /// or without one with those of the node. Returns its id, which may be another one than before.
     pub(super) fn pull_again(
@@ -411,7 +466,8 @@ impl ImagePuller {
         let secrets = pod.map(|pod| self.secrets_of(pod, stop)).unwrap_or_default();
         let image = with_default_tag(requested)?;
         self.records.intend(requested)?;
-        let pull = Pull { image: &image, secrets: &secrets, sandbox_config: None, limit: Some(limit), stop };
+        let (sandbox_config, limit, is_present) = (None, Some(limit), false);
+        let pull = Pull { image: &image, secrets: &secrets, sandbox_config, limit, is_present, stop };
         let Pulled { reference, proof, .. } = self.pull_in_turn(requested, &pull)?;
         let found = self.inspect_pulled(&reference, stop);
         self.records.pulled(requested, &reference, proof.as_deref());
@@ -427,8 +483,24 @@ impl ImagePuller {
 
     /// Pulls as soon as the number of other pulls permits it, and ends the record of a pull that failed.
     fn pull_in_turn(&self, requested: &str, pull: &Pull<'_>) -> Result<Pulled, PullError> {
-        let permit = self.permits.as_ref().map(|permits| permits.take(pull.stop, None)).transpose();
-        let result = permit.map_err(|_| PullError::Stopped).and_then(|_permit| self.pull_now(pull));
+        let limit = pull.limit.filter(|_| pull.is_present);
+        let permit = self.permits.as_ref().map(|permits| permits.take(pull.stop, limit)).transpose();
+        let result = match permit {
+            Ok(_permit) => {
+                // While this pull waited, another one may have failed.
+                let result = match pull.is_present && self.unreachable.has(pull.image, Instant::now()) {
+                    true => Err(PullError::Unreachable),
+                    false => self.pull_now(pull),
+                };
+                // Before the next pull begins.
+                if pull.is_present && result.as_ref().is_err_and(PullError::is_unreachable) {
+                    self.unreachable.add(pull.image, Instant::now());
+                }
+                result
+            }
+            Err(NoPermit::TimedOut) => Err(PullError::Unreachable),
+            Err(NoPermit::Stopped) => Err(PullError::Stopped),
+        };
         match &result {
             Ok(_) => {}
             Err(PullError::Stopped) => self.records.abandoned(requested),
@@ -438,7 +510,7 @@ impl ImagePuller {
     }
 
     fn pull_now(&self, pull: &Pull<'_>) -> Result<Pulled, PullError> {
-        let Pull { image, secrets, sandbox_config, limit, stop } = *pull;
+        let Pull { image, secrets, sandbox_config, limit, is_present, stop } = *pull;
         let started = Instant::now();
         let mut candidates = secrets.for_image(image);
         candidates.extend(self.keyring.for_image(image, Instant::now()));
@@ -460,8 +532,13 @@ impl ImagePuller {
                 Err(error) if error.class() == cri::ErrorClass::Stopping => return Err(PullError::Stopped),
                 Err(error) => {
                     let text = error_text(&error);
+                    // Another credential reaches it as little.
+                    let is_end = is_present && has_no_response(&text);
                     if !errors.contains(&text) {
                         errors.push(text);
+                    }
+                    if is_end {
+                        break;
                     }
                 }
             }
