@@ -14,6 +14,8 @@ use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase
 use crate::support::random::{Random, random_seed};
 use crate::support::wait::{pause, wait_until};
 
+mod starts;
+
 const SETTINGS: &str = "/api/v1/namespaces/default/configmaps/settings";
 const SERVICE: &str = "/api/v1/namespaces/default/services/db";
 const LOGIN: &str = "/api/v1/namespaces/default/secrets/login";

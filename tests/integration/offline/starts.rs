@@ -1,0 +1,134 @@
+//! What starts without the API server, and what waits for it.
+
+use coracle::transport::grpc::Kind;
+
+use super::*;
+
+fn node_path() -> String {
+    format!("/api/v1/nodes/{NODE}")
+}
+
+/// Waits until so many pods are stored with their statuses.
+fn wait_stored_pods(node: &FakeNode, pods: u64) {
+    wait_until("the pods to be stored", LONG, || {
+        let objects = &status(node)["offline"]["objects"];
+        ["node", "pod", "podstatus"].iter().all(|kind| objects[kind].as_u64().unwrap_or(0) >= 1)
+            && objects["pod"] == pods
+            && objects["podstatus"] == pods
+    });
+}
+
+/// The machine restarts, and the API server is away.
+fn restart_alone(node: &mut FakeNode) {
+    node.api().go_down();
+    node.stop_agent();
+    node.cut_power();
+    node.fake.clear_journal();
+    node.start_agent();
+    wait_phase(node, "alone");
+}
+
+/// The policy `Always` is the default of the tag `latest`.
+#[test]
+fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_well() {
+    let mut node = joined(json!({}));
+    let mut web = simple("web");
+    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    node.bind(&web);
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+    let error = "failed to do request: Head \"https://registry.test/v2/\": dial tcp: lookup registry.test: \
+                 no such host";
+    node.fake.fail("PullImage", Kind::Unknown, error);
+    restart_alone(&mut node);
+    node.wait_ready("web");
+    let events = node.cli(&["events", "-o", "json"]);
+    assert_eq!(events.matches("its registry does not respond").count(), 1, "{events}");
+    assert!(!events.contains("Failed to pull"), "{events}");
+    let running = node.running("web");
+
+    // With the API server, a new container pulls as ever.
+    node.fake.behave("PullImage");
+    node.api().go_up();
+    wait_phase(&node, "online");
+    assert_eq!(node.running("web"), running);
+    let pulls = node.fake.count("PullImage");
+    assert!(node.fake.kill_container(&running["main"][0], 1));
+    wait_until("the container to be started again", LONG, || {
+        let now = node.running("web");
+        now.contains_key("main") && now != running
+    });
+    assert!(node.fake.count("PullImage") > pulls);
+    node.finish();
+}
+
+/// The registry responds, and refuses the image.
+#[test]
+fn present_image_with_the_policy_always_is_not_used_if_the_registry_refuses_it() {
+    let mut node = joined(json!({}));
+    let mut web = simple("web");
+    web["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    node.bind(&web);
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+    node.fake.fail("PullImage", Kind::Unknown, "unexpected status from HEAD request: 401 Unauthorized");
+    restart_alone(&mut node);
+    wait_until("the pull to fail", LONG, || node.cli(&["events", "-o", "json"]).contains("401 Unauthorized"));
+    assert!(!was_requested(&node, "CreateContainer", "web"), "{:?}", node.fake.calls());
+    node.fake.behave("PullImage");
+    node.wait_ready("web");
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.finish();
+}
+
+/// The stored Node object is older than the label that brought the pod here.
+#[test]
+fn pod_that_the_stored_node_excludes_waits_for_the_server_and_starts_then() {
+    let mut node = joined(json!({}));
+    let set_label = |node: &FakeNode, value: Value| {
+        let mut object = node.api().object(&node_path()).expect("the node is registered");
+        object["metadata"]["labels"]["example.org/rack"] = value;
+        node.api().put(&node_path(), object);
+    };
+    let is_stored_with = |node: &FakeNode, label: &str| {
+        let files = fs::read_dir(node.root().join("offline")).into_iter().flatten().flatten();
+        let mut files = files.filter(|file| file.file_name().to_string_lossy().starts_with("node-"));
+        files.any(|file| read_lossy(&file.path()).contains(label))
+    };
+    set_label(&node, json!("seven"));
+    let mut web = simple("web");
+    web["spec"]["nodeSelector"] = json!({"example.org/rack": "seven"});
+    node.bind(&web);
+    node.bind(&simple("other"));
+    node.wait_ready("web");
+    node.wait_ready("other");
+    wait_stored_pods(&node, 2);
+    set_label(&node, json!("eight"));
+    wait_until("the other label to be stored", LONG, || is_stored_with(&node, "eight"));
+
+    restart_alone(&mut node);
+    node.wait_ready("other");
+    wait_until("the pod to wait", LONG, || {
+        node.pod("web").and_then(|pod| pod.status).is_some_and(|status| {
+            status.phase.as_deref() == Some("Pending") && status.reason.as_deref() == Some("NodeAffinity")
+        })
+    });
+    assert!(!was_requested(&node, "RunPodSandbox", "web"), "{:?}", node.fake.calls());
+    let events = node.cli(&["events", "-o", "json"]);
+    assert!(events.contains("waits until the API server is back"), "{events}");
+    let other = node.running("other");
+
+    set_label(&node, json!("seven"));
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.wait_ready("web");
+    assert_eq!(node.running("other"), other);
+    wait_until("the status to be reported", LONG, || node.shown("web").is_some_and(|pod| is_ready(&pod)));
+    node.finish();
+}
+
+/// The text of a file with other bytes in it.
+fn read_lossy(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+}
