@@ -176,11 +176,14 @@ pub(super) enum PullError {
 }
 
 impl PullError {
-    /// Whether the registry has not responded, as far as the runtime says that.
+    /// Whether the registry has not responded, as far as the runtime's errors show that. One that has refused
+    /// any credential has responded.
     fn is_unreachable(&self) -> bool {
         match self {
             PullError::Unreachable => true,
-            PullError::Runtime(errors) => errors.iter().any(|error| has_no_response(error)),
+            PullError::Runtime(errors) => {
+                !errors.is_empty() && errors.iter().all(|error| has_no_response(error))
+            }
             _ => false,
         }
     }
@@ -719,6 +722,18 @@ mod tests {
         ] {
             assert_eq!(failure(reason, String::new()).is_failed_pull(), expected, "{reason}");
         }
+    }
+
+    #[test]
+    fn registry_that_refuses_one_credential_has_responded() {
+        let check = |errors: &[&str], expected| {
+            let error = PullError::Runtime(errors.iter().map(|e| (*e).to_owned()).collect());
+            assert_eq!(error.is_unreachable(), expected, "{errors:?}");
+        };
+        check(&["dial tcp: i/o timeout"], true);
+        check(&["401 Unauthorized", "dial tcp: i/o timeout"], false);
+        check(&[], false);
+        assert!(PullError::Unreachable.is_unreachable() && !PullError::Rate.is_unreachable());
     }
 
     #[test]

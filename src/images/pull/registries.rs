@@ -29,7 +29,7 @@ const NO_RESPONSE: [&str; 13] = [
     "no route to host",
     "i/o timeout",
     "deadline exceeded",
-    "deadlineexceeded",
+    "code = deadlineexceeded",
 ];
 
 /// The registries, and when their last failure was. Time is passed in.

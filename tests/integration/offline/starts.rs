@@ -3,6 +3,11 @@
 use coracle::transport::grpc::Kind;
 
 use super::*;
+use crate::support::wait::wait_for;
+
+const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+const BUNDLE: &str = "/apis/certificates.k8s.io/v1/clustertrustbundles/roots";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/namespaces/default/podcertificaterequests";
 
 fn node_path() -> String {
     format!("/api/v1/nodes/{NODE}")
@@ -125,6 +130,58 @@ fn pod_that_the_stored_node_excludes_waits_for_the_server_and_starts_then() {
     node.wait_ready("web");
     assert_eq!(node.running("other"), other);
     wait_until("the status to be reported", LONG, || node.shown("web").is_some_and(|pod| is_ready(&pod)));
+    node.finish();
+}
+
+/// The key of the certificate is in clear nowhere on the disk.
+#[test]
+fn trust_bundles_and_certificates_of_pods_are_there_without_the_server() {
+    let mut node = joined(json!({}));
+    let certificate =
+        |base64: &str| format!("-----BEGIN CERTIFICATE-----\n{base64}\n-----END CERTIFICATE-----\n");
+    node.api().put(ACCOUNT, json!({"metadata": {"name": "default", "namespace": "default"}}));
+    node.api().put(BUNDLE, json!({"spec": {"trustBundle": certificate("cm9vdA==")}}));
+    let mut main = busybox("main", FOREVER);
+    main["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    let mut web = pod("web", json!([main]));
+    web["spec"]["serviceAccountName"] = json!("default");
+    web["spec"]["volumes"] = json!([{"name": "v", "projected": {"sources": [
+        {"clusterTrustBundle": {"name": "roots", "path": "ca.pem"}},
+        {"clusterTrustBundle": {"name": "none", "optional": true, "path": "none.pem"}},
+        {"podCertificate": {"signerName": "x.org/signer", "keyType": "ED25519", "keyPath": "key.pem",
+            "certificateChainPath": "chain.pem"}}]}}]);
+    node.bind(&web);
+    let mut issued =
+        wait_for("the request for a certificate", LONG, || node.api().objects(REQUESTS).first().cloned());
+    issued["status"] = json!({
+        "conditions": [{"type": "Issued", "status": "True", "reason": "Test", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        "certificateChain": certificate("b25l"),
+        "notBefore": "2026-01-01T00:00:00Z",
+        "beginRefreshAt": "2998-01-01T00:00:00Z",
+        "notAfter": "2999-01-01T00:00:00Z",
+    });
+    let name = issued["metadata"]["name"].as_str().expect("the request has a name").to_owned();
+    node.api().put(&format!("{REQUESTS}/{name}"), issued);
+    node.wait_ready("web");
+    wait_stored_pods(&node, 1);
+    wait_until("the certificates to be stored", LONG, || {
+        let objects = &status(&node)["offline"]["objects"];
+        objects["trustbundles"] == 2 && objects["podcertificate"] == 1
+    });
+    let paths = ["ca.pem", "none.pem", "key.pem", "chain.pem"]
+        .map(|file| volume(&node, "web", "projected", &format!("v/{file}")));
+    let texts = || paths.each_ref().map(|path| read(path));
+    let before = texts();
+    assert!(before[2].starts_with("-----BEGIN PRIVATE KEY-----\n"), "{}", before[3]);
+    let key = before[2].lines().nth(1).expect("the key has a second line");
+
+    restart_alone(&mut node);
+    node.wait_ready("web");
+    assert!(texts() == before, "the files are other ones");
+    assert_eq!(files_with(&node.path(""), &[key]), [""; 0].map(PathBuf::from));
+    node.api().go_up();
+    wait_phase(&node, "online");
     node.finish();
 }
 
