@@ -168,7 +168,10 @@ impl Cluster {
         let mut threads = vec![services];
         // First, so that it stops after all threads that pass it what they read.
         if let Some(offline) = &offline {
-            let running = offline.spawn(offline_deps(rooms, &node, reader, pod_api), supervisor.on_death());
+            let running = offline.spawn(
+                offline_deps(rooms, &node, reader, pod_api, bound::reader(&host.node_name, &client)),
+                supervisor.on_death(),
+            );
             threads.push(running.map_err(thread_error("offline"))?);
         }
         let mut certificates = None;
@@ -201,6 +204,9 @@ impl Cluster {
             events: rooms.events.clone(),
             watch: node.clone(),
             bell: health_rings,
+            renewed: offline
+                .clone()
+                .map(|offline| Box::new(move |begin| offline.contact(begin)) as node::Renewed),
         };
         let mut node_settings = node_settings(args, config, &host.node_name);
         node_settings.resets_devices = rooms.devices.is_new();
@@ -232,6 +238,7 @@ fn offline_deps(
     node: &NodeWatch,
     reader: NodeReader,
     pod_api: PodDependencies,
+    read_pods: offline::ReadPods,
 ) -> offline::Deps {
     let (confirmed, assumed, released) = (node.clone(), node.clone(), node.clone());
     let (status, services) = (rooms.status.clone(), pod_api.services.clone());
@@ -239,6 +246,7 @@ fn offline_deps(
         node: Box::new(move || confirmed.confirmed()),
         node_changes: node.subscribe(),
         read_node: Box::new(move || reader.fact()),
+        read_pods,
         use_node: Box::new(move |node| assumed.assume(node)),
         release_node: Box::new(move || released.settle()),
         status_changes: rooms.status.changes(),

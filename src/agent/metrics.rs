@@ -11,6 +11,7 @@ use crate::config::gates::{self, Stage};
 use crate::kube::pod_certificates::PodCertificates;
 use crate::model::metrics;
 use crate::model::runtime::{ContainerState, SandboxState};
+use crate::offline::{Offline, Phase};
 use crate::pods::WorkerPhase;
 use crate::probes::BUCKETS;
 use crate::resources::Roots;
@@ -46,9 +47,42 @@ pub(super) fn write(handles: &Handles, which: MetricsPage, page: &mut Page) {
     features(handles, page);
     runtime(handles, page);
     claims(handles, page);
+    offline(handles, page);
     handles.plugins.write_metrics(page);
     pods(handles, page);
     process(handles, page);
+}
+
+/// What `--offline` does. Without the flag there are no such metrics.
+fn offline(handles: &Handles, page: &mut Page) {
+    let Some(report) = handles.offline.as_ref().map(Offline::report) else { return };
+    let help = "Whose pods count with --offline: 1 for the present phase.";
+    let mut family = page.family("coracle_offline_phase", help, Type::Gauge);
+    for (phase, name) in [
+        (Phase::Undecided, "undecided"),
+        (Phase::Online, "online"),
+        (Phase::Alone, "alone"),
+        (Phase::Held, "held"),
+    ] {
+        family.series(&[("phase", name)], if report.phase == phase { 1.0 } else { 0.0 });
+    }
+    drop(family);
+    if let Some(seconds) = report.seconds_since_contact {
+        let help = "Seconds since the node's lease was renewed last.";
+        page.gauge("coracle_offline_contact_age_seconds", help, seconds as f64);
+    }
+    let help = "Stored objects of the API server, by kind.";
+    let mut family = page.family("coracle_offline_stored_objects", help, Type::Gauge);
+    for (kind, count) in &report.objects {
+        family.series(&[("kind", kind)], *count as f64);
+    }
+    drop(family);
+    let help = "Bytes of all stored objects.";
+    page.gauge("coracle_offline_stored_bytes", help, report.bytes as f64);
+    let help = "Problems of the store, such as objects that are not stored; at most 16 are counted.";
+    page.gauge("coracle_offline_problems", help, report.problems.len() as f64);
+    let help = "Pods that are stopped because the API server was away for too long.";
+    page.gauge("coracle_offline_stopped_pods", help, report.stopped_pods as f64);
 }
 
 fn claims(handles: &Handles, page: &mut Page) {

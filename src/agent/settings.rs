@@ -34,6 +34,8 @@ use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::{cpu_list, logging};
 use crate::{node, server, sync};
 
+/// The file beside the local socket that has the time of the last contact with the API server.
+const CONTACT_FILE: &str = "api-contact";
 /// The default of `userNamespaces.idsPerPod`.
 const USER_NAMESPACE_IDS: u32 = 65_536;
 
@@ -321,15 +323,35 @@ pub(super) fn source_locations(
 }
 
 /// The store of the API server's last known objects; `None` without `--offline`.
-pub(super) fn offline(args: &AgentArgs, node_name: &str) -> Option<offline::Settings> {
-    args.offline.then(|| offline::Settings {
+pub(super) fn offline(
+    args: &AgentArgs,
+    config: &KubeletConfiguration,
+    node_name: &str,
+) -> Result<Option<offline::Settings>, StartError> {
+    let shortest = Duration::from_secs(u64::try_from(config.node_lease_duration_seconds).unwrap_or_default());
+    let stop_after = Some(args.offline_stop_after).filter(|after| !after.is_zero());
+    if args.offline && stop_after.is_some_and(|after| after < shortest) {
+        return Err(StartError::Refused(format!(
+            "--offline-stop-after: must not be shorter than nodeLeaseDurationSeconds ({} s): pods would stop between \
+             two renewals of the lease",
+            shortest.as_secs()
+        )));
+    }
+    let memory_file = args.local_socket.with_file_name(CONTACT_FILE);
+    let fence = offline::FenceSettings {
+        stop_after,
+        shortest,
+        memory_file: Some(memory_file).filter(|path| path.parent().is_some_and(offline::is_in_memory)),
+    };
+    Ok(args.offline.then(|| offline::Settings {
         directory: args.root_dir.join(OFFLINE_DIR),
         node_name: node_name.to_owned(),
         stores_secrets: args.offline_secrets,
         key_file: args.offline_key.clone(),
         wait: args.offline_wait,
         accept_after: args.offline_accept_after,
-    })
+        fence,
+    }))
 }
 
 pub(super) fn container_gc(args: &AgentArgs, config: &KubeletConfiguration) -> gc::Settings {

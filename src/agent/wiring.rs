@@ -125,7 +125,8 @@ pub(super) fn start(
     let (objects, from_objects) = mailbox(replace);
     let changed = objects.clone();
     let local = LocalObjects::new(Box::new(move |uid| changed.put(uid.clone(), ())));
-    let offline = settings::offline(args, &host.node_name).map(|settings| Offline::open(&settings, started));
+    let offline = settings::offline(args, config, &host.node_name)?;
+    let offline = offline.map(|settings| Offline::open(&settings, started));
     let cluster = cluster::connect(context, objects, offline.clone())?;
     let client = cluster.as_ref().map(|cluster| cluster.client.clone());
     let serving = main_port::certificate(args, config, &host)?;
@@ -340,6 +341,7 @@ fn start_sync(
         from_objects: from.objects,
         evictions: from.evictions,
         shutdown,
+        offline: cluster.and_then(|cluster| cluster.offline.clone()),
         turn: Arc::clone(&turn),
     };
     let settings = settings::sync(args, config, host, rooms.allocatable.clone(), sources);
@@ -380,6 +382,7 @@ fn workers(
         image_check: rooms.image_check.clone(),
         api: rooms.pod_api.clone(),
         local: rooms.local.clone(),
+        offline: cluster.and_then(|cluster| cluster.offline.clone()),
         clean,
     };
     Workers::new(settings, deps, ended)

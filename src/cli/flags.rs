@@ -443,6 +443,12 @@ pub(super) static FLAGS: &[Flag] = &[
     ),
     works("offline-secrets", Text, "sealed", "sealed: store Secrets and tokens sealed; none: do not"),
     works(
+        "offline-stop-after",
+        Duration,
+        "0s",
+        "stop the pods of the API server when the node's lease was not renewed for this time; 0 means never",
+    ),
+    works(
         "offline-wait",
         Duration,
         "30s",

@@ -284,6 +284,7 @@ impl CommandLine {
                     _ => return Err(format!("{text:?} must be sealed or none")),
                 };
             }
+            "offline-stop-after" => args.offline_stop_after = offline_time(text)?,
             "offline-wait" => args.offline_wait = offline_time(text)?,
             "container-logs-quota" => args.container_logs_quota = log_quota(text)?,
             "remove-damaged-images" => args.remove_damaged_images = bool_value(text)?,

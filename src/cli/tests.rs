@@ -636,6 +636,9 @@ fn flags_of_the_offline_store_have_safe_defaults_and_bounds() {
     let args = agent("--kubeconfig=/k");
     assert!(!args.offline && args.offline_secrets && args.offline_key.is_none());
     assert_eq!((args.offline_wait.as_secs(), args.offline_accept_after.as_secs()), (30, 3600));
+    assert!(args.offline_stop_after.is_zero());
+    let stop = agent("--kubeconfig=/k --offline --offline-stop-after=5m").offline_stop_after;
+    assert_eq!(stop.as_secs(), 300);
     let args = agent(
         "--kubeconfig=/k --offline --offline-secrets=none --offline-key=/media/key --offline-wait=0 \
          --offline-accept-after=24h",
@@ -648,6 +651,7 @@ fn flags_of_the_offline_store_have_safe_defaults_and_bounds() {
         ("--offline-secrets=clear", "must be sealed or none"),
         ("--offline-key=key", "must be an absolute path"),
         ("--offline-wait=-1s", "must not be negative"),
+        ("--offline-stop-after=-1s", "must not be negative"),
         ("--offline-accept-after=9000h", "is longer than a year"),
     ] {
         assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));

@@ -57,6 +57,8 @@ pub struct AgentArgs {
     pub offline_wait: Duration,
     /// `--offline-accept-after`; zero: never without an order.
     pub offline_accept_after: Duration,
+    /// `--offline-stop-after`; zero: never.
+    pub offline_stop_after: Duration,
     /// `--container-logs-quota`, in bytes; `None`: no limit.
     pub container_logs_quota: Option<u64>,
     /// `--hostname-override`; empty means the host's name.
@@ -114,6 +116,7 @@ impl AgentArgs {
             offline_key: None,
             offline_wait: Duration::from_secs(30),
             offline_accept_after: Duration::from_secs(3600),
+            offline_stop_after: Duration::ZERO,
             container_logs_quota: None,
             hostname_override: String::new(),
             node_ips: Vec::new(),

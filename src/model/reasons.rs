@@ -131,6 +131,12 @@ reasons! {
     SERVER_PODS_HELD = "ServerPodsHeld";
     /// The pods of the API server count again (not in upstream).
     SERVER_PODS_ACCEPTED = "ServerPodsAccepted";
+    /// The API server was away for too long: the pod is stopped until it is back (not in upstream).
+    STOPPED_OFFLINE = "StoppedOffline";
+    /// A pod that was stopped for that may run again (not in upstream).
+    RESUMED_ONLINE = "ResumedOnline";
+    /// An annotation of ours is malformed (not in upstream).
+    INVALID_ANNOTATION = "InvalidAnnotation";
     /// A pod has a stored token of a service account that is not valid any more (not in upstream).
     EXPIRED_TOKEN_USED = "ExpiredTokenUsed";
     /// Files of an unpacked image are damaged (not in upstream).

@@ -9,6 +9,7 @@ use super::api::{LeaseApi, NodeError, NodeErrorKind};
 use super::watch::NodeWatch;
 use crate::model::coordination::{Lease, LeaseSpec};
 use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
+use crate::offline::boot_time;
 use crate::util::backoff::{Failures, random_unit};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
@@ -40,11 +41,21 @@ pub(super) struct LeaseRenewer {
     api: Box<dyn LeaseApi + Send>,
     lease: Option<Lease>,
     failures: Failures,
+    /// Receives the [`boot_time`] at which a request that renewed it began.
+    renewed: Option<Renewed>,
 }
+
+/// See [`super::Deps::renewed`].
+pub type Renewed = Box<dyn Fn(i64) + Send>;
 
 impl LeaseRenewer {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
-        LeaseRenewer { name, seconds, api, lease: None, failures: Failures::default() }
+        LeaseRenewer { name, seconds, api, lease: None, failures: Failures::default(), renewed: None }
+    }
+
+    /// Reports each renewal.
+    pub(super) fn with_report(self, renewed: Option<Renewed>) -> Self {
+        LeaseRenewer { renewed, ..self }
     }
 
     /// Body of the thread.
@@ -55,7 +66,11 @@ impl LeaseRenewer {
             let owner = watch.uid();
             let due = next.is_some_and(|next| next <= Instant::now());
             if due || (owner.is_some() && owner.as_deref() != self.owner()) {
+                let begin = boot_time();
                 let outcome = self.turn(owner.as_deref(), Timestamp::now());
+                if let (Outcome::Renewed, Some(renewed)) = (&outcome, &self.renewed) {
+                    renewed(begin);
+                }
                 next = self.wait_after(&outcome, random_unit()).map(|wait| Instant::now() + wait);
             }
             let _waiting = threads::waiting("next lease renewal");

@@ -49,6 +49,7 @@ pub use addresses::AddressError;
 pub use api::NodeError;
 pub use compose::{Image, NodeStatusInputs, arch, declared_features, labels, largest_images};
 pub use conditions::{Pressures, pressure_events};
+pub use lease::Renewed;
 pub use patch::between as node_patch;
 pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
@@ -69,6 +70,9 @@ pub struct Deps {
     pub watch: NodeWatch,
     /// Rung when a condition may have changed: the runtime's health, a pressure.
     pub bell: Receiver<()>,
+    /// Receives the `offline::boot_time` at which each request began that renewed the lease. Must not
+    /// block.
+    pub renewed: Option<Renewed>,
 }
 
 /// Starts the threads `watch/node`, `node` and `lease`.
@@ -77,7 +81,7 @@ pub struct Deps {
 /// When a thread cannot be started.
 pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::Result<Vec<Running>> {
     let on_death = || OnDeath::Supervisor(deaths.clone());
-    let Deps { client, sensors, events, watch, bell } = deps;
+    let Deps { client, sensors, events, watch, bell, renewed } = deps;
     let own = Watched {
         target: Target::nodes(),
         field_selector: Some(format!("metadata.name={}", settings.name)),
@@ -99,7 +103,8 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
     let (node_client, break_node) = heartbeat();
     let lease_api = api::NodeApiClient::new(lease_client, &settings.name);
     let renewer =
-        lease::LeaseRenewer::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api));
+        lease::LeaseRenewer::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api))
+            .with_report(renewed);
     let owner = watch.clone();
     let lease = threads::spawn("lease", Stack::Large, on_death(), move |stop| renewer.run(&stop, &owner))?
         .with_waker(break_lease);

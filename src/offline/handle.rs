@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::decide::{Decider, Effect, NodeFact};
+use super::fence::{self, Fence};
 use super::files::{FileError, Files, MAX_BYTES, MAX_FILES};
 use super::format;
 use super::key::Key;
@@ -56,6 +57,8 @@ pub(super) struct NodeAccess {
 
 pub(super) struct Shared {
     pub(super) files: Files,
+    /// Which pods are stopped.
+    pub(super) fence: Fence,
     /// The number of the phase, for readers that must not wait.
     phase: AtomicU8,
     /// Whether a set of the API server waits for a decision.
@@ -83,6 +86,8 @@ pub(super) struct State {
     /// Effects for the thread: `ReadNode` and `Entered`.
     pub(super) orders: Vec<Effect>,
     stored_node: Option<Node>,
+    /// How many pods were delivered before a decision, because they must not run.
+    early: usize,
     /// Set by the thread.
     pub(super) node: Option<NodeAccess>,
     /// What was wrong at the start, for the thread.
@@ -118,6 +123,8 @@ impl Offline {
         let stored = stored::load(&files, &mut problems);
         let uid = stored.node.as_ref().and_then(|node| node.metadata.uid.clone());
         let decider = Decider::new(stored.pods, uid, settings.wait, settings.accept_after, now);
+        let fence = Fence::new(settings.fence.clone(), stored.contact);
+        fence.set_pods(decider.known());
         let report = Report {
             seal: files.seal_state(),
             since: Some(jiff::Timestamp::now()),
@@ -133,12 +140,14 @@ impl Offline {
             undelivered: None,
             orders: Vec::new(),
             stored_node: stored.node,
+            early: 0,
             node: None,
             problems,
             report,
         };
         let shared = Shared {
             files,
+            fence,
             phase: AtomicU8::new(Phase::Undecided as u8),
             is_open: AtomicBool::new(false),
             events: OnceLock::new(),
@@ -294,6 +303,10 @@ impl Offline {
         let state = self.shared.state();
         let mut report = state.report.clone();
         report.phase = state.decider.phase();
+        let age = self.shared.fence.age(fence::boot_time());
+        report.seconds_since_contact = age.map(|age| age.as_secs());
+        report.stop_after_seconds = self.shared.fence.stop_after().map(|after| after.as_secs());
+        report.stopped_pods = u64::try_from(self.shared.fence.stopped()).unwrap_or(u64::MAX);
         if let Some((reason, until)) = state.decider.held() {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             report.held = Some(reason);
@@ -343,6 +356,9 @@ impl Shared {
             }
         }
         let is_nothing = effects.is_empty();
+        if effects.iter().any(|effect| matches!(effect, Effect::Store { .. })) {
+            self.fence.set_pods(state.decider.known());
+        }
         for effect in effects {
             match effect {
                 // Before the pods are delivered: without its labels they would be rejected.
@@ -361,8 +377,38 @@ impl Shared {
         }
         drop(guard);
         if !is_nothing {
-            // If the bell is full, the thread wakes anyway.
-            let _ = self.bell.try_send(());
+            self.ring();
+        }
+    }
+
+    /// Wakes the thread.
+    pub(super) fn ring(&self) {
+        // If the bell is full, the thread wakes anyway.
+        let _ = self.bell.try_send(());
+    }
+
+    /// Before a decision: delivers the stored pods that must not run. They may run since before a restart
+    /// of the agent, and the wait for the API server is no reason to let them. The other pods follow with
+    /// the decision.
+    pub(super) fn deliver_stopped(&self, now: i64) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.decider.phase() != Phase::Undecided {
+            return;
+        }
+        let stopped = state.decider.known().iter().filter(|pod| self.fence.stops(pod, now));
+        let stopped: Vec<Pod> = stopped.cloned().collect();
+        if stopped.len() <= state.early {
+            return;
+        }
+        state.early = stopped.len();
+        if let (Some(node), Some(object)) = (&state.node, state.stored_node.clone()) {
+            (node.assume)(object);
+        }
+        // As a stored set, which may lack pods: no other pod is stopped.
+        match &state.deliver {
+            Some(deliver) => deliver(stopped, Phase::Alone),
+            None => state.undelivered = Some((stopped, Phase::Alone)),
         }
     }
 
@@ -535,6 +581,40 @@ mod tests {
         assert_eq!(steps.try_iter().collect::<Vec<_>>(), ["settle", "deliver x"]);
         offline.server_set(vec![pod("x")], true);
         assert_eq!(steps.try_iter().collect::<Vec<_>>(), ["deliver x"]);
+    }
+
+    #[test]
+    fn stored_pods_whose_time_is_over_are_delivered_before_the_decision_and_no_others() {
+        let root = tempfile::tempdir().unwrap();
+        drop(testing::offline(root.path(), &["a", "b"]));
+        // By the wall clock, the last contact was long ago.
+        testing::store(root.path(), &Key::contact(), &serde_json::json!({"seconds": 0}));
+        let fence = fence::FenceSettings {
+            stop_after: Some(std::time::Duration::from_secs(300)),
+            ..fence::FenceSettings::default()
+        };
+        let settings = Settings { fence, ..testing::settings(root.path()) };
+        let offline = Offline::with_files(testing::files(root.path()), Vec::new(), &settings, Instant::now());
+        let (sender, receiver) = crossbeam_channel::bounded(64);
+        offline.deliver_to(Box::new(move |pods, phase| sender.send((testing::uids(&pods), phase)).unwrap()));
+        let delivered = || receiver.try_iter().collect::<Vec<_>>();
+        let deliver = || offline.shared.deliver_stopped(fence::boot_time());
+        deliver();
+        assert_eq!(delivered(), [(vec!["a".to_owned(), "b".to_owned()], Phase::Alone)]);
+        deliver();
+        assert!(delivered().is_empty() && offline.phase() == Phase::Undecided, "once");
+        assert_eq!(offline.report().stopped_pods, 2);
+        // The list of the API server has one of them; a list alone starts none, because it may be an old one.
+        offline.contact(fence::boot_time());
+        offline.server_set(vec![pod("a")], true);
+        assert!(offline.stops(&pod("a")) && offline.report().stopped_pods == 1);
+        offline.shared.fence.release(&[PodUid::from("a")].into());
+        assert!(!offline.stops(&pod("a")) && offline.releases().try_iter().count() == 1);
+        // Without a contact since, nothing is delivered early.
+        let root = tempfile::tempdir().unwrap();
+        let unused = testing::offline(root.path(), &["a"]);
+        unused.shared.deliver_stopped(i64::MAX);
+        assert!(unused.shared.state().undelivered.is_none() && !unused.fences());
     }
 
     #[test]

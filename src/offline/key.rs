@@ -40,11 +40,13 @@ pub enum Kind {
     ResourceClaim,
     /// The certificate of a pod with its key. By `pod UID/digest of what was requested`.
     PodCertificate,
+    /// When the API server was reached last, in seconds of the wall clock. One file, with an empty name.
+    Contact,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Node,
         Kind::Pod,
         Kind::PodStatus,
@@ -60,6 +62,7 @@ impl Kind {
         Kind::TrustBundles,
         Kind::ResourceClaim,
         Kind::PodCertificate,
+        Kind::Contact,
     ];
 
     /// The word in names of files, headers and messages.
@@ -81,6 +84,7 @@ impl Kind {
             Kind::TrustBundles => "trustbundles",
             Kind::ResourceClaim => "resourceclaim",
             Kind::PodCertificate => "podcertificate",
+            Kind::Contact => "contact",
         }
     }
 
@@ -125,6 +129,12 @@ impl Key {
         Key::new(Kind::Node, "")
     }
 
+    /// The key of the time of the last contact.
+    #[must_use]
+    pub fn contact() -> Key {
+        Key::new(Kind::Contact, "")
+    }
+
     /// The name of its file: nothing of it comes from an object.
     #[must_use]
     pub fn file_name(&self) -> String {
@@ -148,7 +158,8 @@ impl Key {
             | Kind::Volume
             | Kind::CsiDriver
             | Kind::Attachment
-            | Kind::TrustBundles => (self.kind.word(), name),
+            | Kind::TrustBundles
+            | Kind::Contact => (self.kind.word(), name),
         }
     }
 

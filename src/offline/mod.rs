@@ -5,7 +5,8 @@
 //! the node.
 //! Threads: `offline` writes files and waits for what is due. Sets are decided on the thread that
 //! delivers them, so that a slow disk delays no pod.
-//! Pure cores: [`key`], [`mod@format`], [`decide`], `queue`. `files` reads and writes, `key_file` reads or
+//! Pure cores: [`key`], [`mod@format`], [`decide`], `queue`. [`fence`] decides which pods are stopped after a
+//! time without the API server. `files` reads and writes, `key_file` reads or
 //! makes the key.
 //! Invariants: a file is replaced only by a whole one; a body counts only if its checksum, kind and name
 //! are right; no part of a file's name comes from an object; Secrets and tokens are in clear neither on
@@ -15,6 +16,7 @@
 //! No Go counterpart.
 
 pub mod decide;
+pub mod fence;
 pub mod files;
 pub mod format;
 #[cfg(test)]
@@ -26,6 +28,7 @@ mod problems;
 mod queue;
 mod settings;
 mod state;
+mod stops;
 pub mod store;
 mod stored;
 #[cfg(test)]
@@ -35,9 +38,10 @@ pub(crate) mod testing;
 mod thread;
 
 pub use decide::NodeFact;
+pub use fence::{FenceSettings, boot_time, is_in_memory};
 pub use handle::{Deliver, NothingHeld, Offline};
 pub use key::{Key, Kind};
 pub use settings::Settings;
 pub use state::{HeldReason, Phase, Report, SealState};
 pub(crate) use stored::decode;
-pub use thread::{Bodies, ChangedStatuses, Deps, Needs, ReadServices, ReadStatuses};
+pub use thread::{Bodies, ChangedStatuses, Deps, Needs, ReadPods, ReadServices, ReadStatuses};

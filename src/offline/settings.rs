@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::fence::FenceSettings;
+
 /// What the flags set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -19,4 +21,6 @@ pub struct Settings {
     /// `--offline-accept-after`: how long a set that knows nothing of this node is held. Zero: until an
     /// order.
     pub accept_after: Duration,
+    /// When pods are stopped without the API server.
+    pub fence: FenceSettings,
 }

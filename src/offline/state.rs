@@ -63,6 +63,14 @@ pub struct Report {
     pub accepts: Option<jiff::Timestamp>,
     /// Whether Secrets and tokens are stored.
     pub seal: SealState,
+    /// Seconds since the node's lease was renewed last; `None`: not since the start of the agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds_since_contact: Option<u64>,
+    /// `--offline-stop-after`; `None`: only pods with an annotation are stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_after_seconds: Option<u64>,
+    /// Pods that are stopped because the API server was away for too long.
+    pub stopped_pods: u64,
     /// Stored objects by the word of their kind.
     pub objects: std::collections::BTreeMap<String, u64>,
     /// Bytes of all files.

@@ -23,6 +23,8 @@ const OTHER_NODE: &str = "it was stored for a node with another name";
 pub(super) struct StoredWorld {
     pub(super) pods: Vec<Pod>,
     pub(super) node: Option<Node>,
+    /// The time of the last contact, in seconds of the wall clock.
+    pub(super) contact: Option<i64>,
 }
 
 /// Reads the stored Node object and the pods with their last statuses. Adds to `problems` what cannot be
@@ -63,10 +65,17 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
             pods.insert(pod.full_name(), pod);
         }
     }
-    StoredWorld { pods: pods.into_values().collect(), node }
+    let contact = read::<Contact>(files, &Key::contact(), problems).map(|contact| contact.seconds);
+    StoredWorld { pods: pods.into_values().collect(), node, contact }
 }
 
-/// A stored object. `None`: there is none that can be used.
+/// When the API server was reached last.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub(super) struct Contact {
+    /// Seconds since 1970, by the wall clock.
+    pub(super) seconds: i64,
+}
+
 /// A stored object, read as those of the API server are. `None` if it has another form: the text of an error
 /// may have parts of the object. A second decoder for all these types would have 310 KB.
 pub(crate) fn decode<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {

@@ -27,6 +27,7 @@ pub(crate) fn settings(root: &Path) -> Settings {
         key_file: None,
         wait: Duration::from_secs(30),
         accept_after: Duration::from_secs(3600),
+        fence: super::fence::FenceSettings::default(),
     }
 }
 
@@ -78,6 +79,7 @@ pub(crate) fn deps() -> Deps {
         node: Box::new(|| None),
         node_changes: never(),
         read_node: Box::new(|| NodeFact::Absent),
+        read_pods: Box::new(|| None),
         use_node: Box::new(|_| {}),
         release_node: Box::new(|| {}),
         entered: Box::new(|_| {}),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, never, select_biased};
 
 use super::decide::{Effect, NodeFact};
+use super::fence::boot_time;
 use super::files::FileError;
 use super::handle::{NodeAccess, Offline};
 use super::key::{Key, Kind};
@@ -31,6 +32,8 @@ use crate::util::timers;
 
 /// How long the thread writes after the stop signal.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// The wait after the time of the last contact could not be written.
+const CONTACT_RETRY: Duration = Duration::from_secs(60);
 
 /// The functions of other rooms that the thread calls. None of them may wait, except `read_node`.
 pub struct Deps {
@@ -40,6 +43,9 @@ pub struct Deps {
     pub node_changes: Receiver<()>,
     /// Reads it from the API server, with a limit of 5 s. Ends when the client is shut down.
     pub read_node: Box<dyn Fn() -> NodeFact + Send>,
+    /// Reads the UIDs of this node's pods from the API server, with a limit of 5 s; `None`: it cannot be
+    /// read. Ends when the client is shut down.
+    pub read_pods: ReadPods,
     /// Receives the stored Node object, for admission until `release_node` is called. Must not block.
     pub use_node: Box<dyn Fn(Node) + Send>,
     /// The Node object of the API server counts for admission again. Must not block.
@@ -61,6 +67,8 @@ pub struct Deps {
     pub events: EventSink,
 }
 
+/// See [`Deps::read_pods`].
+pub type ReadPods = Box<dyn Fn() -> Option<BTreeSet<PodUid>> + Send>;
 /// See [`Deps::statuses`].
 pub type ReadStatuses = Box<dyn Fn(u64) -> (u64, ChangedStatuses) + Send>;
 /// Statuses by the UIDs of their pods.
@@ -116,6 +124,11 @@ struct Writer {
     has_new_pods: bool,
     has_old_pods: bool,
     is_report_old: bool,
+    /// The contact that was written last, and when a failed write is repeated.
+    contact_written: Option<i64>,
+    contact_retry: Option<Instant>,
+    /// The contact after which the pods were read last.
+    pods_read: i64,
 }
 
 impl Writer {
@@ -152,10 +165,15 @@ impl Writer {
             has_new_pods: false,
             has_old_pods: false,
             is_report_old: true,
+            contact_written: None,
+            contact_retry: None,
+            pods_read: i64::MIN,
         }
     }
 
     fn run(mut self, stop: &StopToken) {
+        // Before anything that may wait: pods that must not run may run.
+        self.offline.shared.deliver_stopped(boot_time());
         self.report();
         let rings = self.offline.shared.rings.clone();
         loop {
@@ -187,21 +205,81 @@ impl Writer {
     fn due(&self) -> Option<Instant> {
         let decision = self.offline.shared.state().decider.due();
         let write = self.queue.due(self.offline.accepts_absence());
-        [decision, write, self.services_due].into_iter().flatten().min()
+        [decision, write, self.services_due, self.fence_due()].into_iter().flatten().min()
+    }
+
+    /// When a pod has to be stopped before the decision, or the time of the last contact is to be written.
+    fn fence_due(&self) -> Option<Instant> {
+        let (shared, now) = (&self.offline.shared, Instant::now());
+        let boot = boot_time();
+        let store = shared.fence.store_in(self.contact_written, boot);
+        let stop = (self.offline.phase() == Phase::Undecided && self.offline.fences())
+            .then(|| {
+                let state = shared.state();
+                let left = state.decider.known().iter().filter_map(|pod| shared.fence.left(pod, boot));
+                left.filter(|left| *left > 0).min()
+            })
+            .flatten();
+        let later = |wait: i64| now.checked_add(Duration::from_millis(u64::try_from(wait).unwrap_or(0)));
+        let store = store.and_then(later).map(|due| self.contact_retry.map_or(due, |retry| due.max(retry)));
+        [store, stop.and_then(later)].into_iter().flatten().min()
     }
 
     /// Carries out the decisions, and writes one file: then a decision may be next, because a write may take
     /// seconds.
     fn turn(&mut self, now: Instant) {
         self.offline.shared.step(|decider| decider.tick(now));
+        self.offline.shared.deliver_stopped(boot_time());
         self.carry_out(now);
+        self.release_pods();
         self.forget_damaged();
         self.take_changes(now);
         self.node_changed(now);
         self.read_services(now);
         self.collect(now);
+        self.store_contact(now, false);
         self.write_next(now);
         self.report();
+    }
+
+    /// After a new contact: stopped pods that the API server has may run again. Its watch may not have
+    /// noticed yet that it was away, so they are read.
+    fn release_pods(&mut self) {
+        let fence = &self.offline.shared.fence;
+        let contact = fence.own_contact();
+        if !fence.waits_for_server() || contact.is_none_or(|contact| contact <= self.pods_read) {
+            return;
+        }
+        // After a failure the next contact tries again.
+        self.pods_read = contact.unwrap_or(i64::MIN);
+        if let Some(shown) = (self.deps.read_pods)() {
+            fence.release(&shown);
+        }
+    }
+
+    /// Writes the time of the last contact, if that is due.
+    fn store_contact(&mut self, now: Instant, is_stop: bool) {
+        if self.contact_retry.is_some_and(|retry| retry > now && !is_stop) {
+            return;
+        }
+        self.contact_retry = None;
+        let shared = &self.offline.shared;
+        let Some((contact, seconds)) = shared.fence.to_store(self.contact_written, boot_time(), is_stop)
+        else {
+            return;
+        };
+        let Ok(body) = serde_json::to_vec(&stored::Contact { seconds }) else { return };
+        match self.store.put(&shared.files, &Key::contact(), &body) {
+            Ok(_) => {
+                self.contact_written = Some(contact);
+                self.is_report_old = true;
+            }
+            Err(error) => {
+                log::warn!("cannot store the time of the last contact: {error}");
+                self.contact_retry = now.checked_add(CONTACT_RETRY);
+            }
+        }
+        self.report_evicted();
     }
 
     fn carry_out(&mut self, now: Instant) {
@@ -403,7 +481,7 @@ impl Writer {
         let needed: BTreeSet<Key> = known.iter().flat_map(|pod| (self.deps.needs)(pod, &read)).collect();
         let namespaces = namespaces(&known);
         let is_needed = |key: &Key| match key.kind {
-            Kind::Node => true,
+            Kind::Node | Kind::Contact => true,
             Kind::Pod | Kind::PodStatus => uids.contains(key.name.as_str()),
             // The name begins with the UID of its pod; see `Key::belongs_to`.
             Kind::Token | Kind::PodCertificate => {
@@ -476,6 +554,8 @@ impl Writer {
 
     /// The agent stops: writes what waits, for a limited time.
     fn finish(&mut self, now: Instant) {
+        self.offline.shared.fence.finish();
+        self.store_contact(now, true);
         self.read_statuses(now);
         self.take_changes(now);
         if self.deps.service_changes.try_recv().is_ok() || self.services_due.is_some() {
@@ -595,6 +675,43 @@ mod tests {
         let settings = testing::settings(root.path());
         let offline = Offline::with_files(files, Vec::new(), &settings, Instant::now());
         (root, offline)
+    }
+
+    #[test]
+    fn stopped_pods_are_read_once_after_each_contact_and_the_contact_is_stored() {
+        let reads = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&reads);
+        let read_pods = move || {
+            let shown: BTreeSet<PodUid> = [PodUid::from("a")].into();
+            (counted.fetch_add(1, Ordering::Relaxed) > 0).then_some(shown)
+        };
+        let root = tempfile::tempdir().unwrap();
+        drop(testing::offline(root.path(), &["a"]));
+        testing::store(root.path(), &Key::contact(), &json!({"seconds": 0}));
+        let fence = super::super::fence::FenceSettings {
+            stop_after: Some(Duration::from_secs(300)),
+            ..Default::default()
+        };
+        let settings = super::super::settings::Settings { fence, ..testing::settings(root.path()) };
+        let offline = Offline::with_files(testing::files(root.path()), Vec::new(), &settings, Instant::now());
+        let mut fixture =
+            Fixture::with(root, offline, Deps { read_pods: Box::new(read_pods), ..testing::deps() });
+        fixture.turns(0);
+        let count = || reads.load(Ordering::Relaxed);
+        assert!(fixture.offline().stops(&pod("a")) && count() == 0, "there is no contact");
+        let now = boot_time();
+        fixture.offline().contact(now);
+        fixture.turns(1);
+        fixture.turns(2);
+        assert!(fixture.offline().stops(&pod("a")) && count() == 1, "the read has failed");
+        fixture.offline().contact(now + 1);
+        fixture.turns(3);
+        assert!(!fixture.offline().stops(&pod("a")) && count() == 2);
+        fixture.offline().contact(now + 2);
+        fixture.turns(4);
+        assert_eq!(count(), 2, "no pod waits");
+        let stored: stored::Contact = fixture.offline().read_json(&Key::contact()).unwrap();
+        assert!(stored.seconds > 0, "{stored:?}");
     }
 
     #[test]

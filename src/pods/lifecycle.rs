@@ -1,6 +1,7 @@
 //! The phases of a pod on this node and their transitions (pure).
 
 use crate::model::pod::Pod;
+use crate::model::reasons;
 
 /// Why and how a pod is to be stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -9,6 +10,23 @@ pub struct PodKill {
     pub grace_override: Option<i64>,
     /// Set for evictions and the like: why the pod fails.
     pub failure: Option<Failure>,
+}
+
+/// The message of a pod that is stopped because the API server was away for too long.
+pub const STOPPED_OFFLINE: &str =
+    "The API server has been away for too long: the pod is stopped until the API server shows it again.";
+
+impl PodKill {
+    /// Stops a pod until the API server has shown it again (`--offline-stop-after`). It does not fail.
+    #[must_use]
+    pub fn until_server_is_back() -> PodKill {
+        let failure = Failure {
+            reason: reasons::STOPPED_OFFLINE,
+            message: STOPPED_OFFLINE.to_owned(),
+            disrupts: false,
+        };
+        PodKill { grace_override: None, failure: Some(failure) }
+    }
 }
 
 /// The reason and message that a pod fails with.

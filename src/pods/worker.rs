@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use super::allocation::Allocations;
 use super::assignments::Assignments;
 use super::cgroups::PodCgroups;
-use super::lifecycle::{Lifecycle, Phase, Update};
+use super::lifecycle::{Lifecycle, Phase, PodKill, Update, must_end};
 use super::plan::{self, Plan};
 use super::start_clock::StartClock;
 use crate::images::{self, ImageCheck};
@@ -32,6 +32,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRuntime, SandboxState};
 use crate::observe::Observe;
+use crate::offline::Offline;
 use crate::probes::{Kind as ProbeKind, Probes};
 use crate::runtime::grace::Grace;
 use crate::runtime::{KnownPod, Runtime, Start, StartFailure};
@@ -91,6 +92,8 @@ pub struct Deps {
     pub api: Option<PodDependencies>,
     /// ConfigMaps and Secrets of static pods.
     pub local: LocalObjects,
+    /// Whether pods must not run, because the API server was away for too long; `None` without `--offline`.
+    pub offline: Option<Offline>,
     /// Rung when a container has several dead instances, which the cleaner removes. The relist does
     /// not report a death that a worker has seen first.
     pub clean: Sender<()>,
@@ -299,6 +302,17 @@ impl Worker {
         for (_, update) in inbox.drain() {
             self.lifecycle.apply(update);
         }
+        // The sync loop orders it, too; a worker that is made later must not start the pod before that.
+        let is_stopped = |offline: &Offline| offline.stops(&self.lifecycle.pod);
+        if self.lifecycle.phase == Phase::Syncing && self.deps.offline.as_ref().is_some_and(is_stopped) {
+            self.lifecycle.apply(Update { pod: None, kill: Some(PodKill::until_server_is_back()) });
+        }
+    }
+
+    /// Whether the pod is stopped until the API server has shown it again. One that is being deleted ends.
+    fn is_stopped_offline(&self) -> bool {
+        let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase else { return false };
+        failure.reason == reasons::STOPPED_OFFLINE && !must_end(self.pod())
     }
 
     fn step(
@@ -755,7 +769,7 @@ impl Worker {
         let mut composed = status::compose(&status::Inputs {
             old: old.as_deref(),
             failures: &failures,
-            terminal: finality == Finality::Final,
+            terminal: finality == Finality::Final && !self.is_stopped_offline(),
             deleting: self.lifecycle.phase != Phase::Syncing,
             runtime_name: &runtime_name,
             readiness: &|id| self.deps.probes.verdict(ProbeKind::Readiness, id),
@@ -770,7 +784,19 @@ impl Worker {
         });
         // A pod that had succeeded before it was evicted, or before the machine's shutdown, stays so.
         let succeeded = old.as_ref().is_some_and(|old| old.phase.as_deref() == Some("Succeeded"));
+        if composed.reason.as_deref() == Some(reasons::STOPPED_OFFLINE) {
+            (composed.reason, composed.message) = (None, None);
+        }
+        let is_terminal = matches!(composed.phase.as_deref(), Some("Failed" | "Succeeded"));
         if let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase
+            && failure.reason == reasons::STOPPED_OFFLINE
+        {
+            // It has not failed: it runs again when the API server is back.
+            if !is_terminal && !must_end(&pod) {
+                composed.reason = Some(failure.reason.to_owned());
+                composed.message = Some(failure.message.clone());
+            }
+        } else if let Phase::Terminating { failure: Some(failure), .. } = &self.lifecycle.phase
             && !succeeded
         {
             // DIFFERS: upstream reports Succeeded, without a reason, if all containers exit with 0.
@@ -900,7 +926,11 @@ impl Worker {
         let removed = self.deps.cgroups.remove(self.pod(), stop);
         removed.map_err(|error| StepError::retry_soon(format!("cannot remove the pod's cgroup: {error}")))?;
         self.deps.assignments.forget_pod(&uid);
-        self.deps.status.finish(self.pod(), Timestamp::now());
+        let stored = self.deps.status.get(&uid);
+        let reason = stored.as_ref().and_then(|status| status.reason.as_deref());
+        if reason != Some(reasons::STOPPED_OFFLINE) || must_end(self.pod()) {
+            self.deps.status.finish(self.pod(), Timestamp::now());
+        }
         self.lifecycle.phase = Phase::Finished;
         Ok(StepOutcome::Done)
     }

@@ -7,6 +7,7 @@
 //! stored one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::set::{Deps, SourceSet};
 use crate::kube::client::Client;
@@ -14,7 +15,7 @@ use crate::kube::target::Target;
 use crate::kube::watch::{self, Change, Watched};
 use crate::model::api;
 use crate::model::pod::{Pod, SourceName};
-use crate::offline::Offline;
+use crate::offline::{Offline, ReadPods};
 use crate::util::mailbox::Post;
 use crate::util::threads::{OnDeath, Running};
 
@@ -47,6 +48,40 @@ impl BoundPods {
     fn pods(&self) -> Vec<Pod> {
         self.0.values().cloned().collect()
     }
+}
+
+/// The deadline of a read.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+
+/// The part of a list of pods that shows which there are.
+#[derive(serde::Deserialize)]
+struct Shown {
+    #[serde(default)]
+    items: Vec<ShownPod>,
+}
+
+#[derive(serde::Deserialize)]
+struct ShownPod {
+    metadata: ShownName,
+}
+
+#[derive(serde::Deserialize)]
+struct ShownName {
+    #[serde(default)]
+    uid: String,
+}
+
+/// Reads the UIDs of the pods of this node as the API server has them now.
+pub(crate) fn reader(node_name: &str, client: &Client) -> ReadPods {
+    let client = client.with_limits(None, READ_LIMIT);
+    let selector = format!("spec.nodeName={node_name}");
+    Box::new(move || match client.get_with::<Shown>(&Target::pods(), &[("fieldSelector", &selector)]) {
+        Ok(shown) => Some(shown.items.into_iter().map(|pod| pod.metadata.uid.into()).collect()),
+        Err(error) => {
+            log::debug!("{error}");
+            None
+        }
+    })
 }
 
 /// Watches the pods whose `spec.nodeName` is this node. `offline`: decides about each set.
@@ -100,7 +135,6 @@ mod tests {
     use crate::util::mailbox::{Inbox, mailbox, replace};
     use crossbeam_channel::bounded;
     use serde_json::json;
-    use std::time::Duration;
 
     fn pod(name: &str, uid: &str) -> api::Pod {
         serde_json::from_value(json!({

@@ -5,6 +5,7 @@
 //! Inbox: the mailboxes of `sources`, `observe`, `probes`, of objects and of workers that ended
 //! (`event`). Out: worker mailboxes, statuses of rejected pods, a snapshot of all pods ([`view`]).
 //! Pure cores: `core` and `resize` for pods, `deferred` for those that wait for the Node object,
+//! `fence` for those that are stopped without the API server,
 //! `departed` for those whose last status is being published, `preemptions` for critical pods that
 //! wait for the end of others, `schedule` for the periods. The thread waits for an event, lets them
 //! decide, and carries their effects out.
@@ -20,6 +21,7 @@ mod effects;
 pub(crate) mod ephemeral;
 mod event;
 pub(crate) mod evictions;
+mod fence;
 mod preemptions;
 mod publish;
 pub(crate) mod reclaim;

@@ -13,6 +13,7 @@ use super::departed::Departed;
 use super::ephemeral::{self, EphemeralContainers};
 use super::event::Event;
 use super::evictions;
+use super::fence::Fence;
 use super::preemptions::Preemptions;
 use super::schedule::Schedule;
 use super::shutdown::{Orders, SyncEnds};
@@ -25,6 +26,7 @@ use crate::model::restart::RuleGates;
 use crate::model::verdict::Verdict;
 use crate::node::{self, NodeReader, NodeWatch};
 use crate::observe::{ExitedContainers, Observe, ObservedChange};
+use crate::offline::Offline;
 use crate::pods::admission::{self, NodeView};
 use crate::pods::allocation::Allocations;
 use crate::pods::assignments::Assignments;
@@ -108,6 +110,8 @@ pub(crate) struct Deps {
     pub evictions: evictions::SyncEnds,
     /// Orders during a shutdown of the machine.
     pub shutdown: SyncEnds,
+    /// Which pods must not run; `None` without `--offline`.
+    pub offline: Option<Offline>,
     /// Set at the end of each turn, for the health check.
     pub turn: Arc<Mutex<Instant>>,
 }
@@ -136,6 +140,7 @@ pub(crate) fn spawn(settings: Settings, deps: Deps, on_death: OnDeath) -> std::i
             schedule: Schedule::new(Instant::now()),
             departed: Departed::default(),
             preemptions: Preemptions::default(),
+            fence: Fence::default(),
         }
         .run(&stop);
     })
@@ -159,6 +164,8 @@ pub(super) struct Loop {
     pub(super) departed: Departed,
     /// Pods that wait for the end of preempted ones.
     pub(super) preemptions: Preemptions,
+    /// Pods that are stopped because the API server was away for too long.
+    pub(super) fence: Fence,
     /// Every source has delivered a set, and all pods in it have their workers.
     pub(super) ready: bool,
 }
@@ -166,9 +173,10 @@ pub(super) struct Loop {
 impl Loop {
     fn run(mut self, stop: &StopToken) {
         let node_changes = self.deps.node.as_ref().map_or_else(never, NodeWatch::subscribe);
+        let releases = self.deps.offline.as_ref().map_or_else(never, Offline::releases);
         self.node_changed();
         self.publish();
-        while let Some(event) = self.wait(stop, &node_changes) {
+        while let Some(event) = self.wait(stop, &node_changes, &releases) {
             let (start, name) = (Instant::now(), event.name());
             self.handle(event, start);
             self.end_turn(start);
@@ -182,12 +190,13 @@ impl Loop {
     }
 
     /// The next event; `None` when the agent stops.
-    fn wait(&self, stop: &StopToken, node_changes: &Receiver<()>) -> Option<Event> {
+    fn wait(&self, stop: &StopToken, node_changes: &Receiver<()>, releases: &Receiver<()>) -> Option<Event> {
         let now = Instant::now();
         let due = [
             self.deps.workers.next_retry(),
             self.deferred.due(),
             self.departed.due(now),
+            self.fence.due(),
             // During a shutdown they do not start.
             self.preemptions.due(now).filter(|_| !self.settings.node.shutting_down),
         ];
@@ -202,6 +211,8 @@ impl Loop {
                 Event::Shutdown(self.deps.shutdown.orders.drain().remove(&()).unwrap_or_default())
             }
             recv(self.deps.evictions.orders.bell()) -> _ => Event::Evict(self.deps.evictions.orders.drain()),
+            // The end of the turn starts and stops pods.
+            recv(releases) -> _ => Event::Timer,
             recv(node_changes) -> _ => Event::NodeChanged,
             recv(self.node_read.as_ref().unwrap_or(&no_read)) -> _ => Event::NodeRead,
             recv(self.deps.from_sources.bell()) -> _ => {
@@ -252,6 +263,7 @@ impl Loop {
     /// Work that any event may have made necessary.
     fn end_turn(&mut self, start: Instant) {
         self.forget_departed();
+        self.fence_pods();
         self.start_preempting();
         if self.deferred.due().is_some_and(|due| start >= due) {
             self.offer_deferred();

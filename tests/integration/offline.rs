@@ -269,6 +269,63 @@ fn api_server_without_data_stops_no_pod_until_it_is_accepted() {
     node.finish();
 }
 
+/// Pods are stopped when the API server was away for their time, also over restarts, and start again only
+/// when it has shown them. A pod with the annotation continues, and one that was deleted meanwhile never
+/// starts.
+#[test]
+fn pods_stop_without_the_api_server_after_their_time_and_start_when_it_shows_them() {
+    let mut node = FakeNode::prepare(json!({"nodeLeaseDurationSeconds": 2}));
+    let api = FakeApi::start();
+    let cluster = json!({"server": api.url()});
+    node.join_cluster(api, cluster);
+    node.add_flags(&["--offline", "--offline-wait=1s", "--offline-stop-after=6s"]);
+    let mut node = node.start_joined();
+    let mut sensor = manifest("sensor");
+    sensor["metadata"]["annotations"] = json!({"coracle.dev/offline-stop-after": "never"});
+    put_objects(&node);
+    ["web", "gone"].iter().for_each(|name| node.bind(&manifest(name)));
+    node.bind(&sensor);
+    ["web", "gone", "sensor"].iter().for_each(|name| drop(node.wait_ready(name)));
+    wait_stored(&node, 3);
+    let before = node.running("sensor");
+
+    node.api().go_down();
+    for name in ["web", "gone"] {
+        wait_until(&format!("{name} to stop"), LONG, || {
+            node.running(name).is_empty() && node.ready_sandboxes(name).is_empty()
+        });
+    }
+    assert_eq!(node.running("sensor"), before, "its annotation says never");
+    let events = node.cli(&["events"]);
+    assert!(events.contains("StoppedOffline"), "{events}");
+    assert_eq!(status(&node)["offline"]["stoppedPods"], 2);
+
+    node.stop_agent();
+    node.cut_power();
+    node.fake.clear_journal();
+    node.start_agent();
+    wait_phase(&node, "alone");
+    node.wait_ready("sensor");
+    assert_eq!(status(&node)["offline"]["stoppedPods"], 2);
+    for name in ["web", "gone"] {
+        assert!(!was_requested(&node, "RunPodSandbox", name), "{:?}", node.fake.calls());
+    }
+
+    let running = node.running("sensor");
+    node.api().remove(&FakeNode::pod_path("gone"));
+    node.api().go_up();
+    wait_phase(&node, "online");
+    node.wait_gone("gone", LONG);
+    wait_until("web to run again and to be reported", LONG, || {
+        !node.running("web").is_empty()
+            && node.shown("web").is_some_and(|pod| is_ready(&pod) && phase(&pod) == "Running")
+    });
+    assert_eq!(node.running("sensor"), running);
+    assert!(!was_requested(&node, "RunPodSandbox", "gone"), "{:?}", node.fake.calls());
+    assert_eq!(status(&node)["offline"]["stoppedPods"], 0);
+    node.finish();
+}
+
 /// No copy of a Secret or a token is in clear on the disk, in a log, or in a response.
 #[test]
 fn secrets_and_tokens_are_in_clear_in_no_file() {

@@ -12,6 +12,7 @@ fn settings(root: &Path) -> Settings {
         key_file: None,
         wait: Duration::ZERO,
         accept_after: Duration::ZERO,
+        fence: super::super::fence::FenceSettings::default(),
     }
 }
 

@@ -16,6 +16,7 @@ fn settings(root: &Path, stores_secrets: bool) -> Settings {
         key_file: None,
         wait: Duration::ZERO,
         accept_after: Duration::ZERO,
+        fence: super::super::fence::FenceSettings::default(),
     }
 }
 

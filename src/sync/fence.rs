@@ -1,0 +1,105 @@
+//! Stops pods when the API server was away for too long, and starts them again when it has shown them
+//! (`--offline-stop-after`). The room `offline` decides which; this part orders it.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::core::Effect;
+use super::thread::Loop;
+use crate::model::ids::PodUid;
+use crate::model::pod::{Pod, SourceName};
+use crate::model::reasons;
+use crate::pods::lifecycle::{PodKill, STOPPED_OFFLINE, must_end};
+use crate::status::is_terminal;
+
+/// The pods that are stopped.
+#[derive(Debug, Default)]
+pub(super) struct Fence {
+    /// Pods that are stopped, or are being stopped.
+    stopped: BTreeSet<PodUid>,
+    /// Pods with a malformed annotation whose event was raised.
+    reported: BTreeSet<PodUid>,
+    /// When the next pod is to be stopped, unless the API server is reached before.
+    due: Option<Instant>,
+}
+
+impl Fence {
+    /// When the next pod may have to be stopped.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+}
+
+impl Loop {
+    /// Stops the pods whose time is over, and starts those again that the API server has shown. At the end
+    /// of each turn: after the machine was suspended, no timer is right.
+    pub(super) fn fence_pods(&mut self) {
+        let Some(offline) = self.deps.offline.clone() else { return };
+        self.fence.due = None;
+        if !offline.fences() && self.fence.stopped.is_empty() {
+            return;
+        }
+        let is_api = |pod: &Pod| pod.source() == SourceName::Api && !pod.is_mirror();
+        let pods: Vec<Pod> = self
+            .core
+            .desired()
+            .filter(|(_, pod, rejected)| !rejected && is_api(pod))
+            .map(|(_, pod, _)| pod.clone())
+            .collect();
+        let mut resumed = Vec::new();
+        for pod in &pods {
+            let uid = pod.uid();
+            if let Some(problem) = offline.stop_problem(pod) {
+                if self.fence.reported.insert(uid.clone()) {
+                    log::warn!("{problem} pod={} uid={uid}", pod.full_name());
+                    self.deps.events.warning(pod, reasons::INVALID_ANNOTATION, problem);
+                }
+            } else {
+                self.fence.reported.remove(uid);
+            }
+            // One that has ended by itself does not run again.
+            let has_ended =
+                self.deps.status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref()));
+            if !has_ended && offline.stops(pod) {
+                self.stop_offline(pod);
+            } else if self.fence.stopped.contains(uid) && !self.settings.node.shutting_down {
+                self.fence.stopped.remove(uid);
+                // One that is being deleted, and is still being stopped, ends with that.
+                let is_finished = self.deps.workers.is_finished(uid);
+                if !has_ended && (is_finished || !must_end(pod)) && self.deps.workers.revive(uid) {
+                    resumed.push(uid.clone());
+                }
+                if !has_ended && !must_end(pod) {
+                    let message = "The API server has shown the pod again: it is started";
+                    self.deps.events.normal(pod, reasons::RESUMED_ONLINE, message);
+                }
+            }
+        }
+        let left = pods.iter().filter_map(|pod| offline.stops_in(pod)).min();
+        self.fence.due = left.and_then(|left| Instant::now().checked_add(left));
+        let core = &self.core;
+        self.fence.stopped.retain(|uid| core.is_desired(uid));
+        self.fence.reported.retain(|uid| core.is_desired(uid));
+        if !resumed.is_empty() {
+            // First, because the cleaner removes pods that have ended in the snapshot.
+            self.publish();
+            let admitted = resumed.iter().filter_map(|uid| self.core.admitted(uid));
+            let updates = admitted.cloned().map(Effect::Update).collect();
+            self.carry_out(updates);
+            self.publish();
+        }
+    }
+
+    fn stop_offline(&mut self, pod: &Pod) {
+        let uid = pod.uid();
+        if self.fence.stopped.insert(uid.clone()) {
+            log::warn!("{STOPPED_OFFLINE} pod={} uid={uid}", pod.full_name());
+            self.deps.events.warning(pod, reasons::STOPPED_OFFLINE, STOPPED_OFFLINE);
+        }
+        // A worker that is made later stops the pod by itself; with the order it can be cancelled.
+        let workers = &self.deps.workers;
+        if workers.has_started(uid) && !workers.is_finished(uid) && workers.kill_of(uid).is_none() {
+            self.kill(uid, PodKill::until_server_is_back());
+        }
+    }
+}
