@@ -163,13 +163,23 @@ impl Cluster {
     ) -> Result<Vec<Running>, StartError> {
         let Context { args, config, host, supervisor, .. } = context;
         let reader = self.reader(&host.node_name);
-        let Cluster { client, node, pod_api, health_rings, registered, services, renewed, offline, .. } =
-            self;
+        let Cluster {
+            client,
+            node,
+            pod_api,
+            health,
+            health_rings,
+            registered,
+            services,
+            renewed,
+            offline,
+            ..
+        } = self;
         let mut threads = vec![services];
         // First, so that it stops after all threads that pass it what they read.
         if let Some(offline) = &offline {
             let running = offline.spawn(
-                offline_deps(rooms, &node, reader, pod_api, bound::reader(&host.node_name, &client)),
+                offline_deps(rooms, &node, reader, pod_api, bound::reader(&host.node_name, &client), health),
                 supervisor.on_death(),
             );
             threads.push(running.map_err(thread_error("offline"))?);
@@ -200,13 +210,12 @@ impl Cluster {
                 (deps.shutting_down, deps.pressures),
                 certificates,
                 registered,
+                offline.clone(),
             )),
             events: rooms.events.clone(),
             watch: node.clone(),
             bell: health_rings,
-            renewed: offline
-                .clone()
-                .map(|offline| Box::new(move |begin| offline.contact(begin)) as node::Renewed),
+            lease_report: offline.clone().map(lease_report),
         };
         let mut node_settings = node_settings(args, config, &host.node_name);
         node_settings.resets_devices = rooms.devices.is_new();
@@ -233,12 +242,22 @@ impl Cluster {
     }
 }
 
+/// Passes on when the node's lease was renewed: by the lease, the control plane decides whether the node is
+/// away.
+fn lease_report(offline: Offline) -> node::LeaseReport {
+    Box::new(move |begin| match begin {
+        Some(begin) => offline.contact(begin),
+        None => offline.contact_failed(),
+    })
+}
+
 fn offline_deps(
     rooms: &Rooms,
     node: &NodeWatch,
     reader: NodeReader,
     pod_api: PodDependencies,
     read_pods: offline::ReadPods,
+    health: Sender<()>,
 ) -> offline::Deps {
     let (confirmed, assumed, released) = (node.clone(), node.clone(), node.clone());
     let (status, services) = (rooms.status.clone(), pod_api.services.clone());
@@ -259,7 +278,11 @@ fn offline_deps(
         service_changes: services.changes(),
         services: Box::new(move |namespaces| services.stored(namespaces)),
         needs: Box::new(PodDependencies::stored_keys),
-        entered: Box::new(move |phase| pod_api.entered(phase)),
+        entered: Box::new(move |phase| {
+            pod_api.entered(phase);
+            // A condition of the Node object shows it. If the bell is full, its thread wakes anyway.
+            let _ = health.try_send(());
+        }),
         events: rooms.events.clone(),
     }
 }
@@ -270,6 +293,7 @@ fn sensors(
     (shutting_down, pressures): (ShutdownFlag, Arc<dyn Fn() -> node::Pressures + Send + Sync>),
     certificates: Option<Certificates>,
     registered: Sender<()>,
+    offline: Option<Offline>,
 ) -> node::Host {
     let Context { args, config, host, .. } = context;
     node::Host {
@@ -300,6 +324,13 @@ fn sensors(
                     let _ = registered.try_send(());
                 }))
             },
+            offline: offline.map(|offline| {
+                let read = move || {
+                    let (holds, reason, message) = offline.condition()?;
+                    Some(node::OfflineCondition { holds, reason, message })
+                };
+                Arc::new(read) as node::ReadOffline
+            }),
             ..node::ExternalFacts::default()
         },
         listed: node::ListedImages::default(),

@@ -96,6 +96,12 @@ fn offline_problems(report: &offline::Report) -> Vec<String> {
              (coracle offline accept takes over its pods{end})"
         ));
     }
+    if report.stopped_pods > 0 {
+        problems.push(format!(
+            "{} pods are stopped until the API server shows them again, because it was away for too long",
+            report.stopped_pods
+        ));
+    }
     if report.seal == SealState::NoKey {
         problems.push(
             "offline: the key cannot be used: Secrets and tokens are neither stored nor read, and pods that \
@@ -456,11 +462,13 @@ mod tests {
             held: Some(HeldReason::NoNode),
             accepts: Some("2026-01-01T01:00:00.25Z".parse().unwrap()),
             seal: SealState::NoKey,
+            stopped_pods: 2,
             problems: vec!["secret default/big: too large".to_owned()],
             ..offline::Report::default()
         };
         expect_test::expect![[r#"
             the pods of the API server are held back, and the stored ones continue: it knows neither this node nor any of its pods (coracle offline accept takes over its pods; accepted without an order at 2026-01-01T01:00:00Z)
+            2 pods are stopped until the API server shows them again, because it was away for too long
             offline: the key cannot be used: Secrets and tokens are neither stored nor read, and pods that need them do not start without the API server
             offline: secret default/big: too large
         "#]]

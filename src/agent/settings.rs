@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ use crate::resources::{Roots, disk};
 use crate::runtime::logs::quota::Quota;
 use crate::runtime::logs::rotate;
 use crate::runtime::{self, CrashBackoff, MachineNumbers, gc};
-use crate::server::{RegistrySettings, Switches};
+use crate::server::{LOCAL_SOCKET, RegistrySettings, Switches};
 use crate::sources::{self, FileSettings, HttpSettings};
 use crate::util::{cpu_list, logging};
 use crate::{node, server, sync};
 
-/// The file beside the local socket that has the time of the last contact with the API server.
+/// The file beside another local socket than the default one that has the time of the last contact with the API server.
 const CONTACT_FILE: &str = "api-contact";
 /// The default of `userNamespaces.idsPerPod`.
 const USER_NAMESPACE_IDS: u32 = 65_536;
@@ -328,22 +328,30 @@ pub(super) fn offline(
     config: &KubeletConfiguration,
     node_name: &str,
 ) -> Result<Option<offline::Settings>, StartError> {
+    if !args.offline {
+        return Ok(None);
+    }
     let shortest = Duration::from_secs(u64::try_from(config.node_lease_duration_seconds).unwrap_or_default());
     let stop_after = Some(args.offline_stop_after).filter(|after| !after.is_zero());
-    if args.offline && stop_after.is_some_and(|after| after < shortest) {
+    if stop_after.is_some_and(|after| after < shortest) {
         return Err(StartError::Refused(format!(
             "--offline-stop-after: must not be shorter than nodeLeaseDurationSeconds ({} s): pods would stop between \
              two renewals of the lease",
             shortest.as_secs()
         )));
     }
-    let memory_file = args.local_socket.with_file_name(CONTACT_FILE);
+    // systemd removes the directory of the default socket whenever the agent ends.
+    let directory = args.local_socket.parent();
+    let memory_file = match directory.filter(|_| args.local_socket == Path::new(LOCAL_SOCKET)) {
+        Some(directory) => directory.with_extension("contact"),
+        None => args.local_socket.with_file_name(CONTACT_FILE),
+    };
     let fence = offline::FenceSettings {
         stop_after,
         shortest,
         memory_file: Some(memory_file).filter(|path| path.parent().is_some_and(offline::is_in_memory)),
     };
-    Ok(args.offline.then(|| offline::Settings {
+    Ok(Some(offline::Settings {
         directory: args.root_dir.join(OFFLINE_DIR),
         node_name: node_name.to_owned(),
         stores_secrets: args.offline_secrets,
@@ -465,6 +473,24 @@ mod tests {
     #[test]
     fn table_of_gates_has_the_release_of_the_agent() {
         assert!(server::KUBERNETES_VERSION.starts_with(&format!("v{RELEASE}.")));
+    }
+
+    #[test]
+    fn time_to_stop_pods_that_is_shorter_than_the_lease_is_refused() {
+        let mut config = default_configuration(DefaultSet::WithFile);
+        config.node_lease_duration_seconds = 40;
+        let mut args = AgentArgs::new("/run/other/coracle.sock");
+        args.offline_stop_after = Duration::from_secs(39);
+        assert!(super::offline(&args, &config, "n").unwrap().is_none(), "without --offline it has no effect");
+        args.offline = true;
+        let error = super::offline(&args, &config, "n").unwrap_err().to_string();
+        assert!(error.contains("--offline-stop-after: must not be shorter"), "{error}");
+        args.offline_stop_after = Duration::from_secs(40);
+        let stop_after =
+            |args: &AgentArgs| super::offline(args, &config, "n").unwrap().unwrap().fence.stop_after;
+        assert_eq!(stop_after(&args), Some(Duration::from_secs(40)));
+        args.offline_stop_after = Duration::ZERO;
+        assert_eq!(stop_after(&args), None);
     }
 
     #[test]

@@ -82,6 +82,17 @@ pub struct Image {
     pub size_bytes: i64,
 }
 
+/// Whether pods run, or are stopped, as the API server does not know (not in upstream).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfflineCondition {
+    /// Whether that is so now.
+    pub holds: bool,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people. The same until something changes: each other text is written to the object.
+    pub message: String,
+}
+
 /// The facts that are read again for each status.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeStatusInputs {
@@ -114,6 +125,8 @@ pub struct NodeStatusInputs {
     pub problems: Vec<String>,
     /// Added to the message of the Ready condition, whatever its status.
     pub warnings: Vec<String>,
+    /// The condition `OfflineOperation`; `None`: without `--offline`, or not known yet.
+    pub offline: Option<OfflineCondition>,
 }
 
 /// The node as it registers.

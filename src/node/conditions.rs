@@ -97,7 +97,10 @@ pub fn pressure_events(old: Pressures, new: Pressures, name: &str) -> Vec<(&'sta
 /// The type of the condition that shows whether the node can run pods.
 pub(super) const READY: &str = "Ready";
 
-/// Updates our four conditions; those of other writers stay. Ready comes last.
+/// The type of the condition that shows what `--offline` does.
+const OFFLINE: &str = "OfflineOperation";
+
+/// Updates our conditions; those of other writers stay. Ready comes last.
 pub(super) fn update(
     conditions: &mut Vec<NodeCondition>,
     name: &str,
@@ -111,6 +114,9 @@ pub(super) fn update(
         if set(conditions, texts.topic, holds, reason, message.to_owned(), now) {
             events.push(NodeEvent::new(texts.topic, name, event));
         }
+    }
+    if let Some(offline) = &facts.offline {
+        set(conditions, OFFLINE, offline.holds, offline.reason, offline.message.clone(), now);
     }
     let problems = problems(facts);
     let ready = problems.is_empty();
@@ -221,6 +227,27 @@ mod tests {
 
     fn reasons(events: &[NodeEvent]) -> Vec<&'static str> {
         events.iter().map(|event| event.reason).collect()
+    }
+
+    #[test]
+    fn offline_condition_is_set_with_the_flag_only_and_stays_while_it_is_not_known() {
+        let mut conditions = Vec::new();
+        update(&mut conditions, "n", &facts(&[], None), timestamp(1));
+        assert!(conditions.iter().all(|condition| condition.type_ != OFFLINE));
+        let with = |holds, reason| NodeStatusInputs {
+            offline: Some(super::super::compose::OfflineCondition { holds, reason, message: "m".to_owned() }),
+            ..facts(&[], None)
+        };
+        update(&mut conditions, "n", &with(true, "ServerPodsHeld"), timestamp(2));
+        update(&mut conditions, "n", &facts(&[], None), timestamp(3));
+        let shown = |conditions: &[NodeCondition]| {
+            let found = conditions.iter().find(|condition| condition.type_ == OFFLINE).unwrap();
+            let since = found.last_transition_time.as_ref().unwrap().0.as_second();
+            (found.status.clone(), found.reason.clone().unwrap(), since)
+        };
+        assert_eq!(shown(&conditions), ("True".to_owned(), "ServerPodsHeld".to_owned(), 2));
+        update(&mut conditions, "n", &with(false, "ServerPodsRun"), timestamp(4));
+        assert_eq!(shown(&conditions), ("False".to_owned(), "ServerPodsRun".to_owned(), 4));
     }
 
     #[test]

@@ -41,21 +41,20 @@ pub(super) struct LeaseRenewer {
     api: Box<dyn LeaseApi + Send>,
     lease: Option<Lease>,
     failures: Failures,
-    /// Receives the [`boot_time`] at which a request that renewed it began.
-    renewed: Option<Renewed>,
+    report: Option<LeaseReport>,
 }
 
-/// See [`super::Deps::renewed`].
-pub type Renewed = Box<dyn Fn(i64) + Send>;
+/// See [`super::Deps::lease_report`].
+pub type LeaseReport = Box<dyn Fn(Option<i64>) + Send>;
 
 impl LeaseRenewer {
     pub(super) fn new(name: String, seconds: i32, api: Box<dyn LeaseApi + Send>) -> Self {
-        LeaseRenewer { name, seconds, api, lease: None, failures: Failures::default(), renewed: None }
+        LeaseRenewer { name, seconds, api, lease: None, failures: Failures::default(), report: None }
     }
 
-    /// Reports each renewal.
-    pub(super) fn with_report(self, renewed: Option<Renewed>) -> Self {
-        LeaseRenewer { renewed, ..self }
+    /// Reports each attempt.
+    pub(super) fn with_report(self, report: Option<LeaseReport>) -> Self {
+        LeaseRenewer { report, ..self }
     }
 
     /// Body of the thread.
@@ -68,8 +67,10 @@ impl LeaseRenewer {
             if due || (owner.is_some() && owner.as_deref() != self.owner()) {
                 let begin = boot_time();
                 let outcome = self.turn(owner.as_deref(), Timestamp::now());
-                if let (Outcome::Renewed, Some(renewed)) = (&outcome, &self.renewed) {
-                    renewed(begin);
+                match (&outcome, &self.report) {
+                    (Outcome::Renewed, Some(report)) => report(Some(begin)),
+                    (Outcome::Failed(_), Some(report)) => report(None),
+                    _ => {}
                 }
                 next = self.wait_after(&outcome, random_unit()).map(|wait| Instant::now() + wait);
             }

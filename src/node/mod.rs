@@ -47,13 +47,15 @@ use crate::util::threads::{self, Died, OnDeath, Running, Stack};
 
 pub use addresses::AddressError;
 pub use api::NodeError;
-pub use compose::{Image, NodeStatusInputs, arch, declared_features, labels, largest_images};
+pub use compose::{
+    Image, NodeStatusInputs, OfflineCondition, arch, declared_features, labels, largest_images,
+};
 pub use conditions::{Pressures, pressure_events};
-pub use lease::Renewed;
+pub use lease::LeaseReport;
 pub use patch::between as node_patch;
 pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
-pub use sensors::{ExternalFacts, Host, ListedImages, Sensors, VolumesInUse};
+pub use sensors::{ExternalFacts, Host, ListedImages, ReadOffline, Sensors, VolumesInUse};
 pub use settings::Settings;
 pub use view::{host_ips, view_of};
 pub use watch::NodeWatch;
@@ -70,9 +72,9 @@ pub struct Deps {
     pub watch: NodeWatch,
     /// Rung when a condition may have changed: the runtime's health, a pressure.
     pub bell: Receiver<()>,
-    /// Receives the `offline::boot_time` at which each request began that renewed the lease. Must not
-    /// block.
-    pub renewed: Option<Renewed>,
+    /// Receives the `offline::boot_time` at which each request began that renewed the lease, and `None` if
+    /// it could not be renewed. Must not block.
+    pub lease_report: Option<LeaseReport>,
 }
 
 /// Starts the threads `watch/node`, `node` and `lease`.
@@ -81,7 +83,7 @@ pub struct Deps {
 /// When a thread cannot be started.
 pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::Result<Vec<Running>> {
     let on_death = || OnDeath::Supervisor(deaths.clone());
-    let Deps { client, sensors, events, watch, bell, renewed } = deps;
+    let Deps { client, sensors, events, watch, bell, lease_report } = deps;
     let own = Watched {
         target: Target::nodes(),
         field_selector: Some(format!("metadata.name={}", settings.name)),
@@ -104,7 +106,7 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
     let lease_api = api::NodeApiClient::new(lease_client, &settings.name);
     let renewer =
         lease::LeaseRenewer::new(settings.name.clone(), settings.lease_seconds, Box::new(lease_api))
-            .with_report(renewed);
+            .with_report(lease_report);
     let owner = watch.clone();
     let lease = threads::spawn("lease", Stack::Large, on_death(), move |stop| renewer.run(&stop, &owner))?
         .with_waker(break_lease);

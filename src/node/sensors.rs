@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::addresses::{AddressError, KernelNetwork, addresses};
-use super::compose::{Image, NodeStatusInputs, largest_images};
+use super::compose::{Image, NodeStatusInputs, OfflineCondition, largest_images};
 use super::conditions::Pressures;
 use super::resources::{Reservations, allocatable, capacity};
 use super::settings::Settings;
@@ -67,7 +67,12 @@ pub struct ExternalFacts {
     pub registered: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Soft requirements that are not met.
     pub warnings: Vec<String>,
+    /// What `--offline` does.
+    pub offline: Option<ReadOffline>,
 }
+
+/// See [`ExternalFacts::offline`].
+pub type ReadOffline = Arc<dyn Fn() -> Option<OfflineCondition> + Send + Sync>;
 
 /// The volumes that controllers must not detach from this node.
 pub trait VolumesInUse: Send + Sync {
@@ -163,6 +168,7 @@ impl Sensors for Host {
             volumes_number: volumes.map_or(0, |(number, _)| number),
             problems: self.others.problems.as_ref().map(|read| read()).unwrap_or_default(),
             warnings: self.others.warnings.clone(),
+            offline: self.others.offline.as_ref().and_then(|read| read()),
         }
     }
 

@@ -41,6 +41,8 @@ const PACE: i64 = 6 * 3_600_000;
 const MEMORY_PACE: i64 = 28_000;
 /// The kind of file system `tmpfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// See [`Fence::stored`].
+const NOT_STORED: i64 = i64::MIN;
 /// Differs at each start of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -96,6 +98,8 @@ pub(super) struct Fence {
     /// The pods that are stopped, and since when.
     stopped: Mutex<BTreeMap<PodUid, Timestamp>>,
     memory_written: AtomicI64,
+    /// The contact that is in the store; [`NOT_STORED`]: none of this process.
+    stored: AtomicI64,
     released: Sender<()>,
     releases: Receiver<()>,
 }
@@ -116,6 +120,7 @@ impl Fence {
             is_own: AtomicBool::new(false),
             stopped: Mutex::default(),
             memory_written: AtomicI64::new(i64::MIN),
+            stored: AtomicI64::new(NOT_STORED),
             released,
             releases,
         }
@@ -177,7 +182,8 @@ impl Fence {
         self.is_used.store(is_used, Ordering::Release);
     }
 
-    /// The API server responded to a request that began at this time. Returns whether pods wait for that.
+    /// The API server responded to a request that began at this time. Returns whether the thread has
+    /// something to do: pods wait for that, or the time is to be stored.
     pub(super) fn contact(&self, begin: i64) -> bool {
         let newest = self.contact.fetch_max(begin, Ordering::AcqRel).max(begin);
         self.is_own.store(true, Ordering::Release);
@@ -187,7 +193,22 @@ impl Fence {
                 self.write_memory();
             }
         }
-        !self.stopped.locked().is_empty()
+        self.is_store_due(begin) || !self.stopped.locked().is_empty()
+    }
+
+    /// Whether the time of the last contact is to be stored now.
+    pub(super) fn is_store_due(&self, now: i64) -> bool {
+        self.store_in(self.stored(), now) == Some(0)
+    }
+
+    /// The contact that this process has stored last.
+    pub(super) fn stored(&self) -> Option<i64> {
+        Some(self.stored.load(Ordering::Acquire)).filter(|stored| *stored != NOT_STORED)
+    }
+
+    /// This contact is in the store.
+    pub(super) fn set_stored(&self, contact: i64) {
+        self.stored.store(contact, Ordering::Release);
     }
 
     fn write_memory(&self) {
@@ -221,7 +242,7 @@ impl Fence {
     }
 
     /// Milliseconds until [`Fence::to_store`] is due; `None`: nothing is to be written.
-    pub(super) fn store_in(&self, written: Option<i64>, now: i64) -> Option<i64> {
+    fn store_in(&self, written: Option<i64>, now: i64) -> Option<i64> {
         let contact = self.contact.load(Ordering::Acquire);
         if !self.is_own.load(Ordering::Acquire) || !self.is_used.load(Ordering::Acquire) {
             return None;

@@ -88,6 +88,10 @@ pub(super) struct State {
     stored_node: Option<Node>,
     /// How many pods were delivered before a decision, because they must not run.
     early: usize,
+    /// When the stored set began to count, if another phase in which it counts followed.
+    pub(super) alone_since: Option<jiff::Timestamp>,
+    /// When the last time began and ended in which the stored set counted, since the start.
+    pub(super) last_alone: Option<(jiff::Timestamp, jiff::Timestamp)>,
     /// Set by the thread.
     pub(super) node: Option<NodeAccess>,
     /// What was wrong at the start, for the thread.
@@ -141,6 +145,8 @@ impl Offline {
             orders: Vec::new(),
             stored_node: stored.node,
             early: 0,
+            alone_since: None,
+            last_alone: None,
             node: None,
             problems,
             report,
@@ -340,7 +346,17 @@ impl Shared {
         self.phase.store(phase as u8, Ordering::Release);
         self.is_open.store(state.decider.is_open(), Ordering::Release);
         if phase != before {
-            state.report.since = Some(jiff::Timestamp::now());
+            let now = jiff::Timestamp::now();
+            let began = state.report.since.replace(now);
+            match (before.uses_stored(), phase.uses_stored()) {
+                // From alone to held, it continues.
+                (true, true) => state.alone_since = state.alone_since.or(began),
+                (true, false) => {
+                    let began = state.alone_since.take().or(began);
+                    state.last_alone = began.map(|began| (began, now));
+                }
+                (false, _) => state.alone_since = None,
+            }
         }
         if phase == Phase::Online && before != Phase::Online {
             // Before its pods are delivered: they may be here because of new labels.

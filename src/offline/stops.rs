@@ -6,6 +6,7 @@ use crossbeam_channel::Receiver;
 
 use super::fence::boot_time;
 use super::handle::Offline;
+use super::state::Phase;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
@@ -43,10 +44,52 @@ impl Offline {
         if pod.is_static() { None } else { self.shared.fence.problem(pod) }
     }
 
+    /// Whether pods run, or are stopped, as the API server does not know: that with its reason and a text,
+    /// which is the same until something changes. `None`: not decided yet.
+    #[must_use]
+    pub fn condition(&self) -> Option<(bool, &'static str, String)> {
+        let stopped = self.shared.fence.stopped();
+        let state = self.shared.state();
+        let time = |time: jiff::Timestamp| jiff::Timestamp::from_second(time.as_second()).unwrap_or(time);
+        let since = state.alone_since.or(state.report.since).map(time);
+        let since = since.map_or_else(String::new, |since| format!(" since {since}"));
+        Some(match state.decider.phase() {
+            Phase::Undecided => return None,
+            Phase::Alone => (true, "StoredPodsRun", format!("Stored pods run{since}")),
+            Phase::Held => (
+                true,
+                "ServerPodsHeld",
+                format!(
+                    "Stored pods run{since}: the API server knows neither this node nor its pods. Run coracle \
+                     offline accept on the node if that is right"
+                ),
+            ),
+            Phase::Online if stopped > 0 => (
+                true,
+                "PodsStopped",
+                "Pods are stopped, because the API server was away for too long".to_owned(),
+            ),
+            Phase::Online => {
+                let before = state
+                    .last_alone
+                    .map(|(began, end)| format!("; stored pods ran from {} to {}", time(began), time(end)));
+                let message = format!("The pods of the API server run{}", before.unwrap_or_default());
+                (false, "ServerPodsRun", message)
+            }
+        })
+    }
+
     /// Rings when stopped pods may run again.
     #[must_use]
     pub fn releases(&self) -> Receiver<()> {
         self.shared.fence.releases()
+    }
+
+    /// The node's lease could not be renewed.
+    pub fn contact_failed(&self) {
+        if self.shared.fence.is_store_due(boot_time()) {
+            self.shared.ring();
+        }
     }
 
     /// The node's lease was renewed, by a request that began at this [`boot_time`].
@@ -54,5 +97,44 @@ impl Offline {
         if self.shared.fence.contact(begin) {
             self.shared.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::decide::NodeFact;
+    use super::super::testing::{self, pod};
+
+    #[test]
+    fn condition_shows_whose_pods_run_and_when_the_stored_ones_did() {
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let shown = || offline.condition().map(|(holds, reason, _)| (holds, reason));
+        assert_eq!(shown(), None, "undecided");
+        offline.server_set(vec![pod("a")], true);
+        let (holds, reason, message) = offline.condition().unwrap();
+        assert_eq!(
+            (holds, reason, message.as_str()),
+            (false, "ServerPodsRun", "The pods of the API server run")
+        );
+        offline.server_set(Vec::new(), true);
+        offline.shared.node_read(NodeFact::Absent, Instant::now());
+        assert_eq!(shown(), Some((true, "ServerPodsHeld")));
+        let same = offline.condition();
+        assert_eq!(offline.condition(), same, "a text that changes would be written each time");
+        offline.accept().unwrap();
+        let (holds, _, message) = offline.condition().unwrap();
+        assert!(!holds && message.contains("stored pods ran from "), "{message}");
+        // Alone after a start.
+        let root = tempfile::tempdir().unwrap();
+        let offline = testing::offline(root.path(), &["a"]);
+        let wait = testing::settings(root.path()).wait;
+        offline.shared.step(|decider| decider.tick(Instant::now() + wait));
+        assert_eq!(
+            offline.condition().map(|(holds, reason, _)| (holds, reason)),
+            Some((true, "StoredPodsRun"))
+        );
     }
 }

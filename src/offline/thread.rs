@@ -124,8 +124,7 @@ struct Writer {
     has_new_pods: bool,
     has_old_pods: bool,
     is_report_old: bool,
-    /// The contact that was written last, and when a failed write is repeated.
-    contact_written: Option<i64>,
+    /// When a failed write of the last contact is repeated.
     contact_retry: Option<Instant>,
     /// The contact after which the pods were read last.
     pods_read: i64,
@@ -165,7 +164,6 @@ impl Writer {
             has_new_pods: false,
             has_old_pods: false,
             is_report_old: true,
-            contact_written: None,
             contact_retry: None,
             pods_read: i64::MIN,
         }
@@ -212,7 +210,8 @@ impl Writer {
     fn fence_due(&self) -> Option<Instant> {
         let (shared, now) = (&self.offline.shared, Instant::now());
         let boot = boot_time();
-        let store = shared.fence.store_in(self.contact_written, boot);
+        let store =
+            shared.fence.is_store_due(boot).then(|| self.contact_retry.map_or(now, |retry| retry.max(now)));
         let stop = (self.offline.phase() == Phase::Undecided && self.offline.fences())
             .then(|| {
                 let state = shared.state();
@@ -221,7 +220,6 @@ impl Writer {
             })
             .flatten();
         let later = |wait: i64| now.checked_add(Duration::from_millis(u64::try_from(wait).unwrap_or(0)));
-        let store = store.and_then(later).map(|due| self.contact_retry.map_or(due, |retry| due.max(retry)));
         [store, stop.and_then(later)].into_iter().flatten().min()
     }
 
@@ -264,14 +262,14 @@ impl Writer {
         }
         self.contact_retry = None;
         let shared = &self.offline.shared;
-        let Some((contact, seconds)) = shared.fence.to_store(self.contact_written, boot_time(), is_stop)
+        let Some((contact, seconds)) = shared.fence.to_store(shared.fence.stored(), boot_time(), is_stop)
         else {
             return;
         };
         let Ok(body) = serde_json::to_vec(&stored::Contact { seconds }) else { return };
         match self.store.put(&shared.files, &Key::contact(), &body) {
             Ok(_) => {
-                self.contact_written = Some(contact);
+                shared.fence.set_stored(contact);
                 self.is_report_old = true;
             }
             Err(error) => {
