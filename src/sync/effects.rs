@@ -203,7 +203,9 @@ impl Loop {
         let waited = self.preemptions.waits(uid);
         self.preemptions.forget(uid);
         let failure = kill.failure.clone();
-        if !waited && self.deps.workers.has_started(uid) {
+        // The worker of a pod that is stopped without the API server has ended, and the pod has not.
+        let is_stopped = self.fence.has(uid) && self.deps.workers.is_finished(uid);
+        if !waited && !is_stopped && self.deps.workers.has_started(uid) {
             self.kill(uid, kill);
             return;
         }

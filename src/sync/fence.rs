@@ -24,6 +24,11 @@ pub(super) struct Fence {
 }
 
 impl Fence {
+    /// Whether the pod is stopped, or is being stopped.
+    pub(super) fn has(&self, uid: &PodUid) -> bool {
+        self.stopped.contains(uid)
+    }
+
     /// When the next pod may have to be stopped.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
