@@ -446,7 +446,7 @@ pub(super) static FLAGS: &[Flag] = &[
         "offline-stop-after",
         Duration,
         "0s",
-        "stop the pods of the API server when the node's lease was not renewed for this time; 0 means never",
+        "stop the pods of the API server when the lease of the node was not renewed for this time; 0 means never",
     ),
     works(
         "offline-wait",

@@ -67,11 +67,7 @@ impl LeaseRenewer {
             if due || (owner.is_some() && owner.as_deref() != self.owner()) {
                 let begin = boot_time();
                 let outcome = self.turn(owner.as_deref(), Timestamp::now());
-                match (&outcome, &self.report) {
-                    (Outcome::Renewed, Some(report)) => report(Some(begin)),
-                    (Outcome::Failed(_), Some(report)) => report(None),
-                    _ => {}
-                }
+                self.report(&outcome, begin);
                 next = self.wait_after(&outcome, random_unit()).map(|wait| Instant::now() + wait);
             }
             let _waiting = threads::waiting("next lease renewal");
@@ -80,6 +76,15 @@ impl LeaseRenewer {
                 recv(node) -> _ => {}
                 recv(timers::deadline_channel(next)) -> _ => {}
             }
+        }
+    }
+
+    /// Reports an attempt that began at this [`boot_time`].
+    fn report(&self, outcome: &Outcome, begin: i64) {
+        match (outcome, &self.report) {
+            (Outcome::Renewed, Some(report)) => report(Some(begin)),
+            (Outcome::Failed(_), Some(report)) => report(None),
+            _ => {}
         }
     }
 
@@ -305,6 +310,19 @@ mod tests {
         let (_, sent) = check(&mut renewer, vec![Ok(lease("10", "w"))], Some("w"), &["update"]);
         let owners = sent[0].metadata.owner_references.clone().unwrap();
         assert_eq!((owners.len(), owners[0].uid.as_str()), (1, "w"));
+    }
+
+    #[test]
+    fn renewals_are_reported_with_the_time_at_which_they_began() {
+        let (sender, reports) = crossbeam_channel::bounded(8);
+        let report: LeaseReport = Box::new(move |begin| sender.send(begin).unwrap());
+        let renewer =
+            LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default())).with_report(Some(report));
+        let error = NodeError::new("get", "lease n".to_owned(), "scripted".to_owned(), NodeErrorKind::Other);
+        for outcome in [Outcome::Renewed, Outcome::NoNode, Outcome::Failed(error)] {
+            renewer.report(&outcome, 5);
+        }
+        assert_eq!(reports.try_iter().collect::<Vec<_>>(), [Some(5), None]);
     }
 
     #[test]
