@@ -18,11 +18,11 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::observe::Observe;
-use crate::offline::{self, Offline};
+use crate::offline::{self, Offline, PurgeReport, PurgeScope};
 use crate::runtime::logs::read::{ReadOptions, read, resolve};
 use crate::server::{
-    AcceptError, AgentCheck, BackendError, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage,
-    NodeBackend, NodeReport, PodCgroupReport, PodView, Switches, VolumesReply,
+    AgentCheck, BackendError, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage, NodeBackend,
+    NodeReport, OfflineError, PodCgroupReport, PodView, Switches, VolumesReply,
 };
 use crate::util::disk_writes;
 use crate::util::lock::LockExt;
@@ -227,10 +227,23 @@ impl NodeBackend for Handles {
         self.offline.as_ref().map(Offline::report)
     }
 
-    fn accept_offline(&self) -> Result<offline::Report, AcceptError> {
-        let offline = self.offline.as_ref().ok_or(AcceptError::Off)?;
+    fn list_offline(&self) -> Option<offline::Report> {
+        self.offline.as_ref().map(Offline::listing)
+    }
+
+    fn check_offline(&self) -> Option<offline::CheckReport> {
+        self.offline.as_ref().map(|offline| self.check_store(offline))
+    }
+
+    fn accept_offline(&self) -> Result<offline::Report, OfflineError> {
+        let offline = self.offline.as_ref().ok_or(OfflineError::Off)?;
         offline.accept()?;
         Ok(offline.report())
+    }
+
+    fn purge_offline(&self, scope: PurgeScope) -> Result<PurgeReport, OfflineError> {
+        let offline = self.offline.as_ref().ok_or(OfflineError::Off)?;
+        Ok(offline.purge(scope)?)
     }
 }
 

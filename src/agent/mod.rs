@@ -23,6 +23,7 @@ mod lock_file;
 mod main_port;
 mod metrics;
 mod node;
+mod offline_check;
 mod oom;
 mod placement_settings;
 mod plugins;

@@ -100,11 +100,27 @@ pub(super) enum ImagesCommand {
 }
 
 /// What `coracle offline` does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OfflineCommand {
     List,
     /// Accepts the set of pods that is held.
     Accept,
+    /// Whether the pods that run could start from the store. `None`: all.
+    Check {
+        pod: Option<String>,
+    },
+    /// Removes stored objects.
+    Purge(Purged),
+}
+
+/// What `coracle offline purge` removes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Purged {
+    /// Copies of damaged files.
+    Damaged,
+    All,
+    /// `KIND/NAMESPACE/NAME`.
+    Object(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,8 +303,18 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     (
         "offline",
-        "offline list [-o json|yaml]",
-        "what is stored for a start without the API server, and whose pods count",
+        "offline list [-o wide|json|yaml]",
+        "what is stored for a start without the API server, with -o wide each object, and whose pods count",
+    ),
+    (
+        "offline",
+        "offline check [POD] [-n NAMESPACE] [-o json|yaml]",
+        "whether each pod that runs could start from what is stored, and what is missing",
+    ),
+    (
+        "offline",
+        "offline purge --damaged|KIND/NAMESPACE/NAME|--all --yes [-o json|yaml]",
+        "remove copies of damaged files, an object, or all that is stored; --all also makes another key",
     ),
     (
         "offline",
@@ -340,6 +366,10 @@ struct Options {
     file: Option<PathBuf>,
     images_dirs: Vec<PathBuf>,
     no_wait: bool,
+    /// Of `offline purge`.
+    damaged: bool,
+    all: bool,
+    yes: bool,
     setup: SetupOptions,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
@@ -376,7 +406,7 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ),
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
-    ("offline", &["output"]),
+    ("offline", &["output", "namespace", "damaged", "all", "yes"]),
     ("check", &["output", "root-dir", "config"]),
     ("validate", &["output"]),
     ("version", &[]),
@@ -556,6 +586,9 @@ impl Options {
                     .extend(value(parser)?.split(',').filter(|dir| !dir.is_empty()).map(PathBuf::from));
             }
             "no-wait" => self.no_wait = switch(parser, self.is_letter)?,
+            "damaged" => self.damaged = switch(parser, self.is_letter)?,
+            "all" => self.all = switch(parser, self.is_letter)?,
+            "yes" => self.yes = switch(parser, self.is_letter)?,
             "dry-run" => self.setup.dry_run = switch(parser, self.is_letter)?,
             "runtime" => {
                 self.setup.runtime = Some(match value(parser)?.as_str() {
@@ -633,11 +666,64 @@ impl Options {
         }
     }
 
+    fn offline_command(self) -> Result<OfflineCommand, String> {
+        let mut words = self.arguments.into_iter();
+        let word = words.next().unwrap_or_default();
+        let (argument, extra) = (words.next(), words.next());
+        let is_pod_wanted = word == "check" && argument.is_some();
+        for (option, is_set, is_known) in [
+            ("--namespace", self.namespace.is_some(), is_pod_wanted),
+            ("--damaged", self.damaged, word == "purge"),
+            ("--all", self.all, word == "purge"),
+            ("--yes", self.yes, word == "purge"),
+        ] {
+            if is_set && !is_known {
+                let owner = if option == "--namespace" { "check with a pod" } else { "purge" };
+                return Err(format!("{option} is for offline {owner}"));
+            }
+        }
+        let unexpected = match word.as_str() {
+            "check" | "purge" => extra,
+            _ => argument.clone(),
+        };
+        let command = match (word.as_str(), self.damaged, self.all, argument) {
+            ("list", ..) => OfflineCommand::List,
+            ("accept", ..) => OfflineCommand::Accept,
+            ("check", .., pod) => OfflineCommand::Check {
+                pod: pod.map(|pod| match &self.namespace {
+                    Some(namespace) if !pod.contains('/') => format!("{namespace}/{pod}"),
+                    _ => pod,
+                }),
+            },
+            ("purge", true, false, None) => OfflineCommand::Purge(Purged::Damaged),
+            ("purge", false, true, None) if self.yes => OfflineCommand::Purge(Purged::All),
+            ("purge", false, true, None) => {
+                let text =
+                    "removes all that is stored, also the key of Secrets and tokens; confirm it with --yes";
+                return Err(format!("purge --all {text}"));
+            }
+            ("purge", false, false, Some(object)) => OfflineCommand::Purge(Purged::Object(object)),
+            ("purge", ..) => {
+                return Err("purge: name one of --damaged, --all or KIND/NAMESPACE/NAME".to_owned());
+            }
+            ("", ..) => return Err("name a command: list, check, purge or accept".to_owned()),
+            (other, ..) => {
+                return Err(format!(
+                    "offline has no command {other:?}; it has list, check, purge and accept"
+                ));
+            }
+        };
+        match unexpected {
+            Some(extra) => Err(format!("unexpected argument {extra:?}")),
+            None => Ok(command),
+        }
+    }
+
     fn subcommand(self, name: &str) -> Result<Subcommand, String> {
         let most = match name {
-            "describe" | "logs" | "events" | "attach" | "offline" => 1,
+            "describe" | "logs" | "events" | "attach" => 1,
             // The pod, and a command of any length.
-            "debug" | "exec" | "port-forward" | "validate" | "images" | "setup" => usize::MAX,
+            "debug" | "exec" | "port-forward" | "validate" | "images" | "offline" | "setup" => usize::MAX,
             _ => 0,
         };
         if let Some(extra) = self.arguments.get(most) {
@@ -664,6 +750,9 @@ impl Options {
         }
         if name == "images" {
             return Ok(Subcommand::Images { output: self.output, command: self.images_command()? });
+        }
+        if name == "offline" {
+            return Ok(Subcommand::Offline { output: self.output, command: self.offline_command()? });
         }
         let Options { output, watch, namespace, container, stdin, tty, .. } = self;
         if name == "validate" {
@@ -724,17 +813,6 @@ impl Options {
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
             "volumes" => Subcommand::Volumes(VolumesOptions { output, namespace }),
             "devices" => Subcommand::Devices { output },
-            "offline" => {
-                let command = match named.as_deref() {
-                    Some("list") => OfflineCommand::List,
-                    Some("accept") => OfflineCommand::Accept,
-                    Some(other) => {
-                        return Err(format!("offline has no command {other:?}; it has list and accept"));
-                    }
-                    None => return Err("name a command: list or accept".to_owned()),
-                };
-                Subcommand::Offline { output, command }
-            }
             "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },
             _ => Subcommand::Version,
         })

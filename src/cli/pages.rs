@@ -39,6 +39,9 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("config", ' ', Some(Value::File), "configuration file"),
     ("images-dir", ' ', Some(Value::File), "directories of image archives"),
     ("no-wait", ' ', None, "do not wait for the images"),
+    ("damaged", ' ', None, "remove copies of damaged files"),
+    ("all", ' ', None, "remove all that is stored"),
+    ("yes", ' ', None, "confirm the removal"),
     ("dry-run", ' ', None, "print what would be done"),
     ("runtime", ' ', Some(Value::Words("containerd crio")), "container runtime"),
     ("containerd-config", ' ', Some(Value::File), "configuration of containerd"),
@@ -65,7 +68,7 @@ const FOR_PODS: &str = "describe|logs|debug|exec|attach|port-forward|events";
 /// The second words of commands, and whether files follow.
 const WORDS: &[(&str, &str, bool)] = &[
     ("images", "list import rm export", true),
-    ("offline", "list accept", false),
+    ("offline", "list check purge accept", false),
     ("setup", "runtime", false),
 ];
 

@@ -390,6 +390,41 @@ fn local_commands_are_parsed() {
             "offline accept",
             default(Subcommand::Offline { output: Output::Table, command: OfflineCommand::Accept }),
         ),
+        (
+            "offline check",
+            default(Subcommand::Offline {
+                output: Output::Table,
+                command: OfflineCommand::Check { pod: None },
+            }),
+        ),
+        (
+            "offline check web -n ns -o json",
+            default(Subcommand::Offline {
+                output: Output::Json,
+                command: OfflineCommand::Check { pod: Some("ns/web".to_owned()) },
+            }),
+        ),
+        (
+            "offline purge --damaged",
+            default(Subcommand::Offline {
+                output: Output::Table,
+                command: OfflineCommand::Purge(Purged::Damaged),
+            }),
+        ),
+        (
+            "offline purge secret/n/s",
+            default(Subcommand::Offline {
+                output: Output::Table,
+                command: OfflineCommand::Purge(Purged::Object("secret/n/s".to_owned())),
+            }),
+        ),
+        (
+            "offline purge --all --yes",
+            default(Subcommand::Offline {
+                output: Output::Table,
+                command: OfflineCommand::Purge(Purged::All),
+            }),
+        ),
         ("check", default(check("/var/lib/kubelet"))),
         ("check --root-dir=/r", default(check("/r"))),
         ("--root-dir /r --local-socket=/r.sock check", on_socket("/r.sock", check("/r"))),
@@ -426,8 +461,24 @@ fn local_commands_are_parsed() {
         ("port-forward web 0", "port-forward: \"0\" is not of the form [LOCAL:]REMOTE"),
         ("port-forward web 80 --address here", "port-forward: --address: \"here\" is not an IP address"),
         ("status -w", "status: -w: unknown option"),
-        ("offline", "offline: name a command: list or accept"),
-        ("offline purge", "offline: offline has no command \"purge\"; it has list and accept"),
+        ("offline", "offline: name a command: list, check, purge or accept"),
+        ("offline clean", "offline: offline has no command \"clean\"; it has list, check, purge and accept"),
+        ("offline purge", "offline: purge: name one of --damaged, --all or KIND/NAMESPACE/NAME"),
+        (
+            "offline purge --all --damaged --yes",
+            "offline: purge: name one of --damaged, --all or KIND/NAMESPACE/NAME",
+        ),
+        (
+            "offline purge --all pod/n/a --yes",
+            "offline: purge: name one of --damaged, --all or KIND/NAMESPACE/NAME",
+        ),
+        (
+            "offline purge --all",
+            "offline: purge --all removes all that is stored, also the key of Secrets and tokens; confirm it with --yes",
+        ),
+        ("offline purge pod/n/a pod/n/b", "offline: unexpected argument \"pod/n/b\""),
+        ("offline list --yes", "offline: --yes is for offline purge"),
+        ("offline check -n ns", "offline: --namespace is for offline check with a pod"),
         ("offline accept now", "offline: unexpected argument \"now\""),
         ("offline accept -w", "offline: -w: unknown option"),
     ] {

@@ -26,7 +26,7 @@ mod set;
 pub use check::{CheckDeps, CheckError, CheckOptions, CheckReport, Finding, ImageCheck};
 pub use check::{points_to_image, signs_of_damage};
 pub use gc::{CollectorPeers, GcPolicy, ImageCollector};
-pub(crate) use pull::{ContainerImage, ImageFailure, ImageRequest, PullSecrets};
+pub(crate) use pull::{ContainerImage, ImageFailure, ImageRequest, PullSecrets, missing_image};
 pub use pull::{CredentialVerification, ImagePuller, ImageUser, PullDeps, PullSettings};
 pub use set::archive;
 pub use set::{

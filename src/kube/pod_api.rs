@@ -136,6 +136,12 @@ impl PodDependencies {
         stored::keys_of(pod, read)
     }
 
+    /// What the start of the pod needs of the API server besides these objects, as texts.
+    #[must_use]
+    pub fn gaps(pod: &Pod, read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>) -> Vec<String> {
+        stored::gaps_of(pod, read)
+    }
+
     /// Stops the threads that watch objects.
     pub fn shut_down(&self, limit: Duration) {
         self.objects.shut_down(limit);

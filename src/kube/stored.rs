@@ -4,6 +4,8 @@
 //! While the API server does not count (it is away, or it does not know this node), stored objects come
 //! before requests, so that no pod waits for it.
 
+mod gaps;
+
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
@@ -21,6 +23,8 @@ use crate::model::storage::{CsiDriver, SecretReference};
 use crate::offline::{Key as StoredKey, Kind as StoredKind, Offline, decode};
 use crate::util::secret::Secret;
 use crate::util::sha256::sha256_hex;
+
+pub(super) use gaps::gaps_of;
 
 /// The digits of the digest in the name of a token.
 const DIGITS: usize = 32;

@@ -56,6 +56,14 @@ pub struct CsiDriverSpec {
     pub service_account_token_in_secrets: Option<bool>,
 }
 
+impl CsiDriverSpec {
+    /// Whether a controller attaches the volumes of the driver to nodes.
+    #[must_use]
+    pub fn attaches(&self) -> bool {
+        self.attach_required != Some(false)
+    }
+}
+
 /// `spec.fsGroupPolicy`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[expect(missing_docs, reason = "the names are those of the API")]

@@ -8,7 +8,9 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
+use jiff::Timestamp;
 use rustix::fs::{AtFlags, renameat, unlinkat};
 use rustix::io::Errno;
 
@@ -18,6 +20,7 @@ use super::key_file::{self, KeyFileError};
 use super::settings::Settings;
 use super::state::SealState;
 use crate::util::aead::{AeadError, SealKey};
+use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
 use crate::util::untrusted::{self, UntrustedPath};
 use crate::util::{atomic_file, disk_writes, state_files};
@@ -88,13 +91,32 @@ pub(super) struct StoredObject {
     pub(super) body: Option<Secret<Vec<u8>>>,
 }
 
-/// The directory and the key. Shared by the readers and the one writer; has no state that changes.
+/// A file of an object.
+#[derive(Debug)]
+pub(super) struct FoundFile {
+    /// The object, and whether it is sealed. `None`: the file cannot be used.
+    pub(super) object: Option<(Key, bool)>,
+    pub(super) bytes: u64,
+    /// When it was written.
+    pub(super) changed: Option<Timestamp>,
+}
+
+/// Whether Secrets and tokens are sealed, and the key.
+#[derive(Debug)]
+struct Sealing {
+    state: SealState,
+    key: Option<Arc<SealKey>>,
+}
+
+/// The directory and the key. Shared by the readers and the one writer; only a purge changes the key.
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
     node_name: String,
-    seal: SealState,
-    key: Option<SealKey>,
+    /// Whether the key file is in `directory`: another one is the operator's.
+    has_own_key: bool,
+    /// Never locked while a file is read or written.
+    sealing: Mutex<Sealing>,
 }
 
 impl Files {
@@ -105,7 +127,7 @@ impl Files {
         if !settings.stores_secrets {
             return (Files::new(settings, SealState::Off, None), Vec::new());
         }
-        let mut files = Files::new(settings, SealState::NoKey, None);
+        let files = Files::new(settings, SealState::NoKey, None);
         let own = files.directory.join(KEY_FILE);
         // Links are followed only in paths that the operator chose.
         let (path, levels) = settings.key_file.as_deref().map_or((own.as_path(), 1), |path| (path, 0));
@@ -125,7 +147,12 @@ impl Files {
     /// The files of these settings, with a key.
     #[must_use]
     pub fn new(settings: &Settings, seal: SealState, key: Option<SealKey>) -> Files {
-        Files { directory: settings.directory.clone(), node_name: settings.node_name.clone(), seal, key }
+        Files {
+            directory: settings.directory.clone(),
+            node_name: settings.node_name.clone(),
+            has_own_key: settings.key_file.is_none(),
+            sealing: Mutex::new(Sealing { state: seal, key: key.map(Arc::new) }),
+        }
     }
 
     /// The name of the node, to which the objects belong.
@@ -136,13 +163,13 @@ impl Files {
     /// Whether Secrets and tokens are to be stored at all.
     #[must_use]
     pub fn stores_secrets(&self) -> bool {
-        self.key.is_some()
+        self.sealing.locked().key.is_some()
     }
 
     /// Whether Secrets and tokens can be stored.
     #[must_use]
     pub fn seal_state(&self) -> SealState {
-        self.seal
+        self.sealing.locked().state
     }
 
     /// The body of an object; `None` if it is not stored. Any thread may call this.
@@ -285,7 +312,7 @@ impl Files {
     /// those of former runs. Reports the copies of former runs. Only the one writer may call this.
     pub(super) fn clean_up(&self) {
         let (entries, _) = self.entries(MAX_ENTRIES).unwrap_or_default();
-        let is_off = self.seal == SealState::Off;
+        let is_off = self.seal_state() == SealState::Off;
         for (name, _) in entries {
             if (is_temporary(&name) || (is_off && is_sealed_file(&name)))
                 && let Err(error) = self.remove_file(&name)
@@ -324,7 +351,7 @@ impl Files {
     }
 
     /// Reads the key, or makes one.
-    fn use_key(&mut self, path: &Path, levels: usize) -> Result<(), KeyFileError> {
+    fn use_key(&self, path: &Path, levels: usize) -> Result<(), KeyFileError> {
         let mut key = key_file::read(path, levels)?;
         let is_new = key.is_none();
         if is_new {
@@ -339,13 +366,76 @@ impl Files {
             // As the next start will do: a file system may change the mode.
             key = key_file::read(path, levels)?;
         }
-        self.key = Some(key.ok_or(KeyFileError::Missing)?);
+        let key = Arc::new(key.ok_or(KeyFileError::Missing)?);
+        *self.sealing.locked() = Sealing { state: SealState::Sealed, key: Some(key) };
         if !is_new && self.opens_none() {
-            self.key = None;
+            *self.sealing.locked() = Sealing { state: SealState::NoKey, key: None };
             return Err(KeyFileError::Other);
         }
-        self.seal = SealState::Sealed;
         Ok(())
+    }
+
+    /// Removes the key file and makes another one: what the former key has sealed can then not be opened,
+    /// also from remains on the disk. Only for a key file of ours; otherwise returns `false`. All sealed
+    /// objects must be gone.
+    pub(super) fn replace_key(&self) -> Result<bool, KeyFileError> {
+        if !self.has_own_key || self.seal_state() == SealState::Off {
+            return Ok(false);
+        }
+        let (entries, is_complete) = self.entries(MAX_ENTRIES)?;
+        if !is_complete || entries.iter().any(|(name, _)| is_sealed_file(name)) {
+            return Err(KeyFileError::Needed);
+        }
+        *self.sealing.locked() = Sealing { state: SealState::NoKey, key: None };
+        self.remove_file(KEY_FILE)?;
+        self.use_key(&self.directory.join(KEY_FILE), 1)?;
+        Ok(true)
+    }
+
+    /// Makes removals permanent.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        let place = match self.place(KEY_FILE) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            place => place?,
+        };
+        atomic_file::sync_directory(&place.dir_path())
+    }
+
+    /// All files of objects, by their names. Reads each of them; has no body.
+    pub(super) fn found(&self) -> Vec<(String, FoundFile)> {
+        let files = self.list().unwrap_or_default().into_iter();
+        let found = |(name, bytes): (String, u64)| {
+            let content = self.content(&name).ok().flatten();
+            let object = content.and_then(|content| {
+                let (key, body) = format::decode(&content).ok()?;
+                (key.file_name() == name).then_some((key, body.is_sealed))
+            });
+            let metadata =
+                self.place(&name).and_then(|place| place.dir_path().join(place.name()).symlink_metadata());
+            let changed = metadata.ok().and_then(|metadata| Timestamp::from_second(metadata.mtime()).ok());
+            (name, FoundFile { object, bytes, changed })
+        };
+        files.map(found).collect()
+    }
+
+    /// The copies of files that could not be used: name, bytes and when they were put aside.
+    pub(super) fn copies(&self) -> Vec<(String, u64, Option<Timestamp>)> {
+        let Ok(directory) = untrusted::directory(&self.directory.join(ASIDE), 2) else { return Vec::new() };
+        let copy = |((seconds, _), name): ((i64, i64), OsString)| {
+            let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+            let bytes = Path::new(&path).join(&name).symlink_metadata().map_or(0, |metadata| metadata.len());
+            (name.to_string_lossy().into_owned(), bytes, Timestamp::from_second(seconds).ok())
+        };
+        copies(directory.as_fd()).unwrap_or_default().into_iter().map(copy).collect()
+    }
+
+    /// Removes a copy of a file that could not be used.
+    ///
+    /// # Errors
+    /// When it exists and cannot be removed.
+    pub(super) fn remove_aside(&self, name: &str) -> io::Result<()> {
+        let directory = untrusted::directory(&self.directory.join(ASIDE), 2)?;
+        remove_copy(directory.as_fd(), OsStr::new(name))
     }
 
     /// Whether there are sealed objects, but the key opens none of them. Usually the first one is opened.
@@ -402,8 +492,9 @@ impl Files {
         Ok(self.seal_key()?.open(&format::seal_context(&self.node_name, key), body.bytes)?)
     }
 
-    fn seal_key(&self) -> Result<&SealKey, FileError> {
-        self.key.as_ref().ok_or(FileError::NotStored(self.seal))
+    fn seal_key(&self) -> Result<Arc<SealKey>, FileError> {
+        let sealing = self.sealing.locked();
+        sealing.key.clone().ok_or(FileError::NotStored(sealing.state))
     }
 
     /// Removes a file, if there is one.

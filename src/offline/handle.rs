@@ -16,6 +16,7 @@ use super::files::{FileError, Files, MAX_BYTES, MAX_FILES};
 use super::format;
 use super::key::Key;
 use super::problems::Problems;
+use super::purge::Purge;
 use super::queue::Change;
 use super::settings::Settings;
 use super::state::{Phase, Report};
@@ -67,6 +68,8 @@ pub(super) struct Shared {
     pub(super) events: OnceLock<EventSink>,
     /// Objects whose files were found to be damaged, for the thread: they are not stored any more.
     pub(super) damaged: Mutex<BTreeSet<Key>>,
+    /// Orders to remove stored objects, for the thread.
+    pub(super) purges: Mutex<Vec<Purge>>,
     /// The pods of the events about expired tokens, since the API server was away.
     pub(super) expired: Mutex<BTreeSet<PodUid>>,
     /// Never locked while a file is read or written.
@@ -158,6 +161,7 @@ impl Offline {
             is_open: AtomicBool::new(false),
             events: OnceLock::new(),
             damaged: Mutex::default(),
+            purges: Mutex::default(),
             expired: Mutex::default(),
             state: Mutex::new(state),
             changes,
@@ -426,6 +430,11 @@ impl Shared {
             Some(deliver) => deliver(stopped, Phase::Alone),
             None => state.undelivered = Some((stopped, Phase::Alone)),
         }
+    }
+
+    /// Wakes the thread. If the bell is full, it wakes anyway.
+    pub(super) fn ring(&self) {
+        let _ = self.bell.try_send(());
     }
 
     fn store(&self, changed: &[Pod], removed: &[PodUid]) {

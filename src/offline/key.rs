@@ -163,16 +163,19 @@ impl Key {
         }
     }
 
+    /// The UID of the pod that owns it, if it goes with a pod.
+    #[must_use]
+    pub fn pod_uid(&self) -> Option<&str> {
+        match self.owner() {
+            ("pod", uid) => Some(uid),
+            _ => None,
+        }
+    }
+
     /// Whether the pod with this UID owns it: it goes with the pod.
     #[must_use]
     pub fn belongs_to(&self, uid: &str) -> bool {
-        match self.kind {
-            Kind::Pod | Kind::PodStatus => self.name == uid,
-            Kind::Token | Kind::PodCertificate => {
-                self.name.split_once('/').is_some_and(|(owner, _)| owner == uid)
-            }
-            _ => false,
-        }
+        self.pod_uid() == Some(uid)
     }
 }
 

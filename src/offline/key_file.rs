@@ -52,6 +52,9 @@ pub(super) enum KeyFileError {
          stored objects"
     )]
     Other,
+    /// An object could not be removed before.
+    #[error("it is not replaced: there are still sealed objects")]
+    Needed,
     /// No key can be made.
     #[error("{0}")]
     Random(#[from] AeadError),

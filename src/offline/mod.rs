@@ -6,8 +6,8 @@
 //! Threads: `offline` writes files and waits for what is due. Sets are decided on the thread that
 //! delivers them, so that a slow disk delays no pod.
 //! Pure cores: [`key`], [`mod@format`], [`decide`], `queue`. [`fence`] decides which pods are stopped after a
-//! time without the API server. `files` reads and writes, `key_file` reads or
-//! makes the key.
+//! time without the API server. `files` reads and writes, `key_file` reads or makes the key; `listing`, `check`
+//! and `purge` are for the commands.
 //! Invariants: a file is replaced only by a whole one; a body counts only if its checksum, kind and name
 //! are right; no part of a file's name comes from an object; Secrets and tokens are in clear neither on
 //! disk nor in logs, events or `Debug` output; only a complete list of the API server that knows this
@@ -15,6 +15,7 @@
 //! Absent on purpose: requests to the API server; the rooms that send them pass in what they know.
 //! No Go counterpart.
 
+mod check;
 pub mod decide;
 pub mod fence;
 pub mod files;
@@ -24,7 +25,9 @@ pub(crate) mod fuzz;
 mod handle;
 pub mod key;
 mod key_file;
+mod listing;
 mod problems;
+mod purge;
 mod queue;
 mod settings;
 mod state;
@@ -37,11 +40,15 @@ pub(crate) mod test_store;
 pub(crate) mod testing;
 mod thread;
 
+pub use check::PodNeeds;
 pub use decide::NodeFact;
 pub use fence::{FenceSettings, boot_time, is_in_memory};
 pub use handle::{Deliver, NothingHeld, Offline};
 pub use key::{Key, Kind};
+pub use purge::{PurgeError, PurgeScope};
 pub use settings::Settings;
-pub use state::{HeldReason, Phase, Report, SealState};
+pub use state::{
+    CheckReport, DamagedFile, HeldReason, Phase, PodCheck, PurgeReport, Report, SealState, StoredEntry,
+};
 pub(crate) use stored::decode;
 pub use thread::{Bodies, ChangedStatuses, Deps, Needs, ReadPods, ReadServices, ReadStatuses};

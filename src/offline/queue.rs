@@ -195,6 +195,16 @@ impl Queue {
         self.waiting.values_mut().for_each(|waiting| waiting.due = now);
     }
 
+    /// Forgets what waits for an object.
+    pub(super) fn remove(&mut self, key: &Key) {
+        self.waiting.remove(key);
+    }
+
+    /// Forgets all that waits, and the times of writes.
+    pub(super) fn clear(&mut self) {
+        *self = Queue::default();
+    }
+
     /// The number of changes that wait.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()

@@ -79,4 +79,91 @@ pub struct Report {
     pub limit_bytes: u64,
     /// Objects that are not stored, or not any more, and why; at most 16.
     pub problems: Vec<String>,
+    /// Each stored object; only with `names` in the request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stored: Vec<StoredEntry>,
+    /// Copies of files that could not be used; likewise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub damaged: Vec<DamagedFile>,
+}
+
+/// A stored object without its body.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StoredEntry {
+    /// The word of its kind.
+    pub kind: String,
+    /// Its name, in the form that [`super::Kind`] says; that of the Node object. Empty if the file cannot be
+    /// used.
+    pub name: String,
+    /// `namespace/name` of its pod, if it goes with a pod of this node.
+    pub pod: Option<String>,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// When it was written.
+    pub changed: Option<jiff::Timestamp>,
+    /// Whether its body is sealed.
+    pub sealed: bool,
+    /// Whether header and checksum of the file are right.
+    pub usable: bool,
+    /// The name of the file.
+    pub file: String,
+}
+
+/// The copy of a file that could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DamagedFile {
+    /// The name of the file.
+    pub file: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// When it was put aside.
+    pub changed: Option<jiff::Timestamp>,
+}
+
+/// What a purge has done.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PurgeReport {
+    /// Files that are gone.
+    pub removed: u64,
+    /// Bytes of these files.
+    pub bytes: u64,
+    /// Whether Secrets and tokens are sealed with a new key from now on.
+    pub new_key: bool,
+    /// What could not be done.
+    pub problems: Vec<String>,
+}
+
+/// Whether pods could start from the store alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CheckReport {
+    /// What no pod can do without.
+    pub problems: Vec<String>,
+    /// The pods that would have to start.
+    pub pods: Vec<PodCheck>,
+}
+
+impl CheckReport {
+    /// Whether something is missing.
+    #[must_use]
+    pub fn has_problems(&self) -> bool {
+        !self.problems.is_empty() || self.pods.iter().any(|pod| !pod.missing.is_empty())
+    }
+}
+
+/// What a pod would lack.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodCheck {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// What is missing, and why.
+    pub missing: Vec<String>,
 }

@@ -126,6 +126,12 @@ impl Store {
         self.known.keys()
     }
 
+    /// Whether an object is stored.
+    #[must_use]
+    pub fn has(&self, key: &Key) -> bool {
+        self.known.contains_key(key)
+    }
+
     /// Bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {

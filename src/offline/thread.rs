@@ -1,5 +1,7 @@
 //! The thread `offline`: writes files, reads the Node object for a decision, and waits for what is due.
 
+mod purge;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Weak};
@@ -232,6 +234,7 @@ impl Writer {
         self.release_pods();
         self.forget_damaged();
         self.take_changes(now);
+        self.purge(now);
         self.node_changed(now);
         self.read_services(now);
         self.collect(now);
@@ -343,7 +346,8 @@ impl Writer {
     /// they have not changed.
     fn forget_damaged(&mut self) {
         let damaged = std::mem::take(&mut *self.offline.shared.damaged.locked());
-        let files = &self.offline.shared.files;
+        let shared = Arc::clone(&self.offline.shared);
+        let files = &shared.files;
         for key in damaged {
             // It may have been written again meanwhile.
             if matches!(files.read(&key), Ok(Some(_))) {
@@ -352,15 +356,20 @@ impl Writer {
             if let Err(error) = self.store.remove(files, &key) {
                 log::warn!("cannot remove the damaged {} {}: {error}", key.kind.word(), key.name);
             }
-            match key.kind {
-                Kind::Pod => self.has_old_pods = true,
-                Kind::PodStatus => {
-                    self.statuses.remove(&PodUid::from(key.name.as_str()));
-                }
-                Kind::Node => (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false),
-                _ => {}
-            }
+            self.has_old_pods |= key.kind == Kind::Pod;
+            self.forget(&key);
             self.is_report_old = true;
+        }
+    }
+
+    /// The object is not stored any more, although its next version may be the same.
+    fn forget(&mut self, key: &Key) {
+        match key.kind {
+            Kind::PodStatus => {
+                self.statuses.remove(&PodUid::from(key.name.as_str()));
+            }
+            Kind::Node => (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false),
+            _ => {}
         }
     }
 
@@ -554,6 +563,8 @@ impl Writer {
     fn finish(&mut self, now: Instant) {
         self.offline.shared.fence.finish();
         self.store_contact(now, true);
+        // Their clients see that there is no thread.
+        self.offline.shared.purges.locked().clear();
         self.read_statuses(now);
         self.take_changes(now);
         if self.deps.service_changes.try_recv().is_ok() || self.services_due.is_some() {
@@ -598,30 +609,30 @@ mod tests {
     const EVENTS: usize = 4096;
 
     /// A writer whose turns the test makes.
-    struct Fixture {
-        root: tempfile::TempDir,
+    pub(super) struct Fixture {
+        pub(super) root: tempfile::TempDir,
         writer: Writer,
         start: Instant,
     }
 
     impl Fixture {
-        fn new(stored: &[&str], deps: Deps) -> Fixture {
+        pub(super) fn new(stored: &[&str], deps: Deps) -> Fixture {
             let root = tempfile::tempdir().unwrap();
             let offline = testing::offline(root.path(), stored);
             Fixture::with(root, offline, deps)
         }
 
-        fn with(root: tempfile::TempDir, offline: Offline, deps: Deps) -> Fixture {
+        pub(super) fn with(root: tempfile::TempDir, offline: Offline, deps: Deps) -> Fixture {
             let inbox = offline.shared.take_inbox().unwrap();
             Fixture { root, writer: Writer::new(offline, deps, inbox), start: Instant::now() }
         }
 
-        fn offline(&self) -> &Offline {
+        pub(super) fn offline(&self) -> &Offline {
             &self.writer.offline
         }
 
         /// Turns at this second after the start, until nothing is due.
-        fn turns(&mut self, second: u64) {
+        pub(super) fn turns(&mut self, second: u64) {
             let now = self.start + Duration::from_secs(second);
             self.writer.turn(now);
             for _ in 0..100 {
@@ -639,11 +650,11 @@ mod tests {
             files(self.root.path())
         }
 
-        fn has(&self, key: &Key) -> bool {
+        pub(super) fn has(&self, key: &Key) -> bool {
             self.files().contains(&key.file_name())
         }
 
-        fn put(&self, key: &Key, text: &str) {
+        pub(super) fn put(&self, key: &Key, text: &str) {
             self.offline().put(key.clone(), Secret::new(text.as_bytes().to_vec()));
         }
     }
@@ -657,7 +668,7 @@ mod tests {
         Key::new(kind, name)
     }
 
-    fn node(uid: &str, label: &str) -> Arc<Node> {
+    pub(super) fn node(uid: &str, label: &str) -> Arc<Node> {
         let object = json!({"metadata": {"name": "node1", "uid": uid, "labels": {"a": label}}});
         Arc::new(serde_json::from_value(object).unwrap())
     }
@@ -667,7 +678,7 @@ mod tests {
     }
 
     /// A room without files.
-    fn empty() -> (tempfile::TempDir, Offline) {
+    pub(super) fn empty() -> (tempfile::TempDir, Offline) {
         let root = tempfile::tempdir().unwrap();
         let files = testing::files(root.path());
         let settings = testing::settings(root.path());

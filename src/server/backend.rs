@@ -18,7 +18,7 @@ use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
-use crate::offline::{self, NothingHeld};
+use crate::offline::{self, NothingHeld, PurgeError, PurgeReport, PurgeScope};
 use crate::runtime::logs::read::ReadOptions;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
@@ -176,20 +176,46 @@ pub(crate) trait NodeBackend: Send + Sync {
     /// Whose pods count, and what is stored; `None`: the agent runs without `--offline`.
     fn offline(&self) -> Option<offline::Report>;
 
+    /// As [`NodeBackend::offline`], with each stored object. Reads all of them.
+    fn list_offline(&self) -> Option<offline::Report>;
+
+    /// Whether the pods that run now could start from the store alone; `None`: the agent runs without
+    /// `--offline`. Calls the runtime for the images.
+    fn check_offline(&self) -> Option<offline::CheckReport>;
+
+    /// Removes stored objects, and waits for the end.
+    ///
+    /// # Errors
+    /// When there are none, or the removal has not ended in time.
+    fn purge_offline(&self, scope: PurgeScope) -> Result<PurgeReport, OfflineError>;
+
     /// Accepts the set of pods that is held, and returns the state after it.
     ///
     /// # Errors
     /// When there is no such set.
-    fn accept_offline(&self) -> Result<offline::Report, AcceptError>;
+    fn accept_offline(&self) -> Result<offline::Report, OfflineError>;
 }
 
-/// Why no set of pods was accepted. The text becomes the response.
+/// Why an order about the stored objects was not carried out. The text becomes the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AcceptError {
+pub(crate) enum OfflineError {
     #[error("this agent runs without --offline")]
     Off,
     #[error(transparent)]
     NothingHeld(#[from] NothingHeld),
+    #[error(transparent)]
+    Purge(#[from] PurgeError),
+}
+
+impl OfflineError {
+    /// The HTTP status of the response.
+    pub(crate) fn status(self) -> u16 {
+        match self {
+            OfflineError::Off | OfflineError::Purge(PurgeError::NotStored) => 404,
+            OfflineError::NothingHeld(_) => 409,
+            OfflineError::Purge(PurgeError::Busy | PurgeError::Slow | PurgeError::NoThread) => 503,
+        }
+    }
 }
 
 /// Why the agent has no result. The text becomes a part of a response.

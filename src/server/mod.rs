@@ -48,7 +48,7 @@ use std::sync::Arc;
 
 pub(crate) use auth::{Auth, Mode, Reviews, Settings as AuthSettings};
 pub(crate) use backend::{
-    AcceptError, AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches,
+    AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, OfflineError, Switches,
 };
 pub(crate) use context::MainPort;
 pub(crate) use error::ServerError;

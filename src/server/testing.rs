@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::backend::{
-    AcceptError, AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, Switches,
+    AgentCheck, BackendError, Detail, LogSource, MetricsPage, NodeBackend, OfflineError, Switches,
 };
 use super::registry::images::Images;
 use super::views::holdings::{DevicesReply, VolumesReply};
@@ -324,9 +324,43 @@ impl NodeBackend for FakeNode {
         self.offline.lock().unwrap().clone()
     }
 
-    fn accept_offline(&self) -> Result<offline::Report, AcceptError> {
+    fn list_offline(&self) -> Option<offline::Report> {
+        let entry = offline::StoredEntry {
+            kind: "secret".to_owned(),
+            name: "n/s".to_owned(),
+            sealed: true,
+            usable: true,
+            ..offline::StoredEntry::default()
+        };
+        self.offline().map(|report| offline::Report { stored: vec![entry], ..report })
+    }
+
+    /// The pod `uid1` lacks a ConfigMap.
+    fn check_offline(&self) -> Option<offline::CheckReport> {
+        let pod = offline::PodCheck {
+            namespace: "default".to_owned(),
+            name: "pod1-node1".to_owned(),
+            uid: "uid1".to_owned(),
+            missing: vec!["configmap default/m: not stored".to_owned()],
+        };
+        self.offline().map(|_| offline::CheckReport { pods: vec![pod], ..offline::CheckReport::default() })
+    }
+
+    /// Only objects of the kind `secret` are stored.
+    fn purge_offline(&self, scope: offline::PurgeScope) -> Result<offline::PurgeReport, OfflineError> {
+        self.offline().ok_or(OfflineError::Off)?;
+        let new_key = scope == offline::PurgeScope::All;
+        match scope {
+            offline::PurgeScope::Object { kind, .. } if kind != offline::Kind::Secret => {
+                Err(offline::PurgeError::NotStored.into())
+            }
+            _ => Ok(offline::PurgeReport { removed: 1, bytes: 2048, new_key, problems: Vec::new() }),
+        }
+    }
+
+    fn accept_offline(&self) -> Result<offline::Report, OfflineError> {
         let mut offline = self.offline.lock().unwrap();
-        let report = offline.as_mut().ok_or(AcceptError::Off)?;
+        let report = offline.as_mut().ok_or(OfflineError::Off)?;
         if report.phase != Phase::Held {
             return Err(NothingHeld.into());
         }

@@ -392,9 +392,37 @@ fn held_set_of_pods_is_accepted_once() {
 }
 
 #[test]
+fn stored_objects_are_listed_by_name_checked_and_removed_only_on_request() {
+    let fixture = Fixture::with(|node| node.offline = Mutex::new(Some(Report::default())));
+    assert!(!fixture.local("/v1/offline").1.contains("stored"));
+    let (status, body) = fixture.local("/v1/offline?names=1");
+    assert!(status == 200 && body.contains(r#""name":"n/s""#), "{body}");
+    let (status, body) = fixture.local("/v1/offline/check");
+    assert!(status == 200 && body.contains("configmap default/m: not stored"), "{body}");
+    assert_eq!(fixture.local("/v1/offline/check?pod=pod1").0, 200);
+    assert_eq!(fixture.local("/v1/offline/check?pod=absent").0, 404);
+    assert_eq!(fixture.local("/v1/offline/purge?scope=all").0, 404, "a GET changes nothing");
+    let (status, body) = fixture.post("/v1/offline/purge?scope=all");
+    assert!(status == 200 && body.contains(r#""newKey":true"#), "{body}");
+    let (status, body) = fixture.post("/v1/offline/purge?object=secret/n/s");
+    assert!(status == 200 && body.contains(r#""newKey":false"#), "{body}");
+    assert_eq!(
+        fixture.post("/v1/offline/purge?object=configmap/n/m"),
+        (404, "no such object is stored\n".to_owned())
+    );
+    for wrong in ["", "?scope=some", "?object=bird/n/s", "?scope=all&object=secret/n/s"] {
+        assert_eq!(fixture.post(&format!("/v1/offline/purge{wrong}")).0, 400, "{wrong}");
+    }
+}
+
+#[test]
 fn agent_without_offline_has_no_report_and_accepts_nothing() {
     let fixture = Fixture::new();
     let expected = (404, "this agent runs without --offline\n".to_owned());
-    assert_eq!(fixture.local("/v1/offline"), expected);
-    assert_eq!(fixture.post("/v1/offline/accept"), expected);
+    for path in ["/v1/offline", "/v1/offline?names=1", "/v1/offline/check"] {
+        assert_eq!(fixture.local(path), expected, "{path}");
+    }
+    for path in ["/v1/offline/accept", "/v1/offline/purge?scope=damaged"] {
+        assert_eq!(fixture.post(path), expected, "{path}");
+    }
 }

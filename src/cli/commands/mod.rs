@@ -70,7 +70,7 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Setup(options) => setup::run(console, &options, client.socket()),
         Subcommand::VerifyImages(options) => verify_images::run(client, console, &options),
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
-        Subcommand::Offline { output, command } => offline::run(client, console, output, command),
+        Subcommand::Offline { output, command } => offline::run(client, console, output, &command),
         Subcommand::Devices { output } => devices::run(client, console, output),
         Subcommand::Check { output, root_dir, config } => {
             check::run(client, console, output, root_dir, config.as_deref())

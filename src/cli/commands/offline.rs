@@ -1,38 +1,104 @@
-//! `coracle offline`: what is stored for a start without the API server, and whose pods count.
+//! `coracle offline`: what is stored for a start without the API server, whether that is enough, and whose
+//! pods count.
 
 use std::io;
 
 use jiff::Timestamp;
 
 use crate::cli::exit::Exit;
-use crate::cli::local::{OfflineCommand, Output};
+use crate::cli::local::{OfflineCommand, Output, Purged};
 use crate::cli::table::{Cell, Color, Table};
-use crate::offline::{HeldReason, Phase, Report, SealState};
+use crate::offline::{CheckReport, HeldReason, Phase, PurgeReport, Report, SealState, StoredEntry};
 
 use super::age;
-use super::client::Client;
+use super::client::{Client, encode};
 use super::console::{Console, size};
-use super::error::Outcome;
+use super::error::{CommandError, Outcome, checked};
 
 pub(super) fn run(
     client: &Client,
     console: &mut Console<'_>,
     output: Output,
-    command: OfflineCommand,
+    command: &OfflineCommand,
 ) -> Outcome {
-    let report: Report = match command {
-        OfflineCommand::List => client.get("/v1/offline")?,
-        OfflineCommand::Accept => client.post("/v1/offline/accept")?,
-    };
-    if !console.document(output, &report)? {
-        match command {
-            OfflineCommand::List => print(console, &report)?,
-            OfflineCommand::Accept => {
+    match command {
+        OfflineCommand::List => {
+            // The agent reads all files for the names.
+            let target = if output == Output::Table { "/v1/offline" } else { "/v1/offline?names=1" };
+            let report: Report = client.get(target)?;
+            if !console.document(output, &report)? {
+                print(console, &report)?;
+            }
+        }
+        OfflineCommand::Accept => {
+            let report: Report = client.post("/v1/offline/accept")?;
+            if !console.document(output, &report)? {
                 console.line(0, "the pods of the API server are accepted: other pods stop")?;
             }
         }
+        OfflineCommand::Check { pod } => {
+            let query = pod.as_deref().map(|pod| format!("?pod={}", encode(pod))).unwrap_or_default();
+            let report: CheckReport = client.get(&format!("/v1/offline/check{query}"))?;
+            return checked(print_check(console, output, &report), report.has_problems());
+        }
+        OfflineCommand::Purge(purged) => {
+            let query = match purged {
+                Purged::Damaged => "scope=damaged".to_owned(),
+                Purged::All => "scope=all".to_owned(),
+                Purged::Object(object) => format!("object={}", encode(object)),
+            };
+            let report: PurgeReport = client.post(&format!("/v1/offline/purge?{query}"))?;
+            let shown = print_purge(console, output, &report, *purged == Purged::All);
+            return match shown {
+                Ok(()) if !report.problems.is_empty() => Ok(Exit::Failure),
+                shown => shown.map(|()| Exit::Success),
+            };
+        }
     }
     Ok(Exit::Success)
+}
+
+fn print_check(console: &mut Console<'_>, output: Output, report: &CheckReport) -> Result<(), CommandError> {
+    if console.document(output, report)? {
+        return Ok(());
+    }
+    report.problems.iter().try_for_each(|problem| console.line(0, problem))?;
+    if report.pods.is_empty() {
+        console.line(0, "no pod would start from the store")?;
+        return Ok(());
+    }
+    let mut rows = Vec::new();
+    for pod in &report.pods {
+        let cells =
+            |missing: Cell| vec![Cell::from(pod.namespace.as_str()), Cell::from(pod.name.as_str()), missing];
+        match pod.missing.as_slice() {
+            [] => rows.push(cells(Cell::colored("nothing", Some(Color::Green)))),
+            missing => {
+                rows.extend(missing.iter().map(|what| cells(Cell::colored(what.as_str(), Some(Color::Red)))))
+            }
+        }
+    }
+    Ok(console.table(&mut Table::new(&["NAMESPACE", "POD", "MISSING"]), &rows)?)
+}
+
+fn print_purge(
+    console: &mut Console<'_>,
+    output: Output,
+    report: &PurgeReport,
+    is_all: bool,
+) -> Result<(), CommandError> {
+    if console.document(output, report)? {
+        return Ok(());
+    }
+    console.line(0, &format!("files removed: {} ({})", report.removed, size(report.bytes)))?;
+    if report.new_key {
+        console.line(0, "Secrets and tokens are sealed with a new key from now on")?;
+    } else if is_all {
+        console
+            .line(0, "the key is the same: it is in the file of --offline-key, or Secrets are not stored")?;
+    }
+    report.problems.iter().try_for_each(|problem| console.line(0, problem))?;
+    Ok(())
 }
 
 /// The line of the API server, with its color. `is_reachable`: no request to it has failed since the last
@@ -85,9 +151,44 @@ fn print(console: &mut Console<'_>, report: &Report) -> io::Result<()> {
         return console.field(0, "Objects", "none");
     }
     writeln!(console.out)?;
+    if !report.stored.is_empty() {
+        return print_entries(console, report);
+    }
     let row = |(kind, count): (&String, &u64)| vec![Cell::from(kind.as_str()), Cell::from(count.to_string())];
     let rows: Vec<_> = report.objects.iter().map(row).collect();
     console.table(&mut Table::new(&["KIND", "OBJECTS"]), &rows)
+}
+
+fn print_entries(console: &mut Console<'_>, report: &Report) -> io::Result<()> {
+    let now = console.now;
+    let row = |entry: &StoredEntry| {
+        let (state, color) = match (entry.usable, entry.sealed) {
+            (false, _) => ("damaged", Some(Color::Red)),
+            (true, true) => ("sealed", None),
+            (true, false) => ("clear", None),
+        };
+        // The file of a damaged one.
+        let name = if entry.name.is_empty() { &entry.file } else { &entry.name };
+        vec![
+            Cell::from(entry.kind.as_str()),
+            Cell::from(name.as_str()),
+            Cell::from(entry.pod.as_deref().unwrap_or("-")),
+            Cell::from(size(entry.bytes)),
+            Cell::from(age::since_or_unknown(entry.changed, now)),
+            Cell::colored(state, color),
+        ]
+    };
+    let rows: Vec<_> = report.stored.iter().map(row).collect();
+    console.table(&mut Table::new(&["KIND", "NAME", "POD", "SIZE", "CHANGED", "STATE"]), &rows)?;
+    if report.damaged.is_empty() {
+        return Ok(());
+    }
+    writeln!(console.out)?;
+    console.heading("Copies of damaged files:")?;
+    report.damaged.iter().try_for_each(|copy| {
+        let age = age::since_or_unknown(copy.changed, now);
+        console.line(1, &format!("{} ({}, {age})", copy.file, size(copy.bytes)))
+    })
 }
 
 /// Which set of pods runs.
@@ -171,5 +272,71 @@ mod tests {
         "#]]
         .assert_eq(&printed(&report));
         assert!(printed(&since(Phase::Online)).ends_with("Objects:           none\n"));
+    }
+
+    #[test]
+    fn wide_list_has_a_row_for_each_object_and_the_copies() {
+        let changed = Some("2026-01-01T00:00:00Z".parse().unwrap());
+        let entry = |kind: &str, name: &str, pod: Option<&str>, sealed| StoredEntry {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            pod: pod.map(str::to_owned),
+            bytes: 2048,
+            changed,
+            sealed,
+            usable: !name.is_empty(),
+            file: format!("{kind}-0"),
+        };
+        let report = Report {
+            objects: [("pod".to_owned(), 1)].into(),
+            stored: vec![
+                entry("pod", "u-1", Some("n/web"), false),
+                entry("secret", "n/s", None, true),
+                entry("volume", "", None, false),
+            ],
+            damaged: vec![crate::offline::DamagedFile {
+                file: "claim-0".to_owned(),
+                bytes: 3,
+                changed: None,
+            }],
+            ..since(Phase::Online)
+        };
+        let mut out = Vec::new();
+        print(&mut Console { out: &mut out, paint: Paint::new(false), now: now() }, &report).unwrap();
+        expect![[r#"
+            KIND     NAME       POD     SIZE      CHANGED   STATE
+            pod      u-1        n/web   2.0 KiB   3m20s     clear
+            secret   n/s        -       2.0 KiB   3m20s     sealed
+            volume   volume-0   -       2.0 KiB   3m20s     damaged
+
+            Copies of damaged files:
+              claim-0 (3 B, <unknown>)
+        "#]]
+        .assert_eq(String::from_utf8(out).unwrap().split_once("\n\n").unwrap().1);
+    }
+
+    #[test]
+    fn check_names_what_is_missing_for_each_pod() {
+        let pod = |name: &str, missing: &[&str]| crate::offline::PodCheck {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+            uid: name.to_owned(),
+            missing: missing.iter().map(|&what| what.to_owned()).collect(),
+        };
+        let report = CheckReport {
+            problems: vec!["the Node object is not stored".to_owned()],
+            pods: vec![pod("db", &["image a: not on the node", "claim n/c: not stored"]), pod("web", &[])],
+        };
+        let mut out = Vec::new();
+        let mut console = Console { out: &mut out, paint: Paint::new(false), now: now() };
+        print_check(&mut console, Output::Table, &report).unwrap();
+        expect![[r#"
+            the Node object is not stored
+            NAMESPACE   POD   MISSING
+            n           db    image a: not on the node
+            n           db    claim n/c: not stored
+            n           web   nothing
+        "#]]
+        .assert_eq(&String::from_utf8(out).unwrap());
     }
 }

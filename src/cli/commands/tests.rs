@@ -10,8 +10,8 @@ use serde_json::json;
 use super::client::Client;
 use super::*;
 use crate::cli::local::{
-    DebugOptions, EventsOptions, ImagesCommand, LogsOptions, OfflineCommand, Output, PodsOptions, TopOptions,
-    VerifyOptions, VolumesOptions,
+    DebugOptions, EventsOptions, ImagesCommand, LogsOptions, OfflineCommand, Output, PodsOptions, Purged,
+    TopOptions, VerifyOptions, VolumesOptions,
 };
 use crate::cli::table::Paint;
 use crate::images::{ArchiveReport, ArchiveSetReport, BlobError, Document, LookupError, SetImageReport};
@@ -325,6 +325,22 @@ fn held_set_of_pods_is_shown_and_accepted_once() {
     assert_eq!(outcome, Err("NotFound: no set of pods is held".to_owned()));
     let (outcome, _) = Agent::new().run(offline(Output::Table, OfflineCommand::List));
     assert_eq!(outcome, Err("NotFound: this agent runs without --offline".to_owned()));
+}
+
+#[test]
+fn stored_objects_are_checked_and_removed() {
+    let agent = Agent::with(|node| node.offline = std::sync::Mutex::new(Some(Report::default())));
+    let run = |command| agent.run(Subcommand::Offline { output: Output::Table, command });
+    let (outcome, text) = run(OfflineCommand::Check { pod: None });
+    assert_eq!(outcome, Ok(Exit::CheckFailed));
+    assert!(text.contains("configmap default/m: not stored"), "{text}");
+    let (outcome, _) = run(OfflineCommand::Check { pod: Some("absent".to_owned()) });
+    assert_eq!(outcome, Err("NotFound: there is no pod \"absent\" on this node".to_owned()));
+    let (outcome, text) = run(OfflineCommand::Purge(Purged::All));
+    assert_eq!(outcome, Ok(Exit::Success));
+    assert!(text.contains("files removed: 1 (2.0 KiB)") && text.contains("a new key"), "{text}");
+    let (outcome, _) = run(OfflineCommand::Purge(Purged::Object("pod/n/a".to_owned())));
+    assert_eq!(outcome, Err("NotFound: no such object is stored".to_owned()));
 }
 
 /// Sends each write to a test that runs at the same time.

@@ -1,11 +1,12 @@
 //! Requests that change something: `/v1/debug` adds an ephemeral container to a running pod,
 //! `/v1/images/rescan` makes the agent read the directories of image archives, `/v1/offline/accept`
-//! accepts a set of pods that is held.
+//! accepts a set of pods that is held, `/v1/offline/purge` removes stored objects.
 
 use super::select::find;
 use crate::model::api::EphemeralContainer;
 use crate::model::ids::PodUid;
-use crate::server::backend::{AcceptError, NodeBackend};
+use crate::offline::PurgeScope;
+use crate::server::backend::{NodeBackend, OfflineError};
 use crate::server::http::response::Response;
 use crate::server::views::DebugReply;
 use crate::transport::http1::Target;
@@ -18,11 +19,17 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
         return Ok(Response::json(&node.image_set().report()));
     }
     if path == "/v1/offline/accept" {
-        return match node.accept_offline() {
-            Ok(report) => Ok(Response::json(&report)),
-            Err(error @ AcceptError::Off) => Err(Response::text(404, format!("{error}\n"))),
-            Err(error @ AcceptError::NothingHeld(_)) => Err(Response::text(409, format!("{error}\n"))),
+        return node.accept_offline().map(|report| Response::json(&report)).map_err(refusal);
+    }
+    if path == "/v1/offline/purge" {
+        let scope = match (target.get("scope"), target.get("object")) {
+            (Some("all"), None) => Ok(PurgeScope::All),
+            (Some("damaged"), None) => Ok(PurgeScope::Damaged),
+            (None, Some(object)) => PurgeScope::parse(object),
+            _ => Err("name a scope, all or damaged, or an object".to_owned()),
         };
+        let scope = scope.map_err(|error| Response::text(400, format!("{error}\n")))?;
+        return node.purge_offline(scope).map(|report| Response::json(&report)).map_err(refusal);
     }
     if path != "/v1/debug" {
         return Err(Response::text(405, "GET only\n"));
@@ -48,6 +55,10 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
     node.add_ephemeral(&PodUid::from(view.uid()), container)
         .map_err(|error| Response::text(422, format!("{error}\n")))?;
     Ok(Response::json(&reply))
+}
+
+fn refusal(error: OfflineError) -> Response {
+    Response::text(error.status(), format!("{error}\n"))
 }
 
 /// `debugger-` and five letters, as in kubectl.

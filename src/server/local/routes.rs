@@ -7,8 +7,9 @@ use super::streams;
 use crate::images::CheckOptions;
 use crate::model::event::Regarding;
 use crate::model::ids::PodUid;
+use crate::offline::CheckReport;
 use crate::runtime::logs::read::ReadOptions;
-use crate::server::backend::{AcceptError, NodeBackend};
+use crate::server::backend::{NodeBackend, OfflineError};
 use crate::server::http::response::{Reply, Response};
 use crate::server::registry;
 use crate::server::views::containers::{container_names, default_container};
@@ -51,10 +52,11 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
         "/v1/images/set" => Response::json(&node.image_set().report()),
         "/v1/volumes" => Response::json(&node.volumes(None)),
         "/v1/devices" => Response::json(&node.devices(None)),
-        "/v1/offline" => match node.offline() {
-            Some(report) => Response::json(&report),
-            None => Response::text(404, format!("{}\n", AcceptError::Off)),
-        },
+        "/v1/offline" => {
+            let report = if target.flag("names")? { node.list_offline() } else { node.offline() };
+            Response::json(&report.ok_or_else(no_store)?)
+        }
+        "/v1/offline/check" => Response::json(&check_store(target, node)?),
         "/v1/version" => Response::json(&VersionReply::own()),
         _ => Response::not_found(),
     };
@@ -72,6 +74,30 @@ fn describe(target: &Target, node: &dyn NodeBackend) -> Result<Response, Respons
     let volumes = node.volumes(Some(&uid)).volumes;
     let DevicesReply { devices, claims, .. } = node.devices(Some(&uid));
     Ok(Response::json(&PodDescription { view, cgroup, events, volumes, devices, claims }))
+}
+
+fn no_store() -> Response {
+    Response::text(404, format!("{}\n", OfflineError::Off))
+}
+
+/// The check of all pods, or of the pod of the parameter `pod`.
+fn check_store(target: &Target, node: &dyn NodeBackend) -> Result<CheckReport, Response> {
+    let wanted = match target.get("pod") {
+        Some(_) => Some(find(target, node)?),
+        None => None,
+    };
+    let mut report = node.check_offline().ok_or_else(no_store)?;
+    if let Some(view) = wanted {
+        report.pods.retain(|pod| pod.uid == view.uid());
+        if report.pods.is_empty() {
+            let (namespace, name) = (view.namespace(), view.name());
+            let text = format!(
+                "pod {namespace}/{name} does not start from the store: it is static, has ended or is being deleted\n"
+            );
+            return Err(Response::text(422, text));
+        }
+    }
+    Ok(report)
 }
 
 fn logs(target: &Target, node: &dyn NodeBackend) -> Result<Reply, Response> {

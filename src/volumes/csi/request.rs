@@ -164,7 +164,7 @@ impl VolumeRequest {
 
     /// Whether a controller attaches the volume to nodes.
     pub(super) fn is_attached(&self, driver: &CsiDriverSpec) -> bool {
-        !self.is_ephemeral() && driver.attach_required != Some(false)
+        !self.is_ephemeral() && driver.attaches()
     }
 
     /// When the agent changes the group of all files.

@@ -1,0 +1,87 @@
+//! Whether the pods that run now could start from the store alone: the objects by the table that decides
+//! what is stored, the images by the rule that decides about a pull.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use super::handles::Handles;
+use crate::images::missing_image;
+use crate::kube::PodDependencies;
+use crate::model::image_name;
+use crate::model::pod::Pod;
+use crate::offline::{CheckReport, Offline, PodNeeds};
+
+/// What is missing of an image, or that the runtime does not respond.
+type Missing = Result<Option<&'static str>, String>;
+
+impl Handles {
+    pub(super) fn check_store(&self, offline: &Offline) -> CheckReport {
+        // Many pods have the same images; and a runtime that does not respond is called once.
+        let known: RefCell<BTreeMap<(String, String), Missing>> = RefCell::default();
+        let failed: RefCell<Option<String>> = RefCell::default();
+        let missing = |policy: Option<&str>, image: &str| -> Missing {
+            if let Some(error) = &*failed.borrow() {
+                return Err(error.clone());
+            }
+            let key = (policy.unwrap_or_default().to_owned(), image.to_owned());
+            if let Some(missing) = known.borrow().get(&key) {
+                return missing.clone();
+            }
+            let found = match self.is_in_archive(image) {
+                true => Ok(None),
+                false => missing_image(&self.images, policy, image).map_err(|error| error.to_string()),
+            };
+            if let Err(error) = &found {
+                *failed.borrow_mut() = Some(error.clone());
+            }
+            known.borrow_mut().insert(key, found.clone());
+            found
+        };
+        let images = |pod: &Pod| -> Vec<String> {
+            let missing = |(policy, image): (Option<&str>, &str)| match missing(policy, image) {
+                Ok(reason) => reason.map(|reason| format!("image {image}: {reason}")),
+                Err(error) => Some(format!("image {image}: the runtime does not respond: {error}")),
+            };
+            images_of(pod).into_iter().filter_map(missing).collect()
+        };
+        offline.check(&PodNeeds {
+            keys: &PodDependencies::stored_keys,
+            others: &PodDependencies::gaps,
+            images: &images,
+        })
+    }
+
+    /// Whether an archive on this node has the image: the runtime then pulls it from the agent.
+    fn is_in_archive(&self, image: &str) -> bool {
+        image_name::normalized(image).is_ok_and(|name| self.image_set.protects(&[name]))
+    }
+}
+
+/// The images of a pod with their pull policies; equal ones once.
+fn images_of(pod: &Pod) -> Vec<(Option<&str>, &str)> {
+    let containers = pod
+        .all_containers()
+        .map(|container| (container.image_pull_policy.as_deref(), container.image.as_deref()));
+    let volumes = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    let volumes = volumes.map(|source| (source.pull_policy.as_deref(), source.reference.as_deref()));
+    let mut images: Vec<_> =
+        containers.chain(volumes).filter_map(|(policy, image)| Some((policy, image?))).collect();
+    images.sort_unstable();
+    images.dedup();
+    images
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_of_all_containers_and_volumes_are_checked_once() {
+        let object = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {
+            "initContainers": [{"name": "i", "image": "a:1"}],
+            "containers": [{"name": "c", "image": "a:1"}, {"name": "d", "image": "b", "imagePullPolicy": "Never"}],
+            "volumes": [{"name": "v", "image": {"reference": "data:1", "pullPolicy": "Always"}}]}});
+        let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
+        assert_eq!(images_of(&pod), [(None, "a:1"), (Some("Always"), "data:1"), (Some("Never"), "b")]);
+    }
+}
