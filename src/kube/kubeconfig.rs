@@ -14,7 +14,10 @@ use crate::transport::proxy::{Environment, Proxy};
 use crate::util::encoding::{escape_percent, from_percent};
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
+use crate::util::untrusted;
 
+/// The largest file of authorities, a certificate or a key.
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 /// A token file is read again after this time.
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 /// Certificate files are read again after this time.
@@ -150,8 +153,9 @@ fn set(text: &Option<String>) -> Option<&str> {
 /// The content of a file. Without TLS it is of no use, and the file must only exist.
 fn read(field: &'static str, path: &Path, https: bool) -> Result<Vec<u8>, KubeconfigError> {
     let content = match https {
-        true => std::fs::read(path),
-        false => std::fs::File::open(path).map(|_| Vec::new()),
+        // A pipe in the place of a certificate must not stop the agent.
+        true => untrusted::read_own(path, MAX_FILE_BYTES),
+        false => untrusted::open_own(path).map(|_| Vec::new()),
     };
     content.map_err(|error| KubeconfigError::File {
         field,

@@ -23,10 +23,13 @@ use crate::util::disk_writes;
 use crate::util::lock::LockExt;
 use crate::util::state_files;
 use crate::util::stop::StopToken;
+use crate::util::untrusted;
 
 /// Each range starts at a multiple of this: an image may use any 16-bit id.
 const UNIT: u32 = 65_536;
 const FILE: &str = "userns";
+/// Far above its size.
+const MAX_BYTES: u64 = 64 * 1024;
 /// The user whose subordinate ids are used, if this user exists.
 const USER: &str = "kubelet";
 const GETSUBIDS: &str = "getsubids";
@@ -298,7 +301,7 @@ fn read(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceE
 }
 
 fn read_file(file: &Path, ids_per_pod: u32) -> Result<Option<IdRange>, UserNamespaceError> {
-    let bytes = match std::fs::read(file) {
+    let bytes = match untrusted::read_state(file, MAX_BYTES) {
         Ok(bytes) => bytes,
         // A file in the place of a pod's directory has no range either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {

@@ -113,8 +113,8 @@ fn is_held(directory: impl AsFd, file: &str) -> io::Result<bool> {
     match rustix::fs::openat(directory, file, flags, Mode::empty()) {
         // Only a write lock conflicts with a read lock.
         Ok(file) => Ok(rustix::process::fcntl_getlk(file, &FlockType::ReadLock.into())?.is_some()),
-        // A newer lock has replaced it.
-        Err(Errno::NOENT) => Ok(false),
+        // A newer lock has replaced it, or it is no lock but a link or a socket.
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -183,6 +183,18 @@ mod tests {
         assert!(root.path().join("agent.lock.1").exists());
         std::fs::write(root.path().join(format!("agent.lock.{}", u64::MAX)), "").unwrap();
         assert!(lock_root_dir(root.path()).is_err());
+    }
+
+    #[test]
+    fn what_is_no_file_in_the_place_of_a_lock_prevents_no_start() {
+        let root = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("absent", root.path().join("agent.lock.3")).unwrap();
+        drop(lock_root_dir(root.path()).unwrap());
+        assert_eq!(files(root.path()), ["agent.lock.4"]);
+        std::fs::create_dir(root.path().join("agent.lock.6")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(root.path().join("agent.lock.7")).unwrap();
+        let _lock = lock_root_dir(root.path()).unwrap();
+        assert!(root.path().join("agent.lock.8").exists());
     }
 
     #[test]

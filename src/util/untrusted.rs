@@ -183,8 +183,21 @@ pub fn open_own(path: &Path) -> io::Result<File> {
 /// # Errors
 /// When it cannot be opened or read, or is larger than `limit` bytes ([`io::ErrorKind::FileTooLarge`]).
 pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_limited(open_own(path)?, limit)
+}
+
+/// Reads a state file of the agent, as [`open`] opens it: a pipe in its place must not stop the agent.
+///
+/// # Errors
+/// When it cannot be opened or read, is no regular file, or is larger than `limit` bytes
+/// ([`io::ErrorKind::FileTooLarge`]).
+pub fn read_state(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_limited(open(path)?, limit)
+}
+
+fn read_limited(file: File, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open_own(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
     }

@@ -16,13 +16,15 @@ use serde::{Deserialize, Serialize};
 use crate::model::ids::ImageRef;
 use crate::model::metrics;
 use crate::util::disk_writes;
-use crate::util::{atomic_file, sha256, state_files};
+use crate::util::{atomic_file, sha256, state_files, untrusted};
 
 use super::super::listed::SeenImage;
 use crate::model::image_name::{listed_name, repository};
 use crate::util::lock::LockExt;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+/// Far above the largest record.
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
 const INTENT_KIND: &str = "ImagePullIntent";
 const RECORD_KIND: &str = "ImagePulledRecord";
 
@@ -434,7 +436,7 @@ fn remove(path: &Path) {
 }
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {
-    let read = match std::fs::read(path) {
+    let read = match untrusted::read_state(path, MAX_BYTES) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)
             .map_err(|error| RecordError::Content { path: path.to_owned(), error }),
@@ -593,6 +595,18 @@ mod tests {
         // Proven by a pull of the node's own.
         records.pulled(IMAGE, &reference(), None);
         assert!(!is_reported() && !records.must_pull(IMAGE, &reference(), &[]));
+    }
+
+    #[test]
+    fn pipe_in_the_place_of_a_record_blocks_no_pull() {
+        let dir = tempfile::tempdir().unwrap();
+        let pulled = dir.path().join("image_manager/pulled");
+        std::fs::create_dir_all(&pulled).unwrap();
+        crate::util::testing::fifo(&file(&pulled, "sha256:00"));
+        let must = crate::util::testing::unblocked(move || {
+            records(&dir, CredentialVerification::NotPreloaded).must_pull(IMAGE, &reference(), &[])
+        });
+        assert!(must);
     }
 
     #[test]

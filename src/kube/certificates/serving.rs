@@ -168,7 +168,6 @@ fn self_signed(dir: &Path, host: &str, ips: &[std::net::IpAddr], now: Timestamp)
             Err(error) => log::warn!("{}; a new certificate replaces it", chain(&error)),
         }
     }
-    Store::new(dir, Purpose::Serving).make_dir()?;
     let mut names = ServingNames { ips: ips.iter().copied().collect(), ..ServingNames::default() };
     match host.parse() {
         Ok(ip) => names.ips.insert(ip),
@@ -177,9 +176,18 @@ fn self_signed(dir: &Path, host: &str, ips: &[std::net::IpAddr], now: Timestamp)
     let private = PrivateKey::generate()?;
     let from = now.saturating_sub(BACKDATED).unwrap_or(now);
     let pem = Template::self_signed(host, &names, &private, from, LIFETIME)?;
-    store::write(&key, &private.pem())?;
-    atomic_file::write(&certificate, pem.as_bytes(), 0o644)
-        .map_err(|source| Error::Write { path: certificate.clone(), source })?;
+    let stored = Store::new(dir, Purpose::Serving)
+        .make_dir()
+        .and_then(|()| store::write(&key, &private.pem()))
+        .and_then(|()| {
+            atomic_file::write(&certificate, pem.as_bytes(), 0o644)
+                .map_err(|source| Error::Write { path: certificate.clone(), source })
+        });
+    // DIFFERS: upstream does not start. A full or read-only disk must not keep pods from running; clients do
+    // not verify this certificate.
+    if let Err(error) = stored {
+        log::warn!("{}; the new certificate is used until the agent ends", chain(&error));
+    }
     Identity::join(pem.as_bytes(), &private).map_err(|reason| Error::Content { path: certificate, reason })
 }
 
@@ -263,6 +271,19 @@ mod tests {
             )
             .is_err()
         );
+    }
+
+    #[test]
+    fn self_signed_certificate_that_cannot_be_stored_is_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = self_signed_in(dir.path(), 0);
+        for name in ["kubelet.crt", "kubelet.key"] {
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            assert_ne!(self_signed_in(dir.path(), 0), first, "{name}");
+        }
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert_ne!(self_signed_in(&dir.path().join("file"), 0), first, "no directory can be made");
     }
 
     #[test]

@@ -9,9 +9,12 @@ use serde_json::{Value, json};
 use crate::model::metrics;
 use crate::util::atomic_file;
 use crate::util::state_files;
+use crate::util::untrusted;
 
 /// The zero time as Go writes it.
 const NEVER: &str = "0001-01-01T00:00:00Z";
+/// Far above the size of the file.
+const MAX_BYTES: u64 = 64 * 1024;
 
 /// The times of the last shutdown.
 pub(super) struct Record {
@@ -25,7 +28,7 @@ impl Record {
     pub(super) fn load(file: Option<PathBuf>) -> Self {
         let record = Record { file, begun: None };
         let Some(path) = &record.file else { return record };
-        match std::fs::read(path) {
+        match untrusted::read_state(path, MAX_BYTES) {
             Ok(bytes) => match times(&bytes) {
                 Some((begun, ended)) => show(begun, ended),
                 None => state_files::report_damaged(path, "it does not contain the times of a shutdown"),
@@ -77,6 +80,20 @@ fn times(bytes: &[u8]) -> Option<(Option<Timestamp>, Option<Timestamp>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_reported_and_delays_no_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| dir.path().join(name);
+        crate::util::testing::fifo(&place("pipe"));
+        std::fs::create_dir(place("directory")).unwrap();
+        for name in ["pipe", "directory"] {
+            let path = place(name);
+            let file = path.clone();
+            crate::util::testing::unblocked(move || drop(Record::load(Some(file))));
+            assert!(state_files::problems().iter().any(|(damaged, _)| *damaged == path), "{name}");
+        }
+    }
 
     #[test]
     fn times_survive_a_restart_of_the_machine() {
