@@ -11,6 +11,7 @@ mod attacks;
 mod authorities;
 mod containers;
 mod cri;
+mod damaged_state;
 mod disk;
 mod evictions;
 mod holdings;
