@@ -18,7 +18,7 @@ use crate::model::ids::{ContainerId, PodUid};
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ListedPod, PodRuntime};
 use crate::observe::Observe;
-use crate::offline::{self, Offline, PurgeReport, PurgeScope};
+use crate::offline::{self, PurgeReport, PurgeScope, TrustReport};
 use crate::runtime::logs::read::{ReadOptions, read, resolve};
 use crate::server::{
     AgentCheck, BackendError, Detail, DevicesReply, ImageRow, Images, LogSource, MetricsPage, NodeBackend,
@@ -224,11 +224,11 @@ impl NodeBackend for Handles {
     }
 
     fn offline(&self) -> Option<offline::Report> {
-        self.offline.as_ref().map(Offline::report)
+        self.offline.as_ref().map(|offline| self.with_authorities(offline.report()))
     }
 
     fn list_offline(&self) -> Option<offline::Report> {
-        self.offline.as_ref().map(Offline::listing)
+        self.offline.as_ref().map(|offline| self.with_authorities(offline.listing()))
     }
 
     fn check_offline(&self) -> Option<offline::CheckReport> {
@@ -239,6 +239,11 @@ impl NodeBackend for Handles {
         let offline = self.offline.as_ref().ok_or(OfflineError::Off)?;
         offline.accept()?;
         Ok(offline.report())
+    }
+
+    fn trust_offline(&self, file: Option<&Path>) -> Result<TrustReport, OfflineError> {
+        let offline = self.offline.as_ref().ok_or(OfflineError::Off)?;
+        self.trust(offline, file).map_err(|error| OfflineError::Trust(error.to_string()))
     }
 
     fn purge_offline(&self, scope: PurgeScope) -> Result<PurgeReport, OfflineError> {

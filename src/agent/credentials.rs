@@ -13,7 +13,7 @@ use crate::kube::certificates::{
     self, ClientRenewal, Identity, OpenBootstrap, Purpose, Store, Template, bootstrap,
 };
 use crate::kube::client::{Client, CredentialError, CredentialSource, Credentials, IssuedCredentials};
-use crate::kube::kubeconfig;
+use crate::kube::{added_authorities, kubeconfig};
 use crate::model::kubeconfig::Kubeconfig;
 use crate::transport::api::Breaker;
 
@@ -41,14 +41,17 @@ pub(super) fn credentials(
     let Some(path) = &args.kubeconfig else { return Ok(None) };
     let now = Timestamp::now();
     let store = Store::new(&args.cert_dir, Purpose::Client);
+    // Authorities that were added with `coracle offline trust`.
+    let directory = args.offline.then(|| args.root_dir.join(config::OFFLINE_DIR));
+    let added = directory.as_deref();
     let mut own = None;
     if path.exists() {
-        own = Some(read(path)?);
+        own = Some(read(path, added)?);
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
         let reason = identity
             .and_then(|identity| bootstrap::bootstrap_reason(Some(identity.certificate.reveal()), now));
         if let (Some(reason), Some(bootstrap)) = (reason, args.bootstrap_kubeconfig.as_deref()) {
-            match read(bootstrap) {
+            match read(bootstrap, added) {
                 // DIFFERS: upstream does not start. Stored pods need no API server, and kubeadm removes the
                 // file after the node has joined.
                 Err(error) if args.offline => {
@@ -62,8 +65,9 @@ pub(super) fn credentials(
         }
     }
     let opener = args.bootstrap_kubeconfig.clone().map(|path| -> OpenBootstrap {
+        let directory = directory.clone();
         Box::new(move || {
-            let (_, credentials) = read(&path).map_err(|error| error.to_string())?;
+            let (_, credentials) = read(&path, directory.as_deref()).map_err(|error| error.to_string())?;
             Ok(Client::new(credentials, None).map_err(|error| error.to_string())?)
         })
     });
@@ -85,7 +89,7 @@ pub(super) fn credentials(
             path.display()
         )));
     };
-    let (file, mut credentials) = read(first)?;
+    let (file, mut credentials) = read(first, added)?;
     let cluster = bootstrap::Cluster::of_kubeconfig(&file, first).unwrap_or_default();
     let current = bootstrap::valid_identity(&store, &Template::client(node_name), now);
     credentials.endpoint.identity = current.as_ref().map(Identity::for_client);
@@ -95,11 +99,15 @@ pub(super) fn credentials(
     Ok(Some((credentials, Some(renewed))))
 }
 
-fn read(path: &Path) -> Result<(Kubeconfig, Credentials), StartError> {
+/// `added`: the directory of the store.
+fn read(path: &Path, added: Option<&Path>) -> Result<(Kubeconfig, Credentials), StartError> {
     let refused = |message: String| StartError::Refused(format!("kubeconfig {message}"));
     let file = config::kubeconfig::load(path).map_err(|problem| refused(problem.to_string()))?;
-    let credentials = kubeconfig::credentials(&file, path)
+    let mut credentials = kubeconfig::credentials(&file, path)
         .map_err(|error| refused(format!("{}: {error}", path.display())))?;
+    if let Some(directory) = added {
+        added_authorities::use_stored(directory, &mut credentials);
+    }
     Ok((file, credentials))
 }
 

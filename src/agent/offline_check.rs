@@ -1,15 +1,18 @@
-//! Whether the pods that run now could start from the store alone: the objects by the table that decides
-//! what is stored, the images by the rule that decides about a pull.
+//! What the commands about the store need of several rooms: whether the pods that run now could start from
+//! it alone (the objects by the table that decides what is stored, the images by the rule that decides
+//! about a pull), and the added authorities of the API server.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::handles::Handles;
 use crate::images::missing_image;
 use crate::kube::PodDependencies;
+use crate::kube::added_authorities::{self, TrustError};
 use crate::model::image_name;
 use crate::model::pod::Pod;
-use crate::offline::{CheckReport, Offline, PodNeeds};
+use crate::offline::{CheckReport, Offline, PodNeeds, Report, TrustReport};
 
 /// What is missing of an image, or that the runtime does not respond.
 type Missing = Result<Option<&'static str>, String>;
@@ -49,6 +52,25 @@ impl Handles {
             others: &PodDependencies::gaps,
             images: &images,
         })
+    }
+
+    /// What the store shows of itself, with the added authorities.
+    pub(super) fn with_authorities(&self, report: Report) -> Report {
+        let directory = self.offline.as_ref().map(Offline::directory);
+        let trusted = directory.map(added_authorities::listed).unwrap_or_default();
+        Report { trusted: trusted.iter().map(ToString::to_string).collect(), ..report }
+    }
+
+    /// Adds the authorities of a file, or removes those that were added (`None`).
+    pub(super) fn trust(&self, offline: &Offline, file: Option<&Path>) -> Result<TrustReport, TrustError> {
+        let directory = offline.directory();
+        match (file, &self.api) {
+            (Some(file), Some(client)) => {
+                let added = added_authorities::add(client, directory, file)?;
+                Ok(TrustReport { added: added.iter().map(ToString::to_string).collect(), removed: false })
+            }
+            _ => Ok(TrustReport { added: Vec::new(), removed: added_authorities::remove(directory)? }),
+        }
     }
 
     /// Whether an archive on this node has the image: the runtime then pulls it from the agent.

@@ -14,7 +14,7 @@ use crate::model::ids::{ImageRef, PodUid};
 use crate::model::metrics;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ContainerState, ContainerStatus};
-use crate::offline::{self, HeldReason, Offline, Phase, SealState};
+use crate::offline::{self, HeldReason, Phase, SealState};
 use crate::pods::admission::Allocatable;
 use crate::pods::cgroups::Numbers;
 use crate::resources::{Roots, agent_use::AgentUse};
@@ -113,6 +113,15 @@ fn offline_problems(report: &offline::Report) -> Vec<String> {
     problems
 }
 
+/// The remedy for a server with a certificate of an unknown authority.
+const UNSIGNED: &str = "offline: no known authority has signed the API server's certificate; if the cluster has a \
+                        new authority, add it with coracle offline trust FILE";
+
+/// Whether a request has failed because no known authority has signed the server's certificate.
+fn is_unsigned(failure: &str) -> bool {
+    failure.contains("certificate signed by unknown authority")
+}
+
 fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
@@ -207,7 +216,12 @@ impl Handles {
         problems.extend(
             self.api.as_ref().and_then(Client::last_failure).map(|reason| format!("API server: {reason}")),
         );
-        let offline = self.offline.as_ref().map(Offline::report);
+        let offline = self.offline.as_ref().map(|offline| self.with_authorities(offline.report()));
+        if offline.is_some()
+            && self.api.as_ref().and_then(Client::last_failure).is_some_and(|failure| is_unsigned(&failure))
+        {
+            problems.push(UNSIGNED.to_owned());
+        }
         problems.extend(offline.iter().flat_map(offline_problems));
         let unremoved = self.volumes.unremoved_pods();
         problems.extend(unremoved.iter().map(|removal| {

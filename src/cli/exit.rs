@@ -15,7 +15,7 @@ pub enum Exit {
     NotReachable,
     /// The requested pod, container or log does not exist.
     NotFound,
-    /// `coracle check` or `coracle validate` found a problem that prevents pods from running.
+    /// `coracle check`, `validate` or `offline check` found a problem that prevents pods from running.
     CheckFailed,
     /// Another agent has this root directory or this local socket.
     Locked,
@@ -31,7 +31,10 @@ pub(super) const EXITS: &[(Exit, &str)] = &[
     (Exit::Configuration, "the configuration is wrong"),
     (Exit::NotReachable, "no agent listens on the local socket"),
     (Exit::NotFound, "the requested pod, container or log does not exist"),
-    (Exit::CheckFailed, "coracle check or validate found something that keeps pods from running"),
+    (
+        Exit::CheckFailed,
+        "coracle check, validate or offline check found something that keeps pods from running",
+    ),
     (Exit::Locked, "another agent has this root directory or this local socket"),
 ];
 

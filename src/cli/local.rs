@@ -111,6 +111,10 @@ pub(super) enum OfflineCommand {
     },
     /// Removes stored objects.
     Purge(Purged),
+    /// Adds authorities of the API server. `None`: removes them.
+    Trust {
+        file: Option<PathBuf>,
+    },
 }
 
 /// What `coracle offline purge` removes.
@@ -318,6 +322,11 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     (
         "offline",
+        "offline trust FILE|--remove [-o json|yaml]",
+        "trust the new authority of the API server, which must have signed its certificate; undo that",
+    ),
+    (
+        "offline",
         "offline accept [-o json|yaml]",
         "take over the pods of an API server that knows neither this node nor its pods; others stop",
     ),
@@ -370,6 +379,8 @@ struct Options {
     damaged: bool,
     all: bool,
     yes: bool,
+    /// Of `offline trust`.
+    remove: bool,
     setup: SetupOptions,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
@@ -406,7 +417,7 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ),
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
-    ("offline", &["output", "namespace", "damaged", "all", "yes"]),
+    ("offline", &["output", "namespace", "damaged", "all", "yes", "remove"]),
     ("check", &["output", "root-dir", "config"]),
     ("validate", &["output"]),
     ("version", &[]),
@@ -589,6 +600,7 @@ impl Options {
             "damaged" => self.damaged = switch(parser, self.is_letter)?,
             "all" => self.all = switch(parser, self.is_letter)?,
             "yes" => self.yes = switch(parser, self.is_letter)?,
+            "remove" => self.remove = switch(parser, self.is_letter)?,
             "dry-run" => self.setup.dry_run = switch(parser, self.is_letter)?,
             "runtime" => {
                 self.setup.runtime = Some(match value(parser)?.as_str() {
@@ -676,14 +688,19 @@ impl Options {
             ("--damaged", self.damaged, word == "purge"),
             ("--all", self.all, word == "purge"),
             ("--yes", self.yes, word == "purge"),
+            ("--remove", self.remove, word == "trust"),
         ] {
             if is_set && !is_known {
-                let owner = if option == "--namespace" { "check with a pod" } else { "purge" };
+                let owner = match option {
+                    "--namespace" => "check with a pod",
+                    "--remove" => "trust",
+                    _ => "purge",
+                };
                 return Err(format!("{option} is for offline {owner}"));
             }
         }
         let unexpected = match word.as_str() {
-            "check" | "purge" => extra,
+            "check" | "purge" | "trust" => extra,
             _ => argument.clone(),
         };
         let command = match (word.as_str(), self.damaged, self.all, argument) {
@@ -706,10 +723,15 @@ impl Options {
             ("purge", ..) => {
                 return Err("purge: name one of --damaged, --all or KIND/NAMESPACE/NAME".to_owned());
             }
-            ("", ..) => return Err("name a command: list, check, purge or accept".to_owned()),
+            ("trust", .., None) if self.remove => OfflineCommand::Trust { file: None },
+            ("trust", .., Some(file)) if !self.remove => {
+                OfflineCommand::Trust { file: Some(PathBuf::from(file)) }
+            }
+            ("trust", ..) => return Err("trust: name either a file or --remove".to_owned()),
+            ("", ..) => return Err("name a command: list, check, purge, trust or accept".to_owned()),
             (other, ..) => {
                 return Err(format!(
-                    "offline has no command {other:?}; it has list, check, purge and accept"
+                    "offline has no command {other:?}; it has list, check, purge, trust and accept"
                 ));
             }
         };

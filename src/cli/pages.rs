@@ -42,6 +42,7 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("damaged", ' ', None, "remove copies of damaged files"),
     ("all", ' ', None, "remove all that is stored"),
     ("yes", ' ', None, "confirm the removal"),
+    ("remove", ' ', None, "remove the added authorities"),
     ("dry-run", ' ', None, "print what would be done"),
     ("runtime", ' ', Some(Value::Words("containerd crio")), "container runtime"),
     ("containerd-config", ' ', Some(Value::File), "configuration of containerd"),
@@ -68,7 +69,7 @@ const FOR_PODS: &str = "describe|logs|debug|exec|attach|port-forward|events";
 /// The second words of commands, and whether files follow.
 const WORDS: &[(&str, &str, bool)] = &[
     ("images", "list import rm export", true),
-    ("offline", "list check purge accept", false),
+    ("offline", "list check purge trust accept", true),
     ("setup", "runtime", false),
 ];
 

@@ -405,6 +405,20 @@ fn local_commands_are_parsed() {
             }),
         ),
         (
+            "offline trust ca.pem",
+            default(Subcommand::Offline {
+                output: Output::Table,
+                command: OfflineCommand::Trust { file: Some("ca.pem".into()) },
+            }),
+        ),
+        (
+            "offline trust --remove",
+            default(Subcommand::Offline {
+                output: Output::Table,
+                command: OfflineCommand::Trust { file: None },
+            }),
+        ),
+        (
             "offline purge --damaged",
             default(Subcommand::Offline {
                 output: Output::Table,
@@ -461,8 +475,11 @@ fn local_commands_are_parsed() {
         ("port-forward web 0", "port-forward: \"0\" is not of the form [LOCAL:]REMOTE"),
         ("port-forward web 80 --address here", "port-forward: --address: \"here\" is not an IP address"),
         ("status -w", "status: -w: unknown option"),
-        ("offline", "offline: name a command: list, check, purge or accept"),
-        ("offline clean", "offline: offline has no command \"clean\"; it has list, check, purge and accept"),
+        ("offline", "offline: name a command: list, check, purge, trust or accept"),
+        (
+            "offline clean",
+            "offline: offline has no command \"clean\"; it has list, check, purge, trust and accept",
+        ),
         ("offline purge", "offline: purge: name one of --damaged, --all or KIND/NAMESPACE/NAME"),
         (
             "offline purge --all --damaged --yes",
@@ -477,6 +494,9 @@ fn local_commands_are_parsed() {
             "offline: purge --all removes all that is stored, also the key of Secrets and tokens; confirm it with --yes",
         ),
         ("offline purge pod/n/a pod/n/b", "offline: unexpected argument \"pod/n/b\""),
+        ("offline trust", "offline: trust: name either a file or --remove"),
+        ("offline trust a --remove", "offline: trust: name either a file or --remove"),
+        ("offline purge --damaged --remove", "offline: --remove is for offline trust"),
         ("offline list --yes", "offline: --yes is for offline purge"),
         ("offline check -n ns", "offline: --namespace is for offline check with a pod"),
         ("offline accept now", "offline: unexpected argument \"now\""),

@@ -342,6 +342,22 @@ impl Client {
         })
     }
 
+    /// Trusts these authorities, too. New requests use them immediately.
+    ///
+    /// # Errors
+    /// When they cannot be used; then nothing changes.
+    pub fn add_authorities(&self, pem: &[u8]) -> Result<(), ApiError> {
+        self.replace(|old| {
+            let endpoint = Endpoint { roots: old.endpoint.roots.with(pem), ..old.endpoint.clone() };
+            Credentials { endpoint, ..old.clone() }
+        })
+    }
+
+    /// Makes other credentials of those that are used now.
+    pub(super) fn with_credentials<T>(&self, change: impl FnOnce(&Credentials) -> T) -> T {
+        change(&self.session().credentials)
+    }
+
     /// Uses a certificate from the source of credentials.
     fn take_identity(&self, identity: Identity) -> Result<(), ApiError> {
         self.replace(|old| {

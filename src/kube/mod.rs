@@ -14,6 +14,7 @@
 //! Go counterpart: client-go (rest, cache, record), pkg/kubelet/{configmap,secret,token,
 //! certificate,events}.
 
+pub mod added_authorities;
 pub mod certificates;
 pub mod client;
 mod correlator;

@@ -40,6 +40,9 @@ const MAX_ASIDE: usize = 16;
 /// The key file, unless `--offline-key` names another one.
 const KEY_FILE: &str = "key";
 
+/// Authorities of the API server that an operator has added; `kube` writes and reads the file.
+pub const AUTHORITIES_FILE: &str = "authorities.pem";
+
 /// Why an object is not stored or not read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -153,6 +156,11 @@ impl Files {
             has_own_key: settings.key_file.is_none(),
             sealing: Mutex::new(Sealing { state: seal, key: key.map(Arc::new) }),
         }
+    }
+
+    /// The directory.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// The name of the node, to which the objects belong.
@@ -563,7 +571,7 @@ fn is_sealed_file(name: &str) -> bool {
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_suffix(".tmp").and_then(|rest| rest.rsplit_once('.'));
     parts.is_some_and(|(name, digits)| {
-        (name == KEY_FILE || key::is_file_name(name))
+        (name == KEY_FILE || name == AUTHORITIES_FILE || key::is_file_name(name))
             && digits.len() == 8
             && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     })

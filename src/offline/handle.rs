@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
@@ -170,6 +171,12 @@ impl Offline {
             rings,
         };
         Offline { shared: Arc::new(shared) }
+    }
+
+    /// The directory of the files; it may not exist yet.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.shared.files.directory()
     }
 
     /// Whose set of pods counts.

@@ -43,12 +43,14 @@ mod thread;
 pub use check::PodNeeds;
 pub use decide::NodeFact;
 pub use fence::{FenceSettings, boot_time, is_in_memory};
+pub use files::AUTHORITIES_FILE;
 pub use handle::{Deliver, NothingHeld, Offline};
 pub use key::{Key, Kind};
-pub use purge::{PurgeError, PurgeScope};
+pub use purge::{ObjectNameError, PurgeError, PurgeScope};
 pub use settings::Settings;
 pub use state::{
     CheckReport, DamagedFile, HeldReason, Phase, PodCheck, PurgeReport, Report, SealState, StoredEntry,
+    TrustReport,
 };
 pub(crate) use stored::decode;
 pub use thread::{Bodies, ChangedStatuses, Deps, Needs, ReadPods, ReadServices, ReadStatuses};

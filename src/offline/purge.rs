@@ -31,21 +31,27 @@ pub enum PurgeScope {
     },
 }
 
+/// Why a text names no object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectNameError {
+    /// There is no such kind.
+    #[error("{0:?} is no kind of a stored object; it must be one of {kinds}", kinds = Kind::ALL.map(Kind::word).join(", "))]
+    Kind(String),
+    /// The name is missing.
+    #[error("{0:?} has no name; it must have the form KIND/NAMESPACE/NAME or KIND/NAME")]
+    Name(String),
+}
+
 impl PurgeScope {
     /// An object as `KIND/NAMESPACE/NAME`, `KIND/NAME` or `node`.
     ///
     /// # Errors
-    /// When the kind is not known, or the name is missing: the text for the user.
-    pub fn parse(text: &str) -> Result<PurgeScope, String> {
+    /// See [`ObjectNameError`].
+    pub fn parse(text: &str) -> Result<PurgeScope, ObjectNameError> {
         let (word, name) = text.split_once('/').unwrap_or((text, ""));
-        let kind = Kind::parse(word).ok_or_else(|| {
-            let kinds = Kind::ALL.map(Kind::word).join(", ");
-            format!("{word:?} is no kind of a stored object; it must be one of {kinds}")
-        })?;
+        let kind = Kind::parse(word).ok_or_else(|| ObjectNameError::Kind(word.to_owned()))?;
         if name.is_empty() && kind != Kind::Node {
-            return Err(format!(
-                "{text:?} has no name; it must have the form KIND/NAMESPACE/NAME or KIND/NAME"
-            ));
+            return Err(ObjectNameError::Name(text.to_owned()));
         }
         Ok(PurgeScope::Object { kind, name: name.to_owned() })
     }
@@ -116,7 +122,7 @@ mod tests {
             ("secret/", "has no name"),
             ("pod", "has no name"),
         ] {
-            assert!(PurgeScope::parse(text).unwrap_err().contains(reason), "{text}");
+            assert!(PurgeScope::parse(text).unwrap_err().to_string().contains(reason), "{text}");
         }
     }
 }

@@ -79,6 +79,10 @@ pub struct Report {
     pub limit_bytes: u64,
     /// Objects that are not stored, or not any more, and why; at most 16.
     pub problems: Vec<String>,
+    /// Authorities of the API server that were added with `coracle offline trust`: subject, fingerprint and
+    /// end. The room itself does not know them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trusted: Vec<String>,
     /// Each stored object; only with `names` in the request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stored: Vec<StoredEntry>,
@@ -134,6 +138,16 @@ pub struct PurgeReport {
     pub new_key: bool,
     /// What could not be done.
     pub problems: Vec<String>,
+}
+
+/// What `coracle offline trust` has done.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrustReport {
+    /// The authorities that count now: subject, fingerprint and end.
+    pub added: Vec<String>,
+    /// Whether there were added ones, which count until the agent restarts.
+    pub removed: bool,
 }
 
 /// Whether pods could start from the store alone.

@@ -18,7 +18,7 @@ use crate::model::api::{self, EphemeralContainer};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::model::runtime::{ListedPod, PodRuntime};
-use crate::offline::{self, NothingHeld, PurgeError, PurgeReport, PurgeScope};
+use crate::offline::{self, NothingHeld, PurgeError, PurgeReport, PurgeScope, TrustReport};
 use crate::runtime::logs::read::ReadOptions;
 use crate::util::metrics::Page;
 use crate::util::stop::StopToken;
@@ -189,6 +189,12 @@ pub(crate) trait NodeBackend: Send + Sync {
     /// When there are none, or the removal has not ended in time.
     fn purge_offline(&self, scope: PurgeScope) -> Result<PurgeReport, OfflineError>;
 
+    /// Adds the authorities of a PEM file to those of the API server, or removes the added ones (`None`).
+    ///
+    /// # Errors
+    /// When they are no authorities, or have not signed the certificate of the server.
+    fn trust_offline(&self, file: Option<&Path>) -> Result<TrustReport, OfflineError>;
+
     /// Accepts the set of pods that is held, and returns the state after it.
     ///
     /// # Errors
@@ -197,7 +203,7 @@ pub(crate) trait NodeBackend: Send + Sync {
 }
 
 /// Why an order about the stored objects was not carried out. The text becomes the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OfflineError {
     #[error("this agent runs without --offline")]
     Off,
@@ -205,14 +211,17 @@ pub(crate) enum OfflineError {
     NothingHeld(#[from] NothingHeld),
     #[error(transparent)]
     Purge(#[from] PurgeError),
+    #[error("{0}")]
+    Trust(String),
 }
 
 impl OfflineError {
     /// The HTTP status of the response.
-    pub(crate) fn status(self) -> u16 {
+    pub(crate) fn status(&self) -> u16 {
         match self {
             OfflineError::Off | OfflineError::Purge(PurgeError::NotStored) => 404,
             OfflineError::NothingHeld(_) => 409,
+            OfflineError::Trust(_) => 422,
             OfflineError::Purge(PurgeError::Busy | PurgeError::Slow | PurgeError::NoThread) => 503,
         }
     }

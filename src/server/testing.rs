@@ -346,6 +346,18 @@ impl NodeBackend for FakeNode {
         self.offline().map(|_| offline::CheckReport { pods: vec![pod], ..offline::CheckReport::default() })
     }
 
+    /// Only `/ca.pem` has authorities.
+    fn trust_offline(&self, file: Option<&Path>) -> Result<offline::TrustReport, OfflineError> {
+        self.offline().ok_or(OfflineError::Off)?;
+        match file {
+            None => Ok(offline::TrustReport { removed: true, ..offline::TrustReport::default() }),
+            Some(file) if file == Path::new("/ca.pem") => {
+                Ok(offline::TrustReport { added: vec!["ca (SHA-256 00)".to_owned()], removed: false })
+            }
+            Some(file) => Err(OfflineError::Trust(format!("{}: no authorities", file.display()))),
+        }
+    }
+
     /// Only objects of the kind `secret` are stored.
     fn purge_offline(&self, scope: offline::PurgeScope) -> Result<offline::PurgeReport, OfflineError> {
         self.offline().ok_or(OfflineError::Off)?;

@@ -416,13 +416,27 @@ fn stored_objects_are_listed_by_name_checked_and_removed_only_on_request() {
 }
 
 #[test]
+fn authorities_are_added_from_an_absolute_path_and_removed() {
+    let fixture = Fixture::with(|node| node.offline = Mutex::new(Some(Report::default())));
+    assert_eq!(fixture.local("/v1/offline/trust?remove=1").0, 404, "a GET changes nothing");
+    let (status, body) = fixture.post("/v1/offline/trust?file=/ca.pem");
+    assert!(status == 200 && body.contains("SHA-256 00"), "{body}");
+    assert_eq!(fixture.post("/v1/offline/trust?file=/x"), (422, "/x: no authorities\n".to_owned()));
+    let (status, body) = fixture.post("/v1/offline/trust?remove=1");
+    assert!(status == 200 && body.contains(r#""removed":true"#), "{body}");
+    for wrong in ["", "?file=ca.pem", "?file=/ca.pem&remove=1"] {
+        assert_eq!(fixture.post(&format!("/v1/offline/trust{wrong}")).0, 400, "{wrong}");
+    }
+}
+
+#[test]
 fn agent_without_offline_has_no_report_and_accepts_nothing() {
     let fixture = Fixture::new();
     let expected = (404, "this agent runs without --offline\n".to_owned());
     for path in ["/v1/offline", "/v1/offline?names=1", "/v1/offline/check"] {
         assert_eq!(fixture.local(path), expected, "{path}");
     }
-    for path in ["/v1/offline/accept", "/v1/offline/purge?scope=damaged"] {
+    for path in ["/v1/offline/accept", "/v1/offline/purge?scope=damaged", "/v1/offline/trust?remove=1"] {
         assert_eq!(fixture.post(path), expected, "{path}");
     }
 }

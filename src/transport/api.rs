@@ -21,7 +21,7 @@ use std::time::Instant;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{self, header};
 
-pub use super::tls::{Identity, Roots, TlsSetupError};
+pub use super::tls::{Identity, Roots, ServerAuthority, TlsSetupError, server_authorities};
 pub use breaker::{Breaker, RequestKind};
 pub use route::Endpoint;
 

@@ -12,6 +12,7 @@ use crate::support::fake_api::{FakeApi, Fault, FaultResponse, ReceivedRequest};
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, simple};
 use crate::support::random::{Random, random_seed};
+use crate::support::tls_front::{Authority, TlsFront};
 use crate::support::wait::{pause, wait_until};
 
 mod starts;
@@ -354,6 +355,90 @@ fn secrets_and_tokens_are_in_clear_in_no_file() {
     }
     node.api().go_up();
     wait_phase(&node, "online");
+    node.finish();
+}
+
+/// A check names what a start would lack; what is purged is gone, and the pod continues.
+#[test]
+fn check_follows_what_is_stored_and_purged() {
+    let mut node = joined(json!({}));
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+    let check = || node.command(&["offline", "check", "-o", "json"]);
+    wait_until("the pod to be complete in the store", LONG, || check().status.success());
+    let running = container_id(&node.wait_ready("web"), "main");
+    let list = node.cli(&["offline", "list", "-o", "json"]);
+    let report: Value = serde_json::from_str(&list).unwrap();
+    let entry = |kind: &str, name: &str| {
+        let mut entries = report["stored"].as_array().unwrap().iter();
+        entries.find(|entry| entry["kind"] == kind && entry["name"] == name).cloned().unwrap_or_default()
+    };
+    assert_eq!(entry("secret", "default/login")["sealed"], true, "{list}");
+    assert_eq!(entry("configmap", "default/settings")["sealed"], false, "{list}");
+    assert_eq!(entry("node", NODE)["usable"], true, "{list}");
+    assert!(CANARY.iter().all(|text| !list.contains(text)), "{list}");
+
+    node.cli(&["offline", "purge", "secret/default/login"]);
+    let output = check();
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["pods"][0]["missing"], json!(["secret default/login: not stored"]), "{report}");
+    let again = node.command(&["offline", "purge", "secret/default/login"]);
+    assert_eq!(again.status.code(), Some(5), "{again:?}");
+
+    let key = || fs::read(node.root().join("offline/key")).unwrap();
+    let former = key();
+    node.cli(&["offline", "purge", "--all", "--yes"]);
+    assert_ne!(key(), former);
+    assert_eq!(container_id(&node.wait_ready("web"), "main"), running);
+    // The API server sends all objects to the next agent.
+    node.stop_agent();
+    node.start_agent();
+    wait_stored(&node, 1);
+    wait_until("the pod to be complete again", LONG, || {
+        node.command(&["offline", "check", "web"]).status.success()
+    });
+    node.finish();
+}
+
+/// The control plane has a new authority, which the kubeconfig does not name.
+#[test]
+fn trusted_authority_brings_the_api_server_back_and_survives_a_restart() {
+    let mut node = FakeNode::prepare(json!({}));
+    let api = FakeApi::start();
+    let front = TlsFront::before(api.port);
+    let former = node.path("ca.pem");
+    fs::write(&former, Authority::new().pem()).unwrap();
+    node.join_cluster(api, json!({"server": front.url(), "certificate-authority": former}));
+    node.add_flags(&["--offline", "--offline-wait=1s"]);
+    node.start_agent();
+    wait_until("the remedy to be named", LONG, || {
+        let output = node.command(&["status"]);
+        String::from_utf8_lossy(&output.stdout).contains("coracle offline trust FILE")
+    });
+    let trust = |node: &FakeNode, pem: &str| {
+        let file = node.path("new.pem");
+        fs::write(&file, pem).unwrap();
+        node.command(&["offline", "trust", &file.to_string_lossy()])
+    };
+    // An authority that has not signed the server's certificate, and no authority at all.
+    for wrong in [Authority::new().pem(), "text".to_owned()] {
+        let output = trust(&node, &wrong);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
+    assert!(!node.node_is_ready() && !node.root().join("offline/authorities.pem").exists());
+    let output = trust(&node, &front.authority());
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("fake-api (SHA-256 "), "{output:?}");
+    wait_until("the node to be ready", LONG, || node.node_is_ready());
+    assert_eq!(status(&node)["offline"]["trusted"].as_array().map(Vec::len), Some(1));
+
+    node.stop_agent();
+    node.start_agent();
+    node.bind(&simple("web"));
+    node.wait_ready("web");
+    node.cli(&["offline", "trust", "--remove"]);
+    assert_eq!(status(&node)["offline"]["trusted"], Value::Null);
     node.finish();
 }
 

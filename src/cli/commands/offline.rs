@@ -8,7 +8,9 @@ use jiff::Timestamp;
 use crate::cli::exit::Exit;
 use crate::cli::local::{OfflineCommand, Output, Purged};
 use crate::cli::table::{Cell, Color, Table};
-use crate::offline::{CheckReport, HeldReason, Phase, PurgeReport, Report, SealState, StoredEntry};
+use crate::offline::{
+    CheckReport, HeldReason, Phase, PurgeReport, Report, SealState, StoredEntry, TrustReport,
+};
 
 use super::age;
 use super::client::{Client, encode};
@@ -40,6 +42,20 @@ pub(super) fn run(
             let query = pod.as_deref().map(|pod| format!("?pod={}", encode(pod))).unwrap_or_default();
             let report: CheckReport = client.get(&format!("/v1/offline/check{query}"))?;
             return checked(print_check(console, output, &report), report.has_problems());
+        }
+        OfflineCommand::Trust { file } => {
+            let query = match file {
+                // The agent has another working directory.
+                Some(file) => {
+                    let path = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+                    format!("file={}", encode(&path.to_string_lossy()))
+                }
+                None => "remove=1".to_owned(),
+            };
+            let report: TrustReport = client.post(&format!("/v1/offline/trust?{query}"))?;
+            if !console.document(output, &report)? {
+                print_trust(console, &report)?;
+            }
         }
         OfflineCommand::Purge(purged) => {
             let query = match purged {
@@ -79,6 +95,18 @@ fn print_check(console: &mut Console<'_>, output: Output, report: &CheckReport) 
         }
     }
     Ok(console.table(&mut Table::new(&["NAMESPACE", "POD", "MISSING"]), &rows)?)
+}
+
+fn print_trust(console: &mut Console<'_>, report: &TrustReport) -> io::Result<()> {
+    if !report.added.is_empty() {
+        console.line(0, "the certificate of the API server may now be signed by")?;
+        return report.added.iter().try_for_each(|authority| console.line(1, authority));
+    }
+    let text = match report.removed {
+        true => "the added authorities are removed; the agent uses them until it restarts",
+        false => "no authorities were added",
+    };
+    console.line(0, text)
 }
 
 fn print_purge(
@@ -143,6 +171,7 @@ fn print(console: &mut Console<'_>, report: &Report) -> io::Result<()> {
     console.colored_field(0, "Secrets", secrets, Some(color))?;
     let used = format!("{} of {}", size(report.bytes), size(report.limit_bytes));
     console.field(0, "Size", &used)?;
+    report.trusted.iter().try_for_each(|authority| console.field(0, "Trusted", authority))?;
     if !report.problems.is_empty() {
         console.heading("Problems:")?;
         report.problems.iter().try_for_each(|problem| console.line(1, problem))?;

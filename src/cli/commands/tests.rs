@@ -336,6 +336,12 @@ fn stored_objects_are_checked_and_removed() {
     assert!(text.contains("configmap default/m: not stored"), "{text}");
     let (outcome, _) = run(OfflineCommand::Check { pod: Some("absent".to_owned()) });
     assert_eq!(outcome, Err("NotFound: there is no pod \"absent\" on this node".to_owned()));
+    let (outcome, text) = run(OfflineCommand::Trust { file: Some("/ca.pem".into()) });
+    assert_eq!((outcome, text.contains("\n  ca (SHA-256 00)\n")), (Ok(Exit::Success), true), "{text}");
+    let (outcome, _) = run(OfflineCommand::Trust { file: Some("/x".into()) });
+    assert!(outcome.unwrap_err().contains("/x: no authorities"));
+    let (_, text) = run(OfflineCommand::Trust { file: None });
+    assert!(text.contains("are removed"), "{text}");
     let (outcome, text) = run(OfflineCommand::Purge(Purged::All));
     assert_eq!(outcome, Ok(Exit::Success));
     assert!(text.contains("files removed: 1 (2.0 KiB)") && text.contains("a new key"), "{text}");

@@ -1,6 +1,9 @@
 //! Requests that change something: `/v1/debug` adds an ephemeral container to a running pod,
 //! `/v1/images/rescan` makes the agent read the directories of image archives, `/v1/offline/accept`
-//! accepts a set of pods that is held, `/v1/offline/purge` removes stored objects.
+//! accepts a set of pods that is held, `/v1/offline/purge` removes stored objects,
+//! `/v1/offline/trust` adds authorities of the API server.
+
+use std::path::Path;
 
 use super::select::find;
 use crate::model::api::EphemeralContainer;
@@ -25,11 +28,22 @@ pub(crate) fn route(path: &str, target: &Target, node: &dyn NodeBackend) -> Resu
         let scope = match (target.get("scope"), target.get("object")) {
             (Some("all"), None) => Ok(PurgeScope::All),
             (Some("damaged"), None) => Ok(PurgeScope::Damaged),
-            (None, Some(object)) => PurgeScope::parse(object),
+            (None, Some(object)) => PurgeScope::parse(object).map_err(|error| error.to_string()),
             _ => Err("name a scope, all or damaged, or an object".to_owned()),
         };
         let scope = scope.map_err(|error| Response::text(400, format!("{error}\n")))?;
         return node.purge_offline(scope).map(|report| Response::json(&report)).map_err(refusal);
+    }
+    if path == "/v1/offline/trust" {
+        let file = match (target.get("file"), target.flag("remove")?) {
+            (Some(file), false) => Some(Path::new(file)),
+            (None, true) => None,
+            _ => return Err(Response::text(400, "name a file, or remove\n")),
+        };
+        if file.is_some_and(Path::is_relative) {
+            return Err(Response::text(400, "the file must be an absolute path\n"));
+        }
+        return node.trust_offline(file).map(|report| Response::json(&report)).map_err(refusal);
     }
     if path != "/v1/debug" {
         return Err(Response::text(405, "GET only\n"));

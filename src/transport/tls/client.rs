@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, LazyLock};
 
+use jiff::Timestamp;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
@@ -15,7 +16,7 @@ use rustls::{
 
 use super::cbc;
 use super::names;
-use super::verify::Verifier;
+use super::verify::{self, Verifier};
 use crate::util::secret::Secret;
 
 /// The files with public authorities on Linux distributions, in Go's order.
@@ -75,6 +76,17 @@ pub enum TlsSetupError {
 }
 
 impl Roots {
+    /// These authorities, and those of a PEM bundle.
+    #[must_use]
+    pub fn with(&self, pem: &[u8]) -> Roots {
+        let own = match self {
+            Roots::Unverified => return Roots::Unverified,
+            Roots::Pem(own) => own.clone(),
+            Roots::System => system_bundle().unwrap_or_default(),
+        };
+        Roots::Pem([own.as_slice(), b"\n", pem].concat())
+    }
+
     /// The authorities for a proxy to a server with these authorities: the same, and the readable
     /// ones of the machine.
     ///
@@ -92,6 +104,32 @@ impl Roots {
             other => other.clone(),
         }
     }
+}
+
+/// An authority that may sign certificates of servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerAuthority {
+    /// The common name of its subject.
+    pub subject: String,
+    /// The SHA-256 digest of the certificate, as OpenSSL shows it: pairs of hexadecimal digits with colons.
+    pub fingerprint: String,
+    /// The time after which it is not valid.
+    pub not_after: Timestamp,
+}
+
+impl fmt::Display for ServerAuthority {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} (SHA-256 {}, until {})", self.subject, self.fingerprint, self.not_after)
+    }
+}
+
+/// The authorities of a PEM bundle.
+///
+/// # Errors
+/// When one of its certificates is damaged, or must not sign certificates of servers; with the reason.
+pub fn server_authorities(pem: &[u8]) -> Result<Vec<ServerAuthority>, TlsSetupError> {
+    let all = certificates(pem).map_err(TlsSetupError::Roots)?;
+    all.iter().map(|der| verify::server_authority(der).map_err(TlsSetupError::Roots)).collect()
 }
 
 /// The common settings of all sessions with one server.

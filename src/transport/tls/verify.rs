@@ -19,6 +19,7 @@ use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme};
 
 use super::authorities::{Validity, read};
+use super::client::ServerAuthority;
 use super::ecdsa;
 use super::names;
 use super::usage::Usage;
@@ -70,6 +71,17 @@ impl Key {
         let bits = self.name.strip_prefix("RSA with ").and_then(|rest| rest.split(' ').next());
         bits.and_then(|bits| bits.parse::<u32>().ok()).is_some_and(|bits| bits < 2048)
     }
+}
+
+/// Describes an authority; an error if the certificate is none, for servers.
+pub(super) fn server_authority(der: &CertificateDer<'_>) -> Result<ServerAuthority, String> {
+    let (certificate, usage) = read(der).ok_or("a certificate is damaged")?;
+    let subject = names::subject(certificate.subject);
+    if !usage.is_authority || !usage.may_sign || !usage.for_servers || usage.has_unsupported_critical {
+        return Err(format!("the certificate {subject} is no authority for certificates of servers"));
+    }
+    let digits = sha256::sha256(der).iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>();
+    Ok(ServerAuthority { subject, fingerprint: digits.join(":"), not_after: certificate.not_after })
 }
 
 /// A reason that the TLS library has no error for.
