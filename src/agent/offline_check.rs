@@ -64,13 +64,13 @@ impl Handles {
     /// Adds the authorities of a file, or removes those that were added (`None`).
     pub(super) fn trust(&self, offline: &Offline, file: Option<&Path>) -> Result<TrustReport, TrustError> {
         let directory = offline.directory();
-        match (file, &self.api) {
-            (Some(file), Some(client)) => {
-                let added = added_authorities::add(client, directory, file)?;
-                Ok(TrustReport { added: added.iter().map(ToString::to_string).collect(), removed: false })
-            }
-            _ => Ok(TrustReport { added: Vec::new(), removed: added_authorities::remove(directory)? }),
-        }
+        let Some(file) = file else {
+            return Ok(TrustReport { added: Vec::new(), removed: added_authorities::remove(directory)? });
+        };
+        // The store needs a kubeconfig, so there is a client.
+        let Some(client) = &self.api else { return Ok(TrustReport::default()) };
+        let added = added_authorities::add(client, directory, file)?;
+        Ok(TrustReport { added: added.iter().map(ToString::to_string).collect(), removed: false })
     }
 
     /// Whether an archive on this node has the image: the runtime then pulls it from the agent.

@@ -288,6 +288,8 @@ impl FullDisk {
 impl Drop for FullDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        // The node could not remove its directory with the mount in it.
+        let _ = self.0.parent().map(fs::remove_dir_all);
     }
 }
 
