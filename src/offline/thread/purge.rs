@@ -150,15 +150,16 @@ mod tests {
     use crate::offline::state::{Phase, SealState};
     use crate::offline::testing::{self, pod};
     use crate::offline::{Deps, Settings};
+    use crate::util::testing::in_background;
 
     fn order(fixture: &mut Fixture, scope: PurgeScope, second: u64) -> Result<PurgeReport, PurgeError> {
         let offline = fixture.offline().clone();
-        let client = std::thread::spawn(move || offline.purge(scope));
+        let client = in_background(move || offline.purge(scope));
         while fixture.offline().shared.purges.locked().is_empty() {
             std::thread::yield_now();
         }
         fixture.turns(second);
-        client.join().unwrap()
+        client.result()
     }
 
     /// Each pod needs this object.
