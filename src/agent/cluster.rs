@@ -19,7 +19,8 @@ use crate::kube::certificates::{self, Certificates, ClientRenewal};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
-use crate::kube::{PodDependencies, ProjectedCertificates, event_sink};
+use crate::kube::tokens::Tokens;
+use crate::kube::{Hook, PodDependencies, ProjectedCertificates, event_sink};
 use crate::model::api;
 use crate::model::ids::PodUid;
 use crate::node::{self, NodeReader, NodeWatch};
@@ -175,6 +176,7 @@ impl Cluster {
             offline,
             ..
         } = self;
+        client.returns().set_hooks(vec![hook(&rooms.volumes, &pod_api.tokens)]);
         let mut threads = vec![services];
         // First, so that it stops after all threads that pass it what they read.
         if let Some(offline) = &offline {
@@ -249,6 +251,12 @@ fn lease_report(offline: Offline) -> node::LeaseReport {
         Some(begin) => offline.contact(begin),
         None => offline.contact_failed(),
     })
+}
+
+/// What is to be done at a return of the API server, in addition to the ends of waits for requests.
+fn hook(volumes: &Arc<Volumes>, tokens: &Tokens) -> Hook {
+    let (volumes, tokens) = (Arc::clone(volumes), tokens.clone());
+    Box::new(move || volumes.api_returned(&tokens.returned()))
 }
 
 fn offline_deps(

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::contact::{Reply, Returns};
 use super::rate::Bucket;
 use super::span;
 use super::target::{Target, query};
@@ -20,6 +21,7 @@ use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, RequestKind, Response,
 };
 use crate::util::lock::LockExt;
+use crate::util::backoff::random_unit;
 use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 use crate::util::tracing;
@@ -40,6 +42,9 @@ pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
 /// The longest body of an error response.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
 /// Objects per page of a list.
+/// The longest pause between a return of the API server and the requests that waited for it. It is random:
+/// the requests of a node do not all begin at the same time.
+const SPREAD: Duration = Duration::from_secs(1);
 pub(super) const PAGE: &str = "500";
 
 /// The server's address and the credentials for it.
@@ -105,6 +110,16 @@ struct Shared {
     /// The reason why the last request had no response; `None` if it had one.
     last_failure: Mutex<Option<String>>,
 }
+    returns: Returns,
+}
+
+/// The state of a client before a request; see [`Client::pause_with`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Moment {
+    /// The number of changes of credentials.
+    pub(super) generation: u64,
+    /// How often the API server had returned.
+    returns: u64,
 
 /// The connections made with one set of credentials.
 struct Session {
@@ -172,7 +187,9 @@ impl Client {
         let breaker = Breaker::default();
         let session = Mutex::new(Arc::new(Session::new(0, credentials)?));
         let last_failure = Mutex::default();
-        let shared = Arc::new(Shared { session, user_agent, breaker: breaker.clone(), last_failure });
+        let returns = Returns::new(Instant::now());
+        let shared =
+            Arc::new(Shared { session, user_agent, breaker: breaker.clone(), last_failure, returns });
         Ok(Client { shared, bucket: bucket(qps), timeout: DEFAULT_TIMEOUT, breaker })
     }
 
@@ -331,6 +348,8 @@ impl Client {
     /// Replaces the credentials by this client certificate. New requests use it immediately;
     /// watches are ended and opened again.
     ///
+        // They may own clones of this client.
+        self.shared.returns.set_hooks(Vec::new());
     /// DIFFERS: other requests in progress continue; upstream ends them.
     ///
     /// # Errors
@@ -396,17 +415,41 @@ impl Client {
         self.shared.last_failure.locked().clone()
     }
 
+    /// The returns of the API server, as the requests of all clones show them.
+    #[must_use]
+    pub fn returns(&self) -> Returns {
+        self.shared.returns.clone()
+    }
+
+    /// The present state, to be read before a request.
+    pub(super) fn moment(&self) -> Moment {
+        Moment { generation: self.credential_generation(), returns: self.shared.returns.number() }
+    }
+
     /// Waits for `limit`, or until the credentials change.
     pub fn pause(&self, limit: Duration) -> Waited {
         self.wait_with(&self.session(), limit)
     }
 
-    /// Waits for `limit`, or until the credentials of this generation change; returns immediately
-    /// if they have changed already.
-    pub(super) fn pause_with(&self, generation: u64, limit: Duration) -> Waited {
+    /// Waits for `limit` after a request that began at `moment`. The wait ends earlier if the credentials
+    /// change, and soon after the API server has returned; immediately if that has happened since then.
+    pub(super) fn pause_with(&self, moment: Moment, limit: Duration) -> Waited {
         // The session is read once, so that credentials cannot change between check and wait.
         let session = self.session();
-        self.wait_with(&session, if session.generation == generation { limit } else { Duration::ZERO })
+        if session.generation != moment.generation {
+            return self.wait_with(&session, Duration::ZERO);
+        }
+        let returned = self.shared.returns.after(moment.returns);
+        let begun = Instant::now();
+        select_biased! {
+            recv(self.breaker.token().signal()) -> _ => Waited::Stopped,
+            recv(session.superseded.signal()) -> _ => Waited::TimedOut,
+            recv(returned.signal()) -> _ => {
+                let rest = limit.saturating_sub(begun.elapsed());
+                self.wait_with(&session, SPREAD.mul_f64(random_unit()).min(rest))
+            }
+            default(limit) => Waited::TimedOut,
+        }
     }
 
     fn wait_with(&self, session: &Session, limit: Duration) -> Waited {
@@ -620,6 +663,8 @@ fn encode<B: Serialize>(
     target: &Target,
     body: &B,
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
+            let status = outcome.as_ref().ok().map(|response| response.status);
+            self.shared.returns.record(Reply::of(status), Instant::now());
     let bytes = serde_json::to_vec(body)
         .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
     Ok(Some(("application/json", bytes)))

@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::{Client, Moment};
 use super::error::ApiError;
 use super::events::{self, EventLog, RecordedEvent};
 use super::target::Target;
@@ -57,10 +57,11 @@ trait EventApi {
     fn create(&self, namespace: &str, event: &api::Event) -> Outcome;
     /// PATCH, a strategic merge.
     fn patch(&self, namespace: &str, name: &str, change: &Value) -> Outcome;
-    /// The number of changes of credentials.
-    fn credential_generation(&self) -> u64;
-    /// Waits, but only while the credentials of `generation` last: with others it may succeed immediately.
-    fn pause(&self, generation: u64, limit: Duration, stop: &StopToken) -> Waited;
+    /// The present state of the client.
+    fn moment(&self) -> Moment;
+    /// Waits after a request that began at `moment`, but not longer than its reason lasts: with other
+    /// credentials, or after a return of the API server, the next request may succeed.
+    fn pause(&self, moment: Moment, limit: Duration, stop: &StopToken) -> Waited;
 }
 
 /// Counters of the delivery.
@@ -203,13 +204,13 @@ impl EventApi for Client {
         outcome(Client::patch::<IgnoredAny>(self, &target, change))
     }
 
-    fn credential_generation(&self) -> u64 {
-        Client::credential_generation(self)
+    fn moment(&self) -> Moment {
+        Client::moment(self)
     }
 
-    fn pause(&self, generation: u64, limit: Duration, _: &StopToken) -> Waited {
+    fn pause(&self, moment: Moment, limit: Duration, _: &StopToken) -> Waited {
         // Stopping the thread also trips the client's breaker.
-        self.pause_with(generation, limit)
+        self.pause_with(moment, limit)
     }
 }
 
@@ -255,7 +256,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
                 recv(bell) -> _ => continue,
             }
         };
-        let generation = client.credential_generation();
+        let moment = client.moment();
         let outcome = deliver(client, &entry, node_uid);
         if stop.is_stopped() {
             return;
@@ -273,7 +274,7 @@ fn run(stop: &StopToken, bell: &Receiver<()>, outbox: &Outbox, client: &impl Eve
             }
         }
         if let Some(pause) = pause
-            && client.pause(generation, pause, stop) == Waited::Stopped
+            && client.pause(moment, pause, stop) == Waited::Stopped
         {
             return;
         }

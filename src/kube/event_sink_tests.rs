@@ -80,10 +80,10 @@ impl EventApi for FakeApi {
         let object = name.split('.').next().unwrap();
         self.respond(format!("PATCH {namespace}/{object} {}", change["count"]))
     }
-    fn credential_generation(&self) -> u64 {
-        0
+    fn moment(&self) -> Moment {
+        Moment::default()
     }
-    fn pause(&self, _: u64, limit: Duration, stop: &StopToken) -> Waited {
+    fn pause(&self, _: Moment, limit: Duration, stop: &StopToken) -> Waited {
         stop.wait(limit)
     }
 }
@@ -361,7 +361,7 @@ fn a_change_of_credentials_ends_the_pause() {
         Credentials { endpoint, base_path: String::new(), token: None }
     };
     let client = Client::new(credentials(), None).unwrap();
-    let before = client.credential_generation();
+    let before = client.moment();
     client.set_identity(Identity::default()).unwrap();
     let begun = Instant::now();
     assert_eq!(

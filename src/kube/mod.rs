@@ -17,6 +17,7 @@
 pub mod added_authorities;
 pub mod certificates;
 pub mod client;
+mod contact;
 mod correlator;
 mod discovery;
 pub mod error;
@@ -43,5 +44,6 @@ pub mod trust_bundles;
 pub mod volume_claims;
 pub mod watch;
 
+pub use contact::{Hook, Returns};
 pub use local_objects::{LocalObjects, ObjectMap, PodObjects};
 pub use pod_api::{PodDependencies, ProjectedCertificates};

@@ -247,13 +247,37 @@ impl Tokens {
             }
             Err(error) => match old {
                 None => Err(TokenError::Fetch(error)),
-                Some(old) if now >= old.expires => Err(TokenError::Expired(error)),
                 Some(old) => {
-                    self.shared.failed(pod, &key, instant, &error);
+                    let wait = self.shared.failed(pod, &key, instant);
+                    if now >= old.expires {
+                        return Err(TokenError::Expired(error));
+                    }
+                    if wait {
+                        log_failure(pod, &key, &old, &error);
+                    }
                     Ok(old)
                 }
             },
         }
+    }
+
+    /// The API server has returned: ends the waits after failed renewals. Returns the pods with such tokens.
+    #[must_use]
+    pub fn returned(&self) -> Vec<PodUid> {
+        let mut table = self.shared.table();
+        let mut pods = Vec::new();
+        for (uid, tokens) in table.iter_mut() {
+            let mut is_due = false;
+            for (retry_at, _) in tokens.values_mut().filter_map(|entry| entry.retry.as_mut()) {
+                // The wait after another failure is as long as before.
+                *retry_at = Instant::now();
+                is_due = true;
+            }
+            if is_due {
+                pods.push(uid.clone());
+            }
+        }
+        pods
     }
 
     /// Removes the tokens of a pod that was removed.
@@ -296,20 +320,27 @@ impl Shared {
         }
     }
 
-    fn failed(&self, pod: &Pod, key: &Key, now: Instant, error: &ApiError) {
+    /// Begins the wait after a failed renewal; `false` if the pod was removed meanwhile.
+    fn failed(&self, pod: &Pod, key: &Key, now: Instant) -> bool {
         let mut table = self.table();
-        let Some(entry) = table.get_mut(pod.uid()).and_then(|tokens| tokens.get_mut(key)) else { return };
+        let Some(entry) = table.get_mut(pod.uid()).and_then(|tokens| tokens.get_mut(key)) else {
+            return false;
+        };
         let wait = entry.retry.map_or(RETRY, |(_, wait)| (wait * 2).min(RETRY_MAX));
         entry.retry = Some((now + wait, wait));
-        log::warn!(
-            "cannot renew the token of service account {}/{}, the old one serves until {}: {error} pod={} uid={}",
-            key.namespace,
-            key.account,
-            entry.token.expires,
-            pod.name(),
-            pod.uid()
-        );
+        true
     }
+}
+
+fn log_failure(pod: &Pod, key: &Key, old: &Token, error: &ApiError) {
+    log::warn!(
+        "cannot renew the token of service account {}/{}, the old one serves until {}: {error} pod={} uid={}",
+        key.namespace,
+        key.account,
+        old.expires,
+        pod.name(),
+        pod.uid()
+    );
 }
 
 /// Whether a new token should be requested. `age` is the age of `token` by the monotonic clock.
@@ -489,6 +520,27 @@ mod tests {
         count.store(7, Ordering::SeqCst);
         assert_eq!(get("1", "", 0), Ok("t7".into()));
         assert_eq!(get("2", "", 0), Ok("t3".into()));
+    }
+
+    #[test]
+    fn return_of_the_api_server_ends_the_wait_for_a_renewal() {
+        let start = Instant::now();
+        let count = Arc::new(AtomicI64::new(1));
+        let tokens = Tokens::new(Box::new(Server(Arc::clone(&count), 0)));
+        let get = |age: u64| {
+            let now = (timestamp(age as i64), start + Duration::from_secs(age));
+            tokens.get_at(&pod("1"), "", Some(3600), now).map(|token| token.expose().to_owned())
+        };
+        assert_eq!((get(0), tokens.returned()), (Ok("t1".into()), Vec::new()));
+        count.store(-1, Ordering::SeqCst);
+        assert_eq!((get(3000), get(3001)), (Ok("t1".into()), Ok("t1".into())));
+        assert_eq!(tokens.returned(), [PodUid::from("1")]);
+        count.store(7, Ordering::SeqCst);
+        assert_eq!((get(3001), tokens.returned()), (Ok("t7".into()), Vec::new()));
+        // A token that expired meanwhile.
+        count.store(-1, Ordering::SeqCst);
+        assert_eq!(get(10_000), Err(TokenError::Expired(refused())));
+        assert_eq!(tokens.returned(), [PodUid::from("1")]);
     }
 
     /// A token that was requested earlier, and may end earlier, replaced a newer one.

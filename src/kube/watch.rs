@@ -41,7 +41,8 @@ pub struct Watched {
 
 /// Starts the thread `watch/<name>`, which passes every change to `sink`: first all existing
 /// objects ([`Change::Replaced`]), then each change, and after a gap all objects again. It retries
-/// without a limit. Stopping it ends its request.
+/// without a limit, and at once when another request shows that the API server has returned.
+/// Stopping it ends its request.
 ///
 /// # Errors
 /// When the kernel cannot create a thread.
@@ -59,18 +60,17 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
         let mut backoff = WatchBackoff::new(Instant::now());
         let mut reflector = Reflector::new(&client, &watched, &mut sink);
         loop {
-            let generation = client.credential_generation();
+            let moment = client.moment();
             match reflector.cycle(&mut backoff) {
                 Ok(()) => {}
                 Err(error) if error.is_stopping() => break,
                 // The change of credentials ended the request.
-                Err(_) if client.credential_generation() != generation => {}
+                Err(_) if client.credential_generation() != moment.generation => {}
                 Err(error) => reflector.count_failure(&error),
             }
             // After a change of credentials, retry immediately.
-            if client.credential_generation() == generation
-                && client.pause_with(generation, backoff.next(Instant::now(), random_unit()))
-                    == Waited::Stopped
+            if client.credential_generation() == moment.generation
+                && client.pause_with(moment, backoff.next(Instant::now(), random_unit())) == Waited::Stopped
             {
                 break;
             }

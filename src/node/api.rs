@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::kube::Returns;
 use crate::kube::client::Client;
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
@@ -45,6 +46,10 @@ pub(super) trait NodeApi {
     fn patch_status(&self, patch: &Value) -> Result<Node, NodeError>;
     /// After a failure: the next request shall not use a connection that may be dead.
     fn drop_connections(&self);
+    /// The returns of the API server.
+    fn returns(&self) -> Returns {
+        Returns::default()
+    }
 }
 
 /// The requests of the `lease` thread.
@@ -54,6 +59,10 @@ pub(super) trait LeaseApi {
     fn update(&self, lease: &Lease) -> Result<Lease, NodeError>;
     /// See [`NodeApi::drop_connections`].
     fn drop_connections(&self);
+    /// The returns of the API server.
+    fn returns(&self) -> Returns {
+        Returns::default()
+    }
 }
 
 /// The API server, for requests about one node.
@@ -105,6 +114,10 @@ impl NodeApi for NodeApiClient {
     fn drop_connections(&self) {
         self.client.drop_connections();
     }
+
+    fn returns(&self) -> Returns {
+        self.client.returns()
+    }
 }
 
 impl LeaseApi for NodeApiClient {
@@ -122,6 +135,10 @@ impl LeaseApi for NodeApiClient {
 
     fn drop_connections(&self) {
         self.client.drop_connections();
+    }
+
+    fn returns(&self) -> Returns {
+        self.client.returns()
     }
 }
 

@@ -60,20 +60,32 @@ impl LeaseRenewer {
     /// Body of the thread.
     pub(super) fn run(mut self, stop: &StopToken, watch: &NodeWatch) {
         let node = watch.subscribe();
+        let returns = self.api.returns();
         let mut next = Some(Instant::now());
+        // A return of the API server ends the wait after a failure.
+        let mut returned = StopToken::never();
         loop {
             let owner = watch.uid();
             let due = next.is_some_and(|next| next <= Instant::now());
             if due || (owner.is_some() && owner.as_deref() != self.owner()) {
+                let number = returns.number();
                 let begin = boot_time();
                 let outcome = self.turn(owner.as_deref(), Timestamp::now());
                 self.report(&outcome, begin);
+                returned = match outcome {
+                    Outcome::Failed(_) => returns.after(number),
+                    _ => StopToken::never(),
+                };
                 next = self.wait_after(&outcome, random_unit()).map(|wait| Instant::now() + wait);
             }
             let _waiting = threads::waiting("next lease renewal");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(node) -> _ => {}
+                recv(returned.signal()) -> _ => {
+                    returned = StopToken::never();
+                    next = Some(Instant::now());
+                }
                 recv(timers::deadline_channel(next)) -> _ => {}
             }
         }

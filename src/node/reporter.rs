@@ -97,16 +97,22 @@ impl Reporter {
     pub(super) fn run(mut self, stop: &StopToken, bell: &Receiver<()>) {
         self.sensors.end_with(stop);
         let object = self.watch.subscribe();
+        let returns = self.api.returns();
         // A disconnected bell would always be ready.
         let mut bell = bell.clone();
         loop {
+            let number = returns.number();
             self.turn(Instant::now(), Timestamp::now(), random_unit());
+            // A return of the API server ends the wait after a failure, at once: it is one request.
+            let returned =
+                if self.failures.number() > 0 { returns.after(number) } else { StopToken::never() };
             let next = timers::deadline_channel(Some(self.schedule.next()));
             let _waiting = threads::waiting("next node status");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(bell) -> rung => if rung.is_err() { bell = crossbeam_channel::never() },
                 recv(object) -> _ => {}
+                recv(returned.signal()) -> _ => self.schedule.within(Duration::ZERO, Instant::now()),
                 recv(next) -> _ => {}
             }
         }

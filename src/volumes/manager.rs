@@ -308,6 +308,13 @@ impl Volumes {
         self.actual().volumes_of(uid)
     }
 
+    /// The API server has returned: volumes that failed are tried again, and those pods and `more` are
+    /// synced. Does not block.
+    pub fn api_returned(&self, more: &[PodUid]) {
+        let waiting = self.retries().end_all(Instant::now());
+        waiting.iter().chain(more).for_each(|pod| (self.waker.0)(pod));
+    }
+
     pub(super) fn retries(&self) -> MutexGuard<'_, Retries> {
         self.retries.locked()
     }

@@ -93,6 +93,23 @@ impl Retries {
         woken
     }
 
+    /// The API server has returned, which may have been the cause: the waits end, and are as long as before
+    /// after another failure. Returns the pods that waited.
+    pub(super) fn end_all(&mut self, now: Instant) -> Vec<PodUid> {
+        let mut woken = Vec::new();
+        for (uid, waits) in &mut self.waits {
+            let mut is_woken = false;
+            for wait in waits.values_mut().filter(|wait| !wait.cause_is_final && now < wait.until) {
+                wait.until = now;
+                is_woken = true;
+            }
+            if is_woken {
+                woken.push(uid.clone());
+            }
+        }
+        woken
+    }
+
     /// Since when the volume has failed without a success between.
     pub(super) fn since(&self, uid: &PodUid, volume: &str) -> Option<Instant> {
         Some(self.waits.get(uid)?.get(volume)?.since)
@@ -139,6 +156,23 @@ mod tests {
             retries.failed(&uid, "v", (Retryable::AfterOthers(now + MAX), 0), later),
             later + INITIAL * 2
         );
+    }
+
+    #[test]
+    fn return_of_the_api_server_ends_waits_but_those_with_a_final_cause() {
+        let now = Instant::now();
+        let mut retries = Retries::default();
+        let (first, second) = (PodUid::from("first"), PodUid::from("second"));
+        for _ in 0..5 {
+            retries.failed(&first, "v", (Retryable::Yes, 0), now);
+        }
+        retries.failed(&second, "v", (Retryable::No, 0), now);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(retries.end_all(later), std::slice::from_ref(&first));
+        assert_eq!(retries.blocked(&first, "v", 0, later), None);
+        assert!(retries.blocked(&second, "v", 0, later).is_some());
+        assert!(retries.end_all(later).is_empty());
+        assert_eq!(retries.failed(&first, "v", (Retryable::Yes, 0), later), later + INITIAL * 32);
     }
 
     #[test]

@@ -635,3 +635,33 @@ fn vanished_server_is_detected() {
     while !["=a,b", "+b"].contains(&next(&changes).as_str()) {}
     ip("addr del 192.0.2.77/32 dev node0");
 }
+
+/// After a long outage each watch waits for its own time to try again. One request of another part of the
+/// agent shows that the server is back, and ends all these waits.
+#[test]
+fn one_successful_request_ends_the_waits_of_all_watches() {
+    let api = FakeApi::start();
+    api.put("/api/v1/namespaces/ns/pods/p", pod("n1"));
+    let client = api.client();
+    let host = client.origin().split_once("://").unwrap().1.to_owned();
+    let watches = ["back1", "back2", "back3", "back4"].map(|name| reflect_as(name, &client));
+    for (_, changes) in &watches {
+        assert_eq!(next(changes), "=p");
+    }
+    let requests = || metrics::CLIENT_REQUEST_SIZE.count(["GET".to_owned(), host.clone()]);
+    let before = requests();
+    api.go_down();
+    // The fifth wait of a watch is at least 12.8 s long.
+    wait_until("the waits to grow", SOON, || requests() >= before + 5 * watches.len() as u64);
+    let number = client.returns().number();
+    api.go_up();
+    let begun = Instant::now();
+    let found: Value = client.get(&Target::pod("ns", "p")).unwrap();
+    assert_eq!(found["metadata"]["name"], "p");
+    for (_, changes) in &watches {
+        assert_eq!(next(changes), "=p");
+    }
+    assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+    // The requests of the watches, which succeed, are no further returns.
+    assert_eq!(client.returns().number(), number + 1);
+}

@@ -91,6 +91,8 @@ pub(super) struct Rotation {
     /// No attempt before this time, after a failure.
     paused: Timestamp,
     failures: u32,
+    /// Whether the last request was denied.
+    denied: bool,
     pending: Option<Pending>,
     /// The time of the last turn.
     seen: Timestamp,
@@ -115,6 +117,7 @@ impl Rotation {
             renew,
             paused: Timestamp::MIN,
             failures: 0,
+            denied: false,
             pending: None,
             seen: Timestamp::MIN,
         }
@@ -146,8 +149,8 @@ impl Rotation {
             _ => self.request(template, now),
         };
         result.unwrap_or_else(|error| {
-            let pause =
-                if matches!(error, Error::Denied { .. }) { DENIED_RETRY } else { RETRY.after(self.failures) };
+            self.denied = matches!(error, Error::Denied { .. });
+            let pause = if self.denied { DENIED_RETRY } else { RETRY.after(self.failures) };
             self.failures = self.failures.saturating_add(1);
             self.paused = later(now, pause);
             Outcome::Failed(error)
@@ -165,6 +168,21 @@ impl Rotation {
             }
         }
         self.seen = now;
+    }
+
+    /// The API server has returned: the next turn is due, unless a person denied the last request.
+    pub(super) fn returned(&mut self, now: Timestamp) {
+        if !self.denied {
+            self.paused = self.paused.min(now);
+        }
+        if let Some(pending) = &mut self.pending {
+            pending.due = pending.due.min(now);
+        }
+    }
+
+    /// Whether a turn waits for its pause.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.failures > 0 || self.pending.is_some()
     }
 
     /// The end of the current certificate.

@@ -348,6 +348,15 @@ fn pauses_double_and_polls_of_a_long_wait_are_rare() {
         );
     }
     assert_eq!(pauses, [2, 4, 8, 16, 32, 32]);
+    // A return of the API server ends the pause, but not that after a denial.
+    assert!(rotation.is_waiting());
+    rotation.returned(timestamp(second));
+    assert!(rotation.due(Some(&fixture.template), timestamp(second)) <= timestamp(second));
+    let fixture = Fixture::new(Behaviour::Deny);
+    let (mut rotation, mut second) = (fixture.own(None), 0);
+    fixture.failure(&mut rotation, &mut second);
+    rotation.returned(timestamp(second));
+    assert!(rotation.due(Some(&fixture.template), timestamp(second)) > timestamp(second + 500));
     let fixture = Fixture::new(Behaviour::Wait);
     let mut rotation = fixture.bootstrapping();
     let mut second = 0;

@@ -13,6 +13,7 @@ use super::rotation::{self, OpenSigner, Outcome, Rotation, Signer};
 use super::serving::CurrentServingCertificate;
 use super::signer::{OpenBootstrap, opener, signer};
 use super::store::{Identity, Store};
+use crate::kube::Returns;
 use crate::kube::client::Client;
 use crate::model::api;
 use crate::model::metrics::{
@@ -56,6 +57,7 @@ struct Parts {
     node_name: String,
     client: Option<ClientParts>,
     serving: Option<(CurrentServingCertificate, Box<dyn Signer + Send>)>,
+    returns: Returns,
 }
 
 struct ClientParts {
@@ -135,7 +137,7 @@ pub fn spawn(
         }
     });
     let Settings { cert_dir, node_name, .. } = settings;
-    let parts = Parts { cert_dir, node_name, client: renewed, serving };
+    let parts = Parts { cert_dir, node_name, client: renewed, serving, returns: client.returns() };
     let (running, certificates) = start(parts, on_death)?;
     Ok((running.with_waker(Box::new(move || breaker.trip())), certificates))
 }
@@ -162,6 +164,7 @@ struct State {
     node_name: String,
     client: Option<ClientState>,
     serving: Option<(Rotation, CurrentServingCertificate)>,
+    returns: Returns,
 }
 
 struct ClientState {
@@ -187,7 +190,7 @@ impl ClientState {
 
 impl State {
     fn new(parts: Parts, certificates: Certificates) -> State {
-        let Parts { cert_dir, node_name, client, serving } = parts;
+        let Parts { cert_dir, node_name, client, serving, returns } = parts;
         let client = client.map(|client| {
             let store = Store::new(&cert_dir, Purpose::Client);
             let ClientParts { current, own, bootstrap, kubeconfig, install } = client;
@@ -206,21 +209,37 @@ impl State {
             let current = store.load().unwrap_or_default();
             (Rotation::new(store, current, Some(signer), None, random_unit()), serving)
         });
-        State { certificates, node_name, client, serving }
+        State { certificates, node_name, client, serving, returns }
     }
 
     fn run(&mut self, stop: &StopToken, bell: &Receiver<()>) {
         loop {
             let now = Timestamp::now();
+            let number = self.returns.number();
             let due = self.turn(now, stop);
+            let returned = if self.is_waiting() { self.returns.after(number) } else { StopToken::never() };
             let pause = due.duration_since(now).max(SignedDuration::ZERO).unsigned_abs().min(LONGEST_WAIT);
             let _waiting = threads::waiting("a certificate's renewal");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(bell) -> _ => {}
+                recv(returned.signal()) -> _ => self.returned(Timestamp::now()),
                 default(pause) => {}
             }
         }
+    }
+
+    fn rotations(&mut self) -> impl Iterator<Item = &mut Rotation> {
+        let client = self.client.as_mut().map(|client| &mut client.rotation);
+        client.into_iter().chain(self.serving.as_mut().map(|(rotation, _)| rotation))
+    }
+
+    fn is_waiting(&mut self) -> bool {
+        self.rotations().any(|rotation| rotation.is_waiting())
+    }
+
+    fn returned(&mut self, now: Timestamp) {
+        self.rotations().for_each(|rotation| rotation.returned(now));
     }
 
     /// Runs the due turns and returns the time of the next turn.
@@ -307,6 +326,7 @@ mod tests {
                 }),
             }),
             serving: Some((serving.clone(), signer.boxed())),
+            returns: Returns::default(),
         };
         let (running, certificates) = start(parts, OnDeath::Unsupervised).unwrap();
         assert_eq!(installs.recv_timeout(limit).unwrap(), "system:node:node1");

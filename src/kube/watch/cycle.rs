@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::backoff::WatchBackoff;
 use super::page::{Page, decode};
 use super::{Change, Watched};
-use crate::kube::client::{Client, MAX_BODY_BYTES, PAGE, Unreadable};
+use crate::kube::client::{Client, MAX_BODY_BYTES, Moment, PAGE, Unreadable};
 use crate::kube::error::ApiError;
 use crate::transport::api::{DialError, Lines, RequestKind};
 use crate::util::backoff::{Failures, random_unit};
@@ -50,7 +50,7 @@ pub(super) struct Reflector<'a, S> {
 struct Stream {
     lines: Lines,
     opened: Instant,
-    generation: u64,
+    moment: Moment,
 }
 
 enum Event {
@@ -114,12 +114,12 @@ impl<'a, S> Reflector<'a, S> {
         let mut short = 0;
         loop {
             let version = if self.version_unavailable { String::new() } else { self.version.clone() };
-            let generation = self.client.credential_generation();
+            let moment = self.client.moment();
             let mut stream = match self.open(&version, true) {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
                     self.count_failure(&error);
-                    self.step(generation, backoff)?;
+                    self.step(moment, backoff)?;
                     continue;
                 }
                 Err(error) if expired(&error) && !version.is_empty() => {
@@ -147,8 +147,8 @@ impl<'a, S> Reflector<'a, S> {
                     if short >= MAX_SHORT {
                         return Err(self.form("watch", "the server ends watches immediately"));
                     }
-                    if short > 0 && self.client.credential_generation() == stream.generation {
-                        self.step(stream.generation, backoff)?;
+                    if short > 0 && self.client.credential_generation() == stream.moment.generation {
+                        self.step(stream.moment, backoff)?;
                     }
                 }
             }
@@ -270,7 +270,7 @@ impl<'a, S> Reflector<'a, S> {
     {
         let mut short = 0;
         loop {
-            let generation = self.client.credential_generation();
+            let moment = self.client.moment();
             let stream = match open.take() {
                 Some(stream) => Ok(stream),
                 None => self.open(&self.version, false),
@@ -279,7 +279,7 @@ impl<'a, S> Reflector<'a, S> {
                 Ok(stream) => stream,
                 Err(error) if error.is_refused() || error.status() == Some(429) => {
                     self.count_failure(&error);
-                    self.step(generation, backoff)?;
+                    self.step(moment, backoff)?;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -287,7 +287,7 @@ impl<'a, S> Reflector<'a, S> {
             let end = self.follow(&mut stream);
             self.client_stopped()?;
             // The client ended the stream because its credentials changed.
-            if self.client.credential_generation() != stream.generation {
+            if self.client.credential_generation() != stream.moment.generation {
                 continue;
             }
             let soon = stream.opened.elapsed() < SHORT;
@@ -295,7 +295,7 @@ impl<'a, S> Reflector<'a, S> {
             match end {
                 End::Failed(error) if error.status() == Some(429) => {
                     self.count_failure(&error);
-                    self.step(stream.generation, backoff)?;
+                    self.step(stream.moment, backoff)?;
                 }
                 End::Failed(error) => return Err(error),
                 End::Closed { events } if soon && (events == 0 || short >= MAX_SHORT) => {
@@ -385,11 +385,11 @@ impl<'a, S> Reflector<'a, S> {
         query.push(("resourceVersion", version));
         query.retain(|(_, value)| !value.is_empty());
         query.sort_unstable();
-        let generation = self.client.credential_generation();
+        let moment = self.client.moment();
         let mut body = self.client.stream("watch", &self.watched.target, &query, RequestKind::Stream)?;
         let opened = Instant::now();
         body.set_deadline(opened + Duration::from_secs(seconds) + GRACE);
-        Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, generation })
+        Ok(Stream { lines: Lines::new(body, MAX_LINE_BYTES), opened, moment })
     }
 
     /// The next event; `None` at the regular end, and when the connection broke.
@@ -430,9 +430,9 @@ impl<'a, S> Reflector<'a, S> {
         (self.sink)(change);
     }
 
-    /// Waits before a retry. The wait ends early if the credentials are newer than `generation`.
-    fn step(&self, generation: u64, backoff: &mut WatchBackoff) -> Result<(), ApiError> {
-        match self.client.pause_with(generation, backoff.next(Instant::now(), random_unit())) {
+    /// Waits before a retry of a request that began at `moment`; see [`Client::pause_with`].
+    fn step(&self, moment: Moment, backoff: &mut WatchBackoff) -> Result<(), ApiError> {
+        match self.client.pause_with(moment, backoff.next(Instant::now(), random_unit())) {
             Waited::Stopped => Err(self.stopping()),
             Waited::TimedOut => Ok(()),
         }

@@ -231,6 +231,14 @@ impl Core {
         }
     }
 
+    /// The API server has returned: what failed is due again. The next waits are as long as before.
+    pub(super) fn returned(&mut self, now: Instant) {
+        for state in self.names.values_mut().filter(|state| state.failures.number() > 0) {
+            state.not_before = None;
+        }
+        self.due = Some(now);
+    }
+
     /// Schedules the next attempt, with a growing wait.
     fn failed(&mut self, name: &FullName, reason: Option<&str>, now: Instant) {
         let state = self.names.entry(name.clone()).or_default();

@@ -57,6 +57,8 @@ pub fn spawn(deps: Deps, on_death: OnDeath) -> std::io::Result<Running> {
 
 fn run(deps: &Deps, stop: &StopToken) {
     let mut core = Core::default();
+    let returns = deps.api.returns();
+    let mut number = returns.number();
     loop {
         for (_, view) in deps.views.drain() {
             core.apply_view(view, Instant::now());
@@ -73,10 +75,16 @@ fn run(deps: &Deps, stop: &StopToken) {
             core.apply_response(&name, &request, response, Instant::now());
             continue;
         }
+        let waits = core.next_due().is_some();
+        let returned = if waits { returns.after(number) } else { StopToken::never() };
         let _waiting = threads::waiting("static pods, mirrors");
         select_biased! {
             recv(stop.signal()) -> _ => return,
             recv(deps.views.bell()) -> _ => {}
+            recv(returned.signal()) -> _ => {
+                number = returns.number();
+                core.returned(Instant::now());
+            }
             recv(timers::deadline_channel(core.next_due())) -> _ => {}
         }
     }

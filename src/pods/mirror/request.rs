@@ -1,5 +1,6 @@
 //! Requests to the API server about mirrors, and their results.
 
+use crate::kube::Returns;
 use crate::kube::client::{Client, DeleteOptions};
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
@@ -42,9 +43,18 @@ pub enum Response {
 pub trait Api: Send {
     /// Sends one request and waits for its end.
     fn send(&self, request: &Request) -> Response;
+
+    /// The returns of the API server.
+    fn returns(&self) -> Returns {
+        Returns::default()
+    }
 }
 
 impl Api for Client {
+    fn returns(&self) -> Returns {
+        Client::returns(self)
+    }
+
     fn send(&self, request: &Request) -> Response {
         match request {
             Request::Create(pod) => {

@@ -181,6 +181,16 @@ impl Core {
         self.due.take_due(now)
     }
 
+    /// The API server has returned: what failed is due again. The next waits are as long as before.
+    pub(super) fn returned(&mut self, now: Instant) {
+        if let Some((_, until)) = &mut self.unavailable {
+            *until = now;
+        }
+        let failed = self.records.iter().filter(|(_, record)| record.failures.number() > 0);
+        let uids: Vec<PodUid> = failed.map(|(uid, _)| uid.clone()).collect();
+        uids.into_iter().for_each(|uid| self.due.set_earlier(uid, now));
+    }
+
     fn is_unavailable(&self, now: Instant) -> bool {
         self.unavailable.is_some_and(|(_, until)| now < until)
     }

@@ -3,7 +3,8 @@
 //!
 //! Inbox: the bell of the status cache, and the pods as the API server shows them ([`ApiPodSender`]).
 //! Out: status patches, and the deletion of pods that have completely ended on the node.
-//! The thread wakes for a new status, a pod that the server shows with another status, and a retry.
+//! The thread wakes for a new status, a pod that the server shows with another status, a retry, and a
+//! return of the server while a retry waits.
 //! Invariants: only the newest status is sent; a pod that fails delays no other; a patch contains
 //! the UID of its pod; a status that the server already shows is not sent.
 
@@ -71,6 +72,8 @@ struct Publisher {
 
 impl Publisher {
     fn run(mut self, stop: &StopToken) {
+        let returns = self.deps.api.returns();
+        let mut number = returns.number();
         loop {
             self.receive_changes();
             for uid in self.core.due(Instant::now()) {
@@ -84,11 +87,17 @@ impl Publisher {
             if self.core.next_due().is_none() {
                 self.deps.status.set_published(self.core.seen());
             }
+            let waits = self.core.next_due().is_some();
+            let returned = if waits { returns.after(number) } else { StopToken::never() };
             let _waiting = threads::waiting("a status to report");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
                 recv(self.deps.pods.bell()) -> _ => {}
                 recv(self.bell) -> _ => {}
+                recv(returned.signal()) -> _ => {
+                    number = returns.number();
+                    self.core.returned(Instant::now());
+                }
                 recv(timers::deadline_channel(self.core.next_due())) -> _ => {}
             }
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::kube::Returns;
 use crate::kube::client::{Client, DeleteOptions};
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
@@ -58,9 +59,18 @@ pub enum Response {
 pub trait Api: Send {
     /// Sends one request and waits for its end.
     fn send(&self, request: &Request) -> Response;
+
+    /// The returns of the API server.
+    fn returns(&self) -> Returns {
+        Returns::default()
+    }
 }
 
 impl Api for Client {
+    fn returns(&self) -> Returns {
+        Client::returns(self)
+    }
+
     fn send(&self, request: &Request) -> Response {
         let (namespace, name) = (&request.namespace, &request.name);
         let pod = match &request.operation {

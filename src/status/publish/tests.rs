@@ -189,6 +189,30 @@ fn unavailable_server_is_retried_rarely_and_then_gets_the_newest_status() {
     assert_eq!(sent, [r#"a patch {"message":"m","phase":"Running"}"#.into(), running("b"), running("c")]);
 }
 
+#[test]
+fn return_of_the_server_ends_waits_and_does_not_shorten_the_next() {
+    let mut fixture = Fixture::new();
+    let (a, b) = (fixture.put("a", "a", started()), fixture.put("b", "b", started()));
+    fixture.store(&a, json!({"phase": "Running"}));
+    fixture.server.script = vec![Response::Refused("403".into()); 7].into();
+    for _ in 0..7 {
+        assert_eq!(fixture.after(100).len(), 1);
+    }
+    fixture.store(&b, json!({"phase": "Running"}));
+    fixture.server.script = vec![Response::Unavailable("refused".into()); 7].into();
+    for _ in 0..6 {
+        assert_eq!(fixture.after(11).len(), 1);
+    }
+    assert_eq!(fixture.after(1), NOTHING);
+    fixture.core.returned(fixture.now);
+    assert_eq!(fixture.run().len(), 1, "it is away again");
+    assert_eq!(fixture.after(1), NOTHING);
+    fixture.core.returned(fixture.now);
+    let mut sent = fixture.run();
+    sent.sort();
+    assert_eq!(sent, ["a", "b"].map(|name| format!(r#"{name} patch {{"phase":"Running"}}"#)));
+}
+
 const RETRY_SOON: Duration = Duration::from_millis(300);
 
 #[test]
