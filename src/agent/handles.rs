@@ -12,6 +12,7 @@ use crate::devices::Devices;
 use crate::eviction::LatestReport;
 use crate::images::{ImageCheck, ImageSet};
 use crate::kube::LocalObjects;
+use crate::kube::certificates::serving::CurrentServingCertificate;
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::pod_certificates::PodCertificates;
@@ -87,6 +88,8 @@ pub(super) struct Handles {
     pub(super) endpoints: EndpointSettings,
     /// The client of the API server; `None` without one.
     pub(super) api: Option<Client>,
+    /// The certificate of the port of the node's API; `None` without the port.
+    pub(super) serving: Option<CurrentServingCertificate>,
     /// Certificates of pods; `None` likewise.
     pub(super) pod_certificates: Option<PodCertificates>,
     /// The last known objects of the API server; `None` without `--offline`.
@@ -94,12 +97,12 @@ pub(super) struct Handles {
 }
 
 impl Handles {
-    /// `flags`: every flag with its value; `client` is `None` without an API server.
+    /// `flags`: every flag with its value; `client` is `None` without an API server, `serving` without a port.
     pub(super) fn new(
         context: Context<'_>,
         rooms: &Rooms,
         threads: ThreadHandles,
-        client: Option<Client>,
+        (client, serving): (Option<Client>, Option<CurrentServingCertificate>),
         flags: Vec<(String, String)>,
         offline: Option<Offline>,
     ) -> Self {
@@ -133,6 +136,7 @@ impl Handles {
             volumes: Arc::clone(&rooms.volumes),
             endpoints: EndpointSettings::new(args, config, flags),
             api: client,
+            serving,
             pod_certificates: rooms.pod_api.as_ref().map(|api| api.trust.certificates.clone()),
             offline,
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 
 use super::handles::Handles;
-use crate::kube::client::Client;
+use crate::kube::client::{CERTIFICATE_REMEDY, Client};
 use crate::model::api;
 use crate::model::ids::{ImageRef, PodUid};
 use crate::model::metrics;
@@ -216,6 +216,11 @@ impl Handles {
         problems.extend(
             self.api.as_ref().and_then(Client::last_failure).map(|reason| format!("API server: {reason}")),
         );
+        let now = Timestamp::now();
+        problems.extend(self.api.as_ref().and_then(|api| api.certificate_problem(now)).map(|problem| {
+            format!("{problem}: {CERTIFICATE_REMEDY} (the clock of this machine shows {now:.0})")
+        }));
+        problems.extend(self.serving.iter().filter_map(|serving| serving.problem(now)));
         let offline = self.offline.as_ref().map(|offline| self.with_authorities(offline.report()));
         if offline.is_some()
             && self.api.as_ref().and_then(Client::last_failure).is_some_and(|failure| is_unsigned(&failure))

@@ -136,9 +136,9 @@ pub(super) fn start(
     let registered =
         cluster.as_ref().map_or_else(crossbeam_channel::never, |cluster| cluster.registrations.clone());
     let inboxes = Inboxes { event_queue, from_probes, from_objects };
-    let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving, inboxes)?;
+    let (mut threads, thread_handles) = start_threads(context, &rooms, cluster, serving.clone(), inboxes)?;
     let turn = Arc::clone(&thread_handles.turn);
-    let handles = Handles::new(context, &rooms, thread_handles, client.clone(), flags, offline);
+    let handles = Handles::new(context, &rooms, thread_handles, (client.clone(), serving), flags, offline);
     let server =
         server::spawn(settings::server(args, config, main_port), Arc::new(handles), supervisor.on_death())?;
     threads.push(server);

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
+use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::error::ApiError;
 use super::contact::{Reply, Returns};
+use super::error::ApiError;
 use super::rate::Bucket;
 use super::span;
 use super::target::{Target, query};
@@ -20,8 +21,8 @@ use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, RequestKind, Response,
 };
-use crate::util::lock::LockExt;
 use crate::util::backoff::random_unit;
+use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
 use crate::util::tracing;
@@ -41,10 +42,13 @@ const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
 /// The longest body of an error response.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
-/// Objects per page of a list.
 /// The longest pause between a return of the API server and the requests that waited for it. It is random:
 /// the requests of a node do not all begin at the same time.
 const SPREAD: Duration = Duration::from_secs(1);
+/// What users do about a client certificate that is not valid.
+pub const CERTIFICATE_REMEDY: &str = "pods continue; with rotateCertificates a new one is requested as soon \
+     as the file of --bootstrap-kubeconfig has a valid token, otherwise replace the one of --kubeconfig";
+/// Objects per page of a list.
 pub(super) const PAGE: &str = "500";
 
 /// The server's address and the credentials for it.
@@ -109,7 +113,6 @@ struct Shared {
     breaker: Breaker,
     /// The reason why the last request had no response; `None` if it had one.
     last_failure: Mutex<Option<String>>,
-}
     returns: Returns,
 }
 
@@ -120,6 +123,7 @@ pub(super) struct Moment {
     pub(super) generation: u64,
     /// How often the API server had returned.
     returns: u64,
+}
 
 /// The connections made with one set of credentials.
 struct Session {
@@ -127,6 +131,8 @@ struct Session {
     credentials: Credentials,
     connections: Connections,
     origin: String,
+    /// When our client certificate is valid: begin and end.
+    validity: Option<(Timestamp, Timestamp)>,
     /// Dropped when the credentials are replaced, which ends waits early.
     current: Mutex<Option<StopSource>>,
     superseded: StopToken,
@@ -141,7 +147,14 @@ impl Session {
         let origin = format!("{scheme}://{host}");
         let (source, superseded) = stop::pair();
         let current = Mutex::new(Some(source));
-        Ok(Session { generation, credentials, connections, origin, current, superseded })
+        let validity = credentials.endpoint.identity.as_ref().and_then(Identity::validity);
+        Ok(Session { generation, credentials, connections, origin, validity, current, superseded })
+    }
+
+    /// What is wrong with our client certificate at this time, with the time.
+    fn note(&self, now: Timestamp) -> Option<String> {
+        let problem = certificate_problem(self.validity, now)?;
+        Some(format!("{problem}; the clock of this machine shows {now:.0}"))
     }
 
     /// `host:port`, as a label.
@@ -338,6 +351,8 @@ impl Client {
     /// Ends every request in progress, also those of clones; later requests fail. Does not block.
     pub fn shut_down(&self) {
         self.shared.breaker.trip();
+        // They may own clones of this client.
+        self.shared.returns.set_hooks(Vec::new());
     }
 
     /// Uses none of the present connections for a later request.
@@ -348,8 +363,6 @@ impl Client {
     /// Replaces the credentials by this client certificate. New requests use it immediately;
     /// watches are ended and opened again.
     ///
-        // They may own clones of this client.
-        self.shared.returns.set_hooks(Vec::new());
     /// DIFFERS: other requests in progress continue; upstream ends them.
     ///
     /// # Errors
@@ -424,6 +437,12 @@ impl Client {
     /// The present state, to be read before a request.
     pub(super) fn moment(&self) -> Moment {
         Moment { generation: self.credential_generation(), returns: self.shared.returns.number() }
+    }
+
+    /// What is wrong with the client certificate if it is not valid at `now`; `None` also without one.
+    #[must_use]
+    pub fn certificate_problem(&self, now: Timestamp) -> Option<String> {
+        certificate_problem(self.session().validity, now)
     }
 
     /// Waits for `limit`, or until the credentials change.
@@ -567,7 +586,8 @@ impl Client {
             let mut body = Vec::new();
             let _ = response.body.by_ref().take(MAX_ERROR_BYTES).read_to_end(&mut body);
             self.observe_size(call.method, &response.body);
-            return Err(ApiError::from_response(call.attempt(), status, &body, after));
+            let error = ApiError::from_response(call.attempt(), status, &body, after);
+            return Err(error.with_note(|| session.note(Timestamp::now())));
         }
     }
 
@@ -630,10 +650,13 @@ impl Client {
             // Other idle connections are probably broken, too.
             session.connections.retire();
             ApiError::transport(call.attempt(), format!("{}{path}", session.origin), error)
+                .with_note(|| session.note(Timestamp::now()))
         });
         if !outcome.as_ref().is_err_and(ApiError::is_stopping) {
             let last_failure = outcome.as_ref().err().map(ToString::to_string);
             *self.shared.last_failure.locked() = last_failure;
+            let status = outcome.as_ref().ok().map(|response| response.status);
+            self.shared.returns.record(Reply::of(status), Instant::now());
         }
         outcome
     }
@@ -642,6 +665,18 @@ impl Client {
 impl Call<'_> {
     fn attempt(&self) -> String {
         format!("{} {}", self.verb, self.target)
+    }
+}
+
+/// What is wrong with a client certificate that is valid between these times.
+fn certificate_problem(validity: Option<(Timestamp, Timestamp)>, now: Timestamp) -> Option<String> {
+    let (begin, end) = validity?;
+    if now > end {
+        Some(format!("the client certificate expired at {end}, or the clock is wrong"))
+    } else if now < begin {
+        Some(format!("the client certificate is valid from {begin} on: the clock is probably behind"))
+    } else {
+        None
     }
 }
 
@@ -663,8 +698,6 @@ fn encode<B: Serialize>(
     target: &Target,
     body: &B,
 ) -> Result<Option<(&'static str, Vec<u8>)>, ApiError> {
-            let status = outcome.as_ref().ok().map(|response| response.status);
-            self.shared.returns.record(Reply::of(status), Instant::now());
     let bytes = serde_json::to_vec(body)
         .map_err(|error| ApiError::form(format!("{verb} {target}"), error.to_string()))?;
     Ok(Some(("application/json", bytes)))
@@ -701,4 +734,23 @@ impl Unreadable {
 pub(super) fn parse(body: &mut Body) -> Result<Value, Unreadable> {
     let outcome = serde_json::from_reader::<_, Value>(body.by_ref().take(MAX_BODY_BYTES));
     outcome.map_err(|error| Unreadable::new(body, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_certificate_is_a_problem_outside_of_its_time_only() {
+        let time = |second| Timestamp::from_second(second).unwrap();
+        let problem = |now| certificate_problem(Some((time(100), time(200))), time(now));
+        assert_eq!((problem(100), problem(200), certificate_problem(None, time(0))), (None, None, None));
+        assert_eq!(
+            problem(201).as_deref(),
+            Some("the client certificate expired at 1970-01-01T00:03:20Z, or the clock is wrong")
+        );
+        let early =
+            "the client certificate is valid from 1970-01-01T00:01:40Z on: the clock is probably behind";
+        assert_eq!(problem(99).as_deref(), Some(early));
+    }
 }

@@ -14,6 +14,8 @@ pub struct ApiError {
     /// `get pods "ns/p"`.
     attempt: String,
     cause: Cause,
+    /// What our own certificate may have to do with it.
+    note: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +54,23 @@ struct Details {
 }
 
 impl ApiError {
+    fn new(attempt: String, cause: Cause) -> ApiError {
+        ApiError { attempt, cause, note: None }
+    }
+
+    /// Adds what is wrong with our own certificate, if that may be the cause.
+    pub(super) fn with_note(mut self, note: impl FnOnce() -> Option<String>) -> ApiError {
+        let may_be_cause = match &self.cause {
+            Cause::Status { code, .. } => *code == 401,
+            Cause::Transport { error, .. } => matches!(error, DialError::Tls(_)),
+            _ => false,
+        };
+        if may_be_cause {
+            self.note = note();
+        }
+        self
+    }
+
     /// A response with an error status.
     pub(super) fn from_response(
         attempt: String,
@@ -79,7 +98,7 @@ impl ApiError {
             status.and_then(|status| status.details).and_then(|details| details.retry_after_seconds);
         let retry_after =
             retry_after.or(seconds_of_details.filter(|seconds| *seconds > 0).map(Duration::from_secs));
-        ApiError { attempt, cause: Cause::Status { code, reason, message, retry_after } }
+        ApiError::new(attempt, Cause::Status { code, reason, message, retry_after })
     }
 
     /// An ERROR event of a watch.
@@ -96,22 +115,22 @@ impl ApiError {
             false => reason,
         };
         let retry_after = details.retry_after_seconds.map(Duration::from_secs);
-        ApiError { attempt, cause: Cause::Status { code, reason, message, retry_after } }
+        ApiError::new(attempt, Cause::Status { code, reason, message, retry_after })
     }
 
     pub(super) fn transport(attempt: String, url: String, error: DialError) -> ApiError {
         match error {
             DialError::Stopped => ApiError::stopping(attempt),
-            error => ApiError { attempt, cause: Cause::Transport { url, error } },
+            error => ApiError::new(attempt, Cause::Transport { url, error }),
         }
     }
 
     pub(super) fn form(attempt: String, what: String) -> ApiError {
-        ApiError { attempt, cause: Cause::Form(what) }
+        ApiError::new(attempt, Cause::Form(what))
     }
 
     pub(super) fn credentials(attempt: String, what: String) -> ApiError {
-        ApiError { attempt, cause: Cause::Credentials(what) }
+        ApiError::new(attempt, Cause::Credentials(what))
     }
 
     pub(super) fn setup(error: &TlsSetupError) -> ApiError {
@@ -120,11 +139,11 @@ impl ApiError {
 
     /// This agent has no API server.
     pub fn no_server() -> ApiError {
-        ApiError { attempt: String::new(), cause: Cause::NoServer }
+        ApiError::new(String::new(), Cause::NoServer)
     }
 
     pub(super) fn stopping(attempt: String) -> ApiError {
-        ApiError { attempt, cause: Cause::Stopping }
+        ApiError::new(attempt, Cause::Stopping)
     }
 
     /// For tests of other rooms: a response of this status and reason.
@@ -133,14 +152,14 @@ impl ApiError {
     pub fn for_test(code: u16, reason: &str, message: &str) -> ApiError {
         let cause =
             Cause::Status { code, reason: reason.to_owned(), message: message.to_owned(), retry_after: None };
-        ApiError { attempt: "test".to_owned(), cause }
+        ApiError::new("test".to_owned(), cause)
     }
 
     /// For tests of other rooms: the client was shut down.
     #[cfg(test)]
     #[must_use]
     pub fn for_test_stopping() -> ApiError {
-        ApiError { attempt: "test".to_owned(), cause: Cause::Stopping }
+        ApiError::new("test".to_owned(), Cause::Stopping)
     }
 
     /// For tests of other rooms: no response.
@@ -151,6 +170,13 @@ impl ApiError {
     }
 
     fn text(&self) -> String {
+        match &self.note {
+            Some(note) => format!("{} ({note})", self.text_of_cause()),
+            None => self.text_of_cause(),
+        }
+    }
+
+    fn text_of_cause(&self) -> String {
         match &self.cause {
             // The server names the object.
             Cause::Status { message, .. } => message.clone(),
@@ -294,6 +320,24 @@ mod tests {
         assert!(error_for(401, "").reason() == "Unauthorized" && error_for(410, "[]").is_gone());
         let error = error_for(429, r#"{"details":{"retryAfterSeconds":3}}"#);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn only_errors_of_authentication_and_tls_name_our_own_certificate() {
+        let note = || Some("the client certificate has expired".to_owned());
+        let tls = DialError::Tls("remote error: expired certificate".to_owned());
+        let tls = ApiError::transport("get nodes \"n\"".to_owned(), "https://h:1/x".to_owned(), tls);
+        for error in [error_for(401, "[]"), tls] {
+            let text = error.to_string();
+            assert_eq!(
+                error.with_note(note).to_string(),
+                format!("{text} (the client certificate has expired)")
+            );
+        }
+        for error in [error_for(403, "[]"), ApiError::for_test_transport(), ApiError::no_server()] {
+            let text = error.to_string();
+            assert_eq!(error.with_note(note).to_string(), text);
+        }
     }
 
     #[test]

@@ -139,6 +139,10 @@ reasons! {
     INVALID_ANNOTATION = "InvalidAnnotation";
     /// A pod has a stored token of a service account that is not valid any more (not in upstream).
     EXPIRED_TOKEN_USED = "ExpiredTokenUsed";
+    /// The certificate for the API server has expired, or is not valid yet (not in upstream).
+    INVALID_CLIENT_CERTIFICATE = "InvalidClientCertificate";
+    /// The clock shows a time that had passed before (not in upstream).
+    CLOCK_BEHIND = "ClockBehind";
     /// Files of an unpacked image are damaged (not in upstream).
     DAMAGED_IMAGE = "DamagedImage";
     /// All of them were replaced (not in upstream).

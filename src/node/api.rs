@@ -1,5 +1,6 @@
 //! The requests of this room, behind traits so that its logic can be tested without a server.
 
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::kube::Returns;
@@ -49,6 +50,10 @@ pub(super) trait NodeApi {
     /// The returns of the API server.
     fn returns(&self) -> Returns {
         Returns::default()
+    }
+    /// What is wrong with our certificate at this time.
+    fn certificate_problem(&self, _now: Timestamp) -> Option<String> {
+        None
     }
 }
 
@@ -117,6 +122,10 @@ impl NodeApi for NodeApiClient {
 
     fn returns(&self) -> Returns {
         self.client.returns()
+    }
+
+    fn certificate_problem(&self, now: Timestamp) -> Option<String> {
+        self.client.certificate_problem(now)
     }
 }
 

@@ -17,6 +17,7 @@ use super::settings::Settings;
 use super::startup::StartupTimes;
 use super::watch::NodeWatch;
 use super::{compose, patch};
+use crate::kube::client::CERTIFICATE_REMEDY;
 use crate::model::api::{Node, NodeAddress};
 use crate::model::event::{EventSink, EventType, Regarding};
 use crate::model::reasons;
@@ -124,6 +125,7 @@ impl Reporter {
         if self.schedule.is_settling(facts.settled && self.watch.ready_for_pods(), now) {
             return;
         }
+        self.check_certificate(timestamp);
         if self.registered && self.watch.is_absent() {
             self.handle_deletion(now, unit);
         }
@@ -155,6 +157,21 @@ impl Reporter {
         }
         // Last, because it sends a request to the runtime.
         self.read_object(facts.health.is_usable());
+    }
+
+    /// Raises an event when our certificate has expired.
+    fn check_certificate(&mut self, timestamp: Timestamp) {
+        const TOPIC: &str = "client certificate";
+        match self.api.certificate_problem(timestamp) {
+            // The message stays the same, so that there is one event.
+            Some(problem) => self.raise(vec![NodeEvent {
+                topic: TOPIC,
+                kind: EventType::Warning,
+                reason: reasons::INVALID_CLIENT_CERTIFICATE,
+                message: format!("{problem}: {CERTIFICATE_REMEDY}"),
+            }]),
+            None => drop(self.logged.remove(TOPIC)),
+        }
     }
 
     /// DIFFERS: a node that was deleted is registered again at once. The Go kubelet registers only

@@ -419,6 +419,8 @@ struct Server {
     forbids_create: bool,
     /// Behaves like a server without the status subresource.
     denies_status: bool,
+    /// The end of the client certificate.
+    certificate_end: Option<Timestamp>,
 }
 
 #[derive(Clone, Default)]
@@ -538,6 +540,10 @@ impl NodeApi for Handle {
 
     fn drop_connections(&self) {
         self.0.lock().unwrap().log.push("drop".to_owned());
+    }
+
+    fn certificate_problem(&self, now: Timestamp) -> Option<String> {
+        self.0.lock().unwrap().certificate_end.filter(|end| now > *end).map(|end| format!("expired at {end}"))
     }
 }
 
@@ -667,6 +673,25 @@ fn one_request_registers_a_ready_node() {
     assert_eq!(conditions.len(), 4);
     assert!(conditions.iter().all(|change| change.as_object().unwrap().len() == 2), "{patch}");
     assert!(fixture.events().is_empty());
+}
+
+#[test]
+fn expired_client_certificate_has_one_event_and_another_one_has_its_own() {
+    let mut fixture = Fixture::new(settings());
+    fixture.turn(0);
+    fixture.events();
+    fixture.server.0.lock().unwrap().certificate_end = Some(timestamp(1020));
+    fixture.turn(10);
+    assert_eq!(fixture.events(), NOTHING);
+    fixture.turn(20);
+    fixture.turn(10);
+    let events: Vec<String> = fixture.events.try_iter().map(|event| event.message.clone()).collect();
+    assert!(events.len() == 1 && events[0].starts_with("expired at 1970-01-01T00:17:00Z: pods continue"));
+    // A new one, which also expires.
+    fixture.server.0.lock().unwrap().certificate_end = Some(timestamp(1050));
+    fixture.turn(5);
+    fixture.turn(10);
+    assert_eq!(fixture.events(), ["InvalidClientCertificate"]);
 }
 
 #[test]

@@ -50,6 +50,10 @@ pub struct CurrentServingCertificate {
 #[derive(Debug, Default)]
 struct Inner {
     current: Option<Arc<ServingCertificate>>,
+    /// The end of the current certificate, or of the stored one that is not used because it has expired.
+    end: Option<Timestamp>,
+    /// What replaces it.
+    remedy: &'static str,
     files: Option<Files>,
 }
 
@@ -70,6 +74,11 @@ impl CurrentServingCertificate {
     /// used is only logged: there will be another one.
     pub fn open(source: &Source, now: Timestamp) -> Result<CurrentServingCertificate, Error> {
         let serving = CurrentServingCertificate::default();
+        serving.inner.locked().remedy = match source {
+            Source::Files { .. } => "replace the files of tlsCertFile and tlsPrivateKeyFile",
+            Source::SelfSigned { .. } => "a restart of the agent makes a new one",
+            Source::Requested { .. } => "a new one is requested as soon as the API server responds",
+        };
         match source {
             Source::Files { certificate, key } => {
                 let mut inner = serving.inner.locked();
@@ -88,11 +97,24 @@ impl CurrentServingCertificate {
             }
             Source::Requested { dir } => match Store::new(dir, Purpose::Serving).load() {
                 Ok(Some(identity)) if !identity.facts.is_expired(now) => serving.put(&identity),
-                Ok(_) => {}
+                Ok(Some(identity)) => serving.inner.locked().end = Some(identity.facts.not_after),
+                Ok(None) => {}
                 Err(error) => log::warn!("{}", chain(&error)),
             },
         }
         Ok(serving)
+    }
+
+    /// What is wrong with the certificate at `now`, for users.
+    #[must_use]
+    pub fn problem(&self, now: Timestamp) -> Option<String> {
+        let inner = self.inner.locked();
+        let end = inner.end.filter(|end| now > *end)?;
+        Some(format!(
+            "the serving certificate expired at {end}, or the clock is wrong: requests to this node fail \
+             (kubectl logs, exec); {} (the clock of this machine shows {now:.0})",
+            inner.remedy
+        ))
     }
 
     /// The certificate to show now. The operator's files are read again when they changed.
@@ -111,6 +133,7 @@ impl CurrentServingCertificate {
 impl Inner {
     fn put(&mut self, identity: &Identity) {
         let generation = self.current.as_ref().map_or(0, |current| current.generation) + 1;
+        self.end = Some(identity.facts.not_after);
         self.current = Some(Arc::new(ServingCertificate {
             certificate_chain_pem: identity.chain_pem.clone(),
             key_pem: identity.key_pem.clone(),
@@ -296,6 +319,15 @@ mod tests {
         let identity = Identity::join(pem.as_bytes(), &key).unwrap();
         Store::new(dir.path(), Purpose::Serving).update(&identity, day_time(0)).unwrap();
         assert!(CurrentServingCertificate::open(&source, day_time(1)).unwrap().current().is_some());
-        assert!(CurrentServingCertificate::open(&source, day_time(400)).unwrap().current().is_none());
+        let late = CurrentServingCertificate::open(&source, day_time(400)).unwrap();
+        assert!(late.current().is_none());
+        let problem = late.problem(day_time(400)).unwrap();
+        assert!(problem.starts_with("the serving certificate expired at 2024-11-"), "{problem}");
+        assert!(problem.contains("requested as soon as the API server responds"), "{problem}");
+        // The new one.
+        let pem =
+            Template::self_signed("n", &ServingNames::default(), &key, day_time(400), LIFETIME).unwrap();
+        late.put(&Identity::join(pem.as_bytes(), &key).unwrap());
+        assert_eq!((late.problem(day_time(400)), late.problem(day_time(800)).is_some()), (None, true));
     }
 }

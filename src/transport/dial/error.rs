@@ -126,9 +126,9 @@ impl DialError {
                 CertificateError::Expired
                 | CertificateError::ExpiredContext { .. }
                 | CertificateError::NotValidYet
-                | CertificateError::NotValidYetContext { .. } => {
-                    x509(&format!("certificate has expired or is not yet valid: {error}"))
-                }
+                | CertificateError::NotValidYetContext { .. } => x509(&format!(
+                    "certificate has expired or is not yet valid: {error}; is the clock of this machine right?"
+                )),
                 CertificateError::NotValidForName => x509("certificate is not valid for the server's name"),
                 CertificateError::NotValidForNameContext { expected, presented } => x509(&format!(
                     "certificate is valid for {}, not {}",

@@ -146,6 +146,14 @@ impl Validity {
         Validity { not_before: certificate.not_before, not_after: certificate.not_after }
     }
 
+    /// For users: the times, and that a certificate may be right and the clock wrong.
+    pub(super) fn clock(self) -> String {
+        format!(
+            "the certificate is valid from {} until {}: is the clock of this machine right?",
+            self.not_before, self.not_after
+        )
+    }
+
     pub(super) fn check(self, now: Timestamp) -> Result<(), OutsideValidity> {
         let (relation, limit) = if now < self.not_before {
             ("before", self.not_before)

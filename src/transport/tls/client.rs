@@ -18,6 +18,7 @@ use super::cbc;
 use super::names;
 use super::verify::{self, Verifier};
 use crate::util::secret::Secret;
+use crate::util::x509::Certificate;
 
 /// The files with public authorities on Linux distributions, in Go's order.
 const SYSTEM_BUNDLES: &[&str] = &[
@@ -49,6 +50,16 @@ pub struct Identity {
     pub certificate: Secret<Vec<u8>>,
     /// The key: PKCS#1, PKCS#8 or SEC1.
     pub key: Secret<Vec<u8>>,
+}
+
+impl Identity {
+    /// The time of the certificate: begin and end. `None` if it cannot be read.
+    #[must_use]
+    pub fn validity(&self) -> Option<(Timestamp, Timestamp)> {
+        let der = CertificateDer::pem_slice_iter(self.certificate.reveal()).next()?.ok()?;
+        let certificate = Certificate::from_der(&der)?;
+        Some((certificate.not_before, certificate.not_after))
+    }
 }
 
 impl fmt::Debug for Roots {

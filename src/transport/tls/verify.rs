@@ -210,20 +210,20 @@ impl Verifier {
             let issuer = certificate.issuer;
             let anchor = self.anchors.iter().find(|anchor| anchor.subject == issuer);
             let signer = chain.iter().find(|other| other.subject == issuer);
-            let candidate = |reason: &str| {
+            let candidate = |reason: &str, more: &str| {
                 refused(format!(
                     "certificate signed by unknown authority (possibly because of {reason:?} while trying to \
-                     verify candidate authority certificate {})",
+                     verify candidate authority certificate {}){more}",
                     names::subject(issuer)
                 ))
             };
             if let Some(anchor) = anchor
                 && let Err(reason) = anchor.life.check(now)
             {
-                return candidate(&reason.to_string());
+                return candidate(&reason.to_string(), &format!("; {}", anchor.life.clock()));
             }
             if anchor.is_none() && self.others.iter().any(|subject| subject == issuer) {
-                return candidate("x509: parent certificate cannot sign this kind of certificate");
+                return candidate("x509: parent certificate cannot sign this kind of certificate", "");
             }
             let Some(key) = anchor.map(|anchor| anchor.key.clone()).or_else(|| signer.map(Key::new)) else {
                 continue;
@@ -250,7 +250,7 @@ impl Verifier {
 fn check_time(life: Validity, now: Timestamp) -> Result<(), rustls::Error> {
     life.check(now).map_err(|outside| {
         let text = outside.to_string();
-        refused(text.strip_prefix("x509: ").unwrap_or(&text))
+        refused(format!("{}; {}", text.strip_prefix("x509: ").unwrap_or(&text), life.clock()))
     })
 }
 

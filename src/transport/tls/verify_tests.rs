@@ -63,6 +63,14 @@ fn certificate_of_the_bundle_proves_the_server_if_name_and_time_are_right() {
         pem!("self-short"),
         "certificate has expired or is not yet valid: current time 2030-03-17T17:46:40Z is after",
     );
+    // Both times of the certificate, and that the clock may be wrong.
+    let early = verify_at(&[leaf], &[leaf], "server.test", 1).unwrap_err();
+    assert!(
+        early.contains("current time 1970-01-01T00:00:01Z is before")
+            && early.contains("; the certificate is valid from")
+            && early.ends_with(": is the clock of this machine right?"),
+        "{early}"
+    );
     refuses(pem!("self-nosan"), "relies on legacy Common Name field");
     refuses(pem!("v1"), "relies on legacy Common Name field");
     refuses(pem!("self-client"), "incompatible key usage");
@@ -82,7 +90,9 @@ fn authority_must_be_one_that_may_sign_now() {
     let late = verify(&[pem!("root-short")], &[pem!("leaf-short")]).unwrap_err();
     assert!(late.starts_with("certificate signed by unknown authority (possibly because of"), "{late}");
     assert!(
-        late.contains("has expired") && late.ends_with("candidate authority certificate \"short\")"),
+        late.contains("has expired")
+            && late.contains("candidate authority certificate \"short\"); the ")
+            && late.ends_with(": is the clock of this machine right?"),
         "{late}"
     );
     refuses(&[pem!("root")], &[pem!("leaf-new")], "UnknownIssuer");
