@@ -9,6 +9,7 @@
 //! [`allocation::Allocations`], the CPU and memory that pods were granted, is shared with `sync`.
 //! Absent on purpose: several flags for the state of a pod; a pod has exactly one phase.
 
+mod active_clock;
 pub mod admission;
 pub mod allocation;
 pub mod assignments;

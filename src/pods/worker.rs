@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
+use super::active_clock::ActiveClock;
 use super::allocation::Allocations;
 use super::assignments::Assignments;
 use super::cgroups::PodCgroups;
@@ -24,6 +25,7 @@ use super::plan::{self, Plan};
 use super::start_clock::StartClock;
 use crate::images::{self, ImageCheck};
 use crate::kube::{LocalObjects, PodDependencies};
+use crate::model::api::PodStatus;
 use crate::model::event::EventSink;
 use crate::model::ids::{ContainerId, PodUid, SandboxId};
 use crate::model::metrics;
@@ -34,6 +36,7 @@ use crate::model::runtime::{ContainerState, ContainerStatus, ListedPod, PodRunti
 use crate::observe::Observe;
 use crate::offline::Offline;
 use crate::probes::{Kind as ProbeKind, Probes};
+use crate::resources::{Roots, stats};
 use crate::runtime::grace::Grace;
 use crate::runtime::{KnownPod, Runtime, Start, StartFailure};
 use crate::status::{self, Deadline, NodeAddresses, StartReason, StatusCache};
@@ -204,12 +207,14 @@ pub(super) struct Worker {
     first_sync: bool,
     failures: Failures,
     clock: StartClock,
+    active: ActiveClock,
 }
 
 impl Worker {
     pub(super) fn new(settings: Settings, deps: Deps, pod: Pod, shared: Shared) -> Self {
         Worker {
             clock: StartClock::new(&pod, Timestamp::now()),
+            active: ActiveClock::default(),
             settings,
             deps,
             lifecycle: Lifecycle::new(pod),
@@ -757,8 +762,9 @@ impl Worker {
     fn store_status(&mut self, runtime: &PodRuntime, finality: Finality) -> bool {
         let pod = self.pod().clone();
         let old = self.deps.status.get(pod.uid());
-        let failures = |name: &str| self.reasons.get(name).cloned();
         let now = Timestamp::now();
+        let active = self.active(old.as_deref(), runtime, now);
+        let failures = |name: &str| self.reasons.get(name).cloned();
         let runtime_name = self.deps.observe.runtime_version().runtime_name;
         if finality == Finality::Final {
             self.deps.allocations.end(pod.uid());
@@ -776,6 +782,7 @@ impl Worker {
             startup: &|id| self.deps.probes.verdict(ProbeKind::Startup, id),
             resize_conditions: &resizes,
             actual_pod: in_resize.as_ref(),
+            active,
             memory_request: &|name| self.deps.allocations.actuated(pod.uid(), name)?.memory.request,
             devices: &|container| self.deps.assignments.device_health(&pod, container),
             // The condition is also reported for a pod that has ended and gets no new sandbox.
@@ -828,6 +835,15 @@ impl Worker {
         has_ended
     }
 
+    /// How long the pod has been active; `None` without a deadline, or before its start.
+    fn active(&mut self, old: Option<&PodStatus>, runtime: &PodRuntime, now: Timestamp) -> Option<Duration> {
+        self.pod().spec().active_deadline_seconds?;
+        let start = status::start_time(self.pod(), old, runtime, now)?;
+        let runs = runtime.running().next().is_some();
+        let uptime = || stats::uptime(&Roots::default());
+        Some(self.active.inspected(start, runs, (now, Instant::now()), uptime))
+    }
+
     fn until_next_sync(&self) -> Duration {
         self.within_deadline(jitter(self.settings.sync_frequency, random_unit()))
     }
@@ -838,7 +854,10 @@ impl Worker {
             return wait;
         }
         let stored = self.deps.status.get(self.pod().uid());
-        match status::active_deadline(self.pod(), stored.as_deref(), Timestamp::now()) {
+        let now = (Timestamp::now(), Instant::now());
+        let start = status::known_start(self.pod(), stored.as_deref());
+        let active = start.map(|start| self.active.active(start, now));
+        match active.and_then(|active| status::active_deadline(self.pod(), active)) {
             Some(Deadline::Remaining(left)) => wait.min(left),
             Some(Deadline::Exceeded) => Duration::ZERO,
             None => wait,

@@ -10,7 +10,7 @@ use crate::model::ids::ContainerId;
 use crate::model::meta::Time;
 use crate::model::pod::{Pod, is_sidecar};
 use crate::model::reasons;
-use crate::model::runtime::SandboxState;
+use crate::model::runtime::{PodRuntime, SandboxState};
 use crate::model::verdict::Verdict;
 
 use super::containers::{self, Kind, all_statuses};
@@ -29,17 +29,10 @@ pub enum Deadline {
 
 const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// Checks `activeDeadlineSeconds`. `None` without one, or while the pod has not started.
+/// Checks `activeDeadlineSeconds` of a pod that has been active for this time. `None` without one.
 #[must_use]
-pub fn active_deadline(pod: &Pod, old: Option<&PodStatus>, now: Timestamp) -> Option<Deadline> {
-    let source = pod.object().status.as_ref();
-    let start = [old, source].into_iter().flatten().find_map(|status| status.start_time.as_ref())?;
-    deadline(pod, start.0, now)
-}
-
-fn deadline(pod: &Pod, start: Timestamp, now: Timestamp) -> Option<Deadline> {
+pub fn active_deadline(pod: &Pod, active: Duration) -> Option<Deadline> {
     let allowed = u64::try_from(pod.spec().active_deadline_seconds?).unwrap_or(0);
-    let active = Duration::try_from(now.duration_since(start)).unwrap_or(Duration::ZERO);
     Some(match Duration::from_secs(allowed).checked_sub(active) {
         Some(left) if !left.is_zero() => Deadline::Remaining(left),
         _ => Deadline::Exceeded,
@@ -60,7 +53,7 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
                 .filter(|class| !class.is_empty())
                 .unwrap_or_else(|| pod.qos().as_str().to_owned()),
         ),
-        start_time: start_time(inputs),
+        start_time: start_time(pod, inputs.old, inputs.runtime, inputs.now).map(Time),
         ..PodStatus::default()
     };
     statuses_of_containers(inputs, &mut status);
@@ -74,16 +67,29 @@ pub fn compose(inputs: &Inputs) -> PodStatus {
 }
 
 /// When the pod was first seen, as far as it is known.
+///
 /// DIFFERS: without an older status it is the creation of the pod's first known sandbox, so that a
 /// restart of the agent does not make a static pod look new (and does not restart its
 /// `activeDeadlineSeconds`). Upstream uses the present time.
-fn start_time(inputs: &Inputs) -> Option<Time> {
-    let source = inputs.pod.object().status.as_ref();
-    let known = [inputs.old, source].into_iter().flatten().find_map(|status| status.start_time.clone());
-    known.or_else(|| {
-        let created = inputs.runtime.sandboxes.iter().filter_map(|sandbox| sandbox.created_at).min()?;
-        Some(Time(created.min(inputs.now)))
+#[must_use]
+pub fn start_time(
+    pod: &Pod,
+    old: Option<&PodStatus>,
+    runtime: &PodRuntime,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    known_start(pod, old).or_else(|| {
+        let created = runtime.sandboxes.iter().filter_map(|sandbox| sandbox.created_at).min()?;
+        Some(created.min(now))
     })
+}
+
+/// When the pod was first seen, by its statuses alone.
+#[must_use]
+pub fn known_start(pod: &Pod, old: Option<&PodStatus>) -> Option<Timestamp> {
+    let source = pod.object().status.as_ref();
+    let known = [old, source].into_iter().flatten().find_map(|status| status.start_time.as_ref());
+    known.map(|start| start.0)
 }
 
 fn statuses_of_containers(inputs: &Inputs, status: &mut PodStatus) {
@@ -120,11 +126,13 @@ fn set_phase(inputs: &Inputs, status: &mut PodStatus) {
     status.reason = sources.clone().find_map(|status| full(&status.reason));
     status.message = sources.clone().find_map(|status| full(&status.message));
     status.phase = Some(phase);
-    let exceeded = status
-        .start_time
-        .as_ref()
-        .is_some_and(|start| deadline(pod, start.0, inputs.now) == Some(Deadline::Exceeded));
-    if exceeded && !is_terminal(status.phase.as_deref()) {
+    let since_start = || {
+        let start = status.start_time.as_ref()?;
+        Some(Duration::try_from(inputs.now.duration_since(start.0)).unwrap_or(Duration::ZERO))
+    };
+    let active = inputs.active.or_else(since_start);
+    let deadline = active.and_then(|active| active_deadline(pod, active));
+    if deadline == Some(Deadline::Exceeded) && !is_terminal(status.phase.as_deref()) {
         status.phase = Some("Failed".to_owned());
         status.reason = Some(reasons::DEADLINE_EXCEEDED.to_owned());
         status.message = Some(DEADLINE_MESSAGE.to_owned());

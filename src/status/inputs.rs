@@ -1,6 +1,7 @@
 //! The inputs of a status.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -51,6 +52,8 @@ pub struct Inputs<'a> {
     pub deleting: bool,
     /// The present time.
     pub now: Timestamp,
+    /// How long the pod has been active; `None`: since its start, by the time of day.
+    pub active: Option<Duration>,
     /// The node's addresses.
     pub node: &'a NodeAddresses,
     /// The prefix of container ids, such as `containerd`.
@@ -84,6 +87,7 @@ impl<'a> Inputs<'a> {
             terminal: false,
             deleting: false,
             now,
+            active: None,
             node,
             runtime_name: "containerd",
             sandbox_problem: None,

@@ -31,7 +31,7 @@ mod tests;
 mod transitions;
 
 pub use cache::StatusCache;
-pub use compose::{Deadline, active_deadline, compose, pod_ips};
+pub use compose::{Deadline, active_deadline, compose, known_start, pod_ips, start_time};
 pub use conditions::{disrupt, gates_differ};
 pub use feed::{Change, Feed};
 pub use inputs::{Inputs, NodeAddresses, StartReason};

@@ -431,12 +431,15 @@ fn active_deadline_fails_a_pod_that_runs_longer() {
         start_time: Some(crate::model::meta::Time(timestamp(second))),
         ..PodStatus::default()
     };
-    assert_eq!(active_deadline(&pod, None, timestamp(200)), None);
-    let left = active_deadline(&pod, Some(&started(160)), timestamp(200));
-    assert_eq!(left, Some(Deadline::Remaining(std::time::Duration::from_secs(10))));
-    assert_eq!(active_deadline(&pod, Some(&started(150)), timestamp(200)), Some(Deadline::Exceeded));
+    let seconds = std::time::Duration::from_secs;
+    assert_eq!(
+        (known_start(&pod, None), known_start(&pod, Some(&started(160)))),
+        (None, Some(timestamp(160)))
+    );
+    assert_eq!(active_deadline(&pod, seconds(40)), Some(Deadline::Remaining(seconds(10))));
+    assert_eq!(active_deadline(&pod, seconds(50)), Some(Deadline::Exceeded));
     let none = api_pod(json!({"containers": [{"name": "c"}]}));
-    assert_eq!(active_deadline(&none, Some(&started(0)), timestamp(200)), None);
+    assert_eq!(active_deadline(&none, seconds(200)), None);
 
     let node = NodeAddresses::default();
     let composed = |old: Option<&PodStatus>, now: &str, terminal: bool| {
@@ -463,6 +466,15 @@ fn active_deadline_fails_a_pod_that_runs_longer() {
         unknown c=Running -> Failed (DeadlineExceeded): Pod was active on the node longer than the specified deadline; Ready=False (PodFailed)
     "#]]);
     assert_eq!(composed(None, "c=Running", false).start_time.unwrap().0, timestamp(99));
+
+    // The active time that the worker measures comes before the time of day, in both directions.
+    let runtime = runtime(instances("c=Running"));
+    for (start, active, phase) in [(0, 49, "Running"), (190, 50, "Failed")] {
+        let old = started(start);
+        let inputs = Inputs::new(&pod, &runtime, &node, timestamp(200));
+        let status = compose(&Inputs { old: Some(&old), active: Some(seconds(active)), ..inputs });
+        assert_eq!(status.phase.as_deref(), Some(phase), "{start}");
+    }
 }
 
 // ---- containers ----

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -91,6 +92,12 @@ fn faults(stat: &str) -> Option<(u64, u64)> {
 pub(crate) fn booted(roots: &Roots) -> Option<Timestamp> {
     let seconds = super::cgroup::field(&read(&roots.proc.join("stat"))?, "btime")?;
     Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
+}
+
+/// The time since the machine was started, also while it slept, from `/proc/uptime`.
+pub(crate) fn uptime(roots: &Roots) -> Option<Duration> {
+    let seconds = read(&roots.proc.join("uptime"))?.split_whitespace().next()?.parse::<f64>().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// The limit and the number of processes.
@@ -184,6 +191,7 @@ vethab:     100       1    0    0    0     0          0         0      100      
         let found = processes(Path::new("/proc"));
         assert!(found.most.unwrap() > 0 && found.now.unwrap() > 0);
         assert!(booted(&Roots::default()).unwrap() < Timestamp::now());
+        assert!(uptime(&Roots::default()).unwrap() > Duration::ZERO);
         assert!(network(Path::new("/proc"), std::process::id()).is_some());
     }
 
