@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use jiff::Timestamp;
 
 use super::cgroups;
 use super::cluster::Cluster;
@@ -45,6 +44,7 @@ use crate::sync::{ephemeral, evictions};
 use crate::transport::rpc_server;
 use crate::util::lock::LockExt;
 use crate::util::mailbox::{Inbox, Post, mailbox, replace};
+use crate::util::steady;
 use crate::util::threads::Running;
 use crate::volumes::csi::NodeObjects;
 use crate::{kube, observe, pods, server, sources, sync};
@@ -413,13 +413,12 @@ fn start_clean(
 ) -> Result<Running, StartError> {
     let Context { args, config, supervisor, .. } = context;
     let image_policy = settings::image_gc(config);
-    let images =
-        ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), Timestamp::now())
-            .with_peers(CollectorPeers {
-                set: rooms.image_set.clone(),
-                puller: Arc::clone(&rooms.puller),
-                check: rooms.image_check.clone(),
-            });
+    let images = ImageCollector::new(rooms.images.clone(), image_policy, rooms.events.clone(), steady::now())
+        .with_peers(CollectorPeers {
+            set: rooms.image_set.clone(),
+            puller: Arc::clone(&rooms.puller),
+            check: rooms.image_check.clone(),
+        });
     let rotation = settings::log_rotation(args, config);
     let deps = sync::clean::Deps {
         cri: rooms.cri.clone(),

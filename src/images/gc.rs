@@ -313,7 +313,8 @@ impl<I: Images> ImageCollector<I>
 where
     I::Error: 'static,
 {
-    /// A collector without known images; the agent started at `started`.
+    /// A collector without known images; the agent started at `started`. This and `now` of other calls are
+    /// times of [`steady`](crate::util::steady).
     pub fn new(images: I, policy: GcPolicy, events: EventSink, started: Timestamp) -> Self {
         let known_images = KnownImages::new(started);
         ImageCollector { images, policy, events, known_images, failed_before: false, peers: None }
@@ -334,13 +335,15 @@ where
         in_use: &BTreeSet<ImageRef>,
         now: Timestamp,
     ) -> Result<(), ImageGcError<I::Error>> {
+        // Times in files of records are those of the clock; `now` is for ages only.
+        let listed_at = Timestamp::now();
         let mut images = self.images.list().map_err(ImageGcError::List)?;
         if let Some(CollectorPeers { set, .. }) = &self.peers {
             images.iter_mut().for_each(|image| image.pinned |= set.protects(&image.names));
         }
         self.known_images.detect(&images, in_use, now);
         if let Some(CollectorPeers { puller, check, .. }) = &self.peers {
-            puller.settle(&images, now);
+            puller.settle(&images, listed_at);
             check.retain(&|id| images.iter().any(|image| image.id.as_str() == id));
         }
         Ok(())

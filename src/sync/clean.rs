@@ -32,6 +32,7 @@ use crate::runtime::logs::quota::{Outcome, Quota, WriterState};
 use crate::runtime::logs::rotate::Rotator;
 use crate::util::backoff::Failures;
 use crate::util::memory;
+use crate::util::steady;
 use crate::util::stop::StopToken;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use crate::util::timers::{self, Deadlines};
@@ -361,7 +362,8 @@ impl Cleaner {
             }
         };
         let images = &mut self.deps.images;
-        let now = Timestamp::now();
+        // Unused images do not become old because the clock is set ahead.
+        let now = steady::now();
         // They log failures and raise events.
         match round {
             ImageRound::Detect => drop(images.detect(&in_use, now)),

@@ -1,5 +1,5 @@
 //! Tools that are independent of Kubernetes: the rules for threads (`threads`, `stop`, `mailbox`,
-//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`, `token_bucket`), files and directories
+//! `timers`, `wake`, `gate`), the thread `signals`, waits (`backoff`, `permits`, `token_bucket`), times (`steady`), files and directories
 //! (`untrusted` and `tree` for those that a container can change; `disk_writes` counts),
 //! `state_files` that are damaged, `cgroup_mounts`, memory, values that logs do not show (`secret`), sealed values (`aead`), certificates (`x509`), log lines,
 //! `metrics`, and spans of traces (`tracing`).
@@ -33,6 +33,7 @@ pub mod sha1;
 pub mod sha256;
 pub mod signals;
 pub mod state_files;
+pub mod steady;
 pub mod stop;
 pub mod tail;
 pub mod tar;
