@@ -33,6 +33,8 @@ pub const MAX_FILES: usize = 4096;
 const MAX_ENTRIES: usize = 4 * MAX_FILES;
 /// The mode of the directories.
 const DIRECTORY_MODE: u32 = 0o700;
+/// The most bytes that are read of a short file.
+const MAX_NOTE_BYTES: u64 = 256;
 /// The directory of copies of files that cannot be used.
 const ASIDE: &str = "damaged";
 /// The most copies.
@@ -340,6 +342,26 @@ impl Files {
                 _ => state_files::was_put_aside(&self.directory.join(&name), &aside.join(&name)),
             }
         }
+    }
+
+    /// The beginning of a short file that is no object. `None`: there is none.
+    pub(super) fn read_note(&self, name: &str) -> io::Result<Option<String>> {
+        let file = match self.place(name).and_then(|place| place.open()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut text = String::new();
+        file.take(MAX_NOTE_BYTES).read_to_string(&mut text)?;
+        Ok(Some(text))
+    }
+
+    /// Replaces such a file by a whole one.
+    pub(super) fn write_note(&self, name: &str, text: &str) -> io::Result<()> {
+        self.make_directory()?;
+        let place = self.place(name)?;
+        let directory = place.dir_path();
+        atomic_file::write(&directory.join(place.name()), text.as_bytes(), 0o600)?;
+        atomic_file::sync_directory(&directory)
     }
 
     /// The place of a file in the directory, which must not be a link.

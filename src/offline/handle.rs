@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::clock;
 use super::decide::{Decider, Effect, NodeFact};
 use super::fence::{self, Fence};
 use super::files::{FileError, Files, MAX_BYTES, MAX_FILES};
@@ -102,6 +103,8 @@ pub(super) struct State {
     pub(super) problems: Problems,
     /// The parts of the report that the thread knows.
     pub(super) report: Report,
+    /// The stored bound for the time.
+    pub(super) clock_bound: Option<jiff::Timestamp>,
 }
 
 impl fmt::Debug for Offline {
@@ -154,6 +157,7 @@ impl Offline {
             node: None,
             problems,
             report,
+            clock_bound: clock::read(&files),
         };
         let shared = Shared {
             files,
@@ -324,6 +328,7 @@ impl Offline {
         report.seconds_since_contact = age.map(|age| age.as_secs());
         report.stop_after_seconds = self.shared.fence.stop_after().map(|after| after.as_secs());
         report.stopped_pods = u64::try_from(self.shared.fence.stopped()).unwrap_or(u64::MAX);
+        report.problems.extend(clock::problem(state.clock_bound, jiff::Timestamp::now()));
         if let Some((reason, until)) = state.decider.held() {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             report.held = Some(reason);

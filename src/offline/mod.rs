@@ -5,7 +5,7 @@
 //! the node.
 //! Threads: `offline` writes files and waits for what is due. Sets are decided on the thread that
 //! delivers them, so that a slow disk delays no pod.
-//! Pure cores: [`key`], [`mod@format`], [`decide`], `queue`. [`fence`] decides which pods are stopped after a
+//! Pure cores: [`key`], [`mod@format`], [`decide`], `queue`, `clock`. [`fence`] decides which pods are stopped after a
 //! time without the API server. `files` reads and writes, `key_file` reads or makes the key; `listing`, `check`
 //! and `purge` are for the commands.
 //! Invariants: a file is replaced only by a whole one; a body counts only if its checksum, kind and name
@@ -16,6 +16,7 @@
 //! No Go counterpart.
 
 mod check;
+mod clock;
 pub mod decide;
 pub mod fence;
 pub mod files;

@@ -77,7 +77,7 @@ pub struct Report {
     pub bytes: u64,
     /// The most bytes that all files may have.
     pub limit_bytes: u64,
-    /// Objects that are not stored, or not any more, and why; at most 16.
+    /// Objects that are not stored, or not any more, and why; at most 16. Then what is wrong with the clock.
     pub problems: Vec<String>,
     /// Authorities of the API server that were added with `coracle offline trust`: subject, fingerprint and
     /// end. The room itself does not know them.

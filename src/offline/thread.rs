@@ -8,7 +8,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, never, select_biased};
+use jiff::Timestamp;
 
+use super::clock::{self, ClockCheck};
 use super::decide::{Effect, NodeFact};
 use super::fence::boot_time;
 use super::files::FileError;
@@ -130,14 +132,15 @@ struct Writer {
     contact_retry: Option<Instant>,
     /// The contact after which the pods were read last.
     pods_read: i64,
+    clock: ClockCheck,
 }
 
 impl Writer {
     fn new(offline: Offline, deps: Deps, inbox: Inbox<Key, Change>) -> Writer {
         let (store, found) = Store::open(&offline.shared.files);
-        let (mut problems, known) = {
+        let (mut problems, known, bound) = {
             let mut state = offline.shared.state();
-            (std::mem::take(&mut state.problems), state.decider.known().to_vec())
+            (std::mem::take(&mut state.problems), state.decider.known().to_vec(), state.clock_bound)
         };
         for problem in found {
             log::warn!("a stored object cannot be used: {problem}");
@@ -168,6 +171,7 @@ impl Writer {
             is_report_old: true,
             contact_retry: None,
             pods_read: i64::MIN,
+            clock: ClockCheck::new(bound),
         }
     }
 
@@ -177,7 +181,9 @@ impl Writer {
         self.report();
         let rings = self.offline.shared.rings.clone();
         loop {
-            let due = timers::deadline_channel(self.due());
+            self.check_clock(Timestamp::now(), Instant::now());
+            let due = [self.due(), self.clock.due()].into_iter().flatten().min();
+            let due = timers::deadline_channel(due);
             let waiting = threads::waiting("objects, sets, times");
             // A bell without a sender would always be ready.
             select_biased! {
@@ -329,6 +335,26 @@ impl Writer {
                 self.queue.postpone_removals(now);
                 (self.has_new_pods, self.has_old_pods) = (true, true);
                 self.services_changed(now);
+            }
+        }
+    }
+
+    /// Compares the clock with the stored bound, and raises the bound.
+    fn check_clock(&mut self, wall: Timestamp, now: Instant) {
+        let finding = self.clock.step(wall, now, self.offline.accepts_absence());
+        match finding.changed {
+            Some(true) => {
+                let bound = self.offline.shared.state().clock_bound;
+                let message = clock::problem(bound, wall).unwrap_or_default();
+                self.raise(EventType::Warning, reasons::CLOCK_BEHIND, message);
+            }
+            Some(false) => log::info!("the clock of this machine is not behind any more"),
+            None => {}
+        }
+        if let Some(bound) = finding.write {
+            match clock::write(&self.offline.shared.files, bound) {
+                Ok(()) => self.offline.shared.state().clock_bound = Some(bound),
+                Err(error) => log::warn!("cannot store the bound for the time: {error}"),
             }
         }
     }
