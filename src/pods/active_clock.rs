@@ -3,10 +3,10 @@
 //! DIFFERS: the Go kubelet subtracts times of day, so that it ends running pods when the clock is set
 //! forward, and lets them run on when it is set back. Here the time since this agent first inspected
 //! the pod is that of the monotonic clock, which is never set and stands still while the machine
-//! sleeps. The time before that is a difference of times of day, but not below zero, and for a pod that
-//! runs not above the uptime of the machine: no container is older. So a pod that runs since before a
-//! restart of the agent is not ended by a clock that is years ahead; if it also ran before the last
-//! reboot, that time does not count any more.
+//! sleeps. The time before that is a difference of times of day. For a pod that runs it counts only if
+//! it is plausible, which is between zero and the uptime of the machine: no container is older.
+//! Otherwise the clock is wrong, or the pod also ran before the last reboot, and its time begins again.
+//! So a clock that is years ahead at a restart of the agent ends no pod.
 
 use std::time::{Duration, Instant};
 
@@ -40,10 +40,9 @@ impl ActiveClock {
         uptime: impl FnOnce() -> Option<Duration>,
     ) -> Duration {
         if !self.known.as_ref().is_some_and(|known| known.is(start)) {
-            let mut before = difference(start, now);
-            if runs && let Some(uptime) = uptime() {
-                before = before.min(uptime);
-            }
+            let before = difference(start, now);
+            let is_plausible = !runs || uptime().is_none_or(|uptime| before <= uptime);
+            let before = if is_plausible { before } else { Duration::ZERO };
             self.known = Some(Known { start, before, seen: instant });
         }
         self.active(start, (now, instant))
@@ -109,7 +108,8 @@ mod tests {
             ActiveClock::default().inspected(time(0), runs, (time(wall), begin), uptime)
         };
         assert_eq!(first(300, true), seconds(300));
-        assert_eq!(first(10 * YEAR, true), seconds(600));
+        assert_eq!(first(601, true), Duration::ZERO);
+        assert_eq!(first(10 * YEAR, true), Duration::ZERO);
         assert_eq!(first(-50 * YEAR, true), Duration::ZERO);
         // After a reboot the time of day decides alone, as with the Go kubelet.
         assert_eq!(first(3600, false), seconds(3600));
