@@ -255,8 +255,12 @@ fn lease_report(offline: Offline) -> node::LeaseReport {
 
 /// What is to be done at a return of the API server, in addition to the ends of waits for requests.
 fn hook(volumes: &Arc<Volumes>, tokens: &Tokens) -> Hook {
-    let (volumes, tokens) = (Arc::clone(volumes), tokens.clone());
-    Box::new(move || volumes.api_returned(&tokens.returned()))
+    // The client must not keep the volumes after the end of the other rooms.
+    let (volumes, tokens) = (Arc::downgrade(volumes), tokens.clone());
+    Box::new(move || {
+        let pods = tokens.returned();
+        volumes.upgrade().iter().for_each(|volumes| volumes.api_returned(&pods));
+    })
 }
 
 fn offline_deps(

@@ -151,10 +151,11 @@ impl Session {
         Ok(Session { generation, credentials, connections, origin, validity, current, superseded })
     }
 
-    /// What is wrong with our client certificate at this time, with the time.
+    /// What is wrong with our client certificate at this time, with the date: messages that change each
+    /// second would be new events.
     fn note(&self, now: Timestamp) -> Option<String> {
         let problem = certificate_problem(self.validity, now)?;
-        Some(format!("{problem}; the clock of this machine shows {now:.0}"))
+        Some(format!("{problem}; the clock of this machine shows {}", now.strftime("%Y-%m-%d")))
     }
 
     /// `host:port`, as a label.
@@ -656,7 +657,7 @@ impl Client {
             let last_failure = outcome.as_ref().err().map(ToString::to_string);
             *self.shared.last_failure.locked() = last_failure;
             let status = outcome.as_ref().ok().map(|response| response.status);
-            self.shared.returns.record(Reply::of(status), Instant::now());
+            self.shared.returns.record(Reply::for_status(status), Instant::now());
         }
         outcome
     }

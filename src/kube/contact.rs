@@ -2,6 +2,8 @@
 //!
 //! While it is away, each thread waits with its own growing pauses before it tries again. The first
 //! request that succeeds after an outage ends all these pauses; see [`Returns`].
+//!
+//! DIFFERS: each pause of the Go kubelet lasts to its end, up to a minute or two.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -29,8 +31,8 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// Of a status; `None`: there was no response.
-    pub(super) fn of(status: Option<u16>) -> Reply {
+    /// That of a status; `None`: there was no response.
+    pub(super) fn for_status(status: Option<u16>) -> Reply {
         match status {
             None | Some(429 | 500..) => Reply::Failure,
             Some(401 | 403 | 408) => Reply::Neither,
@@ -273,10 +275,10 @@ mod tests {
 
     #[test]
     fn replies_of_proxies_and_busy_servers_are_no_success() {
-        let of = |status| Reply::of(Some(status));
-        assert_eq!([200, 201, 404, 409, 410].map(of), [Reply::Success; 5]);
-        assert_eq!([429, 500, 502, 503, 504].map(of), [Reply::Failure; 5]);
-        assert_eq!([401, 403, 408].map(of), [Reply::Neither; 3]);
-        assert_eq!(Reply::of(None), Reply::Failure);
+        let reply = |status| Reply::for_status(Some(status));
+        assert_eq!([200, 201, 404, 409, 410].map(reply), [Reply::Success; 5]);
+        assert_eq!([429, 500, 502, 503, 504].map(reply), [Reply::Failure; 5]);
+        assert_eq!([401, 403, 408].map(reply), [Reply::Neither; 3]);
+        assert_eq!(Reply::for_status(None), Reply::Failure);
     }
 }
