@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{Case, MAX_RATE, attempts, begin_on, case, config, meanwhile, settle, wait_reported};
 use crate::support::fake_node::{FakeNode, LONG};
-use crate::support::node::{busybox, pod, restarts, simple};
+use crate::support::node::{FOREVER, busybox, pod, restarts, simple};
 use crate::support::wait::{pause, wait_until};
 use crate::{in_parallel, print_line, two};
 
@@ -124,4 +124,57 @@ fn wrong_clock_at_start_restarts_no_container() {
         assert!(requests <= most, "{requests} requests for a token, at most {most}");
         node.finish();
     });
+}
+
+/// A pod with a deadline counts its time by the monotonic clock, also over a restart of the agent.
+#[test]
+fn wrong_clock_ends_no_running_pod_with_a_deadline() {
+    in_parallel(&[("ten years ahead", 3653 * DAY), ("fifty years back", -18_262 * DAY)], |(_, ahead)| {
+        let mut node = joined();
+        let mut limited = pod("limited", json!([busybox("main", FOREVER)]));
+        limited["spec"]["activeDeadlineSeconds"] = json!(3600);
+        node.bind(&limited);
+        wait_reported(&node, &CASE, "limited");
+        let before = node.running("limited");
+        node.set_clock(*ahead);
+        // Syncs follow in the order of their causes: a later pod is a later turn of the loop.
+        node.bind(&simple("late"));
+        wait_reported(&node, &CASE, "late");
+        node.kill_agent();
+        node.start_agent();
+        node.bind(&simple("later"));
+        for name in ["limited", "late", "later"] {
+            wait_reported(&node, &CASE, name);
+        }
+        assert_eq!(node.running("limited"), before);
+        node.finish();
+    });
+}
+
+/// A machine without a battery starts in 1970: an operator sees it, and nothing stops.
+#[test]
+fn clock_behind_the_stored_bound_is_reported_and_stops_nothing() {
+    let mut node = FakeNode::prepare(config());
+    node.use_own_clock();
+    node.add_flags(&["--offline"]);
+    let mut node = node.start_joined();
+    node.bind(&simple("web"));
+    wait_reported(&node, &CASE, "web");
+    let before = node.running("web");
+    wait_until("the bound to be stored", LONG, || node.root().join("offline/clock").exists());
+    node.kill_agent();
+    node.set_clock(-7305 * DAY);
+    node.start_agent();
+    let is_shown = |node: &FakeNode| {
+        let output = node.command(&["status", "-o", "json"]);
+        String::from_utf8_lossy(&output.stdout).contains("the clock of this machine is behind")
+    };
+    wait_until("the problem in the status", LONG, || is_shown(&node));
+    wait_until("the event", LONG, || node.log().contains("the clock of this machine is behind"));
+    node.bind(&simple("late"));
+    wait_reported(&node, &CASE, "late");
+    assert_eq!(node.running("web"), before);
+    node.set_clock(0);
+    wait_until("the end of the problem", LONG, || !is_shown(&node));
+    node.finish();
 }
