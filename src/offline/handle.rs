@@ -444,11 +444,6 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread. If the bell is full, it wakes anyway.
-    pub(super) fn ring(&self) {
-        let _ = self.bell.try_send(());
-    }
-
     fn store(&self, changed: &[Pod], removed: &[PodUid]) {
         for pod in changed.iter().filter(|pod| !pod.is_mirror()) {
             // A pod that ends must not start again after a power cut.
