@@ -29,13 +29,13 @@ _coracle() {
     images:-*) mapfile -t COMPREPLY < <(compgen -W '--output --images-dir --no-wait --digests --local-socket --help' -- "$current") ;;
     volumes:-*) mapfile -t COMPREPLY < <(compgen -W '--output --namespace --all-namespaces --local-socket --help' -- "$current") ;;
     devices:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
-    offline:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
+    offline:-*) mapfile -t COMPREPLY < <(compgen -W '--output --namespace --damaged --all --yes --remove --local-socket --help' -- "$current") ;;
     setup:-*) mapfile -t COMPREPLY < <(compgen -W '--dry-run --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file --root-dir --local-socket --help' -- "$current") ;;
     check:-*) mapfile -t COMPREPLY < <(compgen -W '--output --root-dir --config --local-socket --help' -- "$current") ;;
     validate:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
     version:-*) mapfile -t COMPREPLY < <(compgen -W '--local-socket --help' -- "$current") ;;
     images:*) mapfile -t COMPREPLY < <(compgen -W 'list import rm export' -f -- "$current") ;;
-    offline:*) mapfile -t COMPREPLY < <(compgen -W 'list accept' -- "$current") ;;
+    offline:*) mapfile -t COMPREPLY < <(compgen -W 'list check purge trust accept' -f -- "$current") ;;
     setup:*) mapfile -t COMPREPLY < <(compgen -W 'runtime' -- "$current") ;;
     describe:* | logs:* | debug:* | exec:* | attach:* | port-forward:* | events:*) mapfile -t COMPREPLY < <(compgen -W "$(coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }')" -- "$current") ;;
     validate:*) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
