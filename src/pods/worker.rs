@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, select_biased};
 use jiff::Timestamp;
 
-use super::active_clock::ActiveClock;
+use super::active_clock::{ActiveClock, running_since};
 use super::allocation::Allocations;
 use super::assignments::Assignments;
 use super::cgroups::PodCgroups;
@@ -839,9 +839,9 @@ impl Worker {
     fn active(&mut self, old: Option<&PodStatus>, runtime: &PodRuntime, now: Timestamp) -> Option<Duration> {
         self.pod().spec().active_deadline_seconds?;
         let start = status::start_time(self.pod(), old, runtime, now)?;
-        let runs = runtime.running().next().is_some();
+        let running = running_since(runtime, start);
         let uptime = || stats::uptime(&Roots::default());
-        Some(self.active.inspected(start, runs, (now, Instant::now()), uptime))
+        Some(self.active.inspected(start, running, (now, Instant::now()), uptime))
     }
 
     fn until_next_sync(&self) -> Duration {
