@@ -49,6 +49,11 @@ impl ClockCheck {
         self.due
     }
 
+    /// What is wrong with a clock that shows `wall`.
+    pub(super) fn problem(&self, wall: Timestamp) -> Option<String> {
+        problem(self.bound, wall)
+    }
+
     /// `counts`: the set of the API server counts. Connections to it need a clock that is about right.
     pub(super) fn step(&mut self, wall: Timestamp, now: Instant, counts: bool) -> Finding {
         let mut finding = Finding::default();

@@ -344,17 +344,17 @@ impl Writer {
         let finding = self.clock.step(wall, now, self.offline.accepts_absence());
         match finding.changed {
             Some(true) => {
-                let bound = self.offline.shared.state().clock_bound;
-                let message = clock::problem(bound, wall).unwrap_or_default();
+                let message = self.clock.problem(wall).unwrap_or_default();
                 self.raise(EventType::Warning, reasons::CLOCK_BEHIND, message);
             }
             Some(false) => log::info!("the clock of this machine is not behind any more"),
             None => {}
         }
         if let Some(bound) = finding.write {
-            match clock::write(&self.offline.shared.files, bound) {
-                Ok(()) => self.offline.shared.state().clock_bound = Some(bound),
-                Err(error) => log::warn!("cannot store the bound for the time: {error}"),
+            // This process knows it, also if it cannot be stored.
+            self.offline.shared.state().clock_bound = Some(bound);
+            if let Err(error) = clock::write(&self.offline.shared.files, bound) {
+                log::warn!("cannot store the bound for the time: {error}");
             }
         }
     }
@@ -747,6 +747,26 @@ mod tests {
         assert_eq!(count(), 2, "no pod waits");
         let stored: stored::Contact = fixture.offline().read_json(&Key::contact()).unwrap();
         assert!(stored.seconds > 0, "{stored:?}");
+    }
+
+    #[test]
+    fn clock_that_is_set_back_is_reported_although_the_bound_cannot_be_stored() {
+        let (root, offline) = empty();
+        let (events, queue) = EventSink::new();
+        let mut fixture = Fixture::with(root, offline, Deps { events, ..testing::deps() });
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        assert!(fixture.offline().accepts_absence());
+        std::fs::create_dir(testing::settings(fixture.root.path()).directory.join("clock")).unwrap();
+        // The report compares the bound with the clock of this machine.
+        let wall = Timestamp::now().checked_add(jiff::SignedDuration::from_hours(2)).unwrap();
+        let start = fixture.start;
+        fixture.writer.check_clock(wall, start);
+        fixture.writer.check_clock(Timestamp::now(), start);
+        let is_behind = |text: &str| text.contains("the clock of this machine is behind");
+        let event = queue.try_iter().find(|event| event.reason == reasons::CLOCK_BEHIND).unwrap();
+        assert!(is_behind(&event.message), "{}", event.message);
+        assert!(fixture.offline().report().problems.iter().any(|problem| is_behind(problem)));
     }
 
     #[test]
