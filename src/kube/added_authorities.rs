@@ -123,7 +123,11 @@ pub fn add(client: &Client, directory: &Path, file: &Path) -> Result<Vec<ServerA
 pub fn remove(directory: &Path) -> Result<bool, TrustError> {
     let path = file_in(directory);
     match std::fs::remove_file(&path) {
-        Ok(()) => Ok(true),
+        // Otherwise a power cut may bring it back.
+        Ok(()) => match atomic_file::sync_directory(directory) {
+            Ok(()) => Ok(true),
+            Err(error) => Err(TrustError::File { path: directory.to_owned(), error }),
+        },
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(TrustError::File { path, error }),
     }
@@ -179,6 +183,23 @@ mod tests {
         assert!(listed.len() == 1 && listed[0].fingerprint.len() == 95, "{listed:?}");
         assert!(remove(dir.path()).unwrap() && !remove(dir.path()).unwrap());
         assert!(stored(dir.path()).is_none());
+    }
+
+    #[test]
+    fn authorities_that_are_added_again_do_not_grow_and_end_no_watches() {
+        let credentials = Credentials {
+            endpoint: Endpoint { roots: Roots::Pem(LEAF.to_vec()), ..endpoint() },
+            base_path: String::new(),
+            token: None,
+        };
+        let client = Client::new(credentials, None).unwrap();
+        let roots = |client: &Client| client.with_credentials(|own| own.endpoint.roots.clone());
+        client.add_authorities(CA).unwrap();
+        assert!(roots(&client) == Roots::Pem([LEAF, b"\n", CA].concat()));
+        let generation = client.credential_generation();
+        client.add_authorities(CA).unwrap();
+        assert!(roots(&client) == Roots::Pem([LEAF, b"\n", CA].concat()));
+        assert_eq!(client.credential_generation(), generation);
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub enum TlsSetupError {
 }
 
 impl Roots {
-    /// These authorities, and those of a PEM bundle.
+    /// These authorities, and those of a PEM bundle. A bundle that is in them already is not added again.
     #[must_use]
     pub fn with(&self, pem: &[u8]) -> Roots {
         let own = match self {
@@ -95,6 +95,9 @@ impl Roots {
             Roots::Pem(own) => own.clone(),
             Roots::System => system_bundle().unwrap_or_default(),
         };
+        if !pem.is_empty() && own.windows(pem.len()).any(|part| part == pem) {
+            return Roots::Pem(own);
+        }
         Roots::Pem([own.as_slice(), b"\n", pem].concat())
     }
 
