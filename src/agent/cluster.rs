@@ -19,6 +19,7 @@ use crate::kube::certificates::{self, Certificates, ClientRenewal};
 use crate::kube::client::Client;
 use crate::kube::events::EventLog;
 use crate::kube::objects::Strategy;
+use crate::kube::pod_certificates::PodCertificates;
 use crate::kube::tokens::Tokens;
 use crate::kube::{Hook, PodDependencies, ProjectedCertificates, event_sink};
 use crate::model::api;
@@ -176,7 +177,7 @@ impl Cluster {
             offline,
             ..
         } = self;
-        client.returns().set_hooks(vec![hook(&rooms.volumes, &pod_api.tokens)]);
+        client.returns().set_hooks(vec![hook(&rooms.volumes, &pod_api.tokens, &pod_api.trust.certificates)]);
         let mut threads = vec![services];
         // First, so that it stops after all threads that pass it what they read.
         if let Some(offline) = &offline {
@@ -254,11 +255,12 @@ fn lease_report(offline: Offline) -> node::LeaseReport {
 }
 
 /// What is to be done at a return of the API server, in addition to the ends of waits for requests.
-fn hook(volumes: &Arc<Volumes>, tokens: &Tokens) -> Hook {
+fn hook(volumes: &Arc<Volumes>, tokens: &Tokens, certificates: &PodCertificates) -> Hook {
     // The client must not keep the volumes after the end of the other rooms.
-    let (volumes, tokens) = (Arc::downgrade(volumes), tokens.clone());
+    let (volumes, tokens, certificates) = (Arc::downgrade(volumes), tokens.clone(), certificates.clone());
     Box::new(move || {
-        let pods = tokens.returned();
+        let mut pods = tokens.returned();
+        pods.extend(certificates.returned());
         volumes.upgrade().iter().for_each(|volumes| volumes.api_returned(&pods));
     })
 }

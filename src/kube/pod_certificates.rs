@@ -237,6 +237,24 @@ impl PodCertificates {
         result
     }
 
+    /// The API server has returned: ends the waits after failed renewals. Returns the pods with such
+    /// certificates.
+    #[must_use]
+    pub fn returned(&self) -> Vec<PodUid> {
+        let now = Instant::now();
+        let mut pods = Vec::new();
+        for (uid, places) in self.table().iter_mut() {
+            let mut is_due = false;
+            for state in places.values_mut().filter_map(|entry| entry.state.as_mut()) {
+                is_due |= state.returned(now);
+            }
+            if is_due {
+                pods.push(uid.clone());
+            }
+        }
+        pods
+    }
+
     /// How many certificates there are of each signer in each state, such as `fresh` (Go:
     /// `MetricReport`).
     #[must_use]

@@ -112,6 +112,13 @@ impl State {
         true
     }
 
+    /// The API server has returned: ends the wait after a failed renewal. Whether there was one.
+    pub(super) fn returned(&mut self, now: Instant) -> bool {
+        let retry = self.issued.as_mut().and_then(|issued| issued.retry.as_mut());
+        // The wait after another failure is as long as before.
+        retry.is_some_and(|(retry_at, _)| now < std::mem::replace(retry_at, now))
+    }
+
     /// Handles what was read of the pending request. `jitter` is added to the time of the renewal.
     /// Whether the state has changed.
     pub(super) fn apply(&mut self, response: SignerResponse, jitter: SignedDuration) -> bool {

@@ -184,6 +184,12 @@ fn certificate_that_is_due_is_renewed_and_the_old_one_serves_meanwhile() {
     *bench.fake.down.lock().unwrap() = false;
     assert_eq!(bench.get("ED25519"), Ok(first), "a failed renewal is not repeated at once");
     assert_eq!(bench.fake.created(), 2);
+    // A return of the API server ends that wait.
+    assert_eq!(bench.certificates.returned(), [PodUid::from("u")]);
+    bench.fake.respond(&[issued("2999-01-01T00:00:00Z")]);
+    assert!(bench.get("ED25519").is_ok());
+    assert_eq!(bench.fake.created(), 3);
+    assert!(bench.certificates.returned().is_empty());
 }
 
 #[test]
