@@ -1,11 +1,11 @@
 //! The API server's certificate has expired or is not valid yet, while the agent runs and when it
-//! starts; the connection to it is slow, or its packets are dropped. An expired certificate of the
-//! node is in `tests/cluster/certificates.rs`: only a real API server refuses it.
+//! starts; the connection to it is slow, or its packets are dropped. The node's own certificate has
+//! expired: that it is refused is in `tests/cluster/certificates.rs`, as only a real API server does that.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api_server::{Case, MAX_RATE, attempts, begin_on, case, config, meanwhile, settle, wait_reported};
 use crate::support::fake_api::FakeApi;
@@ -91,4 +91,46 @@ fn agent_starts_despite_an_invalid_server_certificate() {
         assert_eq!(node.running("fixed"), running);
         node.finish();
     });
+}
+
+/// A certificate and its key, both PEM, that ended with the year 2020.
+fn expired_certificate() -> String {
+    let key = rcgen::KeyPair::generate().expect("a key can be made");
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    parameters.not_after = rcgen::date_time_ymd(2021, 1, 1);
+    let certificate = parameters.self_signed(&key).expect("a certificate can be made");
+    certificate.pem() + &key.serialize_pem()
+}
+
+/// A node that was off for longer than its certificate is valid: an operator sees what to do.
+#[test]
+fn expired_client_certificate_is_named_in_status_and_event() {
+    // Without TLS the agent reads no certificate.
+    let (node, _front) = behind_tls();
+    let mut node = node.start_joined();
+    node.bind(&simple("web"));
+    wait_reported(&node, &CASE, "web");
+    let before = node.running("web");
+    node.kill_agent();
+    let (config, certificate) = (node.path("kubeconfig"), node.path("node.pem"));
+    fs::write(&certificate, expired_certificate()).expect("the certificate is written");
+    let text = fs::read(&config).expect("the kubeconfig is there");
+    let mut kubeconfig: Value = serde_json::from_slice(&text).expect("it is JSON");
+    kubeconfig["users"][0]["user"] = json!({"client-certificate": certificate, "client-key": certificate});
+    fs::write(&config, kubeconfig.to_string()).expect("the kubeconfig is written");
+    node.start_agent();
+    let problem = "the client certificate expired at 2021-01-01T00:00:00Z";
+    wait_until("the problem in the status", LONG, || {
+        String::from_utf8_lossy(&node.command(&["status", "-o", "json"]).stdout).contains(problem)
+    });
+    wait_until("the event", LONG, || {
+        let events = node.api().objects("/api/v1/namespaces/default/events");
+        events.iter().any(|event| {
+            event["reason"] == "InvalidClientCertificate"
+                && event["message"].as_str().is_some_and(|message| message.contains(problem))
+        })
+    });
+    assert_eq!(node.running("web"), before);
+    node.finish();
 }

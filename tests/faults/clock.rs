@@ -2,7 +2,6 @@
 //! restarts because of it, no wait becomes longer, requests stay rare, and statuses and lease are
 //! still updated. The runtime has the same clock; the API server has that of another machine.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -177,45 +176,5 @@ fn clock_behind_the_stored_bound_is_reported_and_stops_nothing() {
     assert_eq!(node.running("web"), before);
     node.set_clock(0);
     wait_until("the end of the problem", LONG, || !is_shown(&node));
-    node.finish();
-}
-
-/// A certificate and its key, both PEM, that ended with the year 2020.
-fn expired_certificate() -> String {
-    let key = rcgen::KeyPair::generate().expect("a key can be made");
-    let mut parameters = rcgen::CertificateParams::default();
-    parameters.not_before = rcgen::date_time_ymd(2020, 1, 1);
-    parameters.not_after = rcgen::date_time_ymd(2021, 1, 1);
-    let certificate = parameters.self_signed(&key).expect("a certificate can be made");
-    certificate.pem() + &key.serialize_pem()
-}
-
-/// A node that was off for longer than its certificate is valid: an operator sees what to do.
-#[test]
-fn expired_client_certificate_is_named_in_status_and_event() {
-    let mut node = FakeNode::prepare(config()).start_joined();
-    node.bind(&simple("web"));
-    wait_reported(&node, &CASE, "web");
-    let before = node.running("web");
-    node.kill_agent();
-    let (config, certificate) = (node.path("kubeconfig"), node.path("node.pem"));
-    fs::write(&certificate, expired_certificate()).expect("the certificate is written");
-    let text = fs::read(&config).expect("the kubeconfig is there");
-    let mut kubeconfig: Value = serde_json::from_slice(&text).expect("it is JSON");
-    kubeconfig["users"][0]["user"] = json!({"client-certificate": certificate, "client-key": certificate});
-    fs::write(&config, kubeconfig.to_string()).expect("the kubeconfig is written");
-    node.start_agent();
-    let problem = "the client certificate expired at 2021-01-01T00:00:00Z";
-    wait_until("the problem in the status", LONG, || {
-        String::from_utf8_lossy(&node.command(&["status", "-o", "json"]).stdout).contains(problem)
-    });
-    wait_until("the event", LONG, || {
-        let events = node.api().objects("/api/v1/namespaces/default/events");
-        events.iter().any(|event| {
-            event["reason"] == "InvalidClientCertificate"
-                && event["message"].as_str().is_some_and(|message| message.contains(problem))
-        })
-    });
-    assert_eq!(node.running("web"), before);
     node.finish();
 }
