@@ -66,10 +66,28 @@ impl Key {
         Key { algorithm: certificate.key_algorithm.to_vec(), name: names::key(certificate) }
     }
 
+    fn is_rsa(&self) -> bool {
+        self.name.starts_with("RSA")
+    }
+
+    /// Why a key of this type cannot have made such a signature.
+    fn misfit(&self, signature: &str) -> Option<&'static str> {
+        let is_curve = signature.starts_with("ecdsa") || signature.starts_with("Ed");
+        match self.is_rsa() {
+            true if is_curve => {
+                Some("x509: signature algorithm does not specify an RSA public key, but have one")
+            }
+            false if signature.contains("RSA") => {
+                Some("x509: signature algorithm specifies an RSA public key, but have another one")
+            }
+            _ => None,
+        }
+    }
+
     /// Go's error for a signature that another key has made.
     fn failure(&self) -> &'static str {
         match self.name.as_str() {
-            name if name.starts_with("RSA") => "crypto/rsa: verification error",
+            _ if self.is_rsa() => "crypto/rsa: verification error",
             name if name.starts_with("Ed25519") => "x509: Ed25519 verification failure",
             _ => "x509: ECDSA verification failure",
         }
@@ -234,6 +252,12 @@ impl Verifier {
             if anchor.is_none() && self.others.iter().any(|subject| subject == issuer) {
                 return candidate("x509: parent certificate cannot sign this kind of certificate", "");
             }
+            let signature = names::signature(certificate);
+            if let Some(anchor) = anchor
+                && let Some(reason) = anchor.key.misfit(&signature)
+            {
+                return candidate(reason, "");
+            }
             let Some(key) = anchor.map(|anchor| anchor.key.clone()).or_else(|| signer.map(Key::new)) else {
                 continue;
             };
@@ -247,7 +271,7 @@ impl Verifier {
                      authority that signs with SHA-256 or longer and a key of P-256, P-384, P-521 or RSA \
                      with 2048 bits or more, or with Ed25519",
                     names::subject(certificate.subject),
-                    names::signature(certificate),
+                    signature,
                     key.name
                 ));
             }

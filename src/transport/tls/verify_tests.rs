@@ -147,6 +147,14 @@ fn long_curves_and_digests_are_verified() {
         ),
         "{error}"
     );
+    let error = verify(&[pem!("root-rsa-same")], &[pem!("leaf")]).unwrap_err();
+    assert!(
+        error.starts_with(
+            "certificate signed by unknown authority (possibly because of \"x509: signature algorithm"
+        ),
+        "{error}"
+    );
+    assert_eq!(verify(&[pem!("root-rsa-same"), pem!("root")], &[pem!("leaf")]), Ok(()));
     // Both are there after the authority was replaced by one of the same name.
     let (other, right) = (pem!("root-p521-other"), pem!("root-p521"));
     for both in [[other, right], [right, other]] {
