@@ -429,8 +429,10 @@ fn trusted_authority_brings_the_api_server_back_and_survives_a_restart() {
     assert!(!node.node_is_ready() && !node.root().join("offline/authorities.pem").exists());
     let output = trust(&node, &front.authority());
     assert!(output.status.success(), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("fake-api (SHA-256 "), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\"fake-api\" (SHA-256 "), "{output:?}");
     wait_until("the node to be ready", LONG, || node.node_is_ready());
+    // Before, the threads of the watches were perhaps not there.
+    node.measure();
     assert_eq!(status(&node)["offline"]["trusted"].as_array().map(Vec::len), Some(1));
 
     node.stop_agent();
