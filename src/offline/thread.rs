@@ -47,8 +47,8 @@ pub struct Deps {
     pub node_changes: Receiver<()>,
     /// Reads it from the API server, with a limit of 5 s. Ends when the client is shut down.
     pub read_node: Box<dyn Fn() -> NodeFact + Send>,
-    /// Reads the UIDs of this node's pods from the API server, with a limit of 5 s; `None`: it cannot be
-    /// read. Ends when the client is shut down.
+    /// Reads the UIDs of this node's pods that are to run from the API server, with a limit of 5 s; `None`:
+    /// they cannot be read. Ends when the client is shut down.
     pub read_pods: ReadPods,
     /// Receives the stored Node object, for admission until `release_node` is called. Must not block.
     pub use_node: Box<dyn Fn(Node) + Send>,

@@ -6,7 +6,7 @@
 //! With `--offline`, the room `offline` decides whose set is delivered: that of the API server, or the
 //! stored one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::set::{Deps, SourceSet};
@@ -14,6 +14,7 @@ use crate::kube::client::Client;
 use crate::kube::target::Target;
 use crate::kube::watch::{self, Change, Watched};
 use crate::model::api;
+use crate::model::ids::PodUid;
 use crate::model::pod::{Pod, SourceName};
 use crate::offline::{Offline, ReadPods};
 use crate::util::mailbox::Post;
@@ -62,21 +63,44 @@ struct Shown {
 
 #[derive(serde::Deserialize)]
 struct ShownPod {
-    metadata: ShownName,
+    metadata: ShownMetadata,
+    #[serde(default)]
+    status: Option<ShownStatus>,
 }
 
 #[derive(serde::Deserialize)]
-struct ShownName {
+#[serde(rename_all = "camelCase")]
+struct ShownMetadata {
     #[serde(default)]
     uid: String,
+    #[serde(default)]
+    deletion_timestamp: Option<String>,
 }
 
-/// Reads the UIDs of the pods of this node as the API server has them now.
+#[derive(serde::Deserialize)]
+struct ShownStatus {
+    #[serde(default)]
+    phase: Option<String>,
+}
+
+impl Shown {
+    /// The UIDs of the pods that are to run. One that was marked for deletion while the node was away has
+    /// its object until the node confirms, and may run elsewhere already.
+    fn to_run(self) -> BTreeSet<PodUid> {
+        let ends = |pod: &ShownPod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        self.items.into_iter().filter(|pod| !ends(pod)).map(|pod| pod.metadata.uid.into()).collect()
+    }
+}
+
+/// Reads the UIDs of the pods of this node that are to run, as the API server has them now.
 pub(crate) fn reader(node_name: &str, client: &Client) -> ReadPods {
     let client = client.with_limits(None, READ_LIMIT);
     let selector = format!("spec.nodeName={node_name}");
     Box::new(move || match client.get_with::<Shown>(&Target::pods(), &[("fieldSelector", &selector)]) {
-        Ok(shown) => Some(shown.items.into_iter().map(|pod| pod.metadata.uid.into()).collect()),
+        Ok(shown) => Some(shown.to_run()),
         Err(error) => {
             log::debug!("{error}");
             None
@@ -160,6 +184,20 @@ mod tests {
         assert!(!bound.apply(Change::Set(pod("web", ""))), "an object without a UID is no pod");
         assert!(bound.apply(Change::Replaced(vec![pod("a", "3"), pod("b", "4")])));
         assert_eq!(uids(&bound), ["3", "4"]);
+    }
+
+    #[test]
+    fn read_pods_that_end_do_not_start_again_after_a_stop() {
+        let shown: Shown = serde_json::from_value(json!({"kind": "PodList", "metadata": {}, "items": [
+            {"metadata": {"uid": "runs"}, "status": {"phase": "Running"}},
+            {"metadata": {"uid": "new", "deletionTimestamp": null}},
+            {"metadata": {"uid": "deleted", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+                "status": {"phase": "Running"}},
+            {"metadata": {"uid": "failed"}, "status": {"phase": "Failed"}},
+            {"metadata": {"uid": "done"}, "status": {"phase": "Succeeded"}}
+        ]}))
+        .unwrap();
+        assert_eq!(shown.to_run(), ["new", "runs"].map(PodUid::from).into());
     }
 
     /// Waits for the next set.
