@@ -24,6 +24,15 @@ pub(super) struct NodeState {
     pub(super) can_read: bool,
 }
 
+impl NodeState {
+    /// `is_ready`: the object was received, or the stored one counts. `has_reader`: it can be read.
+    pub(super) fn for_set(set: &SourceSet, is_ready: bool, has_reader: bool) -> NodeState {
+        // The API server is away, or has lost its data: pods that the stored Node object excludes wait in
+        // the core. Without a stored object only pods are delivered that are to be stopped (`offline`).
+        NodeState { is_known: is_ready || set.is_stored, can_read: has_reader && !set.is_stored }
+    }
+}
+
 /// The decision about a set.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Decision {
@@ -167,6 +176,21 @@ mod tests {
         assert_eq!(deferred.take(), Some(set(&["a"])));
         assert_eq!(offer(&mut deferred, &["a"], true, now).admit, Some(set(&["a"])));
         assert_eq!(deferred.take(), None);
+    }
+
+    #[test]
+    fn stored_set_needs_no_node_object_and_no_read_of_it() {
+        let state = |set: &SourceSet, is_ready| {
+            let state = NodeState::for_set(set, is_ready, true);
+            (state.is_known, state.can_read)
+        };
+        let stored = SourceSet { is_stored: true, ..set(&["a"]) };
+        assert_eq!([false, true].map(|is_ready| state(&stored, is_ready)), [(true, false); 2]);
+        assert_eq!(
+            [false, true].map(|is_ready| state(&set(&["a"]), is_ready)),
+            [(false, true), (true, true)]
+        );
+        assert!(!NodeState::for_set(&set(&["a"]), true, false).can_read);
     }
 
     #[test]

@@ -431,13 +431,11 @@ impl Loop {
             self.update_node();
             return self.apply(source, set);
         }
-        let is_known = self.deps.node.as_ref().is_none_or(NodeWatch::ready_for_pods);
-        if is_known {
+        let is_ready = self.deps.node.as_ref().is_none_or(NodeWatch::ready_for_pods);
+        if is_ready {
             self.update_node();
         }
-        // The API server is away, or has lost its data: pods that the stored Node object excludes wait in
-        // the core.
-        let node = NodeState { is_known, can_read: self.deps.reader.is_some() && !set.is_stored };
+        let node = NodeState::for_set(&set, is_ready, self.deps.reader.is_some());
         let is_seen = self.sources.get(&source).is_some_and(|state| state.seen);
         let is_first = !is_seen || self.core.follows_stored_set(set.is_stored);
         let (core, view) = (&self.core, &self.settings.node);
