@@ -685,7 +685,9 @@ impl Core {
             .filter(|pod| ready || self.is_replaced(pod))
             // Without a sandbox that the runtime lists, the source of a pod is not known.
             .filter(|pod| {
-                !self.may_lack_api_pods || pod.source.is_some_and(|source| source != SourceName::Api)
+                !self.may_lack_api_pods
+                    || pod.source.is_some_and(|source| source != SourceName::Api)
+                    || self.rejected(&pod.uid).is_some()
             })
             .map(|pod| Effect::StopUnknown(pod.clone()));
         let workerless = self
@@ -1653,6 +1655,22 @@ mod tests {
         fixture.check(expect![[r#"
             api: 1 -> shown 1; postpone 1: NodeAffinity
             api: 1 -> shown 1; forget status of 1; reject 1: NodeAffinity
+        "#]]);
+    }
+
+    #[test]
+    fn stored_pod_that_is_rejected_for_good_is_stopped_if_it_runs() {
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.shutting_down = true;
+        fixture.apply(SourceName::Api, stored(vec![pod("a", "1")]));
+        let from_api = |uid: &str| {
+            let (uid, listed) = listed(uid, SandboxState::Ready);
+            (uid, ListedPod { source: Some(SourceName::Api), ..listed })
+        };
+        fixture.clean_up(&BTreeMap::from([from_api("1"), from_api("2")]));
+        fixture.check(expect![[r#"
+            api: 1 -> shown 1; reject 1: NodeShutdown
+            clean up, running: 1, 2 -> stop unknown 1
         "#]]);
     }
 
