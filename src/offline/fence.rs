@@ -18,6 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
+use crate::model::reasons;
 use crate::util::atomic_file;
 use crate::util::lock::LockExt;
 
@@ -97,6 +98,8 @@ pub(super) struct Fence {
     is_used: AtomicBool,
     /// The pods that are stopped, and since when.
     stopped: Mutex<BTreeMap<PodUid, Timestamp>>,
+    /// Pods that are not stopped any more, for the sync loop.
+    released_pods: Mutex<BTreeSet<PodUid>>,
     memory_written: AtomicI64,
     /// The contact that is in the store; [`NOT_STORED`]: none of this process.
     stored: AtomicI64,
@@ -119,6 +122,7 @@ impl Fence {
             contact: AtomicI64::new(contact),
             is_own: AtomicBool::new(false),
             stopped: Mutex::default(),
+            released_pods: Mutex::default(),
             memory_written: AtomicI64::new(i64::MIN),
             stored: AtomicI64::new(NOT_STORED),
             released,
@@ -171,6 +175,17 @@ impl Fence {
             self.stopped.locked().entry(pod.uid().clone()).or_insert_with(Timestamp::now);
         }
         stops
+    }
+
+    /// The stored pods: those whose status says that they were stopped are stopped until the API server has
+    /// shown them. Before a restart of the agent it may have been reached without that.
+    pub(super) fn restore(&self, pods: &[Pod]) {
+        let was_stopped = |pod: &&Pod| {
+            let reason = pod.object().status.as_ref().and_then(|status| status.reason.as_deref());
+            reason == Some(reasons::STOPPED_OFFLINE) && self.left(pod, boot_time()).is_some()
+        };
+        let uids: Vec<PodUid> = pods.iter().filter(was_stopped).map(|pod| pod.uid().clone()).collect();
+        self.stopped.locked().extend(uids.into_iter().map(|uid| (uid, Timestamp::now())));
     }
 
     /// These are the pods that count: others are forgotten.
@@ -266,12 +281,18 @@ impl Fence {
     /// The API server has shown these pods. Those whose time is not over again may run.
     pub(super) fn release(&self, shown: &BTreeSet<PodUid>) {
         let mut stopped = self.stopped.locked();
-        let before = stopped.len();
+        let released: Vec<PodUid> = stopped.keys().filter(|uid| shown.contains(uid)).cloned().collect();
         stopped.retain(|uid, _| !shown.contains(uid));
-        if stopped.len() < before {
+        if !released.is_empty() {
+            self.released_pods.locked().extend(released);
             // If the bell is full, its thread wakes anyway.
             let _ = self.released.try_send(());
         }
+    }
+
+    /// The pods that were released since the last call.
+    pub(super) fn take_released(&self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut *self.released_pods.locked())
     }
 
     /// Whether there is a pod that is stopped after some time.
@@ -446,6 +467,8 @@ mod tests {
         assert!(fence.stops(&a, 6 * MINUTE), "it may have been deleted");
         fence.release(&[PodUid::from("a")].into());
         assert_eq!(fence.releases.try_iter().count(), 1);
+        assert_eq!(fence.take_released(), [PodUid::from("a")].into());
+        assert!(fence.take_released().is_empty(), "once");
         assert!(!fence.stops(&a, 6 * MINUTE) && fence.stops(&b, 6 * MINUTE));
         // The link is lost again before the list arrives.
         fence.release(&[PodUid::from("b")].into());
@@ -507,6 +530,27 @@ mod tests {
         let begin = boot_time() - 1_000;
         fence.contact(begin);
         assert_eq!(Fence::new(settings, Some(0)).contact.load(Ordering::Acquire), begin);
+    }
+
+    #[test]
+    fn pod_that_was_stopped_before_a_restart_stays_so_although_the_contact_is_new() {
+        let fence = fence(Some(300));
+        let now = boot_time();
+        fence.contact(now);
+        let with_reason = |uid: &str, annotation, reason: &str| {
+            let mut object = pod(uid, annotation).into_object();
+            object.status =
+                Some(serde_json::from_value(json!({"phase": "Running", "reason": reason})).unwrap());
+            Pod::from(object)
+        };
+        let stopped = with_reason("a", None, reasons::STOPPED_OFFLINE);
+        let other = with_reason("b", None, "Other");
+        let never = with_reason("c", Some("never"), reasons::STOPPED_OFFLINE);
+        fence.restore(&[stopped.clone(), other.clone(), never.clone()]);
+        assert!(fence.stops(&stopped, now), "it may have been deleted");
+        assert!(!fence.stops(&other, now) && !fence.stops(&never, now));
+        fence.release(&[PodUid::from("a")].into());
+        assert!(!fence.stops(&stopped, now));
     }
 
     #[test]

@@ -91,8 +91,8 @@ pub(super) struct State {
     /// Effects for the thread: `ReadNode` and `Entered`.
     pub(super) orders: Vec<Effect>,
     stored_node: Option<Node>,
-    /// How many pods were delivered before a decision, because they must not run.
-    early: usize,
+    /// The pods that were delivered before a decision, because they must not run.
+    early: BTreeSet<PodUid>,
     /// When the stored set began to count, if another phase in which it counts followed.
     pub(super) alone_since: Option<jiff::Timestamp>,
     /// When the last time began and ended in which the stored set counted, since the start.
@@ -136,6 +136,7 @@ impl Offline {
         let decider = Decider::new(stored.pods, uid, settings.wait, settings.accept_after, now);
         let fence = Fence::new(settings.fence.clone(), stored.contact);
         fence.set_pods(decider.known());
+        fence.restore(decider.known());
         let report = Report {
             seal: files.seal_state(),
             since: Some(jiff::Timestamp::now()),
@@ -151,7 +152,7 @@ impl Offline {
             undelivered: None,
             orders: Vec::new(),
             stored_node: stored.node,
-            early: 0,
+            early: BTreeSet::new(),
             alone_since: None,
             last_alone: None,
             node: None,
@@ -429,18 +430,21 @@ impl Shared {
             return;
         }
         let stopped = state.decider.known().iter().filter(|pod| self.fence.stops(pod, now));
-        let stopped: Vec<Pod> = stopped.cloned().collect();
-        if stopped.len() <= state.early {
+        let stopped: BTreeSet<PodUid> = stopped.map(|pod| pod.uid().clone()).collect();
+        if stopped.is_subset(&state.early) {
             return;
         }
-        state.early = stopped.len();
+        // Also those that were released meanwhile: a pod that is missing in the next set is removed.
+        state.early.extend(stopped);
+        let delivered = state.decider.known().iter().filter(|pod| state.early.contains(pod.uid()));
+        let delivered: Vec<Pod> = delivered.cloned().collect();
         if let (Some(node), Some(object)) = (&state.node, state.stored_node.clone()) {
             (node.assume)(object);
         }
         // As a stored set, which may lack pods: no other pod is stopped.
         match &state.deliver {
-            Some(deliver) => deliver(stopped, Phase::Alone),
-            None => state.undelivered = Some((stopped, Phase::Alone)),
+            Some(deliver) => deliver(delivered, Phase::Alone),
+            None => state.undelivered = Some((delivered, Phase::Alone)),
         }
     }
 
@@ -647,6 +651,28 @@ mod tests {
         let unused = testing::offline(root.path(), &["a"]);
         unused.shared.deliver_stopped(i64::MAX);
         assert!(unused.shared.state().undelivered.is_none() && !unused.fences());
+    }
+
+    #[test]
+    fn pod_that_was_released_before_the_decision_is_in_the_next_early_set() {
+        let root = tempfile::tempdir().unwrap();
+        drop(testing::offline(root.path(), &["a", "b"]));
+        let fence = fence::FenceSettings {
+            stop_after: Some(std::time::Duration::from_secs(300)),
+            ..fence::FenceSettings::default()
+        };
+        let settings = Settings { fence, ..testing::settings(root.path()) };
+        let stopped = serde_json::json!({"phase": "Running", "reason": reasons::STOPPED_OFFLINE});
+        testing::store(root.path(), &Key::new(Kind::PodStatus, "a"), &stopped);
+        let offline = Offline::with_files(testing::files(root.path()), Vec::new(), &settings, Instant::now());
+        let delivered = deliveries(&offline);
+        offline.shared.deliver_stopped(fence::boot_time());
+        assert_eq!(delivered.try_recv().unwrap(), ["a"], "by its stored status");
+        offline.shared.fence.release(&[PodUid::from("a")].into());
+        offline.shared.deliver_stopped(fence::boot_time());
+        assert!(delivered.is_empty());
+        offline.shared.deliver_stopped(i64::MAX);
+        assert_eq!(delivered.try_recv().unwrap(), ["a", "b"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The part of the handle for pods that are stopped without the API server; see [`super::fence`].
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
@@ -77,6 +78,12 @@ impl Offline {
                 (false, "ServerPodsRun", message)
             }
         })
+    }
+
+    /// The pods that the API server has shown since the last call, and that were stopped before.
+    #[must_use]
+    pub fn take_released(&self) -> BTreeSet<PodUid> {
+        self.shared.fence.take_released()
     }
 
     /// Rings when stopped pods may run again.
