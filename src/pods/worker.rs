@@ -111,6 +111,8 @@ pub struct WorkerReport {
     pub last_error: Option<String>,
     /// When the next step is due.
     pub next_sync: Option<Timestamp>,
+    /// Whether it stops the pod because the API server was away for too long, without an order.
+    pub is_stopped_offline: bool,
 }
 
 /// What a worker does.
@@ -147,6 +149,13 @@ impl WorkerPhase {
 }
 
 impl WorkerReport {
+    /// Notes whether the worker is about to stop the pod without an order. With the lock of the report: the
+    /// sync loop, which may release the pod at once, waits for the result.
+    fn note_stop(&mut self, stops: impl FnOnce() -> bool) -> bool {
+        self.is_stopped_offline = stops();
+        self.is_stopped_offline
+    }
+
     /// Whether all containers of the pod have stopped and none will start again.
     pub fn has_stopped(&self) -> bool {
         matches!(self.phase, WorkerPhase::Terminated | WorkerPhase::Finished)
@@ -308,9 +317,13 @@ impl Worker {
             self.lifecycle.apply(update);
         }
         // The sync loop orders it, too; a worker that is made later must not start the pod before that.
-        let is_stopped = |offline: &Offline| offline.stops(&self.lifecycle.pod);
-        if self.lifecycle.phase == Phase::Syncing && self.deps.offline.as_ref().is_some_and(is_stopped) {
-            self.lifecycle.apply(Update { pod: None, kill: Some(PodKill::until_server_is_back()) });
+        if self.lifecycle.phase == Phase::Syncing
+            && let Some(offline) = &self.deps.offline
+        {
+            let is_stopped = self.shared.locked().note_stop(|| offline.stops(&self.lifecycle.pod));
+            if is_stopped {
+                self.lifecycle.apply(Update { pod: None, kill: Some(PodKill::until_server_is_back()) });
+            }
         }
     }
 

@@ -164,6 +164,19 @@ impl Workers {
         }
     }
 
+    /// Whether the worker stops the pod, or has stopped it, without an order, because the API server was
+    /// away for too long.
+    #[must_use]
+    pub fn is_stopped_offline(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_some_and(|record| record.shared.locked().is_stopped_offline)
+    }
+
+    /// Whether nothing else than the absence of the API server stops the pod, or has stopped it.
+    #[must_use]
+    pub fn may_resume(&self, uid: &PodUid) -> bool {
+        self.records.get(uid).is_none_or(Record::may_resume)
+    }
+
     /// How the pod is to be stopped, or was.
     #[must_use]
     pub fn kill_of(&self, uid: &PodUid) -> Option<&PodKill> {
@@ -275,7 +288,7 @@ impl Workers {
                 true
             }
             Some(record) => {
-                record.start_again |= record.killed;
+                record.cancel_end();
                 false
             }
             None => true,
@@ -524,6 +537,19 @@ impl Record {
         self.killed || is_over || report.is_ending()
     }
 
+    /// See [`Workers::may_resume`]. Without an order the worker stops it by itself.
+    fn may_resume(&self) -> bool {
+        let is_offline = |kill: &PodKill| {
+            kill.failure.as_ref().is_some_and(|failure| failure.reason == reasons::STOPPED_OFFLINE)
+        };
+        self.kill.as_ref().is_none_or(is_offline)
+    }
+
+    /// The pod starts again when it has ended, if it is being stopped.
+    fn cancel_end(&mut self) {
+        self.start_again |= self.killed || self.shared.locked().is_stopped_offline;
+    }
+
     fn send_update(&mut self, update: Update) {
         match &self.thread {
             Some(thread) => thread.post.put((), update),
@@ -624,6 +650,35 @@ mod tests {
         ] {
             assert!(!other.is_over());
         }
+    }
+
+    #[test]
+    fn evicted_pod_that_is_also_stopped_without_the_api_server_does_not_run_again() {
+        let evicted = || {
+            let failure = Failure { reason: reasons::EVICTED, message: String::new(), disrupts: false };
+            PodKill { failure: Some(failure), ..PodKill::default() }
+        };
+        let resumes = |kills: Vec<PodKill>| {
+            let mut record = record();
+            kills.into_iter().for_each(|kill| drop(record.note_kill(kill)));
+            record.may_resume()
+        };
+        assert!(resumes(Vec::new()) && resumes(vec![PodKill::until_server_is_back()]));
+        assert!(!resumes(vec![evicted()]) && !resumes(vec![PodKill::default()]));
+        assert!(!resumes(vec![PodKill::until_server_is_back(), evicted()]));
+    }
+
+    #[test]
+    fn pod_that_its_worker_stops_without_an_order_starts_again_too() {
+        let starts_again = |mut record: Record| {
+            record.cancel_end();
+            record.starts_again()
+        };
+        assert!(!starts_again(record()), "it runs");
+        assert!(starts_again(Record { killed: true, ..record() }));
+        let stopped = record();
+        stopped.shared.locked().is_stopped_offline = true;
+        assert!(starts_again(stopped));
     }
 
     #[test]

@@ -41,6 +41,11 @@ impl Loop {
     pub(super) fn fence_pods(&mut self) {
         let Some(offline) = self.deps.offline.clone() else { return };
         self.fence.due = None;
+        // A worker may have stopped its pod by itself, and the API server may have been reached before this
+        // turn, for example after the machine was suspended.
+        let released = offline.take_released();
+        let workers = &self.deps.workers;
+        self.fence.stopped.extend(released.into_iter().filter(|uid| workers.is_stopped_offline(uid)));
         if !offline.fences() && self.fence.stopped.is_empty() {
             return;
         }
@@ -69,12 +74,14 @@ impl Loop {
                 self.stop_offline(pod);
             } else if self.fence.stopped.contains(uid) && !self.settings.node.shutting_down {
                 self.fence.stopped.remove(uid);
+                // One that was evicted fails.
+                let resumes = !has_ended && self.deps.workers.may_resume(uid);
                 // One that is being deleted, and is still being stopped, ends with that.
                 let is_finished = self.deps.workers.is_finished(uid);
-                if !has_ended && (is_finished || !must_end(pod)) && self.deps.workers.revive(uid) {
+                if resumes && (is_finished || !must_end(pod)) && self.deps.workers.revive(uid) {
                     resumed.push(uid.clone());
                 }
-                if !has_ended && !must_end(pod) {
+                if resumes && !must_end(pod) {
                     let message = "The API server has shown the pod again: it is started";
                     self.deps.events.normal(pod, reasons::RESUMED_ONLINE, message);
                 }
