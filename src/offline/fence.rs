@@ -188,9 +188,10 @@ impl Fence {
         self.stopped.locked().extend(uids.into_iter().map(|uid| (uid, Timestamp::now())));
     }
 
-    /// These are the pods that count: others are forgotten.
+    /// These are the pods that count: others are forgotten, and those that end.
     pub(super) fn set_pods(&self, pods: &[Pod]) {
-        let uids: BTreeSet<&PodUid> = pods.iter().map(Pod::uid).collect();
+        let to_run = pods.iter().filter(|pod| !pod.is_deleting() && !pod.is_over());
+        let uids: BTreeSet<&PodUid> = to_run.map(Pod::uid).collect();
         self.stopped.locked().retain(|uid, _| uids.contains(uid));
         let is_used =
             self.settings.stop_after.is_some() || pods.iter().any(|pod| pod.annotation(STOP_AFTER).is_some());
@@ -492,8 +493,15 @@ mod tests {
         let mirror =
             with("/metadata", json!({"uid": "a", "annotations": {"kubernetes.io/config.mirror": "x"}}));
         let deleting = with("/metadata", json!({"uid": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}));
-        for other in [from_file, mirror, deleting, Pod::from(over)] {
-            assert!(!fence.stops(&other, 60 * MINUTE));
+        let over = Pod::from(over);
+        for other in [&from_file, &mirror, &deleting, &over] {
+            assert!(!fence.stops(other, 60 * MINUTE));
+        }
+        // The read of the API server's pods leaves them out, so they are not released.
+        for other in [deleting, over] {
+            assert!(fence.stops(&pod("a", None), 60 * MINUTE));
+            fence.set_pods(&[other]);
+            assert!(!fence.waits_for_server());
         }
     }
 

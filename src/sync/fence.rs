@@ -17,6 +17,8 @@ use crate::status::is_terminal;
 pub(super) struct Fence {
     /// Pods that are stopped, or are being stopped.
     stopped: BTreeSet<PodUid>,
+    /// Those of them that the API server has shown.
+    released: BTreeSet<PodUid>,
     /// Pods with a malformed annotation whose event was raised.
     reported: BTreeSet<PodUid>,
     /// When the next pod is to be stopped, unless the API server is reached before.
@@ -27,6 +29,24 @@ impl Fence {
     /// Whether the pod is stopped, or is being stopped.
     pub(super) fn has(&self, uid: &PodUid) -> bool {
         self.stopped.contains(uid)
+    }
+
+    /// The API server has shown these pods. `stops_by_itself`: whether the worker of a pod has stopped it
+    /// without an order, which this part has not noticed.
+    fn release(&mut self, pods: BTreeSet<PodUid>, stops_by_itself: impl Fn(&PodUid) -> bool) {
+        self.stopped.extend(pods.iter().filter(|uid| stops_by_itself(uid)).cloned());
+        self.released.extend(pods.into_iter().filter(|uid| self.stopped.contains(uid)));
+    }
+
+    /// Whether a pod that is stopped is so no more, and forgets it then. Only if it was released, or it ends:
+    /// the room `offline` forgets a pod that ends before its new version has arrived here.
+    fn resume(&mut self, uid: &PodUid, ends: bool) -> bool {
+        let is_due = self.stopped.contains(uid) && (ends || self.released.contains(uid));
+        if is_due {
+            self.stopped.remove(uid);
+            self.released.remove(uid);
+        }
+        is_due
     }
 
     /// When the next pod may have to be stopped.
@@ -43,9 +63,8 @@ impl Loop {
         self.fence.due = None;
         // A worker may have stopped its pod by itself, and the API server may have been reached before this
         // turn, for example after the machine was suspended.
-        let released = offline.take_released();
         let workers = &self.deps.workers;
-        self.fence.stopped.extend(released.into_iter().filter(|uid| workers.is_stopped_offline(uid)));
+        self.fence.release(offline.take_released(), |uid| workers.is_stopped_offline(uid));
         if !offline.fences() && self.fence.stopped.is_empty() {
             return;
         }
@@ -72,8 +91,8 @@ impl Loop {
                 self.deps.status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref()));
             if !has_ended && offline.stops(pod) {
                 self.stop_offline(pod);
-            } else if self.fence.stopped.contains(uid) && !self.settings.node.shutting_down {
-                self.fence.stopped.remove(uid);
+            } else if !self.settings.node.shutting_down && self.fence.resume(uid, has_ended || must_end(pod))
+            {
                 // One that was evicted fails.
                 let resumes = !has_ended && self.deps.workers.may_resume(uid);
                 // One that is being deleted, and is still being stopped, ends with that.
@@ -91,6 +110,7 @@ impl Loop {
         self.fence.due = left.and_then(|left| Instant::now().checked_add(left));
         let core = &self.core;
         self.fence.stopped.retain(|uid| core.is_desired(uid));
+        self.fence.released.retain(|uid| core.is_desired(uid));
         self.fence.reported.retain(|uid| core.is_desired(uid));
         if !resumed.is_empty() {
             // First, because the cleaner removes pods that have ended in the snapshot.
@@ -104,6 +124,7 @@ impl Loop {
 
     fn stop_offline(&mut self, pod: &Pod) {
         let uid = pod.uid();
+        self.fence.released.remove(uid);
         if self.fence.stopped.insert(uid.clone()) {
             log::warn!("{STOPPED_OFFLINE} pod={} uid={uid}", pod.full_name());
             self.deps.events.warning(pod, reasons::STOPPED_OFFLINE, STOPPED_OFFLINE);
@@ -113,5 +134,23 @@ impl Loop {
         if workers.has_started(uid) && !workers.is_finished(uid) && workers.kill_of(uid).is_none() {
             self.kill(uid, PodKill::until_server_is_back());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pod_resumes_only_if_it_was_released_or_ends() {
+        let mut fence = Fence::default();
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(PodUid::from);
+        fence.stopped.extend([a.clone(), b.clone()]);
+        assert!(!fence.resume(&a, false), "its mark for deletion may not have arrived");
+        assert!(fence.resume(&a, true) && !fence.resume(&a, true) && !fence.has(&a));
+        // The worker of c has stopped it before this part did; that of d has not.
+        fence.release([b.clone(), c.clone(), d.clone()].into(), |uid| uid.as_str() == "c");
+        assert!(fence.resume(&b, false) && fence.resume(&c, false) && !fence.resume(&d, false));
+        assert!(fence.stopped.is_empty() && fence.released.is_empty());
     }
 }
