@@ -227,6 +227,11 @@ impl Fence {
         self.stored.store(contact, Ordering::Release);
     }
 
+    /// The contact is not in the store any more.
+    pub(super) fn forget_stored(&self) {
+        self.stored.store(NOT_STORED, Ordering::Release);
+    }
+
     fn write_memory(&self) {
         let Some(path) = &self.settings.memory_file else { return };
         let contact = self.contact.load(Ordering::Acquire);

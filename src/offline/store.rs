@@ -253,9 +253,10 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Whether another object may push this one out: without its status an ended pod would run again.
+/// Whether another object may push this one out: without its status an ended pod would run again, and
+/// without the last contact a pod too long.
 fn may_go(key: &Key) -> bool {
-    !matches!(key.kind, Kind::Node | Kind::PodStatus)
+    !matches!(key.kind, Kind::Node | Kind::PodStatus | Kind::Contact)
 }
 
 /// Removes the largest files that are not of pods, until all have at most [`MAX_BYTES`], and returns the
@@ -292,7 +293,7 @@ fn remove_largest(
 
 /// Whether the limits reserve space for this kind.
 fn comes_first(kind: Kind) -> bool {
-    matches!(kind, Kind::Node | Kind::Pod | Kind::PodStatus)
+    matches!(kind, Kind::Node | Kind::Pod | Kind::PodStatus | Kind::Contact)
 }
 
 fn digest(body: &[u8]) -> Digest {

@@ -395,6 +395,7 @@ impl Writer {
                 self.statuses.remove(&PodUid::from(key.name.as_str()));
             }
             Kind::Node => (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false),
+            Kind::Contact => self.offline.shared.fence.forget_stored(),
             _ => {}
         }
     }
