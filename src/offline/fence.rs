@@ -21,6 +21,7 @@ use crate::model::pod::Pod;
 use crate::model::reasons;
 use crate::util::atomic_file;
 use crate::util::lock::LockExt;
+use crate::util::untrusted;
 
 /// The annotation of a pod that has its own time: a duration such as `5m`, `0` or `never`.
 pub const STOP_AFTER: &str = "coracle.dev/offline-stop-after";
@@ -40,6 +41,8 @@ const LEAST_PACE: i64 = 600_000;
 const PACE: i64 = 6 * 3_600_000;
 /// The time between two writes of the file in memory.
 const MEMORY_PACE: i64 = 28_000;
+/// The largest content of that file.
+const MAX_MEMORY_FILE: u64 = 256;
 /// The kind of file system `tmpfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// See [`Fence::stored`].
@@ -111,8 +114,9 @@ impl Fence {
     /// `stored`: the wall clock's seconds of the last contact in the store.
     pub(super) fn new(settings: FenceSettings, stored: Option<i64>) -> Fence {
         let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
-        let memory = settings.memory_file.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
-        let memory = memory.and_then(|text| from_memory(&text, &boot_id));
+        let memory = settings.memory_file.as_ref();
+        let memory = memory.and_then(|path| untrusted::read_state(path, MAX_MEMORY_FILE).ok());
+        let memory = memory.and_then(|text| from_memory(std::str::from_utf8(&text).ok()?, &boot_id));
         let contact = first_contact(memory, stored, boot_time(), Timestamp::now().as_second());
         let (released, releases) = bounded(1);
         Fence {
@@ -542,7 +546,17 @@ mod tests {
         assert!(fence.stops(&pod("a", None), boot_time()), "by the store, the last contact was in 1970");
         let begin = boot_time() - 1_000;
         fence.contact(begin);
-        assert_eq!(Fence::new(settings, Some(0)).contact.load(Ordering::Acquire), begin);
+        assert_eq!(Fence::new(settings.clone(), Some(0)).contact.load(Ordering::Acquire), begin);
+        // A pipe without a writer, and a file without an end, do not delay the start.
+        for damaged in [None, Some("x".repeat(100_000))] {
+            let path = settings.memory_file.as_ref().unwrap();
+            std::fs::remove_file(path).unwrap();
+            match damaged {
+                Some(text) => std::fs::write(path, text).unwrap(),
+                None => crate::util::testing::fifo(path),
+            }
+            assert!(Fence::new(settings.clone(), Some(0)).stops(&pod("a", None), boot_time()));
+        }
     }
 
     #[test]
