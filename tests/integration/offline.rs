@@ -327,6 +327,38 @@ fn pods_stop_without_the_api_server_after_their_time_and_start_when_it_shows_the
     node.finish();
 }
 
+/// Without a stored Node object, stored pods do not start; those that run since before a restart of the agent
+/// are stopped at their time nevertheless.
+#[test]
+fn running_pods_stop_after_their_time_also_if_no_node_object_is_stored() {
+    let mut node = FakeNode::prepare(json!({"nodeLeaseDurationSeconds": 2}));
+    let api = FakeApi::start();
+    let cluster = json!({"server": api.url()});
+    node.join_cluster(api, cluster);
+    node.add_flags(&["--offline", "--offline-wait=1s", "--offline-stop-after=6s"]);
+    let mut node = node.start_joined();
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+
+    node.api().go_down();
+    node.stop_agent();
+    let files = fs::read_dir(node.root().join("offline")).unwrap().flatten();
+    let files: Vec<_> =
+        files.filter(|file| file.file_name().to_string_lossy().starts_with("node-")).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    fs::remove_file(files[0].path()).unwrap();
+    node.start_agent();
+    wait_until("web to stop", LONG, || {
+        node.running("web").is_empty() && node.ready_sandboxes("web").is_empty()
+    });
+    wait_phase(&node, "undecided");
+
+    node.api().go_up();
+    wait_phase(&node, "online");
+    wait_until("web to run again", LONG, || !node.running("web").is_empty());
+    node.finish();
+}
+
 /// No copy of a Secret or a token is in clear on the disk, in a log, or in a response.
 #[test]
 fn secrets_and_tokens_are_in_clear_in_no_file() {
