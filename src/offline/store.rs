@@ -13,6 +13,9 @@ use crate::util::sha256::sha256;
 /// nothing starts, and one pod may name any number of other objects.
 const RESERVED_BYTES: u64 = 4 * 1024 * 1024;
 const RESERVED_FILES: usize = 512;
+/// The most files of a kind whose objects belong to no namespace and no pod, although each pod may name any
+/// number of them, also of those that do not exist.
+const MAX_SHARED: usize = 256;
 /// The most problems that are named.
 const MAX_PROBLEMS: usize = 16;
 
@@ -168,12 +171,29 @@ impl Store {
             max_bytes: if bytes > former { MAX_BYTES - reserved_bytes } else { u64::MAX },
             max_files: if is_new { MAX_FILES - reserved_files } else { usize::MAX },
         };
+        let mut evicted = Vec::new();
+        // A larger one takes the place of the smallest: those that do not exist are the smallest.
+        if is_new && is_shared(key.kind) {
+            let same: Vec<(&Key, &Known)> =
+                self.known.iter().filter(|(other, _)| other.kind == key.kind).collect();
+            if same.len() >= MAX_SHARED {
+                // The name is in the file, too, and does not count.
+                let content = |key: &Key, bytes: u64| bytes.saturating_sub(key.name.len() as u64);
+                let smallest = same.into_iter().min_by_key(|(other, known)| content(other, known.file_bytes));
+                let (other, known) = smallest
+                    .filter(|(other, known)| content(other, known.file_bytes) < content(key, bytes))?;
+                space.bytes = space.bytes.saturating_sub(known.file_bytes);
+                space.files = space.files.saturating_sub(1);
+                evicted.push(other.clone());
+            }
+        }
         if space.is_enough() {
-            return Some(Vec::new());
+            return Some(evicted);
         }
         let mut own = Group { bytes, files: vec![(bytes, key)] };
         let mut others: BTreeMap<(bool, (&str, &str)), Group<'_>> = BTreeMap::new();
-        for (other, known) in self.known.iter().filter(|(other, _)| *other != key) {
+        for (other, known) in self.known.iter().filter(|(other, _)| *other != key && !evicted.contains(other))
+        {
             let group = (comes_first(other.kind), other.owner());
             if group == (is_first, key.owner()) {
                 own.add(other, known.file_bytes);
@@ -184,7 +204,6 @@ impl Store {
         // The smallest first.
         others.values_mut().for_each(|group| group.files.sort_unstable());
         let own = (own.bytes, own.files.len());
-        let mut evicted = Vec::new();
         while !space.is_enough() {
             let by_bytes = space.bytes > space.max_bytes;
             let has_more = |group: &Group<'_>| match by_bytes {
@@ -257,6 +276,11 @@ impl<'a> Group<'a> {
 /// without the last contact a pod too long.
 fn may_go(key: &Key) -> bool {
     !matches!(key.kind, Kind::Node | Kind::PodStatus | Kind::Contact)
+}
+
+/// See [`MAX_SHARED`].
+fn is_shared(kind: Kind) -> bool {
+    matches!(kind, Kind::CsiDriver | Kind::TrustBundles)
 }
 
 /// Removes the largest files that are not of pods, until all have at most [`MAX_BYTES`], and returns the

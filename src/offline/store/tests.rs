@@ -346,6 +346,28 @@ fn pod_with_thousands_of_missing_objects_leaves_places_to_others() {
     assert!(matches!(node.put(&more, b"body"), Err(FileError::Full)) && node.path(&map).exists());
 }
 
+/// One pod may have thousands of optional trust bundles, or of inline volumes of drivers, that do not exist.
+#[test]
+fn objects_of_the_cluster_that_do_not_exist_take_few_places_and_leave_them_to_those_that_do() {
+    for kind in [Kind::TrustBundles, Kind::CsiDriver] {
+        let mut node = Fixture::new();
+        let name = |number: usize| Key::new(kind, &format!("name/{number:0200}"));
+        node.put(&name(0), b"null").unwrap();
+        let bytes = node.store.bytes();
+        for number in 1..MAX_SHARED {
+            node.store.insert(name(number), None, bytes);
+        }
+        assert!(matches!(node.put(&name(MAX_SHARED), b"null"), Err(FileError::Full)));
+        assert!(matches!(node.put(&Key::new(kind, "long-name"), b"null"), Err(FileError::Full)));
+        let real = Key::new(kind, "r");
+        assert_eq!(node.put(&real, b"{\"spec\":{}}").unwrap(), Stored::Written);
+        assert_eq!(node.store.take_evicted().len(), 1);
+        assert_eq!(node.put(&real, b"{}").unwrap(), Stored::Written, "one that is stored may change");
+        assert_eq!(node.store.keys().count(), MAX_SHARED);
+        assert!(node.put(&Key::namespaced(Kind::ConfigMap, "n", "m"), b"null").is_ok());
+    }
+}
+
 #[test]
 fn tokens_of_many_pods_push_out_only_tokens() {
     let mut node = Fixture::new();
