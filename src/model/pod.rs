@@ -99,6 +99,18 @@ impl PartialEq for Pod {
 static NO_SPEC: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
 
 impl Pod {
+    /// A pod as the API server shows it. Each user can set the annotation of the source, which would make it
+    /// a static pod; only in a mirror it is that of the agent.
+    #[must_use]
+    pub fn from_server(mut object: super::api::Pod) -> Pod {
+        if let Some(annotations) = &mut object.metadata.annotations
+            && !annotations.contains_key(CONFIG_MIRROR)
+        {
+            annotations.remove(CONFIG_SOURCE);
+        }
+        Pod::from(object)
+    }
+
     /// The API object.
     #[must_use]
     pub fn object(&self) -> &super::api::Pod {
@@ -424,6 +436,18 @@ mod tests {
             vec![json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1000m"}})],
             QosClass::Guaranteed,
         );
+    }
+
+    #[test]
+    fn annotation_of_a_user_makes_no_static_pod() {
+        let shown = |annotations: serde_json::Value| {
+            let object = serde_json::json!({"metadata": {"name": "p", "annotations": annotations}});
+            Pod::from_server(serde_json::from_value(object).unwrap())
+        };
+        let pod = shown(serde_json::json!({CONFIG_SOURCE: "file", "other": "x"}));
+        assert_eq!((pod.source(), pod.annotation("other")), (SourceName::Api, Some("x")));
+        let mirror = shown(serde_json::json!({CONFIG_SOURCE: "file", CONFIG_MIRROR: "x"}));
+        assert_eq!(mirror.source(), SourceName::File);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
         }
         let status = read(files, &Key::new(Kind::PodStatus, &key.name), problems);
         let status = with_claims(status, object.status.as_ref());
-        let pod = Pod::from(api::Pod { status, ..object });
+        let pod = Pod::from_server(api::Pod { status, ..object });
         // The API server has one pod of a name; the agent may have been killed before the former one's file
         // was removed.
         let former = pods.get(&pod.full_name());

@@ -31,13 +31,14 @@ impl BoundPods {
         let key = |pod: &api::Pod| pod.metadata.uid.clone().filter(|uid| !uid.is_empty());
         match change {
             Change::Replaced(pods) => {
-                self.0 = pods.into_iter().filter_map(|pod| Some((key(&pod)?, Pod::from(pod)))).collect();
+                self.0 =
+                    pods.into_iter().filter_map(|pod| Some((key(&pod)?, Pod::from_server(pod)))).collect();
                 // Also for the first, empty set: the source has delivered.
                 true
             }
             Change::Set(pod) => match key(&pod) {
                 Some(uid) => {
-                    self.0.insert(uid, Pod::from(pod));
+                    self.0.insert(uid, Pod::from_server(pod));
                     true
                 }
                 None => false,
@@ -198,6 +199,22 @@ mod tests {
         ]}))
         .unwrap();
         assert_eq!(shown.to_run(), ["new", "runs"].map(PodUid::from).into());
+    }
+
+    /// Else its user decides that `--offline-stop-after` does not hold for it while the agent starts.
+    #[test]
+    fn annotation_of_a_user_makes_no_static_pod_of_a_bound_one() {
+        let forged = || {
+            let mut pod = pod("a", "1");
+            let source = ("kubernetes.io/config.source".to_owned(), "file".to_owned());
+            pod.metadata.annotations = Some([source].into());
+            pod
+        };
+        let mut bound = BoundPods::default();
+        bound.apply(Change::Replaced(vec![forged()]));
+        assert!(!bound.pods()[0].is_static());
+        bound.apply(Change::Set(forged()));
+        assert!(!bound.pods()[0].is_static());
     }
 
     /// Waits for the next set.
