@@ -7,10 +7,11 @@
 //! stored one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::set::{Deps, SourceSet};
 use crate::kube::client::Client;
+use crate::kube::error::ApiError;
 use crate::kube::target::Target;
 use crate::kube::watch::{self, Change, Watched};
 use crate::model::api;
@@ -52,14 +53,27 @@ impl BoundPods {
     }
 }
 
-/// The deadline of a read.
+/// The deadline of a request of a read, and the time after which none begins but the first one.
 const READ_LIMIT: Duration = Duration::from_secs(5);
+/// The pods of one request of a read: each may have more than a megabyte, and only a few fields count.
+const READ_PAGE: &str = "25";
+/// The most requests of a read.
+const MAX_PAGES: usize = 100;
 
 /// The part of a list of pods that shows which there are.
 #[derive(serde::Deserialize)]
 struct Shown {
     #[serde(default)]
+    metadata: ShownList,
+    #[serde(default)]
     items: Vec<ShownPod>,
+}
+
+#[derive(Default, serde::Deserialize)]
+struct ShownList {
+    /// Where the next page begins; empty after the last one.
+    #[serde(default, rename = "continue")]
+    next: String,
 }
 
 #[derive(serde::Deserialize)]
@@ -100,13 +114,36 @@ impl Shown {
 pub(crate) fn reader(node_name: &str, client: &Client) -> ReadPods {
     let client = client.with_limits(None, READ_LIMIT);
     let selector = format!("spec.nodeName={node_name}");
-    Box::new(move || match client.get_with::<Shown>(&Target::pods(), &[("fieldSelector", &selector)]) {
-        Ok(shown) => Some(shown.to_run()),
-        Err(error) => {
-            log::debug!("{error}");
-            None
-        }
+    Box::new(move || {
+        let end = Instant::now() + READ_LIMIT;
+        read_pages(end, |next| {
+            let mut query = vec![("fieldSelector", selector.as_str()), ("limit", READ_PAGE)];
+            query.extend(Some(("continue", next)).filter(|_| !next.is_empty()));
+            query.sort_unstable();
+            client.get_with(&Target::pods(), &query)
+        })
     })
+}
+
+/// The pods of all pages that are to run. `None`: a page cannot be read, or the list has no end, or none before
+/// this time.
+fn read_pages(
+    end: Instant,
+    mut read: impl FnMut(&str) -> Result<Shown, ApiError>,
+) -> Option<BTreeSet<PodUid>> {
+    let (mut uids, mut next) = (BTreeSet::new(), String::new());
+    for page in 0..MAX_PAGES {
+        if page > 0 && Instant::now() >= end {
+            return None;
+        }
+        let mut shown = read(&next).inspect_err(|error| log::debug!("{error}")).ok()?;
+        next = std::mem::take(&mut shown.metadata.next);
+        uids.extend(shown.to_run());
+        if next.is_empty() {
+            return Some(uids);
+        }
+    }
+    None
 }
 
 /// Watches the pods whose `spec.nodeName` is this node. `offline`: decides about each set.
@@ -199,6 +236,37 @@ mod tests {
         ]}))
         .unwrap();
         assert_eq!(shown.to_run(), ["new", "runs"].map(PodUid::from).into());
+    }
+
+    #[test]
+    fn pods_are_read_in_pages_and_an_incomplete_list_shows_none() {
+        let page = |uid: &str, next: &str| {
+            let list = json!({"metadata": {"continue": next}, "items": [{"metadata": {"uid": uid}}]});
+            serde_json::from_value::<Shown>(list).unwrap()
+        };
+        let read = |next: &str| match next {
+            "" => Ok(page("a", "1")),
+            "1" => Ok(page("b", "")),
+            _ => Err(ApiError::no_server()),
+        };
+        let end = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(read_pages(end, read), Some(["a", "b"].map(PodUid::from).into()));
+        assert_eq!(read_pages(Instant::now(), read), None, "it takes too long");
+        let mut pages = 0;
+        let endless = |_: &str| {
+            pages += 1;
+            Ok(page("a", "1"))
+        };
+        assert_eq!(read_pages(end, endless), None);
+        assert_eq!(pages, MAX_PAGES);
+        let breaks =
+            |next: &str| if next.is_empty() { Ok(page("a", "1")) } else { Err(ApiError::no_server()) };
+        assert_eq!(read_pages(end, breaks), None);
+        let mut empty = serde_json::from_value::<Shown>(json!({"items": []})).ok();
+        assert_eq!(
+            read_pages(Instant::now(), |_| empty.take().ok_or_else(ApiError::no_server)),
+            Some(BTreeSet::new())
+        );
     }
 
     /// Else its user decides that `--offline-stop-after` does not hold for it while the agent starts.
