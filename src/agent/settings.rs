@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -322,6 +323,16 @@ pub(super) fn source_locations(
     file.into_iter().chain(http).chain(api).collect()
 }
 
+/// Whether only root and the agent's user make files in this directory, or in the one above in which it is to
+/// be made: a forged contact would let pods run on.
+fn is_ours(directory: &Path) -> bool {
+    let existing = directory.ancestors().find_map(|above| above.metadata().ok());
+    existing.is_some_and(|found| {
+        let own = rustix::process::geteuid().as_raw();
+        found.mode() & 0o022 == 0 && [0, own].contains(&found.uid())
+    })
+}
+
 /// The store of the API server's last known objects; `None` without `--offline`.
 pub(super) fn offline(
     args: &AgentArgs,
@@ -349,7 +360,8 @@ pub(super) fn offline(
     let fence = offline::FenceSettings {
         stop_after,
         shortest,
-        memory_file: Some(memory_file).filter(|path| path.parent().is_some_and(offline::is_in_memory)),
+        memory_file: Some(memory_file)
+            .filter(|path| path.parent().is_some_and(|place| offline::is_in_memory(place) && is_ours(place))),
     };
     Ok(Some(offline::Settings {
         directory: args.root_dir.join(OFFLINE_DIR),
@@ -469,10 +481,23 @@ mod tests {
     use crate::config::DefaultSet;
     use crate::config::effects::default_configuration;
     use crate::config::gates::RELEASE;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn table_of_gates_has_the_release_of_the_agent() {
         assert!(server::KUBERNETES_VERSION.starts_with(&format!("v{RELEASE}.")));
+    }
+
+    #[test]
+    fn contact_is_in_no_directory_in_which_other_users_make_files() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("directory");
+        std::fs::create_dir(&place).unwrap();
+        for (mode, expected) in [(0o755, true), (0o1777, false), (0o770, false), (0o700, true)] {
+            std::fs::set_permissions(&place, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(is_ours(&place), expected, "{mode:o}");
+            assert_eq!(is_ours(&place.join("absent/one")), expected, "{mode:o}");
+        }
     }
 
     #[test]
