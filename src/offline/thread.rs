@@ -466,7 +466,9 @@ impl Writer {
                 continue;
             }
             if let Some((key, body)) = stored::of_status(&uid, &status) {
-                let change = if is_terminal { Change::Urgent(body) } else { Change::Body(body) };
+                // The next contact is stored at once, and after it only this says that the pod is stopped.
+                let is_urgent = is_terminal || status.reason.as_deref() == Some(reasons::STOPPED_OFFLINE);
+                let change = if is_urgent { Change::Urgent(body) } else { Change::Body(body) };
                 self.queue.offer(key, change, now);
             }
         }
@@ -852,6 +854,10 @@ mod tests {
         assert_eq!(restarted.container_statuses.unwrap()[0].restart_count, 1);
         let soon = change(&mut fixture, "a", &body("Running", true, 2), 65).unwrap();
         assert_eq!(soon.container_statuses.unwrap()[0].restart_count, 1, "the file was written 5 s ago");
+        let mut stopped = PodStatus::clone(&body("Running", true, 2));
+        stopped.reason = Some("StoppedOffline".to_owned());
+        let stopped = change(&mut fixture, "a", &Arc::new(stopped), 65).unwrap();
+        assert_eq!(stopped.reason.as_deref(), Some("StoppedOffline"), "at once");
         let ended = change(&mut fixture, "a", &body("Succeeded", true, 2), 66).unwrap();
         assert_eq!(ended.phase.as_deref(), Some("Succeeded"), "at once");
         change(&mut fixture, "static", &body("Running", true, 0), 90);
