@@ -165,8 +165,12 @@ fn is_marked(markers: BorrowedFd<'_>, marker: &str) -> bool {
 
 fn mark(markers: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<()> {
     let (dir, _) = tree::make_at(markers, name, 0o750)?;
-    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    disk_writes::created(fs::openat(&dir, c"ready", flags, Mode::from_raw_mode(0o640))).map(drop)
+    // Whatever is there marks it: a pipe must not block, and a link not prevent the start of the pod.
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    match disk_writes::created(fs::openat(&dir, c"ready", flags, Mode::from_raw_mode(0o640))) {
+        Err(Errno::EXIST) => Ok(()),
+        made => made.map(drop),
+    }
 }
 
 impl Medium {
@@ -349,6 +353,27 @@ mod tests {
         let gid = std::fs::metadata(root.path()).unwrap().gid();
         set_up(json!({"containers": [], "securityContext": {"fsGroup": gid}}));
         assert_eq!(mode(), 0o2777);
+    }
+
+    #[test]
+    fn damaged_mark_is_a_mark_and_does_not_block() {
+        crate::util::testing::unblocked(|| {
+            let root = tempfile::tempdir().unwrap();
+            let markers = tree::open(root.path()).unwrap();
+            for (number, damage) in ["none", "pipe", "link", "directory"].into_iter().enumerate() {
+                let name = format!("v{number}");
+                let path = root.path().join(&name).join("ready");
+                std::fs::create_dir(root.path().join(&name)).unwrap();
+                match damage {
+                    "pipe" => crate::util::testing::fifo(&path),
+                    "link" => std::os::unix::fs::symlink("/nonexistent/file", &path).unwrap(),
+                    "directory" => std::fs::create_dir(&path).unwrap(),
+                    _ => {}
+                }
+                mark(markers.as_fd(), &CString::new(name.as_str()).unwrap()).unwrap();
+                assert!(is_marked(markers.as_fd(), &name), "{damage}");
+            }
+        });
     }
 
     #[test]

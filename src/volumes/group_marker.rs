@@ -70,8 +70,12 @@ impl Marker {
     pub(super) fn begin(&self) -> Result<(), VolumeError> {
         let path = self.0.join(BEGUN);
         disk_writes::make_directories(&self.0, 0o750).map_err(failed("make directory", &self.0))?;
-        let made = std::fs::OpenOptions::new().create(true).append(true).open(&path);
-        disk_writes::created(made).map(drop).map_err(failed("make file", &path))
+        // Whatever is there shows the same; a pipe would block.
+        let made = std::fs::OpenOptions::new().write(true).create_new(true).open(&path);
+        match disk_writes::created(made) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made.map(drop).map_err(failed("make file", &path)),
+        }
     }
 
     /// The files have the group, or the volume is gone. If the marker stays, the next set-up walks
@@ -128,6 +132,18 @@ mod tests {
         marker.remove();
         assert_eq!((marker.state(), other.state()), (MarkerState::Given, MarkerState::Begun));
         assert!(Marker::for_volume(Path::new("pv")).is_err());
+    }
+
+    #[test]
+    fn pipe_in_the_place_of_a_marker_does_not_block() {
+        crate::util::testing::unblocked(|| {
+            let pod = tempfile::tempdir().unwrap();
+            let marker = Marker::for_volume(&pod.path().join("volumes/kubernetes.io~csi/pv")).unwrap();
+            std::fs::create_dir_all(&marker.0).unwrap();
+            crate::util::testing::fifo(&marker.0.join(BEGUN));
+            marker.begin().unwrap();
+            assert_eq!(marker.state(), MarkerState::Begun);
+        });
     }
 
     #[test]

@@ -91,7 +91,11 @@ fn hold(csi: &Csi, paths: &BlockPaths, pod: &PodUid, device: &Path) -> Result<()
     if csi.mounter.is_mount_point(&held).map_err(io("read mounts at", &held))? {
         return Ok(());
     }
-    let made = std::fs::OpenOptions::new().create(true).append(true).open(&held);
-    disk_writes::created(made).map_err(io("make file", &held))?;
+    // What is there is mounted over; a pipe would block.
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).open(&held);
+    match disk_writes::created(made) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        made => drop(made.map_err(io("make file", &held))?),
+    }
     csi.mounter.bind(device, &held).map_err(io("mount the device at", &held))
 }
