@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::files::Files;
+use super::files::{CLOCK_FILE, FileError, Files};
 
-/// The file: `coracle clock 1`, and seconds since 1970, each with a line end.
-const FILE: &str = "clock";
+/// The content of the file: this line, and seconds since 1970 with a line end.
 const HEADER: &str = "coracle clock 1\n";
 /// A clock may be set back this much by its own correction.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
@@ -96,21 +95,26 @@ pub(super) fn problem(bound: Option<Timestamp>, wall: Timestamp) -> Option<Strin
     ))
 }
 
-/// The stored bound; `None` without a usable file.
+/// The stored bound; `None` without a usable file. A damaged one is put aside: it would stay if it is a
+/// directory.
 pub(super) fn read(files: &Files) -> Option<Timestamp> {
-    match files.read_note(FILE) {
-        Ok(text) => {
-            let bound = text.as_deref().and_then(parse);
-            if text.is_some() && bound.is_none() {
-                log::warn!("the stored bound for the time has another form; it is written again");
-            }
-            bound
-        }
+    let reason = match files.read_note(CLOCK_FILE) {
+        Ok(None) => return None,
+        Ok(Some(text)) => match parse(&text) {
+            None => "it has another form".to_owned(),
+            bound => return bound,
+        },
         Err(error) => {
-            log::warn!("cannot read the stored bound for the time: {error}");
-            None
+            let error = FileError::from(error);
+            if !error.is_damage() {
+                log::warn!("cannot read the stored bound for the time: {error}");
+                return None;
+            }
+            error.to_string()
         }
-    }
+    };
+    files.put_file_aside(CLOCK_FILE, &reason);
+    None
 }
 
 /// Writes the bound.
@@ -118,7 +122,7 @@ pub(super) fn read(files: &Files) -> Option<Timestamp> {
 /// # Errors
 /// When the file cannot be written; the old one stays.
 pub(super) fn write(files: &Files, bound: Timestamp) -> io::Result<()> {
-    files.write_note(FILE, &format!("{HEADER}{}\n", bound.as_second()))
+    files.write_note(CLOCK_FILE, &format!("{HEADER}{}\n", bound.as_second()))
 }
 
 fn parse(text: &str) -> Option<Timestamp> {
@@ -190,7 +194,7 @@ mod tests {
         write(&files, time(5)).unwrap();
         assert_eq!(read(&files), Some(time(5)));
         assert!(files.list().unwrap().is_empty(), "it is no object");
-        let path = testing::settings(root.path()).directory.join(FILE);
+        let path = testing::settings(root.path()).directory.join(CLOCK_FILE);
         for content in
             ["", "coracle clock 1\n", "coracle clock 1\n-5\n", "coracle clock 1\n99999999999999999999\n"]
         {
@@ -199,8 +203,21 @@ mod tests {
         }
         std::fs::write(&path, [b'7'; 5000]).unwrap();
         assert_eq!(read(&files), None);
-        std::fs::remove_file(&path).unwrap();
+        assert!(!path.exists() && files.copies().iter().any(|(name, ..)| name == CLOCK_FILE));
         std::fs::create_dir(&path).unwrap();
-        assert_eq!((read(&files), write(&files, time(6)).is_err()), (None, true));
+        assert_eq!(read(&files), None);
+        write(&files, time(6)).unwrap();
+        assert_eq!(read(&files), Some(time(6)));
+    }
+
+    #[test]
+    fn rest_of_an_interrupted_write_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        write(&files, time(5)).unwrap();
+        let rest = testing::settings(root.path()).directory.join("clock.0123abcd.tmp");
+        std::fs::write(&rest, "coracle").unwrap();
+        files.clean_up();
+        assert_eq!((rest.exists(), read(&files)), (false, Some(time(5))));
     }
 }

@@ -45,6 +45,9 @@ const KEY_FILE: &str = "key";
 /// Authorities of the API server that an operator has added; `kube` writes and reads the file.
 pub const AUTHORITIES_FILE: &str = "authorities.pem";
 
+/// A time that has passed for certain; see `clock`.
+pub(super) const CLOCK_FILE: &str = "clock";
+
 /// Why an object is not stored or not read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -593,7 +596,7 @@ fn is_sealed_file(name: &str) -> bool {
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_suffix(".tmp").and_then(|rest| rest.rsplit_once('.'));
     parts.is_some_and(|(name, digits)| {
-        (name == KEY_FILE || name == AUTHORITIES_FILE || key::is_file_name(name))
+        ([KEY_FILE, AUTHORITIES_FILE, CLOCK_FILE].contains(&name) || key::is_file_name(name))
             && digits.len() == 8
             && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     })
