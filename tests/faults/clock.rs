@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::api_server::{Case, MAX_RATE, attempts, begin_on, case, config, meanwhile, settle, wait_reported};
+use crate::support::fake_api::FakeApi;
 use crate::support::fake_node::{FakeNode, LONG};
 use crate::support::node::{FOREVER, busybox, pod, restarts, simple};
 use crate::support::wait::{pause, wait_until};
@@ -156,6 +157,10 @@ fn wrong_clock_ends_no_running_pod_with_a_deadline() {
 fn clock_behind_the_stored_bound_is_reported_and_stops_nothing() {
     let mut node = FakeNode::prepare(config());
     node.use_own_clock();
+    let api = FakeApi::start();
+    let cluster = json!({"server": api.url()});
+    node.join_cluster(api, cluster);
+    // To join a cluster sets the flags.
     node.add_flags(&["--offline"]);
     let mut node = node.start_joined();
     node.bind(&simple("web"));

@@ -120,8 +120,9 @@ fn pod_that_the_stored_node_excludes_waits_for_the_server_and_starts_then() {
         })
     });
     assert!(!was_requested(&node, "RunPodSandbox", "web"), "{:?}", node.fake.calls());
-    let events = node.cli(&["events", "-o", "json"]);
-    assert!(events.contains("waits until the API server is back"), "{events}");
+    wait_until("the event", LONG, || {
+        node.cli(&["events", "-o", "json"]).contains("waits until the API server is back")
+    });
     let other = node.running("other");
 
     set_label(&node, json!("seven"));
