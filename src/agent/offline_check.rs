@@ -20,28 +20,27 @@ type Missing = Result<Option<&'static str>, String>;
 impl Handles {
     pub(super) fn check_store(&self, offline: &Offline) -> CheckReport {
         // Many pods have the same images; and a runtime that does not respond is called once.
-        let known: RefCell<BTreeMap<(String, String), Missing>> = RefCell::default();
+        let known: RefCell<BTreeMap<String, Missing>> = RefCell::default();
         let failed: RefCell<Option<String>> = RefCell::default();
-        let missing = |policy: Option<&str>, image: &str| -> Missing {
+        let missing = |image: &str| -> Missing {
             if let Some(error) = &*failed.borrow() {
                 return Err(error.clone());
             }
-            let key = (policy.unwrap_or_default().to_owned(), image.to_owned());
-            if let Some(missing) = known.borrow().get(&key) {
+            if let Some(missing) = known.borrow().get(image) {
                 return missing.clone();
             }
             let found = match self.is_in_archive(image) {
                 true => Ok(None),
-                false => missing_image(&self.images, policy, image).map_err(|error| error.to_string()),
+                false => missing_image(&self.images, image).map_err(|error| error.to_string()),
             };
             if let Err(error) = &found {
                 *failed.borrow_mut() = Some(error.clone());
             }
-            known.borrow_mut().insert(key, found.clone());
+            known.borrow_mut().insert(image.to_owned(), found.clone());
             found
         };
         let images = |pod: &Pod| -> Vec<String> {
-            let missing = |(policy, image): (Option<&str>, &str)| match missing(policy, image) {
+            let missing = |image: &str| match missing(image) {
                 Ok(reason) => reason.map(|reason| format!("image {image}: {reason}")),
                 Err(error) => Some(format!("image {image}: the runtime does not respond: {error}")),
             };
@@ -79,15 +78,12 @@ impl Handles {
     }
 }
 
-/// The images of a pod with their pull policies; equal ones once.
-fn images_of(pod: &Pod) -> Vec<(Option<&str>, &str)> {
-    let containers = pod
-        .all_containers()
-        .map(|container| (container.image_pull_policy.as_deref(), container.image.as_deref()));
+/// The images of a pod; equal ones once.
+fn images_of(pod: &Pod) -> Vec<&str> {
+    let containers = pod.all_containers().filter_map(|container| container.image.as_deref());
     let volumes = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
-    let volumes = volumes.map(|source| (source.pull_policy.as_deref(), source.reference.as_deref()));
-    let mut images: Vec<_> =
-        containers.chain(volumes).filter_map(|(policy, image)| Some((policy, image?))).collect();
+    let volumes = volumes.filter_map(|source| source.reference.as_deref());
+    let mut images: Vec<_> = containers.chain(volumes).collect();
     images.sort_unstable();
     images.dedup();
     images
@@ -104,6 +100,6 @@ mod tests {
             "containers": [{"name": "c", "image": "a:1"}, {"name": "d", "image": "b", "imagePullPolicy": "Never"}],
             "volumes": [{"name": "v", "image": {"reference": "data:1", "pullPolicy": "Always"}}]}});
         let pod = Pod::from(serde_json::from_value::<crate::model::api::Pod>(object).unwrap());
-        assert_eq!(images_of(&pod), [(None, "a:1"), (Some("Always"), "data:1"), (Some("Never"), "b")]);
+        assert_eq!(images_of(&pod), ["a:1", "b", "data:1"]);
     }
 }

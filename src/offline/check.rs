@@ -48,8 +48,8 @@ impl Offline {
     fn check_pod(&self, pod: &Pod, needs: &PodNeeds<'_>) -> PodCheck {
         let read = |key: &Key| self.shared.files.read(key).ok().flatten();
         let images = (needs.images)(pod);
-        // Only a pull needs the Secrets for it.
-        let keys = match images.is_empty() {
+        // Only a pull needs the Secrets for it. Without them, a registry that responds refuses the image.
+        let keys = match images.is_empty() && !always_pulls(pod) {
             true => (needs.keys)(&without_pull_secrets(pod), &read),
             false => (needs.keys)(pod, &read),
         };
@@ -83,6 +83,15 @@ impl Offline {
             Err(error) => Err(format!("stored, but cannot be used: {error}")),
         }
     }
+}
+
+/// Whether an image of the pod has the policy `Always`.
+fn always_pulls(pod: &Pod) -> bool {
+    let containers = pod.all_containers().map(|container| container.image_pull_policy.as_deref());
+    let volumes = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    containers
+        .chain(volumes.map(|source| source.pull_policy.as_deref()))
+        .any(|policy| policy == Some("Always"))
 }
 
 fn without_pull_secrets(pod: &Pod) -> Pod {
@@ -165,12 +174,17 @@ mod tests {
         let mut object = pod("a").into_object();
         object.spec.as_mut().unwrap().image_pull_secrets =
             serde_json::from_value(serde_json::json!([{"name": "pull"}])).unwrap();
-        offline.server_set(vec![Pod::from(object)], true);
+        offline.server_set(vec![Pod::from(object.clone())], true);
         let has_secret = |images: &[&str]| {
             let missing = check(&offline, images).pods.remove(0).missing;
             missing.iter().any(|line| line == "secret n/pull: not stored")
         };
         assert!(!has_secret(&[]) && has_secret(&["image i: not on the node"]));
+        // Its registry may respond.
+        object.spec.as_mut().unwrap().containers =
+            serde_json::from_value(serde_json::json!([{"name": "c", "imagePullPolicy": "Always"}])).unwrap();
+        offline.server_set(vec![Pod::from(object)], true);
+        assert!(has_secret(&[]));
     }
 
     #[test]

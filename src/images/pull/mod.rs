@@ -635,23 +635,18 @@ fn policy(wanted: Option<&str>, image: &str) -> Policy {
     }
 }
 
-/// Why a start of a container needs the registry, or cannot succeed; `None`: the image is on the node and
-/// its policy permits that. The records of credentials, which some settings require, are left out.
+/// Why a start of a container without the API server needs the registry, or cannot succeed; `None`: the image
+/// is on the node. With the policy `Always` it is used if the registry does not respond. The records of
+/// credentials, which some settings require, are left out.
 ///
 /// # Errors
 /// When the runtime does not respond.
 pub(crate) fn missing_image(
     images: &cri::ImageClient,
-    wanted: Option<&str>,
     requested: &str,
 ) -> Result<Option<&'static str>, cri::CriError> {
     let Ok(image) = with_default_tag(requested) else { return Ok(Some("its name is invalid")) };
-    match policy(wanted, &image) {
-        Policy::Always => Ok(Some("its pull policy is Always, which needs the registry")),
-        Policy::IfNotPresent | Policy::Never => {
-            Ok(images.image_status(spec(&image))?.is_none().then_some("not on the node"))
-        }
-    }
+    Ok(images.image_status(spec(&image))?.is_none().then_some("not on the node"))
 }
 
 fn failure(reason: &'static str, message: String) -> ImageFailure {

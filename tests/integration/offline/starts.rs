@@ -42,6 +42,7 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
     node.bind(&web);
     node.wait_ready("web");
     wait_stored_pods(&node, 1);
+    wait_until("nothing to be missing", LONG, || node.command(&["offline", "check"]).status.success());
     let error = "failed to do request: Head \"https://registry.test/v2/\": dial tcp: lookup registry.test: \
                  no such host";
     node.fake.fail("PullImage", Kind::Unknown, error);
