@@ -70,10 +70,11 @@ pub fn boot_time() -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Whether a directory is on a tmpfs, where a write wears no disk.
+/// Whether a directory, which may not be made yet, is on a tmpfs, where a write wears no disk.
 #[must_use]
 pub fn is_in_memory(directory: &Path) -> bool {
-    rustix::fs::statfs(directory)
+    let existing = directory.ancestors().find(|above| above.exists()).unwrap_or(directory);
+    rustix::fs::statfs(existing)
         .is_ok_and(|stat| u64::try_from(stat.f_type).is_ok_and(|kind| kind == TMPFS_MAGIC))
 }
 
@@ -578,6 +579,15 @@ mod tests {
         assert!(!fence.stops(&other, now) && !fence.stops(&never, now));
         fence.release(&[PodUid::from("a")].into());
         assert!(!fence.stops(&stopped, now));
+    }
+
+    #[test]
+    fn directory_that_is_not_made_yet_is_in_memory_if_the_one_above_is() {
+        // In the tests of a machine without a tmpfs there, both are false.
+        for top in ["/dev/shm", "/run", "/"] {
+            let top = Path::new(top);
+            assert_eq!(is_in_memory(&top.join("nonexistent/directory")), is_in_memory(top));
+        }
     }
 
     #[test]

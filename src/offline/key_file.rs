@@ -36,7 +36,7 @@ pub(super) enum KeyFileError {
     /// A new key would not open what is stored.
     #[error(
         "it does not exist, and the stored Secrets and tokens need it: restore it, or remove the files \
-         secret-* and token-* in the directory of the stored objects"
+         secret-*, token-* and podcertificate-* in the directory of the stored objects"
     )]
     Missing,
     /// The medium is not mounted.
@@ -48,8 +48,8 @@ pub(super) enum KeyFileError {
     /// Another key was restored, or the node has another name.
     #[error(
         "it opens none of the stored Secrets and tokens: they were sealed with another key, or for another \
-         node name; restore the right key, or remove the files secret-* and token-* in the directory of the \
-         stored objects"
+         node name; restore the right key, or remove the files secret-*, token-* and podcertificate-* in the \
+         directory of the stored objects"
     )]
     Other,
     /// An object could not be removed before.
