@@ -106,6 +106,8 @@ pub fn add(client: &Client, directory: &Path, file: &Path) -> Result<Vec<ServerA
     client.probe(&pem, PROBE_LIMIT).map_err(TrustError::Server)?;
     let path = file_in(directory);
     disk_writes::make_directories(directory, 0o700).map_err(failed(directory))?;
+    // A directory in its place would stay.
+    let _ = std::fs::remove_dir(&path);
     atomic_file::write(&path, &pem, 0o600).map_err(failed(&path))?;
     atomic_file::sync_directory(directory).map_err(failed(directory))?;
     state_files::report_usable(&path);

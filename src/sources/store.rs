@@ -190,6 +190,8 @@ impl Store {
         if read(path).is_ok_and(|old| old.as_ref() == Some(&bytes)) {
             return Ok(());
         }
+        // A directory in its place would stay.
+        let _ = std::fs::remove_dir(path);
         atomic_file::write(path, &bytes, RECORD_MODE).map_err(|error| {
             // The directory may have been removed.
             self.ready = false;
@@ -440,8 +442,12 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert_eq!(store.load(KEY, PLACE), []);
-        assert!(!store.save(KEY, PLACE, &good), "a directory is not replaced");
-        std::fs::remove_dir(&path).unwrap();
+        assert!(store.save(KEY, PLACE, &good), "an empty directory is replaced");
+        assert_eq!(store.load(KEY, PLACE), good);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir_all(path.join("other")).unwrap();
+        assert!(!store.save(KEY, PLACE, &good), "one with content is not");
+        std::fs::remove_dir_all(&path).unwrap();
         assert!(store.save(KEY, PLACE, &good));
     }
 

@@ -62,7 +62,13 @@ impl CheckpointFile {
     /// When it cannot be renamed.
     pub fn put_aside(&self, reason: &str) -> io::Result<PathBuf> {
         let aside = self.aside();
-        match disk_writes::created(std::fs::rename(&self.path, &aside)) {
+        let rename = || std::fs::rename(&self.path, &aside);
+        let renamed = rename().or_else(|error| {
+            // One of both is a directory, and the other one is not.
+            std::fs::remove_file(&aside).or_else(|_| std::fs::remove_dir(&aside)).map_err(|_| error)?;
+            rename()
+        });
+        match disk_writes::created(renamed) {
             Ok(()) => state_files::put_aside(&self.path, &aside, reason),
             Err(error) => {
                 state_files::report_damaged(&self.path, &format!("{reason}; it cannot be renamed: {error}"));
@@ -95,6 +101,21 @@ mod tests {
         assert_eq!(std::fs::read_to_string(aside).unwrap(), "two");
         assert_eq!(file.read().unwrap(), None);
         assert!(file.put_aside("wrong").is_err());
+    }
+
+    #[test]
+    fn directory_and_file_replace_each_other_as_copies() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = CheckpointFile::new(dir.path(), "state");
+        std::fs::create_dir(file.path()).unwrap();
+        let aside = file.put_aside("wrong").unwrap();
+        assert!(aside.is_dir());
+        file.write("one").unwrap();
+        file.put_aside("wrong").unwrap();
+        assert_eq!(std::fs::read_to_string(&aside).unwrap(), "one");
+        std::fs::create_dir(file.path()).unwrap();
+        file.put_aside("wrong").unwrap();
+        assert!(aside.is_dir() && !file.path().exists());
     }
 
     #[test]
