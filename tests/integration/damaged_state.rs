@@ -157,9 +157,10 @@ fn restore(node: &FakeNode, files: &BTreeMap<PathBuf, (Vec<u8>, u32)>) {
     }
 }
 
-/// A pod of the API server with a ConfigMap.
+/// A pod of the API server with a ConfigMap, and with resources: those of others are not recorded.
 fn app() -> Value {
     let mut main = busybox("main", FOREVER);
+    main["resources"] = json!({"requests": {"cpu": "10m"}});
     main["volumeMounts"] = json!([{"name": "settings", "mountPath": "/settings"}]);
     let mut app = pod("app", json!([main]));
     app["spec"]["volumes"] = json!([{"name": "settings", "configMap": {"name": "settings"}}]);
