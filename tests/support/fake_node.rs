@@ -468,6 +468,8 @@ impl FakeNode {
 
     /// Waits until a pod runs and is ready.
     pub(crate) fn wait_ready(&self, name: &str) -> Pod {
+        // After a power cut, the stored status may show the pod as ready before it runs again.
+        wait_until(&format!("pod {name} to run"), LONG, || !self.running(name).is_empty());
         self.wait_pod(name, "ready", LONG, is_ready)
     }
 
