@@ -1,6 +1,6 @@
 //! What the commands about the store need of several rooms: whether the pods that run now could start from
-//! it alone (the objects by the table that decides what is stored, the images by the rule that decides
-//! about a pull), and the added authorities of the API server.
+//! it alone (the objects by the table that decides what is stored, and the images), and the added
+//! authorities of the API server.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl Handles {
             images_of(pod).into_iter().filter_map(missing).collect()
         };
         offline.check(&PodNeeds {
-            keys: &PodDependencies::stored_keys,
+            keys: &PodDependencies::start_keys,
             others: &PodDependencies::gaps,
             images: &images,
         })
@@ -81,8 +81,8 @@ impl Handles {
 /// The images of a pod; equal ones once.
 fn images_of(pod: &Pod) -> Vec<&str> {
     let containers = pod.all_containers().filter_map(|container| container.image.as_deref());
-    let volumes = pod.spec().volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
-    let volumes = volumes.filter_map(|source| source.reference.as_deref());
+    let volumes = pod.spec().volumes.iter().flatten();
+    let volumes = volumes.filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
     let mut images: Vec<_> = containers.chain(volumes).collect();
     images.sort_unstable();
     images.dedup();

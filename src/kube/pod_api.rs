@@ -136,7 +136,16 @@ impl PodDependencies {
         stored::keys_of(pod, read)
     }
 
-    /// What the start of the pod needs of the API server besides these objects, as texts.
+    /// Those of [`PodDependencies::stored_keys`] that a start of the pod without the API server reads.
+    #[must_use]
+    pub fn start_keys(
+        pod: &Pod,
+        read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>,
+    ) -> BTreeSet<StoredKey> {
+        stored::start_keys_of(pod, read)
+    }
+
+    /// Why the pod waits for the API server besides these objects, as texts.
     #[must_use]
     pub fn gaps(pod: &Pod, read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>) -> Vec<String> {
         stored::gaps_of(pod, read)

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::objects::references;
 use super::objects::stored_object::object_key;
 use super::trust_bundles::{self, Query};
-use super::volume_claims::attachment_name;
+use super::volume_claims::{attachment_name, uses_attached};
 use crate::model::api::{PodCertificateProjection, Volume};
 use crate::model::persistent::{self, Claim, PersistentVolume, Source, Spec};
 use crate::model::pod::Pod;
@@ -154,7 +154,16 @@ pub(super) type ReadStored<'a> = &'a dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>
 /// The keys of all objects that the pod needs from the API server, itself included. What is behind a claim
 /// is known only if the claim is stored. Static pods and their mirrors need nothing.
 pub(super) fn keys_of(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
-    let mut needs = Needs { pod, read, keys: BTreeSet::new() };
+    keys_for(pod, read, Purpose::Storage)
+}
+
+/// Those of [`keys_of`] that a start of the pod without the API server reads.
+pub(super) fn start_keys_of(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
+    keys_for(pod, read, Purpose::Start)
+}
+
+fn keys_for(pod: &Pod, read: ReadStored<'_>, purpose: Purpose) -> BTreeSet<StoredKey> {
+    let mut needs = Needs { pod, read, purpose, keys: BTreeSet::new() };
     if pod.is_static() || pod.is_mirror() {
         return needs.keys;
     }
@@ -174,9 +183,19 @@ pub(super) fn keys_of(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
     needs.keys
 }
 
+/// What the keys of a pod are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// All that is stored for the pod.
+    Storage,
+    /// What its start without the API server reads.
+    Start,
+}
+
 struct Needs<'a> {
     pod: &'a Pod,
     read: ReadStored<'a>,
+    purpose: Purpose,
     keys: BTreeSet<StoredKey>,
 }
 
@@ -215,18 +234,21 @@ impl Needs<'_> {
             Source::Flex(source) => return self.secret(source.secret_ref.as_ref()),
             _ => return,
         };
-        let secrets =
-            [&source.node_stage_secret_ref, &source.node_publish_secret_ref, &source.node_expand_secret_ref];
-        secrets.into_iter().for_each(|secret| self.secret(secret.as_ref()));
-        if spec.is_persistent {
+        let is_all = self.purpose == Purpose::Storage;
+        self.secret(source.node_stage_secret_ref.as_ref());
+        self.secret(source.node_publish_secret_ref.as_ref());
+        if is_all || spec.has_grown {
+            self.secret(source.node_expand_secret_ref.as_ref());
+        }
+        let key = driver_key(&source.driver);
+        let driver = self.stored::<Option<CsiDriver>>(&key).flatten().unwrap_or_default().spec;
+        self.add(key);
+        if spec.is_persistent && (is_all || driver.attaches() && uses_attached(self.pod)) {
             let node = self.pod.spec().node_name.as_deref().unwrap_or_default();
             let name = attachment_name(&source.volume_handle, &source.driver, node);
             self.add(attachment_key(&name));
         }
-        let key = driver_key(&source.driver);
-        let driver = self.stored::<Option<CsiDriver>>(&key).flatten();
-        self.add(key);
-        for request in driver.into_iter().flat_map(|driver| driver.spec.token_requests) {
+        for request in driver.token_requests {
             self.token(&request.audience, request.expiration_seconds);
         }
     }

@@ -23,6 +23,7 @@ use super::objects::Object;
 use super::objects::stored_object::StoredObject;
 use super::stored;
 use crate::model::persistent::{Claim, PersistentVolume};
+use crate::model::pod::Pod;
 use crate::model::storage::{CsiDriver, VolumeAttachment};
 use crate::offline::{Key as StoredKey, Offline, Phase};
 use crate::util::lock::LockExt;
@@ -30,6 +31,17 @@ use crate::util::sha256::sha256_hex;
 
 /// The largest number of pairs of claim and volume that are remembered.
 const MAX_KNOWN: usize = 1024;
+
+/// The annotation of a pod that says which volumes it may use after a start without the API server.
+pub const OFFLINE_VOLUMES: &str = "coracle.dev/offline-volumes";
+/// Its value: also volumes that a controller attaches, if they were attached to this node when last seen.
+pub const USE_ATTACHED: &str = "use-attached";
+
+/// Whether a pod may use such volumes after a start without the API server.
+#[must_use]
+pub fn uses_attached(pod: &Pod) -> bool {
+    pod.annotation(OFFLINE_VOLUMES) == Some(USE_ATTACHED)
+}
 
 /// The name of the VolumeAttachment of a volume of a CSI driver on a node (Go: pkg/volume/csi,
 /// `getAttachmentName`).

@@ -17,9 +17,9 @@ pub(super) type ReadStored<'a> = &'a dyn Fn(&Key) -> Option<Secret<Vec<u8>>>;
 
 /// What rooms know of the needs of a pod.
 pub struct PodNeeds<'a> {
-    /// The keys of all objects that its start reads; the same function as [`super::Deps::needs`].
+    /// The keys of all objects that its start reads, of those of [`super::Deps::needs`].
     pub keys: &'a dyn Fn(&Pod, ReadStored<'_>) -> BTreeSet<Key>,
-    /// What its start needs besides, that is never stored.
+    /// Why it waits for the API server besides.
     pub others: &'a dyn Fn(&Pod, ReadStored<'_>) -> Vec<String>,
     /// Of its images, those for which the registry is needed, and why.
     pub images: &'a dyn Fn(&Pod) -> Vec<String>,

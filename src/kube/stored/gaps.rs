@@ -1,10 +1,12 @@
-//! What the start of a pod needs of the API server and the store does not have: such a pod waits for the
-//! API server (pure, but for what `read` reads).
+//! What the start of a pod needs of the API server and no stored object can show: such a pod waits for the
+//! API server (pure, but for what `read` reads). Objects that are not stored are no gaps: see
+//! [`super::start_keys_of`].
 
 use std::collections::BTreeSet;
 
-use super::{Needs, ReadStored, driver_key};
-use crate::model::api::VolumeProjection;
+use super::{Needs, Purpose, ReadStored, driver_key};
+use crate::kube::volume_claims::{OFFLINE_VOLUMES, USE_ATTACHED, uses_attached};
+use crate::model::api::PodResourceClaim;
 use crate::model::persistent::{self, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::storage::CsiDriver;
@@ -14,61 +16,50 @@ pub(in crate::kube) fn gaps_of(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
     if pod.is_static() || pod.is_mirror() {
         return Vec::new();
     }
-    let mut needs = Needs { pod, read, keys: BTreeSet::new() };
+    let mut needs = Needs { pod, read, purpose: Purpose::Start, keys: BTreeSet::new() };
     let claims = pod.spec().resource_claims.iter().flatten();
-    let mut gaps: Vec<String> =
-        claims.map(|claim| format!("resource claim {}: never stored", claim.name)).collect();
+    let unmade = claims.filter(|claim| !is_made(pod, claim));
+    let mut gaps: Vec<String> = unmade
+        .map(|claim| format!("resource claim {}: not made from its template when last seen", claim.name))
+        .collect();
     for volume in pod.spec().volumes.iter().flatten() {
-        let name = &volume.name;
-        for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
-            gaps.extend(gap_of_projection(source).map(|what| format!("volume {name}: {what}")));
-        }
         let spec = match persistent::claim_name(pod, volume) {
             Some(wanted) => needs.claim(&wanted),
             None => Spec::inline(pod, volume),
         };
-        if let Some(spec) = spec {
-            gaps.extend(gaps_of_spec(&needs, &spec).into_iter().map(|what| format!("volume {name}: {what}")));
-        }
+        let gap = spec.and_then(|spec| gap_of_spec(&needs, &spec));
+        gaps.extend(gap.map(|what| format!("volume {}: {what}", volume.name)));
     }
     gaps
 }
 
-fn gap_of_projection(source: &VolumeProjection) -> Option<&'static str> {
-    // Every field, so that the compiler reports a new one.
-    let VolumeProjection {
-        config_map: _,
-        secret: _,
-        service_account_token: _,
-        downward_api: _,
-        cluster_trust_bundle,
-        pod_certificate,
-    } = source;
-    if cluster_trust_bundle.is_some() {
-        return Some("trust bundles are never stored");
-    }
-    pod_certificate.as_ref().map(|_| "certificates of pods are never stored")
+/// Whether the name of the claim is known, or that there is none: a controller writes that into the status.
+fn is_made(pod: &Pod, claim: &PodResourceClaim) -> bool {
+    let status = pod.object().status.as_ref();
+    let made = status.and_then(|status| status.resource_claim_statuses.as_ref());
+    claim.resource_claim_template_name.is_none()
+        || claim.resource_claim_name.is_some()
+        || made.into_iter().flatten().any(|made| made.name == claim.name)
 }
 
-fn gaps_of_spec(needs: &Needs<'_>, spec: &Spec) -> Vec<&'static str> {
-    const ATTACHED: &str = "a controller attaches it, and only the API server knows whether it is attached";
-    const SECRET: &str = "its Secret is never stored";
+fn gap_of_spec(needs: &Needs<'_>, spec: &Spec) -> Option<String> {
     // Every kind, so that the compiler reports a new one.
-    let (is_attached, has_secret) = match &spec.source {
-        Source::HostPath(_) | Source::Local(_) | Source::Nfs(_) | Source::Other(_) => (false, false),
-        Source::Iscsi(source) => (true, source.secret_ref.is_some()),
-        Source::Fc(_) => (true, false),
-        Source::Flex(source) => (false, source.secret_ref.is_some()),
+    match &spec.source {
+        Source::HostPath(_) | Source::Local(_) | Source::Nfs(_) | Source::Flex(_) | Source::Other(_) => None,
+        Source::Iscsi(_) | Source::Fc(_) => {
+            Some("a controller attaches it, and only the API server knows whether it is attached".to_owned())
+        }
         Source::Csi(source) => {
             let driver = needs.stored::<Option<CsiDriver>>(&driver_key(&source.driver)).flatten();
             // An inline volume is made for the pod, and attached by nothing.
             let is_attached = spec.is_persistent && driver.unwrap_or_default().spec.attaches();
-            let secrets = [&source.node_stage_secret_ref, &source.node_publish_secret_ref];
-            (is_attached, secrets.iter().any(|secret| secret.is_some()))
+            (is_attached && !uses_attached(needs.pod)).then(|| {
+                format!(
+                    "a controller attaches it, and the pod has no annotation {OFFLINE_VOLUMES}: {USE_ATTACHED}"
+                )
+            })
         }
-    };
-    let gaps = [is_attached.then_some(ATTACHED), has_secret.then_some(SECRET)];
-    gaps.into_iter().flatten().collect()
+    }
 }
 
 #[cfg(test)]
@@ -79,8 +70,11 @@ mod tests {
     use crate::util::secret::Secret;
     use serde_json::{Value, json};
 
-    fn gaps(spec: Value, stored: &[(Key, Value)]) -> Vec<String> {
-        let object = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec});
+    fn gaps(mut object: Value, stored: &[(Key, Value)]) -> Vec<String> {
+        for (field, value) in [("name", "p"), ("namespace", "n"), ("uid", "u")] {
+            object["metadata"][field] = json!(value);
+        }
+        object["spec"]["containers"] = json!([{"name": "c", "image": "i"}]);
         let pod = Pod::from(serde_json::from_value::<api::Pod>(object).unwrap());
         gaps_of(&pod, &|key| {
             let (_, body) = stored.iter().find(|(other, _)| other == key)?;
@@ -89,48 +83,58 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_api_server_has_is_named() {
-        let containers = json!([{"name": "c", "image": "i"}]);
-        let plain = json!({"containers": containers, "volumes": [
+    fn what_is_stored_when_it_is_read_is_no_gap() {
+        let spec = json!({"resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}], "volumes": [
             {"name": "map", "configMap": {"name": "m"}}, {"name": "host", "hostPath": {"path": "/x"}},
-            {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]});
-        assert!(gaps(plain, &[]).is_empty());
-        let spec = json!({"containers": containers, "resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}],
-            "volumes": [
-                {"name": "ca", "projected": {"sources": [
-                    {"clusterTrustBundle": {"name": "b", "path": "ca.pem"}},
-                    {"podCertificate": {"signerName": "example.org/s", "keyType": "ED25519"}}]}},
-                {"name": "inline", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s"}}}]});
-        assert_eq!(
-            gaps(spec, &[]),
-            [
-                "resource claim gpu: never stored",
-                "volume ca: trust bundles are never stored",
-                "volume ca: certificates of pods are never stored",
-                "volume inline: its Secret is never stored",
-            ]
-        );
+            {"name": "ca", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "t"}},
+                {"clusterTrustBundle": {"name": "b", "path": "ca.pem"}},
+                {"podCertificate": {"signerName": "example.org/s", "keyType": "ED25519"}}]}},
+            {"name": "inline", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s"}}}]});
+        assert!(gaps(json!({"spec": spec}), &[]).is_empty());
     }
 
     #[test]
-    fn volume_of_a_driver_that_needs_no_attachment_has_no_gap() {
-        let spec = json!({"containers": [{"name": "c", "image": "i"}],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]});
+    fn claim_of_a_template_is_a_gap_until_a_controller_has_made_it() {
+        let spec = json!({"resourceClaims": [
+            {"name": "gpu", "resourceClaimTemplateName": "t"}, {"name": "nic", "resourceClaimTemplateName": "t"}]});
+        let gap = |name: &str| format!("resource claim {name}: not made from its template when last seen");
+        assert_eq!(gaps(json!({"spec": spec}), &[]), [gap("gpu"), gap("nic")]);
+        // One needs no claim.
+        let statuses = json!([{"name": "gpu", "resourceClaimName": "p-gpu-x"}, {"name": "nic"}]);
+        let object = json!({"spec": spec, "status": {"resourceClaimStatuses": statuses}});
+        assert!(gaps(object, &[]).is_empty());
+    }
+
+    #[test]
+    fn attached_volume_has_a_gap_unless_the_pod_has_the_annotation() {
+        let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]);
+        let plain = json!({"metadata": {}, "spec": {"volumes": volumes}});
+        let mut bold = plain.clone();
+        bold["metadata"]["annotations"][OFFLINE_VOLUMES] = json!(USE_ATTACHED);
         let claim = (
             Key::namespaced(Kind::Claim, "n", "c"),
             json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {"volumeName": "v"},
                 "status": {"phase": "Bound"}}),
         );
-        let volume = (
-            Key::new(Kind::Volume, "v"),
-            json!({"metadata": {"name": "v"}, "spec": {"csi": {"driver": "d", "volumeHandle": "h"}}}),
-        );
+        let volume = |source: Value| {
+            let spec = json!({"spec": source, "metadata": {"name": "v"}});
+            (Key::new(Kind::Volume, "v"), spec)
+        };
+        let csi = volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}}));
         let driver =
             |attaches: bool| (Key::new(Kind::CsiDriver, "d"), json!({"spec": {"attachRequired": attaches}}));
-        let attached =
+        let attached = "volume data: a controller attaches it, and the pod has no annotation \
+                        coracle.dev/offline-volumes: use-attached";
+        assert_eq!(gaps(plain.clone(), &[claim.clone(), csi.clone()]), [attached], "the default");
+        assert_eq!(gaps(plain.clone(), &[claim.clone(), csi.clone(), driver(true)]), [attached]);
+        assert!(gaps(plain.clone(), &[claim.clone(), csi.clone(), driver(false)]).is_empty());
+        assert!(gaps(bold.clone(), &[claim.clone(), csi, driver(true)]).is_empty());
+        // Of these, no attachment is stored.
+        let fc = volume(json!({"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}}));
+        let only =
             "volume data: a controller attaches it, and only the API server knows whether it is attached";
-        assert_eq!(gaps(spec.clone(), &[claim.clone(), volume.clone()]), [attached], "the default");
-        assert_eq!(gaps(spec.clone(), &[claim.clone(), volume.clone(), driver(true)]), [attached]);
-        assert!(gaps(spec, &[claim, volume, driver(false)]).is_empty());
+        assert_eq!(gaps(plain, &[claim.clone(), fc.clone()]), [only]);
+        assert_eq!(gaps(bold, &[claim, fc]), [only]);
     }
 }

@@ -98,6 +98,48 @@ fn a_pod_needs_the_resource_claims_that_were_made_for_it() {
     assert_eq!(names[3..], ["resourceclaim n/p-extended", "resourceclaim n/p-t-x"], "{names:?}");
 }
 
+/// `coracle offline check` would report an object that no start reads.
+#[test]
+fn a_start_reads_the_attachment_only_with_the_annotation_and_the_secret_for_growth_only_to_grow() {
+    let start_keys = |annotations: Value, attaches: bool, size: &str| {
+        let pod = pod(
+            json!({"annotations": annotations}),
+            json!({"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
+        );
+        let stored = |key: &StoredKey| {
+            let body = match key.kind {
+                StoredKind::Claim => json!({"spec": {"volumeName": "pv"},
+                    "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}),
+                StoredKind::Volume => json!({"metadata": {"name": "pv"}, "spec": {
+                    "capacity": {"storage": size},
+                    "csi": {"driver": "disks", "volumeHandle": "h",
+                        "nodeStageSecretRef": {"name": "stage", "namespace": "s"},
+                        "nodeExpandSecretRef": {"name": "expand", "namespace": "s"}}}}),
+                StoredKind::CsiDriver => json!({"spec": {"attachRequired": attaches}}),
+                _ => return None,
+            };
+            Some(Secret::new(body.to_string().into_bytes()))
+        };
+        let (start, all) = (start_keys_of(&pod, &stored), keys_of(&pod, &stored));
+        assert!(start.is_subset(&all), "what is read must not be collected: {start:?}");
+        let kinds = [StoredKind::Secret, StoredKind::Attachment];
+        let names = |keys: &BTreeSet<StoredKey>| {
+            let keys = keys.iter().filter(|key| kinds.contains(&key.kind));
+            keys.map(|key| key.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&all).len(), 3, "{all:?}");
+        names(&start)
+    };
+    let (none, bold) = (json!({}), json!({"coracle.dev/offline-volumes": "use-attached"}));
+    let attachment = attachment_name("h", "disks", "");
+    assert_eq!(start_keys(none, true, "1Gi"), ["s/stage"]);
+    assert_eq!(start_keys(bold.clone(), true, "1Gi"), ["s/stage", attachment.as_str()]);
+    assert_eq!(start_keys(bold.clone(), false, "1Gi"), ["s/stage"]);
+    assert_eq!(start_keys(bold, false, "2Gi"), ["s/expand", "s/stage"]);
+    let other = json!({"coracle.dev/offline-volumes": "yes"});
+    assert_eq!(start_keys(other, true, "1Gi"), ["s/stage"]);
+}
+
 #[test]
 fn mirror_pods_need_nothing() {
     let mirror = json!({"annotations": {"kubernetes.io/config.mirror": "x"}});

@@ -8,9 +8,10 @@ use super::super::kind::{Form, Phase};
 use super::super::selinux::PodSelinuxLabels;
 use super::error::not_begun;
 use super::names;
-use super::request::{Lifecycle, OFFLINE_VOLUMES, PodFacts, USE_ATTACHED, VolumeRequest};
+use super::request::{Lifecycle, PodFacts, VolumeRequest};
 use super::state::Csi;
 use super::volume::CsiVolume;
+use crate::kube::volume_claims::uses_attached;
 use crate::model::persistent::{Source, Spec, VolumeMode};
 use crate::model::pod::Pod;
 
@@ -59,7 +60,7 @@ fn request(
             name: pod.name().to_owned(),
             namespace: pod.namespace().to_owned(),
             service_account: pod.spec().service_account_name.clone().unwrap_or_default(),
-            uses_attached: pod.annotation(OFFLINE_VOLUMES) == Some(USE_ATTACHED),
+            uses_attached: uses_attached(pod),
         },
         volume: volume.to_owned(),
         spec_name: spec.name.clone(),

@@ -13,11 +13,6 @@ use crate::model::storage::{AccessMode, CsiDriverSpec, CsiVolumeSource, FsGroupP
 /// The key of the tokens, in the volume's context or in its secrets.
 pub(super) const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-/// The annotation of a pod that says which volumes it may use after a start without the API server.
-pub(super) const OFFLINE_VOLUMES: &str = "coracle.dev/offline-volumes";
-/// Its value: also volumes that a controller attaches, if they were attached to this node when last seen.
-pub(super) const USE_ATTACHED: &str = "use-attached";
-
 /// What a driver may learn of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFacts {
@@ -25,7 +20,7 @@ pub struct PodFacts {
     pub name: String,
     pub namespace: String,
     pub service_account: String,
-    /// Its annotation [`OFFLINE_VOLUMES`] is [`USE_ATTACHED`].
+    /// See [`crate::kube::volume_claims::uses_attached`].
     pub uses_attached: bool,
 }
 

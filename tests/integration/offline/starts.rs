@@ -23,6 +23,13 @@ fn wait_stored_pods(node: &FakeNode, pods: u64) {
     });
 }
 
+/// Waits until the check finds that the pod could start alone.
+fn wait_checked(node: &FakeNode, pod: &str) {
+    wait_until("the pod to be complete in the store", LONG, || {
+        node.command(&["offline", "check", pod]).status.success()
+    });
+}
+
 /// The machine restarts, and the API server is away.
 fn restart_alone(node: &mut FakeNode) {
     node.api().go_down();
@@ -42,7 +49,7 @@ fn present_image_with_the_policy_always_is_used_while_the_registry_is_away_as_we
     node.bind(&web);
     node.wait_ready("web");
     wait_stored_pods(&node, 1);
-    wait_until("nothing to be missing", LONG, || node.command(&["offline", "check"]).status.success());
+    wait_checked(&node, "web");
     let error = "failed to do request: Head \"https://registry.test/v2/\": dial tcp: lookup registry.test: \
                  no such host";
     node.fake.fail("PullImage", Kind::Unknown, error);
@@ -171,6 +178,7 @@ fn trust_bundles_and_certificates_of_pods_are_there_without_the_server() {
         let objects = &status(&node)["offline"]["objects"];
         objects["trustbundles"] == 2 && objects["podcertificate"] == 1
     });
+    wait_checked(&node, "web");
     let paths = ["ca.pem", "none.pem", "key.pem", "chain.pem"]
         .map(|file| volume(&node, "web", "projected", &format!("v/{file}")));
     let texts = || paths.each_ref().map(|path| read(path));
