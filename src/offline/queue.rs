@@ -213,7 +213,7 @@ impl Queue {
 
 /// Whether an object of this kind goes with its pod.
 fn is_of_pod(kind: Kind) -> bool {
-    matches!(kind, Kind::Pod | Kind::PodStatus | Kind::Token)
+    matches!(kind, Kind::Pod | Kind::PodStatus | Kind::Token | Kind::PodCertificate)
 }
 
 /// Whether it is the removal of an object that pods may use.
@@ -288,7 +288,7 @@ mod tests {
         for kind in [Kind::Node, Kind::Pod, Kind::PodStatus, Kind::Secret] {
             queue.offer(key(kind, "new"), body("1"), now);
         }
-        for kind in [Kind::PodStatus, Kind::Pod, Kind::Token] {
+        for kind in [Kind::PodStatus, Kind::Pod, Kind::Token, Kind::PodCertificate] {
             queue.offer(key(kind, "old"), Change::Gone, now);
         }
         let order: Vec<_> = std::iter::from_fn(|| next(&mut queue, now)).collect();
@@ -303,6 +303,7 @@ mod tests {
                 (Kind::Secret, "new"),
                 (Kind::PodStatus, "old"),
                 (Kind::Token, "old"),
+                (Kind::PodCertificate, "old"),
             ]
         );
     }

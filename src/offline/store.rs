@@ -159,7 +159,8 @@ impl Store {
     /// The files that have to go so that a file may grow from `former` bytes (0: there is none) to `bytes`.
     /// `None`: it may not. Of each owner the largest goes first. Others than pods go for pods; else only
     /// those of an owner that has more than the owner of `key` then has: a body that comes back pushes
-    /// nothing out again. Tokens push out only tokens: one tenant may have many pods with some tokens each.
+    /// nothing out again. Tokens and certificates of pods push out only such: one tenant may have many pods
+    /// with some of them each.
     fn evictions(&self, key: &Key, former: u64, bytes: u64) -> Option<Vec<Key>> {
         let is_first = comes_first(key.kind);
         let (reserved_bytes, reserved_files) =
@@ -197,7 +198,7 @@ impl Store {
             let group = (comes_first(other.kind), other.owner());
             if group == (is_first, key.owner()) {
                 own.add(other, known.file_bytes);
-            } else if (is_first || !group.0) && (key.kind != Kind::Token || other.kind == Kind::Token) {
+            } else if (is_first || !group.0) && (!is_of_pod(key.kind) || is_of_pod(other.kind)) {
                 others.entry(group).or_default().add(other, known.file_bytes);
             }
         }
@@ -318,6 +319,11 @@ fn remove_largest(
 /// Whether the limits reserve space for this kind.
 fn comes_first(kind: Kind) -> bool {
     matches!(kind, Kind::Node | Kind::Pod | Kind::PodStatus | Kind::Contact)
+}
+
+/// Whether each pod has its own objects of this kind, which do not come first.
+fn is_of_pod(kind: Kind) -> bool {
+    matches!(kind, Kind::Token | Kind::PodCertificate)
 }
 
 fn digest(body: &[u8]) -> Digest {

@@ -369,19 +369,21 @@ fn objects_of_the_cluster_that_do_not_exist_take_few_places_and_leave_them_to_th
 }
 
 #[test]
-fn tokens_of_many_pods_push_out_only_tokens() {
-    let mut node = Fixture::new();
-    for number in 0..MAX_FILES - RESERVED_FILES - 10 {
-        node.store.insert(Key::namespaced(Kind::Secret, "n", &number.to_string()), None, 1);
+fn tokens_and_certificates_of_many_pods_push_out_only_such() {
+    for kind in [Kind::Token, Kind::PodCertificate] {
+        let mut node = Fixture::new();
+        for number in 0..MAX_FILES - RESERVED_FILES - 10 {
+            node.store.insert(Key::namespaced(Kind::Secret, "n", &number.to_string()), None, 1);
+        }
+        for number in 0..10 {
+            node.store.insert(Key::new(Kind::Token, &format!("many/{number}")), None, 1);
+        }
+        let own = Key::new(kind, "few/1");
+        assert_eq!(node.put(&own, b"body").unwrap(), Stored::Written);
+        assert!(node.store.take_evicted().iter().all(|key| key.owner() == ("pod", "many")));
+        let secrets = node.store.keys().filter(|key| key.kind == Kind::Secret).count();
+        assert_eq!(secrets, MAX_FILES - RESERVED_FILES - 10);
     }
-    for number in 0..10 {
-        node.store.insert(Key::new(Kind::Token, &format!("many/{number}")), None, 1);
-    }
-    let token = Key::new(Kind::Token, "few/1");
-    assert_eq!(node.put(&token, b"body").unwrap(), Stored::Written);
-    assert!(node.store.take_evicted().iter().all(|key| key.owner() == ("pod", "many")));
-    let secrets = node.store.keys().filter(|key| key.kind == Kind::Secret).count();
-    assert_eq!(secrets, MAX_FILES - RESERVED_FILES - 10);
 }
 
 #[test]
