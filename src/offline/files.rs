@@ -438,7 +438,11 @@ impl Files {
     pub(super) fn found(&self) -> Vec<(String, FoundFile)> {
         let files = self.list().unwrap_or_default().into_iter();
         let found = |(name, bytes): (String, u64)| {
-            let content = self.content(&name).ok().flatten();
+            let content = match self.content(&name) {
+                // It was removed meanwhile.
+                Ok(None) => return None,
+                content => content.ok().flatten(),
+            };
             let object = content.and_then(|content| {
                 let (key, body) = format::decode(&content).ok()?;
                 (key.file_name() == name).then_some((key, body.is_sealed))
@@ -446,9 +450,9 @@ impl Files {
             let metadata =
                 self.place(&name).and_then(|place| place.dir_path().join(place.name()).symlink_metadata());
             let changed = metadata.ok().and_then(|metadata| Timestamp::from_second(metadata.mtime()).ok());
-            (name, FoundFile { object, bytes, changed })
+            Some((name, FoundFile { object, bytes, changed }))
         };
-        files.map(found).collect()
+        files.filter_map(found).collect()
     }
 
     /// The copies of files that could not be used: name, bytes and when they were put aside.

@@ -246,6 +246,10 @@ impl Writer {
         self.collect(now);
         self.store_contact(now, false);
         self.write_next(now);
+        if !self.is_node_stored {
+            // It may have waited for the pods.
+            self.node_changed(now);
+        }
         self.report();
     }
 
@@ -303,6 +307,10 @@ impl Writer {
     fn enter(&mut self, phase: Phase, now: Instant) {
         (self.deps.entered)(phase);
         let before = std::mem::replace(&mut self.entered, phase);
+        if phase == Phase::Online {
+            // Also those that were left out, because their pods were not stored.
+            self.seen_statuses = 0;
+        }
         // Statuses from before the decision.
         self.read_statuses(now);
         let pods = self.known().iter().filter(|pod| !pod.is_mirror()).count();
@@ -445,7 +453,8 @@ impl Writer {
 
     /// Queues the statuses of known pods that changed in a part that is worth a write.
     fn read_statuses(&mut self, now: Instant) {
-        if self.offline.phase() == Phase::Undecided {
+        let phase = self.offline.phase();
+        if phase == Phase::Undecided {
             return;
         }
         let (version, changed) = (self.deps.statuses)(self.seen_statuses);
@@ -459,6 +468,12 @@ impl Writer {
             let is_terminal = stored::is_terminal(&status);
             // A pod that the API server shows as ended never runs again, although its containers may still run.
             if known.get(&uid).is_none_or(|is_over| *is_over && !is_terminal) {
+                continue;
+            }
+            // A pod that was purged is not there at the next start.
+            let pod = Key::new(Kind::Pod, uid.as_str());
+            let is_stored = self.store.has(&pod) || self.queue.has(&pod) || !self.inbox.is_empty();
+            if phase.uses_stored() && !is_stored {
                 continue;
             }
             let digest = stored::significant(&status);
@@ -580,6 +595,7 @@ impl Writer {
     fn report_evicted(&mut self) {
         for key in self.store.take_evicted() {
             self.is_report_old = true;
+            self.forget(&key);
             let error = FileError::Full;
             if let Some(failures) = self.problems.set(&key, &error.to_string()) {
                 let (word, name) = (key.kind.word(), &key.name);
@@ -640,7 +656,7 @@ mod tests {
     /// A writer whose turns the test makes.
     pub(super) struct Fixture {
         pub(super) root: tempfile::TempDir,
-        writer: Writer,
+        pub(super) writer: Writer,
         start: Instant,
     }
 

@@ -88,6 +88,8 @@ impl Writer {
             }
         }
         self.problems = Problems::default();
+        // Before the key is replaced: files that a power cut brings back would make the new one unusable.
+        self.sync(&mut report);
         match files.replace_key() {
             Ok(is_new) => report.new_key = is_new,
             Err(error) => {
@@ -96,16 +98,18 @@ impl Writer {
                 add(&mut report, || text);
             }
         }
-        self.sync(&mut report);
         self.offline.shared.state().report.seal = self.offline.shared.files.seal_state();
-        // The Node object, the pods and their statuses are known here: they are written again, if those of the
-        // API server count.
         (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false);
         self.statuses.clear();
-        self.seen_statuses = 0;
-        self.read_statuses(now);
         (self.has_new_pods, self.has_old_pods) = (true, true);
         self.namespaces.clear();
+        // The Node object, the pods and their statuses are known here: they are written again, if those of the
+        // API server count. The pods are queued at once, because the Node object must not be there before them.
+        if self.offline.accepts_absence() {
+            self.seen_statuses = 0;
+            self.read_statuses(now);
+            self.collect(now);
+        }
         report
     }
 
@@ -142,11 +146,17 @@ fn add(report: &mut PurgeReport, text: impl FnOnce() -> String) {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     use super::super::tests::{Fixture, empty, node};
     use super::*;
+    use crate::model::api::PodStatus;
+    use crate::model::ids::PodUid;
+    use crate::offline::fence::{FenceSettings, boot_time};
     use crate::offline::files::Files;
     use crate::offline::handle::Offline;
+    use crate::offline::purge::Purge;
     use crate::offline::state::{Phase, SealState};
     use crate::offline::testing::{self, pod};
     use crate::offline::{Deps, Settings};
@@ -275,6 +285,72 @@ mod tests {
         assert_eq!(report.removed, 2, "{report:?}");
         assert!(!fixture.has(&Key::new(Kind::Pod, "a")) && !fixture.has(&Key::node()));
         assert_eq!(fixture.offline().shared.state().decider.known().len(), 1);
+    }
+
+    #[test]
+    fn purge_while_alone_leaves_no_statuses_until_the_server_counts() {
+        let version = Arc::new(AtomicU64::new(1));
+        let newest = Arc::clone(&version);
+        let statuses = move |seen: u64| {
+            let version = newest.load(Ordering::SeqCst);
+            let reason = Some(version.to_string());
+            let status = PodStatus { phase: Some("Running".to_owned()), reason, ..PodStatus::default() };
+            let changed = (version > seen).then(|| (PodUid::from("a"), Arc::new(status)));
+            (version, changed.into_iter().collect::<Vec<_>>())
+        };
+        let deps = Deps { statuses: Box::new(statuses), ..testing::deps() };
+        let mut fixture = Fixture::new(&["a"], deps);
+        fixture.turns(40);
+        let keys = [Kind::Pod, Kind::PodStatus].map(|kind| Key::new(kind, "a"));
+        let has = |fixture: &Fixture| keys.each_ref().map(|key| fixture.has(key));
+        assert_eq!((fixture.offline().phase(), has(&fixture)), (Phase::Alone, [true, true]));
+        order(&mut fixture, PurgeScope::All, 41).unwrap();
+        assert_eq!(has(&fixture), [false, false]);
+        version.store(2, Ordering::SeqCst);
+        fixture.writer.read_statuses(Instant::now());
+        fixture.turns(80);
+        assert_eq!(has(&fixture), [false, false], "it has changed");
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(120);
+        assert_eq!(has(&fixture), [true, true]);
+    }
+
+    /// With the Node object, the stored pods count as complete.
+    #[test]
+    fn purge_of_all_stores_the_node_after_the_pods() {
+        let shown = node("u", "1");
+        let (root, offline) = empty();
+        let deps = Deps { node: Box::new(move || Some(Arc::clone(&shown))), ..testing::deps() };
+        let mut fixture = Fixture::with(root, offline, deps);
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        assert!(fixture.has(&Key::node()));
+        let (reply, _response) = crossbeam_channel::bounded(1);
+        let purge = Purge { scope: PurgeScope::All, reply };
+        fixture.offline().shared.purges.locked().push(purge);
+        let now = Instant::now();
+        fixture.writer.purge(now);
+        fixture.writer.node_changed(now);
+        let queue = &fixture.writer.queue;
+        assert!(queue.has(&Key::new(Kind::Pod, "a")) && !queue.has(&Key::node()));
+        fixture.turns(60);
+        assert!(fixture.has(&Key::node()));
+    }
+
+    /// Otherwise the time without the API server would begin with the next start of the machine.
+    #[test]
+    fn purged_time_of_the_last_contact_is_stored_again() {
+        let root = tempfile::tempdir().unwrap();
+        let fence = FenceSettings { stop_after: Some(Duration::from_secs(300)), ..FenceSettings::default() };
+        let settings = Settings { fence, ..testing::settings(root.path()) };
+        let offline = Offline::with_files(testing::files(root.path()), Vec::new(), &settings, Instant::now());
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.offline().contact(boot_time());
+        fixture.turns(0);
+        assert!(fixture.has(&Key::contact()));
+        assert_eq!(order(&mut fixture, PurgeScope::All, 1).unwrap().removed, 2);
+        assert!(fixture.has(&Key::contact()));
     }
 
     #[test]
