@@ -15,10 +15,11 @@ const MAX_REGISTRIES: usize = 256;
 /// The registry of names without one.
 const DEFAULT: &str = "docker.io";
 /// Parts of errors of runtimes after which no response has arrived: texts of Go's `net` and `net/http`, of
-/// containerd (`failed to do request`) and of CRI-O (`pinging container registry`).
+/// containerd (`failed to do request`). CRI-O has `pinging container registry` also before the status of a
+/// response, and before `Get "https://…": …` without one.
 const NO_RESPONSE: [&str; 13] = [
     "failed to do request",
-    "pinging container registry",
+    "get \"http",
     "dial tcp",
     "no such host",
     "temporary failure in name resolution",
@@ -122,6 +123,13 @@ mod tests {
                 "pinging container registry r: Get \"https://r/v2/\": dial tcp 192.0.2.1:443: i/o timeout",
                 true,
             ),
+            (
+                "pinging container registry r: Get \"https://r/v2/\": tls: failed to verify certificate: x509: \
+                 certificate has expired or is not yet valid",
+                true,
+            ),
+            ("pinging container registry r: StatusCode: 403, <!doctype html>", false),
+            ("pinging container registry r: received unexpected HTTP status: 500", false),
             ("rpc error: code = DeadlineExceeded desc = context deadline exceeded", true),
             ("failed to resolve reference \"r/a:1\": r/a:1: not found", false),
             ("pull access denied, repository does not exist or may require authorization", false),
