@@ -86,6 +86,8 @@ impl Deferred {
             return Decision::default();
         }
         if !node.can_read {
+            // Those of a set before a stored one: their time would be over at each turn.
+            self.pods.clear();
             return Decision { admit: Some(set), ..Decision::default() };
         }
         let misplaced = set.pods.iter().flatten().filter(|pod| is_misplaced(pod));
@@ -165,6 +167,20 @@ mod tests {
     /// Pods whose UID begins with `m` are misplaced.
     fn offer(deferred: &mut Deferred, uids: &[&str], is_first: bool, now: Instant) -> Decision {
         deferred.offer(set(uids), KNOWN, is_first, &|pod| pod.uid().as_str().starts_with('m'), now)
+    }
+
+    /// A set of the API server can be followed by the stored one, which waits for no read.
+    #[test]
+    fn waits_end_with_a_set_that_waits_for_no_read() {
+        let (now, mut deferred) = (Instant::now(), Deferred::default());
+        assert!(offer(&mut deferred, &["a", "m1"], false, now).read_node);
+        assert!(!offer(&mut deferred, &["a", "m1", "m2"], false, now).read_node, "it is in progress");
+        let stored = NodeState { is_known: true, can_read: false };
+        let decision = deferred.offer(set(&["a"]), stored, false, &|_| false, now);
+        assert_eq!((decision.admit, deferred.due()), (Some(set(&["a"])), None));
+        deferred.read_ended();
+        assert_eq!((deferred.take(), deferred.due()), (None, None));
+        assert!(offer(&mut deferred, &["a", "m2"], false, now).read_node);
     }
 
     #[test]
