@@ -228,13 +228,15 @@ impl Needs<'_> {
             None => Spec::inline(self.pod, volume),
         };
         let Some(spec) = spec else { return };
+        let is_all = self.purpose == Purpose::Storage;
         let source = match spec.source {
             Source::Csi(source) => source,
-            Source::Iscsi(source) => return self.secret(source.secret_ref.as_ref()),
+            Source::Iscsi(source) if is_all || source.chap_discovery || source.chap_session => {
+                return self.secret(source.secret_ref.as_ref());
+            }
             Source::Flex(source) => return self.secret(source.secret_ref.as_ref()),
             _ => return,
         };
-        let is_all = self.purpose == Purpose::Storage;
         self.secret(source.node_stage_secret_ref.as_ref());
         self.secret(source.node_publish_secret_ref.as_ref());
         if is_all || spec.has_grown {

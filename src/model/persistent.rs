@@ -238,6 +238,21 @@ pub enum Source {
     Other(String),
 }
 
+impl Source {
+    /// A Secret without a namespace is in that of the pod, where its claim is (Go: pkg/volume/iscsi,
+    /// `getISCSISecretNameAndNamespace`; pkg/volume/flexvolume).
+    fn default_secret_namespace(&mut self, namespace: &str) {
+        let secret = match self {
+            Source::Iscsi(source) => source.secret_ref.as_mut(),
+            Source::Flex(source) => source.secret_ref.as_mut(),
+            _ => None,
+        };
+        if let Some(secret) = secret.filter(|secret| secret.namespace.is_empty()) {
+            namespace.clone_into(&mut secret.namespace);
+        }
+    }
+}
+
 /// A volume of a pod after its claim was resolved (Go: volume.Spec).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
@@ -433,7 +448,8 @@ impl Spec {
     pub fn persistent(wanted: &ClaimName, claim: &Claim, volume: &PersistentVolume) -> Spec {
         let spec = &volume.spec;
         let (has_grown, size, expansion) = expansion(claim, volume);
-        let source = source_of(volume);
+        let mut source = source_of(volume);
+        source.default_secret_namespace(&claim.metadata.namespace);
         Spec {
             name: volume.metadata.name.clone(),
             read_only: wanted.read_only,

@@ -140,6 +140,43 @@ fn a_start_reads_the_attachment_only_with_the_annotation_and_the_secret_for_grow
     assert_eq!(start_keys(other, true, "1Gi"), ["s/stage"]);
 }
 
+/// Where the start reads it: otherwise it would be removed from the store.
+#[test]
+fn secret_of_a_volume_without_a_namespace_is_in_that_of_the_pod() {
+    let pod = pod(
+        json!({}),
+        json!({"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
+    );
+    let keys = |source: &Value, purpose| {
+        let stored = |key: &StoredKey| {
+            let body = match key.kind {
+                StoredKind::Claim => {
+                    json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {"volumeName": "pv"}})
+                }
+                StoredKind::Volume => json!({"metadata": {"name": "pv"}, "spec": source}),
+                _ => return None,
+            };
+            Some(Secret::new(body.to_string().into_bytes()))
+        };
+        let keys = keys_for(&pod, &stored, purpose).into_iter();
+        keys.filter(|key| key.kind == StoredKind::Secret).map(|key| key.name).collect::<Vec<_>>()
+    };
+    let iscsi = |chap: bool| {
+        json!({"iscsi": {"targetPortal": "t", "iqn": "q", "lun": 0, "chapAuthSession": chap,
+            "secretRef": {"name": "s"}}})
+    };
+    let flex = json!({"flexVolume": {"driver": "d", "secretRef": {"name": "s"}}});
+    for source in [&flex, &iscsi(true)] {
+        for purpose in [Purpose::Storage, Purpose::Start] {
+            assert_eq!(keys(source, purpose), ["n/s"], "{source}");
+        }
+    }
+    assert_eq!(keys(&iscsi(false), Purpose::Storage), ["n/s"]);
+    assert!(keys(&iscsi(false), Purpose::Start).is_empty(), "it is not read");
+    let other = json!({"flexVolume": {"driver": "d", "secretRef": {"name": "s", "namespace": "m"}}});
+    assert_eq!(keys(&other, Purpose::Storage), ["m/s"]);
+}
+
 #[test]
 fn mirror_pods_need_nothing() {
     let mirror = json!({"annotations": {"kubernetes.io/config.mirror": "x"}});
