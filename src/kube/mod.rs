@@ -38,6 +38,7 @@ pub mod runtime_classes;
 pub mod services;
 mod span;
 mod stored;
+mod stored_needs;
 pub mod target;
 pub mod tokens;
 pub mod trust_bundles;

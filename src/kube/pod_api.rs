@@ -14,7 +14,7 @@ use super::objects::Objects;
 use super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
-use super::stored;
+use super::stored_needs;
 use super::tokens::Tokens;
 use super::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
 use super::volume_claims::VolumeClaims;
@@ -133,7 +133,7 @@ impl PodDependencies {
         pod: &Pod,
         read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>,
     ) -> BTreeSet<StoredKey> {
-        stored::keys_of(pod, read)
+        stored_needs::keys_of(pod, read)
     }
 
     /// Those of [`PodDependencies::stored_keys`] that a start of the pod without the API server reads.
@@ -142,13 +142,13 @@ impl PodDependencies {
         pod: &Pod,
         read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>,
     ) -> BTreeSet<StoredKey> {
-        stored::start_keys_of(pod, read)
+        stored_needs::start_keys_of(pod, read)
     }
 
     /// Why the pod waits for the API server besides these objects, as texts.
     #[must_use]
     pub fn gaps(pod: &Pod, read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>) -> Vec<String> {
-        stored::gaps_of(pod, read)
+        stored_needs::gaps_of(pod, read)
     }
 
     /// Stops the threads that watch objects.

@@ -19,7 +19,7 @@ use super::error::ApiError;
 use super::stored;
 use crate::model::api::ClusterTrustBundleProjection;
 use crate::model::meta::LabelSelector;
-use crate::offline::Offline;
+use crate::offline::{self, Offline};
 use crate::util::backoff::random_u64;
 use crate::util::lock::LockExt;
 use crate::util::sha256;
@@ -204,7 +204,7 @@ impl TrustBundles {
         }
         let known = self.known().get(query).map(|cached| Arc::clone(&cached.bundles));
         let offline = self.shared.offline.get();
-        let key = || stored::bundles_key(query);
+        let key = || bundles_key(query);
         if !stored::server_counts(offline) {
             let read = || stored::instead::<Option<Vec<Bundle>>>(offline, key);
             let bundles = known.clone().or_else(|| read().map(|bundles| bundles.unwrap_or_default().into()));
@@ -323,6 +323,15 @@ fn normalize(bundles: &[&Bundle], seed: u64) -> Result<Vec<u8>, BundleError> {
 pub(super) fn certificate_pem(der: Vec<u8>) -> String {
     let block = pem::Pem::new("CERTIFICATE", der);
     pem::encode_config(&block, pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF))
+}
+
+/// The key of the stored bundles of a query.
+pub(super) fn bundles_key(query: &Query) -> offline::Key {
+    let name = match query {
+        Query::Name(name) => format!("name/{name}"),
+        Query::Signer(signer) => format!("signer/{signer}"),
+    };
+    offline::Key::new(offline::Kind::TrustBundles, &name)
 }
 
 #[cfg(test)]
@@ -452,7 +461,7 @@ mod tests {
         };
         let expected = [Ok(set(&["one"])), Ok(set(&[]))];
         assert_eq!(files(&bundles, now), expected);
-        let keys = [&named, &signer].map(stored::bundles_key);
+        let keys = [&named, &signer].map(bundles_key);
         let changes = store.changes();
         assert_eq!(changes.keys().collect::<Vec<_>>(), keys.iter().collect::<Vec<_>>());
         assert_eq!(changes[&keys[1]].as_deref(), Some("null"));

@@ -233,21 +233,6 @@ mod tests {
     }
 
     #[test]
-    fn purge_of_all_stores_the_last_contact_again() {
-        let root = tempfile::tempdir().unwrap();
-        let stop_after = Some(std::time::Duration::from_secs(300));
-        let fence = crate::offline::FenceSettings { stop_after, ..Default::default() };
-        let settings = Settings { fence, ..testing::settings(root.path()) };
-        let offline = Offline::with_files(testing::files(root.path()), Vec::new(), &settings, Instant::now());
-        let mut fixture = Fixture::with(root, offline, testing::deps());
-        fixture.offline().contact(crate::offline::boot_time());
-        fixture.turns(0);
-        assert!(fixture.has(&Key::contact()));
-        assert_eq!(order(&mut fixture, PurgeScope::All, 1).unwrap().removed, 1);
-        assert!(fixture.has(&Key::contact()));
-    }
-
-    #[test]
     fn purge_of_all_repairs_a_lost_key_and_leaves_that_of_the_operator() {
         let root = tempfile::tempdir().unwrap();
         let settings = testing::settings(root.path());

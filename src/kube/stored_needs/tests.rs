@@ -1,6 +1,7 @@
 use super::super::objects::Object;
 use super::super::objects::stored_object::StoredObject;
 use super::*;
+use crate::model::api::PodCertificateProjection;
 use crate::offline::Phase;
 use crate::offline::test_store::TestStore;
 use serde_json::{Value, json};
