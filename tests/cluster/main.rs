@@ -27,6 +27,7 @@ mod permissions;
 mod persistent;
 mod plane;
 mod pods_and_nodes;
+mod power_cuts;
 mod recording;
 mod refusals;
 mod resizes;

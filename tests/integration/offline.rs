@@ -2,12 +2,12 @@
 //! no error and no damage stops them.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::disk_search::files_with;
 use crate::support::fake_api::{FakeApi, Fault, FaultResponse, ReceivedRequest};
 use crate::support::fake_node::{FakeNode, LONG, full_name};
 use crate::support::node::{FOREVER, NODE, busybox, container_id, is_ready, phase, pod, simple};
@@ -121,30 +121,6 @@ fn was_requested(node: &FakeNode, method: &str, pod: &str) -> bool {
     let name = full_name(pod);
     let journal = node.fake.journal();
     journal.iter().any(|entry| entry.method == method && entry.request.to_string().contains(&name))
-}
-
-/// The regular files below a directory that have one of the texts. Other file systems are left out, such
-/// as the memory in which the volumes of Secrets are.
-fn files_with(directory: &Path, texts: &[&str]) -> Vec<PathBuf> {
-    let device = fs::metadata(directory).expect("the directory exists").dev();
-    let (mut open, mut found) = (vec![directory.to_owned()], Vec::new());
-    while let Some(path) = open.pop() {
-        // A file may go at any time.
-        let Ok(meta) = fs::symlink_metadata(&path) else { continue };
-        if meta.dev() != device {
-            continue;
-        }
-        if meta.is_dir() {
-            open.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
-        } else if meta.is_file() {
-            let bytes = fs::read(&path).unwrap_or_default();
-            let has = |text: &&str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-            if texts.iter().any(has) {
-                found.push(path);
-            }
-        }
-    }
-    found
 }
 
 /// Everything but a finished job starts after a power cut without the API server. When the server is

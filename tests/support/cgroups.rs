@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::launch::make_cgroup;
+use super::wait::wait_until;
 
 /// A `cgroupRoot`, removed with everything in it when it is dropped.
 pub(crate) struct CgroupRoot(String);
@@ -50,6 +52,20 @@ impl CgroupRoot {
         for top in tops() {
             remove(&top.join(self.0.trim_start_matches('/')).join(cgroup));
         }
+    }
+
+    /// Removes all cgroups below it, as the end of the machine does. Their processes have ended, or are
+    /// ending.
+    pub(crate) fn clear(&self) {
+        wait_until("no cgroups", Duration::from_secs(60), || {
+            for top in tops() {
+                let root = top.join(self.0.trim_start_matches('/'));
+                let entries = fs::read_dir(root).into_iter().flatten().flatten();
+                let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+                entries.filter(is_directory).for_each(|entry| remove(&entry.path()));
+            }
+            self.tree().is_empty()
+        });
     }
 
     /// All cgroups below it, by their path from it: each with the hierarchies that have it.

@@ -8,6 +8,7 @@ pub(crate) mod clock;
 pub(crate) mod containerd;
 pub(crate) mod control_plane;
 pub(crate) mod der;
+pub(crate) mod disk_search;
 pub(crate) mod exposition;
 pub(crate) mod fake_api;
 pub(crate) mod fake_cri;

@@ -264,6 +264,31 @@ impl Node {
         }
     }
 
+    /// Ends the agent, the runtime, all containers, mounts and cgroups at once, as a power cut does. What
+    /// is on a disk stays: the records and images of the runtime, and the files of the agent.
+    pub(crate) fn cut_power(&mut self) {
+        self.kill_agent();
+        self.containerd.cut_power();
+        process_usage::unmount_below(&self.root());
+        self.cgroups.clear();
+        // It is below /run on a node.
+        let _ = fs::remove_dir_all(self.dir.join("run"));
+        self.runtime = OnceLock::new();
+    }
+
+    /// Starts the runtime, and then the agent, without waiting for it. Returns when the agent began.
+    pub(crate) fn boot(&mut self) -> Instant {
+        self.containerd.resume();
+        let begun = Instant::now();
+        self.launch_agent();
+        begun
+    }
+
+    /// The directory of everything that belongs to the node.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Ends the agent with SIGTERM and asserts that it does so in time, with success.
     pub(crate) fn stop_agent(&mut self) {
         let Some(mut agent) = self.agent.take() else { return };
