@@ -366,18 +366,18 @@ fn twenty_pods_start_alone_after_a_power_cut_and_the_control_plane_takes_them_ba
     plane.stop(API_SERVER);
     let begun = joined.node.boot();
     joined.node.wait_healthy();
-    let alone = if is_go {
-        wait_running(&joined, &[("static-cut".to_owned(), wanted["static-cut"].clone())].into());
-        pause(WATCH);
-        complete(&joined.node.running_of_all(), &wanted)
-    } else {
-        wait_running(&joined, &wanted)
+    let expected = match is_go {
+        true => [("static-cut".to_owned(), wanted["static-cut"].clone())].into(),
+        false => wanted.clone(),
     };
+    wait_running(&joined, &expected);
     let seconds = begun.elapsed().as_secs_f64();
-    report(
-        agent,
-        &format!("{} of {} pods run alone, {seconds:.1} s after its start", alone.len(), wanted.len()),
-    );
+    if is_go {
+        pause(WATCH);
+    }
+    let alone = complete(&joined.node.running_of_all(), &wanted);
+    let count = format!("{} of {}", alone.len(), wanted.len());
+    report(agent, &format!("{count} pods run alone, {seconds:.1} s after its start"));
     let runs = |file: &str| fs::read_to_string(joined.node.shared().join(file)).unwrap_or_default();
     if is_go {
         assert_eq!(alone.keys().collect::<Vec<_>>(), ["static-cut"]);
@@ -419,9 +419,9 @@ fn twenty_pods_start_alone_after_a_power_cut_and_the_control_plane_takes_them_ba
     assert_eq!(restarted, 0);
     assert_eq!(runs("done"), "run\n", "a finished job runs once");
     let pods = shown(&joined);
-    let of = |part: &str| pods.iter().filter(|pod| name(pod).contains(part)).collect::<Vec<_>>();
+    let named = |part: &str| pods.iter().filter(|pod| name(pod).contains(part)).collect::<Vec<_>>();
     assert_eq!(
-        of("cut-done-").iter().map(|pod| text(pod, "/status/phase")).collect::<Vec<_>>(),
+        named("cut-done-").iter().map(|pod| text(pod, "/status/phase")).collect::<Vec<_>>(),
         ["Succeeded"]
     );
     for pod in pods.iter().filter(|pod| last.contains_key(name(pod)) && !name(pod).starts_with("static")) {
