@@ -16,6 +16,7 @@ mod registered;
 mod results;
 mod rounds;
 mod runtime;
+mod storm;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -38,6 +39,8 @@ struct Options {
     api: bool,
     /// For each part.
     flash: Option<std::time::Duration>,
+    /// So many agents.
+    storm: Option<usize>,
 }
 
 fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
@@ -56,6 +59,10 @@ fn options(args: impl Iterator<Item = String>) -> Result<Options, String> {
                 let seconds = args.next().and_then(|text| text.parse().ok());
                 let seconds = seconds.ok_or("--flash needs a number of seconds")?;
                 options.flash = Some(std::time::Duration::from_secs(seconds));
+            }
+            "--storm" => {
+                let agents = args.next().and_then(|text| text.parse().ok());
+                options.storm = Some(agents.ok_or("--storm needs a number of agents")?);
             }
             // What cargo adds for every benchmark program.
             "--bench" => {}
@@ -78,6 +85,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let base = Path::new(&base);
+    if let Some(agents) = options.storm {
+        storm::measure(agents, Path::new(&binary), base);
+        return ExitCode::SUCCESS;
+    }
     let plan = Plan::new(options.quick, options.full);
     let mut results = Results::new(options.raw.as_deref(), base);
     let disk = options.flash.map(|_| flash::MeasuredDisk::make(base));
