@@ -21,9 +21,9 @@ const START: Duration = Duration::from_secs(600);
 /// The length of each part: before, without, and with the API server again.
 const MINUTE: Duration = Duration::from_secs(60);
 /// What follows the first minute with the API server.
-const AFTER: Duration = Duration::from_secs(120);
+const AFTER: Duration = Duration::from_secs(60);
 /// Requests that belong to the start of the agents.
-const SETTLE: Duration = Duration::from_secs(90);
+const SETTLE: Duration = Duration::from_secs(60);
 /// Seconds in a row of the output.
 const ROW: u64 = 10;
 
