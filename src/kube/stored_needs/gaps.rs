@@ -5,14 +5,14 @@
 use std::collections::BTreeSet;
 
 use super::{Needs, Purpose, ReadStored, driver_key};
-use crate::kube::volume_claims::{OFFLINE_VOLUMES, USE_ATTACHED, uses_attached};
+use super::super::volume_claims::{OFFLINE_VOLUMES, USE_ATTACHED, uses_attached};
 use crate::model::api::PodResourceClaim;
 use crate::model::persistent::{self, Source, Spec};
 use crate::model::pod::Pod;
 use crate::model::storage::CsiDriver;
 
 /// The gaps of a pod, each as the text for the user.
-pub(in crate::kube) fn gaps_of(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
+pub(in super::super) fn gaps_of(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
     if pod.is_static() || pod.is_mirror() {
         return Vec::new();
     }

@@ -71,7 +71,7 @@ impl Key {
     }
 
     /// Why a key of this type cannot have made such a signature.
-    fn misfit(&self, signature: &str) -> Option<&'static str> {
+    fn mismatch(&self, signature: &str) -> Option<&'static str> {
         let is_curve = signature.starts_with("ecdsa") || signature.starts_with("Ed");
         match self.is_rsa() {
             true if is_curve => {
@@ -254,7 +254,7 @@ impl Verifier {
             }
             let signature = names::signature(certificate);
             if let Some(anchor) = anchor
-                && let Some(reason) = anchor.key.misfit(&signature)
+                && let Some(reason) = anchor.key.mismatch(&signature)
             {
                 return candidate(reason, "");
             }
