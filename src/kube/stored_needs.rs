@@ -21,8 +21,6 @@ use crate::model::storage::{CsiDriver, SecretReference};
 use crate::offline::{Key as StoredKey, Kind as StoredKind, decode};
 use crate::util::secret::Secret;
 
-pub(super) use gaps::gaps_of;
-
 /// Returns the stored body of an object.
 pub(super) type ReadStored<'a> = &'a dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>;
 
@@ -35,6 +33,12 @@ pub(super) fn keys_of(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
 /// Those of [`keys_of`] that a start of the pod without the API server reads.
 pub(super) fn start_keys_of(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
     keys_for(pod, read, Purpose::Start)
+}
+
+/// What a start of the pod without the API server needs and no stored object can show, each as the text for
+/// the user.
+pub(super) fn gaps_of(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
+    gaps::gaps_of(pod, read)
 }
 
 fn keys_for(pod: &Pod, read: ReadStored<'_>, purpose: Purpose) -> BTreeSet<StoredKey> {

@@ -12,7 +12,7 @@ use crate::model::pod::Pod;
 use crate::model::storage::CsiDriver;
 
 /// The gaps of a pod, each as the text for the user.
-pub(in super::super) fn gaps_of(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
+pub(super) fn gaps_of(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
     if pod.is_static() || pod.is_mirror() {
         return Vec::new();
     }
