@@ -164,7 +164,7 @@ mod tests {
         store.enter(Phase::Online);
         assert_eq!(claims.read(&key("gpu")), Ok(claim.clone()));
         let stored = StoredKey::namespaced(StoredKind::ResourceClaim, "n", "gpu");
-        assert_eq!(store.changes().into_keys().collect::<Vec<_>>(), [stored.clone()]);
+        assert_eq!(store.changes().into_keys().collect::<Vec<_>>(), std::slice::from_ref(&stored));
         *response.lock().unwrap() = Err(error(true));
         assert_eq!(claims.read(&key("gpu")), Err(error(true)), "the server counts");
         store.enter(Phase::Held);

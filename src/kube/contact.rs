@@ -227,7 +227,7 @@ mod tests {
     fn hooks_are_called_once_per_return_and_may_use_the_returns() {
         let start = Instant::now();
         let returns = Returns::new(start);
-        let (sender, calls) = crossbeam_channel::unbounded();
+        let (sender, calls) = crossbeam_channel::bounded(8);
         let own = returns.clone();
         returns.set_hooks(vec![Box::new(move || sender.send(own.number()).unwrap())]);
         returns.record(Reply::Failure, start);

@@ -12,11 +12,14 @@ use crate::transport::api::{DialError, TlsSetupError};
 #[error("{}", self.text())]
 pub struct ApiError {
     /// `get pods "ns/p"`.
-    attempt: String,
+    attempt: Box<str>,
     cause: Cause,
-    /// What our own certificate may have to do with it.
-    note: Option<String>,
+    /// What our own certificate may have to do with it. In a box, because errors are returned by value.
+    note: Option<Box<Note>>,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Note(String);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Cause {
@@ -55,7 +58,7 @@ struct Details {
 
 impl ApiError {
     fn new(attempt: String, cause: Cause) -> ApiError {
-        ApiError { attempt, cause, note: None }
+        ApiError { attempt: attempt.into_boxed_str(), cause, note: None }
     }
 
     /// Adds what is wrong with our own certificate, if that may be the cause.
@@ -66,7 +69,7 @@ impl ApiError {
             _ => false,
         };
         if may_be_cause {
-            self.note = note();
+            self.note = note().map(Note).map(Box::new);
         }
         self
     }
@@ -171,7 +174,7 @@ impl ApiError {
 
     fn text(&self) -> String {
         match &self.note {
-            Some(note) => format!("{} ({note})", self.text_of_cause()),
+            Some(note) => format!("{} ({})", self.text_of_cause(), note.0),
             None => self.text_of_cause(),
         }
     }

@@ -613,7 +613,7 @@ mod tests {
         assert_eq!(read("s"), Ok(b"x".to_vec()));
         let key = stored::secret_key("n", "s");
         assert!(key.kind.is_sealed());
-        assert_eq!(store.changes().into_keys().collect::<Vec<_>>(), [key.clone()]);
+        assert_eq!(store.changes().into_keys().collect::<Vec<_>>(), std::slice::from_ref(&key));
         *state.lock().unwrap() = Some(unavailable());
         assert!(read("s").is_err(), "the server counts");
         store.enter(Phase::Held);

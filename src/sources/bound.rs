@@ -101,7 +101,7 @@ struct ShownStatus {
 impl Shown {
     /// The UIDs of the pods that are to run. One that was marked for deletion while the node was away has
     /// its object until the node confirms, and may run elsewhere already.
-    fn to_run(self) -> BTreeSet<PodUid> {
+    fn into_run(self) -> BTreeSet<PodUid> {
         let ends = |pod: &ShownPod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
             pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed"))
@@ -138,7 +138,7 @@ fn read_pages(
         }
         let mut shown = read(&next).inspect_err(|error| log::debug!("{error}")).ok()?;
         next = std::mem::take(&mut shown.metadata.next);
-        uids.extend(shown.to_run());
+        uids.extend(shown.into_run());
         if next.is_empty() {
             return Some(uids);
         }
@@ -235,7 +235,7 @@ mod tests {
             {"metadata": {"uid": "done"}, "status": {"phase": "Succeeded"}}
         ]}))
         .unwrap();
-        assert_eq!(shown.to_run(), ["new", "runs"].map(PodUid::from).into());
+        assert_eq!(shown.into_run(), ["new", "runs"].map(PodUid::from).into());
     }
 
     #[test]

@@ -623,7 +623,7 @@ mod tests {
 
     #[test]
     fn renamed_log_that_stays_open_is_left_after_a_second() {
-        let (end, keep) = crossbeam_channel::unbounded();
+        let (end, keep) = crossbeam_channel::bounded(8);
         let (out, took) = follow_rotation(move |writer| end.send(writer).unwrap());
         assert_eq!(out, "one\ntwo\nthree\n");
         assert!(took >= QUIET, "{took:?}");
