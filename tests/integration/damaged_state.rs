@@ -109,7 +109,7 @@ impl Damage {
                 replace();
                 std::os::unix::fs::symlink("/nonexistent/file", path).unwrap();
             }
-            Damage::Unreadable => fs::set_permissions(path, Permissions::from_mode(0)).unwrap(),
+            Damage::Unreadable => fs::set_permissions(path, Permissions::from_mode(0o000)).unwrap(),
         }
     }
 }
