@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Needs, Purpose, ReadStored, driver_key};
 use super::super::volume_claims::{OFFLINE_VOLUMES, USE_ATTACHED, uses_attached};
+use super::{Needs, Purpose, ReadStored, driver_key};
 use crate::model::api::PodResourceClaim;
 use crate::model::persistent::{self, Source, Spec};
 use crate::model::pod::Pod;
