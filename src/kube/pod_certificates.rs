@@ -237,8 +237,8 @@ impl PodCertificates {
         result
     }
 
-    /// The API server has returned: ends the waits after failed renewals. Returns the pods with such
-    /// certificates.
+    /// The API server has returned: ends the waits after failed renewals. Returns the pods whose certificates
+    /// are to be renewed.
     #[must_use]
     pub fn returned(&self) -> Vec<PodUid> {
         let now = Instant::now();

@@ -112,11 +112,15 @@ impl State {
         true
     }
 
-    /// The API server has returned: ends the wait after a failed renewal. Whether there was one.
+    /// The API server has returned: ends the wait after a failed renewal. Whether the pod is to be synced for a
+    /// renewal: its next sync may be a minute away, also if that wait is over.
     pub(super) fn returned(&mut self, now: Instant) -> bool {
-        let retry = self.issued.as_mut().and_then(|issued| issued.retry.as_mut());
-        // The wait after another failure is as long as before.
-        retry.is_some_and(|(retry_at, _)| now < std::mem::replace(retry_at, now))
+        let Some(issued) = &mut self.issued else { return false };
+        if let Some((retry_at, _)) = &mut issued.retry {
+            // The wait after another failure is as long as before.
+            *retry_at = now.min(*retry_at);
+        }
+        issued.retry.is_some() || self.pending.is_some()
     }
 
     /// Handles what was read of the pending request. `jitter` is added to the time of the renewal.
@@ -278,6 +282,24 @@ mod tests {
         assert_eq!(state.warnings(second(5001)), [(EXPIRED, "PodCertificate expired")]);
         assert!(state.warnings(second(9000)).is_empty());
         assert!(state.credential().is_ok());
+    }
+
+    #[test]
+    fn return_of_the_api_server_syncs_a_pod_until_its_renewal_has_succeeded() {
+        let instant = Instant::now();
+        assert!(!State::default().returned(instant));
+        let mut state = fresh();
+        assert!(!state.returned(instant), "nothing has failed");
+        assert!(state.failed(instant));
+        assert!(state.returned(instant));
+        assert_eq!(state.next(second(2000), instant), Step::Create);
+        // No sync came since the end of the wait.
+        assert!(state.failed(instant) && state.returned(instant + RETRY_MAX));
+        // Its request may have been read in vain.
+        let mut state = fresh();
+        state.requested(pending("r2"));
+        assert!(state.returned(instant));
+        assert!(state.apply(issued(), SignedDuration::ZERO) && !state.returned(instant));
     }
 
     proptest! {
