@@ -135,6 +135,7 @@ fn parse(text: &str) -> Option<Timestamp> {
 mod tests {
     use super::super::testing;
     use super::*;
+    use crate::util::state_files;
 
     const HOUR: i64 = 3600;
     const YEAR: i64 = 365 * 24 * HOUR;
@@ -208,6 +209,22 @@ mod tests {
         assert_eq!(read(&files), None);
         write(&files, time(6)).unwrap();
         assert_eq!(read(&files), Some(time(6)));
+    }
+
+    #[test]
+    fn damaged_bound_that_cannot_be_put_aside_is_a_problem_until_the_next_write() {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        write(&files, time(5)).unwrap();
+        let directory = testing::settings(root.path()).directory;
+        let path = directory.join(CLOCK_FILE);
+        std::fs::write(&path, "x").unwrap();
+        // In the place of the directory for copies.
+        std::fs::write(directory.join("damaged"), "").unwrap();
+        let is_problem = || state_files::problems().iter().any(|(file, _)| *file == path);
+        assert_eq!((read(&files), is_problem()), (None, true));
+        write(&files, time(6)).unwrap();
+        assert_eq!((read(&files), is_problem()), (Some(time(6)), false));
     }
 
     #[test]

@@ -364,7 +364,9 @@ impl Files {
         let place = self.place(name)?;
         let directory = place.dir_path();
         atomic_file::write(&directory.join(place.name()), text.as_bytes(), 0o600)?;
-        atomic_file::sync_directory(&directory)
+        atomic_file::sync_directory(&directory)?;
+        state_files::report_usable(&self.directory.join(place.name()));
+        Ok(())
     }
 
     /// The place of a file in the directory, which must not be a link.
