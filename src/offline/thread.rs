@@ -595,7 +595,6 @@ impl Writer {
     fn report_evicted(&mut self) {
         for key in self.store.take_evicted() {
             self.is_report_old = true;
-            self.forget(&key);
             let error = FileError::Full;
             if let Some(failures) = self.problems.set(&key, &error.to_string()) {
                 let (word, name) = (key.kind.word(), &key.name);
