@@ -39,9 +39,10 @@ impl Fence {
     }
 
     /// Whether a pod that is stopped is so no more, and forgets it then. Only if it was released, or it ends:
-    /// the room `offline` forgets a pod that ends before its new version has arrived here.
-    fn resume(&mut self, uid: &PodUid, ends: bool) -> bool {
-        let is_due = self.stopped.contains(uid) && (ends || self.released.contains(uid));
+    /// the room `offline` forgets a pod that ends before its new version has arrived here. Not before it is
+    /// settled how it continues.
+    fn resume(&mut self, uid: &PodUid, ends: bool, is_settled: bool) -> bool {
+        let is_due = is_settled && self.stopped.contains(uid) && (ends || self.released.contains(uid));
         if is_due {
             self.stopped.remove(uid);
             self.released.remove(uid);
@@ -89,18 +90,21 @@ impl Loop {
             // One that has ended by itself does not run again.
             let has_ended =
                 self.deps.status.get(uid).is_some_and(|status| is_terminal(status.phase.as_deref()));
+            // A pod that is deleted or evicted while it is stopped ends with that. If its worker was already
+            // cleaning up, it finishes without having ended: the next worker ends the pod, or runs it again.
+            let is_settled = has_ended
+                || self.deps.workers.is_finished(uid)
+                || (!must_end(pod) && self.deps.workers.may_resume(uid));
             if !has_ended && offline.stops(pod) {
                 self.stop_offline(pod);
-            } else if !self.settings.node.shutting_down && self.fence.resume(uid, has_ended || must_end(pod))
+            } else if !self.settings.node.shutting_down
+                && self.fence.resume(uid, has_ended || must_end(pod), is_settled)
+                && !has_ended
             {
-                // One that was evicted fails.
-                let resumes = !has_ended && self.deps.workers.may_resume(uid);
-                // One that is being deleted, and is still being stopped, ends with that.
-                let is_finished = self.deps.workers.is_finished(uid);
-                if resumes && (is_finished || !must_end(pod)) && self.deps.workers.revive(uid) {
+                if self.deps.workers.revive(uid) {
                     resumed.push(uid.clone());
                 }
-                if resumes && !must_end(pod) {
+                if !must_end(pod) {
                     let message = "The API server has shown the pod again: it is started";
                     self.deps.events.normal(pod, reasons::RESUMED_ONLINE, message);
                 }
@@ -146,11 +150,24 @@ mod tests {
         let mut fence = Fence::default();
         let [a, b, c, d] = ["a", "b", "c", "d"].map(PodUid::from);
         fence.stopped.extend([a.clone(), b.clone()]);
-        assert!(!fence.resume(&a, false), "its mark for deletion may not have arrived");
-        assert!(fence.resume(&a, true) && !fence.resume(&a, true) && !fence.has(&a));
+        assert!(!fence.resume(&a, false, true), "its mark for deletion may not have arrived");
+        assert!(fence.resume(&a, true, true) && !fence.resume(&a, true, true) && !fence.has(&a));
         // The worker of c has stopped it before this part did; that of d has not.
         fence.release([b.clone(), c.clone(), d.clone()].into(), |uid| uid.as_str() == "c");
-        assert!(fence.resume(&b, false) && fence.resume(&c, false) && !fence.resume(&d, false));
+        assert!(fence.resume(&b, false, true) && fence.resume(&c, false, true));
+        assert!(!fence.resume(&d, false, true));
         assert!(fence.stopped.is_empty() && fence.released.is_empty());
+    }
+
+    /// Otherwise one whose mark for deletion or eviction arrives while its worker cleans up would never end
+    /// or run.
+    #[test]
+    fn pod_stays_stopped_until_its_worker_has_finished_if_it_ends_otherwise() {
+        let mut fence = Fence::default();
+        let [deleted, evicted] = ["deleted", "evicted"].map(PodUid::from);
+        fence.stopped.extend([deleted.clone(), evicted.clone()]);
+        fence.release([evicted.clone()].into(), |_| false);
+        assert!(!fence.resume(&deleted, true, false) && !fence.resume(&evicted, false, false));
+        assert!(fence.resume(&deleted, true, true) && fence.resume(&evicted, false, true));
     }
 }
