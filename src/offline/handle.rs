@@ -657,6 +657,9 @@ mod tests {
     fn pod_that_was_released_before_the_decision_is_in_the_next_early_set() {
         let root = tempfile::tempdir().unwrap();
         drop(testing::offline(root.path(), &["a", "b"]));
+        let mut longer = serde_json::to_value(pod("a").object()).unwrap();
+        longer["metadata"]["annotations"][fence::STOP_AFTER] = "1h".into();
+        testing::store(root.path(), &Key::new(Kind::Pod, "a"), &longer);
         let fence = fence::FenceSettings {
             stop_after: Some(std::time::Duration::from_secs(300)),
             ..fence::FenceSettings::default()
@@ -671,8 +674,8 @@ mod tests {
         offline.shared.fence.release(&[PodUid::from("a")].into());
         offline.shared.deliver_stopped(fence::boot_time());
         assert!(delivered.is_empty());
-        offline.shared.deliver_stopped(i64::MAX);
-        assert_eq!(delivered.try_recv().unwrap(), ["a", "b"]);
+        offline.shared.deliver_stopped(fence::boot_time() + 400_000);
+        assert_eq!(delivered.try_recv().unwrap(), ["a", "b"], "b is over its time, and a is not");
     }
 
     #[test]
