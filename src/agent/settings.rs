@@ -340,6 +340,9 @@ pub(super) fn offline(
     node_name: &str,
 ) -> Result<Option<offline::Settings>, StartError> {
     if !args.offline {
+        if !args.offline_stop_after.is_zero() {
+            log::warn!("--offline-stop-after has no effect without --offline: no pod will be stopped");
+        }
         return Ok(None);
     }
     let shortest = Duration::from_secs(u64::try_from(config.node_lease_duration_seconds).unwrap_or_default());

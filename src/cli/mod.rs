@@ -57,7 +57,8 @@ pub fn print(text: &str) -> Exit {
 #[must_use]
 pub fn check_config(args: &AgentArgs) -> Exit {
     with_config(args, |loaded| {
-        if let Some(problem) = unusable_collector(&loaded.config) {
+        let unusable = unusable_collector(&loaded.config).or_else(|| unusable_time(args, &loaded.config));
+        if let Some(problem) = unusable {
             report(&[problem]);
             return Exit::Configuration;
         }
@@ -65,6 +66,9 @@ pub fn check_config(args: &AgentArgs) -> Exit {
             warn("", message);
         }
         missing_cluster(args, &loaded.config).into_iter().for_each(|(field, message)| warn(field, message));
+        if !args.offline && !args.offline_stop_after.is_zero() {
+            warn("--offline-stop-after", "has no effect without --offline".to_owned());
+        }
         print("ok\n")
     })
 }
@@ -80,6 +84,18 @@ fn unusable_collector(config: &KubeletConfiguration) -> Option<Problem> {
     let error = tracing::Settings::new(endpoint, settings.sampling_rate_per_million, "").err()?;
     let field = "tracing.endpoint".to_owned();
     Some(Problem { place: String::new(), field, message: error.to_string() })
+}
+
+/// An `--offline-stop-after` with which the agent does not start.
+fn unusable_time(args: &AgentArgs, config: &KubeletConfiguration) -> Option<Problem> {
+    let shortest = u64::try_from(config.node_lease_duration_seconds).unwrap_or_default();
+    let after = args.offline_stop_after;
+    if !args.offline || after.is_zero() || after.as_secs() >= shortest {
+        return None;
+    }
+    let field = "--offline-stop-after".to_owned();
+    let message = format!("must not be shorter than nodeLeaseDurationSeconds ({shortest} s)");
+    Some(Problem { place: String::new(), field, message })
 }
 
 /// Settings that keep the agent from starting on a node without an API server. They are warnings

@@ -589,6 +589,18 @@ fn settings_that_need_a_cluster_are_warnings_without_one() {
 }
 
 #[test]
+fn time_of_a_stop_with_which_the_agent_does_not_start_is_a_problem() {
+    let config = KubeletConfiguration { node_lease_duration_seconds: 40, ..KubeletConfiguration::default() };
+    let problem = |text: &str| super::unusable_time(&agent(text), &config).map(|problem| problem.to_string());
+    for usable in ["", "--offline-stop-after=1s", "--offline --kubeconfig=/k --offline-stop-after=40s"] {
+        assert_eq!(problem(usable), None, "{usable}");
+    }
+    assert_eq!(problem("--offline --kubeconfig=/k --offline-stop-after=0"), None);
+    let found = problem("--offline --kubeconfig=/k --offline-stop-after=39900ms").unwrap_or_default();
+    assert!(found.contains("--offline-stop-after: must not be shorter than"), "{found}");
+}
+
+#[test]
 fn collector_with_which_the_agent_does_not_start_is_a_problem() {
     let problem = |tracing: Value| {
         let config: KubeletConfiguration = serde_json::from_value(json!({"tracing": tracing})).unwrap();
