@@ -80,7 +80,7 @@ pub(crate) fn check(path: &Path) -> Vec<CheckedManifest> {
     let files = match file::list(path) {
         Ok(Listing::Files(files)) => files,
         Ok(Listing::Missing) => {
-            let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+            let missing = std::io::Error::from(rustix::io::Errno::NOENT);
             return vec![CheckedManifest::unreadable(path, &Error::Open(path.to_owned(), missing))];
         }
         Err(error) => return vec![CheckedManifest::unreadable(path, &error)],
@@ -224,7 +224,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let missing = &check(&dir.path().join("none"))[0];
         assert!(
-            missing.has_errors() && missing.findings[0].message.starts_with("cannot open"),
+            missing.has_errors() && missing.findings[0].message.contains("No such file or directory"),
             "{missing:?}"
         );
         let fifo = dir.path().join("fifo");
