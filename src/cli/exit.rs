@@ -13,7 +13,7 @@ pub enum Exit {
     Configuration,
     /// No agent listens on the local socket.
     NotReachable,
-    /// The requested pod, container or log does not exist.
+    /// The requested pod, container, log or stored object does not exist.
     NotFound,
     /// `coracle check`, `validate` or `offline check` found a problem that prevents pods from running.
     CheckFailed,
@@ -30,7 +30,7 @@ pub(super) const EXITS: &[(Exit, &str)] = &[
     (Exit::Usage, "the command line is wrong"),
     (Exit::Configuration, "the configuration is wrong"),
     (Exit::NotReachable, "no agent listens on the local socket"),
-    (Exit::NotFound, "the requested pod, container or log does not exist"),
+    (Exit::NotFound, "the requested pod, container, log or stored object does not exist"),
     (
         Exit::CheckFailed,
         "coracle check, validate or offline check found something that keeps pods from running",

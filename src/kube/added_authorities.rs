@@ -43,7 +43,9 @@ pub enum TrustError {
     },
     /// The server at the address has a certificate that these authorities have not signed, or does not
     /// respond.
-    #[error("the API server is not signed by these authorities, or is not reachable: {0}")]
+    #[error(
+        "these authorities have not signed the certificate of the API server, or it is not reachable: {0}"
+    )]
     Server(ApiError),
     /// The authorities cannot be used.
     #[error("the authorities cannot be used: {0}")]

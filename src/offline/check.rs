@@ -32,7 +32,9 @@ impl Offline {
     pub fn check(&self, needs: &PodNeeds<'_>) -> CheckReport {
         let mut report = CheckReport::default();
         if let Err(reason) = self.stored(&Key::node()) {
-            report.problems.push(format!("the Node object is {reason}: this node never starts alone"));
+            report.problems.push(format!(
+                "the Node object is {reason}: no pod starts alone until this node has reached the API server"
+            ));
         }
         if self.shared.files.seal_state() == SealState::NoKey {
             report.problems.push("the key cannot be used: Secrets and tokens are not stored".to_owned());
@@ -164,7 +166,10 @@ mod tests {
         assert!(path.exists(), "a check changes nothing");
         std::fs::remove_file(testing::path(root.path(), &Key::node())).unwrap();
         let report = check(&offline, &[]);
-        assert_eq!(report.problems, ["the Node object is not stored: this node never starts alone"]);
+        assert_eq!(
+            report.problems,
+            ["the Node object is not stored: no pod starts alone until this node has reached the API server"]
+        );
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl PurgeScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PurgeError {
     /// There is no such object.
-    #[error("no such object is stored")]
+    #[error("no such object is stored (coracle offline list -o wide names all)")]
     NotStored,
     /// Other orders are in progress.
     #[error("other stored objects are being removed")]

@@ -408,7 +408,7 @@ fn stored_objects_are_listed_by_name_checked_and_removed_only_on_request() {
     assert!(status == 200 && body.contains(r#""newKey":false"#), "{body}");
     assert_eq!(
         fixture.post("/v1/offline/purge?object=configmap/n/m"),
-        (404, "no such object is stored\n".to_owned())
+        (404, "no such object is stored (coracle offline list -o wide names all)\n".to_owned())
     );
     for wrong in ["", "?scope=some", "?object=bird/n/s", "?scope=all&object=secret/n/s"] {
         assert_eq!(fixture.post(&format!("/v1/offline/purge{wrong}")).0, 400, "{wrong}");

@@ -346,7 +346,10 @@ fn stored_objects_are_checked_and_removed() {
     assert_eq!(outcome, Ok(Exit::Success));
     assert!(text.contains("files removed: 1 (2.0 KiB)") && text.contains("a new key"), "{text}");
     let (outcome, _) = run(OfflineCommand::Purge(Purged::Object("pod/n/a".to_owned())));
-    assert_eq!(outcome, Err("NotFound: no such object is stored".to_owned()));
+    assert_eq!(
+        outcome,
+        Err("NotFound: no such object is stored (coracle offline list -o wide names all)".to_owned())
+    );
 }
 
 /// Sends each write to a test that runs at the same time.
