@@ -130,7 +130,10 @@ impl Offline {
         now: Instant,
     ) -> Offline {
         let mut problems = Problems::default();
-        problems_of_files.into_iter().for_each(|problem| problems.add(problem));
+        for problem in problems_of_files {
+            log::warn!("{problem}");
+            problems.add(problem);
+        }
         let stored = stored::load(&files, &mut problems);
         let uid = stored.node.as_ref().and_then(|node| node.metadata.uid.clone());
         let decider = Decider::new(stored.pods, uid, settings.wait, settings.accept_after, now);

@@ -9,7 +9,7 @@ use crate::offline::files::FileError;
 use crate::offline::key::{Key, Kind};
 use crate::offline::problems::Problems;
 use crate::offline::purge::{PurgeError, PurgeScope};
-use crate::offline::state::PurgeReport;
+use crate::offline::state::{PurgeReport, SealState};
 use crate::util::lock::LockExt;
 
 /// The most problems of a report.
@@ -91,7 +91,16 @@ impl Writer {
         // Before the key is replaced: files that a power cut brings back would make the new one unusable.
         self.sync(&mut report);
         match files.replace_key() {
-            Ok(is_new) => report.new_key = is_new,
+            Ok(is_new) => {
+                report.new_key = is_new;
+                // That of the operator. The reason was among the problems.
+                if files.seal_state() == SealState::NoKey {
+                    self.problems.add(
+                        "the key file of --offline-key cannot be used: the next start of the agent says why"
+                            .to_owned(),
+                    );
+                }
+            }
             Err(error) => {
                 let text = format!("the key cannot be replaced: {error}");
                 self.problems.add(text.clone());
@@ -157,7 +166,7 @@ mod tests {
     use crate::offline::files::Files;
     use crate::offline::handle::Offline;
     use crate::offline::purge::Purge;
-    use crate::offline::state::{Phase, SealState};
+    use crate::offline::state::Phase;
     use crate::offline::testing::{self, pod};
     use crate::offline::{Deps, Settings};
     use crate::util::testing::in_background;
@@ -259,6 +268,20 @@ mod tests {
         let report = order(&mut fixture, PurgeScope::All, 0).unwrap();
         assert_eq!((report.removed, report.new_key), (1, false));
         assert_eq!(std::fs::read(&key_file).unwrap(), former);
+    }
+
+    #[test]
+    fn unusable_key_of_the_operator_stays_a_problem_after_a_purge_of_all() {
+        let root = tempfile::tempdir().unwrap();
+        let key_file = root.path().join("key");
+        std::fs::write(&key_file, "x").unwrap();
+        let settings = Settings { key_file: Some(key_file), ..testing::settings(root.path()) };
+        let (files, problems) = Files::open(&settings);
+        let offline = Offline::with_files(files, problems, &settings, Instant::now());
+        let mut fixture = Fixture::with(root, offline, testing::deps());
+        assert!(!order(&mut fixture, PurgeScope::All, 0).unwrap().new_key);
+        let report = fixture.offline().report();
+        assert_eq!((report.seal, report.problems.len()), (SealState::NoKey, 1), "{report:?}");
     }
 
     #[test]
