@@ -441,12 +441,12 @@ pub(super) static FLAGS: &[Flag] = &[
         "",
         "key file that seals stored Secrets and tokens, made if it is missing; empty: offline/key below --root-dir",
     ),
-    works("offline-secrets", Text, "sealed", "sealed: store Secrets and tokens sealed; none: do not"),
+    works("offline-secrets", Text, "sealed", "sealed: store Secrets and tokens encrypted; none: do not"),
     works(
         "offline-stop-after",
         Duration,
         "0s",
-        "stop the pods of the API server when the lease of the node was not renewed for this time; 0 means never",
+        "with --offline, stop the pods of the API server when the lease of the node was not renewed for this time; 0 means never",
     ),
     works(
         "offline-wait",

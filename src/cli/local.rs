@@ -258,7 +258,7 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     (
         "attach",
         "attach POD [-n NAMESPACE] [-c CONTAINER] [-i] [-t]",
-        "be connected with a container's first process",
+        "connect to a container's first process",
     ),
     (
         "port-forward",
@@ -323,7 +323,7 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     (
         "offline",
         "offline trust FILE|--remove [-o json|yaml]",
-        "trust the new authority of the API server, which must have signed its certificate; undo that",
+        "trust the new authority of the API server, which must have signed its certificate; --remove undoes it",
     ),
     (
         "offline",
