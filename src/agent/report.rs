@@ -88,12 +88,12 @@ fn offline_problems(report: &offline::Report) -> Vec<String> {
             Some(HeldReason::NoNode) | None => "it knows neither this node nor any of its pods",
         };
         let end = match report.accepts {
-            Some(time) => format!("; accepted without an order at {}", whole_seconds(time)),
+            Some(time) => format!("; that happens by itself at {}", whole_seconds(time)),
             None => String::new(),
         };
         problems.push(format!(
             "the pods of the API server are held back, and the stored ones continue: {reason} \
-             (coracle offline accept takes over its pods{end})"
+             (restore its data, or run coracle offline accept, which takes over its pods and stops the others{end})"
         ));
     }
     if report.stopped_pods > 0 {
@@ -486,7 +486,7 @@ mod tests {
             ..offline::Report::default()
         };
         expect_test::expect![[r#"
-            the pods of the API server are held back, and the stored ones continue: it knows neither this node nor any of its pods (coracle offline accept takes over its pods; accepted without an order at 2026-01-01T01:00:00Z)
+            the pods of the API server are held back, and the stored ones continue: it knows neither this node nor any of its pods (restore its data, or run coracle offline accept, which takes over its pods and stops the others; that happens by itself at 2026-01-01T01:00:00Z)
             2 pods are stopped until the API server shows them again, because it was away for too long
             offline: the key cannot be used: Secrets and tokens are neither stored nor read, and pods that need them do not start without the API server
             offline: secret default/big: too large
@@ -494,7 +494,7 @@ mod tests {
         .assert_eq(&(offline_problems(&report).join("\n") + "\n"));
         (report.held, report.accepts) = (Some(HeldReason::OtherNode), None);
         let problems = offline_problems(&report).join("\n");
-        assert!(problems.contains("is a new one") && !problems.contains("without an order"), "{problems}");
+        assert!(problems.contains("is a new one") && !problems.contains("by itself"), "{problems}");
         for phase in [Phase::Undecided, Phase::Online, Phase::Alone] {
             assert_eq!(offline_problems(&offline::Report { phase, ..offline::Report::default() }), [""; 0]);
         }

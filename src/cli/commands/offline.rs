@@ -161,7 +161,7 @@ fn print(console: &mut Console<'_>, report: &Report) -> io::Result<()> {
     }
     if let Some(time) = report.accepts {
         let seconds = Timestamp::from_second(time.as_second()).unwrap_or(time);
-        console.field(0, "Accepted", &format!("at {seconds} without an order"))?;
+        console.field(0, "Accepted", &format!("at {seconds} without a command"))?;
     }
     let (secrets, color) = match report.seal {
         SealState::Sealed => ("stored, sealed", Color::Green),
@@ -289,7 +289,7 @@ mod tests {
         expect![[r#"
             Pods of:           the store
             API server:        held since 2026-01-01T00:00:00Z (3m20s): it does not know this node; coracle offline accept
-            Accepted:          at 2026-01-01T01:00:00Z without an order
+            Accepted:          at 2026-01-01T01:00:00Z without a command
             Secrets:           neither stored nor read: the key cannot be used
             Size:              34.0 KiB of 64.0 MiB
             Problems:
