@@ -294,7 +294,9 @@ impl FakeNode {
 
     /// The agent's command line.
     pub(crate) fn agent_command(&self) -> Command {
-        let mut command = launch::command(&binary(), self.dir.path(), NODE);
+        // The library with the clock cannot be loaded into a static program.
+        let program = if self.clock.is_some() { env!("CARGO_BIN_EXE_coracle").into() } else { binary() };
+        let mut command = launch::command(&program, self.dir.path(), NODE);
         command.arg("--local-socket").arg(self.local_socket());
         command.args(&self.flags);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
