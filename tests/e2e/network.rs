@@ -164,7 +164,8 @@ fn host_port_reaches_the_pod() {
     node.apply("web.json", &manifest);
     // Requested from the host's network by a second pod: packets of the host itself to its own
     // address take another path.
-    let asks = format!("until wget -q -O /tmp/page http://192.0.2.10:28080/; do sleep 0.1; done; {FOREVER}");
+    let asks =
+        format!("until wget -q -T 5 -O /tmp/page http://192.0.2.10:28080/; do sleep 0.1; done; {FOREVER}");
     let mut client = pod("client", json!([busybox("main", &asks)]));
     client["spec"]["hostNetwork"] = json!(true);
     node.apply("client.json", &client);
