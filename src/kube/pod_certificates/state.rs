@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(state.next(second(2000), instant), Step::Create);
         // No sync came since the end of the wait.
         assert!(state.failed(instant) && state.returned(instant + RETRY_MAX));
-        // Its request may have been read in vain.
+        // Its request may have been read without success.
         let mut state = fresh();
         state.requested(pending("r2"));
         assert!(state.returned(instant));
