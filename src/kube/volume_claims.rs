@@ -215,7 +215,10 @@ impl VolumeClaims {
         }
         match self.shared.api.read_claim(namespace, name) {
             Ok(claim) => {
-                self.store(stored_key, &claim);
+                // One that waits for its volume would delay the write of the next version, and is of no use.
+                if claim.is_bound() {
+                    self.store(stored_key, &claim);
+                }
                 remember(&mut self.known().claims, key, claim.clone());
                 Ok(claim)
             }
@@ -469,7 +472,9 @@ mod tests {
 
     impl VolumeClaimApi for Counting {
         fn read_claim(&self, _: &str, name: &str) -> Result<Claim, ReadError> {
-            self.find(name == "c", claim("new"))
+            let mut found = claim("new");
+            found.status.phase = if name == "c" { "Bound" } else { "Pending" }.to_owned();
+            self.find(matches!(name, "c" | "waits"), found)
         }
         fn read_volume(&self, name: &str) -> Result<PersistentVolume, ReadError> {
             self.find(name == "pv", PersistentVolume::default())
@@ -568,6 +573,8 @@ mod tests {
         // What is not stored is requested.
         assert!(claims.claim("n", "c").is_ok() && claims.claim("m", "x").is_err());
         assert_eq!((count.load(Ordering::SeqCst), store.changes().len()), (2, 1));
+        assert!(claims.claim("n", "waits").is_ok());
+        assert_eq!(store.changes().len(), 0, "only a bound claim is stored");
         // The server decides again.
         store.enter(Phase::Online);
         assert!(claims.claim("n", "x").is_err() && claims.volume("x").is_err());
@@ -687,7 +694,9 @@ mod tests {
         }
         impl VolumeClaimApi for Lost {
             fn read_claim(&self, _: &str, _: &str) -> Result<Claim, ReadError> {
-                self.find(claim("u"), missing())
+                let mut found = claim("u");
+                found.status.phase = "Bound".to_owned();
+                self.find(found, missing())
             }
             fn read_volume(&self, _: &str) -> Result<PersistentVolume, ReadError> {
                 self.find(PersistentVolume::default(), missing())

@@ -74,6 +74,14 @@ pub struct ClaimResources {
     pub requests: BTreeMap<String, Quantity>,
 }
 
+impl Claim {
+    /// Whether it has its volume.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.status.phase == "Bound"
+    }
+}
+
 /// `status` of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -382,7 +390,7 @@ pub fn check_claim<'a>(pod: &Pod, wanted: &ClaimName, claim: &'a Claim) -> Resul
     if meta.deletion_timestamp.is_some() && !meta.finalizers.iter().any(|finalizer| finalizer == PROTECTION) {
         return Err(ClaimProblem::Deleting);
     }
-    if claim.status.phase != "Bound" {
+    if !claim.is_bound() {
         return Err(ClaimProblem::NotBound);
     }
     if claim.spec.volume_name.is_empty() {
