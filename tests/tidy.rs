@@ -12,6 +12,8 @@ mod documents;
 mod identifiers;
 #[path = "support/monitoring.rs"]
 mod monitoring;
+#[path = "tidy/scripts.rs"]
+mod scripts;
 #[path = "tidy/threads.rs"]
 mod threads;
 #[path = "tidy/types.rs"]
