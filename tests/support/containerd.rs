@@ -208,8 +208,9 @@ fn run_with(args: &[String], environment: &[(&str, &str)]) -> String {
         Command::new(tool()).args(args).envs(environment.iter().copied()).output().expect("the tool runs");
     assert!(
         output.status.success(),
-        "{}-private {args:?}: {}{}",
+        "{}-private {args:?}: {}: {}{}",
         daemon(),
+        output.status,
         String::from_utf8_lossy(&output.stderr),
         String::from_utf8_lossy(&output.stdout)
     );
