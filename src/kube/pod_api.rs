@@ -14,14 +14,13 @@ use super::objects::Objects;
 use super::pod_certificates::{CertificateApi, PodCertificates, Request};
 use super::runtime_classes::RuntimeClasses;
 use super::services::Services;
-use super::stored_needs;
+use super::stored_needs::{self, ReadStored};
 use super::tokens::Tokens;
 use super::trust_bundles::{Bundle, BundleApi, Query, TrustBundles};
 use super::volume_claims::VolumeClaims;
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 use crate::offline::{Key as StoredKey, Offline, Phase};
-use crate::util::secret::Secret;
 
 /// The handle. Clones share everything.
 #[derive(Debug, Clone)]
@@ -129,25 +128,19 @@ impl PodDependencies {
     /// The keys of all objects that the pod needs from the API server, itself included. `read` returns a
     /// stored body: a claim names a volume, and a volume a driver. Static pods and mirrors need nothing.
     #[must_use]
-    pub fn stored_keys(
-        pod: &Pod,
-        read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>,
-    ) -> BTreeSet<StoredKey> {
+    pub fn stored_keys(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
         stored_needs::keys_of(pod, read)
     }
 
     /// Those of [`PodDependencies::stored_keys`] that a start of the pod without the API server reads.
     #[must_use]
-    pub fn start_keys(
-        pod: &Pod,
-        read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>,
-    ) -> BTreeSet<StoredKey> {
+    pub fn start_keys(pod: &Pod, read: ReadStored<'_>) -> BTreeSet<StoredKey> {
         stored_needs::start_keys_of(pod, read)
     }
 
     /// Why the pod waits for the API server besides these objects, as texts.
     #[must_use]
-    pub fn gaps(pod: &Pod, read: &dyn Fn(&StoredKey) -> Option<Secret<Vec<u8>>>) -> Vec<String> {
+    pub fn gaps(pod: &Pod, read: ReadStored<'_>) -> Vec<String> {
         stored_needs::gaps_of(pod, read)
     }
 

@@ -76,6 +76,10 @@ fn run(deps: &Deps, stop: &StopToken) {
             continue;
         }
         let waits = core.next_due().is_some();
+        if !waits {
+            // A return before the next failure is not one after it.
+            number = returns.number();
+        }
         let returned = if waits { returns.after(number) } else { StopToken::never() };
         let _waiting = threads::waiting("static pods, mirrors");
         select_biased! {

@@ -88,6 +88,10 @@ impl Publisher {
                 self.deps.status.set_published(self.core.seen());
             }
             let waits = self.core.next_due().is_some();
+            if !waits {
+                // A return before the next failure is not one after it.
+                number = returns.number();
+            }
             let returned = if waits { returns.after(number) } else { StopToken::never() };
             let _waiting = threads::waiting("a status to report");
             select_biased! {
