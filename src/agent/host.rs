@@ -1,11 +1,10 @@
 //! The first phase of a start: checks the machine, and that no other agent runs.
 
-use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::error::StartError;
-use super::node;
+use super::node::{self, OwnAddresses};
 use super::settings::swap_behavior;
 use crate::config::{AgentArgs, KubeletConfiguration};
 use crate::model::container_memory::SwapBehavior;
@@ -24,7 +23,7 @@ pub(super) struct Host {
     pub(super) machine: Machine,
     pub(super) cgroups: CgroupHierarchies,
     pub(super) node_name: String,
-    pub(super) ips: Vec<IpAddr>,
+    pub(super) addresses: OwnAddresses,
 }
 
 /// Reads the facts of the machine, locks the root directory and the local socket, and makes
@@ -39,7 +38,7 @@ pub(super) fn prepare_host(
     check(config, &machine, &cgroups)?;
     check_tunables(config, &roots.proc.join("sys"))?;
     let node_name = node::name(&args.hostname_override).map_err(StartError::Refused)?;
-    let ips = node::addresses(&args.node_ips);
+    let addresses = OwnAddresses::new(&args.node_ips);
     make_dir(&args.root_dir, 0o750)?;
     restrict_dir(&args.root_dir, 0o750);
     // The locks come before any thread starts: a second agent must exit before it changes or
@@ -55,7 +54,7 @@ pub(super) fn prepare_host(
     make_dir(Path::new(CONTAINER_LOGS_DIR), 0o755)?;
     set_tunables(config, &roots.proc.join("sys"));
     node::prepare_process(config.max_open_files, config.oom_score_adj);
-    Ok((Host { machine, cgroups, node_name, ips }, locks))
+    Ok((Host { machine, cgroups, node_name, addresses }, locks))
 }
 
 /// Refuses the start on a machine that the configuration does not allow.

@@ -33,7 +33,11 @@ pub(super) fn certificate(
             key: PathBuf::from(&config.tls_private_key_file),
         }
     } else {
-        Source::SelfSigned { dir: args.cert_dir.clone(), host: host.node_name.clone(), ips: host.ips.clone() }
+        Source::SelfSigned {
+            dir: args.cert_dir.clone(),
+            host: host.node_name.clone(),
+            ips: host.addresses.get(),
+        }
     };
     let serving = CurrentServingCertificate::open(&source, Timestamp::now());
     serving.map(Some).map_err(|error| StartError::Refused(format!("serving certificate: {}", chain(&error))))

@@ -1,6 +1,9 @@
 //! The node's name and addresses, and the limits of the process.
 
 use std::net::{IpAddr, UdpSocket};
+use std::sync::{Arc, Mutex};
+
+use crate::util::lock::LockExt;
 
 /// The node's name: the override, else the host name, trimmed and in lower case.
 ///
@@ -19,9 +22,36 @@ pub(super) fn name(hostname_override: &str) -> Result<String, String> {
     Ok(name)
 }
 
+/// The node's addresses, where no Node object shows any. Clones share the last ones.
+#[derive(Debug, Clone)]
+pub(super) struct OwnAddresses {
+    node_ip: Vec<IpAddr>,
+    last: Arc<Mutex<Vec<IpAddr>>>,
+}
+
+impl OwnAddresses {
+    /// `node_ip`: `--node-ip`.
+    pub(super) fn new(node_ip: &[IpAddr]) -> OwnAddresses {
+        OwnAddresses { node_ip: node_ip.to_vec(), last: Arc::default() }
+    }
+
+    /// Those of now; while there are none, as without a link, the last ones.
+    pub(super) fn get(&self) -> Vec<IpAddr> {
+        self.newest(addresses(&self.node_ip))
+    }
+
+    fn newest(&self, found: Vec<IpAddr>) -> Vec<IpAddr> {
+        let mut last = self.last.locked();
+        if !found.is_empty() {
+            *last = found;
+        }
+        last.clone()
+    }
+}
+
 /// The node's addresses: those of `--node-ip`, else the source address of the default route. The
 /// function sends no packet.
-pub(super) fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
+fn addresses(node_ip: &[IpAddr]) -> Vec<IpAddr> {
     let given: Vec<IpAddr> = node_ip.iter().filter(|ip| !ip.is_unspecified()).copied().collect();
     if !given.is_empty() {
         return given;
@@ -69,6 +99,17 @@ mod tests {
     fn names_are_lower_case_and_never_empty() {
         assert_eq!(name(" Node-1 "), Ok("node-1".to_owned()));
         assert!(!name("").unwrap_or_else(|_| "no host name".to_owned()).is_empty());
+    }
+
+    #[test]
+    fn addresses_follow_the_machine_and_stay_while_it_has_none() {
+        let ips = |text: &str| vec![text.parse::<IpAddr>().unwrap()];
+        let own = OwnAddresses::new(&[]);
+        assert_eq!(own.newest(Vec::new()), []);
+        assert_eq!(own.newest(ips("192.0.2.1")), ips("192.0.2.1"));
+        assert_eq!(own.clone().newest(ips("fd00::1")), ips("fd00::1"));
+        assert_eq!(own.newest(Vec::new()), ips("fd00::1"));
+        assert_eq!(OwnAddresses::new(&ips("192.0.2.10")).get(), ips("192.0.2.10"));
     }
 
     #[test]

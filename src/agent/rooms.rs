@@ -1,6 +1,5 @@
 //! Second phase of a start: the handles of the rooms. Clones share their state.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +9,7 @@ use super::cgroups;
 use super::cluster::Cluster;
 use super::error::StartError;
 use super::host::Host;
+use super::node::OwnAddresses;
 use super::placement_settings;
 use super::settings;
 use super::supervise::Supervisor;
@@ -203,6 +203,13 @@ pub(super) fn make(
         let volumes = Arc::clone(&volumes);
         cluster.node.on_volume_change(move || volumes.node_changed());
     }
+    if let Some(cluster) = cluster {
+        // Statuses of pods have the node's addresses.
+        let (view, wake) = (view.clone(), verdicts.clone());
+        cluster.node.on_address_change(move || {
+            view.get().pods.keys().for_each(|uid| wake.put(uid.clone(), ()));
+        });
+    }
     let probes = Probes::new(probes::Deps {
         cri: cri.clone(),
         events: events.clone(),
@@ -238,20 +245,20 @@ pub(super) fn make(
     Ok((rooms, event_queue))
 }
 
-/// The node's addresses for the statuses of pods: those of the Node object, which a cloud
-/// controller may have written, and the node's own until the object has any.
+/// The node's addresses for the statuses of pods: those that the thread `node` has found, or a cloud
+/// controller has written, and the node's own until there are any.
 ///
 /// Without an API server there is no Node object. Like the Go kubelet, statuses then have no
 /// host IPs, and pods on the host's network have no IPs.
 pub(super) fn node_addresses(
     watch: Option<&node::NodeWatch>,
-    own: &[IpAddr],
+    own: &OwnAddresses,
 ) -> Arc<dyn Fn() -> NodeAddresses + Send + Sync> {
-    let known = watch.map(|watch| (watch.clone(), own.to_vec()));
+    let known = watch.map(|watch| (watch.clone(), own.clone()));
     Arc::new(move || {
         let Some((watch, own)) = &known else { return NodeAddresses::default() };
-        let shown = watch.object().map(|node| node::host_ips(&node)).unwrap_or_default();
-        NodeAddresses { host_ips: if shown.is_empty() { own.clone() } else { shown } }
+        let shown = watch.host_ips();
+        NodeAddresses { host_ips: if shown.is_empty() { own.get() } else { shown } }
     })
 }
 

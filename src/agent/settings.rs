@@ -163,13 +163,13 @@ pub(super) fn runtime(
     allocatable: &Allocatable,
 ) -> runtime::Settings {
     let gates = gates(config);
-    let Host { machine, cgroups, ips, .. } = host;
+    let Host { machine, cgroups, addresses, .. } = host;
     let allocatable = node_allocatable(allocatable);
     runtime::Settings {
         root_dir: args.root_dir.clone(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
         container_logs_dir: PathBuf::from(CONTAINER_LOGS_DIR),
-        node_ips: ips.clone(),
+        node_ips: addresses.get(),
         // They are validated.
         cluster_dns: config.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect(),
         cluster_domain: config.cluster_domain.clone(),

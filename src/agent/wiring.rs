@@ -366,8 +366,8 @@ fn workers(
     ended: Post<PodUid, WorkerEnd>,
 ) -> Workers {
     let Context { config, host, .. } = context;
-    let settings =
-        pods::Settings { sync_frequency: config.sync_frequency.to_std(), host_ips: host.ips.clone() };
+    let settings = pods::Settings { sync_frequency: config.sync_frequency.to_std() };
+    let own = host.addresses.clone();
     let deps = pods::Deps {
         runtime: rooms.runtime.clone(),
         observe: rooms.observe.clone(),
@@ -377,7 +377,8 @@ fn workers(
         assignments: rooms.assignments.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
-        node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.ips),
+        node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.addresses),
+        own_addresses: Arc::new(move || own.get()),
         events: rooms.events.clone(),
         image_check: rooms.image_check.clone(),
         api: rooms.pod_api.clone(),

@@ -57,7 +57,7 @@ pub use reader::NodeReader;
 pub use resources::{Reservations, allocatable, capacity};
 pub use sensors::{ExternalFacts, Host, ListedImages, ReadOffline, Sensors, VolumesInUse};
 pub use settings::Settings;
-pub use view::{host_ips, view_of};
+pub use view::view_of;
 pub use watch::NodeWatch;
 
 /// Handles and channel ends of the room.

@@ -121,6 +121,8 @@ impl Reporter {
 
     /// Takes all steps that are due.
     pub(super) fn turn(&mut self, now: Instant, timestamp: Timestamp, unit: f64) {
+        // First: stored pods may start before anything is reported.
+        self.find_addresses();
         let facts = self.sensors.facts();
         if self.schedule.is_settling(facts.settled && self.watch.ready_for_pods(), now) {
             return;
@@ -337,6 +339,18 @@ impl Reporter {
             self.sensors.registered();
         }
         Ok(ready)
+    }
+
+    /// Finds the addresses of this machine, also while the API server is away: pods on the host's network
+    /// have them, and the serving certificate.
+    fn find_addresses(&mut self) {
+        let object = self.watch.object();
+        // Without any, as while the link is down, the last ones stay.
+        if let Some(found) = self.addresses(object.as_deref()) {
+            let shown = object.as_ref().and_then(|node| node.status.as_ref()?.addresses.as_ref());
+            let is_shown = shown == Some(&found);
+            self.watch.set_addresses(if is_shown { Vec::new() } else { found });
+        }
     }
 
     /// The node's addresses; `None` if they are unknown: the object then keeps those that it has.

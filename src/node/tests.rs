@@ -554,6 +554,8 @@ struct Sent {
     cidr_fails: bool,
     registrations: u32,
     stored: Vec<(u64, Vec<String>)>,
+    /// The address of the machine in place of that of the settings; an empty one: there is none.
+    address: Option<&'static str>,
 }
 
 struct Fixed(Arc<Mutex<Sent>>);
@@ -565,8 +567,12 @@ impl Sensors for Fixed {
         self.0.lock().unwrap().facts.clone()
     }
 
-    fn addresses(&self, _: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, AddressError> {
-        Ok(addresses())
+    fn addresses(&self, settings: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, AddressError> {
+        match self.0.lock().unwrap().address {
+            None => Ok(addresses()),
+            Some("") => Err(AddressError::NoRoute(settings.name.clone())),
+            Some(ip) => Ok(vec![NodeAddress { type_: "InternalIP".to_owned(), address: ip.to_owned() }]),
+        }
     }
 
     fn volumes_stored(&self, number: u64, stored: &BTreeSet<String>) {
@@ -654,6 +660,54 @@ fn node_is_registered_although_a_stored_object_is_assumed() {
     let admission = fixture.watch.object().unwrap();
     assert_eq!(admission.metadata.uid.as_deref(), Some("stored"));
     assert!(fixture.watch.uid().is_some_and(|uid| uid != "stored"));
+}
+
+/// Without a restart, and although no request succeeds.
+#[test]
+fn addresses_are_followed_while_the_api_server_is_away_and_reported_when_it_is_back() {
+    let mut fixture = Fixture::new(settings());
+    let shown = |fixture: &Fixture| {
+        let ips = fixture.watch.host_ips();
+        ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(fixture.turn(0), ["create"]);
+    assert_eq!(fixture.turn(10), NOTHING);
+    assert_eq!(shown(&fixture), "192.0.2.10");
+    let uid = fixture.watch.uid();
+
+    // Renumbered, moved to the other family, and then without a link.
+    for (address, expected) in [
+        ("198.51.100.7", "198.51.100.7"),
+        ("fd00::7", "fd00::7"),
+        ("", "fd00::7"),
+        ("192.0.2.10", "192.0.2.10"),
+    ] {
+        fixture.sent.lock().unwrap().address = Some(address);
+        fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other; 5];
+        fixture.turn(10);
+        assert_eq!(shown(&fixture), expected, "{address:?}");
+    }
+    fixture.server.0.lock().unwrap().failures.clear();
+
+    fixture.sent.lock().unwrap().address = Some("203.0.113.9");
+    fixture.turn(10);
+    let object = fixture.watch.confirmed().unwrap();
+    let addresses = object.status.as_ref().unwrap().addresses.as_ref().unwrap();
+    assert!(addresses.iter().any(|address| address.address == "203.0.113.9"), "{addresses:?}");
+    assert_eq!((shown(&fixture).as_str(), fixture.watch.uid()), ("203.0.113.9", uid));
+}
+
+/// A restart of the agent alone, on a machine that was moved while it was off.
+#[test]
+fn stored_object_of_another_network_does_not_decide_the_addresses() {
+    let mut fixture = Fixture::new(Settings { register: false, ..settings() });
+    let stored = json!({"metadata": {"name": "node1", "uid": "stored", "resourceVersion": "7"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.99"}]}});
+    fixture.watch.assume(serde_json::from_value(stored).unwrap());
+    // Before the start has settled.
+    fixture.facts(|facts| facts.settled = false);
+    assert_eq!(fixture.turn(0), NOTHING);
+    assert_eq!(fixture.watch.host_ips(), ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
 }
 
 #[test]

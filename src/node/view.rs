@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::resources::from_quantities;
-use crate::model::api::Node;
+use crate::model::api::{Node, NodeAddress};
 use crate::model::node::NodeView;
 
 /// The labels and taints are those of the object, and so are the resources that it names.
@@ -24,10 +24,13 @@ pub fn view_of(node: &Node, own: &NodeView) -> NodeView {
 }
 
 /// The addresses of pods on the host's network: the node's first address, and its first one of the
-/// other IP family. Internal addresses come before external ones.
-#[must_use]
-pub fn host_ips(node: &Node) -> Vec<IpAddr> {
-    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+/// other IP family. Internal addresses come before external ones (Go: `GetNodeHostIPs`).
+pub(super) fn host_ips(node: &Node) -> Vec<IpAddr> {
+    first_ips(node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default())
+}
+
+/// The same for addresses that no object may have yet.
+pub(super) fn first_ips(addresses: &[NodeAddress]) -> Vec<IpAddr> {
     let of_type = |kind: &'static str| {
         addresses
             .iter()

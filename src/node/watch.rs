@@ -1,10 +1,12 @@
 //! Our own Node object as the API server last showed it: a snapshot for all threads.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::model::api::Node;
+use super::view;
+use crate::model::api::{Node, NodeAddress};
 use crate::util::lock::LockExt;
 
 /// The newest object that was received, from the watch or in a response. Cloning shares it.
@@ -19,13 +21,16 @@ struct State {
     object: Option<Arc<Node>>,
     /// The stored one, while the API server does not decide about this node.
     assumed: Option<Arc<Node>>,
+    /// The addresses of this machine, while the object has other ones; empty: those of the object count.
+    own: Vec<NodeAddress>,
     /// The watch has listed once.
     listed: bool,
     bells: Vec<Sender<()>>,
     hooks: Vec<Hook>,
+    address_hooks: Vec<Hook>,
 }
 
-/// Called when the volumes in use or the attached ones have changed.
+/// Called when the volumes in use or the attached ones, or the addresses, have changed.
 type Hook = Arc<dyn Fn() + Send + Sync>;
 
 impl NodeWatch {
@@ -98,6 +103,39 @@ impl NodeWatch {
     /// the thread that received the object. The hook must not block.
     pub fn on_volume_change(&self, hook: impl Fn() + Send + Sync + 'static) {
         self.state.locked().hooks.push(Arc::new(hook));
+    }
+
+    /// The addresses of pods on the host's network: those that this machine has now, one of each IP family,
+    /// primary first. Those of the object if it has the same or this machine none; empty while both are
+    /// unknown.
+    ///
+    /// DIFFERS: the Go kubelet has only those of the object (`getHostIPsAnyWay`), which are old while the
+    /// API server is away from a machine that has moved.
+    #[must_use]
+    pub fn host_ips(&self) -> Vec<IpAddr> {
+        let own = view::first_ips(&self.state.locked().own);
+        if own.is_empty() { self.object().map(|node| view::host_ips(&node)).unwrap_or_default() } else { own }
+    }
+
+    /// Calls `hook` when this machine has other addresses than before, on the thread `node`. The hook must
+    /// not block.
+    pub fn on_address_change(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.state.locked().address_hooks.push(Arc::new(hook));
+    }
+
+    /// Sets the addresses of this machine. Empty: those of the object count.
+    pub(super) fn set_addresses(&self, own: Vec<NodeAddress>) {
+        let before = self.host_ips();
+        let hooks = {
+            let mut state = self.state.locked();
+            state.own = own;
+            state.address_hooks.clone()
+        };
+        let now = self.host_ips();
+        if now != before {
+            log::info!("the addresses of this machine: {now:?}, before: {before:?}");
+            hooks.iter().for_each(|hook| hook());
+        }
     }
 
     /// Whether the watch has found that the object does not exist.
@@ -291,6 +329,41 @@ mod tests {
         assert_eq!(calls(), [false]);
         watch.replace(Vec::new());
         assert!(calls().is_empty());
+    }
+
+    #[test]
+    fn addresses_of_this_machine_count_until_the_object_has_them() {
+        let watch = NodeWatch::new();
+        let (called, calls) = bounded(64);
+        watch.on_address_change(move || called.send(()).unwrap());
+        let addresses = |ips: &[&str]| -> Vec<NodeAddress> {
+            let internal = |ip: &&str| NodeAddress { type_: "InternalIP".into(), address: (*ip).to_owned() };
+            ips.iter().map(internal).collect()
+        };
+        // How often the hook was called since the last time.
+        let check = |expected: &[&str], changes: usize| {
+            let shown: Vec<String> = watch.host_ips().iter().map(ToString::to_string).collect();
+            assert_eq!(
+                (shown, calls.try_iter().count()),
+                (expected.iter().map(|ip| (*ip).to_owned()).collect(), changes)
+            );
+        };
+        check(&[], 0);
+        let mut stored = node("u", "9", "x");
+        stored.status.as_mut().unwrap().addresses = Some(addresses(&["192.0.2.1"]));
+        watch.assume(stored.clone());
+        check(&["192.0.2.1"], 0);
+        // The machine was moved while the API server is away.
+        watch.set_addresses(addresses(&["198.51.100.7", "fd00::7"]));
+        check(&["198.51.100.7", "fd00::7"], 1);
+        watch.set_addresses(addresses(&["198.51.100.7", "fd00::7"]));
+        check(&["198.51.100.7", "fd00::7"], 0);
+        // It knows only its name: the cloud has the addresses.
+        watch.set_addresses(vec![NodeAddress { type_: "Hostname".into(), address: "n".to_owned() }]);
+        check(&["192.0.2.1"], 1);
+        watch.set_addresses(addresses(&["192.0.2.1"]));
+        watch.set_addresses(Vec::new());
+        check(&["192.0.2.1"], 0);
     }
 
     #[test]

@@ -61,9 +61,6 @@ const STEPS_AT_ONCE: u32 = 10;
 pub struct Settings {
     /// Pause between two syncs of a healthy pod, before jitter (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// The node's addresses at the start of the agent: `status.hostIP` in environment variables
-    /// while no status shows any.
-    pub host_ips: Vec<IpAddr>,
 }
 
 /// Handles and channel ends of the workers.
@@ -87,6 +84,9 @@ pub struct Deps {
     pub allocations: Allocations,
     /// The node's addresses, for statuses.
     pub node_addresses: Arc<dyn Fn() -> NodeAddresses + Send + Sync>,
+    /// The addresses that this machine has now: `status.hostIP` in environment variables while no status
+    /// shows any.
+    pub own_addresses: Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>,
     /// Kubernetes events.
     pub events: EventSink,
     /// Finds and replaces damaged files of images.
@@ -720,14 +720,17 @@ impl Worker {
         self.suspect_image(container, runtime);
         self.deps.runtime.restart_allowed(pod, container, runtime, Timestamp::now())?;
         let handler = self.deps.runtime.known_handler(pod);
-        let shown = (self.deps.node_addresses)().host_ips;
+        let mut host_ips = (self.deps.node_addresses)().host_ips;
+        if host_ips.is_empty() {
+            host_ips = (self.deps.own_addresses)();
+        }
         let started = self.deps.runtime.start_container(Start {
             pod,
             container,
             sandbox_id: &sandbox.id,
             sandbox_attempt: sandbox.attempt,
             pod_ips: &sandbox.ips,
-            host_ips: if shown.is_empty() { &self.settings.host_ips } else { &shown },
+            host_ips: &host_ips,
             runtime,
             volumes: mounts,
             sub_paths: &*self.deps.volumes,
