@@ -9,7 +9,7 @@ use super::cgroups;
 use super::cluster::Cluster;
 use super::error::StartError;
 use super::host::Host;
-use super::node::OwnAddresses;
+use super::node::{OwnAddresses, is_local};
 use super::placement_settings;
 use super::settings;
 use super::supervise::Supervisor;
@@ -258,7 +258,7 @@ pub(super) fn node_addresses(
     Arc::new(move || {
         let Some((watch, own)) = &known else { return NodeAddresses::default() };
         let shown = watch.host_ips();
-        NodeAddresses { host_ips: if shown.is_empty() { own.get() } else { shown } }
+        NodeAddresses { host_ips: if shown.is_empty() { own.get() } else { shown }, is_local }
     })
 }
 

@@ -184,7 +184,7 @@ fn set_addresses(inputs: &Inputs, status: &mut PodStatus) {
     let hosts = inputs.node.shown_host_ips();
     let before = || inputs.previous_status().and_then(|before| before.pod_ips.clone()).unwrap_or_default();
     let ips: Vec<PodIP> = if inputs.pod.host_network() {
-        on_host_network(before(), hosts)
+        on_host_network(before(), inputs.node)
     } else {
         let ready = inputs.runtime.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready);
         let found = one_per_family(&inputs.runtime.ips, hosts.first());
@@ -216,14 +216,23 @@ pub fn pod_ips(pod: &Pod, found: &[IpAddr], old: Option<&PodStatus>, node: &Node
         return one_per_family(found, node.shown_host_ips().first());
     }
     let before = old.or(pod.object().status.as_ref()).and_then(|before| before.pod_ips.clone());
-    let ips = on_host_network(before.unwrap_or_default(), node.shown_host_ips());
+    let ips = on_host_network(before.unwrap_or_default(), node);
     ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// The addresses of a pod on the host's network. Once they are known they stay.
-fn on_host_network(before: Vec<PodIP>, hosts: &[IpAddr]) -> Vec<PodIP> {
+/// The addresses of a pod on the host's network. Once they are known they stay while the machine has them.
+///
+/// DIFFERS: those of the Go kubelet stay until the pod is replaced (`generateAPIPodStatus`). A node that was
+/// moved may be alone, and nothing replaces its pods: they would be given an address of the former network.
+fn on_host_network(before: Vec<PodIP>, node: &NodeAddresses) -> Vec<PodIP> {
+    let hosts = node.shown_host_ips();
     let mut ips = before;
     let Some(primary) = hosts.first() else { return ips };
+    let is_lost =
+        |ip: &PodIP| ip.ip.parse::<IpAddr>().is_ok_and(|ip| !hosts.contains(&ip) && !(node.is_local)(ip));
+    if ips.iter().any(is_lost) {
+        ips.clear();
+    }
     if ips.is_empty() {
         ips.push(PodIP { ip: primary.to_string() });
     }
