@@ -28,7 +28,7 @@ use crate::node::{self, NodeReader, NodeWatch};
 use crate::offline::{self, Offline};
 use crate::pods::mirror;
 use crate::resources::system::SystemFacts;
-use crate::resources::{Roots, machine};
+use crate::resources::{Roots, machine, network};
 use crate::server::KUBERNETES_VERSION;
 use crate::sources::{self, bound};
 use crate::status::{Activity, publish};
@@ -297,6 +297,7 @@ fn offline_deps(
             // A condition of the Node object shows it. If the bell is full, its thread wakes anyway.
             let _ = health.try_send(());
         }),
+        has_address: Box::new(|| network::has_address(&Roots::default())),
         events: rooms.events.clone(),
     }
 }

@@ -17,6 +17,10 @@ const READ_AGAIN_MAX: Duration = Duration::from_secs(80);
 /// The wait for a list of a server that knows this node again.
 const LIST_WAIT: Duration = Duration::from_secs(60);
 
+/// Without an address the wait is so many times as long, from the start: it must not end before a slow DHCP
+/// server has responded, and a machine that never gets an address has pods, too.
+const WITHOUT_ADDRESS: u32 = 4;
+
 /// What the API server says about the Node object of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeFact {
@@ -66,7 +70,11 @@ pub struct Decider {
     is_unchecked: bool,
     /// A set was offered in the phase `Online`.
     was_online: bool,
+    started: Instant,
+    wait: Duration,
     wait_until: Option<Instant>,
+    /// The machine has had no address yet.
+    lacks_address: bool,
     accept_after: Duration,
     held: Option<(HeldReason, Option<Instant>)>,
     is_reading: bool,
@@ -96,7 +104,10 @@ impl Decider {
             offered: None,
             is_unchecked: false,
             was_online: false,
+            started: now,
+            wait,
             wait_until: now.checked_add(wait),
+            lacks_address: false,
             accept_after,
             held: None,
             is_reading: false,
@@ -148,6 +159,26 @@ impl Decider {
     fn accept_due(&self) -> Option<Instant> {
         let until = self.held.and_then(|(_, until)| until);
         until.filter(|_| !self.is_reading && self.read_due.is_none())
+    }
+
+    /// The machine has no address at the start: the wait for the API server counts from the first one, see
+    /// [`Decider::address_found`]. If none comes, it ends when four times the wait are over since the start.
+    pub fn no_address(&mut self) {
+        self.lacks_address = true;
+        self.wait_until = self.started.checked_add(self.wait.saturating_mul(WITHOUT_ADDRESS));
+    }
+
+    /// Whether the wait depends on the first address.
+    #[must_use]
+    pub fn awaits_address(&self) -> bool {
+        self.lacks_address && self.has_stored_node && self.phase == Phase::Undecided
+    }
+
+    /// The machine has its first address.
+    pub fn address_found(&mut self, now: Instant) {
+        if std::mem::take(&mut self.lacks_address) {
+            self.wait_until = now.checked_add(self.wait);
+        }
     }
 
     /// The API server sent a set.
@@ -317,6 +348,39 @@ mod tests {
             Effect::Deliver(pods) => Some(pods.iter().map(|pod| pod.uid().to_string()).collect()),
             _ => None,
         })
+    }
+
+    /// A DHCP server may need longer than the wait.
+    #[test]
+    fn wait_counts_from_the_first_address_and_ends_without_one_too() {
+        let now = Instant::now();
+        let phase = |decider: &mut Decider, after: Duration| {
+            decider.tick(now + after);
+            decider.phase()
+        };
+        let mut late = start(&["a"], now);
+        late.no_address();
+        assert!(late.awaits_address() && phase(&mut late, WAIT * 2) == Phase::Undecided);
+        late.address_found(now + WAIT * 2);
+        assert_eq!((late.awaits_address(), late.due()), (false, Some(now + WAIT * 3)));
+        // The link goes down and comes up again: the wait does not begin again.
+        late.address_found(now + WAIT * 2 + WAIT / 2);
+        assert_eq!(phase(&mut late, WAIT * 3), Phase::Alone);
+
+        let mut never = start(&["a"], now);
+        never.no_address();
+        assert_eq!((phase(&mut never, WAIT * 3), never.due()), (Phase::Undecided, Some(now + WAIT * 4)));
+        assert_eq!((phase(&mut never, WAIT * 4), never.awaits_address()), (Phase::Alone, false));
+
+        // An API server on the loopback interface needs no address.
+        let mut local = start(&["a"], now);
+        local.no_address();
+        local.server_set(vec![pod("a")], true);
+        assert_eq!((local.phase(), local.awaits_address()), (Phase::Online, false));
+        // A node that never was in a cluster waits for the API server only.
+        let mut new = Decider::new(Vec::new(), None, WAIT, HOUR, now);
+        new.no_address();
+        assert!(!new.awaits_address() && new.due().is_none());
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub struct Settings {
     pub stores_secrets: bool,
     /// `--offline-key`; `None`: the file `key` in `directory`.
     pub key_file: Option<PathBuf>,
-    /// `--offline-wait`: from the start until the stored pods are used.
+    /// `--offline-wait`: from the first address of the machine until the stored pods are used.
     pub wait: Duration,
     /// `--offline-accept-after`: how long a set that knows nothing of this node is held. Zero: until an
     /// order.

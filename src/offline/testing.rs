@@ -88,6 +88,7 @@ pub(crate) fn deps() -> Deps {
         service_changes: never(),
         services: Box::new(|_| Vec::new()),
         needs: Box::new(|_, _| BTreeSet::new()),
+        has_address: Box::new(|| true),
         events: EventSink::new().0,
     }
 }

@@ -39,6 +39,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// The wait after the time of the last contact could not be written.
 const CONTACT_RETRY: Duration = Duration::from_secs(60);
 
+/// How often a machine without an address looks for its first one, before the decision only.
+const ADDRESS_CHECK: Duration = Duration::from_secs(1);
+
 /// The functions of other rooms that the thread calls. None of them may wait, except `read_node`.
 pub struct Deps {
     /// Our Node object as the API server showed it; `None`: not yet, or it does not exist.
@@ -67,6 +70,8 @@ pub struct Deps {
     /// The keys of all objects that a pod needs. The second function reads what is stored: a claim names a
     /// volume, and a volume a driver.
     pub needs: Needs,
+    /// Whether the machine has an address in a network.
+    pub has_address: Box<dyn Fn() -> bool + Send>,
     /// Kubernetes events.
     pub events: EventSink,
 }
@@ -132,6 +137,8 @@ struct Writer {
     contact_retry: Option<Instant>,
     /// The contact after which the pods were read last.
     pods_read: i64,
+    /// When the first address is looked for again.
+    address_due: Option<Instant>,
     clock: ClockCheck,
 }
 
@@ -171,6 +178,7 @@ impl Writer {
             is_report_old: true,
             contact_retry: None,
             pods_read: i64::MIN,
+            address_due: None,
             clock: ClockCheck::new(bound),
         }
     }
@@ -178,6 +186,7 @@ impl Writer {
     fn run(mut self, stop: &StopToken) {
         // Before anything that may wait: pods that must not run may run.
         self.offline.shared.deliver_stopped(boot_time());
+        self.begin_wait(Instant::now());
         self.report();
         let rings = self.offline.shared.rings.clone();
         loop {
@@ -211,7 +220,33 @@ impl Writer {
     fn due(&self) -> Option<Instant> {
         let decision = self.offline.shared.state().decider.due();
         let write = self.queue.due(self.offline.accepts_absence());
-        [decision, write, self.services_due, self.fence_due()].into_iter().flatten().min()
+        [decision, write, self.services_due, self.fence_due(), self.address_due].into_iter().flatten().min()
+    }
+
+    /// Without an address, the wait for the API server has not begun.
+    fn begin_wait(&mut self, now: Instant) {
+        if !(self.deps.has_address)() {
+            self.offline.shared.state().decider.no_address();
+            self.address_due = Some(now);
+            self.find_address(now);
+        }
+    }
+
+    /// Looks for the first address, if that is due.
+    fn find_address(&mut self, now: Instant) {
+        if self.address_due.is_none_or(|due| due > now) {
+            return;
+        }
+        self.address_due = None;
+        if !self.offline.shared.state().decider.awaits_address() {
+            return;
+        }
+        if (self.deps.has_address)() {
+            log::info!("this machine has an address now: the wait for the API server begins");
+            self.offline.shared.state().decider.address_found(now);
+        } else {
+            self.address_due = now.checked_add(ADDRESS_CHECK);
+        }
     }
 
     /// When a pod has to be stopped before the decision, or the time of the last contact is to be written.
@@ -234,6 +269,7 @@ impl Writer {
     /// Carries out the decisions, and writes one file: then a decision may be next, because a write may take
     /// seconds.
     fn turn(&mut self, now: Instant) {
+        self.find_address(now);
         self.offline.shared.step(|decider| decider.tick(now));
         self.offline.shared.deliver_stopped(boot_time());
         self.carry_out(now);
@@ -641,7 +677,7 @@ fn namespaces(pods: &[Pod]) -> BTreeSet<String> {
 mod tests {
     use std::path::Path;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use crossbeam_channel::bounded;
     use serde_json::json;
@@ -893,6 +929,28 @@ mod tests {
         fixture.turns(60);
         let stored: PodStatus = fixture.offline().read_json(&key(Kind::PodStatus, "a")).unwrap();
         assert_eq!(stored.phase.as_deref(), Some("Failed"));
+    }
+
+    /// As with a slow DHCP server.
+    #[test]
+    fn wait_begins_with_the_first_address_of_the_machine() {
+        let has_address = Arc::new(AtomicBool::new(false));
+        let read = Arc::clone(&has_address);
+        let deps = Deps { has_address: Box::new(move || read.load(Ordering::SeqCst)), ..testing::deps() };
+        let mut fixture = Fixture::new(&["a"], deps);
+        let start = fixture.start;
+        fixture.writer.begin_wait(start);
+        fixture.turns(45);
+        assert_eq!(fixture.offline().phase(), Phase::Undecided);
+        let next = fixture.writer.address_due.map(|due| due.duration_since(start).as_secs());
+        assert_eq!(next, Some(46), "it is found within a second");
+        has_address.store(true, Ordering::SeqCst);
+        fixture.turns(60);
+        assert_eq!(fixture.writer.address_due, None, "it is found once");
+        fixture.turns(89);
+        assert_eq!(fixture.offline().phase(), Phase::Undecided);
+        fixture.turns(90);
+        assert_eq!(fixture.offline().phase(), Phase::Alone);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub(crate) mod fuzz;
 pub(crate) mod iptables;
 mod kernel_files;
 pub(crate) mod machine;
+pub(crate) mod network;
 pub(crate) mod oom;
 pub(crate) mod preflight;
 pub(crate) mod stats;
