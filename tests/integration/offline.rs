@@ -15,6 +15,7 @@ use crate::support::random::{Random, random_seed};
 use crate::support::tls_front::{Authority, TlsFront};
 use crate::support::wait::{pause, wait_until};
 
+mod addresses;
 mod starts;
 
 const SETTINGS: &str = "/api/v1/namespaces/default/configmaps/settings";

@@ -9,12 +9,12 @@ const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 const BUNDLE: &str = "/apis/certificates.k8s.io/v1/clustertrustbundles/roots";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/namespaces/default/podcertificaterequests";
 
-fn node_path() -> String {
+pub(super) fn node_path() -> String {
     format!("/api/v1/nodes/{NODE}")
 }
 
 /// Waits until so many pods are stored with their statuses.
-fn wait_stored_pods(node: &FakeNode, pods: u64) {
+pub(super) fn wait_stored_pods(node: &FakeNode, pods: u64) {
     wait_until("the pods to be stored", LONG, || {
         let objects = &status(node)["offline"]["objects"];
         ["node", "pod", "podstatus"].iter().all(|kind| objects[kind].as_u64().unwrap_or(0) >= 1)
@@ -31,7 +31,7 @@ fn wait_checked(node: &FakeNode, pod: &str) {
 }
 
 /// The machine restarts, and the API server is away.
-fn restart_alone(node: &mut FakeNode) {
+pub(super) fn restart_alone(node: &mut FakeNode) {
     node.api().go_down();
     node.stop_agent();
     node.cut_power();
