@@ -9,7 +9,7 @@ use super::cgroups;
 use super::cluster::Cluster;
 use super::error::StartError;
 use super::host::Host;
-use super::node::{OwnAddresses, is_local};
+use super::node::OwnAddresses;
 use super::placement_settings;
 use super::settings;
 use super::supervise::Supervisor;
@@ -253,12 +253,14 @@ pub(super) fn make(
 pub(super) fn node_addresses(
     watch: Option<&node::NodeWatch>,
     own: &OwnAddresses,
+    external_cloud: bool,
 ) -> Arc<dyn Fn() -> NodeAddresses + Send + Sync> {
     let known = watch.map(|watch| (watch.clone(), own.clone()));
     Arc::new(move || {
         let Some((watch, own)) = &known else { return NodeAddresses::default() };
         let shown = watch.host_ips();
-        NodeAddresses { host_ips: if shown.is_empty() { own.get() } else { shown }, is_local }
+        let host_ips = if shown.is_empty() { own.get() } else { shown };
+        NodeAddresses { host_ips, are_own: !external_cloud }
     })
 }
 

@@ -365,7 +365,8 @@ fn workers(
     clean: Sender<()>,
     ended: Post<PodUid, WorkerEnd>,
 ) -> Workers {
-    let Context { config, host, .. } = context;
+    let Context { args, config, host, .. } = context;
+    let is_cloud = args.cloud_provider == "external";
     let settings = pods::Settings { sync_frequency: config.sync_frequency.to_std() };
     let own = host.addresses.clone();
     let deps = pods::Deps {
@@ -377,7 +378,7 @@ fn workers(
         assignments: rooms.assignments.clone(),
         status: rooms.status.clone(),
         allocations: rooms.allocations.clone(),
-        node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.addresses),
+        node_addresses: node_addresses(cluster.map(|cluster| &cluster.node), &host.addresses, is_cloud),
         own_addresses: Arc::new(move || own.get()),
         events: rooms.events.clone(),
         image_check: rooms.image_check.clone(),

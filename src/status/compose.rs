@@ -220,17 +220,17 @@ pub fn pod_ips(pod: &Pod, found: &[IpAddr], old: Option<&PodStatus>, node: &Node
     ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// The addresses of a pod on the host's network. Once they are known they stay while the machine has them.
+/// The addresses of a pod on the host's network: those of the node. Once they are known those of a cloud
+/// controller stay.
 ///
-/// DIFFERS: those of the Go kubelet stay until the pod is replaced (`generateAPIPodStatus`). A node that was
-/// moved may be alone, and nothing replaces its pods: they would be given an address of the former network.
+/// DIFFERS: the Go kubelet's stay until the pod is replaced (`generateAPIPodStatus`). A node that was moved may
+/// be alone, and nothing replaces its pods: they would be given an address of the former network.
 fn on_host_network(before: Vec<PodIP>, node: &NodeAddresses) -> Vec<PodIP> {
     let hosts = node.shown_host_ips();
     let mut ips = before;
     let Some(primary) = hosts.first() else { return ips };
-    let is_lost =
-        |ip: &PodIP| ip.ip.parse::<IpAddr>().is_ok_and(|ip| !hosts.contains(&ip) && !(node.is_local)(ip));
-    if ips.iter().any(is_lost) {
+    let is_former = |ip: &PodIP| ip.ip.parse::<IpAddr>().is_ok_and(|ip| !hosts.contains(&ip));
+    if node.are_own && ips.iter().any(is_former) {
         ips.clear();
     }
     if ips.is_empty() {

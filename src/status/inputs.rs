@@ -22,19 +22,12 @@ pub struct StartReason {
 }
 
 /// The node's own addresses, primary first, at most two.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
     /// The addresses; empty while they are unknown.
     pub host_ips: Vec<IpAddr>,
-    /// Whether this machine has an address, also one that is not among `host_ips`.
-    pub is_local: fn(IpAddr) -> bool,
-}
-
-impl Default for NodeAddresses {
-    /// No address is known, and none was lost.
-    fn default() -> NodeAddresses {
-        NodeAddresses { host_ips: Vec::new(), is_local: |_| true }
-    }
+    /// Whether the node has found them itself: it has exactly these. A cloud controller may know others.
+    pub are_own: bool,
 }
 
 impl NodeAddresses {

@@ -746,9 +746,8 @@ fn pod_has_the_addresses_of_its_sandbox_or_of_the_node() {
             pod_ips: Some(ips.iter().map(|ip| api::PodIP { ip: (*ip).to_owned() }).collect()),
             ..PodStatus::default()
         });
-        // The machine was on another network before.
-        let is_local: fn(IpAddr) -> bool = |ip| !["198.51.100.9", "fd00::9"].contains(&&*ip.to_string());
-        let node = NodeAddresses { host_ips: hosts.clone(), is_local };
+        let are_own = fields.contains(&"own");
+        let node = NodeAddresses { host_ips: hosts.clone(), are_own };
         let inputs = Inputs::new(&pod, &runtime, &node, timestamp(200));
         let status = compose(&Inputs { old: old.as_ref(), ..inputs });
         let shown: Vec<String> = status.pod_ips.into_iter().flatten().map(|ip| ip.ip).collect();
@@ -761,22 +760,23 @@ fn pod_has_the_addresses_of_its_sandbox_or_of_the_node() {
         join(&shown) + &used
     };
     table(outcome).check(expect![[r#"
-        pod network; node 192.0.2.1; sandbox fd00::5 10.0.0.5             -> 10.0.0.5 fd00::5
-        pod network; node fd00::1; sandbox 10.0.0.5 fd00::5 10.0.0.6      -> fd00::5 10.0.0.5
-        pod network; sandbox fd00::5 10.0.0.5                             -> 10.0.0.5 fd00::5
-        pod network; sandbox 10.0.0.5; before 10.0.0.4                    -> 10.0.0.5
-        pod network; before 10.0.0.4                                      -> 10.0.0.4 (pod_ips: none)
-        host network; node 192.0.2.1; sandbox 10.0.0.5                    -> 192.0.2.1
-        host network; node 192.0.2.1 fd00::1                              -> 192.0.2.1 fd00::1
-        host network; node 192.0.2.1 fd00::1; before 192.0.2.1            -> 192.0.2.1 fd00::1
-        host network; node 192.0.2.2; before 192.0.2.1                    -> 192.0.2.1
-        host network; node 192.0.2.2; sandbox 10.0.0.5; before 192.0.2.1  -> 192.0.2.1
-        host network; node 192.0.2.2; before rubbish                      -> rubbish (pod_ips: none)
-        host network                                                      -> none
-        host network; node 192.0.2.2; before 198.51.100.9                 -> 192.0.2.2
-        host network; node 192.0.2.2 fd00::2; before 198.51.100.9 fd00::9 -> 192.0.2.2 fd00::2
-        host network; node fd00::2; before 198.51.100.9                   -> fd00::2
-        host network; before 198.51.100.9                                 -> 198.51.100.9
+        pod network; node 192.0.2.1; sandbox fd00::5 10.0.0.5               -> 10.0.0.5 fd00::5
+        pod network; node fd00::1; sandbox 10.0.0.5 fd00::5 10.0.0.6        -> fd00::5 10.0.0.5
+        pod network; sandbox fd00::5 10.0.0.5                               -> 10.0.0.5 fd00::5
+        pod network; sandbox 10.0.0.5; before 10.0.0.4                      -> 10.0.0.5
+        pod network; before 10.0.0.4                                        -> 10.0.0.4 (pod_ips: none)
+        host network; node 192.0.2.1; sandbox 10.0.0.5                      -> 192.0.2.1
+        host network; node 192.0.2.1 fd00::1                                -> 192.0.2.1 fd00::1
+        host network; node 192.0.2.1 fd00::1; before 192.0.2.1              -> 192.0.2.1 fd00::1
+        host network; node 192.0.2.2; before 192.0.2.1                      -> 192.0.2.1
+        host network; node 192.0.2.2; sandbox 10.0.0.5; before 192.0.2.1    -> 192.0.2.1
+        host network; node 192.0.2.2; before rubbish                        -> rubbish (pod_ips: none)
+        host network                                                        -> none
+        host network; own; node 192.0.2.2; before 192.0.2.1                 -> 192.0.2.2
+        host network; own; node 192.0.2.2 fd00::2; before 192.0.2.1 fd00::1 -> 192.0.2.2 fd00::2
+        host network; own; node 192.0.2.1 fd00::2; before 192.0.2.1         -> 192.0.2.1 fd00::2
+        host network; own; node fd00::2; before 192.0.2.1                   -> fd00::2
+        host network; own; before 192.0.2.1                                 -> 192.0.2.1
     "#]]);
 }
 
