@@ -3,6 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 
 use crate::model::api::NodeAddress;
+use crate::resources::{Roots, network};
 
 /// The state of the machine's network.
 pub(super) trait Network {
@@ -10,6 +11,8 @@ pub(super) trait Network {
     fn is_local(&self, ip: IpAddr) -> bool;
     /// The source address towards the outside.
     fn by_route(&self, v6: bool) -> Option<IpAddr>;
+    /// The source address in the first network of a device, for a machine without a default route.
+    fn by_device(&self, v6: bool) -> Option<IpAddr>;
 }
 
 /// The network of this machine.
@@ -22,11 +25,21 @@ impl Network for KernelNetwork {
 
     fn by_route(&self, v6: bool) -> Option<IpAddr> {
         // Documentation prefixes: never local, so the default route is used. No packet is sent.
-        let (from, to) = if v6 { ("[::]:0", "[2001:db8::1]:9") } else { ("0.0.0.0:0", "192.0.2.1:9") };
-        let socket = UdpSocket::bind(from).ok()?;
-        socket.connect(to).ok()?;
-        socket.local_addr().ok().map(|address| address.ip())
+        source(if v6 { "2001:db8::1" } else { "192.0.2.1" }.parse().ok()?)
     }
+
+    fn by_device(&self, v6: bool) -> Option<IpAddr> {
+        let networks = network::connected(&Roots::default(), v6).into_iter();
+        networks.filter_map(source).find(|ip| is_usable(*ip).is_ok())
+    }
+}
+
+/// The source address of packets to an address. No packet is sent.
+fn source(to: IpAddr) -> Option<IpAddr> {
+    let from = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(from).ok()?;
+    socket.connect((to, 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
 }
 
 /// Why the addresses of the node are not known.
@@ -75,13 +88,22 @@ pub(super) fn addresses(
     }
     let v6_first = node_ips.first().is_some_and(IpAddr::is_ipv6);
     // DIFFERS: the node's name is not looked up in DNS: the address of the default route is
-    // what a name of this machine should point to, and a resolver may hang.
-    [v6_first, !v6_first]
-        .into_iter()
-        .filter_map(|v6| network.by_route(v6))
-        .find(|ip| is_usable(*ip).is_ok())
-        .map(|ip| with_name(&[ip]))
-        .ok_or_else(|| AddressError::NoRoute(name.to_owned()))
+    // what a name of this machine should point to, and a resolver may hang. Without such a route, a
+    // device that is connected with a network has the address; the Go kubelet then finds none.
+    let families = [v6_first, !v6_first];
+    let by_route =
+        || families.iter().filter_map(|v6| network.by_route(*v6)).find(|ip| is_usable(*ip).is_ok());
+    // Not while the machine has the former address: the route may be away for a moment only.
+    let is_known = |address: &NodeAddress| {
+        address.type_ == "InternalIP"
+            && address.address.parse::<IpAddr>().is_ok_and(|ip| network.is_local(ip))
+    };
+    let by_device = || {
+        let is_needed = !known.iter().any(is_known);
+        families.iter().filter(|_| is_needed).find_map(|v6| network.by_device(*v6))
+    };
+    let ip = by_route().or_else(by_device).ok_or_else(|| AddressError::NoRoute(name.to_owned()))?;
+    Ok(with_name(&[ip]))
 }
 
 fn is_usable(ip: IpAddr) -> Result<(), &'static str> {
@@ -105,12 +127,30 @@ mod tests {
     /// Has 192.0.2.10 and fd00::10, and default routes with the given source addresses.
     struct Fake(Option<&'static str>, Option<&'static str>);
 
+    /// Has the same addresses, the first one on a device, and no default route.
+    struct Isolated;
+
+    impl Network for Isolated {
+        fn is_local(&self, ip: IpAddr) -> bool {
+            Fake(None, None).is_local(ip)
+        }
+        fn by_route(&self, _: bool) -> Option<IpAddr> {
+            None
+        }
+        fn by_device(&self, v6: bool) -> Option<IpAddr> {
+            (!v6).then(|| "192.0.2.10".parse().unwrap())
+        }
+    }
+
     impl Network for Fake {
         fn is_local(&self, ip: IpAddr) -> bool {
             ["192.0.2.10", "fd00::10"].contains(&ip.to_string().as_str())
         }
         fn by_route(&self, v6: bool) -> Option<IpAddr> {
             if v6 { self.1 } else { self.0 }.map(|ip| ip.parse().unwrap())
+        }
+        fn by_device(&self, _: bool) -> Option<IpAddr> {
+            None
         }
     }
 
@@ -137,6 +177,25 @@ mod tests {
             (Err(found), Err(expected)) => assert!(found.to_string().contains(expected), "{found}"),
             (found, expected) => panic!("{found:?} is not {expected:?}"),
         }
+    }
+
+    /// A network without a router; the API server is a neighbor.
+    #[test]
+    fn machine_without_a_default_route_has_the_address_of_its_device() {
+        let found = |ips: &[&str], known: &[&str]| {
+            let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+            let internal =
+                |ip: &&str| NodeAddress { type_: "InternalIP".to_owned(), address: (*ip).to_owned() };
+            let known: Vec<NodeAddress> = known.iter().map(internal).collect();
+            addresses("n", &ips, false, &known, &Isolated).map(|found| found[0].address.clone())
+        };
+        assert_eq!(found(&[], &[]).as_deref(), Ok("192.0.2.10"));
+        assert_eq!(found(&["::"], &["rubbish"]).as_deref(), Ok("192.0.2.10"));
+        // It was moved here from another network.
+        assert_eq!(found(&[], &["198.51.100.7"]).as_deref(), Ok("192.0.2.10"));
+        // Only the route is away: no other network takes its place.
+        let error = found(&[], &["fd00::10"]).unwrap_err();
+        assert_eq!(error, AddressError::NoRoute("n".to_owned()));
     }
 
     #[test]
