@@ -46,7 +46,7 @@ pub(super) fn credentials(
     let added = directory.as_deref();
     let mut own = None;
     if path.exists() {
-        own = Some(read(path, added)?);
+        own = read_own(path, args.bootstrap_kubeconfig.as_deref(), added)?;
         let identity = own.as_ref().and_then(|(_, credentials)| credentials.endpoint.identity.as_ref());
         let reason = identity
             .and_then(|identity| bootstrap::bootstrap_reason(Some(identity.certificate.reveal()), now));
@@ -99,6 +99,23 @@ pub(super) fn credentials(
     Ok(Some((credentials, Some(renewed))))
 }
 
+/// The node's kubeconfig. `None`: it cannot be read, for example because the write of its certificate was
+/// interrupted, but that of the bootstrap can, which makes another one (Go: `isClientConfigStillValid`).
+fn read_own(
+    path: &Path,
+    bootstrap: Option<&Path>,
+    added: Option<&Path>,
+) -> Result<Option<(Kubeconfig, Credentials)>, StartError> {
+    match (read(path, added), bootstrap) {
+        (Ok(own), _) => Ok(Some(own)),
+        (Err(error), Some(bootstrap)) if read(bootstrap, added).is_ok() => {
+            log::warn!("{error}; it is made again with {}", bootstrap.display());
+            Ok(None)
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
 /// `added`: the directory of the store.
 fn read(path: &Path, added: Option<&Path>) -> Result<(Kubeconfig, Credentials), StartError> {
     let refused = |message: String| StartError::Refused(format!("kubeconfig {message}"));
@@ -116,20 +133,55 @@ mod tests {
     use super::*;
     use crate::kube::certificates;
 
+    /// With this user, and a server at which there is none.
+    fn kubeconfig_text(user: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+            clusters:\n- name: k\n  cluster: {{server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true}}\n\
+            contexts:\n- name: c\n  context: {{cluster: k, user: u}}\n\
+            users:\n- name: u\n  user: {user}\n"
+        )
+    }
+
+    const BY_FILE: &str = "{client-certificate: node.pem, client-key: node.pem}";
+
+    fn arguments(dir: &Path) -> AgentArgs {
+        let mut args = AgentArgs::new("/run/coracle/coracle.sock");
+        args.kubeconfig = Some(dir.join("kubelet.conf"));
+        args.bootstrap_kubeconfig = Some(dir.join("bootstrap-kubelet.conf"));
+        args.cert_dir = dir.join("pki");
+        args
+    }
+
+    #[test]
+    fn kubeconfig_that_cannot_be_read_is_made_again_if_there_are_bootstrap_credentials() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = arguments(dir.path());
+        let config = KubeletConfiguration::default();
+        // The file that it names was not written before a power cut; then a damaged file.
+        for own in [kubeconfig_text(BY_FILE), "clusters: 7".to_owned()] {
+            std::fs::write(dir.path().join("kubelet.conf"), own).unwrap();
+            let bootstrap = dir.path().join("bootstrap-kubelet.conf");
+            let _ = std::fs::remove_file(&bootstrap);
+            assert!(credentials(&args, &config, "n").is_err(), "there are none");
+            std::fs::write(&bootstrap, kubeconfig_text("{token: t}")).unwrap();
+            let (pending, renewal) = credentials(&args, &config, "n").unwrap().unwrap();
+            let renewal = renewal.unwrap();
+            assert!(pending.endpoint.identity.is_none() && renewal.bootstrap.is_some());
+            let (path, cluster) = renewal.kubeconfig.unwrap();
+            assert_eq!(
+                (Some(path), cluster.server.as_str()),
+                (args.kubeconfig.clone(), "https://127.0.0.1:1")
+            );
+        }
+    }
+
     #[test]
     fn expired_certificate_without_bootstrap_credentials_prevents_no_start_from_stored_pods() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("node.pem"), certificates::testing::expired()).unwrap();
-        let kubeconfig = dir.path().join("kubelet.conf");
-        let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-            clusters:\n- name: k\n  cluster: {server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true}\n\
-            contexts:\n- name: c\n  context: {cluster: k, user: u}\n\
-            users:\n- name: u\n  user: {client-certificate: node.pem, client-key: node.pem}\n";
-        std::fs::write(&kubeconfig, text).unwrap();
-        let mut args = AgentArgs::new("/run/coracle/coracle.sock");
-        args.kubeconfig = Some(kubeconfig);
-        args.bootstrap_kubeconfig = Some(dir.path().join("bootstrap-kubelet.conf"));
-        args.cert_dir = dir.path().join("pki");
+        std::fs::write(dir.path().join("kubelet.conf"), kubeconfig_text(BY_FILE)).unwrap();
+        let mut args = arguments(dir.path());
         for rotate_certificates in [false, true] {
             let config = KubeletConfiguration { rotate_certificates, ..KubeletConfiguration::default() };
             args.offline = true;
