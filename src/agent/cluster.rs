@@ -274,7 +274,8 @@ fn offline_deps(
     health: Sender<()>,
 ) -> offline::Deps {
     let (confirmed, assumed, released) = (node.clone(), node.clone(), node.clone());
-    let (status, services) = (rooms.status.clone(), pod_api.services.clone());
+    let (status, services, named) =
+        (rooms.status.clone(), pod_api.services.clone(), pod_api.services.clone());
     offline::Deps {
         node: Box::new(move || confirmed.confirmed()),
         node_changes: node.subscribe(),
@@ -290,6 +291,7 @@ fn offline_deps(
             (version, changed.filter_map(|(uid, _)| status.get(&uid).map(|status| (uid, status))).collect())
         }),
         service_changes: services.changes(),
+        cluster: Box::new(move || named.cluster()),
         services: Box::new(move |namespaces| services.stored(namespaces)),
         needs: Box::new(PodDependencies::stored_keys),
         entered: Box::new(move |phase| {

@@ -82,6 +82,9 @@ fn offline_problems(report: &offline::Report) -> Vec<String> {
     let mut problems = Vec::new();
     if report.phase == Phase::Held {
         let reason = match report.held {
+            Some(HeldReason::OtherCluster) => {
+                "it is that of another cluster, or of one that was made again, and has none of the node's pods"
+            }
             Some(HeldReason::OtherNode) => {
                 "its Node object of this node is a new one, and it has none of the node's pods"
             }
@@ -495,6 +498,8 @@ mod tests {
         (report.held, report.accepts) = (Some(HeldReason::OtherNode), None);
         let problems = offline_problems(&report).join("\n");
         assert!(problems.contains("is a new one") && !problems.contains("by itself"), "{problems}");
+        report.held = Some(HeldReason::OtherCluster);
+        assert!(offline_problems(&report).join("\n").contains("it is that of another cluster"));
         for phase in [Phase::Undecided, Phase::Online, Phase::Alone] {
             assert_eq!(offline_problems(&offline::Report { phase, ..offline::Report::default() }), [""; 0]);
         }

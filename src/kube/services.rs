@@ -18,6 +18,8 @@ use crate::util::threads;
 
 /// Namespace and name of the service for which all pods get variables: the API server's.
 const MASTER: (&str, &str) = (stored::MASTER_NAMESPACE, "kubernetes");
+/// The longest UID in bytes that names a cluster: those of Kubernetes have 36.
+const MAX_UID_BYTES: usize = 128;
 
 /// The fields of a service that variables need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +52,8 @@ pub struct Services {
 struct State {
     /// `None` before the first complete list.
     table: Option<Table>,
+    /// The UID of [`MASTER`] in `table`.
+    cluster: Option<String>,
     /// Dropped to wake the threads that wait for the first list.
     waiters: Option<(Sender<()>, Receiver<()>)>,
     /// Rung at each change of `table`, if a thread waits for that.
@@ -90,11 +94,12 @@ impl Services {
     /// Replaces all services, after a complete list; ends the waits for the first one.
     pub fn replace(&self, services: Vec<api::Service>) {
         let mut table = Table::new();
+        let cluster = services.iter().find(|service| is_master(service)).and_then(uid);
         for service in services {
             insert(&mut table, service);
         }
         let mut state = self.state();
-        state.table = Some(table);
+        (state.table, state.cluster) = (Some(table), cluster);
         state.waiters = None;
         if state.stored.as_ref().is_some_and(|stored| stored.is_over) {
             state.stored = None;
@@ -105,8 +110,12 @@ impl Services {
     /// Adds or replaces a service.
     pub fn set(&self, service: api::Service) {
         let mut state = self.state();
+        let cluster = is_master(&service).then(|| uid(&service));
         if let Some(table) = &mut state.table {
             insert(table, service);
+            if let Some(cluster) = cluster {
+                state.cluster = cluster;
+            }
             state.ring();
         }
     }
@@ -117,8 +126,18 @@ impl Services {
         let mut state = self.state();
         if let Some(services) = state.table.as_mut().and_then(|table| table.get_mut(&namespace)) {
             services.remove(&name);
+            if is_master(service) {
+                state.cluster = None;
+            }
             state.ring();
         }
+    }
+
+    /// The UID of the service of the API server, which is another one in each cluster; `None`: there is none,
+    /// or no list has been read. It is never that of the store.
+    #[must_use]
+    pub fn cluster(&self) -> Option<String> {
+        self.state().cluster.clone()
     }
 
     /// Rings when services change. For one thread.
@@ -240,6 +259,15 @@ impl Services {
 fn names(service: &api::Service) -> (String, String) {
     let metadata = &service.metadata;
     (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+}
+
+fn is_master(service: &api::Service) -> bool {
+    let metadata = &service.metadata;
+    (metadata.namespace.as_deref(), metadata.name.as_deref()) == (Some(MASTER.0), Some(MASTER.1))
+}
+
+fn uid(service: &api::Service) -> Option<String> {
+    service.metadata.uid.clone().filter(|uid| (1..=MAX_UID_BYTES).contains(&uid.len()))
 }
 
 fn insert(table: &mut Table, service: api::Service) {
@@ -407,6 +435,31 @@ mod tests {
         assert_eq!(services.variables("n", true), former.variables("n", true));
         services.use_server();
         assert!(services.variables("n", true).is_empty());
+    }
+
+    #[test]
+    fn uid_of_the_service_of_the_api_server_names_the_cluster() {
+        let named = |name: &str, uid: &str| {
+            let mut service = service("default", name, "10.0.0.1", port());
+            service.metadata.uid = Some(uid.to_owned());
+            service
+        };
+        let services = Services::default();
+        services.set(named("kubernetes", "a"));
+        assert_eq!(services.cluster(), None, "there is no list yet");
+        services.replace(vec![named("other", "b"), named("kubernetes", "a")]);
+        services.set(named("other", "c"));
+        assert_eq!(services.cluster().as_deref(), Some("a"));
+        services.set(named("kubernetes", "d"));
+        assert_eq!(services.cluster().as_deref(), Some("d"));
+        services.set(named("kubernetes", &"d".repeat(129)));
+        assert_eq!(services.cluster(), None);
+        services.set(named("kubernetes", "d"));
+        services.remove(&named("kubernetes", "d"));
+        assert_eq!(services.cluster(), None);
+        services.replace(vec![named("kubernetes", "a")]);
+        services.replace(Vec::new());
+        assert_eq!(services.cluster(), None);
     }
 
     fn names_of(services: &Services, namespace: &str) -> Vec<String> {

@@ -49,7 +49,7 @@ pub enum Effect {
     /// Read the Node object from the API server, and pass the result to [`Decider::node_read`].
     ReadNode,
     /// The phase is another one now, or a decision that was open while it was [`Phase::Online`] has
-    /// left it the same.
+    /// left it the same, or the reason for [`Phase::Held`] is another one.
     Entered(Phase),
 }
 
@@ -64,6 +64,10 @@ pub struct Decider {
     /// Another UID, which counts when a complete list is accepted.
     next_node: Option<String>,
     has_stored_node: bool,
+    /// The UID of the cluster that belongs to `known`, and that of the server: those of a service that each
+    /// cluster has. `None`: not known, which proves nothing.
+    cluster: Option<String>,
+    shown_cluster: Option<String>,
     /// The newest set of the API server, while it does not count.
     offered: Option<Vec<Pod>>,
     /// The offered set began with a list after which the Node object was not read.
@@ -101,6 +105,8 @@ impl Decider {
             has_stored_node: node.is_some(),
             node,
             next_node: None,
+            cluster: None,
+            shown_cluster: None,
             offered: None,
             is_unchecked: false,
             was_online: false,
@@ -117,6 +123,13 @@ impl Decider {
         }
     }
 
+    /// With the stored UID of the cluster.
+    #[must_use]
+    pub fn with_cluster(mut self, cluster: Option<String>) -> Decider {
+        self.cluster = cluster;
+        self
+    }
+
     /// Whose set counts.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -126,7 +139,9 @@ impl Decider {
     /// Why the set of the API server is held, and when it is accepted.
     #[must_use]
     pub fn held(&self) -> Option<(HeldReason, Option<Instant>)> {
-        self.held
+        let held = self.held?;
+        // That needs an order.
+        Some(if self.is_other_cluster() { (HeldReason::OtherCluster, None) } else { held })
     }
 
     /// The pods of the set that counts.
@@ -139,6 +154,16 @@ impl Decider {
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         self.node.as_deref()
+    }
+
+    /// The UID of the cluster that belongs to the set that counts.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&str> {
+        self.cluster.as_deref()
+    }
+
+    fn is_other_cluster(&self) -> bool {
+        matches!((&self.cluster, &self.shown_cluster), (Some(own), Some(shown)) if own != shown)
     }
 
     /// Whether a set of the API server waits for a decision.
@@ -157,7 +182,7 @@ impl Decider {
     /// When a held set is to be accepted: then the Node object is read once more. `None` while that goes
     /// on or is repeated.
     fn accept_due(&self) -> Option<Instant> {
-        let until = self.held.and_then(|(_, until)| until);
+        let until = self.held().and_then(|(_, until)| until);
         until.filter(|_| !self.is_reading && self.read_due.is_none())
     }
 
@@ -231,12 +256,11 @@ impl Decider {
                 self.offered = Some(offered);
                 return Vec::new();
             }
-            Some((_, until)) if until.is_some_and(|until| until <= now) => return self.accept(offered, true),
-            Some((_, until)) => until,
-            None => {
-                let after = Some(self.accept_after).filter(|after| !after.is_zero());
-                after.and_then(|after| now.checked_add(after))
+            Some((_, until)) if until.is_some_and(|until| until <= now) && !self.is_other_cluster() => {
+                return self.accept(offered, true);
             }
+            Some((_, until)) => until,
+            None => self.accept_time(now),
         };
         self.offered = Some(offered);
         self.held = Some((reason, until));
@@ -252,6 +276,33 @@ impl Decider {
         } else {
             self.next_node = Some(uid.to_owned()).filter(|uid| Some(uid) != self.node.as_ref());
         }
+    }
+
+    /// The API server showed the service that each cluster has, with this UID; `None`: it has none, or has not
+    /// sent its services. It belongs to the set that counts only with a set that was accepted.
+    pub fn cluster_shown(&mut self, uid: Option<&str>, now: Instant) -> Vec<Effect> {
+        if self.shown_cluster.as_deref() == uid && (uid.is_none() || self.cluster.is_some()) {
+            return Vec::new();
+        }
+        let was_other = self.is_other_cluster();
+        self.shown_cluster = uid.map(str::to_owned);
+        if self.cluster.is_none() && self.phase == Phase::Online && !self.is_open() {
+            self.cluster.clone_from(&self.shown_cluster);
+        }
+        if self.phase != Phase::Held || self.is_other_cluster() == was_other {
+            return Vec::new();
+        }
+        if let Some((reason, _)) = self.held {
+            // The time in which it was held as another cluster does not count.
+            self.held = Some((reason, self.accept_time(now)));
+        }
+        vec![Effect::Entered(Phase::Held)]
+    }
+
+    /// When a set that is held from now on is accepted.
+    fn accept_time(&self, now: Instant) -> Option<Instant> {
+        let after = Some(self.accept_after).filter(|after| !after.is_zero());
+        after.and_then(|after| now.checked_add(after))
     }
 
     /// Does what is due. A set that was held long enough counts only after another read of the Node object:
@@ -310,6 +361,9 @@ impl Decider {
         (self.is_unchecked, self.failed_reads) = (false, 0);
         if is_checked && let Some(uid) = self.next_node.take() {
             self.node = Some(uid);
+        }
+        if is_checked && self.shown_cluster.is_some() {
+            self.cluster.clone_from(&self.shown_cluster);
         }
         let mut effects = vec![Effect::Deliver(pods), Effect::Store { changed, removed }];
         if std::mem::take(&mut self.was_online) || self.phase != Phase::Online {
@@ -469,6 +523,80 @@ mod tests {
             [Effect::Entered(Phase::Held)]
         );
         assert_eq!(decider.node(), Some("node"), "the other one belongs to no set that counts");
+    }
+
+    /// A start that finds a pod and the UID of its cluster, and a server that has neither pod nor node.
+    fn held_by(shown: Option<&str>, now: Instant) -> Decider {
+        let mut decider = start(&["a"], now).with_cluster(Some("own".to_owned()));
+        assert!(decider.cluster_shown(shown, now).is_empty());
+        decider.server_set(vec![pod("x")], true);
+        decider.node_read(NodeFact::Absent, now);
+        assert_eq!(decider.phase(), Phase::Held);
+        decider
+    }
+
+    #[test]
+    fn another_cluster_is_accepted_by_an_order_only() {
+        let now = Instant::now();
+        let mut decider = held_by(Some("other"), now);
+        assert_eq!((decider.held(), decider.due()), (Some((HeldReason::OtherCluster, None)), None));
+        assert!(decider.tick(now + HOUR * 24).is_empty());
+        // Its list comes again, long after the time of an empty server would be over.
+        assert_eq!(decider.server_set(vec![pod("y")], true), [Effect::ReadNode]);
+        assert!(decider.node_read(NodeFact::Absent, now + HOUR * 24).is_empty());
+        assert_eq!((decider.phase(), decider.cluster()), (Phase::Held, Some("own")));
+        assert_eq!(delivered(&decider.accept_held().unwrap()), Some(vec!["y".to_owned()]));
+        assert_eq!((decider.phase(), decider.cluster()), (Phase::Online, Some("other")));
+    }
+
+    #[test]
+    fn same_cluster_and_one_without_the_service_are_accepted_after_the_time() {
+        let now = Instant::now();
+        for shown in [Some("own"), None] {
+            let mut decider = held_by(shown, now);
+            assert_eq!(decider.held(), Some((HeldReason::NoNode, Some(now + HOUR))), "{shown:?}");
+            assert_eq!(decider.tick(now + HOUR), [Effect::ReadNode]);
+            decider.node_read(NodeFact::Absent, now + HOUR);
+            assert_eq!((decider.phase(), decider.cluster()), (Phase::Online, Some("own")), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn cluster_that_is_shown_later_changes_the_reason_and_begins_the_time_again() {
+        let now = Instant::now();
+        let mut decider = held_by(None, now);
+        assert_eq!(decider.cluster_shown(Some("other"), now), [Effect::Entered(Phase::Held)]);
+        assert!(decider.cluster_shown(Some("other"), now).is_empty());
+        assert_eq!(decider.held(), Some((HeldReason::OtherCluster, None)));
+        // The right server is at the address again, still without the node.
+        let later = now + HOUR * 9;
+        assert_eq!(decider.cluster_shown(Some("own"), later), [Effect::Entered(Phase::Held)]);
+        assert_eq!(decider.held(), Some((HeldReason::NoNode, Some(later + HOUR))));
+    }
+
+    #[test]
+    fn known_pod_or_node_proves_the_cluster_although_its_service_was_made_again() {
+        let now = Instant::now();
+        let mut decider = start(&["a"], now).with_cluster(Some("own".to_owned()));
+        decider.cluster_shown(Some("again"), now);
+        decider.server_set(Vec::new(), true);
+        decider.node_read(NodeFact::Exists("node".to_owned()), now);
+        assert_eq!((decider.phase(), decider.cluster()), (Phase::Online, Some("again")));
+        decider.server_set(vec![pod("b")], false);
+        decider.cluster_shown(Some("third"), now);
+        assert_eq!(decider.cluster(), Some("again"), "no list has proved it");
+        decider.server_set(vec![pod("b")], true);
+        assert_eq!(decider.cluster(), Some("third"));
+        // The first one is that of the set that counts, and not one that waits for a decision.
+        let mut first = start(&["a"], now);
+        first.cluster_shown(Some("other"), now);
+        assert_eq!(first.cluster(), None);
+        first.server_set(vec![pod("a")], true);
+        assert_eq!(first.cluster(), Some("other"));
+        let mut late = start(&["a"], now);
+        late.server_set(vec![pod("a")], true);
+        late.cluster_shown(Some("own"), now);
+        assert_eq!(late.cluster(), Some("own"));
     }
 
     #[test]

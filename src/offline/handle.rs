@@ -136,7 +136,8 @@ impl Offline {
         }
         let stored = stored::load(&files, &mut problems);
         let uid = stored.node.as_ref().and_then(|node| node.metadata.uid.clone());
-        let decider = Decider::new(stored.pods, uid, settings.wait, settings.accept_after, now);
+        let decider = Decider::new(stored.pods, uid, settings.wait, settings.accept_after, now)
+            .with_cluster(stored.cluster);
         let fence = Fence::new(settings.fence.clone(), stored.contact);
         fence.set_pods(decider.known());
         fence.restore(decider.known());

@@ -42,11 +42,13 @@ pub enum Kind {
     PodCertificate,
     /// When the API server was reached last, in seconds of the wall clock. One file, with an empty name.
     Contact,
+    /// The UID of the cluster. One file, with an empty name.
+    Cluster,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 16] = [
+    pub const ALL: [Kind; 17] = [
         Kind::Node,
         Kind::Pod,
         Kind::PodStatus,
@@ -63,6 +65,7 @@ impl Kind {
         Kind::ResourceClaim,
         Kind::PodCertificate,
         Kind::Contact,
+        Kind::Cluster,
     ];
 
     /// The word in names of files, headers and messages.
@@ -85,6 +88,7 @@ impl Kind {
             Kind::ResourceClaim => "resourceclaim",
             Kind::PodCertificate => "podcertificate",
             Kind::Contact => "contact",
+            Kind::Cluster => "cluster",
         }
     }
 
@@ -135,6 +139,12 @@ impl Key {
         Key::new(Kind::Contact, "")
     }
 
+    /// The key of the UID of the cluster.
+    #[must_use]
+    pub fn cluster() -> Key {
+        Key::new(Kind::Cluster, "")
+    }
+
     /// The name of its file: nothing of it comes from an object.
     #[must_use]
     pub fn file_name(&self) -> String {
@@ -159,7 +169,8 @@ impl Key {
             | Kind::CsiDriver
             | Kind::Attachment
             | Kind::TrustBundles
-            | Kind::Contact => (self.kind.word(), name),
+            | Kind::Contact
+            | Kind::Cluster => (self.kind.word(), name),
         }
     }
 

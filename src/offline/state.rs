@@ -34,6 +34,8 @@ pub enum HeldReason {
     NoNode,
     /// Its Node object has another UID.
     OtherNode,
+    /// It is that of another cluster, or of one that was made again. Never accepted without an order.
+    OtherCluster,
 }
 
 /// Whether Secrets and tokens can be stored.

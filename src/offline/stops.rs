@@ -7,7 +7,7 @@ use crossbeam_channel::Receiver;
 
 use super::fence::boot_time;
 use super::handle::Offline;
-use super::state::Phase;
+use super::state::{HeldReason, Phase};
 use crate::model::ids::PodUid;
 use crate::model::pod::Pod;
 
@@ -57,14 +57,17 @@ impl Offline {
         Some(match state.decider.phase() {
             Phase::Undecided => return None,
             Phase::Alone => (true, "StoredPodsRun", format!("Stored pods run{since}")),
-            Phase::Held => (
-                true,
-                "ServerPodsHeld",
-                format!(
-                    "Stored pods run{since}: the API server knows neither this node nor its pods. Run coracle \
-                     offline accept on the node if that is right"
-                ),
-            ),
+            Phase::Held => {
+                let reason = match state.decider.held() {
+                    Some((HeldReason::OtherCluster, _)) => "is that of another cluster",
+                    _ => "knows neither this node nor its pods",
+                };
+                let message = format!(
+                    "Stored pods run{since}: the API server {reason}. Run coracle offline accept on the node if \
+                     that is right"
+                );
+                (true, "ServerPodsHeld", message)
+            }
             Phase::Online if stopped > 0 => (
                 true,
                 "PodsStopped",

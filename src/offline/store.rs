@@ -274,9 +274,9 @@ impl<'a> Group<'a> {
 }
 
 /// Whether another object may push this one out: without its status an ended pod would run again, and
-/// without the last contact a pod too long.
+/// without the last contact a pod too long. Without the UID of the cluster, another one would be accepted.
 fn may_go(key: &Key) -> bool {
-    !matches!(key.kind, Kind::Node | Kind::PodStatus | Kind::Contact)
+    !matches!(key.kind, Kind::Node | Kind::PodStatus | Kind::Contact | Kind::Cluster)
 }
 
 /// See [`MAX_SHARED`].
@@ -318,7 +318,7 @@ fn remove_largest(
 
 /// Whether the limits reserve space for this kind.
 fn comes_first(kind: Kind) -> bool {
-    matches!(kind, Kind::Node | Kind::Pod | Kind::PodStatus | Kind::Contact)
+    matches!(kind, Kind::Node | Kind::Pod | Kind::PodStatus | Kind::Contact | Kind::Cluster)
 }
 
 /// Whether each pod has its own objects of this kind, which do not come first.

@@ -25,6 +25,8 @@ pub(super) struct StoredWorld {
     pub(super) node: Option<Node>,
     /// The time of the last contact, in seconds of the wall clock.
     pub(super) contact: Option<i64>,
+    /// The UID of the cluster.
+    pub(super) cluster: Option<String>,
 }
 
 /// Reads the stored Node object and the pods with their last statuses. Adds to `problems` what cannot be
@@ -66,7 +68,8 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
         }
     }
     let contact = read::<Contact>(files, &Key::contact(), problems).map(|contact| contact.seconds);
-    StoredWorld { pods: pods.into_values().collect(), node, contact }
+    let cluster = read::<Cluster>(files, &Key::cluster(), problems).map(|cluster| cluster.uid);
+    StoredWorld { pods: pods.into_values().collect(), node, contact, cluster }
 }
 
 /// When the API server was reached last.
@@ -74,6 +77,14 @@ pub(super) fn load(files: &Files, problems: &mut Problems) -> StoredWorld {
 pub(super) struct Contact {
     /// Seconds since 1970, by the wall clock.
     pub(super) seconds: i64,
+}
+
+/// Which cluster the API server has.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub(super) struct Cluster {
+    /// The UID of the service `default/kubernetes`, which each API server makes in an empty database, and
+    /// which a node may read.
+    pub(super) uid: String,
 }
 
 /// A stored object, read as those of the API server are. `None` if it has another form: the text of an error

@@ -86,6 +86,7 @@ pub(crate) fn deps() -> Deps {
         status_changes: never(),
         statuses: Box::new(|version| (version, Vec::new())),
         service_changes: never(),
+        cluster: Box::new(|| None),
         services: Box::new(|_| Vec::new()),
         needs: Box::new(|_, _| BTreeSet::new()),
         has_address: Box::new(|| true),

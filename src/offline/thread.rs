@@ -65,6 +65,9 @@ pub struct Deps {
     pub statuses: ReadStatuses,
     /// Rings when services changed.
     pub service_changes: Receiver<()>,
+    /// The UID of the service `default/kubernetes` as the API server showed it; `None`: not yet, or it does not
+    /// exist.
+    pub cluster: Box<dyn Fn() -> Option<String> + Send>,
     /// The stored forms of the services that pods of these namespaces see.
     pub services: ReadServices,
     /// The keys of all objects that a pod needs. The second function reads what is stored: a claim names a
@@ -120,6 +123,8 @@ struct Writer {
     node: Weak<Node>,
     node_digest: Option<[u8; 32]>,
     is_node_stored: bool,
+    /// The UID of the cluster that was queued last, or read from its file.
+    cluster: Option<String>,
     /// What was queued last of the status of each pod.
     statuses: BTreeMap<PodUid, [u8; 16]>,
     seen_statuses: u64,
@@ -145,9 +150,10 @@ struct Writer {
 impl Writer {
     fn new(offline: Offline, deps: Deps, inbox: Inbox<Key, Change>) -> Writer {
         let (store, found) = Store::open(&offline.shared.files);
-        let (mut problems, known, bound) = {
+        let (mut problems, known, bound, cluster) = {
             let mut state = offline.shared.state();
-            (std::mem::take(&mut state.problems), state.decider.known().to_vec(), state.clock_bound)
+            let cluster = state.decider.cluster().map(str::to_owned);
+            (std::mem::take(&mut state.problems), state.decider.known().to_vec(), state.clock_bound, cluster)
         };
         for problem in found {
             log::warn!("a stored object cannot be used: {problem}");
@@ -168,6 +174,7 @@ impl Writer {
             node: Weak::new(),
             node_digest: None,
             is_node_stored,
+            cluster,
             seen_statuses: 0,
             services_due: None,
             services_read: None,
@@ -270,6 +277,8 @@ impl Writer {
     /// seconds.
     fn turn(&mut self, now: Instant) {
         self.find_address(now);
+        // First: it may say that a set is not accepted by itself.
+        self.cluster_changed(now);
         self.offline.shared.step(|decider| decider.tick(now));
         self.offline.shared.deliver_stopped(boot_time());
         self.carry_out(now);
@@ -360,13 +369,14 @@ impl Writer {
             Phase::Held => {
                 let report = self.offline.report();
                 let node = match report.held {
+                    Some(HeldReason::OtherCluster) => "is that of another cluster",
                     Some(HeldReason::OtherNode) => "has another Node object of this name",
                     Some(HeldReason::NoNode) | None => "has no Node object of this node",
                 };
                 let end = report.accepts.map_or_else(String::new, |time| format!(", or wait until {time}"));
                 let message = format!(
-                    "The API server {node} and none of its {pods} pods, so these continue to run; if its data are \
-                     right, run coracle offline accept{end}"
+                    "The API server {node}, and has none of the node's {pods} pods, so these continue to run; if its \
+                     data are right, run coracle offline accept{end}"
                 );
                 self.raise(EventType::Warning, reasons::SERVER_PODS_HELD, message);
             }
@@ -440,6 +450,7 @@ impl Writer {
             }
             Kind::Node => (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false),
             Kind::Contact => self.offline.shared.fence.forget_stored(),
+            Kind::Cluster => self.cluster = None,
             _ => {}
         }
     }
@@ -485,6 +496,17 @@ impl Writer {
         if self.node_digest.replace(digest) != Some(digest) {
             self.queue.offer(Key::node(), Change::Body(Secret::new(body)), now);
         }
+    }
+
+    /// Passes on which cluster the API server has, and queues that of the set that counts.
+    fn cluster_changed(&mut self, now: Instant) {
+        let shown = (self.deps.cluster)();
+        self.offline.shared.step(|decider| decider.cluster_shown(shown.as_deref(), now));
+        let cluster = self.offline.shared.state().decider.cluster().map(str::to_owned);
+        let Some(uid) = cluster.filter(|uid| self.cluster.as_ref() != Some(uid)) else { return };
+        let Ok(body) = serde_json::to_vec(&stored::Cluster { uid: uid.clone() }) else { return };
+        self.cluster = Some(uid);
+        self.queue.offer(Key::cluster(), Change::Body(Secret::new(body)), now);
     }
 
     /// Queues the statuses of known pods that changed in a part that is worth a write.
@@ -568,7 +590,7 @@ impl Writer {
         let needed: BTreeSet<Key> = known.iter().flat_map(|pod| (self.deps.needs)(pod, &read)).collect();
         let namespaces = namespaces(&known);
         let is_needed = |key: &Key| match key.kind {
-            Kind::Node | Kind::Contact => true,
+            Kind::Node | Kind::Contact | Kind::Cluster => true,
             Kind::Pod | Kind::PodStatus => uids.contains(key.name.as_str()),
             // The name begins with the UID of its pod; see `Key::belongs_to`.
             Kind::Token | Kind::PodCertificate => {
@@ -875,6 +897,47 @@ mod tests {
         fixture.offline().accept().unwrap();
         fixture.turns(60);
         assert_eq!(label(&fixture), ("v".to_owned(), "3".to_owned()));
+    }
+
+    #[test]
+    fn uid_of_the_cluster_is_stored_with_the_accepted_set_and_holds_that_of_another_one() {
+        let shown = Arc::new(Mutex::new(Some("own".to_owned())));
+        let deps = |shown: &Arc<Mutex<Option<String>>>, events| {
+            let shown = Arc::clone(shown);
+            Deps { cluster: Box::new(move || shown.locked().clone()), events, ..testing::deps() }
+        };
+        let mut fixture = Fixture::new(&["a"], deps(&shown, EventSink::new().0));
+        fixture.turns(0);
+        let stored = |offline: &Offline| {
+            offline.read_json::<stored::Cluster>(&Key::cluster()).map(|cluster| cluster.uid)
+        };
+        assert_eq!(stored(fixture.offline()), None, "undecided");
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(1);
+        assert_eq!(stored(fixture.offline()).as_deref(), Some("own"));
+        // The next start is at another cluster, whose services arrive after its list of pods.
+        let (events, queue) = EventSink::new();
+        let (root, none) = (fixture.root, Arc::new(Mutex::new(None)));
+        let offline = testing::offline(root.path(), &["a"]);
+        let mut fixture = Fixture::with(root, offline, deps(&none, events));
+        fixture.offline().server_set(vec![pod("x")], true);
+        fixture.turns(0);
+        let held = |fixture: &Fixture| fixture.offline().report().held;
+        assert_eq!(held(&fixture), Some(HeldReason::NoNode));
+        *none.locked() = Some("other".to_owned());
+        fixture.turns(1);
+        let report = fixture.offline().report();
+        assert_eq!((held(&fixture), report.accepts), (Some(HeldReason::OtherCluster), None));
+        fixture.turns(1_000_000);
+        assert_eq!(fixture.offline().phase(), Phase::Held);
+        assert_eq!(stored(fixture.offline()).as_deref(), Some("own"));
+        let condition = fixture.offline().condition().unwrap();
+        assert!(condition.2.contains("that of another cluster"), "{condition:?}");
+        let messages: Vec<_> = queue.try_iter().map(|event| event.message).collect();
+        assert!(messages.len() == 2 && messages[1].contains("is that of another cluster"), "{messages:?}");
+        fixture.offline().accept().unwrap();
+        fixture.turns(1_000_100);
+        assert_eq!(stored(fixture.offline()).as_deref(), Some("other"));
     }
 
     #[test]

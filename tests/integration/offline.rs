@@ -20,6 +20,7 @@ mod starts;
 
 const SETTINGS: &str = "/api/v1/namespaces/default/configmaps/settings";
 const SERVICE: &str = "/api/v1/namespaces/default/services/db";
+const KUBERNETES: &str = "/api/v1/namespaces/default/services/kubernetes";
 const LOGIN: &str = "/api/v1/namespaces/default/secrets/login";
 
 /// The value of the Secret, which must be nowhere on the disk; also in base64.
@@ -244,6 +245,31 @@ fn api_server_without_data_stops_no_pod_until_it_is_accepted() {
     assert_eq!(status(&node)["offline"]["held"], Value::Null);
     node.bind(&simple("new"));
     node.wait_ready("new");
+    node.finish();
+}
+
+/// Its service `kubernetes` has another UID, so no time makes its pods count.
+#[test]
+fn api_server_of_another_cluster_is_accepted_by_an_order_only() {
+    let mut node = joined(json!({}));
+    let service = || json!({"spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 443}]}});
+    node.api().put(KUBERNETES, service());
+    run_pods(&node, &["web"]);
+    wait_stored(&node, 1);
+    wait_until("the UID of the cluster to be stored", LONG, || {
+        status(&node)["offline"]["objects"]["cluster"] == json!(1)
+    });
+    let before = node.running("web");
+    node.replace_api();
+    node.api().put(KUBERNETES, service());
+    wait_until("another cluster to be found", LONG, || {
+        status(&node)["offline"]["held"] == json!("otherCluster")
+    });
+    assert_eq!(node.running("web"), before);
+    assert_eq!(status(&node)["offline"]["accepts"], Value::Null);
+    node.cli(&["offline", "accept"]);
+    node.wait_gone("web", LONG);
+    wait_phase(&node, "online");
     node.finish();
 }
 

@@ -144,6 +144,7 @@ pub(super) fn server_line(report: &Report, is_reachable: bool, now: Timestamp) -
         Phase::Alone => (format!("away{since}; stored pods run"), Color::Yellow),
         Phase::Held => {
             let reason = match report.held {
+                Some(HeldReason::OtherCluster) => "it is that of another cluster",
                 Some(HeldReason::OtherNode) => "its Node object is another one",
                 Some(HeldReason::NoNode) | None => "it does not know this node",
             };
@@ -253,6 +254,7 @@ mod tests {
             (since(Phase::Alone), false),
             (held(HeldReason::NoNode), true),
             (held(HeldReason::OtherNode), true),
+            (held(HeldReason::OtherCluster), true),
         ]
         .map(|(report, is_reachable)| {
             let (line, color) = server_line(&report, is_reachable, now());
@@ -265,6 +267,7 @@ mod tests {
             away since 2026-01-01T00:00:00Z (3m20s); stored pods run [Yellow]
             held since 2026-01-01T00:00:00Z (3m20s): it does not know this node; coracle offline accept [Red]
             held since 2026-01-01T00:00:00Z (3m20s): its Node object is another one; coracle offline accept [Red]
+            held since 2026-01-01T00:00:00Z (3m20s): it is that of another cluster; coracle offline accept [Red]
         "#]]
         .assert_eq(&lines.concat());
     }

@@ -278,7 +278,7 @@ fn other_kinds_leave_space_for_pods() {
     assert!(matches!(node.put(&map, &[b'x'; 11]), Err(FileError::Full)));
     // Smaller than before.
     assert_eq!(node.put(&map, b"small").unwrap(), Stored::Written);
-    for key in [&pod, &Key::node(), &Key::new(Kind::PodStatus, "u"), &Key::contact()] {
+    for key in [&pod, &Key::node(), &Key::new(Kind::PodStatus, "u"), &Key::contact(), &Key::cluster()] {
         assert_eq!(node.put(key, b"body").unwrap(), Stored::Written);
     }
     node.store.bytes = MAX_BYTES;
