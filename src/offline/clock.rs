@@ -11,6 +11,9 @@ use super::files::{CLOCK_FILE, FileError, Files};
 
 /// The content of the file: this line, and seconds since 1970 with a line end.
 const HEADER: &str = "coracle clock 1\n";
+/// Has passed when this version was made, also if nothing is stored: not later than its date in CHANGELOG.md.
+/// A constant, because two builds of one revision have the same bytes.
+const VERSION_TIME: Timestamp = Timestamp::constant(1_793_491_200, 0);
 /// A clock may be set back this much by its own correction.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
 /// The pause between two writes.
@@ -95,9 +98,14 @@ pub(super) fn problem(bound: Option<Timestamp>, wall: Timestamp) -> Option<Strin
     ))
 }
 
+/// The bound at a start: a stored one, and without it, or if it is earlier, the date of this version.
+pub(super) fn at_start(files: &Files) -> Timestamp {
+    read(files).map_or(VERSION_TIME, |bound| bound.max(VERSION_TIME))
+}
+
 /// The stored bound; `None` without a usable file. A damaged one is put aside: it would stay if it is a
 /// directory.
-pub(super) fn read(files: &Files) -> Option<Timestamp> {
+fn read(files: &Files) -> Option<Timestamp> {
     let reason = match files.read_note(CLOCK_FILE) {
         Ok(None) => return None,
         Ok(Some(text)) => match parse(&text) {
@@ -209,6 +217,39 @@ mod tests {
         assert_eq!(read(&files), None);
         write(&files, time(6)).unwrap();
         assert_eq!(read(&files), Some(time(6)));
+    }
+
+    #[test]
+    fn clock_before_the_date_of_the_version_is_behind_although_nothing_is_stored() {
+        let root = tempfile::tempdir().unwrap();
+        let files = testing::files(root.path());
+        let bound = at_start(&files);
+        assert!(problem(Some(bound), Timestamp::UNIX_EPOCH).is_some_and(|text| text.contains("is behind")));
+        // The first contact writes a bound, as without that date.
+        let mut clock = ClockCheck::new(Some(bound));
+        let later = bound + SignedDuration::from_hours(24);
+        assert_eq!(clock.step(later, Instant::now(), true).write, Some(later));
+        // An older version has stored an earlier time, or this one a later one.
+        for (stored, expected) in [(Timestamp::UNIX_EPOCH, bound), (later, later)] {
+            write(&files, stored).unwrap();
+            assert_eq!(at_start(&files), expected);
+        }
+    }
+
+    /// A heading of the changelog is `## Unreleased` or `## VERSION (YYYY-MM-DD)`.
+    #[test]
+    fn date_of_the_version_has_passed_and_is_that_of_the_newest_release() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("CHANGELOG.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let date = |line: &str| {
+            let (_, date) = line.strip_prefix("## ")?.strip_suffix(')')?.split_once(" (")?;
+            Some(date.to_owned())
+        };
+        let own = VERSION_TIME.to_string();
+        if let Some(newest) = text.lines().find_map(date) {
+            assert_eq!(own, format!("{newest}T00:00:00Z"));
+        }
+        assert!(VERSION_TIME < Timestamp::now(), "{own} would make each clock wrong");
     }
 
     #[test]

@@ -103,7 +103,7 @@ pub(super) struct State {
     pub(super) problems: Problems,
     /// The parts of the report that the thread knows.
     pub(super) report: Report,
-    /// The stored bound for the time.
+    /// A time that has passed: the stored one, or the date of this version.
     pub(super) clock_bound: Option<jiff::Timestamp>,
 }
 
@@ -162,7 +162,7 @@ impl Offline {
             node: None,
             problems,
             report,
-            clock_bound: clock::read(&files),
+            clock_bound: Some(clock::at_start(&files)),
         };
         let shared = Shared {
             files,
