@@ -564,6 +564,46 @@ impl Core {
         effects
     }
 
+    /// Whether a pod waits until the API server is back, or until there is room for it.
+    #[must_use]
+    pub(crate) fn has_postponed(&self) -> bool {
+        self.desired.values().any(|desired| desired.is_postponed)
+    }
+
+    /// Pods have ended: those that were postponed, and that the node has room for now, go through admission
+    /// again, in the order of a start. The others keep their statuses. The resources of the pods that have
+    /// ended must have been released.
+    pub(crate) fn readmit_fitting(&mut self, world: &World<'_>) -> Vec<Effect> {
+        // Before the first list, every pod counts as running.
+        if !world.is_listed {
+            return Vec::new();
+        }
+        let waiting = self.desired.iter().filter(|(_, desired)| desired.is_postponed);
+        let mut waiting: Vec<_> = waiting
+            .map(|(uid, Desired { pod, .. })| {
+                let created = pod.object().metadata.creation_timestamp.as_ref().map(|time| time.0);
+                (Reverse(pod.spec().priority.unwrap_or(0)), created, uid.clone())
+            })
+            .collect();
+        waiting.sort();
+        let mut effects = Vec::new();
+        for (.., uid) in waiting {
+            if self.has_room(&uid, world) {
+                effects.extend(self.readmit_if(world, |desired| *desired.pod.uid() == uid));
+            }
+        }
+        self.end_decision();
+        effects
+    }
+
+    /// Whether admission would refuse or preempt nothing for a desired pod, apart from the resource managers.
+    fn has_room(&self, uid: &PodUid, world: &World<'_>) -> bool {
+        let Some(desired) = self.desired.get(uid) else { return false };
+        let (granted, active) = ((world.granted)(&desired.pod), self.active_pods(world));
+        let others = active.counted_for(&granted, false, &active.all);
+        admission::admit(&granted, &others, world.node) == Admission::Admit
+    }
+
     /// Pods that were rejected go through admission again.
     fn readmit_if(&mut self, world: &World<'_>, is_due: impl Fn(&Desired) -> bool) -> Vec<Effect> {
         let rejected = self.desired.iter().filter(|(_, desired)| is_due(desired));
@@ -1672,6 +1712,30 @@ mod tests {
             api: 1 -> shown 1; reject 1: NodeShutdown
             clean up, running: 1, 2 -> stop unknown 1
         "#]]);
+    }
+
+    #[test]
+    fn pods_that_wait_for_room_are_admitted_by_priority_when_others_have_ended() {
+        let mut fixture = Fixture::new(&[SourceName::Api]);
+        fixture.node.allocatable.pods = 1;
+        let misplaced = selecting("0");
+        let pods = [ranked("1", Some(3), 1), ranked("2", Some(1), 1), ranked("3", Some(2), 9)];
+        fixture.apply(SourceName::Api, stored([vec![misplaced], pods.into()].concat()));
+        let readmit = |fixture: &mut Fixture| fixture.decide(&|_| false, Core::readmit_fitting);
+        assert!(fixture.core.has_postponed() && readmit(&mut fixture).is_empty(), "the node is full");
+        // Its status is terminal, but it still has its resources.
+        fixture.over.insert("1".into());
+        fixture.stopping.insert("1".into());
+        assert!(readmit(&mut fixture).is_empty());
+        fixture.stopping.clear();
+        fixture.is_listed = false;
+        assert!(readmit(&mut fixture).is_empty(), "what runs is not known");
+        fixture.is_listed = true;
+        assert_eq!(readmit(&mut fixture), ["forget status of 3", "update 3"]);
+        assert!(readmit(&mut fixture).is_empty());
+        fixture.over.insert("3".into());
+        assert_eq!(readmit(&mut fixture), ["forget status of 2", "update 2"]);
+        assert!(fixture.core.is_postponed(&"0".into()), "the stored Node object still excludes it");
     }
 
     /// Refusals that do not depend on the Node object are final, and pods that run were admitted before.

@@ -251,8 +251,10 @@ impl Loop {
             pod.full_name(),
             pod.uid()
         );
+        let until = if reason.starts_with("OutOf") { "other pods end, or " } else { "" };
         let message = format!(
-            "The pod waits until the API server is back, because the stored Node object may be too old: {message}"
+            "The pod waits until {until}the API server is back, because the stored Node object may be too old: \
+             {message}"
         );
         self.deps.events.warning(pod, reasons::intern(reason), message.as_str());
         let status = admission::postponed_status(pod, reason, message, pod.qos());

@@ -270,6 +270,7 @@ impl Loop {
         }
         if std::mem::take(&mut self.garbage) {
             self.release_resources();
+            self.readmit_fitting();
             // If the bell is full, the thread wakes anyway.
             let _ = self.deps.clean.try_send(());
         }
@@ -282,6 +283,19 @@ impl Loop {
             let active = self.decide(|core, world| core.active(world));
             let observe = &self.deps.observe;
             self.deps.assignments.release_inactive(&active, &|uid| observe.still_runs(uid));
+        }
+    }
+
+    /// Starts pods that wait for room, without the API server.
+    fn readmit_fitting(&mut self) {
+        if !self.core.has_postponed() {
+            return;
+        }
+        let effects = self.decide(Core::readmit_fitting);
+        if !effects.is_empty() {
+            // First, because the cleaner removes pods that are rejected in the snapshot.
+            self.publish();
+            self.carry_out(effects);
         }
     }
 
