@@ -79,6 +79,14 @@ fn offline(handles: &Handles, page: &mut Page) {
     drop(family);
     let help = "Bytes of all stored objects.";
     page.gauge("coracle_offline_stored_bytes", help, report.bytes as f64);
+    let help = "Bytes of stored objects, by kind.";
+    let mut family = page.family("coracle_offline_stored_kind_bytes", help, Type::Gauge);
+    for (kind, bytes) in &report.kind_bytes {
+        family.series(&[("kind", kind)], *bytes as f64);
+    }
+    drop(family);
+    let help = "Copies of stored files that could not be used; at most 16 stay.";
+    page.gauge("coracle_offline_damaged_files", help, report.damaged_files as f64);
     let help = "Problems of the store, such as objects that are not stored; at most 16 are counted.";
     page.gauge("coracle_offline_problems", help, report.problems.len() as f64);
     let help = "Pods that are stopped because the API server was away for too long.";

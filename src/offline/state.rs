@@ -77,6 +77,10 @@ pub struct Report {
     pub objects: std::collections::BTreeMap<String, u64>,
     /// Bytes of all files.
     pub bytes: u64,
+    /// Bytes of the files by the word of their kind.
+    pub kind_bytes: std::collections::BTreeMap<String, u64>,
+    /// Copies of files that could not be used; those of former runs count, too.
+    pub damaged_files: u64,
     /// The most bytes that all files may have.
     pub limit_bytes: u64,
     /// Objects that are not stored, or not any more, and why; at most 16. Then what is wrong with the clock.

@@ -151,6 +151,17 @@ impl Store {
         counts
     }
 
+    /// The bytes of the files by the word of their kind.
+    #[must_use]
+    pub fn kind_bytes(&self) -> BTreeMap<String, u64> {
+        let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+        for (key, known) in &self.known {
+            let sum = sums.entry(key.kind.word().to_owned()).or_default();
+            *sum = sum.saturating_add(known.file_bytes);
+        }
+        sums
+    }
+
     /// The objects that went since the last call because others needed the space.
     pub fn take_evicted(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.evicted)

@@ -684,9 +684,12 @@ impl Writer {
     fn report(&mut self) {
         if std::mem::take(&mut self.is_report_old) {
             let (objects, problems) = (self.store.objects(), self.problems.texts());
+            let (kind_bytes, copies) = (self.store.kind_bytes(), self.offline.shared.files.copies().len());
             let mut state = self.offline.shared.state();
             let report = &mut state.report;
             (report.objects, report.bytes, report.problems) = (objects, self.store.bytes(), problems);
+            (report.kind_bytes, report.damaged_files) =
+                (kind_bytes, u64::try_from(copies).unwrap_or(u64::MAX));
         }
     }
 }
@@ -858,6 +861,7 @@ mod tests {
         let report = fixture.offline().report();
         assert_eq!((report.objects["pod"], report.objects["token"]), (2, 2));
         assert!(report.bytes > 0 && report.problems.is_empty());
+        assert_eq!((report.kind_bytes.values().sum::<u64>(), report.damaged_files), (report.bytes, 0));
         fixture.offline().server_set(vec![pod("b")], false);
         fixture.turns(1);
         assert!(!fixture.has(&a) && !fixture.has(&token));
@@ -1130,6 +1134,8 @@ mod tests {
             let _ = std::fs::remove_file(&path);
         }
         fixture.turns(2);
+        let report = fixture.offline().report();
+        assert_eq!((report.damaged_files, report.kind_bytes.get("configmap")), (2, None));
         fixture.put(&map, "{}");
         fixture.turns(30);
         assert_eq!(fixture.offline().read(&map).unwrap().reveal(), b"{}");

@@ -87,6 +87,8 @@ fn equal_bodies_are_not_written() {
     let (again, _) = node.open();
     assert_eq!((node.store.bytes(), again.bytes()), (bytes, bytes));
     assert_eq!(again.objects(), node.store.objects());
+    assert_eq!(again.kind_bytes(), node.store.kind_bytes());
+    assert_eq!(again.kind_bytes().values().sum::<u64>(), again.bytes());
     assert_eq!(again.objects().get("secret"), Some(&1));
     assert!(again.keys().eq(node.store.keys()) && again.keys().count() == 4);
     for key in keys() {
