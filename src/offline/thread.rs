@@ -502,6 +502,10 @@ impl Writer {
     fn cluster_changed(&mut self, now: Instant) {
         let shown = (self.deps.cluster)();
         self.offline.shared.step(|decider| decider.cluster_shown(shown.as_deref(), now));
+        if !self.offline.accepts_absence() {
+            // One that was purged is not there at the next start.
+            return;
+        }
         let cluster = self.offline.shared.state().decider.cluster().map(str::to_owned);
         let Some(uid) = cluster.filter(|uid| self.cluster.as_ref() != Some(uid)) else { return };
         let Ok(body) = serde_json::to_vec(&stored::Cluster { uid: uid.clone() }) else { return };

@@ -118,6 +118,7 @@ impl Writer {
             self.seen_statuses = 0;
             self.read_statuses(now);
             self.collect(now);
+            self.cluster_changed(now);
         }
         report
     }
@@ -359,6 +360,26 @@ mod tests {
         assert!(fixture.has(&Key::contact()));
         assert_eq!(order(&mut fixture, PurgeScope::All, 1).unwrap().removed, 2);
         assert!(fixture.has(&Key::contact()));
+    }
+
+    /// Otherwise another cluster would be accepted after a time.
+    #[test]
+    fn purged_uid_of_the_cluster_is_stored_again_while_the_server_counts() {
+        let (root, offline) = empty();
+        let deps = Deps { cluster: Box::new(|| Some("own".to_owned())), ..testing::deps() };
+        let mut fixture = Fixture::with(root, offline, deps);
+        fixture.offline().server_set(vec![pod("a")], true);
+        fixture.turns(0);
+        assert!(fixture.has(&Key::cluster()));
+        order(&mut fixture, PurgeScope::All, 1).unwrap();
+        fixture.turns(20);
+        assert!(fixture.has(&Key::cluster()));
+        fixture.offline().server_set(Vec::new(), true);
+        fixture.turns(40);
+        assert_eq!(fixture.offline().phase(), Phase::Held);
+        order(&mut fixture, PurgeScope::All, 41).unwrap();
+        fixture.turns(60);
+        assert!(!fixture.has(&Key::cluster()));
     }
 
     #[test]
