@@ -21,7 +21,9 @@ use std::time::Instant;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{self, header};
 
-pub use super::tls::{Identity, Roots, ServerAuthority, TlsSetupError, server_authorities};
+pub use super::tls::{
+    Identity, Roots, ServerAuthority, TlsSetupError, bundle_certificates, server_authorities,
+};
 pub use breaker::{Breaker, RequestKind};
 pub use route::Endpoint;
 

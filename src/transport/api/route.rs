@@ -12,6 +12,7 @@ use ureq::http::uri::Scheme;
 
 use super::call::Call;
 use super::socket::Socket;
+use crate::transport::dial::error::HANDSHAKE_TIMEOUT;
 use crate::transport::dial::lookup::lookup;
 use crate::transport::dial::socket::Limit;
 use crate::transport::dial::{DialError, go_message, join_host_port};
@@ -264,7 +265,7 @@ fn secure(mut stream: Stream, tls: Option<&Tls>) -> Result<Stream, DialError> {
     let outcome = tls.handshake(&mut stream);
     let session = outcome.map_err(|error| match error {
         _ if stream.socket().is_stopped() => DialError::Stopped,
-        _ if stream.socket().is_late() => DialError::Tls("handshake timeout".to_owned()),
+        _ if stream.socket().is_late() => DialError::Tls(HANDSHAKE_TIMEOUT.to_owned()),
         error => DialError::of_tls(&error),
     })?;
     Ok(Stream::Tls(Box::new(StreamOwned::new(session, stream))))

@@ -7,6 +7,9 @@ use rustls::{AlertDescription, CertificateError};
 /// The two addresses of a connection, as `local->peer`.
 pub(crate) type ConnectionEnds = std::sync::Arc<str>;
 
+/// The message of [`DialError::Tls`] for a handshake that takes too long.
+pub(in crate::transport) const HANDSHAKE_TIMEOUT: &str = "handshake timeout";
+
 /// Why there is no connection or no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the names say what the values are")]
@@ -109,6 +112,22 @@ impl DialError {
     /// Whether no process listens at the peer's port.
     pub fn is_refused(&self) -> bool {
         matches!(self.innermost(), DialError::Connect { message, .. } if message == "connection refused")
+    }
+
+    /// Whether the peer speaks no TLS, or cannot prove which server it is. A handshake that takes too long
+    /// is no such error.
+    pub fn is_tls(&self) -> bool {
+        match self.innermost() {
+            DialError::Tls(message) => message != HANDSHAKE_TIMEOUT,
+            error => matches!(error, DialError::PlainHttp),
+        }
+    }
+
+    /// Whether the certificate of the peer is outside of its time: then the clock of this machine may be
+    /// wrong.
+    pub fn may_be_clock(&self) -> bool {
+        // The messages of `of_tls` and of `tls::verify`.
+        matches!(self.innermost(), DialError::Tls(message) if message.contains("is the clock of this machine right?"))
     }
 
     /// The error of a TLS session, worded as by Go.

@@ -146,6 +146,15 @@ pub fn server_authorities(pem: &[u8]) -> Result<Vec<ServerAuthority>, TlsSetupEr
     all.iter().map(|der| verify::server_authority(der).map_err(TlsSetupError::Roots)).collect()
 }
 
+/// The certificates of a PEM bundle, each in DER. Blocks of other types are skipped.
+///
+/// # Errors
+/// When the bundle is damaged, or has no certificate.
+pub fn bundle_certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, TlsSetupError> {
+    let all = certificates(pem).map_err(TlsSetupError::Roots)?;
+    Ok(all.iter().map(|der| der.as_ref().to_vec()).collect())
+}
+
 /// The common settings of all sessions with one server.
 #[derive(Clone)]
 pub(in crate::transport) struct Tls {

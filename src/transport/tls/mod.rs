@@ -21,5 +21,5 @@ mod usage;
 mod verify;
 
 pub use authorities::{Authorities, Verification};
-pub use client::{Identity, Roots, ServerAuthority, TlsSetupError, server_authorities};
+pub use client::{Identity, Roots, ServerAuthority, TlsSetupError, bundle_certificates, server_authorities};
 pub use server::{Acceptor, ServingCertificate, Session, Settings};
