@@ -44,6 +44,12 @@ pub fn from_base64_url(text: &str) -> Option<Vec<u8>> {
     BARE_URL.decode(text).ok()
 }
 
+/// Encodes in the URL-safe alphabet of base64, without padding (RFC 7515, 2).
+#[must_use]
+pub fn base64_url(bytes: &[u8]) -> String {
+    general_purpose::URL_SAFE_NO_PAD.encode(bytes)
+}
+
 /// Reads a number without a sign, as Go's `strconv.ParseUint` does; `str::parse` also accepts a plus sign.
 #[must_use]
 pub fn from_digits<T: FromStr>(text: &str) -> Option<T> {

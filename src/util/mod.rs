@@ -20,6 +20,7 @@ pub mod error_chain;
 pub(crate) mod fuzzing;
 pub mod gate;
 pub mod gzip;
+pub mod hmac;
 pub mod json;
 pub mod lock;
 pub mod logging;

@@ -179,6 +179,8 @@ pub struct Certificate<'a> {
     pub key_algorithm: &'a [u8],
     /// The public key, without its algorithm.
     pub public_key: &'a [u8],
+    /// The SubjectPublicKeyInfo: algorithm and public key as the whole SEQUENCE, with its tag and length.
+    pub public_key_info: &'a [u8],
     /// The algorithm of the signature: the content of the SEQUENCE.
     pub signature_algorithm: &'a [u8],
     /// The extensions; each identifier occurs at most once.
@@ -202,7 +204,9 @@ impl<'a> Certificate<'a> {
         let not_before = time(validity.any()?)?;
         let not_after = time(validity.any()?)?;
         let subject = body.take(tag::SEQUENCE)?;
+        let before_key = body.0;
         let mut key = Reader(body.take(tag::SEQUENCE)?);
+        let public_key_info = before_key.get(..before_key.len() - body.0.len())?;
         let key_algorithm = key.take(tag::SEQUENCE)?;
         // The first byte counts the unused bits of the last one.
         let public_key = key.take(tag::BIT_STRING)?.get(1..)?;
@@ -222,6 +226,7 @@ impl<'a> Certificate<'a> {
             subject,
             key_algorithm,
             public_key,
+            public_key_info,
             signature_algorithm,
             extensions,
         })
