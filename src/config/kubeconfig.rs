@@ -15,14 +15,17 @@ use crate::model::typed;
 /// When the file cannot be read or is not a kubeconfig.
 pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
     let place = file.display().to_string();
-    let problem = |place: &str, field: &str, message: String| Problem {
-        place: place.to_owned(),
-        field: field.to_owned(),
-        message,
-    };
     let bytes = read_file(file).map_err(|message| problem(&place, "", message))?;
+    parse(&bytes, &place)
+}
+
+/// Reads the content of a kubeconfig, which is at `place`. Unknown keys are ignored, as upstream does.
+///
+/// # Errors
+/// When it is not a kubeconfig. The message has no values of it, which may be secrets.
+pub fn parse(bytes: &[u8], place: &str) -> Result<Kubeconfig, Problem> {
     // Only the first document is used. A file without documents is an empty configuration.
-    let document = yaml::parse(&bytes)
+    let document = yaml::parse(bytes)
         .first()
         .map_err(|error| problem(&format!("{place}:{}", error.line), "", error.message))?;
     let value = document.map_or_else(|| serde_json::json!({}), |document| document.value);
@@ -31,13 +34,17 @@ pub fn load(file: &Path) -> Result<Kubeconfig, Problem> {
             None | Some(Value::Null) => {}
             Some(Value::String(text)) if text.is_empty() || text == known => {}
             Some(Value::String(text)) => {
-                return Err(problem(&place, field, format!("{text:?} is not {known:?}")));
+                return Err(problem(place, field, format!("{text:?} is not {known:?}")));
             }
             Some(_) => return Err(problem(&place, field, format!("is not the text {known:?}"))),
         }
     }
     // The decoder's message is dropped: it may contain a value, and values may be secrets.
-    part(&value, "").map_err(|_| wrong_part(&value, &place))
+    part(&value, "").map_err(|_| wrong_part(&value, place))
+}
+
+fn problem(place: &str, field: &str, message: String) -> Problem {
+    Problem { place: place.to_owned(), field: field.to_owned(), message }
 }
 
 fn part<T: serde::de::DeserializeOwned>(value: &Value, pointer: &str) -> Result<T, ()> {
