@@ -15,6 +15,7 @@ pub mod offline;
 pub mod transport;
 // layer 2
 pub mod images;
+pub mod join;
 pub mod tracing;
 // layer 3
 pub mod cgroups;

@@ -36,6 +36,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("config", 1),
     ("offline", 1),
     ("images", 2),
+    ("join", 2),
     ("tracing", 2),
     ("cgroups", 3),
     ("claims", 3),

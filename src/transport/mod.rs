@@ -25,5 +25,7 @@ pub mod proxy;
 mod resolver;
 pub mod rpc_server;
 pub mod spdy;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod tls;
 pub mod websocket;
