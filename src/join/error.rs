@@ -13,8 +13,9 @@ pub enum JoinError {
     /// There was no response.
     #[error("no response from {server}: {reason}")]
     Unreachable { server: String, reason: String },
-    /// The server speaks no TLS, or its certificate is not signed by the authority of the cluster.
-    #[error("{server} is not the API server of this cluster: {reason}")]
+    /// The server speaks no TLS, its certificate is not signed by the authority of the cluster, or it refuses
+    /// our certificate.
+    #[error("there is no trusted TLS connection to {server}: {reason}")]
     NotTrusted { server: String, reason: String },
     /// The server's certificate is outside of its time.
     #[error("the certificate of {server} is not valid at the time of this machine's clock, {now}: {reason}")]
