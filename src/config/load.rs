@@ -120,20 +120,34 @@ impl LoadedConfig {
 /// # Errors
 /// All problems, in the order of the layers.
 pub fn load(request: &LoadRequest) -> Result<LoadedConfig, Vec<Problem>> {
-    load_with(request, &mut |layers, file| layers.read(file))
+    load_with(request, &mut |layers, file| layers.read(file)).map(|(loaded, _)| loaded)
+}
+
+/// [`load`], with the flag, or the file and its line, that sets each of some fields. Fields that nothing
+/// sets are absent.
+///
+/// # Errors
+/// As those of [`load`].
+pub fn load_with_origins(
+    request: &LoadRequest,
+    fields: &[&'static str],
+) -> Result<(LoadedConfig, BTreeMap<&'static str, String>), Vec<Problem>> {
+    let (loaded, layers) = load_with(request, &mut |layers, file| layers.read(file))?;
+    let origins = fields.iter().filter_map(|field| Some((*field, layers.origin_of(field)?))).collect();
+    Ok((loaded, origins))
 }
 
 /// [`load`] with the main file's content as an argument.
 #[cfg(test)]
 pub(super) fn load_bytes(bytes: &[u8]) -> Result<LoadedConfig, Vec<Problem>> {
     let request = LoadRequest { file: Some(PathBuf::from("/config.yaml")), ..LoadRequest::default() };
-    load_with(&request, &mut |layers, file| layers.take(file, bytes))
+    load_with(&request, &mut |layers, file| layers.take(file, bytes)).map(|(loaded, _)| loaded)
 }
 
 fn load_with(
     request: &LoadRequest,
     read: &mut dyn FnMut(&mut Layers, &Path) -> Option<Value>,
-) -> Result<LoadedConfig, Vec<Problem>> {
+) -> Result<(LoadedConfig, Layers), Vec<Problem>> {
     let mut layers = Layers::default();
     let defaults = if request.file.is_some() { DefaultSet::WithFile } else { DefaultSet::FlagsOnly };
     let mut value = Value::Object(serde_json::Map::new());
@@ -183,8 +197,8 @@ fn load_with(
     if !layers.problems.is_empty() {
         return Err(layers.problems);
     }
-    let files = layers.files.into_iter().map(|(path, _)| path).collect();
-    Ok(LoadedConfig { config, gates, files })
+    let files = layers.files.iter().map(|(path, _)| path.clone()).collect();
+    Ok((LoadedConfig { config, gates, files }, layers))
 }
 
 /// Adds a problem, up to [`MAX_PROBLEMS`] and a last one that reports that there are more.
@@ -212,19 +226,25 @@ impl Layers {
 
     /// The last flag or file that set a field.
     fn place_of(&self, path: &str) -> String {
+        let first = || self.files.first().map(|(file, _)| file.display().to_string());
+        self.origin_of(path).or_else(first).unwrap_or_default()
+    }
+
+    /// As `place_of`; `None`: nothing sets the field.
+    fn origin_of(&self, path: &str) -> Option<String> {
         let field = path.split('[').next().unwrap_or(path);
         if let Some(flag) = self.flags.get(field) {
-            return flag.clone();
+            return Some(flag.clone());
         }
         for (file, document) in self.files.iter().rev() {
             if get(&document.value, field).is_some() {
-                return match document.line_of(path) {
+                return Some(match document.line_of(path) {
                     Some(line) => format!("{}:{line}", file.display()),
                     None => file.display().to_string(),
-                };
+                });
             }
         }
-        self.files.first().map(|(file, _)| file.display().to_string()).unwrap_or_default()
+        None
     }
 
     /// Reads one file into a checked layer; `None` when nothing in it can be used.

@@ -32,6 +32,28 @@ fn flags(overrides: &[(&'static str, Value)]) -> Vec<Override> {
 }
 
 #[test]
+fn origin_of_a_field_is_the_last_flag_or_file_that_sets_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file =
+        write(directory.path(), "config.yaml", format!("{HEAD}port: 1\nmaxPods: 5\nsyncFrequency: 5s\n"));
+    let drop_in = write(directory.path(), "d/a.conf", format!("{HEAD}\nmaxPods: 6\n"));
+    let request = LoadRequest {
+        file: Some(file.clone()),
+        drop_ins: Some(directory.path().join("d")),
+        overrides: flags(&[("syncFrequency", json!("7s"))]),
+        ..LoadRequest::default()
+    };
+    let fields = ["port", "maxPods", "syncFrequency", "readOnlyPort"];
+    let (loaded, origins) = load_with_origins(&request, &fields).unwrap();
+    assert_eq!((loaded.config.max_pods, loaded.config.port), (6, 1));
+    let origin = |field: &str| origins.get(field).cloned();
+    assert_eq!(origin("port"), Some(format!("{}:3", file.display())));
+    assert_eq!(origin("maxPods"), Some(format!("{}:4", drop_in.display())));
+    assert_eq!(origin("syncFrequency"), Some("--syncFrequency".to_owned()));
+    assert_eq!(origin("readOnlyPort"), None);
+}
+
+#[test]
 fn throttling_factor_has_no_default_and_needs_its_gate() {
     let factor = |body: &str| load_body(body, &[]).map(|loaded| loaded.config.memory_throttling_factor);
     assert_eq!(factor("").unwrap(), None);
