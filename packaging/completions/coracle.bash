@@ -31,7 +31,7 @@ _coracle() {
     devices:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
     offline:-*) mapfile -t COMPREPLY < <(compgen -W '--output --namespace --damaged --all --yes --remove --local-socket --help' -- "$current") ;;
     setup:-*) mapfile -t COMPREPLY < <(compgen -W '--dry-run --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file --root-dir --local-socket --help' -- "$current") ;;
-    check:-*) mapfile -t COMPREPLY < <(compgen -W '--output --root-dir --config --local-socket --help' -- "$current") ;;
+    check:-*) mapfile -t COMPREPLY < <(compgen -W '--output --root-dir --config --cis --local-socket --help' -- "$current") ;;
     validate:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
     version:-*) mapfile -t COMPREPLY < <(compgen -W '--local-socket --help' -- "$current") ;;
     images:*) mapfile -t COMPREPLY < <(compgen -W 'list import rm export' -f -- "$current") ;;

@@ -112,6 +112,7 @@ complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug
 complete -c coracle -n '__fish_seen_subcommand_from check' -l output -s o -x -a 'json yaml wide' -d 'format of the output'
 complete -c coracle -n '__fish_seen_subcommand_from check' -l root-dir -r -F -d 'directory of the agent\'s state'
 complete -c coracle -n '__fish_seen_subcommand_from check' -l config -r -F -d 'configuration file'
+complete -c coracle -n '__fish_seen_subcommand_from check' -l cis -d 'rules of benchmarks instead of the machine'
 complete -c coracle -n '__fish_seen_subcommand_from check' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from check' -l help -s h -d 'help of the command'
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a validate -d 'check manifests and directories of manifests; no agent is needed'

@@ -66,6 +66,8 @@ pub(super) enum Subcommand {
         root_dir: PathBuf,
         /// `--config`; `None`: the usual file, if it exists.
         config: Option<PathBuf>,
+        /// The rules of benchmarks instead of the machine.
+        cis: bool,
     },
     /// Manifests, and directories of manifests. Needs no agent.
     Validate {
@@ -343,6 +345,11 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "preflight: what would keep pods from running, and the fix",
     ),
     (
+        "check",
+        "check --cis [-o json|yaml] [--config FILE]",
+        "the rules of the CIS Kubernetes Benchmark (4.x) and of the Kubernetes STIG for this node",
+    ),
+    (
         "validate",
         "validate FILE... [-o json|yaml]",
         "check manifests and directories of manifests; no agent is needed",
@@ -371,6 +378,8 @@ struct Options {
     addresses: Vec<IpAddr>,
     root_dir: PathBuf,
     config: Option<PathBuf>,
+    /// Of `check`.
+    cis: bool,
     /// `-o` of `images export`.
     file: Option<PathBuf>,
     images_dirs: Vec<PathBuf>,
@@ -418,7 +427,7 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
     ("offline", &["output", "namespace", "damaged", "all", "yes", "remove"]),
-    ("check", &["output", "root-dir", "config"]),
+    ("check", &["output", "root-dir", "config", "cis"]),
     ("validate", &["output"]),
     ("version", &[]),
 ];
@@ -624,6 +633,7 @@ impl Options {
             }
             "image-mirror-file" => self.setup.mirror_file = Some(absolute(parser)?),
             "config" => self.config = Some(PathBuf::from(value(parser)?)),
+            "cis" => self.cis = switch(parser, self.is_letter)?,
             "image" => self.image = Some(value(parser)?),
             "target" => self.target = Some(value(parser)?),
             "tail" => {
@@ -835,7 +845,9 @@ impl Options {
             "top" => Subcommand::Top(TopOptions { once: self.once, namespace, output }),
             "volumes" => Subcommand::Volumes(VolumesOptions { output, namespace }),
             "devices" => Subcommand::Devices { output },
-            "check" => Subcommand::Check { output, root_dir: self.root_dir, config: self.config },
+            "check" => {
+                Subcommand::Check { output, root_dir: self.root_dir, config: self.config, cis: self.cis }
+            }
             _ => Subcommand::Version,
         })
     }

@@ -37,6 +37,7 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("digests", ' ', None, "compare contents, not only sizes"),
     ("root-dir", ' ', Some(Value::File), "directory of the agent's state"),
     ("config", ' ', Some(Value::File), "configuration file"),
+    ("cis", ' ', None, "rules of benchmarks instead of the machine"),
     ("images-dir", ' ', Some(Value::File), "directories of image archives"),
     ("no-wait", ' ', None, "do not wait for the images"),
     ("damaged", ' ', None, "remove copies of damaged files"),

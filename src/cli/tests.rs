@@ -264,7 +264,12 @@ fn local_commands_are_parsed() {
     let on_socket =
         |socket: &str, subcommand| Command::Local(LocalCommand { socket: socket.into(), subcommand });
     let default = |subcommand| on_socket("/run/coracle/coracle.sock", subcommand);
-    let check = |root: &str| Subcommand::Check { output: Output::Table, root_dir: root.into(), config: None };
+    let check = |root: &str| Subcommand::Check {
+        output: Output::Table,
+        root_dir: root.into(),
+        config: None,
+        cis: false,
+    };
     let pods = |output, watch, namespace: Option<&str>| {
         Subcommand::Pods(PodsOptions { output, watch, namespace: namespace.map(str::to_owned) })
     };
@@ -276,6 +281,16 @@ fn local_commands_are_parsed() {
                 output: Output::Table,
                 root_dir: "/var/lib/kubelet".into(),
                 config: Some("/c.yaml".into()),
+                cis: false,
+            }),
+        ),
+        (
+            "check --cis -o json",
+            default(Subcommand::Check {
+                output: Output::Json,
+                root_dir: "/var/lib/kubelet".into(),
+                config: None,
+                cis: true,
             }),
         ),
         ("pods", default(pods(Output::Table, false, None))),

@@ -9,6 +9,7 @@
 
 pub(crate) mod agent_use;
 pub(crate) mod cgroups;
+pub(crate) mod compliance;
 mod controllers;
 pub(crate) mod disk;
 #[cfg(test)]

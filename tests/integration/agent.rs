@@ -309,6 +309,29 @@ fn commands_without_an_agent_fail_with_a_reason() {
 }
 
 #[test]
+fn rules_of_benchmarks_are_checked_with_the_flags_and_the_file_of_the_agent() {
+    let node = FakeNode::start_with(json!({"podPidsLimit": 100}));
+    let output = node.command(&["check", "--cis", "-o", "json"]);
+    // The flag --hostname-override of the test alone is against a rule.
+    assert_eq!(output.status.code(), Some(CHECK_FAILED), "{}", stderr(&output));
+    let rules: Vec<Value> = serde_json::from_slice(&output.stdout).expect("a list of rules");
+    let rule = |id: &str| {
+        let found = rules.iter().find(|rule| rule["id"] == id).unwrap_or_else(|| panic!("no rule {id}"));
+        (found["standing"].as_str().unwrap_or_default(), found["evidence"].as_str().unwrap_or_default())
+    };
+    assert_eq!(rule("4.2.7"), ("fail", format!("--hostname-override: {NODE} (flag)").as_str()));
+    let (standing, evidence) = rule("4.2.13");
+    assert_eq!(standing, "pass", "{evidence}");
+    assert!(evidence.starts_with("podPidsLimit: 100 (/") && evidence.contains("config.yaml"), "{evidence}");
+    // Another file counts without the agent's flags.
+    let file = node.path("other.yaml");
+    fs::write(&file, "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n").unwrap();
+    let other = node.command(&["check", "--cis", "--config", &file.display().to_string()]);
+    let other = String::from_utf8_lossy(&other.stdout).into_owned();
+    assert!(other.contains("podPidsLimit: -1 (default)"), "{other}");
+}
+
+#[test]
 fn second_agent_on_the_same_root_directory_exits() {
     let mut node = FakeNode::start();
     let before = node.pid();

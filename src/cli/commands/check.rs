@@ -29,7 +29,7 @@ const RUNTIME_LIMIT: Duration = Duration::from_secs(10);
 const SYSTEMD: &str = "/run/systemd/system";
 
 /// The configuration that the agent's unit names, used unless `--config` names another.
-const CONFIG: &str = "/etc/coracle/config.yaml";
+pub(super) const CONFIG: &str = "/etc/coracle/config.yaml";
 
 pub(super) fn run(
     client: &Client,

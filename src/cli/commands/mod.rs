@@ -6,6 +6,7 @@
 
 mod age;
 mod check;
+mod cis;
 mod client;
 mod console;
 mod debug;
@@ -72,7 +73,10 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Offline { output, command } => offline::run(client, console, output, &command),
         Subcommand::Devices { output } => devices::run(client, console, output),
-        Subcommand::Check { output, root_dir, config } => {
+        Subcommand::Check { output, config, cis: true, .. } => {
+            cis::run(client, console, output, config.as_deref(), std::path::Path::new(check::CONFIG))
+        }
+        Subcommand::Check { output, root_dir, config, cis: false } => {
             check::run(client, console, output, root_dir, config.as_deref())
         }
         Subcommand::Validate { files, output } => validate::run(console, &files, output),
