@@ -33,14 +33,20 @@ pub use parse::{Command, parse};
 use crate::config::{AgentArgs, KubeletConfiguration, LoadRequest, LoadedConfig, Problem, load};
 use crate::resources::{Roots, machine};
 use crate::tracing;
+use crate::util::error_chain::without_codes;
 
 /// Prints one line per problem on stderr.
 pub fn report(problems: &[Problem]) {
     let mut err = std::io::stderr().lock();
     for problem in problems {
         // If stderr is closed, there is no other output.
-        let _ = writeln!(err, "coracle: {}", table::visible_lines(&problem.to_string()));
+        let _ = writeln!(err, "coracle: {}", problem_text(problem));
     }
+}
+
+/// A problem for users, with errors of the system as libc names them.
+fn problem_text(problem: &Problem) -> String {
+    table::visible_lines(&without_codes(&problem.to_string()))
 }
 
 /// Prints to stdout. A closed pipe is a failure, not a panic.

@@ -37,6 +37,14 @@ fn problems(text: &str) -> Vec<String> {
 }
 
 #[test]
+fn file_that_does_not_exist_is_reported_in_the_words_of_libc() {
+    let request = LoadRequest { file: Some("/nonexistent.yaml".into()), ..LoadRequest::default() };
+    let problems = load(&request).unwrap_err();
+    let texts: Vec<String> = problems.iter().map(problem_text).collect();
+    assert_eq!(texts, ["/nonexistent.yaml: cannot be read: No such file or directory"]);
+}
+
+#[test]
 fn empty_command_line_runs_the_agent() {
     let args = agent("");
     assert_eq!(args, AgentArgs::new(LOCAL_SOCKET));

@@ -13,7 +13,7 @@ use crate::resources::preflight::{self, CheckLine, CheckStatus};
 use crate::server::NodeReport;
 use crate::sources;
 use crate::util::cgroup_mounts::read_table;
-use crate::util::error_chain::chain;
+use crate::util::error_chain::{chain, without_codes};
 
 use super::age;
 use super::client::Client;
@@ -73,6 +73,9 @@ pub(super) fn run(
     }
     lines.extend(runtime);
     lines.extend(agent_lines(&agent));
+    for line in &mut lines {
+        line.message = without_codes(&line.message);
+    }
     let shown = match console.document(output, &lines) {
         Ok(false) => print(console, &lines).map_err(CommandError::from),
         shown => shown.map(drop),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::cli::exit::Exit;
 use crate::cli::table::visible_lines;
+use crate::util::error_chain::without_codes;
 
 pub(super) type Outcome = Result<Exit, CommandError>;
 
@@ -54,9 +55,9 @@ pub(super) fn checked(shown: Result<(), CommandError>, failed: bool) -> Outcome 
     }
 }
 
-/// Prints lines on stderr, control characters escaped.
+/// Prints lines on stderr, control characters escaped, and errors of the system as libc names them.
 pub(super) fn print_stderr(text: &str) {
     use std::io::Write;
     // If stderr is closed, there is no other output.
-    let _ = writeln!(std::io::stderr().lock(), "coracle: {}", visible_lines(text));
+    let _ = writeln!(std::io::stderr().lock(), "coracle: {}", visible_lines(&without_codes(text)));
 }

@@ -7,6 +7,7 @@ use crate::cli::local::Output;
 use crate::cli::table::{Cell, Color, Table};
 use crate::model::quantity::Amount;
 use crate::server::{NodeReport, ProblemReport, RuntimeReport, SourceReport, ThreadRow};
+use crate::util::error_chain::without_codes;
 
 use super::age;
 use super::client::Client;
@@ -84,7 +85,7 @@ fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Resu
         console.heading("Problems:")?;
         for problem in &problems {
             let mark = console.paint.put(Some(Color::Red), "✗");
-            writeln!(console.out, "  {mark} {}", crate::cli::table::visible(problem))?;
+            writeln!(console.out, "  {mark} {}", crate::cli::table::visible(&without_codes(problem)))?;
         }
     }
     let uptime = age::human(i64::try_from(report.uptime_seconds).unwrap_or(i64::MAX));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cli::local::Output;
 use crate::cli::table::{Color, visible};
 use crate::sources::offline::{self, CheckedManifest, Severity};
+use crate::util::error_chain::without_codes;
 
 use super::console::Console;
 use super::error::{CommandError, Outcome, checked};
@@ -31,7 +32,8 @@ fn print(console: &mut Console<'_>, all: &[CheckedManifest]) -> std::io::Result<
             let line = finding.line.map_or(String::new(), |line| format!(":{line}"));
             let severity = console.paint.put(Some(color), severity);
             let field = finding.field.as_ref().map_or(String::new(), |field| format!("{}: ", visible(field)));
-            writeln!(console.out, "{file}{line}: {severity}: {field}{}", visible(&finding.message))?;
+            let message = visible(&without_codes(&finding.message));
+            writeln!(console.out, "{file}{line}: {severity}: {field}{message}")?;
         }
         if !checked.has_errors() {
             let ok = console.paint.put(Some(Color::Green), "ok");
