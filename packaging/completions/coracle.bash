@@ -1,5 +1,27 @@
 # bash completion of coracle. Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.
 # shellcheck shell=bash
+_coracle_names() { # pods | containers
+    local word before='' words=() agent=()
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        [ "$word" != = ] || continue
+        case $before in
+        -n | --namespace | --local-socket) agent+=("$before" "$word") before='' ;;
+        -o | --output | -c | --container | --tail | --since | --image | --target | --address | --root-dir | --config | --images-dir | --runtime | --containerd-config | --certs-dir | --registries-dir | --registry | --image-registry | --image-mirror-file) before='' ;;
+        *)
+            before=$word
+            case $word in -*) ;; *) words+=("$word") ;; esac
+            ;;
+        esac
+    done
+    case $1 in
+    pods) coracle pods "${agent[@]}" 2>/dev/null | awk 'NR > 1 && $2 ~ /^[a-z0-9.-]+$/ { print $2 }' ;;
+    containers)
+        [ -n "${words[1]-}" ] || return
+        coracle describe "${words[1]}" "${agent[@]}" 2>/dev/null |
+            awk '/^[^ ]/ { names = /Containers:/ } names && /^  [^ ]/ { sub(":.*", ""); if ($1 ~ /^[a-z0-9-]+$/) print $1 }'
+        ;;
+    esac
+}
 _coracle() {
     local current=$2 before=$3 command='' word
     COMPREPLY=()
@@ -10,6 +32,8 @@ _coracle() {
     done
     case $before in
     -o | --output) mapfile -t COMPREPLY < <(compgen -W 'json yaml wide' -- "$current") && return ;;
+    -c | --container) mapfile -t COMPREPLY < <(compgen -W "$(_coracle_names containers)" -- "$current") && return ;;
+    --target) mapfile -t COMPREPLY < <(compgen -W "$(_coracle_names containers)" -- "$current") && return ;;
     --runtime) mapfile -t COMPREPLY < <(compgen -W 'containerd crio' -- "$current") && return ;;
     --boot-id-file | --bootstrap-kubeconfig | --cert-dir | --client-ca-file | --config | --config-dir | --experimental-mounter-path | --image-credential-provider-bin-dir | --image-credential-provider-config | --kubeconfig | --lock-file | --machine-id-file | --pod-manifest-path | --root-dir | --tls-cert-file | --tls-private-key-file | --volume-plugin-dir | --image-mirror-file | --local-objects | --local-socket | --offline-key | --images-dir | --containerd-config | --certs-dir | --registries-dir)
         mapfile -t COMPREPLY < <(compgen -f -- "$current") && return
@@ -37,7 +61,7 @@ _coracle() {
     images:*) mapfile -t COMPREPLY < <(compgen -W 'list import rm export' -f -- "$current") ;;
     offline:*) mapfile -t COMPREPLY < <(compgen -W 'list check purge trust accept' -f -- "$current") ;;
     setup:*) mapfile -t COMPREPLY < <(compgen -W 'runtime' -- "$current") ;;
-    describe:* | logs:* | debug:* | exec:* | attach:* | port-forward:* | events:*) mapfile -t COMPREPLY < <(compgen -W "$(coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }')" -- "$current") ;;
+    describe:* | logs:* | debug:* | exec:* | attach:* | port-forward:* | events:*) mapfile -t COMPREPLY < <(compgen -W "$(_coracle_names pods)" -- "$current") ;;
     validate:*) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
     :-*) mapfile -t COMPREPLY < <(compgen -W '--address --allowed-unsafe-sysctls --anonymous-auth --application-metrics-count-limit --authentication-token-webhook --authentication-token-webhook-cache-ttl --authorization-mode --authorization-webhook-cache-authorized-ttl --authorization-webhook-cache-unauthorized-ttl --boot-id-file --bootstrap-kubeconfig --cert-dir --cgroup-driver --cgroup-root --cgroups-per-qos --client-ca-file --cloud-provider --cluster-dns --cluster-domain --config --config-dir --container-hints --container-log-max-files --container-log-max-size --container-runtime-endpoint --containerd --containerd-namespace --contention-profiling --cpu-cfs-quota --cpu-cfs-quota-period --cpu-manager-policy --cpu-manager-policy-options --cpu-manager-reconcile-period --enable-controller-attach-detach --enable-debugging-handlers --enable-load-reader --enable-server --enforce-node-allocatable --event-burst --event-qps --event-storage-age-limit --event-storage-event-limit --eviction-hard --eviction-max-pod-grace-period --eviction-minimum-reclaim --eviction-pressure-transition-period --eviction-soft --eviction-soft-grace-period --exit-on-lock-contention --experimental-allocatable-ignore-eviction --experimental-mounter-path --fail-cgroupv1 --fail-swap-on --feature-gates --file-check-frequency --global-housekeeping-interval --hairpin-mode --healthz-bind-address --healthz-port --help --hostname-override --housekeeping-interval --http-check-frequency --image-credential-provider-bin-dir --image-credential-provider-config --image-gc-high-threshold --image-gc-low-threshold --image-service-endpoint --kernel-memcg-notification --kube-api-burst --kube-api-content-type --kube-api-qps --kube-reserved --kube-reserved-cgroup --kubeconfig --kubelet-cgroups --local-storage-capacity-isolation --lock-file --log-cadvisor-usage --log-flush-frequency --log-json-info-buffer-size --log-json-split-stream --log-text-info-buffer-size --log-text-split-stream --logging-format --machine-id-file --make-iptables-util-chains --manifest-url --manifest-url-header --max-open-files --max-pods --maximum-dead-containers --maximum-dead-containers-per-container --memory-manager-policy --minimum-container-ttl-duration --minimum-image-ttl-duration --node-ip --node-labels --node-status-max-images --node-status-update-frequency --oom-score-adj --pod-cidr --pod-manifest-path --pod-max-pids --pods-per-core --port --protect-kernel-defaults --provider-id --qos-reserved --read-only-port --register-node --register-with-taints --registry-burst --registry-qps --reserved-cpus --reserved-memory --resolv-conf --root-dir --rotate-certificates --rotate-server-certificates --runonce --runtime-cgroups --runtime-request-timeout --seccomp-default --serialize-image-pulls --storage-driver-buffer-duration --storage-driver-db --storage-driver-host --storage-driver-password --storage-driver-secure --storage-driver-table --storage-driver-user --streaming-connection-idle-timeout --sync-frequency --system-cgroups --system-reserved --system-reserved-cgroup --tls-cert-file --tls-cipher-suites --tls-min-version --tls-private-key-file --topology-manager-policy --topology-manager-policy-options --topology-manager-scope -v --version --vmodule --volume-plugin-dir --volume-stats-agg-period --check-config --container-logs-quota --image-mirror-file --image-registry --images-dir --local-objects --local-socket --local-socket-any-namespace --offline --offline-accept-after --offline-key --offline-secrets --offline-stop-after --offline-wait --print-config --remove-damaged-images' -- "$current") ;;
     :*) mapfile -t COMPREPLY < <(compgen -W 'pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -- "$current") ;;

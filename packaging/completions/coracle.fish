@@ -1,6 +1,33 @@
 # fish completion of coracle. Generated from the tables of the sources by UPDATE_DOCS=1 cargo test --lib pages. Do not edit.
-function __coracle_pods
-    coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }'
+function __coracle_names
+    set -l before ''
+    set -l arguments
+    set -l agent
+    for word in (commandline -opc)[2..-1]
+        switch "$before"
+            case -n --namespace --local-socket
+                set -a agent $before $word
+                set before ''
+            case -o --output -c --container --tail --since --image --target --address --root-dir --config --images-dir --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file
+                set before ''
+            case '*'
+                set before $word
+                switch $word
+                    case '--namespace=*' '--local-socket=*'
+                        set -a agent $word
+                    case '-*'
+                    case '*'
+                        set -a arguments $word
+                end
+        end
+    end
+    switch $argv[1]
+        case pods
+            coracle pods $agent 2>/dev/null | awk 'NR > 1 && $2 ~ /^[a-z0-9.-]+$/ { print $2 }'
+        case containers
+            test -n "$arguments[2]"; or return
+            coracle describe $arguments[2] $agent 2>/dev/null | awk '/^[^ ]/ { names = /Containers:/ } names && /^  [^ ]/ { sub(":.*", ""); if ($1 ~ /^[a-z0-9-]+$/) print $1 }'
+    end
 end
 complete -c coracle -f
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a pods -d 'list the pods; -w keeps watching'
@@ -16,7 +43,7 @@ complete -c coracle -n '__fish_seen_subcommand_from describe' -l local-socket -r
 complete -c coracle -n '__fish_seen_subcommand_from describe' -l help -s h -d 'help of the command'
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a logs -d 'a container\'s log; -f follows, -p shows the instance before'
 complete -c coracle -n '__fish_seen_subcommand_from logs' -l namespace -s n -x -d 'namespace'
-complete -c coracle -n '__fish_seen_subcommand_from logs' -l container -s c -x -d 'container'
+complete -c coracle -n '__fish_seen_subcommand_from logs' -l container -s c -x -a '(__coracle_names containers)' -d 'container'
 complete -c coracle -n '__fish_seen_subcommand_from logs' -l follow -s f -d 'follow the log'
 complete -c coracle -n '__fish_seen_subcommand_from logs' -l previous -s p -d 'the instance before'
 complete -c coracle -n '__fish_seen_subcommand_from logs' -l tail -x -d 'number of lines from the end'
@@ -27,22 +54,22 @@ complete -c coracle -n '__fish_seen_subcommand_from logs' -l help -s h -d 'help 
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a debug -d 'run an ephemeral container in a pod; --target shares that container\'s processes, -i stays with it'
 complete -c coracle -n '__fish_seen_subcommand_from debug' -l namespace -s n -x -d 'namespace'
 complete -c coracle -n '__fish_seen_subcommand_from debug' -l image -x -d 'image of the ephemeral container'
-complete -c coracle -n '__fish_seen_subcommand_from debug' -l target -x -d 'container whose processes are shared'
-complete -c coracle -n '__fish_seen_subcommand_from debug' -l container -s c -x -d 'container'
+complete -c coracle -n '__fish_seen_subcommand_from debug' -l target -x -a '(__coracle_names containers)' -d 'container whose processes are shared'
+complete -c coracle -n '__fish_seen_subcommand_from debug' -l container -s c -x -a '(__coracle_names containers)' -d 'container'
 complete -c coracle -n '__fish_seen_subcommand_from debug' -l stdin -s i -d 'pass the input on'
 complete -c coracle -n '__fish_seen_subcommand_from debug' -l tty -s t -d 'give the command a terminal'
 complete -c coracle -n '__fish_seen_subcommand_from debug' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from debug' -l help -s h -d 'help of the command'
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a exec -d 'run a command in a container; -i passes the input on, -t gives it a terminal'
 complete -c coracle -n '__fish_seen_subcommand_from exec' -l namespace -s n -x -d 'namespace'
-complete -c coracle -n '__fish_seen_subcommand_from exec' -l container -s c -x -d 'container'
+complete -c coracle -n '__fish_seen_subcommand_from exec' -l container -s c -x -a '(__coracle_names containers)' -d 'container'
 complete -c coracle -n '__fish_seen_subcommand_from exec' -l stdin -s i -d 'pass the input on'
 complete -c coracle -n '__fish_seen_subcommand_from exec' -l tty -s t -d 'give the command a terminal'
 complete -c coracle -n '__fish_seen_subcommand_from exec' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from exec' -l help -s h -d 'help of the command'
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a attach -d 'connect to a container\'s first process'
 complete -c coracle -n '__fish_seen_subcommand_from attach' -l namespace -s n -x -d 'namespace'
-complete -c coracle -n '__fish_seen_subcommand_from attach' -l container -s c -x -d 'container'
+complete -c coracle -n '__fish_seen_subcommand_from attach' -l container -s c -x -a '(__coracle_names containers)' -d 'container'
 complete -c coracle -n '__fish_seen_subcommand_from attach' -l stdin -s i -d 'pass the input on'
 complete -c coracle -n '__fish_seen_subcommand_from attach' -l tty -s t -d 'give the command a terminal'
 complete -c coracle -n '__fish_seen_subcommand_from attach' -l local-socket -r -F -d 'local socket of the agent'
@@ -122,7 +149,7 @@ complete -c coracle -n '__fish_seen_subcommand_from validate' -l help -s h -d 'h
 complete -c coracle -n 'not __fish_seen_subcommand_from pods describe logs debug exec attach port-forward status events top images volumes devices offline setup check validate version' -a version -d 'the version'
 complete -c coracle -n '__fish_seen_subcommand_from version' -l local-socket -r -F -d 'local socket of the agent'
 complete -c coracle -n '__fish_seen_subcommand_from version' -l help -s h -d 'help of the command'
-complete -c coracle -n '__fish_seen_subcommand_from describe logs debug exec attach port-forward events' -a '(__coracle_pods)'
+complete -c coracle -n '__fish_seen_subcommand_from describe logs debug exec attach port-forward events' -a '(__coracle_names pods)'
 complete -c coracle -n '__fish_seen_subcommand_from validate' -F
 complete -c coracle -n '__fish_seen_subcommand_from images' -F -a 'list import rm export'
 complete -c coracle -n '__fish_seen_subcommand_from offline' -F -a 'list check purge trust accept'

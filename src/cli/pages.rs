@@ -22,14 +22,14 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("watch", 'w', None, "keep watching"),
     ("namespace", 'n', Some(Value::Any), "namespace"),
     ("all-namespaces", 'A', None, "all namespaces, which is the default"),
-    ("container", 'c', Some(Value::Any), "container"),
+    ("container", 'c', Some(Value::Container), "container"),
     ("follow", 'f', None, "follow the log"),
     ("previous", 'p', None, "the instance before"),
     ("tail", ' ', Some(Value::Any), "number of lines from the end"),
     ("since", ' ', Some(Value::Any), "age of the oldest line"),
     ("timestamps", ' ', None, "print the time of each line"),
     ("image", ' ', Some(Value::Any), "image of the ephemeral container"),
-    ("target", ' ', Some(Value::Any), "container whose processes are shared"),
+    ("target", ' ', Some(Value::Container), "container whose processes are shared"),
     ("stdin", 'i', None, "pass the input on"),
     ("tty", 't', None, "give the command a terminal"),
     ("address", ' ', Some(Value::Any), "addresses to listen on"),
@@ -61,7 +61,31 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
 enum Value {
     Any,
     File,
+    /// A container of the pod in the line.
+    Container,
     Words(&'static str),
+}
+
+/// Prints the names of pods in the table of `coracle pods`. A shell expands what it completes, so only
+/// names pass.
+const POD_NAMES: &str = "awk 'NR > 1 && $2 ~ /^[a-z0-9.-]+$/ { print $2 }'";
+
+/// Prints the names of containers in the text of `coracle describe`, which are below headings.
+const CONTAINER_NAMES: &str = "awk '/^[^ ]/ { names = /Containers:/ } names && /^  [^ ]/ { sub(\":.*\", \"\"); if ($1 ~ /^[a-z0-9-]+$/) print $1 }'";
+
+/// Options that select the pods: they are passed on to the command that lists names.
+const SELECTING: &[&str] = &["namespace", "local-socket"];
+
+/// The other options with a value, which is no argument of the command; as patterns of a shell.
+fn valued(separator: &str) -> String {
+    let mut all: Vec<String> = Vec::new();
+    for (name, letter, value, _) in OPTIONS {
+        if value.is_some() && !SELECTING.contains(name) {
+            all.extend((*letter != ' ').then(|| format!("-{letter}")));
+            all.push(format!("--{name}"));
+        }
+    }
+    all.join(separator)
 }
 
 /// Commands whose first argument is a pod.
@@ -217,21 +241,40 @@ fn config_manual() -> String {
 }
 
 fn bash() -> String {
-    let mut out = format!(
-        "# bash completion of coracle. {ORIGIN}\n# shellcheck shell=bash\n\
-         _coracle() {{\n    local current=$2 before=$3 command='' word\n    COMPREPLY=()\n    \
+    let mut out = format!("# bash completion of coracle. {ORIGIN}\n# shellcheck shell=bash\n");
+    let _ = write!(
+        out,
+        "_coracle_names() {{ # pods | containers\n    local word before='' words=() agent=()\n    \
+         for word in \"${{COMP_WORDS[@]:1:COMP_CWORD-1}}\"; do\n        \
+         [ \"$word\" != = ] || continue\n        case $before in\n        \
+         -n | --namespace | --local-socket) agent+=(\"$before\" \"$word\") before='' ;;\n        \
+         {}) before='' ;;\n        \
+         *)\n            before=$word\n            case $word in -*) ;; *) words+=(\"$word\") ;; esac\n            ;;\n        \
+         esac\n    done\n    case $1 in\n    \
+         pods) coracle pods \"${{agent[@]}}\" 2>/dev/null | {POD_NAMES} ;;\n    \
+         containers)\n        [ -n \"${{words[1]-}}\" ] || return\n        \
+         coracle describe \"${{words[1]}}\" \"${{agent[@]}}\" 2>/dev/null |\n            {CONTAINER_NAMES}\n        ;;\n    \
+         esac\n}}\n",
+        valued(" | ")
+    );
+    let _ = write!(
+        out,
+        "_coracle() {{\n    local current=$2 before=$3 command='' word\n    COMPREPLY=()\n    \
          for word in \"${{COMP_WORDS[@]:1:COMP_CWORD-1}}\"; do\n        case $word in\n        \
          {}) command=$word && break ;;\n        esac\n    done\n    case $before in\n",
         commands().join(" | ")
     );
     for (name, letter, value, _) in OPTIONS {
         let short = if *letter == ' ' { String::new() } else { format!("-{letter} | ") };
-        if let Some(Value::Words(words)) = value {
-            let _ = writeln!(
-                out,
-                "    {short}--{name}) mapfile -t COMPREPLY < <(compgen -W '{words}' -- \"$current\") && return ;;"
-            );
-        }
+        let words = match value {
+            Some(Value::Words(words)) => format!("'{words}'"),
+            Some(Value::Container) => "\"$(_coracle_names containers)\"".to_owned(),
+            _ => continue,
+        };
+        let _ = writeln!(
+            out,
+            "    {short}--{name}) mapfile -t COMPREPLY < <(compgen -W {words} -- \"$current\") && return ;;"
+        );
     }
     let mut paths: Vec<String> = FLAGS.iter().filter(|flag| is_path(flag)).map(dashed).collect();
     for (name, _, value, _) in OPTIONS {
@@ -264,7 +307,7 @@ fn bash() -> String {
     let pods: Vec<String> = FOR_PODS.split('|').map(|command| format!("{command}:*")).collect();
     let _ = write!(
         out,
-        "    {}) mapfile -t COMPREPLY < <(compgen -W \"$(coracle pods 2>/dev/null | awk 'NR > 1 {{ print $2 }}')\" -- \"$current\") ;;\n    \
+        "    {}) mapfile -t COMPREPLY < <(compgen -W \"$(_coracle_names pods)\" -- \"$current\") ;;\n    \
          validate:*) mapfile -t COMPREPLY < <(compgen -f -- \"$current\") ;;\n    \
          :-*) mapfile -t COMPREPLY < <(compgen -W '{}' -- \"$current\") ;;\n    \
          :*) mapfile -t COMPREPLY < <(compgen -W '{}' -- \"$current\") ;;\n    esac\n}}\n\
@@ -283,7 +326,25 @@ fn zsh_text(text: &str) -> String {
 
 fn zsh() -> String {
     let mut out = format!("#compdef coracle\n# zsh completion of coracle. {ORIGIN}\n\n");
-    out += "_coracle_pods() {\n    compadd -- ${(f)\"$(coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }')\"}\n}\n\n";
+    let _ = write!(
+        out,
+        "_coracle_names() {{\n    local word before=''\n    local -a arguments agent\n    \
+         for word in \"${{(@)words[2,CURRENT-1]}}\"; do\n        case $before in\n        \
+         -n|--namespace|--local-socket) agent+=(\"$before\" \"$word\"); before='' ;;\n        \
+         {}) before='' ;;\n        \
+         *)\n            before=$word\n            case $word in\n            \
+         --namespace=*|--local-socket=*) agent+=(\"$word\") ;;\n            \
+         -*) ;;\n            *) arguments+=(\"$word\") ;;\n            esac\n            ;;\n        \
+         esac\n    done\n    case $1 in\n    \
+         pods) coracle pods $agent 2>/dev/null | {POD_NAMES} ;;\n    \
+         containers)\n        [[ -n $arguments[2] ]] || return\n        \
+         coracle describe \"$arguments[2]\" $agent 2>/dev/null | {CONTAINER_NAMES}\n        ;;\n    \
+         esac\n}}\n\n",
+        valued("|")
+    );
+    for (function, names) in [("_coracle_pods", "pods"), ("_coracle_containers", "containers")] {
+        let _ = write!(out, "{function}() {{\n    compadd -- ${{(f)\"$(_coracle_names {names})\"}}\n}}\n\n");
+    }
     out += "_coracle_flags() {\n    _arguments -S \\\n";
     for flag in FLAGS {
         let value = match flag.syntax {
@@ -309,6 +370,7 @@ fn zsh() -> String {
                 None => String::new(),
                 Some(Value::Any) => format!(":{name}:"),
                 Some(Value::File) => ":path:_files".to_owned(),
+                Some(Value::Container) => format!(":{name}:_coracle_containers"),
                 Some(Value::Words(words)) => format!(":{name}:({words})"),
             };
             let meaning = zsh_text(meaning);
@@ -340,7 +402,21 @@ fn fish() -> String {
     let quoted = |text: &str| text.replace('\\', "\\\\").replace('\'', "\\'");
     let mut out = format!("# fish completion of coracle. {ORIGIN}\n");
     let all = commands().join(" ");
-    out += "function __coracle_pods\n    coracle pods 2>/dev/null | awk 'NR > 1 { print $2 }'\nend\n";
+    let _ = write!(
+        out,
+        "function __coracle_names\n    set -l before ''\n    set -l arguments\n    set -l agent\n    \
+         for word in (commandline -opc)[2..-1]\n        switch \"$before\"\n            \
+         case -n --namespace --local-socket\n                set -a agent $before $word\n                set before ''\n            \
+         case {}\n                set before ''\n            \
+         case '*'\n                set before $word\n                switch $word\n                    \
+         case '--namespace=*' '--local-socket=*'\n                        set -a agent $word\n                    \
+         case '-*'\n                    case '*'\n                        set -a arguments $word\n                \
+         end\n        end\n    end\n    switch $argv[1]\n        case pods\n            \
+         coracle pods $agent 2>/dev/null | {POD_NAMES}\n        case containers\n            \
+         test -n \"$arguments[2]\"; or return\n            \
+         coracle describe $arguments[2] $agent 2>/dev/null | {CONTAINER_NAMES}\n    end\nend\n",
+        valued(" ")
+    );
     let none = format!("not __fish_seen_subcommand_from {all}");
     out += "complete -c coracle -f\n";
     for name in commands() {
@@ -352,6 +428,7 @@ fn fish() -> String {
                 None => String::new(),
                 Some(Value::Any) => " -x".to_owned(),
                 Some(Value::File) => " -r -F".to_owned(),
+                Some(Value::Container) => " -x -a '(__coracle_names containers)'".to_owned(),
                 Some(Value::Words(words)) => format!(" -x -a '{words}'"),
             };
             let _ = writeln!(
@@ -363,7 +440,7 @@ fn fish() -> String {
     }
     let _ = writeln!(
         out,
-        "complete -c coracle -n '__fish_seen_subcommand_from {}' -a '(__coracle_pods)'\n\
+        "complete -c coracle -n '__fish_seen_subcommand_from {}' -a '(__coracle_names pods)'\n\
          complete -c coracle -n '__fish_seen_subcommand_from validate' -F",
         FOR_PODS.replace('|', " ")
     );
@@ -414,5 +491,45 @@ fn every_command_has_a_row_of_options() {
     for name in commands() {
         assert!(OPTIONS_OF_COMMANDS.iter().any(|(command, _)| *command == name), "{name}");
         assert!(options_of(name).len() >= 2, "{name}");
+    }
+}
+
+/// The completion of bash with a program `coracle` that prints canned texts.
+#[test]
+fn bash_completes_pods_and_containers_of_the_pod_in_the_line() {
+    const PROGRAM: &str = r#"
+        coracle() {
+            case "$*" in
+            pods) printf 'NAMESPACE NAME READY\na web 1/1\nb db 1/1\nb $(false) 1/1\n' ;;
+            'pods -n b --local-socket s') printf 'NAMESPACE NAME READY\nb db 1/1\n' ;;
+            'describe web' | 'describe web -n a')
+                printf 'Name: web\nInit Containers:\n  side:  (sidecar)\n    Image: i\nContainers:\n  app:\n    State: x\n'
+                printf 'Conditions:\n  Ready   False\nVolumes:\n  data:  hostPath\n' ;;
+            esac
+        }
+        source "$1"
+        shift
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _coracle coracle "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        echo "${COMPREPLY[*]}"
+    "#;
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let file = Path::new(&root).join("packaging/completions/coracle.bash");
+    for (line, expected) in [
+        ("logs ", "web db"),
+        ("logs w", "web"),
+        ("exec -n b --local-socket s ", "db"),
+        ("logs web -c ", "side app"),
+        ("logs -n a --tail 3 web -f --container a", "app"),
+        ("debug web --image i --target s", "side"),
+        ("logs -c ", ""),
+        ("check --c", "--config --cis"),
+    ] {
+        let words = line.split(' ');
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["-c", PROGRAM, "bash"]).arg(&file).arg("coracle").args(words);
+        let output = bash.output().expect("bash runs");
+        let found = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        assert_eq!(found, expected, "{line:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }

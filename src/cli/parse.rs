@@ -265,10 +265,8 @@ impl CommandLine {
                 }
             }
             "local-objects" => args.local_objects = path().ok_or("must not be empty")?,
-            "local-socket" => {
-                args.local_socket =
-                    path().filter(|path| path.is_absolute()).ok_or("must be an absolute path")?;
-            }
+            // For a command, a relative path works.
+            "local-socket" => args.local_socket = path().ok_or("must not be empty")?,
             "offline" => args.offline = bool_value(text)?,
             "offline-accept-after" => args.offline_accept_after = offline_time(text)?,
             "offline-key" => {
@@ -339,6 +337,9 @@ impl CommandLine {
         // Help is printed even if there are problems.
         if self.help {
             return Ok(Command::Help);
+        }
+        if !self.args.local_socket.is_absolute() {
+            self.fail("--local-socket", "must be an absolute path");
         }
         let args = &self.args;
         if args.lock_file.is_none() && args.exit_on_lock_contention {

@@ -306,6 +306,8 @@ fn local_commands_are_parsed() {
         ("pods -ojson", default(pods(Output::Json, false, None))),
         ("pods --output=yaml --local-socket=/r.sock", on_socket("/r.sock", pods(Output::Yaml, false, None))),
         ("--local-socket /r.sock pods", on_socket("/r.sock", pods(Output::Table, false, None))),
+        ("--local-socket r.sock pods", on_socket("r.sock", pods(Output::Table, false, None))),
+        ("pods --local-socket ./r.sock", on_socket("./r.sock", pods(Output::Table, false, None))),
         ("describe web", default(Subcommand::Describe { pod: "web".into() })),
         ("describe web -n ns", default(Subcommand::Describe { pod: "ns/web".into() })),
         ("describe a/web -n ns", default(Subcommand::Describe { pod: "a/web".into() })),

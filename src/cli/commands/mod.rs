@@ -68,7 +68,11 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Events(options) => events::run(client, console, &options),
         Subcommand::Top(options) => top::run(client, console, &options),
         Subcommand::Images { output, command } => images::run(client, console, output, &command),
-        Subcommand::Setup(options) => setup::run(console, &options, client.socket()),
+        Subcommand::Setup(options) => {
+            // Files of the runtime name the directory of the socket.
+            let socket = std::path::absolute(client.socket());
+            setup::run(console, &options, socket.as_deref().unwrap_or(client.socket()))
+        }
         Subcommand::VerifyImages(options) => verify_images::run(client, console, &options),
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Offline { output, command } => offline::run(client, console, output, &command),
