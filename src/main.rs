@@ -8,7 +8,8 @@ use coracle::cli::{self, Command, Exit};
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
     let program = args.next().unwrap_or_default();
-    let exit = match cli::parse(&program, args) {
+    let args: Vec<_> = args.collect();
+    let exit = match cli::parse(&program, &args) {
         Err(problems) => {
             cli::report(&problems);
             Exit::Usage
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         Ok(Command::CheckConfig(args)) => cli::check_config(&args),
         Ok(Command::PrintConfig(args)) => cli::print_config(&args),
         Ok(Command::Local(command)) => cli::run_local(command),
+        Ok(Command::Agent(_)) if cli::is_first_contact(&program, &args) => cli::print(&cli::welcome()),
         Ok(Command::Agent(args)) => cli::with_config(&args, |loaded| {
             match agent::run(&args, loaded, cli::effective_flags(&args.given)) {
                 Outcome::Stopped => Exit::Success,

@@ -17,6 +17,7 @@ mod local;
 mod pages;
 mod parse;
 mod table;
+mod welcome;
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ pub use flags::effective as effective_flags;
 pub use help::{command as command_help, help, kubelet_version, version};
 pub use local::LocalCommand;
 pub use parse::{Command, parse};
+pub use welcome::{is_first_contact, welcome};
 
 use crate::config::{AgentArgs, KubeletConfiguration, LoadRequest, LoadedConfig, Problem, load};
 use crate::resources::{Roots, machine};

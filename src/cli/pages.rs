@@ -162,6 +162,7 @@ fn manual() -> String {
          Without a command, coracle runs the agent of a node: it starts, watches and ends pods through a\n\
          container runtime, as the kubelet does. Pods come from manifests in a directory, from a URL, and\n\
          from an API server. A command asks the agent of this machine through its local socket, as root.\n\
+         Without any argument on a terminal, and not as a service, it prints the next commands instead.\n\
          .SH COMMANDS\n"
     );
     for (_, synopsis, meaning) in COMMANDS {

@@ -1,0 +1,103 @@
+//! What `coracle` alone prints for a person at a terminal, who would not expect an agent to start.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal as _;
+use std::path::Path;
+
+use super::help::version;
+
+/// The directory that exists while systemd is the machine's init (sd_booted(3)).
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// How the program was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Start {
+    has_arguments: bool,
+    /// Called by the name `kubelet`, it is the agent.
+    is_kubelet: bool,
+    /// Standard input or output is a terminal.
+    has_terminal: bool,
+    /// The first process of the machine or of a container.
+    is_init: bool,
+    /// A service manager has started it.
+    is_service: bool,
+}
+
+impl Start {
+    /// Whether a person called the program to learn what it is.
+    fn is_first_contact(self) -> bool {
+        self.has_terminal && !(self.has_arguments || self.is_kubelet || self.is_init || self.is_service)
+    }
+}
+
+/// Whether the program shall print [`welcome`] in the place of running the agent.
+#[must_use]
+pub fn is_first_contact(program: &OsStr, arguments: &[OsString]) -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    // In a container, the parent may be a shell that is its first process.
+    let is_child_of_systemd = std::os::unix::process::parent_id() == 1 && Path::new(SYSTEMD).exists();
+    let start = Start {
+        has_arguments: !arguments.is_empty(),
+        is_kubelet: Path::new(program).file_name() == Some(OsStr::new("kubelet")),
+        has_terminal: std::io::stdin().is_terminal() || std::io::stdout().is_terminal(),
+        is_init: std::process::id() == 1,
+        is_service: is_set("INVOCATION_ID") || is_set("NOTIFY_SOCKET") || is_child_of_systemd,
+    };
+    start.is_first_contact()
+}
+
+/// What the program is, and the next three commands.
+#[must_use]
+pub fn welcome() -> String {
+    format!(
+        "{}: a Kubernetes node agent (a kubelet)\n\n\
+         Next:\n  \
+         coracle check                               what would keep pods from running here, and the fix\n  \
+         coracle --config /etc/coracle/config.yaml   run the agent with this configuration\n  \
+         coracle --help                              all commands and flags\n\n\
+         No agent was started. Without arguments, it starts as a service, as the first process of a\n\
+         container, or without a terminal.\n",
+        version()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERSON: Start = Start {
+        has_arguments: false,
+        is_kubelet: false,
+        has_terminal: true,
+        is_init: false,
+        is_service: false,
+    };
+
+    #[test]
+    fn person_at_a_terminal_gets_the_welcome_and_others_an_agent() {
+        assert!(PERSON.is_first_contact());
+        for start in [
+            Start { has_arguments: true, ..PERSON },
+            Start { is_kubelet: true, ..PERSON },
+            Start { has_terminal: false, ..PERSON },
+            Start { is_init: true, ..PERSON },
+            Start { is_service: true, ..PERSON },
+        ] {
+            assert!(!start.is_first_contact(), "{start:?}");
+        }
+    }
+
+    #[test]
+    fn arguments_and_the_name_kubelet_start_an_agent() {
+        assert!(!is_first_contact(OsStr::new("coracle"), &["--max-pods=5".into()]));
+        assert!(!is_first_contact(OsStr::new("/usr/bin/kubelet"), &[]));
+    }
+
+    #[test]
+    fn welcome_names_the_program_and_three_commands() {
+        let text = welcome();
+        assert!(text.starts_with("coracle ") && text.contains("Kubernetes node agent"));
+        assert_eq!(text.lines().filter(|line| line.starts_with("  coracle ")).count(), 3, "{text}");
+        assert!(text.lines().all(|line| line.len() <= 100), "{text}");
+    }
+}
