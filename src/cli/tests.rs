@@ -36,6 +36,48 @@ fn problems(text: &str) -> Vec<String> {
     line(text).expect_err(text).iter().map(ToString::to_string).collect()
 }
 
+/// The lines of the shell blocks of README.md, with continued lines joined and without comments.
+fn readme_lines() -> Vec<String> {
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let text = std::fs::read_to_string(Path::new(&root).join("README.md")).expect("README.md is readable");
+    let mut lines = Vec::new();
+    let (mut is_shell, mut joined) = (false, String::new());
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("```") {
+            is_shell = line == "```sh";
+        } else if is_shell {
+            let line = line.split(" #").next().unwrap_or(line);
+            match line.trim_end().strip_suffix('\\') {
+                Some(part) => joined.push_str(part),
+                None => lines.push(std::mem::take(&mut joined) + line.trim_end()),
+            }
+        }
+    }
+    lines
+}
+
+#[test]
+fn commands_of_the_readme_are_valid_and_its_scripts_exist() {
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let (mut commands, mut scripts) = (0, 0);
+    for text in readme_lines() {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        if words.first() == Some(&"coracle") {
+            commands += 1;
+            let parsed = parse_words(&words[1..]);
+            assert!(parsed.is_ok(), "README.md: {text}: {parsed:?}");
+        }
+        for word in words {
+            let word = word.trim_start_matches("\"$(");
+            if word.starts_with("packaging/") || word.starts_with("tests/") {
+                scripts += 1;
+                assert!(Path::new(&root).join(word).exists(), "README.md: {text}");
+            }
+        }
+    }
+    assert!(commands > 10 && scripts > 5, "README.md is not read: {commands} commands, {scripts} scripts");
+}
+
 #[test]
 fn file_that_does_not_exist_is_reported_in_the_words_of_libc() {
     let request = LoadRequest { file: Some("/nonexistent.yaml".into()), ..LoadRequest::default() };
