@@ -31,6 +31,8 @@ impl Start {
 }
 
 /// Whether the program shall print [`welcome`] in the place of running the agent.
+///
+/// DIFFERS: the Go kubelet always starts.
 #[must_use]
 pub fn is_first_contact(program: &OsStr, arguments: &[OsString]) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
