@@ -48,7 +48,7 @@ pub fn is_first_contact(program: &OsStr, arguments: &[OsString]) -> bool {
     start.is_first_contact()
 }
 
-/// What the program is, and the next three commands.
+/// What the program is, and the next commands.
 #[must_use]
 pub fn welcome() -> String {
     format!(
@@ -56,6 +56,7 @@ pub fn welcome() -> String {
          Next:\n  \
          coracle check                               what would keep pods from running here, and the fix\n  \
          coracle --config /etc/coracle/config.yaml   run the agent with this configuration\n  \
+         coracle join --help                         make this machine a node of a cluster\n  \
          coracle --help                              all commands and flags\n\n\
          No agent was started. Without arguments, it starts as a service, as the first process of a\n\
          container, or without a terminal.\n",
@@ -96,10 +97,10 @@ mod tests {
     }
 
     #[test]
-    fn welcome_names_the_program_and_three_commands() {
+    fn welcome_names_the_program_and_the_next_commands() {
         let text = welcome();
         assert!(text.starts_with("coracle ") && text.contains("Kubernetes node agent"));
-        assert_eq!(text.lines().filter(|line| line.starts_with("  coracle ")).count(), 3, "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with("  coracle ")).count(), 4, "{text}");
         assert!(text.lines().all(|line| line.len() <= 100), "{text}");
     }
 }
