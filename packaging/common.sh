@@ -13,6 +13,35 @@ die() {
     exit 1
 }
 
+# Writes FILE.sig. Works for private keys of all kinds (Ed25519, ECDSA, RSA); Ed25519 gives the same bytes
+# each time. Verification: openssl pkeyutl -verify -pubin -inkey PUBLIC -rawin -in FILE -sigfile FILE.sig
+sign_file() { # <key> <file>
+    openssl pkeyutl -sign -inkey "$1" -rawin -in "$2" -out "$2.sig" || die "openssl cannot sign with $1"
+}
+
+# The architecture in the header of an ELF program, as "uname -m" prints it. A script runs on all: its
+# architecture is this one.
+architecture() { # <file>
+    case $(od -An -tx1 -N20 "$1" | tr -d ' \n') in
+    7f454c46*3e00) echo x86_64 ;;
+    7f454c46*b700) echo aarch64 ;;
+    7f454c46*2800) echo armv7l ;;
+    7f454c46*f300) echo riscv64 ;;
+    7f454c46*) die "$1 is for an unknown architecture" ;;
+    *) uname -m ;;
+    esac
+}
+
+# Debian's name of an architecture.
+debian_architecture() { # <name of uname -m>
+    case $1 in
+    x86_64) echo amd64 ;;
+    aarch64) echo arm64 ;;
+    armv7l) echo armhf ;;
+    *) echo "$1" ;;
+    esac
+}
+
 # User and system time, in seconds, of all processes that this script has started and waited for.
 processor_seconds() {
     awk -v hertz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); print int(($14 + $15) / hertz) }' "/proc/$$/stat"

@@ -37,12 +37,50 @@ static_busybox() {
     return 1
 }
 
-# Makes the local images, once for each version of busybox and pause.c. Prints their archives.
-local_images() {
-    local key into
-    key=$(cat "$(project_root)/packaging/images" "$(project_root)/packaging/pause.c" "$(static_busybox)" | sha256sum | cut -c1-16)
+# Prints the path of the distribution's busybox for another architecture, out of its package, which is
+# fetched once. Beside it, FILE.package has the line of the package for a bill of materials.
+foreign_busybox() { # <name of uname -m>
+    local into=$CORACLE_CACHE/busybox-$1
+    locked "busybox-$1" fetch_foreign_busybox "$into" "$(debian_architecture "$1")" || return
+    echo "$into/busybox"
+}
+
+# With lists of packages of its own: the machine's configuration does not change.
+fetch_foreign_busybox() { # <directory> <Debian's name of the architecture>
+    [ -e "$1/.done" ] && return
+    command -v apt-get >/dev/null || die "there is no apt-get to fetch busybox-static for $2"
+    say "fetching busybox-static for $2"
+    local apt=(apt-get -q -o "APT::Architecture=$2" -o "APT::Architectures=$2" -o APT::Sandbox::User=root
+        -o "Dir::State::Lists=$1/lists" -o "Dir::Cache=$1/cache") package
+    rm -rf "$1" && mkdir -p "$1/lists/partial" "$1/cache/archives/partial" || return
+    (cd "$1" && "${apt[@]}" update && "${apt[@]}" download busybox-static) >"$1/log" 2>&1 ||
+        die "busybox-static for $2 cannot be fetched: $(tail -1 "$1/log")"
+    package=$(find "$1" -maxdepth 1 -name 'busybox-static_*.deb') && dpkg-deb -x "$package" "$1/tree" || return
+    # It is in /bin or in /usr/bin.
+    cp "$(find "$1/tree" -type f -path '*/bin/busybox')" "$1/busybox" || return
+    # shellcheck disable=SC2016 # dpkg-deb expands it
+    dpkg-deb --show --showformat='${Package}\t${Version}\t${Architecture}\n' "$package" >"$1/busybox.package" || return
+    rm -rf "$1/lists" "$1/cache" "$1/tree" "$package"
+    touch "$1/.done"
+}
+
+# Makes the local images, once for each version of busybox and pause.c. Prints their archives. Images for
+# another architecture than this machine's are made with the distribution's busybox for it; zig compiles
+# the pause program, and qemu-user prints the names of busybox's programs.
+local_images() { # [<name of uname -m>]
+    local key into arch=${1:-$(uname -m)} busybox compiler=
+    if [ "$arch" = "$(uname -m)" ]; then
+        busybox=$(static_busybox) || return
+    else
+        busybox=$(foreign_busybox "$arch") || return
+        command -v "qemu-$arch-static" >/dev/null || command -v "qemu-$arch" >/dev/null || apt_need qemu-user-static
+        need_zig
+        compiler="$ZIG cc -target $arch-linux-musl"
+    fi
+    key=$(cat "$(project_root)/packaging/images" "$(project_root)/packaging/pause.c" "$busybox" | sha256sum | cut -c1-16)
     into=$CORACLE_CACHE/images-$key
-    locked images make_images "$into" || return
+    BUSYBOX=$busybox PAUSE_CC=${compiler:-${PAUSE_CC:-}} IMAGE_ARCH=$arch \
+        ZIG_GLOBAL_CACHE_DIR=$CORACLE_CACHE/zig-cache locked images make_images "$into" || return
     printf '%s\n' "$into"/*.tar
 }
 
