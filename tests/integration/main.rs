@@ -29,6 +29,7 @@ mod pods_api;
 mod projections;
 mod proxy;
 mod runtime;
+mod states;
 mod status_reports;
 mod streams;
 mod tracing;

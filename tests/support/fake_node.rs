@@ -61,6 +61,8 @@ pub(crate) struct FakeNode {
     flags: Vec<String>,
     environment: Vec<(String, String)>,
     clock: Option<Clock>,
+    /// Another build of the agent for the next starts and commands.
+    program: Option<PathBuf>,
     read_only: u16,
     healthz: u16,
     main: u16,
@@ -85,6 +87,11 @@ impl FakeNode {
     /// Everything but the agent. A field that is null in `config` is left away.
     pub(crate) fn prepare(config: Value) -> FakeNode {
         let dir = tempfile::Builder::new().prefix("fake-node").tempdir().expect("a temporary directory");
+        FakeNode::prepare_in(dir, config)
+    }
+
+    /// The same in a directory of the test's.
+    pub(crate) fn prepare_in(dir: tempfile::TempDir, config: Value) -> FakeNode {
         fs::create_dir(dir.path().join("manifests")).expect("the manifest directory can be made");
         let node = FakeNode {
             fake: FakeCri::start(),
@@ -93,6 +100,7 @@ impl FakeNode {
             flags: Vec::new(),
             environment: Vec::new(),
             clock: None,
+            program: None,
             read_only: free_port(),
             healthz: free_port(),
             main: free_port(),
@@ -164,6 +172,15 @@ impl FakeNode {
     /// Gives the next agents their own clock.
     pub(crate) fn use_own_clock(&mut self) {
         self.clock = Some(Clock::new(self.dir.path()));
+    }
+
+    /// The next starts and commands are of this build of the agent.
+    pub(crate) fn use_program(&mut self, program: PathBuf) {
+        self.program = Some(program);
+    }
+
+    fn program(&self) -> PathBuf {
+        self.program.clone().unwrap_or_else(binary)
     }
 
     /// Sets the clock of agent and runtime so many seconds ahead of the real time.
@@ -295,7 +312,8 @@ impl FakeNode {
     /// The agent's command line.
     pub(crate) fn agent_command(&self) -> Command {
         // The library with the clock cannot be loaded into a static program.
-        let program = if self.clock.is_some() { env!("CARGO_BIN_EXE_coracle").into() } else { binary() };
+        let program =
+            if self.clock.is_some() { env!("CARGO_BIN_EXE_coracle").into() } else { self.program() };
         let mut command = launch::command(&program, self.dir.path(), NODE);
         command.arg("--local-socket").arg(self.local_socket());
         command.args(&self.flags);
@@ -494,7 +512,7 @@ impl FakeNode {
 
     /// The same, yet to be started.
     pub(crate) fn command_line(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        let mut command = Command::new(self.program());
         // First: after `--` it would be an argument of the container's command.
         command.arg("--local-socket").arg(self.local_socket()).args(args).stdin(Stdio::null());
         command

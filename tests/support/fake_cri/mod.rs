@@ -19,6 +19,7 @@
 mod events;
 mod gate;
 mod json;
+mod records;
 mod service;
 mod state;
 mod wire;

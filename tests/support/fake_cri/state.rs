@@ -35,7 +35,7 @@ pub(crate) struct Container {
     pub config: rt::ContainerConfig,
     pub status: rt::ContainerStatus,
     /// When it ends by itself (nanoseconds), and with which code.
-    ends: Option<(i64, i32)>,
+    pub(super) ends: Option<(i64, i32)>,
 }
 
 impl Container {
@@ -84,7 +84,7 @@ pub(crate) struct State {
     pub unsent_events: Vec<rt::ContainerEventResponse>,
     /// See [`super::FakeCri::duplicates`].
     pub duplicates: Vec<String>,
-    made: u64,
+    pub(super) made: u64,
     clock: i64,
     /// How far its time of day is from the test's, in nanoseconds.
     clock_offset: i64,
