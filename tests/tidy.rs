@@ -736,7 +736,7 @@ fn no_file_names_a_path_or_host_of_one_machine() {
     let forbidden =
         [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
     let mut all = Vec::new();
-    for below in ["src", "tests", "packaging", "docs", ".ci", "proto"] {
+    for below in ["src", "tests", "packaging", "docs", ".ci", ".github", "proto"] {
         if root().join(below).exists() {
             all.extend(files(below, &[]));
         }

@@ -68,8 +68,18 @@ fn place(file: &str) -> &str {
 
 pub(super) fn everything() -> Vec<(String, String)> {
     let mut all = Vec::new();
-    for below in ["src", "tests", "packaging", "docs", ".ci", "proto", "build.rs", "Cargo.toml", "deny.toml"]
-    {
+    for below in [
+        "src",
+        "tests",
+        "packaging",
+        "docs",
+        ".ci",
+        ".github",
+        "proto",
+        "build.rs",
+        "Cargo.toml",
+        "deny.toml",
+    ] {
         all.extend(files(below, &[]));
     }
     for document in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "clippy.toml"] {
