@@ -64,11 +64,13 @@ fetch_foreign_busybox() { # <directory> <Debian's name of the architecture>
     touch "$1/.done"
 }
 
-# Makes the local images, once for each version of busybox and pause.c. Prints their archives. Images for
-# another architecture than this machine's are made with the distribution's busybox for it; zig compiles
-# the pause program, and qemu-user prints the names of busybox's programs.
-local_images() { # [<name of uname -m>]
-    local key into arch=${1:-$(uname -m)} busybox compiler=
+# Makes the local images, once for each version of busybox and pause.c. Prints their archives.
+local_images() { images_for "$(uname -m)"; }
+
+# The same for an architecture. Those for another one than this machine's are made with the distribution's
+# busybox for it; zig compiles the pause program, and qemu-user prints the names of busybox's programs.
+images_for() { # <name of uname -m>
+    local key into arch=$1 busybox compiler=
     if [ "$arch" = "$(uname -m)" ]; then
         busybox=$(static_busybox) || return
     else
