@@ -136,7 +136,7 @@ fn run_pods_and_stop(node: &mut FakeNode) {
     });
     wait_until("the objects to be stored", LONG, || {
         let objects = &status(node)["offline"]["objects"];
-        let has = |kind: &str, number: u64| objects[kind].as_u64().unwrap_or(0) == number;
+        let has = |kind: &str, number: u64| objects[kind].as_u64().unwrap_or(0) >= number;
         has("node", 1) && has("pod", 2) && has("podstatus", 2) && has("configmap", 1) && has("secret", 1)
     });
     node.stop_agent();
