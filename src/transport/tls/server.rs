@@ -37,6 +37,17 @@ pub struct ServingCertificate {
     pub generation: u64,
 }
 
+impl ServingCertificate {
+    /// Whether sessions can use it. Without this check each handshake would fail.
+    ///
+    /// # Errors
+    /// When it is not a certificate in PEM with its key.
+    pub fn check(&self) -> Result<(), ServeError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        certified(self, &provider).map(drop).map_err(ServeError::Settings)
+    }
+}
+
 /// Returns the current certificate; `None`: there is none yet.
 pub(super) type CurrentCertificate = dyn Fn() -> Option<Arc<ServingCertificate>> + Send + Sync;
 
