@@ -74,7 +74,17 @@ pub(super) enum Subcommand {
         files: Vec<PathBuf>,
         output: Output,
     },
+    /// Pages about the node for a browser.
+    Ui(UiOptions),
     Version,
+}
+
+/// The options of `coracle ui`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct UiOptions {
+    pub listen: SocketAddr,
+    /// The files of the certificate and of its key, in PEM; `None`: no TLS.
+    pub tls: Option<(PathBuf, PathBuf)>,
 }
 
 /// What `coracle images` does.
@@ -354,6 +364,12 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "validate FILE... [-o json|yaml]",
         "check manifests and directories of manifests; no agent is needed",
     ),
+    (
+        "ui",
+        "ui [--listen ADDRESS:PORT] [--tls-cert FILE --tls-key FILE] [--insecure-listen]",
+        "read-only pages about this node for a browser, on 127.0.0.1:10280 unless --listen names another \
+         address; prints a link that works once, and runs until it is interrupted",
+    ),
     ("version", "version", "the version"),
 ];
 
@@ -391,6 +407,11 @@ struct Options {
     /// Of `offline trust`.
     remove: bool,
     setup: SetupOptions,
+    /// Of `ui`.
+    listen: Option<SocketAddr>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    insecure_listen: bool,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
@@ -429,8 +450,12 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ("offline", &["output", "namespace", "damaged", "all", "yes", "remove"]),
     ("check", &["output", "root-dir", "config", "cis"]),
     ("validate", &["output"]),
+    ("ui", &["listen", "tls-cert", "tls-key", "insecure-listen"]),
     ("version", &[]),
 ];
+
+/// Where `coracle ui` listens without `--listen`: a port that stays the same, so that a tunnel can name it.
+const UI_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_280);
 
 /// `localhost`, and the default of `--address`.
 const LOCALHOST: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -631,6 +656,14 @@ impl Options {
                     text.parse().map_err(|_| format!("{text:?} is not an address with a port"))?;
                 self.setup.address = Some(address);
             }
+            "listen" => {
+                let text = value(parser)?;
+                self.listen =
+                    Some(text.parse().map_err(|_| format!("{text:?} is not an IP address with a port"))?);
+            }
+            "tls-cert" => self.tls_cert = Some(PathBuf::from(value(parser)?)),
+            "tls-key" => self.tls_key = Some(PathBuf::from(value(parser)?)),
+            "insecure-listen" => self.insecure_listen = switch(parser, self.is_letter)?,
             "image-mirror-file" => self.setup.mirror_file = Some(absolute(parser)?),
             "config" => self.config = Some(PathBuf::from(value(parser)?)),
             "cis" => self.cis = switch(parser, self.is_letter)?,
@@ -751,6 +784,23 @@ impl Options {
         }
     }
 
+    fn ui_options(self) -> Result<UiOptions, String> {
+        let listen = self.listen.unwrap_or(UI_ADDRESS);
+        let tls = match (self.tls_cert, self.tls_key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) => return Err("--tls-cert needs --tls-key".to_owned()),
+            (None, Some(_)) => return Err("--tls-key needs --tls-cert".to_owned()),
+        };
+        if !listen.ip().is_loopback() && tls.is_none() && !self.insecure_listen {
+            return Err(format!(
+                "--listen: {listen} can be reached from other machines, and without TLS they can read the \
+                 link: give --tls-cert and --tls-key, or --insecure-listen"
+            ));
+        }
+        Ok(UiOptions { listen, tls })
+    }
+
     fn subcommand(self, name: &str) -> Result<Subcommand, String> {
         let most = match name {
             "describe" | "logs" | "events" | "attach" => 1,
@@ -782,6 +832,9 @@ impl Options {
         }
         if name == "images" {
             return Ok(Subcommand::Images { output: self.output, command: self.images_command()? });
+        }
+        if name == "ui" {
+            return Ok(Subcommand::Ui(self.ui_options()?));
         }
         if name == "offline" {
             return Ok(Subcommand::Offline { output: self.output, command: self.offline_command()? });

@@ -2,7 +2,7 @@
 //!
 //! Owns: the table of flags (`flags`), parsing ([`parse()`], which reads no files), the subcommands
 //! (`local` parses them, `commands` runs them), help, and the exit codes ([`Exit`]).
-//! Threads: none. Inbox: none.
+//! Threads: `ui/<n>` per open connection of `coracle ui`; no other command has any. Inbox: none.
 //! Invariants: every problem of a line is reported at once; no argument panics; a flag is described
 //! in one place, from which help, parsing and `docs/compatibility.md` come.
 //! Absent on purpose: reading files (room `config`), logic of the agent (room `agent`).

@@ -52,6 +52,10 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("registry", ' ', Some(Value::Any), "registries that get a mirror in CRI-O"),
     ("image-registry", ' ', Some(Value::Any), "address of the agent's registry, with a fixed port"),
     ("image-mirror-file", ' ', Some(Value::File), "file of the agent's registry for the runtime"),
+    ("listen", ' ', Some(Value::Any), "address and port of the pages"),
+    ("tls-cert", ' ', Some(Value::File), "certificate of the pages"),
+    ("tls-key", ' ', Some(Value::File), "key of that certificate"),
+    ("insecure-listen", ' ', None, "listen for other machines without TLS"),
     ("local-socket", ' ', Some(Value::File), "local socket of the agent"),
     ("help", 'h', None, "help of the command"),
 ];

@@ -23,6 +23,11 @@ impl Paint {
         Paint { on }
     }
 
+    /// Without colors.
+    pub(super) fn plain() -> Self {
+        Paint { on: false }
+    }
+
     /// For standard output: only on a terminal, and not if `NO_COLOR` is set.
     pub(super) fn for_stdout() -> Self {
         use std::io::IsTerminal;

@@ -313,6 +313,10 @@ fn help_version_and_checks_do_not_run_the_agent() {
 fn local_commands_are_parsed() {
     let on_socket =
         |socket: &str, subcommand| Command::Local(LocalCommand { socket: socket.into(), subcommand });
+    let ui = |listen: &str, tls: Option<(&str, &str)>| {
+        let tls = tls.map(|(certificate, key)| (certificate.into(), key.into()));
+        Subcommand::Ui(UiOptions { listen: listen.parse().unwrap(), tls })
+    };
     let default = |subcommand| on_socket("/run/coracle/coracle.sock", subcommand);
     let check = |root: &str| Subcommand::Check {
         output: Output::Table,
@@ -513,6 +517,13 @@ fn local_commands_are_parsed() {
             "validate a.yaml /m -o json",
             default(Subcommand::Validate { files: vec!["a.yaml".into(), "/m".into()], output: Output::Json }),
         ),
+        ("ui", default(ui("127.0.0.1:10280", None))),
+        ("ui --listen [::1]:80", default(ui("[::1]:80", None))),
+        ("ui --listen=0.0.0.0:1 --insecure-listen", default(ui("0.0.0.0:1", None))),
+        (
+            "ui --listen 10.0.0.1:1 --tls-cert c.pem --tls-key k.pem",
+            default(ui("10.0.0.1:1", Some(("c.pem", "k.pem")))),
+        ),
         ("version", default(Subcommand::Version)),
     ] {
         assert_eq!(line(text).unwrap(), expected, "{text}");
@@ -542,6 +553,15 @@ fn local_commands_are_parsed() {
         ("port-forward web 0", "port-forward: \"0\" is not of the form [LOCAL:]REMOTE"),
         ("port-forward web 80 --address here", "port-forward: --address: \"here\" is not an IP address"),
         ("status -w", "status: -w: unknown option"),
+        ("ui --listen 80", "ui: --listen: \"80\" is not an IP address with a port"),
+        ("ui --tls-cert c", "ui: --tls-cert needs --tls-key"),
+        ("ui --tls-key k", "ui: --tls-key needs --tls-cert"),
+        (
+            "ui --listen 10.0.0.1:1",
+            "ui: --listen: 10.0.0.1:1 can be reached from other machines, and without TLS they can read the \
+             link: give --tls-cert and --tls-key, or --insecure-listen",
+        ),
+        ("ui now", "ui: unexpected argument \"now\""),
         ("offline", "offline: name a command: list, check, purge, trust or accept"),
         (
             "offline clean",

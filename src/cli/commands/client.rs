@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,6 +58,12 @@ impl<R: Read> Read for Uninterrupted<R> {
                 outcome => return outcome,
             }
         }
+    }
+}
+
+impl<R: AsFd> AsFd for Uninterrupted<R> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

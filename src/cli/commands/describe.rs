@@ -64,7 +64,7 @@ fn cgroup(console: &mut Console<'_>, report: Option<&PodCgroupReport>) -> io::Re
     Ok(())
 }
 
-fn print(console: &mut Console<'_>, described: &PodDescription) -> io::Result<()> {
+pub(super) fn print(console: &mut Console<'_>, described: &PodDescription) -> io::Result<()> {
     let view = &described.view;
     let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
     let spec = view.pod.spec.as_ref().unwrap_or(&no_spec);

@@ -97,7 +97,7 @@ fn health_color(device: &DeviceRow) -> Option<Color> {
     })
 }
 
-fn device_row(device: &DeviceRow) -> Vec<Cell> {
+pub(super) fn device_row(device: &DeviceRow) -> Vec<Cell> {
     vec![
         Cell::from(device.resource.as_str()),
         Cell::from(device.device.as_str()),
@@ -112,7 +112,7 @@ fn claim_state(claim: &ClaimRow) -> (&'static str, Color) {
     if claim.prepared { ("prepared", Color::Green) } else { ("not prepared", Color::Yellow) }
 }
 
-fn claim_row(claim: &ClaimRow) -> Vec<Cell> {
+pub(super) fn claim_row(claim: &ClaimRow) -> Vec<Cell> {
     let (state, color) = claim_state(claim);
     vec![
         Cell::from(format!("{}/{}", claim.namespace, claim.claim)),
@@ -124,7 +124,7 @@ fn claim_row(claim: &ClaimRow) -> Vec<Cell> {
     ]
 }
 
-fn plugin_row(plugin: &PluginRow, now: Timestamp) -> Vec<Cell> {
+pub(super) fn plugin_row(plugin: &PluginRow, now: Timestamp) -> Vec<Cell> {
     let (state, color) = match (plugin.registered, &plugin.error) {
         (true, _) => ("registered".to_owned(), Color::Green),
         (false, Some(error)) => (format!("not registered: {error}"), Color::Red),

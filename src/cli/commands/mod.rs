@@ -1,6 +1,6 @@
 //! The local commands: they send requests to the agent's socket and print for people or for scripts.
 //!
-//! Threads: only `main`. A wait for a response has a deadline, except while following.
+//! Threads: only `main`, and of `coracle ui` those of its connections. A wait for a response has a deadline, except while following.
 //! Output: text of pods is printed with its control characters escaped, except by `logs`.
 //! Go: kubectl's printers and describers, crictl.
 
@@ -25,6 +25,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod top;
+mod ui;
 mod validate;
 mod verify_images;
 mod version;
@@ -84,6 +85,7 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
             check::run(client, console, output, root_dir, config.as_deref())
         }
         Subcommand::Validate { files, output } => validate::run(console, &files, output),
+        Subcommand::Ui(options) => ui::run(client, console, &options),
         Subcommand::Version => version::run(client, console),
     }
 }

@@ -153,7 +153,7 @@ pub(super) fn server_line(report: &Report, is_reachable: bool, now: Timestamp) -
     }
 }
 
-fn print(console: &mut Console<'_>, report: &Report) -> io::Result<()> {
+pub(super) fn print(console: &mut Console<'_>, report: &Report) -> io::Result<()> {
     console.field(0, "Pods of", whose(report.phase))?;
     // Whether the API server can be reached now is a part of the status only.
     if report.phase != Phase::Online {

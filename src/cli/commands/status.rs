@@ -24,7 +24,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) ->
 }
 
 /// The problems of all parts of the report.
-fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
+pub(super) fn problems(report: &NodeReport, now: jiff::Timestamp) -> Vec<String> {
     let mut all = report.problems.clone();
     // The agent's list has the problems of sources without their age.
     let sources: Vec<String> =
@@ -77,7 +77,7 @@ fn problem_line(problem: &ProblemReport, now: jiff::Timestamp) -> String {
     line
 }
 
-fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Result<()> {
+pub(super) fn print(console: &mut Console<'_>, report: &NodeReport, wide: bool) -> io::Result<()> {
     let problems = problems(report, console.now);
     if problems.is_empty() {
         console.colored_field(0, "Problems", "none", Some(Color::Green))?;

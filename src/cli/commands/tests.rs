@@ -25,7 +25,7 @@ use crate::util::threads::{self, OnDeath, Running, Stack};
 
 const SOCKET: &str = "coracle.sock";
 
-struct Agent {
+pub(super) struct Agent {
     dir: tempfile::TempDir,
     sink: EventSink,
     version: Arc<AtomicU64>,
@@ -46,7 +46,7 @@ impl Agent {
         Self::with(|_| {})
     }
 
-    fn with(change: impl FnOnce(&mut FakeNode)) -> Self {
+    pub(super) fn with(change: impl FnOnce(&mut FakeNode)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut node = FakeNode::new();
         node.pods = Box::new(|version| {
@@ -121,6 +121,15 @@ impl Agent {
         };
         let server = server::spawn(settings, Arc::new(node), OnDeath::Unsupervised).unwrap();
         Agent { dir, sink, version, server: Some(server) }
+    }
+
+    pub(super) fn client(&self) -> Client {
+        Client::new(&self.dir.path().join(SOCKET))
+    }
+
+    /// Ends the agent.
+    pub(super) fn stop(&mut self) {
+        self.server = None;
     }
 
     fn run(&self, subcommand: Subcommand) -> (Result<Exit, String>, String) {

@@ -34,7 +34,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &VolumesO
     Ok(Exit::Success)
 }
 
-fn row(volume: &VolumeRow, now: Timestamp) -> Vec<Cell> {
+pub(super) fn row(volume: &VolumeRow, now: Timestamp) -> Vec<Cell> {
     vec![
         Cell::from(volume.namespace.as_str()),
         Cell::from(volume.pod.as_str()),

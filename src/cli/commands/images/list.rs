@@ -56,6 +56,11 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) ->
     Ok(Exit::Success)
 }
 
+/// The rows of the table: name, size, source, whether the image is pinned, state.
+pub(in crate::cli::commands) fn table_rows(images: &[ImageRow], set: &ArchiveSetReport) -> Vec<Vec<Cell>> {
+    rows(images, set).iter().map(cells).collect()
+}
+
 fn cells(row: &Row) -> Vec<Cell> {
     let color = match row.state.as_str() {
         "present" => None,

@@ -16,6 +16,8 @@ use super::client::Client;
 use super::console::{Console, size};
 use super::error::{Outcome, print_stderr};
 
+pub(super) use list::table_rows;
+
 pub(super) fn run(
     client: &Client,
     console: &mut Console<'_>,
