@@ -33,4 +33,5 @@ mod states;
 mod status_reports;
 mod streams;
 mod tracing;
+mod ui;
 mod volumes;
