@@ -15,13 +15,13 @@ use super::contact::{Reply, Returns};
 use super::error::ApiError;
 use super::rate::Bucket;
 use super::span;
+use super::spread::Spread;
 use super::target::{Target, query};
 use crate::model::version::KUBERNETES_VERSION;
 use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, RequestKind, Response,
 };
-use crate::util::backoff::random_unit;
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
@@ -42,9 +42,6 @@ const MAX_MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(super) const MAX_BODY_BYTES: u64 = 256 * 1024 * 1024;
 /// The longest body of an error response.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
-/// The longest pause between a return of the API server and the requests that waited for it. It is random:
-/// the requests of a node do not all begin at the same time.
-const SPREAD: Duration = Duration::from_secs(1);
 /// What users do about a client certificate that is not valid.
 pub const CERTIFICATE_REMEDY: &str = "pods continue; with rotateCertificates a new one is requested as soon \
      as the file of --bootstrap-kubeconfig has a valid token, otherwise replace the one of --kubeconfig";
@@ -456,8 +453,9 @@ impl Client {
     }
 
     /// Waits for `limit` after a request that began at `moment`. The wait ends earlier if the credentials
-    /// change, and soon after the API server has returned; immediately if that has happened since then.
-    pub(super) fn pause_with(&self, moment: Moment, limit: Duration) -> Waited {
+    /// change, immediately if that has happened since then, and within `spread` after the API server has
+    /// returned.
+    pub(super) fn pause_with(&self, moment: Moment, limit: Duration, spread: Spread) -> Waited {
         // The session is read once, so that credentials cannot change between check and wait.
         let session = self.session();
         if session.generation != moment.generation {
@@ -470,7 +468,7 @@ impl Client {
             recv(session.superseded.signal()) -> _ => Waited::TimedOut,
             recv(returned.signal()) -> _ => {
                 let rest = limit.saturating_sub(begun.elapsed());
-                self.wait_with(&session, SPREAD.mul_f64(random_unit()).min(rest))
+                self.wait_with(&session, spread.random().min(rest))
             }
             default(limit) => Waited::TimedOut,
         }

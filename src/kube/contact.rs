@@ -1,7 +1,8 @@
 //! Whether the API server responds, and the moment at which it returns.
 //!
 //! While it is away, each thread waits with its own growing pauses before it tries again. The first
-//! request that succeeds after an outage ends all these pauses; see [`Returns`].
+//! request that succeeds after an outage ends all these pauses, at different times; see [`Returns`] and
+//! [`Spread`](super::spread::Spread).
 //!
 //! DIFFERS: each pause of the Go kubelet lasts to its end, up to a minute or two.
 
@@ -57,6 +58,12 @@ struct State {
     hooks: Arc<Vec<Hook>>,
 }
 
+impl State {
+    fn is_away(&self, now: Instant) -> bool {
+        self.failures >= FAILURES && now.saturating_duration_since(self.success) >= self.least
+    }
+}
+
 /// Is called at each return, by the thread whose request succeeded: it must not block.
 pub type Hook = Box<dyn Fn() + Send + Sync>;
 
@@ -107,6 +114,13 @@ impl Returns {
         if state.returns == number { state.next.clone() } else { stop::pair().1 }
     }
 
+    /// Whether a request that succeeds at `now` would be a return. The thread of the lease sends such
+    /// requests, so that others need not.
+    #[must_use]
+    pub fn is_away(&self, now: Instant) -> bool {
+        self.0.locked().is_away(now)
+    }
+
     /// Sets the functions that are called at each return, in place of those before.
     pub fn set_hooks(&self, hooks: Vec<Hook>) {
         // The former ones are dropped without the lock: they may own clones of this.
@@ -138,8 +152,7 @@ impl Returns {
                 }
             }
             Reply::Success => {
-                let outage = now.saturating_duration_since(state.success);
-                let returns = state.failures >= FAILURES && outage >= state.least;
+                let returns = state.is_away(now);
                 (state.success, state.failures) = (now, 0);
                 if returns {
                     state.least = (state.least * 2).min(LONGEST_OUTAGE);
@@ -157,6 +170,7 @@ impl Returns {
 mod tests {
     use super::*;
     use crate::kube::client::{Client, Credentials};
+    use crate::kube::spread::Spread;
     use crate::transport::api::{Endpoint, Roots};
     use crate::util::stop::Waited;
 
@@ -207,6 +221,20 @@ mod tests {
         // Outages of minutes count each, and after a healthy minute short ones count again.
         assert_eq!(returns(&"- 30 - 30 - 30 + 1 + ".repeat(5)), 5);
         assert_eq!(returns(&format!("{hour} 61 + - 3 - 3 +")), 3);
+    }
+
+    #[test]
+    fn server_is_away_exactly_while_a_success_would_be_a_return() {
+        let start = Instant::now();
+        let returns = Returns::new(start);
+        let is_away = |seconds: u32| returns.is_away(start + SECOND * seconds);
+        assert!(!is_away(0) && !is_away(60), "nothing has failed");
+        returns.record(Reply::Failure, start);
+        returns.record(Reply::Failure, start + SECOND);
+        assert!(!is_away(4) && is_away(5) && is_away(60));
+        returns.record(Reply::Success, start + SECOND * 60);
+        assert_eq!((returns.number(), is_away(60)), (1, false));
+        assert!(!Returns::default().is_away(start + SECOND * 3600));
     }
 
     #[test]
@@ -261,16 +289,17 @@ mod tests {
         // The request failed after the return.
         let moment = client.moment();
         let now = fail_and_return(&client, Instant::now());
-        assert_eq!(client.pause_with(moment, hour), Waited::TimedOut);
+        assert_eq!(client.pause_with(moment, hour, Spread::LEASE), Waited::TimedOut);
         // The return comes during the pause.
         let (waiting, moment) = (client.with_timeout(SECOND), client.moment());
-        let pause = crate::util::testing::in_background(move || waiting.pause_with(moment, hour));
+        let pause =
+            crate::util::testing::in_background(move || waiting.pause_with(moment, hour, Spread::LEASE));
         fail_and_return(&client, now);
         assert_eq!(pause.result(), Waited::TimedOut);
         // A stopped client does not wait for the spread.
         let moment = client.moment();
         client.shut_down();
-        assert_eq!(client.pause_with(moment, hour), Waited::Stopped);
+        assert_eq!(client.pause_with(moment, hour, Spread::LEASE), Waited::Stopped);
     }
 
     #[test]

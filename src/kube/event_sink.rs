@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::client::{Client, Moment};
 use super::error::ApiError;
 use super::events::{self, EventLog, RecordedEvent};
+use super::spread::Spread;
 use super::target::Target;
 use crate::model::event::{EventType, Regarding};
 use crate::model::{api, meta};
@@ -210,7 +211,7 @@ impl EventApi for Client {
 
     fn pause(&self, moment: Moment, limit: Duration, _: &StopToken) -> Waited {
         // Stopping the thread also trips the client's breaker.
-        self.pause_with(moment, limit)
+        self.pause_with(moment, limit, Spread::OTHERS)
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::Instant;
 use serde::de::DeserializeOwned;
 
 use super::client::Client;
+use super::spread::Spread;
 use super::target::Target;
-use crate::util::backoff::random_unit;
 use crate::util::stop::Waited;
 use crate::util::threads::{self, OnDeath, Running, Stack};
 use backoff::WatchBackoff;
@@ -37,11 +37,13 @@ pub struct Watched {
     pub field_selector: Option<String>,
     /// A label selector such as `app=x`.
     pub label_selector: Option<String>,
+    /// How soon a wait ends when the API server returns.
+    pub spread: Spread,
 }
 
 /// Starts the thread `watch/<name>`, which passes every change to `sink`: first all existing
 /// objects ([`Change::Replaced`]), then each change, and after a gap all objects again. It retries
-/// without a limit, and at once when another request shows that the API server has returned.
+/// without a limit, and within `watched.spread` when another request shows that the API server has returned.
 /// Stopping it ends its request.
 ///
 /// # Errors
@@ -70,7 +72,7 @@ pub fn spawn_reflector<T: DeserializeOwned + 'static>(
             }
             // After a change of credentials, retry immediately.
             if client.credential_generation() == moment.generation
-                && client.pause_with(moment, backoff.next(Instant::now(), random_unit())) == Waited::Stopped
+                && reflector.pause(moment, &mut backoff) == Waited::Stopped
             {
                 break;
             }

@@ -38,6 +38,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
+use crate::kube::Spread;
 use crate::kube::client::Client;
 use crate::kube::target::Target;
 use crate::kube::watch::{Change, Watched, spawn_reflector};
@@ -88,6 +89,7 @@ pub fn spawn(settings: Settings, deps: Deps, deaths: &Sender<Died>) -> std::io::
         target: Target::nodes(),
         field_selector: Some(format!("metadata.name={}", settings.name)),
         label_selector: None,
+        spread: Spread::OBJECTS,
     };
     let seen = watch.clone();
     let reflector =

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::set::{Deps, SourceSet};
+use crate::kube::Spread;
 use crate::kube::client::Client;
 use crate::kube::error::ApiError;
 use crate::kube::target::Target;
@@ -162,6 +163,7 @@ pub(crate) fn spawn(
         target: Target::pods(),
         field_selector: Some(format!("spec.nodeName={node_name}")),
         label_selector: None,
+        spread: Spread::PODS,
     };
     let receive = receiver(deps.post.clone(), offline);
     watch::spawn_reflector("pods", client, watched, OnDeath::Supervisor(deps.on_death.clone()), receive)

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coracle::config;
+use coracle::kube::Spread;
 use coracle::kube::client::{Client, DeleteOptions};
 use coracle::kube::kubeconfig;
 use coracle::kube::target::{GroupVersion, Target};
@@ -89,6 +90,7 @@ impl<'a> JoinedNode<'a> {
             target: Target::pods(),
             field_selector: Some(format!("spec.nodeName={subject}")),
             label_selector: None,
+            spread: Spread::PODS,
         };
         let sink = move |change: Change<Pod>| {
             let time = Instant::now();

@@ -9,7 +9,7 @@ use coracle::kube::client::{
 };
 use coracle::kube::target::Target;
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
-use coracle::kube::{event_sink, events};
+use coracle::kube::{Spread, event_sink, events};
 use coracle::model::api::Pod;
 use coracle::model::event::{Event, EventSink, EventType, Regarding};
 use coracle::model::metrics;
@@ -55,6 +55,7 @@ fn watched() -> Watched {
         target: Target::pods(),
         field_selector: Some("spec.nodeName=n1".to_owned()),
         label_selector: None,
+        spread: Spread::PODS,
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coracle::kube::Spread;
 use coracle::kube::client::Client;
 use coracle::kube::target::Target;
 use coracle::kube::watch::{Change, Watched, spawn_reflector};
@@ -27,7 +28,8 @@ fn object(value: Value) -> Pod {
 
 /// Passes changes of the API server to the thread, as `sync` does.
 fn reflect(client: &Client, post: ApiPodSender) -> Running {
-    let watched = Watched { target: Target::pods(), field_selector: None, label_selector: None };
+    let watched =
+        Watched { target: Target::pods(), field_selector: None, label_selector: None, spread: Spread::PODS };
     spawn_reflector("pods", client.clone(), watched, OnDeath::Unsupervised, move |change| {
         let put = |pod: api::Pod, removed: bool| {
             let pod = Pod::from(pod);

@@ -16,6 +16,7 @@ use super::super::objects::{
 use super::super::pod_certificates::PodCertificates;
 use super::super::runtime_classes::{Class, ClassApi, ClassError, RuntimeClasses};
 use super::super::services::Services;
+use super::super::spread::Spread;
 use super::super::target::{GroupVersion, Target};
 use super::super::tokens::{IssuedToken, TokenApi, Tokens};
 use super::super::trust_bundles::TrustBundles;
@@ -64,6 +65,7 @@ impl PodDependencies {
             target: Target::services(),
             field_selector: Some("spec.clusterIP!=None".to_owned()),
             label_selector: None,
+            spread: Spread::OTHERS,
         };
         let on_death = OnDeath::Supervisor(deaths.clone());
         let running =
@@ -113,6 +115,7 @@ impl ObjectApi for Requests {
             target: Target::new(GroupVersion::Core, plural).namespace(&key.namespace),
             field_selector: Some(format!("metadata.name={}", key.name)),
             label_selector: None,
+            spread: Spread::OBJECTS,
         };
         let on_death = OnDeath::Supervisor(self.deaths.clone());
         let key = key.clone();

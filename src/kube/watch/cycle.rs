@@ -432,10 +432,16 @@ impl<'a, S> Reflector<'a, S> {
 
     /// Waits before a retry of a request that began at `moment`; see [`Client::pause_with`].
     fn step(&self, moment: Moment, backoff: &mut WatchBackoff) -> Result<(), ApiError> {
-        match self.client.pause_with(moment, backoff.next(Instant::now(), random_unit())) {
+        match self.pause(moment, backoff) {
             Waited::Stopped => Err(self.stopping()),
             Waited::TimedOut => Ok(()),
         }
+    }
+
+    /// The wait of [`Reflector::step`].
+    pub(super) fn pause(&self, moment: Moment, backoff: &mut WatchBackoff) -> Waited {
+        let limit = backoff.next(Instant::now(), random_unit());
+        self.client.pause_with(moment, limit, self.watched.spread.after_list(!self.version.is_empty()))
     }
 
     fn client_stopped(&self) -> Result<(), ApiError> {
