@@ -22,6 +22,7 @@ use crate::model::{metrics, typed};
 use crate::transport::api::{
     Body, Breaker, Connections, DialError, Endpoint, Identity, Request, RequestKind, Response,
 };
+use crate::util::backoff::{jitter, random_unit};
 use crate::util::lock::LockExt;
 use crate::util::secret::Secret;
 use crate::util::stop::{self, StopSource, StopToken, Waited};
@@ -576,7 +577,9 @@ impl Client {
                 && retries < MAX_RETRIES
             {
                 let least = MIN_RETRY_AFTER.saturating_mul(1 << retries).min(MAX_MIN_RETRY_AFTER);
-                let after = after.max(least);
+                // A server that starts sends many nodes the same time in the same moment.
+                let (least, later) = (after.max(least), jitter(after.max(least), random_unit()));
+                let after = if in_time(&later) { later } else { least };
                 retries += 1;
                 metrics::CLIENT_RETRIES.inc([status.to_string().into(), call.method.into(), session.host()]);
                 drain(&mut response.body);
