@@ -7,10 +7,11 @@ use jiff::Timestamp;
 
 use super::api::{LeaseApi, NodeError, NodeErrorKind};
 use super::watch::NodeWatch;
+use crate::kube::Spread;
 use crate::model::coordination::{Lease, LeaseSpec};
 use crate::model::meta::{MicroTime, ObjectMeta, OwnerReference};
 use crate::offline::boot_time;
-use crate::util::backoff::{Failures, random_unit};
+use crate::util::backoff::{Failures, random_unit, shortened};
 use crate::util::stop::StopToken;
 use crate::util::{threads, timers};
 
@@ -21,14 +22,22 @@ const RENEW_PART: f64 = 0.25;
 const JITTER: f64 = 0.04;
 /// Attempts to update without a wait.
 const TRIES: u32 = 5;
-/// Waits after a failure.
+/// Attempts without a wait while the lease is not known, which begin with a read. The second one is for a
+/// connection that was broken. DIFFERS: the Go kubelet reads once between two waits.
+const UNKNOWN_TRIES: u32 = 2;
+/// Waits after a failure, before a random part of each is left out.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(7);
+/// After so many turns that failed, at least three seconds, other nodes probably notice the return of the
+/// API server at the same time.
+const OUTAGE_TURNS: u32 = 5;
 
 /// The result of one turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
     Renewed,
+    /// The first response after an outage. The next turn renews the lease.
+    Read,
     /// The owner is not known, so no lease can be created yet.
     NoNode,
     Failed(NodeError),
@@ -119,7 +128,7 @@ impl LeaseRenewer {
                     log::info!("the lease of node {} is renewed again", self.name);
                 }
             }
-            Outcome::NoNode => {}
+            Outcome::Read | Outcome::NoNode => {}
             Outcome::Failed(error) if error.kind == NodeErrorKind::Stopping => {}
             Outcome::Failed(error) => {
                 if self.failures.count() {
@@ -137,18 +146,29 @@ impl LeaseRenewer {
                 let duration = Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0));
                 Some(duration.mul_f64(RENEW_PART * (1.0 + JITTER * unit)).max(FIRST_WAIT))
             }
+            Outcome::Read => Some(Spread::LEASE.delay(unit)),
             Outcome::NoNode => None,
-            Outcome::Failed(_) => Some(self.failures.delay(FIRST_WAIT, LONGEST_WAIT)),
+            // DIFFERS: the waits of the Go kubelet are not random.
+            Outcome::Failed(_) => Some(shortened(self.failures.delay(FIRST_WAIT, LONGEST_WAIT), unit)),
         }
     }
 
     fn renew(&mut self, owner: Option<&str>, now: Timestamp) -> Outcome {
         let mut error = None;
+        let mut unknown_tries = 0;
         for attempt in 0..TRIES {
-            if attempt > 1 {
+            if attempt > 1 || unknown_tries > 0 {
                 self.api.drop_connections();
             }
-            match self.attempt(owner, now) {
+            let is_unknown = self.lease.is_none();
+            // Not after a conflict of this turn: a lease that another client writes again and again is a failure.
+            let is_first = attempt == 0 || unknown_tries > 0;
+            let outcome = match is_first.then(|| self.read_after_outage()) {
+                Some(Ok(true)) => return Outcome::Read,
+                Some(Err(error)) => Err(error),
+                Some(Ok(false)) | None => self.attempt(owner, now),
+            };
+            match outcome {
                 Ok(Some(lease)) => {
                     self.lease = Some(without_managed_fields(lease));
                     return Outcome::Renewed;
@@ -164,14 +184,35 @@ impl LeaseRenewer {
                         NodeErrorKind::Conflict | NodeErrorKind::NotFound | NodeErrorKind::AlreadyExists
                     ) {
                         self.lease = None;
+                    } else if is_unknown {
+                        unknown_tries += 1;
                     }
                     error = Some(other);
+                    if unknown_tries == UNKNOWN_TRIES {
+                        break;
+                    }
                 }
             }
         }
         // After any error, the next turn begins with a read.
         self.lease = None;
         error.map_or(Outcome::NoNode, Outcome::Failed)
+    }
+
+    /// Reads a lease that is not known after an outage. `true`: it is known now.
+    fn read_after_outage(&mut self) -> Result<bool, NodeError> {
+        if self.lease.is_some() || self.failures.number() < OUTAGE_TURNS {
+            return Ok(false);
+        }
+        match self.api.get() {
+            Ok(lease) => {
+                self.lease = Some(without_managed_fields(lease));
+                Ok(true)
+            }
+            // It is made at once.
+            Err(error) if error.kind == NodeErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn attempt(&self, owner: Option<&str>, now: Timestamp) -> Result<Option<Lease>, NodeError> {
@@ -338,16 +379,76 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_with_each_failure() {
+    fn waits_grow_with_each_failure_and_are_random() {
         let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
-        let verbs = ["get", "get", "drop", "get", "drop", "get", "drop", "get"];
         let mut waits = Vec::new();
         for _ in 0..8 {
-            let (outcome, _) = check(&mut renewer, Vec::new(), Some("u"), &verbs);
-            waits.push(renewer.wait_after(&outcome, 0.5).unwrap().as_millis());
+            let (outcome, _) = check(&mut renewer, Vec::new(), Some("u"), &["get", "drop", "get"]);
+            waits.push([0.0, 1.0].map(|unit| renewer.wait_after(&outcome, unit).unwrap().as_millis()));
         }
-        assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+        let longest = [200, 400, 800, 1600, 3200, 6400, 7000, 7000];
+        assert_eq!(waits, longest.map(|wait| [wait / 2, wait]));
         let (outcome, _) = check(&mut renewer, vec![Err(NodeErrorKind::Stopping)], Some("u"), &["get"]);
         assert!(matches!(outcome, Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn known_lease_is_updated_five_times_in_a_failed_turn() {
+        let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+        let responses = vec![Ok(lease("1", "u")), Ok(lease("2", "u"))];
+        check(&mut renewer, responses, Some("u"), &["get", "update"]);
+        let verbs = ["update", "update", "drop", "update", "drop", "update", "drop", "update"];
+        check(&mut renewer, Vec::new(), Some("u"), &verbs);
+        // After a conflict the lease is read without a limit of its own.
+        let conflict = || Err(NodeErrorKind::Conflict);
+        let read = || Ok(lease("3", "u"));
+        let responses = vec![read(), conflict(), read(), conflict(), read(), conflict(), read(), read()];
+        let verbs = ["get", "update", "get", "update", "drop", "get", "update", "drop", "get", "update"];
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &verbs);
+        assert_eq!(outcome, Outcome::Renewed);
+    }
+
+    #[test]
+    fn first_response_after_an_outage_is_followed_by_the_renewal_within_two_seconds() {
+        let failed = ["get", "drop", "get"];
+        let after = |turns: u32| {
+            let mut renewer = LeaseRenewer::new("n".to_owned(), 40, Box::new(Script::default()));
+            for _ in 0..turns {
+                check(&mut renewer, Vec::new(), Some("u"), &failed);
+            }
+            renewer
+        };
+        // A short failure.
+        let mut renewer = after(OUTAGE_TURNS - 1);
+        let responses = vec![Ok(lease("7", "u")), Ok(lease("8", "u"))];
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &["get", "update"]);
+        assert_eq!(outcome, Outcome::Renewed);
+        let mut renewer = after(OUTAGE_TURNS);
+        let (outcome, _) = check(&mut renewer, vec![Ok(lease("7", "u"))], Some("u"), &["get"]);
+        assert_eq!(outcome, Outcome::Read);
+        let waits = [0.0, 0.5, 1.0].map(|unit| renewer.wait_after(&outcome, unit).unwrap().as_millis());
+        assert_eq!(waits, [0, 1000, 2000]);
+        let (outcome, sent) = check(&mut renewer, vec![Ok(lease("8", "u"))], Some("u"), &["update"]);
+        assert_eq!(outcome, Outcome::Renewed);
+        assert_eq!(sent[0].metadata.resource_version.as_deref(), Some("7"));
+        // Another client writes it again and again: the turn fails, and the next one is a long wait away.
+        let mut renewer = after(OUTAGE_TURNS);
+        check(&mut renewer, vec![Ok(lease("7", "u"))], Some("u"), &["get"]);
+        let mut responses = vec![Err(NodeErrorKind::Conflict)];
+        responses.extend((0..8).map(|count| match count % 2 {
+            0 => Ok(lease("8", "u")),
+            _ => Err(NodeErrorKind::Conflict),
+        }));
+        let verbs = ["update", "get", "update", "drop", "get", "update", "drop", "get", "update"];
+        let verbs = [&verbs[..], &["drop", "get", "update"][..]].concat();
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &verbs);
+        assert!(matches!(outcome, Outcome::Failed(_)));
+        assert_eq!(renewer.wait_after(&outcome, 0.0), Some(Duration::from_millis(3_200)));
+        // The lease is gone: it is made at once.
+        let mut renewer = after(OUTAGE_TURNS);
+        let missing = || Err(NodeErrorKind::NotFound);
+        let responses = vec![missing(), missing(), Ok(lease("1", "u"))];
+        let (outcome, _) = check(&mut renewer, responses, Some("u"), &["get", "get", "create"]);
+        assert_eq!(outcome, Outcome::Renewed);
     }
 }

@@ -141,6 +141,13 @@ pub fn jitter(base: Duration, unit: f64) -> Duration {
     base + base.mul_f64(0.5 * unit.clamp(0.0, 1.0))
 }
 
+/// Between half of `wait` and all of it: many nodes that began to wait together do not continue together, and
+/// none waits for longer than `wait`. `unit` is a random number in [0, 1).
+#[must_use]
+pub fn shortened(wait: Duration, unit: f64) -> Duration {
+    wait.mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
+}
+
 /// A random number in [0, 1). Not for secrets.
 #[must_use]
 pub fn random_unit() -> f64 {
@@ -236,5 +243,12 @@ mod tests {
         assert_eq!(jitter(base, 1.0), Duration::from_secs(15));
         let unit = random_unit();
         assert!((0.0..1.0).contains(&unit));
+    }
+
+    #[test]
+    fn shortened_wait_has_at_least_half_of_its_length() {
+        let wait = Duration::from_secs(10);
+        let waits = [-1.0, 0.0, 0.5, 1.0, 9.0].map(|unit| shortened(wait, unit).as_millis());
+        assert_eq!(waits, [5_000, 5_000, 7_500, 10_000, 10_000]);
     }
 }
