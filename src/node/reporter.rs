@@ -17,6 +17,7 @@ use super::settings::Settings;
 use super::startup::StartupTimes;
 use super::watch::NodeWatch;
 use super::{compose, patch};
+use crate::kube::Spread;
 use crate::kube::client::CERTIFICATE_REMEDY;
 use crate::model::api::{Node, NodeAddress};
 use crate::model::event::{EventSink, EventType, Regarding};
@@ -101,10 +102,18 @@ impl Reporter {
         let returns = self.api.returns();
         // A disconnected bell would always be ready.
         let mut bell = bell.clone();
+        let mut number = returns.number();
+        let mut is_due = true;
         loop {
-            let number = returns.number();
-            self.turn(Instant::now(), Timestamp::now(), random_unit());
-            // A return of the API server ends the wait after a failure, at once: it is one request.
+            if std::mem::replace(&mut is_due, true) {
+                number = returns.number();
+                self.turn(Instant::now(), Timestamp::now(), random_unit());
+                let now = Instant::now();
+                if self.failures.number() > 0 && returns.number() == number && returns.is_away(now) {
+                    self.schedule.record_outage(now, random_unit());
+                }
+            }
+            // A return of the API server ends the wait after a failure.
             let returned =
                 if self.failures.number() > 0 { returns.after(number) } else { StopToken::never() };
             let next = timers::deadline_channel(Some(self.schedule.next()));
@@ -113,7 +122,13 @@ impl Reporter {
                 recv(stop.signal()) -> _ => return,
                 recv(bell) -> rung => if rung.is_err() { bell = crossbeam_channel::never() },
                 recv(object) -> _ => {}
-                recv(returned.signal()) -> _ => self.schedule.within(Duration::ZERO, Instant::now()),
+                recv(returned.signal()) -> _ => {
+                    number = returns.number();
+                    is_due = false;
+                    // Without a node no pod is placed on it.
+                    let wait = if self.registered { Spread::OBJECTS.random() } else { Duration::ZERO };
+                    self.schedule.within(wait, Instant::now());
+                }
                 recv(next) -> _ => {}
             }
         }

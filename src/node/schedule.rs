@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::util::backoff::jitter;
+use crate::util::backoff::{jitter, shortened};
 
 /// How often a node that is not ready yet is checked after the start.
 const FAST: Duration = Duration::from_millis(100);
@@ -15,6 +15,8 @@ const JITTER: f64 = 0.04;
 /// Waits between attempts to register.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(7);
+/// The wait while the API server is away; its return ends the wait. It is shortened by a random part.
+const AWAY: Duration = Duration::from_secs(60);
 
 /// The due times of the `node` thread. It never reads a clock.
 #[derive(Debug)]
@@ -77,6 +79,12 @@ impl StatusSchedule {
         self.next = self.next.min(now + wait);
     }
 
+    /// An attempt failed because the API server is away. The thread of the lease notices its return: another
+    /// connection that waits for a server that starts would only add to the requests of its first second.
+    pub(super) fn record_outage(&mut self, now: Instant, unit: f64) {
+        self.next = now + shortened(AWAY, unit);
+    }
+
     /// Registration failed.
     pub(super) fn record_refusal(&mut self, now: Instant, unit: f64) {
         let doubled = FIRST_WAIT.saturating_mul(1_u32.checked_shl(self.refusals).unwrap_or(u32::MAX));
@@ -106,7 +114,11 @@ impl StatusSchedule {
         }
         // A server that does not respond does not get ten requests a second.
         let fast = self.fast_until.is_some() && ready.is_some();
-        let wait = if fast { FAST } else { self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)) };
+        let wait = match ready {
+            _ if fast => FAST,
+            Some(_) => self.update_every.mul_f64(1.0 + JITTER * unit.clamp(0.0, 1.0)),
+            None => jitter(self.update_every, unit),
+        };
         self.next = now + wait;
     }
 }
@@ -156,6 +168,25 @@ mod tests {
         let mut late = self::schedule(start);
         late.record_status(Some(false), start + FAST_LIMIT, 0.0);
         assert_eq!(late.next(), start + FAST_LIMIT + SECOND * 10);
+    }
+
+    #[test]
+    fn failed_status_is_repeated_at_random_and_rarely_while_the_server_is_away() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        let mut after_failure = |unit: f64| {
+            schedule.record_status(None, start, unit);
+            schedule.next().duration_since(start).as_secs_f64()
+        };
+        assert_eq!([0.0, 0.5, 1.0].map(&mut after_failure), [10.0, 12.5, 15.0]);
+        let mut after_outage = |unit: f64| {
+            schedule.record_outage(start, unit);
+            schedule.next().duration_since(start).as_secs_f64()
+        };
+        assert_eq!([0.0, 0.5, 1.0].map(&mut after_outage), [30.0, 45.0, 60.0]);
+        // The return.
+        schedule.within(SECOND * 5, start);
+        assert_eq!(schedule.next(), start + SECOND * 5);
     }
 
     #[test]
