@@ -34,6 +34,8 @@ const JITTER_SECONDS: f64 = 10.0;
 const RETRY: Duration = Duration::from_secs(5);
 /// The longest of these waits.
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// A token with a shorter remaining lifetime may expire before the next sync of its pod.
+const ENDS_SOON: SignedDuration = SignedDuration::from_secs(120);
 
 /// A token of a service account, and until when it is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -261,17 +263,24 @@ impl Tokens {
         }
     }
 
-    /// The API server has returned: ends the waits after failed renewals. Returns the pods with such tokens.
+    /// The API server has returned: ends the waits after failed renewals. Returns the pods with tokens that
+    /// have expired or expire soon: they are to be synced now. Other tokens are renewed when their pods are
+    /// synced the next time, which each pod does at its own time.
     #[must_use]
     pub fn returned(&self) -> Vec<PodUid> {
+        self.returned_at(Timestamp::now())
+    }
+
+    fn returned_at(&self, now: Timestamp) -> Vec<PodUid> {
         let mut table = self.shared.table();
         let mut pods = Vec::new();
         for (uid, tokens) in table.iter_mut() {
             let mut is_due = false;
-            for (retry_at, _) in tokens.values_mut().filter_map(|entry| entry.retry.as_mut()) {
+            for entry in tokens.values_mut() {
+                let Some((retry_at, _)) = entry.retry.as_mut() else { continue };
                 // The wait after another failure is as long as before.
                 *retry_at = Instant::now();
-                is_due = true;
+                is_due |= entry.token.expires.duration_since(now) < ENDS_SOON;
             }
             if is_due {
                 pods.push(uid.clone());
@@ -531,16 +540,18 @@ mod tests {
             let now = (timestamp(age as i64), start + Duration::from_secs(age));
             tokens.get_at(&pod("1"), "", Some(3600), now).map(|token| token.expose().to_owned())
         };
-        assert_eq!((get(0), tokens.returned()), (Ok("t1".into()), Vec::new()));
+        let returned = |age: u64| tokens.returned_at(timestamp(age as i64));
+        assert_eq!((get(0), returned(0)), (Ok("t1".into()), Vec::new()));
         count.store(-1, Ordering::SeqCst);
         assert_eq!((get(3000), get(3001)), (Ok("t1".into()), Ok("t1".into())));
-        assert_eq!(tokens.returned(), [PodUid::from("1")]);
+        assert!(returned(3001).is_empty(), "the token is valid: the pod is synced at its own time");
+        assert_eq!(returned(3590), [PodUid::from("1")], "it ends before that");
         count.store(7, Ordering::SeqCst);
-        assert_eq!((get(3001), tokens.returned()), (Ok("t7".into()), Vec::new()));
+        assert_eq!((get(3001), returned(3001)), (Ok("t7".into()), Vec::new()));
         // A token that expired meanwhile.
         count.store(-1, Ordering::SeqCst);
         assert_eq!(get(10_000), Err(TokenError::Expired(refused())));
-        assert_eq!(tokens.returned(), [PodUid::from("1")]);
+        assert_eq!(returned(10_000), [PodUid::from("1")]);
     }
 
     /// A token that was requested earlier, and may end earlier, replaced a newer one.
