@@ -126,6 +126,7 @@ pub fn measure(agents: usize, binary: &Path, base: &Path) {
     let start = back + *first;
     print_rows("steady", &between(&all, steady, MINUTE));
     print_rows("back", &between(&all, start, MINUTE + AFTER));
+    print_seconds(&between(&all, start, MINUTE));
     let storm = between(&all, start, MINUTE);
     let mut by_second: BTreeMap<u64, usize> = BTreeMap::new();
     let mut by_kind: BTreeMap<&str, usize> = BTreeMap::new();
@@ -136,11 +137,12 @@ pub fn measure(agents: usize, binary: &Path, base: &Path) {
         firsts.entry(&request.node).or_insert(*since);
     }
     let busiest = by_second.values().copied().max().unwrap_or(0);
+    let share = 100.0 * ratio(busiest, storm.len());
     let per_agent = |count: usize| ratio(count, agents);
     let rate = ratio(storm.len(), before);
     println!(
         "storm: {agents} agents: {:.1} requests per agent in the steady minute, {:.1} in the first minute \
-         back ({rate:.1} times), at most {busiest} in a second ({:.2} per agent)",
+         back ({rate:.1} times), at most {busiest} in a second ({:.2} per agent, {share:.0} % of the minute)",
         per_agent(before),
         per_agent(storm.len()),
         per_agent(busiest),
@@ -178,6 +180,23 @@ fn seconds(elapsed: Result<Duration, std::time::SystemTimeError>) -> f64 {
 
 fn load() -> String {
     format!("load average {}", fs::read_to_string("/proc/loadavg").unwrap_or_default().trim())
+}
+
+/// The requests of each second after the return, with the kinds of those of the busiest second.
+fn print_seconds(requests: &[(Duration, &NodeRequest)]) {
+    let mut seconds: BTreeMap<u64, BTreeMap<&str, usize>> = BTreeMap::new();
+    for (since, request) in requests {
+        *seconds.entry(since.as_secs()).or_default().entry(&request.what).or_default() += 1;
+    }
+    let count = |second: u64| seconds.get(&second).map_or(0, |kinds| kinds.values().sum::<usize>());
+    for row in 0..MINUTE.as_secs() / ROW {
+        let counts: Vec<String> =
+            (row * ROW..(row + 1) * ROW).map(|second| format!("{:>4}", count(second))).collect();
+        println!("storm: back: requests of each second from {:>2} s on:{}", row * ROW, counts.concat());
+    }
+    let Some((second, kinds)) = seconds.iter().max_by_key(|(second, _)| count(**second)) else { return };
+    let kinds: Vec<String> = kinds.iter().map(|(what, count)| format!("{what} {count}")).collect();
+    println!("storm: back: the busiest second is from {second} s on: {}", kinds.join(", "));
 }
 
 /// Requests per second over time.
