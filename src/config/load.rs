@@ -137,11 +137,19 @@ pub fn load_with_origins(
     Ok((loaded, origins))
 }
 
-/// [`load`] with the main file's content as an argument.
+/// [`load`] with the main file's content as an argument. The file does not have to exist.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn load_content(request: &LoadRequest, content: &[u8]) -> Result<LoadedConfig, Vec<Problem>> {
+    load_with(request, &mut |layers, file| layers.take(file, content)).map(|(loaded, _)| loaded)
+}
+
+/// [`load_content`] of a file without other layers.
 #[cfg(test)]
 pub(super) fn load_bytes(bytes: &[u8]) -> Result<LoadedConfig, Vec<Problem>> {
     let request = LoadRequest { file: Some(PathBuf::from("/config.yaml")), ..LoadRequest::default() };
-    load_with(&request, &mut |layers, file| layers.take(file, bytes)).map(|(loaded, _)| loaded)
+    load_content(&request, bytes)
 }
 
 fn load_with(

@@ -35,5 +35,5 @@ pub use defaults::DefaultSet;
 pub use duration::GoDuration;
 pub use gates::Gates;
 pub use kubelet::*;
-pub use load::{LoadRequest, LoadedConfig, Override, Problem, load, load_with_origins};
+pub use load::{LoadRequest, LoadedConfig, Override, Problem, load, load_content, load_with_origins};
 pub use shown::{MASK, configz, without_password};
