@@ -39,48 +39,63 @@ pub(super) fn run(
     config: Option<&Path>,
 ) -> Outcome {
     let agent = client.get::<NodeReport>("/v1/status");
+    // Also that of a running agent matters: it may have changed since.
+    let (config_line, config) = configuration(config, Path::new(CONFIG));
+    let config_line = config_line.or_else(|| {
+        let text = format!("no --config given, and no {CONFIG}: the defaults of the fields count");
+        agent.is_err().then(|| line("config", CheckStatus::Warn, text, "coracle check --config FILE"))
+    });
+    let lines = inspect(&agent, root_dir, config_line, config.as_ref());
+    let shown = match console.document(output, &lines) {
+        Ok(false) => print(console, &lines).map_err(CommandError::from),
+        shown => shown.map(drop),
+    };
+    checked(shown, lines.iter().any(|line| line.standing == CheckStatus::Fail))
+}
+
+/// The checks of a machine for an agent that has this configuration.
+pub(super) fn machine(client: &Client, root_dir: PathBuf, config: &KubeletConfiguration) -> Vec<CheckLine> {
+    inspect(&client.get("/v1/status"), root_dir, None, Some(config))
+}
+
+fn inspect(
+    agent: &Result<NodeReport, CommandError>,
+    root_dir: PathBuf,
+    config_line: Option<CheckLine>,
+    config: Option<&KubeletConfiguration>,
+) -> Vec<CheckLine> {
     let mut settings = preflight::Settings { root_dir, ..preflight::Settings::default() };
     if agent.is_ok() {
         // The configuration of a running agent allows what the defaults forbid.
         settings.fail_swap_on = false;
         settings.fail_cgroup_v1 = false;
     }
-    // Also that of a running agent matters: it may have changed since.
-    let (config_line, config) = configuration(config, Path::new(CONFIG));
-    if let Some(config) = &config {
+    if let Some(config) = config {
         apply(&mut settings, config, agent.is_ok());
     }
-    let config_line = config_line.or_else(|| {
-        let text = format!("no --config given, and no {CONFIG}: the defaults of the fields count");
-        agent.is_err().then(|| line("config", CheckStatus::Warn, text, "coracle check --config FILE"))
-    });
     let mut lines = preflight::preflight(&settings);
     // A running agent reports the problems itself, and may have another directory.
     if agent.is_err() {
         lines.extend(local_objects(&settings.root_dir.join(config::LOCAL_OBJECTS)));
     }
     lines.extend(config_line);
-    lines.extend(config.as_ref().and_then(cgroup_root));
-    let configured = config.as_ref().map(|config| config.container_runtime_endpoint.as_str());
-    let endpoint = match &agent {
+    lines.extend(config.and_then(cgroup_root));
+    let configured = config.map(|config| config.container_runtime_endpoint.as_str());
+    let endpoint = match agent {
         Ok(report) if !report.runtime.endpoint.is_empty() => report.runtime.endpoint.as_str(),
         _ => configured.filter(|endpoint| !endpoint.is_empty()).unwrap_or(DEFAULT_ENDPOINT),
     };
-    let runtime = runtime(endpoint, config.as_ref(), Path::new(SYSTEMD).exists());
+    let runtime = runtime(endpoint, config, Path::new(SYSTEMD).exists());
     // A network that works may be configured elsewhere.
     if runtime.iter().any(|line| line.name == "pod network" && line.standing == CheckStatus::Ok) {
         lines.retain(|line| line.name != "cni config" || line.standing == CheckStatus::Ok);
     }
     lines.extend(runtime);
-    lines.extend(agent_lines(&agent));
+    lines.extend(agent_lines(agent));
     for line in &mut lines {
         line.message = without_codes(&line.message);
     }
-    let shown = match console.document(output, &lines) {
-        Ok(false) => print(console, &lines).map_err(CommandError::from),
-        shown => shown.map(drop),
-    };
-    checked(shown, lines.iter().any(|line| line.standing == CheckStatus::Fail))
+    lines
 }
 
 /// Loads the configuration that `given` names, or else `usual` if it exists.
@@ -225,7 +240,7 @@ fn agent_lines(agent: &Result<NodeReport, CommandError>) -> Vec<CheckLine> {
     lines
 }
 
-fn print(console: &mut Console<'_>, lines: &[CheckLine]) -> std::io::Result<()> {
+pub(super) fn print(console: &mut Console<'_>, lines: &[CheckLine]) -> std::io::Result<()> {
     let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
     for CheckLine { name, standing, message, fix } in lines {
         let (mark, color) = match standing {
