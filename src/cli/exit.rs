@@ -21,6 +21,8 @@ pub enum Exit {
     Locked,
     /// The exit code of the command that `coracle exec` ran.
     Command(u8),
+    /// A step of `coracle join` or `leave` failed; `docs/join.md` has the codes, which are 20 or more.
+    Refused(u8),
 }
 
 /// Every code with its meaning, for `--help` and the documents.
@@ -36,6 +38,7 @@ pub(super) const EXITS: &[(Exit, &str)] = &[
         "coracle check, validate or offline check found something that keeps pods from running",
     ),
     (Exit::Locked, "another agent has this root directory or this local socket"),
+    (Exit::Refused(20), "coracle join or leave did not finish; docs/join.md lists the codes from 20 on"),
 ];
 
 impl Exit {
@@ -51,7 +54,7 @@ impl Exit {
             Exit::NotFound => 5,
             Exit::CheckFailed => 6,
             Exit::Locked => 7,
-            Exit::Command(code) => code,
+            Exit::Command(code) | Exit::Refused(code) => code,
         }
     }
 }
@@ -69,6 +72,6 @@ mod tests {
     #[test]
     fn codes_are_listed_once_in_order() {
         let codes: Vec<u8> = EXITS.iter().map(|(exit, _)| exit.code()).collect();
-        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7, 20]);
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lexopt::Arg;
 
+use super::join_options::{JoinOptions, LeaveOptions};
 use crate::config::{AgentArgs, GoDuration, Problem};
 use crate::util::encoding::from_digits;
 
@@ -61,6 +62,10 @@ pub(super) enum Subcommand {
         output: Output,
         command: OfflineCommand,
     },
+    /// Makes this machine a node of a cluster. Needs no agent.
+    Join(Box<JoinOptions>),
+    /// Removes what `join` wrote. Needs no agent.
+    Leave(LeaveOptions),
     Check {
         output: Output,
         root_dir: PathBuf,
@@ -350,6 +355,26 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "make the container runtime pull from image archives first; needs no agent",
     ),
     (
+        "join",
+        "join HOST:PORT --token ID.SECRET --discovery-token-ca-cert-hash sha256:HASH \
+         [--tls-bootstrap-token ID.SECRET] [--token-file FILE] [--node-name NAME] [--node-ip IP,...] \
+         [--node-labels KEY=VALUE,...] [--cri-socket SOCKET] [--config FILE] [--root-dir DIR] \
+         [--kubernetes-dir DIR] [--ignore-preflight-errors CHECK,...] [--timeout DURATION] [--no-start] \
+         [--dry-run]",
+        "make this machine a node of a cluster, as kubeadm join does, and wait until it is ready; the same \
+         command continues an interrupted one; a token or a file of - is standard input",
+    ),
+    (
+        "join",
+        "join --discovery-file FILE|--bootstrap-kubeconfig FILE|--k0s-token FILE [the same options]",
+        "the same with a kubeconfig of the cluster, or with a token of k0s",
+    ),
+    (
+        "leave",
+        "leave [--root-dir DIR] [--kubernetes-dir DIR] [--dry-run]",
+        "stop the agent, remove what coracle join wrote, and list what is left",
+    ),
+    (
         "check",
         "check [-o json|yaml] [--root-dir DIR] [--config FILE]",
         "preflight: what would keep pods from running, and the fix",
@@ -412,6 +437,7 @@ struct Options {
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     insecure_listen: bool,
+    join: JoinOptions,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
@@ -448,6 +474,31 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
     ("volumes", &["output", "namespace", "all-namespaces"]),
     ("devices", &["output"]),
     ("offline", &["output", "namespace", "damaged", "all", "yes", "remove"]),
+    (
+        "join",
+        &[
+            "token",
+            "token-file",
+            "discovery-token-ca-cert-hash",
+            "discovery-token-unsafe-skip-ca-verification",
+            "discovery-file",
+            "tls-bootstrap-token",
+            "k0s-token",
+            "bootstrap-kubeconfig",
+            "node-name",
+            "node-ip",
+            "node-labels",
+            "cri-socket",
+            "config",
+            "root-dir",
+            "kubernetes-dir",
+            "ignore-preflight-errors",
+            "timeout",
+            "no-start",
+            "dry-run",
+        ],
+    ),
+    ("leave", &["root-dir", "kubernetes-dir", "dry-run"]),
     ("check", &["output", "root-dir", "config", "cis"]),
     ("validate", &["output"]),
     ("ui", &["listen", "tls-cert", "tls-key", "insecure-listen"]),
@@ -684,7 +735,11 @@ impl Options {
                 }
                 self.since = Some(since.to_std());
             }
-            _ => return Err("unknown option".to_owned()),
+            "no-start" => self.join.no_start = switch(parser, self.is_letter)?,
+            "discovery-token-unsafe-skip-ca-verification" => {
+                self.join.is_unverified = switch(parser, self.is_letter)?;
+            }
+            other => return self.join.set(other, &value(parser)?),
         }
         Ok(())
     }
@@ -803,7 +858,7 @@ impl Options {
 
     fn subcommand(self, name: &str) -> Result<Subcommand, String> {
         let most = match name {
-            "describe" | "logs" | "events" | "attach" => 1,
+            "describe" | "logs" | "events" | "attach" | "join" => 1,
             // The pod, and a command of any length.
             "debug" | "exec" | "port-forward" | "validate" | "images" | "offline" | "setup" => usize::MAX,
             _ => 0,
@@ -817,6 +872,14 @@ impl Options {
                 ["runtime", extra, ..] => Err(format!("unexpected argument {extra:?}")),
                 [] => Err("name what to set up: runtime".to_owned()),
                 [first, ..] => Err(format!("cannot set up {first:?}, only runtime")),
+            };
+        }
+        if name == "join" || name == "leave" {
+            let Options { mut arguments, root_dir, config, setup, join, .. } = self;
+            let join = JoinOptions { root_dir, config, dry_run: setup.dry_run, ..join };
+            return match name {
+                "join" => Ok(Subcommand::Join(Box::new(join.complete(arguments.pop())?))),
+                _ => Ok(Subcommand::Leave(join.into_leave()?)),
             };
         }
         if name == "images" && self.arguments.first().is_some_and(|first| first == "verify") {

@@ -12,6 +12,7 @@ mod commands;
 mod exit;
 mod flags;
 mod help;
+mod join_options;
 mod local;
 #[cfg(test)]
 mod pages;

@@ -532,7 +532,7 @@ fn log_quota(text: &str) -> Result<Option<u64>, String> {
     bytes.map(Some).ok_or_else(|| format!("{text:?} is less than 1Mi"))
 }
 
-fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
+pub(super) fn node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
     let ips = parts(text)
         .map(|ip| ip.parse::<IpAddr>().map_err(|_| format!("{ip:?} is not an IP address")))
         .collect::<Result<Vec<_>, _>>()?;
@@ -558,7 +558,7 @@ const OWN_LABELS: [&str; 11] = [
     "topology.kubernetes.io/zone",
 ];
 
-fn node_labels(text: &str) -> Result<Vec<(String, String)>, String> {
+pub(super) fn node_labels(text: &str) -> Result<Vec<(String, String)>, String> {
     let labels = split_pairs(text, '=')?;
     for (key, value) in &labels {
         if !is_qualified_name(key) {

@@ -7,6 +7,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::join_options::{JoinMethod, JoinOptions, TokenSource};
 use super::local::*;
 use super::*;
 use crate::config::Problem;
@@ -825,5 +826,62 @@ fn flags_of_the_offline_store_have_safe_defaults_and_bounds() {
         ("--offline-accept-after=9000h", "is longer than a year"),
     ] {
         assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));
+    }
+}
+
+#[test]
+fn join_and_leave_take_their_options_and_nothing_else() {
+    let options = |text: &str| match line(text) {
+        Ok(Command::Local(LocalCommand { subcommand: Subcommand::Join(options), .. })) => *options,
+        other => panic!("{text}: {other:?}"),
+    };
+    let plain = options("join a:6443 --token x.y --discovery-token-ca-cert-hash sha256:aa");
+    let expected = JoinOptions {
+        method: JoinMethod::Token { address: "a:6443".to_owned() },
+        token: Some(TokenSource::Text("x.y".to_owned())),
+        pins: vec!["sha256:aa".to_owned()],
+        root_dir: "/var/lib/kubelet".into(),
+        ..JoinOptions::default()
+    };
+    assert_eq!(plain, expected);
+    let all = options(
+        "join --discovery-file /d --token-file=- --node-name=N --node-ip=192.0.2.1 --node-labels=a=b \
+         --cri-socket=/s --config=/c --root-dir=/r --kubernetes-dir=/k --ignore-preflight-errors=Swap,all \
+         --timeout=30s --no-start --dry-run",
+    );
+    let expected = JoinOptions {
+        method: JoinMethod::DiscoveryFile("/d".into()),
+        token: Some(TokenSource::StandardInput),
+        node_name: "n".to_owned(),
+        node_ips: vec!["192.0.2.1".parse().unwrap()],
+        node_labels: vec![("a".to_owned(), "b".to_owned())],
+        cri_socket: Some("unix:///s".to_owned()),
+        config: Some("/c".into()),
+        root_dir: "/r".into(),
+        kubernetes_dir: "/k".into(),
+        ignored: vec!["swap".to_owned(), "all".to_owned()],
+        timeout: std::time::Duration::from_secs(30),
+        no_start: true,
+        dry_run: true,
+        ..JoinOptions::default()
+    };
+    assert_eq!(all, expected);
+    for (text, words) in [
+        ("join", "name the API server as HOST:PORT"),
+        ("join a:1 b:2", "unexpected argument \"b:2\""),
+        ("join a:1 --token x.y", "--discovery-token-ca-cert-hash"),
+        ("join --k0s-token /a --discovery-file /b", "give only one of"),
+        ("join a:1 --output json", "unknown option"),
+        ("leave now", "unexpected argument \"now\""),
+        ("leave --token x", "unknown option"),
+        ("leave --root-dir=relative", "must be an absolute path"),
+    ] {
+        assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));
+    }
+    match line("leave --dry-run --kubernetes-dir=/k") {
+        Ok(Command::Local(LocalCommand { subcommand: Subcommand::Leave(leave), .. })) => {
+            assert_eq!((leave.dry_run, leave.kubernetes_dir), (true, "/k".into()));
+        }
+        other => panic!("{other:?}"),
     }
 }

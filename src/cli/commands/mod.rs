@@ -15,6 +15,7 @@ mod devices;
 mod error;
 mod events;
 mod images;
+mod join;
 mod logs;
 mod offline;
 mod pod_status;
@@ -78,6 +79,8 @@ fn dispatch(subcommand: Subcommand, client: &Client, console: &mut Console<'_>) 
         Subcommand::Volumes(options) => volumes::run(client, console, &options),
         Subcommand::Offline { output, command } => offline::run(client, console, output, &command),
         Subcommand::Devices { output } => devices::run(client, console, output),
+        Subcommand::Join(options) => join::run(client, console, &options),
+        Subcommand::Leave(options) => join::leave::run(client, console, &options),
         Subcommand::Check { output, config, cis: true, .. } => {
             cis::run(client, console, output, config.as_deref(), std::path::Path::new(check::CONFIG))
         }

@@ -1,0 +1,425 @@
+//! The files of a node of a cluster, in the places and with the modes of kubeadm.
+//!
+//! A record lists the files that `coracle join` wrote, with the digest of each. It is written before
+//! them, so an interrupted command leaves no file that the record does not have.
+//!
+//! Go: cmd/kubeadm/app/constants, cmd/kubeadm/app/phases/kubelet.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::util::sha256::sha256_hex;
+use crate::util::{atomic_file, disk_writes, untrusted};
+
+use super::refusal::{Reason, Refusal};
+
+/// The largest file that is read.
+pub(super) const MAX_BYTES: u64 = 1024 * 1024;
+
+/// The first line of the drop-in, by which it is recognized after `install --offline` has changed it.
+pub(super) const HEADER: &str = "# Written by coracle join, and removed by coracle leave.";
+
+/// Where the files are.
+#[derive(Debug, Clone)]
+pub(super) struct Paths {
+    pub kubernetes_dir: PathBuf,
+    pub root_dir: PathBuf,
+    /// The directory of units of the operator.
+    pub units_dir: PathBuf,
+}
+
+impl Paths {
+    pub(super) fn bootstrap(&self) -> PathBuf {
+        self.kubernetes_dir.join("bootstrap-kubelet.conf")
+    }
+
+    /// Made by the agent, with the certificate that it gets.
+    pub(super) fn kubeconfig(&self) -> PathBuf {
+        self.kubernetes_dir.join("kubelet.conf")
+    }
+
+    pub(super) fn authority(&self) -> PathBuf {
+        self.kubernetes_dir.join("pki/ca.crt")
+    }
+
+    pub(super) fn config(&self) -> PathBuf {
+        self.root_dir.join("config.yaml")
+    }
+
+    pub(super) fn instance(&self) -> PathBuf {
+        self.root_dir.join("instance-config.yaml")
+    }
+
+    pub(super) fn flags(&self) -> PathBuf {
+        self.root_dir.join("kubeadm-flags.env")
+    }
+
+    pub(super) fn record(&self) -> PathBuf {
+        self.root_dir.join("coracle-join.json")
+    }
+
+    pub(super) fn drop_in(&self) -> PathBuf {
+        self.units_dir.join("coracle.service.d/10-join.conf")
+    }
+
+    /// The certificates of the agent.
+    pub(super) fn certificates(&self) -> PathBuf {
+        self.root_dir.join("pki")
+    }
+
+    /// The files that `join` writes itself.
+    fn own(&self) -> [PathBuf; 6] {
+        [self.bootstrap(), self.authority(), self.config(), self.instance(), self.flags(), self.drop_in()]
+    }
+}
+
+/// What `coracle join` wrote.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The URL of the API server.
+    pub server: String,
+    /// The address that was given, if there was one.
+    #[serde(default)]
+    pub address: String,
+    pub node: String,
+    /// Whether the unit was enabled by `join`.
+    #[serde(default)]
+    pub enabled: bool,
+    /// SHA-256 of the content in hexadecimal, by path.
+    #[serde(default)]
+    pub files: BTreeMap<PathBuf, String>,
+}
+
+/// Reads the record; `None`: there is none.
+pub(super) fn read_record(paths: &Paths) -> Result<Option<Record>, Refusal> {
+    let path = paths.record();
+    let Some(bytes) = read(&path)? else { return Ok(None) };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+        let text = format!("{}: {error}", path.display());
+        Refusal::new(Reason::File, text, "remove this file, and the files of the node that it lists")
+    })
+}
+
+/// Reads a file; `None`: there is none.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, Refusal> {
+    match untrusted::read_own(path, MAX_BYTES) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Refusal::file("read", path, &error)),
+    }
+}
+
+/// A file with its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PlannedFile {
+    pub path: PathBuf,
+    pub content: String,
+    pub mode: u32,
+    /// Whether the content is not shown.
+    pub is_secret: bool,
+}
+
+/// What happens with a planned file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// It does not exist.
+    Create,
+    /// It was written by an earlier `join`.
+    Replace,
+    /// It has this content.
+    Keep,
+    /// It is not from `join`, and has another content.
+    Refuse,
+}
+
+/// Decides about a file. `present`: its content. `recorded`: whether the record has it.
+fn decide(file: &PlannedFile, present: Option<&[u8]>, recorded: bool) -> Action {
+    match present {
+        None => Action::Create,
+        Some(present) if present == file.content.as_bytes() => Action::Keep,
+        Some(present) if recorded || present.starts_with(HEADER.as_bytes()) => Action::Replace,
+        Some(_) => Action::Refuse,
+    }
+}
+
+/// The files, and what happens with each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FilePlan {
+    pub files: Vec<(PlannedFile, Action)>,
+    pub record: Record,
+    had_record: bool,
+}
+
+/// Compares the files with what is there.
+///
+/// # Errors
+/// When a file of another origin is in the way, or its place is not safe.
+pub(super) fn plan(
+    files: Vec<PlannedFile>,
+    before: Option<&Record>,
+    mut record: Record,
+) -> Result<FilePlan, Refusal> {
+    let mut planned = Vec::new();
+    record.files = before.map(|before| before.files.clone()).unwrap_or_default();
+    for file in files {
+        check_place(&file.path)?;
+        let present = read(&file.path)?;
+        let action = decide(&file, present.as_deref(), record.files.contains_key(&file.path));
+        match action {
+            Action::Refuse => {
+                let text = format!("{} exists, and coracle join did not write it", file.path.display());
+                let advice = "if it is not needed, move it away, and run the same command again";
+                return Err(Refusal::new(Reason::FileInTheWay, text, advice));
+            }
+            Action::Create | Action::Replace => {
+                record.files.insert(file.path.clone(), sha256_hex(file.content.as_bytes()));
+            }
+            // A file that was there before stays when the node leaves.
+            Action::Keep => {}
+        }
+        planned.push((file, action));
+    }
+    Ok(FilePlan { files: planned, record, had_record: before.is_some() })
+}
+
+/// A link in a directory in which other users write could lead the file to another place, or its secret
+/// to another reader.
+fn check_place(path: &Path) -> Result<(), Refusal> {
+    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
+    let Some(directory) = path.parent() else { return Ok(()) };
+    let Ok(found) = fs::metadata(directory) else { return Ok(()) };
+    let own = rustix::process::geteuid().as_raw();
+    if is_link && !is_private(found.uid(), found.mode(), own) {
+        let text = format!("{} is a link, and other users can write in its directory", path.display());
+        let advice = "remove the link, and give the directory to root with mode 0755 or less";
+        return Err(Refusal::new(Reason::UnsafeDirectory, text, advice));
+    }
+    Ok(())
+}
+
+/// Whether only root and this user write in a directory.
+fn is_private(owner: u32, mode: u32, own: u32) -> bool {
+    (owner == 0 || owner == own) && mode & 0o022 == 0
+}
+
+/// Writes the files. If a file cannot be written, those that this call created are removed.
+pub(super) fn write(plan: &FilePlan, paths: &Paths) -> Result<(), Refusal> {
+    let mut created = Vec::new();
+    let result = write_all(plan, paths, &mut created);
+    if result.is_err() {
+        undo(&created);
+    }
+    result
+}
+
+/// Removes what [`write()`] has created; a file that was there before stays.
+pub(super) fn undo(created: &[PathBuf]) {
+    for path in created.iter().rev() {
+        // Best effort: the error that led here is reported.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// The files that [`write()`] creates, the record first.
+pub(super) fn created(plan: &FilePlan, paths: &Paths) -> Vec<PathBuf> {
+    let record = (!plan.had_record).then(|| paths.record());
+    let new = plan.files.iter().filter(|(_, action)| *action == Action::Create);
+    record.into_iter().chain(new.map(|(file, _)| file.path.clone())).collect()
+}
+
+fn write_all(plan: &FilePlan, paths: &Paths, created: &mut Vec<PathBuf>) -> Result<(), Refusal> {
+    write_record(&plan.record, paths)?;
+    if !plan.had_record {
+        created.push(paths.record());
+    }
+    for (file, action) in &plan.files {
+        if matches!(action, Action::Create | Action::Replace) {
+            write_file(&file.path, file.content.as_bytes(), file.mode)?;
+            if *action == Action::Create {
+                created.push(file.path.clone());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the record, for root only.
+pub(super) fn write_record(record: &Record, paths: &Paths) -> Result<(), Refusal> {
+    let path = paths.record();
+    let text = serde_json::to_string_pretty(record)
+        .map_err(|error| Refusal::file("write", &path, &std::io::Error::other(error)))?;
+    write_file(&path, format!("{text}\n").as_bytes(), 0o600)
+}
+
+fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), Refusal> {
+    let written = || -> std::io::Result<()> {
+        let directory = path.parent().ok_or(ErrorKind::InvalidInput)?;
+        disk_writes::make_directories(directory, 0o755)?;
+        atomic_file::write(path, content, mode)?;
+        atomic_file::sync_directory(directory)
+    };
+    written().map_err(|error| Refusal::file("write", path, &error))
+}
+
+/// What `leave` does with a file of the record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Removal {
+    Remove(PathBuf),
+    /// It was changed after `join`.
+    Changed(PathBuf),
+}
+
+/// The files that `leave` removes: those of the record that are as `join` wrote them, and those that the
+/// agent made for the cluster. The record comes last.
+pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, Refusal> {
+    let mut removals = Vec::new();
+    for path in paths.own() {
+        let (Some(digest), Some(present)) = (record.files.get(&path), read(&path)?) else { continue };
+        let is_own = sha256_hex(&present) == *digest || present.starts_with(HEADER.as_bytes());
+        removals.push(if is_own { Removal::Remove(path) } else { Removal::Changed(path) });
+    }
+    if fs::symlink_metadata(paths.kubeconfig()).is_ok() {
+        removals.push(Removal::Remove(paths.kubeconfig()));
+    }
+    let mut certificates = Vec::new();
+    if let Ok(entries) = fs::read_dir(paths.certificates()) {
+        for entry in entries.flatten().filter(|entry| is_certificate(&entry.file_name().to_string_lossy())) {
+            certificates.push(entry.path());
+        }
+    }
+    certificates.sort();
+    removals.extend(certificates.into_iter().map(Removal::Remove));
+    removals.push(Removal::Remove(paths.record()));
+    Ok(removals)
+}
+
+/// The names of the agent's certificates and keys (Go: client-go util/certificate, kubelet/certificate).
+fn is_certificate(name: &str) -> bool {
+    matches!(name, "kubelet.crt" | "kubelet.key")
+        || (["kubelet-client-", "kubelet-server-"].iter().any(|start| name.starts_with(start))
+            && name.ends_with(".pem"))
+}
+
+/// Removes a file that may be missing already.
+pub(super) fn remove(path: &Path) -> Result<(), Refusal> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Refusal::file("remove", path, &error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn paths(dir: &Path) -> Paths {
+        Paths {
+            kubernetes_dir: dir.join("kubernetes"),
+            root_dir: dir.join("kubelet"),
+            units_dir: dir.join("units"),
+        }
+    }
+
+    fn file(path: PathBuf, content: &str) -> PlannedFile {
+        PlannedFile { path, content: content.to_owned(), mode: 0o644, is_secret: false }
+    }
+
+    fn both(paths: &Paths, config: &str) -> Vec<PlannedFile> {
+        vec![file(paths.authority(), "pem\n"), file(paths.config(), config)]
+    }
+
+    #[test]
+    fn present_file_is_replaced_only_if_it_is_of_join() {
+        let planned = file("/f".into(), "new");
+        for (present, recorded, expected) in [
+            (None, false, Action::Create),
+            (Some("new"), false, Action::Keep),
+            (Some("old"), true, Action::Replace),
+            (Some("old"), false, Action::Refuse),
+            (Some(HEADER), false, Action::Replace),
+        ] {
+            assert_eq!(decide(&planned, present.map(str::as_bytes), recorded), expected, "{present:?}");
+        }
+    }
+
+    #[test]
+    fn files_are_written_once_replaced_later_and_removed_by_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let record = Record { node: "n".into(), ..Record::default() };
+        let first = plan(both(&paths, "a\n"), None, record.clone()).unwrap();
+        write(&first, &paths).unwrap();
+        assert_eq!(fs::metadata(paths.config()).unwrap().permissions().mode() & 0o777, 0o644);
+        assert_eq!(fs::metadata(paths.record()).unwrap().permissions().mode() & 0o777, 0o600);
+        let before = read_record(&paths).unwrap().unwrap();
+        assert_eq!(before, first.record);
+
+        let second = plan(both(&paths, "b\n"), Some(&before), record).unwrap();
+        let actions: Vec<Action> = second.files.iter().map(|(_, action)| *action).collect();
+        assert_eq!(actions, [Action::Keep, Action::Replace]);
+        write(&second, &paths).unwrap();
+
+        fs::create_dir_all(paths.certificates()).unwrap();
+        for name in ["kubelet-client-current.pem", "kubelet.key", "other.pem"] {
+            fs::write(paths.certificates().join(name), "").unwrap();
+        }
+        fs::write(paths.authority(), "changed\n").unwrap();
+        let removals = removals(&read_record(&paths).unwrap().unwrap(), &paths).unwrap();
+        let pki = paths.certificates();
+        assert_eq!(
+            removals,
+            [
+                Removal::Changed(paths.authority()),
+                Removal::Remove(paths.config()),
+                Removal::Remove(pki.join("kubelet-client-current.pem")),
+                Removal::Remove(pki.join("kubelet.key")),
+                Removal::Remove(paths.record()),
+            ]
+        );
+    }
+
+    #[test]
+    fn foreign_file_is_refused_and_an_equal_one_is_not_recorded() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        fs::create_dir_all(paths.authority().parent().unwrap()).unwrap();
+        fs::write(paths.authority(), "pem\n").unwrap();
+        let plan_now = || plan(both(&paths, "a\n"), None, Record::default());
+        assert!(!plan_now().unwrap().record.files.contains_key(&paths.authority()));
+        fs::write(paths.authority(), "other\n").unwrap();
+        assert_eq!(plan_now().unwrap_err().code, Reason::FileInTheWay.code());
+    }
+
+    #[test]
+    fn failed_write_leaves_no_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let plan = plan(both(&paths, "a\n"), None, Record::default()).unwrap();
+        // A directory in the place of the last file.
+        fs::create_dir_all(paths.config().join("x")).unwrap();
+        assert_eq!(write(&plan, &paths).unwrap_err().code, Reason::File.code());
+        assert!(!paths.record().exists() && !paths.authority().exists());
+        assert_eq!(created(&plan, &paths), [paths.record(), paths.authority(), paths.config()]);
+    }
+
+    #[test]
+    fn links_are_refused_where_other_users_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        fs::create_dir_all(&paths.root_dir).unwrap();
+        symlink("/nonexistent", paths.config()).unwrap();
+        let mode = |mode| fs::set_permissions(&paths.root_dir, fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o755);
+        assert_eq!(check_place(&paths.config()), Ok(()));
+        mode(0o777);
+        assert_eq!(check_place(&paths.config()).unwrap_err().code, Reason::UnsafeDirectory.code());
+        assert!(is_private(0, 0o755, 5) && is_private(5, 0o700, 5));
+        assert!(!is_private(6, 0o755, 5) && !is_private(0, 0o775, 5));
+    }
+}

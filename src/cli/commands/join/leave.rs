@@ -1,0 +1,122 @@
+//! `coracle leave`: stops the agent, and removes what `coracle join` wrote and what the agent made for
+//! the cluster. Pods are not evicted: the credentials of a node may not do that.
+//!
+//! Go: cmd/kubeadm/app/cmd/reset.go, which also removes the data of pods.
+
+use std::fs;
+use std::path::Path;
+
+use crate::cli::join_options::LeaveOptions;
+use crate::server::NodeReport;
+
+use crate::cli::commands::client::Client;
+use crate::cli::commands::console::Console;
+use crate::cli::commands::error::Outcome;
+
+use super::files::{self, Paths, Record, Removal};
+use super::refusal::{Reason, Refusal};
+use super::{exit, progress, service, step};
+
+pub(in crate::cli::commands) fn run(
+    client: &Client,
+    console: &mut Console<'_>,
+    options: &LeaveOptions,
+) -> Outcome {
+    Ok(exit("leave", leave(client, console, options)))
+}
+
+fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> Result<(), Refusal> {
+    let paths = Paths {
+        kubernetes_dir: options.kubernetes_dir.clone(),
+        root_dir: options.root_dir.clone(),
+        units_dir: service::UNITS.into(),
+    };
+    if !options.dry_run && !rustix::process::geteuid().is_root() {
+        return Err(Refusal::new(Reason::NotRoot, "only root can do this", "run it with sudo"));
+    }
+    let Some(record) = files::read_record(&paths)? else {
+        let text = format!("coracle join has written nothing here: there is no {}", paths.record().display());
+        let advice = "a node of kubeadm leaves with kubeadm reset; one that was joined by hand, by hand";
+        return Err(Refusal::new(Reason::NotJoined, text, advice));
+    };
+    let removals = files::removals(&record, &paths)?;
+    let has_unit = Path::new(service::SYSTEMD).exists() && paths.drop_in().exists();
+    if options.dry_run {
+        for removal in &removals {
+            show(console, "would remove", removal);
+        }
+        return Ok(());
+    }
+    if has_unit {
+        progress(console, "stop: stopping coracle.service; containers keep running");
+        step("stop", service::stop(record.enabled))?;
+    } else if client.get::<NodeReport>("/v1/status").is_ok() {
+        let text = "stop: the agent runs, and no unit of systemd stops it";
+        let advice = "stop it (rc-service coracle stop, or /usr/local/lib/coracle/supervise stop coracle), and \
+                      run the same command again";
+        return Err(Refusal::new(Reason::Service, text, advice));
+    }
+    for removal in &removals {
+        if let Removal::Remove(path) = removal {
+            step("files", files::remove(path))?;
+        }
+        show(console, "removed", removal);
+    }
+    if has_unit {
+        if let Some(directory) = paths.drop_in().parent() {
+            // It stays if the operator has other drop-ins there.
+            let _ = fs::remove_dir(directory);
+        }
+        step("stop", service::reload())?;
+    }
+    for line in left(&record, &paths, count(&paths.root_dir.join("pods"))) {
+        progress(console, format!("left: {line}"));
+    }
+    Ok(())
+}
+
+fn show(console: &mut Console<'_>, verb: &str, removal: &Removal) {
+    match removal {
+        Removal::Remove(path) => progress(console, format!("files: {verb} {}", path.display())),
+        Removal::Changed(path) => {
+            progress(console, format!("files: {} was changed after coracle join, and stays", path.display()));
+        }
+    }
+}
+
+fn count(directory: &Path) -> usize {
+    fs::read_dir(directory).map_or(0, |entries| entries.flatten().count())
+}
+
+/// What `leave` does not remove, with how to remove it.
+fn left(record: &Record, paths: &Paths, pods: usize) -> Vec<String> {
+    let root = paths.root_dir.display();
+    let mut lines = vec![format!(
+        "the node {0} in the cluster: kubectl drain {0} --ignore-daemonsets, then kubectl delete node {0}",
+        record.node
+    )];
+    if pods > 0 {
+        lines.push(format!(
+            "{pods} pods in {root}/pods, whose volumes may be mounted and whose containers run: crictl rmp -fa \
+             ends them, findmnt shows the volumes"
+        ));
+    }
+    lines.push(format!("other state of the agent in {root}, and the images of the runtime"));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_named_with_the_commands_that_remove_it() {
+        let record = Record { node: "n1".into(), ..Record::default() };
+        let paths = Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: "/u".into() };
+        let lines = left(&record, &paths, 2).join("\n");
+        for words in ["kubectl delete node n1", "2 pods in /r/pods", "other state of the agent in /r"] {
+            assert!(lines.contains(words), "{words}: {lines}");
+        }
+        assert_eq!(left(&record, &paths, 0).len(), 2);
+    }
+}

@@ -1,0 +1,433 @@
+//! `coracle join` makes this machine a node of a cluster, as `kubeadm join` does for a worker, and
+//! `coracle leave` removes what it wrote. Needs no agent.
+//!
+//! Each step reads what is there and does what is missing, so the same command continues an interrupted
+//! one. What is written before the agent starts is removed if a later step fails.
+//!
+//! Go: cmd/kubeadm/app/cmd/join.go, cmd/kubeadm/app/cmd/phases/join.
+
+mod configuration;
+mod discovery;
+mod files;
+pub(super) mod leave;
+mod plane;
+mod preflight;
+mod refusal;
+mod service;
+mod wait;
+
+use std::fmt::Display;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::cli::exit::Exit;
+use crate::cli::join_options::{JoinMethod, JoinOptions};
+use crate::cli::table::{visible, visible_lines};
+use crate::config::defaults::get;
+use crate::config::{LoadRequest, LoadedConfig, load_content};
+use crate::model::names::is_dns_subdomain;
+use crate::resources::{Roots, machine};
+use crate::server::KUBERNETES_VERSION;
+use crate::util::stop::StopToken;
+
+use super::check;
+use super::client::Client;
+use super::console::Console;
+use super::error::{Outcome, print_stderr};
+
+use files::{Action, FilePlan, Paths, PlannedFile, Record};
+use plane::Cluster;
+use preflight::{Course, Machine};
+use refusal::{Reason, Refusal};
+use wait::Observation;
+
+/// The time between two readings of the node's state.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The most problems of a configuration that are printed.
+const MAX_PROBLEMS: usize = 10;
+
+pub(super) fn run(client: &Client, console: &mut Console<'_>, options: &JoinOptions) -> Outcome {
+    let paths = Paths {
+        kubernetes_dir: options.kubernetes_dir.clone(),
+        root_dir: options.root_dir.clone(),
+        units_dir: service::UNITS.into(),
+    };
+    Ok(exit("join", Attempt { client, console, options, paths: &paths }.run()))
+}
+
+/// Prints why a command ended, and what to do.
+fn exit(command: &str, result: Result<(), Refusal>) -> Exit {
+    let Err(refusal) = result else { return Exit::Success };
+    print_stderr(&format!("{command}: {}", refusal.text));
+    if !refusal.advice.is_empty() {
+        print_stderr(&format!("{command}: what to do: {}", refusal.advice));
+    }
+    refusal.exit()
+}
+
+/// Names the step in the text of its refusal.
+fn step<T, E: Into<Refusal>>(name: &str, result: Result<T, E>) -> Result<T, Refusal> {
+    result.map_err(|error| {
+        let refusal: Refusal = error.into();
+        Refusal { text: format!("{name}: {}", refusal.text), ..refusal }
+    })
+}
+
+/// Prints a line of progress. The command goes on if the reader of its output is gone.
+fn progress(console: &mut Console<'_>, text: impl Display) {
+    let _ = writeln!(console.out, "{}", visible(&text.to_string()));
+    let _ = console.out.flush();
+}
+
+/// The name of the machine, as the agent reads it.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase()
+}
+
+/// One call of the command.
+struct Attempt<'a, 'c> {
+    client: &'a Client,
+    console: &'a mut Console<'c>,
+    options: &'a JoinOptions,
+    paths: &'a Paths,
+}
+
+/// What the step of the files needs of the steps before.
+struct Found {
+    cluster: Cluster,
+    bootstrap: String,
+    config: String,
+    socket: String,
+}
+
+impl Attempt<'_, '_> {
+    fn run(mut self) -> Result<(), Refusal> {
+        let (options, paths) = (self.options, self.paths);
+        let host = host_name();
+        let node = if options.node_name.is_empty() { host.clone() } else { options.node_name.clone() };
+        if !is_dns_subdomain(&node) {
+            let text = format!("preflight: the host name {node:?} is no name of a node");
+            let advice = "set a host name of lower-case letters, digits and hyphens, or give --node-name";
+            return Err(Refusal::new(Reason::Configuration, text, advice));
+        }
+        let address = match &options.method {
+            JoinMethod::Token { address } => address.as_str(),
+            _ => "",
+        };
+        let record = files::read_record(paths)?;
+        let machine = Machine {
+            is_root: options.dry_run || rustix::process::geteuid().is_root(),
+            kubelets: preflight::processes(Path::new("/proc"), "kubelet"),
+            record: record.as_ref(),
+            has_kubeconfig: paths.kubeconfig().exists(),
+            has_bootstrap: paths.bootstrap().exists(),
+        };
+        let course = step("preflight", preflight::course(&machine, paths, address, &node, &options.ignored))?;
+        let uses_systemd = !options.no_start && Path::new(service::SYSTEMD).exists();
+        if uses_systemd && !service::has_unit() {
+            let advice = "install packaging/coracle.service, or write only the files with --no-start";
+            let text = "preflight: there is no unit coracle.service";
+            return Err(Refusal::new(Reason::Service, text, advice));
+        }
+        match course {
+            Course::Continue => {
+                self.progress("files: the agent has its certificate already");
+                if options.dry_run {
+                    return Ok(());
+                }
+                if uses_systemd && !service::is_active() {
+                    self.progress("start: starting coracle.service");
+                    step("start", service::start())?;
+                }
+            }
+            Course::Begin => {
+                let found = self.find(&node)?;
+                let new = Record {
+                    server: found.cluster.server.clone(),
+                    address: address.to_owned(),
+                    node: node.clone(),
+                    enabled: record.as_ref().is_some_and(|record| record.enabled)
+                        || (uses_systemd && !options.dry_run && !service::is_enabled()),
+                    ..Record::default()
+                };
+                let files = planned(&found, options, paths, (node.as_str(), host.as_str()), uses_systemd);
+                let plan = step("files", files::plan(files, record.as_ref(), new))?;
+                self.show(&plan);
+                if options.dry_run {
+                    return Ok(());
+                }
+                step("files", files::write(&plan, paths))?;
+                if !uses_systemd {
+                    self.show_command(&plan);
+                    return Ok(());
+                }
+                self.progress("start: starting coracle.service with the flags of the cluster");
+                if let Err(refusal) = step("start", service::start()) {
+                    files::undo(&files::created(&plan, paths));
+                    // Best effort: the first error is reported.
+                    let _ = service::reload();
+                    return Err(refusal);
+                }
+            }
+        }
+        self.wait(&node)
+    }
+
+    fn progress(&mut self, text: impl Display) {
+        progress(self.console, text);
+    }
+
+    fn warn(&mut self, text: impl Display) {
+        self.progress(format!("warning: {text}"));
+    }
+
+    /// Reads from the control plane what the node needs, and checks the machine with it.
+    fn find(&mut self, node: &str) -> Result<Found, Refusal> {
+        let (options, paths) = (self.options, self.paths);
+        self.progress("discovery: reading the address and the authority of the cluster");
+        let discovered = discovery::discover(options, &mut std::io::stdin().lock());
+        let (cluster, credentials) = step("discovery", discovered)?;
+        let version = step("discovery", plane::server_version(&cluster, &credentials))?;
+        self.progress(format!("discovery: {} runs Kubernetes {version}", cluster.server));
+        if let Some(warning) = step("preflight", preflight::check_version(&version, KUBERNETES_VERSION))? {
+            self.warn(warning);
+        }
+        match plane::node_state(&cluster, &credentials, node) {
+            Ok(state) => step("preflight", preflight::check_name(&state, node))?,
+            // Only kubeadm lets bootstrap tokens read nodes.
+            Err(error) => self.warn(format!("cannot check whether the name {node} is free: {error}")),
+        }
+        self.progress("configuration: reading kube-system/kubelet-config");
+        let shared = match plane::kubelet_configuration(&cluster, &credentials) {
+            Ok(text) => Some(text),
+            // Clusters of other distributions have no such object.
+            Err(error) if !matches!(options.method, JoinMethod::Token { .. }) => {
+                self.warn(format!("no configuration of the cluster: {error}; only --config counts"));
+                None
+            }
+            Err(error) => return step("configuration", Err(error)),
+        };
+        let own = match &options.config {
+            Some(file) => {
+                let bytes = step("configuration", files::read(file))?;
+                let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+                let bytes =
+                    step("configuration", bytes.ok_or_else(|| Refusal::file("read", file, &missing())))?;
+                Some((file.display().to_string(), bytes))
+            }
+            None => None,
+        };
+        let own = own.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        let resolver = Path::new(configuration::RESOLVED).exists().then_some(configuration::RESOLVED);
+        let merged = configuration::merge(shared.as_deref(), own, &paths.kubernetes_dir, resolver);
+        let merged = step("configuration", merged)?;
+        let exists = |path: &str| Path::new(path).exists();
+        let socket =
+            step("preflight", configuration::socket(options.cri_socket.as_deref(), &merged, exists))?;
+        if get(&merged, "clusterDNS").and_then(|servers| servers.as_array()).is_none_or(Vec::is_empty) {
+            self.warn("clusterDNS is not set: pods resolve no names of Services (set it with --config)");
+        }
+        let config = configuration::config_file(merged, &socket);
+        let loaded = step("configuration", validated(paths, &config))?;
+        self.check_machine(&loaded)?;
+        let bootstrap = plane::bootstrap_kubeconfig(&cluster, &credentials);
+        Ok(Found { cluster, bootstrap, config, socket })
+    }
+
+    fn check_machine(&mut self, loaded: &LoadedConfig) -> Result<(), Refusal> {
+        self.progress("preflight: checking the machine");
+        let lines = check::machine(self.client, self.paths.root_dir.clone(), &loaded.config);
+        let (failed, warned) = preflight::problems(lines, &self.options.ignored);
+        // As with progress, a closed output does not end the command.
+        let _ = check::print(self.console, &warned);
+        let _ = check::print(self.console, &failed);
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = failed.iter().map(|line| line.name.as_str()).collect();
+        let text = format!("preflight: pods cannot run on this machine: {}", names.join(", "));
+        let advice = "do what the lines after the arrows say, and run the same command again; \
+                      --ignore-preflight-errors CHECK,... continues in spite of a check";
+        Err(Refusal::new(Reason::Machine, text, advice))
+    }
+
+    fn show(&mut self, plan: &FilePlan) {
+        let dry_run = self.options.dry_run;
+        for (file, action) in &plan.files {
+            let verb = match (action, dry_run) {
+                (Action::Keep | Action::Refuse, _) => "has the wanted content:",
+                (_, true) => "would write",
+                (_, false) => "writing",
+            };
+            self.progress(format!("files: {verb} {} (mode {:04o})", file.path.display(), file.mode));
+            if !dry_run || *action == Action::Keep {
+                continue;
+            }
+            let content = if file.is_secret { "(secret)" } else { file.content.as_str() };
+            for line in content.lines() {
+                self.progress(format!("  | {line}"));
+            }
+        }
+    }
+
+    /// The command for a machine without systemd.
+    fn show_command(&mut self, plan: &FilePlan) {
+        let flags = plan.files.iter().find(|(file, _)| file.path == self.paths.flags());
+        let flags = flags.map_or("", |(file, _)| file.content.as_str());
+        let program = service::program(|path| Path::new(path).exists());
+        let line = service::command_line(&program, self.paths, flags);
+        self.progress("start: the files are there; start the agent with this command:");
+        self.progress(format!("  {line}"));
+        self.progress(
+            "start: with OpenRC the flags go into CORACLE_ARGS of /etc/conf.d/coracle, and without an init \
+             system into /usr/local/lib/coracle/services/coracle; then run coracle join again, which waits \
+             until the node is Ready",
+        );
+    }
+
+    /// Waits until the node is Ready.
+    fn wait(&mut self, node: &str) -> Result<(), Refusal> {
+        let begin = Instant::now();
+        let mut shown = String::new();
+        let never = StopToken::never();
+        loop {
+            let observation = self.observe(node);
+            if matches!(observation, Observation::Node(_)) {
+                // The node has its own certificate: the secret of all nodes does not stay.
+                step("wait", files::remove(&self.paths.bootstrap()))?;
+            }
+            let Some(pending) = wait::pending(&observation, node) else { break };
+            if pending.text != shown {
+                self.progress(format!("wait: waiting for {}", pending.text));
+                shown.clone_from(&pending.text);
+            }
+            if begin.elapsed() >= self.options.timeout {
+                return Err(wait::overdue(&pending, begin.elapsed()));
+            }
+            let _ = never.wait(INTERVAL);
+        }
+        self.progress(format!("the node {node} has joined the cluster, and is Ready"));
+        let has_proxy = !preflight::processes(Path::new("/proc"), "kube-proxy").is_empty();
+        if let Some(note) = wait::note(has_proxy) {
+            self.progress(format!("note: {note}"));
+        }
+        Ok(())
+    }
+
+    fn observe(&self, node: &str) -> Observation {
+        let kubeconfig = self.paths.kubeconfig();
+        if !kubeconfig.exists() {
+            return Observation::NoCertificate;
+        }
+        match plane::by_file(&kubeconfig) {
+            Err(error) => Observation::Unreadable(error.to_string()),
+            Ok((_, None)) => Observation::NoCertificate,
+            Ok((cluster, Some(credentials))) => match plane::node_state(&cluster, &credentials, node) {
+                Ok(state) => Observation::Node(state),
+                Err(error) => Observation::Unreadable(error.to_string()),
+            },
+        }
+    }
+}
+
+/// Loads the configuration as the agent will.
+fn validated(paths: &Paths, config: &str) -> Result<LoadedConfig, Refusal> {
+    let request = LoadRequest {
+        file: Some(paths.config()),
+        memory_bytes: machine::memory_bytes(&Roots::default()),
+        ..LoadRequest::default()
+    };
+    load_content(&request, config.as_bytes()).map_err(|problems| {
+        let lines: Vec<String> = problems.iter().take(MAX_PROBLEMS).map(ToString::to_string).collect();
+        let text = format!("the agent does not start with this configuration: {}", lines.join("; "));
+        let advice = "correct it in the file of --config, or in kube-system/kubelet-config; --dry-run shows \
+                      the whole configuration once it is valid";
+        Refusal::new(Reason::Configuration, visible_lines(&text), advice)
+    })
+}
+
+/// The files in the order in which they are written. `names`: those of the node and of the machine.
+fn planned(
+    found: &Found,
+    options: &JoinOptions,
+    paths: &Paths,
+    (node, host): (&str, &str),
+    uses_systemd: bool,
+) -> Vec<PlannedFile> {
+    let public = |path, content| PlannedFile { path, content, mode: 0o644, is_secret: false };
+    let flags = configuration::flags_file(node, host, &options.node_ips, &options.node_labels);
+    let authority = format!("{}\n", found.cluster.authority.trim_end());
+    let mut files = vec![
+        PlannedFile {
+            path: paths.bootstrap(),
+            content: found.bootstrap.clone(),
+            mode: 0o600,
+            is_secret: true,
+        },
+        public(paths.authority(), authority),
+        public(paths.instance(), configuration::instance_file(&found.socket)),
+        public(paths.config(), found.config.clone()),
+        public(paths.flags(), flags),
+    ];
+    if uses_systemd {
+        let program = service::program(|path| Path::new(path).exists());
+        files.push(public(paths.drop_in(), service::drop_in(&program, paths)));
+    }
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_the_places_and_modes_of_kubeadm() {
+        let found = Found {
+            cluster: Cluster { server: "https://a:6443".into(), authority: "PEM\n\n".into() },
+            bootstrap: "secret".into(),
+            config: "kind: KubeletConfiguration\n".into(),
+            socket: "unix:///s".into(),
+        };
+        let paths = Paths {
+            kubernetes_dir: "/etc/kubernetes".into(),
+            root_dir: "/var/lib/kubelet".into(),
+            units_dir: service::UNITS.into(),
+        };
+        let files = planned(&found, &JoinOptions::default(), &paths, ("n", "h"), true);
+        let shown: Vec<String> = files
+            .iter()
+            .map(|file| format!("{} {:o} {}", file.path.display(), file.mode, file.is_secret))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "/etc/kubernetes/bootstrap-kubelet.conf 600 true",
+                "/etc/kubernetes/pki/ca.crt 644 false",
+                "/var/lib/kubelet/instance-config.yaml 644 false",
+                "/var/lib/kubelet/config.yaml 644 false",
+                "/var/lib/kubelet/kubeadm-flags.env 644 false",
+                "/etc/systemd/system/coracle.service.d/10-join.conf 644 false",
+            ]
+        );
+        assert_eq!(files[1].content, "PEM\n");
+        assert!(files[4].content.contains("--hostname-override=n"));
+        let without = planned(&found, &JoinOptions::default(), &paths, ("n", "n"), false);
+        assert_eq!(without.len(), 5);
+    }
+
+    #[test]
+    fn refusal_names_its_step() {
+        let refused: Result<(), Refusal> = Err(Refusal::new(Reason::Version, "too old", "wait"));
+        assert_eq!(step("discovery", refused).unwrap_err().text, "discovery: too old");
+    }
+
+    #[test]
+    fn invalid_configuration_is_refused_with_its_field() {
+        let paths = Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: "/u".into() };
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let refusal = validated(&paths, &format!("{head}maxPods: many\n")).unwrap_err();
+        assert!(refusal.text.contains("/r/config.yaml") && refusal.text.contains("maxPods"), "{refusal:?}");
+        assert!(validated(&paths, &format!("{head}maxPods: 5\n")).is_ok());
+    }
+}

@@ -1,0 +1,262 @@
+//! What has to hold before anything is written.
+//!
+//! Go: cmd/kubeadm/app/preflight/checks.go, cmd/kubeadm/app/cmd/phases/join/kubelet.go (the node's name).
+
+use std::fs;
+use std::path::Path;
+
+use crate::resources::preflight::{CheckLine, CheckStatus};
+
+use super::files::{Paths, Record};
+use super::plane::NodeState;
+use super::refusal::{Reason, Refusal};
+
+/// What the machine has, before the control plane is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Machine<'a> {
+    pub is_root: bool,
+    /// Process ids of other kubelets.
+    pub kubelets: Vec<u32>,
+    pub record: Option<&'a Record>,
+    /// Whether the agent has its kubeconfig.
+    pub has_kubeconfig: bool,
+    /// Whether there is a kubeconfig for the first certificate.
+    pub has_bootstrap: bool,
+}
+
+/// How the command goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Course {
+    /// Find the cluster, write the files, start the agent, wait.
+    Begin,
+    /// The files are there, and the agent has its certificate: start it if necessary, and wait.
+    Continue,
+}
+
+/// Decides how the command goes on. `address` and `node`: those of this command.
+pub(super) fn course(
+    machine: &Machine<'_>,
+    paths: &Paths,
+    address: &str,
+    node: &str,
+    ignored: &[String],
+) -> Result<Course, Refusal> {
+    if !machine.is_root {
+        return Err(Refusal::new(Reason::NotRoot, "only root can do this", "run it with sudo"));
+    }
+    if let ([pid, ..], false) = (&machine.kubelets[..], is_ignored(ignored, "kubelet")) {
+        let text = format!("another kubelet runs on this machine: process {pid}");
+        let advice = "stop and disable its service, such as: systemctl disable --now kubelet; a machine that \
+                      is the node of a cluster already can be taken over (docs/take-over.md)";
+        return Err(Refusal::new(Reason::OtherKubelet, text, advice));
+    }
+    let other = |text: String| {
+        let advice = "to leave that cluster, run coracle leave or kubeadm reset; to take the node over as it \
+                      is, see docs/take-over.md";
+        Err(Refusal::new(Reason::OtherCluster, text, advice))
+    };
+    let Some(record) = machine.record else {
+        return match (machine.has_kubeconfig, machine.has_bootstrap) {
+            (false, false) => Ok(Course::Begin),
+            (true, _) => other(format!(
+                "this machine is or was a node of a cluster: {} exists",
+                paths.kubeconfig().display()
+            )),
+            (false, true) => other(format!(
+                "another program has begun to join a cluster: {} exists",
+                paths.bootstrap().display()
+            )),
+        };
+    };
+    if !address.is_empty() && !record.address.is_empty() && address != record.address {
+        return other(format!(
+            "this machine has joined, or has begun to join, another cluster: {}",
+            record.address
+        ));
+    }
+    if node != record.node {
+        return other(format!("this machine has joined as the node {}, not as {node}", record.node));
+    }
+    Ok(if machine.has_kubeconfig { Course::Continue } else { Course::Begin })
+}
+
+/// Whether the operator has accepted that a check fails.
+fn is_ignored(ignored: &[String], check: &str) -> bool {
+    let check = check.to_lowercase();
+    ignored.iter().any(|name| *name == "all" || *name == check || name.replace('-', " ") == check)
+}
+
+/// The checks of the machine that matter: failures that are not ignored, and warnings.
+pub(super) fn problems(lines: Vec<CheckLine>, ignored: &[String]) -> (Vec<CheckLine>, Vec<CheckLine>) {
+    // Without an agent there is nothing to warn of: this command starts it.
+    let relevant = lines.into_iter().filter(|line| line.standing != CheckStatus::Ok && line.name != "agent");
+    relevant.partition(|line| line.standing == CheckStatus::Fail && !is_ignored(ignored, &line.name))
+}
+
+/// Whether a node of this name may join.
+pub(super) fn check_name(state: &NodeState, node: &str) -> Result<(), Refusal> {
+    match state {
+        // A node that is not ready may be this one, before it lost its disk.
+        NodeState::Absent | NodeState::NotReady { .. } => Ok(()),
+        NodeState::Ready => Err(Refusal::new(
+            Reason::NameTaken,
+            format!("the cluster has a node {node} that is Ready"),
+            format!("choose another name with --node-name, or remove that node: kubectl delete node {node}"),
+        )),
+    }
+}
+
+/// Compares the release of the API server with that of this agent. `Ok(Some)`: a warning.
+///
+/// DIFFERS: the Go kubelet must not be newer than the API server; this agent is tested with the release
+/// before its own, too.
+pub(super) fn check_version(server: &str, own: &str) -> Result<Option<String>, Refusal> {
+    let (Some(server_minor), Some(own_minor)) = (minor(server), minor(own)) else {
+        return Ok(Some(format!("the version {server:?} of the API server is not known to this agent")));
+    };
+    let advice = "join with a release of coracle that is made for the cluster's release";
+    if own_minor > server_minor.saturating_add(1) {
+        let text = format!("the API server has version {server}, which is too old for an agent of {own}");
+        return Err(Refusal::new(Reason::Version, text, advice));
+    }
+    if server_minor > own_minor.saturating_add(3) {
+        let text = format!("the API server has version {server}, which is too new for an agent of {own}");
+        return Err(Refusal::new(Reason::Version, text, advice));
+    }
+    Ok((own_minor > server_minor).then(|| {
+        format!("the API server has version {server}, and the agent {own}: Kubernetes wants it the other way")
+    }))
+}
+
+/// The minor release of `v1.37.2` or `v1.37.2+k0s`.
+fn minor(version: &str) -> Option<u32> {
+    let rest = version.strip_prefix("v1.")?;
+    rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The processes of this name, in ascending order.
+pub(super) fn processes(proc: &Path, name: &str) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(proc) else { return Vec::new() };
+    let mut found: Vec<u32> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid: &u32| {
+            let comm = fs::read_to_string(proc.join(pid.to_string()).join("comm"));
+            comm.is_ok_and(|comm| comm.trim_end() == name)
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths() -> Paths {
+        Paths { kubernetes_dir: "/k".into(), root_dir: "/r".into(), units_dir: "/u".into() }
+    }
+
+    fn fresh() -> Machine<'static> {
+        Machine {
+            is_root: true,
+            kubelets: Vec::new(),
+            record: None,
+            has_kubeconfig: false,
+            has_bootstrap: false,
+        }
+    }
+
+    fn decided(machine: &Machine<'_>) -> Result<Course, u8> {
+        course(machine, &paths(), "a:1", "n", &[]).map_err(|refusal| refusal.code)
+    }
+
+    #[test]
+    fn machine_without_a_cluster_begins_and_one_of_another_cluster_is_refused() {
+        let other = Reason::OtherCluster.code();
+        assert_eq!(decided(&fresh()), Ok(Course::Begin));
+        assert_eq!(decided(&Machine { is_root: false, ..fresh() }), Err(Reason::NotRoot.code()));
+        assert_eq!(decided(&Machine { has_kubeconfig: true, ..fresh() }), Err(other));
+        assert_eq!(decided(&Machine { has_bootstrap: true, ..fresh() }), Err(other));
+        let running = Machine { kubelets: vec![7, 8], ..fresh() };
+        assert_eq!(decided(&running), Err(Reason::OtherKubelet.code()));
+        let ignored = ["kubelet".to_owned()];
+        assert_eq!(course(&running, &paths(), "a:1", "n", &ignored), Ok(Course::Begin));
+    }
+
+    #[test]
+    fn interrupted_join_continues_where_it_was() {
+        let record = Record { address: "a:1".into(), node: "n".into(), ..Record::default() };
+        let begun = Machine { record: Some(&record), has_bootstrap: true, ..fresh() };
+        assert_eq!(decided(&begun), Ok(Course::Begin));
+        assert_eq!(decided(&Machine { has_kubeconfig: true, ..begun.clone() }), Ok(Course::Continue));
+        for (address, node) in [("b:1", "n"), ("a:1", "m")] {
+            let refused = course(&begun, &paths(), address, node, &[]).unwrap_err();
+            assert_eq!(refused.code, Reason::OtherCluster.code(), "{address} {node}");
+        }
+        assert_eq!(course(&begun, &paths(), "", "n", &[]), Ok(Course::Begin));
+    }
+
+    #[test]
+    fn failures_end_the_command_unless_they_are_ignored() {
+        let line = |name: &str, standing| CheckLine {
+            name: name.to_owned(),
+            standing,
+            message: String::new(),
+            fix: String::new(),
+        };
+        let lines = || {
+            vec![
+                line("kernel", CheckStatus::Ok),
+                line("agent", CheckStatus::Warn),
+                line("time zone", CheckStatus::Warn),
+                line("swap", CheckStatus::Fail),
+                line("cgroup driver", CheckStatus::Fail),
+            ]
+        };
+        let names = |ignored: &str| {
+            let ignored: Vec<String> = ignored.split(',').map(str::to_owned).collect();
+            let (failed, warned) = problems(lines(), &ignored);
+            let names =
+                |lines: Vec<CheckLine>| lines.into_iter().map(|line| line.name).collect::<Vec<_>>().join(",");
+            (names(failed), names(warned))
+        };
+        assert_eq!(names(""), ("swap,cgroup driver".into(), "time zone".into()));
+        assert_eq!(names("cgroup-driver").0, "swap");
+        assert_eq!(names("all").0, "");
+    }
+
+    #[test]
+    fn name_of_a_ready_node_is_taken_and_other_names_are_free() {
+        let waiting = NodeState::NotReady { reason: String::new(), message: String::new() };
+        assert!(check_name(&NodeState::Absent, "n").is_ok() && check_name(&waiting, "n").is_ok());
+        assert_eq!(check_name(&NodeState::Ready, "n").unwrap_err().code, Reason::NameTaken.code());
+    }
+
+    #[test]
+    fn servers_of_other_releases_are_refused_and_the_former_one_warned_of() {
+        let checked = |server| check_version(server, "v1.37.2").map_err(|refusal| refusal.code);
+        for server in ["v1.37.0", "v1.38.1+k0s", "v1.40.0"] {
+            assert_eq!(checked(server), Ok(None), "{server}");
+        }
+        for server in ["v1.36.3", "v2.0", "", "v1."] {
+            assert!(checked(server).unwrap().is_some(), "{server}");
+        }
+        for server in ["v1.35.0", "v1.41.0", "v1.4294967295.0"] {
+            assert_eq!(checked(server), Err(Reason::Version.code()), "{server}");
+        }
+    }
+
+    #[test]
+    fn processes_are_found_by_their_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for (pid, name) in
+            [("12", "kubelet\n"), ("7", "kubelet\n"), ("9", "kube-proxy\n"), ("self", "kubelet\n")]
+        {
+            std::fs::create_dir(dir.path().join(pid)).unwrap();
+            std::fs::write(dir.path().join(pid).join("comm"), name).unwrap();
+        }
+        assert_eq!(processes(dir.path(), "kubelet"), [7, 12]);
+        assert!(processes(&dir.path().join("none"), "kubelet").is_empty());
+    }
+}

@@ -1,0 +1,159 @@
+//! The unit of the agent: a drop-in with the flags of a node of a cluster, as the one of kubeadm for the
+//! unit `kubelet`, and systemctl.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::util::child::{self, Limits};
+use crate::util::stop::StopToken;
+
+use super::files::{HEADER, Paths};
+use super::refusal::{Reason, Refusal};
+
+const UNIT: &str = "coracle.service";
+
+/// The directory that exists while systemd is the machine's init (sd_booted(3)).
+pub(super) const SYSTEMD: &str = "/run/systemd/system";
+
+/// Where units of the operator are.
+pub(super) const UNITS: &str = "/etc/systemd/system";
+
+/// Where a unit may be (systemd.unit(5)).
+const UNIT_DIRECTORIES: [&str; 4] =
+    [UNITS, "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Where the program is installed.
+const PROGRAMS: [&str; 2] = ["/usr/local/bin/coracle", "/usr/bin/coracle"];
+
+/// systemctl only queues the start, which may take until the node has its certificate.
+const LIMITS: Limits = Limits { time: Duration::from_secs(60), output_bytes: 64 * 1024 };
+
+/// Whether the unit of the agent is installed.
+pub(super) fn has_unit() -> bool {
+    UNIT_DIRECTORIES.iter().any(|directory| Path::new(directory).join(UNIT).exists())
+}
+
+/// The program for the unit: an installed one, else this one.
+pub(super) fn program(exists: impl Fn(&str) -> bool) -> PathBuf {
+    match PROGRAMS.into_iter().find(|path| exists(path)) {
+        Some(installed) => PathBuf::from(installed),
+        None => std::env::current_exe().unwrap_or_else(|_| PathBuf::from("coracle")),
+    }
+}
+
+/// The flags of the agent, without those of `kubeadm-flags.env`.
+fn flags(paths: &Paths) -> Vec<String> {
+    let mut flags = vec![
+        format!("--bootstrap-kubeconfig={}", paths.bootstrap().display()),
+        format!("--kubeconfig={}", paths.kubeconfig().display()),
+        format!("--config={}", paths.config().display()),
+    ];
+    if paths.root_dir != Path::new("/var/lib/kubelet") {
+        flags.push(format!("--root-dir={}", paths.root_dir.display()));
+        flags.push(format!("--cert-dir={}", paths.certificates().display()));
+    }
+    flags
+}
+
+/// The drop-in. `packaging/install --offline` adds its flag in the line of `ExecStart`.
+pub(super) fn drop_in(program: &Path, paths: &Paths) -> String {
+    format!(
+        "{HEADER}\n[Service]\nEnvironmentFile=-{}\nExecStart=\nExecStart={} {} $KUBELET_KUBEADM_ARGS\n",
+        paths.flags().display(),
+        program.display(),
+        flags(paths).join(" ")
+    )
+}
+
+/// The command that starts the agent where no unit does. `file`: the content of `kubeadm-flags.env`.
+pub(super) fn command_line(program: &Path, paths: &Paths, file: &str) -> String {
+    let more = file.trim_end().trim_start_matches("KUBELET_KUBEADM_ARGS=").trim_matches('"');
+    let line = format!("{} {} {more}", program.display(), flags(paths).join(" "));
+    line.trim_end().to_owned()
+}
+
+/// Runs systemctl; returns its standard output.
+fn systemctl(arguments: &[&str]) -> Result<String, Refusal> {
+    let shown = format!("systemctl {}", arguments.join(" "));
+    let failed = |reason: String| {
+        let advice = "read the log of the agent: journalctl -u coracle; then run the same command again";
+        Refusal::new(Reason::Service, format!("{shown}: {reason}"), advice)
+    };
+    let mut command = Command::new("systemctl");
+    let output = child::run(command.args(arguments), &[], LIMITS, &StopToken::never())
+        .map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Whether the unit is started with the machine.
+pub(super) fn is_enabled() -> bool {
+    systemctl(&["is-enabled", UNIT]).is_ok()
+}
+
+/// Whether the unit runs.
+pub(super) fn is_active() -> bool {
+    systemctl(&["is-active", UNIT]).is_ok()
+}
+
+/// Reads the drop-in, and starts the agent, now and with the machine.
+pub(super) fn start() -> Result<(), Refusal> {
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["enable", UNIT])?;
+    systemctl(&["restart", "--no-block", UNIT]).map(drop)
+}
+
+/// Stops the agent. `disable`: it is not started with the machine either.
+pub(super) fn stop(disable: bool) -> Result<(), Refusal> {
+    systemctl(&["stop", UNIT])?;
+    if disable {
+        systemctl(&["disable", UNIT])?;
+    }
+    Ok(())
+}
+
+/// Reads the units after the drop-in is gone.
+pub(super) fn reload() -> Result<(), Refusal> {
+    systemctl(&["daemon-reload"]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn paths(root_dir: &str) -> Paths {
+        Paths { kubernetes_dir: "/etc/kubernetes".into(), root_dir: root_dir.into(), units_dir: UNITS.into() }
+    }
+
+    #[test]
+    fn drop_in_replaces_the_flags_of_the_unit() {
+        expect![[r#"
+            # Written by coracle join, and removed by coracle leave.
+            [Service]
+            EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+            ExecStart=
+            ExecStart=/usr/local/bin/coracle --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
+        "#]]
+        .assert_eq(&drop_in(Path::new("/usr/local/bin/coracle"), &paths("/var/lib/kubelet")));
+    }
+
+    #[test]
+    fn another_state_directory_becomes_flags() {
+        let line =
+            command_line(Path::new("/c"), &paths("/data"), "KUBELET_KUBEADM_ARGS=\"--node-ip=1.2.3.4\"\n");
+        assert!(line.ends_with("--root-dir=/data --cert-dir=/data/pki --node-ip=1.2.3.4"), "{line}");
+        let line = command_line(Path::new("/c"), &paths("/var/lib/kubelet"), "KUBELET_KUBEADM_ARGS=\"\"\n");
+        assert!(line.ends_with("--config=/var/lib/kubelet/config.yaml"), "{line}");
+    }
+
+    #[test]
+    fn installed_program_comes_before_this_one() {
+        assert_eq!(program(|path| path == "/usr/bin/coracle"), Path::new("/usr/bin/coracle"));
+        assert_eq!(program(|_| true), Path::new("/usr/local/bin/coracle"));
+        assert_eq!(program(|_| false), std::env::current_exe().unwrap());
+    }
+}
