@@ -320,13 +320,10 @@ impl Attempt<'_, '_> {
         if !kubeconfig.exists() {
             return Observation::NoCertificate;
         }
-        match plane::by_file(&kubeconfig) {
+        match plane::own_state(&kubeconfig, node) {
             Err(error) => Observation::Unreadable(error.to_string()),
-            Ok((_, None)) => Observation::NoCertificate,
-            Ok((cluster, Some(credentials))) => match plane::node_state(&cluster, &credentials, node) {
-                Ok(state) => Observation::Node(state),
-                Err(error) => Observation::Unreadable(error.to_string()),
-            },
+            Ok(None) => Observation::NoCertificate,
+            Ok(Some(state)) => Observation::Node(state),
         }
     }
 }
