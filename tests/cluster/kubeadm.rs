@@ -33,16 +33,16 @@ const IGNORED_CHECKS: &str =
 const SYSTEMCTL: &str = include_str!("data/systemctl");
 
 /// The machine that becomes a node.
-struct Machine {
-    dir: PathBuf,
-    containerd: Containerd,
-    cgroups: CgroupRoot,
+pub struct Machine {
+    pub dir: PathBuf,
+    pub containerd: Containerd,
+    pub cgroups: CgroupRoot,
 }
 
 impl Machine {
     /// With a runtime, with coracle as `kubelet`, and with the init system.
-    fn install() -> Machine {
-        let dir = Node::base(NAME);
+    pub fn install(name: &str) -> Machine {
+        let dir = Node::base(name);
         let containerd = Containerd::start(&dir);
         let bin = dir.join("bin");
         fs::create_dir_all(&bin).expect("a directory of programs");
@@ -52,10 +52,10 @@ impl Machine {
         fs::set_permissions(bin.join("systemctl"), executable).expect("its mode");
         // kubeadm requires it; the namespace of the network is the test program's.
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("forwarding can be switched on");
-        Machine { dir, containerd, cgroups: CgroupRoot::make(NAME) }
+        Machine { dir, containerd, cgroups: CgroupRoot::make(name) }
     }
 
-    fn write(&self, file: &str, text: &str) -> String {
+    pub fn write(&self, file: &str, text: &str) -> String {
         let path = self.dir.join(file);
         fs::create_dir_all(path.parent().expect("it has a parent")).expect("its directory");
         fs::write(&path, text).expect("a file of the test");
@@ -120,7 +120,7 @@ fn succeeded(what: &str, output: &Output) -> String {
 
 /// Gives the cluster what `kubeadm init` would: its configuration, that of kubelets, and the rights of
 /// tokens. Returns the arguments of `kubeadm join` that kubeadm prints for users.
-fn create_kubeadm_objects(machine: &Machine, plane: &ControlPlane) -> Vec<String> {
+pub fn create_kubeadm_objects(machine: &Machine, plane: &ControlPlane) -> Vec<String> {
     let endpoint = plane.server().strip_prefix("https://").expect("a URL of HTTPS");
     let documents = [
         json!({"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "InitConfiguration",
@@ -160,7 +160,7 @@ fn node(plane: &ControlPlane) -> Value {
 #[test]
 fn kubeadm_joins_a_node_whose_kubelet_is_coracle() {
     let plane = shared();
-    let machine = Machine::install();
+    let machine = Machine::install(NAME);
     let join = create_kubeadm_objects(&machine, plane);
 
     // What differs on this machine from others of the cluster is a patch, as users of kubeadm do it.

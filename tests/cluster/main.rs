@@ -13,6 +13,7 @@ mod dra;
 mod drains;
 mod evictions;
 mod golden_api;
+mod join;
 mod joined;
 mod kubeadm;
 mod kubectl_debug;

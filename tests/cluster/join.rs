@@ -1,0 +1,167 @@
+//! `coracle join` and `coracle leave` on a control plane that has what `kubeadm init` makes.
+//!
+//! The namespaces of the test program have no systemd, so the test starts the agent with the command
+//! that `join` prints.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::joined::{LIMIT, condition, shared, text};
+use crate::kubeadm::{Machine, create_kubeadm_objects};
+use crate::support::launch::{binary, local_socket, skip_on_go_kubelet, spawn};
+use crate::support::node::free_port;
+use crate::support::wait::wait_until;
+
+const NAME: &str = "join";
+
+/// Ends the agent with the test.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where a machine has the files of `/etc/kubernetes` and `/var/lib/kubelet`.
+struct Places {
+    kubernetes: PathBuf,
+    kubelet: PathBuf,
+    socket: PathBuf,
+}
+
+impl Places {
+    fn below(dir: &Path) -> Places {
+        Places { kubernetes: dir.join("kubernetes"), kubelet: dir.join("kubelet"), socket: local_socket(dir) }
+    }
+
+    fn run(&self, command: &str, args: &[String]) -> Output {
+        let mut program = Command::new(binary());
+        program.arg(command).args(args).stdin(Stdio::null());
+        program.arg("--kubernetes-dir").arg(&self.kubernetes).arg("--root-dir").arg(&self.kubelet);
+        program.arg("--local-socket").arg(&self.socket);
+        program.output().expect("the command runs")
+    }
+
+    /// Standard output of a command that ends with this code.
+    fn expect(&self, command: &str, args: &[String], code: i32) -> String {
+        let output = self.run(command, args);
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{command} {args:?}: {stdout}{stderr}");
+        stdout.into_owned()
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).mode() & 0o777
+}
+
+/// What differs on this machine from others of the cluster.
+fn own_configuration(machine: &Machine, places: &Places) -> Value {
+    json!({
+        "address": "127.0.0.1", "port": free_port(), "healthzPort": free_port(),
+        "authentication": {"x509": {"clientCAFile": places.kubernetes.join("pki/ca.crt")}},
+        "cgroupDriver": "cgroupfs", "cgroupRoot": machine.cgroups.path(),
+        "failCgroupV1": false, "failSwapOn": false, "maxPods": 19,
+        "evictionHard": {"memory.available": "100Mi"},
+        "podLogsDir": machine.dir.join("logs"), "staticPodPath": machine.dir.join("manifests"),
+    })
+}
+
+// Runtimes: containerd 2.
+#[test]
+fn join_makes_a_ready_node_and_leave_removes_its_files() {
+    if skip_on_go_kubelet(NAME, "the command is coracle's") {
+        return;
+    }
+    let plane = shared();
+    let machine = Machine::install(NAME);
+    let places = Places::below(&machine.dir);
+    fs::create_dir_all(places.socket.parent().expect("it has a parent")).expect("a directory");
+    let from_kubeadm = create_kubeadm_objects(&machine, plane);
+    let own = machine.write("own.json", &own_configuration(&machine, &places).to_string());
+    let with_own = |arguments: &[String]| -> Vec<String> {
+        let more = [
+            "--node-name",
+            NAME,
+            "--node-ip",
+            "192.0.2.10",
+            "--node-labels",
+            "zone=a",
+            "--cri-socket",
+            &machine.containerd.endpoint(),
+            "--config",
+            &own,
+            "--timeout",
+            "90s",
+            "--no-start",
+            // The machine that runs the tests, and kubelets of other tests.
+            "--ignore-preflight-errors",
+            "all",
+        ]
+        .map(str::to_owned);
+        arguments.iter().cloned().chain(more).collect()
+    };
+    let join = with_own(&from_kubeadm);
+
+    // The hash of another key: nothing is written.
+    let wrong: Vec<String> =
+        from_kubeadm
+            .iter()
+            .map(|word| {
+                if word.starts_with("sha256:") { format!("sha256:{}", "0".repeat(64)) } else { word.clone() }
+            })
+            .collect();
+    places.expect("join", &with_own(&wrong), 26);
+    places.expect("leave", &[], 51);
+    let dry: Vec<String> = join.iter().cloned().chain(["--dry-run".to_owned()]).collect();
+    let shown = places.expect("join", &dry, 0);
+    assert!(shown.contains("maxPods: 19") && shown.contains("(secret)"), "{shown}");
+    assert!(!places.kubernetes.exists() && !places.kubelet.exists());
+
+    let printed = places.expect("join", &join, 0);
+    let bootstrap = places.kubernetes.join("bootstrap-kubelet.conf");
+    assert_eq!(mode(&bootstrap), 0o600);
+    assert_eq!(mode(&places.kubernetes.join("pki/ca.crt")), 0o644);
+    for file in ["config.yaml", "instance-config.yaml", "kubeadm-flags.env"] {
+        assert_eq!(mode(&places.kubelet.join(file)), 0o644, "{file}");
+    }
+    // Once more, as after an interruption: the same files.
+    let again = places.expect("join", &join, 0);
+    assert!(again.contains("has the wanted content"), "{again}");
+
+    let line = printed.lines().find(|line| line.contains("--bootstrap-kubeconfig=")).expect("a command");
+    let mut program = Command::new(binary());
+    program.args(line.split_whitespace().skip(1)).arg("--local-socket").arg(&places.socket);
+    let agent = Agent(spawn(program.stdin(Stdio::null()), &machine.dir.join("agent.log")));
+    wait_until("the kubeconfig of the node", LIMIT, || places.kubernetes.join("kubelet.conf").exists());
+    let waited = places.expect("join", &join, 0);
+    assert!(waited.contains("has joined the cluster, and is Ready"), "{waited}");
+    assert!(!bootstrap.exists(), "the token does not stay");
+    let node = plane.wait(&["node", NAME], "ready", LIMIT, |node| condition(node, "Ready") == "True");
+    assert_eq!(text(&node, "/status/capacity/pods"), "19");
+    assert_eq!(text(&node, "/metadata/labels/zone"), "a");
+
+    // Another machine with the same name.
+    let other = Places::below(&machine.dir.join("other"));
+    other.expect("join", &join, 43);
+    assert!(!other.kubernetes.exists() && !other.kubelet.exists());
+
+    places.expect("leave", &[], 49);
+    drop(agent);
+    let left = places.expect("leave", &[], 0);
+    assert!(left.contains(&format!("kubectl delete node {NAME}")), "{left}");
+    for file in ["kubelet.conf", "pki/ca.crt"] {
+        assert!(!places.kubernetes.join(file).exists(), "{file}");
+    }
+    for file in ["config.yaml", "coracle-join.json", "pki/kubelet-client-current.pem"] {
+        assert!(fs::symlink_metadata(places.kubelet.join(file)).is_err(), "{file}");
+    }
+    plane.kubectl(&["delete", "node", NAME]);
+}
