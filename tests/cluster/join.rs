@@ -83,7 +83,6 @@ fn join_makes_a_ready_node_and_leave_removes_its_files() {
     let plane = shared();
     let machine = Machine::install(NAME);
     let places = Places::below(&machine.dir);
-    fs::create_dir_all(places.socket.parent().expect("it has a parent")).expect("a directory");
     let from_kubeadm = create_kubeadm_objects(&machine, plane);
     let own = machine.write("own.json", &own_configuration(&machine, &places).to_string());
     let with_own = |arguments: &[String]| -> Vec<String> {

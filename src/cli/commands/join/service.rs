@@ -23,6 +23,9 @@ pub(super) const UNITS: &str = "/etc/systemd/system";
 const UNIT_DIRECTORIES: [&str; 4] =
     [UNITS, "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
+/// Flags of the operator (Go: the packages of kubeadm).
+const EXTRA: &str = "/etc/default/kubelet";
+
 /// Where the program is installed.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/coracle", "/usr/bin/coracle"];
 
@@ -56,10 +59,12 @@ fn flags(paths: &Paths) -> Vec<String> {
     flags
 }
 
-/// The drop-in. `packaging/install --offline` adds its flag in the line of `ExecStart`.
+/// The drop-in. `packaging/install --offline` adds its flag in the line of `ExecStart`. As with the
+/// drop-in of kubeadm, flags of the operator are in `/etc/default/kubelet`.
 pub(super) fn drop_in(program: &Path, paths: &Paths) -> String {
     format!(
-        "{HEADER}\n[Service]\nEnvironmentFile=-{}\nExecStart=\nExecStart={} {} $KUBELET_KUBEADM_ARGS\n",
+        "{HEADER}\n[Service]\nEnvironmentFile=-{}\nEnvironmentFile=-{EXTRA}\nExecStart=\n\
+         ExecStart={} {} $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS\n",
         paths.flags().display(),
         program.display(),
         flags(paths).join(" ")
@@ -135,8 +140,9 @@ mod tests {
             # Written by coracle join, and removed by coracle leave.
             [Service]
             EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+            EnvironmentFile=-/etc/default/kubelet
             ExecStart=
-            ExecStart=/usr/local/bin/coracle --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
+            ExecStart=/usr/local/bin/coracle --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
         "#]]
         .assert_eq(&drop_in(Path::new("/usr/local/bin/coracle"), &paths("/var/lib/kubelet")));
     }
