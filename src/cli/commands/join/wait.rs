@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_says_what_it_waits_for() {
+    fn each_state_names_the_next_event() {
         let text = |observation: &Observation| pending(observation, "n").map(|pending| pending.text);
         assert!(text(&Observation::NoCertificate).unwrap().contains("certificate"));
         assert!(text(&Observation::Unreadable("refused".into())).unwrap().ends_with(": refused"));
