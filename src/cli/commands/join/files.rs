@@ -397,6 +397,34 @@ mod tests {
     }
 
     #[test]
+    fn interrupted_write_continues_at_each_step() {
+        let all = |paths: &Paths, suffix: &str| {
+            let own = paths.own().into_iter();
+            own.map(|path| file(path.clone(), &format!("{}{suffix}", path.display()))).collect::<Vec<_>>()
+        };
+        for written in 0..=6 {
+            let dir = tempfile::tempdir().unwrap();
+            let paths = paths(dir.path());
+            let first = plan(all(&paths, "1"), None, Record::default()).unwrap();
+            // The process is killed after so many files.
+            write_record(&first.record, &paths).unwrap();
+            for (file, _) in first.files.iter().take(written) {
+                write_file(&file.path, file.content.as_bytes(), file.mode).unwrap();
+            }
+            // The same command, for which the cluster has a new configuration.
+            let before = read_record(&paths).unwrap();
+            let second = plan(all(&paths, "2"), before.as_ref(), Record::default()).unwrap();
+            write(&second, &paths).unwrap();
+            for (file, _) in &second.files {
+                assert_eq!(fs::read_to_string(&file.path).unwrap(), file.content, "after {written} files");
+            }
+            let removals = removals(&read_record(&paths).unwrap().unwrap(), &paths).unwrap();
+            let removed = removals.iter().filter(|removal| matches!(removal, Removal::Remove(_))).count();
+            assert_eq!(removed, 7, "after {written} files: {removals:?}");
+        }
+    }
+
+    #[test]
     fn failed_write_leaves_no_new_file() {
         let dir = tempfile::tempdir().unwrap();
         let paths = paths(dir.path());

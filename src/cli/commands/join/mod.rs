@@ -28,6 +28,7 @@ use crate::config::{LoadRequest, LoadedConfig, load_content};
 use crate::model::names::is_dns_subdomain;
 use crate::resources::{Roots, machine};
 use crate::server::KUBERNETES_VERSION;
+use crate::util::error_chain::without_codes;
 use crate::util::stop::StopToken;
 
 use super::check;
@@ -76,7 +77,7 @@ fn step<T, E: Into<Refusal>>(name: &str, result: Result<T, E>) -> Result<T, Refu
 
 /// Prints a line of progress. The command goes on if the reader of its output is gone.
 fn progress(console: &mut Console<'_>, text: impl Display) {
-    let _ = writeln!(console.out, "{}", visible(&text.to_string()));
+    let _ = writeln!(console.out, "{}", visible(&without_codes(&text.to_string())));
     let _ = console.out.flush();
 }
 

@@ -31,7 +31,9 @@ pub(super) fn pending(observation: &Observation, node: &str) -> Option<Pending> 
         ),
         Observation::Unreadable(reason) => (
             format!("the API server: {reason}"),
-            "check the network between the node and the control plane".to_owned(),
+            "check the network between the node and the control plane; if the certificate of the node has \
+             expired, run coracle leave, and join again with a new token"
+                .to_owned(),
         ),
         Observation::Node(NodeState::Absent) => (
             format!("the agent to register the node {node}"),
