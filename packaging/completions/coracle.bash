@@ -56,7 +56,7 @@ _coracle() {
     offline:-*) mapfile -t COMPREPLY < <(compgen -W '--output --namespace --damaged --all --yes --remove --local-socket --help' -- "$current") ;;
     setup:-*) mapfile -t COMPREPLY < <(compgen -W '--dry-run --runtime --containerd-config --certs-dir --registries-dir --registry --image-registry --image-mirror-file --root-dir --local-socket --help' -- "$current") ;;
     join:-*) mapfile -t COMPREPLY < <(compgen -W '--token --token-file --discovery-token-ca-cert-hash --discovery-token-unsafe-skip-ca-verification --discovery-file --tls-bootstrap-token --k0s-token --bootstrap-kubeconfig --node-name --node-ip --node-labels --cri-socket --config --root-dir --kubernetes-dir --ignore-preflight-errors --timeout --no-start --dry-run --local-socket --help' -- "$current") ;;
-    leave:-*) mapfile -t COMPREPLY < <(compgen -W '--root-dir --kubernetes-dir --dry-run --local-socket --help' -- "$current") ;;
+    leave:-*) mapfile -t COMPREPLY < <(compgen -W '--drain --kubeconfig --timeout --root-dir --kubernetes-dir --dry-run --local-socket --help' -- "$current") ;;
     check:-*) mapfile -t COMPREPLY < <(compgen -W '--output --root-dir --config --cis --local-socket --help' -- "$current") ;;
     validate:-*) mapfile -t COMPREPLY < <(compgen -W '--output --local-socket --help' -- "$current") ;;
     version:-*) mapfile -t COMPREPLY < <(compgen -W '--local-socket --help' -- "$current") ;;

@@ -105,6 +105,10 @@ impl std::fmt::Debug for TokenSource {
 pub(super) struct LeaveOptions {
     pub root_dir: PathBuf,
     pub kubernetes_dir: PathBuf,
+    /// The credentials with which pods are evicted; `None`: they stay.
+    pub drain: Option<PathBuf>,
+    /// The longest wait for the end of the pods.
+    pub timeout: Duration,
     pub dry_run: bool,
 }
 
@@ -210,11 +214,19 @@ impl JoinOptions {
     /// The options that `leave` shares.
     ///
     /// # Errors
-    /// When a directory is not usable.
-    pub(super) fn into_leave(self) -> Result<LeaveOptions, String> {
+    /// When a directory is not usable, or of `--drain` and `--kubeconfig` one is missing.
+    pub(super) fn into_leave(self, drain: bool, kubeconfig: Option<PathBuf>) -> Result<LeaveOptions, String> {
         check_directories(&self.root_dir, &self.kubernetes_dir)?;
-        let JoinOptions { root_dir, kubernetes_dir, dry_run, .. } = self;
-        Ok(LeaveOptions { root_dir, kubernetes_dir, dry_run })
+        if drain && kubeconfig.is_none() {
+            return Err(
+                "--drain needs --kubeconfig FILE: the credentials of a node may not evict pods".to_owned()
+            );
+        }
+        if !drain && kubeconfig.is_some() {
+            return Err("--kubeconfig is for --drain".to_owned());
+        }
+        let JoinOptions { root_dir, kubernetes_dir, timeout, dry_run, .. } = self;
+        Ok(LeaveOptions { root_dir, kubernetes_dir, drain: kubeconfig, timeout, dry_run })
     }
 }
 
@@ -308,9 +320,14 @@ mod tests {
             assert!(join.set(option, text).is_err(), "{option} {text}");
         }
         for directory in ["relative", "/with blank", "/a/../b", "/a%h"] {
-            let leave = JoinOptions { kubernetes_dir: directory.into(), ..options(&[]) }.into_leave();
+            let leave =
+                JoinOptions { kubernetes_dir: directory.into(), ..options(&[]) }.into_leave(false, None);
             assert!(leave.is_err(), "{directory}");
         }
+        let leave = |drain, kubeconfig| options(&[]).into_leave(drain, kubeconfig);
+        assert!(leave(true, None).unwrap_err().contains("--kubeconfig FILE"));
+        assert!(leave(false, Some("/k".into())).unwrap_err().contains("for --drain"));
+        assert_eq!(leave(true, Some("/k".into())).unwrap().drain, Some("/k".into()));
     }
 
     #[test]

@@ -371,8 +371,9 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ),
     (
         "leave",
-        "leave [--root-dir DIR] [--kubernetes-dir DIR] [--dry-run]",
-        "stop the agent, remove what coracle join wrote, and list what is left",
+        "leave [--drain --kubeconfig FILE] [--timeout DURATION] [--root-dir DIR] [--kubernetes-dir DIR] \
+         [--dry-run]",
+        "stop the agent, remove what coracle join wrote, and list what is left; --drain evicts the pods before",
     ),
     (
         "check",
@@ -438,6 +439,9 @@ struct Options {
     tls_key: Option<PathBuf>,
     insecure_listen: bool,
     join: JoinOptions,
+    /// Of `leave`.
+    drain: bool,
+    kubeconfig: Option<PathBuf>,
     /// The pod, and what comes after it.
     arguments: Vec<String>,
     /// Whether the option that is being read is one letter behind one dash.
@@ -498,7 +502,7 @@ pub(super) const OPTIONS_OF_COMMANDS: &[(&str, &[&str])] = &[
             "dry-run",
         ],
     ),
-    ("leave", &["root-dir", "kubernetes-dir", "dry-run"]),
+    ("leave", &["drain", "kubeconfig", "timeout", "root-dir", "kubernetes-dir", "dry-run"]),
     ("check", &["output", "root-dir", "config", "cis"]),
     ("validate", &["output"]),
     ("ui", &["listen", "tls-cert", "tls-key", "insecure-listen"]),
@@ -735,6 +739,8 @@ impl Options {
                 }
                 self.since = Some(since.to_std());
             }
+            "drain" => self.drain = switch(parser, self.is_letter)?,
+            "kubeconfig" => self.kubeconfig = Some(PathBuf::from(value(parser)?)),
             "no-start" => self.join.no_start = switch(parser, self.is_letter)?,
             "discovery-token-unsafe-skip-ca-verification" => {
                 self.join.is_unverified = switch(parser, self.is_letter)?;
@@ -875,11 +881,11 @@ impl Options {
             };
         }
         if name == "join" || name == "leave" {
-            let Options { mut arguments, root_dir, config, setup, join, .. } = self;
+            let Options { mut arguments, root_dir, config, setup, join, drain, kubeconfig, .. } = self;
             let join = JoinOptions { root_dir, config, dry_run: setup.dry_run, ..join };
             return match name {
                 "join" => Ok(Subcommand::Join(Box::new(join.complete(arguments.pop())?))),
-                _ => Ok(Subcommand::Leave(join.into_leave()?)),
+                _ => Ok(Subcommand::Leave(join.into_leave(drain, kubeconfig)?)),
             };
         }
         if name == "images" && self.arguments.first().is_some_and(|first| first == "verify") {

@@ -81,6 +81,8 @@ const OPTIONS: &[(&str, char, Option<Value>, &str)] = &[
     ("kubernetes-dir", ' ', Some(Value::File), "directory of the node's kubeconfig"),
     ("ignore-preflight-errors", ' ', Some(Value::Any), "checks that may fail"),
     ("timeout", ' ', Some(Value::Any), "longest wait for the node"),
+    ("drain", ' ', None, "evict the pods first"),
+    ("kubeconfig", ' ', Some(Value::File), "credentials that may evict pods"),
     ("no-start", ' ', None, "write the files, and start nothing"),
     ("local-socket", ' ', Some(Value::File), "local socket of the agent"),
     ("help", 'h', None, "help of the command"),

@@ -874,6 +874,7 @@ fn join_and_leave_take_their_options_and_nothing_else() {
         ("join a:1 --output json", "unknown option"),
         ("leave now", "unexpected argument \"now\""),
         ("leave --token x", "unknown option"),
+        ("leave --drain", "--drain needs --kubeconfig FILE"),
         ("leave --root-dir=relative", "must be an absolute path"),
     ] {
         assert!(problems(text).join("\n").contains(words), "{text}: {:?}", problems(text));

@@ -1,5 +1,5 @@
 //! `coracle leave`: stops the agent, and removes what `coracle join` wrote and what the agent made for
-//! the cluster. Pods are not evicted: the credentials of a node may not do that.
+//! the cluster. Pods are evicted only with `--drain`: the credentials of a node may not do that.
 //!
 //! Go: cmd/kubeadm/app/cmd/reset.go, which also removes the data of pods.
 
@@ -15,7 +15,7 @@ use crate::cli::commands::error::Outcome;
 
 use super::files::{self, Paths, Record, Removal};
 use super::refusal::{Reason, Refusal};
-use super::{exit, progress, service, step};
+use super::{drain, exit, progress, service, step};
 
 pub(in crate::cli::commands) fn run(
     client: &Client,
@@ -46,6 +46,10 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
             show(console, "would remove", removal);
         }
         return Ok(());
+    }
+    if let Some(kubeconfig) = &options.drain {
+        // The agent ends the pods, so it still runs.
+        drain::drain(kubeconfig, &record.node, options.timeout, &mut |line| progress(console, line))?;
     }
     if has_unit {
         progress(console, "stop: stopping coracle.service; containers keep running");

@@ -8,6 +8,7 @@
 
 mod configuration;
 mod discovery;
+mod drain;
 mod files;
 pub(super) mod leave;
 mod plane;

@@ -24,12 +24,13 @@ pub(super) enum Reason {
     Service,
     NotReady,
     NotJoined,
+    Drain,
 }
 
 impl Reason {
     /// All, in the order of their codes, for the test of the document.
     #[cfg(test)]
-    pub(super) const ALL: [Reason; 13] = [
+    pub(super) const ALL: [Reason; 14] = [
         Reason::Machine,
         Reason::NotRoot,
         Reason::OtherKubelet,
@@ -43,6 +44,7 @@ impl Reason {
         Reason::Service,
         Reason::NotReady,
         Reason::NotJoined,
+        Reason::Drain,
     ];
 
     /// The exit code. A number never changes its meaning.
@@ -61,6 +63,7 @@ impl Reason {
             Reason::Service => 49,
             Reason::NotReady => 50,
             Reason::NotJoined => 51,
+            Reason::Drain => 52,
         }
     }
 }
