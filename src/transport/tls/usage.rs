@@ -172,6 +172,7 @@ mod tests {
             subject: empty,
             key_algorithm: empty,
             public_key: empty,
+            public_key_info: empty,
             signature_algorithm: empty,
             extensions,
         })
