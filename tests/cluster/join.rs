@@ -10,10 +10,10 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::joined::{LIMIT, condition, shared, text};
+use crate::joined::{LIMIT, condition, pod, shared, text};
 use crate::kubeadm::{Machine, create_kubeadm_objects};
 use crate::support::launch::{binary, local_socket, skip_on_go_kubelet, spawn};
-use crate::support::node::free_port;
+use crate::support::node::{FOREVER, busybox, free_port};
 use crate::support::wait::wait_until;
 
 const NAME: &str = "join";
@@ -152,7 +152,35 @@ fn join_makes_a_ready_node_and_leave_removes_its_files() {
     other.expect("join", &join, 43);
     assert!(!other.kubernetes.exists() && !other.kubelet.exists());
 
-    places.expect("leave", &[], 49);
+    // A pod without a controller ends the drain; one of a ReplicaSet is evicted.
+    let admin = plane.admin_kubeconfig().display().to_string();
+    let drain = ["--drain", "--kubeconfig", &admin, "--timeout", "90s"].map(str::to_owned);
+    let spec = json!({
+        "nodeSelector": {"kubernetes.io/hostname": NAME}, "terminationGracePeriodSeconds": 1,
+        "containers": [busybox("main", FOREVER)],
+    });
+    let mut bare = pod("join-bare", json!([]));
+    bare["spec"] = spec.clone();
+    plane.apply(&bare);
+    plane.apply(&json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "join-web", "namespace": "default"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "join-web"}},
+            "template": {"metadata": {"labels": {"app": "join-web"}}, "spec": spec}},
+    }));
+    let running = || {
+        let selector = format!("spec.nodeName={NAME},status.phase=Running");
+        let list = plane.get(&["pods", "--field-selector", &selector]).unwrap_or_default();
+        list["items"].as_array().map_or(0, Vec::len)
+    };
+    wait_until("both pods to run", LIMIT, || running() == 2);
+    places.expect("leave", &drain, 52);
+    plane.kubectl(&["delete", "pod", "join-bare", "--grace-period=1"]);
+
+    // Then the agent still runs, which no unit stops here.
+    let drained = places.expect("leave", &drain, 49);
+    assert!(drained.contains("is cordoned"), "{drained}");
+    assert_eq!(running(), 0);
+    plane.kubectl(&["delete", "replicaset", "join-web"]);
     drop(agent);
     let left = places.expect("leave", &[], 0);
     assert!(left.contains(&format!("kubectl delete node {NAME}")), "{left}");
