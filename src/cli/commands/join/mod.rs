@@ -371,7 +371,9 @@ fn planned(
     ];
     if uses_systemd {
         let program = service::program(|path| Path::new(path).exists());
-        files.push(public(paths.drop_in(), service::drop_in(&program, paths)));
+        // As the unit that coracle installs.
+        let content = service::drop_in(&program, paths);
+        files.push(PlannedFile { path: paths.drop_in(), content, mode: 0o600, is_secret: false });
     }
     files
 }
@@ -406,7 +408,7 @@ mod tests {
                 "/var/lib/kubelet/instance-config.yaml 644 false",
                 "/var/lib/kubelet/config.yaml 644 false",
                 "/var/lib/kubelet/kubeadm-flags.env 644 false",
-                "/etc/systemd/system/coracle.service.d/10-join.conf 644 false",
+                "/etc/systemd/system/coracle.service.d/10-join.conf 600 false",
             ]
         );
         assert_eq!(files[1].content, "PEM\n");
