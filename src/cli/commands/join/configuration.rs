@@ -170,7 +170,7 @@ mod tests {
               webhook:
                 enabled: true
             clusterDNS:
-            - 10.0.0.1
+            - "10.0.0.1"
             containerRuntimeEndpoint: unix:///run/x.sock
             kind: KubeletConfiguration
             maxPods: 17
