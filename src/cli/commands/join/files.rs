@@ -251,6 +251,9 @@ fn write_all(plan: &FilePlan, paths: &Paths, created: &mut Vec<PathBuf>) -> Resu
 /// Writes the record, for root only.
 pub(super) fn write_record(record: &Record, paths: &Paths) -> Result<(), Refusal> {
     let path = paths.record();
+    // As kubeadm makes it; the directories of other files are readable.
+    disk_writes::make_directories(&paths.root_dir, 0o700)
+        .map_err(|error| Refusal::file("make", &paths.root_dir, &error))?;
     let text = serde_json::to_string_pretty(record)
         .map_err(|error| Refusal::file("write", &path, &std::io::Error::other(error)))?;
     write_file(&path, format!("{text}\n").as_bytes(), 0o600)
@@ -357,6 +360,7 @@ mod tests {
         write(&first, &paths).unwrap();
         assert_eq!(fs::metadata(paths.config()).unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(fs::metadata(paths.record()).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&paths.root_dir).unwrap().permissions().mode() & 0o777, 0o700);
         let before = read_record(&paths).unwrap().unwrap();
         assert_eq!(before, first.record);
 
