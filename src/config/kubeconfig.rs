@@ -36,7 +36,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Kubeconfig, Problem> {
             Some(Value::String(text)) => {
                 return Err(problem(place, field, format!("{text:?} is not {known:?}")));
             }
-            Some(_) => return Err(problem(&place, field, format!("is not the text {known:?}"))),
+            Some(_) => return Err(problem(place, field, format!("is not the text {known:?}"))),
         }
     }
     // The decoder's message is dropped: it may contain a value, and values may be secrets.
