@@ -57,7 +57,7 @@ pub(super) fn run(client: &Client, console: &mut Console<'_>, output: Output) ->
 }
 
 /// The rows of the table: name, size, source, whether the image is pinned, state.
-pub(in crate::cli::commands) fn table_rows(images: &[ImageRow], set: &ArchiveSetReport) -> Vec<Vec<Cell>> {
+pub(crate) fn table_rows(images: &[ImageRow], set: &ArchiveSetReport) -> Vec<Vec<Cell>> {
     rows(images, set).iter().map(cells).collect()
 }
 

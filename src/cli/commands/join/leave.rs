@@ -17,7 +17,7 @@ use super::files::{self, Paths, Record, Removal};
 use super::refusal::{Reason, Refusal};
 use super::{drain, exit, progress, service, step};
 
-pub(in crate::cli::commands) fn run(
+pub(crate) fn run(
     client: &Client,
     console: &mut Console<'_>,
     options: &LeaveOptions,
