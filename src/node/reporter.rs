@@ -116,7 +116,9 @@ impl Reporter {
             // A return of the API server ends the wait after a failure.
             let returned =
                 if self.failures.number() > 0 { returns.after(number) } else { StopToken::never() };
-            let next = timers::deadline_channel(Some(self.schedule.next()));
+            // Addresses are followed also while the status waits for the API server.
+            let check = self.schedule.address_check(Instant::now());
+            let next = timers::deadline_channel(check.or(Some(self.schedule.next())));
             let _waiting = threads::waiting("next node status");
             select_biased! {
                 recv(stop.signal()) -> _ => return,
@@ -129,7 +131,10 @@ impl Reporter {
                     let wait = if self.registered { Spread::OBJECTS.random() } else { Duration::ZERO };
                     self.schedule.within(wait, Instant::now());
                 }
-                recv(next) -> _ => {}
+                recv(next) -> _ => if check.is_some() {
+                    is_due = false;
+                    self.find_addresses();
+                }
             }
         }
     }

@@ -85,6 +85,12 @@ impl StatusSchedule {
         self.next = now + shortened(AWAY, unit);
     }
 
+    /// When to read the addresses of the machine before the next status; `None`: that is due soon.
+    pub(super) fn address_check(&self, now: Instant) -> Option<Instant> {
+        let check = now + self.update_every.max(FIRST_WAIT);
+        (self.next > check + self.update_every / 2).then_some(check)
+    }
+
     /// Registration failed.
     pub(super) fn record_refusal(&mut self, now: Instant, unit: f64) {
         let doubled = FIRST_WAIT.saturating_mul(1_u32.checked_shl(self.refusals).unwrap_or(u32::MAX));
@@ -187,6 +193,23 @@ mod tests {
         // The return.
         schedule.within(SECOND * 5, start);
         assert_eq!(schedule.next(), start + SECOND * 5);
+    }
+
+    /// A machine that moves while the API server is away must not give its pods former addresses.
+    #[test]
+    fn addresses_are_read_in_each_period_while_the_status_waits_for_the_server() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        for unit in [0.0, 1.0] {
+            schedule.record_status(Some(true), start, unit);
+            assert_eq!(schedule.address_check(start), None);
+            schedule.record_status(None, start, unit);
+            assert_eq!(schedule.address_check(start), None);
+        }
+        schedule.record_outage(start, 0.5);
+        let check = |seconds: u32| schedule.address_check(start + SECOND * seconds);
+        assert_eq!([0, 10, 20].map(check), [10, 20, 30].map(|seconds: u32| Some(start + SECOND * seconds)));
+        assert_eq!([30, 45, 50].map(check), [None; 3], "the status is due at 45 s");
     }
 
     #[test]
