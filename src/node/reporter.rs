@@ -109,8 +109,8 @@ impl Reporter {
                 number = returns.number();
                 self.turn(Instant::now(), Timestamp::now(), random_unit());
                 let now = Instant::now();
-                if self.failures.number() > 0 && returns.number() == number && returns.is_away(now) {
-                    self.schedule.record_outage(now, random_unit());
+                if returns.number() == number && returns.is_away(now) {
+                    self.server_is_away(now, random_unit());
                 }
             }
             // A return of the API server ends the wait after a failure.
@@ -136,6 +136,14 @@ impl Reporter {
                     self.find_addresses();
                 }
             }
+        }
+    }
+
+    /// The API server did not respond in the last turn. The thread of the lease notices its return, but without
+    /// a registered node that thread may send nothing: it waits for the object.
+    pub(super) fn server_is_away(&mut self, now: Instant, unit: f64) {
+        if self.registered && self.failures.number() > 0 {
+            self.schedule.record_outage(now, unit);
         }
     }
 

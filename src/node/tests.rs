@@ -795,6 +795,16 @@ fn registration_is_retried_until_the_server_accepts_it() {
     assert_eq!(fixture.turn(10), NOTHING);
 }
 
+/// The thread of the lease waits for the object, and does not notice the return.
+#[test]
+fn registration_is_retried_soon_while_the_server_is_away() {
+    let mut fixture = Fixture::new(settings());
+    fixture.server.0.lock().unwrap().failures = vec![NodeErrorKind::Other];
+    assert_eq!(fixture.turn(0), ["create"]);
+    fixture.reporter.server_is_away(fixture.start, 0.0);
+    assert_eq!(fixture.turn(1), ["create"]);
+}
+
 #[test]
 fn a_restart_does_not_show_a_ready_node_as_not_ready() {
     let mut first = Fixture::new(settings());
