@@ -139,8 +139,8 @@ impl Reporter {
         }
     }
 
-    /// The API server did not respond in the last turn. The thread of the lease notices its return, but without
-    /// a registered node that thread may send nothing: it waits for the object.
+    /// The API server did not respond in the last turn. The thread of the lease notices its return, but while
+    /// the node is not registered that thread may send nothing: it waits for the object.
     pub(super) fn server_is_away(&mut self, now: Instant, unit: f64) {
         if self.registered && self.failures.number() > 0 {
             self.schedule.record_outage(now, unit);
@@ -254,7 +254,7 @@ impl Reporter {
         timestamp: Timestamp,
         unit: f64,
     ) -> Result<(), NodeError> {
-        let addresses = self.addresses(None);
+        let addresses = self.addresses(&[]);
         let (node, events) = compose::initial(&self.settings, facts, addresses, timestamp);
         self.startup.attempt(timestamp);
         match self.api.create(&node) {
@@ -334,7 +334,7 @@ impl Reporter {
         // An object that another client registers has that client's labels.
         let reconciled = (self.reconcile && self.settings.register)
             .then(|| compose::reconciled(&self.settings, facts, old, self.resets_devices));
-        let addresses = self.addresses(Some(old));
+        let addresses = self.addresses(known_addresses(old));
         let base = reconciled.as_ref().unwrap_or(old);
         let (new, events) = compose::refreshed(&self.settings, facts, addresses, base, timestamp);
         let ready = is_ready(&new);
@@ -373,17 +373,18 @@ impl Reporter {
     /// have them, and the serving certificate.
     fn find_addresses(&mut self) {
         let object = self.watch.object();
+        let shown = object.as_deref().map(known_addresses).unwrap_or_default();
+        // The machine may be back where the object's addresses are from: those found last are the former
+        // ones. A cloud controller's are in the object only.
+        let own = if self.settings.external_cloud { Vec::new() } else { self.watch.own_addresses() };
         // Without any, as while the link is down, the last ones stay.
-        if let Some(found) = self.addresses(object.as_deref()) {
-            let shown = object.as_ref().and_then(|node| node.status.as_ref()?.addresses.as_ref());
-            let is_shown = shown == Some(&found);
-            self.watch.set_addresses(if is_shown { Vec::new() } else { found });
+        if let Some(found) = self.addresses(if own.is_empty() { shown } else { &own }) {
+            self.watch.set_addresses(if found == shown { Vec::new() } else { found });
         }
     }
 
-    /// The node's addresses; `None` if they are unknown: the object then keeps those that it has.
-    fn addresses(&mut self, old: Option<&Node>) -> Option<Vec<NodeAddress>> {
-        let known = old.and_then(|node| node.status.as_ref()?.addresses.as_deref()).unwrap_or_default();
+    /// The node's addresses, which had those in `known`; `None` if they are unknown: it then keeps these.
+    fn addresses(&mut self, known: &[NodeAddress]) -> Option<Vec<NodeAddress>> {
         match self.sensors.addresses(&self.settings, known) {
             Ok(addresses) => {
                 self.no_addresses = None;
@@ -452,6 +453,11 @@ impl Reporter {
             log::warn!("{error} ({} times)", self.failures);
         }
     }
+}
+
+/// `status.addresses`.
+fn known_addresses(node: &Node) -> &[NodeAddress] {
+    node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default()
 }
 
 /// `status.volumesInUse`.

@@ -556,6 +556,8 @@ struct Sent {
     stored: Vec<(u64, Vec<String>)>,
     /// The address of the machine in place of that of the settings; an empty one: there is none.
     address: Option<&'static str>,
+    /// Those that were known when the addresses were found last.
+    known: Vec<String>,
 }
 
 struct Fixed(Arc<Mutex<Sent>>);
@@ -567,8 +569,14 @@ impl Sensors for Fixed {
         self.0.lock().unwrap().facts.clone()
     }
 
-    fn addresses(&self, settings: &Settings, _: &[NodeAddress]) -> Result<Vec<NodeAddress>, AddressError> {
-        match self.0.lock().unwrap().address {
+    fn addresses(
+        &self,
+        settings: &Settings,
+        known: &[NodeAddress],
+    ) -> Result<Vec<NodeAddress>, AddressError> {
+        let mut sent = self.0.lock().unwrap();
+        sent.known = known.iter().map(|address| address.address.clone()).collect();
+        match sent.address {
             None => Ok(addresses()),
             Some("") => Err(AddressError::NoRoute(settings.name.clone())),
             Some(ip) => Ok(vec![NodeAddress { type_: "InternalIP".to_owned(), address: ip.to_owned() }]),
@@ -708,6 +716,25 @@ fn stored_object_of_another_network_does_not_decide_the_addresses() {
     fixture.facts(|facts| facts.settled = false);
     assert_eq!(fixture.turn(0), NOTHING);
     assert_eq!(fixture.watch.host_ips(), ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
+}
+
+/// A machine without a default route moves and returns: with the object's address as the known one, the
+/// address of the other network would stay.
+#[test]
+fn addresses_found_last_are_the_known_ones_except_for_those_of_a_cloud() {
+    let known_in_turns = |external_cloud: bool| {
+        let mut fixture = Fixture::new(Settings { register: false, external_cloud, ..settings() });
+        let stored = json!({"metadata": {"name": "node1", "uid": "stored", "resourceVersion": "7"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.99"}]}});
+        fixture.watch.assume(serde_json::from_value(stored).unwrap());
+        fixture.facts(|facts| facts.settled = false);
+        [0, 1].map(|seconds| {
+            fixture.turn(seconds);
+            fixture.sent.lock().unwrap().known.join(" ")
+        })
+    };
+    assert_eq!(known_in_turns(false), ["192.0.2.99", "192.0.2.10 node1"]);
+    assert_eq!(known_in_turns(true), ["192.0.2.99", "192.0.2.99"]);
 }
 
 #[test]

@@ -123,6 +123,11 @@ impl NodeWatch {
         self.state.locked().address_hooks.push(Arc::new(hook));
     }
 
+    /// The addresses of this machine that were set last.
+    pub(super) fn own_addresses(&self) -> Vec<NodeAddress> {
+        self.state.locked().own.clone()
+    }
+
     /// Sets the addresses of this machine. Empty: those of the object count.
     pub(super) fn set_addresses(&self, own: Vec<NodeAddress>) {
         let before = self.host_ips();
