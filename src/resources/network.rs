@@ -36,12 +36,15 @@ pub(crate) fn connected(roots: &Roots, v6: bool) -> Vec<IpAddr> {
     table.lines().filter_map(address).take(MAX_NETWORKS).collect()
 }
 
-/// Whether an interface is one of a device, or has one below it, as a bridge or a bond.
+/// Whether an interface is one of a device, or has one below it, as a bridge or a bond. A VXLAN also has one
+/// below it, but is a network of containers.
 fn has_device(interface: &Path, depth: u32) -> bool {
     if interface.join("device").exists() {
         return true;
     }
-    let names = if depth == 0 { Vec::new() } else { list(interface).unwrap_or_default() };
+    let uevent = read(&interface.join("uevent")).unwrap_or_default();
+    let is_vxlan = uevent.lines().any(|line| line == "DEVTYPE=vxlan");
+    let names = if depth == 0 || is_vxlan { Vec::new() } else { list(interface).unwrap_or_default() };
     let mut below = names.iter().filter(|name| name.starts_with("lower_"));
     below.any(|name| has_device(&interface.join(name), depth.saturating_sub(1)))
 }
@@ -166,13 +169,18 @@ mod tests {
         let default = "eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0";
         lines.extend([gateway, default]);
         let own = "20010db8000000000000000000000010 02 40 00 82    br0";
-        let others = [LOOPBACK, LINK_LOCAL, "fd000000000000000000000000000001 03 40 00 82 cni0", own];
+        let [bridge, overlay] =
+            ["cni0", "flannel.1"].map(|name| format!("fd000000000000000000000000000001 03 40 00 82 {name}"));
+        let others = [LOOPBACK, LINK_LOCAL, bridge.as_str(), overlay.as_str(), own];
         let roots = roots(dir.path(), &lines, &others);
         let make = |path: &str| std::fs::create_dir_all(roots.sys.join("class/net").join(path)).unwrap();
-        // A bridge whose member is a bond, and one of containers.
-        for path in ["eth0/device", "br0/lower_bond0/lower_eth1/device", "cni0/lower_veth1"] {
+        // A bridge whose member is a bond, one of containers, and a VXLAN of containers.
+        let bridges = ["eth0/device", "br0/lower_bond0/lower_eth1/device", "cni0/lower_veth1"];
+        for path in bridges.into_iter().chain(["flannel.1/lower_eth0/device"]) {
             make(path);
         }
+        let uevent = roots.sys.join("class/net/flannel.1/uevent");
+        std::fs::write(uevent, "DEVTYPE=vxlan\nINTERFACE=flannel.1\nIFINDEX=3\n").unwrap();
         let shown = |v6| connected(&roots, v6).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(shown(false), ["192.0.2.1", "192.0.2.1"], "eth0 and br0");
         assert_eq!(shown(true), ["2001:db8::10"]);
