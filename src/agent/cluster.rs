@@ -177,7 +177,10 @@ impl Cluster {
             offline,
             ..
         } = self;
-        client.returns().set_hooks(vec![hook(&rooms.volumes, &pod_api.tokens, &pod_api.trust.certificates)]);
+        // A random part is added to the period of syncs, at most half of it.
+        let sync_limit = config.sync_frequency.to_std().saturating_mul(2);
+        let certificates = &pod_api.trust.certificates;
+        client.returns().set_hooks(vec![hook(&rooms.volumes, &pod_api.tokens, certificates, sync_limit)]);
         let mut threads = vec![services];
         // First, so that it stops after all threads that pass it what they read.
         if let Some(offline) = &offline {
@@ -255,11 +258,17 @@ fn lease_report(offline: Offline) -> node::LeaseReport {
 }
 
 /// What is to be done at a return of the API server, in addition to the ends of waits for requests.
-fn hook(volumes: &Arc<Volumes>, tokens: &Tokens, certificates: &PodCertificates) -> Hook {
+/// `sync_limit`: within this time each pod is synced without a cause.
+fn hook(
+    volumes: &Arc<Volumes>,
+    tokens: &Tokens,
+    certificates: &PodCertificates,
+    sync_limit: Duration,
+) -> Hook {
     // The client must not keep the volumes after the end of the other rooms.
     let (volumes, tokens, certificates) = (Arc::downgrade(volumes), tokens.clone(), certificates.clone());
     Box::new(move || {
-        let mut pods = tokens.returned();
+        let mut pods = tokens.returned(sync_limit);
         pods.extend(certificates.returned());
         volumes.upgrade().iter().for_each(|volumes| volumes.api_returned(&pods));
     })

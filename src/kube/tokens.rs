@@ -34,8 +34,6 @@ const JITTER_SECONDS: f64 = 10.0;
 const RETRY: Duration = Duration::from_secs(5);
 /// The longest of these waits.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// A token with a shorter remaining lifetime may expire before the next sync of its pod.
-const ENDS_SOON: SignedDuration = SignedDuration::from_secs(120);
 
 /// A token of a service account, and until when it is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,14 +262,15 @@ impl Tokens {
     }
 
     /// The API server has returned: ends the waits after failed renewals. Returns the pods with tokens that
-    /// have expired or expire soon: they are to be synced now. Other tokens are renewed when their pods are
-    /// synced the next time, which each pod does at its own time.
+    /// have expired or expire within `sync_limit`: they are to be synced now. Other tokens are renewed when
+    /// their pods are synced the next time, which each pod does at its own time within that limit.
     #[must_use]
-    pub fn returned(&self) -> Vec<PodUid> {
-        self.returned_at(Timestamp::now())
+    pub fn returned(&self, sync_limit: Duration) -> Vec<PodUid> {
+        self.returned_at(Timestamp::now(), sync_limit)
     }
 
-    fn returned_at(&self, now: Timestamp) -> Vec<PodUid> {
+    fn returned_at(&self, now: Timestamp, sync_limit: Duration) -> Vec<PodUid> {
+        let least = SignedDuration::try_from(sync_limit).unwrap_or(SignedDuration::MAX);
         let mut table = self.shared.table();
         let mut pods = Vec::new();
         for (uid, tokens) in table.iter_mut() {
@@ -280,7 +279,7 @@ impl Tokens {
                 let Some((retry_at, _)) = entry.retry.as_mut() else { continue };
                 // The wait after another failure is as long as before.
                 *retry_at = Instant::now();
-                is_due |= entry.token.expires.duration_since(now) < ENDS_SOON;
+                is_due |= entry.token.expires.duration_since(now) < least;
             }
             if is_due {
                 pods.push(uid.clone());
@@ -540,12 +539,15 @@ mod tests {
             let now = (timestamp(age as i64), start + Duration::from_secs(age));
             tokens.get_at(&pod("1"), "", Some(3600), now).map(|token| token.expose().to_owned())
         };
-        let returned = |age: u64| tokens.returned_at(timestamp(age as i64));
+        let returned_with =
+            |age: u64, seconds: u64| tokens.returned_at(timestamp(age as i64), Duration::from_secs(seconds));
+        let returned = |age: u64| returned_with(age, 120);
         assert_eq!((get(0), returned(0)), (Ok("t1".into()), Vec::new()));
         count.store(-1, Ordering::SeqCst);
         assert_eq!((get(3000), get(3001)), (Ok("t1".into()), Ok("t1".into())));
         assert!(returned(3001).is_empty(), "the token is valid: the pod is synced at its own time");
         assert_eq!(returned(3590), [PodUid::from("1")], "it ends before that");
+        assert_eq!(returned_with(3001, 900), [PodUid::from("1")], "pods are synced rarely");
         count.store(7, Ordering::SeqCst);
         assert_eq!((get(3001), returned(3001)), (Ok("t7".into()), Vec::new()));
         // A token that expired meanwhile.
