@@ -53,6 +53,17 @@ pub enum Effect {
     Entered(Phase),
 }
 
+/// Why a set counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ground {
+    /// It is a single change of the set before.
+    Change,
+    /// It has a pod of ours, or its server has our Node object: the cluster is the same.
+    Known,
+    /// An order or the time says so, or there is nothing to lose: the cluster may be another one.
+    Decided,
+}
+
 /// The state.
 #[derive(Debug)]
 pub struct Decider {
@@ -68,6 +79,8 @@ pub struct Decider {
     /// cluster has. `None`: not known, which proves nothing.
     cluster: Option<String>,
     shown_cluster: Option<String>,
+    /// `known` was accepted before the server showed its service: the first one belongs to it.
+    awaits_cluster: bool,
     /// The newest set of the API server, while it does not count.
     offered: Option<Vec<Pod>>,
     /// The offered set began with a list after which the Node object was not read.
@@ -107,6 +120,7 @@ impl Decider {
             next_node: None,
             cluster: None,
             shown_cluster: None,
+            awaits_cluster: false,
             offered: None,
             is_unchecked: false,
             was_online: false,
@@ -209,11 +223,14 @@ impl Decider {
     /// The API server sent a set.
     pub fn server_set(&mut self, pods: Vec<Pod>, is_list: bool) -> Vec<Effect> {
         if self.phase == Phase::Online && self.offered.is_none() && !is_list {
-            return self.accept(pods, false);
+            return self.accept(pods, Ground::Change);
         }
         let own: BTreeSet<&PodUid> = self.known.iter().filter(|pod| counts(pod)).map(Pod::uid).collect();
-        if own.is_empty() || pods.iter().any(|pod| own.contains(pod.uid())) {
-            return self.accept(pods, true);
+        if own.is_empty() {
+            return self.accept(pods, Ground::Decided);
+        }
+        if pods.iter().any(|pod| own.contains(pod.uid())) {
+            return self.accept(pods, Ground::Known);
         }
         // It knows none of our pods. Does it know this node?
         let is_first = self.offered.replace(pods).is_none();
@@ -246,7 +263,7 @@ impl Decider {
         let is_unchecked = std::mem::take(&mut self.is_unchecked);
         let is_own = matches!(&fact, NodeFact::Exists(uid) if Some(uid) == self.node.as_ref());
         if is_own && is_unchecked {
-            return self.accept(offered, true);
+            return self.accept(offered, Ground::Known);
         }
         let reason = if fact == NodeFact::Absent { HeldReason::NoNode } else { HeldReason::OtherNode };
         let until = match self.held {
@@ -257,7 +274,7 @@ impl Decider {
                 return Vec::new();
             }
             Some((_, until)) if until.is_some_and(|until| until <= now) && !self.is_other_cluster() => {
-                return self.accept(offered, true);
+                return self.accept(offered, Ground::Decided);
             }
             Some((_, until)) => until,
             None => self.accept_time(now),
@@ -286,8 +303,13 @@ impl Decider {
         }
         let was_other = self.is_other_cluster();
         self.shown_cluster = uid.map(str::to_owned);
-        if self.cluster.is_none() && self.phase == Phase::Online && !self.is_open() {
-            self.cluster.clone_from(&self.shown_cluster);
+        if uid.is_some() {
+            let is_first = std::mem::take(&mut self.awaits_cluster) || self.cluster.is_none();
+            // Without pods there is nothing to lose: the list of another cluster would be accepted, too.
+            let belongs = is_first || !self.known.iter().any(counts);
+            if belongs && self.phase == Phase::Online && !self.is_open() {
+                self.cluster.clone_from(&self.shown_cluster);
+            }
         }
         if self.phase != Phase::Held || self.is_other_cluster() == was_other {
             return Vec::new();
@@ -325,7 +347,7 @@ impl Decider {
             return None;
         }
         let offered = self.offered.take()?;
-        Some(self.accept(offered, true))
+        Some(self.accept(offered, Ground::Decided))
     }
 
     fn read_node(&mut self) -> Vec<Effect> {
@@ -346,8 +368,12 @@ impl Decider {
         effects
     }
 
-    /// `is_checked`: the set has a pod of ours, or the node is known, or there was an order.
-    fn accept(&mut self, pods: Vec<Pod>, is_checked: bool) -> Vec<Effect> {
+    fn accept(&mut self, pods: Vec<Pod>, ground: Ground) -> Vec<Effect> {
+        let is_checked = ground != Ground::Change;
+        // Its services come later than its list: what was shown last is that of the server that was held.
+        let is_shown_before = ground == Ground::Known
+            && self.is_other_cluster()
+            && (self.phase == Phase::Held || self.is_open());
         let before: BTreeMap<&PodUid, &Pod> = self.known.iter().map(|pod| (pod.uid(), pod)).collect();
         let version = |pod: &Pod| pod.object().metadata.resource_version.clone();
         let is_new = |pod: &&Pod| {
@@ -362,8 +388,11 @@ impl Decider {
         if is_checked && let Some(uid) = self.next_node.take() {
             self.node = Some(uid);
         }
-        if is_checked && self.shown_cluster.is_some() {
-            self.cluster.clone_from(&self.shown_cluster);
+        if is_checked {
+            self.awaits_cluster = self.shown_cluster.is_none();
+            if !self.awaits_cluster && !is_shown_before {
+                self.cluster.clone_from(&self.shown_cluster);
+            }
         }
         let mut effects = vec![Effect::Deliver(pods), Effect::Store { changed, removed }];
         if std::mem::take(&mut self.was_online) || self.phase != Phase::Online {
@@ -597,6 +626,49 @@ mod tests {
         late.server_set(vec![pod("a")], true);
         late.cluster_shown(Some("own"), now);
         assert_eq!(late.cluster(), Some("own"));
+    }
+
+    /// Otherwise the other one would be accepted after a time when it is back, and the own one would not.
+    #[test]
+    fn return_of_a_known_pod_or_node_keeps_the_cluster_although_the_other_one_was_shown_last() {
+        let now = Instant::now();
+        let mut by_pod = held_by(Some("other"), now);
+        by_pod.server_set(vec![pod("a")], true);
+        let mut by_node = held_by(Some("other"), now);
+        by_node.server_set(Vec::new(), true);
+        by_node.node_read(NodeFact::Exists("node".to_owned()), now);
+        // Another server responded for a moment, and was not held yet.
+        let mut open = start(&["a"], now).with_cluster(Some("own".to_owned()));
+        open.server_set(vec![pod("a")], true);
+        open.server_set(vec![pod("x")], true);
+        open.cluster_shown(Some("other"), now);
+        open.server_set(vec![pod("a")], true);
+        for decider in [&mut by_pod, &mut by_node, &mut open] {
+            assert_eq!((decider.phase(), decider.cluster()), (Phase::Online, Some("own")));
+            decider.cluster_shown(Some("other"), now);
+            decider.cluster_shown(Some("own"), now);
+            assert_eq!(decider.cluster(), Some("own"));
+        }
+    }
+
+    #[test]
+    fn services_that_arrive_after_the_accepted_list_name_its_cluster() {
+        let now = Instant::now();
+        // The service was made again while the agent did not run.
+        let mut again = start(&["a"], now).with_cluster(Some("own".to_owned()));
+        again.server_set(vec![pod("a")], true);
+        again.cluster_shown(Some("again"), now);
+        assert_eq!(again.cluster(), Some("again"));
+        again.cluster_shown(Some("other"), now);
+        assert_eq!(again.cluster(), Some("again"), "it may be that of the next list");
+        // A node without pods is in another cluster now.
+        let mut moved = start(&[], now).with_cluster(Some("own".to_owned()));
+        moved.cluster_shown(Some("own"), now);
+        moved.server_set(Vec::new(), true);
+        moved.cluster_shown(Some("other"), now);
+        assert_eq!(moved.cluster(), Some("other"));
+        moved.cluster_shown(None, now);
+        assert_eq!(moved.cluster(), Some("other"), "the service was removed");
     }
 
     #[test]
