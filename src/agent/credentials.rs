@@ -99,20 +99,28 @@ pub(super) fn credentials(
     Ok(Some((credentials, Some(renewed))))
 }
 
-/// The node's kubeconfig. `None`: it cannot be read, for example because the write of its certificate was
-/// interrupted, but that of the bootstrap can, which makes another one (Go: `isClientConfigStillValid`).
+/// The node's kubeconfig. `None`: it cannot be read, or no connection can be made with its authorities,
+/// certificate and key, for example because the write of its certificate was interrupted; but that of the
+/// bootstrap can be read, which makes another one (Go: `isClientConfigStillValid`).
 fn read_own(
     path: &Path,
     bootstrap: Option<&Path>,
     added: Option<&Path>,
 ) -> Result<Option<(Kubeconfig, Credentials)>, StartError> {
-    match (read(path, added), bootstrap) {
-        (Ok(own), _) => Ok(Some(own)),
-        (Err(error), Some(bootstrap)) if read(bootstrap, added).is_ok() => {
-            log::warn!("{error}; it is made again with {}", bootstrap.display());
+    let own = read(path, added);
+    let Some(bootstrap) = bootstrap else { return own.map(Some) };
+    let problem = match &own {
+        Ok((_, credentials)) => Client::new(credentials.clone(), None)
+            .err()
+            .map(|error| format!("kubeconfig {}: {error}", path.display())),
+        Err(error) => Some(error.to_string()),
+    };
+    match problem {
+        Some(problem) if read(bootstrap, added).is_ok() => {
+            log::warn!("{problem}; it is made again with {}", bootstrap.display());
             Ok(None)
         }
-        (Err(error), _) => Err(error),
+        _ => own.map(Some),
     }
 }
 
@@ -158,12 +166,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let args = arguments(dir.path());
         let config = KubeletConfiguration::default();
-        // The file that it names was not written before a power cut; then a damaged file.
-        for own in [kubeconfig_text(BY_FILE), "clusters: 7".to_owned()] {
+        std::fs::write(dir.path().join("half.pem"), certificates::testing::valid_without_key()).unwrap();
+        let half = kubeconfig_text("{client-certificate: half.pem, client-key: half.pem}");
+        // The file that it names was not written before a power cut, or only in part; then a damaged file.
+        for (own, is_read) in
+            [(kubeconfig_text(BY_FILE), false), (half, true), ("clusters: 7".to_owned(), false)]
+        {
             std::fs::write(dir.path().join("kubelet.conf"), own).unwrap();
             let bootstrap = dir.path().join("bootstrap-kubelet.conf");
             let _ = std::fs::remove_file(&bootstrap);
-            assert!(credentials(&args, &config, "n").is_err(), "there are none");
+            // Without a key, the start ends when the client is made.
+            assert_eq!(credentials(&args, &config, "n").is_ok(), is_read, "there are none");
             std::fs::write(&bootstrap, kubeconfig_text("{token: t}")).unwrap();
             let (pending, renewal) = credentials(&args, &config, "n").unwrap().unwrap();
             let renewal = renewal.unwrap();
