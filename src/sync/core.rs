@@ -574,8 +574,9 @@ impl Core {
     /// again, in the order of a start. The others keep their statuses. The resources of the pods that have
     /// ended must have been released.
     pub(crate) fn readmit_fitting(&mut self, world: &World<'_>) -> Vec<Effect> {
-        // Before the first list, every pod counts as running.
-        if !world.is_listed {
+        // Before the first list, every pod counts as running. Before all sources have delivered their pods, those
+        // that have ended keep their CPUs, and the refusal of a pod that needs these would be final.
+        if !world.is_listed || !self.sources_ready() {
             return Vec::new();
         }
         let waiting = self.desired.iter().filter(|(_, desired)| desired.is_postponed);
@@ -1736,6 +1737,19 @@ mod tests {
         fixture.over.insert("3".into());
         assert_eq!(readmit(&mut fixture), ["forget status of 2", "update 2"]);
         assert!(fixture.core.is_postponed(&"0".into()), "the stored Node object still excludes it");
+    }
+
+    /// The CPUs of a pod that has ended are released only then: a waiting pod would be refused for good.
+    #[test]
+    fn pods_wait_for_room_until_all_sources_have_delivered() {
+        let mut fixture = Fixture::new(&[SourceName::Api, SourceName::Http]);
+        fixture.node.allocatable.pods = 1;
+        fixture.apply(SourceName::Api, stored(vec![ranked("1", Some(3), 1), ranked("2", Some(1), 1)]));
+        fixture.over.insert("1".into());
+        let readmit = |fixture: &mut Fixture| fixture.decide(&|_| false, Core::readmit_fitting);
+        assert!(readmit(&mut fixture).is_empty() && fixture.core.is_postponed(&"2".into()));
+        fixture.apply(SourceName::Http, vec![]);
+        assert_eq!(readmit(&mut fixture), ["forget status of 2", "update 2"]);
     }
 
     /// Refusals that do not depend on the Node object are final, and pods that run were admitted before.

@@ -506,8 +506,8 @@ impl Loop {
         if !before {
             if self.core.sources_ready() {
                 log::info!("all sources have delivered their pods");
-                // The CPUs and devices of pods that were removed while no agent ran.
-                self.garbage |= self.deps.assignments.holds_resources();
+                // The CPUs and devices of pods that were removed while no agent ran, and what waits for room.
+                self.garbage |= self.deps.assignments.holds_resources() || self.core.has_postponed();
             }
             self.clean_up();
         }
@@ -533,8 +533,8 @@ impl Loop {
                 ObservedChange::FirstList => {
                     self.first_list = true;
                     unknown = true;
-                    // Until now every pod counted as running, so nothing was released.
-                    self.garbage |= self.deps.assignments.holds_resources();
+                    // Until now every pod counted as running, so nothing was released or made room.
+                    self.garbage |= self.deps.assignments.holds_resources() || self.core.has_postponed();
                     let effects = self.decide(Core::readmit_running);
                     if !effects.is_empty() {
                         self.publish();
