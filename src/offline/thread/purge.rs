@@ -110,6 +110,8 @@ impl Writer {
         self.offline.shared.state().report.seal = self.offline.shared.files.seal_state();
         (self.node, self.node_digest, self.is_node_stored) = (Weak::new(), None, false);
         self.statuses.clear();
+        // Also if it waited for its first write.
+        self.cluster = None;
         (self.has_new_pods, self.has_old_pods) = (true, true);
         self.namespaces.clear();
         // The Node object, the pods and their statuses are known here: they are written again, if those of the
@@ -380,6 +382,17 @@ mod tests {
         order(&mut fixture, PurgeScope::All, 41).unwrap();
         fixture.turns(60);
         assert!(!fixture.has(&Key::cluster()));
+    }
+
+    #[test]
+    fn uid_of_the_cluster_that_waits_for_its_first_write_during_a_purge_is_stored() {
+        let (root, offline) = empty();
+        let deps = Deps { cluster: Box::new(|| Some("own".to_owned())), ..testing::deps() };
+        let mut fixture = Fixture::with(root, offline, deps);
+        fixture.offline().server_set(vec![pod("a")], true);
+        order(&mut fixture, PurgeScope::All, 0).unwrap();
+        fixture.turns(20);
+        assert!(fixture.has(&Key::cluster()));
     }
 
     #[test]
