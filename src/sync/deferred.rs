@@ -106,6 +106,11 @@ impl Deferred {
         decision
     }
 
+    /// Whether a set waits, of which nothing or only a part was admitted.
+    pub(super) fn has_set(&self) -> bool {
+        self.set.is_some()
+    }
+
     /// Takes the set that waits, to offer it again.
     pub(super) fn take(&mut self) -> Option<SourceSet> {
         self.set.take()
@@ -189,7 +194,9 @@ mod tests {
         let unknown = NodeState { is_known: false, can_read: true };
         let decision = deferred.offer(set(&["a"]), unknown, true, &|_| false, now);
         assert_eq!((decision, deferred.due()), (Decision::default(), None));
+        assert!(deferred.has_set());
         assert_eq!(deferred.take(), Some(set(&["a"])));
+        assert!(!deferred.has_set());
         assert_eq!(offer(&mut deferred, &["a"], true, now).admit, Some(set(&["a"])));
         assert_eq!(deferred.take(), None);
     }

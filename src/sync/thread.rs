@@ -288,7 +288,8 @@ impl Loop {
 
     /// Starts pods that wait for room, without the API server.
     fn readmit_fitting(&mut self) {
-        if !self.core.has_postponed() {
+        // The API server's set may lack them, and all are decided again with it.
+        if !self.core.has_postponed() || self.deferred.has_set() {
             return;
         }
         let effects = self.decide(Core::readmit_fitting);
