@@ -23,7 +23,8 @@ const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(320);
 /// After this number of failed writes, in about 16 minutes, nothing waits for the file of a pod.
 const HOPELESS_FAILURES: u32 = 8;
-/// The most bytes of bodies that wait after a failed write, but for those of pods and the Node object.
+/// The most bytes of bodies that wait after a failed write, but for those of pods, the Node object and the UID
+/// of the cluster.
 const MAX_RETRY_BYTES: usize = 4 * 1024 * 1024;
 /// The most of these bodies: one pod may name thousands of objects that do not fit, and each attempt costs
 /// time.
@@ -140,7 +141,7 @@ impl Queue {
         if self.waiting.contains_key(&key) {
             return true;
         }
-        let is_limited = |key: &Key| !is_of_pod(key.kind) && key.kind != Kind::Node;
+        let is_limited = |key: &Key| !is_of_pod(key.kind) && !matches!(key.kind, Kind::Node | Kind::Cluster);
         if is_limited(&key) {
             let failed = self.waiting.iter().filter(|(key, waiting)| waiting.failures > 0 && is_limited(key));
             let (number, bytes) = failed.fold((0, 0_usize), |(number, bytes), (_, waiting)| {
@@ -397,7 +398,8 @@ mod tests {
         };
         assert!((0..MAX_RETRIES).all(|number| fails(Kind::ConfigMap, &format!("n/{number}"))));
         assert!(!fails(Kind::ConfigMap, "n/one-more") && fails(Kind::Pod, "u"));
-        assert_eq!(queue.len(), MAX_RETRIES + 1);
+        assert!(fails(Kind::Cluster, ""), "it is queued once");
+        assert_eq!(queue.len(), MAX_RETRIES + 2);
     }
 
     #[test]
