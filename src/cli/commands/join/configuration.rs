@@ -64,7 +64,8 @@ fn usual(client_ca: &Path, manifests: &Path) -> Value {
 /// The configuration before the runtime's socket is known: the node's own over the cluster's.
 ///
 /// `cluster`: the text of kube-system/kubelet-config. `own`: the name and the content of `--config`.
-/// `resolver`: a file for `resolvConf`, unless the configuration has its own.
+/// `resolver`: a file for `resolvConf`, unless the configuration has the field: an empty text means that
+/// pods get no servers of the node.
 pub(super) fn merge(
     cluster: Option<&str>,
     own: Option<(&str, &[u8])>,
@@ -79,7 +80,7 @@ pub(super) fn merge(
         merge_patch(&mut merged, fields(name, text, false)?);
     }
     if let Some(resolver) = resolver
-        && get(&merged, "resolvConf").and_then(Value::as_str).is_none_or(str::is_empty)
+        && get(&merged, "resolvConf").is_none_or(Value::is_null)
     {
         set(&mut merged, "resolvConf", Value::from(resolver));
     }
@@ -184,6 +185,15 @@ mod tests {
         let own: &[u8] = b"resolvConf: /etc/other\n";
         let merged = merge(Some(CLUSTER), Some(("own", own)), Path::new("/k"), Some(RESOLVED)).unwrap();
         assert_eq!(merged["resolvConf"], "/etc/other");
+    }
+
+    #[test]
+    fn empty_resolver_stays_and_null_is_an_absent_field() {
+        for (value, expected) in [("''", ""), ("null", RESOLVED)] {
+            let cluster = format!("{CLUSTER}resolvConf: {value}\n");
+            let merged = merge(Some(&cluster), None, Path::new("/k"), Some(RESOLVED)).unwrap();
+            assert_eq!(merged["resolvConf"], expected, "{value}");
+        }
     }
 
     #[test]
