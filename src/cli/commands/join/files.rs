@@ -93,6 +93,18 @@ pub(super) struct Record {
     /// SHA-256 of the content in hexadecimal, by path.
     #[serde(default)]
     pub files: BTreeMap<PathBuf, String>,
+    /// The same of the content that an interrupted `join` has not replaced yet.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub former: BTreeMap<PathBuf, String>,
+}
+
+impl Record {
+    /// Whether `join` wrote this content of a file.
+    fn has_written(&self, path: &Path, content: &[u8]) -> bool {
+        let digest = sha256_hex(content);
+        content.starts_with(HEADER.as_bytes())
+            || [&self.files, &self.former].iter().any(|digests| digests.get(path) == Some(&digest))
+    }
 }
 
 /// Reads the record; `None`: there is none.
@@ -137,12 +149,12 @@ pub(super) enum Action {
     Refuse,
 }
 
-/// Decides about a file. `present`: its content. `recorded`: whether the record has it.
-fn decide(file: &PlannedFile, present: Option<&[u8]>, recorded: bool) -> Action {
+/// Decides about a file. `present`: its content. `is_own`: whether `join` wrote that.
+fn decide(file: &PlannedFile, present: Option<&[u8]>, is_own: bool) -> Action {
     match present {
         None => Action::Create,
         Some(present) if present == file.content.as_bytes() => Action::Keep,
-        Some(present) if recorded || present.starts_with(HEADER.as_bytes()) => Action::Replace,
+        Some(_) if is_own => Action::Replace,
         Some(_) => Action::Refuse,
     }
 }
@@ -165,26 +177,34 @@ pub(super) fn plan(
     mut record: Record,
 ) -> Result<FilePlan, Refusal> {
     let mut planned = Vec::new();
-    record.files = before.map(|before| before.files.clone()).unwrap_or_default();
+    let had_record = before.is_some();
+    let before = before.cloned().unwrap_or_default();
+    record.files.clone_from(&before.files);
+    record.former.clone_from(&before.former);
     for file in files {
         check_place(&file.path)?;
         let present = read(&file.path)?;
-        let action = decide(&file, present.as_deref(), record.files.contains_key(&file.path));
+        let is_own = present.as_deref().is_some_and(|present| before.has_written(&file.path, present));
+        let action = decide(&file, present.as_deref(), is_own);
         match action {
             Action::Refuse => {
-                let text = format!("{} exists, and coracle join did not write it", file.path.display());
+                let text = format!("{} has a content that coracle join did not write", file.path.display());
                 let advice = "if it is not needed, move it away, and run the same command again";
                 return Err(Refusal::new(Reason::FileInTheWay, text, advice));
             }
-            Action::Create | Action::Replace => {
-                record.files.insert(file.path.clone(), sha256_hex(file.content.as_bytes()));
-            }
             // A file that was there before stays when the node leaves.
-            Action::Keep => {}
+            Action::Keep if !is_own => {}
+            Action::Create | Action::Replace | Action::Keep => {
+                record.files.insert(file.path.clone(), sha256_hex(file.content.as_bytes()));
+                match present.filter(|_| action == Action::Replace) {
+                    Some(present) => record.former.insert(file.path.clone(), sha256_hex(&present)),
+                    None => record.former.remove(&file.path),
+                };
+            }
         }
         planned.push((file, action));
     }
-    Ok(FilePlan { files: planned, record, had_record: before.is_some() })
+    Ok(FilePlan { files: planned, record, had_record })
 }
 
 /// A link in a directory in which other users write could lead the file to another place, or its secret
@@ -282,8 +302,8 @@ pub(super) enum Removal {
 pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, Refusal> {
     let mut removals = Vec::new();
     for path in paths.own() {
-        let (Some(digest), Some(present)) = (record.files.get(&path), read(&path)?) else { continue };
-        let is_own = sha256_hex(&present) == *digest || present.starts_with(HEADER.as_bytes());
+        let (true, Some(present)) = (record.files.contains_key(&path), read(&path)?) else { continue };
+        let is_own = record.has_written(&path, &present);
         removals.push(if is_own { Removal::Remove(path) } else { Removal::Changed(path) });
     }
     if fs::symlink_metadata(paths.kubeconfig()).is_ok() {
@@ -340,15 +360,58 @@ mod tests {
     #[test]
     fn present_file_is_replaced_only_if_it_is_of_join() {
         let planned = file("/f".into(), "new");
-        for (present, recorded, expected) in [
+        for (present, is_own, expected) in [
             (None, false, Action::Create),
             (Some("new"), false, Action::Keep),
             (Some("old"), true, Action::Replace),
             (Some("old"), false, Action::Refuse),
-            (Some(HEADER), false, Action::Replace),
         ] {
-            assert_eq!(decide(&planned, present.map(str::as_bytes), recorded), expected, "{present:?}");
+            assert_eq!(decide(&planned, present.map(str::as_bytes), is_own), expected, "{present:?}");
         }
+    }
+
+    #[test]
+    fn drop_in_of_join_counts_as_its_own_without_a_record_and_after_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let present = format!("{HEADER}\n[Service]\n");
+        write_file(&paths.drop_in(), present.as_bytes(), 0o600).unwrap();
+        for (content, action) in [(present.clone(), Action::Keep), (format!("{present}#\n"), Action::Replace)]
+        {
+            let plan = plan(vec![file(paths.drop_in(), &content)], None, Record::default()).unwrap();
+            assert_eq!(plan.files[0].1, action);
+            assert_eq!(removals(&plan.record, &paths).unwrap()[0], Removal::Remove(paths.drop_in()));
+        }
+    }
+
+    #[test]
+    fn file_that_was_changed_after_join_is_refused_by_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let first = plan(both(&paths, "a\n"), None, Record::default()).unwrap();
+        write(&first, &paths).unwrap();
+        fs::write(paths.config(), "of the operator\n").unwrap();
+        let refused = plan(both(&paths, "b\n"), Some(&first.record), Record::default()).unwrap_err();
+        assert_eq!(refused.code, Reason::FileInTheWay.code());
+    }
+
+    #[test]
+    fn leave_after_an_interrupted_replacement_removes_the_former_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let mut record = None;
+        // Each command after the first is killed when it has written the record.
+        for content in ["a\n", "b\n", "c\n"] {
+            let next = plan(both(&paths, content), record.as_ref(), Record::default()).unwrap();
+            match record {
+                None => write(&next, &paths).unwrap(),
+                Some(_) => write_record(&next.record, &paths).unwrap(),
+            }
+            record = read_record(&paths).unwrap();
+        }
+        assert_eq!(fs::read_to_string(paths.config()).unwrap(), "a\n");
+        let removals = removals(&record.unwrap(), &paths).unwrap();
+        assert!(removals.contains(&Removal::Remove(paths.config())), "{removals:?}");
     }
 
     #[test]
