@@ -99,6 +99,12 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// Whether the unit of the agent belongs to this node: `join` wrote its drop-in. Another node of the
+    /// machine, with other directories, may have it.
+    pub(super) fn has_drop_in(&self, paths: &Paths) -> bool {
+        self.files.contains_key(&paths.drop_in())
+    }
+
     /// Whether `join` wrote this content of a file.
     fn has_written(&self, path: &Path, content: &[u8]) -> bool {
         let digest = sha256_hex(content);
@@ -382,6 +388,17 @@ mod tests {
             assert_eq!(plan.files[0].1, action);
             assert_eq!(removals(&plan.record, &paths).unwrap()[0], Removal::Remove(paths.drop_in()));
         }
+    }
+
+    #[test]
+    fn unit_with_the_drop_in_of_another_node_is_not_that_of_the_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        write_file(&paths.drop_in(), HEADER.as_bytes(), 0o600).unwrap();
+        let without = plan(both(&paths, "a\n"), None, Record::default()).unwrap();
+        assert!(!without.record.has_drop_in(&paths));
+        let with = plan(vec![file(paths.drop_in(), "x")], None, Record::default()).unwrap();
+        assert!(with.record.has_drop_in(&paths));
     }
 
     #[test]

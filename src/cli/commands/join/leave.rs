@@ -39,19 +39,18 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
         let advice = "a node of kubeadm leaves with kubeadm reset; one that was joined by hand, by hand";
         return Err(Refusal::new(Reason::NotJoined, text, advice));
     };
-    let removals = files::removals(&record, &paths)?;
-    let has_unit = Path::new(service::SYSTEMD).exists() && paths.drop_in().exists();
     if options.dry_run {
-        for removal in &removals {
+        for removal in &files::removals(&record, &paths)? {
             show(console, "would remove", removal);
         }
         return Ok(());
     }
+    let uses_systemd = Path::new(service::SYSTEMD).exists() && record.has_drop_in(&paths);
     if let Some(kubeconfig) = &options.drain {
         // The agent ends the pods, so it still runs.
         drain::drain(kubeconfig, &record.node, options.timeout, &mut |line| progress(console, line))?;
     }
-    if has_unit {
+    if uses_systemd && paths.drop_in().exists() {
         progress(console, "stop: stopping coracle.service; containers keep running");
         step("stop", service::stop(record.enabled))?;
     } else if client.get::<NodeReport>("/v1/status").is_ok() {
@@ -60,13 +59,14 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
                       run the same command again";
         return Err(Refusal::new(Reason::Service, text, advice));
     }
-    for removal in &removals {
+    // Until it was stopped, the agent made more.
+    for removal in &files::removals(&record, &paths)? {
         if let Removal::Remove(path) = removal {
             step("files", files::remove(path))?;
         }
         show(console, "removed", removal);
     }
-    if has_unit {
+    if uses_systemd {
         if let Some(directory) = paths.drop_in().parent() {
             // It stays if the operator has other drop-ins there.
             let _ = fs::remove_dir(directory);

@@ -138,7 +138,9 @@ impl Attempt<'_, '_> {
                 if options.dry_run {
                     return Ok(());
                 }
-                if uses_systemd && !service::is_active() {
+                // Without a drop-in, the operator has started the agent with the command that was printed.
+                let has_drop_in = record.as_ref().is_some_and(|record| record.has_drop_in(paths));
+                if uses_systemd && has_drop_in && !service::is_active() {
                     self.progress("start: starting coracle.service");
                     step("start", service::start())?;
                 }
