@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::authority::{Authorities, AuthorityPin};
-use super::cluster::{MAX_FILE_BYTES, Origin, parts, server_url};
+use super::cluster::{MAX_FILE_BYTES, Origin, Parts, parts, server_url};
 use super::credentials::Credentials;
 use super::error::JoinError;
 use super::requests::{Server, Verification};
@@ -104,16 +104,29 @@ pub fn by_file(path: &Path) -> Result<(Cluster, Option<Credentials>), JoinError>
     by_file_within(path, &Retry::discovery())
 }
 
+/// The URL of the server in a kubeconfig file, as [`by_file`] returns it. Nothing is sent.
+///
+/// # Errors
+/// When the file is invalid.
+pub fn server_of_file(path: &Path) -> Result<String, JoinError> {
+    parts_of_file(path).map(|found| found.server)
+}
+
+fn parts_of_file(path: &Path) -> Result<Parts, JoinError> {
+    let config = kubeconfig::load(path).map_err(|problem| invalid_kubeconfig(&problem))?;
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let directory = absolute.parent().unwrap_or(Path::new("/"));
+    parts(&config, Origin::File(directory))
+        .map_err(|reason| JoinError::File { path: path.display().to_string(), reason })
+}
+
 /// As [`by_file`], with other limits.
 ///
 /// # Errors
 /// As [`by_file`], and when the breaker was tripped.
 pub fn by_file_within(path: &Path, retry: &Retry<'_>) -> Result<(Cluster, Option<Credentials>), JoinError> {
     let file_error = |reason: String| JoinError::File { path: path.display().to_string(), reason };
-    let config = kubeconfig::load(path).map_err(|problem| invalid_kubeconfig(&problem))?;
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let directory = absolute.parent().unwrap_or(Path::new("/"));
-    let found = parts(&config, Origin::File(directory)).map_err(file_error)?;
+    let found = parts_of_file(path)?;
     let pem = found.authority.as_ref().map(Authorities::to_pem);
     let verification = pem.as_deref().map_or(Verification::System, Verification::Authority);
     let credentials = found.credentials;

@@ -54,6 +54,20 @@ pub(super) fn discover(
     }
 }
 
+/// The server that a file of the command names, if it can be read. Nothing is sent.
+pub(super) fn named_server(method: &JoinMethod) -> Option<String> {
+    match method {
+        JoinMethod::DiscoveryFile(file) | JoinMethod::BootstrapKubeconfig(file) => {
+            plane::server_of_file(file).ok()
+        }
+        JoinMethod::K0sToken(file) if file != Path::new("-") => {
+            let (cluster, _) = plane::by_k0s_token(&from_file(file).ok()?).ok()?;
+            Some(cluster.server)
+        }
+        JoinMethod::K0sToken(_) | JoinMethod::Token { .. } => None,
+    }
+}
+
 fn given_credentials(
     source: Option<&TokenSource>,
     input: &mut dyn Read,
@@ -121,6 +135,16 @@ mod tests {
         assert_eq!(read(TokenSource::Text("from.line ".into())), "from.line");
         assert_eq!(read(TokenSource::File(file.path().to_owned())), "from.file");
         assert_eq!(read(TokenSource::StandardInput), "from.input");
+    }
+
+    #[test]
+    fn server_is_read_from_a_file_of_the_command() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "clusters: [{name: '', cluster: {server: 'https://a'}}]\n").unwrap();
+        let method = JoinMethod::BootstrapKubeconfig(file.path().to_owned());
+        assert_eq!(named_server(&method).as_deref(), Some("https://a:443"));
+        assert_eq!(named_server(&JoinMethod::DiscoveryFile("/no/such/file".into())), None);
+        assert_eq!(named_server(&JoinMethod::Token { address: "a:1".into() }), None);
     }
 
     #[test]

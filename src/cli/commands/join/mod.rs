@@ -134,6 +134,9 @@ impl Attempt<'_, '_> {
         }
         match course {
             Course::Continue => {
+                if let (Some(record), Some(server)) = (&record, discovery::named_server(&options.method)) {
+                    step("preflight", preflight::check_server(record, &server))?;
+                }
                 self.progress("files: the agent has its certificate already");
                 if options.dry_run {
                     return Ok(());
@@ -147,6 +150,9 @@ impl Attempt<'_, '_> {
             }
             Course::Begin => {
                 let found = self.find(&node)?;
+                if let Some(record) = &record {
+                    step("preflight", preflight::check_server(record, &found.cluster.server))?;
+                }
                 let new = Record {
                     server: found.cluster.server.clone(),
                     address: address.to_owned(),

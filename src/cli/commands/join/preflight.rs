@@ -50,11 +50,7 @@ pub(super) fn course(
                       is the node of a cluster already can be taken over (docs/take-over.md)";
         return Err(Refusal::new(Reason::OtherKubelet, text, advice));
     }
-    let other = |text: String| {
-        let advice = "to leave that cluster, run coracle leave or kubeadm reset; to take the node over as it \
-                      is, see docs/take-over.md";
-        Err(Refusal::new(Reason::OtherCluster, text, advice))
-    };
+    let other = |text: String| Err(other_cluster(text));
     let Some(record) = machine.record else {
         return match (machine.has_kubeconfig, machine.has_bootstrap) {
             (false, false) => Ok(Course::Begin),
@@ -78,6 +74,22 @@ pub(super) fn course(
         return other(format!("this machine has joined as the node {}, not as {node}", record.node));
     }
     Ok(if machine.has_kubeconfig { Course::Continue } else { Course::Begin })
+}
+
+fn other_cluster(text: String) -> Refusal {
+    let advice = "to leave that cluster, run coracle leave or kubeadm reset; to take the node over as it is, \
+                  see docs/take-over.md";
+    Refusal::new(Reason::OtherCluster, text, advice)
+}
+
+/// Refuses another API server than that of an earlier `join`: its files would be mixed with those of
+/// this one.
+pub(super) fn check_server(record: &Record, server: &str) -> Result<(), Refusal> {
+    if record.server == server {
+        return Ok(());
+    }
+    let known = &record.server;
+    Err(other_cluster(format!("this machine has joined, or has begun to join, {known}, and not {server}")))
 }
 
 /// Whether the operator has accepted that a check fails.
@@ -195,6 +207,14 @@ mod tests {
             assert_eq!(refused.code, Reason::OtherCluster.code(), "{address} {node}");
         }
         assert_eq!(course(&begun, &paths(), "", "n", &[]), Ok(Course::Begin));
+    }
+
+    #[test]
+    fn server_of_another_cluster_is_refused() {
+        let record = Record { server: "https://a:1".into(), ..Record::default() };
+        assert_eq!(check_server(&record, "https://a:1"), Ok(()));
+        let refused = check_server(&record, "https://b:1").unwrap_err();
+        assert_eq!(refused.code, Reason::OtherCluster.code());
     }
 
     #[test]
