@@ -15,7 +15,7 @@ use crate::cli::commands::error::Outcome;
 
 use super::files::{self, Paths, Record, Removal};
 use super::refusal::{Reason, Refusal};
-use super::{drain, exit, progress, service, step};
+use super::{drain, exit, preflight, progress, service, step};
 
 pub(crate) fn run(
     client: &Client,
@@ -44,6 +44,12 @@ fn leave(client: &Client, console: &mut Console<'_>, options: &LeaveOptions) -> 
             show(console, "would remove", removal);
         }
         return Ok(());
+    }
+    if let Some(pid) = preflight::kubelet_with(Path::new("/proc"), &paths.kubeconfig()) {
+        let text = format!("a kubelet runs with {}: process {pid}", paths.kubeconfig().display());
+        let advice = "if it has taken the node over, the files are its own: remove only coracle-join.json; \
+                      otherwise stop it, and run the same command again";
+        return Err(Refusal::new(Reason::OtherKubelet, text, advice));
     }
     let uses_systemd = Path::new(service::SYSTEMD).exists() && record.has_drop_in(&paths);
     if let Some(kubeconfig) = &options.drain {

@@ -3,11 +3,12 @@
 //! Go: cmd/kubeadm/app/preflight/checks.go, cmd/kubeadm/app/cmd/phases/join/kubelet.go (the node's name).
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::resources::preflight::{CheckLine, CheckStatus};
 
-use super::files::{Paths, Record};
+use super::files::{self, Paths, Record};
 use super::plane::NodeState;
 use super::refusal::{Reason, Refusal};
 
@@ -161,6 +162,17 @@ pub(super) fn processes(proc: &Path, name: &str) -> Vec<u32> {
     found
 }
 
+/// A process `kubelet` that has this kubeconfig in its arguments.
+pub(super) fn kubelet_with(proc: &Path, kubeconfig: &Path) -> Option<u32> {
+    let path = kubeconfig.as_os_str().as_bytes();
+    processes(proc, "kubelet").into_iter().find(|pid| {
+        let arguments = files::read(&proc.join(pid.to_string()).join("cmdline"));
+        let arguments = arguments.ok().flatten().unwrap_or_default();
+        let mut words = arguments.split(|byte| *byte == 0);
+        words.any(|word| word.strip_prefix(b"--kubeconfig=").unwrap_or(word) == path)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +276,24 @@ mod tests {
         }
         for server in ["v1.35.0", "v1.41.0", "v1.4294967295.0"] {
             assert_eq!(checked(server), Err(Reason::Version.code()), "{server}");
+        }
+    }
+
+    #[test]
+    fn kubelet_is_found_by_its_kubeconfig_in_either_form() {
+        let dir = tempfile::tempdir().unwrap();
+        for (pid, name, arguments) in [
+            ("3", "coracle", "coracle\0--kubeconfig=/k/a\0"),
+            ("4", "kubelet", "kubelet\0--kubeconfig=/k/a\0"),
+            ("5", "kubelet", "kubelet\0--kubeconfig\0/k/b\0"),
+            ("6", "kubelet", "kubelet\0--bootstrap-kubeconfig=/k/c\0"),
+        ] {
+            std::fs::create_dir(dir.path().join(pid)).unwrap();
+            std::fs::write(dir.path().join(pid).join("comm"), name).unwrap();
+            std::fs::write(dir.path().join(pid).join("cmdline"), arguments).unwrap();
+        }
+        for (kubeconfig, pid) in [("/k/a", Some(4)), ("/k/b", Some(5)), ("/k/c", None), ("/k", None)] {
+            assert_eq!(kubelet_with(dir.path(), Path::new(kubeconfig)), pid, "{kubeconfig}");
         }
     }
 
