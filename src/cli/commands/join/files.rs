@@ -6,6 +6,7 @@
 //! Go: cmd/kubeadm/app/constants, cmd/kubeadm/app/phases/kubelet.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -312,6 +313,7 @@ pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, R
         let is_own = record.has_written(&path, &present);
         removals.push(if is_own { Removal::Remove(path) } else { Removal::Changed(path) });
     }
+    removals.extend(temporary(&paths.bootstrap()).into_iter().map(Removal::Remove));
     if fs::symlink_metadata(paths.kubeconfig()).is_ok() {
         removals.push(Removal::Remove(paths.kubeconfig()));
     }
@@ -332,6 +334,32 @@ fn is_certificate(name: &str) -> bool {
     matches!(name, "kubelet.crt" | "kubelet.key")
         || (["kubelet-client-", "kubelet-server-"].iter().any(|start| name.starts_with(start))
             && name.ends_with(".pem"))
+}
+
+/// Removes the credentials for the first certificate.
+pub(super) fn remove_bootstrap(paths: &Paths) -> Result<(), Refusal> {
+    let path = paths.bootstrap();
+    temporary(&path).iter().try_for_each(|temporary| remove(temporary))?;
+    remove(&path)
+}
+
+/// What a process that was killed has left beside a file that it wrote: the name of the file, eight digits
+/// and `.tmp` ([`atomic_file::write`]).
+fn temporary(path: &Path) -> Vec<PathBuf> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else {
+        return Vec::new();
+    };
+    let is_temporary = |found: &str| {
+        let digits = found.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".tmp"));
+        digits
+            .is_some_and(|digits| digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+    };
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let entries = entries.filter(|entry| {
+        entry.file_name().to_str().is_some_and(is_temporary)
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+    });
+    entries.map(|entry| entry.path()).collect()
 }
 
 /// Removes a file that may be missing already.
@@ -518,6 +546,23 @@ mod tests {
         assert_eq!(write(&plan, &paths).unwrap_err().code, Reason::File.code());
         assert!(!paths.record().exists() && !paths.authority().exists());
         assert_eq!(created(&plan, &paths), [paths.record(), paths.authority(), paths.config()]);
+    }
+
+    #[test]
+    fn credentials_in_a_temporary_file_do_not_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        fs::create_dir_all(paths.kubernetes_dir.join("bootstrap-kubelet.conf.00000000.tmp")).unwrap();
+        let temporary = paths.kubernetes_dir.join("bootstrap-kubelet.conf.0123abcd.tmp");
+        let others = ["bootstrap-kubelet.conf.tmp", "bootstrap-kubelet.conf.0123abcg.tmp", "x.0123abcd.tmp"];
+        let others = others.map(|name| paths.kubernetes_dir.join(name));
+        for path in others.iter().chain([&temporary]) {
+            fs::write(path, "secret").unwrap();
+        }
+        let removals = removals(&Record::default(), &paths).unwrap();
+        assert_eq!(removals, [Removal::Remove(temporary.clone()), Removal::Remove(paths.record())]);
+        remove_bootstrap(&paths).unwrap();
+        assert!(!temporary.exists() && others.iter().all(|path| path.exists()));
     }
 
     #[test]

@@ -305,7 +305,7 @@ impl Attempt<'_, '_> {
             let observation = self.observe(node);
             if matches!(observation, Observation::Node(_)) {
                 // The node has its own certificate: the secret of all nodes does not stay.
-                step("wait", files::remove(&self.paths.bootstrap()))?;
+                step("wait", files::remove_bootstrap(self.paths))?;
             }
             let Some(pending) = wait::pending(&observation, node) else { break };
             if pending.text != shown {
