@@ -111,6 +111,12 @@ fn left(record: &Record, paths: &Paths, pods: usize) -> Vec<String> {
              ends them, findmnt shows the volumes"
         ));
     }
+    if paths.root_dir.join(crate::config::OFFLINE_DIR).exists() {
+        lines.push(format!(
+            "the objects in {root}/offline, whose pods start in the next cluster with --offline: rm -r \
+             {root}/offline removes them"
+        ));
+    }
     lines.push(format!("other state of the agent in {root}, and the images of the runtime"));
     lines
 }
@@ -128,5 +134,15 @@ mod tests {
             assert!(lines.contains(words), "{words}: {lines}");
         }
         assert_eq!(left(&record, &paths, 0).len(), 2);
+    }
+
+    #[test]
+    fn stored_objects_of_the_cluster_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths =
+            Paths { kubernetes_dir: "/k".into(), root_dir: dir.path().into(), units_dir: "/u".into() };
+        fs::create_dir(dir.path().join("offline")).unwrap();
+        let lines = left(&Record::default(), &paths, 0).join("\n");
+        assert!(lines.contains(&format!("rm -r {}/offline", dir.path().display())), "{lines}");
     }
 }
