@@ -82,7 +82,10 @@ fn authority(cluster: &kubeconfig::Cluster, origin: Origin<'_>) -> Result<Option
     }
     for (field, value) in [("tls-server-name", &cluster.tls_server_name), ("proxy-url", &cluster.proxy_url)] {
         if set(value) {
-            return Err(format!("{field} is not supported here: use --bootstrap-kubeconfig"));
+            return Err(format!(
+                "{field} is not supported by join: start the agent itself with this file as its \
+                 --bootstrap-kubeconfig"
+            ));
         }
     }
     let embedded = cluster.certificate_authority_data.as_ref().filter(|data| !data.0.is_empty());
