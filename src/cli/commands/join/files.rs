@@ -331,7 +331,8 @@ pub(super) fn removals(record: &Record, paths: &Paths) -> Result<Vec<Removal>, R
 
 /// The names of the agent's certificates and keys (Go: client-go util/certificate, kubelet/certificate).
 fn is_certificate(name: &str) -> bool {
-    matches!(name, "kubelet.crt" | "kubelet.key")
+    // The last two are keys whose request has no response yet.
+    matches!(name, "kubelet.crt" | "kubelet.key" | "kubelet-client.key.tmp" | "kubelet-server.key.tmp")
         || (["kubelet-client-", "kubelet-server-"].iter().any(|start| name.starts_with(start))
             && name.ends_with(".pem"))
 }
@@ -478,7 +479,7 @@ mod tests {
         write(&second, &paths).unwrap();
 
         fs::create_dir_all(paths.certificates()).unwrap();
-        for name in ["kubelet-client-current.pem", "kubelet.key", "other.pem"] {
+        for name in ["kubelet-client-current.pem", "kubelet-client.key.tmp", "kubelet.key", "other.pem"] {
             fs::write(paths.certificates().join(name), "").unwrap();
         }
         fs::write(paths.authority(), "changed\n").unwrap();
@@ -490,6 +491,7 @@ mod tests {
                 Removal::Changed(paths.authority()),
                 Removal::Remove(paths.config()),
                 Removal::Remove(pki.join("kubelet-client-current.pem")),
+                Removal::Remove(pki.join("kubelet-client.key.tmp")),
                 Removal::Remove(pki.join("kubelet.key")),
                 Removal::Remove(paths.record()),
             ]
