@@ -175,7 +175,10 @@ impl Attempt<'_, '_> {
                 self.progress("start: starting coracle.service with the flags of the cluster");
                 if let Err(refusal) = step("start", service::start()) {
                     files::undo(&files::created(&plan, paths));
-                    // Best effort: the first error is reported.
+                    // Best effort: the first error is reported. Without a record, leave does not disable it.
+                    if record.is_none() && plan.record.enabled {
+                        let _ = service::disable();
+                    }
                     let _ = service::reload();
                     return Err(refusal);
                 }

@@ -114,10 +114,12 @@ pub(super) fn start() -> Result<(), Refusal> {
 /// Stops the agent. `disable`: it is not started with the machine either.
 pub(super) fn stop(disable: bool) -> Result<(), Refusal> {
     systemctl(&["stop", UNIT])?;
-    if disable {
-        systemctl(&["disable", UNIT])?;
-    }
-    Ok(())
+    if disable { self::disable() } else { Ok(()) }
+}
+
+/// The agent is no longer started with the machine.
+pub(super) fn disable() -> Result<(), Refusal> {
+    systemctl(&["disable", UNIT]).map(drop)
 }
 
 /// Reads the units after the drop-in is gone.
