@@ -2,10 +2,11 @@
 //! response.
 
 use std::io::{self, BufRead as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -25,20 +26,23 @@ use super::gate::{Gate, Refusal};
 use super::html::Html;
 use super::pages::{self, Content};
 
-/// Open connections; each has a thread. Others wait in the queue of the socket.
+/// Open connections; each has a thread. Others wait in the queue of the socket until one without a session
+/// is closed for them.
 const MOST_CONNECTIONS: usize = 16;
 /// Logs that are followed at the same time.
 const MOST_FOLLOWED: usize = 8;
 /// The size of a head; browsers send less than 2 KiB.
 const HEAD_BYTES: usize = 16 * 1024;
-/// The time for the handshake, and for the head.
-const HEAD_LIMIT: Duration = Duration::from_secs(10);
+/// The time for the handshake, and for the head. In tests it does not end idle connections.
+const HEAD_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 10 });
 /// The time in which a client takes nothing of a log.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// The time that a page may take, with the time for its bytes at this rate per second.
 const PAGE_LIMIT: (Duration, u32) = (Duration::from_secs(10), 4 * 1024);
 /// How often the number of connections is checked while all are in use.
 const FULL_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// The time in which the thread of a connection ends whose socket is shut down.
+const EVICTION_LIMIT: Duration = Duration::from_secs(1);
 /// The size of a read of a log.
 const CHUNK: usize = 32 * 1024;
 /// The first byte of a client that uses TLS.
@@ -148,8 +152,9 @@ impl Server {
         }
     }
 
-    /// Finds the response to a request, after all checks.
-    fn respond(&self, head: &RequestHead) -> Action {
+    /// Finds the response to a request, after all checks. `has_session`: becomes true for a client with
+    /// the cookie or the token, whose connection is not closed for others.
+    fn respond(&self, head: &RequestHead, has_session: &AtomicBool) -> Action {
         if !matches!(head.method.as_str(), "GET" | "HEAD") {
             let refused = Reply::new(405, TEXT, "GET and HEAD only\n");
             return Action::Whole(refused.with("Allow", "GET, HEAD".to_owned()));
@@ -160,6 +165,8 @@ impl Server {
         if let Err(refusal) = self.gate.check_source(&head.fields) {
             return Action::Whole(Reply::refused(refusal));
         }
+        let is_known = self.gate.has_session(&head.fields);
+        has_session.store(is_known, Ordering::SeqCst);
         let target = &head.target;
         // Pages about a refused link need these, too, and they have no secrets.
         match target.path.as_str() {
@@ -171,12 +178,13 @@ impl Server {
             return Action::Whole(match self.gate.exchange(token) {
                 // The address with the token does not stay in the history.
                 Ok(cookie) => {
+                    has_session.store(true, Ordering::SeqCst);
                     Reply::new(303, TEXT, "").with("Set-Cookie", cookie).with("Location", "/".to_owned())
                 }
                 Err(refusal) => Reply::refused(refusal),
             });
         }
-        if !self.gate.has_session(&head.fields) {
+        if !is_known {
             return Action::Whole(Reply::refused(Refusal::NoSession));
         }
         self.page(head)
@@ -226,11 +234,11 @@ impl Server {
     }
 
     /// Serves the one request of a connection.
-    fn serve(&self, socket: TcpStream) {
-        let connection = Connection::new(Socket::Tcp(Arc::new(socket)), Arc::clone(&self.shutdown));
+    fn serve(&self, socket: Arc<TcpStream>, has_session: &AtomicBool) {
+        let connection = Connection::new(Socket::Tcp(socket), Arc::clone(&self.shutdown));
         let Some(mut connection) = self.complete_handshake(connection) else { return };
         match read_head(&mut connection) {
-            Ok(Some(head)) => match self.respond(&head) {
+            Ok(Some(head)) => match self.respond(&head, has_session) {
                 Action::Whole(reply) => send(connection, &reply, head.method == "HEAD"),
                 Action::Follow(target) => self.follow(connection, &target),
             },
@@ -374,17 +382,46 @@ fn read_head(connection: &mut Connection) -> Result<Option<RequestHead>, Request
     }
 }
 
+/// An open connection.
+struct Open {
+    running: Running,
+    /// Closed by the thread of the connection.
+    socket: Weak<TcpStream>,
+    /// The request had the cookie or the token.
+    has_session: Arc<AtomicBool>,
+}
+
+impl Open {
+    /// Whether this connection is closed for another one: any local user can open connections.
+    fn is_evictable(&self) -> bool {
+        !self.has_session.load(Ordering::SeqCst)
+    }
+}
+
+/// Closes the oldest connection without a session, which had most time for its request. False: there is
+/// none.
+fn evict(connections: &mut Vec<Open>) -> bool {
+    let Some(index) = connections.iter().position(Open::is_evictable) else { return false };
+    let Open { running, socket, .. } = connections.remove(index);
+    if let Some(socket) = socket.upgrade() {
+        // `shutdown` fails if the client has closed the connection.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+    running.stop(EVICTION_LIMIT);
+    true
+}
+
 /// Accepts connections until `termination` is readable.
 ///
 /// # Errors
 /// When the kernel cannot wait for connections.
 pub(super) fn run(listener: &TcpListener, server: &Arc<Server>, termination: &UnixStream) -> io::Result<()> {
-    let mut connections: Vec<Running> = Vec::new();
+    let mut connections: Vec<Open> = Vec::new();
     let mut number: u64 = 0;
     let mut is_paused = false;
     let outcome = loop {
-        connections.retain(|connection| !connection.is_finished());
-        is_paused |= connections.len() >= MOST_CONNECTIONS;
+        connections.retain(|connection| !connection.running.is_finished());
+        is_paused |= connections.len() >= MOST_CONNECTIONS && !connections.iter().any(Open::is_evictable);
         let accepted = if is_paused { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = [PollFd::new(termination, PollFlags::IN), PollFd::new(listener, accepted)];
         let waited = poll(&mut fds, is_paused.then_some(&FULL_PAUSE));
@@ -400,6 +437,9 @@ pub(super) fn run(listener: &TcpListener, server: &Arc<Server>, termination: &Un
         if was_paused || events.is_empty() {
             continue;
         }
+        if connections.len() >= MOST_CONNECTIONS && !evict(&mut connections) {
+            continue;
+        }
         number += 1;
         match accept(listener, server, number) {
             Ok(connection) => connections.extend(connection),
@@ -408,11 +448,11 @@ pub(super) fn run(listener: &TcpListener, server: &Arc<Server>, termination: &Un
         }
     };
     // They end with the shutdown socket, or with the process: a request to the agent may take long.
-    connections.into_iter().for_each(Running::leave);
+    connections.into_iter().for_each(|connection| connection.running.leave());
     outcome
 }
 
-fn accept(listener: &TcpListener, server: &Arc<Server>, number: u64) -> io::Result<Option<Running>> {
+fn accept(listener: &TcpListener, server: &Arc<Server>, number: u64) -> io::Result<Option<Open>> {
     let socket = match listener.accept() {
         Ok((socket, _)) => socket,
         Err(error)
@@ -429,6 +469,11 @@ fn accept(listener: &TcpListener, server: &Arc<Server>, number: u64) -> io::Resu
     // Small pieces of a log are sent at once; without it they only come later.
     let _ = socket.set_nodelay(true);
     let server = Arc::clone(server);
+    let (socket, has_session) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
+    let (closer, admitted) = (Arc::downgrade(&socket), Arc::clone(&has_session));
     let name = format!("ui/{number}");
-    threads::spawn(&name, Stack::Large, OnDeath::Unsupervised, move |_| server.serve(socket)).map(Some)
+    let running = threads::spawn(&name, Stack::Large, OnDeath::Unsupervised, move |_| {
+        server.serve(socket, &admitted);
+    })?;
+    Ok(Some(Open { running, socket: closer, has_session }))
 }

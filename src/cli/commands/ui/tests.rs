@@ -273,6 +273,30 @@ fn log_is_followed_until_the_client_leaves_and_only_a_few_at_the_same_time() {
 }
 
 #[test]
+fn connections_without_session_give_way_and_those_with_one_stay() {
+    let site = Site::start(|node| {
+        node.read_log = Box::new(|_, options, out, stop| {
+            let _ = out.write_all(b"first");
+            let _ = out.flush();
+            if options.follow {
+                let _ = stop.wait(LONG);
+            }
+            Ok(())
+        });
+    });
+    let cookie = site.cookie();
+    let session = ("Cookie", cookie.as_str());
+    let mut log = site.open("GET", "/logs/follow?uid=uid1&container=a", &[session]);
+    log.read_exact(&mut [0]).unwrap();
+    let idle: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(site.address).unwrap()).collect();
+    assert_eq!(site.request("GET", "/", &[session]).0, 200);
+    log.set_nonblocking(true).unwrap();
+    let outcome = log.read_to_end(&mut Vec::new());
+    assert_eq!(outcome.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "the log goes on");
+    drop(idle);
+}
+
+#[test]
 fn assets_are_small_and_the_script_makes_no_markup_of_text() {
     let (style, script) = (include_str!("style.css"), include_str!("ui.js"));
     assert!(style.len() + script.len() < 40 * 1024);
