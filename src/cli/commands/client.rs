@@ -198,6 +198,41 @@ impl Client {
         Ok(bytes)
     }
 
+    /// Reads the whole body of a response and returns its last `limit` bytes, and whether there were more.
+    pub(super) fn read_end(
+        &self,
+        response: Response,
+        target: &str,
+        limit: usize,
+    ) -> Result<(Vec<u8>, bool), CommandError> {
+        let Response { head, mut body } = response;
+        let (mut end, mut total) = (Vec::new(), 0_usize);
+        let mut read = || -> io::Result<()> {
+            let mut framing = head.framing()?;
+            loop {
+                let piece = framing.fill(&mut body)?;
+                let count = piece.len();
+                total = total.saturating_add(count);
+                if count == 0 || total > RESPONSE_BYTES {
+                    return Ok(());
+                }
+                end.extend_from_slice(piece);
+                framing.consume(&mut body, count);
+                // Not for each piece: the rest is moved.
+                if end.len() > limit.saturating_mul(2) {
+                    keep_end(&mut end, limit);
+                }
+            }
+        };
+        read().map_err(|error| self.read_error(target, error))?;
+        if total > RESPONSE_BYTES {
+            let reason = format!("it has more than {RESPONSE_BYTES} bytes");
+            return Err(CommandError::Response { target: target.to_owned(), reason });
+        }
+        keep_end(&mut end, limit);
+        Ok((end, total > limit))
+    }
+
     /// Calls `each` with each line's document until the agent stops or `each` fails.
     pub(super) fn follow<T: DeserializeOwned>(
         &self,
@@ -219,6 +254,11 @@ impl Client {
             each(decode_document(target, &line)?)?;
         }
     }
+}
+
+/// Removes all but the last `limit` bytes.
+fn keep_end(bytes: &mut Vec<u8>, limit: usize) {
+    bytes.drain(..bytes.len().saturating_sub(limit));
 }
 
 /// Reads a document by the decoder of objects: one of serde_json's would be compiled for each of the
@@ -296,6 +336,20 @@ mod tests {
         check("HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n[]", "too early");
         check("HTTP/1.0 200 OK\r\n\r\n{}", "is malformed");
         check("HTTP/1.0 404 Not Found\r\n\r\nno such pod\n", "no such pod");
+    }
+
+    #[test]
+    fn end_of_a_body_has_its_last_bytes() {
+        let end = |body: &str, limit| {
+            let (client, _dir, _agent) = scripted(&format!("HTTP/1.0 200 OK\r\n\r\n{body}"));
+            let response = client.open("/x", ReadTimeout::Response).unwrap();
+            let (bytes, is_cut) = client.read_end(response, "/x", limit).unwrap();
+            (String::from_utf8(bytes).unwrap(), is_cut)
+        };
+        assert_eq!(end("", 3), (String::new(), false));
+        assert_eq!(end("abc", 3), ("abc".to_owned(), false));
+        assert_eq!(end("abcd", 3), ("bcd".to_owned(), true));
+        assert_eq!(end(&format!("{}end", "x".repeat(100_000)), 3), ("end".to_owned(), true));
     }
 
     #[test]

@@ -286,24 +286,25 @@ pub(super) fn logs(
 ) -> Result<Content, CommandError> {
     let described = find(client, uid)?;
     let view = &described.view;
-    let mut target = format!(
-        "/v1/logs?pod={}&container={}&tail={LOG_LINES}&limitBytes={LOG_BYTES}",
-        encode(uid),
-        encode(container)
-    );
+    // Without a limit of bytes: the agent counts them from the first of these lines, and the last ones have
+    // the reason why a container ended.
+    let mut target = format!("/v1/logs?pod={}&container={}&tail={LOG_LINES}", encode(uid), encode(container));
     if previous {
         target.push_str("&previous=true");
     }
     let text = client
         .open(&target, ReadTimeout::Response)
-        // The agent ends at the limit; the margin keeps its last line.
-        .and_then(|response| client.read_body(response, &target, LOG_BYTES.saturating_mul(2)));
-    let text = match text {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        .and_then(|response| client.read_end(response, &target, LOG_BYTES));
+    let (text, is_cut) = match text {
+        Ok((bytes, is_cut)) => (String::from_utf8_lossy(&bytes).into_owned(), is_cut),
         // Such as a container without a log: the other containers may have some.
-        Err(CommandError::Rejected { text, .. }) => format!("(no log: {text})"),
+        Err(CommandError::Rejected { text, .. }) => (format!("(no log: {text})"), false),
         Err(error) => return Err(error),
     };
+    // Without the part of a line, unless there is nothing else.
+    let whole = text.split_once('\n').map(|(_, lines)| lines).filter(|lines| is_cut && !lines.is_empty());
+    let text = whole.unwrap_or(&text);
+    let end = if is_cut { ", of them the end" } else { "" };
     let mut content = Content::new(format!("Log of {container} in {}/{}", view.namespace(), view.name()));
     let html = &mut content.html;
     html.raw("<p>").link(&format!("/pod?uid={}", encode(uid)), "The pod").raw("\n");
@@ -313,14 +314,14 @@ pub(super) fn logs(
     }
     html.link(&log_target("/logs", uid, container, true), "the instance before").raw("</p>\n");
     html.paragraph(&match previous {
-        true => format!("The last {LOG_LINES} lines of the instance before."),
-        false => format!("The last {LOG_LINES} lines; with JavaScript the log is followed."),
+        true => format!("The last {LOG_LINES} lines of the instance before{end}."),
+        false => format!("The last {LOG_LINES} lines{end}; with JavaScript the log is followed."),
     });
     html.raw("<pre id=\"log\" class=\"log\" tabindex=\"0\"");
     if !previous {
         html.raw(" data-follow=\"").text(&log_target("/logs/follow", uid, container, false)).raw("\"");
     }
-    html.raw(">").lines(&text).raw("</pre>\n");
+    html.raw(">").lines(text).raw("</pre>\n");
     Ok(content)
 }
 

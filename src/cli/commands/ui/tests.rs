@@ -160,6 +160,24 @@ fn each_page_shows_what_the_agent_has() {
 }
 
 #[test]
+fn long_log_shows_its_end_from_the_start_of_a_line() {
+    let site = Site::start(|node| {
+        node.read_log = Box::new(|_, options, out, _| {
+            let line = |number: usize| format!("line {number} {}\n", "x".repeat(1000)).into_bytes();
+            let mut text: Vec<u8> = (0..500).flat_map(line).collect();
+            text.truncate(options.limit_bytes.map_or(usize::MAX, |limit| limit as usize));
+            Ok(out.write_all(&text).map_err(|error| error.to_string())?)
+        });
+    });
+    let target = "/logs?uid=uid1&container=a";
+    for (status, text) in site.pages(&[target, &format!("{target}&previous=1")]) {
+        assert_eq!(status, 200);
+        assert!(text.contains("line 499 x") && !text.contains("line 0 x"), "{}", text.len());
+        assert!(text.contains("\">line ") && text.contains(", of them the end"), "{}", text.len());
+    }
+}
+
+#[test]
 fn pod_whose_every_text_is_a_script_stays_text() {
     let site = Site::start(|node| {
         node.pods = Box::new(|_| {
